@@ -1,0 +1,95 @@
+"""What the command-line scripts share: Hydra's entry point, errors of one line, exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import hydra
+import yaml
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from crope.compose import CONF_DIR, build_run, check_overrides, explain, load_run, register, resolve_precision
+from crope.errors import UserError
+
+
+@contextmanager
+def main_errors() -> Iterator[None]:
+    """`error: <one line>` and exit status 1 for the user's mistakes; a stop on request ends as shells expect."""
+    from crope.interrupt import Stopped
+
+    try:
+        yield
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    except Stopped as stopped:
+        print(f"stopped: saved at step {stopped.step}; the same command goes on from there", file=sys.stderr)
+        sys.exit(128 + stopped.signal_number)
+
+
+def default_scale() -> str:
+    """`paper` where there is a CUDA device, else `quick`."""
+    import torch
+
+    return "paper" if torch.cuda.is_available() else "quick"
+
+
+def run_hydra(arguments: Sequence[str]) -> int:
+    """Runs train.py's command line. Returns the exit status: 1 if any run failed."""
+    overrides = [text for text in arguments if not text.startswith("-")]
+    asks_only = any(text in ("--help", "-h", "--hydra-help", "--version", "--info", "-i") for text in arguments)
+    if not asks_only and not any(text.startswith("scale=") for text in overrides):
+        arguments = [*arguments, f"scale={default_scale()}"]
+        overrides = [*overrides, arguments[-1]]
+    if "--cfg" in arguments or "-c" in arguments:
+        return _print_config([text for text in overrides if text not in ("job", "all", "hydra")])
+    check_overrides(overrides)
+    register()
+    outcomes: list[Any] = []
+
+    @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")
+    def job(cfg: DictConfig) -> None:
+        from hydra.core.hydra_config import HydraConfig
+
+        from crope.execute import Outcome, execute
+
+        # Without this, the config that Hydra hands to a job lacks the node that names the chosen group files.
+        try:
+            outcome = execute(resolve_precision(build_run(_with_hydra(cfg, HydraConfig.get()))))
+        except UserError as error:  # Hydra would show only the first one of a sweep
+            outcome = Outcome("", "failed", f"error: {error}")
+        print(outcome.text, flush=True)
+        outcomes.append(outcome)
+
+    # Hydra prints its own many lines unless told to let exceptions through.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    sys.argv[1:] = arguments
+    try:
+        job()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise explain(error) from error
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    if failed and len(outcomes) > 1:
+        print(f"{len(failed)} of {len(outcomes)} runs failed:", *(f"  {outcome.text}" for outcome in failed), sep="\n")
+    return 1 if failed else 0
+
+
+def _with_hydra(cfg: DictConfig, hydra_node: DictConfig) -> DictConfig:
+    from omegaconf import OmegaConf, open_dict
+
+    whole = OmegaConf.create(cfg, flags={"struct": False})
+    with open_dict(whole):
+        whole.hydra = hydra_node
+    return whole
+
+
+def _print_config(overrides: Sequence[str]) -> int:
+    run = load_run(overrides)
+    print(f"# {run.run_id} at scale {run.scale}")
+    print(yaml.safe_dump(run.container, sort_keys=False), end="")
+    return 0

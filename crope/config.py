@@ -1,0 +1,197 @@
+"""The typed schema of a run (the one home of defaults), its checks, and its identity.
+
+Imports no torch: the report and the study tools read configurations too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import II, MISSING
+
+ROOT = Path(__file__).resolve().parents[1]
+GOLDEN_FILE = Path(__file__).with_name("golden_losses.json")
+
+# Raised by scripts/golden.py exactly when the golden losses change: a refactoring keeps old runs valid, a changed
+# number makes them stale.
+NUMERICS_VERSION: int = json.loads(GOLDEN_FILE.read_text(encoding="utf-8"))["numerics_version"]
+
+# What a run's identity is made of. Runtime, tracker and paths may never change a number, so they cannot enter.
+SCIENTIFIC = ("model", "data", "tokenizer", "train", "eval", "seed")
+
+
+def option(
+    default: Any, text: str, *, least: float | None = None, above: float | None = None, below: float | None = None,
+    one_of: tuple[str, ...] | None = None,
+) -> Any:
+    """A schema field: its default, what it means, and the values it allows (checked by `problems`)."""
+    metadata = {"text": text, "least": least, "above": above, "below": below, "one_of": one_of}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class ModelConfig:
+    """One decoder; three choices make the model (DESIGN: position, projection, attention), nothing else differs."""
+
+    position: str = option(MISSING, "how order enters", one_of=("sinusoidal", "rotary"))
+    projection: str = option(MISSING, "class of the Q, K and V maps", one_of=("real", "complex"))
+    attention: str = option("softmax", "how scores become weights", one_of=("softmax",))
+    n_layers: int = option(4, "L of Sec. 5.1", least=1)
+    n_heads: int = option(4, "H of Sec. 5.1", least=1)
+    d_model: int = option(II("ablation.d_model"), "D; d_model / n_heads must be even", least=2)
+    dropout: float = option(0.0, "on embedding, attention weights and residual branches", least=0, below=1)
+    tied_head: bool = option(True, "output head = token embedding, as in GPT-2")
+    qkv_bias: bool = option(False, "bias in Q, K and V of all models alike; Eqs. 4-30 have none")
+    embed_scale: float = option(1.0, "factor on the token embedding; the original Transformer has sqrt(d_model)", above=0)
+
+
+@dataclass
+class DataConfig:
+    corpus: str = option(MISSING, "which text", one_of=("pg19", "wikitext2", "wikitext2_raw", "ptb", "tiny"))
+
+
+@dataclass
+class AblationConfig:
+    """A row of Table 2 in the paper's own numbers; `scale` maps them to what is run."""
+
+    batch_size: int = option(16, "B", least=1)
+    seq_len: int = option(1024, "L of Table 2", least=1)
+    d_model: int = option(128, "D", least=2)
+    lr_gamma: float = option(0.8, "gamma, decay ratio of StepLR", above=0)
+    lr_step_size: int = option(1000, "step, decay step size of StepLR", least=1)
+    full_every: int = option(1000, "steps between whole-split validations at the paper scale", least=1)
+
+
+@dataclass
+class TokenizerConfig:
+    name: str = option(MISSING, "byte-level BPE: OpenAI's, or trained on the train split", one_of=("gpt2", "bpe"))
+    vocab_size: int = option(MISSING, "entries, padding not counted", least=257)
+
+
+@dataclass
+class TrainConfig:
+    """AdamW and StepLR (Sec. 5.3). betas, eps and weight decay are torch's defaults, written out; no warm-up, no clipping."""
+
+    batch_size: int = option(MISSING, "B, sequences a step", least=1)
+    seq_len: int = option(MISSING, "L, tokens a sequence", least=1)
+    max_steps: int = option(MISSING, "optimiser updates", least=1)
+    lr: float = option(0.001, "initial learning rate", above=0)
+    lr_gamma: float = option(II("ablation.lr_gamma"), "factor on lr every lr_step_size steps", above=0)
+    lr_step_size: int = option(MISSING, "steps between decays", least=1)
+    beta1: float = option(0.9, "AdamW", least=0, below=1)
+    beta2: float = option(0.999, "AdamW", least=0, below=1)
+    eps: float = option(1e-8, "AdamW", above=0)
+    weight_decay: float = option(0.01, "AdamW, on every parameter as torch does", least=0)
+    precision: str = option("auto", "auto: bf16 where the hardware gains from it", one_of=("auto", "fp32", "bf16"))
+
+
+@dataclass
+class EvalConfig:
+    every: int = option(20, "steps between sampled validations (Sec. 5.3)", least=1)
+    batches: int = option(MISSING, "random batches of B x L a sampled validation", least=1)
+    full_every: int = option(MISSING, "steps between full validations; one at the end always", least=1)
+    full_tokens: int = option(MISSING, "evenly spaced windows of so many tokens in all; 0: the whole split", least=0)
+
+
+@dataclass
+class RuntimeConfig:
+    """How a run is executed. Never anything that changes a number beyond rounding."""
+
+    device: str = option("auto", "auto: cuda where there is one", one_of=("auto", "cpu", "cuda"))
+    compile: str = option("auto", "torch.compile; auto: on cuda only", one_of=("auto", "true", "false"))
+    threads: int = option(0, "CPU threads; 0: torch's own choice", least=0)
+    deterministic: bool = option(False, "only deterministic CUDA kernels")
+    log_every: int = option(10, "steps between training lines in metrics.jsonl", least=1)
+    checkpoint_every: int = option(500, "steps between checkpoints", least=1)
+
+
+@dataclass
+class TrackerConfig:
+    name: str = option("wandb", "where curves are mirrored", one_of=("wandb", "none"))
+    mode: str = option("offline", "online needs `wandb login`", one_of=("offline", "online"))
+    project: str = option("crope", "wandb project")
+
+
+@dataclass
+class Config:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    ablation: AblationConfig = field(default_factory=AblationConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    seed: int = option(0, "initialisation, data order and dropout", least=0)
+    results_dir: str = option("results", "runs and reports go here")
+    data_dir: str = option("${oc.env:CROPE_DATA_DIR,data/raw}", "raw text, layout in data/README.md")
+
+
+def keys(node: Any = Config, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
+    """Every leaf key of the schema, dotted, with its field."""
+    found: dict[str, dataclasses.Field[Any]] = {}
+    for item in dataclasses.fields(node):
+        section = item.default_factory
+        if dataclasses.is_dataclass(section):
+            found |= keys(section, f"{prefix}{item.name}.")
+        else:
+            found[prefix + item.name] = item
+    return found
+
+
+def problems(config: Config) -> Iterator[tuple[str, str]]:
+    """(key, what is wrong and what is allowed) for every value that the schema's types alone let through."""
+    for key, item in keys().items():
+        value: Any = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        rule = item.metadata
+        if rule["one_of"] and value not in rule["one_of"]:
+            yield key, f"must be one of {', '.join(rule['one_of'])}"
+        # Written as `not value >= least` so that NaN is rejected as well.
+        elif rule["least"] is not None and not value >= rule["least"]:
+            yield key, f"must be at least {rule['least']}"
+        elif rule["above"] is not None and not (value > rule["above"] and value != float("inf")):
+            yield key, f"must be a finite number above {rule['above']}"
+        elif rule["below"] is not None and not value < rule["below"]:
+            yield key, f"must be below {rule['below']}"
+    model = config.model
+    if model.n_heads >= 1 and model.d_model % model.n_heads:
+        yield "model.d_model", f"is not divisible by model.n_heads={model.n_heads}"
+    elif model.n_heads >= 1 and (model.d_model // model.n_heads) % 2:
+        width = model.d_model // model.n_heads
+        yield "model.d_model", f"gives heads of odd width {width} (model.n_heads={model.n_heads}); a pair of channels is one rotation"
+    if config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size != 50257:
+        yield "tokenizer.vocab_size", "must be 50257 with tokenizer.name=gpt2 (a size of your own needs tokenizer.name=bpe)"
+
+
+def scientific(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a resolved configuration that a number can depend on."""
+    return {name: config[name] for name in SCIENTIFIC}
+
+
+def cell_key(config: dict[str, Any]) -> str:
+    """Equal for all runs of one table cell: the scientific part without seed and precision.
+
+    Precision is left out because `auto` depends on the machine; the report refuses to mix two in one cell.
+    """
+    part = {**scientific(config), "train": {k: v for k, v in config["train"].items() if k != "precision"}}
+    del part["seed"]
+    return _digest(part)
+
+
+def run_hash(config: dict[str, Any]) -> str:
+    """Eight hex digits of what the run computes: the scientific part and NUMERICS_VERSION."""
+    if config["train"]["precision"] == "auto":
+        raise ValueError("train.precision must be resolved before a run is named")
+    return _digest({**scientific(config), "numerics_version": NUMERICS_VERSION})[:8]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

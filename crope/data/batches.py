@@ -1,0 +1,60 @@
+"""Batches as a pure function of (seed, step), and the fixed pass over a split.
+
+No loader and no state: resume is free, and all models see the same batches at the same seed.
+
+Shapes: B sequences, T = seq_len tokens, N windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from crope.errors import ConfigError
+from crope.seeding import stream
+
+
+def check_length(tokens: np.ndarray, seq_len: int, split: str) -> None:
+    """Raises ConfigError where the split holds no window of seq_len tokens and the token after each."""
+    if len(tokens) < seq_len + 1:
+        raise ConfigError(
+            f"train.seq_len={seq_len}: the {split} split has only {len(tokens):,} tokens; "
+            f"choose at most {len(tokens) - 1} or a larger dataset"
+        )
+
+
+def sample_batch(
+    tokens: np.ndarray, *, seed: int, step: int, batch_size: int, seq_len: int, purpose: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Windows at uniform random offsets: inputs_BT and targets_BT (the tokens one further), int64.
+
+    `purpose` ("train", "validation/0", ...) names an independent stream of offsets.
+    """
+    offsets_B = stream(seed, f"batches/{purpose}", step).integers(len(tokens) - seq_len, size=batch_size)
+    return _windows(tokens, offsets_B, seq_len)
+
+
+def full_pass(
+    tokens: np.ndarray, *, seq_len: int, batch_size: int, max_tokens: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Each target of the split once, in order, in windows without overlap; a shorter last window takes the rest.
+
+    max_tokens > 0 keeps an evenly spaced subset of whole windows of at most so many targets (at least one window).
+    """
+    starts_N = np.arange(0, len(tokens) - seq_len, seq_len)
+    rest = (len(tokens) - 1) % seq_len
+    keep = max(1, max_tokens // seq_len)
+    if max_tokens and keep < len(starts_N):
+        starts_N = starts_N[np.linspace(0, len(starts_N) - 1, keep).round().astype(int)]
+        rest = 0
+    for first in range(0, len(starts_N), batch_size):
+        yield _windows(tokens, starts_N[first : first + batch_size], seq_len)
+    if rest:
+        yield _windows(tokens, np.array([len(tokens) - 1 - rest]), rest)
+
+
+def _windows(tokens: np.ndarray, starts_N: np.ndarray, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    window_NT = torch.from_numpy(tokens[starts_N[:, None] + np.arange(seq_len + 1)].astype(np.int64))
+    return window_NT[:, :-1].contiguous(), window_NT[:, 1:].contiguous()

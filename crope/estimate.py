@@ -1,0 +1,60 @@
+"""How long runs will take on this machine: a few real steps of each shape, timed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import astuple
+
+import numpy as np
+import torch
+
+from crope.checkpoint import TrainState
+from crope.compose import Run
+from crope.model.gpt import GPT
+from crope.optim import build_optimizer
+from crope.trainer import build_loss, prepare_device, train_step
+
+WARM_UP, TIMED = 2, 3
+FORWARD_SHARE = 1 / 3  # of a training step, by operation count (forward 1, backward 2)
+
+
+def estimate_seconds(runs: Sequence[Run], *, validation_tokens: int = 250_000) -> float:
+    """Seconds of training and validation for `runs`. Each distinct shape is timed once, on random tokens.
+
+    validation_tokens stands in for the size of a validation split where eval.full_tokens is 0 (the whole split).
+    """
+    step_seconds: dict[tuple[object, ...], float] = {}
+    total = 0.0
+    for run in runs:
+        config = run.config
+        shape = (*astuple(config.model), config.tokenizer.vocab_size, config.train.batch_size, config.train.seq_len)
+        if shape not in step_seconds:
+            step_seconds[shape] = time_step(run)
+        train, evaluation = config.train, config.eval
+        sampled = train.max_steps / evaluation.every * evaluation.batches
+        full_tokens = evaluation.full_tokens or validation_tokens
+        fulls = train.max_steps // evaluation.full_every + 1  # and once the train split
+        forwards = sampled + fulls * full_tokens / (train.batch_size * train.seq_len)
+        total += step_seconds[shape] * (train.max_steps + FORWARD_SHARE * forwards)
+    return total
+
+
+def time_step(run: Run) -> float:
+    """Median seconds of one training step of this run's shape."""
+    config = run.config
+    device = prepare_device(config)
+    vocab_size, seq_len = config.tokenizer.vocab_size, config.train.seq_len
+    tokens = np.random.default_rng(0).integers(vocab_size, size=10 * seq_len, dtype=np.int64)
+    model = GPT(config.model, vocab_size=vocab_size, max_len=seq_len, seed=0).to(device)
+    state = TrainState(model, *build_optimizer(model, config.train))
+    loss_function = build_loss(model, config, device)
+    seconds = []
+    for step in range(WARM_UP + TIMED):
+        began = time.perf_counter()
+        train_step(state, loss_function, tokens, config=config, step=step, device=device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[WARM_UP:])

@@ -1,0 +1,62 @@
+"""Validation: a few sampled batches (the paper's curve), and a fixed pass over the split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from crope.config import Config
+from crope.data.batches import full_pass, sample_batch
+
+# The mean does not depend on how windows are batched; one window at a time would leave most of a device idle.
+FULL_BATCH_TOKENS = 4096
+
+LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def sampled_loss(loss: LossFunction, tokens: np.ndarray, *, config: Config, step: int, device: torch.device) -> float:
+    """Mean loss in nats over eval.batches random B x L batches: the same for all models at the same seed and step."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for index in range(config.eval.batches):
+        inputs_BT, targets_BT = sample_batch(
+            tokens,
+            seed=config.seed,
+            step=step,
+            batch_size=config.train.batch_size,
+            seq_len=config.train.seq_len,
+            purpose=f"validation/{index}",
+        )
+        total += loss(inputs_BT.to(device), targets_BT.to(device))
+    return total.item() / config.eval.batches
+
+
+def full_loss(
+    loss: LossFunction, tokens: np.ndarray, *, config: Config, device: torch.device, max_tokens: int | None = None
+) -> tuple[float, int]:
+    """Mean loss in nats over the split, and the number of targets it is a mean of.
+
+    max_tokens (by default eval.full_tokens) keeps an evenly spaced subset of windows; 0 is the whole split.
+    """
+    total, count = torch.zeros((), dtype=torch.float64, device=device), 0
+    windows = full_pass(
+        tokens,
+        seq_len=config.train.seq_len,
+        batch_size=max(config.train.batch_size, FULL_BATCH_TOKENS // config.train.seq_len),
+        max_tokens=config.eval.full_tokens if max_tokens is None else max_tokens,
+    )
+    for inputs_BT, targets_BT in windows:
+        total += loss(inputs_BT.to(device), targets_BT.to(device)).double() * targets_BT.numel()
+        count += targets_BT.numel()
+    return total.item() / count, count
+
+
+def unigram_cross_entropy(train: np.ndarray, validation: np.ndarray, vocab_size: int) -> float:
+    """Nats per token of the validation split under the train split's token counts.
+
+    One is added to every count (Laplace), so that a token which the train split lacks costs a finite amount.
+    """
+    counts_V = np.bincount(train, minlength=vocab_size).astype(np.float64) + 1
+    log_p_V = np.log(counts_V / counts_V.sum())
+    return float(-(np.bincount(validation, minlength=vocab_size) @ log_p_V) / len(validation))

@@ -1,0 +1,1 @@
+"""The models: one decoder, three choices."""

@@ -1,0 +1,102 @@
+"""The one decoder (Sec. 5.1: GPT-2, pre-LN, GELU, FFN ratio 4). The configuration chooses its parts.
+
+Shapes: B batch, T tokens, D model width, V vocabulary, P = V padded to a multiple of 64.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from crope.config import ModelConfig
+from crope.model.attention import CausalAttention
+from crope.model.positions import build_positions
+from crope.seeding import stream
+
+FFN_RATIO = 4
+INIT_STD = 0.02  # GPT-2
+VOCAB_MULTIPLE = 64  # matmuls over an odd 50,257 columns take about twice as long
+
+
+class Block(nn.Module):
+    """x + attention(LN(x)), then x + FFN(LN(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width = config.d_model
+        self.attn_norm = nn.LayerNorm(width, eps=1e-5)
+        self.attn = CausalAttention(config)
+        self.ffn_norm = nn.LayerNorm(width, eps=1e-5)
+        self.ffn_up = nn.Linear(width, FFN_RATIO * width)
+        self.ffn_down = nn.Linear(FFN_RATIO * width, width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BTD: torch.Tensor, positions: nn.Module) -> torch.Tensor:
+        x_BTD = x_BTD + self.dropout(self.attn(self.attn_norm(x_BTD), positions))
+        hidden = F.gelu(self.ffn_up(self.ffn_norm(x_BTD)), approximate="tanh")  # GPT-2's GELU
+        return x_BTD + self.dropout(self.ffn_down(hidden))
+
+
+class GPT(nn.Module):
+    """Decoder-only language model.
+
+    Initial values depend on (seed, parameter name) only, so tensors that two models share start equal.
+    Embedding rows past vocab_size are padding for speed: they start at zero, carry no probability mass and get no
+    gradient.
+
+    Shapes    tokens_BT (int64) -> hidden_BTD; `logits` gives logits_BTV, pads cut off.
+    Raises    ValueError where T exceeds max_len.
+    """
+
+    def __init__(self, config: ModelConfig, *, vocab_size: int, max_len: int, seed: int) -> None:
+        super().__init__()
+        self.config, self.vocab_size, self.max_len = config, vocab_size, max_len
+        padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+        self.embedding = nn.Embedding(padded, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.positions = build_positions(
+            config.position, d_model=config.d_model, n_heads=config.n_heads, max_len=max_len
+        )
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.norm = nn.LayerNorm(config.d_model, eps=1e-5)
+        self.head = None if config.tied_head else nn.Linear(config.d_model, padded, bias=False)
+        self._initialise(seed)
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        if tokens_BT.shape[1] > self.max_len:
+            raise ValueError(f"{tokens_BT.shape[1]} tokens in a sequence, but max_len is {self.max_len}")
+        x_BTD = self.embedding(tokens_BT)
+        if self.config.embed_scale != 1.0:
+            x_BTD = x_BTD * self.config.embed_scale
+        x_BTD = self.dropout(self.positions.embed(x_BTD))
+        for block in self.blocks:
+            x_BTD = block(x_BTD, self.positions)
+        return self.norm(x_BTD)
+
+    def logits(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        return F.linear(hidden_BTD, self.head_weight)[..., : self.vocab_size]
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The output head, (P, D): the token embedding where tied."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def _initialise(self, seed: int) -> None:
+        """N(0, 0.02); branches into the residual stream by a further 1/sqrt(2 n_layers) (GPT-2); norms 1, biases 0."""
+        for name, parameter in self.named_parameters():
+            std = INIT_STD
+            if name.endswith(("out_proj.weight", "ffn_down.weight")):
+                std /= math.sqrt(2 * self.config.n_layers)
+            with torch.no_grad():
+                if name.endswith("bias"):
+                    parameter.zero_()
+                elif "norm" in name:
+                    parameter.fill_(1.0)
+                else:
+                    rows = self.vocab_size if name in ("embedding.weight", "head.weight") else parameter.shape[0]
+                    values = stream(seed, f"init/{name}").standard_normal((rows, parameter.shape[1]))
+                    parameter.zero_()
+                    parameter[:rows] = torch.from_numpy(values * std).to(parameter.dtype)

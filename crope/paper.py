@@ -1,0 +1,125 @@
+"""What the paper states and prints, as facts with their section. Nothing here is measured by this repository.
+
+Names on the left are this repository's (config keys, ablation files); labels on the right are the paper's wording.
+XPOS is the paper's name for GPT-2 with absolute positions (Sec. 5.1), not the later rotary method called xPos.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stated:
+    """One value that the text states, and the section that states it."""
+
+    value: int | float
+    section: str
+
+
+@dataclass(frozen=True)
+class PrintedLoss:
+    """`mean ± std` as printed, nats per token. The paper does not say what the ± is a spread of."""
+
+    mean_nats: float
+    std_nats: float
+
+
+SETTINGS: dict[str, Stated] = {
+    "model.n_layers": Stated(4, "5.1"),
+    "model.n_heads": Stated(4, "5.1"),
+    "model.d_model": Stated(128, "5.1"),
+    "train.batch_size": Stated(16, "5.3"),
+    "train.seq_len": Stated(1024, "5.3"),
+    "train.max_steps": Stated(10_000, "5.3"),
+    "train.lr": Stated(1e-3, "5.3"),
+    "train.lr_gamma": Stated(0.8, "5.3"),
+    "train.lr_step_size": Stated(1000, "5.3"),
+    "eval.every": Stated(20, "5.3"),
+}
+
+FFN_RATIO = Stated(4, "6.1")
+
+# Share of the parameters that CRoPE saves, in per cent, by what is counted.
+SAVED_PERCENT: dict[str, Stated] = {
+    "Q/K/V": Stated(50.0, "5.1"),
+    "attention": Stated(37.5, "6.1"),  # with the output projection
+    "block": Stated(12.5, "6.1"),  # with the feed-forward layers too
+}
+
+MODEL_LABELS = {"xpos": "XPOS", "rope": "RoPE", "crope": "CRoPE"}
+DATASET_LABELS = {"pg19": "PG-19", "wikitext2": "Wikitext-2", "ptb": "Penn Treebank"}
+
+# Table 2's rows by the name of the ablation file; B, L, D, gamma and step in this order.
+ROWS: dict[str, dict[str, int | float]] = {
+    "base": {"batch_size": 16, "seq_len": 1024, "d_model": 128, "lr_gamma": 0.8, "lr_step_size": 1000},
+    "b2_l512_g09_s2000": {"batch_size": 2, "seq_len": 512, "d_model": 128, "lr_gamma": 0.9, "lr_step_size": 2000},
+    "b2_l512_g09_s1000": {"batch_size": 2, "seq_len": 512, "d_model": 128, "lr_gamma": 0.9, "lr_step_size": 1000},
+    "b2_l512_d64": {"batch_size": 2, "seq_len": 512, "d_model": 64, "lr_gamma": 0.9, "lr_step_size": 1000},
+}
+
+TABLE_TITLES = {  # the paper's captions
+    "table1": "Final validation loss",
+    "table2": "Final validation loss for different model/training configurations on PG-19",
+}
+PRINTED_DECIMALS = {"table1": 4, "table2": 3}
+
+TABLE1: dict[str, dict[str, PrintedLoss]] = {  # Sec. 6.1
+    "pg19": {
+        "xpos": PrintedLoss(6.8025, 0.0318),
+        "rope": PrintedLoss(6.5809, 0.0333),
+        "crope": PrintedLoss(6.5836, 0.0317),
+    },
+    "wikitext2": {
+        "xpos": PrintedLoss(5.7486, 0.0274),
+        "rope": PrintedLoss(5.3644, 0.0279),
+        "crope": PrintedLoss(5.3730, 0.0255),
+    },
+    "ptb": {
+        "xpos": PrintedLoss(4.4288, 0.0224),
+        "rope": PrintedLoss(4.0212, 0.0243),
+        "crope": PrintedLoss(4.0158, 0.0233),
+    },
+}
+
+TABLE2: dict[str, dict[str, PrintedLoss]] = {  # Sec. 6.2, all on PG-19
+    "base": {
+        "xpos": PrintedLoss(6.802, 0.032),
+        "rope": PrintedLoss(6.581, 0.033),
+        "crope": PrintedLoss(6.584, 0.032),
+    },
+    "b2_l512_g09_s2000": {
+        "xpos": PrintedLoss(6.874, 0.117),
+        "rope": PrintedLoss(6.658, 0.113),
+        "crope": PrintedLoss(6.627, 0.110),
+    },
+    "b2_l512_g09_s1000": {
+        "xpos": PrintedLoss(6.822, 0.110),
+        "rope": PrintedLoss(6.607, 0.107),
+        "crope": PrintedLoss(6.584, 0.106),
+    },
+    "b2_l512_d64": {
+        "xpos": PrintedLoss(6.907, 0.115),
+        "rope": PrintedLoss(6.699, 0.111),
+        "crope": PrintedLoss(6.700, 0.113),
+    },
+}
+
+
+def printed_loss(table: str, row: str, dataset: str, model: str) -> PrintedLoss | None:
+    """What the paper prints for one cell; None where it has no such cell (other corpora, other models)."""
+    if table == "table1" and row == "base":
+        return TABLE1.get(dataset, {}).get(model)
+    if table == "table2" and dataset == "pg19":
+        return TABLE2.get(row, {}).get(model)
+    return None
+
+
+def configuration_label(batch_size: object, seq_len: object, d_model: object, lr_gamma: object, step: object) -> str:
+    """A configuration in the wording of Table 2's first column."""
+    return f"B={batch_size}, L={seq_len}, D={d_model}, γ={lr_gamma}, step={step}"
+
+
+def row_label(row: str) -> str:
+    """Table 2's label of an ablation, or the ablation's own name where the paper has none."""
+    return configuration_label(*ROWS[row].values()) if row in ROWS else row

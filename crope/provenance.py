@@ -1,0 +1,58 @@
+"""Where a number came from: code, command, versions, device, data, times."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from crope.config import ROOT
+from crope.device import device_name, resolve_device
+
+PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "datasets", "tokenizers", "wandb", "pandas", "triton")
+
+
+def now_utc() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def collect(device_choice: str, data_meta: dict[str, Any]) -> dict[str, Any]:
+    """Everything that is known when a run starts."""
+    device = resolve_device(device_choice)
+    status = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
+    return {
+        "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
+        "dirty": None if status is None else bool(status),
+        "command": shlex.join(sys.argv),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "device": device_name(device),
+        "device_kind": device.type,
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if device.type == "cuda" else None,
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "data": data_meta,
+        "started_utc": now_utc(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _output(*command: str) -> str | None:
+    """Standard output of a command; None where it is absent or fails (no git checkout, no driver)."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,142 @@
+"""The loop: evaluate if due, batch, forward, loss, backward, AdamW, StepLR, log if due, save if due.
+
+"step" is everywhere the number of optimiser updates done: the line of step s holds the validation loss after s updates
+and the training loss of the batch that makes update s + 1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crope.checkpoint import TrainState, load_checkpoint, save_checkpoint, save_weights
+from crope.compose import Run
+from crope.config import Config
+from crope.data.batches import check_length, sample_batch
+from crope.data.tokens import TokenSet
+from crope.device import resolve_device
+from crope.evaluate import LossFunction, full_loss, sampled_loss
+from crope.interrupt import Stopped, StopRequest
+from crope.loss import cross_entropy
+from crope.meter import Meter
+from crope.model.gpt import GPT
+from crope.optim import build_optimizer
+from crope.progress import Progress
+from crope.record import MetricsWriter
+from crope.seeding import torch_seed
+from crope.tracking import Tracker
+
+
+def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopRequest) -> GPT:
+    """Trains to the last step, from the checkpoint where there is one, and leaves metrics.jsonl and weights.pt.
+
+    Raises NonFiniteLoss, Stopped (saved, on request), ConfigError where a split is shorter than one sequence.
+    """
+    config, paths = run.config, run.path
+    total, device = config.train.max_steps, prepare_device(config)
+    for split in ("train", "validation"):
+        check_length(getattr(tokens, split), config.train.seq_len, split)
+
+    model = GPT(config.model, vocab_size=tokens.vocab_size, max_len=config.train.seq_len, seed=config.seed).to(device)
+    optimizer, scheduler = build_optimizer(model, config.train)
+    state = TrainState(model, optimizer, scheduler)
+    loss_function = build_loss(model, config, device)
+    start = load_checkpoint(paths / "checkpoint.pt", state)
+    meter = Meter(config, tokens.vocab_size, device)
+    progress = Progress(run.run_id, start=start, total=total)
+
+    with MetricsWriter(paths / "metrics.jsonl", keep_below=start) as metrics:
+        for step in range(start, total + 1):
+            leaving = stop.signal_number is not None
+            if leaving or (step > start and step % config.runtime.checkpoint_every == 0):
+                meter.check_finite()
+                save_checkpoint(paths / "checkpoint.pt", state, step=step)
+            if leaving:
+                progress.close()
+                raise Stopped(step, stop.signal_number or 0)
+
+            with meter.paused():
+                line = validate(model, loss_function, tokens, config=config, step=step, device=device)
+            if step < total:
+                loss = train_step(state, loss_function, tokens.train, config=config, step=step, device=device)
+                meter.add(loss, step)
+                if step % config.runtime.log_every == 0:
+                    line |= meter.read(loss, lr=scheduler.get_last_lr()[0])
+                if progress.due():
+                    progress.show(step + 1, loss=loss.item(), tokens_per_step=meter.tokens_per_step)
+                scheduler.step()
+            if line:
+                meter.check_finite(line, step)
+                metrics.write({"step": step, **line})
+                tracker.log({"step": step, **line})
+    progress.close()
+    save_weights(paths / "weights.pt", model)
+    return model
+
+
+def train_step(
+    state: TrainState, loss_function: LossFunction, tokens: np.ndarray, *, config: Config, step: int, device: torch.device
+) -> Tensor:
+    """One update of the parameters; returns the loss of its batch, still on the device."""
+    inputs_BT, targets_BT = sample_batch(
+        tokens,
+        seed=config.seed,
+        step=step,
+        batch_size=config.train.batch_size,
+        seq_len=config.train.seq_len,
+        purpose="train",
+    )
+    if config.model.dropout:
+        torch.manual_seed(torch_seed(config.seed, "dropout", step))
+    state.model.train()
+    loss = loss_function(inputs_BT.to(device, non_blocking=True), targets_BT.to(device, non_blocking=True))
+    loss.backward()
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    return loss.detach()
+
+
+@torch.no_grad()
+def validate(
+    model: GPT, loss_function: LossFunction, tokens: TokenSet, *, config: Config, step: int, device: torch.device
+) -> dict[str, float]:
+    """The validation losses that are due after `step` updates; at the end also the training split, measured alike."""
+    line: dict[str, float] = {}
+    last = step == config.train.max_steps
+    model.eval()
+    if last or step % config.eval.every == 0:
+        line["val/loss_nats"] = sampled_loss(loss_function, tokens.validation, config=config, step=step, device=device)
+    if last or (step and step % config.eval.full_every == 0):
+        line["val_full/loss_nats"], count = full_loss(loss_function, tokens.validation, config=config, device=device)
+        line["val_full/tokens"] = count
+        if last:
+            same_size = full_loss(loss_function, tokens.train, config=config, device=device, max_tokens=count)
+            line["train_full/loss_nats"], line["train_full/tokens"] = same_size
+    return line
+
+
+def prepare_device(config: Config) -> torch.device:
+    """Sets what torch keeps per process, and clears what an earlier run of this process left there."""
+    device = resolve_device(config.runtime.device)
+    if config.runtime.threads:
+        torch.set_num_threads(config.runtime.threads)
+    torch.use_deterministic_algorithms(config.runtime.deterministic)
+    torch._dynamo.reset()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    return device
+
+
+def build_loss(model: GPT, config: Config, device: torch.device) -> LossFunction:
+    """(inputs_BT, targets_BT) -> mean loss in nats; bf16 autocast where the precision says so, compiled where asked."""
+    bf16 = config.train.precision == "bf16"
+
+    def loss_function(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            return cross_entropy(model, inputs_BT, targets_BT)
+
+    wanted = config.runtime.compile
+    if wanted == "true" or (wanted == "auto" and device.type == "cuda"):
+        return torch.compile(loss_function, dynamic=False)
+    return loss_function
