@@ -1,0 +1,27 @@
+"""CRoPE, reproduced: the models, the protocol and the evidence. Source map: README.md."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+# Before torch loads its OpenMP: with the default, threads that wait for each other spin for milliseconds, and a step
+# takes up to a hundred times as long as soon as another process wants the same core.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
+if TYPE_CHECKING:
+    from crope.model.complex_linear import ComplexLinear
+    from crope.model.gpt import GPT
+    from crope.model.positions import RotaryEmbedding
+
+__all__ = ["GPT", "ComplexLinear", "RotaryEmbedding"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the public classes on first use: the report and `--help` must not wait for torch."""
+    from importlib import import_module
+
+    homes = {"ComplexLinear": "complex_linear", "GPT": "gpt", "RotaryEmbedding": "positions"}
+    if name not in homes:
+        raise AttributeError(f"module 'crope' has no attribute {name!r}")
+    return getattr(import_module(f"crope.model.{homes[name]}"), name)

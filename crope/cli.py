@@ -10,6 +10,7 @@ from typing import Any
 
 import hydra
 import yaml
+from hydra.conf import HydraConf
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -28,15 +29,17 @@ def main_errors() -> Iterator[None]:
     except UserError as error:
         sys.exit(f"error: {error}")
     except Stopped as stopped:
-        print(f"stopped: saved at step {stopped.step}; the same command goes on from there", file=sys.stderr)
+        print(f"{stopped}; the same command goes on from there", file=sys.stderr)
         sys.exit(128 + stopped.signal_number)
 
 
-def default_scale() -> str:
-    """`paper` where there is a CUDA device, else `quick`."""
+def default_scale() -> tuple[str, str]:
+    """`paper` where there is a CUDA device, else `quick`; and why."""
     import torch
 
-    return "paper" if torch.cuda.is_available() else "quick"
+    if torch.cuda.is_available():
+        return "paper", "the default with a CUDA device"
+    return "quick", "the default without a CUDA device; SCALE=paper is the paper's"
 
 
 def run_hydra(arguments: Sequence[str]) -> int:
@@ -44,7 +47,7 @@ def run_hydra(arguments: Sequence[str]) -> int:
     overrides = [text for text in arguments if not text.startswith("-")]
     asks_only = any(text in ("--help", "-h", "--hydra-help", "--version", "--info", "-i") for text in arguments)
     if not asks_only and not any(text.startswith("scale=") for text in overrides):
-        arguments = [*arguments, f"scale={default_scale()}"]
+        arguments = [*arguments, f"scale={default_scale()[0]}"]
         overrides = [*overrides, arguments[-1]]
     if "--cfg" in arguments or "-c" in arguments:
         return _print_config([text for text in overrides if text not in ("job", "all", "hydra")])
@@ -57,10 +60,13 @@ def run_hydra(arguments: Sequence[str]) -> int:
         from hydra.core.hydra_config import HydraConfig
 
         from crope.execute import Outcome, execute
+        from crope.interrupt import StopRequest
 
         # Without this, the config that Hydra hands to a job lacks the node that names the chosen group files.
         try:
-            outcome = execute(resolve_precision(build_run(_with_hydra(cfg, HydraConfig.get()))))
+            run = resolve_precision(build_run(_with_hydra(cfg, HydraConfig.get())))
+            with StopRequest() as stop:
+                outcome = execute(run, stop=stop)
         except UserError as error:  # Hydra would show only the first one of a sweep
             outcome = Outcome("", "failed", f"error: {error}")
         print(outcome.text, flush=True)
@@ -79,7 +85,7 @@ def run_hydra(arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def _with_hydra(cfg: DictConfig, hydra_node: DictConfig) -> DictConfig:
+def _with_hydra(cfg: DictConfig, hydra_node: HydraConf) -> DictConfig:
     from omegaconf import OmegaConf, open_dict
 
     whole = OmegaConf.create(cfg, flags={"struct": False})

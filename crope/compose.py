@@ -70,7 +70,7 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
 def build_run(cfg: DictConfig) -> Run:
     """Typed, checked run of a composed configuration that carries `hydra`; train.precision may still be `auto`."""
     choices, overrides = cfg.hydra.runtime.choices, list(cfg.hydra.overrides.task)
-    plain = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+    plain = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     valid = keys()
     try:
         for key in _leaves(OmegaConf.to_container(plain, resolve=False)):
@@ -79,6 +79,7 @@ def build_run(cfg: DictConfig) -> Run:
         config: Config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain))  # type: ignore[assignment]
     except (ValueError, OmegaConfBaseException) as error:
         raise explain(error) from error
+    config.runtime.compile = config.runtime.compile.lower()  # `true` is a bool to Hydra, then the text "True"
     for key, text in problems(config):
         value: Any = config
         for part in key.split("."):
@@ -140,7 +141,8 @@ def _check_group_file(group: str, name: str, text: str) -> None:
     there = sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml"))
     if name not in there and not (group == "study" and name == "None"):
         raise ConfigError(
-            f"command line: '{text}': there is no conf/{group}/{name}.yaml;{_nearest(name, there)} there are: {', '.join(there)}"
+            f"command line: '{text}': there is no conf/{group}/{name}.yaml;{_nearest(name, there)} "
+            f"there are: {', '.join(there)}"
         )
 
 
@@ -174,6 +176,9 @@ def _origin(key: str, overrides: Sequence[str], choices: Any) -> str:
             node = node.get(part) if isinstance(node, dict) else None
         if node is not None:
             return f"conf/{group}/{file.name}"
+    default = keys()[key].default if key in keys() else None
+    if isinstance(default, str) and default.startswith("${") and default[2:-1] in keys():
+        return _origin(default[2:-1], overrides, choices)
     return "conf/config.yaml" if key == "seed" else SCHEMA_FILE
 
 
@@ -187,12 +192,14 @@ def explain(error: Exception) -> ConfigError:
     """One line out of Hydra's or OmegaConf's many: the cause, the key and the file where they are named."""
     text = str(error)
     if "Ambiguous value for argument" in text:
-        return ConfigError(f"command line: {text.splitlines()[0].split(' argument ')[1]} is a list of runs; add -m to run them all")
+        return ConfigError(
+            f"command line: {text.splitlines()[0].split(' argument ')[1]} is a list of runs; add -m to run them all"
+        )
     cause = error.__cause__ or error
     fields = dict(line.strip().split(": ", 1) for line in str(cause).splitlines()[1:] if ": " in line)
     key = fields.get("full_key", "")
     where = f"conf/{text.split(chr(39))[1]}.yaml" if text.startswith("In '") else "command line"
     if "not in '" in str(cause) and key:
         return _unknown(key, f"set in {where}")
-    first = [line for line in str(cause).splitlines() if line and not line.startswith("In '")][0]
+    first = next(line for line in str(cause).splitlines() if line and not line.startswith("In '"))
     return ConfigError(f"{key or 'configuration'} ({where}): {first}")

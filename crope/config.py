@@ -27,7 +27,12 @@ SCIENTIFIC = ("model", "data", "tokenizer", "train", "eval", "seed")
 
 
 def option(
-    default: Any, text: str, *, least: float | None = None, above: float | None = None, below: float | None = None,
+    default: Any,
+    text: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
     one_of: tuple[str, ...] | None = None,
 ) -> Any:
     """A schema field: its default, what it means, and the values it allows (checked by `problems`)."""
@@ -48,7 +53,9 @@ class ModelConfig:
     dropout: float = option(0.0, "on embedding, attention weights and residual branches", least=0, below=1)
     tied_head: bool = option(True, "output head = token embedding, as in GPT-2")
     qkv_bias: bool = option(False, "bias in Q, K and V of all models alike; Eqs. 4-30 have none")
-    embed_scale: float = option(1.0, "factor on the token embedding; the original Transformer has sqrt(d_model)", above=0)
+    embed_scale: str = option(
+        "sqrt_d", "factor on the token embedding: 1 (GPT-2) or sqrt(d_model)", one_of=("one", "sqrt_d")
+    )
 
 
 @dataclass
@@ -76,7 +83,7 @@ class TokenizerConfig:
 
 @dataclass
 class TrainConfig:
-    """AdamW and StepLR (Sec. 5.3). betas, eps and weight decay are torch's defaults, written out; no warm-up, no clipping."""
+    """AdamW and StepLR (Sec. 5.3); betas, eps, weight decay: torch's defaults, written out. No warm-up, no clipping."""
 
     batch_size: int = option(MISSING, "B, sequences a step", least=1)
     seq_len: int = option(MISSING, "L, tokens a sequence", least=1)
@@ -166,9 +173,15 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
         yield "model.d_model", f"is not divisible by model.n_heads={model.n_heads}"
     elif model.n_heads >= 1 and (model.d_model // model.n_heads) % 2:
         width = model.d_model // model.n_heads
-        yield "model.d_model", f"gives heads of odd width {width} (model.n_heads={model.n_heads}); a pair of channels is one rotation"
+        yield (
+            "model.d_model",
+            f"gives heads of odd width {width} (model.n_heads={model.n_heads}); a pair of channels is one rotation",
+        )
     if config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size != 50257:
-        yield "tokenizer.vocab_size", "must be 50257 with tokenizer.name=gpt2 (a size of your own needs tokenizer.name=bpe)"
+        yield (
+            "tokenizer.vocab_size",
+            "must be 50257 with tokenizer.name=gpt2 (a size of your own needs tokenizer.name=bpe)",
+        )
 
 
 def scientific(config: dict[str, Any]) -> dict[str, Any]:

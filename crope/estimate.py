@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import numpy as np
 import torch
@@ -20,9 +20,10 @@ WARM_UP, TIMED = 2, 3
 FORWARD_SHARE = 1 / 3  # of a training step, by operation count (forward 1, backward 2)
 
 
-def estimate_seconds(runs: Sequence[Run], *, validation_tokens: int = 250_000) -> float:
+def estimate_seconds(runs: Sequence[Run], *, threads: int = 0, validation_tokens: int = 250_000) -> float:
     """Seconds of training and validation for `runs`. Each distinct shape is timed once, on random tokens.
 
+    threads as runtime.threads (0: torch's own choice).
     validation_tokens stands in for the size of a validation split where eval.full_tokens is 0 (the whole split).
     """
     step_seconds: dict[tuple[object, ...], float] = {}
@@ -31,7 +32,7 @@ def estimate_seconds(runs: Sequence[Run], *, validation_tokens: int = 250_000) -
         config = run.config
         shape = (*astuple(config.model), config.tokenizer.vocab_size, config.train.batch_size, config.train.seq_len)
         if shape not in step_seconds:
-            step_seconds[shape] = time_step(run)
+            step_seconds[shape] = time_step(run, threads=threads)
         train, evaluation = config.train, config.eval
         sampled = train.max_steps / evaluation.every * evaluation.batches
         full_tokens = evaluation.full_tokens or validation_tokens
@@ -41,10 +42,10 @@ def estimate_seconds(runs: Sequence[Run], *, validation_tokens: int = 250_000) -
     return total
 
 
-def time_step(run: Run) -> float:
+def time_step(run: Run, *, threads: int = 0) -> float:
     """Median seconds of one training step of this run's shape."""
     config = run.config
-    device = prepare_device(config)
+    device = prepare_device(replace(config, runtime=replace(config.runtime, threads=threads or config.runtime.threads)))
     vocab_size, seq_len = config.tokenizer.vocab_size, config.train.seq_len
     tokens = np.random.default_rng(0).integers(vocab_size, size=10 * seq_len, dtype=np.int64)
     model = GPT(config.model, vocab_size=vocab_size, max_len=seq_len, seed=0).to(device)

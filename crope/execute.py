@@ -18,7 +18,7 @@ from crope.data.tokens import TokenSet, load_tokens
 from crope.device import resolve_device
 from crope.errors import UserError
 from crope.evaluate import unigram_cross_entropy
-from crope.interrupt import Stopped, StopRequest
+from crope.interrupt import Stopped, StopSignal
 from crope.model.counting import count_parameters
 from crope.model.gpt import GPT
 from crope.record import read_metrics, sha256_file, write_json, write_text
@@ -44,7 +44,7 @@ def is_done(path: Path) -> bool:
         return False
 
 
-def execute(run: Run) -> Outcome:
+def execute(run: Run, *, stop: StopSignal) -> Outcome:
     """Makes the record of `run` unless it is there.
 
     A failure inside is written down and returned, not raised. Raises Stopped on request (the run is saved) and
@@ -61,8 +61,7 @@ def execute(run: Run) -> Outcome:
     tracker = build_tracker(run)
     summary = _identity(run)
     try:
-        with StopRequest() as stop:
-            model = train(run, tokens, tracker=tracker, stop=stop)
+        model = train(run, tokens, tracker=tracker, stop=stop)
         summary |= _results(run, tokens, model, seconds=time.monotonic() - began)
     except (UserError, Stopped):
         tracker.finish(summary | {"status": "stopped"})

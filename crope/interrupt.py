@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import signal
 from types import FrameType, TracebackType
+from typing import Protocol
 
 
 class Stopped(BaseException):
-    """Training ended early on request; everything up to `step` is saved.
+    """Training ended early on request; everything up to there is saved.
 
-    No Exception, for the same reason as KeyboardInterrupt: what contains the failure of one run of a sweep must let it by.
+    No Exception, like KeyboardInterrupt: what contains the failure of one run of a sweep must let it by.
     """
 
-    def __init__(self, step: int, signal_number: int) -> None:
-        super().__init__(f"stopped at step {step}")
-        self.step, self.signal_number = step, signal_number
+    def __init__(self, where: str, signal_number: int) -> None:
+        super().__init__(f"stopped: {where}")
+        self.signal_number = signal_number
+
+
+class StopSignal(Protocol):
+    """What a run asks after every step: which signal wants it to stop (None: go on)."""
+
+    @property
+    def signal_number(self) -> int | None: ...
 
 
 class StopRequest:
-    """Within the `with` block, `signal_number` tells which signal has asked to stop (None: go on)."""
+    """A StopSignal fed by this process's signals within the `with` block."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -27,7 +35,9 @@ class StopRequest:
         self.before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 

@@ -19,7 +19,9 @@ class NonFiniteLoss(ArithmeticError):
     """A loss became NaN or infinite; `step` says after how many updates."""
 
     def __init__(self, split: str, step: int) -> None:
-        super().__init__(f"{split} loss is not finite at step {step}; a lower train.lr or train.precision=fp32 may help")
+        super().__init__(
+            f"{split} loss is not finite at step {step}; a lower train.lr or train.precision=fp32 may help"
+        )
         self.step = step
 
 

@@ -35,7 +35,9 @@ def collect(device_choice: str, data_meta: dict[str, Any]) -> dict[str, Any]:
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "device": device_name(device),
         "device_kind": device.type,
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if device.type == "cuda" else None,
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        if device.type == "cuda"
+        else None,
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
         "data": data_meta,

@@ -1,10 +1,10 @@
 """The run directory: the only memory of a run. Everything else (tables, figures, wandb) is made from it.
 
-    results/runs/<run_id>/
-        config.yaml       the whole resolved configuration
-        provenance.json   commit, command, versions, device, data hashes, start and end (UTC)
-        metrics.jsonl     one JSON object a line, each with "step" = optimiser updates done
-        summary.json      comes last; "status": "complete" in it is the only meaning of done
+results/runs/<run_id>/
+    config.yaml       the whole resolved configuration
+    provenance.json   commit, command, versions, device, data hashes, start and end (UTC)
+    metrics.jsonl     one JSON object a line, each with "step" = optimiser updates done
+    summary.json      comes last; "status": "complete" in it is the only meaning of done
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class MetricsWriter:
-    """Appends lines to metrics.jsonl. Lines at or past `keep_below` are cut first: the resumed run writes them again."""
+    """Appends to metrics.jsonl. Lines at or past step `keep_below` are cut: the resumed run writes them again."""
 
     def __init__(self, path: Path, *, keep_below: int) -> None:
         kept = [row for row in read_metrics(path) if row["step"] < keep_below] if path.exists() else []

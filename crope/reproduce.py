@@ -2,61 +2,69 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from crope.compose import Run, load_run
-from crope.data.tokens import unavailable
+from crope.data.tokens import load_tokens, unavailable
 from crope.errors import ConfigError, UserError
 from crope.estimate import estimate_seconds
-from crope.execute import Outcome, execute, is_done
+from crope.execute import is_done
 from crope.progress import format_seconds
 from crope.record import write_json
 from crope.report import report_folder
 from crope.study import TABLES, jobs
+from crope.workers import execute_all, worker_count
 
 PAPER_DATASETS = ("pg19", "wikitext2", "ptb")
 
 
-def reproduce(*, scale: str, chosen: bool, seeds: Sequence[int], results_dir: Path) -> int:
-    """Returns the exit status: 1 if a run failed or data was damaged. Data that cannot be had is no failure."""
+def reproduce(*, scale: str, why: str, seeds: Sequence[int], results_dir: Path) -> int:
+    """Both tables at one scale; `why` says how the scale was chosen. Returns the exit status.
+
+    1 if a run failed or data was damaged. Data that cannot be had is no failure: `tiny` stands in, the report says why.
+    """
     if len(seeds) < 1:
         raise ConfigError("SEEDS (--seeds) must be at least 1")
-    common = [f"results_dir={results_dir}"]
-    first = load_run([f"scale={scale}", *common])
-    missing = unavailable(
-        PAPER_DATASETS, first.config.tokenizer, data_dir=Path(first.config.data_dir)
-    )
+    common = [f"scale={scale}", f"results_dir={results_dir}"]
+    some = load_run(common)
+    missing = unavailable(PAPER_DATASETS, some.config.tokenizer, data_dir=Path(some.config.data_dir))
     datasets = [name for name in PAPER_DATASETS if name not in missing] + (["tiny"] if missing else [])
     runs = [load_run([*job, *common]) for job in jobs(TABLES, scale=scale, seeds=seeds, datasets=datasets)]
     todo = [run for run in runs if not is_done(run.path)]
+    workers = worker_count(some)
 
-    why = "" if chosen else " (no CUDA device; SCALE=paper is the paper's)" if scale == "quick" else " (CUDA device found)"
-    print(f"scale {scale}{why}: {len(runs)} runs, {len(todo)} to train{_estimate(todo)}", flush=True)
-    for name, reason in missing.items():
-        print(f"{name}: no runs: {reason}", flush=True)
-    write_json(results_dir / "unavailable.json", missing)
+    print(f"scale {scale} ({why}): {len(runs)} runs, {len(todo)} to train{_estimate(todo, workers)}", flush=True)
+    for reason in missing.values():
+        print(f"no runs on {reason}", flush=True)
+    damaged = _prepare(todo)
+    write_json(results_dir / "unavailable.json", missing | damaged)
 
-    outcomes = [_attempt(run, f"[{number}/{len(todo)}]") for number, run in enumerate(todo, 1)]
+    todo = [run for run in todo if run.dataset not in damaged]
+    failed = []
+    for number, outcome in enumerate(execute_all(todo, workers=workers), 1):
+        print(f"[{number}/{len(todo)}] {outcome.text}", flush=True)
+        failed += [outcome.text] if outcome.status == "failed" else []
     report_folder(results_dir=results_dir, scale=scale)
-    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if failed:
-        print(f"{len(failed)} of {len(todo)} runs failed:", *(f"  {outcome.text}" for outcome in failed), sep="\n")
-    return 1 if failed else 0
+        print(f"{len(failed)} of {len(todo)} runs failed:", *failed, sep="\n  ")
+    return 1 if failed or damaged else 0
 
 
-def _estimate(todo: Sequence[Run]) -> str:
+def _estimate(todo: Sequence[Run], workers: int) -> str:
     if not todo:
         return ""
-    text = f"; about {format_seconds(estimate_seconds(todo))} (h:mm:ss or m:ss) by timed steps of each shape"
-    return text + ", and data preparation once"
+    seconds = estimate_seconds(todo, threads=1 if workers > 1 else 0) / workers
+    return f", about {format_seconds(seconds)} min by timing a few steps of each shape; preparing data comes first"
 
 
-def _attempt(run: Run, label: str) -> Outcome:
-    try:
-        outcome = execute(run)
-    except UserError as error:
-        outcome = Outcome(run.run_id, "failed", f"{run.run_id}: {error}")
-    print(f"{label} {outcome.text}", file=sys.stdout, flush=True)
-    return outcome
+def _prepare(todo: Sequence[Run]) -> dict[str, str]:
+    """Token files for all runs, made once, before workers would each make them; reason by dataset that is damaged."""
+    damaged = {}
+    for run in {run.dataset: run for run in todo}.values():
+        try:
+            load_tokens(run.config.data.corpus, run.config.tokenizer, data_dir=Path(run.config.data_dir))
+        except UserError as error:
+            damaged[run.dataset] = str(error)
+            print(f"error: {error}", flush=True)
+    return damaged

@@ -1,7 +1,7 @@
 """Studies: conf/study/*.yaml expanded into runs and into the cells of the tables.
 
-A study file holds the axes of a Hydra multirun (`hydra.sweeper.params`), so `train.py -m study=table1`, `make reproduce`
-and the report read one and the same list. Imports no torch.
+A study file holds the axes of a Hydra multirun (`hydra.sweeper.params`), so `train.py -m study=table1`, `make
+reproduce` and the report read one and the same list. Imports no torch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def with_datasets(axes: dict[str, list[str]], datasets: Sequence[str]) -> dict[s
     return {**axes, "data": wanted + (["tiny"] if "tiny" in datasets else [])}
 
 
-def jobs(studies: Sequence[str], *, scale: str, seeds: Sequence[int], datasets: Sequence[str] | None = None) -> list[list[str]]:
+def jobs(
+    studies: Sequence[str], *, scale: str, seeds: Sequence[int], datasets: Sequence[str] | None = None
+) -> list[list[str]]:
     """Overrides of each run, seeds outermost over all studies; a run that two studies share stands once."""
     found: dict[tuple[str, ...], None] = {}
     for seed in seeds:

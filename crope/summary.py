@@ -46,7 +46,7 @@ def summarise(rows: list[dict[str, Any]], *, max_steps: int, validation: dict[st
 
 
 def speeds(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Median step time and pace over the training lines; the first line holds warm-up and is left out where it can be."""
+    """Median step time and pace over the training lines but the first, which holds the warm-up."""
     steps = [row["time/step_ms"] for row in rows if "time/step_ms" in row]
     paces = [row["speed/tokens_per_s"] for row in rows if "time/step_ms" in row]
     steps, paces = steps[1:] or steps, paces[1:] or paces

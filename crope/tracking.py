@@ -50,7 +50,10 @@ class WandbTracker:
             group=run.dataset,
             job_type=run.model,
             tags=[run.scale, run.row],
-            config={**run.container, "names": {"model": run.model, "dataset": run.dataset, "row": run.row, "scale": run.scale}},
+            config={
+                **run.container,
+                "names": {"model": run.model, "dataset": run.dataset, "row": run.row, "scale": run.scale},
+            },
             settings=wandb.Settings(x_disable_stats=True, console="off"),
         )
         self.run.define_metric("step", hidden=True)

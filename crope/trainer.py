@@ -17,7 +17,7 @@ from crope.data.batches import check_length, sample_batch
 from crope.data.tokens import TokenSet
 from crope.device import resolve_device
 from crope.evaluate import LossFunction, full_loss, sampled_loss
-from crope.interrupt import Stopped, StopRequest
+from crope.interrupt import Stopped, StopSignal
 from crope.loss import cross_entropy
 from crope.meter import Meter
 from crope.model.gpt import GPT
@@ -28,7 +28,7 @@ from crope.seeding import torch_seed
 from crope.tracking import Tracker
 
 
-def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopRequest) -> GPT:
+def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopSignal) -> GPT:
     """Trains to the last step, from the checkpoint where there is one, and leaves metrics.jsonl and weights.pt.
 
     Raises NonFiniteLoss, Stopped (saved, on request), ConfigError where a split is shorter than one sequence.
@@ -54,7 +54,7 @@ def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopRequest) ->
                 save_checkpoint(paths / "checkpoint.pt", state, step=step)
             if leaving:
                 progress.close()
-                raise Stopped(step, stop.signal_number or 0)
+                raise Stopped(f"saved at step {step}", stop.signal_number or 0)
 
             with meter.paused():
                 line = validate(model, loss_function, tokens, config=config, step=step, device=device)
@@ -62,7 +62,7 @@ def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopRequest) ->
                 loss = train_step(state, loss_function, tokens.train, config=config, step=step, device=device)
                 meter.add(loss, step)
                 if step % config.runtime.log_every == 0:
-                    line |= meter.read(loss, lr=scheduler.get_last_lr()[0])
+                    line |= meter.read(loss, lr=float(scheduler.get_last_lr()[0]))
                 if progress.due():
                     progress.show(step + 1, loss=loss.item(), tokens_per_step=meter.tokens_per_step)
                 scheduler.step()
@@ -76,7 +76,13 @@ def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopRequest) ->
 
 
 def train_step(
-    state: TrainState, loss_function: LossFunction, tokens: np.ndarray, *, config: Config, step: int, device: torch.device
+    state: TrainState,
+    loss_function: LossFunction,
+    tokens: np.ndarray,
+    *,
+    config: Config,
+    step: int,
+    device: torch.device,
 ) -> Tensor:
     """One update of the parameters; returns the loss of its batch, still on the device."""
     inputs_BT, targets_BT = sample_batch(

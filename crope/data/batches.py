@@ -45,8 +45,8 @@ def full_pass(
     """
     starts_N = np.arange(0, len(tokens) - seq_len, seq_len)
     rest = (len(tokens) - 1) % seq_len
-    keep = max(1, max_tokens // seq_len)
-    if max_tokens and keep < len(starts_N):
+    if max_tokens and max_tokens < len(tokens) - 1:
+        keep = min(max(1, max_tokens // seq_len), len(starts_N))
         starts_N = starts_N[np.linspace(0, len(starts_N) - 1, keep).round().astype(int)]
         rest = 0
     for first in range(0, len(starts_N), batch_size):

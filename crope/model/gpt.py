@@ -53,7 +53,9 @@ class GPT(nn.Module):
 
     def __init__(self, config: ModelConfig, *, vocab_size: int, max_len: int, seed: int) -> None:
         super().__init__()
-        self.config, self.vocab_size, self.max_len = config, vocab_size, max_len
+        self.vocab_size, self.max_len = vocab_size, max_len
+        # sqrt_d is Vaswani et al. Sec. 3.4: without it their sinusoids, of norm sqrt(D/2), drown N(0, 0.02) embeddings.
+        self.embed_scale = math.sqrt(config.d_model) if config.embed_scale == "sqrt_d" else 1.0
         padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.embedding = nn.Embedding(padded, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
@@ -63,14 +65,12 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = nn.LayerNorm(config.d_model, eps=1e-5)
         self.head = None if config.tied_head else nn.Linear(config.d_model, padded, bias=False)
-        self._initialise(seed)
+        self._initialise(seed, branch_std=INIT_STD / math.sqrt(2 * config.n_layers))
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         if tokens_BT.shape[1] > self.max_len:
             raise ValueError(f"{tokens_BT.shape[1]} tokens in a sequence, but max_len is {self.max_len}")
-        x_BTD = self.embedding(tokens_BT)
-        if self.config.embed_scale != 1.0:
-            x_BTD = x_BTD * self.config.embed_scale
+        x_BTD = self.embedding(tokens_BT) * self.embed_scale
         x_BTD = self.dropout(self.positions.embed(x_BTD))
         for block in self.blocks:
             x_BTD = block(x_BTD, self.positions)
@@ -84,12 +84,10 @@ class GPT(nn.Module):
         """The output head, (P, D): the token embedding where tied."""
         return self.embedding.weight if self.head is None else self.head.weight
 
-    def _initialise(self, seed: int) -> None:
-        """N(0, 0.02); branches into the residual stream by a further 1/sqrt(2 n_layers) (GPT-2); norms 1, biases 0."""
+    def _initialise(self, seed: int, *, branch_std: float) -> None:
+        """N(0, 0.02), the maps into the residual stream N(0, branch_std) as in GPT-2; norms 1, biases 0."""
         for name, parameter in self.named_parameters():
-            std = INIT_STD
-            if name.endswith(("out_proj.weight", "ffn_down.weight")):
-                std /= math.sqrt(2 * self.config.n_layers)
+            std = branch_std if name.endswith(("out_proj.weight", "ffn_down.weight")) else INIT_STD
             with torch.no_grad():
                 if name.endswith("bias"):
                     parameter.zero_()

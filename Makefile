@@ -1,0 +1,51 @@
+# Everything that a user types. Each target sets up what it needs; typed again, it goes on.
+
+PYTHON ?= python3
+SEEDS ?= 1
+PY := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup reproduce smoke prepare report readme golden test lint constraints clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/.stamp  ## virtual environment with pinned packages (every target does this by itself)
+
+.venv/.stamp: pyproject.toml constraints.txt
+	@echo "setting up .venv (once; about a minute)"
+	@$(PYTHON) -m venv .venv
+	@.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+reproduce: .venv/.stamp  ## Tables 1 and 2: data, every run, report [SCALE=paper|quick|smoke SEEDS=n]
+	@$(PY) scripts/reproduce.py $(if $(SCALE),--scale $(SCALE)) --seeds $(SEEDS)
+
+smoke: .venv/.stamp  ## the same graph at the smoke scale, in about a minute
+	@$(PY) scripts/reproduce.py --scale smoke --seeds $(SEEDS)
+
+prepare: .venv/.stamp  ## download, check and tokenise the paper's datasets ahead of training
+	@$(PY) scripts/prepare.py
+
+report: .venv/.stamp  ## results/report/index.html and tables from the records [SCALE=...]
+	@$(PY) scripts/report.py $(if $(SCALE),--scale $(SCALE))
+
+readme: .venv/.stamp  ## rebuild the README's tables and picture from results/published
+	@$(PY) scripts/readme.py
+
+golden: .venv/.stamp  ## remake the golden losses; a change raises NUMERICS_VERSION and makes old runs stale
+	@$(PY) scripts/golden.py
+
+lint: .venv/.stamp  ## ruff and mypy
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+
+test: lint  ## lint, then every test
+	@$(PY) -m pytest -q
+
+constraints: .venv/.stamp  ## pin constraints.txt to what .venv holds
+	@.venv/bin/pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > constraints.txt
+
+clean:  ## remove the environment and tool caches; never results or data
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -1,0 +1,2 @@
+"""The data stage, in the order of its work: corpora.py (which text, and its canonical form), hub.py and preflight.py
+(fetching it), tokenizer.py, token_files.py (ids on disk), tokens.py (the entry), batches.py (training windows)."""

@@ -1,0 +1,148 @@
+"""From a corpus' name and a tokenizer to token arrays: the one entry to the data stage.
+
+    load_tokens(corpus, tokenizer, data_dir=...)     opens the token files, preparing them first where needed
+    unavailable(corpora, tokenizer, data_dir=...)    which could not be had at all, and why, within 5 s
+
+For a pinned corpus the name of the token files needs no raw text, so a prepared dataset opens in milliseconds and
+without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from crope.config import ROOT, TokenizerConfig
+from crope.data import hub
+from crope.data.corpora import (
+    CHECKSUMS,
+    RAW_DIR,
+    CorpusText,
+    Sources,
+    load_corpus,
+    missing_files,
+    shown,
+    source_sha256,
+)
+from crope.data.preflight import preflight, site
+from crope.data.token_files import TOKENS_FORMAT, TokenSet, open_tokens, write_tokens
+from crope.data.tokenizer import GPT2_FILE, GPT2_SHA256, check_tokenizer, load_gpt2, train_bpe
+from crope.errors import DataError
+
+__all__ = ["TOKENS_DIR", "TokenSet", "load_tokens", "unavailable"]
+
+TOKENS_DIR = ROOT / "data" / "tokens"
+
+
+def load_tokens(
+    corpus: str,
+    tokenizer: TokenizerConfig,
+    *,
+    data_dir: Path,
+    tokens_dir: Path = TOKENS_DIR,
+    raw_dir: Path = RAW_DIR,
+    checksums: Path = CHECKSUMS,
+) -> TokenSet:
+    """Opens the token files of a corpus, preparing them first where they are absent or damaged.
+
+    Raw text is looked for in `data_dir`, then `raw_dir`, then fetched into `raw_dir`. Raises DataUnavailable where it
+    is nowhere to be had, DataError for damaged text, ConfigError for a tokenizer that cannot be made.
+    """
+    sources = Sources(Path(data_dir), raw_dir, checksums)
+    check_tokenizer(tokenizer)
+    fetched = None
+    folder = _folder(corpus, tokenizer, sources, tokens_dir)
+    if folder is None:  # only the text itself can name it, and it is not here
+        fetched = hub.fetch(corpus, missing_files(corpus, sources), sources)
+        folder = _folder(corpus, tokenizer, sources, tokens_dir)
+        assert folder is not None
+    if folder.exists():
+        try:
+            return open_tokens(folder)
+        except ValueError as error:
+            hub.say(f"{shown(folder)}: {error}; rebuilding it")
+    try:
+        return _prepare(corpus, tokenizer, sources, folder, fetched)
+    except OSError as error:
+        raise DataError(f"{shown(tokens_dir)}: cannot write token files ({error.strerror or error})") from error
+
+
+def unavailable(
+    corpora: Sequence[str],
+    tokenizer: TokenizerConfig,
+    *,
+    data_dir: Path,
+    tokens_dir: Path = TOKENS_DIR,
+    raw_dir: Path = RAW_DIR,
+    checksums: Path = CHECKSUMS,
+) -> dict[str, str]:
+    """Reason by corpus, for those neither prepared nor local nor on a site that answers; within 5 s in all.
+
+    Damaged local files are not unavailable: load_tokens raises for them.
+    """
+    sources = Sources(Path(data_dir), raw_dir, checksums)
+    check_tokenizer(tokenizer)
+    wanting: dict[str, list[tuple[list[str], list[str]]]] = {}  # corpus -> (files, sites that could have them)
+    for corpus in corpora:
+        if _is_prepared(corpus, tokenizer, sources, tokens_dir):
+            continue
+        files = missing_files(corpus, sources)
+        needs = [(files, [origin.url for origin in hub.origins(corpus)])] if files else []
+        if tokenizer.name == "gpt2" and sources.find(GPT2_FILE) is None:
+            needs.append(([GPT2_FILE], [hub.endpoint()]))
+        wanting[corpus] = needs
+    down = preflight([url for needs in wanting.values() for _, urls in needs for url in urls])
+    reasons: dict[str, str] = {}
+    for corpus, needs in wanting.items():
+        for files, urls in needs:
+            if all(url in down for url in urls):
+                causes = [f"{site(url)}: {down[url]}" for url in urls]
+                reasons.setdefault(corpus, hub.unavailable_text(corpus, files, causes, sources))
+    return reasons
+
+
+def _is_prepared(corpus: str, tokenizer: TokenizerConfig, sources: Sources, tokens_dir: Path) -> bool:
+    try:
+        folder = _folder(corpus, tokenizer, sources, tokens_dir)
+        return folder is not None and bool(open_tokens(folder))
+    except (ValueError, DataError):
+        return False
+
+
+def _folder(corpus: str, tokenizer: TokenizerConfig, sources: Sources, tokens_dir: Path) -> Path | None:
+    source = source_sha256(corpus, sources)
+    if source is None:
+        return None
+    made_from = {
+        "format": TOKENS_FORMAT,
+        "source": source,
+        "tokenizer": [tokenizer.name, tokenizer.vocab_size, GPT2_SHA256 if tokenizer.name == "gpt2" else None],
+    }
+    digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+    return tokens_dir / f"{corpus}-{tokenizer.name}{tokenizer.vocab_size}-{digest[:12]}"
+
+
+def _prepare(
+    corpus: str, config: TokenizerConfig, sources: Sources, folder: Path, fetched: list[str] | None
+) -> TokenSet:
+    if missing := missing_files(corpus, sources):
+        fetched = hub.fetch(corpus, missing, sources)
+    text = load_corpus(corpus, sources)
+    if fetched:
+        text = replace(text, kind="hub", where=", ".join(fetched))
+    if corpus == "wikitext2_raw":
+        hub.say("warning: wikitext2_raw has no pinned checksum; its text is taken as it came")
+    hub.say(f"preparing {corpus}: tokenizer {config.name} ({config.vocab_size:,}), text from {text.where}")
+    tokenizer = _tokenizer(config, text, sources)
+    return write_tokens(folder, corpus, config, text, tokenizer)
+
+
+def _tokenizer(config: TokenizerConfig, text: CorpusText, sources: Sources) -> Tokenizer:
+    if config.name == "bpe":
+        return train_bpe(text.splits["train"], config.vocab_size)
+    return load_gpt2(sources.find(GPT2_FILE) or hub.fetch_gpt2(sources, GPT2_FILE))

@@ -1,0 +1,130 @@
+"""The second table: what the final loss alone hides (overfitting, length of training, distance to a unigram model).
+
+With 164 M training tokens the paper's setting passes over small corpora dozens of times, so final and best loss can
+differ (DESIGN 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from crope import paper
+from crope.record import Record
+from crope.report.frame import DATASET_LABELS, CellResult, distinct_cells
+from crope.report.markdown import escape_markdown, markdown_row
+from crope.report.tables import describe_seeds, to_csv
+
+COLUMNS = (
+    "table", "row", "dataset", "model", "scale", "status", "n", "final_nats", "best_nats", "best_step", "train_tokens",
+    "train_passes", "train_val_gap_nats", "val_nats_per_byte", "unigram_nats", "below_unigram_nats",
+)  # fmt: skip
+HEADINGS = (
+    "Dataset", "Configuration", "Model", "n", "Final", "Best", "at step", "Train tokens", "Passes", "Train-val. gap",
+    "Nats per byte", "Unigram", "Below unigram",
+)  # fmt: skip
+NOTES = (
+    "Means over seeds. Final and best: full validation loss after the last step and at its lowest, nats per token; with"
+    " several seeds the steps of the lowest are given as a range.",
+    "Passes: training tokens over the tokens of the train split. Train-val. gap: final full validation loss less the"
+    " loss on the train split, measured in the same way at the same step, nats per token.",
+    "Nats per byte compare across tokenizers, nats per token do not. Unigram: cross-entropy of the validation split"
+    " under the train split's token counts, nats per token; a model that uses context ends below it.",
+)
+
+
+@dataclass(frozen=True)
+class Detail:
+    """Means over the seeds of one cell; None where no run has the number."""
+
+    result: CellResult
+    values: dict[str, float | None]
+    best_steps: tuple[int, ...]
+
+
+def build_details(results: Sequence[CellResult]) -> list[Detail]:
+    return [_build_detail(result) for result in distinct_cells(results)]
+
+
+def _build_detail(result: CellResult) -> Detail:
+    values = {
+        "final_nats": _mean(result.runs, lambda summary: summary["val_full"].get("final_nats")),
+        "best_nats": _mean(result.runs, lambda summary: summary["val_full"].get("best_nats")),
+    }
+    for name in ("train_tokens", "train_passes", "train_val_gap_nats", "val_nats_per_byte", "unigram_nats"):
+        values[name] = _mean(result.runs, lambda summary, name=name: summary.get(name))  # type: ignore[misc]
+    final, unigram = values["final_nats"], values["unigram_nats"]
+    values["below_unigram_nats"] = None if final is None or unigram is None else unigram - final
+    return Detail(result, values, tuple(run.summary["val_full"]["best_step"] for run in result.runs))
+
+
+def _mean(runs: Sequence[Record], read: Callable[[dict[str, Any]], float | None]) -> float | None:
+    known = [value for run in runs if (value := read(run.summary)) is not None]
+    return fmean(known) if known else None
+
+
+def render_details_csv(details: Sequence[Detail]) -> str:
+    """One line a distinct cell. `best_step` holds one step a seed, separated by blanks."""
+    rows = []
+    for detail in details:
+        cell = detail.result.cell
+        identity = (cell.table, cell.row, cell.dataset, cell.model, cell.scale, detail.result.status, detail.result.n)
+        rows.append([*identity, *(_csv_value(detail, name) for name in COLUMNS[len(identity) :])])
+    return to_csv(COLUMNS, rows)
+
+
+def _csv_value(detail: Detail, name: str) -> str:
+    if name == "best_step":
+        return " ".join(map(str, detail.best_steps))
+    value = detail.values[name]
+    if value is None:
+        return ""
+    return f"{value:.0f}" if name == "train_tokens" else f"{value:.6f}"
+
+
+def printed_rows(details: Sequence[Detail]) -> list[list[str]]:
+    """Text of each cell under HEADINGS, for Markdown and HTML alike."""
+    return [_printed_row(detail) for detail in details]
+
+
+def _printed_row(detail: Detail) -> list[str]:
+    cell, values, result = detail.result.cell, detail.values, detail.result
+    identity = [
+        DATASET_LABELS.get(cell.dataset, cell.dataset),
+        paper.row_label(cell.row),
+        paper.MODEL_LABELS.get(cell.model, cell.model),
+    ]
+    if not result.n:
+        return [*identity, "0", result.status, *[""] * (len(HEADINGS) - len(identity) - 2)]
+    low, high = min(detail.best_steps), max(detail.best_steps)
+    return [
+        *identity,
+        str(result.n),
+        _number(values["final_nats"], 4),
+        _number(values["best_nats"], 4),
+        f"{low:,}" if low == high else f"{low:,} to {high:,}",
+        _number(values["train_tokens"], 0),
+        _number(values["train_passes"], 2),
+        _number(values["train_val_gap_nats"], 4, sign="+"),
+        _number(values["val_nats_per_byte"], 4),
+        _number(values["unigram_nats"], 4),
+        _number(values["below_unigram_nats"], 4),
+    ]
+
+
+def _number(value: float | None, decimals: int, *, sign: str = "") -> str:
+    return "" if value is None else f"{value:{sign},.{decimals}f}".replace("-", "−")
+
+
+def details_caption(details: Sequence[Detail], scale: str) -> str:
+    return f"Details of every cell. Scale: {scale}. {describe_seeds([detail.result for detail in details])}."
+
+
+def render_details_markdown(details: Sequence[Detail], *, scale: str) -> str:
+    lines = [f"**{escape_markdown(details_caption(details, scale))}**", "", markdown_row(HEADINGS)]
+    lines.append(markdown_row(["---"] * 3 + ["---:"] * (len(HEADINGS) - 3)))
+    lines += [markdown_row([escape_markdown(text) for text in row]) for row in printed_rows(details)]
+    lines += ["", *(f"- {escape_markdown(note)}" for note in NOTES)]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,30 @@
+"""Both tables of the paper: data, every run, report. Interrupt it, type it again: it goes on.
+
+python scripts/reproduce.py [--scale paper|quick|smoke] [--seeds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from crope.cli import default_scale, main_errors
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", default="", help="default: paper with a CUDA device, else quick")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from 0 (default 1)")
+    parser.add_argument("--results-dir", type=Path, default=Path("results"))
+    arguments = parser.parse_args()
+
+    from crope.reproduce import reproduce
+
+    scale, why = (arguments.scale, "as asked") if arguments.scale else default_scale()
+    return reproduce(scale=scale, why=why, seeds=range(arguments.seeds), results_dir=arguments.results_dir)
+
+
+if __name__ == "__main__":
+    with main_errors():
+        sys.exit(main())

@@ -1,0 +1,98 @@
+"""ComplexLinear against complex128 arithmetic: multiplication by w = a - ib (Eq. 30)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from crope.model.complex_linear import ComplexLinear
+
+SHAPES = [(2, 2), (8, 8), (6, 10), (12, 4)]  # D, E
+
+
+def random_layer(in_features: int, out_features: int, *, bias: bool = False) -> ComplexLinear:
+    generator = torch.Generator().manual_seed(0)
+    layer = ComplexLinear(in_features, out_features, bias=bias).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return layer
+
+
+def random_input(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def as_complex(real: torch.Tensor) -> np.ndarray:
+    """Channels (2j, 2j+1) as one number (Eq. 8)."""
+    values = real.detach().numpy()
+    return values[..., 0::2] + 1j * values[..., 1::2]
+
+
+@pytest.mark.parametrize(("width_in", "width_out"), SHAPES)
+def test_forward_is_complex_multiplication(width_in: int, width_out: int) -> None:
+    layer, x_BTD = random_layer(width_in, width_out), random_input(2, 3, width_in)
+    w = layer.a.detach().numpy() - 1j * layer.b.detach().numpy()
+    expected = np.einsum("jk,btk->btj", w, as_complex(x_BTD))
+    np.testing.assert_allclose(as_complex(layer(x_BTD)), expected, rtol=0, atol=1e-12)
+
+
+def test_one_pair_by_hand() -> None:
+    """(2 - 3i)(5 + 7i) = 10 + 14i - 15i + 21 = 31 - i."""
+    layer = ComplexLinear(2, 2)
+    with torch.no_grad():
+        layer.a.fill_(2.0)
+        layer.b.fill_(3.0)
+    assert layer(torch.tensor([5.0, 7.0])).tolist() == [31.0, -1.0]
+
+
+@pytest.mark.parametrize(("width_in", "width_out"), SHAPES)
+def test_gradients_are_those_of_complex_multiplication(width_in: int, width_out: int) -> None:
+    """L = Re[conj(g) w x] has dL/da = Re[conj(g) x], dL/db = Im[conj(g) x], and conj(w)^T g as gradient of x."""
+    layer, x_BD = random_layer(width_in, width_out), random_input(7, width_in).requires_grad_()
+    upstream = random_input(9, width_out)[:7]
+    (layer(x_BD) * upstream).sum().backward()
+    assert layer.a.grad is not None and layer.b.grad is not None and x_BD.grad is not None
+    g, w = as_complex(upstream), layer.a.detach().numpy() - 1j * layer.b.detach().numpy()
+    outer = np.einsum("bj,bk->jk", g.conj(), as_complex(x_BD))
+    np.testing.assert_allclose(layer.a.grad, outer.real, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(layer.b.grad, outer.imag, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(as_complex(x_BD.grad), g @ w.conj(), rtol=0, atol=1e-12)
+
+
+def test_dense_weight_is_laid_out_as_in_eq_30() -> None:
+    layer = ComplexLinear(4, 4)
+    with torch.no_grad():
+        layer.a.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        layer.b.copy_(torch.tensor([[10.0, 20.0], [30.0, 40.0]]))
+    assert layer.weight.tolist() == [[1, 10, 2, 20], [-10, 1, -20, 2], [3, 30, 4, 40], [-30, 3, -40, 4]]
+
+
+def test_dense_weight_does_what_the_layer_does() -> None:
+    layer, x_BTD = random_layer(6, 10), random_input(2, 3, 6)
+    np.testing.assert_allclose(x_BTD.numpy() @ layer.weight.detach().numpy().T, layer(x_BTD).detach(), atol=1e-12)
+
+
+@pytest.mark.parametrize(("width_in", "width_out"), SHAPES)
+def test_half_the_weights_and_by_default_nothing_else(width_in: int, width_out: int) -> None:
+    stored = {name: tuple(value.shape) for name, value in ComplexLinear(width_in, width_out).state_dict().items()}
+    assert stored == dict.fromkeys(("a", "b"), (width_out // 2, width_in // 2))
+    full = torch.nn.Linear(width_in, width_out, bias=False)
+    assert 2 * sum(p.numel() for p in ComplexLinear(width_in, width_out).parameters()) == full.weight.numel()
+
+
+def test_bias_is_one_real_number_a_channel() -> None:
+    layer, x_BD = random_layer(6, 10, bias=True), random_input(3, 6)
+    bias = torch.arange(10.0, dtype=torch.float64)
+    with torch.no_grad():
+        layer.bias.zero_()
+        plain = layer(x_BD)
+        layer.bias.copy_(bias)
+        torch.testing.assert_close(layer(x_BD) - plain, bias.expand(3, 10), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("width_in", "width_out"), [(3, 4), (4, 3), (5, 7)])
+def test_odd_widths_are_rejected(width_in: int, width_out: int) -> None:
+    with pytest.raises(ValueError, match=f"{width_in} -> {width_out} must be even"):
+        ComplexLinear(width_in, width_out)

@@ -1,0 +1,75 @@
+"""The paper's numbers against a second, independent transcription, and the paper scale against its settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from crope import paper
+from crope.compose import build_run, compose_config
+
+# Typed from the paper's Tables 1 and 2 line by line: XPOS, RoPE, CRoPE.
+TABLE1 = """
+PG-19           6.8025 ± 0.0318   6.5809 ± 0.0333   6.5836 ± 0.0317
+Wikitext-2      5.7486 ± 0.0274   5.3644 ± 0.0279   5.3730 ± 0.0255
+Penn_Treebank   4.4288 ± 0.0224   4.0212 ± 0.0243   4.0158 ± 0.0233
+"""
+TABLE2 = """
+B=16,_L=1024,_D=128,_γ=0.8,_step=1000   6.802 ± 0.032   6.581 ± 0.033   6.584 ± 0.032
+B=2,_L=512,_D=128,_γ=0.9,_step=2000     6.874 ± 0.117   6.658 ± 0.113   6.627 ± 0.110
+B=2,_L=512,_D=128,_γ=0.9,_step=1000     6.822 ± 0.110   6.607 ± 0.107   6.584 ± 0.106
+B=2,_L=512,_D=64,_γ=0.9,_step=1000      6.907 ± 0.115   6.699 ± 0.111   6.700 ± 0.113
+"""
+
+
+def read(text: str) -> dict[str, list[str]]:
+    rows = [line.replace("±", "").split() for line in text.strip().splitlines()]
+    return {row[0].replace("_", " "): row[1:] for row in rows}
+
+
+def printed(by_model: dict[str, paper.PrintedLoss], decimals: int) -> list[str]:
+    losses = [by_model[model] for model in ("xpos", "rope", "crope")]
+    return [f"{value:.{decimals}f}" for loss in losses for value in (loss.mean_nats, loss.std_nats)]
+
+
+def test_table1_is_as_printed() -> None:
+    assert {paper.DATASET_LABELS[name]: printed(row, 4) for name, row in paper.TABLE1.items()} == read(TABLE1)
+
+
+def test_table2_is_as_printed() -> None:
+    assert {paper.row_label(name): printed(row, 3) for name, row in paper.TABLE2.items()} == read(TABLE2)
+
+
+def test_orders_are_the_papers() -> None:
+    assert [paper.DATASET_LABELS[name] for name in paper.TABLE1] == list(read(TABLE1))
+    assert list(paper.DATASET_LABELS) == list(paper.TABLE1)
+    assert [paper.row_label(name) for name in paper.TABLE2] == list(read(TABLE2))
+    assert list(paper.MODEL_LABELS.values()) == ["XPOS", "RoPE", "CRoPE"]
+
+
+def test_table2_first_row_is_table1_rounded() -> None:
+    """The paper prints one set of runs twice; a slip of the pen in either table shows here."""
+    for model, loss in paper.TABLE2["base"].items():
+        assert loss.mean_nats == pytest.approx(paper.TABLE1["pg19"][model].mean_nats, abs=5.01e-4)
+        assert loss.std_nats == pytest.approx(paper.TABLE1["pg19"][model].std_nats, abs=5.01e-4)
+
+
+def test_cells_that_the_paper_has_not() -> None:
+    assert paper.printed_loss("table1", "base", "tiny", "crope") is None
+    assert paper.printed_loss("table2", "base", "tiny", "crope") is None
+    assert paper.printed_loss("table2", "b2_l512_d64", "ptb", "crope") is None
+    assert paper.printed_loss("table1", "b2_l512_d64", "pg19", "crope") is None
+
+
+def test_scale_paper_is_the_papers_setting() -> None:
+    config = build_run(compose_config(["model=crope", "data=ptb", "scale=paper"])).container
+    found = {key: config[key.split(".")[0]][key.split(".")[1]] for key in paper.SETTINGS}
+    assert found == {key: stated.value for key, stated in paper.SETTINGS.items()}
+
+
+@pytest.mark.parametrize("row", paper.ROWS)
+def test_ablations_at_scale_paper_are_table2s_rows(row: str) -> None:
+    overrides = ["model=rope", "data=pg19", f"ablation={row}", "scale=paper"]
+    config = build_run(compose_config(overrides)).container
+    found = {name: config["model" if name == "d_model" else "train"][name] for name in paper.ROWS[row]}
+    assert found == paper.ROWS[row]
+    assert config["train"]["max_steps"] == 10_000
