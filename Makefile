@@ -15,7 +15,7 @@ setup: .venv/.stamp  ## virtual environment with pinned packages (every target d
 .venv/.stamp: pyproject.toml constraints.txt
 	@echo "setting up .venv (once; about a minute)"
 	@$(PYTHON) -m venv .venv
-	@.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 reproduce: .venv/.stamp  ## Tables 1 and 2: data, every run, report [SCALE=paper|quick|smoke SEEDS=n]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from omegaconf import II, MISSING
 
 ROOT = Path(__file__).resolve().parents[1]
+CACHE_DIR = Path(os.environ.get("CROPE_CACHE_DIR") or ROOT / "data")  # fetched text (raw/) and token files (tokens/)
 GOLDEN_FILE = Path(__file__).with_name("golden_losses.json")
 
 # Raised by scripts/golden.py exactly when the golden losses change: a refactoring keeps old runs valid, a changed
@@ -24,6 +26,8 @@ NUMERICS_VERSION: int = json.loads(GOLDEN_FILE.read_text(encoding="utf-8"))["num
 
 # What a run's identity is made of. Runtime, tracker and paths may never change a number, so they cannot enter.
 SCIENTIFIC = ("model", "data", "tokenizer", "train", "eval", "seed")
+
+FFN_RATIO = 4  # width of the feed-forward layer over d_model, in every model (Sec. 6.1: "expansion ratio of 4")
 
 
 def option(

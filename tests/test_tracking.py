@@ -68,10 +68,16 @@ def test_offline_files_hold_the_run_and_nothing_leaves(tmp_path: Path) -> None:
     shown = subprocess.run(
         [wandb, "leet", "inspect", "--json", file], capture_output=True, text=True, check=True, timeout=60
     ).stdout
-    text = json.dumps([json.loads(line) for line in shown.splitlines() if line.strip()])
+    records = [json.loads(line) for line in shown.splitlines() if line.strip()]
     run = load_run(["model=rope", "data=ptb", "seed=3", "train.precision=fp32"])
-    for part in (run.run_id, "val/loss_nats", "6.6"):
-        assert part in text, part
+    (started,) = [record["run"] for record in records if record["type"] == "run"]
+    assert started["run_id"] == started["display_name"] == run.run_id
+    assert (started["run_group"], started["job_type"], started["project"]) == ("ptb", "rope", "crope")
+    assert started["config"]["update"]["train"]["lr"] == 0.001
+    axes = [record["metric"] for record in records if record["type"] == "metric"]
+    assert any(axis.get("glob_name") == "*" and axis.get("step_metric") == "step" for axis in axes)
+    items = [record["history"]["item"] for record in records if record["type"] == "history"]
+    assert [(item["step"], item["val/loss_nats"]) for item in items] == [(0, 7.0), (20, 6.8), (40, 6.6)]
 
 
 def test_none_imports_nothing() -> None:

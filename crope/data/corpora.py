@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from crope.config import ROOT
+from crope.config import CACHE_DIR, ROOT
 from crope.errors import ConfigError, DataError
 
 CORPORA = ("ptb", "wikitext2", "wikitext2_raw", "pg19", "tiny")
 SPLITS = ("train", "validation")
 CHECKSUMS = ROOT / "data" / "checksums.txt"
-RAW_DIR = ROOT / "data" / "raw"
+RAW_DIR = CACHE_DIR / "raw"
 
 # One file a split, in the names under which these sets circulate; each line is a blank, words, a blank.
 WORD_LINES = ("ptb", "wikitext2", "wikitext2_raw")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from crope.config import ROOT, TokenizerConfig
+from crope.config import CACHE_DIR, TokenizerConfig
 from crope.data import hub
 from crope.data.corpora import (
     CHECKSUMS,
@@ -36,7 +36,7 @@ from crope.errors import DataError
 
 __all__ = ["TOKENS_DIR", "TokenSet", "load_tokens", "unavailable"]
 
-TOKENS_DIR = ROOT / "data" / "tokens"
+TOKENS_DIR = CACHE_DIR / "tokens"
 
 
 def load_tokens(

@@ -7,8 +7,12 @@ FFN); the share of the whole model, embeddings included, is much smaller. Both s
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-from crope.model.gpt import FFN_RATIO, GPT
+from crope.config import FFN_RATIO
+
+if TYPE_CHECKING:  # the report counts too, without torch
+    from crope.model.gpt import GPT
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,10 @@ def savings(full: Parameters, lean: Parameters, *, n_layers: int, d_model: int) 
     saved = full.qkv - lean.qkv
     square = n_layers * d_model**2
     return {
-        "qkv_pct": 100 * saved / (3 * square),
-        "attention_pct": 100 * saved / (4 * square),
-        "block_pct": 100 * saved / ((4 + 2 * FFN_RATIO) * square),
-        "model_pct": 100 * saved / full.total,
+        "Q/K/V": 100 * saved / (3 * square),
+        "attention": 100 * saved / (4 * square),
+        "block": 100 * saved / ((4 + 2 * FFN_RATIO) * square),
+        "model": 100 * saved / full.total,
     }
 
 

@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from crope.config import ModelConfig
+from crope.config import FFN_RATIO, ModelConfig
 from crope.model.attention import CausalAttention
 from crope.model.positions import build_positions
 from crope.seeding import stream
 
-FFN_RATIO = 4
 INIT_STD = 0.02  # GPT-2
 VOCAB_MULTIPLE = 64  # matmuls over an odd 50,257 columns take about twice as long
 

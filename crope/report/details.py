@@ -7,13 +7,15 @@ differ (DESIGN 4).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
 from crope import paper
+from crope.model.counting import Parameters, savings
+from crope.paper import SAVED_PERCENT
 from crope.record import Record
-from crope.report.frame import DATASET_LABELS, CellResult, distinct_cells
+from crope.report.frame import DATASET_LABELS, CellResult, distinct_cells, group_rows
 from crope.report.markdown import escape_markdown, markdown_row
 from crope.report.tables import describe_seeds, to_csv
 
@@ -128,3 +130,23 @@ def render_details_markdown(details: Sequence[Detail], *, scale: str) -> str:
     lines += [markdown_row([escape_markdown(text) for text in row]) for row in printed_rows(details)]
     lines += ["", *(f"- {escape_markdown(note)}" for note in NOTES)]
     return "\n".join(lines) + "\n"
+
+
+def savings_line(results: Sequence[CellResult]) -> str:
+    """What CRoPE saves against RoPE, counted on the runs' own models; empty until both stand in one row."""
+    for row in group_rows(results, "table1"):
+        runs = {result.cell.model: result.runs[0] for result in row if result.runs}
+        if {"crope", "rope"} <= runs.keys():
+            model = runs["rope"].config["model"]
+            full, lean = (stored_parameters(runs[name].summary) for name in ("rope", "crope"))
+            saved = savings(full, lean, n_layers=model["n_layers"], d_model=model["d_model"])
+            parts = [
+                f"{name} {saved[name]:.1f} % (paper: {stated.value:g} %)" for name, stated in SAVED_PERCENT.items()
+            ]
+            whole = f"{saved['model']:.1f} % ({full.total:,} to {lean.total:,} parameters)"
+            return f"Weights that CRoPE saves against RoPE: {', '.join(parts)}; whole model with embeddings {whole}."
+    return ""
+
+
+def stored_parameters(summary: dict[str, Any]) -> Parameters:
+    return Parameters(**{field.name: summary["parameters"][field.name] for field in fields(Parameters)})

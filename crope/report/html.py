@@ -14,7 +14,7 @@ import jinja2
 
 from crope import paper
 from crope.record import Record
-from crope.report.details import HEADINGS, NOTES, Detail, details_caption, printed_rows
+from crope.report.details import HEADINGS, NOTES, Detail, details_caption, printed_rows, savings_line
 from crope.report.figures import FULL, Column, describe_figure, render_figure
 from crope.report.frame import CellResult, build_runs_frame, crope_minus_rope, group_rows
 from crope.report.stats import Difference
@@ -95,29 +95,6 @@ def format_interval(difference: Difference, decimals: int) -> str:
 
 def format_signed(value: float, decimals: int) -> str:
     return f"{value:+.{decimals}f}".replace("-", "−")
-
-
-def savings_line(results: Sequence[CellResult]) -> str:
-    """What CRoPE saves against RoPE, counted on the runs' own models; empty until both stand in one row."""
-    for row in group_rows(results, "table1"):
-        runs = {result.cell.model: result.runs[0] for result in row if result.runs}
-        if {"crope", "rope"} <= runs.keys():
-            return _savings(
-                runs["crope"].summary["parameters"], runs["rope"].summary["parameters"], runs["rope"].config
-            )
-    return ""
-
-
-def _savings(crope: dict[str, int], rope: dict[str, int], config: dict[str, Any]) -> str:
-    """Shares of weight matrices as the paper counts (Sec. 6.1), then of everything that the models store."""
-    square = config["model"]["n_layers"] * config["model"]["d_model"] ** 2
-    matrices = {"Q/K/V": 3 * square, "attention": 4 * square, "block": (4 + 2 * int(paper.FFN_RATIO.value)) * square}
-    saved = rope["qkv"] - crope["qkv"]
-    stated = {name: paper.SAVED_PERCENT[name].value for name in matrices}
-    listed = [f"{name} {100 * saved / whole:.1f} % (paper: {stated[name]:g} %)" for name, whole in matrices.items()]
-    share = 100 * (rope["total"] - crope["total"]) / rope["total"]
-    whole_model = f"{share:.1f} % ({rope['total']:,} to {crope['total']:,} parameters)"
-    return f"Weights that CRoPE saves against RoPE: {', '.join(listed)}; whole model with embeddings {whole_model}."
 
 
 def run_rows(page: Page) -> list[dict[str, Any]]:

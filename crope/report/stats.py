@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+import scipy.stats
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -53,27 +55,5 @@ def paired_difference(first: Mapping[int, float], second: Mapping[int, float]) -
     mean, n = fmean(differences), len(differences)
     if n == 1:
         return Difference(mean, None, None, n)
-    half = student_quantile_95(n - 1) * stdev(differences) / math.sqrt(n)
+    half = float(scipy.stats.t.ppf(0.975, n - 1)) * stdev(differences) / math.sqrt(n)
     return Difference(mean, mean - half, mean + half, n)
-
-
-def student_quantile_95(degrees: int) -> float:
-    """t such that |T| < t with probability 0.95. Bisection on the closed form for whole degrees of freedom."""
-    low, high = 0.0, math.pi / 2
-    for _ in range(80):  # halves the angle down to double precision
-        middle = (low + high) / 2
-        low, high = (middle, high) if _central_probability(middle, degrees) < 0.95 else (low, middle)
-    return math.sqrt(degrees) * math.tan(low)
-
-
-def _central_probability(angle: float, degrees: int) -> float:
-    """P(|T| < sqrt(degrees) tan(angle)): Abramowitz and Stegun 26.7.3 (odd) and 26.7.4 (even)."""
-    odd = degrees % 2
-    term = math.cos(angle) if odd else 1.0
-    total = 0.0
-    for k in range(2 + odd, degrees + 1, 2):
-        total += term
-        term *= (k - 1) / k * math.cos(angle) ** 2
-    if odd:
-        return 2 / math.pi * (angle + math.sin(angle) * total)
-    return math.sin(angle) * total

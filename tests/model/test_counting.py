@@ -55,7 +55,7 @@ def test_savings_that_the_paper_states(width: int, qkv_bias: bool, model_config)
     size = {"d_model": width, "n_layers": 4, "qkv_bias": qkv_bias}
     rope, crope = (counted(model_config(name, **size)) for name in ("rope", "crope"))
     found = savings(rope, crope, n_layers=4, d_model=width)
-    assert [found[name] for name in ("qkv_pct", "attention_pct", "block_pct")] == [50.0, 37.5, 12.5]
+    assert [found[name] for name in ("Q/K/V", "attention", "block")] == [50.0, 37.5, 12.5]
 
 
 @pytest.mark.parametrize(("tied", "total", "share"), [(True, 7_224_704, 1.4), (False, 13_657_600, 0.7)])
@@ -64,7 +64,7 @@ def test_share_of_the_whole_model_at_gpt2s_vocabulary(tied: bool, total: int, sh
     size = {"d_model": 128, "n_layers": 4, "tied_head": tied}
     rope, crope = (counted(model_config(name, **size), vocab=50257) for name in ("rope", "crope"))
     assert (rope.total, rope.total - crope.total) == (total, 98_304)
-    found = savings(rope, crope, n_layers=4, d_model=128)["model_pct"]
+    found = savings(rope, crope, n_layers=4, d_model=128)["model"]
     assert found == pytest.approx(100 * 98_304 / total, rel=1e-12)
     assert round(found, 1) == share
 

@@ -10,7 +10,7 @@ from crope.config import NUMERICS_VERSION
 from crope.errors import UserError
 from crope.record import read_records
 from crope.report.frame import build_runs_frame, crope_minus_rope, group_rows, resolve_cells
-from crope.report.stats import Spread, paired_difference, spread_over_batches, spread_over_seeds, student_quantile_95
+from crope.report.stats import Spread, paired_difference, spread_over_batches, spread_over_seeds
 
 LOST = {"status": "failed", "val_full": None, "val_sampled": None}
 NAN = {"type": "NonFiniteLoss", "message": "loss is\nnan", "traceback": "...", "step": 17}
@@ -110,12 +110,6 @@ def test_runs_frame_has_one_row_a_run_and_survives_failures(write_run, runs_dir)
     assert frame.loc["rope", "error"] == "NonFiniteLoss: loss is nan (step 17)"
     assert frame.loc["rope", "val_full_final_nats"] is None
     assert list(build_runs_frame([]).columns) == list(build_runs_frame(read_records(runs_dir)).columns)
-
-
-def test_student_quantiles_against_the_printed_table() -> None:
-    """Two-sided 95 % points as in any statistics table."""
-    printed = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 30: 2.042, 120: 1.980}
-    assert {n: round(student_quantile_95(n), 3) for n in printed} == printed
 
 
 def test_paired_difference_by_hand() -> None:

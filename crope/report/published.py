@@ -1,0 +1,106 @@
+"""Committed records (results/published/<machine>/) and the README's tables, which are made from them alone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from crope.config import NUMERICS_VERSION, ROOT
+from crope.errors import UserError
+from crope.record import Record, write_bytes, write_text
+from crope.report import SCALES, load_runs
+from crope.report.details import savings_line
+from crope.report.figures import build_columns, render_figure
+from crope.report.frame import resolve_cells
+from crope.report.markdown import escape_markdown, markdown_row, render_markdown
+from crope.report.tables import build_table
+from crope.study import TABLES, expected_cells
+
+PUBLISHED = ROOT / "results" / "published"
+README = ROOT / "README.md"
+FIGURE = "fig4.png"
+RECORD_FILES = ("config.yaml", "provenance.json", "metrics.jsonl", "summary.json")
+
+
+def publish(results_dir: Path, machine: str, *, scale: str, published: Path = PUBLISHED) -> list[str]:
+    """Copies the complete runs of one scale to <published>/<machine>/, writes its table, returns the run ids.
+
+    Raises UserError where there is nothing to publish or a run was made from uncommitted code.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", machine):
+        raise UserError(f"machine '{machine}': name it in letters, digits, '.', '_' and '-'")
+    chosen = [
+        run
+        for run in load_runs(results_dir / "runs")
+        if (run.summary["status"], run.summary["scale"], run.summary["numerics_version"])
+        == ("complete", scale, NUMERICS_VERSION)
+    ]
+    if not chosen:
+        raise UserError(
+            f"{results_dir}/runs: no complete run of scale {scale}; `make reproduce SCALE={scale}` makes them"
+        )
+    for run in chosen:
+        if run.provenance["commit"] is None or run.provenance["dirty"]:
+            raise UserError(f"{run.path}: made from uncommitted code; commit, remove the run and make it again")
+        for name in RECORD_FILES:
+            target = published / machine / run.path.name / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(run.path / name, target)
+    write_text(published / machine / "README.md", render_machine(machine, load_runs(published / machine)))
+    return [run.path.name for run in chosen]
+
+
+def render_machine(machine: str, runs: Sequence[Record]) -> str:
+    """What the records of one machine are: scale, commit, device, versions, a line each."""
+    groups = defaultdict(list)
+    for run in runs:
+        facts = run.provenance
+        versions = ", ".join(f"{name} {facts['packages'][name]}" for name in ("torch", "numpy", "tokenizers"))
+        device = facts["device"] + (f", driver {facts['driver']}" if facts["driver"] else "")
+        groups[run.summary["scale"], facts["commit"][:12], device, f"Python {facts['python']}, {versions}"].append(run)
+    lines = [
+        f"# Records made on {machine}",
+        "",
+        "Each folder is one run: its configuration, provenance, metrics and summary. Weights are not kept here.",
+        "",
+        markdown_row(["scale", "commit", "device", "versions", "precision", "runs", "seeds", "hours"]),
+        markdown_row(["---"] * 5 + ["---:"] * 3),
+    ]
+    for (scale, commit, device, versions), group in sorted(groups.items()):
+        precisions = ", ".join(sorted({run.summary["precision"] for run in group}))
+        seeds = len({run.summary["seed"] for run in group})
+        hours = sum(run.summary["time"]["total_s"] for run in group) / 3600
+        cells = [scale, commit, device, versions, precisions, str(len(group)), str(seeds), f"{hours:.2f}"]
+        lines.append(markdown_row([escape_markdown(cell) for cell in cells]))
+    return "\n".join(lines) + "\n"
+
+
+def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
+    """Rewrites the README's generated part and the picture beside the records."""
+    text, figure = render_readme(readme.read_text(encoding="utf-8"), published)
+    write_bytes(published / FIGURE, figure)
+    write_text(readme, text)
+
+
+def render_readme(text: str, published: Path = PUBLISHED) -> tuple[str, bytes]:
+    """The README with its generated part made anew, and the picture's bytes.
+
+    The records of the largest published scale are taken. Raises UserError where there are no records or no markers.
+    """
+    runs = [run for folder in sorted(published.glob("*/")) for run in load_runs(folder)]
+    scale = next((name for name in SCALES if any(run.summary["scale"] == name for run in runs)), None)
+    if scale is None:
+        raise UserError(f"{published}: no published records; scripts/publish.py makes them")
+    results = resolve_cells(runs, expected_cells(scale), unavailable={})
+    parts = [render_markdown(build_table(results, name, scale=scale)) for name in TABLES]
+    if savings := savings_line(results):
+        parts.append(savings + "\n")
+    generated = "\n".join(parts)
+    pattern = re.compile(r"(<!-- generated: tables -->\n).*?(<!-- end of generated -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise UserError("README.md: the markers '<!-- generated: tables -->' and '<!-- end of generated -->' are gone")
+    figure = render_figure(build_columns(results), scale=scale, file_format="png")
+    return pattern.sub(lambda found: f"{found[1]}\n{generated}\n{found[2]}", text), figure

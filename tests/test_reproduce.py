@@ -1,0 +1,83 @@
+"""`make reproduce` without data and without network, on `tiny`: both tables, reasons, and nothing trained twice."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from crope.config import ROOT
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Path]:
+    folder = tmp_path_factory.mktemp("reproduce")
+    return folder, reproduce(folder), folder / "report"
+
+
+def reproduce(folder: Path) -> str:
+    """A smoke reproduction where no text and no token file is at hand and the hub is off."""
+    command = [sys.executable, "scripts/reproduce.py", "--scale", "smoke", "--results-dir", str(folder)]
+    hidden = {
+        "CROPE_DATA_DIR": str(folder / "no-text"),
+        "CROPE_CACHE_DIR": str(folder / "cache"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    done = subprocess.run(
+        command,
+        capture_output=True, text=True, timeout=400, check=False, cwd=ROOT, env={**os.environ, **hidden},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def cells(report: Path, table: str) -> list[dict[str, str]]:
+    with (report / f"{table}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_tiny_is_there_and_the_papers_rows_are_missing(results: tuple[Path, str, Path]) -> None:
+    folder, output, report = results
+    assert output.startswith("scale smoke (as asked): 12 runs, 12 to train, about ")
+    assert len(list((folder / "runs").iterdir())) == 12
+    for table, tiny_cells in (("table1", 3), ("table2", 12)):
+        status = {(row["dataset"] == "tiny", row["status"]) for row in cells(report, table)}
+        assert status == {(True, "complete"), (False, "missing")}
+        assert sum(row["dataset"] == "tiny" for row in cells(report, table)) == 2 * tiny_cells
+    page = (report / "index.html").read_text()
+    assert "HF_HUB_OFFLINE is set" in page and "CROPE_DATA_DIR" in page
+
+
+def test_typed_again_nothing_trains(results: tuple[Path, str, Path]) -> None:
+    folder, _, report = results
+    before = {path: path.read_bytes() for path in [*folder.glob("runs/*/*"), *report.iterdir()]}
+    output = reproduce(folder)
+    assert "12 runs, 0 to train" in output
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_two_workers_and_one_give_the_same_losses(results: tuple[Path, str, Path]) -> None:
+    """Runs were made by as many processes as there are cores, a thread each; here one again in this process."""
+    import torch
+
+    from crope.compose import load_run
+    from crope.execute import execute
+    from crope.interrupt import StopRequest
+    from crope.record import read_metrics
+
+    folder, _, _ = results
+    made = load_run(["model=crope", "data=tiny", "scale=smoke", f"results_dir={folder}"])
+    again = load_run(["model=crope", "data=tiny", "scale=smoke", f"results_dir={folder / 'alone'}", "tracker=none"])
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert execute(again, stop=StopRequest()).status == "complete"
+    torch.set_num_threads(before)
+    keep = ("val/loss_nats", "train/loss_nats", "val_full/loss_nats")
+    losses = [
+        [[row.get(key) for key in keep] for row in read_metrics(run.path / "metrics.jsonl")] for run in (made, again)
+    ]
+    assert losses[0] == losses[1]
