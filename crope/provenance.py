@@ -35,14 +35,17 @@ def collect(device_choice: str, data_meta: dict[str, Any]) -> dict[str, Any]:
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "device": device_name(device),
         "device_kind": device.type,
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-        if device.type == "cuda"
-        else None,
+        "driver": _driver() if device.type == "cuda" else None,
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
         "data": data_meta,
         "started_utc": now_utc(),
     }
+
+
+def _driver() -> str | None:
+    versions = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return versions.splitlines()[0] if versions else None  # a line per GPU, all of one driver
 
 
 def _version(name: str) -> str | None:

@@ -6,6 +6,8 @@ and the training loss of the batch that makes update s + 1.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -127,6 +129,8 @@ def prepare_device(config: Config) -> torch.device:
     device = resolve_device(config.runtime.device)
     if config.runtime.threads:
         torch.set_num_threads(config.runtime.threads)
+    if config.runtime.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(config.runtime.deterministic)
     torch._dynamo.reset()
     if device.type == "cuda":

@@ -108,10 +108,11 @@ def resolve_cells(runs: Sequence[Record], cells: Sequence[Cell], *, unavailable:
 
     Raises UserError where the complete runs of a cell differ in precision or kind of device, or share a seed.
     """
-    by_key: dict[str, list[Record]] = {}
+    # By name as well: a sweep of the user's may compute what a row of the table computes, under another name.
+    found: dict[tuple[str, str], list[Record]] = {}
     for run in runs:
-        by_key.setdefault(config.cell_key(run.config), []).append(run)
-    return [_resolve(cell, by_key.get(cell.key, []), unavailable) for cell in cells]
+        found.setdefault((run.summary["row"], config.cell_key(run.config)), []).append(run)
+    return [_resolve(cell, found.get((cell.row, cell.key), []), unavailable) for cell in cells]
 
 
 def _resolve(cell: Cell, runs: Sequence[Record], unavailable: Mapping[str, str]) -> CellResult:

@@ -100,6 +100,16 @@ def test_the_same_seed_from_two_folders_is_refused(write_run, cells, runs_dir, t
     assert all(str(path) in str(caught.value) for path in paths)
 
 
+def test_a_run_of_another_row_name_is_no_part_of_the_cell(write_run, cells, runs_dir, tmp_path: Path) -> None:
+    """A user's sweep can reach a table's configuration from another row: the same computation, the same seed."""
+    write_run("crope", "ptb", final=4.5)
+    summary = write_run("crope", "ptb", final=9.0, folder=tmp_path / "sweep") / "summary.json"
+    summary.write_text(summary.read_text().replace('"row": "base"', '"row": "mine"'))
+    results = resolve_cells(read_records(runs_dir) + read_records(tmp_path / "sweep"), cells, unavailable={})
+    (found,) = [result for result in results if result.cell.dataset == "ptb" and result.cell.model == "crope"]
+    assert (found.n, found.full.mean_nats) == (1, 4.5)
+
+
 def test_runs_frame_has_one_row_a_run_and_survives_failures(write_run, runs_dir) -> None:
     write_run("crope", "ptb", final=4.0)
     write_run("rope", "ptb", error=NAN, **LOST)
