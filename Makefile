@@ -18,14 +18,14 @@ setup: .venv/.stamp  ## virtual environment with pinned packages (every target d
 	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-reproduce: .venv/.stamp  ## Tables 1 and 2: data, every run, report [SCALE=paper|quick|smoke SEEDS=n]
-	@$(PY) scripts/reproduce.py $(if $(SCALE),--scale $(SCALE)) --seeds $(SEEDS)
+reproduce: .venv/.stamp  ## Tables 1 and 2: data, every run, report [SCALE=paper|quick|smoke SEEDS=n ARGS=tracker=none]
+	@$(PY) scripts/reproduce.py $(if $(SCALE),--scale $(SCALE)) --seeds $(SEEDS) $(ARGS)
 
 smoke: .venv/.stamp  ## the same graph at the smoke scale, in about a minute
 	@$(PY) scripts/reproduce.py --scale smoke --seeds $(SEEDS)
 
-prepare: .venv/.stamp  ## download, check and tokenise the paper's datasets ahead of training
-	@$(PY) scripts/prepare.py
+prepare: .venv/.stamp  ## download, check and tokenise the paper's datasets ahead of training [SCALE=...]
+	@$(PY) scripts/prepare.py $(if $(SCALE),--scale $(SCALE))
 
 report: .venv/.stamp  ## results/report/index.html and tables from the records [SCALE=...]
 	@$(PY) scripts/report.py $(if $(SCALE),--scale $(SCALE))

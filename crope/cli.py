@@ -31,6 +31,17 @@ def main_errors() -> Iterator[None]:
     except Stopped as stopped:
         print(f"{stopped}; the same command goes on from there", file=sys.stderr)
         sys.exit(128 + stopped.signal_number)
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the same command goes on from the last checkpoint")
+    except OSError as error:
+        sys.exit(f"error: {os_error_text(error)}")
+
+
+def os_error_text(error: OSError) -> str:
+    """What failed where: a full disk, a folder without permission, a file in the way."""
+    return (
+        f"{error.filename or 'file'}: {error.strerror or error}; make room or permission there, or name another folder"
+    )
 
 
 def default_scale() -> tuple[str, str]:
@@ -69,6 +80,8 @@ def run_hydra(arguments: Sequence[str]) -> int:
                 outcome = execute(run, stop=stop)
         except UserError as error:  # Hydra would show only the first one of a sweep
             outcome = Outcome("", "failed", f"error: {error}")
+        except OSError as error:
+            outcome = Outcome("", "failed", f"error: {os_error_text(error)}")
         print(outcome.text, flush=True)
         outcomes.append(outcome)
 

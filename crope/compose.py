@@ -179,7 +179,7 @@ def _origin(key: str, overrides: Sequence[str], choices: Any) -> str:
     default = keys()[key].default if key in keys() else None
     if isinstance(default, str) and default.startswith("${") and default[2:-1] in keys():
         return _origin(default[2:-1], overrides, choices)
-    return "conf/config.yaml" if key == "seed" else SCHEMA_FILE
+    return SCHEMA_FILE
 
 
 def _leaves(node: Any, prefix: str = "") -> list[str]:

@@ -143,6 +143,11 @@ class Config:
     results_dir: str = option("results", "runs and reports go here")
     data_dir: str = option("${oc.env:CROPE_DATA_DIR,data/raw}", "raw text, layout in data/README.md")
 
+    def validates_at(self, step: int) -> bool:
+        """Whether a validation loss of either kind is due after `step` updates."""
+        due = step % self.eval.every == 0 or (step > 0 and step % self.eval.full_every == 0)
+        return due or step == self.train.max_steps
+
 
 def keys(node: Any = Config, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
     """Every leaf key of the schema, dotted, with its field."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import platform
+from pathlib import Path
+
 import torch
+
+from crope.errors import ConfigError
 
 # Dense bf16 rates of the vendors' data sheets, for speed/mfu_pct; other devices get no MFU.
 PEAK_BF16_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto`: the GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    """`auto`: the GPU where there is one. Raises ConfigError for `cuda` where there is none."""
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ConfigError("runtime.device=cuda: torch finds no CUDA device here; take runtime.device=cpu or auto")
+    return torch.device("cuda" if name != "cpu" and available else "cpu")
 
 
 def auto_precision(device: str) -> str:
@@ -30,9 +37,11 @@ def cpu_has_bf16() -> bool:
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    return f"{names[0]} ({len(names)} cores)" if names else "CPU"
+    name, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+    if info.exists():  # Linux, where platform.processor() says little
+        lines = info.read_text(encoding="utf-8").splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name} ({os.cpu_count()} cores)"
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -14,6 +14,7 @@ import yaml
 from crope import provenance
 from crope.compose import Run
 from crope.config import NUMERICS_VERSION
+from crope.data.batches import check_length
 from crope.data.tokens import TokenSet, load_tokens
 from crope.device import resolve_device
 from crope.errors import UserError
@@ -54,9 +55,13 @@ def execute(run: Run, *, stop: StopSignal) -> Outcome:
         return Outcome(run.run_id, "skipped", f"{run.run_id}: complete already")
     config = run.config
     tokens = load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(config.data_dir))
+    for split in ("train", "validation"):
+        check_length(getattr(tokens, split), config.train.seq_len, split)
     began = time.monotonic()
     write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
     facts = provenance.collect(config.runtime.device, tokens.meta)
+    if (run.path / "checkpoint.pt").exists():
+        facts["resumed_from"] = provenance.earlier_attempts(run.path / "provenance.json")
     write_json(run.path / "provenance.json", facts)
     tracker = build_tracker(run)
     summary = _identity(run)

@@ -68,8 +68,10 @@ class Meter:
         return line
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time within the block (validation) counts as no step's."""
+    def paused(self, wanted: bool) -> Iterator[None]:
+        """Time within the block (validation) counts as no step's; steps queued on a GPU are waited for first."""
+        if wanted and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         began = time.perf_counter()
         yield
         self.pause += time.perf_counter() - began

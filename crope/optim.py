@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import StepLR
@@ -12,13 +11,12 @@ from crope.config import TrainConfig
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> tuple[AdamW, StepLR]:
     """Weight decay falls on every parameter, as torch's AdamW does when given model.parameters()."""
-    device = next(model.parameters()).device
     optimizer = AdamW(
         model.parameters(),
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         weight_decay=config.weight_decay,
-        fused=torch.device(device).type in ("cuda", "cpu"),
+        fused=True,
     )
     return optimizer, StepLR(optimizer, step_size=config.lr_step_size, gamma=config.lr_gamma)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import time
 from typing import TextIO
@@ -14,7 +15,8 @@ class Progress:
         self.label, self.start, self.total = label, start, total
         self.stream = stream or sys.stderr
         self.began = self.last = time.monotonic()
-        self.live = self.stream.isatty()
+        # Workers share one terminal: their lines would erase each other.
+        self.live = self.stream.isatty() and multiprocessing.parent_process() is None
 
     def due(self) -> bool:
         """Whether a line would be shown now: asked before the loss is read from the device."""
@@ -27,7 +29,7 @@ class Progress:
         left = seconds / done * (self.total - step)
         text = (
             f"{self.label}  {100 * step / self.total:3.0f} %  loss {loss:.4f}  "
-            f"{done * tokens_per_step / seconds:,.0f} tokens/s  ETA {format_seconds(left)}"
+            f"{done * tokens_per_step / seconds:,.0f} tokens/s  ETA {format_duration(left)}"
         )
         self.stream.write(f"\r\x1b[2K{text}")
         self.stream.flush()
@@ -39,8 +41,10 @@ class Progress:
             self.stream.flush()
 
 
-def format_seconds(seconds: float) -> str:
-    """1:05:09 or 5:09."""
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+def format_duration(seconds: float) -> str:
+    """1 h 05 min, 5 min 09 s or 9 s."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

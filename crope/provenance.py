@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,6 +43,13 @@ def collect(device_choice: str, data_meta: dict[str, Any]) -> dict[str, Any]:
         "data": data_meta,
         "started_utc": now_utc(),
     }
+
+
+def earlier_attempts(path: Path) -> list[dict[str, Any]]:
+    """What the provenance of a run that is resumed says of the attempts before, the oldest first."""
+    before = json.loads(path.read_text(encoding="utf-8"))
+    kept = {name: before[name] for name in ("commit", "dirty", "command", "device", "started_utc")}
+    return [*before.get("resumed_from", []), kept]
 
 
 def _driver() -> str | None:

@@ -5,31 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from crope import paper
 from crope.compose import Run, load_run
 from crope.data.tokens import load_tokens, unavailable
 from crope.errors import ConfigError, UserError
 from crope.estimate import estimate_seconds
 from crope.execute import is_done
-from crope.progress import format_seconds
+from crope.progress import format_duration
 from crope.record import write_json
 from crope.report import report_folder
 from crope.study import TABLES, jobs
 from crope.workers import execute_all, worker_count
 
-PAPER_DATASETS = ("pg19", "wikitext2", "ptb")
 
+def reproduce(*, scale: str, why: str, seeds: Sequence[int], results_dir: Path, overrides: Sequence[str] = ()) -> int:
+    """Both tables at one scale; `why` says how the scale was chosen, `overrides` set tracker and runtime.
 
-def reproduce(*, scale: str, why: str, seeds: Sequence[int], results_dir: Path) -> int:
-    """Both tables at one scale; `why` says how the scale was chosen. Returns the exit status.
-
-    1 if a run failed or data was damaged. Data that cannot be had is no failure: `tiny` stands in, the report says why.
+    Returns the exit status: 1 if a run failed or data was damaged. Data that cannot be had is no failure: `tiny` stands
+    in, and the report says why.
     """
     if len(seeds) < 1:
         raise ConfigError("SEEDS (--seeds) must be at least 1")
-    common = [f"scale={scale}", f"results_dir={results_dir}"]
+    for text in overrides:
+        if not text.startswith(("tracker=", "tracker.", "runtime=", "runtime.")):
+            raise ConfigError(f"'{text}': only tracker and runtime can be set here; scripts/train.py takes every key")
+    common = [f"scale={scale}", f"results_dir={results_dir}", *overrides]
     some = load_run(common)
-    missing = unavailable(PAPER_DATASETS, some.config.tokenizer, data_dir=Path(some.config.data_dir))
-    datasets = [name for name in PAPER_DATASETS if name not in missing] + (["tiny"] if missing else [])
+    wanted = [*paper.DATASET_LABELS, "tiny"]
+    missing = unavailable(wanted, some.config.tokenizer, data_dir=Path(some.config.data_dir))
+    if missing.keys() <= {"tiny"}:  # it stands in only where a dataset of the paper's cannot be had
+        wanted.remove("tiny")
+    datasets = [name for name in wanted if name not in missing]
     runs = [load_run([*job, *common]) for job in jobs(TABLES, scale=scale, seeds=seeds, datasets=datasets)]
     todo = [run for run in runs if not is_done(run.path)]
     workers = worker_count(some)
@@ -55,7 +61,7 @@ def _estimate(todo: Sequence[Run], workers: int) -> str:
     if not todo:
         return ""
     seconds = estimate_seconds(todo, threads=1 if workers > 1 else 0) / workers
-    return f", about {format_seconds(seconds)} min by timing a few steps of each shape; preparing data comes first"
+    return f", about {format_duration(seconds)} of training by timing a few steps of each shape, after preparing data"
 
 
 def _prepare(todo: Sequence[Run]) -> dict[str, str]:

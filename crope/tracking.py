@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,5 +69,31 @@ class WandbTracker:
         self.run.finish(exit_code=0 if summary["status"] == "complete" else 1)
 
 
+class MirrorTracker:
+    """Any tracker, such that its failure never costs a run: said once, and the record goes on alone."""
+
+    def __init__(self, run_id: str, build: Callable[[], Tracker]) -> None:
+        self.run_id = run_id
+        self.tracker: Tracker = NullTracker()
+        self.tracker = self._attempt(build) or self.tracker
+
+    def log(self, line: dict[str, Any]) -> None:
+        self._attempt(lambda: self.tracker.log(line))
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        self._attempt(lambda: self.tracker.finish(summary))
+
+    def _attempt(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except Exception as error:  # wandb's error types are many; none of them may stop training
+            reason = " ".join(str(error).split()) or type(error).__name__
+            print(f"{self.run_id}: not mirrored to wandb from here on: {reason}", file=sys.stderr, flush=True)
+            self.tracker = NullTracker()
+            return None
+
+
 def build_tracker(run: Run) -> Tracker:
-    return WandbTracker(run) if run.config.tracker.name == "wandb" else NullTracker()
+    if run.config.tracker.name == "none":
+        return NullTracker()
+    return MirrorTracker(run.run_id, lambda: WandbTracker(run))

@@ -15,7 +15,7 @@ from torch import Tensor
 from crope.checkpoint import TrainState, load_checkpoint, save_checkpoint, save_weights
 from crope.compose import Run
 from crope.config import Config
-from crope.data.batches import check_length, sample_batch
+from crope.data.batches import sample_batch
 from crope.data.tokens import TokenSet
 from crope.device import resolve_device
 from crope.evaluate import LossFunction, full_loss, sampled_loss
@@ -33,13 +33,10 @@ from crope.tracking import Tracker
 def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopSignal) -> GPT:
     """Trains to the last step, from the checkpoint where there is one, and leaves metrics.jsonl and weights.pt.
 
-    Raises NonFiniteLoss, Stopped (saved, on request), ConfigError where a split is shorter than one sequence.
+    Raises NonFiniteLoss, or Stopped (saved, on request).
     """
     config, paths = run.config, run.path
     total, device = config.train.max_steps, prepare_device(config)
-    for split in ("train", "validation"):
-        check_length(getattr(tokens, split), config.train.seq_len, split)
-
     model = GPT(config.model, vocab_size=tokens.vocab_size, max_len=config.train.seq_len, seed=config.seed).to(device)
     optimizer, scheduler = build_optimizer(model, config.train)
     state = TrainState(model, optimizer, scheduler)
@@ -58,7 +55,7 @@ def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopSignal) -> 
                 progress.close()
                 raise Stopped(f"saved at step {step}", stop.signal_number or 0)
 
-            with meter.paused():
+            with meter.paused(config.validates_at(step)):
                 line = validate(model, loss_function, tokens, config=config, step=step, device=device)
             if step < total:
                 loss = train_step(state, loss_function, tokens.train, config=config, step=step, device=device)
@@ -98,7 +95,7 @@ def train_step(
     if config.model.dropout:
         torch.manual_seed(torch_seed(config.seed, "dropout", step))
     state.model.train()
-    loss = loss_function(inputs_BT.to(device, non_blocking=True), targets_BT.to(device, non_blocking=True))
+    loss = loss_function(inputs_BT.to(device), targets_BT.to(device))
     loss.backward()
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
@@ -112,6 +109,8 @@ def validate(
     """The validation losses that are due after `step` updates; at the end also the training split, measured alike."""
     line: dict[str, float] = {}
     last = step == config.train.max_steps
+    if not config.validates_at(step):
+        return line
     model.eval()
     if last or step % config.eval.every == 0:
         line["val/loss_nats"] = sampled_loss(loss_function, tokens.validation, config=config, step=step, device=device)

@@ -36,7 +36,8 @@ def worker_count(run: Run) -> int:
     """One process a core on a CPU; one on a GPU."""
     if resolve_device(run.config.runtime.device).type == "cuda":
         return 1
-    return max(1, len(os.sched_getaffinity(0)) // max(1, run.config.runtime.threads))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // max(1, run.config.runtime.threads))
 
 
 def execute_all(runs: Sequence[Run], *, workers: int) -> Iterator[Outcome]:
@@ -61,6 +62,8 @@ def execute_all(runs: Sequence[Run], *, workers: int) -> Iterator[Outcome]:
                     except BrokenProcessPool:
                         text = f"{run.run_id}: a worker process was killed (out of memory?); the same command goes on"
                         yield Outcome(run.run_id, "failed", text)
+                    except Exception as error:  # of the pipeline itself; the runs beside it go on
+                        yield Outcome(run.run_id, "failed", f"{run.run_id}: {type(error).__name__}: {error}")
                 if stop.signal_number is not None:
                     shared.value = stop.signal_number
                     pool.shutdown(cancel_futures=True)  # waits for the runs under way, which save and leave

@@ -1,48 +1,44 @@
-"""Prepares token files ahead of training: `python scripts/prepare.py ptb wikitext2 --tokenizer gpt2`.
+"""Prepares token files ahead of training: downloads, checks and tokenises. What is prepared is only opened.
 
-What is already prepared is only opened. Layout of local files and sources: data/README.md.
+python scripts/prepare.py                                # the paper's datasets, the tokenizer of the default scale
+python scripts/prepare.py ptb wikitext2 --scale paper
+
+Layout of local files and sources: data/README.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-from crope.config import TokenizerConfig
-from crope.data.corpora import CORPORA, RAW_DIR, SPLITS, shown
-from crope.data.tokenizer import GPT2_VOCAB_SIZE
+from crope import paper
+from crope.cli import default_scale, main_errors
+from crope.compose import load_run
+from crope.data.corpora import SPLITS, shown
 from crope.data.tokens import TokenSet, load_tokens
 from crope.errors import UserError
 
-PAPER_CORPORA = ["pg19", "wikitext2", "ptb"]
-QUICK_VOCAB_SIZE = 4096  # of conf/scale/quick.yaml
 
-
-def main(arguments: list[str] | None = None) -> int:
-    options = parse(arguments)
-    size = options.vocab_size or (GPT2_VOCAB_SIZE if options.tokenizer == "gpt2" else QUICK_VOCAB_SIZE)
-    tokenizer = TokenizerConfig(name=options.tokenizer, vocab_size=size)
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpora", nargs="*", metavar="corpus", help=f"default: {' '.join(paper.DATASET_LABELS)}")
+    parser.add_argument("--scale", help="whose tokenizer; default: paper with a CUDA device, else quick")
+    parser.add_argument("--data-dir", help="raw text; default: CROPE_DATA_DIR, else data/raw")
+    options = parser.parse_args()
+    overrides = [f"scale={options.scale or default_scale()[0]}"]
+    overrides += [f"data_dir={options.data_dir}"] if options.data_dir else []
     failed = False
-    for corpus in options.corpora or PAPER_CORPORA:
+    for corpus in options.corpora or paper.DATASET_LABELS:
+        config = load_run([f"data={corpus}", *overrides]).config
         try:
-            print(render_line(corpus, load_tokens(corpus, tokenizer, data_dir=options.data_dir)))
+            print(
+                render_line(corpus, load_tokens(corpus, config.tokenizer, data_dir=Path(config.data_dir))), flush=True
+            )
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             failed = True
     return int(failed)
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Prepare token files ahead of training.")
-    parser.add_argument("corpora", nargs="*", metavar="corpus", help=f"of {', '.join(CORPORA)}; default: the paper's")
-    parser.add_argument("--tokenizer", default="bpe", help="gpt2 or bpe (default)")
-    parser.add_argument("--vocab-size", type=int, help=f"default: {QUICK_VOCAB_SIZE} for bpe")
-    parser.add_argument("--data-dir", type=Path, help="raw text; default: CROPE_DATA_DIR, else data/raw")
-    options = parser.parse_args(arguments)
-    options.data_dir = options.data_dir or Path(os.environ.get("CROPE_DATA_DIR") or RAW_DIR)
-    return options
 
 
 def render_line(corpus: str, tokens: TokenSet) -> str:
@@ -52,4 +48,5 @@ def render_line(corpus: str, tokens: TokenSet) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with main_errors():
+        sys.exit(main())

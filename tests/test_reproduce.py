@@ -21,7 +21,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Path]:
 
 def reproduce(folder: Path) -> str:
     """A smoke reproduction where no text and no token file is at hand and the hub is off."""
-    command = [sys.executable, "scripts/reproduce.py", "--scale", "smoke", "--results-dir", str(folder)]
+    command = [sys.executable, "scripts/reproduce.py", "--scale", "smoke", "--results-dir", str(folder), "tracker=none"]
     hidden = {
         "CROPE_DATA_DIR": str(folder / "no-text"),
         "CROPE_CACHE_DIR": str(folder / "cache"),
@@ -60,6 +60,16 @@ def test_typed_again_nothing_trains(results: tuple[Path, str, Path]) -> None:
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_only_what_changes_no_number_can_be_set(tmp_path: Path) -> None:
+    from crope.errors import ConfigError
+    from crope.reproduce import reproduce as run_reproduce
+
+    with pytest.raises(ConfigError, match="only tracker and runtime can be set here"):
+        run_reproduce(scale="smoke", why="", seeds=[0], results_dir=tmp_path, overrides=["train.lr=1"])
+    with pytest.raises(ConfigError, match="SEEDS"):
+        run_reproduce(scale="smoke", why="", seeds=[], results_dir=tmp_path)
+
+
 def test_two_workers_and_one_give_the_same_losses(results: tuple[Path, str, Path]) -> None:
     """Runs were made by as many processes as there are cores, a thread each; here one again in this process."""
     import torch
@@ -77,7 +87,5 @@ def test_two_workers_and_one_give_the_same_losses(results: tuple[Path, str, Path
     assert execute(again, stop=StopRequest()).status == "complete"
     torch.set_num_threads(before)
     keep = ("val/loss_nats", "train/loss_nats", "val_full/loss_nats")
-    losses = [
-        [[row.get(key) for key in keep] for row in read_metrics(run.path / "metrics.jsonl")] for run in (made, again)
-    ]
-    assert losses[0] == losses[1]
+    first, second = (read_metrics(run.path / "metrics.jsonl") for run in (made, again))
+    assert [[row.get(key) for key in keep] for row in first] == [[row.get(key) for key in keep] for row in second]

@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from crope.compose import load_run
+from crope.execute import execute
+from crope.interrupt import StopRequest
+from tests.conftest import TOY_OVERRIDES
 
 LOG_ONE_RUN = """
 import sys
@@ -61,7 +64,10 @@ def log_one_run(folder: Path, **environment: str) -> None:
 def test_offline_files_hold_the_run_and_nothing_leaves(tmp_path: Path) -> None:
     with listening_proxy() as (proxy, calls):
         log_one_run(tmp_path, HTTP_PROXY=proxy, HTTPS_PROXY=proxy, http_proxy=proxy, https_proxy=proxy)
-    assert calls == []
+        assert calls == []
+        # The same with wandb's error reports let through: the proxy would have seen traffic.
+        log_one_run(tmp_path / "control", HTTPS_PROXY=proxy, https_proxy=proxy, WANDB_ERROR_REPORTING="true")
+        assert calls
 
     (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
     wandb = Path(sys.executable).with_name("wandb")
@@ -78,6 +84,23 @@ def test_offline_files_hold_the_run_and_nothing_leaves(tmp_path: Path) -> None:
     assert any(axis.get("glob_name") == "*" and axis.get("step_metric") == "step" for axis in axes)
     items = [record["history"]["item"] for record in records if record["type"] == "history"]
     assert [(item["step"], item["val/loss_nats"]) for item in items] == [(0, 7.0), (20, 6.8), (40, 6.6)]
+
+
+def test_a_tracker_that_fails_costs_no_run(toy_data, tmp_path: Path, monkeypatch, capsys) -> None:
+    class Broken:
+        def log(self, line: dict[str, object]) -> None:
+            raise RuntimeError("the server\nis gone")
+
+        def finish(self, summary: dict[str, object]) -> None:
+            raise AssertionError("asked again after it failed")
+
+    for build in (Broken, lambda: 1 / 0):
+        monkeypatch.setattr("crope.tracking.WandbTracker", lambda _, build=build: build())
+        run = load_run([*TOY_OVERRIDES, "tracker=wandb", f"seed={build is Broken:d}", f"results_dir={tmp_path}"])
+        assert execute(run, stop=StopRequest()).status == "complete"
+        said = capsys.readouterr().err
+        assert said.count("not mirrored to wandb from here on: ") == 1
+        assert ("the server is gone" in said) == (build is Broken)
 
 
 def test_none_imports_nothing() -> None:

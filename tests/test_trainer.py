@@ -93,7 +93,7 @@ def test_a_complete_run_is_skipped(toy_data: TokenSet, tmp_path: Path, monkeypat
 def test_a_stopped_run_goes_on_to_the_same_bits(
     dropout: float, leave_at: int, toy_data: TokenSet, tmp_path: Path, monkeypatch
 ) -> None:
-    """Stopped at a checkpoint's step and between two; lines past the checkpoint must not stand twice."""
+    """Stopped at a checkpoint's step and between two."""
     whole = toy_run(tmp_path / "whole", f"model.dropout={dropout}")
     execute(whole, stop=StopRequest())
 
@@ -118,6 +118,34 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     assert losses(broken) == losses(whole)
     found, expected = weights(broken), weights(whole)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("killed_at", [5, 7, 11])
+def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(
+    killed_at: int, toy_data: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
+    """Nothing is saved on the way out, so lines past the last checkpoint (steps 5 and 10) are there to be cut."""
+    whole, broken = toy_run(tmp_path / "whole"), toy_run(tmp_path / "broken")
+    execute(whole, stop=StopRequest())
+    real = trainer.train_step
+
+    def die_there(*args: object, step: int, **kwargs: object) -> torch.Tensor:
+        if step == killed_at:
+            raise KeyboardInterrupt
+        return real(*args, step=step, **kwargs)
+
+    monkeypatch.setattr(trainer, "train_step", die_there)
+    with pytest.raises(KeyboardInterrupt):
+        execute(broken, stop=StopRequest())
+    assert max(row["step"] for row in read_metrics(broken.path / "metrics.jsonl")) >= 4
+
+    monkeypatch.setattr(trainer, "train_step", real)
+    assert execute(broken, stop=StopRequest()).status == "complete"
+    assert losses(broken) == losses(whole)
+    found, expected = weights(broken), weights(whole)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    facts = read_record(broken.path).provenance
+    assert [attempt["commit"] for attempt in facts["resumed_from"]] == [facts["commit"]]
 
 
 def test_models_see_the_same_batches(toy_data: TokenSet, tmp_path: Path, monkeypatch) -> None:

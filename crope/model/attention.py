@@ -42,3 +42,6 @@ class CausalAttention(nn.Module):
 
     def _heads(self, x_BTD: torch.Tensor) -> torch.Tensor:
         return x_BTD.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+
+ATTENTIONS: dict[str, type[CausalAttention]] = {"softmax": CausalAttention}

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from crope.config import FFN_RATIO, ModelConfig
-from crope.model.attention import CausalAttention
+from crope.model.attention import ATTENTIONS
 from crope.model.positions import build_positions
 from crope.seeding import stream
 
@@ -27,7 +27,7 @@ class Block(nn.Module):
         super().__init__()
         width = config.d_model
         self.attn_norm = nn.LayerNorm(width, eps=1e-5)
-        self.attn = CausalAttention(config)
+        self.attn = ATTENTIONS[config.attention](config)
         self.ffn_norm = nn.LayerNorm(width, eps=1e-5)
         self.ffn_up = nn.Linear(width, FFN_RATIO * width)
         self.ffn_down = nn.Linear(FFN_RATIO * width, width)

@@ -5,6 +5,8 @@ Shapes: B batch, T tokens, D model width, H heads, K head width, J = K/2 pairs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -75,6 +77,8 @@ def angles(width: int, max_len: int) -> torch.Tensor:
 
 def build_positions(name: str, *, d_model: int, n_heads: int, max_len: int) -> Positions:
     """The scheme that `model.position` names."""
-    if name == "sinusoidal":
-        return SinusoidalPositions(d_model, max_len)
-    return RotaryEmbedding(d_model // n_heads, max_len)
+    builders: dict[str, Callable[[], Positions]] = {
+        "sinusoidal": lambda: SinusoidalPositions(d_model, max_len),
+        "rotary": lambda: RotaryEmbedding(d_model // n_heads, max_len),
+    }
+    return builders[name]()

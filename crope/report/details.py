@@ -32,8 +32,10 @@ NOTES = (
     " several seeds the steps of the lowest are given as a range.",
     "Passes: training tokens over the tokens of the train split. Train-val. gap: final full validation loss less the"
     " loss on the train split, measured in the same way at the same step, nats per token.",
-    "Nats per byte compare across tokenizers, nats per token do not. Unigram: cross-entropy of the validation split"
-    " under the train split's token counts, nats per token; a model that uses context ends below it.",
+    "Best is the lowest of the full measurements; where there is only the one at the end, it is the final loss.",
+    "Nats per byte compare across tokenizers, nats per token do not; they are nats per token times the tokens per byte"
+    " of the whole validation split. Unigram: cross-entropy of the validation split under the train split's token"
+    " counts, one added to each, nats per token; a model that uses context ends below it.",
 )
 
 

@@ -93,7 +93,7 @@ def _run_row(run: Record) -> dict[str, Any]:
         "val_full_best_nats": full.get("best_nats"),
         "val_full_best_step": full.get("best_step"),
         **{name: summary.get(name) for name in ("train_val_gap_nats", "val_nats_per_byte", "unigram_nats")},
-        **{name: time.get(name) for name in ("train_s", "total_s", "median_step_ms", "tokens_per_s")},
+        **{name: time.get(name) for name in ("total_s", "median_step_ms", "tokens_per_s")},
         "memory_peak_gib": summary.get("memory_peak_gib"),
         "error": error_line(summary),
     }
@@ -108,11 +108,14 @@ def resolve_cells(runs: Sequence[Record], cells: Sequence[Cell], *, unavailable:
 
     Raises UserError where the complete runs of a cell differ in precision or kind of device, or share a seed.
     """
-    # By name as well: a sweep of the user's may compute what a row of the table computes, under another name.
-    found: dict[tuple[str, str], list[Record]] = {}
+    # By name as well: a sweep of the user's may compute what a cell of the table computes, under another name.
+    found: dict[tuple[str, ...], list[Record]] = {}
     for run in runs:
-        found.setdefault((run.summary["row"], config.cell_key(run.config)), []).append(run)
-    return [_resolve(cell, found.get((cell.row, cell.key), []), unavailable) for cell in cells]
+        names = (run.summary["model"], run.summary["dataset"], run.summary["row"])
+        found.setdefault((*names, config.cell_key(run.config)), []).append(run)
+    return [
+        _resolve(cell, found.get((cell.model, cell.dataset, cell.row, cell.key), []), unavailable) for cell in cells
+    ]
 
 
 def _resolve(cell: Cell, runs: Sequence[Record], unavailable: Mapping[str, str]) -> CellResult:

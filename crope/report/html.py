@@ -13,6 +13,7 @@ from urllib.parse import quote
 import jinja2
 
 from crope import paper
+from crope.progress import format_duration
 from crope.record import Record
 from crope.report.details import HEADINGS, NOTES, Detail, details_caption, printed_rows, savings_line
 from crope.report.figures import FULL, Column, describe_figure, render_figure
@@ -116,14 +117,6 @@ def _run_row(run: Record, row: dict[Any, Any], page: Page) -> dict[str, Any]:
         "device": " ".join(str(row[name]) for name in ("device", "precision") if row[name]),
         "time": "" if row["total_s"] is None else format_duration(row["total_s"]),
     }
-
-
-def format_duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def _picture(column: Column, scale: str) -> dict[str, str]:

@@ -43,7 +43,8 @@ def publish(results_dir: Path, machine: str, *, scale: str, published: Path = PU
             f"{results_dir}/runs: no complete run of scale {scale}; `make reproduce SCALE={scale}` makes them"
         )
     for run in chosen:
-        if run.provenance["commit"] is None or run.provenance["dirty"]:
+        attempts = [run.provenance, *run.provenance.get("resumed_from", [])]
+        if any(attempt["commit"] is None or attempt["dirty"] for attempt in attempts):
             raise UserError(f"{run.path}: made from uncommitted code; commit, remove the run and make it again")
         for name in RECORD_FILES:
             target = published / machine / run.path.name / name
@@ -88,12 +89,15 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
 def render_readme(text: str, published: Path = PUBLISHED) -> tuple[str, bytes]:
     """The README with its generated part made anew, and the picture's bytes.
 
-    The records of the largest published scale are taken. Raises UserError where there are no records or no markers.
+    The records of the largest published scale are taken, of the machine that has most of them.
+    Raises UserError where there are no records or no markers.
     """
-    runs = [run for folder in sorted(published.glob("*/")) for run in load_runs(folder)]
-    scale = next((name for name in SCALES if any(run.summary["scale"] == name for run in runs)), None)
+    machines = [load_runs(folder) for folder in sorted(published.glob("*/"))]
+    scales = {run.summary["scale"] for runs in machines for run in runs}
+    scale = next((name for name in SCALES if name in scales), None)
     if scale is None:
         raise UserError(f"{published}: no published records; scripts/publish.py makes them")
+    runs = max(machines, key=lambda runs: sum(run.summary["scale"] == scale for run in runs))
     results = resolve_cells(runs, expected_cells(scale), unavailable={})
     parts = [render_markdown(build_table(results, name, scale=scale)) for name in TABLES]
     if savings := savings_line(results):
