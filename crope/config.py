@@ -27,6 +27,7 @@ NUMERICS_VERSION: int = json.loads(GOLDEN_FILE.read_text(encoding="utf-8"))["num
 # What a run's identity is made of. Runtime, tracker and paths may never change a number, so they cannot enter.
 SCIENTIFIC = ("model", "data", "tokenizer", "train", "eval", "seed")
 
+GPT2_VOCAB_SIZE = 50257
 FFN_RATIO = 4  # width of the feed-forward layer over d_model, in every model (Sec. 6.1: "expansion ratio of 4")
 
 
@@ -186,10 +187,10 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
             "model.d_model",
             f"gives heads of odd width {width} (model.n_heads={model.n_heads}); a pair of channels is one rotation",
         )
-    if config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size != 50257:
+    if config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size != GPT2_VOCAB_SIZE:
         yield (
             "tokenizer.vocab_size",
-            "must be 50257 with tokenizer.name=gpt2 (a size of your own needs tokenizer.name=bpe)",
+            f"must be {GPT2_VOCAB_SIZE} with tokenizer.name=gpt2 (a size of your own needs tokenizer.name=bpe)",
         )
 
 

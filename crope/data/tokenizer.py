@@ -20,12 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from crope.config import TokenizerConfig
+from crope.config import GPT2_VOCAB_SIZE, TokenizerConfig
 from crope.data.corpora import shown
 from crope.errors import ConfigError, DataError
 
 GPT2_FILE = "tokenizers/gpt2/tokenizer.json"
-GPT2_VOCAB_SIZE = 50257
 # Of vocabulary and merges (see vocabulary_sha256), not of the file: the hub's file and the one built from OpenAI's
 # encoder.json and vocab.bpe hold the same ones in different JSON.
 GPT2_SHA256 = "7af2255eedd60b16dd34cbba614d328a4b0726f23b66fb09c942a867f3ccac38"

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from crope import paper
+from crope.config import GPT2_VOCAB_SIZE
 from crope.model.counting import Parameters, savings
 from crope.paper import SAVED_PERCENT
 from crope.record import Record
@@ -146,6 +147,11 @@ def savings_line(results: Sequence[CellResult]) -> str:
                 f"{name} {saved[name]:.1f} % (paper: {stated.value:g} %)" for name, stated in SAVED_PERCENT.items()
             ]
             whole = f"{saved['model']:.1f} % ({full.total:,} to {lean.total:,} parameters)"
+            if model["tied_head"] and runs["rope"].config["tokenizer"]["vocab_size"] != GPT2_VOCAB_SIZE:
+                share = (
+                    100 * (full.qkv - lean.qkv) / (full.total - full.embeddings + GPT2_VOCAB_SIZE * model["d_model"])
+                )
+                whole += f", with GPT-2's vocabulary {share:.1f} %"
             return f"Weights that CRoPE saves against RoPE: {', '.join(parts)}; whole model with embeddings {whole}."
     return ""
 

@@ -9,7 +9,7 @@ from crope.report.frame import one_line
 from crope.report.tables import Table
 
 
-def render_markdown(table: Table) -> str:
+def render_markdown(table: Table, *, with_notes: bool = True) -> str:
     first = "Dataset" if table.name == "table1" else "Configuration"
     lines = [f"**{escape_markdown(table.caption)}**", ""]
     lines += [markdown_row([first, "", *table.columns]), markdown_row(["---", "---", *("---:" for _ in table.columns)])]
@@ -21,7 +21,7 @@ def render_markdown(table: Table) -> str:
             lines.append(markdown_row([label, line.protocol, *entries]))
     lines += ["", *(f"- {escape_markdown(text)}" for text in [table.settings] if text)]
     lines += [*(f"- [{number}] {escape_markdown(text)}" for number, text in table.marks)]
-    lines += [f"- {escape_markdown(note)}" for note in table.notes]
+    lines += [f"- {escape_markdown(note)}" for note in table.notes if with_notes]
     return "\n".join(lines) + "\n"
 
 

@@ -99,7 +99,8 @@ def render_readme(text: str, published: Path = PUBLISHED) -> tuple[str, bytes]:
         raise UserError(f"{published}: no published records; scripts/publish.py makes them")
     runs = max(machines, key=lambda runs: sum(run.summary["scale"] == scale for run in runs))
     results = resolve_cells(runs, expected_cells(scale), unavailable={})
-    parts = [render_markdown(build_table(results, name, scale=scale)) for name in TABLES]
+    tables = [build_table(results, name, scale=scale) for name in TABLES]
+    parts = [render_markdown(table, with_notes=table is tables[-1]) for table in tables]  # both have the same notes
     if savings := savings_line(results):
         parts.append(savings + "\n")
     generated = "\n".join(parts)

@@ -23,7 +23,7 @@ def make_config(
 ) -> dict[str, Any]:
     train = {**paper.ROWS[row], "max_steps": 100, "precision": precision}
     return {
-        "model": {"projection": model, "n_layers": 4, "d_model": train.pop("d_model")},
+        "model": {"projection": model, "tied_head": True, "n_layers": 4, "d_model": train.pop("d_model")},
         "data": {"corpus": dataset},
         "tokenizer": {"name": "bpe", "vocab_size": 4096},
         "train": train,
