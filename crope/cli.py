@@ -94,7 +94,8 @@ def run_hydra(arguments: Sequence[str]) -> int:
         raise explain(error) from error
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if failed and len(outcomes) > 1:
-        print(f"{len(failed)} of {len(outcomes)} runs failed:", *(f"  {outcome.text}" for outcome in failed), sep="\n")
+        texts = dict.fromkeys(outcome.text for outcome in failed)  # one cause may stop many
+        print(f"{len(failed)} of {len(outcomes)} runs failed:", *texts, sep="\n  ")
     return 1 if failed else 0
 
 
