@@ -34,7 +34,10 @@ class Progress:
         self.stream.write(f"\r\x1b[2K{text}")
         self.stream.flush()
 
-    def close(self) -> None:
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
         """Clears the line: what is worth keeping is printed by the caller."""
         if self.live:
             self.stream.write("\r\x1b[2K")

@@ -43,16 +43,14 @@ def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopSignal) -> 
     loss_function = build_loss(model, config, device)
     start = load_checkpoint(paths / "checkpoint.pt", state)
     meter = Meter(config, tokens.vocab_size, device)
-    progress = Progress(run.run_id, start=start, total=total)
-
-    with MetricsWriter(paths / "metrics.jsonl", keep_below=start) as metrics:
+    metrics_file = MetricsWriter(paths / "metrics.jsonl", keep_below=start)
+    with metrics_file as metrics, Progress(run.run_id, start=start, total=total) as progress:
         for step in range(start, total + 1):
             leaving = stop.signal_number is not None
             if leaving or (step > start and step % config.runtime.checkpoint_every == 0):
                 meter.check_finite()
                 save_checkpoint(paths / "checkpoint.pt", state, step=step)
             if leaving:
-                progress.close()
                 raise Stopped(f"saved at step {step}", stop.signal_number or 0)
 
             with meter.paused(config.validates_at(step)):
@@ -69,7 +67,6 @@ def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopSignal) -> 
                 meter.check_finite(line, step)
                 metrics.write({"step": step, **line})
                 tracker.log({"step": step, **line})
-    progress.close()
     save_weights(paths / "weights.pt", model)
     return model
 
