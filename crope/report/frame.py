@@ -143,7 +143,8 @@ def _resolve(cell: Cell, runs: Sequence[Record], unavailable: Mapping[str, str])
         reason = f"only runs of numerics version {found}, {current_version}; {again} trains them again"
         return CellResult(cell, "stale", reason=reason)
     label = DATASET_LABELS.get(cell.dataset, cell.dataset)
-    why = one_line(unavailable[cell.dataset]) if cell.dataset in unavailable else f"no finished run; {again} trains it"
+    why = one_line(unavailable.get(cell.dataset, f"no finished run; {again} trains it"))
+    why = why.removeprefix(f"{cell.dataset}: ")  # the label says it
     return CellResult(cell, "missing", reason=f"{label}: {why}")
 
 
