@@ -2,10 +2,11 @@
 
 PYTHON ?= python3
 SEEDS ?= 1
+KILLS ?= 200
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce smoke prepare report readme golden test lint constraints clean
+.PHONY: help setup reproduce smoke prepare report readme golden test faults lint constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,7 +43,10 @@ lint: .venv/.stamp  ## ruff and mypy
 	@.venv/bin/mypy
 
 test: lint  ## lint, then every test
-	@$(PY) -m pytest -q
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist loadfile
+
+faults: .venv/.stamp  ## kill runs at random moments and compare bits [KILLS=200]
+	@KILLS=$(KILLS) $(PY) -m pytest -q -m on_demand tests/test_faults.py
 
 constraints: .venv/.stamp  ## pin constraints.txt to what .venv holds
 	@.venv/bin/pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > constraints.txt

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
 
 import hydra
 import yaml
@@ -15,8 +15,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from crope.compose import CONF_DIR, build_run, check_overrides, explain, load_run, register, resolve_precision
-from crope.errors import UserError
+from crope.compose import CONF_DIR, Run, build_run, check_overrides, explain, load_run, register, resolve_precision
+from crope.errors import UserError, storage_error
 
 
 @contextmanager
@@ -25,6 +25,7 @@ def main_errors() -> Iterator[None]:
     from crope.interrupt import Stopped
 
     try:
+        _check_working_folder()
         yield
     except UserError as error:
         sys.exit(f"error: {error}")
@@ -34,14 +35,21 @@ def main_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit("interrupted; the same command goes on from the last checkpoint")
     except OSError as error:
-        sys.exit(f"error: {os_error_text(error)}")
+        sys.exit(f"error: {_os_error_text(error)}")
 
 
-def os_error_text(error: OSError) -> str:
-    """What failed where: a full disk, a folder without permission, a file in the way."""
-    return (
-        f"{error.filename or 'file'}: {error.strerror or error}; make room or permission there, or name another folder"
-    )
+def _check_working_folder() -> None:
+    """Before torch is imported, which ends the process with a message of its own where there is none."""
+    try:
+        Path.cwd()
+    except OSError:
+        text = "the working folder was removed; go to one that exists (cd) and type the command again"
+        raise UserError(text) from None
+
+
+def _os_error_text(error: OSError) -> str:
+    known = storage_error(error, "file")
+    return str(known) if known else f"{error.filename or 'file'}: {error.strerror or error}"
 
 
 def default_scale() -> tuple[str, str]:
@@ -64,26 +72,33 @@ def run_hydra(arguments: Sequence[str]) -> int:
         return _print_config([text for text in overrides if text not in ("job", "all", "hydra")])
     check_overrides(overrides)
     register()
-    outcomes: list[Any] = []
+    from crope.execute import Outcome, is_taken
+    from crope.workers import execute_all
+
+    outcomes: list[Outcome] = []
+    busy: list[Run] = []
 
     @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")
     def job(cfg: DictConfig) -> None:
         from hydra.core.hydra_config import HydraConfig
 
-        from crope.execute import Outcome, execute
-        from crope.interrupt import StopRequest
-
-        # Without this, the config that Hydra hands to a job lacks the node that names the chosen group files.
+        # Without its own node, the config that Hydra hands to a job lacks the names of the chosen group files.
         try:
             run = resolve_precision(build_run(_with_hydra(cfg, HydraConfig.get())))
-            with StopRequest() as stop:
-                outcome = execute(run, stop=stop)
         except UserError as error:  # Hydra would show only the first one of a sweep
-            outcome = Outcome("", "failed", f"error: {error}")
-        except OSError as error:
-            outcome = Outcome("", "failed", f"error: {os_error_text(error)}")
-        print(outcome.text, flush=True)
-        outcomes.append(outcome)
+            outcomes.append(Outcome("", "failed", f"error: {error}"))
+            print(outcomes[-1].text, flush=True)
+            return
+        if is_taken(run.path):
+            print(f"{run.run_id}: another process trains it; after the other runs", flush=True)
+            busy.append(run)
+        else:
+            finish([run])
+
+    def finish(runs: list[Run]) -> None:
+        for outcome in execute_all(runs, workers=1):
+            print(outcome.text, flush=True)
+            outcomes.append(outcome)
 
     # Hydra prints its own many lines unless told to let exceptions through.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -92,6 +107,7 @@ def run_hydra(arguments: Sequence[str]) -> int:
         job()
     except (HydraException, OmegaConfBaseException) as error:
         raise explain(error) from error
+    finish(busy)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if failed and len(outcomes) > 1:
         texts = dict.fromkeys(outcome.text for outcome in failed)  # one cause may stop many

@@ -209,11 +209,12 @@ def cell_key(config: dict[str, Any]) -> str:
     return _digest(part)
 
 
-def run_hash(config: dict[str, Any]) -> str:
-    """Eight hex digits of what the run computes: the scientific part and NUMERICS_VERSION."""
+def run_hash(config: dict[str, Any], *, numerics_version: int | None = None) -> str:
+    """Eight hex digits of what the run computes: the scientific part and the version (None: NUMERICS_VERSION)."""
     if config["train"]["precision"] == "auto":
         raise ValueError("train.precision must be resolved before a run is named")
-    return _digest({**scientific(config), "numerics_version": NUMERICS_VERSION})[:8]
+    version = NUMERICS_VERSION if numerics_version is None else numerics_version
+    return _digest({**scientific(config), "numerics_version": version})[:8]
 
 
 def _digest(value: Any) -> str:

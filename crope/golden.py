@@ -16,6 +16,7 @@ from crope.checkpoint import TrainState
 from crope.compose import load_run
 from crope.config import GOLDEN_FILE
 from crope.data.token_files import TokenSet
+from crope.interrupt import Unstoppable
 from crope.model.gpt import GPT
 from crope.optim import build_optimizer
 from crope.record import write_json
@@ -53,7 +54,7 @@ def golden_losses(model_name: str) -> dict[str, list[float]]:
     state, loss_function = TrainState(model, optimizer, scheduler), build_loss(model, config, device)
     found: dict[str, list[float]] = {"train": [], "val": [], "val_full": []}
     for step in range(STEPS + 1):
-        line = validate(model, loss_function, tokens, config=config, step=step, device=device)
+        line = validate(model, loss_function, tokens, config=config, step=step, device=device, stop=Unstoppable())
         for name in ("val", "val_full"):
             found[name] += [line[f"{name}/loss_nats"]] if f"{name}/loss_nats" in line else []
         if step < STEPS:

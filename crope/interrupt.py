@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from types import FrameType, TracebackType
 from typing import Protocol
 
@@ -15,6 +17,7 @@ class Stopped(BaseException):
 
     def __init__(self, where: str, signal_number: int) -> None:
         super().__init__(f"stopped: {where}")
+        self.where = where
         self.signal_number = signal_number
 
 
@@ -23,6 +26,12 @@ class StopSignal(Protocol):
 
     @property
     def signal_number(self) -> int | None: ...
+
+
+class Unstoppable:
+    """A StopSignal that never asks."""
+
+    signal_number: int | None = None
 
 
 class StopRequest:
@@ -43,5 +52,8 @@ class StopRequest:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal_number is not None:
-            raise KeyboardInterrupt
+            # An exception could be held up by whatever is waited for; every file is whole at any moment, so just leave.
+            sys.stderr.write("left at once; the same command goes on from the last checkpoint\n")
+            sys.stderr.flush()
+            os._exit(128 + number)
         self.signal_number = number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -32,6 +33,7 @@ def collect(device_choice: str, data_meta: dict[str, Any]) -> dict[str, Any]:
         "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
         "dirty": None if status is None else bool(status),
         "command": shlex.join(sys.argv),
+        "pid": os.getpid(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},

@@ -19,6 +19,8 @@ from typing import Any
 
 import yaml
 
+TEMPORARY = ".tmp"
+
 
 @dataclass(frozen=True)
 class Record:
@@ -54,24 +56,50 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-class MetricsWriter:
-    """Appends to metrics.jsonl. Lines at or past step `keep_below` are cut: the resumed run writes them again."""
+@dataclass(frozen=True)
+class Mark:
+    """A place in a metrics.jsonl: its first `size` bytes and their sha256."""
 
-    def __init__(self, path: Path, *, keep_below: int) -> None:
-        kept = [row for row in read_metrics(path) if row["step"] < keep_below] if path.exists() else []
-        write_text(path, "".join(_line(row) for row in kept))
-        self.file = path.open("a", encoding="utf-8")
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path, size: int | None = None) -> Mark:
+        """The mark after `size` bytes of a file (None: at its end); the start where there is no file."""
+        data = path.read_bytes()[:size] if path.exists() else b""
+        return cls(len(data), hashlib.sha256(data).hexdigest())
+
+
+START = Mark(0, hashlib.sha256().hexdigest())
+
+
+class MetricsWriter:
+    """Appends to metrics.jsonl after `keep`; what stands behind it is cut, since the resumed run writes it again."""
+
+    def __init__(self, path: Path, *, keep: Mark) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = path.open("ab")
+        self.file.truncate(keep.size)
+        self.hash = hashlib.sha256(path.read_bytes())
+        if self.hash.hexdigest() != keep.sha256:
+            raise ValueError(f"{path}: its first {keep.size} bytes are not the ones that were marked")
 
     def write(self, row: dict[str, Any]) -> None:
-        self.file.write(_line(row))
+        line = _line(row).encode()
+        self.file.write(line)
         self.file.flush()
+        self.hash.update(line)
+
+    def mark(self) -> Mark:
+        """Where the file ends now; everything up to there is on the disk."""
+        os.fsync(self.file.fileno())
+        return Mark(self.file.tell(), self.hash.hexdigest())
 
     def __enter__(self) -> MetricsWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        self.mark()
         self.file.close()
 
 
@@ -82,7 +110,7 @@ def _line(row: dict[str, Any]) -> str:
 def write_bytes(path: Path, data: bytes) -> None:
     """Atomic: a reader sees the old file or the whole new one, after a power cut too."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -90,9 +118,25 @@ def write_bytes(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp gives 0600, which a shared results folder cannot use
         os.replace(temporary, path)
+        sync_folder(path.parent)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Temporary files of a writer that was killed; call it only where no other process writes into the folder."""
+    for path in folder.glob(f".*{TEMPORARY}"):
+        path.unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes the names in a folder outlast a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:

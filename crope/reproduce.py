@@ -8,7 +8,7 @@ from pathlib import Path
 from crope import paper
 from crope.compose import Run, load_run
 from crope.data.tokens import load_tokens, unavailable
-from crope.errors import ConfigError, UserError
+from crope.errors import ConfigError, DataError, UserError
 from crope.estimate import estimate_seconds
 from crope.execute import is_done
 from crope.progress import format_duration
@@ -37,7 +37,7 @@ def reproduce(*, scale: str, why: str, seeds: Sequence[int], results_dir: Path, 
         wanted.remove("tiny")
     datasets = [name for name in wanted if name not in missing]
     runs = [load_run([*job, *common]) for job in jobs(TABLES, scale=scale, seeds=seeds, datasets=datasets)]
-    todo = [run for run in runs if not is_done(run.path)]
+    todo = [run for run in runs if not _is_done(run)]
     workers = worker_count(some)
 
     print(f"scale {scale} ({why}): {len(runs)} runs, {len(todo)} to train{_estimate(todo, workers)}", flush=True)
@@ -51,10 +51,17 @@ def reproduce(*, scale: str, why: str, seeds: Sequence[int], results_dir: Path, 
     for number, outcome in enumerate(execute_all(todo, workers=workers), 1):
         print(f"[{number}/{len(todo)}] {outcome.text}", flush=True)
         failed += [outcome.text] if outcome.status == "failed" else []
-    report_folder(results_dir=results_dir, scale=scale)
+    _, unsound = report_folder(results_dir=results_dir, scale=scale)
     if failed:
         print(f"{len(failed)} of {len(todo)} runs failed:", *failed, sep="\n  ")
-    return 1 if failed or damaged else 0
+    return 1 if failed or damaged or unsound else 0
+
+
+def _is_done(run: Run) -> bool:
+    try:
+        return is_done(run.path)
+    except DataError:  # a damaged record: its turn ends in a failure that says so
+        return False
 
 
 def _estimate(todo: Sequence[Run], workers: int) -> str:

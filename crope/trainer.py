@@ -18,8 +18,10 @@ from crope.config import Config
 from crope.data.batches import sample_batch
 from crope.data.tokens import TokenSet
 from crope.device import resolve_device
+from crope.errors import UserError
 from crope.evaluate import LossFunction, full_loss, sampled_loss
 from crope.interrupt import Stopped, StopSignal
+from crope.lock import Lock
 from crope.loss import cross_entropy
 from crope.meter import Meter
 from crope.model.gpt import GPT
@@ -30,31 +32,41 @@ from crope.seeding import torch_seed
 from crope.tracking import Tracker
 
 
-def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopSignal) -> GPT:
+def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopSignal, lock: Lock) -> GPT:
     """Trains to the last step, from the checkpoint where there is one, and leaves metrics.jsonl and weights.pt.
 
-    Raises NonFiniteLoss, or Stopped (saved, on request).
+    Raises NonFiniteLoss; Stopped (on request, saved); UserError where the run's folder vanished under it.
     """
-    config, paths = run.config, run.path
+    config, folder = run.config, run.path
     total, device = config.train.max_steps, prepare_device(config)
     model = GPT(config.model, vocab_size=tokens.vocab_size, max_len=config.train.seq_len, seed=config.seed).to(device)
     optimizer, scheduler = build_optimizer(model, config.train)
     state = TrainState(model, optimizer, scheduler)
     loss_function = build_loss(model, config, device)
-    start = load_checkpoint(paths / "checkpoint.pt", state)
+    made_with = {"kind of device": device.type} | {
+        f"{split} text": tokens.meta["splits"][split]["sha256"] for split in ("train", "validation")
+    }
+    start, written = load_checkpoint(folder, state, made_with=made_with)
     meter = Meter(config, tokens.vocab_size, device)
-    metrics_file = MetricsWriter(paths / "metrics.jsonl", keep_below=start)
+    metrics_file = MetricsWriter(folder / "metrics.jsonl", keep=written)
     with metrics_file as metrics, Progress(run.run_id, start=start, total=total) as progress:
-        for step in range(start, total + 1):
-            leaving = stop.signal_number is not None
-            if leaving or (step > start and step % config.runtime.checkpoint_every == 0):
-                meter.check_finite()
-                save_checkpoint(paths / "checkpoint.pt", state, step=step)
-            if leaving:
-                raise Stopped(f"saved at step {step}", stop.signal_number or 0)
 
-            with meter.paused(config.validates_at(step)):
-                line = validate(model, loss_function, tokens, config=config, step=step, device=device)
+        def save(step: int) -> None:
+            meter.check_finite()
+            if not lock.is_current():  # writing would bring the folder back with half a record in it
+                raise UserError(f"{folder}: removed while the run trained; the same command starts it again")
+            save_checkpoint(folder, state, step=step, metrics=metrics.mark(), made_with=made_with)
+
+        for step in range(start, total + 1):
+            if step > start and step % config.runtime.checkpoint_every == 0:
+                save(step)
+            try:
+                leave_if_asked(stop, step)
+                with meter.paused(config.validates_at(step)):
+                    line = validate(model, loss_function, tokens, config=config, step=step, device=device, stop=stop)
+            except Stopped:  # after `step` updates, whether before or within their validation
+                save(step)
+                raise
             if step < total:
                 loss = train_step(state, loss_function, tokens.train, config=config, step=step, device=device)
                 meter.add(loss, step)
@@ -67,8 +79,13 @@ def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopSignal) -> 
                 meter.check_finite(line, step)
                 metrics.write({"step": step, **line})
                 tracker.log({"step": step, **line})
-    save_weights(paths / "weights.pt", model)
+    save_weights(folder / "weights.pt", model)
     return model
+
+
+def leave_if_asked(stop: StopSignal, step: int) -> None:
+    if stop.signal_number is not None:
+        raise Stopped(f"saved at step {step}", stop.signal_number)
 
 
 def train_step(
@@ -101,21 +118,36 @@ def train_step(
 
 @torch.no_grad()
 def validate(
-    model: GPT, loss_function: LossFunction, tokens: TokenSet, *, config: Config, step: int, device: torch.device
+    model: GPT,
+    loss_function: LossFunction,
+    tokens: TokenSet,
+    *,
+    config: Config,
+    step: int,
+    device: torch.device,
+    stop: StopSignal,
 ) -> dict[str, float]:
-    """The validation losses that are due after `step` updates; at the end also the training split, measured alike."""
+    """The validation losses that are due after `step` updates; at the end also the training split, measured alike.
+
+    Raises Stopped between two batches: a whole split may take longer than one who asks to stop can wait.
+    """
     line: dict[str, float] = {}
     last = step == config.train.max_steps
     if not config.validates_at(step):
         return line
     model.eval()
+
+    def loss(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        leave_if_asked(stop, step)
+        return loss_function(inputs_BT, targets_BT)
+
     if last or step % config.eval.every == 0:
-        line["val/loss_nats"] = sampled_loss(loss_function, tokens.validation, config=config, step=step, device=device)
+        line["val/loss_nats"] = sampled_loss(loss, tokens.validation, config=config, step=step, device=device)
     if last or (step and step % config.eval.full_every == 0):
-        line["val_full/loss_nats"], count = full_loss(loss_function, tokens.validation, config=config, device=device)
+        line["val_full/loss_nats"], count = full_loss(loss, tokens.validation, config=config, device=device)
         line["val_full/tokens"] = count
         if last:
-            same_size = full_loss(loss_function, tokens.train, config=config, device=device, max_tokens=count)
+            same_size = full_loss(loss, tokens.train, config=config, device=device, max_tokens=count)
             line["train_full/loss_nats"], line["train_full/tokens"] = same_size
     return line
 

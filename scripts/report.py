@@ -1,4 +1,4 @@
-"""Tables, figures and index.html from run directories. Trains nothing, fetches nothing.
+"""Tables, figures and index.html from run directories. Trains nothing, fetches nothing. Exits 1 if a run is damaged.
 
 python scripts/report.py
 python scripts/report.py --scale quick --runs results/published/cpu --out results/published/report
@@ -7,6 +7,7 @@ python scripts/report.py --scale quick --runs results/published/cpu --out result
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from crope.cli import main_errors
@@ -29,9 +30,10 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="default RESULTS_DIR/report")
     arguments = parser.parse_args()
-    report_folder(
+    _, damaged = report_folder(
         results_dir=arguments.results_dir, scale=arguments.scale, folders=arguments.runs, out_dir=arguments.out
     )
+    sys.exit(1 if damaged else 0)
 
 
 if __name__ == "__main__":

@@ -31,16 +31,22 @@ TOY_OVERRIDES = (
 )
 
 
-@pytest.fixture
-def toy_tokens(tmp_path: Path) -> TokenSet:
+def make_toy_tokens(folder: Path) -> TokenSet:
     """Two short splits of random ids with the meta that a prepared corpus has."""
     ids = np.random.default_rng(1).integers(TOY_VOCAB, size=1200).astype(np.uint16)
     splits = {"train": ids[:900], "validation": ids[900:]}
     meta = {
         "tokenizer": {"name": "bpe", "vocab_size": TOY_VOCAB},
-        "splits": {name: {"tokens": len(part), "bytes": 3 * len(part)} for name, part in splits.items()},
+        "splits": {
+            name: {"tokens": len(part), "bytes": 3 * len(part), "sha256": name} for name, part in splits.items()
+        },
     }
-    return TokenSet(tmp_path, meta, splits["train"], splits["validation"])
+    return TokenSet(folder, meta, splits["train"], splits["validation"])
+
+
+@pytest.fixture
+def toy_tokens(tmp_path: Path) -> TokenSet:
+    return make_toy_tokens(tmp_path)
 
 
 @pytest.fixture

@@ -57,8 +57,8 @@ def test_publishing_refuses_uncommitted_code(toy_data, tmp_path, monkeypatch) ->
     from crope.execute import execute
     from crope.interrupt import StopRequest
 
-    facts = {"commit": "f" * 40, "dirty": True, "device": "d", "driver": None, "python": "3", "packages": {}}
-    monkeypatch.setattr(provenance, "collect", lambda *_: dict(facts))
+    collect = provenance.collect
+    monkeypatch.setattr(provenance, "collect", lambda *known: collect(*known) | {"commit": "f" * 40, "dirty": True})
     run = load_run([*TOY_OVERRIDES, "scale=smoke", f"results_dir={tmp_path}"])
     execute(run, stop=StopRequest())
     with pytest.raises(UserError, match="uncommitted code"):

@@ -1,9 +1,8 @@
-"""wandb: what lands in the offline files, that nothing leaves the machine, and that `none` imports nothing."""
+"""wandb: what it is given, that nothing leaves the machine unasked, and that a resumed run is mirrored whole."""
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -12,21 +11,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from crope.compose import load_run
-from crope.execute import execute
-from crope.interrupt import StopRequest
-from tests.conftest import TOY_OVERRIDES
+import pytest
 
-LOG_ONE_RUN = """
-import sys
-from crope.compose import load_run
+from crope import tracking
+from crope.config import ROOT
+from crope.execute import execute
+from crope.interrupt import Unstoppable
+from crope.record import read_metrics
 from crope.tracking import build_tracker
-run = load_run(["model=rope", "data=ptb", "seed=3", f"results_dir={sys.argv[1]}", "train.precision=fp32"])
-tracker = build_tracker(run)
-for step in (0, 20, 40):
-    tracker.log({"step": step, "val/loss_nats": 7.0 - step / 100})
-tracker.finish({"status": "complete", "val_full": {"final_nats": 6.5}})
-"""
+from tests.wandb_server import history, inspect, isolate, offline_files, plain, wandb_run, wandb_server, write_lines
+
+
+@pytest.fixture(autouse=True)
+def no_service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    isolate(monkeypatch, tmp_path / "home")
 
 
 @contextmanager
@@ -55,57 +53,83 @@ def listening_proxy() -> Iterator[tuple[str, list[object]]]:
             thread.join()
 
 
-def log_one_run(folder: Path, **environment: str) -> None:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
-    command = [sys.executable, "-c", LOG_ONE_RUN, str(folder)]
-    subprocess.run(command, check=True, timeout=120, env={**clean, **environment})
-
-
-def test_offline_files_hold_the_run_and_nothing_leaves(tmp_path: Path) -> None:
+def test_offline_files_hold_the_run_and_nothing_leaves(toy_data, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.delenv("WANDB_BASE_URL")
+    run = wandb_run(tmp_path)
     with listening_proxy() as (proxy, calls):
-        log_one_run(tmp_path, HTTP_PROXY=proxy, HTTPS_PROXY=proxy, http_proxy=proxy, https_proxy=proxy)
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+            monkeypatch.setenv(name, proxy)
+        assert execute(run, stop=Unstoppable()).status == "complete"
         assert calls == []
-        # The same with wandb's error reports let through: the proxy would have seen traffic.
-        log_one_run(tmp_path / "control", HTTPS_PROXY=proxy, https_proxy=proxy, WANDB_ERROR_REPORTING="true")
+        # wandb by itself sends error reports even then: the proxy would have seen traffic.
+        code = (
+            f"import wandb; run = wandb.init(mode='offline', dir={str(tmp_path)!r}, project='control'); "
+            "run.define_metric('*', step_metric='step'); run.log({'step': 0, 'loss': 7.0}); run.finish()"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
         assert calls
 
-    (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    wandb = Path(sys.executable).with_name("wandb")
-    shown = subprocess.run(
-        [wandb, "leet", "inspect", "--json", file], capture_output=True, text=True, check=True, timeout=60
-    ).stdout
-    records = [json.loads(line) for line in shown.splitlines() if line.strip()]
-    run = load_run(["model=rope", "data=ptb", "seed=3", "train.precision=fp32"])
+    assert capsys.readouterr().err == ""
+    (file,) = tmp_path.glob(f"wandb/offline-run-*/run-{run.run_id}.wandb")
+    records = inspect(file)
     (started,) = [record["run"] for record in records if record["type"] == "run"]
     assert started["run_id"] == started["display_name"] == run.run_id
-    assert (started["run_group"], started["job_type"], started["project"]) == ("ptb", "rope", "crope")
+    assert (started["run_group"], started["job_type"], started["project"]) == ("tiny", "crope", "crope")
+    assert started["tags"] == ["quick", "base"]
     assert started["config"]["update"]["train"]["lr"] == 0.001
+    assert started["git"]["commit"] == json.loads((run.path / "provenance.json").read_text())["commit"]
     axes = [record["metric"] for record in records if record["type"] == "metric"]
     assert any(axis.get("glob_name") == "*" and axis.get("step_metric") == "step" for axis in axes)
-    items = [record["history"]["item"] for record in records if record["type"] == "history"]
-    assert [(item["step"], item["val/loss_nats"]) for item in items] == [(0, 7.0), (20, 6.8), (40, 6.6)]
+    assert history(file) == read_metrics(run.path / "metrics.jsonl")
+    assert records[-1]["exit"]["exit_code"] == 0
 
 
-def test_a_tracker_that_fails_costs_no_run(toy_data, tmp_path: Path, monkeypatch, capsys) -> None:
-    class Broken:
-        def log(self, line: dict[str, object]) -> None:
-            raise RuntimeError("the server\nis gone")
-
-        def finish(self, summary: dict[str, object]) -> None:
-            raise AssertionError("asked again after it failed")
-
-    for build in (Broken, lambda: 1 / 0):
-        monkeypatch.setattr("crope.tracking.WandbTracker", lambda _, build=build: build())
-        run = load_run([*TOY_OVERRIDES, "tracker=wandb", f"seed={build is Broken:d}", f"results_dir={tmp_path}"])
-        assert execute(run, stop=StopRequest()).status == "complete"
-        said = capsys.readouterr().err
-        assert said.count("not mirrored to wandb from here on: ") == 1
-        assert ("the server is gone" in said) == (build is Broken)
-
-
-def test_none_imports_nothing() -> None:
+def test_wandb_is_imported_in_no_training_process(tmp_path: Path) -> None:
     code = (
         "import sys; from crope.compose import load_run; from crope.tracking import build_tracker; "
-        "build_tracker(load_run(['tracker=none'])).log({'step': 0}); sys.exit('wandb' in sys.modules)"
+        f"tracker = build_tracker(load_run(['tracker='+sys.argv[1], 'results_dir={tmp_path}'])); "
+        "tracker.finish({'status': 'complete'}); sys.exit('wandb' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    for name in ("none", "wandb"):
+        assert subprocess.run([sys.executable, "-c", code, name], check=False, cwd=ROOT).returncode == 0
+        assert (tmp_path / "wandb").exists() == (name == "wandb")
+
+
+def test_online_the_server_has_every_line_once(toy_data, tmp_path: Path, monkeypatch, capsys) -> None:
+    run = wandb_run(tmp_path, "tracker.mode=online")
+    with wandb_server() as server:
+        isolate(monkeypatch, tmp_path / "home", **server.environment())
+        assert execute(run, stop=Unstoppable()).status == "complete"
+        assert (server.runs[run.run_id]["groupName"], server.runs[run.run_id]["jobType"]) == ("tiny", "crope")
+        lines = server.lines[run.run_id]
+    assert [plain(lines[number]) for number in range(len(lines))] == read_metrics(run.path / "metrics.jsonl")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_resumed_run_ends_as_one_whole_folder(tmp_path: Path, monkeypatch, capsys) -> None:
+    """The record is cut at the last checkpoint, here after step 20; a folder that was synced is left alone."""
+    monkeypatch.setattr(tracking, "STOP_SECONDS", 30.0)  # stopped before wandb has begun
+    run = wandb_run(tmp_path)
+    metrics = run.path / "metrics.jsonl"
+    other = tmp_path / "wandb" / f"offline-run-20260101_000000-x{run.run_id}"
+    synced = tmp_path / "wandb" / f"offline-run-20260101_000000-{run.run_id}"
+    for folder in (other, synced):
+        folder.mkdir(parents=True)
+    (synced / f"run-{run.run_id}.wandb.synced").touch()
+
+    tracker = build_tracker(run)
+    write_lines(run, range(0, 50, 10), tracker)
+    tracker.finish({"status": "stopped"})
+    (first,) = offline_files(tmp_path)
+    assert [line["step"] for line in history(first)] == [0, 10, 20, 30, 40]
+
+    tracker = build_tracker(run)
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:3]))
+    write_lines(run, range(30, 80, 10), tracker)
+    tracker.finish({"status": "complete"})
+    (second,) = offline_files(tmp_path)
+    assert history(second) == read_metrics(metrics)
+    assert not first.parent.exists()
+    assert other.exists()
+    assert synced.exists()
+    assert capsys.readouterr().err == ""

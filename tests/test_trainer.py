@@ -40,6 +40,7 @@ def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
     assert execute(run, stop=StopRequest()).status == "complete"
     record = read_record(run.path)
     assert sorted(file.name for file in run.path.iterdir()) == [
+        ".lock",
         "config.yaml",
         "metrics.jsonl",
         "provenance.json",
@@ -56,6 +57,7 @@ def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
     )
     assert summary["train_tokens"] == 12 * 2 * 16
     assert summary["train_passes"] == pytest.approx(384 / 900)
+    assert summary["weights_sha256"] == sha256_file(run.path / "weights.pt")
     assert summary["metrics_sha256"] == sha256_file(run.path / "metrics.jsonl")
     assert summary["parameters"]["embeddings"] == 300 * 16
     facts = record.provenance

@@ -19,9 +19,9 @@ from crope.seeding import stream
 def check_length(tokens: np.ndarray, seq_len: int, split: str) -> None:
     """Raises ConfigError where the split holds no window of seq_len tokens and the token after each."""
     if len(tokens) < seq_len + 1:
+        fits = f"at most {len(tokens) - 1} or " if len(tokens) > 1 else ""
         raise ConfigError(
-            f"train.seq_len={seq_len}: the {split} split has only {len(tokens):,} tokens; "
-            f"choose at most {len(tokens) - 1} or a larger dataset"
+            f"train.seq_len={seq_len}: the {split} split has only {len(tokens):,} tokens; choose {fits}a larger dataset"
         )
 
 

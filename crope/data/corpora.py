@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -151,18 +152,37 @@ def tiny_text() -> dict[str, list[str]]:
 
 
 def read_checksums(path: Path) -> dict[str, str]:
-    """`sha256  relative/path` a line, as sha256sum writes it."""
+    """`sha256  relative/path` a line, as sha256sum writes it. Paths that lead out of a folder are refused."""
+    remedy = "restore it from the repository"
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise DataError(f"{shown(path)}: cannot be read ({error.strerror}); restore it from the repository") from None
-    found = {}
+        raise DataError(f"{shown(path)}: cannot be read ({error.strerror}); {remedy}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{shown(path)}: not UTF-8 at byte {error.start:,}; {remedy}") from None
+    found: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         digest, _, relative = line.partition("  ")
-        if len(digest) != 64 or not relative:
-            raise DataError(f"{shown(path)}, line {number}: not 'sha256  path'; restore it from the repository")
+        if not re.fullmatch("[0-9a-f]{64}", digest) or not relative:
+            raise DataError(f"{shown(path)}, line {number}: not 'sha256  path'; {remedy}")
+        if "\\" in relative or any(part in ("", ".", "..") for part in relative.split("/")):
+            raise DataError(f"{shown(path)}, line {number}: {relative!r} leads out of the data folder; {remedy}")
+        if relative in found:
+            raise DataError(f"{shown(path)}, line {number}: {relative} is listed twice; {remedy}")
         found[relative] = digest
     return found
+
+
+def place_below(root: Path, relative: str) -> Path:
+    """Where a file is to be written. `root` may be a link, as its owner likes; below it no link may lead out of it.
+
+    Raises DataError. A link in the place of the file itself is harmless: writing replaces it.
+    """
+    path = root / relative
+    if not path.parent.resolve().is_relative_to(root.resolve()):
+        where = f"{shown(path.parent)} leads out of {shown(root)}, to {path.parent.resolve()}"
+        raise DataError(f"{relative}: not written, {where}; put a folder in place of the link, or set CROPE_CACHE_DIR")
+    return path
 
 
 def check_name(corpus: str) -> None:
@@ -202,7 +222,9 @@ def _read(corpus: str, relative: str, sources: Sources) -> str:
         raise DataError(f"{shown(path)}: not UTF-8 at byte {error.start:,} of {len(data):,}; {remedy}") from None
     if differs(relative, text, sources):
         wrong = f"sha256 differs from {shown(sources.checksums)}"
-        raise DataError(f"{shown(path)}: {wrong} (file {len(data):,} bytes); {remedy}")
+        names = [name for name, digest in sources.pinned.items() if digest == text_sha256(text)]
+        what = f"it holds {names[0]}" if names else f"file {len(data):,} bytes"
+        raise DataError(f"{shown(path)}: {wrong} ({what}); {remedy}")
     return text
 
 

@@ -48,13 +48,22 @@ def check_tokenizer(config: TokenizerConfig) -> None:
 
 def load_gpt2(path: Path) -> Tokenizer:
     """Reads a tokenizer.json; only its vocabulary and merges are used. Raises DataError if they are not GPT-2's."""
+    remedy = "remove or replace it"
     try:
-        vocabulary, merges = vocabulary_of(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        cause = type(error).__name__
-        raise DataError(f"{shown(path)}: not a BPE tokenizer.json ({cause}); remove or replace it") from None
-    if _digest(vocabulary, merges) != GPT2_SHA256:
-        raise DataError(f"{shown(path)}: vocabulary or merges are not GPT-2's (sha256 differs); remove or replace it")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{shown(path)}: cannot be read ({type(error).__name__}); {remedy}") from None
+    return read_gpt2(text, shown(path), remedy)
+
+
+def read_gpt2(text: str, where: str, remedy: str) -> Tokenizer:
+    """The same for the text of one; messages start with `where` and end with `remedy`."""
+    try:
+        vocabulary, merges = vocabulary_of(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{where}: not a BPE tokenizer.json ({type(error).__name__}); {remedy}") from None
+    if vocabulary_sha256(vocabulary, merges) != GPT2_SHA256:
+        raise DataError(f"{where}: vocabulary or merges are not GPT-2's (sha256 differs); {remedy}")
     return _byte_level(models.BPE(vocab=vocabulary, merges=[(left, right) for left, right in merges]))
 
 
@@ -114,12 +123,8 @@ def vocabulary_of(tokenizer_json: dict[str, Any]) -> tuple[dict[str, int], list[
     return {**model["vocab"], **added}, merges
 
 
-def vocabulary_sha256(tokenizer: Tokenizer) -> str:
-    """Identity of a tokenizer here: a hash of vocabulary and merges, whatever file they came in."""
-    return _digest(*vocabulary_of(json.loads(tokenizer.to_str())))
-
-
-def _digest(vocabulary: dict[str, int], merges: list[list[str]]) -> str:
+def vocabulary_sha256(vocabulary: dict[str, int], merges: list[list[str]]) -> str:
+    """Identity of a tokenizer here, whatever file vocabulary and merges came in."""
     return hashlib.sha256(json.dumps([vocabulary, merges], sort_keys=True).encode()).hexdigest()
 
 

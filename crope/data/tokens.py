@@ -9,8 +9,6 @@ without it.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +28,10 @@ from crope.data.corpora import (
     source_sha256,
 )
 from crope.data.preflight import preflight, site
-from crope.data.token_files import TOKENS_FORMAT, TokenSet, open_tokens, write_tokens
-from crope.data.tokenizer import GPT2_FILE, GPT2_SHA256, check_tokenizer, load_gpt2, train_bpe
+from crope.data.token_files import TokenSet, folder_name, open_tokens, write_tokens
+from crope.data.tokenizer import GPT2_FILE, check_tokenizer, load_gpt2, train_bpe
 from crope.errors import DataError
+from crope.lock import locked
 
 __all__ = ["TOKENS_DIR", "TokenSet", "load_tokens", "unavailable"]
 
@@ -61,15 +60,30 @@ def load_tokens(
         fetched = hub.fetch(corpus, missing_files(corpus, sources), sources)
         folder = _folder(corpus, tokenizer, sources, tokens_dir)
         assert folder is not None
-    if folder.exists():
-        try:
-            return open_tokens(folder)
-        except ValueError as error:
-            hub.say(f"{shown(folder)}: {error}; rebuilding it")
+    if (found := _open(folder))[0]:
+        return found[0]
     try:
-        return _prepare(corpus, tokenizer, sources, folder, fetched)
+        with locked(tokens_dir / f".{folder.name}.lock", busy=lambda who: hub.say(f"{who} prepares {corpus}; waiting")):
+            ready, damage = _open(folder)  # another process may have made it just now
+            if damage:
+                hub.say(f"{damage}; rebuilding it")
+            return ready or _prepare(corpus, tokenizer, sources, folder, fetched)
     except OSError as error:
         raise DataError(f"{shown(tokens_dir)}: cannot write token files ({error.strerror or error})") from error
+    except DataError as error:
+        if not damage:
+            raise
+        raise type(error)(_beyond_repair(damage, str(error))) from None
+
+
+def _open(folder: Path) -> tuple[TokenSet | None, str]:
+    """The token files, or None and the damage: empty where there are none."""
+    if not folder.exists():
+        return None, ""
+    try:
+        return open_tokens(folder), ""
+    except ValueError as error:
+        return None, f"{shown(folder)}: {error}"
 
 
 def unavailable(
@@ -88,9 +102,17 @@ def unavailable(
     sources = Sources(Path(data_dir), raw_dir, checksums)
     check_tokenizer(tokenizer)
     wanting: dict[str, list[tuple[list[str], list[str]]]] = {}  # corpus -> (files, sites that could have them)
+    damaged: dict[str, str] = {}
     for corpus in corpora:
-        if _is_prepared(corpus, tokenizer, sources, tokens_dir):
+        try:
+            folder = _folder(corpus, tokenizer, sources, tokens_dir)
+        except DataError:  # of local text: load_tokens raises it
+            folder = None
+        ready, damage = _open(folder) if folder else (None, "")
+        if ready:
             continue
+        if damage:
+            damaged[corpus] = damage
         files = missing_files(corpus, sources)
         needs = [(files, [origin.url for origin in hub.origins(corpus)])] if files else []
         if tokenizer.name == "gpt2" and sources.find(GPT2_FILE) is None:
@@ -101,30 +123,18 @@ def unavailable(
     for corpus, needs in wanting.items():
         for files, urls in needs:
             if all(url in down for url in urls):
-                causes = [f"{site(url)}: {down[url]}" for url in urls]
-                reasons.setdefault(corpus, hub.unavailable_text(corpus, files, causes, sources))
+                reason = hub.unavailable_text(corpus, files, [f"{site(url)}: {down[url]}" for url in urls], sources)
+                reasons.setdefault(corpus, _beyond_repair(damaged[corpus], reason) if corpus in damaged else reason)
     return reasons
 
 
-def _is_prepared(corpus: str, tokenizer: TokenizerConfig, sources: Sources, tokens_dir: Path) -> bool:
-    try:
-        folder = _folder(corpus, tokenizer, sources, tokens_dir)
-        return folder is not None and bool(open_tokens(folder))
-    except (ValueError, DataError):
-        return False
+def _beyond_repair(damage: str, reason: str) -> str:
+    return f"{damage}, and it cannot be rebuilt: {reason}"
 
 
 def _folder(corpus: str, tokenizer: TokenizerConfig, sources: Sources, tokens_dir: Path) -> Path | None:
     source = source_sha256(corpus, sources)
-    if source is None:
-        return None
-    made_from = {
-        "format": TOKENS_FORMAT,
-        "source": source,
-        "tokenizer": [tokenizer.name, tokenizer.vocab_size, GPT2_SHA256 if tokenizer.name == "gpt2" else None],
-    }
-    digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
-    return tokens_dir / f"{corpus}-{tokenizer.name}{tokenizer.vocab_size}-{digest[:12]}"
+    return None if source is None else tokens_dir / folder_name(corpus, tokenizer, source)
 
 
 def _prepare(

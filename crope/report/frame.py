@@ -1,11 +1,12 @@
 """Run records -> one row a run, and one result a table cell. Everything the report prints starts here.
 
 A run belongs to the cell whose `cell_key` its configuration has. Complete runs of the current NUMERICS_VERSION count;
-without one the cell says why it is empty: failed, stale (only runs of other numerics are there) or missing.
+without one the cell says why it is empty: failed, damaged, stale (only runs of other numerics are there) or missing.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from crope import config, paper
-from crope.errors import UserError
 from crope.record import Record
+from crope.report.mixing import check_unmixed
 from crope.report.stats import Difference, Spread, paired_difference, spread_over_batches, spread_over_seeds
+from crope.verify import DamagedRun
 
 if TYPE_CHECKING:
     from crope.study import Cell
@@ -26,9 +28,9 @@ DATASET_LABELS = paper.DATASET_LABELS | {TINY: "tiny (Python's help texts)"}
 
 @dataclass(frozen=True)
 class CellResult:
-    """One cell as found. `status` is complete, missing, failed or stale; `runs` are its complete runs by seed.
+    """One cell as found. `status` is complete, failed, damaged, stale or missing; `runs` are its complete runs by seed.
 
-    `reason` says in one line why an empty cell is empty; `notes` name failed seeds beside complete ones.
+    `reason` says in one line why an empty cell is empty; `notes` name the runs that were left out beside complete ones.
     """
 
     cell: Cell
@@ -52,7 +54,13 @@ class CellResult:
 
 
 def one_line(text: object) -> str:
-    return " ".join(str(text).split())
+    return printable(" ".join(str(text).split()))
+
+
+def printable(text: str) -> str:
+    """Control characters, lone surrogates and marks that turn the direction of text become U+FFFD; line ends stay."""
+    bad = {ord(character): "\ufffd" for character in set(text) if not character.isprintable() and character != "\n"}
+    return text.translate(bad)
 
 
 def error_line(summary: Mapping[str, Any]) -> str:
@@ -68,13 +76,15 @@ def error_line(summary: Mapping[str, Any]) -> str:
 def run_status(record: Record) -> str:
     """complete, failed, or stale: complete under another NUMERICS_VERSION."""
     status: str = record.summary["status"]
-    current = record.summary.get("numerics_version") == config.NUMERICS_VERSION
-    return "stale" if status == "complete" and not current else status
+    return "stale" if status == "complete" and not _is_current(record) else status
 
 
-def build_runs_frame(runs: Sequence[Record]) -> pd.DataFrame:
+def build_runs_frame(runs: Sequence[Record], damaged: Sequence[DamagedRun] = ()) -> pd.DataFrame:
     """One row a run: identity, status, losses (nats per token), times (seconds). Absent values are None."""
-    return pd.DataFrame([_run_row(run) for run in runs], columns=list(_run_row(_EMPTY)), dtype=object)
+    nothing = dict.fromkeys(_run_row(_EMPTY))
+    rows = [_run_row(run) for run in runs]
+    rows += [nothing | {"run_id": run.path.name, "status": "damaged", "error": one_line(run.reason)} for run in damaged]
+    return pd.DataFrame(rows, columns=list(nothing), dtype=object)
 
 
 def _run_row(run: Record) -> dict[str, Any]:
@@ -103,28 +113,51 @@ def _run_row(run: Record) -> dict[str, Any]:
 _EMPTY = Record(path=config.ROOT, config={}, summary={"run_id": "", "status": ""}, provenance={})
 
 
-def resolve_cells(runs: Sequence[Record], cells: Sequence[Cell], *, unavailable: Mapping[str, str]) -> list[CellResult]:
+def resolve_cells(
+    runs: Sequence[Record],
+    cells: Sequence[Cell],
+    *,
+    unavailable: Mapping[str, str],
+    damaged: Sequence[DamagedRun] = (),
+) -> list[CellResult]:
     """One result a cell, in the order of `cells`.
 
-    Raises UserError where the complete runs of a cell differ in precision or kind of device, or share a seed.
+    Raises UserError where the complete runs of a table row differ in precision, kind of device or data, or where two of
+    a cell share a seed.
     """
     # By name as well: a sweep of the user's may compute what a cell of the table computes, under another name.
     found: dict[tuple[str, ...], list[Record]] = {}
     for run in runs:
         names = (run.summary["model"], run.summary["dataset"], run.summary["row"])
         found.setdefault((*names, config.cell_key(run.config)), []).append(run)
-    return [
-        _resolve(cell, found.get((cell.model, cell.dataset, cell.row, cell.key), []), unavailable) for cell in cells
+    results = [
+        _resolve(
+            cell,
+            found.get((cell.model, cell.dataset, cell.row, cell.key), []),
+            [run for run in damaged if _was_made_for(cell, run)],
+            unavailable,
+        )
+        for cell in cells
     ]
+    for table in dict.fromkeys(cell.table for cell in cells):
+        for row in group_rows(results, table):
+            check_unmixed(row)
+    return results
 
 
-def _resolve(cell: Cell, runs: Sequence[Record], unavailable: Mapping[str, str]) -> CellResult:
-    current = [run for run in runs if run.summary.get("numerics_version") == config.NUMERICS_VERSION]
-    complete = sorted((run for run in current if run.summary["status"] == "complete"), key=_seed)
-    failed = sorted((run for run in current if run.summary["status"] == "failed"), key=_seed)
-    failures = tuple(f"{run.summary['run_id']} failed: {error_line(run.summary)}" for run in failed)
+def _resolve(
+    cell: Cell, runs: Sequence[Record], damaged: Sequence[DamagedRun], unavailable: Mapping[str, str]
+) -> CellResult:
+    current = sorted(filter(_is_current, runs), key=_seed)
+    complete = [run for run in current if run.summary["status"] == "complete"]
+    failed = [run for run in current if run.summary["status"] == "failed"]
+    left_out = {
+        "failed": [f"{run.summary['run_id']} failed: {error_line(run.summary)}" for run in failed],
+        "damaged": [f"{run.path.name} is damaged: {run.advice}" for run in damaged],
+        "stale": _describe_stale([run for run in runs if not _is_current(run)]),
+    }
+    notes = tuple(one_line(text) for texts in left_out.values() for text in texts)
     if complete:
-        _check_unmixed(cell, complete)
         sampled = [run.summary["val_sampled"] for run in complete]
         return CellResult(
             cell=cell,
@@ -132,36 +165,42 @@ def _resolve(cell: Cell, runs: Sequence[Record], unavailable: Mapping[str, str])
             runs=tuple(complete),
             sampled=spread_over_batches([one["mean_nats"] for one in sampled], [one["std_nats"] for one in sampled]),
             full=spread_over_seeds([run.summary["val_full"]["final_nats"] for run in complete]),
-            notes=failures,
+            notes=notes,
         )
-    if failed:
-        return CellResult(cell, "failed", reason="; ".join(failures))
     again = f"make reproduce SCALE={cell.scale}"
-    if runs:
-        found = ", ".join(sorted({str(run.summary.get("numerics_version")) for run in runs}))
-        current_version = f"the code is at {config.NUMERICS_VERSION}"
-        reason = f"only runs of numerics version {found}, {current_version}; {again} trains them again"
-        return CellResult(cell, "stale", reason=reason)
+    if notes:
+        status = next(status for status, texts in left_out.items() if texts)
+        ending = f"; {again} trains them again" if status == "stale" else ""
+        return CellResult(cell, status, reason="; ".join(notes) + ending)
     label = DATASET_LABELS.get(cell.dataset, cell.dataset)
     why = one_line(unavailable.get(cell.dataset, f"no finished run; {again} trains it"))
     why = why.removeprefix(f"{cell.dataset}: ")  # the label says it
     return CellResult(cell, "missing", reason=f"{label}: {why}")
 
 
+def _was_made_for(cell: Cell, run: DamagedRun) -> bool:
+    """By its name, and as far as its files can still be read by its configuration or scale."""
+    named = re.compile(re.escape(f"{cell.model}-{cell.dataset}-{cell.row}-s") + r"\d+-")
+    if not any(named.match(name) for name in run.names):
+        return False
+    return run.scale in (None, cell.scale) if run.key is None else run.key == cell.key
+
+
+def _describe_stale(runs: Sequence[Record]) -> list[str]:
+    """Nothing, or one line that names runs of other numerics."""
+    if not runs:
+        return []
+    versions = ", ".join(sorted({str(run.summary["numerics_version"]) for run in runs}))
+    names = ", ".join(run.summary["run_id"] for run in runs)
+    return [f"of numerics version {versions} and left out (the code is at {config.NUMERICS_VERSION}): {names}"]
+
+
+def _is_current(run: Record) -> bool:
+    return bool(run.summary["numerics_version"] == config.NUMERICS_VERSION)
+
+
 def _seed(run: Record) -> int:
     return int(run.summary["seed"])
-
-
-def _check_unmixed(cell: Cell, runs: Sequence[Record]) -> None:
-    where = f"{cell.table}/{cell.row}/{cell.dataset}/{cell.model}"
-    kinds = {(run.summary["precision"], run.summary["device_kind"]) for run in runs}
-    if len(kinds) > 1:
-        named = ", ".join(f"{r.summary['run_id']} ({r.summary['precision']}, {r.summary['device_kind']})" for r in runs)
-        problem = "runs of different precision or device do not share a mean"
-        raise UserError(f"{where}: {problem}: {named}; move one kind to a folder of its own and name it with --runs")
-    if len({_seed(run) for run in runs}) < len(runs):
-        named = ", ".join(str(run.path) for run in runs)
-        raise UserError(f"{where}: two runs have the same seed: {named}; give --runs folders that hold each run once")
 
 
 def losses_by_seed(result: CellResult) -> dict[int, float]:

@@ -17,10 +17,11 @@ from crope.progress import format_duration
 from crope.record import Record
 from crope.report.details import HEADINGS, NOTES, Detail, details_caption, printed_rows, savings_line
 from crope.report.figures import FULL, Column, describe_figure, render_figure
-from crope.report.frame import CellResult, build_runs_frame, crope_minus_rope, group_rows
+from crope.report.frame import CellResult, build_runs_frame, crope_minus_rope, group_rows, one_line
 from crope.report.stats import Difference
 from crope.report.style import DARK, LIGHT, Theme
 from crope.report.tables import Table
+from crope.verify import DamagedRun
 
 TEMPLATE = Path(__file__).with_name("page.html")
 RUN_FILES = ("summary.json", "config.yaml", "provenance.json")
@@ -28,11 +29,13 @@ RUN_FILES = ("summary.json", "config.yaml", "provenance.json")
 
 @dataclass(frozen=True)
 class Page:
-    """Everything the page shows; `runs` are those of `scale`, `elsewhere` counts the runs of other scales."""
+    """Everything the page shows; `runs` are those of `scale`, `elsewhere` counts the runs of other scales, `damaged`
+    are of any scale."""
 
     scale: str
     runs: list[Record]
     elsewhere: int
+    damaged: Sequence[DamagedRun]
     results: list[CellResult]
     tables: list[Table]
     details: list[Detail]
@@ -60,6 +63,7 @@ def render_page(page: Page) -> str:
         details_rows=printed_rows(page.details),
         details_notes=NOTES,
         runs=rows,
+        damaged=[(one_line(run.path.name), one_line(run.advice)) for run in page.damaged],
         failures=[row for row in rows if row["status"] == "failed"],
         unused=sum(run.path not in used for run in page.runs),
         elsewhere=page.elsewhere,

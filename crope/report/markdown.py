@@ -30,6 +30,6 @@ def markdown_row(cells: Sequence[str]) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """One line whose text means itself: no markup, no HTML, no new column."""
+    """One line whose text means itself: no markup, no HTML, no new column, no formula (GitHub's `$`)."""
     text = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_|~])|(?<=\])(?=\()", lambda match: "\\" + (match[1] or ""), text)
+    return re.sub(r"([\\`*_|~$])|(?<=\])(?=\()", lambda match: "\\" + (match[1] or ""), text)

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from crope.config import NUMERICS_VERSION, ROOT
-from crope.errors import UserError
+from crope.errors import DataError, UserError
 from crope.record import Record, write_bytes, write_text
-from crope.report import SCALES, load_runs
+from crope.report import SCALES
 from crope.report.details import savings_line
 from crope.report.figures import build_columns, render_figure
 from crope.report.frame import resolve_cells
 from crope.report.markdown import escape_markdown, markdown_row, render_markdown
 from crope.report.tables import build_table
 from crope.study import TABLES, expected_cells
+from crope.verify import read_runs
 
 PUBLISHED = ROOT / "results" / "published"
 README = ROOT / "README.md"
@@ -28,13 +29,13 @@ RECORD_FILES = ("config.yaml", "provenance.json", "metrics.jsonl", "summary.json
 def publish(results_dir: Path, machine: str, *, scale: str, published: Path = PUBLISHED) -> list[str]:
     """Copies the complete runs of one scale to <published>/<machine>/, writes its table, returns the run ids.
 
-    Raises UserError where there is nothing to publish or a run was made from uncommitted code.
+    Raises UserError where there is nothing to publish, a run is damaged or was made from uncommitted code.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", machine):
         raise UserError(f"machine '{machine}': name it in letters, digits, '.', '_' and '-'")
     chosen = [
         run
-        for run in load_runs(results_dir / "runs")
+        for run in load_sound_runs(results_dir / "runs")
         if (run.summary["status"], run.summary["scale"], run.summary["numerics_version"])
         == ("complete", scale, NUMERICS_VERSION)
     ]
@@ -50,8 +51,16 @@ def publish(results_dir: Path, machine: str, *, scale: str, published: Path = PU
             target = published / machine / run.path.name / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(run.path / name, target)
-    write_text(published / machine / "README.md", render_machine(machine, load_runs(published / machine)))
+    write_text(published / machine / "README.md", render_machine(machine, load_sound_runs(published / machine)))
     return [run.path.name for run in chosen]
+
+
+def load_sound_runs(folder: Path) -> list[Record]:
+    """Every finished run below `folder`. Raises DataError for a damaged one: nothing is published around it."""
+    runs, damaged = read_runs(folder)
+    if damaged:
+        raise DataError("; ".join(f"{run.path}: {run.advice}" for run in damaged))
+    return runs
 
 
 def render_machine(machine: str, runs: Sequence[Record]) -> str:
@@ -90,9 +99,9 @@ def render_readme(text: str, published: Path = PUBLISHED) -> tuple[str, bytes]:
     """The README with its generated part made anew, and the picture's bytes.
 
     The records of the largest published scale are taken, of the machine that has most of them.
-    Raises UserError where there are no records or no markers.
+    Raises UserError where there are no records or no markers, DataError for a damaged record.
     """
-    machines = [load_runs(folder) for folder in sorted(published.glob("*/"))]
+    machines = [load_sound_runs(folder) for folder in sorted(published.glob("*/"))]
     scales = {run.summary["scale"] for runs in machines for run in runs}
     scale = next((name for name in SCALES if name in scales), None)
     if scale is None:

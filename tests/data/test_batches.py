@@ -128,6 +128,8 @@ def test_a_split_that_is_too_short_is_named() -> None:
     assert str(caught.value) == (
         "train.seq_len=2048: the validation split has only 1,200 tokens; choose at most 1199 or a larger dataset"
     )
+    with pytest.raises(ConfigError, match=r"the train split has only 1 tokens; choose a larger dataset$"):
+        check_length(TOKENS[:1], 8, "train")
     # One window needs the token after its last one as well; what the message proposes does fit.
     with pytest.raises(ConfigError, match="choose at most 7 "):
         check_length(TOKENS[:8], 8, "train")

@@ -20,7 +20,7 @@ from crope.data.corpora import (
     split_files,
     tiny_text,
 )
-from crope.data.hub import join_rows
+from crope.data.loaders import join_rows
 from crope.errors import ConfigError, DataError
 
 
@@ -110,6 +110,40 @@ def test_the_message_says_size_and_remedy(sources: Sources) -> None:
     with pytest.raises(DataError) as caught:
         load_corpus("ptb", fetched)
     assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("here", "there"), [("ptb/train.txt", "ptb/valid.txt"), ("wikitext2/train.txt", "ptb/train.txt")]
+)
+def test_a_file_that_is_another_one_is_named(sources: Sources, here: str, there: str) -> None:
+    """Train and validation swapped, and a file of another corpus."""
+    one, other = sources.data_dir / here, sources.data_dir / there
+    one.rename(one.with_suffix(".aside"))
+    other.rename(one)
+    one.with_suffix(".aside").rename(other)
+    with pytest.raises(DataError) as caught:
+        load_corpus(here.partition("/")[0], sources)
+    wrong = f"sha256 differs from {sources.checksums} (it holds {there})"
+    assert str(caught.value) == f"{one}: {wrong}; replace it, or remove it to have it fetched"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (b"0123  ptb/train.txt\n", ", line 1: not 'sha256  path'"),
+        (b"Z" * 64 + b"  ptb/train.txt\n", ", line 1: not 'sha256  path'"),
+        (b"0" * 64 + b" ptb/train.txt\n", ", line 1: not 'sha256  path'"),
+        (b"0" * 64 + b"  a\n" + b"1" * 64 + b"  a\n", ", line 2: a is listed twice"),
+        (b"0" * 64 + b"  ptb/tr\xff\n", ": not UTF-8 at byte 72"),
+        (b"", ": has no line for ptb/train.txt"),
+        (None, ": cannot be read (No such file or directory)"),
+    ],
+)
+def test_a_damaged_list_of_checksums_is_named(sources: Sources, lines: bytes | None, message: str) -> None:
+    sources.checksums.unlink() if lines is None else sources.checksums.write_bytes(lines)
+    with pytest.raises(DataError) as caught:
+        load_corpus("ptb", Sources(sources.data_dir, sources.raw_dir, sources.checksums))
+    assert str(caught.value) == f"{sources.checksums}{message}; restore it from the repository"
 
 
 def test_missing_books_are_listed(sources: Sources) -> None:

@@ -1,134 +1,17 @@
-"""Reaching out: the preflight is bounded in time, and what `datasets` delivers from a site becomes the pinned files.
-
-The sites are on this machine: the raw files of PTB and PG-19 as their own hosts serve them. The hub itself (its API and
-parquet files) is not imitated here.
-"""
+"""Fetching from the raw files' own sites: what `datasets` delivers becomes the pinned files, or one line."""
 
 from __future__ import annotations
 
-import http.server
 import shutil
-import socket
-import threading
-import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from conftest import fake_files
+from conftest import fake_files, load
+from hub_server import Site
 
-from crope.config import TokenizerConfig
 from crope.data import hub
 from crope.data.corpora import Sources, load_corpus
-from crope.data.preflight import preflight, site
-from crope.data.tokens import TokenSet, load_tokens
+from crope.data.preflight import site
 from crope.errors import DataError, DataUnavailable
-
-SMALL = TokenizerConfig(name="bpe", vocab_size=280)
-
-
-class Site(http.server.ThreadingHTTPServer):
-    """Serves `files` (URL path -> bytes); refuses any CONNECT, as a proxy may."""
-
-    files: dict[str, bytes]
-    asked: list[str]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Site
-
-    def do_GET(self) -> None:
-        self.server.asked.append(self.path)
-        data = self.server.files.get(self.path)
-        self.send_response(200 if data is not None else 404)
-        self.send_header("Content-Length", str(len(data or b"")))
-        self.end_headers()
-        if data and self.command == "GET":
-            self.wfile.write(data)
-
-    do_HEAD = do_GET
-
-    def do_CONNECT(self) -> None:
-        self.send_error(403, "Forbidden by policy")
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def served() -> Iterator[Site]:
-    server = Site(("127.0.0.1", 0), Handler)
-    server.files, server.asked = {}, []
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture
-def silent() -> Iterator[str]:
-    """Accepts connections and never says a word."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"127.0.0.1:{server.getsockname()[1]}"
-
-
-def load(corpus: str, sources: Sources) -> TokenSet:
-    places = {"data_dir": sources.data_dir, "raw_dir": sources.raw_dir, "checksums": sources.checksums}
-    return load_tokens(corpus, SMALL, tokens_dir=sources.checksums.parent / "tokens", **places)
-
-
-def test_preflight_is_bounded_where_names_do_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hanging(*_: Any, **__: Any) -> None:
-        time.sleep(30)
-        raise OSError("resolved at last")
-
-    monkeypatch.setattr("socket.getaddrinfo", hanging)
-    urls = [f"https://host{n}.invalid" for n in range(5)]
-    start = time.monotonic()
-    assert preflight(urls, timeout_s=0.4) == dict.fromkeys(urls, "no answer in 0.4 s")
-    assert time.monotonic() - start < 1.5
-
-
-def test_preflight_names_the_cause(served: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(host: str, *_: Any, **__: Any) -> None:
-        raise socket.gaierror(-2, "Name or service not known")
-
-    answers = preflight([served.url, "http://127.0.0.1:9"])
-    assert list(answers) == ["http://127.0.0.1:9"] and "refused" in answers["http://127.0.0.1:9"]
-    monkeypatch.setattr("socket.getaddrinfo", unknown)
-    assert preflight(["https://hub.invalid"]) == {"https://hub.invalid": "Name or service not known"}
-
-
-@pytest.mark.parametrize("url", ["hub.example", "http://", "http://127.0.0.1:notaport"])
-def test_an_endpoint_that_is_no_url(url: str) -> None:
-    assert list(preflight([url])) == [url]
-
-
-def test_a_proxy_counts_as_the_host(served: Site, silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("https_proxy", served.url)
-    refused = preflight(["https://hub.invalid"])
-    assert refused == {"https://hub.invalid": "proxy 127.0.0.1: Tunnel connection failed: 403 Forbidden by policy"}
-    monkeypatch.setenv("https_proxy", f"http://name:secret@{silent}")
-    start = time.monotonic()
-    slow = preflight(["https://hub.invalid"], timeout_s=0.4)["https://hub.invalid"]
-    assert time.monotonic() - start < 1.5
-    assert "secret" not in slow
-    monkeypatch.setenv("http_proxy", served.url)  # no CONNECT for plain http: the proxy is there, that is all
-    assert preflight(["http://hub.invalid"]) == {}
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert preflight([served.url]) == {}
-
-
-@pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"])
-def test_offline_is_respected(served: Site, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(name, "1")
-    assert preflight([served.url]) == {served.url: f"{name} is set"}
-    assert served.asked == []
 
 
 def test_the_message_names_host_cause_and_ways_out(sources: Sources) -> None:
@@ -142,10 +25,6 @@ def test_the_message_names_host_cause_and_ways_out(sources: Sources) -> None:
         assert way_out in message
 
 
-def test_credentials_of_a_url_are_not_shown() -> None:
-    assert site("https://name:secret@mirror.example:8443/path") == "mirror.example:8443"
-
-
 def test_missing_books_are_fetched_with_crlf_and_kept(
     sources: Sources, served: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,7 +34,7 @@ def test_missing_books_are_fetched_with_crlf_and_kept(
     (sources.data_dir / "pg19" / "train" / "10.txt").unlink()
     (sources.data_dir / "pg19" / "validation" / "7.txt").unlink()
     tokens = load("pg19", sources)
-    assert set(served.asked) == {"/train/10.txt", "/validation/7.txt"}
+    assert set(served.asked()) == {"/train/10.txt", "/validation/7.txt"}
     assert f"fetching pg19: 2 files from {site(served.url)}" in capsys.readouterr().err
     assert (tokens.meta["source"]["kind"], tokens.meta["source"]["where"]) == ("hub", site(served.url))
     kept = sources.raw_dir / "pg19" / "train" / "10.txt"
@@ -222,3 +101,42 @@ def test_a_raw_folder_that_cannot_be_written_is_one_line(
     sources.raw_dir.write_text("a file in its place", encoding="utf-8")
     with pytest.raises(DataError, match=r"ptb/train\.txt: cannot be written \(.*\); free it or set CROPE_DATA_DIR$"):
         load("ptb", sources)
+
+
+def test_a_book_that_stalls_costs_three_attempts_and_not_the_others(
+    sources: Sources, served: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = {path.removeprefix("pg19"): text for path, text in fake_files().items() if path.startswith("pg19/")}
+    served.files = {path: text.encode() for path, text in books.items()}
+    served.faults["/train/9.txt"] = "stall"
+    monkeypatch.setattr(hub, "PG19_URL", served.url)
+    monkeypatch.setattr(hub, "SILENCE_S", 1.0)
+    shutil.rmtree(sources.data_dir)
+    with pytest.raises(DataUnavailable, match=r"pg19/train/9\.txt not in .*") as caught:
+        load("pg19", sources)
+    assert f"({site(served.url)}: /train/9.txt: no data for 1 s, 3 times in a row; " in str(caught.value)
+    assert len(served.asked("/train/9.txt")) == 3
+    assert sorted(path.name for path in sources.raw_dir.rglob("*") if path.is_file()) == ["10.txt", "7.txt"]
+
+
+def test_a_site_that_stalls_is_given_up_for_all_files_at_once(
+    sources: Sources, served: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [f"pg19/train/{n}.txt" for n in range(40)]
+    served.files = {f"/train/{n}.txt": b"a book\n" * 99 for n in range(40)}
+    served.faults["/train/"] = "stall"
+    monkeypatch.setattr(hub, "PG19_URL", served.url)
+    monkeypatch.setattr(hub, "SILENCE_S", 1.0)
+    with pytest.raises(DataUnavailable, match=r"/train/\d+\.txt: no data for 1 s, 3 times in a row; "):
+        hub.fetch("pg19", files, sources)
+    assert len(served.asked("/train/")) <= 8 * 3  # eight at a time
+    assert not sources.raw_dir.exists()
+
+
+def test_a_hiccup_costs_nothing(sources: Sources, served: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first answer is cut short, the second one is whole."""
+    served.files = {"/ptb.train.txt": fake_files()["ptb/train.txt"].encode()}
+    served.faults, served.fault_count = {"/ptb.train.txt": "cut"}, 1
+    monkeypatch.setattr(hub, "PTB_URL", served.url)
+    assert hub.fetch("ptb", ["ptb/train.txt"], sources) == [site(served.url)]
+    assert len(served.asked("/ptb.train.txt")) == 2

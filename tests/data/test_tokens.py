@@ -9,24 +9,21 @@ import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import SMALL, load, places
 from tokenizers import Tokenizer
 
 from crope.config import ROOT, TokenizerConfig
-from crope.data import hub
 from crope.data.corpora import Sources, load_corpus, tiny_text
-from crope.data.token_files import write_tokens
-from crope.data.tokenizer import encode, load_gpt2, pieces, token_dtype, train_bpe, vocabulary_sha256
-from crope.data.tokens import TokenSet, load_tokens, unavailable
+from crope.data.loaders import GPT2_REPOSITORY
+from crope.data.tokenizer import encode, load_gpt2, pieces, token_dtype, train_bpe, vocabulary_of
+from crope.data.tokens import load_tokens, unavailable
 from crope.errors import ConfigError, DataError, DataUnavailable
 
-SMALL = TokenizerConfig(name="bpe", vocab_size=280)
 GPT2 = TokenizerConfig(name="gpt2", vocab_size=50257)
 
 
@@ -35,15 +32,8 @@ def bpe() -> Tokenizer:
     return train_bpe(tiny_text()["train"], 1000)
 
 
-def load(corpus: str, sources: Sources, tokenizer: TokenizerConfig = SMALL, **changes: Any) -> TokenSet:
-    options = {"data_dir": sources.data_dir, "raw_dir": sources.raw_dir, "checksums": sources.checksums}
-    options["tokens_dir"] = sources.checksums.parent / "tokens"
-    return load_tokens(corpus, tokenizer, **{**options, **changes})
-
-
 def reasons(corpora: list[str], sources: Sources, tokenizer: TokenizerConfig = SMALL) -> dict[str, str]:
-    options = {"data_dir": sources.data_dir, "raw_dir": sources.raw_dir, "checksums": sources.checksums}
-    return unavailable(corpora, tokenizer, tokens_dir=sources.checksums.parent / "tokens", **options)
+    return unavailable(corpora, tokenizer, **places(sources))
 
 
 def test_pieces_change_no_token(bpe: Tokenizer) -> None:
@@ -78,7 +68,7 @@ def test_trained_merges_are_the_most_frequent_pairs() -> None:
 def test_training_is_deterministic_and_exact(bpe: Tokenizer) -> None:
     again = train_bpe(tiny_text()["train"], 1000)
     assert again.get_vocab_size() == 1000
-    assert vocabulary_sha256(again) == vocabulary_sha256(bpe)
+    assert vocabulary_of(json.loads(again.to_str())) == vocabulary_of(json.loads(bpe.to_str()))
 
 
 def test_text_too_small_for_the_vocabulary() -> None:
@@ -129,83 +119,6 @@ def test_folders_are_named_by_content(sources: Sources) -> None:
     sources.checksums.write_text(pinned.replace(sources.pinned["ptb/train.txt"], digest), encoding="utf-8")
     names.add(load("ptb", sources).folder.name)
     assert len(names) == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("meta.json", None),
-        ("meta.json", b'{"format": 1, "spl'),
-        ("meta.json", b"[]"),
-        ("train.npy", None),
-        ("train.npy", b""),
-        ("train.npy", b"\x93NUMPY\x01\x00v\x00"),
-        ("validation.npy", "truncate"),
-        ("validation.npy", "shorter"),
-        ("tokenizer.json", None),
-    ],
-)
-def test_a_damaged_folder_is_rebuilt_and_said(
-    sources: Sources, capsys: pytest.CaptureFixture[str], name: str, content: Any
-) -> None:
-    good = load("ptb", sources)
-    expected = (good.train.tolist(), good.validation.tolist())
-    path = good.folder / name
-    if content is None:
-        path.unlink()
-    elif content == "truncate":
-        path.write_bytes(path.read_bytes()[:-2])
-    elif content == "shorter":
-        np.save(path, np.load(path)[:-1])
-    else:
-        path.write_bytes(content)
-    capsys.readouterr()
-    again = load("ptb", sources)
-    assert (again.train.tolist(), again.validation.tolist()) == expected
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2 and said[0].startswith(f"{good.folder}: {name} ") and said[0].endswith("; rebuilding it")
-    assert [path.name for path in good.folder.parent.iterdir()] == [good.folder.name]
-
-
-def test_the_first_of_two_writers_stays(sources: Sources) -> None:
-    first = load("ptb", sources)
-    inode = (first.folder / "train.npy").stat().st_ino
-    tokenizer = Tokenizer.from_file(str(first.folder / "tokenizer.json"))
-    write_tokens(first.folder, "ptb", SMALL, load_corpus("ptb", sources), tokenizer)
-    assert (first.folder / "train.npy").stat().st_ino == inode
-    assert list(first.folder.parent.iterdir()) == [first.folder]
-
-
-def _prepare_elsewhere(data_dir: Path, raw_dir: Path, checksums: Path) -> tuple[str, int]:
-    tokens = load("wikitext2", Sources(data_dir, raw_dir, checksums))
-    return str(tokens.folder), int(tokens.train.astype(np.int64).sum())
-
-
-def test_two_processes_prepare_at_once(sources: Sources) -> None:
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        jobs = [pool.submit(_prepare_elsewhere, sources.data_dir, sources.raw_dir, sources.checksums) for _ in range(4)]
-        results = [job.result(timeout=60) for job in jobs]
-    assert len(set(results)) == 1
-    assert [str(path) for path in (sources.checksums.parent / "tokens").iterdir()] == [results[0][0]]
-
-
-def test_an_interrupted_preparation_leaves_nothing(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("crope.data.token_files.write_json", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        load("ptb", sources)
-    assert list((sources.checksums.parent / "tokens").iterdir()) == []
-
-
-def test_a_full_disk_is_one_line(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("crope.data.token_files.write_json", full)
-    with pytest.raises(DataError, match=r"tokens: cannot write token files \(No space left on device\)$"):
-        load("ptb", sources)
 
 
 def test_damaged_text_is_an_error_not_unavailable(sources: Sources) -> None:
@@ -290,7 +203,7 @@ def test_older_files_write_merges_as_strings(real: Sources, tmp_path: Path) -> N
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(content), encoding="utf-8")
     assert load_gpt2(path).encode(" the chairman").ids == [262, 8900]
-    assert hub.GPT2_REPOSITORY == "openai-community/gpt2"
+    assert GPT2_REPOSITORY == "openai-community/gpt2"
 
 
 def test_the_script_prints_each_error_in_one_line_and_exits_1() -> None:

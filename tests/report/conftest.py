@@ -1,8 +1,13 @@
-"""Run directories and cells made by code, with losses that can be checked by hand; no Hydra is needed for them."""
+"""Run directories and cells made by code, with losses that can be checked by hand; no Hydra is needed for them.
+
+Each is what a run would have written, so that crope.verify finds it sound: metrics come first, the summary from them.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,17 +16,26 @@ import pytest
 import yaml
 
 from crope import paper
-from crope.config import NUMERICS_VERSION, cell_key
+from crope.config import NUMERICS_VERSION, cell_key, run_hash
+from crope.record import Record
 from crope.study import Cell
+from crope.summary import speeds, summarise
+from crope.verify import read_runs
 
 WriteRun = Callable[..., Path]
 SCALE = "quick"
+STEPS = 100
+# Three bytes a token: the mean of 4.5 nats per token is 1.5 nats per byte.
+SPLITS = {
+    "train": {"tokens": 4_096_000, "bytes": 12_288_000, "sha256": "a" * 64},
+    "validation": {"tokens": 98_656, "bytes": 295_968, "sha256": "b" * 64},
+}
 
 
 def make_config(
-    model: str, dataset: str, row: str = "base", *, seed: int = 0, precision: str = "fp32"
+    model: str, dataset: str, row: str = "base", *, seed: int = 0, precision: str = "fp32", steps: int = STEPS
 ) -> dict[str, Any]:
-    train = {**paper.ROWS[row], "max_steps": 100, "precision": precision}
+    train = {**paper.ROWS[row], "max_steps": steps, "precision": precision}
     return {
         "model": {"projection": model, "tied_head": True, "n_layers": 4, "d_model": train.pop("d_model")},
         "data": {"corpus": dataset},
@@ -42,13 +56,73 @@ def make_parameters(model: str, width: int | float) -> dict[str, int]:
     return {**parts, "total": sum(parts.values())}
 
 
-def make_metrics(final: float) -> list[dict[str, float]]:
-    """Falls from 8 to `final` at step 100; training runs 0.25 below validation."""
-    lines = []
-    for step in range(0, 101, 10):
-        loss = final + (8.0 - final) * (1 - step / 100) ** 3
-        lines.append({"step": step, "val/loss_nats": loss, "train/loss_nats": loss - 0.25})
-    return [*lines[:-1], lines[-1] | {"val_full/loss_nats": final}]
+def make_metrics(
+    final: float, *, sampled: float, std: float | None, best: tuple[int, float], steps: int
+) -> list[dict[str, Any]]:
+    """A line every ten steps, falling from 8 to `final`; training runs 0.25 below validation.
+
+    The last tenth has two sampled losses with this mean and standard deviation (s of a, b is |b - a| / sqrt(2)), or one
+    where `std` is None. `best` is the step and the loss of an earlier full validation.
+    """
+    lines: list[dict[str, Any]] = []
+    for step in range(0, steps + 1, 10):
+        loss = final + (8.0 - final) * (1 - step / steps) ** 3
+        speed = {"train/lr": 0.001, "time/step_ms": 90.0, "speed/tokens_per_s": 4000.0}
+        if step < 0.9 * steps:
+            speed["val/loss_nats"] = loss
+        lines.append({"step": step, "train/loss_nats": loss - 0.25, **speed})
+    if std is not None:
+        lines[-2]["val/loss_nats"] = sampled - std / math.sqrt(2)
+    lines[-1]["val/loss_nats"] = sampled + (std or 0.0) / math.sqrt(2)
+    lines[best[0] // 10] |= {"val_full/loss_nats": best[1], "val_full/tokens": 65_536}
+    lines[-1] |= {"val_full/loss_nats": final, "val_full/tokens": 65_536}
+    lines[-1] |= {"train_full/loss_nats": final - 0.25, "train_full/tokens": 65_536}
+    return lines
+
+
+def make_run(
+    folder: Path, model: str, dataset: str, row: str = "base", *, seed: int = 0, final: float = 5.0,
+    sampled: float | None = None, std: float | None = 0.02, best: tuple[int, float] | None = None, steps: int = STEPS,
+    precision: str = "fp32", device_kind: str = "cpu", scale: str = SCALE, named: str = "",
+    numerics_version: int = NUMERICS_VERSION, error: dict[str, Any] | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> Path:  # fmt: skip
+    """One run directory in `folder`.
+
+    `error` makes a failed run, `named` gives the row another name, `provenance` overrides parts of that file.
+    """
+    config = make_config(model, dataset, row, seed=seed, precision=precision, steps=steps)
+    name = f"{model}-{dataset}-{named or row}-s{seed}-{run_hash(config, numerics_version=numerics_version)}"
+    path = folder / name
+    path.mkdir(parents=True)
+    facts = {
+        "commit": "0123456789abcdef", "dirty": False, "device": "a CPU", "device_kind": device_kind, "driver": None,
+        "python": "3.11.0", "packages": {}, "data": {"splits": SPLITS},
+    } | (provenance or {})  # fmt: skip
+    rows = make_metrics(
+        final, sampled=final if sampled is None else sampled, std=std, best=best or (80, final - 0.125), steps=steps
+    )
+    metrics = "".join(json.dumps(line) + "\n" for line in rows).encode()
+    summary = {
+        "run_id": name, "model": model, "dataset": dataset, "row": named or row, "scale": scale, "seed": seed,
+        "numerics_version": numerics_version, "precision": precision, "device_kind": device_kind,
+    }  # fmt: skip
+    if error:
+        summary |= {"status": "failed", "error": error}
+    else:
+        seen = steps * config["train"]["batch_size"] * config["train"]["seq_len"]
+        summary |= {
+            "status": "complete", "error": None, "steps": steps, "train_tokens": seen,
+            "train_passes": seen / SPLITS["train"]["tokens"], "unigram_nats": 7.0, "memory_peak_gib": None,
+            **summarise(rows, max_steps=steps, validation=SPLITS["validation"]),
+            "parameters": make_parameters(model, config["model"]["d_model"]),
+            "time": {"total_s": 151.2, **speeds(rows)}, "metrics_sha256": hashlib.sha256(metrics).hexdigest(),
+        }  # fmt: skip
+    (path / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    (path / "provenance.json").write_text(json.dumps(facts), encoding="utf-8")
+    (path / "metrics.jsonl").write_bytes(metrics)
+    (path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    return path
 
 
 @pytest.fixture
@@ -57,52 +131,43 @@ def runs_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def read_sound(runs_dir: Path) -> Callable[..., list[Record]]:
+    """read_sound(*folders): the runs there (by default in runs_dir), none of which may be damaged."""
+
+    def read(*folders: Path) -> list[Record]:
+        found = [read_runs(folder) for folder in folders or (runs_dir,)]
+        assert not any(damaged for _, damaged in found)
+        return [run for runs, _ in found for run in runs]
+
+    return read
+
+
+@pytest.fixture
 def write_run(runs_dir: Path) -> WriteRun:
-    """write_run("crope", "ptb", final=4.1, ...): one run directory; `summary` overrides parts of its summary.json."""
+    """write_run("crope", "ptb", final=4.1, ...): `make_run`, by default in runs_dir."""
+    return lambda *names, folder=runs_dir, **settings: make_run(folder, *names, **settings)
 
-    def write(
-        model: str, dataset: str, row: str = "base", *, seed: int = 0, final: float = 5.0, sampled: float | None = None,
-        std: float | None = 0.02, precision: str = "fp32", folder: Path | None = None, **summary: Any,
-    ) -> Path:  # fmt: skip
-        run_id = f"{model}-{dataset}-{row}-s{seed}-{precision}"
-        path = (folder or runs_dir) / run_id
-        path.mkdir(parents=True)
-        whole = {
-            "status": "complete", "run_id": run_id, "model": model, "dataset": dataset, "row": row, "scale": SCALE,
-            "seed": seed, "numerics_version": NUMERICS_VERSION, "precision": precision, "device_kind": "cpu",
-            "steps": 100, "train_tokens": 409_600, "train_passes": 0.35,
-            "val_sampled": {"mean_nats": final if sampled is None else sampled, "std_nats": std, "n": 2},
-            "val_full": {
-                "final_nats": final, "best_nats": final - 0.125, "best_step": 80, "tokens": 65_536,
-                "whole_split": False,
-            },
-            "train_val_gap_nats": 0.25, "val_nats_per_byte": 1.5, "unigram_nats": 7.0,
-            "parameters": make_parameters(model, paper.ROWS[row]["d_model"]),
-            "time": {"total_s": 151.2, "median_step_ms": 90.0, "tokens_per_s": 4000.0},
-            "memory_peak_gib": None, "error": None,
-        } | summary  # fmt: skip
-        config = make_config(model, dataset, row, seed=seed, precision=precision)
-        provenance = {"commit": "0123456789abcdef", "dirty": False, "device": "a CPU"}
-        metrics = "".join(json.dumps(line) + "\n" for line in make_metrics(final))
-        (path / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        (path / "provenance.json").write_text(json.dumps(provenance), encoding="utf-8")
-        (path / "metrics.jsonl").write_text(metrics, encoding="utf-8")
-        (path / "summary.json").write_text(json.dumps(whole), encoding="utf-8")
-        return path
 
-    return write
+def make_cells(steps: int) -> list[Cell]:
+    table1 = [("table1", "base", dataset) for dataset in paper.DATASET_LABELS]
+    table2 = [("table2", row, "pg19") for row in paper.ROWS]
+    return [
+        Cell(table, row, dataset, model, SCALE, cell_key(make_config(model, dataset, row, steps=steps)))
+        for table, row, dataset in (*table1, *table2)
+        for model in paper.MODEL_LABELS
+    ]
 
 
 @pytest.fixture
 def cells() -> list[Cell]:
     """Both tables, as `expected_cells` gives them."""
-    table1 = [("table1", "base", dataset) for dataset in paper.DATASET_LABELS]
-    table2 = [("table2", row, "pg19") for row in paper.ROWS]
-    return [
-        Cell(table, row, dataset, model, SCALE, cell_key(make_config(model, dataset, row)))
-        for table, row, dataset in (*table1, *table2)
-        for model in paper.MODEL_LABELS
-    ]
+    return make_cells(STEPS)
+
+
+@pytest.fixture
+def cells_of() -> Callable[[int], list[Cell]]:
+    """The same of runs of another length."""
+    return make_cells
 
 
 @pytest.fixture
