@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import platform
 import shlex
@@ -27,13 +28,13 @@ def now_utc() -> str:
 
 def collect(device_choice: str, data_meta: dict[str, Any]) -> dict[str, Any]:
     """Everything that is known when a run starts."""
-    device = resolve_device(device_choice)
+    device, sweep = resolve_device(device_choice), multiprocessing.parent_process()
     status = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
     return {
         "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
         "dirty": None if status is None else bool(status),
         "command": shlex.join(sys.argv),
-        "pid": os.getpid(),
+        "pid": os.getpid() if sweep is None else sweep.pid,  # of the command: its workers have others
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},

@@ -187,6 +187,7 @@ def _slow_files(doing: Callable[[int], Any], mutant: str) -> None:
 
     def step(*args: Any, **kwargs: Any) -> Any:
         with doing(STEP):
+            time.sleep(PIECES * PAUSE_S)  # as long as a write, to be hit as easily
             return real_step(*args, **kwargs)
 
     def write(path: Path, data: bytes) -> None:
