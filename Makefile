@@ -6,7 +6,7 @@ KILLS ?= 200
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce smoke prepare report readme golden test faults lint constraints clean
+.PHONY: help setup reproduce smoke prepare report theory readme golden test faults lint constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ prepare: .venv/.stamp  ## download, check and tokenise the paper's datasets ahea
 
 report: .venv/.stamp  ## results/report/index.html and tables from the records [SCALE=...]
 	@$(PY) scripts/report.py $(if $(SCALE),--scale $(SCALE))
+
+theory: .venv/.stamp  ## the papers' constructions and identities in numbers: results/theory, docs/equations.md (minutes)
+	@$(PY) scripts/theory.py $(ARGS)
 
 readme: .venv/.stamp  ## rebuild the README's tables and picture from results/published
 	@$(PY) scripts/readme.py

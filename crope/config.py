@@ -16,6 +16,8 @@ from typing import Any
 
 from omegaconf import II, MISSING
 
+from crope.model.schemes import scheme_problems
+
 ROOT = Path(__file__).resolve().parents[1]
 CACHE_DIR = Path(os.environ.get("CROPE_CACHE_DIR") or ROOT / "data")  # fetched text (raw/) and token files (tokens/)
 GOLDEN_FILE = Path(__file__).with_name("golden_losses.json")
@@ -49,9 +51,25 @@ def option(
 class ModelConfig:
     """One decoder; three choices make the model (DESIGN: position, projection, attention), nothing else differs."""
 
-    position: str = option(MISSING, "how order enters", one_of=("sinusoidal", "rotary"))
-    projection: str = option(MISSING, "class of the Q, K and V maps", one_of=("real", "complex"))
-    attention: str = option("softmax", "how scores become weights", one_of=("softmax",))
+    position: str = option(
+        MISSING, "how order enters", one_of=("sinusoidal", "rotary", "learned", "relative_bias", "alibi", "none")
+    )
+    projection: str = option(
+        MISSING,
+        "class of the Q, K and V maps",
+        one_of=(
+            "real",
+            "complex",
+            "halved",
+            "lowrank",
+            "blockdiag",
+            "complex_misaligned",
+            "complex_qk",
+            "complex_v",
+            "complex_wide",
+        ),
+    )
+    attention: str = option("softmax", "how scores become weights", one_of=("softmax", "linear"))
     n_layers: int = option(4, "L of Sec. 5.1", least=1)
     n_heads: int = option(4, "H of Sec. 5.1", least=1)
     d_model: int = option(II("ablation.d_model"), "D; d_model / n_heads must be even", least=2)
@@ -187,6 +205,8 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
             "model.d_model",
             f"gives heads of odd width {width} (model.n_heads={model.n_heads}); a pair of channels is one rotation",
         )
+    elif model.n_heads >= 1:
+        yield from scheme_problems(model)
     if config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size != GPT2_VOCAB_SIZE:
         yield (
             "tokenizer.vocab_size",

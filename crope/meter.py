@@ -32,10 +32,7 @@ class Meter:
         self.device = device
         self.tokens_per_step = config.train.batch_size * config.train.seq_len
         self.flops_per_step = self.tokens_per_step * train_flops_per_token(
-            n_layers=config.model.n_layers,
-            d_model=config.model.d_model,
-            vocab_size=vocab_size,
-            seq_len=config.train.seq_len,
+            config.model, vocab_size=vocab_size, seq_len=config.train.seq_len
         )
         self.peak = peak_flops(device)
         self.never = torch.tensor(2**62, device=device)

@@ -94,7 +94,7 @@ def test_models_differ_in_one_choice_each() -> None:
         ("train.lr=fast", "train.lr (command line): Value 'fast' of type 'str' could not be converted to Float"),
         ("seed=1.5", "seed (command line): Value '1.5'"),
         ("model.tied_head=maybe", "model.tied_head (command line)"),
-        ("model=rop", "there is no conf/model/rop.yaml; did you mean rope? there are: crope, rope, xpos"),
+        ("model=rop", "there is no conf/model/rop.yaml; did you mean rope? there are: alibi, blockdiag"),
         ("model=rope,crop", "there is no conf/model/crop.yaml"),
         ("study=tabel1", "did you mean table1?"),
         ("scale=huge", "there are: paper, quick, smoke"),

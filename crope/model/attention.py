@@ -1,6 +1,6 @@
-"""Causal multi-head attention over any projection.
+"""Causal multi-head attention over any projection: softmax, and RoFormer's linear form.
 
-Shapes: B batch, T tokens, D model width, H heads, K = D/H head width.
+Shapes: B batch, T tokens, D model width, H heads, K head width, C tokens of a chunk, N chunks.
 """
 
 from __future__ import annotations
@@ -10,38 +10,86 @@ import torch.nn.functional as F
 from torch import nn
 
 from crope.config import ModelConfig
-from crope.model.complex_linear import ComplexLinear
 from crope.model.positions import Positions
-
-PROJECTIONS: dict[str, type[nn.Linear] | type[ComplexLinear]] = {"real": nn.Linear, "complex": ComplexLinear}
+from crope.model.projections import build_projections
+from crope.model.schemes import CHUNK, attention_width
 
 
 class CausalAttention(nn.Module):
-    """softmax(q k^T / sqrt(K)) v over the tokens up to and including each one (Eqs. 2, 3 and 7).
+    """softmax(q k^T / sqrt(K) + bias) v over the tokens up to and including each one (Eqs. 2, 3 and 7).
 
-    Q, K and V are of the class that `model.projection` names; the output projection is a full nn.Linear in every model.
-    Channels of a head are contiguous and K is even, so no complex pair straddles two heads.
+    Q, K and V are what `model.projection` names; the output projection is a full nn.Linear in every model. Rotation
+    and bias are those of `model.position`. Channels of a head are contiguous and K is even, so no complex pair
+    straddles two heads.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width, projection = config.d_model, PROJECTIONS[config.projection]
         self.n_heads, self.dropout = config.n_heads, config.dropout
-        self.q_proj = projection(width, width, bias=config.qkv_bias)
-        self.k_proj = projection(width, width, bias=config.qkv_bias)
-        self.v_proj = projection(width, width, bias=config.qkv_bias)
-        self.out_proj = nn.Linear(width, width)
+        self.q_proj, self.k_proj, self.v_proj = build_projections(config)
+        self.out_proj = nn.Linear(attention_width(config), config.d_model)
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions) -> torch.Tensor:
-        q_BHTK = positions.rotate(self._heads(self.q_proj(x_BTD)))
-        k_BHTK = positions.rotate(self._heads(self.k_proj(x_BTD)))
-        v_BHTK = self._heads(self.v_proj(x_BTD))
-        dropout = self.dropout if self.training else 0.0
-        y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
-        return self.out_proj(y_BHTK.transpose(1, 2).flatten(-2))
+        q_BHTK, k_BHTK, v_BHTK = (self._heads(layer(x_BTD)) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        return self.out_proj(self.mix(q_BHTK, k_BHTK, v_BHTK, positions).transpose(1, 2).flatten(-2))
+
+    def mix(
+        self, q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, positions: Positions
+    ) -> torch.Tensor:
+        """What each token gathers from those before it, y_BHTK."""
+        bias = positions.bias(q_BHTK.shape[2])
+        return F.scaled_dot_product_attention(
+            positions.rotate(q_BHTK),
+            positions.rotate(k_BHTK),
+            v_BHTK,
+            attn_mask=bias,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=bias is None,  # a bias brings the mask with it
+        )
 
     def _heads(self, x_BTD: torch.Tensor) -> torch.Tensor:
         return x_BTD.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
 
 
-ATTENTIONS: dict[str, type[CausalAttention]] = {"softmax": CausalAttention}
+class LinearAttention(CausalAttention):
+    """RoFormer's Eq. 19, causal, in O(T) time and memory: features elu + 1, rotated in the numerator alone.
+
+    y_m = sum_{n<=m} (R_m f(q_m)).(R_n f(k_n)) v_n / sum_{n<=m} f(q_m).f(k_n). The denominator is positive; the weights
+    above it may be negative and need not sum to 1. No matrix of scores exists: biases of a position scheme cannot be
+    added to it (the configuration refuses them), nor dropout act on it. Runs in float32 under autocast.
+    """
+
+    def mix(
+        self, q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, positions: Positions
+    ) -> torch.Tensor:
+        with torch.autocast(q_BHTK.device.type, enabled=False):
+            dtype = torch.promote_types(q_BHTK.dtype, torch.float32)
+            q_BHTK, k_BHTK = features(q_BHTK.to(dtype)), features(k_BHTK.to(dtype))
+            ones_BHT1 = torch.ones_like(q_BHTK[..., :1])
+            total_BHT1 = causal_product(q_BHTK, k_BHTK, ones_BHT1)
+            sum_BHTK = causal_product(positions.rotate(q_BHTK), positions.rotate(k_BHTK), v_BHTK.to(dtype))
+            return (sum_BHTK / total_BHT1).to(v_BHTK.dtype)
+
+
+def features(x: torch.Tensor) -> torch.Tensor:
+    """elu(x) + 1, written so that it stays above 0: in float32, elu(-20) is -1 exactly."""
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+
+
+def causal_product(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTV: torch.Tensor) -> torch.Tensor:
+    """sum over n <= m of (q_m . k_n) v_n, V any width: squares within chunks, a K x V state between them."""
+    length = q_BHTK.shape[2]
+    chunk = min(CHUNK, length)
+    q, k, v = (
+        F.pad(x, (0, 0, 0, -length % chunk)).unflatten(2, (-1, chunk)) for x in (q_BHTK, k_BHTK, v_BHTV)
+    )  # B, H, N, C, K or V
+    within = (q @ k.mT).tril() @ v
+    # A loop of sums: on CUDA, torch has no deterministic cumsum, and the products are made in one go all the same.
+    of_chunks = (k.mT @ v).unbind(2)
+    states = [torch.zeros_like(of_chunks[0])]
+    for of_chunk in of_chunks[:-1]:
+        states.append(states[-1] + of_chunk)
+    return (within + q @ torch.stack(states, dim=2)).flatten(2, 3)[:, :, :length]
+
+
+ATTENTIONS: dict[str, type[CausalAttention]] = {"softmax": CausalAttention, "linear": LinearAttention}

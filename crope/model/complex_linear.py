@@ -46,5 +46,26 @@ class ComplexLinear(nn.Module):
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         return F.linear(x_BTD, self.weight, self.bias)
 
+    @classmethod
+    def from_linear(cls, linear: nn.Linear) -> ComplexLinear:
+        """The complex-linear map nearest to `linear` (least squares): each 2x2 block loses its reflections."""
+        layer = cls(linear.in_features, linear.out_features, bias=linear.bias is not None).to(linear.weight)
+        blocks = linear.weight.detach().unflatten(0, (-1, 2)).unflatten(-1, (-1, 2))  # E/2, 2, D/2, 2
+        with torch.no_grad():
+            layer.a.copy_((blocks[:, 0, :, 0] + blocks[:, 1, :, 1]) / 2)
+            layer.b.copy_((blocks[:, 0, :, 1] - blocks[:, 1, :, 0]) / 2)
+            if layer.bias is not None:
+                layer.bias.copy_(linear.bias)
+        return layer
+
+    def to_linear(self) -> nn.Linear:
+        """The same map with its dense weight."""
+        linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None).to(self.a)
+        with torch.no_grad():
+            linear.weight.copy_(self.weight)
+            if self.bias is not None:
+                linear.bias.copy_(self.bias)
+        return linear
+
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

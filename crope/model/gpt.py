@@ -13,7 +13,8 @@ from torch import nn
 
 from crope.config import FFN_RATIO, ModelConfig
 from crope.model.attention import ATTENTIONS
-from crope.model.positions import build_positions
+from crope.model.positions import Positions, build_positions
+from crope.model.projections import StructuredLinear
 from crope.seeding import stream
 
 INIT_STD = 0.02  # GPT-2
@@ -33,7 +34,7 @@ class Block(nn.Module):
         self.ffn_down = nn.Linear(FFN_RATIO * width, width)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x_BTD: torch.Tensor, positions: nn.Module) -> torch.Tensor:
+    def forward(self, x_BTD: torch.Tensor, positions: Positions) -> torch.Tensor:
         x_BTD = x_BTD + self.dropout(self.attn(self.attn_norm(x_BTD), positions))
         hidden = F.gelu(self.ffn_up(self.ffn_norm(x_BTD)), approximate="tanh")  # GPT-2's GELU
         return x_BTD + self.dropout(self.ffn_down(hidden))
@@ -58,9 +59,7 @@ class GPT(nn.Module):
         padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.embedding = nn.Embedding(padded, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        self.positions = build_positions(
-            config.position, d_model=config.d_model, n_heads=config.n_heads, max_len=max_len
-        )
+        self.positions = build_positions(config, max_len=max_len)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = nn.LayerNorm(config.d_model, eps=1e-5)
         self.head = None if config.tied_head else nn.Linear(config.d_model, padded, bias=False)
@@ -84,9 +83,18 @@ class GPT(nn.Module):
         return self.embedding.weight if self.head is None else self.head.weight
 
     def _initialise(self, seed: int, *, branch_std: float) -> None:
-        """N(0, 0.02), the maps into the residual stream N(0, branch_std) as in GPT-2; norms 1, biases 0."""
+        """N(0, 0.02), the maps into the residual stream N(0, branch_std) as in GPT-2; norms 1, biases 0.
+
+        The factors of a structured map are drawn such that its outputs vary as those of a dense N(0, 0.02) map do.
+        """
+        own_stds = {
+            f"{prefix}.{name}": std
+            for prefix, module in self.named_modules()
+            if isinstance(module, StructuredLinear)
+            for name, std in module.init_stds(INIT_STD).items()
+        }
         for name, parameter in self.named_parameters():
-            std = branch_std if name.endswith(("out_proj.weight", "ffn_down.weight")) else INIT_STD
+            std = branch_std if name.endswith(("out_proj.weight", "ffn_down.weight")) else own_stds.get(name, INIT_STD)
             with torch.no_grad():
                 if name.endswith("bias"):
                     parameter.zero_()

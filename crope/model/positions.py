@@ -1,26 +1,36 @@
-"""Position schemes. Each may act in two places: on the embedding, and on queries and keys.
+"""Position schemes. Each may act in three places: on the embedding, on queries and keys, and on their scores.
 
 Shapes: B batch, T tokens, D model width, H heads, K head width, J = K/2 pairs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from crope.config import ModelConfig
+from crope.model.schemes import head_width
+
 BASE = 10000.0  # of the wavelengths, in Vaswani et al. (Sec. 3.5) and in RoFormer (Eq. 15) alike
 
 
 class Positions(nn.Module):
-    """Acts nowhere; a scheme overrides what it needs."""
+    """Acts nowhere; a scheme overrides what it needs. By itself `none`: order enters by the causal mask alone."""
+
+    extends = True  # whether it says anything past the length that it was trained at
 
     def embed(self, x_BTD: torch.Tensor) -> torch.Tensor:
         return x_BTD
 
     def rotate(self, x_BHTK: torch.Tensor) -> torch.Tensor:
         return x_BHTK
+
+    def bias(self, length: int) -> torch.Tensor | None:
+        """What is added to the scores, causal mask included, (1, H, T, T); None: nothing but the mask."""
+        return None
 
 
 class SinusoidalPositions(Positions):
@@ -39,6 +49,19 @@ class SinusoidalPositions(Positions):
 
     def embed(self, x_BTD: torch.Tensor) -> torch.Tensor:
         return x_BTD + self.table_TD[: x_BTD.shape[1]]
+
+
+class LearnedPositions(Positions):
+    """A trained vector for each of max_len positions, added to the token embedding (GPT-2; BERT)."""
+
+    extends = False
+
+    def __init__(self, d_model: int, max_len: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(max_len, d_model))
+
+    def embed(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        return x_BTD + self.weight[: x_BTD.shape[1]]
 
 
 class RotaryEmbedding(Positions):
@@ -69,16 +92,87 @@ class RotaryEmbedding(Positions):
         return torch.stack(pairs, dim=-1).flatten(-2).to(x_BHTK.dtype)
 
 
+class DistanceBias(Positions):
+    """A number added to each score by head and by the distance m - n >= 0 of query and key."""
+
+    def by_distance(self, length: int) -> torch.Tensor:
+        """(H, T): the bias at distances 0 .. T - 1."""
+        raise NotImplementedError
+
+    def bias(self, length: int) -> torch.Tensor:
+        past_HT = self.by_distance(length).flip(-1)
+        future_HS = past_HT.new_full((len(past_HT), length - 1), -math.inf)
+        # Row m of the matrix is this line shifted by m: the windows are views, and one copy turns them over.
+        line_HS = torch.cat((past_HT, future_HS), dim=-1)
+        return line_HS.unfold(-1, length, 1).flip(-2)[None]
+
+
+class RelativeBias(DistanceBias):
+    """T5's relative positions, unidirectional: a trained scalar for each head and bucket, shared by all layers.
+
+    Raffel et al. (2020), Sec. 2.1: 32 buckets; distances below 16 have one each, then they grow logarithmically up to
+    128, and all distances beyond share the last. Unlike T5, scores are divided by sqrt(K) as in every model here.
+    """
+
+    BUCKETS, FURTHEST = 32, 128
+    bucket_T: torch.Tensor
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(self.BUCKETS, n_heads))
+        buckets = torch.tensor([self.bucket(distance) for distance in range(self.FURTHEST)])
+        self.register_buffer("bucket_T", buckets, persistent=False)
+
+    @classmethod
+    def bucket(cls, distance: int) -> int:
+        exact = cls.BUCKETS // 2
+        if distance < exact:
+            return distance
+        share = math.log(distance / exact) / math.log(cls.FURTHEST / exact)
+        return min(cls.BUCKETS - 1, exact + int(share * (cls.BUCKETS - exact)))
+
+    def by_distance(self, length: int) -> torch.Tensor:
+        distance_T = torch.arange(length, device=self.bucket_T.device).clamp(max=self.FURTHEST - 1)
+        return self.weight[self.bucket_T[distance_T]].T
+
+
+class AlibiBias(DistanceBias):
+    """ALiBi: minus the distance, times a fixed slope for each head (Press et al. 2022, Sec. 3). Not divided by sqrt(K).
+
+    The slopes of H heads are 2^(-8/H), 2^(-16/H), ..., 2^-8. Where H is no power of two, its authors take those of the
+    power of two below H, then every other one of the next power's.
+    """
+
+    slope_H: torch.Tensor
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.register_buffer("slope_H", torch.tensor(self.slopes(n_heads)), persistent=False)
+
+    @staticmethod
+    def slopes(n_heads: int) -> list[float]:
+        below = 1 << (n_heads.bit_length() - 1)
+        of_power, of_next = ([2.0 ** (-8 * i / n) for i in range(1, n + 1)] for n in (below, 2 * below))
+        return of_power + of_next[: 2 * (n_heads - below) : 2]
+
+    def by_distance(self, length: int) -> torch.Tensor:
+        return -self.slope_H[:, None] * torch.arange(length, device=self.slope_H.device)
+
+
 def angles(width: int, max_len: int) -> torch.Tensor:
     """m * 10000^(-2i/width) in float64, shape (max_len, width/2)."""
     theta_J = BASE ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     return torch.arange(max_len, dtype=torch.float64)[:, None] * theta_J
 
 
-def build_positions(name: str, *, d_model: int, n_heads: int, max_len: int) -> Positions:
+def build_positions(config: ModelConfig, *, max_len: int) -> Positions:
     """The scheme that `model.position` names."""
     builders: dict[str, Callable[[], Positions]] = {
-        "sinusoidal": lambda: SinusoidalPositions(d_model, max_len),
-        "rotary": lambda: RotaryEmbedding(d_model // n_heads, max_len),
+        "none": Positions,
+        "sinusoidal": lambda: SinusoidalPositions(config.d_model, max_len),
+        "learned": lambda: LearnedPositions(config.d_model, max_len),
+        "rotary": lambda: RotaryEmbedding(head_width(config), max_len),
+        "relative_bias": lambda: RelativeBias(config.n_heads),
+        "alibi": lambda: AlibiBias(config.n_heads),
     }
-    return builders[name]()
+    return builders[config.position]()

@@ -18,7 +18,7 @@ def random_input(length: int = 9, width: int = 24) -> torch.Tensor:
 
 
 def positions_of(config):
-    return build_positions(config.position, d_model=config.d_model, n_heads=config.n_heads, max_len=16).double()
+    return build_positions(config, max_len=16).double()
 
 
 @pytest.mark.parametrize("qkv_bias", [False, True])

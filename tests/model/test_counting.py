@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from crope.config import ROOT
 from crope.loss import cross_entropy
 from crope.model.counting import count_parameters, savings, train_flops_per_token
 from crope.model.gpt import GPT
@@ -82,5 +83,65 @@ def test_flops_against_torchs_counter(model: str, tied: bool, model_config) -> N
     tokens_BT = torch.zeros(batch, length, dtype=torch.int64)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         cross_entropy(decoder, tokens_BT, tokens_BT).backward()
-    found = train_flops_per_token(n_layers=layers, d_model=width, vocab_size=vocab, seq_len=length)
+    found = train_flops_per_token(config, vocab_size=vocab, seq_len=length)
     assert counter.get_total_flops() / (batch * length) - found == 3 * layers * 2 * length * width
+
+
+# Every scheme of conf/model. E: width of Q, K and V; a block's other parts are RoPE's.
+
+SCHEMES = sorted(path.stem for path in (ROOT / "conf" / "model").glob("*.yaml"))
+WIDTHS = {"halved": 32, "complex_wide": 104}  # at D = 64 with 4 heads; 1.6 * 64 = 102.4
+MATRICES = {  # weights in Q, K and V of a layer at D = E = 64 unless named: 4,096 dense
+    "real": 3 * 4096,
+    "complex": 3 * 2048,
+    "halved": 3 * 64 * 32,
+    "lowrank": 3 * 2 * 16 * 64,
+    "blockdiag": 3 * 2 * 32 * 32,
+    "complex_misaligned": 3 * 2048,
+    "complex_qk": 2 * 2048 + 4096,
+    "complex_v": 2 * 4096 + 2048,
+    "complex_wide": 3 * 64 * 104 // 2,
+}
+TABLES = {"learned": 8 * 64, "relative_bias": 32 * 4}  # max_len 8
+
+
+@pytest.mark.parametrize("model", SCHEMES)
+def test_closed_forms_of_every_scheme(model: str, model_config) -> None:
+    config = model_config(model, d_model=64, n_layers=3)
+    width = WIDTHS.get(config.projection, 64)
+    expected = {
+        "qkv": 3 * MATRICES[config.projection],
+        "output_projection": 3 * (width * 64 + 64),
+        "ffn": 3 * (2 * 4 * 64 * 64 + 5 * 64),
+        "norms": (2 * 3 + 1) * 2 * 64,
+        "embeddings": 300 * 64 + TABLES.get(config.position, 0),  # 20 pad rows in no count
+    }
+    assert asdict(counted(config)) == expected
+
+
+def test_savings_of_the_literal_reading(model_config) -> None:
+    """Sec. 5.1's sentence halves the output projection's input as well: 50 % of attention, 2 of 12 squares."""
+    rope, halved = (counted(model_config(name, d_model=64, n_layers=3)) for name in ("rope", "halved"))
+    found = savings(rope, halved, n_layers=3, d_model=64)
+    assert (found["Q/K/V"], found["attention"]) == (50.0, 50.0)
+    assert found["block"] == pytest.approx(100 / 6, rel=1e-12)
+
+
+@pytest.mark.parametrize("length", [16, 128])
+@pytest.mark.parametrize("model", SCHEMES)
+def test_flops_of_every_scheme_against_torchs_counter(model: str, length: int, model_config) -> None:
+    """Forward. What torch counts more are the halves of squares that causality leaves out.
+
+    Softmax: 2 T E a token and layer. Linear, in chunks of C = 64 tokens: 3 C E for the two scores and the sum of
+    values, C H for the sum of scores. Low rank: its factors are multiplied, not their product.
+    """
+    batch, layers, vocab = 2, 2, 128
+    config = model_config(model, n_layers=layers, d_model=64)
+    decoder = GPT(config, vocab_size=vocab, max_len=length, seed=0)
+    tokens_BT = torch.zeros(batch, length, dtype=torch.int64)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        cross_entropy(decoder, tokens_BT, tokens_BT)
+    found = train_flops_per_token(config, vocab_size=vocab, seq_len=length)
+    width, chunk = WIDTHS.get(config.projection, 64), min(64, length)
+    skipped = 3 * chunk * width + chunk * 4 if config.attention == "linear" else 2 * length * width
+    assert counter.get_total_flops() / (batch * length) - found / 3 == layers * skipped

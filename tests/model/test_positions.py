@@ -139,12 +139,12 @@ def test_sinusoids_have_norm_8_at_the_papers_width_and_turn_nothing() -> None:
     assert not list(positions.parameters())
 
 
-def test_rotary_of_a_model_turns_by_the_head_width() -> None:
+def test_rotary_of_a_model_turns_by_the_head_width(model_config) -> None:
     q_BHTK = random_heads(20, 6)
-    found = build_positions("rotary", d_model=24, n_heads=4, max_len=20).rotate(q_BHTK)
+    found = build_positions(model_config("rope"), max_len=20).rotate(q_BHTK)
     np.testing.assert_allclose(found, rotate_by_matrix(q_BHTK), rtol=0, atol=2e-6)
 
 
-def test_sinusoids_of_a_model_have_the_models_width() -> None:
-    found = build_positions("sinusoidal", d_model=24, n_heads=4, max_len=20).embed(torch.zeros(1, 20, 24))
+def test_sinusoids_of_a_model_have_the_models_width(model_config) -> None:
+    found = build_positions(model_config("xpos"), max_len=20).embed(torch.zeros(1, 20, 24))
     assert found[0, 3, 8].item() == pytest.approx(math.sin(3 / 10000 ** (8 / 24)), abs=1e-6)

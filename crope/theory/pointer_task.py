@@ -1,0 +1,165 @@
+"""Sec. 4.3 as a training task: does one layer learn to attend to what "next" and "nexnext" point at?
+
+Sequences of random tokens, half of them pointers. At a pointer, the layer has to say which token stands one or two
+places ahead. One attention layer of each model (no FFN, no norm, one head, no mask) between a token embedding and a
+head; trained on short sequences and evaluated on longer ones too.
+
+Shapes: B batch, T tokens, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from crope.config import ModelConfig, TrainConfig
+from crope.model.attention import CausalAttention
+from crope.model.positions import build_positions
+from crope.optim import build_optimizer
+from crope.seeding import stream
+from crope.theory.attention import attend, attention_weights
+
+MODELS = {"xpos": ("sinusoidal", "real"), "rope": ("rotary", "real"), "crope": ("rotary", "complex")}
+NEXT, NEXNEXT = 0, 1  # token ids; a pointer's id + 1 is how far ahead it points
+EXAMPLE = (2, 0, 3, 1, 4, 0, 1, 5, 6, 1, 0, 7)  # the sequence of Fig. 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything that a result depends on; the same for all models."""
+
+    width: int = 64
+    words: int = 32
+    seq_len: int = 32
+    batch_size: int = 32
+    max_steps: int = 1500
+    lr: float = 3e-3
+    lr_gamma: float = 0.8  # StepLR, a tenth of the run a step: the proportions of Sec. 5.3
+    lengths: tuple[int, ...] = (32, 64, 128, 256)
+    sequences: int = 64  # evaluated at each length
+
+    @property
+    def vocab_size(self) -> int:
+        return 2 + self.words
+
+
+class PointerModel(nn.Module):
+    """tokens_BT -> logits_BTV through one attention layer without a causal mask."""
+
+    def __init__(self, model: str, task: Task, *, seed: int) -> None:
+        super().__init__()
+        position, projection = MODELS[model]
+        config = ModelConfig(position=position, projection=projection, n_layers=1, n_heads=1, d_model=task.width)
+        self.embedding = nn.Embedding(task.vocab_size, task.width)
+        self.positions = build_positions(config, max_len=max(task.lengths))
+        self.attention = CausalAttention(config)
+        self.head = nn.Linear(task.width, task.vocab_size)
+        for name, parameter in self.named_parameters():
+            std = 1.0 if name == "embedding.weight" else task.width**-0.5  # activations start at order 1
+            values = stream(seed, f"pointer/{name}").standard_normal(tuple(parameter.shape))
+            with torch.no_grad():
+                parameter.copy_(torch.from_numpy(values * (0.0 if name.endswith("bias") else std)))
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        return self.head(attend(self.attention, self.positions, self.embed(tokens_BT), causal=False))
+
+    def embed(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        return self.positions.embed(self.embedding(tokens_BT))
+
+    def weights(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        """Attention weights of the one head, (B, T, T)."""
+        return attention_weights(self.attention, self.positions, self.embed(tokens_BT), causal=False)[:, 0]
+
+
+def sample_tokens(task: Task, *, seed: int, step: int, sequences: int, length: int, purpose: str) -> torch.Tensor:
+    """Random words, each replaced by a pointer of either kind with probability 1/4: (sequences, length), int64."""
+    generator, shape = stream(seed, f"pointer/{purpose}", step), (sequences, length)
+    words, pointers = generator.integers(2, task.vocab_size, size=shape), generator.integers(0, 2, size=shape)
+    return torch.from_numpy(pointers).where(torch.from_numpy(generator.random(shape) < 0.5), torch.from_numpy(words))
+
+
+def targets(tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Position that each token points to, and whether it is a pointer to a token of the sequence; (B, T) both."""
+    target_BT = torch.arange(tokens_BT.shape[1]) + tokens_BT + 1
+    asked_BT = (tokens_BT <= NEXNEXT) & (target_BT < tokens_BT.shape[1])
+    return target_BT.where(asked_BT, 0), asked_BT
+
+
+def pointer_loss(model: PointerModel, tokens_BT: torch.Tensor) -> torch.Tensor:
+    """Cross entropy, in nats, of the token that is pointed to, over pointers."""
+    target_BT, asked_BT = targets(tokens_BT)
+    return F.cross_entropy(model(tokens_BT)[asked_BT], tokens_BT.gather(1, target_BT)[asked_BT])
+
+
+@torch.no_grad()
+def evaluate_pointers(model: PointerModel, tokens_BT: torch.Tensor) -> dict[str, float]:
+    """`weight`: mean attention weight on the token pointed to. `accuracy`: share of pointers to a word that name it.
+
+    Pointers to pointers are left out of the accuracy: a quarter of all tokens are of one kind, so a guess would score.
+    """
+    target_BT, asked_BT = targets(tokens_BT)
+    answer_BT = tokens_BT.gather(1, target_BT)
+    weight_BT = model.weights(tokens_BT).gather(2, target_BT[..., None])[..., 0]
+    named_BT = model(tokens_BT).argmax(-1) == answer_BT
+    return {
+        "accuracy": named_BT[asked_BT & (answer_BT > NEXNEXT)].double().mean().item(),
+        "weight": weight_BT[asked_BT].double().mean().item(),
+    }
+
+
+def train_pointers(name: str, task: Task, *, seed: int) -> tuple[PointerModel, float]:
+    """The trained model and its mean loss over the last 50 steps. All models see the same batches at the same seed."""
+    model = PointerModel(name, task, seed=seed)
+    config = TrainConfig(
+        batch_size=task.batch_size,
+        seq_len=task.seq_len,
+        max_steps=task.max_steps,
+        lr=task.lr,
+        lr_gamma=task.lr_gamma,
+        lr_step_size=max(1, task.max_steps // 10),
+    )
+    optimizer, scheduler = build_optimizer(model, config)
+    losses = []
+    for step in range(task.max_steps):
+        tokens_BT = sample_tokens(
+            task, seed=seed, step=step, sequences=task.batch_size, length=task.seq_len, purpose="train"
+        )
+        loss = pointer_loss(model, tokens_BT)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        losses.append(loss.item())
+    return model, sum(losses[-50:]) / len(losses[-50:])
+
+
+def pointer_results(task: Task, *, seeds: int, report: Callable[[str], None]) -> dict[str, Any]:
+    """Every model and seed: final loss, accuracy and weight at each length; the attention of seed 0 on EXAMPLE.
+
+    `report` gets a line a run. One thread, so that the numbers do not depend on how many cores there are.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        runs, example = [], {}
+        for seed in range(seeds):
+            for name in MODELS:
+                model, loss = train_pointers(name, task, seed=seed)
+                found = {length: evaluate_pointers(model, _test_tokens(task, length)) for length in task.lengths}
+                runs.append({"model": name, "seed": seed, "loss_nats": loss, "by_length": found})
+                if seed == 0:
+                    example[name] = model.weights(torch.tensor([EXAMPLE]))[0].tolist()
+                first = found[task.seq_len]
+                report(f"{name} seed {seed}: accuracy {first['accuracy']:.3f} at {task.seq_len} tokens")
+        return {"task": asdict(task), "runs": runs, "tokens": EXAMPLE, "attention": example}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _test_tokens(task: Task, length: int) -> torch.Tensor:
+    return sample_tokens(task, seed=0, step=length, sequences=task.sequences, length=length, purpose="test")

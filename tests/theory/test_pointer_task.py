@@ -1,0 +1,135 @@
+"""The pointer task: tokens and targets by hand, and that evaluation tells a solved task from an unsolved one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from crope.model.complex_linear import ComplexLinear
+from crope.theory.constructions import set_map
+from crope.theory.kernel import frequencies
+from crope.theory.pointer_task import (
+    MODELS,
+    NEXNEXT,
+    PointerModel,
+    Task,
+    evaluate_pointers,
+    pointer_loss,
+    pointer_results,
+    sample_tokens,
+    targets,
+    train_pointers,
+)
+
+SMALL = Task(width=16, words=6, seq_len=12, batch_size=8, max_steps=6, lengths=(12, 24), sequences=4)
+
+
+def sample(task: Task, **changes: object) -> torch.Tensor:
+    options = {"seed": 0, "step": 0, "sequences": 400, "length": 50, "purpose": "train"}
+    return sample_tokens(task, **(options | changes))
+
+
+def test_targets_by_hand() -> None:
+    """next = 0 and nexnext = 1; the last two pointers lead out of the text and are not asked."""
+    target_BT, asked_BT = targets(torch.tensor([[0, 5, 1, 0, 7, 1, 0]]))
+    assert asked_BT.tolist() == [[True, False, True, True, False, False, False]]
+    assert target_BT[asked_BT].tolist() == [1, 4, 4]
+
+
+def test_a_quarter_of_the_tokens_is_of_either_kind_and_words_are_uniform() -> None:
+    counts = torch.bincount(sample(SMALL).flatten(), minlength=8) / 20_000
+    assert counts[:2].tolist() == pytest.approx([0.25, 0.25], abs=0.02)
+    assert counts[2:].tolist() == pytest.approx([0.5 / 6] * 6, abs=0.01)
+
+
+def test_batches_depend_on_seed_step_and_purpose_alone() -> None:
+    assert torch.equal(sample(SMALL), sample(SMALL))
+    for changed in ({"seed": 1}, {"step": 1}, {"purpose": "test"}):
+        assert not torch.equal(sample(SMALL), sample(SMALL, **changed))
+
+
+def test_the_models_differ_in_their_parts_alone_and_start_equal() -> None:
+    models = {name: PointerModel(name, SMALL, seed=0) for name in MODELS}
+    for name in ("embedding.weight", "head.weight", "attention.out_proj.weight"):
+        first, *rest = (model.state_dict()[name] for model in models.values())
+        assert all(torch.equal(first, other) for other in rest)
+    assert isinstance(models["crope"].attention.q_proj, ComplexLinear)
+    assert isinstance(models["rope"].attention.q_proj, torch.nn.Linear)
+
+
+def solved(task: Task) -> PointerModel:
+    """A CRoPE model set by hand (Eqs. 27 to 29): real channel of complex pair t is token t; one value a token."""
+    model = PointerModel("crope", task, seed=0)
+    pairs, phase_J = task.width // 2, np.exp(1j * frequencies(task.width))
+    query = np.zeros((pairs, pairs), dtype=complex)
+    query[:, 0], query[:, 1] = 3000 * phase_J, 3000 * phase_J**2
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        tokens = torch.arange(task.vocab_size)
+        model.embedding.weight[tokens, 2 * tokens] = 1.0
+        set_map(model.attention.q_proj, query)
+        set_map(model.attention.k_proj, np.ones((pairs, pairs)))
+        set_map(model.attention.v_proj, np.eye(pairs))
+        model.attention.out_proj.weight.copy_(torch.eye(task.width))
+        model.head.weight[tokens, 2 * tokens] = 50.0
+    return model
+
+
+def test_a_solved_model_scores_one_at_every_length() -> None:
+    model = solved(SMALL)
+    for length in SMALL.lengths:
+        tokens_BT = sample(SMALL, length=length, sequences=20, purpose="test")
+        found = evaluate_pointers(model, tokens_BT)
+        assert found["accuracy"] == 1
+        assert found["weight"] > 0.999
+        assert pointer_loss(model, tokens_BT).item() < 1e-3
+
+
+def test_a_model_without_attention_scores_chance() -> None:
+    """All scores equal: weight 1/T on any token, and the loss of the uniform guess where the head is zero."""
+    model = solved(SMALL)
+    with torch.no_grad():
+        model.attention.q_proj.a.zero_()
+        model.attention.q_proj.b.zero_()
+        model.head.weight.zero_()
+    tokens_BT = sample(SMALL, length=12)
+    assert evaluate_pointers(model, tokens_BT)["weight"] == pytest.approx(1 / 12, abs=1e-6)
+    assert pointer_loss(model, tokens_BT).item() == pytest.approx(math.log(8), abs=1e-5)
+
+
+def test_accuracy_leaves_pointers_to_pointers_out() -> None:
+    """A head that always names word 2: right where the answer is that word, among answers that are words."""
+    model = solved(SMALL)
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias[2] = 1.0
+    tokens_BT = sample(SMALL, length=24)
+    target_BT, asked_BT = targets(tokens_BT)
+    answers = tokens_BT.gather(1, target_BT)[asked_BT]
+    words = answers[answers > NEXNEXT]
+    expected = (words == 2).double().mean().item()
+    assert evaluate_pointers(model, tokens_BT)["accuracy"] == pytest.approx(expected, abs=1e-12)
+    assert expected == pytest.approx(1 / 6, abs=0.02)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_training_learns(name: str) -> None:
+    """Below the loss of the best guess without attention: 2 * 1/4 ln 4 + 1/2 ln 12 = 1.94 nats."""
+    task = Task(width=16, words=6, seq_len=12, batch_size=16, max_steps=300, lr=1e-2)
+    blind = 0.5 * math.log(4) + 0.5 * math.log(12)
+    assert train_pointers(name, task, seed=0)[1] < 0.8 * blind
+
+
+def test_results_are_the_same_twice_and_say_what_they_are_of() -> None:
+    lines: list[str] = []
+    first = pointer_results(SMALL, seeds=2, report=lines.append)
+    assert first == pointer_results(SMALL, seeds=2, report=lines.append)
+    assert len(lines) == 2 * 2 * len(MODELS)
+    assert [(run["model"], run["seed"]) for run in first["runs"]] == [(m, s) for s in (0, 1) for m in MODELS]
+    assert set(first["runs"][0]["by_length"]) == {12, 24}
+    assert len(first["attention"]["crope"]) == len(first["tokens"])
+    assert first["task"]["max_steps"] == 6
