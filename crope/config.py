@@ -134,7 +134,8 @@ class RuntimeConfig:
     """How a run is executed. Never anything that changes a number beyond rounding."""
 
     device: str = option("auto", "auto: cuda where there is one", one_of=("auto", "cpu", "cuda"))
-    compile: str = option("auto", "torch.compile; auto: on cuda only", one_of=("auto", "true", "false"))
+    compile: str = option("auto", "torch.compile; auto: where it pays", one_of=("auto", "true", "false"))
+    accumulate: int = option(1, "parts of a batch whose gradients are summed: less memory, equal numbers", least=1)
     threads: int = option(0, "CPU threads; 0: torch's own choice", least=0)
     deterministic: bool = option(False, "only deterministic CUDA kernels")
     log_every: int = option(10, "steps between training lines in metrics.jsonl", least=1)
@@ -207,6 +208,8 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
         )
     elif model.n_heads >= 1:
         yield from scheme_problems(model)
+    if config.runtime.accumulate >= 1 and config.train.batch_size % config.runtime.accumulate:
+        yield "runtime.accumulate", f"must divide train.batch_size={config.train.batch_size}"
     if config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size != GPT2_VOCAB_SIZE:
         yield (
             "tokenizer.vocab_size",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from pathlib import Path
@@ -42,6 +43,19 @@ def device_name(device: torch.device) -> str:
         lines = info.read_text(encoding="utf-8").splitlines()
         name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
     return f"{name} ({os.cpu_count()} cores)"
+
+
+def keep_freed_memory() -> None:
+    """Has the C library keep what torch frees on a CPU instead of giving it back to the system.
+
+    By default each large tensor is a fresh mapping, whose pages the kernel clears one by one: a third of a step's time
+    (docs/performance.md). A C library without mallopt is left as it is.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        trim_threshold, mmap_threshold = -1, -3  # names of malloc.h
+        library.mallopt(mmap_threshold, 2**30)
+        library.mallopt(trim_threshold, 2**31 - 1)
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -43,13 +43,18 @@ def full_loss(
     windows = full_pass(
         tokens,
         seq_len=config.train.seq_len,
-        batch_size=max(config.train.batch_size, FULL_BATCH_TOKENS // config.train.seq_len),
+        batch_size=full_batch_size(config),
         max_tokens=config.eval.full_tokens if max_tokens is None else max_tokens,
     )
     for inputs_BT, targets_BT in windows:
         total += loss(inputs_BT.to(device), targets_BT.to(device)).double() * targets_BT.numel()
         count += targets_BT.numel()
     return total.item() / count, count
+
+
+def full_batch_size(config: Config) -> int:
+    """Windows that a full pass takes at a time; the last batch may be smaller."""
+    return max(config.train.batch_size, FULL_BATCH_TOKENS // config.train.seq_len)
 
 
 def unigram_cross_entropy(train: np.ndarray, validation: np.ndarray, vocab_size: int) -> float:

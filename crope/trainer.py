@@ -7,6 +7,7 @@ and the training loss of the batch that makes update s + 1.
 from __future__ import annotations
 
 import os
+import shutil
 
 import numpy as np
 import torch
@@ -17,9 +18,9 @@ from crope.compose import Run
 from crope.config import Config
 from crope.data.batches import sample_batch
 from crope.data.tokens import TokenSet
-from crope.device import resolve_device
+from crope.device import keep_freed_memory, resolve_device
 from crope.errors import UserError
-from crope.evaluate import LossFunction, full_loss, sampled_loss
+from crope.evaluate import LossFunction, full_batch_size, full_loss, sampled_loss
 from crope.interrupt import Stopped, StopSignal
 from crope.lock import Lock
 from crope.loss import cross_entropy
@@ -30,6 +31,9 @@ from crope.progress import Progress
 from crope.record import MetricsWriter
 from crope.seeding import torch_seed
 from crope.tracking import Tracker
+
+# On two CPU cores compiling takes about 30 s and saves about a quarter of each step (docs/performance.md).
+COMPILE_PAYS_TOKENS = 5_000_000
 
 
 def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopSignal, lock: Lock) -> GPT:
@@ -109,11 +113,14 @@ def train_step(
     if config.model.dropout:
         torch.manual_seed(torch_seed(config.seed, "dropout", step))
     state.model.train()
-    loss = loss_function(inputs_BT.to(device), targets_BT.to(device))
-    loss.backward()
+    parts, losses = config.runtime.accumulate, []
+    for inputs, targets in zip(inputs_BT.chunk(parts), targets_BT.chunk(parts), strict=True):
+        loss = loss_function(inputs.to(device), targets.to(device)) / parts
+        loss.backward()
+        losses.append(loss.detach())
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
-    return loss.detach()
+    return torch.stack(losses).sum()
 
 
 @torch.no_grad()
@@ -136,10 +143,13 @@ def validate(
     if not config.validates_at(step):
         return line
     model.eval()
+    parts = config.runtime.accumulate  # who trains in parts has no memory for a whole batch here either
+    rows = full_batch_size(config) if parts == 1 else config.train.batch_size // parts
 
     def loss(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         leave_if_asked(stop, step)
-        return loss_function(inputs_BT, targets_BT)
+        pairs = zip(inputs_BT.split(rows), targets_BT.split(rows), strict=True)
+        return torch.stack([loss_function(*pair) * len(pair[0]) for pair in pairs]).sum() / len(inputs_BT)
 
     if last or step % config.eval.every == 0:
         line["val/loss_nats"] = sampled_loss(loss, tokens.validation, config=config, step=step, device=device)
@@ -161,20 +171,42 @@ def prepare_device(config: Config) -> torch.device:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(config.runtime.deterministic)
     torch._dynamo.reset()
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # falling back to eager would be a silent slowness
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+    else:
+        keep_freed_memory()
     return device
 
 
 def build_loss(model: GPT, config: Config, device: torch.device) -> LossFunction:
-    """(inputs_BT, targets_BT) -> mean loss in nats; bf16 autocast where the precision says so, compiled where asked."""
+    """(inputs_BT, targets_BT) -> mean loss in nats; bf16 autocast where the precision says so, compiled where it pays.
+
+    Compiled is one graph, without a way back to eager: what cannot be compiled is an error. The shorter batches at the
+    end of a pass are few and have shapes of their own; they run as they are rather than be compiled for one use.
+    """
     bf16 = config.train.precision == "bf16"
 
     def loss_function(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             return cross_entropy(model, inputs_BT, targets_BT)
 
-    wanted = config.runtime.compile
-    if wanted == "true" or (wanted == "auto" and device.type == "cuda"):
-        return torch.compile(loss_function, dynamic=False)
-    return loss_function
+    if not compiles(config, device):
+        return loss_function
+    compiled = torch.compile(loss_function, dynamic=False, fullgraph=True)
+    batch, length = config.train.batch_size // config.runtime.accumulate, config.train.seq_len
+    frequent = {(batch, length)} | ({(full_batch_size(config), length)} if config.runtime.accumulate == 1 else set())
+
+    def chosen(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        function = compiled if tuple(inputs_BT.shape) in frequent else loss_function
+        return function(inputs_BT, targets_BT)
+
+    return chosen
+
+
+def compiles(config: Config, device: torch.device) -> bool:
+    """Whether torch.compile is wanted: `auto` where it pays within the run's length."""
+    if config.runtime.compile != "auto":
+        return config.runtime.compile == "true"
+    tokens = config.train.max_steps * config.train.batch_size * config.train.seq_len
+    return device.type == "cuda" or (tokens >= COMPILE_PAYS_TOKENS and shutil.which("g++") is not None)

@@ -16,7 +16,7 @@ from crope.compose import Run, load_run
 from crope.data.token_files import TokenSet
 from crope.errors import ConfigError
 from crope.execute import execute, is_done
-from crope.interrupt import Stopped, StopRequest
+from crope.interrupt import Stopped, StopRequest, Unstoppable
 from crope.record import read_metrics, read_record, sha256_file
 from tests.conftest import TOY_OVERRIDES
 
@@ -220,3 +220,16 @@ def test_compiled_training_gives_the_same_losses(toy_data: TokenSet, tmp_path: P
     for one, other in zip(losses(eager), losses(compiled), strict=True):
         assert one[:2] == other[:2]
         assert one[2] == pytest.approx(other[2], rel=1e-5)
+
+
+def test_a_batch_in_parts_gives_the_same_losses(toy_data: TokenSet, tmp_path: Path) -> None:
+    """The same run id; float32, so the two may differ by the order of sums only."""
+    whole, parts = toy_run(tmp_path / "a"), toy_run(tmp_path / "b", "runtime.accumulate=2")
+    assert whole.run_id == parts.run_id
+    for run in (whole, parts):
+        assert execute(run, stop=Unstoppable()).status == "complete"
+    for one, other in zip(losses(whole), losses(parts), strict=True):
+        assert one[:2] == other[:2]
+        assert one[2] == pytest.approx(other[2], rel=1e-6)
+    with pytest.raises(ConfigError, match=r"runtime.accumulate=3 .*: must divide train.batch_size=2"):
+        toy_run(tmp_path, "runtime.accumulate=3")

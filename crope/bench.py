@@ -1,0 +1,210 @@
+"""Step times of this repository beside peers that do the same work, all in one run on one machine.
+
+Every contender has a process of its own (what one sets, threads or allocator, must not help or harm another) and is
+asked in turn for a few steps, round after round, so that a machine that slows down slows all of them. Medians are over
+all timed steps; compiling and warming up come before the first round.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from crope.compose import Run
+from crope.device import device_name, peak_flops, resolve_device
+from crope.model.counting import train_flops_per_token
+from crope.peers import Setting, Step, plain_step, transformers_step
+
+WARM_UP = 5
+STEPS = 4  # of a contender's turn
+OURS, PLAIN, TRANSFORMERS = "this repository", "plain loop", "transformers GPT-2"
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    setting: Setting
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}: {self.setting}"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median and fastest step of a contender, in ms; peak memory of its process (GPU memory on a GPU), in GiB."""
+
+    contender: Contender
+    median_ms: float
+    fastest_ms: float
+    peak_gib: float
+    first_step_s: float
+
+
+def contenders(run: Run) -> list[Contender]:
+    """Ours as it is and compiled; each peer as shipped (eager, fp32, the vocabulary as it is) and at its strongest."""
+    strongest = Setting(run.config.train.precision, True, True)
+    peers = [PLAIN, *([TRANSFORMERS] if find_spec("transformers") else [])]
+    shipped = Setting("fp32", False, False)
+    ours = [Contender(OURS, replace(strongest, compiled=compiled)) for compiled in (False, True)]
+    return [*ours, *(Contender(name, setting) for name in peers for setting in (shipped, strongest))]
+
+
+def bench(run: Run, *, rounds: int) -> list[Timing]:
+    """Times every contender on the shape, device and precision of `run`."""
+    context = multiprocessing.get_context("spawn")
+    workers = []
+    for contender in contenders(run):  # one after another: two that compile at once would starve each other
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, run, contender), daemon=True)
+        process.start()
+        theirs.close()
+        workers.append((contender, ours, float(_answer(ours, contender))))
+    times: dict[Contender, list[float]] = {contender: [] for contender, _, _ in workers}
+    for _ in range(rounds):
+        for contender, connection, _ in workers:
+            connection.send(STEPS)
+            times[contender] += _answer(connection, contender)
+    found = []
+    for contender, connection, first in workers:
+        connection.send(0)
+        peak = _answer(connection, contender)
+        steps = times[contender]
+        found.append(Timing(contender, 1000 * statistics.median(steps), 1000 * min(steps), peak, first))
+    return found
+
+
+def _answer(connection: Connection, contender: Contender) -> Any:
+    try:
+        return connection.recv()
+    except EOFError:
+        raise RuntimeError(f"{contender.label}: its process ended; the traceback stands above") from None
+
+
+def _serve(connection: Connection, run: Run, contender: Contender) -> None:
+    """A contender's process: the seconds until its first step was done, then step times on demand, then its memory."""
+    began = time.perf_counter()
+    device = resolve_device(run.config.runtime.device)
+    step = _build(run, contender, device)
+    step()
+    _wait(device)
+    first = time.perf_counter() - began
+    for _ in range(WARM_UP):
+        step()
+    _wait(device)
+    connection.send(first)
+    while count := connection.recv():
+        seconds = []
+        for _ in range(count):
+            began = time.perf_counter()
+            step()
+            _wait(device)
+            seconds.append(time.perf_counter() - began)
+        connection.send(seconds)
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device) / 2**30
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
+    connection.send(peak)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _build(run: Run, contender: Contender, device: torch.device) -> Step:
+    if contender.name == PLAIN:
+        return plain_step(run, contender.setting, device)
+    if contender.name == TRANSFORMERS:
+        return transformers_step(run, contender.setting, device)
+    return _our_step(run, contender.setting)
+
+
+def _our_step(run: Run, setting: Setting) -> Step:
+    """The trainer's own step on random tokens, batches drawn as in training."""
+    import numpy as np
+
+    from crope.checkpoint import TrainState
+    from crope.model.gpt import GPT
+    from crope.optim import build_optimizer
+    from crope.trainer import build_loss, prepare_device, train_step
+
+    compile_choice = "true" if setting.compiled else "false"
+    config = replace(run.config, runtime=replace(run.config.runtime, compile=compile_choice))
+    device = prepare_device(config)
+    vocab_size, length = config.tokenizer.vocab_size, config.train.seq_len
+    tokens = np.random.default_rng(0).integers(vocab_size, size=1_000_000).astype(np.uint16)
+    model = GPT(config.model, vocab_size=vocab_size, max_len=length, seed=0).to(device)
+    state, loss_function = TrainState(model, *build_optimizer(model, config.train)), build_loss(model, config, device)
+    made = iter(range(10**9))
+    return lambda: train_step(state, loss_function, tokens, config=config, step=next(made), device=device)
+
+
+def describe(run: Run, timings: Sequence[Timing]) -> dict[str, Any]:
+    """What `bench` found, ready for JSON: shape, machine, and a line a contender."""
+    config = run.config
+    device = resolve_device(config.runtime.device)
+    tokens = config.train.batch_size * config.train.seq_len
+    vocab_size = config.tokenizer.vocab_size
+    flops = tokens * train_flops_per_token(config.model, vocab_size=vocab_size, seq_len=config.train.seq_len)
+    peak = peak_flops(device)
+    return {
+        "model": run.model,
+        "shape": {"B": config.train.batch_size, "L": config.train.seq_len, "D": config.model.d_model, "V": vocab_size},
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "flops_per_step": flops,
+        "contenders": [
+            {
+                "name": timing.contender.name,
+                "setting": str(timing.contender.setting),
+                "median_step_ms": timing.median_ms,
+                "fastest_step_ms": timing.fastest_ms,
+                "tokens_per_s": 1000 * tokens / timing.median_ms,
+                "tflop_per_s": flops / timing.median_ms / 1e9,
+                "mfu_pct": None if peak is None else 100 * 1000 * flops / timing.median_ms / peak,
+                "peak_gib": timing.peak_gib,
+                "first_step_s": timing.first_step_s,
+            }
+            for timing in timings
+        ],
+    }
+
+
+def render_bench(found: dict[str, Any]) -> str:
+    """A Markdown table, the fastest of this repository first in the ratios: how many times a contender's pace it has."""
+    lines = found["contenders"]
+    best = min(line["median_step_ms"] for line in lines if line["name"] == OURS)
+    shape = ", ".join(f"{name} {value:,}" for name, value in found["shape"].items())
+    head = ["contender", "setting", "ms a step", "tokens/s", "MFU", "peak GiB", "first step, s", "best of ours is"]
+    table = [f"{shape}; {found['device']}, {found['threads']} threads, torch {found['torch']}", ""]
+    table += ["| " + " | ".join(head) + " |", "| --- | --- |" + " ---: |" * (len(head) - 2)]
+    for line in lines:
+        mfu = "–" if line["mfu_pct"] is None else f"{line['mfu_pct']:.1f} %"
+        cells = [
+            line["name"],
+            line["setting"],
+            f"{line['median_step_ms']:.1f}",
+            f"{line['tokens_per_s']:,.0f}",
+            mfu,
+            f"{line['peak_gib']:.2f}",
+            f"{line['first_step_s']:.1f}",
+            f"{line['median_step_ms'] / best:.2f} ×",
+        ]
+        table.append("| " + " | ".join(cells) + " |")
+    return "\n".join(table) + "\n"
