@@ -6,7 +6,7 @@ KILLS ?= 200
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce smoke prepare report theory readme golden test faults lint constraints clean
+.PHONY: help setup reproduce smoke prepare report theory readme bench profile golden test faults lint constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,13 @@ theory: .venv/.stamp  ## the papers' constructions and identities in numbers: re
 
 readme: .venv/.stamp  ## rebuild the README's tables and picture from results/published
 	@$(PY) scripts/readme.py
+
+bench: .venv/.stamp  ## step times beside transformers and a plain loop, into docs/performance.md [ARGS=...]
+	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@$(PY) scripts/bench.py --write $(ARGS)
+
+profile: .venv/.stamp  ## where a step's time goes: results/profile/trace.json and a table [ARGS=scale=paper]
+	@$(PY) scripts/profiling.py $(ARGS)
 
 golden: .venv/.stamp  ## remake the golden losses; a change raises NUMERICS_VERSION and makes old runs stale
 	@$(PY) scripts/golden.py

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from crope.compose import Run
 from crope.device import device_name, peak_flops, resolve_device
 from crope.model.counting import train_flops_per_token
 from crope.peers import Setting, Step, plain_step, transformers_step
+from crope.record import write_text
 
 WARM_UP = 5
 STEPS = 4  # of a contender's turn
@@ -152,6 +154,38 @@ def _our_step(run: Run, setting: Setting) -> Step:
     return lambda: train_step(state, loss_function, tokens, config=config, step=next(made), device=device)
 
 
+def profile(run: Run, *, steps: int, out: Path) -> str:
+    """Records some steps in this process: trace.json, and table.txt, which is also returned.
+
+    "outside operators" is the share of a step's time in which no operator runs: Python, and the wait for it.
+    """
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as recorder
+
+    device = resolve_device(run.config.runtime.device)
+    step = _our_step(run, Setting(run.config.train.precision, run.config.runtime.compile == "true", True))
+    for _ in range(WARM_UP):
+        step()
+    _wait(device)
+    cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    with recorder(activities=[ProfilerActivity.CPU, *cuda]) as record:
+        began = time.perf_counter()
+        for _ in range(steps):
+            step()
+        _wait(device)
+        seconds = time.perf_counter() - began
+    out.mkdir(parents=True, exist_ok=True)
+    record.export_chrome_trace(str(out / "trace.json"))
+    averages = record.key_averages()
+    of_operators = sum(event.self_cpu_time_total for event in averages) / 1e6
+    kind = "self_cuda_time_total" if cuda else "self_cpu_time_total"
+    table = averages.table(sort_by=kind, row_limit=25, max_name_column_width=60)
+    text = f"{run.run_id}: {1000 * seconds / steps:.1f} ms a step (recorded), "
+    text += f"{100 * max(0.0, 1 - of_operators / seconds):.0f} % outside operators\n\n{table}\n\n{out / 'trace.json'}\n"
+    write_text(out / "table.txt", text)
+    return text
+
+
 def describe(run: Run, timings: Sequence[Timing]) -> dict[str, Any]:
     """What `bench` found, ready for JSON: shape, machine, and a line a contender."""
     config = run.config
@@ -187,7 +221,7 @@ def describe(run: Run, timings: Sequence[Timing]) -> dict[str, Any]:
 
 
 def render_bench(found: dict[str, Any]) -> str:
-    """A Markdown table, the fastest of this repository first in the ratios: how many times a contender's pace it has."""
+    """A Markdown table; its last column is how many times a contender's pace the faster of our settings has."""
     lines = found["contenders"]
     best = min(line["median_step_ms"] for line in lines if line["name"] == OURS)
     shape = ", ".join(f"{name} {value:,}" for name, value in found["shape"].items())

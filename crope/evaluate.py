@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from crope.config import Config
-from crope.data.batches import full_pass, sample_batch
+from crope.data.batches import Corpus, full_pass, sample_batch
 
 # The mean does not depend on how windows are batched; one window at a time would leave most of a device idle.
 FULL_BATCH_TOKENS = 4096
@@ -16,7 +16,7 @@ FULL_BATCH_TOKENS = 4096
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def sampled_loss(loss: LossFunction, tokens: np.ndarray, *, config: Config, step: int, device: torch.device) -> float:
+def sampled_loss(loss: LossFunction, tokens: Corpus, *, config: Config, step: int, device: torch.device) -> float:
     """Mean loss in nats over eval.batches random B x L batches: the same for all models at the same seed and step."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     for index in range(config.eval.batches):
@@ -33,7 +33,7 @@ def sampled_loss(loss: LossFunction, tokens: np.ndarray, *, config: Config, step
 
 
 def full_loss(
-    loss: LossFunction, tokens: np.ndarray, *, config: Config, device: torch.device, max_tokens: int | None = None
+    loss: LossFunction, tokens: Corpus, *, config: Config, device: torch.device, max_tokens: int | None = None
 ) -> tuple[float, int]:
     """Mean loss in nats over the split, and the number of targets it is a mean of.
 

@@ -97,7 +97,8 @@ def transformers_step(run: Run, setting: Setting, device: torch.device) -> Step:
         attn_pdrop=0.0,
         use_cache=False,
     )
-    model = GPT2LMHeadModel(shape).to(device)
+    model: nn.Module = GPT2LMHeadModel(shape)
+    model.to(device)
     model.train()
 
     def loss(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:

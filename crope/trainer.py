@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from crope.checkpoint import TrainState, load_checkpoint, save_checkpoint, save_weights
 from crope.compose import Run
 from crope.config import Config
-from crope.data.batches import sample_batch
+from crope.data.batches import Corpus, resident, sample_batch
 from crope.data.tokens import TokenSet
 from crope.device import keep_freed_memory, resolve_device
 from crope.errors import UserError
@@ -47,6 +47,7 @@ def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopSignal, loc
     optimizer, scheduler = build_optimizer(model, config.train)
     state = TrainState(model, optimizer, scheduler)
     loss_function = build_loss(model, config, device)
+    corpus = replace(tokens, train=resident(tokens.train, device), validation=resident(tokens.validation, device))
     made_with = {"kind of device": device.type} | {
         f"{split} text": tokens.meta["splits"][split]["sha256"] for split in ("train", "validation")
     }
@@ -67,12 +68,12 @@ def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopSignal, loc
             try:
                 leave_if_asked(stop, step)
                 with meter.paused(config.validates_at(step)):
-                    line = validate(model, loss_function, tokens, config=config, step=step, device=device, stop=stop)
+                    line = validate(model, loss_function, corpus, config=config, step=step, device=device, stop=stop)
             except Stopped:  # after `step` updates, whether before or within their validation
                 save(step)
                 raise
             if step < total:
-                loss = train_step(state, loss_function, tokens.train, config=config, step=step, device=device)
+                loss = train_step(state, loss_function, corpus.train, config=config, step=step, device=device)
                 meter.add(loss, step)
                 if step % config.runtime.log_every == 0:
                     line |= meter.read(loss, lr=float(scheduler.get_last_lr()[0]))
@@ -95,7 +96,7 @@ def leave_if_asked(stop: StopSignal, step: int) -> None:
 def train_step(
     state: TrainState,
     loss_function: LossFunction,
-    tokens: np.ndarray,
+    tokens: Corpus,
     *,
     config: Config,
     step: int,

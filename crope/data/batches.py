@@ -8,12 +8,15 @@ Shapes: B sequences, T = seq_len tokens, N windows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
 from crope.errors import ConfigError
 from crope.seeding import stream
+
+Corpus = np.ndarray | torch.Tensor  # flat token ids: mapped from disk, or on the device
 
 
 def check_length(tokens: np.ndarray, seq_len: int, split: str) -> None:
@@ -26,7 +29,7 @@ def check_length(tokens: np.ndarray, seq_len: int, split: str) -> None:
 
 
 def sample_batch(
-    tokens: np.ndarray, *, seed: int, step: int, batch_size: int, seq_len: int, purpose: str
+    tokens: Corpus, *, seed: int, step: int, batch_size: int, seq_len: int, purpose: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Windows at uniform random offsets: inputs_BT and targets_BT (the tokens one further), int64.
 
@@ -37,7 +40,7 @@ def sample_batch(
 
 
 def full_pass(
-    tokens: np.ndarray, *, seq_len: int, batch_size: int, max_tokens: int
+    tokens: Corpus, *, seq_len: int, batch_size: int, max_tokens: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Each target of the split once, in order, in windows without overlap; a shorter last window takes the rest.
 
@@ -55,6 +58,15 @@ def full_pass(
         yield _windows(tokens, np.array([len(tokens) - 1 - rest]), rest)
 
 
-def _windows(tokens: np.ndarray, starts_N: np.ndarray, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
-    window_NT = torch.from_numpy(tokens[starts_N[:, None] + np.arange(seq_len + 1)].astype(np.int64))
+def resident(tokens: np.ndarray, device: torch.device) -> Any:
+    """The corpus where batches are cut from it: on a GPU in its memory (4 bytes a token), else mapped from disk."""
+    return torch.from_numpy(tokens.astype(np.int32)).to(device) if device.type == "cuda" else tokens
+
+
+def _windows(tokens: Corpus, starts_N: np.ndarray, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+    if isinstance(tokens, torch.Tensor):  # only the starts travel: so few bytes that the copy waits for nothing
+        starts = torch.from_numpy(starts_N).to(tokens.device, non_blocking=True)
+        window_NT = tokens[starts[:, None] + torch.arange(seq_len + 1, device=tokens.device)].long()
+    else:
+        window_NT = torch.from_numpy(tokens[starts_N[:, None] + np.arange(seq_len + 1)].astype(np.int64))
     return window_NT[:, :-1].contiguous(), window_NT[:, 1:].contiguous()

@@ -14,7 +14,6 @@ from crope.model.positions import Positions
 from crope.model.projections import build_projections
 from crope.model.schemes import CHUNK, attention_width
 
-
 SHORT = 512  # tokens up to which attention is written out on a CPU
 
 
@@ -59,7 +58,7 @@ def written_out_attention(
 ) -> torch.Tensor:
     """F.scaled_dot_product_attention, causal, as matrix products and a softmax in float32 at least.
 
-    On a CPU this takes about half the time of torch's kernel while a row of scores stays in cache (docs/performance.md).
+    On a CPU it takes about half the time of torch's kernel while the scores stay in cache (docs/performance.md).
     """
     dtype = torch.promote_types(q_BHTK.dtype, torch.float32)
     score_BHTT = (q_BHTK @ k_BHTK.mT).to(dtype) * q_BHTK.shape[-1] ** -0.5

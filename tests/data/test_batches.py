@@ -134,3 +134,16 @@ def test_a_split_that_is_too_short_is_named() -> None:
     with pytest.raises(ConfigError, match="choose at most 7 "):
         check_length(TOKENS[:8], 8, "train")
     check_length(TOKENS[:8], 7, "train")
+
+
+def test_a_corpus_on_the_device_gives_the_same_windows() -> None:
+    """As a GPU holds it, a tensor of 32-bit ids; here on the CPU."""
+    ids = np.random.default_rng(0).integers(60_000, size=500).astype(np.uint16)
+    tensor = torch.from_numpy(ids.astype(np.int32))
+    options = {"seed": 3, "step": 7, "batch_size": 4, "seq_len": 16, "purpose": "train"}
+    for found, expected in zip(sample_batch(tensor, **options), sample_batch(ids, **options), strict=True):
+        assert found.dtype == torch.int64 and torch.equal(found, expected)
+    passes = [list(full_pass(corpus, seq_len=16, batch_size=5, max_tokens=0)) for corpus in (tensor, ids)]
+    assert len(passes[0]) == len(passes[1]) == 8
+    for (inputs, targets), (same_inputs, same_targets) in zip(*passes, strict=True):
+        assert torch.equal(inputs, same_inputs) and torch.equal(targets, same_targets)
