@@ -6,7 +6,7 @@ KILLS ?= 200
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce smoke prepare report theory readme bench profile golden test faults lint constraints clean
+.PHONY: help setup reproduce smoke prepare report explain theory readme bench profile golden test faults lint constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ prepare: .venv/.stamp  ## download, check and tokenise the paper's datasets ahea
 
 report: .venv/.stamp  ## results/report/index.html and tables from the records [SCALE=...]
 	@$(PY) scripts/report.py $(if $(SCALE),--scale $(SCALE))
+
+explain: .venv/.stamp  ## the runs behind a number and how it is worked out [CELL=table1/ptb/crope SCALE=...]
+	@$(PY) scripts/explain.py $(CELL) $(if $(SCALE),--scale $(SCALE))
 
 theory: .venv/.stamp  ## the papers' constructions and identities in numbers: results/theory, docs/equations.md (minutes)
 	@$(PY) scripts/theory.py $(ARGS)

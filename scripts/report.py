@@ -2,6 +2,8 @@
 
 python scripts/report.py
 python scripts/report.py --scale quick --runs results/published/cpu --out results/published/report
+
+Where results/runs has no run of the scale, the committed records of results/published are shown, and that is said.
 """
 
 from __future__ import annotations

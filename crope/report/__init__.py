@@ -5,118 +5,158 @@ Neither torch nor wandb is imported below this package, so a report can be made 
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from crope.errors import DataError
-from crope.record import Record, write_bytes
-from crope.verify import DamagedRun, read_runs
+from crope.record import write_bytes
+from crope.verify import DamagedRun
 
 if TYPE_CHECKING:
+    from crope.report.figures import Plot
+    from crope.report.findings import Findings
+    from crope.report.sources import Source
     from crope.study import Cell
 
 SCALES = ("paper", "quick", "smoke")
+PAGE = "index.html"
+# Columns of the LaTeX tables; a width, in parts of the text's, for those that break their lines.
+COMPARISON_COLUMNS = {0: "", 1: "", 2: "", 3: "", 4: "", 5: "", 6: "", 7: "", 8: "0.12"}
+VERDICT_COLUMNS = {0: "0.24", 1: "0.11", 2: "", 4: "0.34", 5: "0.16"}
+OPTIONAL = (
+    "choices.md",
+    "choices.csv",
+    "choices.svg",
+    "choices.png",
+)  # made where there is more than the tables' cells
 
 
 def build_report(
-    runs: list[Record],
-    cells: list[Cell],
+    source: Source,
+    cells: Sequence[Cell],
     *,
     unavailable: dict[str, str],
     out_dir: Path,
-    scale: str,
-    runs_link: str,
-    damaged: Sequence[DamagedRun] = (),
-) -> list[Path]:
-    """Writes the report of one scale into `out_dir` and returns its files, index.html last.
+    committed: Source | None = None,
+    theory: Path | None = None,
+) -> tuple[list[Path], Findings]:
+    """Writes the report of one scale into `out_dir`; returns its files, index.html last, and what they say.
 
-    `runs` may hold runs of any scale, status and age; `cells` says what the tables expect. `unavailable` maps a dataset
-    to why it could not be had. `runs_link` leads from `out_dir` to the folder of run directories; where it is empty,
-    each run is linked to where it lies. `damaged` runs are named and enter no number.
+    `source` may hold runs of any scale, status and age; `cells` says what the tables expect. `unavailable` maps a
+    dataset to why it could not be had. `committed` are the records that the tables also show, `theory` the folder of
+    `make theory`. Damaged runs are named and enter no number. Of OPTIONAL, what only an earlier report had is removed.
     Raises UserError where runs of one table row differ in precision, kind of device or data.
     """
-    from crope.report.details import build_details, render_details_csv, render_details_markdown
-    from crope.report.figures import build_columns, render_figure
-    from crope.report.frame import build_runs_frame, printable, resolve_cells
-    from crope.report.html import Page, render_page
-    from crope.report.markdown import render_markdown
-    from crope.report.tables import build_table, render_csv
-    from crope.report.tex import render_tex
+    from crope.report.comparisons import load_margin
+    from crope.report.figures import render_files
+    from crope.report.findings import find
+    from crope.report.frame import printable
+    from crope.report.html import render_page
+    from crope.report.runs_frame import render_runs_parquet
+    from crope.report.theory import load_theory
 
-    results = resolve_cells(runs, cells, unavailable=unavailable, damaged=damaged)
-    used = {run.path for result in results for run in result.runs}  # a sweep may have made them under another scale
-    shown = [run for run in runs if run.summary["scale"] == scale or run.path in used]
-    details = build_details(results)
-    columns = build_columns(results)
-    tables = [build_table(results, name, scale=scale) for name in ("table1", "table2")]
-    page = Page(scale, shown, len(runs) - len(shown), damaged, results, tables, details, columns, out_dir, runs_link)
+    findings = find(source, cells, unavailable=unavailable, margin=load_margin(), committed=committed)
+    plots = build_plots(findings)
+    items, files = load_theory(theory)
+    files |= {"runs.parquet": render_runs_parquet(findings.shown, source.damaged)}
+    for plot in plots:
+        files |= render_files(plot, scale=source.scale)
+    files |= {name: printable(text).encode("utf-8") for name, text in render_texts(findings).items()}
+    files[PAGE] = render_page(findings, plots, out_dir=out_dir, theory=items).encode("utf-8")
+    names = sorted(files, key=PAGE.__eq__)  # the page last: it links to the others
+    for name in names:
+        write_bytes(out_dir / name, files[name])
+    for name in OPTIONAL:
+        if name not in files:
+            (out_dir / name).unlink(missing_ok=True)
+    return [out_dir / name for name in names], findings
 
-    texts = {"runs.csv": build_runs_frame(shown, damaged).to_csv(index=False, lineterminator="\n")}
-    for table in tables:
+
+def build_plots(findings: Findings) -> list[Plot]:
+    """In the order of the page."""
+    from crope.report.budget import build_budget_figure
+    from crope.report.choices import build_choices_figure
+    from crope.report.fig4 import build_fig4
+    from crope.report.forest import build_forest
+    from crope.report.seeds_figure import build_seeds_figure
+
+    plots = [build_fig4(findings.results, findings.points), build_forest(findings.comparisons)]
+    if findings.choices:
+        plots.append(build_choices_figure(findings.choices, findings.margin_nats))
+    return [*plots, build_seeds_figure(findings.results), build_budget_figure(findings.results)]
+
+
+def render_texts(findings: Findings) -> dict[str, str]:
+    """Every file of words and numbers but the page: name -> text."""
+    from crope.report.choices import choices_sheet, render_choices_csv
+    from crope.report.comparison_tables import comparisons_sheet, render_comparisons_csv
+    from crope.report.csv_files import render_csv
+    from crope.report.details import details_sheet, render_details_csv
+    from crope.report.markdown import render_markdown, render_sheet
+    from crope.report.runs_frame import render_columns_csv, render_runs_csv
+    from crope.report.tables import build_table
+    from crope.report.tex import render_sheet_tex, render_tex
+    from crope.report.verdict_tables import render_verdicts_csv, render_verdicts_markdown, verdicts_sheet
+
+    scale, results = findings.scale, findings.results
+    texts = {"runs.csv": render_runs_csv(findings.shown, findings.source.damaged), "columns.csv": render_columns_csv()}
+    for table in findings.tables:
         texts[f"{table.name}.md"] = render_markdown(table)
         texts[f"{table.name}.csv"] = render_csv(results, table.name)
-        texts[f"{table.name}.tex"] = render_tex(table)
-    texts["details.md"] = render_details_markdown(details, scale=scale)
-    texts["details.csv"] = render_details_csv(details)
-    figures = {f"fig4.{kind}": render_figure(columns, scale=scale, file_format=kind) for kind in ("svg", "png")}
-    texts["index.html"] = render_page(page)
-
-    files = {name: printable(text).encode("utf-8") for name, text in texts.items()} | figures
-    for name in sorted(files, key="index.html".__eq__):  # the page last: it links to the others
-        write_bytes(out_dir / name, files[name])
-    return [out_dir / name for name in sorted(files, key="index.html".__eq__)]
+        texts[f"{table.name}.tex"] = render_tex(build_table(results, table.name, scale=scale))
+    details = details_sheet(findings.details, scale=scale)
+    compared = comparisons_sheet(findings.comparisons, results, scale=scale)
+    texts |= {"details.md": render_sheet(details), "details.csv": render_details_csv(findings.details)}
+    texts |= {"comparisons.md": render_sheet(compared), "comparisons.csv": render_comparisons_csv(findings.comparisons)}
+    texts["comparisons.tex"] = render_sheet_tex(compared, COMPARISON_COLUMNS)
+    texts["verdicts.md"] = render_verdicts_markdown(findings.verdicts, scale=scale)
+    texts["verdicts.csv"] = render_verdicts_csv(findings.verdicts)
+    texts["verdicts.tex"] = render_sheet_tex(verdicts_sheet(findings.verdicts, scale=scale), VERDICT_COLUMNS)
+    if findings.choices:
+        texts["choices.md"] = render_sheet(choices_sheet(findings.choices, scale=scale))
+        texts["choices.csv"] = render_choices_csv(findings.choices)
+    return texts
 
 
 def report_folder(
     *, results_dir: Path, scale: str | None = None, folders: Sequence[Path] = (), out_dir: Path | None = None
 ) -> tuple[Path, list[DamagedRun]]:
-    """Reads run directories, writes the report, prints both tables and where the page is.
+    """Reads run directories, writes the report, prints both tables, the verdicts and where the page is.
 
     `scale` defaults to the first of SCALES that has a run, `folders` to results_dir/runs, `out_dir` to
-    results_dir/report. No run at all is no error: every cell says missing. Returns the page and the damaged runs, which
-    stop nothing: each is named on the page and in a line on stderr.
+    results_dir/report. Without a run there, the committed records are shown, and that is said; without these, every
+    cell says missing. Returns the page and the damaged runs, which stop nothing: each is named on the page and in a
+    line on stderr.
     """
-    from crope.report.frame import DATASET_LABELS, TINY, one_line
-    from crope.study import expected_cells
+    from crope.report.frame import one_line
+    from crope.report.sources import choose_source, expected, load_published, load_unavailable
+    from crope.report.verdict_tables import render_verdicts_text
 
-    folders, out_dir = list(folders) or [results_dir / "runs"], out_dir or results_dir / "report"
-    found = [read_runs(folder) for folder in folders]
-    runs, damaged = [run for sound, _ in found for run in sound], [run for _, broken in found for run in broken]
-    there = {(run.summary["scale"], run.summary["dataset"]) for run in runs}
-    there |= {(run.scale, name) for run in damaged for name in DATASET_LABELS if f"-{name}-" in run.path.name}
-    scales = {name for name, _ in there}
-    scale = scale or next((name for name in SCALES if name in scales), "quick")
-    if scale not in scales:
-        where = ", ".join(map(str, folders))
-        print(f"no run of the {scale} scale in {where}: `make reproduce SCALE={scale}` makes them\n")
-    files = build_report(
-        runs,
-        expected_cells(scale, datasets=list(DATASET_LABELS) if (scale, TINY) in there else None),
+    source = choose_source(results_dir=results_dir, scale=scale, folders=folders)
+    out_dir = out_dir or results_dir / "report"
+    there = {run.summary["scale"] for run in source.runs} | {run.scale for run in source.damaged}
+    if source.machine:
+        whose = f"the published records of {source.machine}"
+        print(f"no run in {results_dir / 'runs'}: these are {whose}; `make reproduce` makes your own\n")
+    elif not there & {source.scale, None}:
+        make = f"`make reproduce SCALE={source.scale}` makes them"
+        print(f"no run of the {source.scale} scale in {source.places}: {make}\n")
+    beside = None if source.machine else load_published(source.scale)
+    if beside and {folder.resolve() for folder in source.folders} & {folder.resolve() for folder in beside.folders}:
+        beside = None
+    files, findings = build_report(
+        source,
+        expected(source),
         unavailable=load_unavailable(results_dir / "unavailable.json"),
         out_dir=out_dir,
-        scale=scale,
-        # With several folders, each link is worked out from where its run lies.
-        runs_link=Path(os.path.relpath(folders[0], out_dir)).as_posix() if len(folders) == 1 else "",
-        damaged=damaged,
+        committed=beside,
+        theory=results_dir / "theory",
     )
     for name in ("table1.md", "table2.md"):
         print((out_dir / name).read_text(encoding="utf-8"))
-    for run in damaged:
+    print(render_verdicts_text(findings.verdicts, scale=source.scale))
+    for run in source.damaged:
         print(one_line(f"damaged: {run.path}: {run.advice}"), file=sys.stderr)
     print(files[-1])
-    return files[-1], damaged
-
-
-def load_unavailable(path: Path) -> dict[str, str]:
-    """Why datasets could not be had, as the last `make reproduce` wrote it; empty where there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        reasons: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error}); remove it, `make reproduce` writes it anew") from error
-    return reasons
+    return files[-1], source.damaged

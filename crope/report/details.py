@@ -16,9 +16,10 @@ from crope.config import GPT2_VOCAB_SIZE
 from crope.model.counting import Parameters, savings
 from crope.paper import SAVED_PERCENT
 from crope.record import Record
+from crope.report.csv_files import to_csv
 from crope.report.frame import DATASET_LABELS, CellResult, distinct_cells, group_rows
-from crope.report.markdown import escape_markdown, markdown_row
-from crope.report.tables import describe_seeds, to_csv
+from crope.report.sheets import Sheet
+from crope.report.tables import describe_seeds
 
 COLUMNS = (
     "table", "row", "dataset", "model", "scale", "status", "n", "final_nats", "best_nats", "best_step", "train_tokens",
@@ -89,12 +90,20 @@ def _csv_value(detail: Detail, name: str) -> str:
     return f"{value:.0f}" if name == "train_tokens" else f"{value:.6f}"
 
 
-def printed_rows(details: Sequence[Detail]) -> list[list[str]]:
-    """Text of each cell under HEADINGS, for Markdown and HTML alike."""
-    return [_printed_row(detail) for detail in details]
+def details_sheet(details: Sequence[Detail], *, scale: str) -> Sheet:
+    return Sheet(
+        name="details",
+        caption=f"Details of every cell. Scale: {scale}. {describe_seeds([detail.result for detail in details])}.",
+        headings=HEADINGS,
+        rows=tuple(_printed_row(detail) for detail in details),
+        text_columns=(0, 1, 2),
+        notes=NOTES,
+        keys=tuple((detail.result.cell.key,) for detail in details),
+        link_column=HEADINGS.index("Model"),
+    )
 
 
-def _printed_row(detail: Detail) -> list[str]:
+def _printed_row(detail: Detail) -> tuple[str, ...]:
     cell, values, result = detail.result.cell, detail.values, detail.result
     identity = [
         DATASET_LABELS.get(cell.dataset, cell.dataset),
@@ -102,9 +111,9 @@ def _printed_row(detail: Detail) -> list[str]:
         paper.MODEL_LABELS.get(cell.model, cell.model),
     ]
     if not result.n:
-        return [*identity, "0", result.status, *[""] * (len(HEADINGS) - len(identity) - 2)]
+        return (*identity, "0", result.status, *[""] * (len(HEADINGS) - len(identity) - 2))
     low, high = min(detail.best_steps), max(detail.best_steps)
-    return [
+    return (
         *identity,
         str(result.n),
         _number(values["final_nats"], 4),
@@ -116,23 +125,11 @@ def _printed_row(detail: Detail) -> list[str]:
         _number(values["val_nats_per_byte"], 4),
         _number(values["unigram_nats"], 4),
         _number(values["below_unigram_nats"], 4),
-    ]
+    )
 
 
 def _number(value: float | None, decimals: int, *, sign: str = "") -> str:
     return "" if value is None else f"{value:{sign},.{decimals}f}".replace("-", "−")
-
-
-def details_caption(details: Sequence[Detail], scale: str) -> str:
-    return f"Details of every cell. Scale: {scale}. {describe_seeds([detail.result for detail in details])}."
-
-
-def render_details_markdown(details: Sequence[Detail], *, scale: str) -> str:
-    lines = [f"**{escape_markdown(details_caption(details, scale))}**", "", markdown_row(HEADINGS)]
-    lines.append(markdown_row(["---"] * 3 + ["---:"] * (len(HEADINGS) - 3)))
-    lines += [markdown_row([escape_markdown(text) for text in row]) for row in printed_rows(details)]
-    lines += ["", *(f"- {escape_markdown(note)}" for note in NOTES)]
-    return "\n".join(lines) + "\n"
 
 
 def savings_line(results: Sequence[CellResult]) -> str:

@@ -1,217 +1,163 @@
-"""Fig. 4: validation and training curves, a column a dataset, a colour a model.
+"""A figure is a grid of panels: files that hold all of them, and one picture a panel for the page.
 
-The paper's caption puts validation on top, its text (Sec. 6.1) training; the caption's order is taken.
+What is drawn and said comes from the modules that build a Plot; how it looks is in style.py. The same plot gives the
+same bytes.
 """
 
 from __future__ import annotations
 
+import base64
 import io
+import re
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from crope import paper
-from crope.report.frame import DATASET_LABELS, CellResult, group_rows
-from crope.report.style import LIGHT, LINE_STYLES, MARKERS, OTHER_LINE_STYLE, OTHER_MARKER, Theme, rc_params
+from crope.report.comparisons import model_label
+from crope.report.style import LIGHT, darken, line_style, marker, rc_params
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Array = NDArray[np.float64]
-SAMPLED, FULL, TRAIN = "val/loss_nats", "val_full/loss_nats", "train/loss_nats"
-PANELS = ("validation", "training")
-CROPPED = 0.15  # share of steps whose high losses may leave the frame, so that the models can be told apart
-SMOOTHED = 50  # the training curve is averaged over one 50th of its points
+KINDS = ("svg", "png")
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Mean over seeds of one metric at the steps that all seeds have; low and high are the lowest and highest seed."""
+class Panel:
+    """`draw` fills its axes, given from the top down, and is told whether it stands at the left of the grid.
 
-    step: Array
-    mean: Array
-    low: Array
-    high: Array
-    n: int
-
-
-@dataclass(frozen=True)
-class Column:
-    """What one dataset's panels show: curves[metric][model], and why a model is not among them."""
+    `text` says what it shows to those who cannot see it.
+    """
 
     title: str
-    curves: dict[str, dict[str, Curve]]
-    absent: dict[str, str]
+    text: str
+    draw: Callable[[Sequence[Axes], bool], None]
 
 
-def build_columns(results: Sequence[CellResult]) -> list[Column]:
-    """One column a row of Table 1. Reads the metrics of its complete runs."""
-    return [_build_column(row) for row in group_rows(results, "table1")]
+@dataclass(frozen=True)
+class Plot:
+    """`size` is that of a panel in inches; `legend` makes its entries; `note` says what is drawn."""
+
+    name: str
+    title: str
+    note: str
+    panels: tuple[Panel, ...]
+    size: tuple[float, float]
+    legend: Callable[[], Sequence[Artist]]
+    per_row: int = 3
+    axes_per_panel: int = 1
 
 
-def _build_column(row: Sequence[CellResult]) -> Column:
-    curves: dict[str, dict[str, Curve]] = {SAMPLED: {}, FULL: {}, TRAIN: {}}
-    for result in row:
-        metrics = [run.metrics() for run in result.runs]
-        for name, by_model in curves.items():
-            curve = mean_curve(metrics, name)
-            if curve is not None:
-                by_model[result.cell.model] = curve
-    dataset = row[0].cell.dataset
-    absent = {r.cell.model: f"{r.status}: {r.reason}" for r in row if not r.n}
-    return Column(DATASET_LABELS.get(dataset, dataset), curves, absent)
+@dataclass(frozen=True)
+class Picture:
+    """One panel as data URIs of the two themes."""
+
+    text: str
+    light: str
+    dark: str
 
 
-def mean_curve(runs: Sequence[Sequence[Mapping[str, Any]]], name: str) -> Curve | None:
-    """Averages the metric `name` over runs at their common steps; None where there is none."""
-    by_run = [{int(line["step"]): float(line[name]) for line in lines if line.get(name) is not None} for lines in runs]
-    steps = sorted(set.intersection(*map(set, by_run))) if by_run else []
-    if not steps:
-        return None
-    values = np.array([[one[step] for step in steps] for one in by_run])
-    return Curve(np.array(steps, dtype=float), values.mean(0), values.min(0), values.max(0), len(by_run))
+def render_files(plot: Plot, *, scale: str, kinds: Sequence[str] = KINDS) -> dict[str, bytes]:
+    """File name -> bytes; every file says the scale."""
+    with _settings():
+        figure = _draw(plot, heading=f"{plot.title}. Scale: {scale}.")
+        return {f"{plot.name}.{kind}": _save(figure, kind) for kind in kinds}
 
 
-def window_of(curve: Curve) -> int:
-    """Odd number of neighbouring points that the training curve is averaged over; 1 means not at all."""
-    return 2 * (len(curve.step) // (2 * SMOOTHED)) + 1
+def render_pictures(plot: Plot) -> list[Picture]:
+    """The panels one by one, without title and note, which the page has as text."""
+    with _settings():
+        svgs = [_save(_draw(replace(plot, panels=(panel,)), heading=""), "svg") for panel in plot.panels]
+    return [
+        Picture(panel.text, data_uri(svg), data_uri(darken(svg))) for panel, svg in zip(plot.panels, svgs, strict=True)
+    ]
 
 
-def moving_average(values: Array, window: int) -> Array:
-    """Centred; near the ends over the points that exist, so that no point is invented."""
-    kernel = np.ones(window)
-    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
-
-
-def render_figure(
-    columns: Sequence[Column], *, scale: str, file_format: str, theme: Theme = LIGHT, headed: bool = True
-) -> bytes:
-    """The figure's file, svg or png: the same bytes for the same curves. `headed` adds title, scale and footer."""
+@contextmanager
+def _settings() -> Iterator[None]:
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    settings: Any = rc_params(theme)
+    settings: Any = rc_params(LIGHT)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(settings)
-        figure = Figure(figsize=(3.5 * len(columns) + 0.3, 5.6 if headed else 5.0), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(2, len(columns), squeeze=False, sharex="col")
-        for index, column in enumerate(columns):
-            _draw_column(list(axes[:, index]), column, theme, first=index == 0)
-        _draw_legend(figure, columns, theme)
-        if headed:
-            title = f"Validation (top) and training loss (bottom), scale: {scale}"
-            footer = textwrap.fill(describe_figure(columns), 46 * len(columns))
-            figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-            figure.supxlabel(footer, x=0.01, ha="left", fontsize=7.5, color=theme.muted)
-        buffer = io.BytesIO()
-        # Date and program version would make the bytes depend on the day and the installation.
-        metadata: dict[str, Any] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[file_format]
-        figure.savefig(buffer, format=file_format, dpi=200, metadata=metadata)
-    return buffer.getvalue()
+        yield
 
 
-def describe_figure(columns: Sequence[Column]) -> str:
-    """What is drawn, for the footer and the page: averaging, band, smoothing, cropping."""
-    curves = [curve for column in columns for by_model in column.curves.values() for curve in by_model.values()]
-    if not curves:
-        return "No complete run."
-    seeds = sorted({curve.n for curve in curves})
-    parts = ["Top: lines, sampled validation loss; markers, full validation loss."]
-    if seeds == [1]:
-        parts.append("One seed.")
-    else:
-        count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-        parts.append(f"Mean over {count} seeds; band: lowest to highest seed.")
-    windows = sorted({window_of(curve) for column in columns for curve in column.curves[TRAIN].values()} - {1})
-    if windows:
-        points = f"{windows[0]}" if len(windows) == 1 else f"{windows[0]} to {windows[-1]}"
-        parts.append(f"Bottom: moving average over {points} logged steps.")
-    panels = [column.curves[name] for column in columns for name in (SAMPLED, TRAIN)]
-    if any(_is_cropped(list(by_model.values())) for by_model in panels):
-        parts.append(f"Losses of the first {100 * CROPPED:.0f} % of steps leave the frame at the top.")
-    return " ".join(parts)
+def _draw(plot: Plot, *, heading: str) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(plot.per_row, len(plot.panels))
+    rows = -(-len(plot.panels) // columns)
+    width = plot.size[0] * columns
+    # Title and note take what they need beside the panels.
+    note = textwrap.fill(plot.note, int(16 * width)) if heading else ""
+    height = plot.size[1] * rows + (0.5 + 0.14 * note.count("\n") if heading else 0.0)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows * plot.axes_per_panel, columns, squeeze=False)
+    for index, panel in enumerate(plot.panels):
+        row, column = divmod(index, columns)
+        axes = list(grid[row * plot.axes_per_panel : (row + 1) * plot.axes_per_panel, column])
+        axes[0].set_title(panel.title)
+        panel.draw(axes, column == 0)
+    for index in range(len(plot.panels), rows * columns):
+        for axis in grid[(rows - 1) * plot.axes_per_panel :, index % columns]:
+            axis.remove()
+    handles = list(plot.legend())
+    if handles:
+        longest = max(len(str(handle.get_label())) for handle in handles)
+        most = max(1, int(width / (0.5 + 0.065 * longest)))  # entries that fit beside each other
+        figure.legend(handles=handles, loc="outside upper right", ncols=min(most, len(handles)), handlelength=2.4)
+    if heading:
+        figure.suptitle(heading, x=0.01, ha="left", fontsize=11)
+        figure.supxlabel(note, x=0.01, ha="left", fontsize=7.5, color=LIGHT.muted)
+    return figure
 
 
-def _draw_column(axes: Sequence[Axes], column: Column, theme: Theme, *, first: bool) -> None:
-    axes[0].set_title(column.title)
-    if first:
-        for axis, panel in zip(axes, PANELS, strict=True):
-            axis.set_ylabel(f"{panel} loss (nats per token)")
-    if not any(column.curves.values()):
-        _draw_absence(axes, column, theme)
-        return
-    axes[1].set_xlabel("step (optimiser updates)")
-    for axis, name in zip(axes, (SAMPLED, TRAIN), strict=True):
-        for model, curve in column.curves[name].items():
-            _draw_curve(axis, model, curve, theme, window=window_of(curve) if name == TRAIN else 1)
-        axis.margins(x=0.03)
-    for model, curve in column.curves[FULL].items():
-        marker, size = MARKERS.get(model, OTHER_MARKER)
-        line = axes[0].plot(curve.step, curve.mean, marker, color=theme.model_colour(model), markersize=size, zorder=4)
-        line[0].set(markeredgecolor=theme.background, markeredgewidth=0.6)
-    axes[0].set_ylim(*_limits([*column.curves[SAMPLED].values(), *column.curves[FULL].values()]))
-    axes[1].set_ylim(*_limits(list(column.curves[TRAIN].values())))
-    if column.absent:
-        absent = {paper.MODEL_LABELS.get(model, model): why.partition(":")[0] for model, why in column.absent.items()}
-        text = ", ".join(f"{label} {status}" for label, status in absent.items())
-        axes[0].text(0.98, 0.96, text, transform=axes[0].transAxes, ha="right", va="top", color=theme.muted)
+def _save(figure: Figure, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    # Date and program version would make the bytes depend on the day and the installation.
+    metadata: dict[str, Any] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
+    figure.savefig(buffer, format=kind, dpi=200, metadata=metadata)
+    figure.set_layout_engine("none")  # the next format keeps the places that were worked out for the first
+    return _shorten(buffer.getvalue()) if kind == "svg" else buffer.getvalue()
 
 
-def _draw_curve(axis: Axes, model: str, curve: Curve, theme: Theme, *, window: int) -> None:
-    colour = theme.model_colour(model)
-    if curve.n > 1:
-        low, high = moving_average(curve.low, window), moving_average(curve.high, window)
-        axis.fill_between(curve.step, low, high, color=colour, alpha=0.15, linewidth=0)
-    style = LINE_STYLES.get(model, OTHER_LINE_STYLE)
-    axis.plot(curve.step, moving_average(curve.mean, window), color=colour, linestyle=style, linewidth=1.4)
+def _shorten(svg: bytes) -> bytes:
+    """Paths to a hundredth of a point instead of a millionth: half the size for curves of a thousand steps."""
+    return re.sub(rb' d="[^"]*"', lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]), svg)
 
 
-def _draw_absence(axes: Sequence[Axes], column: Column, theme: Theme) -> None:
-    """An empty frame that says why it is empty."""
-    reasons = [textwrap.fill(textwrap.shorten(text, 300), 36) for text in dict.fromkeys(column.absent.values())]
-    status = ", ".join(dict.fromkeys(text.partition(":")[0] for text in column.absent.values()))
-    for axis, text in zip(axes, ("\n\n".join(reasons), status), strict=True):
-        axis.set(xticks=[], yticks=[])
-        for spine in axis.spines.values():
-            spine.set_color(theme.grid)
-            spine.set_visible(True)
-        axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color=theme.muted, fontsize=8)
+def data_uri(svg: bytes) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii")
 
 
-def _draw_legend(figure: Figure, columns: Sequence[Column], theme: Theme) -> None:
+def model_handles(models: Sequence[str], *, lines: bool = True) -> list[Artist]:
+    """Legend entries: colour, marker and, where curves are drawn, line style."""
     from matplotlib.lines import Line2D
 
-    models = dict.fromkeys(model for column in columns for by_model in column.curves.values() for model in by_model)
-    handles = []
+    handles: list[Artist] = []
     for model in models:
-        marker, size = MARKERS.get(model, OTHER_MARKER)
-        style = LINE_STYLES.get(model, OTHER_LINE_STYLE)
-        label = paper.MODEL_LABELS.get(model, model)
-        line = Line2D([], [], color=theme.model_colour(model), linestyle=style, linewidth=1.8, label=label)
-        line.set(marker=marker, markersize=size, markeredgecolor=theme.background, markeredgewidth=0.6)
+        shape, size = marker(model)
+        style: Any = line_style(model) if lines else "none"
+        line = Line2D([], [], color=LIGHT.model_colour(model), linestyle=style, linewidth=1.8, label=model_label(model))
+        line.set(marker=shape, markersize=size, markeredgecolor=LIGHT.background, markeredgewidth=0.6)
         handles.append(line)
-    if handles:
-        figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), handlelength=3)
+    return handles
 
 
-def _limits(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Lowest to highest mean loss after the first steps, the bands' lower edges included, with a margin."""
-    if not curves:
-        return 0.0, 1.0
-    kept = [(curve, curve.step >= CROPPED * curve.step[-1]) for curve in curves]
-    low = min(float(curve.low[late].min()) for curve, late in kept)
-    high = max(float(curve.mean[late].max()) for curve, late in kept)
-    margin = 0.06 * (high - low) or 0.1
-    return low - margin, high + margin
-
-
-def _is_cropped(curves: Sequence[Curve]) -> bool:
-    return bool(curves) and any(float(curve.mean.max()) > _limits(curves)[1] for curve in curves)
+def draw_absence(axes: Sequence[Axes], texts: Sequence[str]) -> None:
+    """Empty frames, each with a text that says why."""
+    for axis, text in zip(axes, texts, strict=True):
+        axis.set(xticks=[], yticks=[])
+        for spine in axis.spines.values():
+            spine.set_color(LIGHT.grid)
+            spine.set_visible(True)
+        shown = textwrap.fill(textwrap.shorten(text, 300), 36)
+        axis.text(0.5, 0.5, shown, transform=axis.transAxes, ha="center", va="center", color=LIGHT.muted, fontsize=8)

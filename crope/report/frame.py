@@ -1,4 +1,4 @@
-"""Run records -> one row a run, and one result a table cell. Everything the report prints starts here.
+"""Run records -> one result a table cell. Everything the report prints starts here.
 
 A run belongs to the cell whose `cell_key` its configuration has. Complete runs of the current NUMERICS_VERSION count;
 without one the cell says why it is empty: failed, damaged, stale (only runs of other numerics are there) or missing.
@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from crope import config, paper
 from crope.record import Record
 from crope.report.mixing import check_unmixed
-from crope.report.stats import Difference, Spread, paired_difference, spread_over_batches, spread_over_seeds
+from crope.report.stats import Spread, spread_over_batches, spread_over_seeds
 from crope.verify import DamagedRun
 
 if TYPE_CHECKING:
@@ -77,40 +75,6 @@ def run_status(record: Record) -> str:
     """complete, failed, or stale: complete under another NUMERICS_VERSION."""
     status: str = record.summary["status"]
     return "stale" if status == "complete" and not _is_current(record) else status
-
-
-def build_runs_frame(runs: Sequence[Record], damaged: Sequence[DamagedRun] = ()) -> pd.DataFrame:
-    """One row a run: identity, status, losses (nats per token), times (seconds). Absent values are None."""
-    nothing = dict.fromkeys(_run_row(_EMPTY))
-    rows = [_run_row(run) for run in runs]
-    rows += [nothing | {"run_id": run.path.name, "status": "damaged", "error": one_line(run.reason)} for run in damaged]
-    return pd.DataFrame(rows, columns=list(nothing), dtype=object)
-
-
-def _run_row(run: Record) -> dict[str, Any]:
-    summary, provenance = run.summary, run.provenance
-    sampled, full, time = (summary.get(part) or {} for part in ("val_sampled", "val_full", "time"))
-    return {
-        "run_id": summary["run_id"],
-        "status": run_status(run),
-        **{name: summary.get(name) for name in ("model", "dataset", "row", "scale", "seed", "numerics_version")},
-        **{name: summary.get(name) for name in ("precision", "device_kind")},
-        **{name: provenance.get(name) for name in ("device", "commit", "dirty")},
-        **{name: summary.get(name) for name in ("steps", "train_tokens", "train_passes")},
-        "val_sampled_mean_nats": sampled.get("mean_nats"),
-        "val_sampled_std_nats": sampled.get("std_nats"),
-        "val_full_final_nats": full.get("final_nats"),
-        "val_full_best_nats": full.get("best_nats"),
-        "val_full_best_step": full.get("best_step"),
-        **{name: summary.get(name) for name in ("train_val_gap_nats", "val_nats_per_byte", "unigram_nats")},
-        **{name: time.get(name) for name in ("total_s", "median_step_ms", "tokens_per_s")},
-        "memory_peak_gib": summary.get("memory_peak_gib"),
-        "error": error_line(summary),
-    }
-
-
-# A run of nothing, for the column names of an empty frame.
-_EMPTY = Record(path=config.ROOT, config={}, summary={"run_id": "", "status": ""}, provenance={})
 
 
 def resolve_cells(
@@ -201,18 +165,6 @@ def _is_current(run: Record) -> bool:
 
 def _seed(run: Record) -> int:
     return int(run.summary["seed"])
-
-
-def losses_by_seed(result: CellResult) -> dict[int, float]:
-    return {_seed(run): run.summary["val_full"]["final_nats"] for run in result.runs}
-
-
-def crope_minus_rope(row: Sequence[CellResult]) -> Difference | None:
-    """Paired difference of the `full` losses at equal seed within one table row; None unless both models are there."""
-    by_model = {result.cell.model: result for result in row if result.status == "complete"}
-    if not {"crope", "rope"} <= by_model.keys():
-        return None
-    return paired_difference(losses_by_seed(by_model["crope"]), losses_by_seed(by_model["rope"]))
 
 
 def group_rows(results: Sequence[CellResult], table: str) -> list[list[CellResult]]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from crope.report.frame import one_line
+from crope.report.sheets import Sheet
 from crope.report.tables import Table
 
 
@@ -14,14 +15,21 @@ def render_markdown(table: Table, *, with_notes: bool = True) -> str:
     lines = [f"**{escape_markdown(table.caption)}**", ""]
     lines += [markdown_row([first, "", *table.columns]), markdown_row(["---", "---", *("---:" for _ in table.columns)])]
     for group in table.groups:
-        labels = [escape_markdown(group.label), escape_markdown(group.here), ""]
-        for label, line in zip(labels, group.lines, strict=False):
+        for label, line in zip(map(escape_markdown, group.labels), group.lines, strict=True):
             entries = [escape_markdown(entry.value) for entry in line.entries]
             entries = [f"**{text}**" if entry.best else text for text, entry in zip(entries, line.entries, strict=True)]
-            lines.append(markdown_row([label, line.protocol, *entries]))
+            lines.append(markdown_row([label, line.label, *entries]))
     lines += ["", *(f"- {escape_markdown(text)}" for text in [table.settings] if text)]
     lines += [*(f"- [{number}] {escape_markdown(text)}" for number, text in table.marks)]
     lines += [f"- {escape_markdown(note)}" for note in table.notes if with_notes]
+    return "\n".join(lines) + "\n"
+
+
+def render_sheet(sheet: Sheet) -> str:
+    lines = [f"**{escape_markdown(sheet.caption)}**", "", markdown_row(sheet.headings)]
+    lines.append(markdown_row(["---" if i in sheet.text_columns else "---:" for i in range(len(sheet.headings))]))
+    lines += [markdown_row([escape_markdown(text) for text in row]) for row in sheet.rows]
+    lines += ["", *(f"- {escape_markdown(note)}" for note in sheet.notes)] if sheet.notes else []
     return "\n".join(lines) + "\n"
 
 

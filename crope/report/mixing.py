@@ -25,7 +25,7 @@ def check_unmixed(row: Sequence[CellResult]) -> None:
     where = f"{cell.table}/{cell.row}/{cell.dataset}"
     kinds: tuple[tuple[str, Callable[[Record], str]], ...] = (
         ("precision or device", lambda run: f"{run.summary['precision']} on {run.summary['device_kind']}"),
-        ("data", _data_of),
+        ("data", data_of),
     )
     for what, kind_of in kinds:
         names: dict[str, list[str]] = {}
@@ -42,6 +42,7 @@ def check_unmixed(row: Sequence[CellResult]) -> None:
             raise UserError(f"{where}/{result.cell.model}: two runs have the same seed: {named}; {cure}")
 
 
-def _data_of(run: Record) -> str:
+def data_of(run: Record) -> str:
+    """The text that a run saw, by the hashes of its token files."""
     splits = run.provenance["data"]["splits"]
     return ", ".join(f"{name} tokens {split['sha256'][:12]}" for name, split in sorted(splits.items()))

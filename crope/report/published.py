@@ -10,17 +10,20 @@ from pathlib import Path
 
 from crope.config import NUMERICS_VERSION, ROOT
 from crope.errors import DataError, UserError
+from crope.lookup import PUBLISHED
 from crope.record import Record, write_bytes, write_text
 from crope.report import SCALES
+from crope.report.curves import read_curves
 from crope.report.details import savings_line
-from crope.report.figures import build_columns, render_figure
+from crope.report.fig4 import build_fig4
+from crope.report.figures import render_files
 from crope.report.frame import resolve_cells
 from crope.report.markdown import escape_markdown, markdown_row, render_markdown
+from crope.report.sources import load_published
 from crope.report.tables import build_table
 from crope.study import TABLES, expected_cells
-from crope.verify import read_runs
+from crope.verify import DamagedRun, read_runs
 
-PUBLISHED = ROOT / "results" / "published"
 README = ROOT / "README.md"
 FIGURE = "fig4.png"
 RECORD_FILES = ("config.yaml", "provenance.json", "metrics.jsonl", "summary.json")
@@ -58,9 +61,13 @@ def publish(results_dir: Path, machine: str, *, scale: str, published: Path = PU
 def load_sound_runs(folder: Path) -> list[Record]:
     """Every finished run below `folder`. Raises DataError for a damaged one: nothing is published around it."""
     runs, damaged = read_runs(folder)
+    check_sound(damaged)
+    return runs
+
+
+def check_sound(damaged: Sequence[DamagedRun]) -> None:
     if damaged:
         raise DataError("; ".join(f"{run.path}: {run.advice}" for run in damaged))
-    return runs
 
 
 def render_machine(machine: str, runs: Sequence[Record]) -> str:
@@ -101,13 +108,12 @@ def render_readme(text: str, published: Path = PUBLISHED) -> tuple[str, bytes]:
     The records of the largest published scale are taken, of the machine that has most of them.
     Raises UserError where there are no records or no markers, DataError for a damaged record.
     """
-    machines = [load_sound_runs(folder) for folder in sorted(published.glob("*/"))]
-    scales = {run.summary["scale"] for runs in machines for run in runs}
-    scale = next((name for name in SCALES if name in scales), None)
-    if scale is None:
+    source = next((found for scale in SCALES if (found := load_published(scale, published))), None)
+    if source is None:
         raise UserError(f"{published}: no published records; scripts/publish.py makes them")
-    runs = max(machines, key=lambda runs: sum(run.summary["scale"] == scale for run in runs))
-    results = resolve_cells(runs, expected_cells(scale), unavailable={})
+    check_sound(source.damaged)
+    scale = source.scale
+    results = resolve_cells(source.runs, expected_cells(scale), unavailable={})
     tables = [build_table(results, name, scale=scale) for name in TABLES]
     parts = [render_markdown(table, with_notes=table is tables[-1]) for table in tables]  # both have the same notes
     if savings := savings_line(results):
@@ -116,5 +122,6 @@ def render_readme(text: str, published: Path = PUBLISHED) -> tuple[str, bytes]:
     pattern = re.compile(r"(<!-- generated: tables -->\n).*?(<!-- end of generated -->)", re.DOTALL)
     if not pattern.search(text):
         raise UserError("README.md: the markers '<!-- generated: tables -->' and '<!-- end of generated -->' are gone")
-    figure = render_figure(build_columns(results), scale=scale, file_format="png")
+    points = read_curves([run for result in results for run in result.runs])
+    figure = render_files(build_fig4(results, points), scale=scale, kinds=["png"])[FIGURE]
     return pattern.sub(lambda found: f"{found[1]}\n{generated}\n{found[2]}", text), figure

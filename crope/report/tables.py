@@ -1,9 +1,10 @@
-"""Tables 1 and 2 beside the paper's numbers: one structure that markdown.py, tex.py and html.py print, and the CSV."""
+"""Tables 1 and 2 beside the paper's numbers: one structure that markdown.py, tex.py and html.py print.
+
+A number of the paper's, of the committed records and of the runs themselves stand above each other in this order.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,10 +12,6 @@ from crope import paper
 from crope.report.frame import DATASET_LABELS, TINY, CellResult, group_rows
 from crope.report.stats import Spread
 
-CSV_COLUMNS = (
-    "table", "row", "dataset", "model", "scale", "protocol", "mean_nats", "std_nats", "n", "paper_mean_nats",
-    "paper_std_nats", "status",
-)  # fmt: skip
 PROTOCOLS = ("sampled", "full")
 
 XPOS_NOTE = (
@@ -24,11 +21,15 @@ XPOS_NOTE = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One printed value; `best` marks the lowest complete one of its line, `mark` points to a note."""
+    """One printed value; `best` marks the lowest complete one of its line, `mark` points to a note.
+
+    `result` is the cell that it was worked out from; None for the paper's.
+    """
 
     text: str
     best: bool = False
     mark: str = ""
+    result: CellResult | None = None
 
     @property
     def value(self) -> str:
@@ -37,8 +38,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Line:
+    """`origin` says whose runs they are where a table holds several: published or yours."""
+
     protocol: str
     entries: tuple[Entry, ...]
+    origin: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.origin}, {self.protocol}" if self.origin else self.protocol
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,11 @@ class Group:
     label: str
     here: str
     lines: tuple[Line, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        """One a line; both protocols are always there."""
+        return [self.label, self.here, *[""] * (len(self.lines) - 2)]
 
 
 @dataclass(frozen=True)
@@ -68,11 +81,26 @@ class Table:
         return f"Table {number}. {self.title}, nats per token. Scale: {self.scale}. {self.seeds}."
 
 
-def build_table(results: Sequence[CellResult], name: str, *, scale: str) -> Table:
+def build_table(
+    results: Sequence[CellResult],
+    name: str,
+    *,
+    scale: str,
+    committed: Sequence[CellResult] = (),
+    machine: str = "",
+) -> Table:
+    """The table of `results`; `committed`, the same cells of a machine's committed records, adds lines of its own."""
     rows = group_rows(results, name)
     models = list(dict.fromkeys(result.cell.model for row in rows for result in row))
     marks: dict[str, str] = {}  # text -> number, so that one reason stands once
-    groups = tuple(_build_group(row, models, marks, name) for row in rows)
+    beside = {row_key(row): row for row in group_rows(committed, name)}
+    groups = tuple(_build_group(row, beside.get(row_key(row), []), models, marks, name) for row in rows)
+    notes = [*describe_protocols(results_of(rows), scale), XPOS_NOTE]
+    if committed:
+        count = describe_seeds(committed)
+        notes.insert(
+            0, f"published: records of {machine} that are committed with the code, {count}; yours: your own runs."
+        )
     return Table(
         name=name,
         title=paper.TABLE_TITLES[name],
@@ -82,8 +110,12 @@ def build_table(results: Sequence[CellResult], name: str, *, scale: str) -> Tabl
         groups=groups,
         settings=_shared_settings(rows) if name == "table1" else "",
         marks=tuple((number, text) for text, number in marks.items()),
-        notes=(*describe_protocols(results_of(rows), scale), XPOS_NOTE),
+        notes=tuple(notes),
     )
+
+
+def row_key(row: Sequence[CellResult]) -> tuple[str, str]:
+    return row[0].cell.dataset, row[0].cell.row
 
 
 def results_of(rows: Iterable[Sequence[CellResult]]) -> list[CellResult]:
@@ -96,15 +128,24 @@ def _shared_settings(rows: Sequence[Sequence[CellResult]]) -> str:
     return f"Run with {', '.join(sorted(here))}; the paper: {paper.row_label('base')}." if here else ""
 
 
-def _build_group(row: Sequence[CellResult], models: Sequence[str], marks: dict[str, str], name: str) -> Group:
-    by_model = {result.cell.model: result for result in row}
-    ordered = [by_model.get(model) for model in models]
-    decimals = paper.PRINTED_DECIMALS[name]
-    lines = [Line(protocol, _ours(ordered, protocol, decimals, marks)) for protocol in PROTOCOLS]
+def _build_group(
+    row: Sequence[CellResult], committed: Sequence[CellResult], models: Sequence[str], marks: dict[str, str], name: str
+) -> Group:
+    decimals, ordered, lines = paper.PRINTED_DECIMALS[name], _by_model(row, models), []
     if any(result is not None and result.printed for result in ordered):
         lines.append(Line("paper", tuple(_printed(result, decimals) for result in ordered)))
+    beside = [result if result and result.n else None for result in _by_model(committed, models)]
+    if any(beside):
+        lines += [Line(protocol, _ours(beside, protocol, decimals, marks), "published") for protocol in PROTOCOLS]
+    origin = "yours" if committed else ""
+    lines += [Line(protocol, _ours(ordered, protocol, decimals, marks), origin) for protocol in PROTOCOLS]
     here = _settings_here(row) if name == "table2" else ""
     return Group(_group_label(row[0]), f"here {here}" if here else "", tuple(lines))
+
+
+def _by_model(row: Sequence[CellResult], models: Sequence[str]) -> list[CellResult | None]:
+    found = {result.cell.model: result for result in row}
+    return [found.get(model) for model in models]
 
 
 def _group_label(result: CellResult) -> str:
@@ -138,11 +179,11 @@ def _ours(row: Sequence[CellResult | None], protocol: str, decimals: int, marks:
         if result is None:
             entries.append(Entry(""))
         elif spread is None:
-            entries.append(Entry(result.status, mark=_mark(result.reason, marks)))
+            entries.append(Entry(result.status, mark=_mark(result.reason, marks), result=result))
         else:
             text = format_spread(spread, decimals) + (f" (n={spread.n})" if len(counts) > 1 else "")
             mark = ", ".join(_mark(note, marks) for note in result.notes)
-            entries.append(Entry(text, best=round(spread.mean_nats, decimals) == best, mark=mark))
+            entries.append(Entry(text, round(spread.mean_nats, decimals) == best, mark, result))
     return tuple(entries)
 
 
@@ -198,30 +239,3 @@ def describe_protocols(results: Sequence[CellResult], scale: str) -> tuple[str, 
 def _range(values: Iterable[int]) -> str:
     ordered = sorted(set(values))
     return f"{ordered[0]:,}" if len(ordered) == 1 else f"{ordered[0]:,} to {ordered[-1]:,}"
-
-
-def render_csv(results: Sequence[CellResult], name: str) -> str:
-    """One line per cell and protocol; losses in nats per token with six decimals, empty where there is none."""
-    rows = []
-    for result in results_of(group_rows(results, name)):
-        cell, printed = result.cell, result.printed
-        for protocol in PROTOCOLS:
-            spread = result.losses(protocol)
-            rows.append([
-                cell.table, cell.row, cell.dataset, cell.model, cell.scale, protocol,
-                *_losses(spread), result.n, *_losses(printed), result.status,
-            ])  # fmt: skip
-    return to_csv(CSV_COLUMNS, rows)
-
-
-def _losses(value: Spread | paper.PrintedLoss | None) -> tuple[str, str]:
-    if value is None:
-        return "", ""
-    return f"{value.mean_nats:.6f}", "" if value.std_nats is None else f"{value.std_nats:.6f}"
-
-
-def to_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerows([columns, *rows])
-    return buffer.getvalue()

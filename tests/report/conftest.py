@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import yaml
 from crope import paper
 from crope.config import NUMERICS_VERSION, cell_key, run_hash
 from crope.record import Record
+from crope.report import build_report
+from crope.report.sources import Source
 from crope.study import Cell
 from crope.summary import speeds, summarise
 from crope.verify import read_runs
@@ -57,16 +59,16 @@ def make_parameters(model: str, width: int | float) -> dict[str, int]:
 
 
 def make_metrics(
-    final: float, *, sampled: float, std: float | None, best: tuple[int, float], steps: int
+    final: float, *, sampled: float, std: float | None, best: tuple[int, float], steps: int, noise: float = 0.0
 ) -> list[dict[str, Any]]:
-    """A line every ten steps, falling from 8 to `final`; training runs 0.25 below validation.
+    """A line every ten steps, falling from 8 to `final`; training runs 0.25 below validation, with `noise` on both.
 
     The last tenth has two sampled losses with this mean and standard deviation (s of a, b is |b - a| / sqrt(2)), or one
     where `std` is None. `best` is the step and the loss of an earlier full validation.
     """
     lines: list[dict[str, Any]] = []
     for step in range(0, steps + 1, 10):
-        loss = final + (8.0 - final) * (1 - step / steps) ** 3
+        loss = final + (8.0 - final) * (1 - step / steps) ** 3 + noise * math.sin(12.9898 * step + 100 * final)
         speed = {"train/lr": 0.001, "time/step_ms": 90.0, "speed/tokens_per_s": 4000.0}
         if step < 0.9 * steps:
             speed["val/loss_nats"] = loss
@@ -83,15 +85,19 @@ def make_metrics(
 def make_run(
     folder: Path, model: str, dataset: str, row: str = "base", *, seed: int = 0, final: float = 5.0,
     sampled: float | None = None, std: float | None = 0.02, best: tuple[int, float] | None = None, steps: int = STEPS,
-    precision: str = "fp32", device_kind: str = "cpu", scale: str = SCALE, named: str = "",
+    precision: str = "fp32", device_kind: str = "cpu", scale: str = SCALE, named: str = "", noise: float = 0.0,
+    change: Mapping[str, Mapping[str, Any]] | None = None,
     numerics_version: int = NUMERICS_VERSION, error: dict[str, Any] | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> Path:  # fmt: skip
     """One run directory in `folder`.
 
-    `error` makes a failed run, `named` gives the row another name, `provenance` overrides parts of that file.
+    `error` makes a failed run, `named` gives the row another name, `change` alters keys of the configuration's parts,
+    `provenance` overrides parts of that file.
     """
     config = make_config(model, dataset, row, seed=seed, precision=precision, steps=steps)
+    for part, values in (change or {}).items():
+        config[part] |= values
     name = f"{model}-{dataset}-{named or row}-s{seed}-{run_hash(config, numerics_version=numerics_version)}"
     path = folder / name
     path.mkdir(parents=True)
@@ -100,8 +106,9 @@ def make_run(
         "python": "3.11.0", "packages": {}, "data": {"splits": SPLITS},
     } | (provenance or {})  # fmt: skip
     rows = make_metrics(
-        final, sampled=final if sampled is None else sampled, std=std, best=best or (80, final - 0.125), steps=steps
-    )
+        final, sampled=final if sampled is None else sampled, std=std, best=best or (80, final - 0.125), steps=steps,
+        noise=noise,
+    )  # fmt: skip
     metrics = "".join(json.dumps(line) + "\n" for line in rows).encode()
     summary = {
         "run_id": name, "model": model, "dataset": dataset, "row": named or row, "scale": scale, "seed": seed,
@@ -148,7 +155,7 @@ def write_run(runs_dir: Path) -> WriteRun:
     return lambda *names, folder=runs_dir, **settings: make_run(folder, *names, **settings)
 
 
-def make_cells(steps: int) -> list[Cell]:
+def make_cells(steps: int = STEPS) -> list[Cell]:
     table1 = [("table1", "base", dataset) for dataset in paper.DATASET_LABELS]
     table2 = [("table2", row, "pg19") for row in paper.ROWS]
     return [
@@ -161,13 +168,7 @@ def make_cells(steps: int) -> list[Cell]:
 @pytest.fixture
 def cells() -> list[Cell]:
     """Both tables, as `expected_cells` gives them."""
-    return make_cells(STEPS)
-
-
-@pytest.fixture
-def cells_of() -> Callable[[int], list[Cell]]:
-    """The same of runs of another length."""
-    return make_cells
+    return make_cells()
 
 
 @pytest.fixture
@@ -180,12 +181,48 @@ def tiny_cells() -> list[Cell]:
     ]
 
 
+OFFSET = {"xpos": 0.3, "rope": 0.0, "crope": 0.01}
+LEVEL = {"pg19": 6.0, "wikitext2": 5.0, "ptb": 4.0}
+
+
+def make_study(folder: Path, *, seeds: Sequence[int], **settings: Any) -> None:
+    """Every cell of both tables; CRoPE lies 0.01 above RoPE, XPOS 0.3. Five seeds make 90 runs."""
+    rows = [*((name, "base") for name in LEVEL), *(("pg19", row) for row in list(paper.ROWS)[1:])]
+    for dataset, row in rows:
+        for model, offset in OFFSET.items():
+            for seed in seeds:
+                make_run(folder, model, dataset, row, seed=seed, final=LEVEL[dataset] + offset + 0.1 * seed, **settings)
+
+
 @pytest.fixture
-def whole_study(write_run: WriteRun) -> None:
-    """Every cell of both tables, two seeds each; CRoPE lies 0.01 above RoPE, XPOS 0.3."""
-    offset = {"xpos": 0.3, "rope": 0.0, "crope": 0.01}
-    level = {"pg19": 6.0, "wikitext2": 5.0, "ptb": 4.0}
-    for dataset, row in [*((name, "base") for name in level), *(("pg19", row) for row in list(paper.ROWS)[1:])]:
-        for model in offset:
-            for seed in (0, 1):
-                write_run(model, dataset, row, seed=seed, final=level[dataset] + offset[model] + 0.1 * seed)
+def whole_study(runs_dir: Path) -> None:
+    make_study(runs_dir, seeds=(0, 1))
+
+
+def read_source(*folders: Path, scale: str = SCALE, machine: str = "") -> Source:
+    found = [read_runs(folder) for folder in folders]
+    runs, damaged = [run for sound, _ in found for run in sound], [run for _, broken in found for run in broken]
+    return Source(scale, folders, runs, damaged, machine)
+
+
+@pytest.fixture
+def build(runs_dir: Path, cells: list[Cell]) -> Callable[..., Path]:
+    """build(): the report of the runs in runs_dir, in a folder beside it; every file that was written is returned."""
+
+    def build(*, name: str = "report", scale: str = SCALE, expected: list[Cell] | None = None, **options: Any) -> Path:
+        out_dir = runs_dir.parent / name
+        options = {"unavailable": {}} | options
+        files, _ = build_report(read_source(runs_dir, scale=scale), expected or cells, out_dir=out_dir, **options)
+        assert files[-1].name == "index.html"
+        assert {path.name for path in files} == {path.name for path in out_dir.iterdir()}
+        return out_dir
+
+    return build
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes most of a report's time, and has tests of its own."""
+    monkeypatch.setattr("crope.report.figures.render_files", lambda plot, **_: {})
+    monkeypatch.setattr("crope.report.html.render_pictures", lambda plot: [])
+    monkeypatch.setattr("crope.report.html.plotly_script", lambda: "")

@@ -15,7 +15,6 @@ import pytest
 
 from crope.config import ROOT
 from crope.errors import DataError
-from crope.report import build_report
 from crope.report.frame import resolve_cells
 from crope.report.published import publish, render_readme
 from crope.verify import read_runs
@@ -86,24 +85,21 @@ def test_it_is_placed_by_whatever_can_still_be_read(write_run, resolve) -> None:
     assert resolve("xpos", "wikitext2").reason.startswith("a copy is damaged: summary.json is of the run 'xpos-wiki")
 
 
-def test_page_and_files_name_it(write_run, runs_dir, cells, tmp_path) -> None:
+def test_page_and_files_name_it(write_run, build, no_pictures) -> None:
     write_run("rope", "ptb", final=4.0)
-    build = {"unavailable": {}, "scale": "quick", "runs_link": "../runs"}
-    build_report(read_runs(runs_dir)[0], cells, **build, out_dir=tmp_path / "sound")
-    assert "Damaged" not in read_page(tmp_path / "sound").text
+    assert "Damaged" not in read_page(build(name="sound")).text
     path = tear(write_run("crope", "ptb"))
-    runs, damaged = read_runs(runs_dir)
-    build_report(runs, cells, **build, out_dir=tmp_path / "report", damaged=damaged)
-    page = read_page(tmp_path / "report")
+    out_dir = build()
+    page = read_page(out_dir)
     said = "Damaged runs This directory is not what the run wrote, and no number on this page is from there:"
-    order = [f"{said} {path.name} {TORN}", "CRoPE − RoPE", f"{path.name} is damaged: {TORN}"]
+    order = [f"{said} {path.name} {TORN}", "Verdicts The paper's claims", f"{path.name} is damaged: {TORN}"]
     places = [page.text.index(text) for text in order]
     assert places == sorted(places)
-    text = (tmp_path / "report" / "table1.md").read_text("utf-8")
+    text = (out_dir / "table1.md").read_text("utf-8")
     mark = re.search(r"\| full \| missing \[\d\] \| 4.0000 \| damaged \[(\d)\] \|", text)
     assert mark and f"- [{mark[1]}] {path.name} is damaged: {TORN}" in text.replace("\\_", "_")
     for name, key in (("table1.csv", "model"), ("runs.csv", "run_id")):
-        rows = csv.DictReader(io.StringIO((tmp_path / "report" / name).read_text("utf-8")))
+        rows = csv.DictReader(io.StringIO((out_dir / name).read_text("utf-8")))
         assert {row[key] for row in rows if row["status"] == "damaged"} == {"crope" if key == "model" else path.name}
 
 

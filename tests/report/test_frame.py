@@ -8,8 +8,8 @@ import pytest
 
 from crope.config import NUMERICS_VERSION
 from crope.errors import UserError
-from crope.report.frame import build_runs_frame, crope_minus_rope, group_rows, resolve_cells
-from crope.report.stats import Spread, paired_difference, spread_over_batches, spread_over_seeds
+from crope.report.frame import resolve_cells
+from crope.report.stats import Spread, spread_over_batches, spread_over_seeds
 
 NAN = {"type": "NonFiniteLoss", "message": "loss is\nnan", "traceback": "...", "step": 17}
 
@@ -99,36 +99,3 @@ def test_a_run_of_another_row_name_is_no_part_of_the_cell(write_run, cells, read
     results = resolve_cells(read_sound(runs_dir, tmp_path / "sweep"), cells, unavailable={})
     (found,) = [result for result in results if result.cell.dataset == "ptb" and result.cell.model == "crope"]
     assert (found.n, found.full.mean_nats) == (1, 4.5)
-
-
-def test_runs_frame_has_one_row_a_run_and_survives_failures(write_run, read_sound) -> None:
-    write_run("crope", "ptb", final=4.0)
-    write_run("rope", "ptb", error=NAN)
-    write_run("xpos", "ptb", numerics_version=NUMERICS_VERSION + 1)
-    frame = build_runs_frame(read_sound()).set_index("model")
-    assert frame["status"].to_dict() == {"crope": "complete", "rope": "failed", "xpos": "stale"}
-    assert frame.loc["crope", "val_full_final_nats"] == 4.0
-    assert frame.loc["rope", "error"] == "NonFiniteLoss: loss is nan (step 17)"
-    assert frame.loc["rope", "val_full_final_nats"] is None
-    assert list(build_runs_frame([]).columns) == list(build_runs_frame(read_sound()).columns)
-
-
-def test_paired_difference_by_hand() -> None:
-    # Differences 0.1, 0.3, 0.2: mean 0.2, s = 0.1, t(2) = 4.3027, half width 4.3027 * 0.1 / sqrt(3).
-    found = paired_difference({0: 1.1, 1: 2.3, 2: 3.2, 7: 9.0}, {0: 1.0, 1: 2.0, 2: 3.0})
-    assert found.n == 3
-    assert found.mean_nats == pytest.approx(0.2)
-    assert found.high_nats - found.mean_nats == pytest.approx(4.302653 * 0.1 / 3**0.5, rel=1e-6)
-    assert found.mean_nats - found.low_nats == pytest.approx(found.high_nats - found.mean_nats)
-    assert paired_difference({0: 1.0}, {1: 1.0}) is None
-    single = paired_difference({0: 1.5}, {0: 1.0})
-    assert (single.mean_nats, single.low_nats, single.high_nats, single.n) == (0.5, None, None, 1)
-
-
-def test_crope_minus_rope_uses_shared_seeds_only(write_run, cells, read_sound) -> None:
-    write_run("crope", "ptb", seed=0, final=4.5)
-    write_run("crope", "ptb", seed=1, final=9.0)
-    write_run("rope", "ptb", seed=0, final=4.25)
-    results = resolve_cells(read_sound(), cells, unavailable={})
-    differences = [crope_minus_rope(row) for row in group_rows(results, "table1")]
-    assert [found and found.mean_nats for found in differences] == [None, None, 0.25]

@@ -13,9 +13,9 @@ from urllib.parse import unquote
 import pytest
 
 from crope.report import build_report
+from crope.report.html import README
 from crope.report.published import render_machine
-from crope.verify import read_runs
-from tests.report.conftest import STEPS, make_cells, make_run
+from tests.report.conftest import make_cells, make_run, read_source
 from tests.report.page import read_page
 
 ATTACKS = (
@@ -27,11 +27,14 @@ ATTACKS = (
 ATTACK = " ".join(ATTACKS)
 # What a file system takes as a directory's name.
 NAME = "\"'><img src=x onerror=alert(1)> &lt;b&gt; {{ 7 }} javascript:alert(1) |\n| a\\|b \\input{x} $x$ % _i_ `c` \x1b"
-TEXTS = ("index.html", "table1.md", "table2.md", "details.md", "table1.tex", "table2.tex", "runs.csv", "fig4.svg")
+TEXTS = (
+    "index.html", "table1.md", "table2.md", "details.md", "comparisons.md", "verdicts.md", "choices.md", "table1.tex",
+    "table2.tex", "comparisons.tex", "verdicts.tex", "runs.csv", "choices.csv", "fig4.svg", "seeds.svg", "choices.svg",
+)  # fmt: skip
 
 
 def build(folder: Path, text: str, name: str) -> Path:
-    """The report of a complete, a failed, an unknown and a damaged run whose files say `text`."""
+    """The report of complete, failed, unknown and damaged runs whose files say `text`."""
     runs, out_dir = folder / "runs", folder / "report"
     error = {"type": text, "message": text, "traceback": text, "step": 3}
     packages = dict.fromkeys(("torch", "numpy", "tokenizers"), text)
@@ -39,17 +42,18 @@ def build(folder: Path, text: str, name: str) -> Path:
     make_run(runs, "rope", "ptb", device_kind=text, provenance=facts)
     make_run(runs, "crope", "ptb", error=error, provenance=facts)
     make_run(runs, "crope", "wikitext2", named=name, provenance=facts)
+    for model in ("crope", "rope"):  # a configuration that the tables do not ask for
+        make_run(runs, model, "wikitext2", change={"tokenizer": {"name": text}}, provenance=facts)
     broken = make_run(runs, "xpos", "ptb")
     summary = json.loads((broken / "summary.json").read_text("utf-8"))
     (broken / "summary.json").write_text(json.dumps(summary | {"run_id": f"../../{text}", "model": text}), "utf-8")
     broken.rename(broken.with_name(f"xpos-ptb-base-s1-{name}"))
-    sound, damaged = read_runs(runs)
-    assert [len(sound), len(damaged)] == [3, 1]
-    more = {"out_dir": out_dir, "scale": "quick", "runs_link": "../runs", "damaged": damaged}
-    build_report(sound, make_cells(STEPS), unavailable={"pg19": text}, **more)
-    (out_dir / "machine.md").write_text(
-        render_machine("here", [run for run in sound if run.summary["status"] == "complete"]), "utf-8"
-    )
+    source = read_source(runs)
+    assert [len(source.runs), len(source.damaged)] == [5, 1]
+    committed = read_source(runs, machine=text)
+    build_report(source, make_cells(), unavailable={"pg19": text}, out_dir=out_dir, committed=committed)
+    complete = [run for run in source.runs if run.summary["status"] == "complete"]
+    (out_dir / "machine.md").write_text(render_machine("here", complete), "utf-8")
     return out_dir
 
 
@@ -72,19 +76,29 @@ def test_the_page_has_the_elements_and_attributes_of_plain_words(reports) -> Non
 
 def test_links_stay_below_runs_and_report(reports) -> None:
     _, hostile = reports
-    below = [(hostile.parent / name).resolve() for name in ("runs", "report")]
-    links = [value for _, name, value in read_page(hostile).attributes if name in ("href", "src", "srcset")]
-    links = [link for link in links if not link.startswith("data:image/svg+xml;base64,")]
-    assert len(links) > 9
-    for link in links:
-        target = (hostile / unquote(link)).resolve()
+    below = [(hostile.parent / name).resolve() for name in ("runs", "report")] + [README.resolve()]
+    page = read_page(hostile)
+    files = [link for link in page.links if not link.startswith("#")]
+    assert len(files) > 9
+    for link in files:
+        target = (hostile / unquote(link.partition("#")[0])).resolve()
         assert target.exists() and any(target.is_relative_to(folder) for folder in below)
-        assert re.fullmatch(r"[\w./%~-]+", link)  # no scheme, no quote, no query
-    assert not any("xpos" in link for link in links)  # a damaged run is named, not linked
+        assert re.fullmatch(r"[\w./%~-]+(#[\w-]+)?", link)  # no scheme, no quote, no query
+    assert not any("xpos" in link for link in files)  # a damaged run is named, not linked
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+    assert all(re.fullmatch(r"[\w-]+", name) for name in page.ids)
+
+
+def test_scripts_are_the_pages_own(reports) -> None:
+    """The data of the charts apart, which is JSON without any sign that HTML knows."""
+    plain, hostile = map(read_page, reports)
+    assert len(hostile.scripts) == len(plain.scripts) == 4
+    for one, other in zip(plain.scripts, hostile.scripts, strict=True):
+        assert one == other or (hostile.charts and not set("<>&") & set(other))
 
 
 def test_markdown_tables_keep_their_columns(reports) -> None:
-    for name in ("table1.md", "table2.md", "details.md", "machine.md"):
+    for name in (*(name for name in TEXTS if name.endswith(".md")), "machine.md"):
         plain, hostile = ((report / name).read_text("utf-8").splitlines() for report in reports)
         assert len(hostile) == len(plain)
         columns = [
@@ -97,7 +111,7 @@ def test_markdown_tables_keep_their_columns(reports) -> None:
 
 
 def test_latex_keeps_its_columns_and_macros(reports) -> None:
-    for name in ("table1.tex", "table2.tex"):
+    for name in (name for name in TEXTS if name.endswith(".tex")):
         plain, hostile = ((report / name).read_text("utf-8") for report in reports)
         assert len(hostile.splitlines()) == len(plain.splitlines())
         for special in "&%":
@@ -114,6 +128,7 @@ def test_every_file_is_utf_8_without_control_characters(reports) -> None:
     for report in reports:
         for name in TEXTS:
             text = (report / name).read_text("utf-8")
+            text = re.sub(r'<script id="plotly">.*?</script>', "", text, flags=re.DOTALL)
             assert not [c for c in text if not c.isprintable() and c != "\n"], name
 
 
@@ -125,6 +140,7 @@ def test_csv_rows_keep_their_columns(reports) -> None:
 
 
 def test_the_picture_has_no_element_that_plain_words_lack(reports) -> None:
-    plain, hostile = (ElementTree.parse(report / "fig4.svg") for report in reports)
-    kinds = [{(element.tag, *sorted(element.attrib)) for element in tree.iter()} for tree in (plain, hostile)]
-    assert kinds[0] == kinds[1]
+    for name in (name for name in TEXTS if name.endswith(".svg")):
+        plain, hostile = (ElementTree.parse(report / name) for report in reports)
+        kinds = [{(element.tag, *sorted(element.attrib)) for element in tree.iter()} for tree in (plain, hostile)]
+        assert kinds[0] == kinds[1]

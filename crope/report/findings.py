@@ -1,0 +1,81 @@
+"""What the runs of one scale say, worked out once: the files, the figures and the page only print it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crope.record import Record
+from crope.report.choices import Choice, build_choices
+from crope.report.comparisons import Comparison, build_comparisons
+from crope.report.curves import Points, read_curves
+from crope.report.details import Detail, build_details
+from crope.report.frame import CellResult, distinct_cells, resolve_cells
+from crope.report.judgement import Verdict
+from crope.report.sources import Source
+from crope.report.tables import Table, build_table
+from crope.report.verdicts import build_verdicts
+from crope.study import TABLES, Cell
+
+
+@dataclass(frozen=True)
+class Findings:
+    """`source` is what is reported, `committed` the records that its tables stand beside (None: there are none).
+
+    shown      the runs of the scale, and those that a cell rests on whatever scale they were made under
+    elsewhere  how many runs of other scales the folders hold
+    points     every curve of the complete runs of the cells
+    """
+
+    source: Source
+    committed: Source | None
+    margin_nats: float
+    shown: list[Record]
+    elsewhere: int
+    results: list[CellResult]
+    committed_results: list[CellResult]
+    tables: list[Table]
+    comparisons: list[Comparison]
+    verdicts: list[Verdict]
+    choices: list[Choice]
+    details: list[Detail]
+    points: dict[Path, dict[str, Points]]
+
+    @property
+    def scale(self) -> str:
+        return self.source.scale
+
+
+def find(
+    source: Source,
+    cells: Sequence[Cell],
+    *,
+    unavailable: dict[str, str],
+    margin: float,
+    committed: Source | None = None,
+) -> Findings:
+    """Reads every metrics.jsonl of the cells once.
+
+    Raises UserError where runs of one table row differ in precision, kind of device or data.
+    """
+    results = resolve_cells(source.runs, cells, unavailable=unavailable, damaged=source.damaged)
+    beside = resolve_cells(committed.runs, cells, unavailable={}, damaged=committed.damaged) if committed else []
+    used = {run.path for result in results for run in result.runs}  # a sweep may have made them under another scale
+    shown = [run for run in source.runs if run.summary["scale"] == source.scale or run.path in used]
+    machine = committed.machine if committed else ""
+    return Findings(
+        source=source,
+        committed=committed,
+        margin_nats=margin,
+        shown=shown,
+        elsewhere=len(source.runs) - len(shown),
+        results=results,
+        committed_results=beside,
+        tables=[build_table(results, name, scale=source.scale, committed=beside, machine=machine) for name in TABLES],
+        comparisons=build_comparisons(results, margin),
+        verdicts=build_verdicts(results, margin),
+        choices=build_choices(shown, results),
+        details=build_details(results),
+        points=read_curves([run for result in distinct_cells(results) for run in result.runs]),
+    )
