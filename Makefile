@@ -4,9 +4,11 @@ PYTHON ?= python3
 SEEDS ?= 1
 KILLS ?= 200
 PY := .venv/bin/python
+# SEEDS has a default for `make reproduce`; a study has seeds of its own unless they are asked for.
+CHOICE = $(if $(STUDY),--study $(STUDY)) $(if $(SCALE),--scale $(SCALE)) $(if $(filter-out file,$(origin SEEDS)),--seeds $(SEEDS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce smoke prepare report explain theory readme bench profile golden test faults lint constraints clean
+.PHONY: help setup reproduce smoke plan status clean-failed prepare report explain theory readme docs bench profile wandb-sync golden test faults lint constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +26,15 @@ reproduce: .venv/.stamp  ## Tables 1 and 2: data, every run, report [SCALE=paper
 
 smoke: .venv/.stamp  ## the same graph at the smoke scale, in about a minute
 	@$(PY) scripts/reproduce.py --scale smoke --seeds $(SEEDS)
+
+plan: .venv/.stamp  ## what a study costs here, before it is started [STUDY=name SCALE=... SEEDS=n; default both tables]
+	@$(PY) scripts/plan.py $(CHOICE)
+
+status: .venv/.stamp  ## done, running, failed, missing runs, time left [STUDY=name SCALE=... SEEDS=n ARGS=--watch]
+	@$(PY) scripts/status.py $(CHOICE) $(ARGS)
+
+clean-failed: .venv/.stamp  ## remove the folders of failed runs [ARGS=--dry-run]
+	@$(PY) scripts/clean_failed.py $(ARGS)
 
 prepare: .venv/.stamp  ## download, check and tokenise the paper's datasets ahead of training [SCALE=...]
 	@$(PY) scripts/prepare.py $(if $(SCALE),--scale $(SCALE))
@@ -46,6 +57,12 @@ bench: .venv/.stamp  ## step times beside transformers and a plain loop, into do
 
 profile: .venv/.stamp  ## where a step's time goes: results/profile/trace.json and a table [ARGS=scale=paper]
 	@$(PY) scripts/profiling.py $(ARGS)
+
+docs: .venv/.stamp  ## rebuild docs/config.md from the schema
+	@$(PY) scripts/reference.py
+
+wandb-sync: .venv/.stamp  ## upload runs from wandb's offline files, each once (after `wandb login`)
+	@$(PY) scripts/wandb_sync.py
 
 golden: .venv/.stamp  ## remake the golden losses; a change raises NUMERICS_VERSION and makes old runs stale
 	@$(PY) scripts/golden.py

@@ -22,6 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 CACHE_DIR = Path(os.environ.get("CROPE_CACHE_DIR") or ROOT / "data")  # fetched text (raw/) and token files (tokens/)
 GOLDEN_FILE = Path(__file__).with_name("golden_losses.json")
 
+# A text is known by its file: conf/data/<corpus>.yaml. One that crope/data has no source for is the user's own.
+CORPORA = tuple(sorted(path.stem for path in (ROOT / "conf" / "data").glob("*.yaml")))
+
 # Raised by scripts/golden.py exactly when the golden losses change: a refactoring keeps old runs valid, a changed
 # number makes them stale.
 NUMERICS_VERSION: int = json.loads(GOLDEN_FILE.read_text(encoding="utf-8"))["numerics_version"]
@@ -83,7 +86,7 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    corpus: str = option(MISSING, "which text", one_of=("pg19", "wikitext2", "wikitext2_raw", "ptb", "tiny"))
+    corpus: str = option(MISSING, "which text", one_of=CORPORA)
 
 
 @dataclass

@@ -15,35 +15,31 @@ from crope.compose import Run
 from crope.model.gpt import GPT
 from crope.optim import build_optimizer
 from crope.trainer import build_loss, prepare_device, train_step
+from crope.work import FORWARD_SHARE, run_forwards
 
 WARM_UP, TIMED = 2, 3
-FORWARD_SHARE = 1 / 3  # of a training step, by operation count (forward 1, backward 2)
-
-
-# GPT-2 tokens of the validation splits (data/README.md), for scales that measure the whole split.
-WHOLE_SPLIT_TOKENS = {"pg19": 4_592_150, "wikitext2": 258_659, "ptb": 92_830}
 
 
 def estimate_seconds(runs: Sequence[Run], *, threads: int = 0) -> float:
-    """Seconds of training and validation for `runs`. Each distinct shape is timed once, on random tokens.
+    """Seconds of all `runs`, one after another; see `estimate_each`."""
+    return sum(estimate_each(runs, threads=threads).values())
+
+
+def estimate_each(runs: Sequence[Run], *, threads: int = 0) -> dict[str, float]:
+    """Seconds of training and validation by run id. Each distinct shape is timed once, on random tokens.
 
     threads as runtime.threads (0: torch's own choice). Steps are timed as they are without torch.compile, which takes
     longer to compile than the estimate is worth: with it, runs take less.
     """
     step_seconds: dict[tuple[object, ...], float] = {}
-    total = 0.0
+    seconds = {}
     for run in runs:
         config = run.config
         shape = (*astuple(config.model), config.tokenizer.vocab_size, config.train.batch_size, config.train.seq_len)
         if shape not in step_seconds:
             step_seconds[shape] = time_step(run, threads=threads)
-        train, evaluation = config.train, config.eval
-        sampled = train.max_steps / evaluation.every * evaluation.batches
-        full_tokens = evaluation.full_tokens or WHOLE_SPLIT_TOKENS.get(run.dataset, 0)
-        fulls = train.max_steps // evaluation.full_every + 1  # and once the train split
-        forwards = sampled + fulls * full_tokens / (train.batch_size * train.seq_len)
-        total += step_seconds[shape] * (train.max_steps + FORWARD_SHARE * forwards)
-    return total
+        seconds[run.run_id] = step_seconds[shape] * (config.train.max_steps + FORWARD_SHARE * run_forwards(run))
+    return seconds
 
 
 def time_step(run: Run, *, threads: int = 0) -> float:

@@ -25,6 +25,7 @@ from crope.errors import DataError, UserError, storage_error
 from crope.evaluate import unigram_cross_entropy
 from crope.interrupt import Stopped, StopSignal
 from crope.lock import LOCK, Lock, holder, try_lock
+from crope.lock import is_taken as is_taken  # crope.cli takes it from here
 from crope.model.counting import count_parameters
 from crope.model.gpt import GPT
 from crope.record import read_metrics, remove_leftovers, sha256_file, write_json, write_text
@@ -81,16 +82,6 @@ def is_done(path: Path) -> bool:
         raise DataError(f"{path}: {damage}; remove the folder to make the run again")
     summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
     return bool(summary["status"] == "complete")
-
-
-def is_taken(path: Path) -> bool:
-    """Whether a process works on the run now: a hint, since it may end or begin the moment after."""
-    if not (path / LOCK).exists():
-        return False
-    lock = try_lock(path / LOCK)
-    if lock is not None:
-        lock.release()
-    return lock is None
 
 
 def failed_since(path: Path, since: float) -> Outcome | None:

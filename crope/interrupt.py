@@ -57,3 +57,5 @@ class StopRequest:
             sys.stderr.flush()
             os._exit(128 + number)
         self.signal_number = number
+        if sys.stderr.isatty():  # os.write: a signal may arrive within a write to the stream
+            os.write(sys.stderr.fileno(), b"\nstopping: saves what runs (once more: leaves at once)\n")

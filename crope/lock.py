@@ -66,6 +66,16 @@ def locked(path: Path, *, busy: Callable[[str], None] = lambda _: None) -> Itera
             path.unlink(missing_ok=True)
 
 
+def is_taken(path: Path) -> bool:
+    """Whether a process works on the run in this folder now: a hint, since it may end or begin the moment after."""
+    if not (path / LOCK).exists():
+        return False
+    lock = try_lock(path / LOCK)
+    if lock is not None:
+        lock.release()
+    return lock is None
+
+
 def holder(path: Path) -> str:
     """Who took the lock last, as `process 4711 on node3`: for messages, as nothing depends on it."""
     try:

@@ -20,6 +20,10 @@ from crope.wandb_files import read_mirrored
 REPLAY_SECONDS = 120.0  # the longest wait for wandb, per run
 
 
+class NotMirrored(UserError):
+    """The record is sound, and wandb did not take it."""
+
+
 def replay(names: Sequence[str], *, results_dir: Path, mode: str = "offline", again: bool = False) -> int:
     """Mirrors runs, named by id or folder. Returns the exit status: 1 if one could not be mirrored.
 
@@ -29,7 +33,7 @@ def replay(names: Sequence[str], *, results_dir: Path, mode: str = "offline", ag
     failed = False
     for name in names:
         try:
-            print(_replay(find_run(name, results_dir), results_dir, mode, again), flush=True)
+            print(replay_run(find_run(name, results_dir), results_dir, mode, again), flush=True)
         except UserError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             failed = True
@@ -69,7 +73,8 @@ def load_finished(path: Path) -> Record:
     return read_record(path)
 
 
-def _replay(path: Path, results_dir: Path, mode: str, again: bool) -> str:
+def replay_run(path: Path, results_dir: Path, mode: str, again: bool = False) -> str:
+    """Mirrors one run; returns what to print. Raises UserError: NotMirrored where it was wandb's doing."""
     folder = path.parent.parent if path.parent.name == "runs" else results_dir
     with _taken(path):
         record = load_finished(path)
@@ -82,7 +87,7 @@ def _replay(path: Path, results_dir: Path, mode: str, again: bool) -> str:
         process = MirrorProcess(job(path, record.config, names, folder=folder, live=False, mode=mode))
         result = process.finish(record.summary, seconds=REPLAY_SECONDS, stop=Unstoppable())
     if not result["whole"]:
-        raise UserError(f"{path.name}: not mirrored to wandb {mode}: {result['reason']}")
+        raise NotMirrored(f"{path.name}: not mirrored to wandb {mode}: {result['reason']}")
     return f"{path.name}: {result['lines']} lines mirrored {mode}, {result['folder']}"
 
 

@@ -11,7 +11,7 @@ from crope.data.tokens import load_tokens, unavailable
 from crope.errors import ConfigError, DataError, UserError
 from crope.estimate import estimate_seconds
 from crope.execute import is_done
-from crope.progress import format_duration
+from crope.progress import StudyProgress, format_duration
 from crope.record import write_json
 from crope.report import report_folder
 from crope.study import TABLES, jobs
@@ -48,9 +48,10 @@ def reproduce(*, scale: str, why: str, seeds: Sequence[int], results_dir: Path, 
 
     todo = [run for run in todo if run.dataset not in damaged]
     failed = []
-    for number, outcome in enumerate(execute_all(todo, workers=workers), 1):
-        print(f"[{number}/{len(todo)}] {outcome.text}", flush=True)
-        failed += [outcome.text] if outcome.status == "failed" else []
+    with StudyProgress(todo) as progress:
+        for outcome in execute_all(todo, workers=workers):
+            progress.report(outcome.text, failed=outcome.status == "failed")
+            failed += [outcome.text] if outcome.status == "failed" else []
     _, unsound = report_folder(results_dir=results_dir, scale=scale)
     if failed:
         print(f"{len(failed)} of {len(todo)} runs failed:", *failed, sep="\n  ")

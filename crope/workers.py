@@ -18,8 +18,9 @@ from typing import Any
 from crope.compose import Run
 from crope.device import resolve_device
 from crope.errors import StorageError, UserError
-from crope.execute import Outcome, execute, is_taken, record_death
+from crope.execute import Outcome, execute, record_death
 from crope.interrupt import Stopped, StopRequest, StopSignal
+from crope.lock import is_taken
 
 POLL_S = 0.2  # how often runs of other processes, and requests to stop, are looked at
 

@@ -14,11 +14,11 @@ from tests.conftest import TOY_OVERRIDES
 
 TEXT = (ROOT / "README.md").read_text()
 COMMANDS = [line.strip() for line in TEXT.splitlines() if line.startswith("    ")]
-TARGETS = set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def test_make_targets_exist() -> None:
-    named = set(re.findall(r"(?:^    |`)make ([a-z]+)", TEXT, re.MULTILINE))
+    named = set(re.findall(r"(?:^    |`)make ([a-z-]+)", TEXT, re.MULTILINE))
     assert {"reproduce", "test", "report"} <= named
     assert named <= TARGETS
     ci = (ROOT / ".ci" / "run").read_text()

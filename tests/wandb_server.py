@@ -24,7 +24,8 @@ FAULTS = ("", "500", "silence", "uploads refused", "uploads unanswered")
 
 
 class WandbServer(ThreadingHTTPServer):
-    """`lines[run]`: its history as uploaded, each line at the offset that the client named; `runs[run]`: its facts."""
+    """`lines[run]`: its history as uploaded, each line at the offset that the client named; `runs[run]`: its facts;
+    `reports`: what was saved."""
 
     daemon_threads = True
 
@@ -34,6 +35,7 @@ class WandbServer(ThreadingHTTPServer):
         self.fault, self.over = fault, threading.Event()
         self.lines: dict[str, dict[int, dict[str, Any]]] = {}
         self.runs: dict[str, dict[str, Any]] = {}
+        self.reports: list[dict[str, Any]] = []
 
     @property
     def url(self) -> str:
@@ -77,7 +79,9 @@ class _Handler(BaseHTTPRequestHandler):
         return {"limits": {}}
 
     def _graphql(self, request: dict[str, Any]) -> dict[str, Any]:
-        variables = request["variables"]
+        variables = request.get("variables") or {}
+        if any(word in request["query"] for word in ("upsertView", "viewer", "ProjectInternalId", "GetProjects")):
+            return self._report(request["query"], variables)
         if "upsertBucket" in request["query"]:
             name = variables["name"]
             known = self.server.runs.setdefault(name, {})
@@ -96,6 +100,31 @@ class _Handler(BaseHTTPRequestHandler):
             files = [{"name": name, "uploadUrl": f"{self.server.url}/upload"} for name in variables["files"]]
             return {"createRunFiles": {"runID": variables["run"], "uploadHeaders": [], "files": files}}
         return {}
+
+    def _report(self, query: str, variables: dict[str, Any]) -> dict[str, Any]:
+        """What wandb-workspaces asks on the way to a saved report."""
+        if "viewer" in query:
+            return {
+                "viewer": {"id": "u", "entity": "tester", "username": "tester", "flags": "{}", "teams": {"edges": []}}
+            }
+        if "ProjectInternalId" in query:
+            known = {run["project"] for run in self.server.runs.values()}
+            return {"project": {"id": "p", "internalId": "77"} if variables["projectName"] in known else None}
+        if "GetProjects" in query:
+            facts = {"__typename": "Project", "id": "p", "entityName": "tester", "createdAt": "2026-01-01T00:00:00"}
+            names = sorted({run["project"] for run in self.server.runs.values()})
+            edges = [{"node": {**facts, "name": name, "isBenchmark": False, "user": None}} for name in names]
+            page = {"__typename": "PageInfo", "endCursor": None, "hasNextPage": False}
+            return {"models": {"pageInfo": page, "edges": edges}}
+        self.server.reports.append(variables)
+        project = {"id": "p", "name": variables["projectName"], "entityName": variables["entityName"]}
+        view = {key: variables[key] for key in ("type", "name", "displayName", "description", "spec")}
+        return {
+            "upsertView": {
+                "view": {"id": variables["id"] or f"view{len(self.server.reports)}", **view, "project": project},
+                "inserted": True,
+            }
+        }
 
     def _answer(self, status: int, value: dict[str, Any]) -> None:
         body = json.dumps(value).encode()

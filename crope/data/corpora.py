@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from crope.config import CACHE_DIR, ROOT
+from crope.config import CACHE_DIR, CORPORA, ROOT
 from crope.errors import ConfigError, DataError
 
-CORPORA = ("ptb", "wikitext2", "wikitext2_raw", "pg19", "tiny")
+PINNED = ("ptb", "wikitext2", "pg19")  # those with lines in data/checksums.txt
 SPLITS = ("train", "validation")
 CHECKSUMS = ROOT / "data" / "checksums.txt"
 RAW_DIR = CACHE_DIR / "raw"
@@ -105,7 +105,7 @@ def split_files(corpus: str, split: str, sources: Sources) -> list[str]:
     """Relative paths of one split, in reading order: PG-19 by book id as text, which the stated token counts assume."""
     if corpus == "tiny":
         return []
-    if corpus in WORD_LINES:
+    if corpus != "pg19":
         return [f"{corpus}/{FILE_NAMES[split]}"]
     books = [path for path in sources.pinned if path.startswith(f"pg19/{split}/")]
     if not books:
@@ -127,8 +127,8 @@ def canonical(corpus: str, text: str) -> str:
 
 
 def differs(relative: str, text: str, sources: Sources) -> bool:
-    """Whether a canonical text is another than the pinned one. wikitext2_raw has no pinned checksum: never."""
-    if relative.startswith("wikitext2_raw/"):
+    """Whether a canonical text is another than the pinned one; never where none is (a text of the user's own)."""
+    if relative.split("/")[0] not in PINNED:
         return False
     if relative not in sources.pinned:
         raise DataError(f"{shown(sources.checksums)}: has no line for {relative}; restore it from the repository")
@@ -229,7 +229,7 @@ def _read(corpus: str, relative: str, sources: Sources) -> str:
 
 
 def _pinned_sha256(corpus: str, sources: Sources) -> dict[str, str] | None:
-    if corpus in ("tiny", "wikitext2_raw"):
+    if corpus not in PINNED:
         return None
     found = {}
     for split in SPLITS:

@@ -52,14 +52,14 @@ def endpoint() -> str:
 
 
 def origins(corpus: str) -> list[Origin]:
-    """In the order in which they are tried."""
+    """In the order in which they are tried; none for a text of the user's own."""
     hub = endpoint()
     return {
         "wikitext2": [Origin(hub, "wikitext-2-v1")],
         "wikitext2_raw": [Origin(hub, "wikitext-2-raw-v1")],
         "ptb": [Origin(hub, "ptb_parquet"), Origin(PTB_URL, "ptb_files")],
         "pg19": [Origin(PG19_URL, "pg19_files"), Origin(hub, "pg19_mirror")],
-    }[corpus]
+    }.get(corpus, [])
 
 
 def fetch(corpus: str, files: Sequence[str], sources: Sources) -> list[str]:
@@ -108,6 +108,8 @@ def fetch_gpt2(sources: Sources, relative: str) -> Path:
 
 def unavailable_text(what: str, files: Sequence[str], causes: Sequence[str], sources: Sources) -> str:
     missing = files[0] if len(files) == 1 else f"{len(files)} files ({files[0]}, ...)"
+    if not causes:
+        return f"{what}: {missing} not in {sources.places()}; put train.txt and valid.txt there (data/README.md)"
     why = "; ".join(causes)
     return f"{what}: {missing} not in {sources.places()}, and fetching failed ({why}); {WAYS_OUT}"
 

@@ -19,6 +19,7 @@ from crope.config import CACHE_DIR, TokenizerConfig
 from crope.data import hub
 from crope.data.corpora import (
     CHECKSUMS,
+    PINNED,
     RAW_DIR,
     CorpusText,
     Sources,
@@ -145,8 +146,8 @@ def _prepare(
     text = load_corpus(corpus, sources)
     if fetched:
         text = replace(text, kind="hub", where=", ".join(fetched))
-    if corpus == "wikitext2_raw":
-        hub.say("warning: wikitext2_raw has no pinned checksum; its text is taken as it came")
+    if corpus not in (*PINNED, "tiny"):
+        hub.say(f"warning: {corpus} has no pinned checksum; its text is taken as it came")
     hub.say(f"preparing {corpus}: tokenizer {config.name} ({config.vocab_size:,}), text from {text.where}")
     tokenizer = _tokenizer(config, text, sources)
     return write_tokens(folder, corpus, config, text, tokenizer)

@@ -1,0 +1,59 @@
+"""A text of the user's own: two files and a name in conf/data, no checksum, no source to fetch it from."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import SMALL, load, places
+
+from crope.config import CORPORA, ROOT
+from crope.data.corpora import Sources, load_corpus
+from crope.data.tokens import unavailable
+from crope.errors import ConfigError, DataUnavailable
+
+TRAIN, VALID = " A line with blanks at both ends \r\n" * 400, "Another line\n" * 40
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were a conf/data/letters.yaml."""
+    monkeypatch.setattr("crope.data.corpora.CORPORA", (*CORPORA, "letters"))
+
+
+@pytest.fixture
+def written(sources: Sources, named: None) -> Sources:
+    folder = sources.data_dir / "letters"
+    folder.mkdir()
+    (folder / "train.txt").write_bytes(TRAIN.encode())
+    (folder / "valid.txt").write_bytes(VALID.encode())
+    return sources
+
+
+def test_the_text_is_taken_as_it_is_but_for_the_ends_of_line(written: Sources) -> None:
+    assert load_corpus("letters", written).splits == {"train": [TRAIN.replace("\r", "")], "validation": [VALID]}
+
+
+def test_tokens_are_made_with_a_warning_and_anew_for_another_text(written: Sources, capsys) -> None:
+    tokens = load("letters", written)
+    assert tokens.meta["splits"]["validation"]["bytes"] == len(VALID)
+    assert "warning: letters has no pinned checksum" in capsys.readouterr().err
+    (written.data_dir / "letters" / "valid.txt").write_text(VALID * 2)
+    assert load("letters", written).folder != tokens.folder
+
+
+def test_without_its_files_it_says_where_to_put_them(sources: Sources, named: None) -> None:
+    with pytest.raises(DataUnavailable) as caught:
+        load("letters", sources)
+    reason = str(caught.value)
+    assert reason.startswith("letters: 2 files (letters/train.txt, ...) not in ")
+    assert reason.endswith("; put train.txt and valid.txt there (data/README.md)")
+    assert unavailable(["letters"], SMALL, **places(sources)) == {"letters": reason}
+
+
+def test_a_name_without_a_file_of_conf_data_is_refused(sources: Sources) -> None:
+    with pytest.raises(ConfigError, match="no corpus 'letters'"):
+        load_corpus("letters", sources)
+
+
+def test_every_file_of_conf_data_names_the_corpus_that_it_is_called() -> None:
+    for path in sorted((ROOT / "conf" / "data").glob("*.yaml")):
+        assert f"\ncorpus: {path.stem}\n" in f"\n{path.read_text()}\n", path
