@@ -8,7 +8,7 @@ PY := .venv/bin/python
 CHOICE = $(if $(STUDY),--study $(STUDY)) $(if $(SCALE),--scale $(SCALE)) $(if $(filter-out file,$(origin SEEDS)),--seeds $(SEEDS))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce smoke plan status clean-failed prepare report explain theory readme docs bench profile wandb-sync golden test faults lint constraints clean
+.PHONY: help setup reproduce smoke plan status clean-failed prepare report explain theory readme docs bench profile wandb-sync golden test test-engines faults lint constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,15 @@ lint: .venv/.stamp  ## ruff and mypy
 test: lint  ## lint, then every test
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist loadfile
 
+.venv-engines/.stamp: pyproject.toml constraints.txt constraints-engines.txt
+	@echo "setting up .venv-engines (once; a few minutes)"
+	@$(PYTHON) -m venv .venv-engines
+	@.venv-engines/bin/pip install -qq --disable-pip-version-check -c constraints-engines.txt -e '.[dev,joblib,slurm,ray]'
+	@touch $@
+
+test-engines: .venv-engines/.stamp  ## sweeps by joblib, submitit, SLURM and Ray, in an environment of its own
+	@OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest -q tests/engines
+
 faults: .venv/.stamp  ## kill runs at random moments and compare bits [KILLS=200]
 	@KILLS=$(KILLS) $(PY) -m pytest -q -m on_demand tests/test_faults.py
 
@@ -82,4 +91,4 @@ constraints: .venv/.stamp  ## pin constraints.txt to what .venv holds
 	@.venv/bin/pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > constraints.txt
 
 clean:  ## remove the environment and tool caches; never results or data
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache build *.egg-info
+	rm -rf .venv .venv-engines .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -14,10 +14,11 @@ from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from crope.config import ROOT, Config, keys, problems, run_hash
@@ -86,6 +87,14 @@ def build_run(cfg: DictConfig) -> Run:
             value = getattr(value, part)
         raise ConfigError(f"{key}={value} ({_origin(key, overrides, choices)}): {text}")
     return Run(config, choices["model"], choices["data"], choices["ablation"], choices["scale"])
+
+
+def with_hydra(cfg: DictConfig, hydra_node: HydraConf) -> DictConfig:
+    """What build_run needs: the config that Hydra hands to a job lacks `hydra`, the names of the chosen group files."""
+    whole = OmegaConf.create(cfg, flags={"struct": False})
+    with open_dict(whole):
+        whole.hydra = hydra_node
+    return whole
 
 
 def resolve_precision(run: Run) -> Run:

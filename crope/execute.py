@@ -25,7 +25,6 @@ from crope.errors import DataError, UserError, storage_error
 from crope.evaluate import unigram_cross_entropy
 from crope.interrupt import Stopped, StopSignal
 from crope.lock import LOCK, Lock, holder, try_lock
-from crope.lock import is_taken as is_taken  # crope.cli takes it from here
 from crope.model.counting import count_parameters
 from crope.model.gpt import GPT
 from crope.record import read_metrics, remove_leftovers, sha256_file, write_json, write_text

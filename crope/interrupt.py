@@ -1,4 +1,8 @@
-"""SIGINT and SIGTERM ask a run to save and leave; a second one leaves at once."""
+"""SIGINT and SIGTERM ask a run to save and leave; a second one leaves at once.
+
+A batch system's library may have taken SIGUSR2 (submitit: the job is about to end, put it back into the queue). Then a
+run asked by that signal saves first, and whoever called it passes the signal on; SIGTERM stays with the library.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ import signal
 import sys
 from types import FrameType, TracebackType
 from typing import Protocol
+
+REQUEUE = signal.SIGUSR2
 
 
 class Stopped(BaseException):
@@ -41,7 +47,8 @@ class StopRequest:
         self.signal_number: int | None = None
 
     def __enter__(self) -> StopRequest:
-        self.before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        ask = REQUEUE if callable(signal.getsignal(REQUEUE)) else signal.SIGTERM
+        self.before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, ask)}
         return self
 
     def __exit__(
@@ -51,7 +58,7 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.signal_number is not None:
+        if self.signal_number is not None and number != REQUEUE:
             # An exception could be held up by whatever is waited for; every file is whole at any moment, so just leave.
             sys.stderr.write("left at once; the same command goes on from the last checkpoint\n")
             sys.stderr.flush()

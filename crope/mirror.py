@@ -91,7 +91,7 @@ class Inbox:
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the training process decides when this one ends
     # wandb's service would inherit the pipe and keep it open after this process.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -18,7 +18,7 @@ GUIDES = sorted((ROOT / "docs").glob("*.md"))
 COMMANDS = [
     line.strip()
     for guide in GUIDES
-    for line in guide.read_text(encoding="utf-8").splitlines()
+    for line in guide.read_text(encoding="utf-8").replace("\\\n", "").splitlines()
     if line.startswith("    python scripts/")
 ]
 

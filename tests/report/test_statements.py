@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import pytest
 
@@ -111,7 +110,7 @@ class Section:
 
 
 def test_the_theory_section_stands_where_it_was_made(build, no_pictures, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(theory, "importlib", SimpleNamespace(import_module=lambda name: Section))
+    monkeypatch.setattr(theory, "build_theory_section", Section.build_theory_section)
     out_dir = build(theory=tmp_path)
     text = (out_dir / "index.html").read_text("utf-8")
     assert '<h2 id="theory">' in text and "&lt;decay&gt;" in text and '<td class="">&lt;2&gt;</td>' in text
@@ -120,9 +119,6 @@ def test_the_theory_section_stands_where_it_was_made(build, no_pictures, monkeyp
     assert text.index('id="theory"') < text.index('id="protocol"')
 
 
-def test_without_its_module_there_is_no_theory_section(build, no_pictures, monkeypatch, tmp_path) -> None:
-    def absent(name):
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr(theory, "importlib", SimpleNamespace(import_module=absent))
-    assert 'id="theory"' not in (build(theory=tmp_path) / "index.html").read_text("utf-8")
+def test_without_its_data_there_is_no_theory_section(build, no_pictures, tmp_path) -> None:
+    (tmp_path / "theory").mkdir()
+    assert 'id="theory"' not in (build(theory=tmp_path / "theory") / "index.html").read_text("utf-8")
