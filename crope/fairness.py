@@ -18,7 +18,8 @@ from typing import Any
 from crope import paper
 from crope.record import Record
 from crope.report.frame import DATASET_LABELS, run_status
-from crope.report.markdown import escape_markdown, markdown_row
+from crope.report.markdown import render_sheet
+from crope.report.sheets import Sheet
 from crope.report.stats import Difference, Spread, paired_difference, spread_over_seeds
 
 CHOICES = ("position", "projection", "attention")  # of the model section: what makes a model
@@ -155,29 +156,29 @@ def choose(losses: Losses, seeds: Sequence[int]) -> float | None:
 
 
 def render_markdown(comparisons: Sequence[Comparison]) -> str:
-    """A table a comparison: loss by rate, each model's own best in bold, the paired differences, and what they are not.
-
-    Empty where there is no grid to judge.
-    """
-    return "\n".join(_render(comparison) for comparison in comparisons)
+    """A table a comparison; empty where there is no grid to judge."""
+    return "\n".join(render_sheet(fairness_sheet(comparison)) for comparison in comparisons)
 
 
-def _render(comparison: Comparison) -> str:
+def fairness_sheet(comparison: Comparison) -> Sheet:
+    """Loss by rate with each model's own best marked, the paired differences there, and what they are not."""
     where = f"{DATASET_LABELS.get(comparison.dataset, comparison.dataset)}, row {comparison.row}"
     n = len(comparison.seeds)
-    title = f"Each model at its own best learning rate. {where}. Scale: {comparison.scale}. n = {n} {_seeds(n)}."
-    lines = [f"**{escape_markdown(title)}**", ""]
-    lines.append(
-        markdown_row(["Model", *(f"{lr:g}" for lr in comparison.rates), "own best", "held out", "- RoPE, own best"])
-    )
-    lines.append(markdown_row(["---", *["---:"] * (len(comparison.rates) + 3)]))
+    rows = []
     for judged in comparison.models:
         cells = [_cell(judged, lr) for lr in comparison.rates]
         best = "diverges" if judged.best_lr is None else f"{judged.best_lr:g}{' (edge)' if judged.on_edge else ''}"
         held_out = f"{fmean(judged.held_out.values()):.4f}" if judged.held_out else "-"
         difference = _difference(comparison.difference(judged.model))
-        lines.append(markdown_row([_label(judged.model), *cells, best, held_out, difference]))
-    return "\n".join([*lines, "", *(f"- {escape_markdown(note)}" for note in _notes(comparison))]) + "\n"
+        rows.append((_label(judged.model), *cells, best, held_out, difference))
+    return Sheet(
+        name=f"fairness-{comparison.dataset}-{comparison.row}",
+        caption=f"Each model at its own best learning rate. {where}. Scale: {comparison.scale}. n = {n} {_seeds(n)}.",
+        headings=("Model", *(f"{lr:g}" for lr in comparison.rates), "own best", "held out", "- RoPE, own best"),
+        rows=tuple(rows),
+        text_columns=(0,),
+        notes=tuple(_notes(comparison)),
+    )
 
 
 def _cell(judged: Judged, lr: float) -> str:
@@ -185,7 +186,7 @@ def _cell(judged: Judged, lr: float) -> str:
     if math.isinf(spread.mean_nats):
         return "diverged"
     text = f"{spread.mean_nats:.4f}" + (f" ± {spread.std_nats:.4f}" if spread.std_nats is not None else "")
-    return f"**{text}**" if lr == judged.best_lr else text
+    return f"{text} (best)" if lr == judged.best_lr else text
 
 
 def _difference(difference: Difference | None) -> str:
@@ -198,7 +199,7 @@ def _difference(difference: Difference | None) -> str:
 
 def _notes(comparison: Comparison) -> list[str]:
     notes = [
-        "Final loss on the full validation pass, nats per token, mean ± sample standard deviation over seeds; bold is "
+        "Final loss on the full validation pass, nats per token, mean ± sample standard deviation over seeds; best is "
         "the model's own best rate. Intervals are Student's 95 % over seeds, paired by seed.",
         f"Selection bias: the best of {len(comparison.rates)} rates is chosen on the losses it is judged by, which "
         "favours every model, and most the one whose losses scatter most. Held out is free of that: the mean of each "

@@ -29,6 +29,8 @@ OPTIONAL = (
     "choices.csv",
     "choices.svg",
     "choices.png",
+    "fairness.md",
+    "fairness.csv",
 )  # made where there is more than the tables' cells
 
 
@@ -89,6 +91,8 @@ def build_plots(findings: Findings) -> list[Plot]:
 
 def render_texts(findings: Findings) -> dict[str, str]:
     """Every file of words and numbers but the page: name -> text."""
+    from crope.fairness import render_csv as render_csv_of_rates
+    from crope.fairness import render_markdown as render_markdown_of_rates
     from crope.report.choices import choices_sheet, render_choices_csv
     from crope.report.comparison_tables import comparisons_sheet, render_comparisons_csv
     from crope.report.csv_files import render_csv
@@ -116,6 +120,9 @@ def render_texts(findings: Findings) -> dict[str, str]:
     if findings.choices:
         texts["choices.md"] = render_sheet(choices_sheet(findings.choices, scale=scale))
         texts["choices.csv"] = render_choices_csv(findings.choices)
+    if findings.fairness:
+        texts["fairness.md"] = render_markdown_of_rates(findings.fairness)
+        texts["fairness.csv"] = render_csv_of_rates(findings.fairness)
     return texts
 
 

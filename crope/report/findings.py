@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from crope.fairness import Comparison as RateComparison
+from crope.fairness import compare_at_own_best
 from crope.record import Record
 from crope.report.choices import Choice, build_choices
 from crope.report.comparisons import Comparison, build_comparisons
@@ -39,6 +41,7 @@ class Findings:
     comparisons: list[Comparison]
     verdicts: list[Verdict]
     choices: list[Choice]
+    fairness: list[RateComparison]
     details: list[Detail]
     points: dict[Path, dict[str, Points]]
 
@@ -76,6 +79,7 @@ def find(
         comparisons=build_comparisons(results, margin),
         verdicts=build_verdicts(results, margin),
         choices=build_choices(shown, results),
+        fairness=compare_at_own_best(shown),
         details=build_details(results),
         points=read_curves([run for result in distinct_cells(results) for run in result.runs]),
     )

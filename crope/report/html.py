@@ -11,6 +11,7 @@ from urllib.parse import quote
 import jinja2
 
 from crope.config import ROOT
+from crope.fairness import fairness_sheet
 from crope.record import Record
 from crope.report.choices import choices_sheet
 from crope.report.comparison_tables import comparisons_sheet
@@ -70,6 +71,7 @@ def render_page(findings: Findings, plots: Sequence[Plot], *, out_dir: Path, the
         comparisons=comparisons_sheet(findings.comparisons, findings.results, scale=findings.scale),
         details=details_sheet(findings.details, scale=findings.scale),
         choices=choices_sheet(findings.choices, scale=findings.scale) if findings.choices else None,
+        fairness=[fairness_sheet(comparison) for comparison in findings.fairness],
         groups=groups,
         committed=beside,
         damaged=[(one_line(run.path.name), one_line(run.advice)) for run in findings.source.damaged],

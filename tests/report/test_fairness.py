@@ -116,7 +116,7 @@ def test_markdown_says_best_edge_differences_and_the_bias(grid: list[Record]) ->
         "**Each model at its own best learning rate. Penn Treebank, row base. Scale: quick. n = 2 seeds.**"
     )
     assert lines[2] == "| Model | 0.0003 | 0.001 | 0.003 | own best | held out | - RoPE, own best |"
-    assert lines[4].startswith("| XPOS | **5.1250 ± 0.1768** | 5.5000 ± 0.0000 |")
+    assert lines[4].startswith("| XPOS | 5.1250 ± 0.1768 (best) | 5.5000 ± 0.0000 |")
     assert "| 0.0003 (edge) |" in lines[4]
     assert lines[6].endswith("| 0.001 | 4.5000 | +0.1250 |")
     assert "Selection bias: the best of 3 rates is chosen on the losses it is judged by" in text
@@ -137,7 +137,7 @@ def test_csv_holds_every_rate_and_the_differences_once(grid: list[Record]) -> No
 def test_one_seed_has_no_interval_and_no_held_out_loss(grid: list[Record]) -> None:
     text = render_markdown(compare_at_own_best([run for run in grid if run.summary["seed"] == 0]))
     # At seed 0 RoPE is best at 3e-3: 4.5 - 4.4375.
-    assert "| CRoPE | 4.7500 | **4.5000** | 4.6250 | 0.001 | - | +0.0625 |" in text
+    assert "| CRoPE | 4.7500 | 4.5000 (best) | 4.6250 | 0.001 | - | +0.0625 |" in text
     assert "it needs two seeds" in text
 
 
@@ -146,3 +146,15 @@ def test_the_study_is_such_a_grid_with_seeds_outermost() -> None:
     assert next(iter(axes)) == "seed"
     assert [float(lr) for lr in axes["train.lr"]] == list(RATES)
     assert axes["model"] == ["xpos", "rope", "crope"]
+
+
+def test_the_report_shows_it_where_there_is_a_grid(grid: list[Record], build, no_pictures, monkeypatch) -> None:
+    plain = build()
+    assert 'id="fairness"' not in (plain / "index.html").read_text() and not (plain / "fairness.md").exists()
+    monkeypatch.setattr("crope.report.findings.compare_at_own_best", lambda _: compare_at_own_best(grid))
+    shown = build()
+    page = (shown / "index.html").read_text()
+    assert page.index('id="fairness"') < page.index('id="comparisons"')
+    assert "5.1250 ± 0.1768 (best)" in page
+    assert (shown / "fairness.md").read_text() == render_markdown(compare_at_own_best(grid))
+    assert len((shown / "fairness.csv").read_text().splitlines()) == 10
