@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +56,15 @@ def toy_data(toy_tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> TokenSet:
     """Runs see the toy corpus whatever they ask for."""
     monkeypatch.setattr("crope.execute.load_tokens", lambda *_, **__: toy_tokens)
     return toy_tokens
+
+
+@pytest.fixture(autouse=True)
+def handlers_stay() -> Iterator[None]:
+    """What takes a signal gives it back: a handler that is left behind would swallow the next one."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import Hub, Site, ptb_repository, wikitext_repository
 
 from crope.config import TokenizerConfig
 from crope.data.corpora import Sources
 from crope.data.tokens import TokenSet, load_tokens
+from tests.data.hub_server import Hub, Site, ptb_repository, wikitext_repository
 
 PTB = {
     "train": " mr. <unk> is chairman of <unk> n.v. the dutch group \n the board of the group is new \n" * 40,

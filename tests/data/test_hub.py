@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from conftest import fake_files, load
-from hub_server import Site
 
 from crope.data import hub
 from crope.data.corpora import Sources, load_corpus
 from crope.data.preflight import site
 from crope.errors import DataError, DataUnavailable
+from tests.data.conftest import fake_files, load
+from tests.data.hub_server import Site
 
 
 def test_the_message_names_host_cause_and_ways_out(sources: Sources) -> None:

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PTB, fake_files, kept, load
-from hub_server import Hub, Site, parquet
 
 from crope.config import TokenizerConfig
 from crope.data import hub
@@ -26,6 +24,8 @@ from crope.data.corpora import Sources
 from crope.data.preflight import site
 from crope.data.tokenizer import GPT2_FILE, train_bpe, vocabulary_of, vocabulary_sha256
 from crope.errors import DataError, DataUnavailable
+from tests.data.conftest import PTB, fake_files, kept, load
+from tests.data.hub_server import Hub, Site, parquet
 
 TRAIN = "wikitext-2-v1/train-00000-of-00001.parquet"
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from conftest import SMALL, load, places
 
 from crope.config import CORPORA, ROOT
 from crope.data.corpora import Sources, load_corpus
 from crope.data.tokens import unavailable
 from crope.errors import ConfigError, DataUnavailable
+from tests.data.conftest import SMALL, load, places
 
 TRAIN, VALID = " A line with blanks at both ends \r\n" * 400, "Another line\n" * 40
 

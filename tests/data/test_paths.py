@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import fake_files, kept, load
-from hub_server import Hub, Site
 
 from crope.data import hub
 from crope.data.corpora import Sources, place_below
 from crope.errors import DataError, DataUnavailable
+from tests.data.conftest import fake_files, kept, load
+from tests.data.hub_server import Hub, Site
 
 OUTSIDE = ["../../x.txt", "/x.txt", "pg19/train/../../../x.txt", "pg19/train//x.txt", "./x.txt", "..", "pg19\\..\\x"]
 

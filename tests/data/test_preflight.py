@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import Site
 
 from crope.data.preflight import preflight, site
+from tests.data.hub_server import Site
 
 
 def test_preflight_is_bounded_where_names_do_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:

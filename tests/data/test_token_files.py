@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SMALL, WIKITEXT2, load, places
 from tokenizers import Tokenizer
 
 from crope.data.corpora import Sources, load_corpus
@@ -21,6 +20,7 @@ from crope.data.tokenizer import train_bpe
 from crope.data.tokens import unavailable
 from crope.errors import DataError, DataUnavailable
 from crope.record import sha256_file
+from tests.data.conftest import SMALL, WIKITEXT2, load, places
 
 
 def edit_meta(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SMALL, load, places
 from tokenizers import Tokenizer
 
 from crope.config import ROOT, TokenizerConfig
@@ -23,6 +22,7 @@ from crope.data.loaders import GPT2_REPOSITORY
 from crope.data.tokenizer import encode, load_gpt2, pieces, token_dtype, train_bpe, vocabulary_of
 from crope.data.tokens import load_tokens, unavailable
 from crope.errors import ConfigError, DataError, DataUnavailable
+from tests.data.conftest import SMALL, load, places
 
 GPT2 = TokenizerConfig(name="gpt2", vocab_size=50257)
 
