@@ -73,7 +73,7 @@ lint: .venv/.stamp  ## ruff and mypy
 	@.venv/bin/mypy
 
 test: lint  ## lint, then every test
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist loadfile
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
 .venv-engines/.stamp: pyproject.toml constraints.txt constraints-engines.txt
 	@echo "setting up .venv-engines (once; a few minutes)"

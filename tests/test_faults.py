@@ -11,15 +11,15 @@ from tests.faults import MUTANTS, PHASES, torment
 
 
 def test_killed_runs_end_in_the_same_bits(tmp_path: Path) -> None:
-    tally = torment(24, tmp_path, seed=1)
+    tally = torment(20, tmp_path, seed=1)
     assert (tally.lost, tally.differing, tally.torn) == ([], [], []), tally.table()
-    assert tally.kills.total() == 24
+    assert tally.kills.total() == 20
     assert all(tally.kills[phase] for phase in PHASES[1:]), tally.table()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_pipeline_with_a_fault_is_caught(mutant: str, tmp_path: Path) -> None:
-    tally = torment(12, tmp_path, seed=2, mutant=mutant)
+    tally = torment(8, tmp_path, seed=2, mutant=mutant)
     assert tally.torn if mutant == MUTANTS[0] else tally.differing, tally.table()
 
 
