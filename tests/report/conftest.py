@@ -37,7 +37,7 @@ SPLITS = {
 def make_config(
     model: str, dataset: str, row: str = "base", *, seed: int = 0, precision: str = "fp32", steps: int = STEPS
 ) -> dict[str, Any]:
-    train = {**paper.ROWS[row], "max_steps": steps, "precision": precision}
+    train = {**paper.ROWS[row], "lr": 0.001, "max_steps": steps, "precision": precision}
     return {
         "model": {"projection": model, "tied_head": True, "n_layers": 4, "d_model": train.pop("d_model")},
         "data": {"corpus": dataset},
