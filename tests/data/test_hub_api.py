@@ -218,8 +218,12 @@ def test_an_interrupt_ends_the_loading_process(
 
     monkeypatch.setattr(subprocess, "Popen", Remembered)
     full_hub.faults["/tree/"] = "silent"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        load("wikitext2", sources)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            load("wikitext2", sources)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert [process.returncode for process in started] == [-signal.SIGKILL]
     assert kept(sources) == []
