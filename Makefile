@@ -21,8 +21,8 @@ setup: .venv/.stamp  ## virtual environment with pinned packages (every target d
 	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-reproduce: .venv/.stamp  ## Tables 1 and 2: data, every run, report [SCALE=paper|quick|smoke SEEDS=n ARGS=tracker=none]
-	@$(PY) scripts/reproduce.py $(if $(SCALE),--scale $(SCALE)) --seeds $(SEEDS) $(ARGS)
+reproduce: .venv/.stamp  ## Tables 1 and 2: data, every run, report [SCALE=paper|quick|smoke SEEDS=n STUDY="schemes controls"]
+	@$(PY) scripts/reproduce.py $(addprefix --study ,$(STUDY)) $(if $(SCALE),--scale $(SCALE)) --seeds $(SEEDS) $(ARGS)
 
 smoke: .venv/.stamp  ## the same graph at the smoke scale, in about a minute
 	@$(PY) scripts/reproduce.py --scale smoke --seeds $(SEEDS)

@@ -17,9 +17,19 @@ from crope.report import report_folder
 from crope.study import TABLES, jobs
 from crope.workers import execute_all, worker_count
 
+EXTRAPOLATES = "length"  # the study whose runs are measured beyond their training length as well
 
-def reproduce(*, scale: str, why: str, seeds: Sequence[int], results_dir: Path, overrides: Sequence[str] = ()) -> int:
-    """Both tables at one scale; `why` says how the scale was chosen, `overrides` set tracker and runtime.
+
+def reproduce(
+    *,
+    scale: str,
+    why: str,
+    seeds: Sequence[int],
+    results_dir: Path,
+    studies: Sequence[str] = TABLES,
+    overrides: Sequence[str] = (),
+) -> int:
+    """Every run of the studies at one scale; `why` says how it was chosen, `overrides` set tracker and runtime.
 
     Returns the exit status: 1 if a run failed or data was damaged. Data that cannot be had is no failure: `tiny` stands
     in, and the report says why.
@@ -36,7 +46,7 @@ def reproduce(*, scale: str, why: str, seeds: Sequence[int], results_dir: Path, 
     if missing.keys() <= {"tiny"}:  # it stands in only where a dataset of the paper's cannot be had
         wanted.remove("tiny")
     datasets = [name for name in wanted if name not in missing]
-    runs = [load_run([*job, *common]) for job in jobs(TABLES, scale=scale, seeds=seeds, datasets=datasets)]
+    runs = [load_run([*job, *common]) for job in jobs(studies, scale=scale, seeds=seeds, datasets=datasets)]
     todo = [run for run in runs if not _is_done(run)]
     workers = worker_count(some)
 
@@ -52,10 +62,25 @@ def reproduce(*, scale: str, why: str, seeds: Sequence[int], results_dir: Path, 
         for outcome in execute_all(todo, workers=workers):
             progress.report(outcome.text, failed=outcome.status == "failed")
             failed += [outcome.text] if outcome.status == "failed" else []
+    if EXTRAPOLATES in studies:
+        _extrapolate([run for run in runs if run.run_id in _ids(EXTRAPOLATES, scale, seeds, datasets)])
     _, unsound = report_folder(results_dir=results_dir, scale=scale)
     if failed:
         print(f"{len(failed)} of {len(todo)} runs failed:", *failed, sep="\n  ")
     return 1 if failed or damaged or unsound else 0
+
+
+def _ids(study: str, scale: str, seeds: Sequence[int], datasets: Sequence[str]) -> set[str]:
+    return {load_run(job).run_id for job in jobs([study], scale=scale, seeds=seeds, datasets=datasets)}
+
+
+def _extrapolate(runs: Sequence[Run]) -> None:
+    """Leaves extrapolation.json in each complete run that has none."""
+    from crope.extrapolate import extrapolate
+
+    for run in filter(_is_done, runs):
+        extrapolate(run.path)
+        print(f"{run.run_id}: measured beyond its length", flush=True)
 
 
 def _is_done(run: Run) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from crope.config import ROOT
+from crope.study import study_axes
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +20,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Path]:
     return folder, reproduce(folder), folder / "report"
 
 
-def reproduce(folder: Path) -> str:
+def reproduce(folder: Path, *options: str) -> str:
     """A smoke reproduction where no text and no token file is at hand and the hub is off."""
     command = [sys.executable, "scripts/reproduce.py", "--scale", "smoke", "--results-dir", str(folder), "tracker=none"]
+    command += options
     hidden = {
         "CROPE_DATA_DIR": str(folder / "no-text"),
         "CROPE_CACHE_DIR": str(folder / "cache"),
@@ -89,3 +91,10 @@ def test_two_workers_and_one_give_the_same_losses(results: tuple[Path, str, Path
     keep = ("val/loss_nats", "train/loss_nats", "val_full/loss_nats")
     first, second = (read_metrics(run.path / "metrics.jsonl") for run in (made, again))
     assert [[row.get(key) for key in keep] for row in first] == [[row.get(key) for key in keep] for row in second]
+
+
+def test_another_study_is_trained_and_length_is_measured_beyond_its_length(tmp_path: Path) -> None:
+    reproduce(tmp_path, "--study", "length")
+    runs = list((tmp_path / "runs").iterdir())
+    assert {run.name.split("-")[0] for run in runs} == set(study_axes("length")["model"])
+    assert all((run / "extrapolation.json").exists() for run in runs)
