@@ -1,6 +1,6 @@
-"""Which text a corpus is, where its files are, and the one canonical form that their sha256 is taken of.
+"""Which text a corpus is, where its files are, and whether they are what data/checksums.txt says.
 
-    load_corpus(corpus, sources)      the text of both splits, read from local folders and checked
+    load_corpus(corpus, sources)      the text of both splits, found in local folders and checked
     missing_files(corpus, sources)    what hub.py would have to fetch first
     source_sha256(corpus, sources)    names the text without reading it where it is pinned
 
@@ -11,7 +11,6 @@ the list of `pg19/` lines in data/checksums.txt.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from crope.config import CACHE_DIR, CORPORA, ROOT
+from crope.data.text import Document, text_sha256
 from crope.errors import ConfigError, DataError
 
 PINNED = ("ptb", "wikitext2", "pg19")  # those with lines in data/checksums.txt
@@ -26,8 +26,6 @@ SPLITS = ("train", "validation")
 CHECKSUMS = ROOT / "data" / "checksums.txt"
 RAW_DIR = CACHE_DIR / "raw"
 
-# One file a split, in the names under which these sets circulate; each line is a blank, words, a blank.
-WORD_LINES = ("ptb", "wikitext2", "wikitext2_raw")
 FILE_NAMES = {"train": "train.txt", "validation": "valid.txt"}
 
 
@@ -58,16 +56,16 @@ class Sources:
 
 @dataclass(frozen=True)
 class CorpusText:
-    """The canonical text: a split is a list of documents (PG-19: one a book; otherwise one in all)."""
+    """A split is a list of documents (PG-19: one a book; otherwise one in all)."""
 
-    splits: dict[str, list[str]]
+    splits: dict[str, list[Document]]
     kind: str  # "local" or "builtin"; tokens.py says "hub" where it has just been fetched
     where: str
     sha256: dict[str, str]
 
 
 def load_corpus(corpus: str, sources: Sources) -> CorpusText:
-    """Reads both splits from the local folders, brings them to canonical form and checks them.
+    """Reads both splits from the local folders once, and checks them; the text itself does not stay in memory.
 
     Raises DataError for a file that is absent, empty, not UTF-8, or whose canonical text is not the pinned one.
     """
@@ -77,9 +75,11 @@ def load_corpus(corpus: str, sources: Sources) -> CorpusText:
         where = "pydoc_data.topics"
     else:
         files = {split: split_files(corpus, split, sources) for split in SPLITS}
-        splits = {split: [_read(corpus, path, sources) for path in paths] for split, paths in files.items()}
+        splits = {split: [_checked(corpus, path, sources) for path in paths] for split, paths in files.items()}
         where = ", ".join(shown(root) for root in _roots_used(corpus, sources))
-    sha256 = _pinned_sha256(corpus, sources) or {split: text_sha256("".join(texts)) for split, texts in splits.items()}
+    sha256 = _pinned_sha256(corpus, sources) or {
+        split: text_sha256(block for document in documents for block in document) for split, documents in splits.items()
+    }
     return CorpusText(splits, "builtin" if corpus == "tiny" else "local", where, sha256)
 
 
@@ -113,29 +113,16 @@ def split_files(corpus: str, split: str, sources: Sources) -> list[str]:
     return sorted(books, key=lambda path: Path(path).stem)
 
 
-def canonical(corpus: str, text: str) -> str:
-    """LF ends of line; for the word-level sets a blank at each end of a line, an empty line being one blank.
-
-    Sources differ in just these: the official PG-19 files have CRLF, the hub strips the blanks of PTB and of
-    WikiText's empty lines. Applying it twice changes nothing.
-    """
-    text = text.replace("\r\n", "\n")
-    if corpus not in WORD_LINES:
-        return text
-    stripped = (line.strip(" ") for line in text.removesuffix("\n").split("\n"))
-    return "".join(f" {words} \n" if words else " \n" for words in stripped)
-
-
-def differs(relative: str, text: str, sources: Sources) -> bool:
+def differs(relative: str, sha256: str, sources: Sources) -> bool:
     """Whether a canonical text is another than the pinned one; never where none is (a text of the user's own)."""
     if relative.split("/")[0] not in PINNED:
         return False
     if relative not in sources.pinned:
         raise DataError(f"{shown(sources.checksums)}: has no line for {relative}; restore it from the repository")
-    return text_sha256(text) != sources.pinned[relative]
+    return sha256 != sources.pinned[relative]
 
 
-def tiny_text() -> dict[str, list[str]]:
+def tiny_text() -> dict[str, list[Document]]:
     """English prose that ships with Python: the help texts of pydoc, about 0.7 MB.
 
     Topics in sorted order, a blank line between them. Validation is the last tenth of the characters, rounded to
@@ -148,7 +135,8 @@ def tiny_text() -> dict[str, list[str]]:
     while left > 0:
         left -= len(texts[cut])
         cut += 1
-    return {"train": ["\n".join(texts[:cut])], "validation": ["\n".join(texts[cut:])]}
+    parts = {"train": texts[:cut], "validation": texts[cut:]}
+    return {split: [Document("tiny", "\n".join(part))] for split, part in parts.items()}
 
 
 def read_checksums(path: Path) -> dict[str, str]:
@@ -192,10 +180,6 @@ def check_name(corpus: str) -> None:
         raise ConfigError(f"data.corpus: no corpus {corpus!r}; {hint}there are {', '.join(CORPORA)}")
 
 
-def text_sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def shown(path: Path) -> str:
     """A path as messages and records print it: below the repository relative to it, else as it was given."""
     try:
@@ -204,28 +188,29 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def _read(corpus: str, relative: str, sources: Sources) -> str:
+def _checked(corpus: str, relative: str, sources: Sources) -> Document:
     path = sources.find(relative)
     if path is None:
         raise DataError(f"{relative}: not in {sources.places()}; layout in data/README.md")
     fetched = path.is_relative_to(sources.raw_dir)
     remedy = "remove it to fetch it again" if fetched else "replace it, or remove it to have it fetched"
+    document = Document(corpus, path)
     try:
-        data = path.read_bytes()
+        size = path.stat().st_size
+        blank = not any(block.strip() for block in document)
+        sha256 = text_sha256(document)
     except OSError as error:
         raise DataError(f"{shown(path)}: cannot be read ({error.strerror}); {remedy}") from None
-    if not data.strip():
-        raise DataError(f"{shown(path)}: file is empty ({len(data)} bytes); {remedy}")
-    try:
-        text = canonical(corpus, data.decode())
     except UnicodeDecodeError as error:
-        raise DataError(f"{shown(path)}: not UTF-8 at byte {error.start:,} of {len(data):,}; {remedy}") from None
-    if differs(relative, text, sources):
+        raise DataError(f"{shown(path)}: not UTF-8 at byte {error.start:,} of {size:,}; {remedy}") from None
+    if blank:
+        raise DataError(f"{shown(path)}: file is empty ({size} bytes); {remedy}")
+    if differs(relative, sha256, sources):
         wrong = f"sha256 differs from {shown(sources.checksums)}"
-        names = [name for name, digest in sources.pinned.items() if digest == text_sha256(text)]
-        what = f"it holds {names[0]}" if names else f"file {len(data):,} bytes"
+        names = [name for name, digest in sources.pinned.items() if digest == sha256]
+        what = f"it holds {names[0]}" if names else f"file {size:,} bytes"
         raise DataError(f"{shown(path)}: {wrong} ({what}); {remedy}")
-    return text
+    return document
 
 
 def _pinned_sha256(corpus: str, sources: Sources) -> dict[str, str] | None:
@@ -237,7 +222,7 @@ def _pinned_sha256(corpus: str, sources: Sources) -> dict[str, str] | None:
         lines = [f"{sources.pinned[path]}  {path}\n" for path in files if path in sources.pinned]
         if len(lines) < len(files):
             raise DataError(f"{shown(sources.checksums)}: has no line for {files[0]}; restore it from the repository")
-        found[split] = sources.pinned[files[0]] if len(files) == 1 else text_sha256("".join(lines))
+        found[split] = sources.pinned[files[0]] if len(files) == 1 else text_sha256(lines)
     return found
 
 

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from crope.config import ROOT
-from crope.data.corpora import Sources, canonical, differs, place_below, shown
+from crope.data.corpora import Sources, differs, place_below, shown
 from crope.data.preflight import preflight, site
+from crope.data.text import canonical, text_sha256
 from crope.data.tokenizer import read_gpt2
 from crope.errors import DataError, DataUnavailable
 from crope.record import write_text
@@ -76,7 +77,7 @@ def fetch(corpus: str, files: Sequence[str], sources: Sources) -> list[str]:
             continue
         say(f"fetching {corpus}: {len(wanted)} files from {site(place.url)}")
         texts, cause = _load(corpus, place, wanted)
-        got = {path for path, text in texts.items() if not differs(path, text, sources)}
+        got = {path for path, text in texts.items() if not differs(path, text_sha256([text]), sources)}
         for path in sorted(got):
             _keep(path, texts[path], sources)
         changed += [f"{path} from {site(place.url)}" for path in texts if path not in got]

@@ -17,6 +17,8 @@ import os
 import platform
 import shutil
 import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -146,21 +148,12 @@ def _open_array(path: Path, expected: dict[str, Any], vocab_size: int) -> NDArra
 
 def _fill(folder: Path, corpus: str, config: TokenizerConfig, text: CorpusText, tokenizer: Tokenizer) -> None:
     splits = {}
+    dtype = np.dtype(token_dtype(config.vocab_size))
     for split, documents in text.splits.items():
-        ids = encode(tokenizer, documents)
+        counts = Counter(words=0, bytes=0, lines=0)
         path = folder / f"{split}.npy"
-        with path.open("wb") as file:
-            np.save(file, ids)
-            file.flush()
-            os.fsync(file.fileno())
-        splits[split] = {
-            "tokens": ids.size,
-            "words": sum(len(document.split()) for document in documents),
-            "bytes": sum(len(document.encode()) for document in documents),
-            "lines": sum(document.count("\n") for document in documents),
-            "sha256": sha256_file(path),
-            "dtype": ids.dtype.name,
-        }
+        tokens = _write_array(path, encode(tokenizer, [_counted(document, counts) for document in documents]), dtype)
+        splits[split] = {"tokens": tokens, **counts, "sha256": sha256_file(path), "dtype": dtype.name}
     tokenizer_json = tokenizer.to_str()
     write_text(folder / "tokenizer.json", tokenizer_json)
     vocabulary = vocabulary_sha256(*vocabulary_of(json.loads(tokenizer_json)))
@@ -174,6 +167,29 @@ def _fill(folder: Path, corpus: str, config: TokenizerConfig, text: CorpusText, 
         "made_by": {"tokenizers": version("tokenizers"), "python": platform.python_version()},
     }
     write_json(folder / "meta.json", meta)
+
+
+def _counted(blocks: Iterable[str], counts: Counter[str]) -> Iterator[str]:
+    """The blocks, which are of whole lines, while their words, bytes and line feeds are added up."""
+    for block in blocks:
+        counts.update(words=len(block.split()), bytes=len(block.encode()), lines=block.count("\n"))
+        yield block
+
+
+def _write_array(path: Path, parts: Iterable[NDArray[Any]], dtype: np.dtype[Any]) -> int:
+    """The file that np.save would write of the parts together, without ever holding them; returns their length."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
+    length = 0
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {**header, "shape": (length,)})
+        for part in parts:
+            file.write(part.tobytes())
+            length += part.size
+        file.seek(0)  # numpy pads a header, so that one of a longer array takes the same room
+        np.lib.format.write_array_header_1_0(file, {**header, "shape": (length,)})
+        file.flush()
+        os.fsync(file.fileno())
+    return length
 
 
 def _publish(building: Path, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
     load_gpt2(path)                GPT-2's vocabulary and merges, verified
     train_bpe(texts, vocab_size)   deterministic, exactly `vocab_size` entries
-    encode(tokenizer, texts)       flat token ids
+    encode(tokenizer, texts)       token ids, streamed
 
 Neither has special tokens: text is only text (the string "<|endoftext|>" does not become id 50256).
 """
@@ -29,9 +29,9 @@ GPT2_FILE = "tokenizers/gpt2/tokenizer.json"
 # encoder.json and vocab.bpe hold the same ones in different JSON.
 GPT2_SHA256 = "7af2255eedd60b16dd34cbba614d328a4b0726f23b66fb09c942a867f3ccac38"
 
-# Between a visible ASCII character and a blank or line feed the pre-tokenizer (GPT-2's pattern) always cuts too, and
-# no alternative of that pattern looks behind: pieces cut here have the ids of the whole text.
-_CUT = re.compile(r"(?<=[!-~])(?=[ \n])")
+# Between a visible character and a blank or line feed the pre-tokenizer (GPT-2's pattern) always cuts too, and no
+# alternative of that pattern looks behind: pieces cut here have the ids of the whole text.
+_CUT = re.compile(r"(?<=\S)(?=[ \n])")
 _PIECE_CHARS = 1 << 16
 _PIECES_AT_ONCE = 64
 
@@ -67,8 +67,8 @@ def read_gpt2(text: str, where: str, remedy: str) -> Tokenizer:
     return _byte_level(models.BPE(vocab=vocabulary, merges=[(left, right) for left, right in merges]))
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE with the 256 bytes as its alphabet, so that every text has ids.
+def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE with the 256 bytes as its alphabet, so that every text has ids. Texts are blocks, as `Document`s.
 
     Raises ConfigError where no pair of tokens occurs twice before `vocab_size` entries are reached.
     """
@@ -90,29 +90,31 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> NDArray[Any]:
+def encode(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[NDArray[Any]]:
     """Token ids of the texts one after the other, nothing between them: uint16 where the vocabulary fits, else uint32.
 
     Some megabytes of text at a time, in pieces that all cores share; the ids are those of encoding each text whole.
     """
     dtype = token_dtype(tokenizer.get_vocab_size())
-    parts = [np.zeros(0, dtype)]
     for batch in _batches(piece for text in texts for piece in pieces(text)):
-        parts += [np.array(encoding.ids, dtype) for encoding in tokenizer.encode_batch_fast(batch)]
-    return np.concatenate(parts)
+        for encoding in tokenizer.encode_batch_fast(batch):
+            yield np.array(encoding.ids, dtype)
 
 
 def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
-def pieces(text: str, chars: int = _PIECE_CHARS) -> Iterator[str]:
-    """The text in pieces of about `chars` characters, cut only where a cut changes no token."""
-    start = 0
-    while (cut := _CUT.search(text, start + chars)) is not None:
-        yield text[start : cut.start()]
-        start = cut.start()
-    yield text[start:]
+def pieces(blocks: Iterable[str], chars: int = _PIECE_CHARS) -> Iterator[str]:
+    """The text of the blocks in pieces of about `chars` characters, cut only where a cut changes no token."""
+    left, searched = "", 0
+    for block in blocks:
+        left += block
+        while (cut := _CUT.search(left, max(chars, searched))) is not None:
+            yield left[: cut.start()]
+            left, searched = left[cut.start() :], 0
+        searched = len(left)
+    yield left
 
 
 def vocabulary_of(tokenizer_json: dict[str, Any]) -> tuple[dict[str, int], list[list[str]]]:

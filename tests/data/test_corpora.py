@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import pytest
 from crope.data.corpora import (
     CHECKSUMS,
     Sources,
-    canonical,
     load_corpus,
     missing_files,
     read_checksums,
@@ -21,6 +21,7 @@ from crope.data.corpora import (
     tiny_text,
 )
 from crope.data.loaders import join_rows
+from crope.data.text import Document, canonical
 from crope.errors import ConfigError, DataError
 
 
@@ -41,6 +42,31 @@ def test_canonical_form(corpus: str, delivered: str, expected: str) -> None:
     assert canonical(corpus, expected) == expected
 
 
+@pytest.mark.parametrize("corpus", ["ptb", "letters"])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n"])
+def test_a_text_in_blocks_is_the_text_in_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpus: str, end: str
+) -> None:
+    """Lines of every kind, read some bytes at a time: the blocks together are the canonical form of the whole."""
+    draw = random.Random(0)
+    parts = ["a", " bé", "東", "\n", "\r\n", "\n\n", " \n", "\u2028", "\x0c"]
+    text = "".join(draw.choices(parts, k=400)) + "x" + end
+    file = tmp_path / "text"
+    file.write_bytes(text.encode())
+    monkeypatch.setattr("crope.data.text.BLOCK_BYTES", 7)
+    blocks = list(Document(corpus, file))
+    assert len(blocks) > 50
+    assert "".join(blocks) == canonical(corpus, text)
+
+
+def test_a_damaged_byte_is_found_where_it_is_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crope.data.text.BLOCK_BYTES", 16)
+    (tmp_path / "text").write_bytes(b"five\n" * 20 + b"\xff")
+    with pytest.raises(UnicodeDecodeError) as caught:
+        list(Document("letters", tmp_path / "text"))
+    assert caught.value.start == 100
+
+
 def test_words_may_hold_other_blanks_than_the_space() -> None:
     # str.strip() would eat the no-break space that is a word of its own in WikiText-2.
     assert canonical("wikitext2", "\u00a0 a \u3000\n") == " \u00a0 a \u3000 \n"
@@ -57,16 +83,16 @@ def test_checksums_pin_the_papers_splits_and_no_test_split() -> None:
 def test_local_text_is_read_whole_and_books_in_order_of_their_id_as_text(sources: Sources) -> None:
     text = load_corpus("pg19", sources)
     assert split_files("pg19", "train", sources) == ["pg19/train/10.txt", "pg19/train/9.txt"]
-    assert [book[:5] for book in text.splits["train"]] == ["A sho", "Anoth"]
+    assert ["".join(book)[:5] for book in text.splits["train"]] == ["A sho", "Anoth"]
     assert (text.kind, text.where) == ("local", str(sources.data_dir))
 
 
 def test_a_source_with_other_line_ends_and_blanks_gives_the_pinned_text(sources: Sources) -> None:
     path = sources.data_dir / "ptb" / "train.txt"
-    expected = load_corpus("ptb", sources).splits["train"]
+    (expected,) = map(list, load_corpus("ptb", sources).splits["train"])
     lines = path.read_text(encoding="utf-8").split("\n")
     path.write_bytes("\r\n".join(line.strip() for line in lines).encode())
-    assert load_corpus("ptb", sources).splits["train"] == expected
+    assert [list(document) for document in load_corpus("ptb", sources).splits["train"]] == [expected]
 
 
 def test_what_data_dir_lacks_is_read_from_raw_dir(sources: Sources) -> None:
@@ -161,7 +187,7 @@ def test_unknown_corpus_names_the_near_one(sources: Sources) -> None:
 def test_tiny_is_all_topics_once_and_validation_about_a_tenth() -> None:
     from pydoc_data.topics import topics
 
-    splits = {name: texts[0] for name, texts in tiny_text().items()}
+    splits = {name: "".join(texts[0]) for name, texts in tiny_text().items()}
     everything = "\n".join(topics[name].strip("\n") + "\n" for name in sorted(topics))
     assert splits["train"] + "\n" + splits["validation"] == everything
     assert 0.05 < len(splits["validation"]) / len(everything) <= 0.1

@@ -23,6 +23,12 @@ from crope.record import sha256_file
 from tests.data.conftest import SMALL, WIKITEXT2, load, places
 
 
+def test_arrays_are_the_files_that_numpy_writes(sources: Sources, tmp_path: Path) -> None:
+    tokens = load("pg19", sources)
+    np.save(tmp_path / "same.npy", np.array(tokens.train))
+    assert (tokens.folder / "train.npy").read_bytes() == (tmp_path / "same.npy").read_bytes()
+
+
 def edit_meta(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     change(meta)
