@@ -24,6 +24,7 @@ import torch
 
 from crope.compose import Run
 from crope.device import device_name, peak_flops, resolve_device
+from crope.fused_loss import kernels_here
 from crope.model.counting import train_flops_per_token
 from crope.peers import Setting, Step, plain_step, transformers_step
 from crope.record import write_text
@@ -55,11 +56,17 @@ class Timing:
 
 
 def contenders(run: Run) -> list[Contender]:
-    """Ours as it is and compiled; each peer as shipped (eager, fp32, the vocabulary as it is) and at its strongest."""
+    """Ours as it is, compiled, with each loss kernel that is here, and as CUDA graphs; each peer as shipped (eager,
+    fp32, the vocabulary as it is) and at its strongest.
+    """
     strongest = Setting(run.config.train.precision, True, True)
     peers = [PLAIN, *([TRANSFORMERS] if find_spec("transformers") else [])]
     shipped = Setting("fp32", False, False)
-    ours = [Contender(OURS, replace(strongest, compiled=compiled)) for compiled in (False, True)]
+    device = resolve_device(run.config.runtime.device)
+    settings = [replace(strongest, compiled=False), strongest]
+    settings += [replace(strongest, loss=name) for name in kernels_here(device)]
+    settings += [replace(strongest, cuda_graphs=True)] if device.type == "cuda" else []
+    ours = [Contender(OURS, setting) for setting in settings]
     return [*ours, *(Contender(name, setting) for name in peers for setting in (shipped, strongest))]
 
 
@@ -141,15 +148,17 @@ def _our_step(run: Run, setting: Setting) -> Step:
     from crope.checkpoint import TrainState
     from crope.model.gpt import GPT
     from crope.optim import build_optimizer
-    from crope.trainer import build_loss, prepare_device, train_step
+    from crope.trainer import build_training_loss, prepare_device, train_step
 
     compile_choice = "true" if setting.compiled else "false"
-    config = replace(run.config, runtime=replace(run.config.runtime, compile=compile_choice))
+    runtime = replace(run.config.runtime, compile=compile_choice, loss=setting.loss, cuda_graphs=setting.cuda_graphs)
+    config = replace(run.config, runtime=runtime)
     device = prepare_device(config)
     vocab_size, length = config.tokenizer.vocab_size, config.train.seq_len
     tokens = np.random.default_rng(0).integers(vocab_size, size=1_000_000).astype(np.uint16)
     model = GPT(config.model, vocab_size=vocab_size, max_len=length, seed=0).to(device)
-    state, loss_function = TrainState(model, *build_optimizer(model, config.train)), build_loss(model, config, device)
+    state = TrainState(model, *build_optimizer(model, config.train))
+    loss_function = build_training_loss(model, config, device)
     made = iter(range(10**9))
     return lambda: train_step(state, loss_function, tokens, config=config, step=next(made), device=device)
 

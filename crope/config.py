@@ -138,6 +138,13 @@ class RuntimeConfig:
 
     device: str = option("auto", "auto: cuda where there is one", one_of=("auto", "cpu", "cuda"))
     compile: str = option("auto", "torch.compile; auto: where it pays", one_of=("auto", "true", "false"))
+    loss: str = option(
+        "plain",
+        "of training steps: plain, or head and cross entropy in one kernel (torch: F.linear_cross_entropy)",
+        one_of=("plain", "torch", "cut_cross_entropy", "liger"),
+    )
+    cuda_graphs: bool = option(False, "replay a compiled step as CUDA graphs: for steps of many short kernels")
+    jobs: int = option(0, "runs at once in `make reproduce`; 0: one a core on a CPU, one on a GPU", least=0)
     accumulate: int = option(1, "parts of a batch whose gradients are summed: less memory, equal numbers", least=1)
     threads: int = option(0, "CPU threads; 0: torch's own choice", least=0)
     deterministic: bool = option(False, "only deterministic CUDA kernels")
@@ -213,11 +220,26 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
         yield from scheme_problems(model)
     if config.runtime.accumulate >= 1 and config.train.batch_size % config.runtime.accumulate:
         yield "runtime.accumulate", f"must divide train.batch_size={config.train.batch_size}"
+    yield from _runtime_problems(config)
     if config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size != GPT2_VOCAB_SIZE:
         yield (
             "tokenizer.vocab_size",
             f"must be {GPT2_VOCAB_SIZE} with tokenizer.name=gpt2 (a size of your own needs tokenizer.name=bpe)",
         )
+
+
+def _runtime_problems(config: Config) -> Iterator[tuple[str, str]]:
+    runtime = config.runtime
+    if runtime.cuda_graphs:  # a replay writes gradients and losses where the last one did, and draws no new masks
+        for key, clashes in (
+            ("runtime.accumulate", runtime.accumulate != 1),
+            ("runtime.compile", runtime.compile == "false"),
+            ("model.dropout", config.model.dropout != 0),
+        ):
+            if clashes:
+                yield key, "does not go with runtime.cuda_graphs=true"
+    if runtime.deterministic and runtime.loss == "cut_cross_entropy":
+        yield "runtime.loss", "sums gradients in the order in which blocks finish, against runtime.deterministic=true"
 
 
 def scientific(config: dict[str, Any]) -> dict[str, Any]:

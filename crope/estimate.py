@@ -12,9 +12,10 @@ import torch
 
 from crope.checkpoint import TrainState
 from crope.compose import Run
+from crope.device import resolve_device
 from crope.model.gpt import GPT
 from crope.optim import build_optimizer
-from crope.trainer import build_loss, prepare_device, train_step
+from crope.trainer import build_training_loss, prepare_device, train_step
 from crope.work import FORWARD_SHARE, run_forwards
 
 WARM_UP, TIMED = 2, 3
@@ -28,8 +29,8 @@ def estimate_seconds(runs: Sequence[Run], *, threads: int = 0) -> float:
 def estimate_each(runs: Sequence[Run], *, threads: int = 0) -> dict[str, float]:
     """Seconds of training and validation by run id. Each distinct shape is timed once, on random tokens.
 
-    threads as runtime.threads (0: torch's own choice). Steps are timed as they are without torch.compile, which takes
-    longer to compile than the estimate is worth: with it, runs take less.
+    threads as runtime.threads (0: torch's own choice). On a CPU steps are timed without torch.compile, which takes
+    longer than the estimate is worth; on a GPU with it: what it compiles is kept on disk and the runs find it there.
     """
     step_seconds: dict[tuple[object, ...], float] = {}
     seconds = {}
@@ -45,19 +46,22 @@ def estimate_each(runs: Sequence[Run], *, threads: int = 0) -> dict[str, float]:
 def time_step(run: Run, *, threads: int = 0) -> float:
     """Median seconds of one training step of this run's shape."""
     config = run.config
-    runtime = replace(config.runtime, compile="false", threads=threads or config.runtime.threads)
+    on_gpu = resolve_device(config.runtime.device).type == "cuda"
+    runtime = replace(config.runtime, threads=threads or config.runtime.threads)
+    if not on_gpu:
+        runtime = replace(runtime, compile="false", cuda_graphs=False)
     config = replace(config, runtime=runtime)
     device = prepare_device(config)
     vocab_size, seq_len = config.tokenizer.vocab_size, config.train.seq_len
     tokens = np.random.default_rng(0).integers(vocab_size, size=10 * seq_len, dtype=np.int64)
     model = GPT(config.model, vocab_size=vocab_size, max_len=seq_len, seed=0).to(device)
     state = TrainState(model, *build_optimizer(model, config.train))
-    loss_function = build_loss(model, config, device)
+    loss_function = build_training_loss(model, config, device)
     seconds = []
     for step in range(WARM_UP + TIMED):
         began = time.perf_counter()
         train_step(state, loss_function, tokens, config=config, step=step, device=device)
-        if device.type == "cuda":
+        if on_gpu:
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds[WARM_UP:])

@@ -20,14 +20,17 @@ Step = Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class Setting:
-    """How a contender is run. `padded`: vocabulary rounded up to a multiple of 64."""
+    """How a contender is run. `padded`: vocabulary rounded up to a multiple of 64. Only ours has the last two."""
 
     precision: str
     compiled: bool
     padded: bool
+    loss: str = "plain"
+    cuda_graphs: bool = False
 
     def __str__(self) -> str:
         parts = ["compiled" if self.compiled else "eager", self.precision, "padded" if self.padded else ""]
+        parts += ["" if self.loss == "plain" else f"{self.loss} loss", "CUDA graphs" if self.cuda_graphs else ""]
         return ", ".join(part for part in parts if part)
 
 

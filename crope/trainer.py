@@ -21,6 +21,7 @@ from crope.data.tokens import TokenSet
 from crope.device import keep_freed_memory, resolve_device
 from crope.errors import UserError
 from crope.evaluate import LossFunction, full_batch_size, full_loss, sampled_loss
+from crope.fused_loss import fused_cross_entropy, load_kernel
 from crope.interrupt import Stopped, StopSignal
 from crope.lock import Lock
 from crope.loss import cross_entropy
@@ -46,7 +47,7 @@ def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopSignal, loc
     model = GPT(config.model, vocab_size=tokens.vocab_size, max_len=config.train.seq_len, seed=config.seed).to(device)
     optimizer, scheduler = build_optimizer(model, config.train)
     state = TrainState(model, optimizer, scheduler)
-    loss_function = build_loss(model, config, device)
+    loss_function, training_loss = build_loss(model, config, device), build_training_loss(model, config, device)
     corpus = replace(tokens, train=resident(tokens.train, device), validation=resident(tokens.validation, device))
     made_with = {"kind of device": device.type} | {
         f"{split} text": tokens.meta["splits"][split]["sha256"] for split in ("train", "validation")
@@ -73,7 +74,7 @@ def train(run: Run, tokens: TokenSet, *, tracker: Tracker, stop: StopSignal, loc
                 save(step)
                 raise
             if step < total:
-                loss = train_step(state, loss_function, corpus.train, config=config, step=step, device=device)
+                loss = train_step(state, training_loss, corpus.train, config=config, step=step, device=device)
                 meter.add(loss, step)
                 if step % config.runtime.log_every == 0:
                     line |= meter.read(loss, lr=float(scheduler.get_last_lr()[0]))
@@ -203,6 +204,34 @@ def build_loss(model: GPT, config: Config, device: torch.device) -> LossFunction
         return function(inputs_BT, targets_BT)
 
     return chosen
+
+
+def build_training_loss(model: GPT, config: Config, device: torch.device) -> LossFunction:
+    """The same for training steps: with the kernel of runtime.loss, replayed as CUDA graphs where asked.
+
+    A kernel of its own stays outside of the compiled graph, which then is the model alone.
+    """
+    runtime, bf16 = config.runtime, config.train.precision == "bf16"
+    if runtime.loss == "plain" and not runtime.cuda_graphs:
+        return build_loss(model, config, device)
+    kernel = None if runtime.loss == "plain" else load_kernel(runtime.loss, device)
+
+    def inner(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """The loss, or where a kernel makes it, the hidden states."""
+        return model(inputs_BT) if kernel else cross_entropy(model, inputs_BT, targets_BT)
+
+    if compiles(config, device):
+        # Graphs replay into the same memory. train_step adds up what it needs of a loss before the next one is asked
+        # for, and accumulate=1 (config.py) keeps gradients of two replays from meeting.
+        mode = "reduce-overhead" if runtime.cuda_graphs and device.type == "cuda" else None
+        inner = torch.compile(inner, dynamic=False, fullgraph=True, mode=mode)
+
+    def training_loss(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            found = inner(inputs_BT, targets_BT)
+            return fused_cross_entropy(kernel, found, model, targets_BT) if kernel else found
+
+    return training_loss
 
 
 def compiles(config: Config, device: torch.device) -> bool:

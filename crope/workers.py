@@ -37,7 +37,9 @@ class SharedStop:
 
 
 def worker_count(run: Run) -> int:
-    """One process a core on a CPU; one on a GPU."""
+    """runtime.jobs; by default one process a core on a CPU, one on a GPU."""
+    if run.config.runtime.jobs:
+        return run.config.runtime.jobs
     if resolve_device(run.config.runtime.device).type == "cuda":
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
