@@ -20,7 +20,7 @@ from crope.config import ROOT
 from crope.execute import LOCK, is_done
 from crope.interrupt import Stopped
 from crope.lock import holder, locked
-from crope.workers import execute_all
+from crope.workers import execute_all, worker_count
 from tests.conftest import TOY_OVERRIDES
 from tests.faults import first_difference
 
@@ -28,6 +28,21 @@ from tests.faults import first_difference
 def runs_in(folder: Path, *more: str, seeds: int = 3) -> list[Run]:
     options = [*TOY_OVERRIDES, f"results_dir={folder}", "train.max_steps=200", "eval.every=50", *more]
     return [load_run([*options, f"seed={seed}"]) for seed in range(seeds)]
+
+
+def test_how_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As asked; else a core each by the threads of a run on a CPU, and one where a run has the GPU."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
+
+    def count(*more: str) -> int:
+        return worker_count(load_run([*TOY_OVERRIDES, f"results_dir={tmp_path}", *more]))
+
+    assert (count("runtime.jobs=3"), count(), count("runtime.threads=4")) == (3, 8, 2)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert (count("runtime.device=cuda", "train.precision=fp32"), count("runtime.jobs=2")) == (
+        1,
+        2,
+    )
 
 
 @pytest.fixture(scope="module")
