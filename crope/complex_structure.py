@@ -1,8 +1,8 @@
 """Which channels of a trained residual stream are best read as complex numbers.
 
-A complex structure is an orthogonal J with J^2 = -1. It is held here as complex coordinates, a C x D matrix `basis`
-with z = basis x and |z| = |x|, in which J is multiplication by i; Eq. 8 has the coordinates `interleaved`, channels
-(2j, 2j+1). numpy and scipy alone, float64.
+A complex structure is an orthogonal J with J^2 = -1 (crope/theory/complex_structure.py). It is held here as complex
+coordinates, a C x D matrix `basis` with z = basis x and |z| = |x|, in which J is multiplication by i; Eq. 8 has the
+coordinates `interleaved`, channels (2j, 2j+1). numpy and scipy alone, float64.
 
 Shapes: D width of the stream, C = D/2, H heads, K head width.
 """
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import block_diag
+
+from crope.theory.complex_structure import best_structure, joint_share, standard_structure
 
 SWEEPS = 50  # of the alternation in `fit_stream`; what a further one adds is below 1e-4
 
@@ -30,14 +32,8 @@ class StreamStructure:
 
 
 def best_complex_structure(weights: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> np.ndarray:
-    """The coordinates of R^D in which `weights` (E, D) come nearest to complex-linear; `outputs` are their J (E, E).
-
-    The complex-linear part of W has the squared norm (|W|^2 + <A, J>) / 2 with A = W^T O W, which is skew. The sum of
-    all A has its largest <A, J>, the sum of its singular values, at its polar factor (and its smallest at minus that).
-    In eigenvectors: J is i where -iA is positive and -i elsewhere.
-    """
-    total = sum(weight.T @ output @ weight for weight, output in zip(weights, outputs, strict=True))
-    _, vectors = np.linalg.eigh(-1j * total)  # ascending; values come in pairs +-, so the upper half is positive
+    """The coordinates of R^D in which `weights` (E, D) come nearest to complex-linear; `outputs` are their J (E, E)."""
+    _, vectors = np.linalg.eigh(-1j * best_structure(weights, outputs))  # ascending, half of them -1: J is -i there
     return np.sqrt(2) * vectors[:, vectors.shape[1] // 2 :].conj().T
 
 
@@ -70,9 +66,7 @@ def _unitary(first: np.ndarray) -> np.ndarray:
 
 def kept_share(weights: Sequence[np.ndarray], outputs: Sequence[np.ndarray], basis: np.ndarray) -> float:
     """Share of the squared norm of `weights` that is complex-linear in these coordinates; about 0.5 by chance."""
-    structure = structure_of(basis)
-    inner = sum(np.sum((w.T @ output @ w) * structure) for w, output in zip(weights, outputs, strict=True))
-    return float(0.5 + 0.5 * inner / sum(np.sum(w**2) for w in weights))
+    return joint_share(weights, structure_of(basis), outputs)
 
 
 def random_stream(layers: Sequence[QKV], n_heads: int, generator: np.random.Generator) -> StreamStructure:
@@ -106,6 +100,6 @@ def _stream(
 
 def _maps(layers: Sequence[QKV], heads: Sequence[Sequence[np.ndarray]]) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Every Q, K and V with the structure of its outputs."""
-    rotary = structure_of(interleaved(len(layers[0][0])))
+    rotary = standard_structure(len(layers[0][0]))
     outputs = [[rotary, rotary, block_diag(*map(structure_of, bases))] for bases in heads]
     return [weight for layer in layers for weight in layer], [output for layer in outputs for output in layer]

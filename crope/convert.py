@@ -31,6 +31,7 @@ from crope.config import Config, ModelConfig
 from crope.data.tokens import TokenSet
 from crope.errors import UserError
 from crope.evaluate import full_loss
+from crope.export import QKV_NAMES, with_dense_qkv
 from crope.model.complex_linear import ComplexLinear
 from crope.model.counting import count_parameters
 from crope.model.gpt import GPT, Block
@@ -40,7 +41,6 @@ from crope.seeding import stream
 from crope.trained import load_config, load_model, load_run_tokens
 from crope.trainer import build_loss, prepare_device, train_step
 
-QKV_NAMES = ("q_proj", "k_proj", "v_proj")
 LEAST_GAIN = 1e-6  # a shift is divided by its gain
 
 
@@ -94,7 +94,7 @@ def convert(path: Path, *, steps: int, lr: float | None = None) -> dict[str, Any
         if not math.isfinite(result["tuned_loss_nats"][name]):
             raise UserError(f"{path}: tuning of '{name}' diverged at lr {rate}; take a lower --lr")
     save_weights(path / "converted.pt", arms["best"])
-    save_weights(path / "converted_dense.pt", dense(arms["best"]))
+    save_weights(path / "converted_dense.pt", with_dense_qkv(arms["best"]))
     write_json(path / "conversion.json", result)
     return result
 
@@ -166,15 +166,6 @@ def with_initial_qkv(model: GPT, config: ModelConfig, *, seed: int) -> GPT:
     rest = {name: value for name, value in model.state_dict().items() if not any(part in name for part in QKV_NAMES)}
     fresh.load_state_dict(fresh.state_dict() | rest)
     return fresh
-
-
-def dense(model: GPT) -> GPT:
-    """The same function with real Q, K and V: its state dict is what a plain RoPE model loads."""
-    full = copy.deepcopy(model)
-    for block in _blocks(full):
-        for name in QKV_NAMES:
-            setattr(block.attn, name, cast(ComplexLinear, getattr(block.attn, name)).to_linear())
-    return full
 
 
 def tune(model: GPT, tokens: TokenSet, *, config: Config, steps: int, lr: float) -> None:

@@ -14,10 +14,11 @@ import torch
 from crope.complex_structure import StreamStructure, fit_stream, interleaved, random_stream
 from crope.compose import Run, load_run
 from crope.config import ROOT, ModelConfig
-from crope.convert import LEAST_GAIN, convert, dense, folded_qkv, project, turn, with_initial_qkv
+from crope.convert import LEAST_GAIN, convert, folded_qkv, project, turn, with_initial_qkv
 from crope.data.token_files import TokenSet
 from crope.errors import UserError
 from crope.execute import execute
+from crope.export import with_dense_qkv
 from crope.interrupt import StopRequest
 from crope.model.complex_linear import ComplexLinear
 from crope.model.gpt import GPT
@@ -69,7 +70,7 @@ def test_a_model_that_was_complex_all_along_loses_nothing() -> None:
     with torch.no_grad():  # gains of a pair equal: behind others the map is not complex-linear from the stream
         for block in crope.blocks:
             block.attn_norm.weight[1::2] = block.attn_norm.weight[0::2]
-    hidden = turn(dense(crope), anywhere(dense(crope)))
+    hidden = turn(with_dense_qkv(crope), anywhere(with_dense_qkv(crope)))
     assert fit_stream(folded_qkv(hidden), 2).kept == pytest.approx(1.0, abs=1e-6)
     straight = project(hidden)
     found = project(turn(hidden, fit_stream(folded_qkv(hidden), 2)))
@@ -80,7 +81,7 @@ def test_a_model_that_was_complex_all_along_loses_nothing() -> None:
 def test_converted_checkpoints_load_into_plain_models() -> None:
     model = build(qkv_bias=True)
     lean = project(turn(model, fit_stream(folded_qkv(model), 2)))
-    for projection, source in (("complex", lean), ("real", dense(lean))):
+    for projection, source in (("complex", lean), ("real", with_dense_qkv(lean))):
         plain = build(projection=projection, tied_head=False, qkv_bias=True)
         plain.load_state_dict(source.state_dict())
         torch.testing.assert_close(logits(plain), logits(lean), rtol=0, atol=1e-12)
