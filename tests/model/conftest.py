@@ -31,12 +31,12 @@ class Oracle:
     """What a position scheme does to numbers in each of its three places, for one token, pair or head at a time.
 
     embed      (positions, token m, x_D) -> x_D as it enters the first block
-    product    (q_K at m, k_K at n, m, n) -> their product, not divided by sqrt(K)
+    product    (positions, q_K at m, k_K at n, m, n) -> their product, not divided by sqrt(K)
     bias       (positions, head, distance m - n) -> what is added to the score
     """
 
     embed: Callable[[Positions, int, Array], Array] = lambda positions, m, x_D: x_D
-    product: Callable[[Array, Array, int, int], float] = lambda q_K, k_K, m, n: float(q_K @ k_K)
+    product: Callable[[Positions, Array, Array, int, int], float] = lambda positions, q_K, k_K, m, n: float(q_K @ k_K)
     bias: Callable[[Positions, int, int], float] = lambda positions, head, distance: 0.0
 
 
@@ -183,7 +183,7 @@ def attention_by_loops(
     for head in range(n_heads):
         part = slice(head * k_width, (head + 1) * k_width)
         for m in range(len(x_TD)):
-            products = [oracle.product(q[m, part], k[n, part], m, n) for n in range(m + 1)]
+            products = [oracle.product(positions, q[m, part], k[n, part], m, n) for n in range(m + 1)]
             if linear:
                 weights, total = products, sum(q[m, part] @ k[n, part] for n in range(m + 1))
             else:
@@ -208,10 +208,12 @@ def alibi_bias(positions: Positions, head: int, distance: int) -> float:
 
 
 def sinusoid(positions: Positions, m: int, x_D: Array) -> Array:
+    """Vaswani et al., Sec. 3.5."""
+    y_D = x_D.copy()
     for i in range(len(x_D) // 2):
-        angle = m / 10000.0 ** (2 * i / len(x_D))
-        x_D = x_D + np.eye(len(x_D))[2 * i] * math.sin(angle) + np.eye(len(x_D))[2 * i + 1] * math.cos(angle)
-    return x_D
+        y_D[2 * i] += math.sin(m / 10000.0 ** (2 * i / len(x_D)))
+        y_D[2 * i + 1] += math.cos(m / 10000.0 ** (2 * i / len(x_D)))
+    return y_D
 
 
 # Of the schemes that this repository brings; another has a test of its own (docs/tutorial.md, section 4).
@@ -219,7 +221,7 @@ ORACLES = {
     "none": Oracle(),
     "sinusoidal": Oracle(embed=sinusoid),
     "learned": Oracle(embed=lambda positions, m, x_D: x_D + numbers(positions.weight)[m]),
-    "rotary": Oracle(product=lambda q_K, k_K, m, n: rotated_product(q_K, k_K, n - m)),
+    "rotary": Oracle(product=lambda positions, q_K, k_K, m, n: rotated_product(q_K, k_K, n - m)),
     "relative_bias": Oracle(bias=t5_bias),
     "alibi": Oracle(bias=alibi_bias),
 }
