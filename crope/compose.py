@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from crope.config import ROOT, Config, keys, problems, run_hash
 from crope.errors import ConfigError
+from crope.model.schemes import POSITION_FILES
 
 CONF_DIR = ROOT / "conf"
 GROUPS = ("model", "data", "ablation", "scale", "runtime", "tracker", "study")
@@ -108,10 +109,35 @@ def resolve_precision(run: Run) -> Run:
 
 
 def register() -> None:
-    """Makes the schema and the two resolvers of conf/scale known to Hydra. Safe to call again."""
+    """Makes known to Hydra the schema, schemes that are a model by themselves and the resolvers of conf/scale.
+
+    Safe to call again.
+    """
     ConfigStore.instance().store("schema", node=Config)
+    for name, path in group_files("model").items():
+        if path.suffix == ".py":
+            ConfigStore.instance().store(name, group="model", node=plain_model(name))
     OmegaConf.register_new_resolver("div", _div, replace=True)
     OmegaConf.register_new_resolver("share", _share, replace=True)
+
+
+def group_files(group: str) -> dict[str, Path]:
+    """What may be chosen of a group, by name: a file of conf/<group>, or of a position scheme by itself.
+
+    The latter stands for the scheme with real maps and softmax, where no file of conf/model makes that model.
+    """
+    files = {path.stem: path for path in sorted((CONF_DIR / group).glob("*.yaml"))}
+    if group != "model":
+        return files
+    made = [set(path.read_text(encoding="utf-8", errors="replace").splitlines()) for path in files.values()]
+    lines = {path: {f"{key}: {value}" for key, value in plain_model(path.stem).items()} for path in POSITION_FILES}
+    plain = {path.stem: path for path in POSITION_FILES if not any(lines[path] <= model for model in made)}
+    return dict(sorted((plain | files).items()))
+
+
+def plain_model(position: str) -> dict[str, str]:
+    """The choices of a model that a scheme makes by itself."""
+    return {"position": position, "projection": "real", "attention": "softmax"}
 
 
 def _div(value: int, *divisors: int) -> int:
@@ -147,7 +173,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 
 def _check_group_file(group: str, name: str, text: str) -> None:
-    there = sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml"))
+    there = list(group_files(group))
     if name not in there and not (group == "study" and name == "None"):
         raise ConfigError(
             f"command line: '{text}': there is no conf/{group}/{name}.yaml;{_nearest(name, there)} "
@@ -176,15 +202,16 @@ def _origin(key: str, overrides: Sequence[str], choices: Any) -> str:
     if any(text.lstrip("+~").split("=")[0] == key for text in overrides):
         return "command line"
     for group in reversed(GROUPS):
-        file = CONF_DIR / group / f"{choices.get(group)}.yaml"
-        if not file.exists():
+        file = group_files(group).get(choices.get(group))
+        if file is None:
             continue
-        text = file.read_text(encoding="utf-8")
-        node: Any = yaml.safe_load(text) or {}
+        by_itself = file.suffix == ".py"
+        text = "" if by_itself else file.read_text(encoding="utf-8")
+        node: Any = plain_model(file.stem) if by_itself else yaml.safe_load(text) or {}
         for part in (key if "@package _global_" in text else key.removeprefix(f"{group}.")).split("."):
             node = node.get(part) if isinstance(node, dict) else None
         if node is not None:
-            return f"conf/{group}/{file.name}"
+            return f"crope/model/positions/{file.name}" if by_itself else f"conf/{group}/{file.name}"
     default = keys()[key].default if key in keys() else None
     if isinstance(default, str) and default.startswith("${") and default[2:-1] in keys():
         return _origin(default[2:-1], overrides, choices)

@@ -16,7 +16,7 @@ from typing import Any
 
 from omegaconf import II, MISSING
 
-from crope.model.schemes import scheme_problems
+from crope.model.schemes import POSITIONS, scheme_problems
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE_DIR = Path(os.environ.get("CROPE_CACHE_DIR") or ROOT / "data")  # fetched text (raw/) and token files (tokens/)
@@ -54,9 +54,7 @@ def option(
 class ModelConfig:
     """One decoder; three choices make the model (DESIGN: position, projection, attention), nothing else differs."""
 
-    position: str = option(
-        MISSING, "how order enters", one_of=("sinusoidal", "rotary", "learned", "relative_bias", "alibi", "none")
-    )
+    position: str = option(MISSING, "how order enters", one_of=POSITIONS)
     projection: str = option(
         MISSING,
         "class of the Q, K and V maps",

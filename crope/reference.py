@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from crope.compose import CONF_DIR, GROUPS
+from crope.compose import GROUPS, group_files
 from crope.config import ROOT, SCIENTIFIC, keys
 from crope.record import write_text
 
@@ -71,7 +71,7 @@ def _allowed(item: dataclasses.Field[Any]) -> str:
 
 def _files(group: str) -> list[str]:
     """Each file of a group as a link."""
-    return [f"[{path.stem}](../conf/{group}/{path.name})" for path in sorted((CONF_DIR / group).glob("*.yaml"))]
+    return [f"[{name}](../{path.relative_to(ROOT).as_posix()})" for name, path in group_files(group).items()]
 
 
 def _escape(text: str) -> str:

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from crope import compose
-from crope.compose import GROUPS, compose_config, load_run
+from crope.compose import GROUPS, compose_config, group_files, load_run
 from crope.config import ROOT, cell_key, keys, run_hash
 from crope.errors import ConfigError
 
-FILES = [(group, path.stem) for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
+FILES = [(group, name) for group in GROUPS for name in group_files(group)]
 
 # The keys that users and other tools rely on, typed here independently of the schema.
 STATED_KEYS = {
@@ -110,7 +110,7 @@ def test_models_differ_in_one_choice_each() -> None:
         ("runtime.log_every=0", "runtime.log_every=0"),
         ("runtime.checkpoint_every=0", "runtime.checkpoint_every=0"),
         ("model.dropout=1", "model.dropout=1.0 (command line): must be below 1"),
-        ("model.position=rotry", "must be one of sinusoidal, rotary"),
+        ("model.position=rotry", "model.position=rotry (command line): must be one of alibi, "),
         ("model.d_model=130", "model.d_model=130 (command line): is not divisible by model.n_heads=4"),
         ("model.d_model=132", "gives heads of odd width 33"),
         ("scale=paper tokenizer.vocab_size=4096", "tokenizer.vocab_size=4096 (command line): must be 50257"),

@@ -102,6 +102,6 @@ class GPT(nn.Module):
                     parameter.fill_(1.0)
                 else:
                     rows = self.vocab_size if name in ("embedding.weight", "head.weight") else parameter.shape[0]
-                    values = stream(seed, f"init/{name}").standard_normal((rows, parameter.shape[1]))
+                    values = stream(seed, f"init/{name}").standard_normal((rows, *parameter.shape[1:]))
                     parameter.zero_()
                     parameter[:rows] = torch.from_numpy(values * std).to(parameter.dtype)

@@ -1,4 +1,4 @@
-"""What a scheme fixes, without torch: its sizes, and what it cannot be combined with.
+"""What a scheme fixes, without torch: its name, its sizes, and what it cannot be combined with.
 
 The configuration's checks and the counting read these as the model does.
 """
@@ -6,12 +6,15 @@ The configuration's checks and the counting read these as the model does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from crope.config import ModelConfig
 
-SCORE_BIASES = ("relative_bias", "alibi")  # the positions that need a matrix of scores
+# A position scheme is known by its file, crope/model/positions/<position>.py; `none` is their base class.
+POSITION_FILES = tuple(sorted(Path(__file__).with_name("positions").glob("[!_]*.py")))
+POSITIONS = (*(path.stem for path in POSITION_FILES), "none")
 CHUNK = 64  # tokens that linear attention multiplies out at once; the state passes from chunk to chunk
 
 
@@ -45,9 +48,16 @@ WIDTHS: dict[str, Callable[[ModelConfig], int]] = {
 }
 
 
+def biases_scores(position: str) -> bool:
+    """Whether a scheme needs a matrix of scores. Its class alone knows, so torch is imported where this is asked."""
+    from crope.model.positions import Positions, find_scheme
+
+    return find_scheme(position).bias is not Positions.bias
+
+
 def scheme_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
     """Combinations of position, projection, attention and size that cannot be, or would be another model."""
-    if model.attention == "linear" and model.position in SCORE_BIASES:
+    if model.attention == "linear" and biases_scores(model.position):
         yield (
             "model.position",
             "is added to the matrix of scores, which model.attention=linear never forms; take model.attention=softmax "

@@ -1,9 +1,10 @@
-"""The models of conf/model at a small size, and a decoder written out with loops in float64."""
+"""Every model that may be chosen, at a small size, and a decoder written out with loops in float64."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,15 +12,32 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from crope.config import ROOT, ModelConfig
+from crope.compose import group_files, plain_model
+from crope.config import ModelConfig
 from crope.model.attention import CausalAttention, LinearAttention
 from crope.model.complex_linear import ComplexLinear
 from crope.model.gpt import GPT
+from crope.model.positions import Positions
 from crope.model.projections import BlockDiagonalLinear, LowRankLinear, MisalignedComplexLinear
 
 Array = np.ndarray
 MakeConfig = Callable[..., ModelConfig]
-Bias = Callable[[int, int], float]  # head, distance m - n
+MODELS = group_files("model")
+VOCAB, LENGTH, WIDTH = 70, 12, 48  # heads of 12 channels; of 6 where halved, of 20 where wide
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What a position scheme does to numbers in each of its three places, for one token, pair or head at a time.
+
+    embed      (positions, token m, x_D) -> x_D as it enters the first block
+    product    (positions, q_K at m, k_K at n, m, n) -> their product, not divided by sqrt(K)
+    bias       (positions, head, distance m - n) -> what is added to the score
+    """
+
+    embed: Callable[[Positions, int, Array], Array] = lambda positions, m, x_D: x_D
+    product: Callable[[Positions, Array, Array, int, int], float] = lambda positions, q_K, k_K, m, n: float(q_K @ k_K)
+    bias: Callable[[Positions, int, int], float] = lambda positions, head, distance: 0.0
 
 
 @pytest.fixture(autouse=True)
@@ -36,13 +54,28 @@ def model_config() -> MakeConfig:
     """`model_config("crope", d_model=32)`: what conf/model/crope.yaml selects, small unless told otherwise."""
 
     def make(name: str, **changes: object) -> ModelConfig:
-        chosen = OmegaConf.to_container(OmegaConf.load(ROOT / "conf" / "model" / f"{name}.yaml"))
-        assert isinstance(chosen, dict)
         # Three pairs a head: no power of two, so that a wrong split of channels cannot coincide with the right one.
         size = {"n_layers": 2, "n_heads": 4, "d_model": 24}
-        return ModelConfig(**{**size, **{str(key): value for key, value in chosen.items()}, **changes})
+        return ModelConfig(**{**size, **choices(name), **changes})
 
     return make
+
+
+def choices(name: str) -> dict[str, str]:
+    """Position, projection and attention of a model, by the name that selects it."""
+    if MODELS[name].suffix == ".py":
+        return plain_model(name)
+    node = OmegaConf.to_container(OmegaConf.load(MODELS[name]))
+    assert isinstance(node, dict)
+    return {str(key): str(value) for key, value in node.items()}
+
+
+def small_model(config: ModelConfig, max_len: int = LENGTH) -> GPT:
+    return GPT(config, vocab_size=VOCAB, max_len=max_len, seed=0)
+
+
+def random_tokens(batch: int = 2, length: int = LENGTH) -> torch.Tensor:
+    return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(2))
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +102,30 @@ def slow_attention() -> Callable[..., Array]:
 @pytest.fixture(scope="session")
 def slow_decoder() -> Callable[..., Array]:
     return decoder_by_loops
+
+
+@pytest.fixture(scope="session")
+def compare_with_loops(model_config, randomise) -> Callable[..., None]:
+    """`compare_with_loops("alibi", bias=...)`: every model of that position against the decoder by loops.
+
+    The keywords are the places of an Oracle.
+    """
+
+    def compare(position: str, **places: Callable[..., object]) -> None:
+        names = [name for name in MODELS if choices(name)["position"] == position]
+        assert names, f"no model has model.position={position}"
+        for name in names:
+            compare_model(name, Oracle(**places))  # type: ignore[arg-type]
+
+    def compare_model(name: str, oracle: Oracle) -> None:
+        config, tokens_BT = model_config(name, d_model=WIDTH, qkv_bias=True), random_tokens()
+        decoder = randomise(small_model(config))
+        found = decoder(tokens_BT).detach().numpy()
+        for tokens_T, hidden_TD in zip(tokens_BT.numpy(), found, strict=True):
+            expected = decoder_by_loops(decoder, tokens_T, config, oracle)
+            np.testing.assert_allclose(hidden_TD, expected, rtol=0, atol=1e-5, err_msg=name)
+
+    return compare
 
 
 def numbers(tensor: torch.Tensor) -> Array:
@@ -111,11 +168,11 @@ def rotated_product(q_K: Array, k_K: Array, turn: int) -> float:
 
 
 def attention_by_loops(
-    attention: CausalAttention, x_TD: Array, *, n_heads: int, rotary: bool, bias: Bias = lambda head, distance: 0.0
+    attention: CausalAttention, x_TD: Array, *, n_heads: int, oracle: Oracle, positions: Positions
 ) -> Array:
-    """Eqs. 2, 3, 7 for one sequence: softmax over n <= m of Re[conj(q e^{im theta}) k e^{in theta}] / sqrt(K) + bias.
+    """Eqs. 2, 3, 7 for one sequence: softmax over n <= m of the scheme's product / sqrt(K) + its bias.
 
-    For LinearAttention RoFormer's Eq. 19: rotated features above, features as they are below.
+    For LinearAttention RoFormer's Eq. 19: the product of features above, of features as they are below.
     """
     q, k, v = (project(layer, x_TD) for layer in (attention.q_proj, attention.k_proj, attention.v_proj))
     k_width = q.shape[1] // n_heads
@@ -126,29 +183,48 @@ def attention_by_loops(
     for head in range(n_heads):
         part = slice(head * k_width, (head + 1) * k_width)
         for m in range(len(x_TD)):
-            products = [rotated_product(q[m, part], k[n, part], (n - m) * rotary) for n in range(m + 1)]
+            products = [oracle.product(positions, q[m, part], k[n, part], m, n) for n in range(m + 1)]
             if linear:
                 weights, total = products, sum(q[m, part] @ k[n, part] for n in range(m + 1))
             else:
-                scores = [product / math.sqrt(k_width) + bias(head, m - n) for n, product in enumerate(products)]
-                weights = [math.exp(score) for score in scores]
+                biases = [oracle.bias(positions, head, m - n) for n in range(m + 1)]
+                weights = [math.exp(p / math.sqrt(k_width) + b) for p, b in zip(products, biases, strict=True)]
                 total = sum(weights)
             for n, weight in enumerate(weights):
                 y_TE[m, part] += weight / total * v[n, part]
     return y_TE @ numbers(attention.out_proj.weight).T + numbers(attention.out_proj.bias)
 
 
-def t5_bias(weight: Array, head: int, distance: int) -> float:
+def t5_bias(positions: Positions, head: int, distance: int) -> float:
     """T5's buckets, unidirectional, 32 of them, furthest 128 (Raffel et al. 2020): 16 exact, 16 logarithmic."""
     logarithmic = 16 + math.floor(16 * math.log(max(distance, 1) / 16) / math.log(128 / 16))
     bucket = distance if distance < 16 else min(31, logarithmic)
-    return float(weight[bucket, head])
+    return float(numbers(positions.weight)[bucket, head])
 
 
-def alibi_bias(n_heads: int, head: int, distance: int) -> float:
-    """Press et al. (2022) for a power of two: a geometric sequence that starts at its own ratio 2^(-8/H)."""
-    assert n_heads & (n_heads - 1) == 0
-    return -distance * (2 ** (-8 / n_heads)) ** (head + 1)
+def alibi_bias(positions: Positions, head: int, distance: int) -> float:
+    """Press et al. (2022) for 4 heads: a geometric sequence that starts at its own ratio, 2^(-8/4)."""
+    return -distance * 0.25 ** (head + 1)
+
+
+def sinusoid(positions: Positions, m: int, x_D: Array) -> Array:
+    """Vaswani et al., Sec. 3.5."""
+    y_D = x_D.copy()
+    for i in range(len(x_D) // 2):
+        y_D[2 * i] += math.sin(m / 10000.0 ** (2 * i / len(x_D)))
+        y_D[2 * i + 1] += math.cos(m / 10000.0 ** (2 * i / len(x_D)))
+    return y_D
+
+
+# Of the schemes that this repository brings; another has a test of its own (docs/tutorial.md, section 4).
+ORACLES = {
+    "none": Oracle(),
+    "sinusoidal": Oracle(embed=sinusoid),
+    "learned": Oracle(embed=lambda positions, m, x_D: x_D + numbers(positions.weight)[m]),
+    "rotary": Oracle(product=lambda positions, q_K, k_K, m, n: rotated_product(q_K, k_K, n - m)),
+    "relative_bias": Oracle(bias=t5_bias),
+    "alibi": Oracle(bias=alibi_bias),
+}
 
 
 def layer_norm(norm: nn.LayerNorm, x_TD: Array) -> Array:
@@ -157,25 +233,16 @@ def layer_norm(norm: nn.LayerNorm, x_TD: Array) -> Array:
     return scaled * numbers(norm.weight) + numbers(norm.bias)
 
 
-def decoder_by_loops(model: GPT, tokens_T: Array, config: ModelConfig) -> Array:
+def decoder_by_loops(model: GPT, tokens_T: Array, config: ModelConfig, oracle: Oracle | None = None) -> Array:
     """GPT-2's pre-LN decoder for one sequence, up to the final norm."""
-    width, n_heads = config.d_model, config.n_heads
-    biases: dict[str, Bias] = {
-        "relative_bias": lambda head, distance: t5_bias(numbers(model.positions.weight), head, distance),
-        "alibi": lambda head, distance: alibi_bias(n_heads, head, distance),
-    }
-    rules = {"rotary": config.position == "rotary", "bias": biases.get(config.position, lambda head, distance: 0.0)}
-    x_TD = numbers(model.embedding.weight)[tokens_T] * (math.sqrt(width) if config.embed_scale == "sqrt_d" else 1.0)
-    if config.position == "sinusoidal":
-        for m in range(len(x_TD)):
-            for i in range(width // 2):
-                x_TD[m, 2 * i] += math.sin(m / 10000.0 ** (2 * i / width))
-                x_TD[m, 2 * i + 1] += math.cos(m / 10000.0 ** (2 * i / width))
-    if config.position == "learned":
-        x_TD = x_TD + numbers(model.positions.weight)[: len(x_TD)]
+    oracle = oracle or ORACLES[config.position]
+    rules = {"n_heads": config.n_heads, "oracle": oracle, "positions": model.positions}
+    scale = math.sqrt(config.d_model) if config.embed_scale == "sqrt_d" else 1.0
+    x_TD = numbers(model.embedding.weight)[tokens_T] * scale
+    x_TD = np.stack([oracle.embed(model.positions, m, x_D) for m, x_D in enumerate(x_TD)])
     for block in model.blocks:
         normed = layer_norm(block.attn_norm, x_TD)
-        x_TD = x_TD + attention_by_loops(block.attn, normed, n_heads=n_heads, **rules)
+        x_TD = x_TD + attention_by_loops(block.attn, normed, **rules)
         up = project(block.ffn_up, layer_norm(block.ffn_norm, x_TD))
         gelu = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
         x_TD = x_TD + project(block.ffn_down, gelu)

@@ -9,6 +9,7 @@ import torch
 from crope.model.attention import CausalAttention
 from crope.model.complex_linear import ComplexLinear
 from crope.model.positions import build_positions
+from tests.model.conftest import ORACLES
 
 MODELS = ["xpos", "rope", "crope"]
 
@@ -25,10 +26,10 @@ def positions_of(config):
 @pytest.mark.parametrize("model", MODELS)
 def test_against_written_out_softmax(model: str, qkv_bias: bool, model_config, randomise, slow_attention) -> None:
     config = model_config(model, qkv_bias=qkv_bias)
-    attention, x_BTD = randomise(CausalAttention(config)), random_input()
-    found = attention(x_BTD, positions_of(config)).detach().numpy()
+    attention, x_BTD, positions = randomise(CausalAttention(config)), random_input(), positions_of(config)
+    found = attention(x_BTD, positions).detach().numpy()
     for x_TD, y_TD in zip(x_BTD.numpy(), found, strict=True):
-        expected = slow_attention(attention, x_TD, n_heads=4, rotary=model != "xpos")
+        expected = slow_attention(attention, x_TD, n_heads=4, oracle=ORACLES[config.position], positions=positions)
         # The rotary tables are float32.
         np.testing.assert_allclose(y_TD, expected, rtol=0, atol=1e-12 if model == "xpos" else 1e-6)
 

@@ -13,7 +13,9 @@ from crope.config import TrainConfig
 from crope.loss import cross_entropy
 from crope.model import gpt
 from crope.model.gpt import GPT
+from crope.model.positions import Positions
 from crope.optim import build_optimizer
+from crope.seeding import stream
 
 MODELS = ["xpos", "rope", "crope"]
 VOCAB, LENGTH = 70, 12  # 70 is padded to 128
@@ -185,6 +187,20 @@ def test_initial_values(model: str, model_config) -> None:
 
 
 # Head and embedding
+
+
+def test_a_schemes_vector_starts_as_a_weight_does(model_config, monkeypatch) -> None:
+    class Slopes(Positions):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slope = torch.nn.Parameter(torch.ones(5))
+            self.slope_bias = torch.nn.Parameter(torch.ones(5))
+
+    monkeypatch.setattr("crope.model.gpt.build_positions", lambda config, max_len: Slopes())
+    found = build(model_config("nope")).positions
+    expected = 0.02 * stream(0, "init/positions.slope").standard_normal(5)
+    np.testing.assert_allclose(found.slope.detach(), expected, rtol=1e-6)
+    assert not found.slope_bias.any()
 
 
 def test_tied_head_is_the_embedding(model_config, randomise) -> None:

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from crope.model.attention import CausalAttention, LinearAttention, causal_product, features
 from crope.model.positions import build_positions
 from crope.model.schemes import CHUNK
+from tests.model.conftest import ORACLES
 
 
 def random_heads(length: int, width: int = 6, seed: int = 0) -> torch.Tensor:
@@ -36,8 +37,9 @@ def test_long_sequences_against_eq_19(model: str, model_config, randomise, slow_
     config, length = model_config(model), CHUNK + 9
     attention = randomise(LinearAttention(config))
     x_BTD = torch.randn(1, length, 24, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    found = attention(x_BTD, build_positions(config, max_len=length).double()).detach().numpy()[0]
-    expected = slow_attention(attention, x_BTD.numpy()[0], n_heads=4, rotary=True)
+    positions = build_positions(config, max_len=length).double()
+    found = attention(x_BTD, positions).detach().numpy()[0]
+    expected = slow_attention(attention, x_BTD.numpy()[0], n_heads=4, oracle=ORACLES["rotary"], positions=positions)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)  # float32 tables of angles up to 73
 
 

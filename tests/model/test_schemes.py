@@ -3,57 +3,63 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from crope.compose import load_run
 from crope.config import ROOT, ModelConfig, keys
 from crope.errors import ConfigError
 from crope.loss import cross_entropy
 from crope.model.attention import ATTENTIONS
-from crope.model.gpt import GPT
+from crope.model.positions import Positions, build_positions, find_scheme
 from crope.model.projections import PROJECTIONS
 from crope.study import study_axes
+from tests.model.conftest import LENGTH, MODELS, ORACLES, VOCAB, WIDTH, choices, random_tokens
+from tests.model.conftest import small_model as build
 
-NAMES = sorted(path.stem for path in (ROOT / "conf" / "model").glob("*.yaml"))
-VOCAB, LENGTH, WIDTH = 70, 12, 48  # heads of 12 channels; of 6 where halved, of 20 where wide
+NAMES = list(MODELS)
+BUILT_IN = tuple(ORACLES)
+SCORE_BIASES = ("relative_bias", "alibi")
 POSITIONS, PROJECTION_NAMES, ATTENTION_NAMES = (
     keys()[f"model.{name}"].metadata["one_of"] for name in ("position", "projection", "attention")
 )
 ALL = list(itertools.product(POSITIONS, PROJECTION_NAMES, ATTENTION_NAMES))
 
 
-def random_tokens(batch: int = 2, length: int = LENGTH) -> torch.Tensor:
-    return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(2))
-
-
-def build(config: ModelConfig, max_len: int = LENGTH) -> GPT:
-    return GPT(config, vocab_size=VOCAB, max_len=max_len, seed=0)
+def adds_to_scores(position: str) -> bool:
+    """From the definitions; of a scheme that this repository does not bring, from what it returns."""
+    if position in BUILT_IN:
+        return position in SCORE_BIASES
+    return build_positions(ModelConfig(position, "real", d_model=WIDTH), max_len=LENGTH).bias(LENGTH) is not None
 
 
 def is_valid(position: str, projection: str, attention: str) -> bool:
     """From the definitions: linear attention has no scores to add to, and only a rotation can be misaligned with."""
-    if attention == "linear" and position in ("relative_bias", "alibi"):
+    if attention == "linear" and adds_to_scores(position):
         return False
     return projection != "complex_misaligned" or position == "rotary"
 
 
 def chosen(name: str) -> tuple[str, str, str]:
-    file = OmegaConf.load(ROOT / "conf" / "model" / f"{name}.yaml")
-    return file.position, file.projection, file.attention
+    made = choices(name)
+    return made["position"], made["projection"], made["attention"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_against_written_out_decoder(name: str, model_config, randomise, slow_decoder) -> None:
-    config = model_config(name, d_model=WIDTH, qkv_bias=True)
-    decoder, tokens_BT = randomise(build(config)), random_tokens()
-    found = decoder(tokens_BT).detach().numpy()
-    for tokens_T, hidden_TD in zip(tokens_BT.numpy(), found, strict=True):
-        np.testing.assert_allclose(hidden_TD, slow_decoder(decoder, tokens_T, config), rtol=0, atol=1e-5)
+@pytest.mark.parametrize("position", BUILT_IN)
+def test_against_written_out_decoder(position: str, compare_with_loops) -> None:
+    compare_with_loops(position, **vars(ORACLES[position]))
+
+
+def test_every_scheme_is_compared_with_the_written_out_decoder() -> None:
+    """Another than those above in a test file of its own, as docs/tutorial.md shows."""
+    tests = [path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "model").glob("test_*.py")]
+    bare = [name for name in POSITIONS if not any(f'compare_with_loops("{name}"' in text for text in tests)]
+    assert set(bare) <= set(BUILT_IN), "no test calls compare_with_loops with it (docs/tutorial.md, section 4)"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -117,6 +123,15 @@ def test_gradient_is_the_numeric_one(name: str, model_config, randomise) -> None
         assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(expected, rel=1e-5, abs=1e-8), key
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_and_loaded_it_is_the_same_function(name: str, model_config, randomise, tmp_path) -> None:
+    config, tokens_BT = model_config(name, d_model=WIDTH), random_tokens()
+    trained, fresh = randomise(build(config)), build(config).double()
+    torch.save(trained.state_dict(), tmp_path / "weights.pt")
+    fresh.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    assert torch.equal(fresh(tokens_BT), trained(tokens_BT))
+
+
 @pytest.mark.parametrize("choice", [choice for choice in ALL if is_valid(*choice)], ids="-".join)
 def test_valid_combinations_compose_build_and_run(choice: tuple[str, str, str]) -> None:
     names = ("position", "projection", "attention")
@@ -138,7 +153,7 @@ def test_invalid_combinations_are_refused_with_the_reason(choice: tuple[str, str
     with pytest.raises(ConfigError) as caught:
         load_run(overrides)
     words = str(caught.value)
-    if attention == "linear" and position in ("relative_bias", "alibi"):
+    if attention == "linear" and adds_to_scores(position):
         assert f"model.position={position} (command line): is added to the matrix of scores" in words
     else:
         assert "is misaligned with the rotation of model.position=rotary" in words
@@ -151,13 +166,25 @@ def test_invalid_combinations_are_refused_with_the_reason(choice: tuple[str, str
         ("model=halved model.d_model=24", "gives heads of odd width 3 (model.n_heads=4, model.projection=halved)"),
         ("model=lowrank model.d_model=2 model.n_heads=1", "leaves model.projection=lowrank no rank"),
         ("model=complex_misaligned model.d_model=8", "needs two pairs of channels a head to misalign"),
-        ("model=rope model.position=alibbi", "must be one of sinusoidal, rotary, learned, relative_bias, alibi, none"),
+        ("model=rope model.position=alibbi", "model.position=alibbi (command line): must be one of alibi, "),
     ],
 )
 def test_sizes_that_a_scheme_cannot_have(overrides: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_run(overrides.split())
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("classes", "words"), [(0, "defines none"), (2, "defines 2: First, Second")])
+def test_a_file_defines_one_scheme(classes: int, words: str, monkeypatch) -> None:
+    module = ModuleType("crope.model.positions.mine")
+    module.taken = Positions  # type: ignore[attr-defined]  # imported there, not defined
+    for name in ("First", "Second")[:classes]:
+        setattr(module, name, type(name, (Positions,), {"__module__": module.__name__}))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(ConfigError) as caught:
+        find_scheme("mine")
+    assert str(caught.value) == f"crope/model/positions/mine.py: must define one class of Positions, {words}"
 
 
 def test_registries_are_what_the_schema_allows() -> None:
@@ -177,9 +204,9 @@ def test_studies_cover_what_they_say() -> None:
     in_schemes, in_controls, in_length = (
         [chosen(name) for name in study_axes(study)["model"]] for study in ("schemes", "controls", "length")
     )
-    wanted = {(position, projection, "softmax") for position in POSITIONS for projection in ("real", "complex")}
+    wanted = {(position, projection, "softmax") for position in BUILT_IN for projection in ("real", "complex")}
     assert wanted <= set(in_schemes)
     assert set(in_controls) == {("rotary", projection, "softmax") for projection in PROJECTION_NAMES}
-    assert {position for position, _, _ in in_length} == set(POSITIONS)
+    assert {position for position, _, _ in in_length} >= set(BUILT_IN)
     assert study_axes("scaling")["model.d_model"] == ["64", "128", "256", "512"]
     assert all(next(iter(study_axes(study))) == "seed" for study in ("schemes", "controls", "length", "scaling"))
