@@ -54,8 +54,10 @@ class Check(Tested):
         found = self.difference
         if found is None:
             return ""
+        if found.low_nats is None:
+            return f"{format_nats(found.mean_nats)}{self.unit} ({self.reason})"
         interval = format_range(found.low_nats, found.high_nats)
-        return f"{format_nats(found.mean_nats)}{self.unit}" + (f" (95 % {interval})" if interval else "")
+        return f"{format_nats(found.mean_nats)}{self.unit} (95 % {interval}, n = {found.n})"
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Answer:
         for check in self.tested:
             found.setdefault(words[check.conclusion], []).append(check.where)
         if not found:
-            return f"{OPEN}: no test"
+            reasons = dict.fromkeys(check.reason for check in self.checks)
+            return next(iter(reasons)) if len(reasons) == 1 else f"{OPEN}: no test"
         if len(found) == 1 and len(self.tested) == len(self.checks):
             return next(iter(found))
         return "; ".join(f"{', '.join(places)}: {text}" for text, places in found.items())
@@ -86,16 +89,7 @@ class Answer:
     @property
     def numbers(self) -> str:
         """Every difference with its interval and seeds, or why there is none."""
-        return "; ".join(
-            " ".join(
-                filter(None, [f"{check.where}:", check.number, f"n = {check.n}" if check.n else "", _because(check)])
-            )
-            for check in self.checks
-        )
-
-
-def _because(check: Check) -> str:
-    return f"({check.reason})" if check.reason and check.n else check.reason
+        return "; ".join(f"{check.where}: {check.number or check.reason}" for check in self.checks)
 
 
 def of_pair(

@@ -23,7 +23,7 @@ from crope.report.frame import one_line, printable
 from crope.report.interactive import MEASURES, chart_data, embed_json, plotly_script
 from crope.report.judgement import Claim, Verdict
 from crope.report.page_runs import COMMITTED, OWN, anchor, group_runs
-from crope.report.page_studies import ask, is_of_study, study_sections
+from crope.report.page_studies import is_of_study, study_sections
 from crope.report.protocol import open_settings, row_labels, stated_settings
 from crope.report.sheets import Sheet
 from crope.report.statements import can_say, cannot_say, describe_runs
@@ -68,7 +68,6 @@ def render_page(findings: Findings, plots: Sequence[Plot], *, out_dir: Path, the
         verdict_notes=(*scale_note(findings.scale), *NOTES),
         figures=[(plot, shown) for plot, shown in figures if not is_of_study(plot)],
         sections=study_sections(findings, figures),
-        asked=ask(findings.answers),
         answer_notes=answer_notes(findings.answers),
         charts=embed_json(charts) if charts["panels"] else "",
         panels=[panel["title"] for panel in charts["panels"]],

@@ -26,11 +26,11 @@ MODEL_LABELS = paper.MODEL_LABELS | {
 }
 
 SCHEMES = {  # name -> the model with complex and that with real Q, K and V
-    "sinusoids (XPOS)": ("complex_xpos", "xpos"),
+    "XPOS (sinusoids)": ("complex_xpos", "xpos"),
     "learned positions": ("complex_learned", "learned"),
     "T5's bias": ("complex_relative_bias", "relative_bias"),
     "ALiBi": ("complex_alibi", "alibi"),
-    "no positions (NoPE)": ("complex_nope", "nope"),
-    "rotation": ("crope", "rope"),
-    "rotation and linear attention": ("crope_linear", "rope_linear"),
+    "NoPE (no positions)": ("complex_nope", "nope"),
+    "RoPE": ("crope", "rope"),
+    "RoPE with linear attention": ("crope_linear", "rope_linear"),
 }

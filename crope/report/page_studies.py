@@ -30,16 +30,9 @@ class Section:
     name: str
     title: str
     command: str
+    asked: tuple[Asked, ...]
     sheet: Sheet | None
     figures: tuple[tuple[Plot, list[Picture]], ...]
-
-
-def ask(answers: Sequence[Answer]) -> list[Asked]:
-    """The answers by question, in their order."""
-    found: dict[str, list[Answer]] = {}
-    for answer in answers:
-        found.setdefault(answer.question.name, []).append(answer)
-    return [Asked(group[0].question, tuple(group), answer_checks_sheet(group)) for group in found.values()]
 
 
 def study_sections(findings: Findings, figures: Sequence[tuple[Plot, list[Picture]]]) -> list[Section]:
@@ -48,11 +41,20 @@ def study_sections(findings: Findings, figures: Sequence[tuple[Plot, list[Pictur
             name=study.name,
             title=TITLES[study.name],
             command=study.command,
+            asked=_ask([answer for answer in findings.answers if answer.question.study == study.name]),
             sheet=study_sheet(study) if study.rows else None,
             figures=tuple((plot, pictures) for plot, pictures in figures if plot.name == study.name),
         )
         for study in findings.studies
     ]
+
+
+def _ask(answers: Sequence[Answer]) -> tuple[Asked, ...]:
+    """The answers by question, in their order."""
+    found: dict[str, list[Answer]] = {}
+    for answer in answers:
+        found.setdefault(answer.question.name, []).append(answer)
+    return tuple(Asked(group[0].question, tuple(group), answer_checks_sheet(group)) for group in found.values())
 
 
 def is_of_study(plot: Plot) -> bool:

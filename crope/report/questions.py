@@ -10,7 +10,7 @@ from crope.report.comparisons import COMPARED_AT, adjust, model_label, read_loss
 from crope.report.models import SCHEMES
 from crope.report.studies import Row, Study
 
-MATCHED = {"lowrank": "low rank", "blockdiag": "two diagonal blocks", "halved": "halved Q, K and V"}
+MATCHED = {"lowrank": "low rank", "blockdiag": "diagonal blocks", "halved": "half the width"}
 PARITY = ("crope", "rope")
 WIDE = ("complex_wide", "rope")
 
@@ -24,7 +24,7 @@ def build_answers(studies: Sequence[Study], margin: float) -> list[Answer]:
 def _controls(study: Study, margin: float) -> list[Answer]:
     answers = []
     for model, name in MATCHED.items():
-        text = f"Does complex beat {name}, of half the weights as well?"
+        text = f"Does complex beat {name}, which has half the weights as well?"
         found = words(f"yes, {model_label('crope')} is lower", "no, equal", f"no, {model_label('crope')} is higher")
         answers += of_pair(study, f"complex_or_{model}", text, ("crope", model), found, margin)
     answers += of_pair(
@@ -32,12 +32,12 @@ def _controls(study: Study, margin: float) -> list[Answer]:
         words("no, misaligned is lower", "no, equal", "yes, misaligned is higher"), margin,
     )  # fmt: skip
     answers += of_pair(
-        study, "qk_only", "Is Eq. 30 free in Q and K alone, where the rotation acts?", ("complex_qk", "rope"),
-        words("yes, even lower", "yes, equal", "no, it costs"), margin,
+        study, "qk_only", "Does Eq. 30 cost loss in Q and K alone, where the rotation acts?", ("complex_qk", "rope"),
+        words("no, even lower", "no, equal", "yes, higher"), margin,
     )  # fmt: skip
     answers += of_pair(
-        study, "v_only", "Is Eq. 30 free in V alone, where no rotation acts?", ("complex_v", "rope"),
-        words("yes, even lower", "yes, equal", "no, it costs"), margin,
+        study, "v_only", "Does Eq. 30 cost loss in V alone, where no rotation acts?", ("complex_v", "rope"),
+        words("no, even lower", "no, equal", "yes, higher"), margin,
     )  # fmt: skip
     return answers + of_pair(
         study, "wide", "Do the saved weights, spent on attention width, win?", WIDE,
@@ -52,8 +52,8 @@ def _schemes(study: Study, margin: float) -> list[Answer]:
         for name, pair in SCHEMES.items()
         if pair != PARITY
         for answer in of_pair(
-            study, f"eq30_{pair[1]}", f"Is Eq. 30 free under {name}?", pair,
-            words("yes, even lower", "yes, equal", "no, it costs"), margin,
+            study, f"eq30_{pair[1]}", f"Does Eq. 30 cost loss under {name}?", pair,
+            words("no, even lower", "no, equal", "yes, higher"), margin,
         )
     ]  # fmt: skip
 
@@ -64,8 +64,8 @@ def _length(study: Study, margin: float) -> list[Answer]:
     answers = []
     for model in study.models:
         question = Question(
-            f"extrapolates_{model}", study.name, f"Does {model_label(model)} hold at {factor} times its length?",
-            f"loss at {factor} L − loss at L", words("yes, and gains by it", "yes, equal", "no, it loses"),
+            f"extrapolates_{model}", study.name, f"{model_label(model)}: does it hold at {factor} times its length?",
+            f"loss at {factor} L − loss at L", words("yes, and gains", "yes, equal", "no, it loses"),
         )  # fmt: skip
         checks = [_change(row, model, factor, question.difference, margin) for row in study.rows]
         answers.append(Answer(question, "final", tuple(adjust(checks))))

@@ -46,7 +46,7 @@ def build_study_figures(studies: Sequence[Study], margin: float) -> list[Plot]:
 
 def _controls(study: Study, margin: float) -> Plot:
     panels = [_panel(row, {pair_label(*pair): pair for pair in CONTROL_PAIRS}) for row in study.rows]
-    return plot_forest("controls", "Controls: is it the complex structure?", panels, margin=margin)
+    return plot_forest("controls", "Controls: complex structure, or half the weights", panels, margin=margin)
 
 
 def _schemes(study: Study, margin: float) -> Plot:
@@ -108,6 +108,8 @@ def _draw_positions(row: Row, axes: Sequence[Axes], first: bool) -> None:
                   color=LIGHT.model_colour(model), linestyle=line_style(model), linewidth=1.3)  # fmt: skip
     for trained in {one.trained for one in row.lengths.values()}:
         axis.axvline(trained, color=LIGHT.muted, linewidth=0.9, linestyle="--", zorder=0)
+    ends = [0, *sorted({length for one in row.lengths.values() for length in one.lengths})]
+    axis.set(xticks=ends, xticklabels=[f"{end:,}" for end in ends])
     axis.set_xlabel("position (tokens)")
     axis.set_ylabel("loss (nats per token)")
 
@@ -130,7 +132,7 @@ def _scaling(study: Study, margin: float) -> Plot:
         found = {pair: _by_width(rows, pair) for pair in (PARITY, WIDE)}
         panels += [
             Panel(f"{name}: loss by size", _losses_in_words(name, losses), partial(_draw_losses, losses)),
-            Panel(f"{name}: less RoPE", _gaps_in_words(name, found), partial(_draw_gaps, found, margin)),
+            Panel(f"{name}: difference to RoPE", _gaps_in_words(name, found), partial(_draw_gaps, found, margin)),
         ]
     note = SCALING_NOTE.format(margin=margin)
     legend = partial(model_handles, study.models)
@@ -152,7 +154,10 @@ def _draw_losses(losses: dict[str, dict[float, Spread]], axes: Sequence[Axes], f
     for model, points in losses.items():
         _draw_line(axis, model, points)
     axis.set_xscale("log")
-    axis.set_xlabel("parameters")
+    counts = list(losses.get("rope") or next(iter(losses.values())))
+    axis.set_xticks(counts, [f"{count / 1e6:.2g}" for count in counts])
+    axis.set_xticks([], minor=True)
+    axis.set_xlabel("parameters (millions; marked at RoPE's)")
     axis.set_ylabel("loss (nats per token)")
 
 
@@ -173,8 +178,9 @@ def _draw_gaps(
             axis.plot([x] * one.n, one.values_nats, ".", color=LIGHT.text, markersize=2.8, zorder=5)
             axis.plot([x], [one.mean_nats], shape, color=colour, markersize=1.2 * size, zorder=4)
     axis.set(xticks=[math.log2(width) for width in widths], xticklabels=[str(width) for width in widths])
+    axis.margins(x=0.12)
     axis.set_xlabel("width D")
-    axis.set_ylabel("less RoPE (nats per token)")
+    axis.set_ylabel("difference to RoPE (nats per token)")
 
 
 def _losses_in_words(name: str, losses: dict[str, dict[float, Spread]]) -> str:

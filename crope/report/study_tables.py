@@ -20,10 +20,10 @@ CSV_COLUMNS = (
     "parameters",
 )  # fmt: skip
 TITLES = {
-    "controls": "Controls: every Q, K and V map under the rotation",
-    "schemes": "Schemes: every way of telling positions, with real and with complex Q, K and V",
-    "length": "Length: trained at L, measured beyond it",
-    "scaling": "Scaling: growing width at equal tokens",
+    "controls": "every Q, K and V map under the rotation",
+    "schemes": "every way of telling positions, with real and with complex Q, K and V",
+    "length": "trained at L, measured beyond it",
+    "scaling": "growing width at equal tokens",
 }
 REMARK = "Remark"
 SCALED = "Heads stay as many and grow with D; every run sees the same tokens."
@@ -48,7 +48,7 @@ def _sheet(
     """The first `words` columns are text, of which the last leads to the runs."""
     return Sheet(
         name=f"study-{study.name}",
-        caption=f"{TITLES[study.name]}. Scale: {study.scale}.",
+        caption=f"{study.name.capitalize()}: {TITLES[study.name]}. Scale: {study.scale}.",
         headings=headings,
         rows=tuple(texts for texts, _ in lines),
         text_columns=(*range(words), *(i for i, heading in enumerate(headings) if heading == REMARK)),

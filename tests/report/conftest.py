@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from crope import paper
-from crope.config import NUMERICS_VERSION, cell_key, run_hash
+from crope.config import NUMERICS_VERSION, ROOT, cell_key, run_hash
 from crope.record import Record
 from crope.report import build_report
 from crope.report.sources import Source
@@ -39,13 +39,21 @@ def make_config(
 ) -> dict[str, Any]:
     train = {**paper.ROWS[row], "lr": 0.001, "max_steps": steps, "precision": precision}
     return {
-        "model": {"projection": model, "tied_head": True, "n_layers": 4, "d_model": train.pop("d_model")},
+        "model": {**make_choices(model), "tied_head": True, "n_layers": 4, "d_model": train.pop("d_model")},
         "data": {"corpus": dataset},
         "tokenizer": {"name": "bpe", "vocab_size": 4096},
         "train": train,
         "eval": {"every": 20},
         "seed": seed,
     }
+
+
+def make_choices(model: str) -> dict[str, str]:
+    """What makes the model, as its file says; a model without a file is named by its projection."""
+    file = ROOT / "conf" / "model" / f"{model}.yaml"
+    if not file.exists():
+        return {"position": "rotary", "projection": model, "attention": "softmax"}
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
 
 
 def make_parameters(model: str, width: int | float) -> dict[str, int]:
