@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
-
-import yaml
 
 from crope.config import cell_key
 from crope.study import STUDIES, Cell, StudyRow, study_axes
@@ -26,17 +25,17 @@ FACTORS = (1, 2, 4)
 Final = Callable[[str, str, int, int], float]  # model, dataset, width, seed
 
 
-def make_rows(datasets: Sequence[str] | None = None) -> list[StudyRow]:
+@cache
+def make_rows() -> tuple[StudyRow, ...]:
     """As crope.study.expected_rows gives them, for the configurations of conftest.make_config."""
     rows = []
     for study in STUDIES:
         axes = study_axes(study)
         widths = [int(width) for width in axes.get("model.d_model", ["128"])]
         for dataset, width in itertools.product(axes["data"], widths):
-            if datasets is None or dataset in datasets:
-                cells = tuple(Cell(study, "base", dataset, m, SCALE, _key(m, dataset, width)) for m in axes["model"])
-                rows.append(StudyRow(study, dataset, width, cells))
-    return rows
+            cells = tuple(Cell(study, "base", dataset, m, SCALE, _key(m, dataset, width)) for m in axes["model"])
+            rows.append(StudyRow(study, dataset, width, cells))
+    return tuple(rows)
 
 
 def _key(model: str, dataset: str, width: int) -> str:
@@ -63,27 +62,21 @@ def make_studies(
     without: Sequence[str] = (),
 ) -> None:
     """Every run of the studies on these texts but of the models `without`, measured beyond its length where asked."""
-    for row in make_rows(datasets):
-        for cell, seed in itertools.product(row.cells, seeds):
-            if row.study in studies and cell.model not in without:
-                path = write_one(folder, cell.model, row.dataset, seed, row.width, final=final)
-                if row.study == "length":
-                    measure(path, cell.model)
+    paths: dict[tuple[str, int], Path] = {}  # a run that two studies share is written once
+    for row in make_rows():
+        if row.study in studies and row.dataset in datasets:
+            for cell, seed in itertools.product(row.cells, seeds):
+                if cell.model not in without:
+                    path = paths.get((cell.key, seed))
+                    path = path or write_one(folder, cell.model, row.dataset, seed, row.width, final=final)
+                    paths[cell.key, seed] = path
+                    if row.study == "length":
+                        measure(path, cell.model)
 
 
-def write_one(
-    folder: Path, model: str, dataset: str, seed: int, width: int = 128, *, final: Final = usual, **settings: object
-) -> Path:
-    """One run, or the one that another study has written."""
+def write_one(folder: Path, model: str, dataset: str, seed: int, width: int = 128, *, final: Final = usual) -> Path:
     loss, change = final(model, dataset, width, seed), {"model": {"d_model": width}}
-    same = [path for path in folder.glob(f"{model}-{dataset}-base-s{seed}-*") if _width(path) == width]
-    return same[0] if same and not settings else make_run(
-        folder, model, dataset, seed=seed, final=loss, change=change, **settings
-    )  # fmt: skip
-
-
-def _width(path: Path) -> int:
-    return int(yaml.safe_load((path / "config.yaml").read_text())["model"]["d_model"])
+    return make_run(folder, model, dataset, seed=seed, final=loss, change=change)
 
 
 def measure(path: Path, model: str, *, max_tokens: int = 65_536, losses: Sequence[float] | None = None) -> None:

@@ -14,18 +14,19 @@ from crope.report.answer_tables import CSV_COLUMNS, answers_sheet, controls_in_a
 from crope.report.answers import Answer, fit_slope
 from crope.report.questions import build_answers
 from crope.report.studies import build_studies
-from tests.report.conftest import make_cells
+from tests.report.conftest import make_cells, read_source
 from tests.report.study_runs import FACTORS, PER_LENGTH, make_rows, make_studies, usual
 
 MARGIN = 0.02
 SEEDS = (0, 1, 2)
 
 
-@pytest.fixture
-def answers(runs_dir, read_sound) -> list[Answer]:
-    make_studies(runs_dir, ["controls", "schemes", "length", "scaling"])
+@pytest.fixture(scope="module")
+def answers(all_studies) -> list[Answer]:
     tables = {cell.key for cell in make_cells()}
-    return build_answers(build_studies(read_sound(), make_rows(), tables=tables, unavailable={}), MARGIN)
+    return build_answers(
+        build_studies(read_source(all_studies).runs, make_rows(), tables=tables, unavailable={}), MARGIN
+    )
 
 
 def only(answers: list[Answer], name: str) -> Answer:

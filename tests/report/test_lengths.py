@@ -17,7 +17,7 @@ from tests.report.study_runs import make_rows, measure, write_one
 @pytest.fixture
 def read(read_sound: Callable) -> Callable[[str], Lengths | None]:
     def read(model: str) -> Lengths | None:
-        (row,) = [row for row in make_rows(["pg19"]) if row.study == "length"]
+        (row,) = [row for row in make_rows() if (row.study, row.dataset) == ("length", "pg19")]
         cells = [cell for cell in row.cells if cell.model == model]
         (result,) = resolve_cells(read_sound(), cells, unavailable={})
         return read_lengths(result)

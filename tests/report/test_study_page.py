@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from crope.report.figures import render_files
 from crope.report.studies import build_studies
 from crope.report.study_figures import build_study_figures
 from crope.report.style import LIGHT
 from crope.study import STUDIES
-from tests.report.conftest import make_cells
+from tests.report.conftest import make_cells, read_source
 from tests.report.page import read_page
 from tests.report.study_runs import make_rows, make_studies, usual
 
@@ -31,9 +32,8 @@ def test_without_a_study_a_line_says_how_to_run_it(whole_study, build, no_pictur
     assert "studies" not in read_page(build(name="plain")).ids
 
 
-def test_questions_tables_and_runs_are_on_the_page(runs_dir, build, no_pictures) -> None:
-    make_studies(runs_dir, STUDIES)
-    out_dir = build(study_rows=make_rows())
+def test_questions_tables_and_runs_are_on_the_page(all_studies, build, no_pictures) -> None:
+    out_dir = build(runs=all_studies, study_rows=make_rows())
     page = read_page(out_dir)
     assert {path.name for path in out_dir.iterdir()} >= FILES
     for text in (
@@ -54,7 +54,7 @@ def test_questions_tables_and_runs_are_on_the_page(runs_dir, build, no_pictures)
 
 
 def test_losses_as_csv_are_the_runs_own(runs_dir, build, no_pictures) -> None:
-    make_studies(runs_dir, STUDIES, without=["nope"])
+    make_studies(runs_dir, ["length", "scaling"], datasets=["pg19"], without=["nope"])
     rows = list(csv.DictReader(io.StringIO((build(study_rows=make_rows()) / "study_losses.csv").read_text())))
     (row,) = [row for row in rows if (row["study"], row["width"], row["model"]) == ("scaling", "256", "complex_wide")]
     mean = sum(usual("complex_wide", "pg19", 256, seed) for seed in range(3)) / 3
@@ -67,21 +67,33 @@ def test_losses_as_csv_are_the_runs_own(runs_dir, build, no_pictures) -> None:
     assert (missing["status"], missing["n"], missing["mean_nats"]) == ("missing", "0", "")
 
 
-def test_twice_the_same_bytes_and_nothing_is_left_behind(runs_dir, build) -> None:
-    """Figures included; one text, one seed more than none keeps it quick. A report without the studies removes them."""
-    make_studies(runs_dir, STUDIES, datasets=["pg19"])
-    first, second = build(name="a", study_rows=make_rows()), build(name="b", study_rows=make_rows())
-    names = {path.name for path in first.iterdir()}
-    assert names >= FILES | {f"{study}.{kind}" for study in STUDIES for kind in ("svg", "png")}
-    for name in names:
-        assert (first / name).read_bytes() == (second / name).read_bytes(), name
-    build(name="a")
-    assert not {path.name for path in first.iterdir()} & (FILES | {f"{study}.svg" for study in STUDIES})
+def test_twice_the_same_bytes_and_nothing_is_left_behind(all_studies, build, no_pictures) -> None:
+    """A report without the studies removes what they left."""
+    first, second = (build(name=name, runs=all_studies, study_rows=make_rows()) for name in "ab")
+    assert {path.name for path in first.iterdir()} >= FILES
+    for path in first.iterdir():
+        assert path.read_bytes() == (second / path.name).read_bytes(), path.name
+    (first / "length.svg").touch()
+    build(name="a", runs=all_studies)
+    assert not {path.name for path in first.iterdir()} & (FILES | {"length.svg"})
 
 
-def test_figures_say_their_numbers_and_tell_models_apart(runs_dir, read_sound) -> None:
-    make_studies(runs_dir, STUDIES, datasets=["pg19"])
-    studies = build_studies(read_sound(), make_rows(), tables={cell.key for cell in make_cells()}, unavailable={})
+def test_figures_have_the_same_bytes_twice(runs_dir, read_sound) -> None:
+    make_studies(runs_dir, STUDIES, datasets=["pg19"], seeds=[0, 1, 2])
+
+    def draw() -> dict[str, bytes]:
+        studies = build_studies(read_sound(), make_rows(), tables=set(), unavailable={})
+        plots = build_study_figures(studies, 0.02)
+        return {name: data for plot in plots for name, data in render_files(plot, scale="quick", kinds=["svg"]).items()}
+
+    first = draw()
+    assert list(first) == [f"{study}.svg" for study in STUDIES]
+    assert draw() == first
+
+
+def test_figures_say_their_numbers_and_tell_models_apart(all_studies) -> None:
+    runs = read_source(all_studies).runs
+    studies = build_studies(runs, make_rows(), tables={cell.key for cell in make_cells()}, unavailable={})
     plots = {plot.name: plot for plot in build_study_figures(studies, 0.02)}
     assert list(plots) == list(STUDIES)
     assert "CRoPE − low rank: final −0.0780 (95 % " in plots["controls"].panels[0].text
