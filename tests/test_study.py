@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from crope.compose import load_run
 from crope.config import cell_key
-from crope.study import expected_cells, jobs, study_axes
+from crope.study import STUDIES, expected_cells, expected_rows, jobs, study_axes
 
 
 def test_both_tables_are_18_distinct_runs_per_seed() -> None:
@@ -47,3 +49,23 @@ def test_tiny_stands_in_for_what_is_missing() -> None:
     }
     cells = expected_cells("quick", datasets=["pg19", "wikitext2", "ptb", "tiny"])
     assert len(cells) == 12 + 24
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_studys_cells_are_what_its_jobs_compose_to(study: str) -> None:
+    """The keys are derived from one composed run; Hydra, which makes the runs, is the oracle. One text is enough."""
+    rows = [row for row in expected_rows("smoke") if row.study == study and row.dataset == "pg19"]
+    derived = {(cell.model, row.width): cell.key for row in rows for cell in row.cells}
+    runs = [load_run(job) for job in jobs((study,), scale="smoke", seeds=[3], datasets=["pg19"])]
+    assert derived == {(run.model, run.config.model.d_model): cell_key(run.container) for run in runs}
+    assert len(set(derived.values())) == len(derived)
+
+
+def test_a_studys_rows_are_its_texts_and_widths() -> None:
+    rows = expected_rows("quick", datasets=["pg19", "tiny"])
+    assert [(row.study, row.dataset, row.width) for row in rows] == [
+        *((study, dataset, 128) for study in ("controls", "schemes", "length") for dataset in ("pg19", "tiny")),
+        *(("scaling", dataset, width) for dataset in ("pg19", "tiny") for width in (64, 128, 256, 512)),
+    ]
+    keys = {cell.key for row in expected_rows("quick") if row.dataset == "ptb" for cell in row.cells}
+    assert {cell.key for cell in expected_cells("quick") if cell.dataset == "ptb"} < keys

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from crope.report.figures import Plot
     from crope.report.findings import Findings
     from crope.report.sources import Source
-    from crope.study import Cell
+    from crope.study import Cell, StudyRow
 
 SCALES = ("paper", "quick", "smoke")
 PAGE = "index.html"
 # Columns of the LaTeX tables; a width, in parts of the text's, for those that break their lines.
 COMPARISON_COLUMNS = {0: "", 1: "", 2: "", 3: "", 4: "", 5: "", 6: "", 7: "", 8: "0.12"}
+ANSWER_COLUMNS = {1: "0.28", 2: "", 3: "0.22", 4: "0.36"}
 VERDICT_COLUMNS = {0: "0.24", 1: "0.11", 2: "", 4: "0.34", 5: "0.16"}
 OPTIONAL = (
     "choices.md",
@@ -31,6 +32,11 @@ OPTIONAL = (
     "choices.png",
     "fairness.md",
     "fairness.csv",
+    "studies.md",
+    "studies.csv",
+    "studies.tex",
+    "study_losses.csv",
+    *(f"{study}.{kind}" for study in ("controls", "schemes", "length", "scaling") for kind in ("svg", "png")),
 )  # made where there is more than the tables' cells
 
 
@@ -42,12 +48,14 @@ def build_report(
     out_dir: Path,
     committed: Source | None = None,
     theory: Path | None = None,
+    study_rows: Sequence[StudyRow] = (),
 ) -> tuple[list[Path], Findings]:
     """Writes the report of one scale into `out_dir`; returns its files, index.html last, and what they say.
 
-    `source` may hold runs of any scale, status and age; `cells` says what the tables expect. `unavailable` maps a
-    dataset to why it could not be had. `committed` are the records that the tables also show, `theory` the folder of
-    `make theory`. Damaged runs are named and enter no number. Of OPTIONAL, what only an earlier report had is removed.
+    `source` may hold runs of any scale, status and age; `cells` says what the tables expect, `study_rows` what the
+    studies do. `unavailable` maps a dataset to why it could not be had. `committed` are the records that the tables
+    also show, `theory` the folder of `make theory`. Damaged runs are named and enter no number. Of OPTIONAL, what only
+    an earlier report had is removed.
     Raises UserError where runs of one table row differ in precision, kind of device or data.
     """
     from crope.report.comparisons import load_margin
@@ -58,7 +66,9 @@ def build_report(
     from crope.report.runs_frame import render_runs_parquet
     from crope.report.theory import load_theory
 
-    findings = find(source, cells, unavailable=unavailable, margin=load_margin(), committed=committed)
+    findings = find(
+        source, cells, unavailable=unavailable, margin=load_margin(), committed=committed, study_rows=study_rows
+    )
     plots = build_plots(findings)
     items, files = load_theory(theory)
     files |= {"runs.parquet": render_runs_parquet(findings.shown, source.damaged)}
@@ -82,23 +92,27 @@ def build_plots(findings: Findings) -> list[Plot]:
     from crope.report.fig4 import build_fig4
     from crope.report.forest import build_forest
     from crope.report.seeds_figure import build_seeds_figure
+    from crope.report.study_figures import build_study_figures
 
     plots = [build_fig4(findings.results, findings.points), build_forest(findings.comparisons)]
     if findings.choices:
         plots.append(build_choices_figure(findings.choices, findings.margin_nats))
-    return [*plots, build_seeds_figure(findings.results), build_budget_figure(findings.results)]
+    plots += [build_seeds_figure(findings.results), build_budget_figure(findings.results)]
+    return [*plots, *build_study_figures(findings.studies, findings.margin_nats)]
 
 
 def render_texts(findings: Findings) -> dict[str, str]:
     """Every file of words and numbers but the page: name -> text."""
     from crope.fairness import render_csv as render_csv_of_rates
     from crope.fairness import render_markdown as render_markdown_of_rates
+    from crope.report.answer_tables import answer_checks_sheet, answers_sheet, render_answers_csv
     from crope.report.choices import choices_sheet, render_choices_csv
     from crope.report.comparison_tables import comparisons_sheet, render_comparisons_csv
     from crope.report.csv_files import render_csv
     from crope.report.details import details_sheet, render_details_csv
     from crope.report.markdown import render_markdown, render_sheet
     from crope.report.runs_frame import render_columns_csv, render_runs_csv
+    from crope.report.study_tables import render_losses_csv, study_sheet
     from crope.report.tables import build_table
     from crope.report.tex import render_sheet_tex, render_tex
     from crope.report.verdict_tables import render_verdicts_csv, render_verdicts_markdown, verdicts_sheet
@@ -120,6 +134,14 @@ def render_texts(findings: Findings) -> dict[str, str]:
     if findings.choices:
         texts["choices.md"] = render_sheet(choices_sheet(findings.choices, scale=scale))
         texts["choices.csv"] = render_choices_csv(findings.choices)
+    if findings.answers:
+        asked = answers_sheet(findings.answers, scale=scale)
+        sheets = [asked, *(study_sheet(study) for study in findings.studies if study.rows)]
+        sheets.append(answer_checks_sheet(findings.answers))
+        texts["studies.md"] = "\n".join(map(render_sheet, sheets))
+        texts["studies.csv"] = render_answers_csv(findings.answers)
+        texts["studies.tex"] = render_sheet_tex(asked, ANSWER_COLUMNS)
+        texts["study_losses.csv"] = render_losses_csv(findings.studies)
     if findings.fairness:
         texts["fairness.md"] = render_markdown_of_rates(findings.fairness)
         texts["fairness.csv"] = render_csv_of_rates(findings.fairness)
@@ -137,7 +159,7 @@ def report_folder(
     line on stderr.
     """
     from crope.report.frame import one_line
-    from crope.report.sources import choose_source, expected, load_published, load_unavailable
+    from crope.report.sources import choose_source, expected, expected_of_studies, load_published, load_unavailable
     from crope.report.verdict_tables import render_verdicts_text
 
     source = choose_source(results_dir=results_dir, scale=scale, folders=folders)
@@ -159,6 +181,7 @@ def report_folder(
         out_dir=out_dir,
         committed=beside,
         theory=results_dir / "theory",
+        study_rows=expected_of_studies(source),
     )
     for name in ("table1.md", "table2.md"):
         print((out_dir / name).read_text(encoding="utf-8"))

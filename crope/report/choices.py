@@ -19,7 +19,7 @@ from crope.report.comparison_tables import format_nats, format_range
 from crope.report.comparisons import COMPARED_AT, MEASURES, pair_label
 from crope.report.csv_files import to_csv
 from crope.report.figures import Plot
-from crope.report.forest import ForestRow, forest_label, plot_forest
+from crope.report.forest import ForestRow, forest_label, pair_panel, plot_forest
 from crope.report.frame import DATASET_LABELS, CellResult, one_line, run_status
 from crope.report.mixing import data_of
 from crope.report.sheets import Sheet
@@ -119,7 +119,7 @@ def _compared(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def build_choices_figure(choices: Sequence[Choice], margin: float) -> Plot:
     rows = [ForestRow(_two_lines(choice), choice.differences) for choice in choices]
-    return plot_forest("choices", "CRoPE − RoPE under every choice", {PAIR: rows}, margin=margin)
+    return plot_forest("choices", "CRoPE − RoPE under every choice", [pair_panel(PAIR, rows)], margin=margin)
 
 
 def _two_lines(choice: Choice) -> str:

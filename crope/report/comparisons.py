@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -19,6 +19,7 @@ from crope.config import ROOT
 from crope.errors import ConfigError
 from crope.report import stats
 from crope.report.frame import CellResult, distinct_cells
+from crope.report.models import MODEL_LABELS
 from crope.report.stats import ALPHA, MIN_SEEDS, Difference, holm, p_equivalent, p_outside
 
 EVIDENCE = ROOT / "conf" / "evidence.yaml"
@@ -32,22 +33,20 @@ MEASURES = {  # name -> where summary.json holds it
     "train": ("train", "final_nats"),
 }
 COMPARED_AT = ("final", "best")
+LOWER, EQUIVALENT, HIGHER, OPEN = "lower", "equivalent", "higher", "cannot tell"
+
+T = TypeVar("T", bound="Tested")
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """first - second in one row at one measure; p-values are None below MIN_SEEDS, `reason` says why there is no test.
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """A difference over seeds and its tests; p-values are None below MIN_SEEDS, `reason` says why there is no test.
 
     p_different  the paired t test, two-sided; p_equivalent  the two one-sided tests against the margin
-    *_holm       adjusted over all rows of the same pair and measure
+    *_holm       adjusted over the family that the test belongs to
     conclusion   equivalent, higher, lower (after Holm), cannot tell, or the reason
     """
 
-    dataset: str
-    row: str
-    first: str
-    second: str
-    at: str
     margin_nats: float
     difference: Difference | None
     reason: str = ""
@@ -61,6 +60,31 @@ class Comparison:
         return self.difference.n if self.difference else 0
 
     @property
+    def equivalent(self) -> bool:
+        return self.p_equivalent_holm is not None and self.p_equivalent_holm < ALPHA
+
+    @property
+    def conclusion(self) -> str:
+        if self.difference is None or self.p_different_holm is None:
+            return self.reason
+        if self.equivalent:
+            return EQUIVALENT
+        if self.p_different_holm < ALPHA:
+            return HIGHER if self.difference.mean_nats > 0 else LOWER
+        return OPEN
+
+
+@dataclass(frozen=True)
+class Comparison(Tested):
+    """first - second in one row at one measure; Holm goes over all rows of the same pair and measure."""
+
+    dataset: str
+    row: str
+    first: str
+    second: str
+    at: str
+
+    @property
     def pair(self) -> str:
         return pair_label(self.first, self.second)
 
@@ -70,20 +94,6 @@ class Comparison:
         table = "table1" if self.row == "base" else "table2"
         first, second = (paper.printed_loss(table, self.row, self.dataset, m) for m in (self.first, self.second))
         return None if first is None or second is None or self.at != "final" else first.mean_nats - second.mean_nats
-
-    @property
-    def equivalent(self) -> bool:
-        return self.p_equivalent_holm is not None and self.p_equivalent_holm < ALPHA
-
-    @property
-    def conclusion(self) -> str:
-        if self.difference is None or self.p_different_holm is None:
-            return self.reason
-        if self.equivalent:
-            return "equivalent"
-        if self.p_different_holm < ALPHA:
-            return "higher" if self.difference.mean_nats > 0 else "lower"
-        return "cannot tell"
 
 
 def load_margin(path: Path = EVIDENCE) -> float:
@@ -112,7 +122,7 @@ def build_comparisons(results: Sequence[CellResult], margin: float) -> list[Comp
                 for key, row in rows.items()
                 if first in row and second in row
             ]
-            compared += _adjust(family)
+            compared += adjust(family)
     return compared
 
 
@@ -133,16 +143,20 @@ def _compare(
     row: dict[str, CellResult], key: tuple[str, str], pair: tuple[str, str], at: str, margin: float
 ) -> Comparison:
     difference, reason = paired(row.get(pair[0]), row.get(pair[1]), at)
-    compared = Comparison(*key, *pair, at, margin, difference, reason)
-    if difference is None or reason:
-        return compared
-    values = difference.values_nats
+    return with_tests(Comparison(*key, *pair, at, margin_nats=margin, difference=difference, reason=reason))
+
+
+def with_tests(one: T) -> T:
+    """Adds the unadjusted p-values, where there is no reason against a test."""
+    if one.difference is None or one.reason:
+        return one
+    values = one.difference.values_nats
     return replace(
-        compared, p_different=float(p_outside(values, 0.0)), p_equivalent=float(p_equivalent(values, margin))
+        one, p_different=float(p_outside(values, 0.0)), p_equivalent=float(p_equivalent(values, one.margin_nats))
     )
 
 
-def _adjust(family: list[Comparison]) -> list[Comparison]:
+def adjust(family: Sequence[T]) -> list[T]:
     """Holm over the family; a row without a test counts in it, so that a missing run makes nothing significant."""
     different = holm([1.0 if one.p_different is None else one.p_different for one in family])
     equivalent = holm([1.0 if one.p_equivalent is None else one.p_equivalent for one in family])
@@ -181,7 +195,7 @@ def read_losses(result: CellResult, at: str) -> dict[int, float]:
 
 
 def model_label(model: str) -> str:
-    return paper.MODEL_LABELS.get(model, model)
+    return MODEL_LABELS.get(model, model)
 
 
 def pair_label(first: str, second: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -111,13 +112,19 @@ def _draw(plot: Plot, *, heading: str) -> Figure:
             axis.remove()
     handles = list(plot.legend())
     if handles:
-        longest = max(len(str(handle.get_label())) for handle in handles)
-        most = max(1, int(width / (0.5 + 0.065 * longest)))  # entries that fit beside each other
-        figure.legend(handles=handles, loc="outside upper right", ncols=min(most, len(handles)), handlelength=2.4)
+        columns = _legend_columns([str(handle.get_label()) for handle in handles], width, heading)
+        figure.legend(handles=handles, loc="outside upper right", ncols=columns, handlelength=2.4)
     if heading:
         figure.suptitle(heading, x=0.01, ha="left", fontsize=11)
         figure.supxlabel(note, x=0.01, ha="left", fontsize=7.5, color=LIGHT.muted)
     return figure
+
+
+def _legend_columns(labels: Sequence[str], width: float, heading: str) -> int:
+    """How many entries stand beside each other: what fits beside the heading, in lines of about equal length."""
+    most = max(1, int(width / (0.5 + 0.065 * max(map(len, labels)))))
+    lines = math.ceil(sum(0.5 + 0.075 * len(label) for label in labels) / max(1.0, width - 0.085 * len(heading)))
+    return min(most, math.ceil(len(labels) / lines))
 
 
 def _save(figure: Figure, kind: str) -> bytes:

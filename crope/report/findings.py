@@ -9,16 +9,19 @@ from pathlib import Path
 from crope.fairness import Comparison as RateComparison
 from crope.fairness import compare_at_own_best
 from crope.record import Record
+from crope.report.answers import Answer
 from crope.report.choices import Choice, build_choices
 from crope.report.comparisons import Comparison, build_comparisons
 from crope.report.curves import Points, read_curves
 from crope.report.details import Detail, build_details
 from crope.report.frame import CellResult, distinct_cells, resolve_cells
 from crope.report.judgement import Verdict
+from crope.report.questions import build_answers
 from crope.report.sources import Source
+from crope.report.studies import Study, build_studies
 from crope.report.tables import Table, build_table
 from crope.report.verdicts import build_verdicts
-from crope.study import TABLES, Cell
+from crope.study import TABLES, Cell, StudyRow
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Findings:
     choices: list[Choice]
     fairness: list[RateComparison]
     details: list[Detail]
+    studies: list[Study]
+    answers: list[Answer]
     points: dict[Path, dict[str, Points]]
 
     @property
@@ -57,14 +62,21 @@ def find(
     unavailable: dict[str, str],
     margin: float,
     committed: Source | None = None,
+    study_rows: Sequence[StudyRow] = (),
 ) -> Findings:
-    """Reads every metrics.jsonl of the cells once.
+    """Reads every metrics.jsonl of the cells once. `study_rows` says what the studies expect.
 
     Raises UserError where runs of one table row differ in precision, kind of device or data.
     """
     results = resolve_cells(source.runs, cells, unavailable=unavailable, damaged=source.damaged)
     beside = resolve_cells(committed.runs, cells, unavailable={}, damaged=committed.damaged) if committed else []
-    used = {run.path for result in results for run in result.runs}  # a sweep may have made them under another scale
+    studies = build_studies(
+        source.runs, study_rows, tables={cell.key for cell in cells}, unavailable=unavailable, damaged=source.damaged
+    )
+    studied = [result for study in studies for result in study.results]
+    used = {
+        run.path for result in (*results, *studied) for run in result.runs
+    }  # a sweep may have made them under another scale
     shown = [run for run in source.runs if run.summary["scale"] == source.scale or run.path in used]
     machine = committed.machine if committed else ""
     return Findings(
@@ -81,5 +93,7 @@ def find(
         choices=build_choices(shown, results),
         fairness=compare_at_own_best(shown),
         details=build_details(results),
+        studies=studies,
+        answers=build_answers(studies, margin),
         points=read_curves([run for result in distinct_cells(results) for run in result.runs]),
     )

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 APART = 0.17  # final above the middle of its line, best below, in lines
 NOTE = (
     "Filled: loss after the last step; open: at its lowest. Bars: 95 % t intervals of the mean over paired seeds;"
-    f" where there is none, fewer than {MIN_SEEDS} seeds. Dots: each seed. Crosses: difference of the means that the"
-    " paper prints. Shaded: within the equivalence margin of ±{margin:g} nats."
+    f" where there is none, fewer than {MIN_SEEDS} seeds. Dots: each seed.",
+    "Shaded: within the equivalence margin of ±{margin:g} nats.",
 )
+CROSSES = "Crosses: difference of the means that the paper prints."
 
 
 @dataclass(frozen=True)
@@ -48,26 +49,42 @@ class ForestRow:
         return f"{' '.join(self.label.split())}: {', '.join(parts) or self.reason}"
 
 
+@dataclass(frozen=True)
+class ForestPanel:
+    """`model` gives colour and shape, `axis` names the difference."""
+
+    title: str
+    axis: str
+    model: str
+    rows: Sequence[ForestRow]
+
+
 def build_forest(comparisons: Sequence[Comparison]) -> Plot:
     """Every pair with the reference model, at the final and at the best loss."""
     pairs = dict.fromkeys((one.first, one.second) for one in comparisons if one.second == REFERENCE)
-    rows = {pair: _pair_rows(comparisons, pair) for pair in pairs}
-    margin = comparisons[0].margin_nats
-    return plot_forest("forest", "Paired differences", rows, margin=margin)
+    panels = [pair_panel(pair, _pair_rows(comparisons, pair)) for pair in pairs]
+    return plot_forest("forest", "Paired differences", panels, margin=comparisons[0].margin_nats)
 
 
-def plot_forest(name: str, title: str, rows: dict[tuple[str, str], list[ForestRow]], *, margin: float) -> Plot:
-    """A panel for each pair of models (first - second)."""
-    most = max(len(found) for found in rows.values())
-    panels = tuple(
+def pair_panel(pair: tuple[str, str], rows: Sequence[ForestRow]) -> ForestPanel:
+    """The panel of a pair of models (first - second)."""
+    return ForestPanel(pair_label(*pair), pair_label(*pair), pair[0], rows)
+
+
+def plot_forest(name: str, title: str, panels: Sequence[ForestPanel], *, margin: float) -> Plot:
+    most = max(len(panel.rows) for panel in panels)
+    printed = any(row.printed_nats is not None for panel in panels for row in panel.rows)
+    drawn = tuple(
         Panel(
-            pair_label(*pair),
-            f"{pair_label(*pair)}, nats per token. {'; '.join(row.text for row in found)}.",
-            partial(_draw_rows, found, pair, margin),
+            panel.title,
+            f"{panel.title}, nats per token. {'; '.join(row.text for row in panel.rows)}.",
+            partial(_draw_rows, panel, margin),
         )
-        for pair, found in rows.items()
+        for panel in panels
     )
-    return Plot(name, title, NOTE.format(margin=margin), panels, (4.6, 1.0 + 0.42 * most), _legend, per_row=2)
+    note = " ".join([*NOTE[:-1], *([CROSSES] if printed else []), NOTE[-1].format(margin=margin)])
+    size = (4.6, 1.0 + 0.42 * most)
+    return Plot(name, title, note, drawn, size, partial(_legend, printed=printed), per_row=2)
 
 
 def _pair_rows(comparisons: Sequence[Comparison], pair: tuple[str, str]) -> list[ForestRow]:
@@ -92,11 +109,9 @@ def forest_label(dataset: str, row: str) -> str:
     return label if row == "base" else textwrap.fill(f"{label}, {paper.row_label(row)}", 28)
 
 
-def _draw_rows(
-    rows: Sequence[ForestRow], pair: tuple[str, str], margin: float, axes: Sequence[Axes], first: bool
-) -> None:
-    axis = axes[0]
-    colour, (shape, _) = LIGHT.model_colour(pair[0]), marker(pair[0])
+def _draw_rows(panel: ForestPanel, margin: float, axes: Sequence[Axes], first: bool) -> None:
+    axis, rows = axes[0], panel.rows
+    colour, (shape, _) = LIGHT.model_colour(panel.model), marker(panel.model)
     axis.axvspan(-margin, margin, color=LIGHT.margin, linewidth=0, zorder=0)
     axis.axvline(0.0, color=LIGHT.muted, linewidth=0.8, zorder=1)
     for index, row in enumerate(rows):
@@ -118,18 +133,19 @@ def _draw_rows(
     axis.set_yticklabels([row.label for row in rows] if first else [])
     axis.tick_params(axis="y", length=0)
     axis.grid(False, axis="y")
-    axis.set_xlabel(f"{pair_label(*pair)} (nats per token)")
+    axis.set_xlabel(f"{panel.axis} (nats per token)")
 
 
-def _legend() -> list[Artist]:
+def _legend(*, printed: bool) -> list[Artist]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     common: dict[str, Any] = {"linestyle": "none", "color": LIGHT.text}
+    cross = [Line2D([], [], marker="x", markersize=5, label="paper", **common)]
     return [
         Line2D([], [], marker="o", markersize=5.5, label="final", **common),
         Line2D([], [], marker="o", markersize=5.5, markerfacecolor=LIGHT.background, label="best", **common),
         Line2D([], [], marker=".", markersize=4, label="a seed", **common),
-        Line2D([], [], marker="x", markersize=5, label="paper", **common),
+        *(cross if printed else []),
         Patch(facecolor=LIGHT.margin, label="margin"),
     ]

@@ -13,6 +13,7 @@ import jinja2
 from crope.config import ROOT
 from crope.fairness import fairness_sheet
 from crope.record import Record
+from crope.report.answer_tables import answer_notes
 from crope.report.choices import choices_sheet
 from crope.report.comparison_tables import comparisons_sheet
 from crope.report.details import details_sheet, savings_line
@@ -22,6 +23,7 @@ from crope.report.frame import one_line, printable
 from crope.report.interactive import MEASURES, chart_data, embed_json, plotly_script
 from crope.report.judgement import Claim, Verdict
 from crope.report.page_runs import COMMITTED, OWN, anchor, group_runs
+from crope.report.page_studies import is_of_study, study_sections
 from crope.report.protocol import open_settings, row_labels, stated_settings
 from crope.report.sheets import Sheet
 from crope.report.statements import can_say, cannot_say, describe_runs
@@ -48,11 +50,13 @@ def render_page(findings: Findings, plots: Sequence[Plot], *, out_dir: Path, the
     strict = jinja2.StrictUndefined  # a name that the template misspells is an error, not an empty string
     environment = jinja2.Environment(autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
     environment.loader = jinja2.FileSystemLoader(FOLDER)
-    groups = group_runs(findings.results, findings.shown, out_dir=out_dir)
+    results = [*findings.results, *(result for study in findings.studies for result in study.results)]
+    groups = group_runs(results, findings.shown, out_dir=out_dir)
     committed = [run for result in findings.committed_results for run in result.runs]
     beside = group_runs(findings.committed_results, _distinct(committed), out_dir=out_dir, whose=COMMITTED)
-    used = {run.path for result in findings.results for run in result.runs}
+    used = {run.path for result in results for run in result.runs}
     charts = chart_data(findings)
+    figures = [(plot, render_pictures(plot)) for plot in plots]
     page = environment.get_template("page.html").render(
         findings=findings,
         scale=findings.scale,
@@ -62,7 +66,9 @@ def render_page(findings: Findings, plots: Sequence[Plot], *, out_dir: Path, the
         savings=savings_line(findings.results),
         judged=judge_claims(findings),
         verdict_notes=(*scale_note(findings.scale), *NOTES),
-        figures=[(plot, render_pictures(plot)) for plot in plots],
+        figures=[(plot, shown) for plot, shown in figures if not is_of_study(plot)],
+        sections=study_sections(findings, figures),
+        answer_notes=answer_notes(findings.answers),
         charts=embed_json(charts) if charts["panels"] else "",
         panels=[panel["title"] for panel in charts["panels"]],
         measures=MEASURES,

@@ -17,6 +17,7 @@ from crope.report.frame import DATASET_LABELS, CellResult, distinct_cells, error
 from crope.report.tables import PROTOCOLS, format_spread
 
 RUN_FILES = ("config.yaml", "provenance.json", "metrics.jsonl", "summary.json")
+MEASURED_LATER = ("extrapolation.json",)
 OWN, COMMITTED = "runs", "published"
 
 
@@ -54,7 +55,7 @@ def anchor(key: str, whose: str = OWN) -> str:
 def group_runs(
     results: Sequence[CellResult], runs: Sequence[Record], *, out_dir: Path, whose: str = OWN
 ) -> list[RunGroup]:
-    """The cells' groups in the tables' order, then configurations that no table asks for."""
+    """The cells' groups in the tables' and studies' order, then configurations that neither asks for."""
     cells = {(r.cell.dataset, r.cell.row, r.cell.model, r.cell.key): r for r in distinct_cells(results)}
     found: dict[tuple[str, str, str, str], list[Record]] = {place: [] for place in cells}
     for run in sorted(runs, key=lambda run: (run.summary["seed"], run.path.name)):
@@ -64,15 +65,23 @@ def group_runs(
     for place, members in found.items():
         if members:
             dataset, row, model, key = place
-            title = ", ".join([DATASET_LABELS.get(dataset, dataset), paper.row_label(row), model_label(model)])
+            title = ", ".join([DATASET_LABELS.get(dataset, dataset), _settings(row, members[0]), model_label(model)])
             rows = tuple(_row(run, out_dir) for run in members)
             name = anchor(key, whose) if place in cells else f"{anchor(key, whose)}-{len(groups)}"
             groups.append(RunGroup(name, title, _numbers(cells[place]) if place in cells else "", rows))
     return groups
 
 
+def _settings(row: str, run: Record) -> str:
+    """The row's label; a study of widths leaves the row's own."""
+    width = run.config["model"]["d_model"]
+    return paper.row_label(row) + (
+        "" if paper.ROWS.get(row, {}).get("d_model", width) == width else f", here D={width}"
+    )
+
+
 def _numbers(result: CellResult) -> str:
-    decimals = paper.PRINTED_DECIMALS[result.cell.table]
+    decimals = paper.PRINTED_DECIMALS.get(result.cell.table, 4)
     spreads = [(protocol, result.losses(protocol)) for protocol in PROTOCOLS]
     return ", ".join(f"{protocol} {format_spread(spread, decimals)}" for protocol, spread in spreads if spread)
 
@@ -81,6 +90,7 @@ def _row(run: Record, out_dir: Path) -> RunRow:
     summary, facts = run.summary, run.provenance
     complete = summary["status"] == "complete"
     folder = Path(os.path.relpath(run.path, out_dir)).as_posix()
+    later = [name for name in MEASURED_LATER if (run.path / name).exists()]
     commit = (facts["commit"] or "unknown")[:10]
     return RunRow(
         run_id=summary["run_id"],
@@ -91,6 +101,6 @@ def _row(run: Record, out_dir: Path) -> RunRow:
         commit=f"{commit} (changed)" if facts["dirty"] else commit,
         device=f"{facts['device']} {summary['precision']}",
         time=format_duration(summary["time"]["total_s"]) if complete else "",
-        links=tuple((name, quote(f"{folder}/{name}")) for name in RUN_FILES),
+        links=tuple((name, quote(f"{folder}/{name}")) for name in (*RUN_FILES, *later)),
         error=error_line(summary),
     )

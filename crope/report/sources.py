@@ -12,7 +12,7 @@ from crope.lookup import PUBLISHED, shown
 from crope.record import Record
 from crope.report import SCALES
 from crope.report.frame import DATASET_LABELS, TINY, CellResult, resolve_cells
-from crope.study import Cell, expected_cells
+from crope.study import Cell, StudyRow, expected_cells, expected_rows
 from crope.verify import DamagedRun, read_runs
 
 
@@ -76,9 +76,18 @@ def _scale_of(summary: Path) -> object:
 
 def expected(source: Source) -> list[Cell]:
     """The cells of both tables at the source's scale; `tiny` joins where it was run."""
+    return expected_cells(source.scale, datasets=_datasets(source))
+
+
+def expected_of_studies(source: Source) -> list[StudyRow]:
+    """The rows of the studies, likewise."""
+    return expected_rows(source.scale, datasets=_datasets(source))
+
+
+def _datasets(source: Source) -> list[str] | None:
     there = {(run.summary["scale"], run.summary["dataset"]) for run in source.runs}
     there |= {(run.scale, name) for run in source.damaged for name in DATASET_LABELS if f"-{name}-" in run.path.name}
-    return expected_cells(source.scale, datasets=list(DATASET_LABELS) if (source.scale, TINY) in there else None)
+    return list(DATASET_LABELS) if (source.scale, TINY) in there else None
 
 
 def resolve(source: Source, *, unavailable: dict[str, str]) -> list[CellResult]:

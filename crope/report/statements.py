@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from crope.report.answer_tables import controls_in_a_sentence
 from crope.report.comparisons import pair_label
 from crope.report.findings import Findings
 from crope.report.forest import forest_label
@@ -26,7 +27,9 @@ def can_say(findings: Findings) -> list[str]:
     """What follows from these runs."""
     outcomes = Counter(verdict.outcome for verdict in findings.verdicts)
     counts = ", ".join(f"{outcomes[outcome]} {outcome}" for outcome in OUTCOMES if outcomes[outcome])
-    return [f"Of {len(findings.verdicts)} verdicts on the paper's claims: {counts}.", *_resolution(findings)]
+    texts = [f"Of {len(findings.verdicts)} verdicts on the paper's claims: {counts}.", *_resolution(findings)]
+    controls = controls_in_a_sentence(findings.answers)
+    return [*texts, controls] if controls else texts
 
 
 def _resolution(findings: Findings) -> list[str]:

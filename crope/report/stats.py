@@ -70,7 +70,12 @@ def paired_difference(first: Mapping[int, float], second: Mapping[int, float]) -
     seeds = sorted(first.keys() & second.keys())
     if not seeds:
         return None
-    values = tuple(first[seed] - second[seed] for seed in seeds)
+    return over_seeds([first[seed] - second[seed] for seed in seeds])
+
+
+def over_seeds(values_nats: Sequence[float]) -> Difference:
+    """The mean of one value a seed, with its intervals."""
+    values = tuple(values_nats)
     if len(values) < MIN_SEEDS:
         return Difference(fmean(values), None, None, len(values), values_nats=values)
     low, high = map(float, t_interval(values))

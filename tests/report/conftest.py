@@ -16,11 +16,11 @@ import pytest
 import yaml
 
 from crope import paper
-from crope.config import NUMERICS_VERSION, cell_key, run_hash
+from crope.config import NUMERICS_VERSION, ROOT, cell_key, run_hash
 from crope.record import Record
 from crope.report import build_report
 from crope.report.sources import Source
-from crope.study import Cell
+from crope.study import STUDIES, Cell
 from crope.summary import speeds, summarise
 from crope.verify import read_runs
 
@@ -39,13 +39,21 @@ def make_config(
 ) -> dict[str, Any]:
     train = {**paper.ROWS[row], "lr": 0.001, "max_steps": steps, "precision": precision}
     return {
-        "model": {"projection": model, "tied_head": True, "n_layers": 4, "d_model": train.pop("d_model")},
+        "model": {**make_choices(model), "tied_head": True, "n_layers": 4, "d_model": train.pop("d_model")},
         "data": {"corpus": dataset},
         "tokenizer": {"name": "bpe", "vocab_size": 4096},
         "train": train,
         "eval": {"every": 20},
         "seed": seed,
     }
+
+
+def make_choices(model: str) -> dict[str, str]:
+    """What makes the model, as its file says; a model without a file is named by its projection."""
+    file = ROOT / "conf" / "model" / f"{model}.yaml"
+    if not file.exists():
+        return {"position": "rotary", "projection": model, "attention": "softmax"}
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
 
 
 def make_parameters(model: str, width: int | float) -> dict[str, int]:
@@ -199,6 +207,16 @@ def whole_study(runs_dir: Path) -> None:
     make_study(runs_dir, seeds=(0, 1))
 
 
+@pytest.fixture(scope="session")
+def all_studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of all four studies on two texts, three seeds each; not to be changed."""
+    from tests.report.study_runs import make_studies
+
+    folder = tmp_path_factory.mktemp("studies") / "runs"
+    make_studies(folder, STUDIES)
+    return folder
+
+
 def read_source(*folders: Path, scale: str = SCALE, machine: str = "") -> Source:
     found = [read_runs(folder) for folder in folders]
     runs, damaged = [run for sound, _ in found for run in sound], [run for _, broken in found for run in broken]
@@ -209,10 +227,19 @@ def read_source(*folders: Path, scale: str = SCALE, machine: str = "") -> Source
 def build(runs_dir: Path, cells: list[Cell]) -> Callable[..., Path]:
     """build(): the report of the runs in runs_dir, in a folder beside it; every file that was written is returned."""
 
-    def build(*, name: str = "report", scale: str = SCALE, expected: list[Cell] | None = None, **options: Any) -> Path:
+    def build(
+        *,
+        name: str = "report",
+        scale: str = SCALE,
+        expected: list[Cell] | None = None,
+        runs: Path | None = None,
+        **options: Any,
+    ) -> Path:
         out_dir = runs_dir.parent / name
         options = {"unavailable": {}} | options
-        files, _ = build_report(read_source(runs_dir, scale=scale), expected or cells, out_dir=out_dir, **options)
+        files, _ = build_report(
+            read_source(runs or runs_dir, scale=scale), expected or cells, out_dir=out_dir, **options
+        )
         assert files[-1].name == "index.html"
         assert {path.name for path in files} == {path.name for path in out_dir.iterdir()}
         return out_dir
