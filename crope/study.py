@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from crope.compose import CONF_DIR, build_run, compose_config
+from crope.compose import CONF_DIR, build_run, compose_config, group_files, plain_model
 from crope.config import cell_key
 
 TABLES = ("table1", "table2")
@@ -111,8 +111,13 @@ def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[Stu
 
 
 def _key(base: Mapping[str, Any], model: str, dataset: str, width: int) -> str:
-    chosen = {**base["model"], **_load(f"model/{model}"), "d_model": width}
+    chosen = {**base["model"], **_choices(model), "d_model": width}
     return cell_key({**base, "model": chosen, "data": {**base["data"], **_load(f"data/{dataset}")}})
+
+
+@cache
+def _choices(model: str) -> Mapping[str, Any]:
+    return plain_model(model) if group_files("model")[model].suffix == ".py" else _load(f"model/{model}")
 
 
 @cache

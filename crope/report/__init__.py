@@ -49,12 +49,14 @@ def build_report(
     committed: Source | None = None,
     theory: Path | None = None,
     study_rows: Sequence[StudyRow] = (),
+    studied: Source | None = None,
 ) -> tuple[list[Path], Findings]:
     """Writes the report of one scale into `out_dir`; returns its files, index.html last, and what they say.
 
     `source` may hold runs of any scale, status and age; `cells` says what the tables expect, `study_rows` what the
     studies do. `unavailable` maps a dataset to why it could not be had. `committed` are the records that the tables
-    also show, `theory` the folder of `make theory`. Damaged runs are named and enter no number. Of OPTIONAL, what only
+    also show, `studied` those that the studies rest on in the place of the source, `theory` the folder of
+    `make theory`. Damaged runs are named and enter no number. Of OPTIONAL, what only
     an earlier report had is removed.
     Raises UserError where runs of one table row differ in precision, kind of device or data.
     """
@@ -67,8 +69,9 @@ def build_report(
     from crope.report.theory import load_theory
 
     findings = find(
-        source, cells, unavailable=unavailable, margin=load_margin(), committed=committed, study_rows=study_rows
-    )
+        source, cells, unavailable=unavailable, margin=load_margin(), committed=committed, study_rows=study_rows,
+        studied=studied,
+    )  # fmt: skip
     plots = build_plots(findings)
     items, files = load_theory(theory)
     files |= {"runs.parquet": render_runs_parquet(findings.shown, source.damaged)}
@@ -135,7 +138,9 @@ def render_texts(findings: Findings) -> dict[str, str]:
         texts["choices.md"] = render_sheet(choices_sheet(findings.choices, scale=scale))
         texts["choices.csv"] = render_choices_csv(findings.choices)
     if findings.answers:
-        asked = answers_sheet(findings.answers, scale=scale)
+        asked = answers_sheet(
+            findings.answers, scale=scale, machine=findings.studied.machine if findings.studied else ""
+        )
         sheets = [asked, *(study_sheet(study) for study in findings.studies if study.rows)]
         sheets.append(answer_checks_sheet(findings.answers))
         texts["studies.md"] = "\n".join(map(render_sheet, sheets))
@@ -174,6 +179,9 @@ def report_folder(
     beside = None if source.machine else load_published(source.scale)
     if beside and {folder.resolve() for folder in source.folders} & {folder.resolve() for folder in beside.folders}:
         beside = None
+    studied = load_published(source.scale, of_studies=True) if source.machine else None
+    if studied and studied.machine == source.machine:
+        studied = None
     files, findings = build_report(
         source,
         expected(source),
@@ -181,7 +189,8 @@ def report_folder(
         out_dir=out_dir,
         committed=beside,
         theory=results_dir / "theory",
-        study_rows=expected_of_studies(source),
+        study_rows=expected_of_studies(studied or source),
+        studied=studied,
     )
     for name in ("table1.md", "table2.md"):
         print((out_dir / name).read_text(encoding="utf-8"))

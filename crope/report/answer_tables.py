@@ -40,8 +40,8 @@ def _csv_row(answer: Answer, check: Check) -> list[object]:
     return [*head, check.n, *texts, check.conclusion]
 
 
-def answers_sheet(answers: Sequence[Answer], *, scale: str) -> Sheet:
-    """A line a question and measure."""
+def answers_sheet(answers: Sequence[Answer], *, scale: str, machine: str = "") -> Sheet:
+    """A line a question and measure; `machine` names published records that are not those of the tables."""
     return Sheet(
         name="studies",
         caption=f"What the studies ask, and how these runs answer. Scale: {scale}.",
@@ -51,12 +51,12 @@ def answers_sheet(answers: Sequence[Answer], *, scale: str) -> Sheet:
             for one in answers
         ),
         text_columns=tuple(range(len(HEADINGS))),
-        notes=answer_notes(answers),
+        notes=answer_notes(answers, machine),
     )
 
 
-def answer_notes(answers: Sequence[Answer]) -> tuple[str, ...]:
-    """How an answer is reached."""
+def answer_notes(answers: Sequence[Answer], machine: str = "") -> tuple[str, ...]:
+    """How an answer is reached, and whose runs they are where those of the tables are another machine's."""
     margin = max((check.margin_nats for one in answers for check in one.checks), default=0.0)
     return (
         f"The same rule as for the comparisons, by Holm's p below {ALPHA:g} over the texts (or widths) of a question:"
@@ -66,6 +66,7 @@ def answer_notes(answers: Sequence[Answer]) -> tuple[str, ...]:
         " the largest width.",
         "At: full validation loss after the last step (final) or at its lowest (best); where runs overfit, the final"
         " loss favours the model with fewer parameters.",
+        *([f"The runs of the studies are the published records of {machine}."] if machine else []),
     )
 
 

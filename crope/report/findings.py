@@ -26,7 +26,8 @@ from crope.study import TABLES, Cell, StudyRow
 
 @dataclass(frozen=True)
 class Findings:
-    """`source` is what is reported, `committed` the records that its tables stand beside (None: there are none).
+    """`source` is what is reported, `committed` the records that its tables stand beside (None: there are none),
+    `studied` those that the studies rest on where they are not the source's own.
 
     shown      the runs of the scale, and those that a cell rests on whatever scale they were made under
     elsewhere  how many runs of other scales the folders hold
@@ -35,6 +36,7 @@ class Findings:
 
     source: Source
     committed: Source | None
+    studied: Source | None
     margin_nats: float
     shown: list[Record]
     elsewhere: int
@@ -63,6 +65,7 @@ def find(
     margin: float,
     committed: Source | None = None,
     study_rows: Sequence[StudyRow] = (),
+    studied: Source | None = None,
 ) -> Findings:
     """Reads every metrics.jsonl of the cells once. `study_rows` says what the studies expect.
 
@@ -70,20 +73,20 @@ def find(
     """
     results = resolve_cells(source.runs, cells, unavailable=unavailable, damaged=source.damaged)
     beside = resolve_cells(committed.runs, cells, unavailable={}, damaged=committed.damaged) if committed else []
-    studies = build_studies(
-        source.runs, study_rows, tables={cell.key for cell in cells}, unavailable=unavailable, damaged=source.damaged
-    )
-    studied = [result for study in studies for result in study.results]
+    tables, asked = {cell.key for cell in cells}, studied or source
+    studies = build_studies(asked.runs, study_rows, tables=tables, unavailable=unavailable, damaged=asked.damaged)
+    of_studies = [result for study in studies for result in study.results]
     used = {
-        run.path for result in (*results, *studied) for run in result.runs
+        run.path for result in (*results, *of_studies) for run in result.runs
     }  # a sweep may have made them under another scale
     shown = [run for run in source.runs if run.summary["scale"] == source.scale or run.path in used]
     machine = committed.machine if committed else ""
     return Findings(
         source=source,
         committed=committed,
+        studied=studied,
         margin_nats=margin,
-        shown=shown,
+        shown=shown + ([run for run in studied.runs if run.summary["scale"] == source.scale] if studied else []),
         elsewhere=len(source.runs) - len(shown),
         results=results,
         committed_results=beside,

@@ -68,7 +68,7 @@ def render_page(findings: Findings, plots: Sequence[Plot], *, out_dir: Path, the
         verdict_notes=(*scale_note(findings.scale), *NOTES),
         figures=[(plot, shown) for plot, shown in figures if not is_of_study(plot)],
         sections=study_sections(findings, figures),
-        answer_notes=answer_notes(findings.answers),
+        answer_notes=answer_notes(findings.answers, findings.studied.machine if findings.studied else ""),
         charts=embed_json(charts) if charts["panels"] else "",
         panels=[panel["title"] for panel in charts["panels"]],
         measures=MEASURES,
@@ -80,7 +80,12 @@ def render_page(findings: Findings, plots: Sequence[Plot], *, out_dir: Path, the
         fairness=[fairness_sheet(comparison) for comparison in findings.fairness],
         groups=groups,
         committed=beside,
-        damaged=[(one_line(run.path.name), one_line(run.advice)) for run in findings.source.damaged],
+        damaged=[
+            (one_line(run.path.name), one_line(run.advice))
+            for source in (findings.source, findings.studied)
+            if source
+            for run in source.damaged
+        ],
         unused=sum(run.path not in used for run in findings.shown),
         stated=stated_settings(findings.results),
         row_labels=row_labels(),

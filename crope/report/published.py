@@ -18,6 +18,7 @@ from crope.report.details import savings_line
 from crope.report.fig4 import build_fig4
 from crope.report.figures import render_files
 from crope.report.frame import resolve_cells
+from crope.report.lengths import FILE as MEASURED_BEYOND
 from crope.report.markdown import escape_markdown, markdown_row, render_markdown
 from crope.report.sources import load_published
 from crope.report.tables import build_table
@@ -50,7 +51,7 @@ def publish(results_dir: Path, machine: str, *, scale: str, published: Path = PU
         attempts = [run.provenance, *run.provenance.get("resumed_from", [])]
         if any(attempt["commit"] is None or attempt["dirty"] for attempt in attempts):
             raise UserError(f"{run.path}: made from uncommitted code; commit, remove the run and make it again")
-        for name in RECORD_FILES:
+        for name in (*RECORD_FILES, *([MEASURED_BEYOND] if (run.path / MEASURED_BEYOND).exists() else [])):
             target = published / machine / run.path.name / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(run.path / name, target)

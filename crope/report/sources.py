@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from crope import paper
 from crope.errors import DataError
 from crope.lookup import PUBLISHED, shown
 from crope.record import Record
@@ -53,25 +54,30 @@ def choose_source(
     return Source(first or "quick", own, runs, damaged)
 
 
-def load_published(scale: str, published: Path = PUBLISHED) -> Source | None:
-    """The committed records of the machine that has most runs of the scale; None where there is none."""
-    counts = {folder: _count(folder, scale) for folder in sorted(published.glob("*/"))}
+def load_published(scale: str, published: Path = PUBLISHED, *, of_studies: bool = False) -> Source | None:
+    """The committed records of the machine that has most runs of the paper's models, or `of_studies` of the others.
+
+    None where no machine has one at this scale.
+    """
+    counts = {folder: _count(folder, scale, of_studies) for folder in sorted(published.glob("*/"))}
     best = max(counts, key=counts.__getitem__, default=None)
     if best is None or not counts[best]:
         return None
     return Source(scale, (best,), *read_runs(best), machine=best.name)
 
 
-def _count(folder: Path, scale: str) -> int:
+def _count(folder: Path, scale: str, of_studies: bool) -> int:
     """Summaries alone: reading every machine's records whole would take seconds."""
-    return sum(_scale_of(path) == scale for path in folder.glob("*/summary.json"))
+    found = [_scale_and_model(path) for path in folder.glob("*/summary.json")]
+    return sum(one == scale and (model in paper.MODEL_LABELS) != of_studies for one, model in found)
 
 
-def _scale_of(summary: Path) -> object:
+def _scale_and_model(summary: Path) -> tuple[object, object]:
     try:
-        return json.loads(summary.read_text(encoding="utf-8"))["scale"]
+        found = json.loads(summary.read_text(encoding="utf-8"))
+        return found["scale"], found["model"]
     except (OSError, ValueError, TypeError, KeyError):
-        return None  # a damaged record; whoever reads it whole names it
+        return None, None  # a damaged record; whoever reads it whole names it
 
 
 def expected(source: Source) -> list[Cell]:

@@ -95,6 +95,15 @@ def test_which_runs_are_reported(tmp_path) -> None:
     assert choose() == ("paper", "", 2)
 
 
+def test_tables_and_studies_are_of_the_machine_that_has_most_of_each(tmp_path) -> None:
+    for machine, models in (("cpu", ["xpos", "rope", "crope"]), ("gpu", ["rope", "lowrank", "alibi"])):
+        for model in models:
+            make_run(tmp_path / machine, model, "ptb")
+    assert load_published("quick", tmp_path).machine == "cpu"
+    assert load_published("quick", tmp_path, of_studies=True).machine == "gpu"
+    assert load_published("paper", tmp_path, of_studies=True) is None
+
+
 def test_a_folder_whose_only_run_cannot_be_read_is_not_passed_over(tmp_path) -> None:
     make_run(tmp_path / "published" / "gpu", "rope", "ptb")
     (make_run(tmp_path / "runs", "xpos", "ptb") / "summary.json").write_text("{", "utf-8")

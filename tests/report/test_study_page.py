@@ -110,3 +110,14 @@ def test_studies_need_no_torch(runs_dir: Path) -> None:
     modules = "answer_tables, answers, lengths, page_studies, questions, studies, study_figures, study_tables"
     code = f"import sys; from crope.report import {modules}; sys.exit(bool({{'torch', 'wandb'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_studies_may_be_another_machines_than_the_tables(whole_study, all_studies, build, no_pictures) -> None:
+    elsewhere = read_source(all_studies, machine="a-gpu")
+    page = read_page(build(study_rows=make_rows(), studied=elsewhere))
+    alone = read_page(build(name="alone", runs=all_studies, study_rows=make_rows()))
+    assert "The runs of the studies are the published records of a-gpu." in page.text
+    assert "records of a-gpu" not in alone.text
+    answers = (build(name="again", study_rows=make_rows(), studied=elsewhere) / "studies.csv").read_text()
+    assert answers == (build(name="other", runs=all_studies, study_rows=make_rows()) / "studies.csv").read_text()
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)  # their runs are on the page
