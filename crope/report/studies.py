@@ -36,7 +36,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Study:
-    """`rows` are those that were begun: a run is there that neither the tables nor an earlier study ask for.
+    """`rows` are those that were begun: a run is there that neither the tables nor another study ask for (of
+    the length study, a measurement).
 
     `idle` names the texts of which nothing was begun. They are no part of the study's questions; a model that is
     missing on a text that was begun is.
@@ -70,25 +71,25 @@ def build_studies(
     damaged: Sequence[DamagedRun] = (),
 ) -> list[Study]:
     """One a study of `expected`, in its order; `tables` are the keys of the tables' cells."""
-    seen, studies = set(tables), []
+    studies = []
     for name in dict.fromkeys(row.study for row in expected):
         asked = [row for row in expected if row.study == name]
+        shared = {cell.key for row in expected if row.study != name for cell in row.cells} | set(tables)
         begun: list[Row] = []
         for dataset in dict.fromkeys(row.dataset for row in asked):
             found = _resolve([row for row in asked if row.dataset == dataset], runs, unavailable, damaged)
-            if any(_is_own(row, seen, beyond=name == BEYOND) for row in found):
+            if any(_is_own(row, shared, beyond=name == BEYOND) for row in found):
                 begun += found
         idle = dict.fromkeys(row.dataset for row in asked) - {row.dataset: None for row in begun}.keys()
         order = [row.dataset for row in asked if row.dataset in idle]
         studies.append(Study(name, asked[0].cells[0].scale, tuple(begun), tuple(dict.fromkeys(order))))
-        seen |= {cell.key for row in asked for cell in row.cells}
     return studies
 
 
-def _is_own(row: Row, seen: Collection[str], *, beyond: bool) -> bool:
+def _is_own(row: Row, shared: Collection[str], *, beyond: bool) -> bool:
     if beyond:
         return bool(row.lengths)
-    return any(result.status != "missing" and result.cell.key not in seen for result in row.results.values())
+    return any(result.status != "missing" and result.cell.key not in shared for result in row.results.values())
 
 
 def _resolve(

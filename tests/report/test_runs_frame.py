@@ -65,7 +65,7 @@ def test_values_are_those_of_the_records(runs) -> None:
     crope = frame.loc["crope"]
     assert (crope["val_full_final_nats"], crope["val_full_best_nats"], crope["val_full_best_step"]) == (4.0, 3.875, 80)
     assert (crope["train_full_final_nats"], crope["parameters_qkv"]) == (3.75, 4 * 3 * 128**2 // 2)
-    assert (crope["commit"], crope["config.model.projection"], crope["seed"]) == ("0123456789abcdef", "crope", 0)
+    assert (crope["commit"], crope["config.model.projection"], crope["seed"]) == ("0123456789abcdef", "complex", 0)
     assert frame.loc["rope", "error"] == "NonFiniteLoss: loss is nan (step 17)"
     assert frame.loc["rope", "val_full_final_nats"] is None
 
