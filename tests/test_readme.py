@@ -9,7 +9,7 @@ import pytest
 
 from crope.compose import check_overrides, load_run
 from crope.config import ROOT
-from crope.report.published import FIGURE, PUBLISHED, publish, render_readme
+from crope.report.published import FIGURE, PUBLISHED, RECORD_FILES, publish, render_readme
 from tests.conftest import TOY_OVERRIDES
 
 TEXT = (ROOT / "README.md").read_text()
@@ -68,3 +68,26 @@ def test_publishing_refuses_uncommitted_code(toy_data, tmp_path, monkeypatch) ->
     with pytest.raises(UserError, match="no complete run of scale paper"):
         publish(tmp_path, "here", scale="paper", published=tmp_path / "published")
     assert not (tmp_path / "published").exists()
+
+
+def test_published_records_name_no_folder_of_the_machine(toy_data, tmp_path, monkeypatch) -> None:
+    """And what was measured beyond the training length comes along."""
+    from crope import provenance
+    from crope.execute import execute
+    from crope.interrupt import StopRequest
+    from crope.verify import read_runs
+
+    collect = provenance.collect
+    clean = {"commit": "f" * 40, "dirty": False, "command": f"scripts/train.py results_dir={tmp_path}"}
+    monkeypatch.setattr(provenance, "collect", lambda *known: collect(*known) | clean)
+    run = load_run([*TOY_OVERRIDES, "scale=smoke", f"results_dir={tmp_path}"])
+    execute(run, stop=StopRequest())
+    (run.path / "extrapolation.json").write_text("{}", encoding="utf-8")
+    assert publish(tmp_path, "here", scale="smoke", published=tmp_path / "published") == [run.run_id]
+    folder = tmp_path / "published" / "here"
+    copies = {path.name: path.read_text(encoding="utf-8") for path in (folder / run.run_id).iterdir()}
+    assert copies.keys() == {*RECORD_FILES, "extrapolation.json"}
+    assert not [name for name, text in copies.items() if str(tmp_path) in text]
+    assert "results_dir=results" in copies["provenance.json"] and "\nresults_dir: results\n" in copies["config.yaml"]
+    sound, damaged = read_runs(folder)
+    assert (len(sound), damaged) == (1, [])

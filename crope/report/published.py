@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +32,8 @@ RECORD_FILES = ("config.yaml", "provenance.json", "metrics.jsonl", "summary.json
 def publish(results_dir: Path, machine: str, *, scale: str, published: Path = PUBLISHED) -> list[str]:
     """Copies the complete runs of one scale to <published>/<machine>/, writes its table, returns the run ids.
 
+    A results folder that was named by an absolute path is called `results` there.
+
     Raises UserError where there is nothing to publish, a run is damaged or was made from uncommitted code.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", machine):
@@ -54,9 +55,15 @@ def publish(results_dir: Path, machine: str, *, scale: str, published: Path = PU
         for name in (*RECORD_FILES, *([MEASURED_BEYOND] if (run.path / MEASURED_BEYOND).exists() else [])):
             target = published / machine / run.path.name / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(run.path / name, target)
+            text = (run.path / name).read_text(encoding="utf-8")
+            write_text(target, text.replace(run.config["results_dir"], "results") if _is_absolute(run) else text)
     write_text(published / machine / "README.md", render_machine(machine, load_sound_runs(published / machine)))
     return [run.path.name for run in chosen]
+
+
+def _is_absolute(run: Record) -> bool:
+    """Whether configuration and command name a folder of the machine, which is nobody's business elsewhere."""
+    return Path(run.config["results_dir"]).is_absolute()
 
 
 def load_sound_runs(folder: Path) -> list[Record]:
