@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = ("svg", "png")
+LETTER = 0.085  # inches of an average letter of a title
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _draw(plot: Plot, *, heading: str) -> Figure:
 
     columns = min(plot.per_row, len(plot.panels))
     rows = -(-len(plot.panels) // columns)
-    width = plot.size[0] * columns
+    width = max(plot.size[0] * columns, LETTER * len(heading) + 1.5 if heading else 0.0)  # a legend beside the title
     # Title and note take what they need beside the panels.
     note = textwrap.fill(plot.note, int(16 * width)) if heading else ""
     height = plot.size[1] * rows + (0.5 + 0.14 * note.count("\n") if heading else 0.0)
@@ -123,7 +124,7 @@ def _draw(plot: Plot, *, heading: str) -> Figure:
 def _legend_columns(labels: Sequence[str], width: float, heading: str) -> int:
     """How many entries stand beside each other: what fits beside the heading, in lines of about equal length."""
     most = max(1, int(width / (0.5 + 0.065 * max(map(len, labels)))))
-    lines = math.ceil(sum(0.5 + 0.075 * len(label) for label in labels) / max(1.0, width - 0.085 * len(heading)))
+    lines = math.ceil(sum(0.5 + 0.075 * len(label) for label in labels) / max(1.0, width - LETTER * len(heading)))
     return min(most, math.ceil(len(labels) / lines))
 
 
