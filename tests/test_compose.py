@@ -22,7 +22,7 @@ STATED_KEYS = {
     "tokenizer": "name vocab_size",
     "train": "batch_size seq_len max_steps lr lr_gamma lr_step_size beta1 beta2 eps weight_decay precision",
     "eval": "every batches full_every full_tokens",
-    "runtime": "device compile accumulate threads deterministic log_every checkpoint_every",
+    "runtime": "device compile loss cuda_graphs jobs accumulate threads deterministic log_every checkpoint_every",
 }
 
 
