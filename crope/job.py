@@ -67,10 +67,18 @@ def job(cfg: DictConfig) -> Outcome:
 
 
 def _requeue(saved: Outcome) -> Outcome:
-    """Does not return where the job went back into the queue."""
+    """Does not return where the job went back into the queue.
+
+    The launcher's handler is called with the signal shut out: a scheduler may send it again, and the handler entered a
+    second time finds its own half-written file and gives up.
+    """
     print(saved.text, flush=True)
+    handler = signal.signal(REQUEUE, signal.SIG_IGN)
     try:
-        signal.raise_signal(REQUEUE)
+        if callable(handler):
+            handler(REQUEUE, None)
     except Exception as error:  # its limit of restarts is reached
         return Outcome(saved.run_id, "stopped", f"{saved.text}; {' '.join(str(error).split())}")
+    finally:
+        signal.signal(REQUEUE, handler)
     return saved
