@@ -62,25 +62,33 @@ def reproduce(
         for outcome in execute_all(todo, workers=workers):
             progress.report(outcome.text, failed=outcome.status == "failed")
             failed += [outcome.text] if outcome.status == "failed" else []
+    unmeasured = []
     if EXTRAPOLATES in studies:
-        _extrapolate([run for run in runs if run.run_id in _ids(EXTRAPOLATES, scale, seeds, datasets)])
+        unmeasured = _extrapolate([run for run in runs if run.run_id in _ids(EXTRAPOLATES, scale, seeds, datasets)])
     _, unsound = report_folder(results_dir=results_dir, scale=scale)
     if failed:
         print(f"{len(failed)} of {len(todo)} runs failed:", *failed, sep="\n  ")
-    return 1 if failed or damaged or unsound else 0
+    return 1 if failed or damaged or unmeasured or unsound else 0
 
 
 def _ids(study: str, scale: str, seeds: Sequence[int], datasets: Sequence[str]) -> set[str]:
     return {load_run(job).run_id for job in jobs([study], scale=scale, seeds=seeds, datasets=datasets)}
 
 
-def _extrapolate(runs: Sequence[Run]) -> None:
-    """Leaves extrapolation.json in each complete run that has none."""
+def _extrapolate(runs: Sequence[Run]) -> list[str]:
+    """Leaves extrapolation.json in each complete run that has none; returns why some could not be measured."""
     from crope.extrapolate import extrapolate
 
+    problems = []
     for run in filter(_is_done, runs):
-        extrapolate(run.path)
-        print(f"{run.run_id}: measured beyond its length", flush=True)
+        try:
+            extrapolate(run.path)
+        except UserError as error:  # weights that were removed must not cost the others, nor the report
+            problems.append(str(error))
+            print(f"error: {error}", flush=True)
+        else:
+            print(f"{run.run_id}: measured beyond its length", flush=True)
+    return problems
 
 
 def _is_done(run: Run) -> bool:

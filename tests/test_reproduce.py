@@ -98,3 +98,23 @@ def test_another_study_is_trained_and_length_is_measured_beyond_its_length(tmp_p
     runs = list((tmp_path / "runs").iterdir())
     assert {run.name.split("-")[0] for run in runs} == set(study_axes("length")["model"])
     assert all((run / "extrapolation.json").exists() for run in runs)
+
+
+def test_a_run_without_weights_costs_no_other_its_measurement(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    from crope import reproduce as module
+    from crope.compose import load_run
+    from crope.errors import UserError
+
+    measured = []
+
+    def extrapolate(path: Path) -> None:
+        if "rope-" in path.name:
+            raise UserError(f"{path.name}: no weights.pt")
+        measured.append(path.name)
+
+    monkeypatch.setattr(module, "_is_done", lambda run: True)
+    monkeypatch.setattr("crope.extrapolate.extrapolate", extrapolate)
+    runs = [load_run([f"model={model}", "data=tiny", "scale=smoke"]) for model in ("rope", "alibi")]
+    assert module._extrapolate(runs) == [f"{runs[0].run_id}: no weights.pt"]
+    assert measured == [runs[1].run_id]
+    assert f"error: {runs[0].run_id}: no weights.pt" in capsys.readouterr().out
