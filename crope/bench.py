@@ -7,22 +7,28 @@ all timed steps; compiling and warming up come before the first round.
 
 from __future__ import annotations
 
+import itertools
+import math
 import multiprocessing
 import os
 import platform
 import resource
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from crope.compose import Run
+from crope.config import Config
+from crope.data.batches import Corpus, resident
 from crope.device import device_name, peak_flops, resolve_device
 from crope.fused_loss import kernels_here
 from crope.model.counting import train_flops_per_token
@@ -30,7 +36,7 @@ from crope.peers import Setting, Step, plain_step, transformers_step
 from crope.record import write_text
 
 WARM_UP = 5
-STEPS = 4  # of a contender's turn
+STEPS = {"cpu": 4, "cuda": 20}  # of a contender's turn
 OURS, PLAIN, TRANSFORMERS = "this repository", "plain loop", "transformers GPT-2"
 
 
@@ -70,42 +76,61 @@ def contenders(run: Run) -> list[Contender]:
     return [*ours, *(Contender(name, setting) for name in peers for setting in (shipped, strongest))]
 
 
-def bench(run: Run, *, rounds: int) -> list[Timing]:
-    """Times every contender on the shape, device and precision of `run`."""
-    context = multiprocessing.get_context("spawn")
-    workers = []
-    for contender in contenders(run):  # one after another: two that compile at once would starve each other
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, run, contender), daemon=True)
-        process.start()
-        theirs.close()
-        workers.append((contender, ours, float(_answer(ours, contender))))
-    times: dict[Contender, list[float]] = {contender: [] for contender, _, _ in workers}
-    for _ in range(rounds):
-        for contender, connection, _ in workers:
-            connection.send(STEPS)
-            times[contender] += _answer(connection, contender)
-    found = []
-    for contender, connection, first in workers:
-        connection.send(0)
-        peak = _answer(connection, contender)
-        steps = times[contender]
-        found.append(Timing(contender, 1000 * statistics.median(steps), 1000 * min(steps), peak, first))
-    return found
-
-
-def _answer(connection: Connection, contender: Contender) -> Any:
-    try:
-        return connection.recv()
-    except EOFError:
-        raise RuntimeError(f"{contender.label}: its process ended; the traceback stands above") from None
-
-
-def _serve(connection: Connection, run: Run, contender: Contender) -> None:
-    """A contender's process: the seconds until its first step was done, then step times on demand, then its memory."""
-    began = time.perf_counter()
+def bench(run: Run, *, rounds: int, chosen: Sequence[Contender] = ()) -> list[Timing]:
+    """Times every contender (or the chosen ones) on the shape, device and precision of `run`."""
     device = resolve_device(run.config.runtime.device)
-    step = _build(run, contender, device)
+    workers = {one: Worker(one.label, partial(_build, run, one), device) for one in chosen or contenders(run)}
+    for worker in workers.values():
+        worker.await_first_step()  # one after another: two that compile at once would starve each other
+    times: dict[Contender, list[float]] = {contender: [] for contender in workers}
+    for _ in range(rounds):
+        for contender, worker in workers.items():
+            worker.ask(STEPS[device.type])
+            times[contender] += worker.answer()
+    return [
+        Timing(one, 1000 * statistics.median(times[one]), 1000 * min(times[one]), worker.close(), worker.first_step_s)
+        for one, worker in workers.items()
+    ]
+
+
+class Worker:
+    """A process of its own that makes steps when asked.
+
+    `build` is called there and returns the step; it must be picklable.
+    """
+
+    def __init__(self, label: str, build: Callable[[], Step], device: torch.device) -> None:
+        self.label, self.first_step_s = label, math.nan
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        context.Process(target=_serve, args=(theirs, build, device), daemon=True).start()
+        theirs.close()
+
+    def await_first_step(self) -> None:
+        """Waits until it has been built and warmed up; sets the seconds to its first step."""
+        self.connection.send("begin")
+        self.first_step_s = self.answer()
+
+    def ask(self, steps: int) -> None:
+        """Has it make so many steps; `answer` gives the seconds of each, on a GPU those of the turn's mean step."""
+        self.connection.send(steps)
+
+    def answer(self) -> Any:
+        try:
+            return self.connection.recv()
+        except EOFError:
+            raise RuntimeError(f"{self.label}: its process ended; the traceback stands above") from None
+
+    def close(self) -> float:
+        """Ends it; returns its peak memory in GiB (GPU memory on a GPU)."""
+        self.ask(0)
+        return self.answer()
+
+
+def _serve(connection: Connection, build: Callable[[], Step], device: torch.device) -> None:
+    connection.recv()
+    began = time.perf_counter()
+    step = build()
     step()
     _wait(device)
     first = time.perf_counter() - began
@@ -114,13 +139,15 @@ def _serve(connection: Connection, run: Run, contender: Contender) -> None:
     _wait(device)
     connection.send(first)
     while count := connection.recv():
-        seconds = []
+        marks = [time.perf_counter()]
         for _ in range(count):
-            began = time.perf_counter()
             step()
+            if device.type == "cpu":
+                marks.append(time.perf_counter())
+        if device.type == "cuda":  # waited for once: training does not wait for its steps either
             _wait(device)
-            seconds.append(time.perf_counter() - began)
-        connection.send(seconds)
+            marks.append(marks[0] + (time.perf_counter() - marks[0]) / count)
+        connection.send([end - begin for begin, end in itertools.pairwise(marks)])
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device) / 2**30
     else:
@@ -133,7 +160,8 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _build(run: Run, contender: Contender, device: torch.device) -> Step:
+def _build(run: Run, contender: Contender) -> Step:
+    device = resolve_device(run.config.runtime.device)
     if contender.name == PLAIN:
         return plain_step(run, contender.setting, device)
     if contender.name == TRANSFORMERS:
@@ -142,25 +170,30 @@ def _build(run: Run, contender: Contender, device: torch.device) -> Step:
 
 
 def _our_step(run: Run, setting: Setting) -> Step:
-    """The trainer's own step on random tokens, batches drawn as in training."""
-    import numpy as np
+    compile_choice = "true" if setting.compiled else "false"
+    runtime = replace(run.config.runtime, compile=compile_choice, loss=setting.loss, cuda_graphs=setting.cuda_graphs)
+    return trainers_step(replace(run.config, runtime=runtime))
 
+
+def trainers_step(config: Config) -> Step:
+    """The trainer's own step on random tokens, batches drawn as in training."""
     from crope.checkpoint import TrainState
     from crope.model.gpt import GPT
     from crope.optim import build_optimizer
     from crope.trainer import build_training_loss, prepare_device, train_step
 
-    compile_choice = "true" if setting.compiled else "false"
-    runtime = replace(run.config.runtime, compile=compile_choice, loss=setting.loss, cuda_graphs=setting.cuda_graphs)
-    config = replace(run.config, runtime=runtime)
-    device = prepare_device(config)
+    device, made = prepare_device(config), itertools.count()
     vocab_size, length = config.tokenizer.vocab_size, config.train.seq_len
-    tokens = np.random.default_rng(0).integers(vocab_size, size=1_000_000).astype(np.uint16)
-    model = GPT(config.model, vocab_size=vocab_size, max_len=length, seed=0).to(device)
+    tokens = random_tokens(vocab_size, device)
+    model = GPT(config.model, vocab_size=vocab_size, max_len=length, seed=config.seed).to(device)
     state = TrainState(model, *build_optimizer(model, config.train))
     loss_function = build_training_loss(model, config, device)
-    made = iter(range(10**9))
     return lambda: train_step(state, loss_function, tokens, config=config, step=next(made), device=device)
+
+
+def random_tokens(vocab_size: int, device: torch.device) -> Corpus:
+    """A corpus to draw batches from, where training has it."""
+    return resident(np.random.default_rng(0).integers(vocab_size, size=1_000_000).astype(np.uint16), device)
 
 
 def profile(run: Run, *, steps: int, out: Path) -> str:
