@@ -59,15 +59,26 @@ def answer_notes(answers: Sequence[Answer], machine: str = "") -> tuple[str, ...
     """How an answer is reached, and whose runs they are where those of the tables are another machine's."""
     margin = max((check.margin_nats for one in answers for check in one.checks), default=0.0)
     return (
-        f"The same rule as for the comparisons, by Holm's p below {ALPHA:g} over the texts (or widths) of a question:"
-        f" equal is within ±{margin:g} nats per token (conf/{EVIDENCE.name}, two one-sided tests), else lower or higher"
-        f" (paired t test), else {OPEN}. Intervals are 95 % and unadjusted; they and the tests need {MIN_SEEDS} seeds.",
+        f"The same rule as for the comparisons, by Holm's p below {ALPHA:g} over the texts (or widths) of a question,"
+        f" of the three maps of half the weights together: equal is within ±{margin:g} nats per token"
+        f" (conf/{EVIDENCE.name}, two one-sided tests, so it is the 90 % interval that lies within), else lower or"
+        f" higher (paired t test), else {OPEN}. Intervals are 95 % and unadjusted; they and the tests need {MIN_SEEDS}"
+        " seeds, and a text on which no model has them counts in no family. Nothing corrects for the number of"
+        f" questions: {_asked(answers)} asked.",
         f"A slope is held to be none where it changes the difference by less than ±{margin:g} between the smallest and"
         " the largest width.",
         "At: full validation loss after the last step (final) or at its lowest (best); where runs overfit, the final"
         " loss favours the model with fewer parameters.",
         *([f"The runs of the studies are the published records of {machine}."] if machine else []),
     )
+
+
+def _asked(answers: Sequence[Answer]) -> str:
+    """How many questions could be tested, study by study."""
+    names = {(one.question.study, one.question.name) for one in answers if one.tested}
+    counts = Counter(study for study, _ in sorted(names))
+    listed = ", ".join(f"{count} of {study}" for study, count in counts.items())
+    return f"{len(names)} could be tested ({listed}) of those" if names else "none could be tested of those"
 
 
 def answer_checks_sheet(answers: Sequence[Answer]) -> Sheet:

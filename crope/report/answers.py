@@ -1,13 +1,14 @@
 """How a study's question is answered: lower, equivalent, higher, or cannot tell.
 
-A question is a family of differences over seeds: a pair of models on each text, a change of length on each text, or a
-pair at each width. Each is tested as comparisons.py does it, and Holm goes over the family. A text on which a study was
-not begun is no part of its questions; a model that is missing on one that was begun counts as p = 1.
+A question is a set of differences over seeds: a pair of models on each text, a change of length on each text, or a
+pair at each width. Each is tested as comparisons.py does it, and Holm goes over a family: the checks of one question,
+or of several that are read as one. A text on which a study was not begun, or on which none of its models has the seeds
+for a test, is no part of a family; a model that is missing where others can be tested counts as p = 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,12 +43,16 @@ class Question:
 
 @dataclass(frozen=True)
 class Check(Tested):
-    """One difference: where (a text, a width), of what, `unit` of its number, and the cells behind it."""
+    """One difference: where (a text, a width), of what, `unit` of its number, and the cells behind it.
+
+    `planned`: the text has the seeds for tests, so that the check counts in its family though its own may be missing.
+    """
 
     where: str
     difference_of: str
     keys: tuple[str, ...]
     unit: str = ""
+    planned: bool = True
 
     @property
     def number(self) -> str:
@@ -92,6 +97,10 @@ class Answer:
         return "; ".join(f"{check.where}: {check.number or check.reason}" for check in self.checks)
 
 
+Values = Mapping[int, float]  # seed -> nats
+Difference_of = Callable[[Row, str], tuple[Difference | None, str]]  # at a row and measure: what, and why no test
+
+
 def of_pair(
     study: Study,
     name: str,
@@ -102,26 +111,64 @@ def of_pair(
     *,
     where: Callable[[Row], str] = lambda row: row.label,
 ) -> list[Answer]:
-    """first - second in each row of the study, at the final and at the best loss."""
+    """first - second in each row of the study, at the final and at the best loss; not yet adjusted."""
     question = Question(name, study.name, text, pair_label(*pair), words)
+    return of_rows(study, question, pair, lambda row, at: of_models(row, pair, at), margin, where=where)
+
+
+def of_rows(
+    study: Study,
+    question: Question,
+    models: Sequence[str],
+    difference_of: Difference_of,
+    margin: float,
+    *,
+    where: Callable[[Row], str] = lambda row: row.label,
+) -> list[Answer]:
+    """One difference of losses in each row of the study, made of these models; not yet adjusted."""
     answers = []
     for at in COMPARED_AT:
         checks = []
         for row in study.rows:
-            difference, reason = paired(row.results.get(pair[0]), row.results.get(pair[1]), at)
-            keys = tuple(row.results[model].cell.key for model in pair if model in row.results)
+            difference, reason = difference_of(row, at)
+            keys = tuple(row.results[model].cell.key for model in models if model in row.results)
             check = Check(
-                where(row), question.difference, keys, margin_nats=margin, difference=difference, reason=reason
-            )
+                where(row), question.difference, keys, planned=can_test(row), margin_nats=margin,
+                difference=difference, reason=reason,
+            )  # fmt: skip
             checks.append(with_tests(check))
-        answers.append(Answer(question, at, tuple(adjust(checks))))
-    return merged(answers)
+        answers.append(Answer(question, at, tuple(checks)))
+    return answers
 
 
-def merged(answers: list[Answer]) -> list[Answer]:
-    """One where the best loss is the final one in every run."""
+def of_models(row: Row, pair: tuple[str, str], at: str) -> tuple[Difference | None, str]:
+    """first - second in a row, and why no test can be made of it."""
+    return paired(row.results.get(pair[0]), row.results.get(pair[1]), at)
+
+
+def can_test(row: Row) -> bool:
+    """Whether any of its models has the seeds that a test needs."""
+    return any(result.n >= MIN_SEEDS for result in row.results.values())
+
+
+def judged(answers: Sequence[Answer]) -> list[Answer]:
+    """Holm over all planned checks of these questions, at each measure, which are then one family.
+
+    One answer is left where the best loss is the final one in every run.
+    """
+    found: dict[str, list[Answer]] = {}
+    for at in dict.fromkeys(one.at for one in answers):
+        family = [one for one in answers if one.at == at]
+        checks = iter(adjust([check for one in family for check in one.checks if check.planned]))
+        for one in family:
+            done = tuple(next(checks) if check.planned else check for check in one.checks)
+            found.setdefault(one.question.name, []).append(Answer(one.question, at, done))
+    return [answer for group in found.values() for answer in _merged(group)]
+
+
+def _merged(answers: list[Answer]) -> list[Answer]:
     first, *others = answers
-    if all(one.checks == first.checks for one in others):
+    if others and all(one.checks == first.checks for one in others):
         return [Answer(first.question, ", ".join(COMPARED_AT), first.checks)]
     return answers
 

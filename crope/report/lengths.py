@@ -11,7 +11,6 @@ from typing import Any
 
 from crope.record import Record
 from crope.report.frame import CellResult, one_line
-from crope.report.stats import Difference, over_seeds
 
 FILE = "extrapolation.json"
 
@@ -39,11 +38,33 @@ class Lengths:
     def lengths(self) -> list[int]:
         return sorted({*self.losses, *self.notes})
 
-    def change(self, length: int) -> Difference | None:
-        """Loss at `length` less that at the training length, by seed; below zero, more context helps."""
+    def change(self, length: int) -> dict[int, float]:
+        """Seed -> loss at `length` less that at the training length, of the tokens that lie beyond the latter.
+
+        Those before it have the same context at both lengths and change by 0: the difference of the means over all
+        tokens is that over the ones beyond, thinned. Below zero, more context helps.
+        """
         start, end = self.losses.get(self.trained, {}), self.losses.get(length, {})
-        seeds = sorted(start.keys() & end.keys())
-        return over_seeds([end[seed] - start[seed] for seed in seeds]) if seeds else None
+        beyond = tokens_beyond(self.trained, length, longest=max(self.losses, default=0), tokens=self.tokens)
+        return {
+            seed: (end[seed] - start[seed]) * self.tokens / beyond
+            for seed in sorted(start.keys() & end.keys())
+            if beyond
+        }
+
+
+def tokens_beyond(trained: int, length: int, *, longest: int, tokens: int) -> int:
+    """How many of the tokens stand at positions from `trained` on when spans of `longest` are read `length` at a time.
+
+    The spans follow each other; what is left of the tokens is a shorter last one (crope/extrapolate.py).
+    """
+    spans, rest = divmod(tokens, longest) if longest else (0, 0)
+
+    def of_span(size: int) -> int:
+        pieces, left = divmod(size, length)
+        return pieces * max(0, length - trained) + max(0, left - trained)
+
+    return spans * of_span(longest) + of_span(rest)
 
 
 def read_lengths(result: CellResult) -> Lengths | None:

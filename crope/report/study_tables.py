@@ -11,7 +11,7 @@ from crope.report.details import stored_parameters
 from crope.report.frame import DATASET_LABELS, CellResult
 from crope.report.models import SCHEMES
 from crope.report.sheets import Sheet
-from crope.report.stats import Difference, Spread, spread_over_seeds
+from crope.report.stats import Difference, Spread, over_seeds, spread_over_seeds
 from crope.report.studies import BEYOND, Row, Study
 from crope.report.tables import format_spread
 
@@ -52,7 +52,7 @@ def _sheet(
         headings=headings,
         rows=tuple(texts for texts, _ in lines),
         text_columns=(*range(words), *(i for i, heading in enumerate(headings) if heading == REMARK)),
-        notes=(*notes, *_absences(study)),
+        notes=(*notes, *_training_time(study), *_absences(study)),
         keys=tuple(keys for _, keys in lines),
         link_column=words - 1,
     )
@@ -84,15 +84,15 @@ def _controls(study: Study) -> Sheet:
 
 
 def _schemes(study: Study) -> Sheet:
-    headings = ("Dataset", "Positions", "Complex − real", "n", "Real", "Complex", "Difference", "95 %")
+    headings = ("Dataset", "Positions", "Complex − real", "Real", "n", "Complex", "n", "Difference", "95 %")
     lines: list[Line] = []
     for row in study.rows:
         for name, (complex_, real) in SCHEMES.items():
             pair = [row.results[model] for model in (complex_, real) if model in row.results]
             if len(pair) == 2:
                 texts = (
-                    row.label, name, pair_label(complex_, real), str(min(result.n for result in pair)), _loss(pair[1]),
-                    _loss(pair[0]), *_difference(row, complex_, real),
+                    row.label, name, pair_label(complex_, real), _loss(pair[1]), str(pair[1].n), _loss(pair[0]),
+                    str(pair[0].n), *_difference(row, complex_, real),
                 )  # fmt: skip
                 lines.append((texts, tuple(result.cell.key for result in pair)))
     return _sheet(study, headings, lines, words=3, notes=[LOSS])
@@ -101,23 +101,28 @@ def _schemes(study: Study) -> Sheet:
 def _length(study: Study) -> Sheet:
     measured = [one for row in study.rows for one in row.lengths.values()]
     lengths = sorted({length for one in measured for length in one.lengths})
-    factor = max(one.lengths[-1] // one.trained for one in measured)
-    headings = ("Dataset", "Model", "n", *(f"L = {n:,}" for n in lengths), f"{factor} L − L", "95 %", REMARK)
+    factors = sorted({length // one.trained for one in measured for length in one.lengths} - {1})
+    beyond = (text for factor in factors for text in (f"{factor} L − L, beyond L", "95 %"))
+    headings = ("Dataset", "Model", "n", *(f"L = {n:,}" for n in lengths), *beyond, REMARK)
     lines: list[Line] = []
     for row in study.rows:
         for model, result in row.results.items():
             found = row.lengths.get(model)
-            change = found.change(found.trained * factor) if found else None
+            changes = [found.change(found.trained * factor) if found else {} for factor in factors]
             losses = [_spread(found.losses.get(length)) if found else "" for length in lengths]
             remark = "; ".join(dict.fromkeys(found.notes.values())) if found else _why_unmeasured(result)
             n = max((len(by_seed) for by_seed in found.losses.values()), default=0) if found else 0
             head = (row.label, model_label(model), str(n))
-            lines.append(((*head, *losses, *_printed(change), remark), (result.cell.key,)))
+            printed = [
+                text for by_seed in changes for text in _printed(over_seeds([*by_seed.values()]) if by_seed else None)
+            ]
+            lines.append(((*head, *losses, *printed, remark), (result.cell.key,)))
     tokens = ", ".join(f"{n:,}" for n in sorted({one.tokens for one in measured}))
     notes = (
         f"Trained at L = {', '.join(f'{n:,}' for n in sorted({one.trained for one in measured}))}. The validation split"
         f" ({tokens} tokens of it) is cut into spans of the longest length, and each is read whole and in pieces: every"
-        " length predicts the same tokens, with more or less before them. Weights after the last step; ± over seeds.",
+        " length predicts the same tokens, with more or less before them. Beyond L: of the tokens at positions that no"
+        " training sequence had; the others read the same at every length. Weights after the last step; ± over seeds.",
     )
     return _sheet(study, headings, lines, words=2, notes=notes)
 
@@ -135,6 +140,17 @@ def _scaling(study: Study) -> Sheet:
             )  # fmt: skip
             lines.append((texts, (result.cell.key,)))
     return _sheet(study, headings, lines, words=3, notes=[LOSS, SCALED])
+
+
+def _training_time(study: Study) -> tuple[str, ...]:
+    """What the runs cost, each counted once, as their records say."""
+    runs = {run.path.name: run.summary for result in study.results for run in result.runs}
+    seconds = [(summary.get("time") or {}).get("total_s") for summary in runs.values()]
+    known = [value for value in seconds if value is not None]
+    if not known:
+        return ()
+    devices = " and ".join(sorted({summary["device_kind"] for summary in runs.values()}))
+    return (f"{len(known)} runs, {sum(known) / 3600:.1f} hours of training one after another, on {devices}.",)
 
 
 def _counts(result: CellResult | None) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 
 from crope.report.frame import resolve_cells
-from crope.report.lengths import FILE, Lengths, read_lengths
+from crope.report.lengths import FILE, Lengths, read_lengths, tokens_beyond
 from tests.report.study_runs import make_rows, measure, write_one
 
 
@@ -39,11 +39,21 @@ def test_losses_by_length_and_seed(paths, read) -> None:
         length: dict(enumerate(column))
         for length, column in zip((1024, 2048, 4096), zip(*losses, strict=True), strict=True)
     }
-    assert found.change(4096).values_nats == (1.0, 1.25, 0.0)
-    assert found.change(8192) is None
+    assert found.change(4096) == pytest.approx({0: 1.0 * 4 / 3, 1: 1.25 * 4 / 3, 2: 0.0})
+    assert found.change(2048) == {0: 1.0, 1: 0.5, 2: 0.0}
+    assert found.change(8192) == {}
     assert (found.trained, found.tokens, found.left_out) == (1024, 65_536, ())
     first = [json.loads((path / FILE).read_text())["by_position"][0]["loss_nats"] for path in paths]
     assert found.positions[128.0] == fmean(first)
+
+
+@pytest.mark.parametrize(("tokens", "length"), [(96, 8), (96, 32), (90, 8), (90, 16), (91, 32), (67, 32), (35, 16)])
+def test_tokens_beyond_are_those_at_later_positions(tokens: int, length: int) -> None:
+    """Counted: spans of 32, each read in pieces, of which the last may be short; trained at 8."""
+    spans = [min(32, tokens - first) for first in range(0, tokens, 32)]
+    places = [place % length for span in spans for place in range(span)]
+    expected = sum(place >= 8 for place in places)
+    assert tokens_beyond(8, length, longest=32, tokens=tokens) == expected
 
 
 def test_where_positions_end_there_is_a_note(runs_dir, read) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from crope.report.answers import Answer
 from crope.report.questions import build_answers
@@ -57,7 +60,9 @@ def test_a_missing_model_is_named_and_counts_in_the_family(found: Found, runs_di
     study = found()["controls"]
     one = answer(study, "complex_or_lowrank")
     assert [check.reason for check in one.checks] == ["low rank missing", ""]
-    assert one.checks[1].p_different_holm == pytest.approx(2 * one.checks[1].p_different)
+    others = [answer(study, f"complex_or_{name}").checks for name in ("blockdiag", "halved")]
+    smaller = sum(check.p_different < one.checks[1].p_different for checks in others for check in checks)
+    assert one.checks[1].p_different_holm == pytest.approx((6 - smaller) * one.checks[1].p_different)
     assert one.text == "Wikitext-2: yes, CRoPE is lower"
     sheet = study_sheet(study)
     (row,) = [row for row in sheet.rows if row[:2] == ("PG-19", "low rank")]
@@ -98,7 +103,7 @@ def test_one_seed_has_differences_without_intervals(found: Found, runs_dir: Path
     studies = found()
     for study, name, value in (
         ("controls", "complex_or_blockdiag", usual("crope", "pg19", 128, 0) - usual("blockdiag", "pg19", 128, 0)),
-        ("length", "extrapolates_rope", 0.6),
+        ("length", "extrapolates_rope_4", 0.6 * 4 / 3),
         ("scaling", "drift_pg19", 0.002),
     ):
         one = answer(studies[study], name)
@@ -108,6 +113,25 @@ def test_one_seed_has_differences_without_intervals(found: Found, runs_dir: Path
         assert one.numbers.endswith("(needs at least 3 seeds, has 1)")
 
 
+def test_a_text_without_the_seeds_for_a_test_is_in_no_family(found: Found, runs_dir: Path) -> None:
+    make_studies(runs_dir, ["controls"], datasets=["wikitext2"])
+    alone = answer(found()["controls"], "qk_only").checks[0]
+    make_studies(runs_dir, ["controls"], datasets=["pg19"], seeds=[0, 1])
+    one = answer(found()["controls"], "qk_only")
+    assert [check.reason for check in one.checks] == ["needs at least 3 seeds, has 2", ""]
+    assert one.checks[1].p_different_holm == alone.p_different_holm == alone.p_different
+
+
+def test_no_drift_is_found_while_a_width_is_missing(found: Found, runs_dir: Path) -> None:
+    make_studies(runs_dir, ["scaling"], datasets=["pg19"], without=["complex_wide"])
+    assert answer(found()["scaling"], "drift_pg19").text == "no, none"
+    for path in runs_dir.iterdir():
+        if "rope-" in path.name and '"d_model": 512' in json.dumps(yaml.safe_load((path / "config.yaml").read_text())):
+            shutil.rmtree(path)
+    one = answer(found()["scaling"], "drift_pg19")
+    assert (one.text, one.checks[0].difference.n) == ("D = 512 missing", 3)
+
+
 def test_length_begins_with_the_first_measurement(found: Found, runs_dir: Path) -> None:
     path = write_one(runs_dir, "alibi", "pg19", 0)
     assert found()["length"].rows == ()
@@ -115,4 +139,4 @@ def test_length_begins_with_the_first_measurement(found: Found, runs_dir: Path) 
     (row,) = found()["length"].rows
     assert list(row.lengths) == ["alibi"]
     assert found()["schemes"].rows == ()  # which asks for alibi as well, and for what was not run
-    assert answer(found()["length"], "extrapolates_nope").text == "NoPE missing"
+    assert answer(found()["length"], "extrapolates_nope_4").text == "NoPE missing"
