@@ -15,6 +15,7 @@ import platform
 import resource
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from crope.compose import Run
 from crope.config import Config
@@ -76,21 +78,34 @@ def contenders(run: Run) -> list[Contender]:
     return [*ours, *(Contender(name, setting) for name in peers for setting in (shipped, strongest))]
 
 
-def bench(run: Run, *, rounds: int, chosen: Sequence[Contender] = ()) -> list[Timing]:
-    """Times every contender (or the chosen ones) on the shape, device and precision of `run`."""
+def bench(run: Run, *, rounds: int, chosen: Sequence[Contender] = ()) -> tuple[list[Timing], list[str]]:
+    """Times every contender (or the chosen ones) on the shape, device and precision of `run`.
+
+    Also returns who failed, with why: one that cannot run here costs the others nothing.
+    """
     device = resolve_device(run.config.runtime.device)
     workers = {one: Worker(one.label, partial(_build, run, one), device) for one in chosen or contenders(run)}
-    for worker in workers.values():
-        worker.await_first_step()  # one after another: two that compile at once would starve each other
+    failed = []
+    for one, worker in list(workers.items()):
+        try:
+            worker.await_first_step()  # one after another: two that compile at once would starve each other
+        except WorkerFailed as error:
+            failed.append(str(error))
+            del workers[one]
     times: dict[Contender, list[float]] = {contender: [] for contender in workers}
     for _ in range(rounds):
         for contender, worker in workers.items():
             worker.ask(STEPS[device.type])
             times[contender] += worker.answer()
-    return [
+    timings = [
         Timing(one, 1000 * statistics.median(times[one]), 1000 * min(times[one]), worker.close(), worker.first_step_s)
         for one, worker in workers.items()
     ]
+    return timings, failed
+
+
+class WorkerFailed(Exception):
+    """A contender's process ended before its time."""
 
 
 class Worker:
@@ -117,9 +132,12 @@ class Worker:
 
     def answer(self) -> Any:
         try:
-            return self.connection.recv()
+            found = self.connection.recv()
         except EOFError:
-            raise RuntimeError(f"{self.label}: its process ended; the traceback stands above") from None
+            raise WorkerFailed(f"{self.label}: its process ended") from None
+        if isinstance(found, Exception):
+            raise WorkerFailed(f"{self.label}: {' '.join(str(found).split())[:200]}")
+        return found
 
     def close(self) -> float:
         """Ends it; returns its peak memory in GiB (GPU memory on a GPU)."""
@@ -130,13 +148,18 @@ class Worker:
 def _serve(connection: Connection, build: Callable[[], Step], device: torch.device) -> None:
     connection.recv()
     began = time.perf_counter()
-    step = build()
-    step()
-    _wait(device)
-    first = time.perf_counter() - began
-    for _ in range(WARM_UP):
+    try:
+        step = build()
         step()
-    _wait(device)
+        _wait(device)
+        first = time.perf_counter() - began
+        for _ in range(WARM_UP):
+            step()
+        _wait(device)
+    except Exception as error:
+        traceback.print_exc()
+        connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
+        return
     connection.send(first)
     while count := connection.recv():
         marks = [time.perf_counter()]
@@ -188,7 +211,13 @@ def trainers_step(config: Config) -> Step:
     model = GPT(config.model, vocab_size=vocab_size, max_len=length, seed=config.seed).to(device)
     state = TrainState(model, *build_optimizer(model, config.train))
     loss_function = build_training_loss(model, config, device)
-    return lambda: train_step(state, loss_function, tokens, config=config, step=next(made), device=device)
+
+    def step() -> Tensor:
+        loss = train_step(state, loss_function, tokens, config=config, step=next(made), device=device)
+        state.scheduler.step()
+        return loss
+
+    return step
 
 
 def random_tokens(vocab_size: int, device: torch.device) -> Corpus:
@@ -228,8 +257,8 @@ def profile(run: Run, *, steps: int, out: Path) -> str:
     return text
 
 
-def describe(run: Run, timings: Sequence[Timing]) -> dict[str, Any]:
-    """What `bench` found, ready for JSON: shape, machine, and a line a contender."""
+def describe(run: Run, timings: Sequence[Timing], failed: Sequence[str] = ()) -> dict[str, Any]:
+    """What `bench` found, ready for JSON: shape, machine, a line a contender, and who failed."""
     config = run.config
     device = resolve_device(config.runtime.device)
     tokens = config.train.batch_size * config.train.seq_len
@@ -245,6 +274,7 @@ def describe(run: Run, timings: Sequence[Timing]) -> dict[str, Any]:
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "flops_per_step": flops,
+        "failed": list(failed),
         "contenders": [
             {
                 "name": timing.contender.name,
@@ -283,4 +313,6 @@ def render_bench(found: dict[str, Any]) -> str:
             f"{line['median_step_ms'] / best:.2f} ×",
         ]
         table.append("| " + " | ".join(cells) + " |")
+    if found["failed"]:
+        table += ["", "Failed: " + "; ".join(found["failed"])]
     return "\n".join(table) + "\n"

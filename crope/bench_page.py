@@ -43,15 +43,12 @@ def run_bench(overrides: Sequence[str], *, rounds: int, out: Path, write: bool, 
             name, table = _steps(run, device, rounds, out) if part == "steps" else _seeds(run, device, rounds, out)
             tables.setdefault(name, []).append(table)
             print(table, flush=True)
-    if write:
-        page = PAGE.read_text(encoding="utf-8")
-        for name, found in tables.items():
-            page = with_tables(page, name, "\n".join(found))
-        write_text(PAGE, page)
+            if write:  # at once: what comes after may fail
+                write_text(PAGE, with_tables(PAGE.read_text(encoding="utf-8"), name, "\n".join(tables[name])))
 
 
 def _steps(run: Run, device: str, rounds: int, out: Path) -> tuple[str, str]:
-    found = describe(run, bench(run, rounds=rounds))
+    found = describe(run, *bench(run, rounds=rounds))
     size = found["shape"]
     write_json(out / f"{device}-{run.model}-b{size['B']}-l{size['L']}-v{size['V']}.json", found)
     return device, render_bench(found)

@@ -236,6 +236,8 @@ def _runtime_problems(config: Config) -> Iterator[tuple[str, str]]:
         ):
             if clashes:
                 yield key, "does not go with runtime.cuda_graphs=true"
+    if config.train.precision == "fp32" and runtime.loss == "cut_cross_entropy":
+        yield "train.precision", "must be bf16 with runtime.loss=cut_cross_entropy, whose backward takes 16 bits alone"
     if runtime.deterministic and runtime.loss == "cut_cross_entropy":
         yield "runtime.loss", "sums gradients in the order in which blocks finish, against runtime.deterministic=true"
 

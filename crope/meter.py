@@ -25,6 +25,9 @@ class NonFiniteLoss(ArithmeticError):
         self.step = step
 
 
+NEVER = 2**62  # a step that no run has
+
+
 class Meter:
     """Speed and finiteness of the training steps. The device is read only by `read` and `check_finite`."""
 
@@ -35,7 +38,7 @@ class Meter:
             config.model, vocab_size=vocab_size, seq_len=config.train.seq_len
         )
         self.peak = peak_flops(device)
-        self.never = torch.tensor(2**62, device=device)
+        self.never = torch.tensor(NEVER, device=device)
         self.first_bad = self.never.clone()
         self.steps, self.began, self.pause = 0, time.perf_counter(), 0.0
 
@@ -46,7 +49,7 @@ class Meter:
     def check_finite(self, line: dict[str, float] | None = None, step: int = 0) -> None:
         """Raises NonFiniteLoss for the first bad training loss since the start, else for a bad number in `line`."""
         first_bad = int(self.first_bad)
-        if first_bad != int(self.never):
+        if first_bad != NEVER:
             raise NonFiniteLoss("training", first_bad)
         if line and not all(map(math.isfinite, line.values())):
             raise NonFiniteLoss("validation", step)

@@ -125,7 +125,7 @@ def _step(
     shape = (config.train.batch_size, config.train.seq_len)
 
     def step() -> Tensor:
-        inputs_BT, targets_BT = (torch.randint(config.tokenizer.vocab_size, shape).to(device) for _ in range(2))
+        inputs_BT, targets_BT = (torch.randint(config.tokenizer.vocab_size, shape, device=device) for _ in range(2))
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             value = loss(inputs_BT, targets_BT)
         value.backward()

@@ -6,6 +6,7 @@ and the training loss of the batch that makes update s + 1.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from dataclasses import replace
@@ -114,7 +115,8 @@ def train_step(
     )
     if config.model.dropout:
         torch.manual_seed(torch_seed(config.seed, "dropout", step))
-    state.model.train()
+    if not state.model.training:  # setting it walks through all modules
+        state.model.train()
     parts, losses = config.runtime.accumulate, []
     for inputs, targets in zip(inputs_BT.chunk(parts), targets_BT.chunk(parts), strict=True):
         loss = loss_function(inputs.to(device), targets.to(device)) / parts
@@ -173,8 +175,12 @@ def prepare_device(config: Config) -> torch.device:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(config.runtime.deterministic)
     torch._dynamo.reset()
-    torch._dynamo.config.fail_on_recompile_limit_hit = True  # falling back to eager would be a silent slowness
+    # Falling back, to eager or to launches one by one, would be a silent slowness.
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    torch._inductor.config.triton.cudagraph_or_error = True
     if device.type == "cuda":
+        gc.collect()  # an optimiser and its schedule refer to each other: the last run's would count in this one's peak
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     else:
         keep_freed_memory()
@@ -185,7 +191,8 @@ def build_loss(model: GPT, config: Config, device: torch.device) -> LossFunction
     """(inputs_BT, targets_BT) -> mean loss in nats; bf16 autocast where the precision says so, compiled where it pays.
 
     Compiled is one graph, without a way back to eager: what cannot be compiled is an error. The shorter batches at the
-    end of a pass are few and have shapes of their own; they run as they are rather than be compiled for one use.
+    end of a pass are few and have shapes of their own; they run as they are rather than be compiled for one use, and
+    row by row: eager, the logits of many would need more memory than a training step.
     """
     bf16 = config.train.precision == "bf16"
 
@@ -200,8 +207,10 @@ def build_loss(model: GPT, config: Config, device: torch.device) -> LossFunction
     frequent = {(batch, length)} | ({(full_batch_size(config), length)} if config.runtime.accumulate == 1 else set())
 
     def chosen(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        function = compiled if tuple(inputs_BT.shape) in frequent else loss_function
-        return function(inputs_BT, targets_BT)
+        if tuple(inputs_BT.shape) in frequent:
+            return compiled(inputs_BT, targets_BT)
+        rows = zip(inputs_BT.split(1), targets_BT.split(1), strict=True)
+        return torch.stack([loss_function(*row) for row in rows]).mean()
 
     return chosen
 

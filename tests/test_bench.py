@@ -36,12 +36,15 @@ def test_a_table_says_how_many_times_a_peer_s_pace_our_fastest_setting_has() -> 
     ]
 
 
-def test_every_contender_is_timed() -> None:
-    """Two of them are: each is a process that has to load torch."""
+def test_contenders_are_timed_and_one_that_fails_is_named() -> None:
+    """Three of them: each is a process that has to load torch."""
     chosen = [one for one in contenders(TOY) if one.name in (OURS, PLAIN) and not one.setting.compiled][:2]
-    timings = bench(TOY, rounds=2, chosen=chosen)
+    wrong = Contender(OURS, Setting("fp32", False, True, loss="liger"))
+    timings, failed = bench(TOY, rounds=2, chosen=[wrong, *chosen])
+    assert len(failed) == 1 and failed[0].startswith(f"{wrong.label}: ConfigError: runtime.loss=liger")
     assert [timing.contender for timing in timings] == chosen
     for timing in timings:
+        assert timing.contender != wrong
         assert 0 < timing.fastest_ms <= timing.median_ms < 1000 * timing.first_step_s
         assert 0.05 < timing.peak_gib < 8  # a process that has torch loaded
 
