@@ -38,9 +38,11 @@ from crope.model.gpt import GPT, Block
 from crope.optim import build_optimizer
 from crope.record import write_json
 from crope.seeding import stream
+from crope.theory.trained_share import turned as turned_maps
 from crope.trained import load_config, load_model, load_run_tokens
 from crope.trainer import build_loss, prepare_device, train_step
 
+CHANCE_DRAWS = 3
 LEAST_GAIN = 1e-6  # a shift is divided by its gain
 
 
@@ -56,6 +58,9 @@ def convert(path: Path, *, steps: int, lr: float | None = None) -> dict[str, Any
     random    Q, K and V projected in a random structure
     fresh     complex Q, K and V at initial values: what the trained ones are worth
 
+    A best structure keeps more than half of any maps: `kept_share` also has what it keeps where the channels of each
+    head were turned away from the rotation's pairs at random (`best_by_chance`). No more than that is no structure.
+
     Raises UserError where the run is not a complete RoPE run, or where the tuning diverges.
     """
     config = load_config(path)
@@ -64,9 +69,10 @@ def convert(path: Path, *, steps: int, lr: float | None = None) -> dict[str, Any
     model, tokens = load_model(path, config), load_run_tokens(config)
     decay = config.train.lr_gamma ** ((config.train.max_steps - 1) // config.train.lr_step_size)
     rate = config.train.lr * decay if lr is None else lr
-    layers, n_heads = folded_qkv(model), config.model.n_heads
+    layers, n_heads, draw = folded_qkv(model), config.model.n_heads, stream(config.seed, "convert/structure")
     best = fit_stream(layers, n_heads)
-    chance = random_stream(layers, n_heads, stream(config.seed, "convert/structure"))
+    chance = random_stream(layers, n_heads, draw)
+    unrelated = [turned_maps(layers, n_heads=n_heads, generator=draw) for _ in range(CHANCE_DRAWS)]
     turned = turn(model, best)
     arms = {
         "rope": turned,
@@ -81,6 +87,7 @@ def convert(path: Path, *, steps: int, lr: float | None = None) -> dict[str, Any
             "best": best.kept,
             "random": chance.kept,
             "by_layer": [fit_stream([layer], n_heads).kept for layer in layers],
+            "best_by_chance": [fit_stream(maps, n_heads).kept for maps in unrelated],
         },
         "parameters": {"trained": asdict(count_parameters(model)), "converted": asdict(count_parameters(arms["best"]))},
         "loss_nats": {"trained": measure(model, tokens, config=config)},

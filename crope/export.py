@@ -1,6 +1,6 @@
 """A finished run's weights for others: as trained, or with dense Q, K and V, as safetensors or torch's own format.
 
-    python scripts/export.py RUN out.safetensors --dense
+    python scripts/export.py RUN out.safetensors --dense [--converted]
 
 Dense is what a plain model with the same positions loads (`projection=real`), with equal outputs: every structured map
 is written out as the matrix that it stands for. Names are those of crope.model.gpt; rows of the embedding past the
@@ -29,8 +29,10 @@ QKV_NAMES = ("q_proj", "k_proj", "v_proj")
 FORMATS = (".safetensors", ".pt")
 
 
-def export(path: Path, out: Path, *, dense: bool) -> None:
+def export(path: Path, out: Path, *, dense: bool, converted: bool = False) -> None:
     """Writes the weights of the run in `path` to `out`, whose ending says in which format.
+
+    `converted`: not the run's own, but those that scripts/convert.py left there (complex, with a head of their own).
 
     A safetensors file carries the model's configuration (JSON under "model"), vocabulary size, context and run id.
     Raises UserError for a run that is not complete, another ending, a package that is missing, or, where dense, for a
@@ -38,8 +40,12 @@ def export(path: Path, out: Path, *, dense: bool) -> None:
     """
     if out.suffix not in FORMATS:
         raise UserError(f"{out}: the file's name must end in {' or '.join(FORMATS)}")
-    config = load_config(path)
-    model, choices = load_model(path, config), config.model
+    config, weights = load_config(path), "weights.pt"
+    if converted:
+        config.model, weights = replace(config.model, projection="complex", tied_head=False), "converted.pt"
+        if not (path / weights).exists():
+            raise UserError(f"{path}: no {weights}; scripts/convert.py makes it")
+    model, choices = load_model(path, config, weights=weights), config.model
     if dense:
         if choices.projection in WIDTHS:
             raise UserError(

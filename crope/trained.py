@@ -27,12 +27,12 @@ def load_config(path: Path) -> Config:
     return config
 
 
-def load_model(path: Path, config: Config, *, max_len: int | None = None) -> GPT:
+def load_model(path: Path, config: Config, *, max_len: int | None = None, weights: str = "weights.pt") -> GPT:
     """The trained model, on the CPU. max_len (default train.seq_len): what its position tables must reach.
 
     Raises UserError where weights.pt is missing, or where the trained positions end before max_len.
     """
-    file, trained_len = path / "weights.pt", config.train.seq_len
+    file, trained_len = path / weights, config.train.seq_len
     if not file.exists():
         raise UserError(f"{path}: no weights.pt; the run is not complete here: train it again with scripts/train.py")
     max_len = max_len or trained_len

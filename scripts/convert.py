@@ -42,8 +42,10 @@ def render(result: dict[str, Any]) -> str:
     lines = [f"trained: {before['trained']:.4f} nats per token; tuned for {result['steps']} steps at {result['lr']:g}:"]
     lines += [f"  {label:<28} {before[name]:.4f} -> {after[name]:.4f}" for name, label in ARMS.items()]
     by_layer = ", ".join(f"{share:.3f}" for share in kept["by_layer"])
+    by_chance = kept["best_by_chance"]
     lines.append(
-        f"complex-linear share of Q, K, V: best {kept['best']:.3f}, random {kept['random']:.3f}, by layer {by_layer}"
+        f"complex-linear share of Q, K, V: best structure {kept['best']:.3f} (by chance {min(by_chance):.3f} to"
+        f" {max(by_chance):.3f}), random structure {kept['random']:.3f}, best by layer {by_layer}"
     )
     qkv = [result["parameters"][name]["qkv"] for name in ("trained", "converted")]
     lines.append(f"parameters: {sizes[0]:,} -> {sizes[1]:,}, in Q, K, V {qkv[0]:,} -> {qkv[1]:,}")

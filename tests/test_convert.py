@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 from crope.complex_structure import StreamStructure, fit_stream, interleaved, random_stream
 from crope.compose import Run, load_run
@@ -18,7 +20,7 @@ from crope.convert import LEAST_GAIN, convert, folded_qkv, project, turn, with_i
 from crope.data.token_files import TokenSet
 from crope.errors import UserError
 from crope.execute import execute
-from crope.export import with_dense_qkv
+from crope.export import export, with_dense_qkv
 from crope.interrupt import StopRequest
 from crope.model.complex_linear import ComplexLinear
 from crope.model.gpt import GPT
@@ -139,6 +141,8 @@ def test_a_run_from_end_to_end(make_run) -> None:
     assert before["rope"] == pytest.approx(before["trained"], rel=1e-5)
     assert all(after[name] != before[name] for name in ("rope", "best", "random", "fresh"))
     assert result["kept_share"]["best"] > result["kept_share"]["random"]
+    by_chance = result["kept_share"]["best_by_chance"]
+    assert len(by_chance) == 3 and all(share > result["kept_share"]["random"] for share in by_chance)
     assert result["parameters"]["trained"] == {
         name: value for name, value in recorded["parameters"].items() if name != "total"
     }
@@ -152,6 +156,25 @@ def test_a_run_from_end_to_end(make_run) -> None:
         outputs.append(model(torch.arange(16)[None]))
         assert isinstance(model.blocks[0].attn.q_proj, ComplexLinear) == (projection == "complex")
     torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_converted_model_is_exported_with_the_choices_that_load_it(make_run, tmp_path: Path, dense: bool) -> None:
+    run, out = make_run("rope"), tmp_path / "converted.safetensors"
+    with pytest.raises(UserError, match=r"no converted\.pt; scripts/convert\.py makes it"):
+        export(run.path, out, dense=dense, converted=True)
+    convert(run.path, steps=1)
+    export(run.path, out, dense=dense, converted=True)
+    with safe_open(out, "pt") as file:
+        choices = ModelConfig(**json.loads(file.metadata()["model"]))
+    assert (choices.projection, choices.tied_head) == ("real" if dense else "complex", False)
+    model = GPT(choices, vocab_size=TOY_VOCAB, max_len=16, seed=0)
+    model.load_state_dict(load_file(out))
+    own = torch.load(run.path / "converted.pt", weights_only=True)
+    expected = GPT(replace(choices, projection="complex"), vocab_size=TOY_VOCAB, max_len=16, seed=0)
+    expected.load_state_dict(own)
+    tokens_BT = torch.arange(16)[None]
+    torch.testing.assert_close(model(tokens_BT), expected(tokens_BT), rtol=0, atol=1e-5)
 
 
 def test_no_steps_leave_the_projected_model_and_the_rate_is_the_runs_last(make_run) -> None:

@@ -36,6 +36,8 @@ OPTIONAL = (
     "studies.csv",
     "studies.tex",
     "study_losses.csv",
+    "conversion.md",
+    "conversion.csv",
     *(f"{study}.{kind}" for study in ("controls", "schemes", "length", "scaling") for kind in ("svg", "png")),
 )  # made where there is more than the tables' cells
 
@@ -111,6 +113,7 @@ def render_texts(findings: Findings) -> dict[str, str]:
     from crope.report.answer_tables import answer_checks_sheet, answers_sheet, render_answers_csv
     from crope.report.choices import choices_sheet, render_choices_csv
     from crope.report.comparison_tables import comparisons_sheet, render_comparisons_csv
+    from crope.report.conversions import conversions_sheet, render_conversions_csv
     from crope.report.csv_files import render_csv
     from crope.report.details import details_sheet, render_details_csv
     from crope.report.markdown import render_markdown, render_sheet
@@ -147,6 +150,9 @@ def render_texts(findings: Findings) -> dict[str, str]:
         texts["studies.csv"] = render_answers_csv(findings.answers)
         texts["studies.tex"] = render_sheet_tex(asked, ANSWER_COLUMNS)
         texts["study_losses.csv"] = render_losses_csv(findings.studies)
+    if findings.conversions:
+        texts["conversion.md"] = render_sheet(conversions_sheet(findings.conversions, scale=scale))
+        texts["conversion.csv"] = render_conversions_csv(findings.conversions)
     if findings.fairness:
         texts["fairness.md"] = render_markdown_of_rates(findings.fairness)
         texts["fairness.csv"] = render_csv_of_rates(findings.fairness)

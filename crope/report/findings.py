@@ -12,6 +12,7 @@ from crope.record import Record
 from crope.report.answers import Answer
 from crope.report.choices import Choice, build_choices
 from crope.report.comparisons import Comparison, build_comparisons
+from crope.report.conversions import Conversion, read_conversions
 from crope.report.curves import Points, read_curves
 from crope.report.details import Detail, build_details
 from crope.report.frame import CellResult, distinct_cells, resolve_cells
@@ -50,6 +51,7 @@ class Findings:
     details: list[Detail]
     studies: list[Study]
     answers: list[Answer]
+    conversions: list[Conversion]
     points: dict[Path, dict[str, Points]]
 
     @property
@@ -98,5 +100,6 @@ def find(
         details=build_details(results),
         studies=studies,
         answers=build_answers(studies, margin),
+        conversions=read_conversions([run for run in asked.runs if run.summary["scale"] == source.scale]),
         points=read_curves([run for result in distinct_cells(results) for run in result.runs]),
     )

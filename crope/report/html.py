@@ -16,6 +16,7 @@ from crope.record import Record
 from crope.report.answer_tables import answer_notes
 from crope.report.choices import choices_sheet
 from crope.report.comparison_tables import comparisons_sheet
+from crope.report.conversions import conversions_sheet
 from crope.report.details import details_sheet, savings_line
 from crope.report.figures import Plot, render_pictures
 from crope.report.findings import Findings
@@ -77,6 +78,7 @@ def render_page(findings: Findings, plots: Sequence[Plot], *, out_dir: Path, the
         comparisons=comparisons_sheet(findings.comparisons, findings.results, scale=findings.scale),
         details=details_sheet(findings.details, scale=findings.scale),
         choices=choices_sheet(findings.choices, scale=findings.scale) if findings.choices else None,
+        conversion=conversions_sheet(findings.conversions, scale=findings.scale) if findings.conversions else None,
         fairness=[fairness_sheet(comparison) for comparison in findings.fairness],
         groups=groups,
         committed=beside,

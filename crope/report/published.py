@@ -12,12 +12,13 @@ from crope.errors import DataError, UserError
 from crope.lookup import PUBLISHED
 from crope.record import Record, write_bytes, write_text
 from crope.report import SCALES
+from crope.report.conversions import FILE as CONVERSION
 from crope.report.curves import read_curves
 from crope.report.details import savings_line
 from crope.report.fig4 import build_fig4
 from crope.report.figures import render_files
 from crope.report.frame import resolve_cells
-from crope.report.lengths import FILE as MEASURED_BEYOND
+from crope.report.lengths import FILE as BEYOND
 from crope.report.markdown import escape_markdown, markdown_row, render_markdown
 from crope.report.sources import load_published
 from crope.report.tables import build_table
@@ -26,6 +27,7 @@ from crope.verify import DamagedRun, read_runs
 
 README = ROOT / "README.md"
 FIGURE = "fig4.png"
+MEASURED_LATER = (BEYOND, CONVERSION)
 RECORD_FILES = ("config.yaml", "provenance.json", "metrics.jsonl", "summary.json")
 
 
@@ -52,7 +54,7 @@ def publish(results_dir: Path, machine: str, *, scale: str, published: Path = PU
         attempts = [run.provenance, *run.provenance.get("resumed_from", [])]
         if any(attempt["commit"] is None or attempt["dirty"] for attempt in attempts):
             raise UserError(f"{run.path}: made from uncommitted code; commit, remove the run and make it again")
-        for name in (*RECORD_FILES, *([MEASURED_BEYOND] if (run.path / MEASURED_BEYOND).exists() else [])):
+        for name in (*RECORD_FILES, *(name for name in MEASURED_LATER if (run.path / name).exists())):
             target = published / machine / run.path.name / name
             target.parent.mkdir(parents=True, exist_ok=True)
             text = (run.path / name).read_text(encoding="utf-8")

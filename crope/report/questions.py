@@ -113,7 +113,7 @@ def _length(study: Study, margin: float) -> list[Answer]:
         question = Question(
             f"extrapolates_as_rope_{factor}", study.name,
             f"Does CRoPE hold at {factor} times its length as RoPE does?",
-            f"CRoPE − RoPE of (loss at {factor} L − at L), beyond L",
+            f"change from L to {factor} L of CRoPE − that of RoPE",
             words("it holds better", "yes, equal", "no, it loses more"),
         )  # fmt: skip
         checks = [_change(row, PARITY, factor, question.difference, margin) for row in study.rows]
