@@ -2,6 +2,7 @@
 
 python scripts/bench_projection.py                                # widths 128 to 4096, a table
 python scripts/bench_projection.py --device cuda --dtype bfloat16 --tokens 16384 --out bench.json
+python scripts/bench_projection.py --write                        # into docs/performance.md
 
 training   forward and backward of `--tokens` tokens; the complex forms start from (a, b)
 decoding   one token without gradients; sums of weights that Gauss needs are made beforehand
@@ -18,11 +19,12 @@ import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
+from crope.bench_page import PAGE, with_tables
 from crope.cli import main_errors
 from crope.device import device_name, resolve_device
 from crope.model.complex_linear import ComplexLinear
 from crope.model.forms import three_products, two_products
-from crope.record import write_json
+from crope.record import write_json, write_text
 
 FORMS = ("real", "dense from (a, b)", "two products", "three products")
 WEIGHTS_READ = (1.0, 0.5, 0.5, 0.75)  # of D^2 when decoding
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--seconds", type=float, default=0.5, help="spent on each number (default %(default)s)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the numbers as JSON")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
     options = parser.parse_args()
     device, dtype = resolve_device(options.device), getattr(torch, options.dtype)
     name, threads = device_name(device), torch.get_num_threads()
@@ -60,6 +63,38 @@ def main() -> None:
     if options.out:
         about = {"device": name, "dtype": options.dtype, "threads": threads, "tokens": options.tokens}
         write_json(options.out, {**about, "torch": torch.__version__, "rows": rows})
+    if options.write:
+        about = f"{name}, {options.dtype}, {threads} threads, torch {torch.__version__}; {options.tokens} tokens a step"
+        page = PAGE.read_text(encoding="utf-8")
+        write_text(PAGE, with_tables(page, f"{device.type} projection", render(rows, about)))
+
+
+def render(rows: list[dict[str, Any]], about: str) -> str:
+    """A Markdown table: the real map's times, each complex form's as a multiple of them, and from where on one saves."""
+    head = ["D", *(f"{what}, {form}" for what in ("training", "decoding") for form in ("real", *FORMS[1:]))]
+    lines = [about, "", "| " + " | ".join(head) + " |", "|" + " ---: |" * len(head)]
+    for width in dict.fromkeys(row["width"] for row in rows):
+        of_width = {row["form"]: row for row in rows if row["width"] == width}
+        cells = [f"{width:,}"]
+        for key, unit in (("training_ms", ".2f} ms"), ("decoding_us", ".0f} µs")):
+            real = of_width["real"][key]
+            cells += [f"{{:,{unit}".format(real), *(f"{of_width[form][key] / real:.2f} ×" for form in FORMS[1:])]
+        lines.append("| " + " | ".join(cells) + " |")
+    saves = [
+        f"{what} {saves_from(rows, key)}" for what, key in (("training", "training_ms"), ("decoding", "decoding_us"))
+    ]
+    return "\n".join([*lines, "", f"Eq. 30 saves time in {', in '.join(saves)}."]) + "\n"
+
+
+def saves_from(rows: list[dict[str, Any]], key: str) -> str:
+    """The smallest width from which on a form is faster than the real map at every width, and the form."""
+    times = {(row["width"], row["form"]): row[key] for row in rows}
+    found = []
+    for form in FORMS[1:]:
+        slower = [width for width, one in times if one == form and times[width, form] >= times[width, "real"]]
+        faster = [width for width, one in times if one == form and width > max(slower, default=0)]
+        found += [(min(faster), form)] if faster else []
+    return "from D = {:,} on ({})".format(*min(found, key=lambda one: one[0])) if found else "at none of these widths"
 
 
 def cases(width: int, tokens: int, device: torch.device, dtype: torch.dtype) -> list[tuple[str, Any, Any, float]]:

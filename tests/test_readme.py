@@ -82,11 +82,12 @@ def test_published_records_name_no_folder_of_the_machine(toy_data, tmp_path, mon
     monkeypatch.setattr(provenance, "collect", lambda *known: collect(*known) | clean)
     run = load_run([*TOY_OVERRIDES, "scale=smoke", f"results_dir={tmp_path}"])
     execute(run, stop=StopRequest())
-    (run.path / "extrapolation.json").write_text("{}", encoding="utf-8")
+    for name in ("extrapolation.json", "conversion.json"):
+        (run.path / name).write_text("{}", encoding="utf-8")
     assert publish(tmp_path, "here", scale="smoke", published=tmp_path / "published") == [run.run_id]
     folder = tmp_path / "published" / "here"
     copies = {path.name: path.read_text(encoding="utf-8") for path in (folder / run.run_id).iterdir()}
-    assert copies.keys() == {*RECORD_FILES, "extrapolation.json"}
+    assert copies.keys() == {*RECORD_FILES, "extrapolation.json", "conversion.json"}
     assert not [name for name, text in copies.items() if str(tmp_path) in text]
     assert "results_dir=results" in copies["provenance.json"] and "\nresults_dir: results\n" in copies["config.yaml"]
     sound, damaged = read_runs(folder)

@@ -43,6 +43,19 @@ def test_multiplications_against_the_dense_product(form: str, share: float) -> N
     assert counter.get_total_flops() == share * 2 * 10 * 64 * 96
 
 
+def test_the_table_holds_multiples_of_the_real_map() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "bench_projection.py"))
+    times = {"real": (2.0, 100.0), "dense from (a, b)": (3.0, 150.0), "two products": (4.0, 50.0),
+             "three products": (1.5, 75.0)}  # fmt: skip
+    rows = [{"width": 2048, "form": form, "training_ms": a, "decoding_us": b} for form, (a, b) in times.items()]
+    rows += [{**row, "width": 128, "training_ms": 2.0} for row in rows]
+    first, _, _, sentence = script["render"](rows, "here").splitlines()[4:]
+    assert first == "| 2,048 | 2.00 ms | 1.50 × | 2.00 × | 0.75 × | 100 µs | 1.50 × | 0.50 × | 0.75 × |"
+    assert sentence == (
+        "Eq. 30 saves time in training from D = 2,048 on (three products), in decoding from D = 128 on (two products)."
+    )
+
+
 def test_script_writes_a_row_for_each_form_and_width(tmp_path: Path, monkeypatch, capsys) -> None:
     out = tmp_path / "bench.json"
     arguments = ["--widths", "8", "12", "--tokens", "4", "--seconds", "0.001", "--device", "cpu", "--out", str(out)]
