@@ -64,13 +64,13 @@ def main() -> None:
         about = {"device": name, "dtype": options.dtype, "threads": threads, "tokens": options.tokens}
         write_json(options.out, {**about, "torch": torch.__version__, "rows": rows})
     if options.write:
-        about = f"{name}, {options.dtype}, {threads} threads, torch {torch.__version__}; {options.tokens} tokens a step"
+        made = f"{name}, {options.dtype}, {threads} threads, torch {torch.__version__}; {options.tokens} tokens a step"
         page = PAGE.read_text(encoding="utf-8")
-        write_text(PAGE, with_tables(page, f"{device.type} projection", render(rows, about)))
+        write_text(PAGE, with_tables(page, f"{device.type} projection", render(rows, made)))
 
 
 def render(rows: list[dict[str, Any]], about: str) -> str:
-    """A Markdown table: the real map's times, each complex form's as a multiple of them, and from where on one saves."""
+    """A Markdown table: the real map's times, each complex form's as a multiple, and from where on one saves."""
     head = ["D", *(f"{what}, {form}" for what in ("training", "decoding") for form in ("real", *FORMS[1:]))]
     lines = [about, "", "| " + " | ".join(head) + " |", "|" + " ---: |" * len(head)]
     for width in dict.fromkeys(row["width"] for row in rows):
