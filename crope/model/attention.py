@@ -71,6 +71,8 @@ def written_out_attention(
 class LinearAttention(CausalAttention):
     """RoFormer's Eq. 19, causal, in O(T) time and memory: features elu + 1, rotated in the numerator alone.
 
+    Features and the causal sum over chunks are those of Katharopoulos et al. 2020.
+
     y_m = sum_{n<=m} (R_m f(q_m)).(R_n f(k_n)) v_n / sum_{n<=m} f(q_m).f(k_n). The denominator is positive; the weights
     above it may be negative and need not sum to 1. No matrix of scores exists: biases of a position scheme cannot be
     added to it (the configuration refuses them), nor dropout act on it. Runs in float32 under autocast.
@@ -89,7 +91,7 @@ class LinearAttention(CausalAttention):
 
 
 def features(x: torch.Tensor) -> torch.Tensor:
-    """elu(x) + 1, written so that it stays above 0: in float32, elu(-20) is -1 exactly."""
+    """elu(x) + 1 (Katharopoulos et al. 2020), written so that it stays above 0: in float32, elu(-20) is -1 exactly."""
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 

@@ -17,7 +17,10 @@ BASE = 10000.0  # of the wavelengths, in Vaswani et al. (Sec. 3.5) and in RoForm
 
 
 class Positions(nn.Module):
-    """Acts nowhere; a scheme overrides what it needs. By itself `none`: order enters by the causal mask alone."""
+    """Acts nowhere; a scheme overrides what it needs.
+
+    By itself `none`: order enters by the causal mask alone (Haviv et al. 2022; Kazemnejad et al. 2023).
+    """
 
     extends = True  # whether it says anything past the length that it was trained at
 
