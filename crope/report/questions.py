@@ -44,7 +44,7 @@ def _controls(study: Study, margin: float) -> list[Answer]:
     """The matched controls are one question in three forms, and one family."""
     matched = []
     for model, name in MATCHED.items():
-        text = f"Does complex beat {name}, which has half the weights as well?"
+        text = f"Does complex beat {name} at half the weights?"
         found = words(f"yes, {model_label('crope')} is lower", "no, equal", f"no, {model_label('crope')} is higher")
         matched += of_pair(study, f"complex_or_{model}", text, ("crope", model), found, margin)
     costs = words("no, even lower", "no, equal", "yes, higher")
@@ -68,7 +68,7 @@ def _schemes(study: Study, margin: float) -> list[Answer]:
     answers = []
     for name, (_, real) in SCHEMES.items():
         if real != NONE:
-            text = f"Is {name} better than no positions?"
+            text = f"{name}: better than no positions?"
             found = words("yes, lower", "no, equal", "no, higher")
             answers += judged(of_pair(study, f"worth_{real}", text, (real, NONE), found, margin))
     for name, pair in SCHEMES.items():

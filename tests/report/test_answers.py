@@ -209,7 +209,7 @@ def test_sheet_csv_and_sentence(answers: list[Answer]) -> None:
     sheet = answers_sheet(answers, scale="quick")
     (row,) = [row for row in sheet.rows if "low rank" in row[1]]
     assert row[:4] == (
-        "controls", "Does complex beat low rank, which has half the weights as well?", "final, best",
+        "controls", "Does complex beat low rank at half the weights?", "final, best",
         "yes, CRoPE is lower",
     )  # fmt: skip
     low, high = scipy.stats.ttest_1samp([-0.074, -0.085, -0.075], 0.0).confidence_interval(0.95)

@@ -37,7 +37,7 @@ def test_questions_tables_and_runs_are_on_the_page(all_studies, build, no_pictur
     page = read_page(out_dir)
     assert {path.name for path in out_dir.iterdir()} >= FILES
     for text in (
-        "Does complex beat low rank, which has half the weights as well?",
+        "Does complex beat low rank at half the weights?",
         "not defined: learned positions end at 1024",
         "Does CRoPE − RoPE drift as the model grows? (PG-19)",
         "Against other maps of half the weights",
