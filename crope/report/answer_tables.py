@@ -11,7 +11,7 @@ from crope.report.comparisons import EQUIVALENT, EVIDENCE, HIGHER, LOWER, OPEN
 from crope.report.csv_files import to_csv
 from crope.report.questions import MATCHED
 from crope.report.sheets import Sheet
-from crope.report.stats import ALPHA, MIN_SEEDS
+from crope.report.stats import ALPHA, MIN_SEEDS, POWER
 
 CSV_COLUMNS = (
     "study", "question", "at", "answer", "where", "difference", "n", "mean_nats", "std_over_seeds_nats", "t_low_nats",
@@ -65,6 +65,8 @@ def answer_notes(answers: Sequence[Answer], machine: str = "") -> tuple[str, ...
         f" higher (paired t test), else {OPEN}. Intervals are 95 % and unadjusted; they and the tests need {MIN_SEEDS}"
         " seeds, and a text on which no model has them counts in no family. Nothing corrects for the number of"
         f" questions: {_asked(answers)} asked.",
+        f"“n seeds could tell”: so many find equal models to be equal in {100 * POWER:.0f} % of such studies, if"
+        " differences spread as they do here and no other test stood beside this one.",
         f"A slope is held to be none where it changes the difference by less than ±{margin:g} between the smallest and"
         " the largest width.",
         "At: full validation loss after the last step (final) or at its lowest (best); where runs overfit, the final"

@@ -26,7 +26,7 @@ from crope.report.comparisons import (
     paired,
     with_tests,
 )
-from crope.report.stats import MIN_SEEDS, Difference, over_seeds, seeds_needed
+from crope.report.stats import MANY_SEEDS, MIN_SEEDS, Difference, over_seeds, seeds_needed, seeds_to_show_equivalence
 from crope.report.studies import Row, Study
 
 
@@ -62,7 +62,16 @@ class Check(Tested):
         if found.low_nats is None:
             return f"{format_nats(found.mean_nats)}{self.unit} ({self.reason})"
         interval = format_range(found.low_nats, found.high_nats)
-        return f"{format_nats(found.mean_nats)}{self.unit} (95 % {interval}, n = {found.n})"
+        return f"{format_nats(found.mean_nats)}{self.unit} (95 % {interval}, n = {found.n}{self._wanted(found)})"
+
+    def _wanted(self, found: Difference) -> str:
+        """How many seeds could tell, where these cannot."""
+        if self.conclusion != OPEN or found.std_nats is None:
+            return ""
+        seeds = seeds_to_show_equivalence(found.std_nats, self.margin_nats)
+        if seeds is not None and seeds <= found.n:  # another test of the family kept this one from it
+            return ""
+        return f"; {f'{seeds:,}' if seeds else f'more than {MANY_SEEDS:,}'} seeds could tell"
 
 
 @dataclass(frozen=True)

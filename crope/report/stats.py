@@ -19,6 +19,7 @@ Array = NDArray[np.float64]
 MIN_SEEDS = 3  # two seeds would give an interval of 12.7 standard errors to each side, and a test that rejects nothing
 ALPHA = 0.05  # 95 % intervals; the error that a family of tests may make
 RESAMPLES = 10_000
+POWER, MANY_SEEDS, POWER_GRID = 0.8, 1000, 4000
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,31 @@ def over_seeds(values_nats: Sequence[float]) -> Difference:
 def seeds_needed(n: int) -> str:
     """What stands in place of an interval or a test."""
     return f"needs at least {MIN_SEEDS} seeds, has {n}"
+
+
+def power_of_equivalence(n: int, std_nats: float, margin_nats: float) -> float:
+    """How often the two one-sided tests of n seeds find equivalence where the true difference is 0.
+
+    `std_nats` is that of the differences over seeds. Exact but for a grid over the sample's own standard deviation:
+    given it, the mean must lie within margin - t s / sqrt(n), and mean and s are independent.
+    """
+    spread = std_nats / np.sqrt(n)
+    shares = (np.arange(POWER_GRID) + 0.5) / POWER_GRID
+    sampled = spread * np.sqrt(scipy.stats.chi2.ppf(shares, n - 1) / (n - 1))
+    room = margin_nats - scipy.stats.t.ppf(1 - ALPHA, n - 1) * sampled
+    return float(np.mean(np.where(room > 0, 2 * scipy.stats.norm.cdf(room / spread) - 1, 0.0)))
+
+
+def seeds_to_show_equivalence(std_nats: float, margin_nats: float) -> int | None:
+    """The fewest seeds with which equal models are found to be so in POWER of the studies; None above MANY_SEEDS."""
+    low, high = MIN_SEEDS - 1, MANY_SEEDS
+    if std_nats > 0 and power_of_equivalence(high, std_nats, margin_nats) < POWER:
+        return None
+    while high - low > 1:  # the power grows with n
+        middle = (low + high) // 2
+        enough = std_nats == 0 or power_of_equivalence(middle, std_nats, margin_nats) >= POWER
+        low, high = (low, middle) if enough else (middle, high)
+    return high
 
 
 def t_interval(values_XN: ArrayLike) -> tuple[Array, Array]:

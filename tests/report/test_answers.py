@@ -6,14 +6,16 @@ import csv
 import io
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import scipy.stats
 
 from crope.report.answer_tables import CSV_COLUMNS, answers_sheet, controls_in_a_sentence, render_answers_csv
-from crope.report.answers import Answer, fit_slope
+from crope.report.answers import Answer, Check, fit_slope
 from crope.report.questions import MATCHED, build_answers
+from crope.report.stats import over_seeds
 from crope.report.studies import build_studies
 from tests.report.conftest import make_cells, make_parameters, read_source
 from tests.report.study_runs import NOISE, PER_LENGTH, make_rows, make_studies, usual
@@ -128,6 +130,18 @@ def test_the_rotation_s_part_is_a_difference_of_differences(answers: list[Answer
         ]  # fmt: skip
         assert check.difference.values_nats == pytest.approx(by_seed, abs=1e-12)
         assert len(check.keys) == 4
+
+
+def test_an_open_answer_says_how_many_seeds_could_tell() -> None:
+    def number(spread: float, p: float) -> str:
+        difference = over_seeds([0.01 - spread, 0.01, 0.01 + spread])
+        one = Check("PG-19", "A − B", (), margin_nats=MARGIN, difference=difference)
+        return replace(one, p_different=p, p_different_holm=p, p_equivalent=1.0, p_equivalent_holm=1.0).number
+
+    assert number(0.021, 0.5).endswith(", n = 3; 11 seeds could tell)")
+    assert number(1.0, 0.5).endswith(", n = 3; more than 1,000 seeds could tell)")
+    for decided in (number(0.021, 0.01), number(0.001, 0.5)):  # higher; open because of the tests beside it
+        assert decided.endswith(", n = 3)")
 
 
 def test_equal_size_is_read_off_ropes_curve(answers: list[Answer]) -> None:

@@ -20,7 +20,9 @@ from crope.report.stats import (
     p_std_outside,
     p_std_within,
     paired_difference,
+    power_of_equivalence,
     seeds_needed,
+    seeds_to_show_equivalence,
     std_interval,
     t_interval,
 )
@@ -188,3 +190,18 @@ def test_holm_keeps_the_error_of_the_family(shared: float) -> None:
     assert np.mean((p_SC < ALPHA).any(-1)) > 1.5 * ALPHA  # the correction has something to correct
     at_margin = holm(p_equivalent(values_SCN + MARGIN, MARGIN))
     assert np.mean((at_margin < ALPHA).any(-1)) <= ALPHA + NOISE
+
+
+@pytest.mark.parametrize(("n", "std"), [(3, 0.013), (3, 0.041), (5, 0.01), (12, 0.021)])
+def test_power_is_the_share_of_simulated_studies_that_find_equal_models_equal(n: int, std: float) -> None:
+    values = np.random.default_rng(0).normal(0.0, std, size=(100_000, n))
+    found = (p_equivalent(values, MARGIN) < ALPHA).mean()
+    assert power_of_equivalence(n, std, MARGIN) == pytest.approx(found, abs=4 * np.sqrt(0.25 / 100_000))
+
+
+def test_the_fewest_seeds_have_the_power_and_one_less_has_not() -> None:
+    for std in (0.013, 0.021, 0.041):
+        seeds = seeds_to_show_equivalence(std, MARGIN)
+        assert power_of_equivalence(seeds, std, MARGIN) >= 0.8 > power_of_equivalence(seeds - 1, std, MARGIN)
+    assert seeds_to_show_equivalence(0.0, MARGIN) == 3
+    assert seeds_to_show_equivalence(1.0, MARGIN) is None
