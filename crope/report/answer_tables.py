@@ -63,8 +63,8 @@ def answer_notes(answers: Sequence[Answer], machine: str = "") -> tuple[str, ...
         f" of the three maps of half the weights together: equal is within ±{margin:g} nats per token"
         f" (conf/{EVIDENCE.name}, two one-sided tests, so it is the 90 % interval that lies within), else lower or"
         f" higher (paired t test), else {OPEN}. Intervals are 95 % and unadjusted; they and the tests need {MIN_SEEDS}"
-        " seeds, and a text on which no model has them counts in no family. Nothing corrects for the number of"
-        f" questions: {_asked(answers)} asked.",
+        " seeds, and a text on which no run of the study's own has them counts in no family. Nothing corrects for the"
+        f" number of questions: {_asked(answers)} asked.",
         f"“n seeds could tell”: so many find equal models to be equal in {100 * POWER:.0f} % of such studies, if"
         " differences spread as they do here and no other test stood beside this one.",
         f"A slope is held to be none where it changes the difference by less than ±{margin:g} between the smallest and"

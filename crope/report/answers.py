@@ -2,7 +2,7 @@
 
 A question is a set of differences over seeds: a pair of models on each text, a change of length on each text, or a
 pair at each width. Each is tested as comparisons.py does it, and Holm goes over a family: the checks of one question,
-or of several that are read as one. A text on which a study was not begun, or on which none of its models has the seeds
+or of several that are read as one. A text on which a study was not begun, or on which no run of its own has the seeds
 for a test, is no part of a family; a model that is missing where others can be tested counts as p = 1.
 """
 
@@ -142,7 +142,7 @@ def of_rows(
             difference, reason = difference_of(row, at)
             keys = tuple(row.results[model].cell.key for model in models if model in row.results)
             check = Check(
-                where(row), question.difference, keys, planned=can_test(row), margin_nats=margin,
+                where(row), question.difference, keys, planned=row.testable, margin_nats=margin,
                 difference=difference, reason=reason,
             )  # fmt: skip
             checks.append(with_tests(check))
@@ -153,11 +153,6 @@ def of_rows(
 def of_models(row: Row, pair: tuple[str, str], at: str) -> tuple[Difference | None, str]:
     """first - second in a row, and why no test can be made of it."""
     return paired(row.results.get(pair[0]), row.results.get(pair[1]), at)
-
-
-def can_test(row: Row) -> bool:
-    """Whether any of its models has the seeds that a test needs."""
-    return any(result.n >= MIN_SEEDS for result in row.results.values())
 
 
 def judged(answers: Sequence[Answer]) -> list[Answer]:

@@ -11,7 +11,6 @@ from crope.report.answers import (
     Answer,
     Check,
     Question,
-    can_test,
     fit_slope,
     judged,
     of_models,
@@ -141,7 +140,7 @@ def _change(row: Row, models: Sequence[str], factor: int, difference_of: str, ma
         reasons = [too_few(difference)] if difference else ["no seed that both models have"]
     keys = tuple(row.results[model].cell.key for model in models)
     return with_tests(Check(
-        row.label, difference_of, keys, planned=can_test(row), margin_nats=margin, difference=difference,
+        row.label, difference_of, keys, planned=row.testable, margin_nats=margin, difference=difference,
         reason=reasons[0],
     ))  # fmt: skip
 

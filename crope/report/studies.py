@@ -7,12 +7,13 @@ and CRoPE's runs are Table 1's where the width is.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crope.errors import UserError
 from crope.record import Record
 from crope.report.frame import DATASET_LABELS, CellResult, resolve_cells
 from crope.report.lengths import Lengths, read_lengths
+from crope.report.stats import MIN_SEEDS
 from crope.study import StudyRow
 from crope.verify import DamagedRun
 
@@ -22,12 +23,17 @@ BEYOND = "length"  # the study that measures its runs beyond their training leng
 
 @dataclass(frozen=True)
 class Row:
-    """`results` by model, in the study's order; `lengths` of those that were measured beyond their training length."""
+    """`results` by model, in the study's order; `lengths` of those that were measured beyond their training length.
+
+    `testable`: on this text the study has runs of its own with the seeds for a test. Where it has not, no test of the
+    text was planned, whatever runs of other studies are there.
+    """
 
     dataset: str
     width: int
     results: dict[str, CellResult]
     lengths: dict[str, Lengths]
+    testable: bool = True
 
     @property
     def label(self) -> str:
@@ -78,18 +84,20 @@ def build_studies(
         begun: list[Row] = []
         for dataset in dict.fromkeys(row.dataset for row in asked):
             found = _resolve([row for row in asked if row.dataset == dataset], runs, unavailable, damaged)
-            if any(_is_own(row, shared, beyond=name == BEYOND) for row in found):
-                begun += found
+            if own := [n for row in found for n in _own_seeds(row, shared, beyond=name == BEYOND)]:
+                begun += [replace(row, testable=max(own) >= MIN_SEEDS) for row in found]
         idle = dict.fromkeys(row.dataset for row in asked) - {row.dataset: None for row in begun}.keys()
         order = [row.dataset for row in asked if row.dataset in idle]
         studies.append(Study(name, asked[0].cells[0].scale, tuple(begun), tuple(dict.fromkeys(order))))
     return studies
 
 
-def _is_own(row: Row, shared: Collection[str], *, beyond: bool) -> bool:
+def _own_seeds(row: Row, shared: Collection[str], *, beyond: bool) -> list[int]:
+    """How many seeds each of the study's own results has; empty where it was not begun."""
     if beyond:
-        return bool(row.lengths)
-    return any(result.status != "missing" and result.cell.key not in shared for result in row.results.values())
+        return [max((len(by_seed) for by_seed in one.losses.values()), default=0) for one in row.lengths.values()]
+    own = [result for result in row.results.values() if result.cell.key not in shared]
+    return [result.n for result in own if result.status != "missing"]
 
 
 def _resolve(
