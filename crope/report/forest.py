@@ -133,6 +133,7 @@ def _draw_rows(panel: ForestPanel, margin: float, axes: Sequence[Axes], first: b
     axis.set_yticklabels([row.label for row in rows] if first else [])
     axis.tick_params(axis="y", length=0)
     axis.grid(False, axis="y")
+    axis.locator_params(axis="x", nbins=6)  # more would run into each other where the numbers have three digits
     axis.set_xlabel(f"{panel.axis} (nats per token)")
 
 
