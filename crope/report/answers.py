@@ -55,6 +55,11 @@ class Check(Tested):
     planned: bool = True
 
     @property
+    def counts(self) -> bool:
+        """Whether Holm counts it. Runs of other studies may allow a test where the study planned none."""
+        return self.planned or self.p_different is not None
+
+    @property
     def number(self) -> str:
         found = self.difference
         if found is None:
@@ -163,9 +168,9 @@ def judged(answers: Sequence[Answer]) -> list[Answer]:
     found: dict[str, list[Answer]] = {}
     for at in dict.fromkeys(one.at for one in answers):
         family = [one for one in answers if one.at == at]
-        checks = iter(adjust([check for one in family for check in one.checks if check.planned]))
+        checks = iter(adjust([check for one in family for check in one.checks if check.counts]))
         for one in family:
-            done = tuple(next(checks) if check.planned else check for check in one.checks)
+            done = tuple(next(checks) if check.counts else check for check in one.checks)
             found.setdefault(one.question.name, []).append(Answer(one.question, at, done))
     return [answer for group in found.values() for answer in _merged(group)]
 

@@ -122,6 +122,9 @@ def test_a_text_without_the_seeds_for_a_test_is_in_no_family(found: Found, runs_
     one = answer(found()["controls"], "qk_only")
     assert [check.reason for check in one.checks] == ["needs at least 3 seeds, has 2", ""]
     assert one.checks[1].p_different_holm == alone.p_different_holm == alone.p_different
+    write_one(runs_dir, "complex_wide", "pg19", 2)  # of the scaling study as well: this pair can be tested, and counts
+    checks = answer(found()["controls"], "wide").checks
+    assert all(check.p_different_holm == pytest.approx(2 * check.p_different) for check in checks)
 
 
 def test_no_drift_is_found_while_a_width_is_missing(found: Found, runs_dir: Path) -> None:
