@@ -8,19 +8,14 @@ all timed steps; compiling and warming up come before the first round.
 from __future__ import annotations
 
 import itertools
-import math
-import multiprocessing
 import os
 import platform
-import resource
 import statistics
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crope.bench_worker import STEPS, WARM_UP, Worker, WorkerFailed, wait
 from crope.compose import Run
 from crope.config import Config
 from crope.data.batches import Corpus, resident
@@ -37,8 +33,6 @@ from crope.model.counting import train_flops_per_token
 from crope.peers import Setting, Step, plain_step, transformers_step
 from crope.record import write_text
 
-WARM_UP = 5
-STEPS = {"cpu": 4, "cuda": 20}  # of a contender's turn
 OURS, PLAIN, TRANSFORMERS = "this repository", "plain loop", "transformers GPT-2"
 
 
@@ -104,85 +98,6 @@ def bench(run: Run, *, rounds: int, chosen: Sequence[Contender] = ()) -> tuple[l
     return timings, failed
 
 
-class WorkerFailed(Exception):
-    """A contender's process ended before its time."""
-
-
-class Worker:
-    """A process of its own that makes steps when asked.
-
-    `build` is called there and returns the step; it must be picklable.
-    """
-
-    def __init__(self, label: str, build: Callable[[], Step], device: torch.device) -> None:
-        self.label, self.first_step_s = label, math.nan
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        context.Process(target=_serve, args=(theirs, build, device), daemon=True).start()
-        theirs.close()
-
-    def await_first_step(self) -> None:
-        """Waits until it has been built and warmed up; sets the seconds to its first step."""
-        self.connection.send("begin")
-        self.first_step_s = self.answer()
-
-    def ask(self, steps: int) -> None:
-        """Has it make so many steps; `answer` gives the seconds of each, on a GPU those of the turn's mean step."""
-        self.connection.send(steps)
-
-    def answer(self) -> Any:
-        try:
-            found = self.connection.recv()
-        except EOFError:
-            raise WorkerFailed(f"{self.label}: its process ended") from None
-        if isinstance(found, Exception):
-            raise WorkerFailed(f"{self.label}: {' '.join(str(found).split())[:200]}")
-        return found
-
-    def close(self) -> float:
-        """Ends it; returns its peak memory in GiB (GPU memory on a GPU)."""
-        self.ask(0)
-        return self.answer()
-
-
-def _serve(connection: Connection, build: Callable[[], Step], device: torch.device) -> None:
-    connection.recv()
-    began = time.perf_counter()
-    try:
-        step = build()
-        step()
-        _wait(device)
-        first = time.perf_counter() - began
-        for _ in range(WARM_UP):
-            step()
-        _wait(device)
-    except Exception as error:
-        traceback.print_exc()
-        connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
-        return
-    connection.send(first)
-    while count := connection.recv():
-        marks = [time.perf_counter()]
-        for _ in range(count):
-            step()
-            if device.type == "cpu":
-                marks.append(time.perf_counter())
-        if device.type == "cuda":  # waited for once: training does not wait for its steps either
-            _wait(device)
-            marks.append(marks[0] + (time.perf_counter() - marks[0]) / count)
-        connection.send([end - begin for begin, end in itertools.pairwise(marks)])
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device) / 2**30
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
-    connection.send(peak)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def _build(run: Run, contender: Contender) -> Step:
     device = resolve_device(run.config.runtime.device)
     if contender.name == PLAIN:
@@ -237,13 +152,13 @@ def profile(run: Run, *, steps: int, out: Path) -> str:
     step = _our_step(run, Setting(run.config.train.precision, run.config.runtime.compile == "true", True))
     for _ in range(WARM_UP):
         step()
-    _wait(device)
+    wait(device)
     cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
     with recorder(activities=[ProfilerActivity.CPU, *cuda]) as record:
         began = time.perf_counter()
         for _ in range(steps):
             step()
-        _wait(device)
+        wait(device)
         seconds = time.perf_counter() - began
     out.mkdir(parents=True, exist_ok=True)
     record.export_chrome_trace(str(out / "trace.json"))

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from crope.bench import STEPS, Worker, random_tokens, trainers_step
+from crope.bench import random_tokens, trainers_step
+from crope.bench_worker import STEPS, Worker
 from crope.compose import Run
 from crope.device import device_name, resolve_device
 from crope.peers import Step
