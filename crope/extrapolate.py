@@ -1,8 +1,7 @@
-"""Length extrapolation: finished runs measured on sequences longer than those they were trained on.
+"""Length extrapolation: validation losses of finished runs on sequences longer than those they were trained on.
 
 The validation split is cut into spans of the longest length, and every span is read at each length: whole, in halves,
-in quarters. So all lengths predict the same targets, and differ in how much context a target has. A scheme that
-extrapolates does not lose by more of it.
+in quarters. So all lengths predict the same targets and differ only in how much context a target has.
 
 Shapes: B spans, T tokens of the longest length.
 """
@@ -10,6 +9,7 @@ Shapes: B spans, T tokens of the longest length.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,58 +21,69 @@ from torch import Tensor
 
 from crope.config import Config
 from crope.data.batches import full_pass
-from crope.data.tokens import TokenSet
+from crope.data.tokens import TokenSet, load_tokens
 from crope.device import resolve_device
+from crope.errors import UserError
 from crope.evaluate import FULL_BATCH_TOKENS
+from crope.lookup import find_run
 from crope.model.gpt import GPT
 from crope.record import write_json
-from crope.trained import load_config, load_model, load_run_tokens
+from crope.trained import load_config, load_model
 
 FACTORS = (1, 2, 4)
-SEGMENTS = 4  # a trained length is shown as so many means over positions
+SEGMENTS = 4  # means over positions per training length
+
+
+def main(name: str, *, results_dir: Path, factors: Sequence[int] = FACTORS, max_tokens: int | None = None) -> None:
+    """Measures the run with this folder, run id or prefix, and prints a line; see `extrapolate`."""
+    path = find_run(name, results_dir=results_dir).path
+    rows = extrapolate(path, factors=factors, max_tokens=max_tokens)["lengths"]
+    losses = [row["note"] if row["loss_nats"] is None else f"{row['loss_nats']:.4f}" for row in rows]
+    lengths = "; ".join(f"L={row['seq_len']} {loss}" for row, loss in zip(rows, losses, strict=True))
+    print(f"{path.name}: {lengths} (nats per token)", flush=True)
 
 
 def extrapolate(path: Path, *, factors: Sequence[int] = FACTORS, max_tokens: int | None = None) -> dict[str, Any]:
-    """Measures the run in `path` at each factor times its training length, and leaves extrapolation.json there.
+    """Measures the run in `path` at each factor times its training length and writes extrapolation.json there.
 
-    max_tokens as eval.full_tokens, the run's own by default; 0 is the whole split. A file that answers the same
-    question is not made again. Losses in nats per token:
+    max_tokens is as eval.full_tokens, by default the run's own; 0 is the whole split. An existing file with the same
+    factors and max_tokens is returned as it is. Losses in nats per token:
 
-    lengths       seq_len, loss_nats (None and a note where the scheme or the split does not reach), tokens
+    lengths       seq_len, loss_nats (None and a note where the positions or the split end before), tokens
     by_position   mean loss at positions first .. last of the longest measured spans
     """
     config = load_config(path)
+    if min(factors) < 1 or (max_tokens or 0) < 0:
+        raise UserError(f"factors={list(factors)}, max_tokens={max_tokens}: factors are at least 1, max_tokens 0")
+    trained, factors = config.train.seq_len, sorted(factors)
     limit = config.eval.full_tokens if max_tokens is None else max_tokens
-    asked = {"trained_seq_len": config.train.seq_len, "factors": sorted(factors), "max_tokens": limit}
+    settings = {"trained_seq_len": trained, "factors": factors, "max_tokens": limit}
     file = path / "extrapolation.json"
     if file.exists():
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if {key: found[key] for key in asked} == asked:
+        if {key: found[key] for key in settings} == settings:
             return found
-    result = asked | measure(path, config, load_run_tokens(config), factors=sorted(factors), max_tokens=limit)
+    model, split = load_model(path, config), load_run_tokens(config).validation
+    rows: dict[int, dict[str, Any]] = {}
+    for length in (factor * trained for factor in factors):
+        if length > trained and not model.positions.extends:
+            rows[length] = {"loss_nats": None, "note": f"not defined: {config.model.position} positions end at {trained}"}
+        elif length > len(split) - 1:
+            rows[length] = {
+                "loss_nats": None,
+                "note": f"not measured: the validation split has only {len(split):,} tokens",
+            }
+        else:
+            rows[length] = {}
+    by_position: list[dict[str, Any]] = []
+    if measured := [length for length, row in rows.items() if not row]:
+        model = load_model(path, config, max_len=max(measured)).to(resolve_device(config.runtime.device))
+        means, count, curve_T = losses(model, split, measured, config=config, max_tokens=limit)
+        rows |= {length: {"loss_nats": means[length], "tokens": count} for length in measured}
+        by_position = segments(curve_T, max(1, trained // SEGMENTS))
+    result = settings | {"lengths": [{"seq_len": n, **row} for n, row in rows.items()], "by_position": by_position}
     write_json(file, result)
     return result
-
-
-def measure(path: Path, config: Config, tokens: TokenSet, *, factors: Sequence[int], max_tokens: int) -> dict[str, Any]:
-    """The numbers of extrapolation.json."""
-    trained, split = config.train.seq_len, tokens.validation
-    lengths = [factor * trained for factor in factors]
-    model, notes = load_model(path, config), {}
-    for length in lengths:
-        if length > trained and not model.positions.extends:
-            notes[length] = f"not defined: {config.model.position} positions end at {trained}"
-        elif length > len(split) - 1:
-            notes[length] = f"not measured: the validation split has only {len(split):,} tokens"
-    measured = [length for length in lengths if length not in notes]
-    rows: list[dict[str, Any]] = [{"seq_len": n, "loss_nats": None, "note": text} for n, text in notes.items()]
-    by_position: list[dict[str, Any]] = []
-    if measured:
-        model = load_model(path, config, max_len=max(measured)).to(resolve_device(config.runtime.device))
-        means, count, curve_T = losses(model, split, measured, config=config, max_tokens=max_tokens)
-        rows += [{"seq_len": n, "loss_nats": means[n], "tokens": count} for n in measured]
-        by_position = segments(curve_T, max(1, trained // SEGMENTS))
-    return {"lengths": sorted(rows, key=lambda row: row["seq_len"]), "by_position": by_position}
 
 
 @torch.no_grad()
@@ -89,16 +100,16 @@ def losses(
         count += targets_BT.numel()
         for length in lengths:
             for inputs, targets in pieces(inputs_BT.to(device), targets_BT.to(device), length):
-                found = token_losses(model, inputs, targets, bf16=config.train.precision == "bf16")
-                totals[length] += found.sum()
+                of_tokens = token_losses(model, inputs, targets, bf16=config.train.precision == "bf16")
+                totals[length] += of_tokens.sum()
                 if inputs.shape[1] == longest:
-                    curve_T += found.sum(dim=0)
-                    spans += len(found)
+                    curve_T += of_tokens.sum(dim=0)
+                    spans += len(of_tokens)
     return {length: total.item() / count for length, total in totals.items()}, count, (curve_T / spans).cpu().numpy()
 
 
 def pieces(inputs_BT: Tensor, targets_BT: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The spans in consecutive pieces of `length`; what is left of a span that is no multiple of it comes last."""
+    """The spans in consecutive pieces of `length`; the rest of a span that is not a multiple of it comes last."""
     whole = inputs_BT.shape[1] // length * length
     if whole:
         yield inputs_BT[:, :whole].reshape(-1, length), targets_BT[:, :whole].reshape(-1, length)
@@ -107,16 +118,21 @@ def pieces(inputs_BT: Tensor, targets_BT: Tensor, length: int) -> Iterator[tuple
 
 
 def token_losses(model: GPT, inputs_BT: Tensor, targets_BT: Tensor, *, bf16: bool) -> Tensor:
-    """The reference loss (crope/loss.py) of each token, (B, T) in float64, not yet averaged."""
+    """The reference loss of each token, (B, T) in float64, not averaged."""
     with torch.autocast(inputs_BT.device.type, torch.bfloat16, enabled=bf16):
         logits_BTV = model.logits(model(inputs_BT))
         logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
-        found = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
-    return found.view_as(targets_BT).double()
+        of_tokens = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
+    return of_tokens.view_as(targets_BT).double()
 
 
 def segments(curve_T: np.ndarray, length: int) -> list[dict[str, Any]]:
     """Means over consecutive `length` positions; the last may be shorter."""
-    firsts = range(0, len(curve_T), length)
-    parts = [(first, curve_T[first : first + length]) for first in firsts]
+    parts = [(first, curve_T[first : first + length]) for first in range(0, len(curve_T), length)]
     return [{"first": first, "last": first + len(part) - 1, "loss_nats": float(part.mean())} for first, part in parts]
+
+
+def load_run_tokens(config: Config) -> TokenSet:
+    """The run's tokens; raw text that must be prepared again comes from CROPE_DATA_DIR, as the run's own may be gone."""
+    data_dir = os.environ.get("CROPE_DATA_DIR") or config.data_dir
+    return load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(data_dir))
