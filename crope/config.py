@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ GOLDEN_FILE = Path(__file__).with_name("golden_losses.json")
 # A text is known by its file: conf/data/<corpus>.yaml. One that crope/data has no source for is the user's own.
 CORPORA = tuple(sorted(path.stem for path in (ROOT / "conf" / "data").glob("*.yaml")))
 
-# Raised by scripts/golden.py exactly when the golden losses change: a refactoring keeps old runs valid, a changed
-# number makes them stale.
-NUMERICS_VERSION: int = json.loads(GOLDEN_FILE.read_text(encoding="utf-8"))["numerics_version"]
+# Golden losses and numerics version of each model of conf/model. `make golden` raises the version of exactly those
+# models whose losses changed: a refactoring keeps old runs valid, a change to one scheme invalidates its own runs only.
+GOLDEN: dict[str, dict[str, Any]] = json.loads(GOLDEN_FILE.read_text(encoding="utf-8"))
 
 # What a run's identity is made of. Runtime, tracker and paths may never change a number, so they cannot enter.
 SCIENTIFIC = ("model", "data", "tokenizer", "train", "eval", "seed")
@@ -136,14 +136,8 @@ class RuntimeConfig:
 
     device: str = option("auto", "auto: cuda where there is one", one_of=("auto", "cpu", "cuda"))
     compile: str = option("auto", "torch.compile; auto: where it pays", one_of=("auto", "true", "false"))
-    loss: str = option(
-        "plain",
-        "of training steps: plain, or head and cross entropy in one kernel (torch: F.linear_cross_entropy)",
-        one_of=("plain", "torch", "cut_cross_entropy", "liger"),
-    )
     cuda_graphs: bool = option(False, "replay a compiled step as CUDA graphs: for steps of many short kernels")
-    jobs: int = option(0, "runs at once in `make reproduce`; 0: one a core on a CPU, one on a GPU", least=0)
-    accumulate: int = option(1, "parts of a batch whose gradients are summed: less memory, equal numbers", least=1)
+    jobs: int = option(0, "parallel runs in `make reproduce`; 0: one per CPU core, or one on a GPU", least=0)
     threads: int = option(0, "CPU threads; 0: torch's own choice", least=0)
     deterministic: bool = option(False, "only deterministic CUDA kernels")
     log_every: int = option(10, "steps between training lines in metrics.jsonl", least=1)
@@ -152,7 +146,7 @@ class RuntimeConfig:
 
 @dataclass
 class TrackerConfig:
-    name: str = option("wandb", "where curves are mirrored", one_of=("wandb", "none"))
+    name: str = option("wandb", "where curves are logged", one_of=("wandb", "none"))
     mode: str = option("offline", "online needs `wandb login`", one_of=("offline", "online"))
     project: str = option("crope", "wandb project")
 
@@ -216,8 +210,6 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
         )
     elif model.n_heads >= 1:
         yield from scheme_problems(model)
-    if config.runtime.accumulate >= 1 and config.train.batch_size % config.runtime.accumulate:
-        yield "runtime.accumulate", f"must divide train.batch_size={config.train.batch_size}"
     yield from _runtime_problems(config)
     if config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size != GPT2_VOCAB_SIZE:
         yield (
@@ -227,27 +219,21 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _runtime_problems(config: Config) -> Iterator[tuple[str, str]]:
-    runtime = config.runtime
-    if runtime.cuda_graphs:  # a replay writes gradients and losses where the last one did, and draws no new masks
-        for key, clashes in (
-            ("runtime.accumulate", runtime.accumulate != 1),
-            ("runtime.compile", runtime.compile == "false"),
+    if config.runtime.cuda_graphs:  # a replay reuses the memory of the last one and draws no new dropout masks
+        for key, conflicts in (
+            ("runtime.compile", config.runtime.compile == "false"),
             ("model.dropout", config.model.dropout != 0),
         ):
-            if clashes:
-                yield key, "does not go with runtime.cuda_graphs=true"
-    if config.train.precision == "fp32" and runtime.loss == "cut_cross_entropy":
-        yield "train.precision", "must be bf16 with runtime.loss=cut_cross_entropy, whose backward takes 16 bits alone"
-    if runtime.deterministic and runtime.loss == "cut_cross_entropy":
-        yield "runtime.loss", "sums gradients in the order in which blocks finish, against runtime.deterministic=true"
+            if conflicts:
+                yield key, "cannot be combined with runtime.cuda_graphs=true"
 
 
-def scientific(config: dict[str, Any]) -> dict[str, Any]:
+def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a resolved configuration that a number can depend on."""
     return {name: config[name] for name in SCIENTIFIC}
 
 
-def cell_key(config: dict[str, Any]) -> str:
+def cell_key(config: Mapping[str, Any]) -> str:
     """Equal for all runs of one table cell: the scientific part without seed and precision.
 
     Precision is left out because `auto` depends on the machine; the report refuses to mix two in one cell.
@@ -257,11 +243,25 @@ def cell_key(config: dict[str, Any]) -> str:
     return _digest(part)
 
 
-def run_hash(config: dict[str, Any], *, numerics_version: int | None = None) -> str:
-    """Eight hex digits of what the run computes: the scientific part and the version (None: NUMERICS_VERSION)."""
+def numerics_version(model: Mapping[str, Any]) -> int:
+    """Numerics version of the model that a configuration's `model` section selects.
+
+    A combination without golden losses of its own takes the highest version among its three components; a component
+    has changed when every model that uses it has.
+    """
+    choices = [model["position"], model["projection"], model["attention"]]
+    for entry in GOLDEN.values():
+        if entry["choices"] == choices:
+            return int(entry["numerics_version"])
+    with_part = [[e["numerics_version"] for e in GOLDEN.values() if e["choices"][i] == choices[i]] for i in range(3)]
+    return max(min(versions, default=1) for versions in with_part)
+
+
+def run_hash(config: Mapping[str, Any], *, version: int | None = None) -> str:
+    """Eight hex digits of what the run computes: the scientific part and the numerics version (None: today's)."""
     if config["train"]["precision"] == "auto":
         raise ValueError("train.precision must be resolved before a run is named")
-    version = NUMERICS_VERSION if numerics_version is None else numerics_version
+    version = numerics_version(config["model"]) if version is None else version
     return _digest({**scientific(config), "numerics_version": version})[:8]
 
 

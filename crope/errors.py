@@ -1,12 +1,16 @@
-"""Errors that are the user's to mend. Each message is one line: what is wrong, where, what to do."""
+"""Errors caused by user input or the environment, printed as one line without a traceback.
+
+Each message says what is wrong, where, and what to do.
+"""
 
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 
 class UserError(Exception):
-    """Scripts print it as `error: <message>` and exit 1, without a traceback."""
+    """Scripts print it as `error: <message>` on stderr and exit with status 1."""
 
 
 class ConfigError(UserError):
@@ -14,22 +18,29 @@ class ConfigError(UserError):
 
 
 class DataError(UserError):
-    """A data file that is damaged, incomplete or not the one that was pinned."""
+    """A data file that is corrupt, incomplete or not the pinned one."""
 
 
 class DataUnavailable(DataError):
-    """Nothing is damaged: the data is not on this machine and cannot be fetched."""
+    """The data is not on this machine and cannot be downloaded."""
+
+
+class InvalidRecord(DataError):
+    """A finished run whose files are corrupt or were edited. It enters no table."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}; remove the folder and run the same command again")
+        self.path, self.reason = path, reason
 
 
 class StorageError(UserError):
-    """A full or read-only disk, or no permission: whatever is written there next fails as well."""
+    """A full or read-only disk, or missing permission: later writes would fail as well."""
 
 
 def storage_error(error: OSError, folder: object) -> StorageError | None:
-    """The one line for a file that cannot be written; None where the error is of another kind."""
+    """The message for a file that cannot be written; None for other kinds of OSError."""
     in_the_way = (errno.ENOTDIR, errno.EEXIST)
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, *in_the_way):
         return None
     what = "is a file where a folder should be" if error.errno in in_the_way else error.strerror
-    remedy = "make room or permission there, or name another results_dir; complete runs stay complete"
-    return StorageError(f"{error.filename or folder}: {what}; {remedy}")
+    return StorageError(f"{error.filename or folder}: {what}; free space, fix permissions or set another results_dir")
