@@ -9,7 +9,7 @@ which Q, K and V are closest to complex-linear. The rotation does not change the
 - A tied head cannot absorb the last norm's gain without changing the embedding, so the converted model has an untied
   head: V D weights more where the trained head was tied. All layers share one basis of the stream.
 
-A fixed orthogonal matrix before Q, K and V would allow one basis per layer, but would store D^2 numbers to save 1.5 D^2.
+(A fixed matrix before Q, K and V would allow one basis per layer, but would store D^2 numbers to save 1.5 D^2.)
 
 Shapes: D width of the stream, E = H K common width of Q, K and V, H heads, K head width. numpy arrays are float64.
 """

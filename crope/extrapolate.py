@@ -64,24 +64,21 @@ def extrapolate(path: Path, *, factors: Sequence[int] = FACTORS, max_tokens: int
         if {key: found[key] for key in settings} == settings:
             return found
     model, split = load_model(path, config), load_run_tokens(config).validation
-    rows: dict[int, dict[str, Any]] = {}
+    notes = {}
     for length in (factor * trained for factor in factors):
         if length > trained and not model.positions.extends:
-            rows[length] = {"loss_nats": None, "note": f"not defined: {config.model.position} positions end at {trained}"}
+            notes[length] = f"not defined: {config.model.position} positions end at {trained}"
         elif length > len(split) - 1:
-            rows[length] = {
-                "loss_nats": None,
-                "note": f"not measured: the validation split has only {len(split):,} tokens",
-            }
-        else:
-            rows[length] = {}
+            notes[length] = f"not measured: the validation split has only {len(split):,} tokens"
+    rows: list[dict[str, Any]] = [{"seq_len": n, "loss_nats": None, "note": note} for n, note in notes.items()]
     by_position: list[dict[str, Any]] = []
-    if measured := [length for length, row in rows.items() if not row]:
+    if measured := [factor * trained for factor in factors if factor * trained not in notes]:
         model = load_model(path, config, max_len=max(measured)).to(resolve_device(config.runtime.device))
         means, count, curve_T = losses(model, split, measured, config=config, max_tokens=limit)
-        rows |= {length: {"loss_nats": means[length], "tokens": count} for length in measured}
+        rows += [{"seq_len": n, "loss_nats": means[n], "tokens": count} for n in measured]
         by_position = segments(curve_T, max(1, trained // SEGMENTS))
-    result = settings | {"lengths": [{"seq_len": n, **row} for n, row in rows.items()], "by_position": by_position}
+    rows.sort(key=lambda row: row["seq_len"])
+    result = settings | {"lengths": rows, "by_position": by_position}
     write_json(file, result)
     return result
 
@@ -133,6 +130,6 @@ def segments(curve_T: np.ndarray, length: int) -> list[dict[str, Any]]:
 
 
 def load_run_tokens(config: Config) -> TokenSet:
-    """The run's tokens; raw text that must be prepared again comes from CROPE_DATA_DIR, as the run's own may be gone."""
+    """The run's tokens; raw data that must be prepared again comes from CROPE_DATA_DIR if that is set."""
     data_dir = os.environ.get("CROPE_DATA_DIR") or config.data_dir
     return load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(data_dir))
