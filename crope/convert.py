@@ -31,21 +31,19 @@ from scipy.stats import ortho_group
 from torch import Tensor, nn
 
 from crope.checkpoint import TrainState, save_weights
+from crope.compose import load_config
 from crope.config import Config, ModelConfig
 from crope.data.tokens import TokenSet
 from crope.errors import UserError
 from crope.evaluate import full_loss
 from crope.export import QKV_NAMES
-from crope.extrapolate import load_run_tokens
-from crope.lookup import find_run
 from crope.model.complex_linear import ComplexLinear
 from crope.model.counting import count_parameters
 from crope.model.gpt import GPT, Block
-from crope.optim import build_optimizer
-from crope.record import write_json
+from crope.record import Record, find_record, write_json
+from crope.run import load_run_tokens, load_trained
 from crope.seeding import stream
-from crope.trained import load_config, load_model
-from crope.trainer import build_loss, prepare_device, train_step
+from crope.trainer import build_losses, build_optimizer, prepare_device, train_step
 
 Array = NDArray[np.float64]
 Layer = tuple[Array, Array, Array]  # Q, K and V as (E, D) matrices
@@ -64,14 +62,15 @@ ARMS = {
 
 def main(name: str, *, results_dir: Path, steps: int = 200, lr: float | None = None) -> None:
     """Converts the run with this folder, run id or prefix, and prints the losses; see `convert`."""
-    print(render(convert(find_run(name, results_dir=results_dir).path, steps=steps, lr=lr)))
+    print(render(convert(find_record(name, results_dir=results_dir), steps=steps, lr=lr)))
 
 
-def convert(path: Path, *, steps: int, lr: float | None = None) -> dict[str, Any]:
-    """Converts the run in `path` and fine-tunes it for `steps` updates at the constant rate `lr` (default: its last).
+def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str, Any]:
+    """Converts a run and fine-tunes it for `steps` updates at the constant rate `lr` (default: its last).
 
-    Writes conversion.json and converted.pt (state dict of the fine-tuned CRoPE model, head untied) to `path`. Losses
-    are full validation losses in nats per token, of the trained model and before and after fine-tuning of four arms:
+    Writes conversion.json and converted.pt (state dict of the fine-tuned CRoPE model, head untied) to the run's folder.
+    Losses are full validation losses in nats per token, of the trained model and before and after fine-tuning of
+    four arms:
 
     rope      real Q, K and V: what the fine-tuning itself is worth
     best      Q, K and V projected in the best basis: the converted model
@@ -83,12 +82,12 @@ def convert(path: Path, *, steps: int, lr: float | None = None) -> dict[str, Any
 
     Raises UserError if the run is not a complete RoPE run, if `steps` or `lr` is negative, or if fine-tuning diverges.
     """
-    config = load_config(path)
+    config, path = load_config(record.config), record.path
     if (config.model.position, config.model.projection) != ("rotary", "real"):
         raise UserError(f"{path}: not a RoPE run (model.position=rotary, model.projection=real); choose one to convert")
     if steps < 0 or (lr is not None and not 0 < lr < math.inf):
         raise UserError(f"steps={steps}, lr={lr}: steps must be at least 0 and lr a finite number above 0")
-    model, tokens = load_model(path, config), load_run_tokens(config)
+    model, tokens = load_trained(path, config), load_run_tokens(config)
     decay = config.train.lr_gamma ** ((config.train.max_steps - 1) // config.train.lr_step_size)
     rate = config.train.lr * decay if lr is None else lr
     layers, n_heads, generator = read_qkv(model), config.model.n_heads, stream(config.seed, "convert/structure")
@@ -322,7 +321,7 @@ def fine_tune(model: GPT, tokens: TokenSet, *, config: Config, steps: int, lr: f
     train = replace(config.train, lr=lr, lr_gamma=1.0)
     config, device = replace(config, train=train), prepare_device(config)
     model.to(device)
-    state, loss_function = TrainState(model, *build_optimizer(model, train)), build_loss(model, config, device)
+    state, loss_function = TrainState(model, *build_optimizer(model, train)), build_losses(model, config, device)[0]
     for step in range(train.max_steps, train.max_steps + steps):
         train_step(state, loss_function, tokens.train, config=config, step=step, device=device)
 
@@ -332,7 +331,7 @@ def measure(model: GPT, tokens: TokenSet, *, config: Config) -> float:
     """The run's full validation loss, in nats per token."""
     device = prepare_device(config)
     model.to(device).eval()
-    return full_loss(build_loss(model, config, device), tokens.validation, config=config, device=device)[0]
+    return full_loss(build_losses(model, config, device)[1], tokens.validation, config=config, device=device)[0]
 
 
 def _blocks(model: GPT) -> Iterable[Block]:

@@ -17,33 +17,37 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from crope.compose import load_config
 from crope.errors import UserError
-from crope.lookup import find_run
 from crope.model.gpt import GPT, Block
-from crope.trained import load_config, load_model
+from crope.record import Record, find_record
+from crope.run import load_trained
 
 QKV_NAMES = ("q_proj", "k_proj", "v_proj")
 
 
 def main(name: str, out: Path, *, results_dir: Path, dense: bool = False, converted: bool = False) -> None:
     """Exports the run with this folder, run id or prefix to `out`; see `export`."""
-    export(find_run(name, results_dir=results_dir).path, out, dense=dense, converted=converted)
+    export(find_record(name, results_dir=results_dir), out, dense=dense, converted=converted)
     print(out)
 
 
-def export(path: Path, out: Path, *, dense: bool, converted: bool = False) -> None:
-    """Writes the weights of the run in `path` to `out`; `converted`: those of the conversion (crope/convert.py).
+def export(record: Record, out: Path, *, dense: bool, converted: bool = False) -> None:
+    """Writes the weights of a run to `out`; `converted`: those of the conversion (crope/convert.py).
 
     The metadata hold the model's configuration (JSON under "model"), vocabulary size, context length and run id.
     Raises UserError if the weights or the package safetensors are missing, if `out` has another suffix, or, with
     `dense`, if the projection's width differs from d_model, which no plain model has.
     """
-    config = load_config(path)
+    config, path = load_config(record.config), record.path
     if converted:
         config.model = replace(config.model, projection="complex", tied_head=False)
     if out.suffix != ".safetensors":
         raise UserError(f"{out}: not a safetensors file; choose a name that ends in .safetensors")
-    model, model_config = load_model(path, config, weights="converted.pt" if converted else "weights.pt"), config.model
+    model, model_config = (
+        load_trained(path, config, weights="converted.pt" if converted else "weights.pt"),
+        config.model,
+    )
     if dense:
         if any(block.attn.out_proj.in_features != model_config.d_model for block in _blocks(model)):
             raise UserError(f"{path}: {model_config.projection} Q, K and V have another width; export without --dense")

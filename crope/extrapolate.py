@@ -9,7 +9,6 @@ Shapes: B spans, T tokens of the longest length.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from crope.compose import load_config
 from crope.config import Config
 from crope.data.batches import full_pass
-from crope.data.tokens import TokenSet, load_tokens
 from crope.device import resolve_device
 from crope.errors import UserError
 from crope.evaluate import FULL_BATCH_TOKENS
-from crope.lookup import find_run
 from crope.model.gpt import GPT
-from crope.record import write_json
-from crope.trained import load_config, load_model
+from crope.record import Record, find_record, write_json
+from crope.run import load_run_tokens, load_trained
 
 FACTORS = (1, 2, 4)
 SEGMENTS = 4  # means over positions per training length
@@ -36,15 +34,15 @@ SEGMENTS = 4  # means over positions per training length
 
 def main(name: str, *, results_dir: Path, factors: Sequence[int] = FACTORS, max_tokens: int | None = None) -> None:
     """Measures the run with this folder, run id or prefix, and prints a line; see `extrapolate`."""
-    path = find_run(name, results_dir=results_dir).path
-    rows = extrapolate(path, factors=factors, max_tokens=max_tokens)["lengths"]
+    record = find_record(name, results_dir=results_dir)
+    rows = extrapolate(record, factors=factors, max_tokens=max_tokens)["lengths"]
     losses = [row["note"] if row["loss_nats"] is None else f"{row['loss_nats']:.4f}" for row in rows]
     lengths = "; ".join(f"L={row['seq_len']} {loss}" for row, loss in zip(rows, losses, strict=True))
-    print(f"{path.name}: {lengths} (nats per token)", flush=True)
+    print(f"{record.path.name}: {lengths} (nats per token)", flush=True)
 
 
-def extrapolate(path: Path, *, factors: Sequence[int] = FACTORS, max_tokens: int | None = None) -> dict[str, Any]:
-    """Measures the run in `path` at each factor times its training length and writes extrapolation.json there.
+def extrapolate(record: Record, *, factors: Sequence[int] = FACTORS, max_tokens: int | None = None) -> dict[str, Any]:
+    """Measures a run at each factor times its training length and writes extrapolation.json to its folder.
 
     max_tokens is as eval.full_tokens, by default the run's own; 0 is the whole split. An existing file with the same
     factors and max_tokens is returned as it is. Losses in nats per token:
@@ -52,7 +50,7 @@ def extrapolate(path: Path, *, factors: Sequence[int] = FACTORS, max_tokens: int
     lengths       seq_len, loss_nats (None and a note where the positions or the split end before), tokens
     by_position   mean loss at positions first .. last of the longest measured spans
     """
-    config = load_config(path)
+    config, path = load_config(record.config), record.path
     if min(factors) < 1 or (max_tokens or 0) < 0:
         raise UserError(f"factors={list(factors)}, max_tokens={max_tokens}: factors are at least 1, max_tokens 0")
     trained, factors = config.train.seq_len, sorted(factors)
@@ -63,7 +61,7 @@ def extrapolate(path: Path, *, factors: Sequence[int] = FACTORS, max_tokens: int
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if {key: found[key] for key in settings} == settings:
             return found
-    model, split = load_model(path, config), load_run_tokens(config).validation
+    model, split = load_trained(path, config), load_run_tokens(config).validation
     notes = {}
     for length in (factor * trained for factor in factors):
         if length > trained and not model.positions.extends:
@@ -73,7 +71,7 @@ def extrapolate(path: Path, *, factors: Sequence[int] = FACTORS, max_tokens: int
     rows: list[dict[str, Any]] = [{"seq_len": n, "loss_nats": None, "note": note} for n, note in notes.items()]
     by_position: list[dict[str, Any]] = []
     if measured := [factor * trained for factor in factors if factor * trained not in notes]:
-        model = load_model(path, config, max_len=max(measured)).to(resolve_device(config.runtime.device))
+        model = load_trained(path, config, max_len=max(measured)).to(resolve_device(config.runtime.device))
         means, count, curve_T = losses(model, split, measured, config=config, max_tokens=limit)
         rows += [{"seq_len": n, "loss_nats": means[n], "tokens": count} for n in measured]
         by_position = segments(curve_T, max(1, trained // SEGMENTS))
@@ -127,9 +125,3 @@ def segments(curve_T: np.ndarray, length: int) -> list[dict[str, Any]]:
     """Means over consecutive `length` positions; the last may be shorter."""
     parts = [(first, curve_T[first : first + length]) for first in range(0, len(curve_T), length)]
     return [{"first": first, "last": first + len(part) - 1, "loss_nats": float(part.mean())} for first, part in parts]
-
-
-def load_run_tokens(config: Config) -> TokenSet:
-    """The run's tokens; raw data that must be prepared again comes from CROPE_DATA_DIR if that is set."""
-    data_dir = os.environ.get("CROPE_DATA_DIR") or config.data_dir
-    return load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(data_dir))

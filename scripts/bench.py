@@ -38,10 +38,9 @@ from crope.data.batches import resident
 from crope.device import device_name, peak_flops, resolve_device
 from crope.model.complex_linear import ComplexLinear
 from crope.model.counting import train_flops_per_token
-from crope.model.gpt import GPT
-from crope.optim import build_optimizer
 from crope.record import write_text
-from crope.trainer import build_training_loss, prepare_device, train_step
+from crope.run import build_model
+from crope.trainer import build_losses, build_optimizer, prepare_device, train_step
 
 PAGE = ROOT / "docs" / "performance.md"
 OURS = "this project"
@@ -137,9 +136,9 @@ def our_step(config: Config, *, compiled: bool, cuda_graphs: bool = False) -> St
     config = replace(config, runtime=runtime)
     device, vocab_size = prepare_device(config), config.tokenizer.vocab_size
     tokens = resident(np.random.default_rng(0).integers(vocab_size, size=1_000_000).astype(np.uint16), device)
-    model = GPT(config.model, vocab_size=vocab_size, max_len=config.train.seq_len, seed=config.seed).to(device)
+    model = build_model(config).to(device)
     state = TrainState(model, *build_optimizer(model, config.train))
-    loss_function, numbers = build_training_loss(model, config, device), itertools.count()
+    (loss_function, _), numbers = build_losses(model, config, device), itertools.count()
 
     def step() -> None:
         train_step(state, loss_function, tokens, config=config, step=next(numbers), device=device)
@@ -212,7 +211,10 @@ def render_steps(config: Config, times: dict[str, float]) -> str:
     batch, length, vocab_size = config.train.batch_size, config.train.seq_len, config.tokenizer.vocab_size
     flops = batch * length * train_flops_per_token(config.model, vocab_size=vocab_size, seq_len=length)
     device = resolve_device(config.runtime.device)
-    peak, best = peak_flops(device), min(ms for name, ms in times.items() if name.startswith(OURS))
+    peak, best = (
+        peak_flops(device, config.train.precision),
+        min(ms for name, ms in times.items() if name.startswith(OURS)),
+    )
     rows = [
         (
             name,
@@ -278,7 +280,16 @@ def time_projections(widths: Sequence[int], device: torch.device, *, tokens: int
         layer = ComplexLinear.from_linear(linear)
         a, b, sums = layer.a, layer.b, ((layer.b - layer.a).detach(), (layer.a + layer.b).detach())
         x_ND = torch.randn(tokens, width, device=device, requires_grad=True)
-        names = {"x": x_ND, "g": torch.randn_like(x_ND), "one": x_ND[:1], "linear": linear, "layer": layer, "a": a, "b": b, "sums": sums}
+        names = {
+            "x": x_ND,
+            "g": torch.randn_like(x_ND),
+            "one": x_ND[:1],
+            "linear": linear,
+            "layer": layer,
+            "a": a,
+            "b": b,
+            "sums": sums,
+        }
         names |= {"two": two_products, "three": three_products, "grad": torch.autograd.grad, "w": linear.weight}
         trained = ("linear(x), (x, w)", "layer(x), (x, a, b)", "two(x, a, b), (x, a, b)")
         trained += ("three(x, a, b - a, a + b), (x, a, b)",)
