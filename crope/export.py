@@ -44,10 +44,8 @@ def export(record: Record, out: Path, *, dense: bool, converted: bool = False) -
         config.model = replace(config.model, projection="complex", tied_head=False)
     if out.suffix != ".safetensors":
         raise UserError(f"{out}: not a safetensors file; choose a name that ends in .safetensors")
-    model, model_config = (
-        load_trained(path, config, weights="converted.pt" if converted else "weights.pt"),
-        config.model,
-    )
+    model = load_trained(path, config, weights="converted.pt" if converted else "weights.pt")
+    model_config = config.model
     if dense:
         if any(block.attn.out_proj.in_features != model_config.d_model for block in _blocks(model)):
             raise UserError(f"{path}: {model_config.projection} Q, K and V have another width; export without --dense")
@@ -68,7 +66,8 @@ def with_dense_qkv(model: GPT) -> GPT:
     for block in _blocks(dense):
         for name in QKV_NAMES:
             layer: Any = getattr(block.attn, name)
-            linear = nn.Linear(*layer.weight.T.shape, bias=layer.bias is not None).to(layer.weight)
+            outputs, inputs = layer.weight.shape
+            linear = nn.Linear(inputs, outputs, bias=layer.bias is not None).to(layer.weight)
             linear.weight.copy_(layer.weight)
             if layer.bias is not None:
                 linear.bias.copy_(layer.bias)

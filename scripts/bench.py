@@ -31,11 +31,11 @@ from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 
 from crope.checkpoint import TrainState
-from crope.cli import main_errors
 from crope.compose import load_run
 from crope.config import ROOT, Config
 from crope.data.batches import resident
 from crope.device import device_name, peak_flops, resolve_device
+from crope.errors import main_errors
 from crope.model.complex_linear import ComplexLinear
 from crope.model.counting import train_flops_per_token
 from crope.record import write_text
@@ -68,13 +68,13 @@ def main() -> None:
     device = resolve_device(configs[0].runtime.device)
     if options.part == "profile":
         print(profile(configs[0]))
-    rounds, widths = (1, (8,)) if options.smoke else (options.rounds, WIDTHS)
+    rounds, widths, seconds = (1, (8,), 0.01) if options.smoke else (options.rounds, WIDTHS, 0.5)
     tables = []
     if options.part in (None, "steps"):
         timed = [render_steps(config, time_steps(contenders(config), device, rounds=rounds)) for config in configs]
         tables.append(("steps", "\n".join(timed)))
     if options.part in (None, "projections"):
-        tables.append(("projections", time_projections(widths, device)))
+        tables.append(("projections", time_projections(widths, device, seconds=seconds)))
     for part, table in tables:
         print(table)
         if options.write:
@@ -91,19 +91,18 @@ def with_table(page: str, name: str, table: str) -> str:
 def contenders(config: Config) -> dict[str, Callable[[], Step]]:
     """This project and each baseline, as shipped and at their strongest (no compilation with runtime.compile=false)."""
     precision, compiles = config.train.precision, config.runtime.compile != "false"
-    mode = "compiled" if compiles else "eager"
-    found = {f"{OURS}: eager, {precision}": partial(our_step, config, compiled=False)}
+    found: dict[str, Callable[[], Step]] = {f"{OURS}: eager, {precision}": lambda: our_step(config, compiled=False)}
     if compiles:
-        found[f"{OURS}: compiled, {precision}"] = partial(our_step, config, compiled=True)
+        found[f"{OURS}: compiled, {precision}"] = lambda: our_step(config, compiled=True)
     if compiles and resolve_device(config.runtime.device).type == "cuda":
-        found[f"{OURS}: compiled, {precision}, CUDA graphs"] = partial(
-            our_step, config, compiled=True, cuda_graphs=True
-        )
+        graphs = f"{OURS}: compiled, {precision}, CUDA graphs"
+        found[graphs] = lambda: our_step(config, compiled=True, cuda_graphs=True)
+    mode = "compiled" if compiles else "eager"
     for name, build in (("plain PyTorch loop", PlainGPT), ("transformers GPT-2", transformers_gpt2)):
         if build is PlainGPT or find_spec("transformers"):
-            shipped, strongest = ("fp32", False, 1), (precision, compiles, 64)
-            found[f"{name}: as shipped (eager, fp32)"] = partial(baseline_step, config, build, *shipped)
-            found[f"{name}: {mode}, {precision}, padded"] = partial(baseline_step, config, build, *strongest)
+            found[f"{name}: as shipped (eager, fp32)"] = partial(baseline_step, config, build, "fp32", False, 1)
+            strongest = partial(baseline_step, config, build, precision, compiles, 64)
+            found[f"{name}: {mode}, {precision}, vocabulary padded"] = strongest
     return found
 
 
@@ -197,9 +196,10 @@ class PlainGPT(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
         x_BTD = self.tokens(input_ids) + self.positions.weight
+        layer: Any
         for layer in self.layers:
-            parts = layer["qkv"](layer["norm1"](x_BTD)).unflatten(-1, (3, self.heads, -1)).unbind(2)
-            y_BHTK = F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in parts), is_causal=True)
+            heads_3BHTK = layer["qkv"](layer["norm1"](x_BTD)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+            y_BHTK = F.scaled_dot_product_attention(heads_3BHTK[0], heads_3BHTK[1], heads_3BHTK[2], is_causal=True)
             x_BTD = x_BTD + layer["out"](y_BHTK.transpose(1, 2).flatten(-2))
             x_BTD = x_BTD + layer["down"](F.gelu(layer["up"](layer["norm2"](x_BTD)), approximate="tanh"))
         logits_BTV = F.linear(self.norm(x_BTD), self.tokens.weight)
@@ -211,10 +211,8 @@ def render_steps(config: Config, times: dict[str, float]) -> str:
     batch, length, vocab_size = config.train.batch_size, config.train.seq_len, config.tokenizer.vocab_size
     flops = batch * length * train_flops_per_token(config.model, vocab_size=vocab_size, seq_len=length)
     device = resolve_device(config.runtime.device)
-    peak, best = (
-        peak_flops(device, config.train.precision),
-        min(ms for name, ms in times.items() if name.startswith(OURS)),
-    )
+    peak = peak_flops(device, config.train.precision)
+    best = min(ms for name, ms in times.items() if name.startswith(OURS))
     rows = [
         (
             name,
@@ -268,7 +266,7 @@ def three_products(x: Tensor, a: Tensor, b_minus_a: Tensor, a_plus_b: Tensor) ->
     return torch.stack((both + F.linear(odd, b_minus_a), both - F.linear(even, a_plus_b)), dim=-1).flatten(-2)
 
 
-def time_projections(widths: Sequence[int], device: torch.device, *, tokens: int = 512) -> str:
+def time_projections(widths: Sequence[int], device: torch.device, *, seconds: float, tokens: int = 512) -> str:
     """A Markdown table: times of a dense projection in fp32, and those of three forms of Eq. 30 relative to it.
 
     training    forward and backward of `tokens` tokens
@@ -280,23 +278,15 @@ def time_projections(widths: Sequence[int], device: torch.device, *, tokens: int
         layer = ComplexLinear.from_linear(linear)
         a, b, sums = layer.a, layer.b, ((layer.b - layer.a).detach(), (layer.a + layer.b).detach())
         x_ND = torch.randn(tokens, width, device=device, requires_grad=True)
-        names = {
-            "x": x_ND,
-            "g": torch.randn_like(x_ND),
-            "one": x_ND[:1],
-            "linear": linear,
-            "layer": layer,
-            "a": a,
-            "b": b,
-            "sums": sums,
-        }
-        names |= {"two": two_products, "three": three_products, "grad": torch.autograd.grad, "w": linear.weight}
-        trained = ("linear(x), (x, w)", "layer(x), (x, a, b)", "two(x, a, b), (x, a, b)")
-        trained += ("three(x, a, b - a, a + b), (x, a, b)",)
-        training = [median_seconds(f"grad({arguments}, g)", names) for arguments in trained]
+        names = {"x": x_ND, "gradient": torch.randn_like(x_ND), "one": x_ND[:1], "sums": sums}
+        names |= {"linear": linear, "w": linear.weight, "layer": layer, "a": a, "b": b}
+        names |= {"two": two_products, "three": three_products, "grad": torch.autograd.grad}
+        trained = ["linear(x), (x, w)", "layer(x), (x, a, b)", "two(x, a, b), (x, a, b)"]
+        trained += ["three(x, a, b - a, a + b), (x, a, b)"]
+        training = [median_seconds(f"grad({arguments}, gradient)", names, seconds) for arguments in trained]
         decoded = ("linear(one)", "layer(one)", "two(one, a, b)", "three(one, a, *sums)")
         with torch.no_grad():
-            decoding = [median_seconds(statement, names) for statement in decoded]
+            decoding = [median_seconds(statement, names, seconds) for statement in decoded]
         cells = [f"{width:,}"]
         for times, scale, unit in ((training, 1e3, "ms"), (decoding, 1e6, "µs")):
             cells += [f"{scale * times[0]:.3g} {unit}", *(f"{other / times[0]:.2f}" for other in times[1:])]
@@ -306,9 +296,9 @@ def time_projections(widths: Sequence[int], device: torch.device, *, tokens: int
     return render(f"fp32; {tokens} tokens per training step; {machine(device)}", head, rows)
 
 
-def median_seconds(statement: str, names: dict[str, Any]) -> float:
+def median_seconds(statement: str, names: dict[str, Any], seconds: float) -> float:
     timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
-    return timer.blocked_autorange(min_run_time=0.5).median
+    return timer.blocked_autorange(min_run_time=seconds).median
 
 
 if __name__ == "__main__":
