@@ -228,7 +228,8 @@ def render_steps(config: Config, times: dict[str, float]) -> str:
 
 
 def render(about: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join([about, "", *(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)), ""])
+    dashes = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join([about, "", *(f"| {' | '.join(cells)} |" for cells in (head, dashes, *rows)), ""])
 
 
 def machine(device: torch.device) -> str:

@@ -1,0 +1,30 @@
+"""Real runs on the toy corpus, for tests of what happens after training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from crope.compose import load_run
+from crope.record import Record, read_record
+from crope.run import execute
+from tests.conftest import TOY_OVERRIDES, make_toy_tokens
+
+
+@contextmanager
+def toy_corpus(folder: Path) -> Iterator[None]:
+    """Every load of tokens within the block returns the toy corpus."""
+    tokens = make_toy_tokens(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("crope.run.load_tokens", lambda *_, **__: tokens)
+        yield
+
+
+def train_toy(folder: Path, *overrides: str) -> Record:
+    """A complete run of 12 steps below `folder`."""
+    run = load_run([*TOY_OVERRIDES, f"results_dir={folder}", *overrides])
+    assert execute(run).status in ("complete", "skipped")
+    return read_record(run.path)
