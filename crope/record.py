@@ -31,11 +31,11 @@ LAST_SHARE = 0.1  # the paper's final loss: the sampled validation losses of the
 TEMPORARY = ".tmp"
 
 # Fields without which a complete run cannot enter a table.
-REQUIRED = (
-    "model dataset row scale seed precision device_kind steps train_tokens train_passes train_val_gap_nats "
-    "val_nats_per_byte unigram_nats val_sampled.mean_nats val_full.final_nats val_full.best_nats "
-    "val_full.tokens train.final_nats parameters.total time.median_step_ms time.total_s"
-).split()
+REQUIRED = [
+    *("model", "dataset", "row", "scale", "seed", "precision", "device_kind", "steps", "train_tokens", "train_passes"),
+    *("train_val_gap_nats", "val_nats_per_byte", "unigram_nats", "val_sampled.mean_nats", "val_full.final_nats"),
+    *("val_full.best_nats", "val_full.tokens", "train.final_nats", "parameters.total", "time.median_step_ms"),
+]
 
 
 @dataclass(frozen=True)
