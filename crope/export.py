@@ -41,6 +41,8 @@ def export(record: Record, out: Path, *, dense: bool, converted: bool = False) -
     """
     config, path = load_config(record.config), record.path
     if converted:
+        if not (path / "converted.pt").exists():
+            raise UserError(f"{path}: no converted.pt; convert the run first (scripts/tools.py convert)")
         config.model = replace(config.model, projection="complex", tied_head=False)
     if out.suffix != ".safetensors":
         raise UserError(f"{out}: not a safetensors file; choose a name that ends in .safetensors")

@@ -105,14 +105,11 @@ def test_the_file_of_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_learned_positions_are_not_defined_past_their_table(folder: Path) -> None:
-    result = extrapolate(train_toy(folder, "model=learned"))
+    record = train_toy(folder, "model=learned")
+    result = extrapolate(record)
     trained, *longer = result["lengths"]
     assert trained["loss_nats"] > 0 and [row["seq_len"] for row in longer] == [32, 64]
     assert all(row["loss_nats"] is None and "not defined" in row["note"] for row in longer)
     assert result["by_position"][-1]["last"] == 15
-
-
-@pytest.mark.parametrize("arguments", [{"factors": (0, 1)}, {"max_tokens": -1}])
-def test_impossible_settings_are_refused(arguments: dict, folder: Path) -> None:
     with pytest.raises(UserError, match="factors"):
-        extrapolate(train_toy(folder, "model=learned"), **arguments)
+        extrapolate(record, factors=(0, 1))

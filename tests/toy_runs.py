@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from crope.compose import load_run
 from crope.record import Record, read_record
 from crope.run import execute
-from tests.conftest import TOY_OVERRIDES, make_toy_tokens
+from tests.conftest import make_toy_tokens, toy_run
 
 
 @contextmanager
@@ -25,6 +24,6 @@ def toy_corpus(folder: Path) -> Iterator[None]:
 
 def train_toy(folder: Path, *overrides: str) -> Record:
     """A complete run of 12 steps below `folder`."""
-    run = load_run([*TOY_OVERRIDES, f"results_dir={folder}", *overrides])
+    run = toy_run(folder, *overrides)
     assert execute(run).status in ("complete", "skipped")
     return read_record(run.path)
