@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from crope.config import CHUNK
 from crope.model import attention as module
 from crope.model.attention import ATTENTIONS, CausalAttention, LinearAttention, causal_product, features
-from crope.model.complex_linear import ComplexLinear
 from crope.model.positions import Positions, build_positions
 from tests.model.oracles import attention_by_loops, model_config, normal, randomise
 
@@ -100,19 +99,6 @@ def test_attention_dropout_acts_in_training_only(branch: str) -> None:
     assert (layer.train()(x_BTD, positions) - plain(x_BTD, positions)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("model", ["xpos", "rope", "crope"])
-def test_projections_and_their_biases(model: str) -> None:
-    """Q, K and V are the model's choice, without a bias by default; the output projection is full in all models."""
-    for qkv_bias in (False, True):
-        layer = CausalAttention(model_config(model, qkv_bias=qkv_bias))
-        for projection in (layer.q_proj, layer.k_proj, layer.v_proj):
-            assert type(projection) is (ComplexLinear if model == "crope" else torch.nn.Linear)
-            assert (projection.bias is not None) == qkv_bias
-        assert type(layer.out_proj) is torch.nn.Linear
-        assert tuple(layer.out_proj.weight.shape) == (24, 24) and layer.out_proj.bias is not None
-    assert CausalAttention(model_config(model)).q_proj.bias is None
-
-
 @pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj"])
 def test_complex_pairs_do_not_straddle_heads(name: str) -> None:
     """A complex row of Q or K changes the scores of the one head with both its channels; of V, only its own pair."""
@@ -165,35 +151,14 @@ def test_features_are_elu_plus_one_and_stay_positive() -> None:
     assert zero.grad is not None and zero.grad.item() == 1.0
 
 
-def test_linear_weights_without_rotation_sum_to_one() -> None:
-    """Eq. 18: constant values are unchanged."""
-    layer, positions = build_layer("rope_linear", 80, position="none")
-    ones = torch.ones(1, 4, 80, 6, dtype=torch.float64)
-    found = layer.mix(normal(1, 4, 80, 6), normal(1, 4, 80, 6, seed=4), ones, positions)
-    torch.testing.assert_close(found, ones, rtol=0, atol=1e-12)
-
-
-def test_linear_attention_costs_grow_with_the_length_and_not_its_square() -> None:
-    """Operations, and numbers saved for the backward pass."""
-    flops, saved = [], []
+def test_linear_attention_operations_grow_with_the_length_and_not_its_square() -> None:
+    flops = []
     for length in (8 * CHUNK, 32 * CHUNK):
         layer, positions = build_layer("rope_linear", length)
-        q, k, v = (normal(2, 3, length, 6, seed=seed).requires_grad_() for seed in range(3))
-        kept: dict[int, int] = {}
-
-        def pack(tensor: torch.Tensor, kept: dict[int, int] = kept) -> torch.Tensor:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // tensor.element_size()
-            return tensor
-
-        with (
-            FlopCounterMode(display=False) as counter,
-            torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
-        ):
-            assert layer.mix(q, k, v, positions).requires_grad
+        with FlopCounterMode(display=False) as counter:
+            layer.mix(*(normal(1, 4, length, 6, seed=seed) for seed in range(3)), positions)
         flops.append(counter.get_total_flops())
-        saved.append(sum(kept.values()))
     assert flops[1] == 4 * flops[0] > 0
-    assert saved[1] <= 4 * saved[0] and saved[1] < (32 * CHUNK) ** 2  # one head's score matrix alone
 
 
 def test_linear_attention_runs_in_float32_under_autocast() -> None:
