@@ -104,7 +104,7 @@ def _picture(name: str, matrix: Array) -> dict[str, Any]:
         "matrix": matrix.tolist(),
         "image": (GLYPH @ matrix.T).tolist(),
         "sigma": sigma_components(matrix).ravel().tolist(),
-        "share": complex_fraction([matrix]),
+        "fraction": complex_fraction([matrix]),
     }
 
 
@@ -133,7 +133,7 @@ def draw_function_space(figure: Figure, data: Data) -> None:
     """Fig. 2: (a) a letter under the four bases; (b) what complex maps can do to it, and what they cannot."""
     axes = figure.subplots(2, 4, gridspec_kw={"height_ratios": [2.3, 1.35]})
     for axis, picture, name in zip(axes[0], data["bases"], BASE_NAMES, strict=True):
-        kept = picture["share"] > 0.5
+        kept = picture["fraction"] > 0.5
         axis.set_title(f"{picture['name']}: {name}", fontsize=8.5)
         _draw_glyph(axis, data, picture, bottom=-1.15)
         axis.set_xlabel("kept by CRoPE" if kept else "lost")
@@ -143,11 +143,11 @@ def draw_function_space(figure: Figure, data: Data) -> None:
         _draw_glyph(axis, data, picture, bottom=-0.15)
         if picture["name"] in ("complex", "mirrored"):
             axis.plot(*picture["image"][data["marked"]], "o", color=TEXT, markersize=5)
-        axis.set_xlabel(f"complex-linear fraction {picture['share']:.2f}")
+        axis.set_xlabel(f"complex-linear fraction {picture['fraction']:.2f}")
 
 
 def _draw_glyph(axis: Axes, data: Data, picture: Data, *, bottom: float) -> None:
-    kept = picture["share"] > 0.999
+    kept = picture["fraction"] > 0.999
     axis.add_patch(Polygon(data["glyph"], closed=True, fill=False, edgecolor=MUTED, linestyle=(0, (2, 1.5))))
     image = Polygon(picture["image"], closed=True, edgecolor=TEXT, alpha=0.75)
     image.set(facecolor=MODEL_COLOURS["crope"] if kept else REFLECTED, hatch=None if kept else "////")

@@ -152,13 +152,14 @@ def complex_fractions(runs: Sequence[Record], *, draws: int) -> dict[str, Any]:
         "gaussian": {
             "shape": {"n_layers": 4, "n_heads": 4, "d_model": 128},
             "draws": draws,
-            "shares": summarise(gaussian),
+            "fractions": summarise(gaussian),
         },
         "runs": [measure_run(run, draws=draws) for run in runs],
     }
 
 
 def measure_run(record: Record, *, draws: int) -> dict[str, Any]:
+    """The run's identity and its fractions before and after training, with the chance level of the trained maps."""
     n_heads, layers = record.config["model"]["n_heads"], load_layers(record, trained=True)
     generator = stream(0, f"theory/turned/{record.path.name}")
     chance = [fractions(turned(layers, n_heads=n_heads, generator=generator), n_heads=n_heads) for _ in range(draws)]
@@ -197,7 +198,7 @@ def render_markdown(data: dict[str, Any]) -> str:
 
 def _fraction_rows(data: dict[str, Any]) -> list[list[str]]:
     """Per model and dataset: before, after, after rotation at random, and the excess of after over the mean of that."""
-    rows = [["Gaussian", "", *(_spread([data["gaussian"]["shares"][name]]) for name in MEASURES)]]
+    rows = [["Gaussian", "", *(_spread([data["gaussian"]["fractions"][name]]) for name in MEASURES)]]
     groups = {(run["model"], run["dataset"]) for run in data["runs"]}
     for model, dataset in sorted(groups, key=lambda group: (list(paper.MODEL_LABELS).index(group[0]), group[1])):
         runs = [run for run in data["runs"] if (run["model"], run["dataset"]) == (model, dataset)]

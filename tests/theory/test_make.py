@@ -60,12 +60,12 @@ def test_figures_are_svg_that_theory_md_shows(name: str, folder: Path) -> None:
 def test_figures_1_and_2_show_half_a_function_space() -> None:
     data = function_space()
     assert len({abs(n) for row in data["entries"]["crope"] for n in row}) == 18 == len(data["entries"]["rope"]) ** 2 / 2
-    assert [picture["share"] for picture in data["bases"]] == [1, 0, 1, 0]
+    assert [picture["fraction"] for picture in data["bases"]] == [1, 0, 1, 0]
     maps = {picture["name"]: picture for picture in data["maps"]}
     corners = [maps[name]["image"][data["marked"]] for name in ("complex", "mirrored")]
     assert corners[0] == pytest.approx(corners[1], abs=1e-12)
-    shares = [maps[name]["share"] for name in ("complex", "mirrored", "kept")]
-    assert shares == pytest.approx([1, 0, 1], abs=1e-12)
+    found = [maps[name]["fraction"] for name in ("complex", "mirrored", "kept")]
+    assert found == pytest.approx([1, 0, 1], abs=1e-12)
 
 
 def test_tables_hold_the_files_numbers(folder: Path) -> None:
@@ -75,7 +75,9 @@ def test_tables_hold_the_files_numbers(folder: Path) -> None:
     (row,) = (line for line in text.splitlines() if line.startswith("| RoPE (n = 2) | weight |"))
     assert row.endswith(f"| {sum(weights) / 2:.3f} ({min(weights):.3f} to {max(weights):.3f}) |")
     assert "32.5 at distance 0, 20.8 at 5" in text and "0.974" in text
-    chance = json.loads((folder / "complex_fraction.json").read_text(encoding="utf-8"))["gaussian"]["shares"]["given"]
+    chance = json.loads((folder / "complex_fraction.json").read_text(encoding="utf-8"))["gaussian"]["fractions"][
+        "given"
+    ]
     spread = beta(4 * 3 * 64 * 64, 4 * 3 * 64 * 64).std()  # of the 2x2 blocks' energies: two Gaussians of four
     assert abs(chance["mean"] - 0.5) < 4 * spread / np.sqrt(3)
 
@@ -88,7 +90,7 @@ def test_a_run_is_measured_and_its_excess_is_over_its_own_turned_maps(run: Simpl
     assert found["turned"]["given"]["high"] < 0.8
     summaries = {name: {"mean": 0.6, "low": 0.58, "high": 0.62} for name in MEASURES}
     runs = [found | {"after": dict.fromkeys(MEASURES, 0.65 + 0.01 * k), "turned": summaries} for k in (0, 1)]
-    *_, after, turned, excess = make._fraction_rows({"runs": runs, "gaussian": {"shares": summaries}})
+    *_, after, turned, excess = make._fraction_rows({"runs": runs, "gaussian": {"fractions": summaries}})
     assert after[1:3] == ["after", "0.6550 (0.6500 to 0.6600)"]
     assert turned[1:3] == ["turned", "0.6000 (0.5800 to 0.6200)"]
     assert excess[1:3] == ["excess", "0.0550 (0.0500 to 0.0600)"]

@@ -84,18 +84,6 @@ def test_a_solved_model_scores_one_at_every_length() -> None:
         assert pointer_loss(model, tokens_BT).item() < 1e-3
 
 
-def test_a_model_without_attention_scores_chance() -> None:
-    """All scores equal: weight 1/T on any token, and the loss of the uniform guess where the head is zero."""
-    model = solved(SMALL)
-    with torch.no_grad():
-        model.attention.q_proj.a.zero_()
-        model.attention.q_proj.b.zero_()
-        model.head.weight.zero_()
-    tokens_BT = sample(SMALL, length=12)
-    assert evaluate_pointers(model, tokens_BT)["weight"] == pytest.approx(1 / 12, abs=1e-6)
-    assert pointer_loss(model, tokens_BT).item() == pytest.approx(math.log(8), abs=1e-5)
-
-
 def test_accuracy_leaves_pointers_to_pointers_out() -> None:
     """A head that always names word 2: right where the answer is that word, among answers that are words."""
     model = solved(SMALL)
