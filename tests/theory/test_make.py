@@ -79,7 +79,7 @@ def test_tables_hold_the_files_numbers(folder: Path) -> None:
         "given"
     ]
     spread = beta(4 * 3 * 64 * 64, 4 * 3 * 64 * 64).std()  # of the 2x2 blocks' energies: two Gaussians of four
-    assert abs(chance["mean"] - 0.5) < 4 * spread / np.sqrt(3)
+    assert abs(gaussian["fractions"]["given"]["mean"] - 0.5) < 4 * spread / np.sqrt(3)
 
 
 def test_a_run_is_measured_and_its_excess_is_over_its_own_turned_maps(run: SimpleNamespace) -> None:
