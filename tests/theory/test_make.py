@@ -75,9 +75,7 @@ def test_tables_hold_the_files_numbers(folder: Path) -> None:
     (row,) = (line for line in text.splitlines() if line.startswith("| RoPE (n = 2) | weight |"))
     assert row.endswith(f"| {sum(weights) / 2:.3f} ({min(weights):.3f} to {max(weights):.3f}) |")
     assert "32.5 at distance 0, 20.8 at 5" in text and "0.974" in text
-    chance = json.loads((folder / "complex_fraction.json").read_text(encoding="utf-8"))["gaussian"]["fractions"][
-        "given"
-    ]
+    gaussian = json.loads((folder / "complex_fraction.json").read_text(encoding="utf-8"))["gaussian"]
     spread = beta(4 * 3 * 64 * 64, 4 * 3 * 64 * 64).std()  # of the 2x2 blocks' energies: two Gaussians of four
     assert abs(gaussian["fractions"]["given"]["mean"] - 0.5) < 4 * spread / np.sqrt(3)
 
