@@ -48,7 +48,7 @@ MODEL_LABELS = paper.MODEL_LABELS | {
 
 # Present also where no run has them, so that a selection from an empty frame is empty.
 COLUMNS = [
-    "path", "status", "cell_key", "run_id", "model", "dataset", "row", "scale", "seed", "numerics_version", "precision",
+    "run_id", "status", "model", "dataset", "row", "scale", "seed", "cell_key", "path", "numerics_version", "precision",
     "device_kind", "val_sampled.mean_nats", "val_sampled.std_nats", "val_full.final_nats", "val_full.best_nats",
     "val_full.best_step", "val_full.tokens", "val_full.whole_split", "train.final_nats", "error.type", "error.message",
     "error.step", "provenance.data.splits.train.sha256", "provenance.data.splits.validation.sha256",
@@ -155,8 +155,8 @@ def shown(path: Path) -> str:
 
 def _of_cell(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
     """By name as well as by key: a sweep of the user's own may compute what a cell computes, under another name."""
-    wanted = {"cell_key": cell.key, "model": cell.model, "dataset": cell.dataset, "row": cell.row}
-    return frame[(frame[list(wanted)] == pd.Series(wanted)).all(axis=1)]
+    names = (frame["model"] == cell.model) & (frame["dataset"] == cell.dataset) & (frame["row"] == cell.row)
+    return frame[(frame["cell_key"] == cell.key) & names]
 
 
 def _place(cell: Cell) -> str:
