@@ -7,7 +7,7 @@ the equivalence test against MARGIN. A line without the seeds for a test has a `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,11 +42,6 @@ BOTH = "final, best"  # lines that are the same at both measures are printed onc
 PAIRS = (("crope", "rope"), ("xpos", "rope"), ("xpos", "crope"))  # first - second
 SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE, MISSING = "supported", "not supported", "inconclusive", "missing"
 LOWER, EQUIVALENT, HIGHER = "lower", "equivalent", "higher"
-COMPARISON_COLUMNS = (
-    "dataset row first second at n paper_nats mean_nats std_over_seeds_nats t_low_nats t_high_nats p_different "
-    "p_different_holm p_equivalent p_equivalent_holm margin_nats conclusion"
-).split()
-
 Row = tuple[str, str]  # dataset, row of Table 2 (Table 1 is `base`)
 
 
@@ -67,9 +62,7 @@ RULES = {
         f"above +{MARGIN:g} nats", lambda d: p_above(d, MARGIN), lambda d: min(1.0, 2 * p_below(d, MARGIN))
     ),
     "higher": Rule("above 0", lambda d: p_above(d), lambda d: min(1.0, 2 * p_below(d))),
-    "equivalent": Rule(
-        f"within ±{MARGIN:g} nats", lambda d: p_equivalent(d, MARGIN), lambda d: p_different(d, MARGIN)
-    ),
+    "equivalent": Rule(f"within ±{MARGIN:g} nats", lambda d: p_equivalent(d, MARGIN), lambda d: p_different(d, MARGIN)),
 }
 
 
@@ -139,10 +132,10 @@ def losses(runs: pd.DataFrame, dataset: str, row: str, model: str, column: str =
     return found.set_index("seed")[column].dropna().astype(float)
 
 
-def difference(first: pd.Series, second: pd.Series, models: Sequence[str]) -> dict[str, Any]:
-    """`describe` of first - second, both by seed; `models` names them where one has no run."""
-    absent = [model_label(model) for model, found in zip(models, (first, second), strict=True) if found.empty]
-    values = paired(first, second)
+def difference(losses: Mapping[str, pd.Series]) -> dict[str, Any]:
+    """`describe` of first - second at equal seed; `losses` maps both models to their losses by seed."""
+    absent = [model_label(model) for model, found in losses.items() if found.empty]
+    values = paired(*losses.values())
     reason = f"no complete run of {' and of '.join(absent)}" if absent else "no seed that both models have"
     return describe(values, "" if len(values) else reason)
 
@@ -182,7 +175,7 @@ def conclude(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def compare(runs: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
-    """Every pair of PAIRS in each row at the final and the best loss: COMPARISON_COLUMNS, `values` and `reason`.
+    """Every pair of PAIRS in each row at the final and the best loss: columns of `describe` and `conclude`, and the printed difference.
 
     Holm's family is all rows of one pair at one measure.
     """
@@ -192,10 +185,10 @@ def compare(runs: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
         for at, column in MEASURES.items():
             lines = []
             for dataset, row in rows:
-                pair = [losses(runs, dataset, row, model, column) for model in (first, second)]
-                known = {"dataset": dataset, "row": row, "first": first, "second": second, "at": at}
-                known |= {"paper_nats": _printed(dataset, row, first, second), "margin_nats": MARGIN}
-                lines.append(known | difference(*pair, (first, second)))
+                pair = {model: losses(runs, dataset, row, model, column) for model in (first, second)}
+                line: dict[str, Any] = {"dataset": dataset, "row": row, "first": first, "second": second, "at": at}
+                line |= {"paper_nats": _printed(dataset, row, first, second), "margin_nats": MARGIN}
+                lines.append(line | difference(pair))
             by_measure.append(conclude(pd.DataFrame(lines)))
         parts += merge_measures(by_measure)
     return pd.concat(parts, ignore_index=True)
@@ -239,34 +232,13 @@ def _checks(runs: pd.DataFrame, claim: Claim, at: str) -> pd.DataFrame:
     lines = []
     for dataset, row in claim.rows:
         for first, second, rule in claim.checks:
-            pair = [losses(runs, dataset, row, model, MEASURES.get(at, TRAIN)) for model in (first, second)]
-            line = {"claim": claim.name, "at": at, "dataset": dataset, "row": row, "first": first, "second": second}
-            line |= {"rule": rule} | difference(*pair, (first, second))
+            pair = {model: losses(runs, dataset, row, model, MEASURES.get(at, TRAIN)) for model in (first, second)}
+            line: dict[str, Any] = {"claim": claim.name, "at": at, "dataset": dataset, "row": row, "first": first, "second": second}
+            line |= {"rule": rule} | difference(pair)
             for name, test in (("p_for", RULES[rule].p_for), ("p_against", RULES[rule].p_against)):
                 line[name] = test(line["values"]) if line["n"] >= MIN_SEEDS else np.nan
             lines.append(line)
     return pd.DataFrame(lines)
-
-
-def savings(runs: pd.DataFrame) -> dict[str, float]:
-    """Share of RoPE's weights that CRoPE saves, in per cent, by what is counted. A fact: no chance is in a count.
-
-    Counted on the base row's runs; Q/K/V, attention and block leave out biases and norms, as the paper does. Empty
-    without a run of both.
-    """
-    found = {model: runs[(runs["model"] == model) & (runs["row"] == "base")] for model in ("rope", "crope")}
-    if any(of.empty for of in found.values()):
-        return {}
-    rope, crope = (of.iloc[0] for of in found.values())
-    square = rope["config.model.n_layers"] * rope["config.model.d_model"] ** 2
-    saved = rope["parameters.qkv"] - crope["parameters.qkv"]
-    whole = rope["parameters.total"]
-    return {
-        "Q/K/V": 100 * saved / (3 * square),
-        "attention": 100 * saved / (4 * square),
-        "block": 100 * saved / ((4 + 2 * paper.FFN_RATIO.value) * square),
-        "whole model": 100 * (whole - crope["parameters.total"]) / whole,
-    }
 
 
 def model_label(model: str) -> str:

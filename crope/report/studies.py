@@ -26,6 +26,7 @@ from crope.report.claims import (
     MISSING,
     conclude,
     describe,
+    difference,
     merge_measures,
     model_label,
     pair_label,
@@ -53,6 +54,9 @@ COLUMNS = (  # of the frame, that a study needs
 LOSS_COLUMNS = (
     "study dataset width model projection status n seq_len mean_nats std_nats qkv parameters setting"
 ).split()
+
+Place = tuple[str, str, int, str]  # study, dataset, width, setting
+Places = dict[Place, pd.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -139,20 +143,28 @@ def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Co
     A study is started on a dataset with the first run of its own there; of `length`, with the first measurement.
     """
     frame = frame.reindex(columns=COLUMNS)
-    empty = dict.fromkeys(("study", "setting"), "") | {"width": 0, "own": False, "seq_len": 0, "final": 0.0, "best": 0.0}
+    empty = dict.fromkeys(("study", "setting"), "") | {
+        "width": 0,
+        "own": False,
+        "seq_len": 0,
+        "final": 0.0,
+        "best": 0.0,
+    }
     parts = [frame.iloc[:0].assign(**empty)]
     for row in rows:
         kinds = _kinds(row.study)
         for cell in row.cells:
             runs = cell_runs(frame, cell)
             if "best_rate" in kinds:
-                failed = (frame["cell_key"] == cell.key) & (frame["model"] == cell.model) & (frame["status"] == "failed")
+                failed = (
+                    (frame["cell_key"] == cell.key) & (frame["model"] == cell.model) & (frame["status"] == "failed")
+                )
                 runs = pd.concat([runs, frame[failed & (frame["error.type"] == DIVERGED)]])
             if runs.empty:
                 continue
             diverged = runs["status"] == "failed"
             runs = runs.assign(
-                study=row.study, width=row.width, setting=_setting(row), own=cell.key not in tables,
+                study=row.study, width=row.width, setting=_place(row)[3], own=cell.key not in tables,
                 seq_len=runs["config.train.seq_len"],
                 **{at: runs[column].mask(diverged, math.inf) for at, column in MEASURES.items()},
             )  # fmt: skip
@@ -163,13 +175,13 @@ def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Co
 
 def loss_lines(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
     """LOSS_COLUMNS: one row per model of a started study, and per length of the length study; n = 0 if it is missing."""
-    lines = []
-    for row in _started(runs, rows):
+    lines, started = [], _started(runs, rows)
+    places = _places(runs, started)
+    for row in started:
         for cell in row.cells:
             known = {"study": row.study, "dataset": row.dataset, "width": row.width, "model": cell.model}
-            known |= {"setting": _setting(row), "status": MISSING, "n": 0}
-            found = _of_row(runs, row)
-            found = found[found["model"] == cell.model]
+            known |= {"setting": _place(row)[3], "status": MISSING, "n": 0}
+            found = places[_place(row)].query("model == @cell.model")
             for seq_len, of in found.groupby("seq_len"):
                 first, (mean, std) = of.iloc[0], mean_std(of["final"])
                 known |= {"status": "complete", "n": len(of), "seq_len": seq_len, "mean_nats": mean, "std_nats": std}
@@ -189,11 +201,12 @@ def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
     for question in QUESTIONS:
         families.setdefault(f"{question.study} {question.family or question.text}", []).append(question)
     started, parts = _started(runs, rows), []
+    places = _places(runs, started)
     for questions in families.values():
         asked = [row for row in started if row.study == questions[0].study]
         measures = tuple(MEASURES) if questions[0].kind in ("loss", "equal_size") else ("final",)
         if asked:
-            by_measure = [_family(runs, questions, asked, at) for at in measures]
+            by_measure = [_family(places, questions, asked, at) for at in measures]
             parts += merge_measures([conclude(lines) for lines in by_measure])
     if not parts:
         return pd.DataFrame(columns=["study", "question"])
@@ -203,41 +216,42 @@ def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
     return lines
 
 
-def _family(runs: pd.DataFrame, questions: Sequence[Question], rows: Sequence[StudyRow], at: str) -> pd.DataFrame:
-    """One line per question and row; with best_rate, the rows that differ in the rate are one."""
+def _family(places: Places, questions: Sequence[Question], rows: Sequence[StudyRow], at: str) -> pd.DataFrame:
+    """One line per question and row of the study; with best_rate, rows that differ in the rate are one."""
     lines = []
     for question in questions:
-        rates = question.kind == "best_rate"
-        places = {(row.dataset, row.width, "" if rates else _setting(row)): row for row in rows}
-        several = len({width for _, width, _ in places}) > 1
-        for (dataset, width, setting), row in places.items():
+        joined = question.kind == "best_rate"
+        asked = dict.fromkeys((*_place(row)[:3], "" if joined else _place(row)[3]) for row in rows)
+        several = len({width for _, _, width, _ in asked}) > 1
+        for study, dataset, width, setting in asked:
+            of_dataset = {place: of for place, of in places.items() if place[:2] == (study, dataset)}
+            of = [of for (*_, w, s), of in of_dataset.items() if w == width and (joined or s == setting)]
             parts = [DATASET_LABELS.get(dataset, dataset), f"D = {width}" if several else "", setting]
-            line = {"study": row.study, "question": question.text, "difference": _difference_label(question)}
+            line = {"study": study, "question": question.text, "difference": _difference_label(question)}
             line |= {"dataset": dataset, "where": ", ".join(filter(None, parts)), "at": at}
-            of = _of_row(runs, row, any_setting=rates)
-            lines.append(line | _difference(question, of, runs[runs["study"] == row.study], at))
+            lines.append(line | _difference(question, pd.concat(of), pd.concat(of_dataset.values()), at))
     found = pd.DataFrame(lines)
     tested = found.groupby("dataset")["p_different"].transform("count") > 0
     return (found[tested] if tested.any() else found).reset_index(drop=True)
 
 
-def _difference(question: Question, of: pd.DataFrame, study: pd.DataFrame, at: str) -> dict[str, Any]:
-    """One difference; `of` are the runs of one row of the study, `study` those of all its rows."""
-    pair = [by_seed(of, model, at) for model in (question.first, question.second)]
+def _difference(question: Question, of: pd.DataFrame, of_dataset: pd.DataFrame, at: str) -> dict[str, Any]:
+    """The difference in the runs `of` one row; `of_dataset` are those of all rows (widths) of its dataset."""
+    models = (question.first, question.second)
     if question.kind == "length":
-        return describe(change(of[of["model"] == question.first], question.factor), "")
+        values = change(of[of["model"] == question.first], question.factor)
+        return describe(values, "" if len(values) else "not measured")
     if question.kind == "best_rate":
-        pair = [held_out(rates(of, model)) for model in (question.first, question.second)]
+        pair = [held_out(rates(of, model)) for model in models]
+    else:
+        pair = [by_seed(of, model, at) for model in models]
     if question.kind == "equal_size" and not pair[0].empty:
-        size = of.loc[of["model"] == question.first, "parameters.total"].iloc[0]
-        larger = study[(study["model"] == question.second) & (study["dataset"] == of["dataset"].iloc[0])]
-        pair[1] = at_size(larger, size, at)
-    absent = [model for model, found in zip((question.first, question.second), pair) if found.empty]
-    values = paired(*pair)
+        size = int(of.loc[of["model"] == question.first, "parameters.total"].iloc[0])
+        pair[1] = at_size(of_dataset[of_dataset["model"] == question.second], size, at)
     if question.less:
-        values = paired(values, paired(*(by_seed(of, model, at) for model in question.less)))
-    reason = f"no loss of {' and of '.join(map(model_label, absent))}" if absent else "no seed in common"
-    return describe(values, "" if len(values) else reason)
+        less = paired(*(by_seed(of, model, at) for model in question.less))
+        pair, models = [paired(*pair), less], ("first pair", "second pair")
+    return difference(*pair, models)
 
 
 def by_seed(of: pd.DataFrame, model: str, at: str = "final") -> pd.Series:
@@ -346,18 +360,19 @@ def _kinds(study: str) -> set[str]:
     return {question.kind for question in QUESTIONS if question.study == study}
 
 
-def _setting(row: StudyRow) -> str:
-    return ", ".join(row.settings)
-
-
 def _started(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> list[StudyRow]:
     started = set(zip(runs["study"], runs["dataset"], strict=True))
     return [row for row in rows if (row.study, row.dataset) in started]
 
 
-def _of_row(runs: pd.DataFrame, row: StudyRow, *, any_setting: bool = False) -> pd.DataFrame:
-    found = runs[(runs["study"] == row.study) & (runs["dataset"] == row.dataset) & (runs["width"] == row.width)]
-    return found if any_setting else found[found["setting"] == _setting(row)]
+def _place(row: StudyRow) -> Place:
+    return row.study, row.dataset, row.width, ", ".join(row.settings)
+
+
+def _places(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> Places:
+    """The runs of each row of the studies, of none where a row has no run."""
+    found = {key: of for key, of in runs.groupby(["study", "dataset", "width", "setting"])}
+    return {_place(row): found.get(_place(row), runs.iloc[:0]) for row in rows}
 
 
 def _difference_label(question: Question) -> str:
