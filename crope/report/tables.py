@@ -187,7 +187,7 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
         labels = [_row_label(row[0].cell), _settings_label(row)]
         printed = [one.printed if one else None for one in ordered]
         if any(printed):
-            values = [_loss_text(p.mean_nats, p.std_nats, name) if p else "" for p in printed]
+            values = [loss_text(p.mean_nats, p.std_nats, name) if p else "" for p in printed]
             lines.append([labels.pop(0), "paper", *values])
         for protocol in PROTOCOLS:
             best = _best(row, protocol, name)
@@ -215,7 +215,7 @@ def _entry(one: CellLosses, row: Sequence[CellLosses], protocol: str, name: str,
     text = one.status
     if one.losses:
         counts = {len(other.runs) for other in row if other.losses}
-        text = _loss_text(*one.losses[protocol], name) + (f" (n={len(one.runs)})" if len(counts) > 1 else "")
+        text = loss_text(*one.losses[protocol], name) + (f" (n={len(one.runs)})" if len(counts) > 1 else "")
     numbers = ", ".join(marks.setdefault(note, str(len(marks) + 1)) for note in one.notes)
     return f"{text} [{numbers}]" if numbers else text
 
@@ -226,7 +226,8 @@ def _best(row: Sequence[CellLosses], protocol: str, name: str) -> set[str]:
     return {model for model, mean in means.items() if mean == min(means.values())} if len(means) > 1 else set()
 
 
-def _loss_text(mean: float, std: float | None, name: str) -> str:
+def loss_text(mean: float, std: float | None, name: str) -> str:
+    """`mean ± std` with the decimals of the paper's table `name`; the mean alone if there is no std."""
     decimals = paper.PRINTED_DECIMALS[name]
     return f"{mean:.{decimals}f}" if std is None else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
 
