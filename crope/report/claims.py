@@ -29,6 +29,7 @@ from crope.report.stats import (
     p_equivalent,
     paired,
 )
+from crope.report.tables import Table
 from crope.study import Cell
 
 # Two models whose losses differ by less are equivalent; fixed before the runs of the paper scale were seen. It lies a
@@ -36,11 +37,11 @@ from crope.study import Cell
 # gap that the paper prints between XPOS and RoPE (0.22).
 MARGIN = 0.02
 
-MEASURES = {"final": "val_full.final_nats", "best": "val_full.best_nats"}
-TRAIN = "train.final_nats"
-BOTH = "final, best"  # lines that are the same at both measures are printed once
+MEASURES = {"final": "val_full.final_nats", "best": "val_full.best_nats", "train": "train.final_nats"}
+COMPARED_AT = ("final", "best")
 PAIRS = (("crope", "rope"), ("xpos", "rope"), ("xpos", "crope"))  # first - second
 SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE, MISSING = "supported", "not supported", "inconclusive", "missing"
+DECIMALS = 6  # of CSV files
 LOWER, EQUIVALENT, HIGHER = "lower", "equivalent", "higher"
 Row = tuple[str, str]  # dataset, row of Table 2 (Table 1 is `base`)
 
@@ -76,7 +77,7 @@ class Claim:
     source: str
     rows: tuple[Row, ...]
     checks: tuple[tuple[str, str, str], ...]
-    measures: tuple[str, ...] = tuple(MEASURES)
+    measures: tuple[str, ...] = COMPARED_AT
 
 
 TABLE1: tuple[Row, ...] = tuple((dataset, "base") for dataset in paper.DATASET_LABELS)
@@ -126,25 +127,24 @@ def collect(frame: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
     return pd.concat([cell_runs(frame, cell) for cell in distinct], ignore_index=True)
 
 
-def losses(runs: pd.DataFrame, dataset: str, row: str, model: str, column: str = MEASURES["final"]) -> pd.Series:
+def losses(runs: pd.DataFrame, dataset: str, row: str, model: str, at: str = "final") -> pd.Series:
     """The losses of one cell by seed, nats per token."""
     found = runs[(runs["dataset"] == dataset) & (runs["row"] == row) & (runs["model"] == model)]
-    return found.set_index("seed")[column].dropna().astype(float)
+    return found.set_index("seed")[MEASURES[at]].dropna().astype(float)
 
 
 def difference(losses: Mapping[str, pd.Series]) -> dict[str, Any]:
     """`describe` of first - second at equal seed; `losses` maps both models to their losses by seed."""
     absent = [model_label(model) for model, found in losses.items() if found.empty]
     values = paired(*losses.values())
-    reason = f"no complete run of {' and of '.join(absent)}" if absent else "no seed that both models have"
+    reason = f"no loss of {' and of '.join(absent)}" if absent else "no seed that both models have"
     return describe(values, "" if len(values) else reason)
 
 
 def describe(values: pd.Series, reason: str = "") -> dict[str, Any]:
-    """Columns of one difference over seeds. Interval and p-values are NaN below MIN_SEEDS; `reason` says why."""
-    n = len(values)
+    """The columns of one difference over seeds; NaN and a `reason` if there are not the seeds for a test."""
+    n, tested = len(values), len(values) >= MIN_SEEDS
     mean, std = mean_std(values) if n else (np.nan, None)
-    tested = n >= MIN_SEEDS
     low, high = interval(values) if tested else (np.nan, np.nan)
     return {
         "n": n,
@@ -164,59 +164,55 @@ def conclude(lines: pd.DataFrame) -> pd.DataFrame:
 
     A line without a test counts with p = 1, so that a missing run makes nothing significant.
     """
-    lines = lines.copy()
-    for name in ("p_different", "p_equivalent"):
-        lines[f"{name}_holm"] = np.where(lines[name].notna(), holm(lines[name].to_list()), np.nan)
-    above = np.where(lines["mean_nats"] > 0, HIGHER, LOWER)
-    found = np.where(lines["p_different_holm"] < ALPHA, above, INCONCLUSIVE)
+    adjusted = {f"{p}_holm": holm(lines[p].to_list()) for p in ("p_different", "p_equivalent")}
+    lines = lines.assign(**{name: np.where(lines["p_different"].notna(), p, np.nan) for name, p in adjusted.items()})
+    found = np.where(lines["mean_nats"] > 0, HIGHER, LOWER)
+    found = np.where(lines["p_different_holm"] < ALPHA, found, INCONCLUSIVE)
     found = np.where(lines["p_equivalent_holm"] < ALPHA, EQUIVALENT, found)
-    lines["conclusion"] = np.where(lines["p_different"].notna(), found, MISSING)
-    return lines
+    return lines.assign(conclusion=np.where(lines["p_different"].notna(), found, MISSING))
+
+
+def merge_measures(by_measure: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
+    """Lines that are the same at every measure once; `at` then names them all."""
+    first, *others = by_measure
+    same = all(first.drop(columns="at").equals(other.drop(columns="at")) for other in others)
+    return [first.assign(at=", ".join(lines["at"].iloc[0] for lines in by_measure))] if same else [*by_measure]
 
 
 def compare(runs: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
-    """Every pair of PAIRS in each row at the final and the best loss: columns of `describe` and `conclude`, and the printed difference.
+    """Every pair of PAIRS in each row at the final and the best loss, beside the difference that the paper prints.
 
     Holm's family is all rows of one pair at one measure.
     """
     parts = []
-    for first, second in PAIRS:
-        by_measure = []
-        for at, column in MEASURES.items():
-            lines = []
-            for dataset, row in rows:
-                pair = {model: losses(runs, dataset, row, model, column) for model in (first, second)}
-                line: dict[str, Any] = {"dataset": dataset, "row": row, "first": first, "second": second, "at": at}
-                line |= {"paper_nats": _printed(dataset, row, first, second), "margin_nats": MARGIN}
-                lines.append(line | difference(pair))
-            by_measure.append(conclude(pd.DataFrame(lines)))
-        parts += merge_measures(by_measure)
+    for pair in PAIRS:
+        found = [pd.DataFrame([_line(runs, row, pair, at) for row in rows]) for at in COMPARED_AT]
+        parts += merge_measures([conclude(lines.assign(margin_nats=MARGIN)) for lines in found])
     return pd.concat(parts, ignore_index=True)
 
 
-def merge_measures(by_measure: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
-    """Lines that are the same at every measure once, with `at` naming them all."""
-    first, *others = by_measure
-    same = all(first.drop(columns="at").equals(other.drop(columns="at")) for other in others)
-    return [first.assign(at=BOTH)] if others and same else [*by_measure]
-
-
-def judge(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The verdict on every claim (one row per claim and measure), and the checks that it rests on.
+def judge(runs: pd.DataFrame) -> pd.DataFrame:
+    """The checks of every claim at each of its measures, with the `verdict` that they give together.
 
     not supported   some check's test against the claim rejects, after Holm over the claim's checks
+    missing         a check cannot be tested, for want of runs or seeds
     supported       the test for the claim rejects in every check. All must, so each is made at ALPHA without
                     correction: an intersection-union test keeps its level
-    missing         a check cannot be tested, for want of runs or seeds
     inconclusive    otherwise
     """
-    verdicts, checks = [], []
+    parts = []
     for claim in CLAIMS:
-        found = merge_measures([_checks(runs, claim, at) for at in claim.measures])
-        for lines in found:
-            verdicts.append({"claim": claim.name, "at": lines["at"].iloc[0], "verdict": verdict(lines)})
-        checks += found
-    return pd.DataFrame(verdicts), pd.concat(checks, ignore_index=True)
+        found = []
+        for at in claim.measures:
+            lines = [(_line(runs, row, (a, b), at), rule) for row in claim.rows for a, b, rule in claim.checks]
+            checks = pd.DataFrame([{"claim": claim.name, **line, "rule": rule} for line, rule in lines])
+            for name in ("p_for", "p_against"):
+                tests = [getattr(RULES[rule], name) for rule in checks["rule"]]
+                tested = zip(tests, checks["values"], strict=True)
+                checks[name] = [test(values) if len(values) >= MIN_SEEDS else np.nan for test, values in tested]
+            found.append(checks.assign(verdict=verdict(checks)))
+        parts += merge_measures(found)
+    return pd.concat(parts, ignore_index=True)
 
 
 def verdict(checks: pd.DataFrame) -> str:
@@ -228,17 +224,62 @@ def verdict(checks: pd.DataFrame) -> str:
     return SUPPORTED if (checks["p_for"] < ALPHA).all() else INCONCLUSIVE
 
 
-def _checks(runs: pd.DataFrame, claim: Claim, at: str) -> pd.DataFrame:
-    lines = []
-    for dataset, row in claim.rows:
-        for first, second, rule in claim.checks:
-            pair = {model: losses(runs, dataset, row, model, MEASURES.get(at, TRAIN)) for model in (first, second)}
-            line: dict[str, Any] = {"claim": claim.name, "at": at, "dataset": dataset, "row": row, "first": first, "second": second}
-            line |= {"rule": rule} | difference(pair)
-            for name, test in (("p_for", RULES[rule].p_for), ("p_against", RULES[rule].p_against)):
-                line[name] = test(line["values"]) if line["n"] >= MIN_SEEDS else np.nan
-            lines.append(line)
-    return pd.DataFrame(lines)
+def verdicts(checks: pd.DataFrame) -> list[dict[str, Any]]:
+    """For each claim and measure: the claim, the verdict, and in a sentence the check on which it hangs.
+
+    That is the strongest check against a claim that is not supported, else the weakest check for it.
+    """
+    found = []
+    for (name, at), of in checks.groupby(["claim", "at"], sort=False):
+        claim, outcome = next(claim for claim in CLAIMS if claim.name == name), of["verdict"].iloc[0]
+        against = outcome == NOT_SUPPORTED
+        place = of["p_against"].argmin() if against else of["p_for"].fillna(np.inf).argmax()
+        line = of.iloc[int(place)]
+        holding = f"{(of['p_for'] < ALPHA).sum()} of {len(of)} checks hold"
+        text = f"{holding}; {'against it' if against else 'weakest'}: {label(line)} {number(line)}, must be"
+        found.append({"claim": claim, "at": at, "verdict": outcome, "text": f"{text} {RULES[line['rule']].text}"})
+    return found
+
+
+def verdict_table(checks: pd.DataFrame, scale: str) -> Table:
+    found = [(f"{one['claim'].text} ({one['claim'].source})", *list(one.values())[1:]) for one in verdicts(checks)]
+    return Table(
+        name="claims",
+        caption=f"The paper's claims, judged by these runs. Scale: {scale}.",
+        frame=pd.DataFrame(found, columns=["Claim", "Loss", "Verdict", "Deciding check, nats per token"]),
+        notes=[
+            f"Every check is a paired t test over at least {MIN_SEEDS} seeds. Supported: all checks of the claim reject"
+            f" at {ALPHA:g} (an intersection-union test, without correction). Not supported: a test against it does,"
+            " after Holm over its checks. Missing: runs or seeds are. Inconclusive: none of these.",
+            f"Equivalence margin: {MARGIN:g} nats per token, fixed before the runs of the paper scale.",
+        ],
+        text=(0, 1, 2, 3),
+        numbers=checks.drop(columns=["values"]).round(DECIMALS),
+    )
+
+
+def comparison_table(lines: pd.DataFrame, scale: str) -> Table:
+    printed = {
+        "Row": [row_label(*place) for place in zip(lines["dataset"], lines["row"], strict=True)],
+        "Difference": [pair_label(*pair) for pair in zip(lines["first"], lines["second"], strict=True)],
+        "Loss": lines["at"],
+        "Paper": lines["paper_nats"].map(signed),
+        "Mean, 95 % interval, seeds": [number(line) for _, line in lines.iterrows()],
+        "p different": lines["p_different_holm"].map(p_text),
+        "p equivalent": lines["p_equivalent_holm"].map(p_text),
+        "Conclusion": lines["conclusion"],
+    }
+    return Table(
+        name="comparisons",
+        caption=f"Paired differences at equal seed, nats per token. Scale: {scale}.",
+        frame=pd.DataFrame(printed),
+        notes=[
+            "Student's 95 % interval. p different: paired t test; p equivalent: two one-sided tests against"
+            f" ±{MARGIN:g}; both after Holm over the rows of a pair."
+        ],
+        text=(0, 1, 2, 7),
+        numbers=lines.drop(columns=["values", "reason"]).round(DECIMALS),
+    )
 
 
 def model_label(model: str) -> str:
@@ -254,25 +295,30 @@ def row_label(dataset: str, row: str) -> str:
     return label if row == "base" else f"{label}, {paper.row_label(row)}"
 
 
+def label(line: pd.Series) -> str:
+    return f"{row_label(line['dataset'], line['row'])}, {pair_label(line['first'], line['second'])}"
+
+
 def signed(value: float) -> str:
     """A difference as printed, with a true minus sign; empty for NaN."""
     return "" if pd.isna(value) else f"{value:+.4f}".replace("-", "−")
 
 
+def p_text(p: float) -> str:
+    return "" if pd.isna(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def number(line: pd.Series) -> str:
     """Mean, interval and n of a line in words, or why there is none."""
-    if line["n"] == 0:
-        return str(line["reason"])
     if pd.isna(line["t_low_nats"]):
-        return f"{signed(line['mean_nats'])} (n = {line['n']})"
-    return (
-        f"{signed(line['mean_nats'])} (95 % {signed(line['t_low_nats'])} to {signed(line['t_high_nats'])},"
-        f" n = {line['n']})"
-    )
+        return f"{signed(line['mean_nats'])} ({line['reason']})".lstrip()
+    low, high = signed(line["t_low_nats"]), signed(line["t_high_nats"])
+    return f"{signed(line['mean_nats'])} (95 % {low} to {high}, n = {line['n']})"
 
 
-def _printed(dataset: str, row: str, first: str, second: str) -> float:
-    """Difference of the final losses that the paper prints."""
-    table = "table1" if row == "base" else "table2"
-    pair = [paper.printed_loss(table, row, dataset, model) for model in (first, second)]
-    return np.nan if pair[0] is None or pair[1] is None else pair[0].mean_nats - pair[1].mean_nats
+def _line(runs: pd.DataFrame, place: Row, pair: tuple[str, str], at: str) -> dict[str, Any]:
+    table = "table1" if place[1] == "base" else "table2"
+    printed = [paper.printed_loss(table, place[1], place[0], model) for model in pair]
+    stated = printed[0].mean_nats - printed[1].mean_nats if printed[0] and printed[1] else np.nan
+    known = {"dataset": place[0], "row": place[1], "first": pair[0], "second": pair[1], "at": at, "paper_nats": stated}
+    return known | difference({model: losses(runs, *place, model, at) for model in pair})
