@@ -28,7 +28,7 @@ from crope.report.stats import (
     p_different,
     p_equivalent,
     paired,
-)
+)  # fmt: skip
 from crope.report.tables import Table
 from crope.study import Cell
 
@@ -234,7 +234,7 @@ def verdicts(checks: pd.DataFrame) -> list[dict[str, Any]]:
         claim, outcome = next(claim for claim in CLAIMS if claim.name == name), of["verdict"].iloc[0]
         against = outcome == NOT_SUPPORTED
         place = of["p_against"].argmin() if against else of["p_for"].fillna(np.inf).argmax()
-        line = of.iloc[int(place)]
+        line = of.iloc[int(place)].to_dict()
         holding = f"{(of['p_for'] < ALPHA).sum()} of {len(of)} checks hold"
         text = f"{holding}; {'against it' if against else 'weakest'}: {label(line)} {number(line)}, must be"
         found.append({"claim": claim, "at": at, "verdict": outcome, "text": f"{text} {RULES[line['rule']].text}"})
@@ -264,7 +264,7 @@ def comparison_table(lines: pd.DataFrame, scale: str) -> Table:
         "Difference": [pair_label(*pair) for pair in zip(lines["first"], lines["second"], strict=True)],
         "Loss": lines["at"],
         "Paper": lines["paper_nats"].map(signed),
-        "Mean, 95 % interval, seeds": [number(line) for _, line in lines.iterrows()],
+        "Mean, 95 % interval, seeds": [number(line) for line in lines.to_dict("records")],
         "p different": lines["p_different_holm"].map(p_text),
         "p equivalent": lines["p_equivalent_holm"].map(p_text),
         "Conclusion": lines["conclusion"],
@@ -295,23 +295,23 @@ def row_label(dataset: str, row: str) -> str:
     return label if row == "base" else f"{label}, {paper.row_label(row)}"
 
 
-def label(line: pd.Series) -> str:
+def label(line: Mapping[Any, Any]) -> str:
     return f"{row_label(line['dataset'], line['row'])}, {pair_label(line['first'], line['second'])}"
 
 
 def signed(value: float) -> str:
     """A difference as printed, with a true minus sign; empty for NaN."""
-    return "" if pd.isna(value) else f"{value:+.4f}".replace("-", "−")
+    return "" if pd.isna(value) else f"{round(value, 4) + 0.0:+.4f}".replace("-", "−")
 
 
 def p_text(p: float) -> str:
     return "" if pd.isna(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def number(line: pd.Series) -> str:
+def number(line: Mapping[Any, Any]) -> str:
     """Mean, interval and n of a line in words, or why there is none."""
     if pd.isna(line["t_low_nats"]):
-        return f"{signed(line['mean_nats'])} ({line['reason']})".lstrip()
+        return f"{signed(line['mean_nats'])} (n = {line['n']})" if line["n"] else str(line["reason"])
     low, high = signed(line["t_low_nats"]), signed(line["t_high_nats"])
     return f"{signed(line['mean_nats'])} (95 % {low} to {high}, n = {line['n']})"
 

@@ -7,7 +7,6 @@ length. A study with an entry in QUESTIONS gets answers; every study of conf/stu
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,43 +18,46 @@ from scipy.interpolate import PchipInterpolator
 
 from crope.errors import DataError
 from crope.report.claims import (
+    COMPARED_AT,
+    DECIMALS,
     EQUIVALENT,
     HIGHER,
     LOWER,
+    MARGIN,
     MEASURES,
-    MISSING,
     conclude,
     describe,
     difference,
     merge_measures,
     model_label,
+    number,
     pair_label,
-)
+)  # fmt: skip
 from crope.report.frame import DATASET_LABELS, cell_runs
 from crope.report.stats import mean_std, paired
+from crope.report.tables import Table
 from crope.study import StudyRow
 
 REFERENCE = "rope"
 DIVERGED = "NonFiniteLoss"  # the error of a run whose loss became infinite: a result of its learning rate
 SCHEMES = {  # name -> the model with complex and the one with real Q, K and V
-    "XPOS (sinusoids)": ("complex_xpos", "xpos"),
+    "XPOS": ("complex_xpos", "xpos"),
     "learned positions": ("complex_learned", "learned"),
     "T5's bias": ("complex_relative_bias", "relative_bias"),
     "ALiBi": ("complex_alibi", "alibi"),
-    "no positions (NoPE)": ("complex_nope", "nope"),
+    "no positions": ("complex_nope", "nope"),
     "RoPE": ("crope", "rope"),
     "RoPE with linear attention": ("crope_linear", "rope_linear"),
 }
+HALVES = {"lowrank": "low rank", "blockdiag": "block-diagonal", "halved": "half the width"}
 ARMS = {"rope": "RoPE, tuned on", "best": "best structure", "random": "random structure", "fresh": "new Q, K, V"}
-COLUMNS = (  # of the frame, that a study needs
-    "path status cell_key run_id model dataset row seed error.type parameters.qkv parameters.total config.train.seq_len"
-    " config.train.lr config.model.projection"
-).split() + list(MEASURES.values())
-LOSS_COLUMNS = (
-    "study dataset width model projection status n seq_len mean_nats std_nats qkv parameters setting"
-).split()
-
-Place = tuple[str, str, int, str]  # study, dataset, width, setting
+COLUMNS = [  # of the frame, that a study needs
+    "path", "status", "cell_key", "run_id", "model", "dataset", "row", "seed", "error.type", "parameters.qkv",
+    "parameters.total", "config.train.seq_len", "config.train.lr", "config.model.projection", "config.model.d_model",
+    *(MEASURES[at] for at in COMPARED_AT),
+]  # fmt: skip
+PLACE = ["study", "dataset", "width", "setting"]
+Place = tuple[str, str, int, str]
 Places = dict[Place, pd.DataFrame]
 
 
@@ -63,13 +65,12 @@ Places = dict[Place, pd.DataFrame]
 class Question:
     """One question of a study: what first - second is, in each row of the study (dataset and width).
 
+    answers   what a lower, an equivalent and a higher difference mean
     kind      loss        validation loss at equal seed
               equal_size  the loss of `second` is interpolated to the parameters of `first`, seed by seed
               length      loss of `first` at `factor` times its training length less that at this length, of the tokens
                           beyond it; there is no `second`
               best_rate   each model at its own best learning rate; a seed's rate is chosen on the other seeds
-    less      a second pair, whose difference is subtracted
-    answers   what a lower, an equivalent and a higher difference mean
     family    questions that Holm's correction takes together; by default each is a family of its own
     """
 
@@ -79,156 +80,132 @@ class Question:
     second: str
     answers: tuple[str, str, str]
     kind: str = "loss"
-    less: tuple[str, str] | None = None
     factor: int = 1
     family: str = ""
 
 
-COSTS = ("no, even lower", "no, equal", "yes, higher")
 BETTER = ("yes, lower", "no, equal", "no, higher")
-LEVEL = ("no, CRoPE is lower", "yes, equal", "no, CRoPE is higher")
+COSTS = ("no, even lower", "no, equal", "yes, higher")
+LEVEL = ("no, lower", "yes, equal", "no, higher")
+HOLDS = ("yes, and gains", "yes, equal", "no, it loses")
 QUESTIONS: list[Question] = [
-    *(
-        Question("controls", f"Is complex better than {name} at half the weights?", "crope", model, BETTER, family="half")
-        for model, name in {"lowrank": "low rank", "blockdiag": "block-diagonal", "halved": "half the width"}.items()
-    ),
-    Question(
-        "controls", "Must the complex pairs be the pairs of the rotation?", "complex_misaligned", "crope",
-        ("no, other pairs are lower", "no, equal", "yes, other pairs are higher"),
-    ),
+    *(Question("controls", f"Is complex better than {name} at half the weights?", "crope", model, BETTER, family="half")
+      for model, name in HALVES.items()),
+    Question("controls", "Does it cost loss if the complex pairs are not those of the rotation?", "complex_misaligned",
+             "crope", COSTS),
     Question("controls", "Does Eq. 30 cost loss in Q and K alone?", "complex_qk", "rope", COSTS),
     Question("controls", "Does Eq. 30 cost loss in V alone?", "complex_v", "rope", COSTS),
-    Question(
-        "controls", "Is CRoPE better than RoPE if the saved weights widen the attention?", "complex_wide", "rope", BETTER
-    ),
-    *(
-        Question("schemes", f"{name}: better than no positions?", real, "nope", BETTER)
-        for name, (_, real) in SCHEMES.items()
-        if real != "nope"
-    ),
+    Question("controls", "Is CRoPE better than RoPE if the saved weights widen it?", "complex_wide", "rope", BETTER),
+    *(Question("schemes", f"{name}: better than no positions?", real, "nope", BETTER)
+      for name, (_, real) in SCHEMES.items() if real != "nope"),
     *(Question("schemes", f"Does Eq. 30 cost loss under {name}?", *pair, COSTS) for name, pair in SCHEMES.items()),
-    Question(
-        "schemes", "Does Eq. 30 cost less under the rotation than without positions?", "crope", "rope",
-        ("yes, less", "no, the same", "no, more"), less=("complex_nope", "nope"),
-    ),
-    *(
-        Question(
-            "length", f"Does {model_label(model)} hold at {factor} times its training length?", model, "",
-            ("yes, and gains", "yes, equal", "no, it loses"), kind="length", factor=factor,
-        )
-        for model in ("xpos", "relative_bias", "alibi", "nope", "rope", "crope")
-        for factor in (2, 4)
-    ),
+    *(Question("length", f"Does {model_label(model)} hold at {factor} times its length?", model, "", HOLDS, "length",
+               factor)
+      for model in ("xpos", "relative_bias", "alibi", "nope", "rope", "crope") for factor in (2, 4)),
     Question("scaling", "Is CRoPE level with RoPE at every width?", "crope", "rope", LEVEL),
     Question("scaling", "Is CRoPE better than a RoPE of as many parameters?", "crope", "rope", BETTER, "equal_size"),
-    Question(
-        "scaling", "Is CRoPE better at every width if the saved weights widen the attention?", "complex_wide", "rope",
-        BETTER,
-    ),
-    Question(
-        "fair_lr", "Is CRoPE level with RoPE, each at its best learning rate?", "crope", "rope", LEVEL, "best_rate"
-    ),
-    Question(
-        "fair_lr", "Is XPOS worse than RoPE, each at its best learning rate?", "xpos", "rope",
-        ("no, lower", "no, equal", "yes, higher"), "best_rate",
-    ),
+    Question("scaling", "Is CRoPE better than RoPE if the saved weights widen it?", "complex_wide", "rope", BETTER),
+    Question("fair_lr", "Is CRoPE level with RoPE, each at its best rate?", "crope", "rope", LEVEL, "best_rate"),
+    Question("fair_lr", "Is XPOS worse than RoPE, each at its best rate?", "xpos", "rope", COSTS, "best_rate"),
 ]  # fmt: skip
 
 
 def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Collection[str]) -> pd.DataFrame:
     """The runs of every started study, one row per run; of the length study, one row per run and length.
 
-    Adds to the frame's columns: study, width, setting (values of further axes), own (no cell of the tables), seq_len,
-    final and best (full validation loss, nats per token; infinite if a run diverged), tokens and positions (length).
+    Adds study, width, setting (values of further axes), own (no cell of `tables`, their keys), seq_len, final and best
+    (full validation loss, nats per token; infinite if a run diverged), and for lengths positions: (position, loss).
     A study is started on a dataset with the first run of its own there; of `length`, with the first measurement.
     """
-    frame = frame.reindex(columns=COLUMNS)
-    empty = dict.fromkeys(("study", "setting"), "") | {
-        "width": 0,
-        "own": False,
-        "seq_len": 0,
-        "final": 0.0,
-        "best": 0.0,
-    }
-    parts = [frame.iloc[:0].assign(**empty)]
+    frame, parts = frame[COLUMNS] if len(frame) else frame.reindex(columns=COLUMNS), []
     for row in rows:
-        kinds = _kinds(row.study)
+        kinds = {question.kind for question in QUESTIONS if question.study == row.study}
         for cell in row.cells:
             runs = cell_runs(frame, cell)
             if "best_rate" in kinds:
-                failed = (
-                    (frame["cell_key"] == cell.key) & (frame["model"] == cell.model) & (frame["status"] == "failed")
-                )
-                runs = pd.concat([runs, frame[failed & (frame["error.type"] == DIVERGED)]])
+                diverged = (frame["status"] == "failed") & (frame["error.type"] == DIVERGED)
+                runs = pd.concat([runs, frame[diverged & (frame["cell_key"] == cell.key)]])
             if runs.empty:
                 continue
-            diverged = runs["status"] == "failed"
-            runs = runs.assign(
-                study=row.study, width=row.width, setting=_place(row)[3], own=cell.key not in tables,
-                seq_len=runs["config.train.seq_len"],
-                **{at: runs[column].mask(diverged, math.inf) for at, column in MEASURES.items()},
-            )  # fmt: skip
+            known: dict[str, Any] = {
+                "study": row.study,
+                "width": row.width,
+                "setting": _place(row)[3],
+                "own": cell.key not in tables,
+            }
+            known |= {at: runs[MEASURES[at]].mask(runs["status"] == "failed", np.inf) for at in COMPARED_AT}
+            runs = runs.assign(**known, seq_len=runs["config.train.seq_len"])
             parts.append(_measured(runs) if "length" in kinds else runs)
-    runs = pd.concat(parts[1:] or parts, ignore_index=True)
-    return runs[runs.groupby(["study", "dataset"])["own"].transform("any")].reset_index(drop=True)
+    if not parts:
+        return pd.DataFrame(columns=[*COLUMNS, "study", "setting", "width", "own", "seq_len", *COMPARED_AT])
+    found = pd.concat(parts, ignore_index=True)
+    return found[found.groupby(["study", "dataset"])["own"].transform("any")].reset_index(drop=True)
 
 
-def loss_lines(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
-    """LOSS_COLUMNS: one row per model of a started study, and per length of the length study; n = 0 if it is missing."""
-    lines, started = [], _started(runs, rows)
-    places = _places(runs, started)
-    for row in started:
+def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
+    """One row per model of a started study, and per length of the length study; n = 0 if it is missing.
+
+    `reference` holds the columns of the difference to RoPE at equal seed, as printed.
+    """
+    places, lines = _places(runs, rows), []
+    for row in [row for row in rows if _place(row) in places]:
+        of_row = places[_place(row)]
         for cell in row.cells:
-            known = {"study": row.study, "dataset": row.dataset, "width": row.width, "model": cell.model}
-            known |= {"setting": _place(row)[3], "status": MISSING, "n": 0}
-            found = places[_place(row)].query("model == @cell.model")
+            known: dict[str, Any] = {
+                "study": row.study,
+                "dataset": row.dataset,
+                "width": row.width,
+                "model": cell.model,
+            }
+            known |= {"setting": _place(row)[3], "status": "missing", "n": 0}
+            found = of_row[of_row["model"] == cell.model]
             for seq_len, of in found.groupby("seq_len"):
                 first, (mean, std) = of.iloc[0], mean_std(of["final"])
+                rope = by_seed(of_row[of_row["seq_len"] == seq_len], REFERENCE)
                 known |= {"status": "complete", "n": len(of), "seq_len": seq_len, "mean_nats": mean, "std_nats": std}
                 known |= {"projection": first["config.model.projection"], "qkv": first["parameters.qkv"]}
-                lines.append(known | {"parameters": first["parameters.total"]})
+                known |= {"parameters": first["parameters.total"]}
+                if cell.model != REFERENCE:
+                    known["reference"] = number(difference({cell.model: by_seed(of), REFERENCE: rope}))
+                lines.append(dict(known))
             lines += [known] if found.empty else []
-    return pd.DataFrame(lines, columns=LOSS_COLUMNS)
+    return pd.DataFrame(lines)
 
 
 def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
     """The answers of every started study: one row per question, row of the study and measure.
 
-    Columns: study, question, difference, where, at, those of `claims.describe` and `claims.conclude`, and answer.
     A family of questions leaves out the datasets on which none of its tests can be made, unless there is no other.
     """
-    families: dict[str, list[Question]] = {}
+    families: dict[tuple[str, str], list[Question]] = {}
     for question in QUESTIONS:
-        families.setdefault(f"{question.study} {question.family or question.text}", []).append(question)
-    started, parts = _started(runs, rows), []
-    places = _places(runs, started)
-    for questions in families.values():
-        asked = [row for row in started if row.study == questions[0].study]
-        measures = tuple(MEASURES) if questions[0].kind in ("loss", "equal_size") else ("final",)
+        families.setdefault((question.study, question.family or question.text), []).append(question)
+    places, parts = _places(runs, rows), []
+    for (study, _), questions in families.items():
+        asked = {place: of for place, of in places.items() if place[0] == study}
+        measures = COMPARED_AT if questions[0].kind in ("loss", "equal_size") else ("final",)
         if asked:
-            by_measure = [_family(places, questions, asked, at) for at in measures]
-            parts += merge_measures([conclude(lines) for lines in by_measure])
+            parts += merge_measures([conclude(_family(asked, questions, at)) for at in measures])
     if not parts:
-        return pd.DataFrame(columns=["study", "question"])
+        return pd.DataFrame()
     lines = pd.concat(parts, ignore_index=True)
-    words = {question.text: dict(zip((LOWER, EQUIVALENT, HIGHER), question.answers)) for question in QUESTIONS}
-    lines["answer"] = [words[q].get(found, found) for q, found in zip(lines["question"], lines["conclusion"])]
-    return lines
+    words = {one.text: dict(zip((LOWER, EQUIVALENT, HIGHER), one.answers, strict=True)) for one in QUESTIONS}
+    pairs = zip(lines["question"], lines["conclusion"], strict=True)
+    return lines.assign(answer=[words[text].get(conclusion, conclusion) for text, conclusion in pairs])
 
 
-def _family(places: Places, questions: Sequence[Question], rows: Sequence[StudyRow], at: str) -> pd.DataFrame:
+def _family(places: Places, questions: Sequence[Question], at: str) -> pd.DataFrame:
     """One line per question and row of the study; with best_rate, rows that differ in the rate are one."""
     lines = []
     for question in questions:
         joined = question.kind == "best_rate"
-        asked = dict.fromkeys((*_place(row)[:3], "" if joined else _place(row)[3]) for row in rows)
-        several = len({width for _, _, width, _ in asked}) > 1
-        for study, dataset, width, setting in asked:
-            of_dataset = {place: of for place, of in places.items() if place[:2] == (study, dataset)}
-            of = [of for (*_, w, s), of in of_dataset.items() if w == width and (joined or s == setting)]
+        several = len({place[2] for place in places}) > 1
+        for study, dataset, width, setting in dict.fromkeys((*p[:3], "" if joined else p[3]) for p in places):
+            of_dataset = {place: of for place, of in places.items() if place[1] == dataset}
+            of = [of for place, of in of_dataset.items() if place[2] == width and (joined or place[3] == setting)]
             parts = [DATASET_LABELS.get(dataset, dataset), f"D = {width}" if several else "", setting]
-            line = {"study": study, "question": question.text, "difference": _difference_label(question)}
-            line |= {"dataset": dataset, "where": ", ".join(filter(None, parts)), "at": at}
+            line: dict[str, Any] = {"study": study, "question": question.text, "first": question.first, "second": question.second}
+            line |= {"dataset": dataset, "width": width, "where": ", ".join(filter(None, parts)), "at": at}
             lines.append(line | _difference(question, pd.concat(of), pd.concat(of_dataset.values()), at))
     found = pd.DataFrame(lines)
     tested = found.groupby("dataset")["p_different"].transform("count") > 0
@@ -237,25 +214,22 @@ def _family(places: Places, questions: Sequence[Question], rows: Sequence[StudyR
 
 def _difference(question: Question, of: pd.DataFrame, of_dataset: pd.DataFrame, at: str) -> dict[str, Any]:
     """The difference in the runs `of` one row; `of_dataset` are those of all rows (widths) of its dataset."""
-    models = (question.first, question.second)
+    first, second = question.first, question.second
     if question.kind == "length":
-        values = change(of[of["model"] == question.first], question.factor)
+        values = change(of[of["model"] == first], question.factor)
         return describe(values, "" if len(values) else "not measured")
     if question.kind == "best_rate":
-        pair = [held_out(rates(of, model)) for model in models]
-    else:
-        pair = [by_seed(of, model, at) for model in models]
-    if question.kind == "equal_size" and not pair[0].empty:
-        size = int(of.loc[of["model"] == question.first, "parameters.total"].iloc[0])
-        pair[1] = at_size(of_dataset[of_dataset["model"] == question.second], size, at)
-    if question.less:
-        less = paired(*(by_seed(of, model, at) for model in question.less))
-        pair, models = [paired(*pair), less], ("first pair", "second pair")
-    return difference(*pair, models)
+        return difference({model: held_out(rates(of, model)) for model in (first, second)})
+    losses = {model: by_seed(of, model, at) for model in (first, second)}
+    if question.kind == "equal_size" and not losses[first].empty:
+        size = int(of.loc[of["model"] == first, "parameters.total"].iloc[0])
+        losses[second] = at_size(of_dataset[of_dataset["model"] == second], size, at)
+    return difference(losses)
 
 
-def by_seed(of: pd.DataFrame, model: str, at: str = "final") -> pd.Series:
-    return of[of["model"] == model].set_index("seed")[at].dropna()
+def by_seed(of: pd.DataFrame, model: str = "", at: str = "final") -> pd.Series:
+    """The losses by seed; of one model if it is named."""
+    return (of[of["model"] == model] if model else of).set_index("seed")[at].dropna()
 
 
 def at_size(runs: pd.DataFrame, parameters: int, at: str) -> pd.Series:
@@ -267,7 +241,7 @@ def at_size(runs: pd.DataFrame, parameters: int, at: str) -> pd.Series:
     for seed, of in runs.dropna(subset=at).groupby("seed"):
         curve = of.groupby("parameters.total")[at].mean()
         if len(curve) > 1 and curve.index.min() <= parameters <= curve.index.max():
-            found[seed] = float(PchipInterpolator(np.log(curve.index), curve)(math.log(parameters)))
+            found[seed] = float(PchipInterpolator(np.log(curve.index), curve)(np.log(parameters)))
     return pd.Series(found, dtype=float)
 
 
@@ -294,28 +268,10 @@ def change(of: pd.DataFrame, factor: int) -> pd.Series:
     """By seed: loss at `factor` times the training length less that at this length, of the tokens beyond it.
 
     Tokens before it have the same context at both lengths and contribute 0, so the difference of the means over all
-    tokens is rescaled to the tokens beyond. Below 0, more context helps.
+    tokens is rescaled by the share of those beyond, 1 - 1 / factor. Below 0, more context helps.
     """
-    if of.empty:
-        return pd.Series(dtype=float)
-    trained, longest = int(of["config.train.seq_len"].iloc[0]), int(of["seq_len"].max())
-    at = {length: part.set_index("seed")["final"] for length, part in of.groupby("seq_len")}
-    if not {trained, factor * trained} <= at.keys():
-        return pd.Series(dtype=float)
-    tokens = int(of["tokens"].iloc[0])
-    beyond = tokens_beyond(trained, factor * trained, longest=longest, tokens=tokens)
-    return paired(at[factor * trained], at[trained]) * tokens / beyond
-
-
-def tokens_beyond(trained: int, length: int, *, longest: int, tokens: int) -> int:
-    """How many tokens stand at positions from `trained` on if spans of `longest` are read in pieces of `length`."""
-    spans, rest = divmod(tokens, longest)
-
-    def of_span(size: int) -> int:
-        pieces, left = divmod(size, length)
-        return pieces * max(0, length - trained) + max(0, left - trained)
-
-    return spans * of_span(longest) + of_span(rest)
+    at = {length: by_seed(part) for length, part in of.groupby(of["seq_len"] / of["config.train.seq_len"])}
+    return paired(at[factor], at[1]) / (1 - 1 / factor) if {1, factor} <= at.keys() else pd.Series(dtype=float)
 
 
 def conversions(runs: pd.DataFrame) -> pd.DataFrame:
@@ -334,16 +290,92 @@ def conversions(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def losses_table(lines: pd.DataFrame, study: str, scale: str) -> Table:
+    """The losses of one study."""
+    of = lines[lines["study"] == study]
+    loss = [_loss(*line) for line in of[["mean_nats", "std_nats", "status"]].itertuples(index=False)]
+    printed = {
+        "Dataset": [DATASET_LABELS.get(name, name) for name in of["dataset"]],
+        "D": of["width"].astype(str),
+        "Setting": of["setting"],
+        "Model": of["model"].map(model_label),
+        "L": of["seq_len"].map("{:.0f}".format, na_action="ignore").fillna(""),
+        "Q/K/V weights": of["qkv"].map("{:,.0f}".format, na_action="ignore").fillna(""),
+        "Parameters": of["parameters"].map("{:,.0f}".format, na_action="ignore").fillna(""),
+        "n": of["n"].astype(str),
+        "Loss": loss,
+        "Difference to RoPE": of["reference"].fillna(""),
+    }
+    frame = pd.DataFrame(printed)
+    kept = [name for name in frame if name not in ("D", "Setting", "L") or frame[name].nunique() > 1]
+    notes = [
+        "Loss: full validation after the last step, nats per token, mean ± sample standard deviation over seeds."
+        " Differences are paired by seed, with Student's 95 % interval."
+    ]
+    caption = f"Study {study}. Scale: {scale}."
+    words = [i for i, name in enumerate(kept) if name in ("Dataset", "Setting", "Model")]
+    return Table(f"study-{study}", caption, frame[kept], notes, text=words)
+
+
+def answers_table(lines: pd.DataFrame, scale: str) -> Table:
+    printed = {
+        "Study": lines["study"],
+        "Question": lines["question"],
+        "Where": lines["where"],
+        "Difference": [
+            pair_label(*pair) if pair[1] else "beyond L" for pair in zip(lines["first"], lines["second"], strict=True)
+        ],
+        "Loss": lines["at"],
+        "Mean, 95 % interval, seeds": [number(line) for line in lines.to_dict("records")],
+        "Answer": lines["answer"],
+    }
+    notes = [
+        "Nats per token. Answers are after Holm over the rows of a question (controls of half the weights: over the"
+        f" three of them); equal: equivalent within ±{MARGIN:g}."
+    ]
+    caption = f"Questions of the studies. Scale: {scale}."
+    numbers = lines.drop(columns=["values"]).round(DECIMALS)
+    return Table("studies", caption, pd.DataFrame(printed), notes, text=(0, 1, 2, 3, 4, 6), numbers=numbers)
+
+
+def conversions_table(lines: pd.DataFrame, scale: str) -> Table:
+    """For each dataset, width and tuning: loss before → after tuning of every arm, and differences of the latter."""
+    rows = []
+    for (dataset, width, steps, _), of in lines.groupby(["dataset", "d_model", "steps", "lr"]):
+        tuned = {arm: part.set_index("seed")["tuned_loss_nats"] for arm, part in of.groupby("arm")}
+        means = of.groupby("arm")[["loss_nats", "tuned_loss_nats"]].mean()
+        row = {"Dataset": DATASET_LABELS.get(str(dataset), dataset), "D": str(width), "n": str(of["seed"].nunique())}
+        row |= {"Steps": str(steps), "Trained": f"{of['trained_nats'].mean():.4f}"}
+        row |= {name: " → ".join(f"{loss:.4f}" for loss in means.loc[arm]) for arm, name in ARMS.items()}
+        for arm in ("random", "rope"):
+            row[f"Best − {arm}, tuned"] = number(describe(paired(tuned["best"], tuned[arm])))
+        shares = (of["kept_share"].mean(), of["kept_share_by_chance"].mean())
+        rows.append(row | {"Kept": f"{shares[0]:.3f} (by chance {shares[1]:.3f})"})
+    notes = [
+        "Trained RoPE models with Q, K and V projected onto Eq. 30: validation loss in nats per token, right after the"
+        " conversion → after tuning at the run's last learning rate, means over seeds. Kept: complex-linear fraction of"
+        " Q, K, V in the best structure; by chance: that of the same projections after a random rotation of channels."
+    ]
+    caption = f"RoPE models converted to CRoPE. Scale: {scale}."
+    return Table("conversion", caption, pd.DataFrame(rows), notes, numbers=lines.round(DECIMALS))
+
+
+def _loss(mean: float, std: float, status: str) -> str:
+    if pd.isna(mean):
+        return status
+    return "diverged" if np.isinf(mean) else f"{mean:.4f}" + ("" if pd.isna(std) else f" ± {std:.4f}")
+
+
 def _measured(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs with an extrapolation.json, one row per length: its loss is `final`."""
     lines: list[dict[str, Any]] = []
     for run in runs.to_dict("records"):
         found = _read(Path(run["path"]) / "extrapolation.json")
         segments = tuple(((s["first"] + s["last"] + 1) / 2, s["loss_nats"]) for s in found.get("by_position", ()))
-        measured = [part for part in found.get("lengths", ()) if part["loss_nats"] is not None]
-        for part in measured:
-            own = {"seq_len": part["seq_len"], "final": part["loss_nats"], "best": math.nan, "tokens": part["tokens"]}
-            lines.append(run | own | {"own": True, "positions": segments})
+        for part in found.get("lengths", ()):
+            if part["loss_nats"] is not None:
+                loss = {"seq_len": part["seq_len"], "final": part["loss_nats"], "best": np.nan, "own": True}
+                lines.append(loss | {"positions": segments} | {str(k): v for k, v in run.items() if k not in loss})
     return pd.DataFrame(lines) if lines else runs.iloc[:0]
 
 
@@ -356,27 +388,13 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _kinds(study: str) -> set[str]:
-    return {question.kind for question in QUESTIONS if question.study == study}
-
-
-def _started(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> list[StudyRow]:
-    started = set(zip(runs["study"], runs["dataset"], strict=True))
-    return [row for row in rows if (row.study, row.dataset) in started]
-
-
 def _place(row: StudyRow) -> Place:
     return row.study, row.dataset, row.width, ", ".join(row.settings)
 
 
 def _places(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> Places:
-    """The runs of each row of the studies, of none where a row has no run."""
-    found = {key: of for key, of in runs.groupby(["study", "dataset", "width", "setting"])}
-    return {_place(row): found.get(_place(row), runs.iloc[:0]) for row in rows}
-
-
-def _difference_label(question: Question) -> str:
-    if question.kind == "length":
-        return f"{model_label(question.first)} at {question.factor} L less at L"
-    label = pair_label(question.first, question.second)
-    return f"({label}) − ({pair_label(*question.less)})" if question.less else label
+    """The runs of each row of the started studies; none where a row has no run."""
+    started = set(zip(runs["study"], runs["dataset"], strict=True))
+    found = dict([*runs.groupby(PLACE)])
+    places = map(_place, rows)
+    return {place: found.get(place, runs.iloc[:0]) for place in places if place[:2] in started}
