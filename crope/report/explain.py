@@ -52,7 +52,7 @@ def cell_name(cell: Cell) -> str:
 
 def _explain(name: str, found: CellLosses, source: Source) -> str:
     printed, table = found.printed, found.cell.table
-    paper = loss_text(printed.mean_nats, printed.std_nats, table) if printed else "no such cell"
+    paper = loss_text(*printed, table) if printed else "no such cell"
     head, last = (
         [f"{name}: {found.status} ({source.place})", *(f"  {note}" for note in found.notes)],
         [f"paper: {paper}"],

@@ -118,10 +118,9 @@ def cell_status(
     stale = ", ".join(runs["run_id"][runs["status"] == "stale"])
     again = f"`make reproduce SCALE={cell.scale}`"
     name = re.compile(re.escape(f"{cell.model}-{cell.dataset}-{cell.row}-s") + r"\d+-\w+")
+    failed = runs[runs["status"] == "failed"]
     reasons = {
-        "failed": [
-            f"{run['run_id']} failed: {error_line(run)}" for _, run in runs[runs["status"] == "failed"].iterrows()
-        ],
+        "failed": [f"{run['run_id']} failed: {error_line(run)}" for _, run in failed.iterrows()],
         "invalid": [str(error) for error in invalid if name.fullmatch(error.path.name)],
         "stale": [f"stale, of an earlier numerics version: {stale}; {again} trains them again"] if stale else [],
     }
@@ -130,10 +129,8 @@ def cell_status(
         return "complete", notes
     if notes:
         return next(status for status, found in reasons.items() if found), notes
-    why = one_line(unavailable.get(cell.dataset, f"no finished run; {again} trains it")).removeprefix(
-        f"{cell.dataset}: "
-    )
-    return "missing", [f"{DATASET_LABELS.get(cell.dataset, cell.dataset)}: {why}"]
+    why = one_line(unavailable.get(cell.dataset, f"no finished run; {again} trains it"))
+    return "missing", [f"{DATASET_LABELS.get(cell.dataset, cell.dataset)}: {why.removeprefix(f'{cell.dataset}: ')}"]
 
 
 def error_line(run: Mapping[str, Any] | pd.Series) -> str:
@@ -211,25 +208,13 @@ def load_published(scale: str, published: Path = PUBLISHED, *, studies: bool = F
 
     None if no machine has such a run at this scale.
     """
-    counts = {folder: _count(folder, scale, studies) for folder in sorted(published.glob("*/"))}
-    best = max(counts, key=counts.__getitem__, default=None)
-    if best is None or not counts[best]:
-        return None
-    return Source(scale, (best,), *load_frame([best]), unavailable={}, machine=best.name)
-
-
-def _count(folder: Path, scale: str, studies: bool) -> int:
-    """From the summaries alone: to read and validate the records of every machine would take seconds."""
-    found = [_scale_and_model(path) for path in folder.glob("*/summary.json")]
-    return sum(one == scale and (model in paper.MODEL_LABELS) != studies for one, model in found)
-
-
-def _scale_and_model(path: Path) -> tuple[object, object]:
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        return summary["scale"], summary["model"]
-    except (OSError, ValueError, TypeError, KeyError):
-        return None, None  # an invalid record, which load_frame reports
+    best, most = None, 0
+    for folder in sorted(published.glob("*/")):
+        frame, invalid = load_frame([folder])
+        count = ((frame["scale"] == scale) & (frame["model"].isin(paper.MODEL_LABELS) != studies)).sum()
+        if count > most:
+            best, most = Source(scale, (folder,), frame, invalid, unavailable={}, machine=folder.name), count
+    return best
 
 
 def _load_unavailable(path: Path) -> dict[str, str]:

@@ -68,7 +68,7 @@ def _copy(record: Record, target: Path) -> None:
 
 def _private_paths(config: dict[str, Any]) -> dict[str, str]:
     """Absolute path -> what replaces it, the longest first: one may lie in another."""
-    names = {config["results_dir"]: "results", config["data_dir"]: "data", str(ROOT): "."}
+    names = {config["results_dir"].rstrip("/"): "results", config["data_dir"].rstrip("/"): "data", str(ROOT): "."}
     return {path: names[path] for path in sorted(names, key=len, reverse=True) if Path(path).is_absolute()}
 
 
@@ -89,28 +89,15 @@ def _check_valid(invalid: Sequence[InvalidRecord]) -> None:
 
 
 def render_machine(machine: str, frame: pd.DataFrame) -> str:
-    """README.md of one machine's records: scale, commit, device and versions, one line for each combination."""
-    names = {
-        "python": "Python",
-        "packages.torch": "torch",
-        "packages.numpy": "numpy",
-        "packages.tokenizers": "tokenizers",
-    }
-    versions = [frame[f"provenance.{key}"].map(f"{name} {{}}".format) for key, name in names.items()]
-    runs = pd.DataFrame({
-        "scale": frame["scale"],
-        "commit": frame["provenance.commit"].str[:12],
-        "device": frame["provenance.device"],
-        "driver": frame["provenance.driver"].fillna("none").astype(str),
-        "versions": pd.concat(versions, axis=1).agg(", ".join, axis=1),
-        "precision": frame["precision"],
-    })  # fmt: skip
-    keys = list(runs.columns)
-    runs = runs.assign(run=frame["run_id"], seed=frame["seed"], hours=frame["time.total_s"] / 3600)
-    table = (
-        runs.groupby(keys).agg(runs=("run", "size"), seeds=("seed", "nunique"), hours=("hours", "sum")).reset_index()
+    """README.md of one machine's records: one line for each combination of scale, commit, device and versions."""
+    keys = {"scale": "scale", "precision": "precision", "provenance.commit": "commit"}
+    keys |= {f"provenance.{name}": name for name in ("device", "driver", "python")}
+    keys |= {f"provenance.packages.{name}": name for name in ("torch", "numpy", "tokenizers")}
+    groups = frame.fillna({"provenance.driver": "none"}).groupby(list(keys))
+    table = groups.agg(runs=("run_id", "size"), seeds=("seed", "nunique"), hours=("time.total_s", "sum")).reset_index()
+    table = table.rename(columns=keys).assign(
+        commit=table["provenance.commit"].str[:12], hours=(table["hours"] / 3600).map("{:.2f}".format)
     )
-    table["hours"] = table["hours"].map("{:.2f}".format)
     note = "Each folder is one run: its configuration, provenance, metrics and summary, without its weights."
     title = f"Records made on {machine}"
     return render(Table("records", title, table.astype(str), notes=[note], text=range(len(keys))), "md")

@@ -71,9 +71,8 @@ def render(table: Table, kind: Literal["md", "csv", "tex", "html"]) -> str:
     rows = [[escape(one_line(value)) for value in row] for row in table.frame.itertuples(index=False)]
     for i, j in table.bold:
         rows[i][j] = strong.format(rows[i][j])
-    return body(
-        table, headings, rows, escape(one_line(table.caption)), [escape(one_line(note)) for note in table.notes]
-    )
+    caption, *notes = [escape(one_line(text)) for text in (table.caption, *table.notes)]
+    return body(table, headings, rows, caption, notes)
 
 
 def _markdown(table: Table, headings: list[str], rows: list[list[str]], caption: str, notes: list[str]) -> str:
@@ -104,10 +103,8 @@ def _html(table: Table, headings: list[str], rows: list[list[str]], caption: str
 
     body = "\n".join(line("td", row) for row in rows)
     under = f'<ul class="notes">{"".join(f"<li>{note}</li>" for note in notes)}</ul>\n' if notes else ""
-    head = (
-        f'<table id="{html.escape(table.name)}">\n<caption>{caption}</caption>\n<thead>{line("th", headings)}</thead>'
-    )
-    return f"{head}\n<tbody>\n{body}\n</tbody>\n</table>\n{under}"
+    head = f"<caption>{caption}</caption>\n<thead>{line('th', headings)}</thead>"
+    return f'<table id="{html.escape(table.name)}">\n{head}\n<tbody>\n{body}\n</tbody>\n</table>\n{under}'
 
 
 def _escape_markdown(text: str) -> str:
@@ -139,8 +136,10 @@ class CellLosses:
     losses: dict[str, tuple[float, float | None]]
 
     @property
-    def printed(self) -> paper.PrintedLoss | None:
-        return paper.printed_loss(self.cell.table, self.cell.row, self.cell.dataset, self.cell.model)
+    def printed(self) -> tuple[float, float] | None:
+        """The paper's mean and ±; None for a cell that the paper does not have."""
+        loss = paper.printed_loss(self.cell.table, self.cell.row, self.cell.dataset, self.cell.model)
+        return (loss.mean_nats, loss.std_nats) if loss else None
 
 
 def cell_losses(source: Source, cell: Cell) -> CellLosses:
@@ -173,38 +172,33 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
     Raises UserError if runs of one row are not comparable.
     """
     found = []
-    for cells_of_row in table_rows(cells, name):
-        check_comparable(source.frame, cells_of_row)
-        found.append([cell_losses(source, cell) for cell in cells_of_row])
+    for row_cells in table_rows(cells, name):
+        check_comparable(source.frame, row_cells)
+        found.append([cell_losses(source, cell) for cell in row_cells])
     every = [one for row in found for one in row]
     models = list(dict.fromkeys(one.cell.model for one in every))
     marks: dict[str, str] = {}  # reason -> number of its note, so that one reason is printed once
     lines: list[list[str]] = []
     bold: set[tuple[int, int]] = set()
-    for row in found:
-        by_model = {one.cell.model: one for one in row}
-        ordered = [by_model.get(model) for model in models]
-        labels = [_row_label(row[0].cell), _settings_label(row)]
-        printed = [one.printed if one else None for one in ordered]
-        if any(printed):
-            values = [loss_text(p.mean_nats, p.std_nats, name) if p else "" for p in printed]
-            lines.append([labels.pop(0), "paper", *values])
+    for row in found:  # a study is a grid, so that every row has the same models in the same order
+        here = _settings(row)
+        labels = [_row_label(row[0].cell), f"here {here}" if here and name == "table2" else "", ""]
+        if any(one.printed for one in row):
+            lines.append(
+                [labels.pop(0), "paper", *(loss_text(*one.printed, name) if one.printed else "" for one in row)]
+            )
         for protocol in PROTOCOLS:
-            best = _best(row, protocol, name)
-            bold |= {(len(lines), 2 + j) for j, one in enumerate(ordered) if one and one.cell.model in best}
-            values = [_entry(one, row, protocol, name, marks) if one else "" for one in ordered]
-            lines.append([labels.pop(0) if labels else "", protocol, *values])
+            bold |= {(len(lines), 2 + j) for j in _best(row, protocol, name)}
+            lines.append([labels.pop(0), protocol, *(_entry(one, row, protocol, name, marks) for one in row)])
+    here = ", ".join(sorted({_settings(row) for row in found} - {""}))
+    settings = [f"Run with {here}; the paper: {paper.row_label('base')}."] if here and name == "table1" else []
     headings = ["Dataset" if name == "table1" else "Configuration", "", *(paper.MODEL_LABELS.get(m, m) for m in models)]
     number, title = name.removeprefix("table"), paper.TABLE_TITLES[name]
     return Table(
         name=name,
         caption=f"Table {number}. {title}, nats per token. Scale: {source.scale}. {_seeds_text(every)}.",
         frame=pd.DataFrame(lines, columns=headings),
-        notes=[
-            *_shared_settings(found, name),
-            *(f"[{i}] {text}" for text, i in marks.items()),
-            *_notes(every, source.scale),
-        ],
+        notes=[*settings, *(f"[{i}] {text}" for text, i in marks.items()), *_notes(every, source.scale)],
         text=(0, 1),
         bold=frozenset(bold),
         numbers=pd.DataFrame([_csv_row(one, protocol) for one in every for protocol in PROTOCOLS], columns=CSV_COLUMNS),
@@ -220,10 +214,10 @@ def _entry(one: CellLosses, row: Sequence[CellLosses], protocol: str, name: str,
     return f"{text} [{numbers}]" if numbers else text
 
 
-def _best(row: Sequence[CellLosses], protocol: str, name: str) -> set[str]:
-    """Models with the lowest mean at the printed precision; none if only one model has a loss."""
-    means = {one.cell.model: round(one.losses[protocol][0], paper.PRINTED_DECIMALS[name]) for one in row if one.losses}
-    return {model for model, mean in means.items() if mean == min(means.values())} if len(means) > 1 else set()
+def _best(row: Sequence[CellLosses], protocol: str, name: str) -> list[int]:
+    """Positions of the lowest mean at the printed precision; none if only one model has a loss."""
+    means = {j: round(one.losses[protocol][0], paper.PRINTED_DECIMALS[name]) for j, one in enumerate(row) if one.losses}
+    return [j for j, mean in means.items() if mean == min(means.values())] if len(means) > 1 else []
 
 
 def loss_text(mean: float, std: float | None, name: str) -> str:
@@ -233,8 +227,8 @@ def loss_text(mean: float, std: float | None, name: str) -> str:
 
 
 def _csv_row(one: CellLosses, protocol: str) -> list[str]:
-    cell, printed = one.cell, one.printed
-    pairs = [one.losses.get(protocol, (None, None)), (printed.mean_nats, printed.std_nats) if printed else (None, None)]
+    cell, nothing = one.cell, (None, None)
+    pairs = [one.losses.get(protocol, nothing), one.printed or nothing]
     losses = [["" if value is None else f"{value:.6f}" for value in pair] for pair in pairs]
     identity = [cell.table, cell.row, cell.dataset, cell.model, cell.scale, protocol]
     return [*identity, *losses[0], str(len(one.runs)), *losses[1], one.status]
@@ -254,19 +248,9 @@ def settings_of(runs: pd.DataFrame) -> str:
     return paper.configuration_label(*(runs[f"config.{key}"].iloc[0] for key in keys))
 
 
-def _settings_label(row: Sequence[CellLosses]) -> str:
-    """Table 2 prints below the paper's settings those of a smaller scale."""
-    runs = next((one.runs for one in row if one.losses), None)
-    cell = row[0].cell
-    return "" if runs is None or cell.table == "table1" or cell.scale == "paper" else f"here {settings_of(runs)}"
-
-
-def _shared_settings(rows: Sequence[Sequence[CellLosses]], name: str) -> list[str]:
-    """Table 1 has one configuration for all rows, which a note states; none at the paper scale or without runs."""
-    here = sorted({settings_of(one.runs) for row in rows for one in row if one.losses and one.cell.scale != "paper"})
-    if name != "table1" or not here:
-        return []
-    return [f"Run with {', '.join(here)}; the paper: {paper.row_label('base')}."]
+def _settings(row: Sequence[CellLosses]) -> str:
+    """Settings of a row's runs, which its models share; empty without runs and at the paper scale."""
+    return next((settings_of(one.runs) for one in row if one.losses and one.cell.scale != "paper"), "")
 
 
 def _seeds_text(found: Sequence[CellLosses]) -> str:
@@ -327,12 +311,10 @@ def runs_table(frame: pd.DataFrame, invalid: Sequence[InvalidRecord] = ()) -> pd
 
     Invalid records come last, with their name and reason alone.
     """
-    errors = pd.Series(
-        [error_line(run) if run["status"] == "failed" else None for _, run in frame.iterrows()], dtype=object
-    )
+    errors = [error_line(run) if run["status"] == "failed" else None for _, run in frame.iterrows()]
     columns = [name for name in frame.columns if name != "path" and not name.startswith("error.")]
     lists = [name for name in columns if frame[name].map(lambda value: isinstance(value, list)).any()]
-    runs = frame[columns].drop(columns=lists).assign(error=errors)
+    runs = frame[columns].drop(columns=lists).assign(error=pd.Series(errors, dtype=object))
     if invalid:
         rows = [{"run_id": one.path.name, "status": "invalid", "error": one.reason} for one in invalid]
         runs = pd.concat([runs.astype(object), pd.DataFrame(rows)], ignore_index=True)
