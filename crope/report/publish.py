@@ -111,7 +111,7 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     """
     from crope.report import claims, figures
 
-    source = next((found for scale in SCALES if (found := load_published(scale, published))), None)
+    source = load_published(*SCALES, published=published)
     if source is None:
         raise UserError(f"{published}: no published records; `scripts/tools.py publish` makes them")
     _check_valid(source.invalid)
