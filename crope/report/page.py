@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,25 +16,34 @@ from crope.report.tables import Table, render
 
 TEMPLATE = Path(__file__).with_name("page.html")
 DASHES = {"xpos": "dot", "rope": "solid", "crope": "dash"}
+CAPTIONS = {
+    "fig4": "Validation (top) and training loss (bottom), mean over seeds; band: lowest to highest seed; markers: full"
+    " validation loss.",
+    "forest": "Bars: 95 % t interval of the mean over seeds; dots: seeds; crosses: the paper; shaded: equivalence margin.",
+    "seeds": "Full validation loss after the last step of every seed; bars: means; lines join equal seeds.",
+    "parameters": "Stored parameters of the runs' models by part.",
+    "study": "Bars of differences: 95 % t interval over seeds; bars of losses: ± standard deviation over seeds.",
+    "theory": "From `make theory`; see the text below.",
+}
 POINTS = 100  # of a curve; more are thinned
 
 
 @dataclass(frozen=True)
 class Section:
-    """A folded part of the page: figures (file name -> caption), then tables, then links to files."""
+    """A folded part of the page: figures by the names of their SVG files, tables, HTML, preformatted text."""
 
     title: str
-    figures: Mapping[str, str] = field(default_factory=dict)
+    figures: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
     html: str = ""
+    text: str = ""
 
 
 def render_page(**context: Any) -> str:
     """page.html filled in; text is escaped, tables are set by `tables.render`."""
     loader = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     loader.filters["table"] = lambda table: jinja2.utils.markupsafe.Markup(render(table, "html"))
-    return loader.from_string(TEMPLATE.read_text(encoding="utf-8")).render(**context)
+    return loader.from_string(TEMPLATE.read_text(encoding="utf-8")).render(captions=CAPTIONS, **context)
 
 
 def interactive_curves(curves: pd.DataFrame) -> str:

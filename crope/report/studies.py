@@ -204,7 +204,12 @@ def _family(places: Places, questions: Sequence[Question], at: str) -> pd.DataFr
             of_dataset = {place: of for place, of in places.items() if place[1] == dataset}
             of = [of for place, of in of_dataset.items() if place[2] == width and (joined or place[3] == setting)]
             parts = [DATASET_LABELS.get(dataset, dataset), f"D = {width}" if several else "", setting]
-            line: dict[str, Any] = {"study": study, "question": question.text, "first": question.first, "second": question.second}
+            line: dict[str, Any] = {
+                "study": study,
+                "question": question.text,
+                "first": question.first,
+                "second": question.second,
+            }
             line |= {"dataset": dataset, "width": width, "where": ", ".join(filter(None, parts)), "at": at}
             lines.append(line | _difference(question, pd.concat(of), pd.concat(of_dataset.values()), at))
     found = pd.DataFrame(lines)
