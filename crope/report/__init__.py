@@ -1,4 +1,4 @@
-"""Tables, figures and a page from run records; the same records give the same bytes. Imports neither torch nor wandb."""
+"""Tables, figures and a page from run records: same records, same bytes. Imports neither torch nor wandb."""
 
 from __future__ import annotations
 
@@ -91,6 +91,7 @@ def _comparisons(files: Files, runs: Any, cells: Sequence[Any], scale: str) -> A
 def _studies(files: Files, source: Any, tables: set[str]) -> list[Any]:
     """A section for every started study, and one for conversions."""
     from crope.report import figures, page, studies
+    from crope.report.tables import render
     from crope.study import expected_rows
 
     rows, sections, printed = expected_rows(source.scale, source.datasets), [], []
@@ -98,17 +99,17 @@ def _studies(files: Files, source: Any, tables: set[str]) -> list[Any]:
     losses, answers = studies.study_losses(runs, rows), studies.answer(runs, rows)
     for study, of_study in runs.groupby("study", sort=False):
         of = answers[answers["study"] == study] if len(answers) else answers
-        found = [studies.answers_table(of, source.scale)] if len(of) else []
-        found.append(studies.losses_table(losses, str(study), source.scale))
+        table = studies.losses_table(losses, str(study), source.scale)
+        found = [studies.answers_table(of, source.scale)] if len(of) else [table]  # the page prints one of them
+        printed += [table] if len(of) == 0 else [*found, table]
         figure = figures.study(of_study, of)
         files |= {f"study-{study}.svg": figures.render(figure)} if figure else {}
         sections.append(page.Section(f"Study: {study}", [f"study-{study}"] if figure else [], found))
-        printed += [table for table in found if table]
     if sections:
-        files["studies.md"] = "\n".join(render_files(table, "md").popitem()[1] for table in printed)
+        files["studies.md"] = "\n".join(render(table, "md") for table in printed)
         files["study_losses.csv"] = losses.drop(columns="reference").round(6).to_csv(index=False, lineterminator="\n")
     if len(answers):
-        files["studies.csv"] = render_files(studies.answers_table(answers, source.scale), "csv").popitem()[1]
+        files["studies.csv"] = render(studies.answers_table(answers, source.scale), "csv")
     converted = studies.conversions(source.frame[source.frame["scale"] == source.scale])
     if len(converted):
         table = studies.conversions_table(converted, source.scale)

@@ -51,8 +51,7 @@ NATS = "nats per token"
 def render(figure: Figure, kind: str = "svg") -> bytes:
     """SVG or PNG without a date: the same figure gives the same bytes."""
     out = io.BytesIO()
-    with matplotlib.style.context(["default", STYLE]):
-        figure.savefig(out, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    figure.savefig(out, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else {"Software": None})
     return out.getvalue()
 
 
@@ -243,9 +242,9 @@ def scaling(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure:
 
 
 def _axes(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
-    with matplotlib.style.context(["default", STYLE]):
-        figure = Figure(figsize=(columns * size[0], rows * size[1] + 0.3), layout="constrained")
-        return figure, figure.subplots(rows, columns, squeeze=False)
+    matplotlib.style.use(["default", STYLE])  # whatever the user's own matplotlibrc says
+    figure = Figure(figsize=(columns * size[0], rows * size[1] + 0.3), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def _error_line(axis: Axes, model: str, points: pd.DataFrame) -> None:

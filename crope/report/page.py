@@ -19,7 +19,7 @@ DASHES = {"xpos": "dot", "rope": "solid", "crope": "dash"}
 CAPTIONS = {
     "fig4": "Validation (top) and training loss (bottom), mean over seeds; band: lowest to highest seed; markers: full"
     " validation loss.",
-    "forest": "Bars: 95 % t interval of the mean over seeds; dots: seeds; crosses: the paper; shaded: equivalence margin.",
+    "forest": "Bars: 95 % t interval of the mean; dots: seeds; crosses: the paper; shaded: equivalence margin.",
     "seeds": "Full validation loss after the last step of every seed; bars: means; lines join equal seeds.",
     "parameters": "Stored parameters of the runs' models by part.",
     "study": "Bars of differences: 95 % t interval over seeds; bars of losses: ± standard deviation over seeds.",
@@ -49,7 +49,7 @@ def render_page(**context: Any) -> str:
 def interactive_curves(curves: pd.DataFrame) -> str:
     """The sampled validation loss of every run as a plotly figure with its script; a menu selects the table row."""
     figure, places = go.Figure(), list(dict.fromkeys(zip(curves["dataset"], curves["row"], strict=True)))
-    shown = []
+    shown: list[str] = []
     for place in places:
         of = curves[(curves["dataset"] == place[0]) & (curves["row"] == place[1])].dropna(subset="val/loss_nats")
         for (model, seed), run in of.groupby(["model", "seed"], sort=False):
