@@ -42,7 +42,6 @@ class StudyRow:
     dataset: str
     width: int
     cells: tuple[Cell, ...]
-    settings: tuple[str, ...] = ()
 
 
 def study_axes(study: str) -> dict[str, list[str]]:
