@@ -1,8 +1,8 @@
-"""Checkpoints: everything that a run needs to go on as if it had never stopped.
+"""Checkpoints: everything a run needs to continue as if it had never stopped.
 
 Data order and dropout are functions of (seed, step), so model, optimiser, scheduler and step are all of it, with the
-place in metrics.jsonl that belongs to the step. A file's name carries its step and the sha256 of its bytes,
-`checkpoint-500-3f0c9a7be21d4a55.pt`; the newest two are kept, so that a damaged one costs one interval and no more.
+size of metrics.jsonl at that step. A file's name carries its step and the SHA-256 of its bytes,
+`checkpoint-500-3f0c9a7be21d4a55.pt`; the newest two are kept, so that a corrupt one costs one interval.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import io
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from crope.errors import UserError
-from crope.record import START, Mark, write_bytes
+from crope.record import write_bytes
 
 KEPT = 2
 NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{16})\.pt")
@@ -37,15 +37,19 @@ class TrainState:
     scheduler: LRScheduler
 
 
-def save_checkpoint(folder: Path, state: TrainState, *, step: int, metrics: Mark, made_with: Mapping[str, str]) -> None:
-    """Atomic. `step` is the number of updates done; `made_with` must be equal for the run to go on from here."""
+def save_checkpoint(
+    folder: Path, state: TrainState, *, step: int, metrics_size: int, made_with: Mapping[str, str]
+) -> None:
+    """Atomic. `step` is the number of updates done; `made_with` must be equal for the run to continue from here."""
+    metrics = (folder / "metrics.jsonl").read_bytes()[:metrics_size]
     data = _bytes(
         {
             "step": step,
             "model": state.model.state_dict(),
             "optimizer": state.optimizer.state_dict(),
             "scheduler": state.scheduler.state_dict(),
-            "metrics": asdict(metrics),
+            "metrics_size": metrics_size,
+            "metrics_sha256": hashlib.sha256(metrics).hexdigest(),
             "made_with": dict(made_with),
         }
     )
@@ -54,15 +58,16 @@ def save_checkpoint(folder: Path, state: TrainState, *, step: int, metrics: Mark
         path.unlink(missing_ok=True)
 
 
-def load_checkpoint(folder: Path, state: TrainState, *, made_with: Mapping[str, str]) -> tuple[int, Mark]:
-    """Restores `state` from the newest usable checkpoint; returns the updates done and the place in metrics.jsonl.
+def load_checkpoint(folder: Path, state: TrainState, *, made_with: Mapping[str, str]) -> tuple[int, int]:
+    """Restores `state` from the newest usable checkpoint; returns (updates done, bytes of metrics.jsonl to keep).
 
-    (0, START) where there is none. One that cannot be used is said so and removed. No code from a file is run.
+    Returns (0, 0) if there is none. Unusable checkpoints are reported on stderr and deleted. No code from a file runs.
+    Raises UserError if the checkpoint belongs to another model than the code builds.
     """
     for path in checkpoints(folder):
         found, problem = _read(path, folder / "metrics.jsonl", made_with)
         if found is None:
-            print(f"{path}: {problem}; going on from the checkpoint before, or from the start", file=sys.stderr)
+            print(f"{path}: {problem}; continuing from the previous checkpoint or from the start", file=sys.stderr)
             path.unlink()
             continue
         try:
@@ -71,9 +76,9 @@ def load_checkpoint(folder: Path, state: TrainState, *, made_with: Mapping[str, 
             state.scheduler.load_state_dict(found["scheduler"])
         except (RuntimeError, ValueError, KeyError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{path}: is of another model than this code makes ({reason}); remove {folder}") from error
-        return int(found["step"]), Mark(**found["metrics"])
-    return 0, START
+            raise UserError(f"{path}: does not fit the model that this code builds ({reason}); remove {folder}") from error
+        return int(found["step"]), int(found["metrics_size"])
+    return 0, 0
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -88,26 +93,25 @@ def remove_checkpoints(folder: Path) -> None:
 
 
 def save_weights(path: Path, model: nn.Module) -> None:
-    """The state dict alone, for what comes after training. Atomic."""
+    """The state dict alone, for use after training. Atomic."""
     write_bytes(path, _bytes(model.state_dict()))
 
 
 def _read(path: Path, metrics: Path, made_with: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
-    """What a checkpoint holds, or None and why it cannot be used."""
-    data = path.read_bytes()
-    name = NAME.fullmatch(path.name)
-    assert name is not None
-    if _digest(data) != name[2]:
-        return None, "damaged (its bytes do not have the sha256 in its name)"
+    """The content of a checkpoint, or None and the reason why it cannot be used."""
+    data, name = path.read_bytes(), NAME.fullmatch(path.name)
+    if name is None or _digest(data) != name[2]:
+        return None, "corrupt (its bytes do not have the SHA-256 in its name)"
     try:
         found: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        mark, made_before = Mark(**found["metrics"]), found["made_with"]
-    except Exception as error:  # a stranger's file may fail in any way; it runs no code
+        size, digest, made_before = found["metrics_size"], found["metrics_sha256"], found["made_with"]
+    except Exception as error:  # any content is possible; weights_only=True runs no code from it
         return None, f"not a checkpoint of this program ({' '.join(str(error).split())[:120]})"
-    for name_, value in made_with.items():
-        if made_before.get(name_) != value:
-            return None, f"made with another {name_} ({made_before.get(name_)}, now {value})"
-    if Mark.of(metrics, mark.size) != mark:
+    for key, value in made_with.items():
+        if made_before.get(key) != value:
+            return None, f"made with another {key} ({made_before.get(key)}, now {value})"
+    before = metrics.read_bytes()[:size] if metrics.exists() else b""
+    if hashlib.sha256(before).hexdigest() != digest:
         return None, "metrics.jsonl is not the one it was saved with"
     return found, ""
 

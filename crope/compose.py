@@ -1,38 +1,34 @@
-"""From the command line and conf/ to a checked run. All of Hydra that the project touches is here.
+"""From the command line and conf/ to a checked run. Most of what the project uses of Hydra is here.
 
-Hydra lets some mistakes pass (`+foo=1` enters a typed config) and explains others over many lines. Here every mistake
-is a ConfigError of one line: the key, where it was set, the nearest valid name.
+Hydra accepts some mistakes (`+foo=1` enters a typed config) and explains others over many lines. Here every mistake is
+a ConfigError of one line with the nearest valid name.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose, initialize_config_dir
-from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from crope.config import ROOT, Config, keys, problems, run_hash
 from crope.errors import ConfigError
-from crope.model.schemes import POSITION_FILES
 
 CONF_DIR = ROOT / "conf"
 GROUPS = ("model", "data", "ablation", "scale", "runtime", "tracker", "study")
-SCHEMA_FILE = "crope/config.py"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run, fully resolved: what to compute, and the names of the group files it was chosen by."""
+    """One run, fully resolved: what to compute, and the names of the group files that were chosen."""
 
     config: Config
     model: str
@@ -54,52 +50,61 @@ class Run:
 
 
 def load_run(overrides: Sequence[str] = ()) -> Run:
-    """Composes conf/ with command-line style overrides. Raises ConfigError (one line) for anything not allowed."""
-    return resolve_precision(build_run(compose_config(overrides)))
+    """Composes conf/ with overrides as on the command line. Raises ConfigError."""
+    cfg = compose_config(overrides)
+    return resolve_precision(build_run(cfg, cfg.hydra.runtime.choices))
 
 
 def compose_config(overrides: Sequence[str]) -> DictConfig:
-    """The composed configuration with Hydra's own node (`cfg.hydra`), not yet checked for cross-field facts."""
+    """The composed configuration, unresolved, with Hydra's own node `hydra`. Raises ConfigError."""
     register()
     check_overrides(overrides)
     try:
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
             return compose("config", overrides=list(overrides), return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise explain(error) from error
+        raise one_line(error) from error
 
 
-def build_run(cfg: DictConfig) -> Run:
-    """Typed, checked run of a composed configuration that carries `hydra`; train.precision may still be `auto`."""
-    choices, overrides = cfg.hydra.runtime.choices, list(cfg.hydra.overrides.task)
+def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
+    """The typed, checked run of a composed configuration; train.precision may still be `auto`.
+
+    `choices` names the chosen file of each group. Raises ConfigError.
+    """
     plain = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    valid = keys()
-    try:
-        for key in _leaves(OmegaConf.to_container(plain, resolve=False)):
-            if key not in valid:
-                raise _unknown(key, f"set in {_origin(key, overrides, choices)}")
-        config: Config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain))  # type: ignore[assignment]
-    except (ValueError, OmegaConfBaseException) as error:
-        raise explain(error) from error
-    config.runtime.compile = config.runtime.compile.lower()  # `true` is a bool to Hydra, then the text "True"
+    config = to_config(plain)
     for key, text in problems(config):
         value: Any = config
         for part in key.split("."):
             value = getattr(value, part)
-        raise ConfigError(f"{key}={value} ({_origin(key, overrides, choices)}): {text}")
+        raise ConfigError(f"{key}={value} {text}")
     return Run(config, choices["model"], choices["data"], choices["ablation"], choices["scale"])
 
 
-def with_hydra(cfg: DictConfig, hydra_node: HydraConf) -> DictConfig:
-    """What build_run needs: the config that Hydra hands to a job lacks `hydra`, the names of the chosen group files."""
-    whole = OmegaConf.create(cfg, flags={"struct": False})
-    with open_dict(whole):
-        whole.hydra = hydra_node
-    return whole
+def to_config(values: DictConfig | dict[str, Any]) -> Config:
+    """The typed configuration of composed or saved values. Raises ConfigError for a key that the schema lacks."""
+    try:
+        # The merge refuses keys that `+key=value` added.
+        config: Config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), values))  # type: ignore[assignment]
+    except (ValueError, OmegaConfBaseException) as error:
+        raise one_line(error) from error
+    config.runtime.compile = config.runtime.compile.lower()  # Hydra reads `true` as a bool, which becomes "True"
+    return config
+
+
+def load_config(saved: Mapping[str, Any]) -> Config:
+    """The typed configuration of a run's config.yaml; keys of older versions of the schema are ignored."""
+    known: dict[str, Any] = {}
+    for key in keys():
+        section, _, name = key.rpartition(".")
+        values = saved.get(section, {}) if section else saved
+        if name in values:
+            (known.setdefault(section, {}) if section else known)[name] = values[name]
+    return to_config(known)
 
 
 def resolve_precision(run: Run) -> Run:
-    """`precision: auto` becomes fp32 or bf16 before anything is hashed; imports torch only where it must ask."""
+    """`precision: auto` becomes fp32 or bf16 before anything is hashed; only `auto` imports torch."""
     if run.config.train.precision != "auto":
         return run
     from crope.device import auto_precision
@@ -109,51 +114,31 @@ def resolve_precision(run: Run) -> Run:
 
 
 def register() -> None:
-    """Makes known to Hydra the schema, schemes that are a model by themselves and the resolvers of conf/scale.
-
-    Safe to call again.
-    """
+    """Registers the schema and the resolvers of conf/scale with Hydra; may be called again."""
     ConfigStore.instance().store("schema", node=Config)
-    for name, path in group_files("model").items():
-        if path.suffix == ".py":
-            ConfigStore.instance().store(name, group="model", node=plain_model(name))
     OmegaConf.register_new_resolver("div", _div, replace=True)
     OmegaConf.register_new_resolver("share", _share, replace=True)
 
 
 def group_files(group: str) -> dict[str, Path]:
-    """What may be chosen of a group, by name: a file of conf/<group>, or of a position scheme by itself.
-
-    The latter stands for the scheme with real maps and softmax, where no file of conf/model makes that model.
-    """
-    files = {path.stem: path for path in sorted((CONF_DIR / group).glob("*.yaml"))}
-    if group != "model":
-        return files
-    made = [set(path.read_text(encoding="utf-8", errors="replace").splitlines()) for path in files.values()]
-    lines = {path: {f"{key}: {value}" for key, value in plain_model(path.stem).items()} for path in POSITION_FILES}
-    plain = {path.stem: path for path in POSITION_FILES if not any(lines[path] <= model for model in made)}
-    return dict(sorted((plain | files).items()))
-
-
-def plain_model(position: str) -> dict[str, str]:
-    """The choices of a model that a scheme makes by itself."""
-    return {"position": position, "projection": "real", "attention": "softmax"}
+    """The files of conf/<group> by name."""
+    return {path.stem: path for path in sorted((CONF_DIR / group).glob("*.yaml"))}
 
 
 def _div(value: int, *divisors: int) -> int:
-    """`${div:16,2}`: whole part of the quotient, at least 1."""
+    """`${div:16,2}`: the integer quotient, at least 1."""
     for divisor in divisors:
         value //= divisor
     return max(1, value)
 
 
 def _share(total: int, part: int, whole: int) -> int:
-    """`${share:200,1000,10000}`: the same fraction of `total` that `part` is of `whole`, at least 1."""
+    """`${share:200,1000,10000}`: the same fraction of `total` as `part` is of `whole`, rounded, at least 1."""
     return max(1, round(total * part / whole))
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Rejects unknown keys, unknown groups and unknown group files on the command line, `+` and `++` included."""
+    """Rejects unknown keys, groups and group files, also after `+` and `++`. Raises ConfigError."""
     for text in overrides:
         try:
             override = OverridesParser.create().parse_override(text)
@@ -163,79 +148,35 @@ def check_overrides(overrides: Sequence[str]) -> None:
         if key.split(".")[0].split("/")[0] == "hydra":
             continue
         if override.is_delete():
-            raise ConfigError(f"command line: '{text}': every key is needed; set it to another value instead")
+            raise ConfigError(f"command line: '{text}': no key can be removed; set it to another value")
         if key in GROUPS:
-            chosen = override.sweep_string_iterator() if override.is_sweep_override() else [str(override.value())]
-            for name in chosen:
-                _check_group_file(key, str(name).strip("'\""), text)
+            sweep = override.is_sweep_override()
+            names = list(override.sweep_string_iterator()) if sweep else [str(override.value())]
+            for name in (name.strip("'\"") for name in names):
+                if name not in group_files(key) and (key, name) != ("study", "None"):
+                    raise ConfigError(f"command line: no conf/{key}/{name}.yaml;{nearest(name, list(group_files(key)))}")
         elif key not in keys():
-            raise _unknown(key, f"in '{text}' on the command line")
+            raise ConfigError(f"command line: unknown key '{key}';{nearest(key, [*keys(), *GROUPS])}")
 
 
-def _check_group_file(group: str, name: str, text: str) -> None:
-    there = list(group_files(group))
-    if name not in there and not (group == "study" and name == "None"):
-        raise ConfigError(
-            f"command line: '{text}': there is no conf/{group}/{name}.yaml;{_nearest(name, there)} "
-            f"there are: {', '.join(there)}"
-        )
-
-
-def _unknown(key: str, where: str) -> ConfigError:
-    valid = [*keys(), *GROUPS]
-    inside = [name for name in valid if name.startswith(f"{key}.")]
-    if inside:
-        return ConfigError(f"'{key}' ({where}) is a section, not a key; set one of {', '.join(inside)}")
-    return ConfigError(f"unknown key '{key}' ({where});{_nearest(key, valid)} all keys: {SCHEMA_FILE}, or --cfg job")
-
-
-def _nearest(name: str, valid: Sequence[str]) -> str:
-    """' did you mean x?' or ''. A bare `d_model` is near `model.d_model`."""
-    same_leaf = [key for key in valid if key.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
-    near = same_leaf or difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+def nearest(name: str, valid: Sequence[str]) -> str:
+    """' did you mean x?' with the nearest valid name, or where to look. `d_model` is near `model.d_model`."""
+    near = [key for key in valid if key.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
+    near = near or difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     near = near or [key for key in valid if difflib.get_close_matches(name, [key.rsplit(".", 1)[-1]], cutoff=0.6)]
-    return f" did you mean {near[0]}?" if near else ""
+    if near:
+        return f" did you mean {near[0]}?"
+    return f" valid: {', '.join(valid)}" if len(valid) < 30 else " the keys are in crope/config.py"
 
 
-def _origin(key: str, overrides: Sequence[str], choices: Any) -> str:
-    """Where a key got its value: the command line, else the group file that sets it, else the schema."""
-    if any(text.lstrip("+~").split("=")[0] == key for text in overrides):
-        return "command line"
-    for group in reversed(GROUPS):
-        file = group_files(group).get(choices.get(group))
-        if file is None:
-            continue
-        by_itself = file.suffix == ".py"
-        text = "" if by_itself else file.read_text(encoding="utf-8")
-        node: Any = plain_model(file.stem) if by_itself else yaml.safe_load(text) or {}
-        for part in (key if "@package _global_" in text else key.removeprefix(f"{group}.")).split("."):
-            node = node.get(part) if isinstance(node, dict) else None
-        if node is not None:
-            return f"crope/model/positions/{file.name}" if by_itself else f"conf/{group}/{file.name}"
-    default = keys()[key].default if key in keys() else None
-    if isinstance(default, str) and default.startswith("${") and default[2:-1] in keys():
-        return _origin(default[2:-1], overrides, choices)
-    return SCHEMA_FILE
-
-
-def _leaves(node: Any, prefix: str = "") -> list[str]:
-    if not isinstance(node, dict):
-        return [prefix]
-    return [leaf for key, value in node.items() for leaf in _leaves(value, f"{prefix}.{key}" if prefix else str(key))]
-
-
-def explain(error: Exception) -> ConfigError:
-    """One line out of Hydra's or OmegaConf's many: the cause, the key and the file where they are named."""
-    text = str(error)
+def one_line(error: Exception) -> ConfigError:
+    """Hydra's or OmegaConf's error in one line: the cause, the key and the file if they are named."""
+    text, cause = str(error), str(error.__cause__ or error)
     if "Ambiguous value for argument" in text:
-        return ConfigError(
-            f"command line: {text.splitlines()[0].split(' argument ')[1]} is a list of runs; add -m to run them all"
-        )
-    cause = error.__cause__ or error
-    fields = dict(line.strip().split(": ", 1) for line in str(cause).splitlines()[1:] if ": " in line)
-    key = fields.get("full_key", "")
-    where = f"conf/{text.split(chr(39))[1]}.yaml" if text.startswith("In '") else "command line"
-    if "not in '" in str(cause) and key:
-        return _unknown(key, f"set in {where}")
-    first = next(line for line in str(cause).splitlines() if line and not line.startswith("In '"))
-    return ConfigError(f"{key or 'configuration'} ({where}): {first}")
+        argument = text.splitlines()[0].split(" argument ")[1]
+        return ConfigError(f"command line: {argument} is a list of runs; add -m to run all of them")
+    key = next((line.split(": ", 1)[1] for line in cause.splitlines() if line.strip().startswith("full_key: ")), "")
+    where = f"conf/{text.split(chr(39))[1]}.yaml: " if text.startswith("In '") else ""
+    first = next(line for line in cause.splitlines() if line and not line.startswith("In '"))
+    hint = nearest(key, list(keys())) if key and key not in keys() else ""
+    return ConfigError(f"{where}{key + ': ' if key else ''}{first}{';' if hint else ''}{hint}")

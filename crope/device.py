@@ -1,4 +1,4 @@
-"""What the machine has: device, precision that pays, peak rate."""
+"""Device, precision, peak rate, and CPU allocator settings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from crope.errors import ConfigError
 
-# Dense bf16 rates of the vendors' data sheets, for speed/mfu_pct; other devices get no MFU.
-PEAK_BF16_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
+# Dense rates of the vendor's data sheets for speed/mfu_pct; other devices get no MFU.
+PEAK_BF16_FLOPS = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}
 
 
 def resolve_device(name: str) -> torch.device:
@@ -46,10 +46,10 @@ def device_name(device: torch.device) -> str:
 
 
 def keep_freed_memory() -> None:
-    """Has the C library keep what torch frees on a CPU instead of giving it back to the system.
+    """Makes the C library keep memory that torch frees on a CPU instead of returning it to the system.
 
-    By default each large tensor is a fresh mapping, whose pages the kernel clears one by one: a third of a step's time
-    (docs/performance.md). A C library without mallopt is left as it is.
+    By default each large tensor is a new mapping whose pages the kernel clears one by one, which takes a third of a
+    step's time (docs/performance.md). Without mallopt, or where it refuses a value, nothing changes.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
@@ -58,8 +58,8 @@ def keep_freed_memory() -> None:
         library.mallopt(trim_threshold, 2**31 - 1)
 
 
-def peak_flops(device: torch.device) -> float | None:
-    """Peak bf16 rate in FLOP/s, or None where the data sheet is not in the table."""
-    if device.type != "cuda":
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """Peak bf16 rate in FLOP/s; None for fp32 runs and for devices that are not in the table."""
+    if device.type != "cuda" or precision != "bf16":
         return None
-    return next((rate for name, rate in PEAK_BF16_FLOPS.items() if name in torch.cuda.get_device_name(device)), None)
+    return PEAK_BF16_FLOPS.get(torch.cuda.get_device_name(device))

@@ -6,6 +6,9 @@ Each message says what is wrong, where, and what to do.
 from __future__ import annotations
 
 import errno
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -44,3 +47,16 @@ def storage_error(error: OSError, folder: object) -> StorageError | None:
         return None
     what = "is a file where a folder should be" if error.errno in in_the_way else error.strerror
     return StorageError(f"{error.filename or folder}: {what}; free space, fix permissions or set another results_dir")
+
+
+@contextmanager
+def main_errors() -> Iterator[None]:
+    """For scripts: `error: <one line>` on stderr and exit status 1 for a UserError, also for files and Ctrl-C."""
+    try:
+        yield
+    except UserError as error:
+        sys.exit(f"error: {' '.join(str(error).split())}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted; run the same command again to continue from the last checkpoint")
+    except OSError as error:
+        sys.exit(f"error: {storage_error(error, 'file') or f'{error.filename}: {error.strerror or error}'}")

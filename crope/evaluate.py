@@ -1,4 +1,4 @@
-"""Validation: a few sampled batches (the paper's curve), and a fixed pass over the split."""
+"""Reference loss, sampled and full validation, and the unigram baseline."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from crope.config import Config
 from crope.data.batches import Corpus, full_pass, sample_batch
+from crope.model.gpt import GPT
 
 # The mean does not depend on how windows are batched; one window at a time would leave most of a device idle.
 FULL_BATCH_TOKENS = 4096
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def cross_entropy(model: GPT, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+    """The reference loss, from which every reported number comes: mean next-token cross entropy in nats.
+
+    The log-sum-exp is in float32 under autocast as well. Padding columns of the head are cut off before the softmax.
+    """
+    logits_BTV = model.logits(model(tokens_BT))
+    # float64 models (tests) stay float64.
+    logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
+    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
 
 def sampled_loss(loss: LossFunction, tokens: Corpus, *, config: Config, step: int, device: torch.device) -> float:
@@ -35,9 +48,9 @@ def sampled_loss(loss: LossFunction, tokens: Corpus, *, config: Config, step: in
 def full_loss(
     loss: LossFunction, tokens: Corpus, *, config: Config, device: torch.device, max_tokens: int | None = None
 ) -> tuple[float, int]:
-    """Mean loss in nats over the split, and the number of targets it is a mean of.
+    """Mean loss in nats over the split, and the number of targets in that mean.
 
-    max_tokens (by default eval.full_tokens) keeps an evenly spaced subset of windows; 0 is the whole split.
+    max_tokens (default eval.full_tokens) selects an evenly spaced subset of windows; 0 is the whole split.
     """
     total, count = torch.zeros((), dtype=torch.float64, device=device), 0
     windows = full_pass(
@@ -53,14 +66,14 @@ def full_loss(
 
 
 def full_batch_size(config: Config) -> int:
-    """Windows that a full pass takes at a time; the last batch may be smaller."""
+    """Windows per batch of a full pass; the last batch may be smaller."""
     return max(config.train.batch_size, FULL_BATCH_TOKENS // config.train.seq_len)
 
 
 def unigram_cross_entropy(train: np.ndarray, validation: np.ndarray, vocab_size: int) -> float:
-    """Nats per token of the validation split under the train split's token counts.
+    """Nats per token of the validation split under the training split's token counts.
 
-    One is added to every count (Laplace), so that a token which the train split lacks costs a finite amount.
+    One is added to every count (Laplace), so that a token absent from the training split costs a finite amount.
     """
     counts_V = np.bincount(train, minlength=vocab_size).astype(np.float64) + 1
     log_p_V = np.log(counts_V / counts_V.sum())

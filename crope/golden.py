@@ -1,34 +1,30 @@
-"""Golden losses: 20 steps of each model in float64, and the version number that hangs on them.
+"""Golden losses: 20 steps of each model of conf/model in float64 through the trainer's own loop.
 
-float64, because rounding then differs between machines by some 1e-14 and a changed constant by far more: the
-tolerance can be tight. The text is generated, so the numbers depend on no data file.
+float64, because rounding then differs between machines by about 1e-14 and a changed constant by far more: the tolerance
+can be tight. The corpus is generated, so the numbers depend on no data file.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from crope.checkpoint import TrainState
-from crope.compose import load_run
+from crope.compose import group_files, load_run
 from crope.config import GOLDEN_FILE
-from crope.data.token_files import TokenSet
-from crope.interrupt import Unstoppable
-from crope.model.gpt import GPT
-from crope.optim import build_optimizer
-from crope.record import write_json
-from crope.trainer import build_loss, train_step, validate
+from crope.data.tokens import TokenSet
+from crope.record import read_metrics, write_json
+from crope.run import build_model
+from crope.trainer import train
 
-MODELS = ("xpos", "rope", "crope")
-STEPS = 20
-VOCAB_SIZE = 300  # no multiple of 64: the padding takes part
+VOCAB_SIZE = 300  # no multiple of 64, so that padding columns exist
 OVERRIDES = (
     "tokenizer.name=bpe",
     f"tokenizer.vocab_size={VOCAB_SIZE}",
-    f"train.max_steps={STEPS}",
+    "train.max_steps=20",
     "train.batch_size=2",
     "train.seq_len=24",
     "train.lr_step_size=6",
@@ -40,57 +36,60 @@ OVERRIDES = (
     "model.d_model=32",
     "model.n_layers=2",
     "runtime.device=cpu",
+    "runtime.log_every=1",
     "tracker=none",
 )
 RELATIVE_TOLERANCE = 1e-10
+Losses = dict[str, list[float]]
 
 
-def golden_losses(model_name: str) -> dict[str, list[float]]:
-    """Training losses of 20 steps and both kinds of validation loss, through the trainer's own functions."""
-    run = load_run([f"model={model_name}", *OVERRIDES])
-    config, device, tokens = run.config, torch.device("cpu"), _tokens()
-    model = GPT(config.model, vocab_size=VOCAB_SIZE, max_len=config.train.seq_len, seed=config.seed).double()
-    optimizer, scheduler = build_optimizer(model, config.train)
-    state, loss_function = TrainState(model, optimizer, scheduler), build_loss(model, config, device)
-    found: dict[str, list[float]] = {"train": [], "val": [], "val_full": []}
-    for step in range(STEPS + 1):
-        line = validate(model, loss_function, tokens, config=config, step=step, device=device, stop=Unstoppable())
-        for name in ("val", "val_full"):
-            found[name] += [line[f"{name}/loss_nats"]] if f"{name}/loss_nats" in line else []
-        if step < STEPS:
-            found["train"].append(
-                train_step(state, loss_function, tokens.train, config=config, step=step, device=device).item()
-            )
-            scheduler.step()
-    return found
+def golden_losses(model_name: str) -> tuple[list[str], Losses]:
+    """(position, projection, attention) of a model, and its losses by kind: every training and validation loss."""
+    config = load_run([f"model={model_name}", *OVERRIDES]).config
+    with tempfile.TemporaryDirectory() as folder:
+        train(build_model(config).double(), _tokens(), config, Path(folder))
+        rows = read_metrics(Path(folder) / "metrics.jsonl")
+    losses = {
+        kind: [row[f"{kind}/loss_nats"] for row in rows if f"{kind}/loss_nats" in row]
+        for kind in ("train", "val", "val_full", "train_full")
+    }
+    return [config.model.position, config.model.projection, config.model.attention], losses
 
 
-def remake() -> bool:
-    """Rewrites the golden file; where a loss moved by more than the tolerance, raises the version. True if it did."""
-    before = json.loads(GOLDEN_FILE.read_text(encoding="utf-8"))
-    losses = {name: golden_losses(name) for name in MODELS}
-    if agree(before["losses"], losses):
-        return False
-    version = before["numerics_version"] + (1 if before["losses"] else 0)
-    write_json(GOLDEN_FILE, {"numerics_version": version, "losses": losses})
-    return True
+def remake(file: Path = GOLDEN_FILE) -> list[str]:
+    """Rewrites the golden file: a model's version rises if its losses moved beyond the tolerance. Returns their names.
+
+    A new model starts at version 1; a model without a file in conf/model is dropped.
+    """
+    before: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    after, changed = {}, []
+    for name in group_files("model"):
+        choices, losses = golden_losses(name)
+        entry = before.get(name)
+        if entry and agree(entry["losses"], losses):
+            after[name] = entry
+        else:
+            version = entry["numerics_version"] + 1 if entry else 1
+            after[name] = {"choices": choices, "numerics_version": version, "losses": losses}
+            changed.append(name)
+    if after != before:
+        write_json(file, after)
+    return changed
 
 
-def agree(expected: dict[str, Any], found: dict[str, Any]) -> bool:
-    """Whether two sets of losses name the same models and curves, equal within RELATIVE_TOLERANCE."""
+def agree(expected: Losses, found: Losses) -> bool:
+    """Whether two sets of losses have the same kinds and lengths and are equal within RELATIVE_TOLERANCE."""
     return expected.keys() == found.keys() and all(
-        expected[model].keys() == found[model].keys()
-        and all(
-            len(expected[model][name]) == len(found[model][name])
-            and np.allclose(expected[model][name], found[model][name], rtol=RELATIVE_TOLERANCE, atol=0)
-            for name in found[model]
-        )
-        for model in found
+        len(expected[kind]) == len(found[kind])
+        and np.allclose(expected[kind], found[kind], rtol=RELATIVE_TOLERANCE, atol=0)
+        for kind in found
     )
 
 
 def _tokens() -> TokenSet:
-    """Two splits of a random text whose next token depends on the last one: there is something to learn."""
+    """Two splits of a random corpus in which each token depends on the one before: there is something to learn."""
     generator = np.random.Generator(np.random.Philox(key=7))
     chain = np.cumsum(generator.zipf(1.5, size=4000) % 37) % VOCAB_SIZE
-    return TokenSet(folder=GOLDEN_FILE.parent, meta={}, train=chain[:3000], validation=chain[3000:])
+    generated = {"sha256": "generated"}
+    meta = {"tokenizer": {"vocab_size": VOCAB_SIZE}, "splits": {"train": generated, "validation": generated}}
+    return TokenSet(folder=Path(), meta=meta, train=chain[:3000], validation=chain[3000:])

@@ -1,4 +1,4 @@
-"""Where a number came from: code, command, versions, device, data, times."""
+"""Provenance of a run: code, command, versions, device, data, times."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from crope.config import ROOT
 from crope.device import device_name, resolve_device
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "datasets", "tokenizers", "wandb", "pandas", "triton")
+SOURCE = ("crope/", "conf/", "scripts/")
 
 
 def now_utc() -> str:
@@ -28,13 +29,12 @@ def now_utc() -> str:
 
 def collect(device_choice: str, data_meta: dict[str, Any]) -> dict[str, Any]:
     """Everything that is known when a run starts."""
-    device, sweep = resolve_device(device_choice), multiprocessing.parent_process()
-    status = _output("git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no")
+    device, parent = resolve_device(device_choice), multiprocessing.parent_process()
     return {
         "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
-        "dirty": None if status is None else bool(status),
+        "dirty": is_dirty(ROOT),
         "command": shlex.join(sys.argv),
-        "pid": os.getpid() if sweep is None else sweep.pid,  # of the command: its workers have others
+        "pid": os.getpid() if parent is None else parent.pid,  # of the command, not of its worker process
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
@@ -48,8 +48,19 @@ def collect(device_choice: str, data_meta: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def is_dirty(root: Path) -> bool | None:
+    """Whether the code differs from the commit: a changed tracked file, or an untracked one in SOURCE folders.
+
+    None without a git checkout.
+    """
+    status = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=all")
+    if status is None:
+        return None
+    return any(not line.startswith("?? ") or line[3:].startswith(SOURCE) for line in status.splitlines())
+
+
 def earlier_attempts(path: Path) -> list[dict[str, Any]]:
-    """What the provenance of a run that is resumed says of the attempts before, the oldest first."""
+    """The earlier attempts at a run, oldest first, from the provenance.json that a resumed run finds."""
     before = json.loads(path.read_text(encoding="utf-8"))
     kept = {name: before[name] for name in ("commit", "dirty", "command", "device", "started_utc")}
     return [*before.get("resumed_from", []), kept]
@@ -57,7 +68,7 @@ def earlier_attempts(path: Path) -> list[dict[str, Any]]:
 
 def _driver() -> str | None:
     versions = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return versions.splitlines()[0] if versions else None  # a line per GPU, all of one driver
+    return versions.splitlines()[0] if versions else None  # one line per GPU
 
 
 def _version(name: str) -> str | None:
@@ -68,7 +79,7 @@ def _version(name: str) -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """Standard output of a command; None where it is absent or fails (no git checkout, no driver)."""
+    """Standard output of a command; None if it is absent or fails (no git checkout, no driver)."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -1,0 +1,250 @@
+"""One run from start to record: skip it if complete, train, write down how it ended; and a finished run read back."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import yaml
+from filelock import FileLock, Timeout
+
+from crope import provenance
+from crope.checkpoint import checkpoints, remove_checkpoints
+from crope.compose import Run
+from crope.config import Config, numerics_version
+from crope.data.batches import check_length
+from crope.data.tokens import TokenSet, load_tokens
+from crope.device import resolve_device
+from crope.errors import UserError, storage_error
+from crope.evaluate import unigram_cross_entropy
+from crope.model.counting import count_parameters
+from crope.model.gpt import GPT
+from crope.record import (
+    is_complete,
+    read_metrics,
+    remove_temporary_files,
+    sha256_file,
+    summarise,
+    write_json,
+    write_text,
+)
+from crope.tracking import build_tracker
+from crope.trainer import Stopped, train
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, with one line to print.
+
+    status   complete; skipped (it was complete already); failed; busy (another process trains it); stopped (a
+             checkpoint was saved after `signal`)
+    """
+
+    run_id: str
+    status: str
+    text: str
+    signal: int = 0
+
+
+def execute(run: Run) -> Outcome:
+    """Trains `run` and writes its record, unless it is complete or another process trains it.
+
+    A failure during training is recorded and returned, not raised. Raises UserError if the configuration, the data or
+    the folder does not allow the run, InvalidRecord if the record on disk is corrupt.
+    """
+    if is_complete(run.path):
+        return Outcome(run.run_id, "skipped", f"{run.run_id}: already complete")
+    try:
+        with run_lock(run), stop_on_signal() as stop:
+            if is_complete(run.path):  # by the process that held the lock until now
+                return Outcome(run.run_id, "skipped", f"{run.run_id}: completed by another process")
+            return _execute(run, stop)
+    except Timeout:
+        return Outcome(run.run_id, "busy", f"{run.run_id}: another process is training it")
+    except OSError as error:
+        raise storage_error(error, run.path) or error from error
+
+
+def run_lock(run: Run) -> FileLock:
+    """The lock of one run, released by the kernel however its holder ends. Entering it raises Timeout if it is taken.
+
+    Outside the run's folder, so that a run that cannot start leaves no folder.
+    """
+    path = Path(run.config.results_dir) / "locks" / f"{run.run_id}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path, timeout=0)
+
+
+@dataclass
+class Stop:
+    """Set by a signal; `signal` is its number, 0 before."""
+
+    signal: int = 0
+
+    def requested(self) -> bool:
+        return self.signal != 0
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Stop]:
+    """SIGINT and SIGTERM request a stop after a checkpoint; a second one exits immediately."""
+    stop = Stop()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if stop.signal:
+            os._exit(128 + number)  # every file on disk is complete at any moment
+        stop.signal = number
+        if sys.stderr.isatty():  # os.write: the signal may arrive within a write to the stream
+            os.write(2, b"\nStopping after saving a checkpoint. Press Ctrl-C again to exit immediately.\n")
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _execute(run: Run, stop: Stop) -> Outcome:
+    config = run.config
+    tokens = load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(config.data_dir))
+    for split in ("train", "validation"):
+        check_length(getattr(tokens, split), config.train.seq_len, split)
+    started = time.monotonic()
+    remove_temporary_files(run.path)
+    write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
+    facts = provenance.collect(config.runtime.device, tokens.meta)
+    if checkpoints(run.path) and (run.path / "provenance.json").exists():
+        facts["resumed_from"] = provenance.earlier_attempts(run.path / "provenance.json")
+    write_json(run.path / "provenance.json", facts)
+    tracker = build_tracker(run)
+    summary = _identity(run)
+    try:
+        model = build_model(config)
+        train(model, tokens, config, run.path, log=tracker.log, stop_requested=stop.requested)
+        summary |= _results(run, tokens, model, seconds=time.monotonic() - started)
+    except UserError:
+        raise
+    except Stopped as stopped:
+        return Outcome(run.run_id, "stopped", f"{run.run_id}: {stopped}; run the same command to continue", stop.signal)
+    except Exception as error:  # contained: one failing run must not stop a sweep
+        if isinstance(error, OSError) and storage_error(error, run.path):
+            raise
+        if not (run.path / "metrics.jsonl").exists():
+            raise UserError(f"{run.path}: removed while the run trained; run the same command again") from error
+        summary |= {"status": "failed", "error": _describe(error, config)}
+    summary["finished_utc"] = facts["finished_utc"] = provenance.now_utc()
+    write_json(run.path / "provenance.json", facts)
+    write_json(run.path / "summary.json", summary)
+    tracker.finish(run.path, summary)
+    if summary["status"] == "failed":
+        # The traceback keeps tensors alive in cycles, which would take memory from the next run.
+        gc.collect()
+        torch.cuda.empty_cache()
+        return Outcome(run.run_id, "failed", f"{run.run_id}: failed: {summary['error']['message']}")
+    remove_checkpoints(run.path)  # only now: until summary.json was written they were needed
+    return Outcome(run.run_id, "complete", _line(run, summary))
+
+
+def record_failure(run: Run, message: str) -> None:
+    """Writes the failed summary of a run whose process was killed and could not do so itself."""
+    if (run.path / "provenance.json").exists() and not (run.path / "summary.json").exists():
+        error = {"type": "Killed", "message": message, "step": None, "traceback": ""}
+        summary = {"status": "failed", "error": error, "finished_utc": provenance.now_utc()}
+        write_json(run.path / "summary.json", _identity(run) | summary)
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "model": run.model,
+        "dataset": run.dataset,
+        "row": run.row,
+        "scale": run.scale,
+        "seed": run.config.seed,
+        "numerics_version": numerics_version(asdict(run.config.model)),
+        "precision": run.config.train.precision,
+        "device_kind": resolve_device(run.config.runtime.device).type,
+        "error": None,
+    }
+
+
+def _results(run: Run, tokens: TokenSet, model: GPT, *, seconds: float) -> dict[str, Any]:
+    config, metrics = run.config, run.path / "metrics.jsonl"
+    found = summarise(
+        read_metrics(metrics), max_steps=config.train.max_steps, validation=tokens.meta["splits"]["validation"]
+    )
+    parameters = count_parameters(model)
+    seen = config.train.max_steps * config.train.batch_size * config.train.seq_len
+    return {
+        "status": "complete",
+        "steps": config.train.max_steps,
+        "train_tokens": seen,
+        "train_passes": seen / len(tokens.train),
+        **found,
+        "time": {"total_s": seconds, **found["time"]},
+        "unigram_nats": unigram_cross_entropy(tokens.train, tokens.validation, tokens.vocab_size),
+        "parameters": {**asdict(parameters), "total": parameters.total},
+        "metrics_sha256": sha256_file(metrics),
+        "weights_sha256": sha256_file(run.path / "weights.pt"),
+    }
+
+
+def _describe(error: Exception, config: Config) -> dict[str, Any]:
+    message = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in message:
+        message = (
+            f"out of memory at train.batch_size={config.train.batch_size}, train.seq_len={config.train.seq_len}; stop "
+            "other programs, or use a smaller ablation.batch_size (another experiment: its losses do not compare)"
+        )
+    return {
+        "type": type(error).__name__,
+        "message": message,
+        "step": getattr(error, "step", None),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+
+
+def _line(run: Run, summary: dict[str, Any]) -> str:
+    return (
+        f"{run.run_id}: validation {summary['val_full']['final_nats']:.4f} nats per token "
+        f"(unigram {summary['unigram_nats']:.2f}), {summary['time']['median_step_ms']:.1f} ms per step, "
+        f"{summary['time']['total_s']:.0f} s"
+    )
+
+
+def build_model(config: Config, *, max_len: int | None = None) -> GPT:
+    """The model of a run at its initial values, on the CPU. max_len: default train.seq_len."""
+    length = max_len or config.train.seq_len
+    return GPT(config.model, vocab_size=config.tokenizer.vocab_size, max_len=length, seed=config.seed)
+
+
+def load_trained(path: Path, config: Config, *, max_len: int | None = None, weights: str = "weights.pt") -> GPT:
+    """The trained model of a finished run, on the CPU. max_len: length that its position tables must reach.
+
+    Raises UserError if weights.pt is missing, or if the trained positions end before max_len.
+    """
+    if not (path / weights).exists():
+        raise UserError(f"{path}: no {weights}; train the run here with scripts/train.py")
+    model = build_model(config, max_len=max_len)
+    if model.max_len > config.train.seq_len and not model.positions.extends:
+        raise UserError(f"{path}: position={config.model.position} is not defined past {config.train.seq_len} tokens")
+    model.load_state_dict(torch.load(path / weights, map_location="cpu", weights_only=True))
+    return model
+
+
+def load_run_tokens(config: Config) -> TokenSet:
+    """The tokens of a run. The raw corpus, if it must be tokenised again, is searched where CROPE_DATA_DIR points now."""
+    data_dir = os.environ.get("CROPE_DATA_DIR") or config.data_dir
+    return load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(data_dir))
