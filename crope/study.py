@@ -6,10 +6,10 @@ reproduce` and the report expand the same list. Imports no torch unless `train.p
 
 from __future__ import annotations
 
-import copy
 import itertools
+import json
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,12 +19,13 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
+from tqdm import tqdm
 
-from crope.compose import Run, build_run, compose_config, group_files, resolve_precision
+from crope import paper
+from crope.compose import Run, build_run, compose_config, group_files
 from crope.config import Config, cell_key
-from crope.errors import ConfigError, InvalidRecord
+from crope.errors import ConfigError
 from crope.record import Record, read_metrics, read_records
 
 TABLES = ("table1", "table2")
@@ -114,7 +115,9 @@ def _rows(study: str, scale: str, datasets: Sequence[str] | None) -> list[StudyR
     models = axes.pop("model")
     axes.pop("seed", None)
     choices = list(_grid(axes, datasets))
-    runs = iter(compose_runs(({**choice, "model": model} for choice in choices for model in models), [f"scale={scale}"]))
+    runs = iter(
+        compose_runs(({**choice, "model": model} for choice in choices for model in models), [f"scale={scale}"])
+    )
     rows = []
     for choice in choices:
         group = [next(runs) for _ in models]
@@ -150,7 +153,138 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
         cfg = OmegaConf.create({**plain, **sections})
         for key in choice.keys() - chosen.keys():
             OmegaConf.update(cfg, key, choice[key])
-        texts = [*overrides, *(f"{axis}={value}" for axis, value in choice.items())]
-        cfg.hydra = {"runtime": {"choices": {**names, **chosen}}, "overrides": {"task": texts}}
-        runs.append(build_run(cfg))
+        runs.append(build_run(cfg, {**names, **chosen}))
     return runs
+
+
+DONE, RUNNING, STARTED, FAILED, MISSING = STATUSES = ("done", "running", "started", "failed", "missing")
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How far one run is.
+
+    status   done; running (a process holds its lock); started (stopped or killed, the same command continues it);
+             failed; missing
+    step     optimiser updates in metrics.jsonl
+    reason   of a failed or corrupt run, in one line
+    """
+
+    run: Run
+    status: str
+    step: int = 0
+    reason: str = ""
+
+
+def study_status(studies: Sequence[str], *, scale: str | None, seeds: Iterable[int] | None, results_dir: Path) -> str:
+    """Counts of each study's runs, the time left, and one line per run that is running, started or failed.
+
+    scale    None: the first scale of paper, quick, smoke that has a finished run, else quick
+    seeds    None: those of each study's file
+    """
+    records, invalid = read_records(results_dir / "runs")
+    scales = {record.summary["scale"] for record in records}
+    scale = scale or next((name for name in group_files("scale") if name in scales), "quick")
+    complete = sorted(
+        (r for r in records if r.summary["status"] == "complete"), key=lambda r: r.summary["finished_utc"]
+    )
+    precision = complete[-1].summary["precision"] if complete else "fp32"
+    reasons = {error.path.name: error.reason for error in invalid}
+    reasons |= {r.path.name: str(r.summary["error"]["message"]) for r in records if r not in complete}
+    lines = []
+    for study in studies:
+        datasets = available_datasets(results_dir) if study in TABLES else None
+        overrides = [f"results_dir={results_dir}"]
+        runs = study_runs([study], scale=scale, seeds=seeds, datasets=datasets, overrides=overrides)
+        states = [_state(_recorded(run, precision), {r.path.name for r in complete}, reasons) for run in runs]
+        counts = Counter(state.status for state in states)
+        parts = [f"{counts[name]} {name}" for name in STATUSES if counts[name]]
+        lines.append(f"{study}, {scale}: {len(states)} runs: {', '.join(parts)}{_render_left(states, complete)}")
+        for state in sorted(states, key=lambda state: STATUSES.index(state.status)):
+            if state.status in (RUNNING, STARTED):
+                lines.append(f"  {state.status:<8}{state.run.run_id}  step {state.step:,} of {_total(state.run):,}")
+            elif state.status == FAILED:
+                lines.append(f"  {state.status:<8}{state.run.run_id}: {state.reason}")
+    return "\n".join(lines)
+
+
+def available_datasets(results_dir: Path) -> list[str] | None:
+    """The tables' datasets after a `make reproduce` that could not have all of them: `tiny` joins. None: all."""
+    path = results_dir / "unavailable.json"
+    missing = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return [name for name in paper.DATASET_LABELS if name not in missing] + ["tiny"] if missing else None
+
+
+def _recorded(run: Run, default: str) -> Run:
+    """`run` with precision `auto` resolved to that of its folder, or to `default`: asking the device needs torch."""
+    if run.config.train.precision != "auto":
+        return run
+    both = [
+        replace(run, config=replace(run.config, train=replace(run.config.train, precision=precision)))
+        for precision in (default, *({"fp32", "bf16"} - {default}))
+    ]
+    return next((one for one in both if (one.path / "config.yaml").exists()), both[0])
+
+
+def _state(run: Run, complete: set[str], reasons: Mapping[str, str]) -> RunState:
+    if run.run_id in complete:
+        return RunState(run, DONE, _total(run))
+    metrics = run.path / "metrics.jsonl"
+    rows = read_metrics(metrics) if metrics.exists() else []
+    step = int(rows[-1]["step"]) if rows else 0
+    if is_locked(run):
+        return RunState(run, RUNNING, step)
+    if run.run_id in reasons:
+        return RunState(run, FAILED, step, " ".join(reasons[run.run_id].split()))
+    return RunState(run, STARTED if (run.path / "config.yaml").exists() else MISSING, step)
+
+
+def is_locked(run: Run) -> bool:
+    """Whether a process trains the run now; it may end or start a moment later."""
+    path = Path(run.config.results_dir) / "locks" / f"{run.run_id}.lock"
+    if not path.exists():
+        return False
+    try:
+        with FileLock(path, timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def seconds_left(states: Sequence[RunState], complete: Sequence[Record]) -> tuple[float, int]:
+    """Seconds of training steps left, one run at a time, and the number of runs without an estimate.
+
+    A run's step time is the median over complete runs of the same shape and precision on the device of the newest one;
+    validation is not counted. complete: sorted by end.
+    """
+    times: dict[tuple[object, ...], list[float]] = {}
+    for record in complete:
+        if record.provenance["device"] == complete[-1].provenance["device"]:
+            times.setdefault(_shape(record.config), []).append(record.summary["time"]["median_step_ms"])
+    seconds, unknown = 0.0, 0
+    for state in states:
+        known = times.get(_shape(state.run.container), [])
+        if known:
+            seconds += statistics.median(known) / 1000 * (_total(state.run) - state.step)
+        unknown += state.status != DONE and not known
+    return seconds, unknown
+
+
+def _shape(config: Mapping[str, Any]) -> tuple[object, ...]:
+    """What the time of a step depends on, besides the device."""
+    model, train = config["model"], config["train"]
+    sizes = (model["n_layers"], model["n_heads"], model["d_model"], config["tokenizer"]["vocab_size"])
+    return (train["precision"], train["batch_size"], train["seq_len"], model["attention"], *sizes)
+
+
+def _total(run: Run) -> int:
+    return run.config.train.max_steps
+
+
+def _render_left(states: Sequence[RunState], complete: Sequence[Record]) -> str:
+    if all(state.status == DONE for state in states):
+        return ""
+    seconds, unknown = seconds_left(states, complete)
+    running = max(1, sum(state.status == RUNNING for state in states))
+    left = f"; about {tqdm.format_interval(seconds / running)} of steps left" if seconds else ""
+    return left + (f"; no step time yet for {unknown} runs" if unknown else "")

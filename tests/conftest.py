@@ -54,7 +54,7 @@ def toy_tokens(tmp_path: Path) -> TokenSet:
 @pytest.fixture
 def toy_data(toy_tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> TokenSet:
     """Runs see the toy corpus whatever they ask for."""
-    monkeypatch.setattr("crope.execute.load_tokens", lambda *_, **__: toy_tokens)
+    monkeypatch.setattr("crope.run.load_tokens", lambda *_, **__: toy_tokens)
     return toy_tokens
 
 
