@@ -76,7 +76,9 @@ def load_checkpoint(folder: Path, state: TrainState, *, made_with: Mapping[str, 
             state.scheduler.load_state_dict(found["scheduler"])
         except (RuntimeError, ValueError, KeyError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{path}: does not fit the model that this code builds ({reason}); remove {folder}") from error
+            raise UserError(
+                f"{path}: does not fit the model that this code builds ({reason}); remove {folder}"
+            ) from error
         return int(found["step"]), int(found["metrics_size"])
     return 0, 0
 

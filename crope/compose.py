@@ -154,7 +154,9 @@ def check_overrides(overrides: Sequence[str]) -> None:
             names = list(override.sweep_string_iterator()) if sweep else [str(override.value())]
             for name in (name.strip("'\"") for name in names):
                 if name not in group_files(key) and (key, name) != ("study", "None"):
-                    raise ConfigError(f"command line: no conf/{key}/{name}.yaml;{nearest(name, list(group_files(key)))}")
+                    raise ConfigError(
+                        f"command line: no conf/{key}/{name}.yaml;{nearest(name, list(group_files(key)))}"
+                    )
         elif key not in keys():
             raise ConfigError(f"command line: unknown key '{key}';{nearest(key, [*keys(), *GROUPS])}")
 

@@ -1,9 +1,7 @@
-"""A finished run's weights for others: as trained, or with dense Q, K and V, as safetensors or torch's own format.
+"""Export of a finished run's weights as a safetensors file: as trained, or with dense Q, K and V.
 
-    python scripts/export.py RUN out.safetensors --dense [--converted]
-
-Dense is what a plain model with the same positions loads (`projection=real`), with equal outputs: every structured map
-is written out as the matrix that it stands for. Names are those of crope.model.gpt; rows of the embedding past the
+The dense form writes every structured projection as its full matrix: a plain model with the same positions
+(`projection=real`) loads it and has equal outputs. Tensor names are those of crope.model.gpt; embedding rows past the
 vocabulary are padding.
 """
 
@@ -19,71 +17,65 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from crope.checkpoint import save_weights
+from crope.compose import load_config
 from crope.errors import UserError
 from crope.model.gpt import GPT, Block
-from crope.model.schemes import WIDTHS
-from crope.trained import load_config, load_model
+from crope.record import Record, find_record
+from crope.run import load_trained
 
 QKV_NAMES = ("q_proj", "k_proj", "v_proj")
-FORMATS = (".safetensors", ".pt")
 
 
-def export(path: Path, out: Path, *, dense: bool, converted: bool = False) -> None:
-    """Writes the weights of the run in `path` to `out`, whose ending says in which format.
+def main(name: str, out: Path, *, results_dir: Path, dense: bool = False, converted: bool = False) -> None:
+    """Exports the run with this folder, run id or prefix to `out`; see `export`."""
+    export(find_record(name, results_dir=results_dir), out, dense=dense, converted=converted)
+    print(out)
 
-    `converted`: not the run's own, but those that scripts/convert.py left there (complex, with a head of their own).
 
-    A safetensors file carries the model's configuration (JSON under "model"), vocabulary size, context and run id.
-    Raises UserError for a run that is not complete, another ending, a package that is missing, or, where dense, for a
-    projection whose width differs from d_model, which no plain model has.
+def export(record: Record, out: Path, *, dense: bool, converted: bool = False) -> None:
+    """Writes the weights of a run to `out`; `converted`: those of the conversion (crope/convert.py).
+
+    The metadata hold the model's configuration (JSON under "model"), vocabulary size, context length and run id.
+    Raises UserError if the weights or the package safetensors are missing, if `out` has another suffix, or, with
+    `dense`, if the projection's width differs from d_model, which no plain model has.
     """
-    if out.suffix not in FORMATS:
-        raise UserError(f"{out}: the file's name must end in {' or '.join(FORMATS)}")
-    config, weights = load_config(path), "weights.pt"
+    config, path = load_config(record.config), record.path
     if converted:
-        config.model, weights = replace(config.model, projection="complex", tied_head=False), "converted.pt"
-        if not (path / weights).exists():
-            raise UserError(f"{path}: no {weights}; scripts/convert.py makes it")
-    model, choices = load_model(path, config, weights=weights), config.model
+        if not (path / "converted.pt").exists():
+            raise UserError(f"{path}: no converted.pt; convert the run first (scripts/tools.py convert)")
+        config.model = replace(config.model, projection="complex", tied_head=False)
+    if out.suffix != ".safetensors":
+        raise UserError(f"{out}: not a safetensors file; choose a name that ends in .safetensors")
+    model = load_trained(path, config, weights="converted.pt" if converted else "weights.pt")
+    model_config = config.model
     if dense:
-        if choices.projection in WIDTHS:
-            raise UserError(
-                f"{path}: projection={choices.projection} has a width of its own; export it without --dense"
-            )
-        model, choices = with_dense_qkv(model), replace(choices, projection="real")
-    if out.suffix == ".pt":
-        save_weights(out, model)
-        return
-    about = {"vocab_size": config.tokenizer.vocab_size, "max_len": config.train.seq_len, "run_id": path.name}
-    _write_safetensors(out, model, {"model": json.dumps(asdict(choices)), **{k: str(v) for k, v in about.items()}})
-
-
-def with_dense_qkv(model: GPT) -> GPT:
-    """The same function with real Q, K and V: its state dict is what a plain model loads."""
-    full = copy.deepcopy(model)
-    for block in cast(Iterable[Block], full.blocks):
-        for name in QKV_NAMES:
-            setattr(block.attn, name, _linear(getattr(block.attn, name)))
-    return full
-
-
-@torch.no_grad()
-def _linear(layer: Any) -> nn.Linear:
-    """Any map that has a dense `weight` and a `bias` or None, as nn.Linear."""
-    weight_ED = layer.weight
-    linear = nn.Linear(weight_ED.shape[1], weight_ED.shape[0], bias=layer.bias is not None).to(weight_ED)
-    linear.weight.copy_(weight_ED)
-    if layer.bias is not None:
-        linear.bias.copy_(layer.bias)
-    return linear
-
-
-def _write_safetensors(out: Path, model: GPT, metadata: dict[str, str]) -> None:
+        if any(block.attn.out_proj.in_features != model_config.d_model for block in _blocks(model)):
+            raise UserError(f"{path}: {model_config.projection} Q, K and V have another width; export without --dense")
+        model, model_config = with_dense_qkv(model), replace(model_config, projection="real")
     try:
         from safetensors.torch import save_file
     except ImportError as error:
-        raise UserError(f"{out}: safetensors is not installed: pip install -e '.[export]'") from error
-    beside = out.with_name(f".{out.name}.part")
-    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, beside, metadata)
-    beside.replace(out)
+        raise UserError(f"{out}: the package safetensors is missing; install it: pip install safetensors") from error
+    about = {"vocab_size": config.tokenizer.vocab_size, "max_len": config.train.seq_len, "run_id": path.name}
+    metadata = {"model": json.dumps(asdict(model_config)), **{key: str(value) for key, value in about.items()}}
+    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, out, metadata)
+
+
+@torch.no_grad()
+def with_dense_qkv(model: GPT) -> GPT:
+    """The same function with each of Q, K and V as an nn.Linear."""
+    dense = copy.deepcopy(model)
+    for block in _blocks(dense):
+        for name in QKV_NAMES:
+            layer: Any = getattr(block.attn, name)
+            outputs, inputs = layer.weight.shape
+            linear = nn.Linear(inputs, outputs, bias=layer.bias is not None).to(layer.weight)
+            linear.weight.copy_(layer.weight)
+            if layer.bias is not None:
+                linear.bias.copy_(layer.bias)
+            setattr(block.attn, name, linear)
+    return dense
+
+
+def _blocks(model: GPT) -> Iterable[Block]:
+    return cast(Iterable[Block], model.blocks)

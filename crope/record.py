@@ -31,11 +31,11 @@ LAST_SHARE = 0.1  # the paper's final loss: the sampled validation losses of the
 TEMPORARY = ".tmp"
 
 # Fields without which a complete run cannot enter a table.
-REQUIRED = (
-    "model dataset row scale seed precision device_kind steps train_tokens train_passes train_val_gap_nats "
-    "val_nats_per_byte unigram_nats val_sampled.mean_nats val_full.final_nats val_full.best_nats "
-    "val_full.tokens train.final_nats parameters.total time.median_step_ms time.total_s"
-).split()
+REQUIRED = [
+    *("model", "dataset", "row", "scale", "seed", "precision", "device_kind", "steps", "train_tokens", "train_passes"),
+    *("train_val_gap_nats", "val_nats_per_byte", "unigram_nats", "val_sampled.mean_nats", "val_full.final_nats"),
+    *("val_full.best_nats", "val_full.tokens", "train.final_nats", "parameters.total", "time.median_step_ms"),
+]
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,12 @@ def read_record(path: Path) -> Record:
     """One validated run directory. Raises InvalidRecord.
 
     Valid means: the folder's name carries the hash of config.yaml, metrics.jsonl has the SHA-256 that summary.json
-    states, and summary.json has the fields that tables need.
+    states and gives its losses, and summary.json has the fields that tables need.
     """
     try:
-        record = Record(path, *(_read_object(path / name) for name in ("config.yaml", "summary.json", "provenance.json")))
+        record = Record(
+            path, *(_read_object(path / name) for name in ("config.yaml", "summary.json", "provenance.json"))
+        )
         reason = _invalid(record)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = f"cannot be read ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
@@ -134,13 +136,23 @@ def _invalid(record: Record) -> str:
     if (summary["seed"], summary["precision"]) != (config["seed"], config["train"]["precision"]):
         return "summary.json and config.yaml differ in seed or precision"
     for key in REQUIRED:
-        value: Any = summary
-        for part in key.split("."):
-            value = value[part]
+        value = _at(summary, key)
         if value is None or (isinstance(value, float) and not math.isfinite(value)):
             return f"summary.json: {key} is missing or not finite"
-    record.provenance["data"]["splits"]["train"]["sha256"]  # KeyError: an invalid record
+    splits = record.provenance["data"]["splits"]
+    rows = [json.loads(line) for line in data.splitlines()]
+    found = summarise(rows, max_steps=config["train"]["max_steps"], validation=splits["validation"])
+    for key in ("val_sampled.mean_nats", "val_sampled.std_nats", "val_full.final_nats", "train.final_nats"):
+        if _at(found, key) != _at(summary, key):
+            return f"summary.json: {key} is not the value that metrics.jsonl gives"
     return ""
+
+
+def _at(values: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key."""
+    for part in key.split("."):
+        values = values[part]
+    return values
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -152,6 +164,7 @@ class MetricsWriter:
     """Appends to metrics.jsonl after its first `keep` bytes; a resumed run writes again what stood behind them."""
 
     def __init__(self, path: Path, *, keep: int = 0) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         size = path.stat().st_size if path.exists() else 0
         if size < keep:
             raise ValueError(f"{path}: {size} bytes, but the checkpoint was saved after {keep}")

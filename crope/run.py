@@ -245,6 +245,6 @@ def load_trained(path: Path, config: Config, *, max_len: int | None = None, weig
 
 
 def load_run_tokens(config: Config) -> TokenSet:
-    """The tokens of a run. The raw corpus, if it must be tokenised again, is searched where CROPE_DATA_DIR points now."""
+    """The tokens of a run. A raw corpus that must be tokenised again is searched where CROPE_DATA_DIR points now."""
     data_dir = os.environ.get("CROPE_DATA_DIR") or config.data_dir
     return load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(data_dir))

@@ -1,16 +1,17 @@
-"""Fixtures shared by all tests: a toy corpus, quick overrides, and a network that must not be used."""
+"""Fixtures shared by all tests: a toy corpus and toy runs."""
 
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from crope.data.token_files import TokenSet
+from crope.compose import Run, load_run
+from crope.data.tokens import TokenSet
+from crope.record import read_metrics
 
 TOY_VOCAB = 300
 TOY_OVERRIDES = (
@@ -53,21 +54,28 @@ def toy_tokens(tmp_path: Path) -> TokenSet:
 
 @pytest.fixture
 def toy_data(toy_tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> TokenSet:
-    """Runs see the toy corpus whatever they ask for."""
+    """Every run trains on the toy corpus."""
     monkeypatch.setattr("crope.run.load_tokens", lambda *_, **__: toy_tokens)
     return toy_tokens
 
 
-@pytest.fixture(autouse=True)
-def handlers_stay() -> Iterator[None]:
-    """What takes a signal gives it back: a handler that is left behind would swallow the next one."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    assert [signal.getsignal(number) for number in numbers] == before
+def toy_run(results: Path, *more: str) -> Run:
+    return load_run([*TOY_OVERRIDES, f"results_dir={results}", *more])
+
+
+def losses(run: Run) -> list[tuple[int, str, float]]:
+    """Every loss and learning rate of metrics.jsonl; times are left out."""
+    rows = read_metrics(run.path / "metrics.jsonl")
+    return [(row["step"], key, row[key]) for row in rows for key in row if key.endswith(("_nats", "/lr"))]
+
+
+def same_bits(one: Run, other: Run) -> bool:
+    """Whether two runs have equal losses and equal weights."""
+    first, second = (torch.load(run.path / "weights.pt", weights_only=True) for run in (one, other))
+    return losses(one) == losses(other) and all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path | None:
-    """The real text, where CROPE_DATA_DIR points to it."""
+    """The real corpora, if CROPE_DATA_DIR points to them."""
     return Path(os.environ["CROPE_DATA_DIR"]) if os.environ.get("CROPE_DATA_DIR") else None

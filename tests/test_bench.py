@@ -1,81 +1,85 @@
-"""The benchmark's figures: what a time is worth, and the ways to train several seeds."""
+"""The benchmark script: equal projections in every form, what it counts, and where its tables go."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import math
+import time
+from types import ModuleType
 
 import pytest
+import torch
 
-from crope import bench_page
-from crope.bench import OURS, PLAIN, Contender, Timing, bench, contenders, describe, render_bench
-from crope.bench_seeds import BATCHED, IN_TURN, PROCESSES, Way, bench_seeds, describe_seeds, render_seeds
 from crope.compose import load_run
-from crope.peers import Setting
+from crope.config import ROOT
+from crope.model.complex_linear import ComplexLinear
 
-from .conftest import TOY_OVERRIDES
+from .conftest import TOY_OVERRIDES, TOY_VOCAB
 
-TOY = load_run(TOY_OVERRIDES)  # 2 sequences of 16 tokens
+CONFIG = load_run(TOY_OVERRIDES).config  # 2 sequences of 16 tokens, 1 layer, D 16
 
 
-def test_a_table_says_how_many_times_a_peer_s_pace_our_fastest_setting_has() -> None:
-    eager, compiled = Setting("fp32", False, True), Setting("fp32", True, True)
-    found = describe(
-        TOY,
-        [
-            Timing(Contender(OURS, eager), 8.0, 7.0, 0.5, 1.0),
-            Timing(Contender(OURS, compiled), 4.0, 3.0, 0.5, 9.0),
-            Timing(Contender(PLAIN, eager), 10.0, 9.0, 0.5, 1.0),
-        ],
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import bench
+
+    return bench
+
+
+def test_the_products_equal_the_dense_form(bench: ModuleType) -> None:
+    layer = ComplexLinear.from_linear(torch.nn.Linear(12, 8, bias=False, dtype=torch.float64))
+    x = torch.randn(5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    a, b, expected = layer.a, layer.b, x @ layer.weight.T
+    torch.testing.assert_close(bench.two_products(x, a, b), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(bench.three_products(x, a, b - a, a + b), expected, rtol=0, atol=1e-12)
+
+
+def test_the_plain_baseline_is_gpt_2(bench: ModuleType) -> None:
+    """Its number of parameters by the closed form, and log V before training."""
+    width, model = CONFIG.model.d_model, bench.PlainGPT(CONFIG, TOY_VOCAB)
+    expected = (TOY_VOCAB + 16) * width + CONFIG.model.n_layers * (12 * width**2 + 13 * width) + 2 * width
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+    tokens_BT = torch.arange(32).view(2, 16)
+    assert model(tokens_BT, tokens_BT)["loss"].item() == pytest.approx(math.log(TOY_VOCAB), rel=0.02)
+
+
+def test_each_contender_is_timed_in_turn(bench: ModuleType) -> None:
+    calls: list[str] = []
+
+    def build(name: str, seconds: float):
+        return lambda: lambda: (calls.append(name), time.sleep(seconds))
+
+    times = bench.time_steps({"slow": build("slow", 0.01), "fast": build("fast", 0.001)}, torch.device("cpu"), rounds=2)
+    turn = bench.TURN["cpu"]
+    warm_up = ["slow"] * bench.WARM_UP + ["fast"] * bench.WARM_UP
+    assert calls == warm_up + (["slow"] * turn + ["fast"] * turn) * 2
+    assert times["slow"] >= 10 and times["slow"] > 2 * times["fast"] >= 2
+
+
+def test_a_table_has_rates_and_ratios_to_our_fastest_setting(bench: ModuleType) -> None:
+    times = {f"{bench.OURS}: eager": 8.0, f"{bench.OURS}: compiled": 4.0, "plain": 10.0}
+    rows = [line.strip("| ").split(" | ") for line in bench.render_steps(CONFIG, times).splitlines()[4:]]
+    assert [row[2] for row in rows] == ["4,000", "8,000", "3,200"]
+    assert [row[4] for row in rows] == ["2.00", "1.00", "2.50"]
+
+
+def test_a_table_replaces_its_own_part_of_the_page(bench: ModuleType) -> None:
+    page = bench.PAGE.read_text(encoding="utf-8")
+    head, end = "<!-- generated: bench projections cpu -->", "<!-- end of generated -->"
+    before, rest = page.split(head)
+    assert (
+        bench.with_table(page, "projections cpu", "NEW\n") == f"{before}{head}\n\nNEW\n\n{end}{rest.split(end, 1)[1]}"
     )
-    assert [line["tokens_per_s"] for line in found["contenders"]] == [4000, 8000, 3200]
-    assert found["contenders"][1]["tflop_per_s"] == pytest.approx(found["flops_per_step"] / 4e-3 / 1e12)
-    assert [line.split(" | ")[-1] for line in render_bench(found).splitlines()[4:]] == [
-        "2.00 × |",
-        "1.00 × |",
-        "2.50 × |",
-    ]
+    assert "<!-- generated: bench steps cpu -->" in before
+    assert bench.with_table(page, "steps cuda", "NEW\n").startswith(page.rstrip())
 
 
-def test_contenders_are_timed_and_one_that_fails_is_named() -> None:
-    """Three of them: each is a process that has to load torch."""
-    chosen = [one for one in contenders(TOY) if one.name in (OURS, PLAIN) and not one.setting.compiled][:2]
-    wrong = Contender(OURS, Setting("fp32", False, True, loss="liger"))
-    timings, failed = bench(TOY, rounds=2, chosen=[wrong, *chosen])
-    assert len(failed) == 1 and failed[0].startswith(f"{wrong.label}: ConfigError: runtime.loss=liger")
-    assert [timing.contender for timing in timings] == chosen
-    for timing in timings:
-        assert timing.contender != wrong
-        assert 0 < timing.fastest_ms <= timing.median_ms < 1000 * timing.first_step_s
-        assert 0.05 < timing.peak_gib < 8  # a process that has torch loaded
-
-
-def test_several_seeds_are_timed_in_every_way() -> None:
-    ways = {(way.seeds, way.name): way for way in bench_seeds(TOY, counts=(2,), rounds=2)}
-    assert list(ways) == [(2, IN_TURN), (2, PROCESSES), (2, BATCHED)]
-    assert all(way.median_ms > 0 for way in ways.values())
-    assert ways[2, PROCESSES].peak_gib > 1.5 * ways[2, BATCHED].peak_gib  # two processes hold torch twice
-
-
-def test_pace_of_several_seeds_is_that_of_all_together() -> None:
-    ways = [Way(IN_TURN, 2, 20.0, 0.4, 1.0), Way(PROCESSES, 2, 10.0, 0.8, 1.0), Way(BATCHED, 2, 16.0, 0.5, 2.0)]
-    found = describe_seeds(TOY, ways)
-    assert [way["tokens_per_s"] for way in found["ways"]] == [3200, 6400, 4000]
-    assert [line.split(" | ")[-1] for line in render_seeds(found).splitlines()[4:]] == [
-        "1.00 × |",
-        "2.00 × |",
-        "1.25 × |",
-    ]
-
-
-def test_each_part_finds_its_place_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "performance.md"
-    page.write_text(bench_page.PAGE.read_text(encoding="utf-8"))
-    monkeypatch.setattr(bench_page, "PAGE", page)
-    monkeypatch.setattr(bench_page, "bench_seeds", lambda run, **_: [Way(IN_TURN, 2, 20.0, 0.4, 1.0)])
-    before = page.read_text()
-    bench_page.run_bench([], rounds=1, out=tmp_path / "out", write=True, parts=["seeds"])
-    head, table, rest = "<!-- generated: bench cpu seeds -->", "one after another | 20.0", "\n## On a GPU"
-    assert table in page.read_text().split(head)[1].split("<!-- end")[0]
-    assert page.read_text().split(head)[0] == before.split(head)[0]
-    assert page.read_text().split(rest)[1] == before.split(rest)[1]
-    assert (tmp_path / "out" / "cpu-crope-seeds.json").exists()
+def test_the_script_at_tiny_sizes(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["bench.py", "--smoke"])
+    bench.main()
+    printed = capsys.readouterr().out
+    assert "| this project: eager, " in printed and "| plain PyTorch loop: as shipped" in printed
+    assert "three products" in printed and "\n| 8 | " in printed
+    monkeypatch.setattr("sys.argv", ["bench.py", "--part", "profile", *TOY_OVERRIDES])
+    bench.main()
+    assert "aten::addmm" in capsys.readouterr().out

@@ -1,37 +1,115 @@
-"""Conversion: turning changes no output, a model that was complex all along loses nothing, checkpoints load plainly."""
+"""Conversion: bases against closed forms and planted ones, rotation without effect on outputs, exact projections."""
 
 from __future__ import annotations
 
 import json
-import runpy
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 
-from crope.complex_structure import StreamStructure, fit_stream, interleaved, random_stream
-from crope.compose import Run, load_run
-from crope.config import ROOT, ModelConfig
-from crope.convert import LEAST_GAIN, convert, folded_qkv, project, turn, with_initial_qkv
-from crope.data.token_files import TokenSet
+from crope import convert as module
+from crope.config import ModelConfig
+from crope.convert import (
+    MIN_GAIN,
+    Basis,
+    best_rotation,
+    complex_fraction,
+    convert,
+    fit_basis,
+    keep_mean,
+    main,
+    project,
+    random_basis,
+    read_qkv,
+    rotate,
+    rotate_heads,
+    structure,
+    with_initial_qkv,
+)
 from crope.errors import UserError
-from crope.execute import execute
-from crope.export import export, with_dense_qkv
-from crope.interrupt import StopRequest
-from crope.model.complex_linear import ComplexLinear
+from crope.export import QKV_NAMES, with_dense_qkv
 from crope.model.gpt import GPT
-from tests.conftest import TOY_OVERRIDES, TOY_VOCAB
+from crope.record import Record
+from tests.conftest import TOY_VOCAB
+from tests.toy_runs import toy_corpus, train_toy
 
-CONFIG = ModelConfig(position="rotary", projection="real", n_layers=2, n_heads=2, d_model=12)
-VOCAB, LENGTH = 70, 9
+WIDTH, VOCAB, LENGTH = 12, 70, 9
+CONFIG = ModelConfig(position="rotary", projection="real", n_layers=2, n_heads=2, d_model=WIDTH)
+PAIRS = np.kron(np.eye(WIDTH // 2), np.array([[0.0, -1.0], [1.0, 0.0]]))  # multiplication by i of Eq. 8's numbers
+
+
+def random_matrix(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def random_rotation(seed: int, width: int = WIDTH) -> np.ndarray:
+    return np.linalg.qr(random_matrix(seed, width, width))[0]
+
+
+def random_layers(seed: int, count: int = 2) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    return [tuple(random_matrix(seed + 3 * i + j, WIDTH, WIDTH) for j in range(3)) for i in range(count)]
+
+
+def least_squares_fraction(weights: list[np.ndarray]) -> float:
+    """Of interleaved pairs, by torch.linalg.lstsq over a basis of all matrices of Eq. 30."""
+    units = []
+    for i, j in np.ndindex(WIDTH // 2, WIDTH // 2):
+        place = np.zeros((WIDTH // 2, WIDTH // 2))
+        place[i, j] = 1
+        units += [np.kron(place, block) for block in ([[1, 0], [0, 1]], [[0, 1], [-1, 0]])]
+    design = torch.tensor(np.array(units)).flatten(1).T
+    target = torch.tensor(np.array(weights)).flatten(1).T
+    fitted = design @ torch.linalg.lstsq(design, target).solution
+    return ((fitted**2).sum() / (target**2).sum()).item()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rotations_carry_a_structure_to_interleaved_pairs_and_can_keep_the_mean(seed: int) -> None:
+    best = best_rotation([random_matrix(seed, WIDTH, WIDTH)], [PAIRS])
+    j_DD = structure(best)
+    np.testing.assert_allclose(j_DD @ j_DD, -np.eye(WIDTH), rtol=0, atol=1e-10)
+    for rotation in (best, keep_mean(best)):
+        np.testing.assert_allclose(rotation @ rotation.T, np.eye(WIDTH), rtol=0, atol=1e-10)
+        np.testing.assert_allclose(rotation @ j_DD @ rotation.T, PAIRS, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(keep_mean(best) @ np.ones(WIDTH), np.ones(WIDTH), rtol=0, atol=1e-10)
+    with pytest.raises(UserError, match="singular"):
+        best_rotation([np.zeros((WIDTH, WIDTH))], [PAIRS])
+
+
+def test_the_best_rotation_has_the_closed_form_fraction_and_no_other_has_more() -> None:
+    """The maximum is (sum |W|^2 + nuclear norm of sum W^T J0 W) / (2 sum |W|^2); fractions are least-squares fits."""
+    weights = [random_matrix(seed, WIDTH, WIDTH) for seed in range(3)]
+    whole = sum(np.sum(w**2) for w in weights)
+    total = sum(w.T @ PAIRS @ w for w in weights)
+    expected = 0.5 + 0.5 * np.linalg.svd(total, compute_uv=False).sum() / whole
+    best = best_rotation(weights, [PAIRS] * 3)
+    assert least_squares_fraction([w @ best.T for w in weights]) == pytest.approx(expected, rel=1e-10)
+    others = [least_squares_fraction([w @ random_rotation(seed).T for w in weights]) for seed in range(20)]
+    assert 1 - expected < min(others) and max(others) < expected
+
+
+def test_the_fit_exceeds_one_step_which_exceeds_chance() -> None:
+    layers = random_layers(60)
+    one_step = Basis(best_rotation([w for layer in layers for w in layer], [PAIRS] * 6), [[np.eye(6)] * 2] * 2)
+    chance = np.mean([complex_fraction(layers, random_basis(layers, 2, np.random.default_rng(i))) for i in range(100)])
+    assert chance == pytest.approx(0.5, abs=0.02)
+    assert complex_fraction(layers, fit_basis(layers, 2)) > complex_fraction(layers, one_step) + 0.02 > chance + 0.1
+
+
+def test_the_chance_level_keeps_what_each_head_reads() -> None:
+    layers = random_layers(70, count=1)
+    rotated = rotate_heads(layers, 2, np.random.default_rng(0))
+    for before, after in zip(layers[0], rotated[0], strict=True):
+        assert np.abs(before - after).max() > 0.1
+        for old, new in zip(np.split(before, 2), np.split(after, 2), strict=True):
+            np.testing.assert_allclose(new.T @ new, old.T @ old, rtol=0, atol=1e-10)
 
 
 def build(config: ModelConfig = CONFIG, **changes: object) -> GPT:
-    """Float64, all parameters of order 1, gains and shifts included."""
+    """Float64, all parameters of order 1, LayerNorm gains and shifts included."""
     model = GPT(replace(config, **changes), vocab_size=VOCAB, max_len=LENGTH, seed=0).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -47,160 +125,107 @@ def logits(model: GPT) -> torch.Tensor:
         return model.logits(model(tokens_BT))
 
 
-def anywhere(model: GPT, seed: int = 0) -> StreamStructure:
-    """A random structure of the stream and of every head's values."""
-    generator = np.random.default_rng(seed)
-    rotated = [np.linalg.qr(generator.standard_normal((6, 6)))[0] for _ in range(4)]
-    heads = [[interleaved(6) @ rotated[2 * layer + head] for head in range(2)] for layer in range(2)]
-    return replace(random_stream(folded_qkv(model), 2, generator), heads=heads)
+def anywhere() -> Basis:
+    """A random basis of the stream and of every head's values."""
+    return Basis(random_rotation(5), [[random_rotation(10 * layer + head, 6) for head in range(2)] for layer in (1, 2)])
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("qkv_bias", [True, False])
-def test_turning_changes_no_output(tied: bool, qkv_bias: bool) -> None:
+def test_rotation_changes_no_output(tied: bool, qkv_bias: bool) -> None:
     model = build(tied_head=tied, qkv_bias=qkv_bias)
-    turned = turn(model, anywhere(model))
-    torch.testing.assert_close(logits(turned), logits(model), rtol=0, atol=1e-10)
-    assert (turned.embedding.weight - model.embedding.weight).abs().max() > 0.1  # it did turn
-    assert torch.equal(turned.norm.weight, torch.ones(12, dtype=torch.float64))
-    assert turned.head is not None
-
-
-def test_a_model_that_was_complex_all_along_loses_nothing() -> None:
-    """A CRoPE model, made dense and turned away at random, is found again and projected back without loss."""
-    crope = build(projection="complex", tied_head=False)
-    with torch.no_grad():  # gains of a pair equal: behind others the map is not complex-linear from the stream
-        for block in crope.blocks:
-            block.attn_norm.weight[1::2] = block.attn_norm.weight[0::2]
-    hidden = turn(with_dense_qkv(crope), anywhere(with_dense_qkv(crope)))
-    assert fit_stream(folded_qkv(hidden), 2).kept == pytest.approx(1.0, abs=1e-6)
-    straight = project(hidden)
-    found = project(turn(hidden, fit_stream(folded_qkv(hidden), 2)))
-    assert (logits(straight) - logits(crope)).abs().max() > 0.1
-    torch.testing.assert_close(logits(found), logits(crope), rtol=0, atol=1e-2 * logits(crope).abs().max().item())
-
-
-def test_converted_checkpoints_load_into_plain_models() -> None:
-    model = build(qkv_bias=True)
-    lean = project(turn(model, fit_stream(folded_qkv(model), 2)))
-    for projection, source in (("complex", lean), ("real", with_dense_qkv(lean))):
-        plain = build(projection=projection, tied_head=False, qkv_bias=True)
-        plain.load_state_dict(source.state_dict())
-        torch.testing.assert_close(logits(plain), logits(lean), rtol=0, atol=1e-12)
-
-
-def test_projection_keeps_the_share_that_the_fit_states() -> None:
-    model = build()
-    fit = fit_stream(folded_qkv(model), 2)
-    turned = turn(model, fit)
-    norms = []
-    for source in (project(turned), turned):
-        layers = [getattr(block.attn, name) for block in source.blocks for name in ("q_proj", "k_proj", "v_proj")]
-        norms.append(sum((layer.weight**2).sum().item() for layer in layers))
-    assert norms[0] / norms[1] == pytest.approx(fit.kept, rel=1e-10)
-
-
-def test_fresh_projections_are_the_initial_ones_and_the_rest_is_kept() -> None:
-    lean = project(turn(build(), anywhere(build())))
-    fresh = with_initial_qkv(lean, CONFIG, seed=5)
-    initial = GPT(replace(CONFIG, projection="complex"), vocab_size=VOCAB, max_len=LENGTH, seed=5)
-    for name, value in fresh.state_dict().items():
-        own = any(part in name for part in ("q_proj", "k_proj", "v_proj"))
-        expected = initial.state_dict()[name].double() if own else lean.state_dict()[name]
-        assert torch.equal(value, expected), name
+    rotated = rotate(model, anywhere())
+    torch.testing.assert_close(logits(rotated), logits(model), rtol=0, atol=1e-10)
+    assert (rotated.embedding.weight - model.embedding.weight).abs().max() > 0.1
+    assert torch.equal(rotated.norm.weight, torch.ones(WIDTH, dtype=torch.float64))
 
 
 def test_a_gain_of_zero_is_refused() -> None:
     model = build()
     with torch.no_grad():
-        model.blocks[1].ffn_norm.weight[3] = LEAST_GAIN / 2
-    with pytest.raises(UserError, match="gain of this run is zero"):
-        turn(model, anywhere(model))
+        model.blocks[1].ffn_norm.weight[3] = MIN_GAIN / 2
+    with pytest.raises(UserError, match="gain"):
+        rotate(model, anywhere())
 
 
-@pytest.fixture
-def make_run(toy_data: TokenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("crope.trained.load_tokens", lambda *_, **__: toy_data)
+def test_a_hidden_crope_model_is_recovered() -> None:
+    """A CRoPE model, made dense and rotated away at random, is found again and projected back without loss."""
+    crope = build(projection="complex", tied_head=False)
+    with torch.no_grad():  # equal gains in a pair: otherwise Q, K and V are not complex-linear from the stream
+        for block in crope.blocks:
+            block.attn_norm.weight[1::2] = block.attn_norm.weight[0::2]
+    hidden = rotate(with_dense_qkv(crope), anywhere())
+    basis = fit_basis(read_qkv(hidden), 2)
+    assert complex_fraction(read_qkv(hidden), basis) == pytest.approx(1.0, abs=1e-6)
+    recovered = project(rotate(hidden, basis))
+    assert (logits(project(hidden)) - logits(crope)).abs().max() > 0.1
+    torch.testing.assert_close(logits(recovered), logits(crope), rtol=0, atol=1e-2 * logits(crope).abs().max().item())
 
-    def make(model: str, *more: str) -> Run:
-        run = load_run([*TOY_OVERRIDES, f"model={model}", f"results_dir={tmp_path}", *more])
-        assert execute(run, stop=StopRequest()).status == "complete"
-        return run
 
-    return make
+def test_projection_keeps_the_stated_fraction_and_loads_into_a_plain_model() -> None:
+    model = build(qkv_bias=True)
+    basis = fit_basis(read_qkv(model), 2)
+    rotated = rotate(model, basis)
+    projected = project(rotated)
+    norms = [
+        sum((getattr(block.attn, name).weight ** 2).sum().item() for block in source.blocks for name in QKV_NAMES)
+        for source in (projected, rotated)
+    ]
+    assert norms[0] / norms[1] == pytest.approx(complex_fraction(read_qkv(model), basis), rel=1e-10)
+    plain = build(projection="complex", tied_head=False, qkv_bias=True)
+    plain.load_state_dict(projected.state_dict())
+    torch.testing.assert_close(logits(plain), logits(projected), rtol=0, atol=1e-12)
 
 
-def test_a_run_from_end_to_end(make_run) -> None:
-    """The stated losses are those of the files; the turned model's is the trained one's; all arms are tuned alike."""
-    run = make_run("rope")
-    result = convert(run.path, steps=4, lr=0.003)
-    assert json.loads((run.path / "conversion.json").read_text()) == result
-    recorded = json.loads((run.path / "summary.json").read_text())
-    before, after = result["loss_nats"], result["tuned_loss_nats"]
-    assert before["trained"] == pytest.approx(recorded["val_full"]["final_nats"], rel=1e-6)
+def test_fresh_projections_are_initial_and_the_rest_is_kept() -> None:
+    projected = project(rotate(build(), anywhere()))
+    fresh = with_initial_qkv(projected, CONFIG, seed=5).state_dict()
+    initial = GPT(replace(CONFIG, projection="complex"), vocab_size=VOCAB, max_len=LENGTH, seed=5).state_dict()
+    for name, value in fresh.items():
+        own = any(part in name for part in QKV_NAMES)
+        assert torch.equal(value, initial[name].double() if own else projected.state_dict()[name]), name
+
+
+@pytest.fixture(scope="module")
+def rope(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
+    folder = tmp_path_factory.mktemp("runs")
+    with toy_corpus(folder / "tokens"):
+        yield train_toy(folder, "model=rope")
+
+
+def test_a_run_from_end_to_end(rope: Record, capsys: pytest.CaptureFixture[str]) -> None:
+    """Losses are those of the files; the rotated model's is the trained one's; every arm is fine-tuned."""
+    main(str(rope.path), results_dir=rope.path.parents[1], steps=4, lr=0.003)
+    result = json.loads((rope.path / "conversion.json").read_text())
+    before, after, fractions = result["loss_nats"], result["tuned_loss_nats"], result["kept_share"]
+    assert before["trained"] == pytest.approx(rope.summary["val_full"]["final_nats"], rel=1e-6)
     assert before["rope"] == pytest.approx(before["trained"], rel=1e-5)
-    assert all(after[name] != before[name] for name in ("rope", "best", "random", "fresh"))
-    assert result["kept_share"]["best"] > result["kept_share"]["random"]
-    by_chance = result["kept_share"]["best_by_chance"]
-    assert len(by_chance) == 3 and all(share > result["kept_share"]["random"] for share in by_chance)
-    assert result["parameters"]["trained"] == {
-        name: value for name, value in recorded["parameters"].items() if name != "total"
-    }
-    assert 2 * result["parameters"]["converted"]["qkv"] == result["parameters"]["trained"]["qkv"]
-    assert result["parameters"]["converted"]["embeddings"] == 2 * result["parameters"]["trained"]["embeddings"]
-    outputs = []
-    for name, projection in (("converted", "complex"), ("converted_dense", "real")):
-        lean = replace(run.config.model, projection=projection, tied_head=False)
-        model = GPT(lean, vocab_size=TOY_VOCAB, max_len=16, seed=0).double()
-        model.load_state_dict(torch.load(run.path / f"{name}.pt", weights_only=True))
-        outputs.append(model(torch.arange(16)[None]))
-        assert isinstance(model.blocks[0].attn.q_proj, ComplexLinear) == (projection == "complex")
-    torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("dense", [False, True])
-def test_a_converted_model_is_exported_with_the_choices_that_load_it(make_run, tmp_path: Path, dense: bool) -> None:
-    run, out = make_run("rope"), tmp_path / "converted.safetensors"
-    with pytest.raises(UserError, match=r"no converted\.pt; scripts/convert\.py makes it"):
-        export(run.path, out, dense=dense, converted=True)
-    convert(run.path, steps=1)
-    export(run.path, out, dense=dense, converted=True)
-    with safe_open(out, "pt") as file:
-        choices = ModelConfig(**json.loads(file.metadata()["model"]))
-    assert (choices.projection, choices.tied_head) == ("real" if dense else "complex", False)
+    assert all(after[name] != before[name] for name in module.ARMS)
+    assert len(fractions["best_by_chance"]) == 3 and min(fractions["best_by_chance"]) > fractions["random"]
+    assert fractions["best"] > fractions["random"] and len(fractions["by_layer"]) == 1
+    trained, converted = result["parameters"]["trained"], result["parameters"]["converted"]
+    assert trained == {name: count for name, count in rope.summary["parameters"].items() if name != "total"}
+    assert (2 * converted["qkv"], converted["embeddings"]) == (trained["qkv"], 2 * trained["embeddings"])
+    choices = ModelConfig(**rope.config["model"] | {"projection": "complex", "tied_head": False})
     model = GPT(choices, vocab_size=TOY_VOCAB, max_len=16, seed=0)
-    model.load_state_dict(load_file(out))
-    own = torch.load(run.path / "converted.pt", weights_only=True)
-    expected = GPT(replace(choices, projection="complex"), vocab_size=TOY_VOCAB, max_len=16, seed=0)
-    expected.load_state_dict(own)
-    tokens_BT = torch.arange(16)[None]
-    torch.testing.assert_close(model(tokens_BT), expected(tokens_BT), rtol=0, atol=1e-5)
+    model.load_state_dict(torch.load(rope.path / "converted.pt", weights_only=True))
+    printed = capsys.readouterr().out
+    for name in module.ARMS:
+        assert f"{before[name]:.4f} -> {after[name]:.4f}" in printed
+    assert f"{trained['qkv']:,} -> {converted['qkv']:,}" in printed
 
 
-def test_no_steps_leave_the_projected_model_and_the_rate_is_the_runs_last(make_run) -> None:
+def test_no_steps_leave_the_projected_model_and_the_default_rate_is_the_last(rope: Record) -> None:
     """12 steps, a decay every 4: after 11 updates the rate is 0.001 * 0.8^2."""
-    result = convert(make_run("rope").path, steps=0)
-    assert result["tuned_loss_nats"] == {name: result["loss_nats"][name] for name in result["tuned_loss_nats"]}
+    result = convert(rope, steps=0)
+    assert result["tuned_loss_nats"] == {name: result["loss_nats"][name] for name in module.ARMS}
     assert result["lr"] == pytest.approx(0.001 * 0.8**2, rel=1e-12)
 
 
-@pytest.mark.parametrize("model", ["xpos", "crope"])
-def test_only_rope_runs_are_converted(model: str, make_run) -> None:
-    with pytest.raises(UserError, match="conversion starts from a RoPE run"):
-        convert(make_run(model).path, steps=1)
-
-
-def test_a_rate_that_diverges_is_named(make_run) -> None:
-    with pytest.raises(UserError, match="diverged at lr"):
-        convert(make_run("rope").path, steps=3, lr=1e30)
-
-
-def test_script_prints_the_table(make_run, monkeypatch, capsys) -> None:
-    run = make_run("rope")
-    monkeypatch.setattr("sys.argv", ["convert.py", str(run.path), "--steps", "1"])
-    runpy.run_path(str(ROOT / "scripts" / "convert.py"), run_name="__main__")
-    shown, result = capsys.readouterr().out, json.loads((run.path / "conversion.json").read_text())
-    for name in ("rope", "best", "random", "fresh"):
-        assert f"{result['loss_nats'][name]:.4f} -> {result['tuned_loss_nats'][name]:.4f}" in shown
-    qkv = 3 * 16 * 16
-    assert f"in Q, K, V {qkv:,} -> {qkv // 2:,}" in shown
+def test_what_cannot_be_converted_is_an_error(rope: Record) -> None:
+    with pytest.raises(UserError, match="RoPE"):
+        convert(replace(rope, config=rope.config | {"model": rope.config["model"] | {"position": "none"}}), steps=1)
+    with pytest.raises(UserError, match="steps"):
+        convert(rope, steps=-1)
+    with pytest.raises(UserError, match="diverged"):
+        convert(rope, steps=3, lr=1e30)

@@ -1,96 +1,100 @@
-"""Exports: read back with the format's own library into a plain model, whose outputs are the run's."""
+"""Export: read back with the format's own library into a plain model, whose outputs are the run's."""
 
 from __future__ import annotations
 
 import json
-import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 from crope.compose import load_run
-from crope.config import ROOT, ModelConfig
+from crope.config import ModelConfig
 from crope.errors import UserError
-from crope.export import export
+from crope.export import export, main
 from crope.model.gpt import GPT
-from crope.record import write_text
+from crope.record import Record
 from tests.conftest import TOY_OVERRIDES, TOY_VOCAB
+from tests.toy_runs import toy_corpus, train_toy
 
 LENGTH = 16
 
 
-def trained(folder: Path, *overrides: str) -> tuple[Path, GPT]:
-    """A run directory as export reads it, its weights all random."""
+def record_of(folder: Path, *overrides: str, weights: str = "weights.pt", **changes: object) -> tuple[Record, GPT]:
+    """A run with random weights of order 1; `changes` are made to the model whose weights are saved."""
     run = load_run([*TOY_OVERRIDES, f"results_dir={folder}", *overrides])
-    model = GPT(run.config.model, vocab_size=TOY_VOCAB, max_len=LENGTH, seed=3)
+    model = GPT(replace(run.config.model, **changes), vocab_size=TOY_VOCAB, max_len=LENGTH, seed=3)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(
-                0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
-            )
+            generator = torch.Generator().manual_seed(parameter.numel())
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     run.path.mkdir(parents=True)
-    write_text(run.path / "config.yaml", yaml.safe_dump(run.container))
-    torch.save(model.state_dict(), run.path / "weights.pt")
-    return run.path, model
+    torch.save(model.state_dict(), run.path / weights)
+    return Record(run.path, run.container, {}, {}), model
 
 
-def outputs(model: GPT) -> torch.Tensor:
+def read_back(path: Path) -> tuple[dict[str, str], GPT]:
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    config = ModelConfig(**json.loads(about["model"]))
+    model = GPT(config, vocab_size=int(about["vocab_size"]), max_len=int(about["max_len"]), seed=0)
+    model.load_state_dict(load_file(path))
+    return about, model
+
+
+def logits(model: GPT) -> torch.Tensor:
     with torch.no_grad():
         return model.double().logits(model(torch.arange(LENGTH)[None]))
 
 
-@pytest.mark.parametrize(
-    "model", ["crope", "lowrank", "blockdiag", "complex_misaligned", "complex_v", "rope", "complex_alibi"]
-)
+@pytest.mark.parametrize("name", ["crope", "lowrank", "blockdiag", "complex_misaligned", "complex_v", "complex_alibi"])
 @pytest.mark.parametrize("more", [(), ("model.qkv_bias=true", "model.tied_head=false")])
-def test_a_plain_model_loads_the_dense_export_with_equal_outputs(
-    model: str, more: tuple[str, ...], tmp_path: Path
-) -> None:
-    path, source = trained(tmp_path, f"model={model}", *more)
-    export(path, tmp_path / "dense.safetensors", dense=True)
-    with safe_open(tmp_path / "dense.safetensors", "pt") as file:
-        about = file.metadata()
-    assert (about["run_id"], about["vocab_size"], about["max_len"]) == (path.name, str(TOY_VOCAB), str(LENGTH))
-    choices = ModelConfig(**json.loads(about["model"]))
-    assert choices.projection == "real"
-    plain = GPT(choices, vocab_size=TOY_VOCAB, max_len=LENGTH, seed=0)
-    plain.load_state_dict(load_file(tmp_path / "dense.safetensors"))
-    torch.testing.assert_close(outputs(plain), outputs(source), rtol=0, atol=1e-5)
+def test_dense_export_has_equal_logits_in_a_plain_model(name: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    record, source = record_of(tmp_path, f"model={name}", *more)
+    export(record, tmp_path / "dense.safetensors", dense=True)
+    about, plain = read_back(tmp_path / "dense.safetensors")
+    assert about["run_id"] == record.path.name
+    assert json.loads(about["model"])["projection"] == "real"
+    torch.testing.assert_close(logits(plain), logits(source), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("ending", ["safetensors", "pt"])
-def test_as_trained_the_tensors_are_those_of_the_run(ending: str, tmp_path: Path) -> None:
-    path, source = trained(tmp_path, "model=crope")
-    out = tmp_path / f"crope.{ending}"
-    export(path, out, dense=False)
-    read = load_file(out) if ending == "safetensors" else torch.load(out, weights_only=True)
-    expected = source.state_dict()
+def test_as_trained_the_tensors_are_those_of_the_run(tmp_path: Path) -> None:
+    record, source = record_of(tmp_path, "model=crope")
+    export(record, tmp_path / "crope.safetensors", dense=False)
+    read, expected = load_file(tmp_path / "crope.safetensors"), source.state_dict()
     assert read.keys() == expected.keys() and any(name.endswith("q_proj.b") for name in read)
     assert all(torch.equal(read[name], expected[name]) for name in expected)
 
 
-def test_what_cannot_be_exported_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, _ = trained(tmp_path, "model=complex_wide")
-    with pytest.raises(UserError, match="has a width of its own"):
-        export(path, tmp_path / "out.pt", dense=True)
-    with pytest.raises(UserError, match=r"must end in \.safetensors or \.pt"):
-        export(path, tmp_path / "out.bin", dense=False)
+@pytest.mark.parametrize("dense", [False, True])
+def test_converted_weights_are_exported_with_the_configuration_that_loads_them(dense: bool, tmp_path: Path) -> None:
+    record, converted = record_of(tmp_path, "model=rope", weights="converted.pt", projection="complex", tied_head=False)
+    export(record, tmp_path / "converted.safetensors", dense=dense, converted=True)
+    about, model = read_back(tmp_path / "converted.safetensors")
+    assert json.loads(about["model"])["projection"] == ("real" if dense else "complex")
+    torch.testing.assert_close(logits(model), logits(converted), rtol=0, atol=1e-5)
+
+
+def test_what_cannot_be_exported_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, _ = record_of(tmp_path, "model=complex_wide")
+    with pytest.raises(UserError, match="width"):
+        export(record, tmp_path / "out.safetensors", dense=True)
+    with pytest.raises(UserError, match=r"\.safetensors"):
+        export(record, tmp_path / "out.bin", dense=False)
+    with pytest.raises(UserError, match=r"converted\.pt"):
+        export(record, tmp_path / "out.safetensors", dense=False, converted=True)
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(UserError, match=r"pip install -e '\.\[export\]'"):
-        export(path, tmp_path / "out.safetensors", dense=False)
-    (path / "weights.pt").unlink()
-    with pytest.raises(UserError, match=r"no weights\.pt"):
-        export(path, tmp_path / "out.pt", dense=False)
+    with pytest.raises(UserError, match="install"):
+        export(record, tmp_path / "out.safetensors", dense=False)
 
 
-def test_the_script_says_where_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    path, _ = trained(tmp_path, "model=rope")
-    monkeypatch.setattr("sys.argv", ["export.py", str(path), str(tmp_path / "rope.safetensors"), "--dense"])
-    runpy.run_path(str(ROOT / "scripts" / "export.py"), run_name="__main__")
-    assert capsys.readouterr().out.strip() == str(tmp_path / "rope.safetensors")
-    assert load_file(tmp_path / "rope.safetensors")
+def test_a_run_is_found_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with toy_corpus(tmp_path / "tokens"):
+        record = train_toy(tmp_path, "model=crope")
+    main(record.path.name, tmp_path / "out.safetensors", results_dir=tmp_path)
+    assert capsys.readouterr().out.strip() == str(tmp_path / "out.safetensors")
+    assert read_back(tmp_path / "out.safetensors")[0]["run_id"] == record.path.name

@@ -1,4 +1,4 @@
-"""20 steps of each model against committed losses: a changed constant anywhere on the way turns this red."""
+"""Golden losses of every model through both attention branches, and the numerics versions that depend on them."""
 
 from __future__ import annotations
 
@@ -8,42 +8,70 @@ import numpy as np
 import pytest
 
 from crope import config, golden
+from crope.compose import group_files
+from crope.model import attention
+
+BRANCHES = {"written out": attention.SHORT, "scaled_dot_product": 0}
 
 
-@pytest.mark.parametrize("model", golden.MODELS)
-def test_losses_are_the_committed_ones(model: str) -> None:
-    committed = json.loads(config.GOLDEN_FILE.read_text())["losses"][model]
-    found = golden.golden_losses(model)
-    assert found.keys() == committed.keys()
-    for name, losses in found.items():
+def test_every_model_has_golden_losses() -> None:
+    assert config.GOLDEN.keys() == group_files("model").keys(), "run `make golden`"
+
+
+@pytest.mark.parametrize("branch", BRANCHES)
+@pytest.mark.parametrize("model", config.GOLDEN)
+def test_losses_are_the_committed_ones(model: str, branch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = config.GOLDEN[model]
+    if entry["choices"][2] == "linear" and branch != "written out":
+        return  # linear attention has one branch
+    monkeypatch.setattr(attention, "SHORT", BRANCHES[branch])
+    choices, found = golden.golden_losses(model)
+    assert choices == entry["choices"]
+    for kind, committed in entry["losses"].items():
         np.testing.assert_allclose(
-            losses,
-            committed[name],
+            found[kind],
+            committed,
             rtol=golden.RELATIVE_TOLERANCE,
             atol=0,
-            err_msg=f"{model} {name}: numbers changed. If that is meant: make golden (old runs become stale)",
+            err_msg=f"{model} {kind}: numbers changed. If intended: make golden (this model's old runs become stale)",
         )
 
 
 def test_models_differ_and_learn() -> None:
-    """Guards the golden file itself: three different curves, each lower at its end than at its start."""
-    committed = json.loads(config.GOLDEN_FILE.read_text())["losses"]
-    assert len({tuple(committed[model]["train"]) for model in golden.MODELS}) == 3
-    assert all(committed[model]["val_full"][-1] < committed[model]["val_full"][0] for model in golden.MODELS)
+    curves = [entry["losses"] for entry in config.GOLDEN.values()]
+    assert len({tuple(losses["train"]) for losses in curves}) == len(curves)
+    assert all(losses["val_full"][-1] < losses["val_full"][0] for losses in curves)
 
 
-def test_remake_raises_the_version_exactly_when_a_loss_moved(tmp_path, monkeypatch) -> None:
-    losses = {"rope": {"train": [1.0], "val": [2.0], "val_full": [3.0]}}
+def test_remake_raises_the_version_of_the_changed_model_only(tmp_path, monkeypatch) -> None:
+    def entry(version: int, loss: float) -> dict:
+        return {"choices": ["a", "b", "c"], "numerics_version": version, "losses": {"val": [loss]}}
+
     file = tmp_path / "golden.json"
-    file.write_text(json.dumps({"numerics_version": 4, "losses": losses}))
-    monkeypatch.setattr(golden, "GOLDEN_FILE", file)
-    monkeypatch.setattr(golden, "MODELS", ("rope",))
+    file.write_text(json.dumps({"rope": entry(4, 2.0), "learned": entry(1, 3.0), "gone": entry(1, 5.0)}))
+    measured = {"rope": 2.0, "learned": 3.0 + 1e-7, "new": 1.0}
+    monkeypatch.setattr(golden, "group_files", lambda group: measured)
+    monkeypatch.setattr(golden, "golden_losses", lambda name: (["a", "b", "c"], {"val": [measured[name]]}))
+    assert golden.remake(file) == ["learned", "new"]
+    after = json.loads(file.read_text())
+    assert {name: after[name]["numerics_version"] for name in after} == {"rope": 4, "learned": 2, "new": 1}
+    assert golden.remake(file) == []
 
-    monkeypatch.setattr(golden, "golden_losses", lambda _: losses["rope"])
-    assert not golden.remake()
-    assert json.loads(file.read_text())["numerics_version"] == 4
 
-    moved = {**losses["rope"], "val": [2.0 + 1e-7]}
-    monkeypatch.setattr(golden, "golden_losses", lambda _: moved)
-    assert golden.remake()
-    assert json.loads(file.read_text()) == {"numerics_version": 5, "losses": {"rope": moved}}
+def test_numerics_version_of_a_model_and_of_a_combination(monkeypatch) -> None:
+    entries = {
+        ("learned", "real", "softmax"): 2,
+        ("learned", "complex", "softmax"): 3,
+        ("rotary", "real", "softmax"): 1,
+        ("rotary", "complex", "softmax"): 1,
+    }
+    monkeypatch.setattr(
+        config, "GOLDEN", {str(c): {"choices": list(c), "numerics_version": v} for c, v in entries.items()}
+    )
+
+    def version(*choices: str) -> int:
+        return config.numerics_version(dict(zip(("position", "projection", "attention"), choices, strict=True)))
+
+    assert all(version(*choices) == expected for choices, expected in entries.items())
+    assert version("learned", "halved", "softmax") == 2  # both models with learned positions are past version 1
+    assert version("rotary", "halved", "softmax") == 1  # not every model with softmax is

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from crope import paper
-from crope.compose import build_run, compose_config
+from crope.compose import load_run
 
 # Typed from the paper's Tables 1 and 2 line by line: XPOS, RoPE, CRoPE.
 TABLE1 = """
@@ -47,13 +47,13 @@ def test_orders_are_the_papers() -> None:
 
 
 def test_table2_first_row_is_table1_rounded() -> None:
-    """The paper prints one set of runs twice; a slip of the pen in either table shows here."""
+    """The paper prints one set of runs twice."""
     for model, loss in paper.TABLE2["base"].items():
         assert loss.mean_nats == pytest.approx(paper.TABLE1["pg19"][model].mean_nats, abs=5.01e-4)
         assert loss.std_nats == pytest.approx(paper.TABLE1["pg19"][model].std_nats, abs=5.01e-4)
 
 
-def test_cells_that_the_paper_has_not() -> None:
+def test_cells_that_the_paper_does_not_have() -> None:
     assert paper.printed_loss("table1", "base", "tiny", "crope") is None
     assert paper.printed_loss("table2", "base", "tiny", "crope") is None
     assert paper.printed_loss("table2", "b2_l512_d64", "ptb", "crope") is None
@@ -61,7 +61,7 @@ def test_cells_that_the_paper_has_not() -> None:
 
 
 def test_scale_paper_is_the_papers_setting() -> None:
-    config = build_run(compose_config(["model=crope", "data=ptb", "scale=paper"])).container
+    config = load_run(["model=crope", "data=ptb", "scale=paper"]).container
     found = {key: config[key.split(".")[0]][key.split(".")[1]] for key in paper.SETTINGS}
     assert found == {key: stated.value for key, stated in paper.SETTINGS.items()}
 
@@ -69,7 +69,7 @@ def test_scale_paper_is_the_papers_setting() -> None:
 @pytest.mark.parametrize("row", paper.ROWS)
 def test_ablations_at_scale_paper_are_table2s_rows(row: str) -> None:
     overrides = ["model=rope", "data=pg19", f"ablation={row}", "scale=paper"]
-    config = build_run(compose_config(overrides)).container
+    config = load_run(overrides).container
     found = {name: config["model" if name == "d_model" else "train"][name] for name in paper.ROWS[row]}
     assert found == paper.ROWS[row]
     assert config["train"]["max_steps"] == 10_000

@@ -1,14 +1,33 @@
-"""Records on disk: atomic files, torn lines, cut lines."""
+"""Records: atomic files, resumable metrics, the summary's numbers, and records that are refused."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from crope import record
-from crope.record import START, Mark, MetricsWriter, read_metrics, write_bytes, write_json
+from crope.errors import DataError, InvalidRecord, UserError
+from crope.record import (
+    PUBLISHED,
+    MetricsWriter,
+    find_record,
+    read_metrics,
+    read_record,
+    read_records,
+    run_status,
+    summarise,
+    write_bytes,
+    write_json,
+)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch) -> None:
@@ -25,7 +44,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeyp
     assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
 
 
-def test_the_name_appears_only_after_the_flush_and_is_flushed_too(tmp_path: Path, monkeypatch) -> None:
+def test_a_file_is_flushed_before_and_after_it_is_named(tmp_path: Path, monkeypatch) -> None:
     order = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(record.os, "fsync", lambda fd: (order.append("fsync"), fsync(fd)))
@@ -34,42 +53,168 @@ def test_the_name_appears_only_after_the_flush_and_is_flushed_too(tmp_path: Path
     assert order == ["fsync", "replace", "fsync"]
 
 
-def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2, "val/lo')
     assert read_metrics(path) == [{"step": 0}, {"step": 1}]
 
 
-def test_lines_past_the_mark_are_cut(tmp_path: Path) -> None:
+def test_a_resumed_writer_replaces_the_lines_after_its_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    with MetricsWriter(path, keep=START) as metrics:
+    with MetricsWriter(path) as metrics:
         for step in range(4):
             metrics.write({"step": step, "x": 0.1 * step})
             if step == 1:
-                mark = metrics.mark()
-    assert mark == Mark.of(path, mark.size)
-    with MetricsWriter(path, keep=mark) as metrics:
+                kept = metrics.sync()
+    with MetricsWriter(path, keep=kept) as metrics:
         metrics.write({"step": 2, "x": 7.0})
-        assert metrics.mark() == Mark.of(path)
+        assert metrics.sync() == path.stat().st_size
     assert read_metrics(path) == [{"step": 0, "x": 0.0}, {"step": 1, "x": 0.1}, {"step": 2, "x": 7.0}]
 
 
-def test_a_mark_of_other_lines_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "m").write_text('{"step": 0}\n{"step": 1}\n')
-    mark = Mark.of(tmp_path / "m", 12)
-    (tmp_path / "m").write_text('{"step": 9}\n{"step": 1}\n')
-    with pytest.raises(ValueError, match="first 12 bytes are not the ones that were marked"):
-        MetricsWriter(tmp_path / "m", keep=mark)
+def test_a_file_shorter_than_its_checkpoint_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\n')
+    with pytest.raises(ValueError, match="bytes"):
+        MetricsWriter(path, keep=100)
+    assert path.read_text() == '{"step": 0}\n'
 
 
 def test_no_line_holds_a_nan(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path / "m", keep=START) as metrics, pytest.raises(ValueError, match="JSON"):
+    with MetricsWriter(tmp_path / "m") as metrics, pytest.raises(ValueError, match="JSON"):
         metrics.write({"step": 0, "x": float("nan")})
 
 
-def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    write_json(tmp_path / "summary.json", {})
-    for name in (".lock", f".summary.json.x1{record.TEMPORARY}", "metrics.jsonl"):
-        (tmp_path / name).write_text("x")
-    record.remove_leftovers(tmp_path)
-    assert sorted(file.name for file in tmp_path.iterdir()) == [".lock", "metrics.jsonl", "summary.json"]
+ROWS = [
+    {"step": 0, "val/loss_nats": 9.0, "train/loss_nats": 9.1, "time/step_ms": 900.0, "speed/tokens_per_s": 1.0},
+    {"step": 10, "val/loss_nats": 4.0, "time/step_ms": 10.0, "speed/tokens_per_s": 70.0},
+    {"step": 15, "train/loss_nats": 0.5, "time/step_ms": 30.0, "speed/tokens_per_s": 40.0},
+    {"step": 20, "val/loss_nats": 2.9, "val_full/loss_nats": 2.8, "val_full/tokens": 100},
+    {"step": 35, "val/loss_nats": 3.9, "time/step_ms": 14.0, "speed/tokens_per_s": 50.0},
+    {"step": 36, "val/loss_nats": 3.0},
+    {"step": 38, "val/loss_nats": 3.2},
+    {
+        "step": 40,
+        "val/loss_nats": 3.7,
+        "val_full/loss_nats": 3.1,
+        "val_full/tokens": 100,
+        "train_full/loss_nats": 2.6,
+        "train_full/tokens": 96,
+    },
+]
+VALIDATION = {"tokens": 101, "bytes": 404}
+
+
+def test_every_number_of_a_summary_by_hand() -> None:
+    """The last 10 % of 40 steps are 36 to 40: 3.0, 3.2, 3.7, mean 3.3, variance (0.09 + 0.01 + 0.16) / 2 = 0.13."""
+    assert summarise(ROWS, max_steps=40, validation=VALIDATION) == {
+        "val_sampled": {
+            "mean_nats": pytest.approx(3.3, rel=1e-12),
+            "std_nats": pytest.approx(math.sqrt(0.13), rel=1e-12),
+            "n": 3,
+            "first_step": 36,
+            "last_step": 40,
+            "best_nats": 2.9,
+            "best_step": 20,
+        },
+        "val_full": {"final_nats": 3.1, "best_nats": 2.8, "best_step": 20, "tokens": 100, "whole_split": True},
+        "train": {"final_nats": 2.6, "tokens": 96},
+        "train_val_gap_nats": pytest.approx(0.5, rel=1e-12),
+        "val_nats_per_byte": pytest.approx(3.1 / 4, rel=1e-12),  # four bytes per token
+        "time": {"median_step_ms": 14.0, "tokens_per_s": 50.0},  # medians without the first line
+        "memory_peak_gib": None,
+    }
+
+
+def test_a_subset_is_not_the_whole_split_and_one_measurement_has_no_spread() -> None:
+    found = summarise([ROWS[0], {**ROWS[-1], "step": 10}], max_steps=10, validation={"tokens": 102, "bytes": 404})
+    assert found["val_full"]["whole_split"] is False
+    assert (found["val_sampled"]["n"], found["val_sampled"]["std_nats"]) == (1, None)
+    assert found["time"]["median_step_ms"] == 900.0
+
+
+@pytest.mark.parametrize("max_steps", [10, 30, 70, 230, 10_000])
+def test_the_step_at_nine_tenths_is_in(max_steps: int) -> None:
+    """With a measurement at every step: those from 0.9 max_steps on, whatever 0.9 is in binary."""
+    rows = [{**ROWS[0], "step": step} for step in range(max_steps)]
+    rows.append({**ROWS[-1], "step": max_steps})
+    found = summarise(rows, max_steps=max_steps, validation=VALIDATION)["val_sampled"]
+    assert (found["first_step"], found["n"]) == (9 * max_steps // 10, max_steps // 10 + 1)
+
+
+FIRST = min(path.parent for path in PUBLISHED.glob("*/*/summary.json"))
+
+
+def test_every_published_record_is_valid() -> None:
+    records, invalid = zip(*map(read_records, sorted(PUBLISHED.glob("*/"))), strict=True)
+    assert sum(map(len, records)) > 0 and not any(invalid)
+
+
+def edit(name: str, change: Callable[[Any], object]) -> Callable[[Path], None]:
+    """Changes one of a record's JSON or YAML files."""
+
+    def apply(folder: Path) -> None:
+        value = yaml.safe_load((folder / name).read_text())
+        change(value)
+        (folder / name).write_text(json.dumps(value))  # JSON is YAML
+
+    return apply
+
+
+def edit_metrics(folder: Path) -> None:
+    """A loss edited in metrics.jsonl, and the summary's SHA-256 with it."""
+    rows = read_metrics(folder / "metrics.jsonl")
+    rows[-1]["val_full/loss_nats"] = 1.0
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text)
+    edit("summary.json", lambda s: s.update(metrics_sha256=hashlib.sha256(text.encode()).hexdigest()))(folder)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "word"),
+    [
+        (lambda folder: (folder / "summary.json").write_text('{"status": "comp'), "read"),
+        (lambda folder: (folder / "provenance.json").unlink(), "read"),
+        (lambda folder: (folder / "metrics.jsonl").write_text('{"step": 0}\n'), "SHA-256"),
+        (edit("summary.json", lambda s: s.update(status="done")), "status"),
+        (edit("summary.json", lambda s: s.pop("parameters")), "parameters"),
+        (edit("summary.json", lambda s: s["val_full"].update(final_nats=4.5)), "val_full.final_nats"),
+        (edit("summary.json", lambda s: s.update(unigram_nats=float("nan"))), "unigram_nats"),
+        (edit("config.yaml", lambda c: c["train"].update(lr=0.5)), "config.yaml"),
+        (edit("config.yaml", lambda c: c.update(seed=7)), "config.yaml"),
+        (edit_metrics, "val_full.final_nats"),
+    ],
+)
+def test_an_invalid_record_is_named_in_one_line(spoil: Callable[[Path], object], word: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FIRST, tmp_path / FIRST.name))
+    spoil(folder)
+    with pytest.raises(InvalidRecord, match=word) as caught:
+        read_record(folder)
+    assert "\n" not in str(caught.value)
+    valid, invalid = read_records(tmp_path)
+    assert valid == [] and [error.path for error in invalid] == [folder]
+
+
+def test_a_renamed_record_is_invalid(tmp_path: Path) -> None:
+    other = FIRST.name.replace("-s0-", "-s1-")
+    with pytest.raises(InvalidRecord, match="folder"):
+        read_record(Path(shutil.copytree(FIRST, tmp_path / other)))
+
+
+def test_a_record_of_other_numerics_is_stale(monkeypatch) -> None:
+    assert run_status(read_record(FIRST)) == "complete"
+    monkeypatch.setattr(record, "numerics_version", lambda model: 99)
+    assert run_status(read_record(FIRST)) == "stale"
+
+
+def test_find_record_by_folder_id_and_unique_start(tmp_path: Path) -> None:
+    own = Path(shutil.copytree(FIRST, tmp_path / "runs" / FIRST.name))
+    for name in (str(own), FIRST.name, FIRST.name[:-3]):
+        assert find_record(name, results_dir=tmp_path).path == own
+    assert find_record(FIRST.name, results_dir=tmp_path / "none").path == FIRST
+    for name in ("nothing", "crope-"):
+        with pytest.raises(UserError, match=name):
+            find_record(name, results_dir=tmp_path)
+    (own / "summary.json").unlink()
+    with pytest.raises(DataError, match="finished"):
+        find_record(FIRST.name, results_dir=tmp_path)

@@ -1,235 +1,197 @@
-"""Runs as users make them, on a toy corpus: records, skipping, resuming, failing."""
+"""The training loop against closed forms and slow references, on a toy corpus."""
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from crope import execute as execute_module
 from crope import trainer
-from crope.compose import Run, load_run
-from crope.data.token_files import TokenSet
-from crope.errors import ConfigError
-from crope.execute import execute, is_done
-from crope.interrupt import Stopped, StopRequest, Unstoppable
-from crope.record import read_metrics, read_record, sha256_file
-from tests.conftest import TOY_OVERRIDES
+from crope.config import ModelConfig, TrainConfig
+from crope.data.tokens import TokenSet
+from crope.evaluate import cross_entropy, full_loss
+from crope.model.gpt import GPT
+from crope.record import read_metrics
+from crope.run import build_model
+from crope.trainer import build_losses, build_optimizer, train
+from tests.conftest import toy_run
+
+CPU = torch.device("cpu")
 
 
-def toy_run(results: Path, *more: str) -> Run:
-    return load_run([*TOY_OVERRIDES, f"results_dir={results}", *more])
+def trained(tokens: TokenSet, folder: Path, *overrides: str) -> tuple[GPT, list[dict[str, float]]]:
+    """A model after `train`, and the rows of its metrics.jsonl."""
+    config = toy_run(folder, "runtime.log_every=1", *overrides).config
+    model = build_model(config)
+    train(model, tokens, config, folder)
+    return model, read_metrics(folder / "metrics.jsonl")
 
 
-def weights(run: Run) -> dict[str, torch.Tensor]:
-    return torch.load(run.path / "weights.pt", weights_only=True)
+def by_step(rows: list[dict[str, float]], key: str) -> dict[int, float]:
+    return {int(row["step"]): row[key] for row in rows if key in row}
 
 
-def losses(run: Run) -> list[tuple[int, str, float]]:
-    """Every loss and learning rate of metrics.jsonl; times are left out."""
-    rows = read_metrics(run.path / "metrics.jsonl")
-    return [(row["step"], key, row[key]) for row in rows for key in row if key.endswith(("_nats", "/lr"))]
+def test_each_line_has_what_is_due_and_the_rate_of_every_update(toy_tokens: TokenSet, tmp_path: Path) -> None:
+    """Update s + 1 uses lr * gamma^(s // step_size); step_size is 4."""
+    _, rows = trained(toy_tokens, tmp_path)
+    assert list(by_step(rows, "val/loss_nats")) == [0, 4, 8, 12]
+    assert list(by_step(rows, "val_full/loss_nats")) == [6, 12]
+    assert list(by_step(rows, "train_full/loss_nats")) == [12]
+    rates = by_step(rows, "train/lr")
+    assert rates == {step: pytest.approx(0.001 * 0.8 ** (step // 4), rel=1e-12) for step in range(12)}
 
 
-def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
-    run = toy_run(tmp_path, "model=crope")
-    assert execute(run, stop=StopRequest()).status == "complete"
-    record = read_record(run.path)
-    assert sorted(file.name for file in run.path.iterdir()) == [
-        ".lock",
-        "config.yaml",
-        "metrics.jsonl",
-        "provenance.json",
-        "summary.json",
-        "weights.pt",
-    ]
-    assert record.config == run.container
-    summary = record.summary
-    assert (summary["status"], summary["model"], summary["dataset"], summary["seed"]) == (
-        "complete",
-        "crope",
-        "tiny",
-        0,
-    )
-    assert summary["train_tokens"] == 12 * 2 * 16
-    assert summary["train_passes"] == pytest.approx(384 / 900)
-    assert summary["weights_sha256"] == sha256_file(run.path / "weights.pt")
-    assert summary["metrics_sha256"] == sha256_file(run.path / "metrics.jsonl")
-    assert summary["parameters"]["embeddings"] == 300 * 16
-    facts = record.provenance
-    assert facts["packages"]["torch"] and facts["device_kind"] == "cpu" and facts["data"] == toy_data.meta
-    assert facts["started_utc"] <= facts["finished_utc"]
-    if (Path(__file__).parents[1] / ".git").exists():
-        assert len(facts["commit"]) == 40 and facts["dirty"] in (True, False)
+def test_the_rate_of_a_line_is_the_one_its_update_used(toy_tokens: TokenSet, tmp_path: Path, monkeypatch) -> None:
+    """Read from the optimiser at the moment of each update."""
+    used = []
+    real = torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: (used.append(self.param_groups[0]["lr"]), real(self)))
+    trained(toy_tokens, tmp_path)
+    assert used == pytest.approx([0.001 * 0.8 ** (step // 4) for step in range(12)], rel=1e-12)
 
 
-def test_lines_stand_where_they_are_due(toy_data: TokenSet, tmp_path: Path) -> None:
-    run = toy_run(tmp_path)
-    execute(run, stop=StopRequest())
-    rows = read_metrics(run.path / "metrics.jsonl")
-    due = {
-        key: [row["step"] for row in rows if key in row]
-        for key in ("val/loss_nats", "val_full/loss_nats", "train/loss_nats")
-    }
-    assert due["val/loss_nats"] == [0, 4, 8, 12]
-    assert due["val_full/loss_nats"] == [6, 12]
-    assert due["train/loss_nats"] == [0, 3, 6, 9]
-    rates = [row["train/lr"] for row in rows if "train/lr" in row]
-    assert rates == pytest.approx([0.001 * 0.8 ** (step // 4) for step in (0, 3, 6, 9)])
+def test_final_losses_are_those_of_the_saved_weights(toy_tokens: TokenSet, tmp_path: Path) -> None:
+    """Both splits measured again from weights.pt; the training split on as many tokens as the validation split."""
+    _, rows = trained(toy_tokens, tmp_path, "model=crope")
+    config = toy_run(tmp_path, "model=crope").config
+    model = build_model(config)
+    model.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    model.eval()
+    for split, key in (("train", "train_full"), ("validation", "val_full")):
+        with torch.no_grad():
+            loss, count = full_loss(
+                lambda x, y: cross_entropy(model, x, y), getattr(toy_tokens, split), config=config, device=CPU
+            )
+        assert rows[-1][f"{key}/loss_nats"] == pytest.approx(loss, rel=1e-6)
+        assert rows[-1][f"{key}/tokens"] == count == 64
+    assert abs(rows[-1]["train_full/loss_nats"] - rows[-1]["val_full/loss_nats"]) > 1e-3
 
 
-def test_a_complete_run_is_skipped(toy_data: TokenSet, tmp_path: Path, monkeypatch) -> None:
-    run = toy_run(tmp_path)
-    execute(run, stop=StopRequest())
-    before = {file.name: file.read_bytes() for file in run.path.iterdir()}
-    monkeypatch.setattr(execute_module, "train", lambda *_, **__: pytest.fail("trained again"))
-    assert execute(run, stop=StopRequest()).status == "skipped"
-    assert {file.name: file.read_bytes() for file in run.path.iterdir()} == before
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_losses_have_the_precision_of_the_configuration(precision: str, toy_tokens: TokenSet, tmp_path: Path) -> None:
+    """With logits far from zero, fp32 agrees with float64 to 1e-6 and bf16 does not."""
+    config = toy_run(tmp_path, f"train.precision={precision}").config
+    model = build_model(config)
+    with torch.no_grad():
+        model.embedding.weight.mul_(40)
+        x_BT = torch.from_numpy(toy_tokens.validation[:64].astype(np.int64)).view(4, 16)
+        losses = [loss(x_BT, x_BT.flip(1)).item() for loss in build_losses(model, config, CPU)]
+        exact = cross_entropy(model.double(), x_BT, x_BT.flip(1)).item()
+    for loss in losses:  # training, validation
+        assert (abs(loss / exact - 1) < 1e-6) == (precision == "fp32")
+        assert loss == pytest.approx(exact, rel=0.02)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-@pytest.mark.parametrize("leave_at", [5, 7])
-def test_a_stopped_run_goes_on_to_the_same_bits(
-    dropout: float, leave_at: int, toy_data: TokenSet, tmp_path: Path, monkeypatch
+def test_dropout_depends_on_the_seed_and_is_off_in_validation(
+    toy_tokens: TokenSet, tmp_path: Path, monkeypatch
 ) -> None:
-    """Stopped at a checkpoint's step and between two."""
-    whole = toy_run(tmp_path / "whole", f"model.dropout={dropout}")
-    execute(whole, stop=StopRequest())
+    """Equal initial values and batches at two seeds: only the masks may differ."""
+    real_batch, real_init = trainer.sample_batch, GPT._initialise
+    monkeypatch.setattr(trainer, "sample_batch", lambda *a, seed, **k: real_batch(*a, seed=0, **k))
+    monkeypatch.setattr("crope.evaluate.sample_batch", lambda *a, seed, **k: real_batch(*a, seed=0, **k))
+    monkeypatch.setattr(GPT, "_initialise", lambda self, seed, **k: real_init(self, 0, **k))
 
-    broken = toy_run(tmp_path / "broken", f"model.dropout={dropout}")
-    real = trainer.train_step
+    def curves(seed: int, dropout: float) -> tuple[dict[int, float], dict[int, float]]:
+        folder = tmp_path / f"{seed}-{dropout}"
+        _, rows = trained(toy_tokens, folder, f"seed={seed}", f"model.dropout={dropout}")
+        return by_step(rows, "train/loss_nats"), by_step(rows, "val/loss_nats")
 
-    def stop_there(*args: object, step: int, **kwargs: object) -> torch.Tensor:
-        if step == leave_at:
-            stop.signal_number = 15
-        return real(*args, step=step, **kwargs)
-
-    stop = StopRequest()
-    monkeypatch.setattr(trainer, "train_step", stop_there)
-    with pytest.raises(Stopped) as stopped:
-        execute(broken, stop=stop)
-    assert str(stopped.value) == f"stopped: saved at step {leave_at + 1}"
-    assert not is_done(broken.path)
-
-    stop.signal_number = None
-    monkeypatch.setattr(trainer, "train_step", real)
-    assert execute(broken, stop=StopRequest()).status == "complete"
-    assert losses(broken) == losses(whole)
-    found, expected = weights(broken), weights(whole)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    (train_0, val_0), (train_1, _), (again, _) = curves(0, 0.3), curves(1, 0.3), curves(0, 0.3)
+    (none_0, val_none), (none_1, _) = curves(0, 0.0), curves(1, 0.0)
+    assert train_0 == again and none_0 == none_1
+    assert all(train_0[step] != train_1[step] for step in train_0)
+    assert val_0[0] == val_none[0] and train_0[0] != none_0[0]
 
 
-@pytest.mark.parametrize("killed_at", [5, 7, 11])
-def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(
-    killed_at: int, toy_data: TokenSet, tmp_path: Path, monkeypatch
-) -> None:
-    """Nothing is saved on the way out, so lines past the last checkpoint (steps 5 and 10) are there to be cut."""
-    whole, broken = toy_run(tmp_path / "whole"), toy_run(tmp_path / "broken")
-    execute(whole, stop=StopRequest())
-    real = trainer.train_step
+def test_models_see_the_same_batches(toy_tokens: TokenSet, tmp_path: Path, monkeypatch) -> None:
+    real, seen = trainer.sample_batch, {}
 
-    def die_there(*args: object, step: int, **kwargs: object) -> torch.Tensor:
-        if step == killed_at:
-            raise KeyboardInterrupt
-        return real(*args, step=step, **kwargs)
+    def note(*args: object, **kwargs: object) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = real(*args, **kwargs)
+        seen[model].append(batch[0])
+        return batch
 
-    monkeypatch.setattr(trainer, "train_step", die_there)
-    with pytest.raises(KeyboardInterrupt):
-        execute(broken, stop=StopRequest())
-    assert max(row["step"] for row in read_metrics(broken.path / "metrics.jsonl")) >= 4
-
-    monkeypatch.setattr(trainer, "train_step", real)
-    assert execute(broken, stop=StopRequest()).status == "complete"
-    assert losses(broken) == losses(whole)
-    found, expected = weights(broken), weights(whole)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    facts = read_record(broken.path).provenance
-    assert [attempt["commit"] for attempt in facts["resumed_from"]] == [facts["commit"]]
-
-
-def test_models_see_the_same_batches(toy_data: TokenSet, tmp_path: Path, monkeypatch) -> None:
-    seen: dict[str, list[torch.Tensor]] = {}
-    real = trainer.sample_batch
+    monkeypatch.setattr(trainer, "sample_batch", note)
     for model in ("xpos", "rope", "crope"):
-        batches = seen.setdefault(model, [])
-
-        def note(
-            *args: object, into: list[torch.Tensor] = batches, **kwargs: object
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            into.append(real(*args, **kwargs)[0])
-            return real(*args, **kwargs)
-
-        monkeypatch.setattr(trainer, "sample_batch", note)
-        execute(toy_run(tmp_path, f"model={model}"), stop=StopRequest())
-    assert len(seen["rope"]) == 12
+        seen[model] = []
+        trained(toy_tokens, tmp_path / model, f"model={model}")
+    assert len({batch.numpy().tobytes() for batch in seen["rope"]}) == 12
     assert torch.equal(torch.stack(seen["xpos"]), torch.stack(seen["rope"]))
     assert torch.equal(torch.stack(seen["crope"]), torch.stack(seen["rope"]))
-    assert len({batch.numpy().tobytes() for batch in seen["rope"]}) == 12
-
-
-@pytest.mark.parametrize("bad_step", [4, 11])
-def test_a_loss_that_is_not_finite_stops_that_run_at_its_step(
-    bad_step: int, toy_data: TokenSet, tmp_path: Path, monkeypatch
-) -> None:
-    real = trainer.train_step
-
-    def poisoned(*args: object, step: int, **kwargs: object) -> torch.Tensor:
-        loss = real(*args, step=step, **kwargs)
-        return loss * math.nan if step == bad_step else loss
-
-    monkeypatch.setattr(trainer, "train_step", poisoned)
-    run = toy_run(tmp_path)
-    outcome = execute(run, stop=StopRequest())
-    assert outcome.status == "failed"
-    assert f"training loss is not finite at step {bad_step}" in outcome.text
-    summary = json.loads((run.path / "summary.json").read_text())
-    assert (summary["status"], summary["error"]["step"]) == ("failed", bad_step)
-    assert "NonFiniteLoss" in summary["error"]["traceback"]
-    assert all(math.isfinite(value) for _, _, value in losses(run))
-
-    monkeypatch.setattr(trainer, "train_step", real)
-    assert execute(run, stop=StopRequest()).status == "complete", "a failed run is tried again"
-
-
-def test_the_loss_that_diverges_is_caught_without_help(toy_data: TokenSet, tmp_path: Path) -> None:
-    outcome = execute(toy_run(tmp_path, "train.lr=1e30"), stop=StopRequest())
-    assert outcome.status == "failed"
-    assert "not finite at step" in outcome.text
-
-
-def test_a_sequence_longer_than_the_split_is_refused(toy_data: TokenSet, tmp_path: Path) -> None:
-    run = toy_run(tmp_path, "train.seq_len=300")
-    with pytest.raises(ConfigError, match=r"train.seq_len=300: the validation split has only 300 tokens"):
-        execute(run, stop=StopRequest())
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-def test_compiled_training_gives_the_same_losses(toy_data: TokenSet, tmp_path: Path) -> None:
-    """float32, so the two may differ by the order of sums only."""
-    eager, compiled = (
-        toy_run(tmp_path / "a", "model=crope"),
-        toy_run(tmp_path / "b", "model=crope", "runtime.compile=true"),
+def test_compiled_training_gives_the_same_losses(toy_tokens: TokenSet, tmp_path: Path) -> None:
+    """float32: they may differ by the order of sums."""
+    _, eager = trained(toy_tokens, tmp_path / "a", "model=crope")
+    _, compiled = trained(toy_tokens, tmp_path / "b", "model=crope", "runtime.compile=true")
+    for key in ("train/loss_nats", "val/loss_nats", "val_full/loss_nats", "train_full/loss_nats"):
+        assert by_step(compiled, key) == pytest.approx(by_step(eager, key), rel=1e-5)
+
+
+def train_config(**changes: float) -> TrainConfig:
+    """Every value differs from its default, so that none can take another's place."""
+    values = {"lr": 0.05, "lr_gamma": 0.5, "lr_step_size": 3, "beta1": 0.7, "beta2": 0.9, "eps": 0.01}
+    return TrainConfig(batch_size=1, seq_len=1, max_steps=10, **{**values, "weight_decay": 0.2, **changes})
+
+
+def test_adamw_is_the_published_update() -> None:
+    """Loshchilov and Hutter, Algorithm 2, with the decay multiplied by lr as in torch, and StepLR, in float64."""
+    model = nn.Linear(5, 3).double()
+    generator = np.random.default_rng(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.from_numpy(generator.standard_normal(parameter.shape)))
+    expected = [parameter.detach().numpy().copy() for parameter in model.parameters()]
+    first, second = ([np.zeros_like(value) for value in expected] for _ in range(2))
+    optimizer, scheduler = build_optimizer(model, train_config())
+    for t in range(1, 8):
+        lr = 0.05 * 0.5 ** ((t - 1) // 3)
+        for i, parameter in enumerate(model.parameters()):
+            gradient = generator.standard_normal(parameter.shape)
+            parameter.grad = torch.from_numpy(gradient)
+            first[i] = 0.7 * first[i] + (1 - 0.7) * gradient
+            second[i] = 0.9 * second[i] + (1 - 0.9) * gradient**2
+            step = (first[i] / (1 - 0.7**t)) / (np.sqrt(second[i] / (1 - 0.9**t)) + 0.01)
+            expected[i] = expected[i] - lr * 0.2 * expected[i] - lr * step
+        optimizer.step()
+        scheduler.step()
+        for parameter, value in zip(model.parameters(), expected, strict=True):
+            np.testing.assert_allclose(parameter.detach(), value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("lr", "gamma", "step_size", "steps"), [(1e-3, 0.8, 1000, 3001), (0.5, 0.5, 100, 99)])
+def test_step_lr_follows_its_formula(lr: float, gamma: float, step_size: int, steps: int) -> None:
+    optimizer, scheduler = build_optimizer(nn.Linear(1, 1), train_config(lr=lr, lr_gamma=gamma, lr_step_size=step_size))
+    for step in range(steps):
+        assert math.isclose(optimizer.param_groups[0]["lr"], lr * gamma ** (step // step_size), rel_tol=1e-9), step
+        optimizer.step()
+        scheduler.step()
+
+
+def test_weight_decay_applies_to_every_parameter() -> None:
+    """Gains and biases too: with zero gradients each value shrinks by 1 - lr * weight_decay."""
+    config = ModelConfig(
+        position="rotary", projection="complex", n_layers=1, n_heads=2, d_model=8, tied_head=False, qkv_bias=True
     )
-    execute(eager, stop=StopRequest())
-    assert execute(compiled, stop=StopRequest()).status == "complete"
-    assert eager.run_id == compiled.run_id
-    for one, other in zip(losses(eager), losses(compiled), strict=True):
-        assert one[:2] == other[:2]
-        assert one[2] == pytest.approx(other[2], rel=1e-5)
+    model = GPT(config, vocab_size=70, max_len=4, seed=0)
+    for parameter in model.parameters():
+        parameter.data.fill_(1.0)
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer, _ = build_optimizer(model, train_config())
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter, torch.tensor(1 - 0.05 * 0.2), rtol=1e-6, atol=0), name
 
 
-def test_a_batch_in_parts_gives_the_same_losses(toy_data: TokenSet, tmp_path: Path) -> None:
-    """The same run id; float32, so the two may differ by the order of sums only."""
-    whole, parts = toy_run(tmp_path / "a"), toy_run(tmp_path / "b", "runtime.accumulate=2")
-    assert whole.run_id == parts.run_id
-    for run in (whole, parts):
-        assert execute(run, stop=Unstoppable()).status == "complete"
-    for one, other in zip(losses(whole), losses(parts), strict=True):
-        assert one[:2] == other[:2]
-        assert one[2] == pytest.approx(other[2], rel=1e-6)
-    with pytest.raises(ConfigError, match=r"runtime.accumulate=3 .*: must divide train.batch_size=2"):
-        toy_run(tmp_path, "runtime.accumulate=3")
+def test_defaults_are_those_of_torch() -> None:
+    config = TrainConfig(batch_size=1, seq_len=1, max_steps=1, lr_gamma=0.8, lr_step_size=1000)
+    optimizer, _ = build_optimizer(nn.Linear(1, 1), config)
+    reference = torch.optim.AdamW(nn.Linear(1, 1).parameters())
+    for name in ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"):
+        assert optimizer.defaults[name] == reference.defaults[name]

@@ -1,0 +1,129 @@
+"""The schema: its keys, the values it refuses, and the identity of a run."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import yaml
+
+from crope import config as config_module
+from crope.compose import load_run
+from crope.config import SCIENTIFIC, cell_key, keys, run_hash
+from crope.errors import ConfigError
+
+# The keys that users and other tools rely on, typed here independently of the schema.
+STATED_KEYS = {
+    "model": "position projection attention n_layers n_heads d_model dropout tied_head qkv_bias embed_scale",
+    "tokenizer": "name vocab_size",
+    "train": "batch_size seq_len max_steps lr lr_gamma lr_step_size beta1 beta2 eps weight_decay precision",
+    "eval": "every batches full_every full_tokens",
+    "runtime": "device compile cuda_graphs jobs threads deterministic log_every checkpoint_every",
+}
+SCIENTIFIC_KEYS = [key for key in keys() if key.split(".")[0] in SCIENTIFIC]
+
+
+@pytest.mark.parametrize(("section", "names"), STATED_KEYS.items())
+def test_keys_are_the_stated_ones(section: str, names: str) -> None:
+    assert {key.split(".")[1] for key in keys() if key.startswith(f"{section}.")} == set(names.split())
+    assert {"seed", "results_dir", "data_dir"} <= keys().keys()
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("seed=-1", "seed=-1"),
+        ("train.lr=0", "train.lr"),
+        ("train.lr=-1e-3", "train.lr"),
+        ("train.lr=nan", "finite"),
+        ("train.lr=inf", "finite"),
+        ("train.max_steps=0", "train.max_steps"),
+        ("eval.every=0", "eval.every"),
+        ("eval.full_every=0", "eval.full_every"),
+        ("runtime.log_every=0", "runtime.log_every"),
+        ("runtime.checkpoint_every=0", "runtime.checkpoint_every"),
+        ("model.dropout=1", "below"),
+        ("model.n_heads=0", "model.n_heads"),
+        ("model.position=rotry", "model.position"),
+        ("model.d_model=130", "divisible"),
+        ("model.d_model=132", "odd"),
+        ("tokenizer.vocab_size=10", "257"),
+        ("scale=paper tokenizer.vocab_size=4096", "50257"),
+        ("runtime.cuda_graphs=true model.dropout=0.1", "dropout"),
+        ("runtime.cuda_graphs=true runtime.compile=false", "compile"),
+    ],
+)
+def test_values_that_the_types_allow_and_the_checks_refuse(override: str, word: str) -> None:
+    with pytest.raises(ConfigError, match=word) as caught:
+        load_run(override.split())
+    assert "\n" not in str(caught.value)
+
+
+def other(value: Any) -> Any:
+    """A value of the same type that differs."""
+    if isinstance(value, bool):
+        return not value
+    return value + "x" if isinstance(value, str) else value + 1
+
+
+@pytest.fixture(scope="module")
+def resolved() -> dict[str, Any]:
+    return load_run(["train.precision=fp32"]).container
+
+
+@pytest.mark.parametrize("key", SCIENTIFIC_KEYS)
+def test_identity_depends_on_every_scientific_key(key: str, resolved: dict[str, Any]) -> None:
+    """A run's name on all of them; a table cell on all but the seed and the precision."""
+    changed = copy.deepcopy(resolved)
+    *sections, name = key.split(".")
+    section = changed[sections[0]] if sections else changed
+    section[name] = other(section[name])
+    assert run_hash(changed) != run_hash(resolved)
+    assert (cell_key(changed) == cell_key(resolved)) == (key in ("seed", "train.precision"))
+
+
+@pytest.mark.parametrize("key", sorted(keys().keys() - set(SCIENTIFIC_KEYS)))
+def test_identity_depends_on_nothing_else(key: str, resolved: dict[str, Any]) -> None:
+    changed = copy.deepcopy(resolved)
+    *sections, name = key.split(".")
+    section = changed[sections[0]] if sections else changed
+    section[name] = other(section[name])
+    assert run_hash(changed) == run_hash(resolved)
+    assert cell_key(changed) == cell_key(resolved)
+
+
+def test_the_numerics_version_is_part_of_the_name(resolved: dict[str, Any]) -> None:
+    today = config_module.numerics_version(resolved["model"])
+    assert run_hash(resolved) == run_hash(resolved, version=today) != run_hash(resolved, version=today + 1)
+
+
+def test_a_run_is_named_after_its_precision_is_resolved(resolved: dict[str, Any]) -> None:
+    unresolved = {**resolved, "train": {**resolved["train"], "precision": "auto"}}
+    with pytest.raises(ValueError, match="resolved"):
+        run_hash(unresolved)
+
+
+def test_a_saved_config_gives_the_same_name(resolved: dict[str, Any]) -> None:
+    assert run_hash(yaml.safe_load(yaml.safe_dump(resolved))) == run_hash(resolved)
+
+
+def test_published_run_ids(resolved: dict[str, Any]) -> None:
+    """Names of published runs: a change here would orphan every record."""
+    for overrides, run_id in {
+        "model=crope data=ptb scale=quick seed=0 train.precision=bf16": "crope-ptb-base-s0-35d09483",
+        "model=rope data=pg19 scale=quick seed=2 train.precision=bf16": "rope-pg19-base-s2-2661f0fe",
+        "model=crope data=pg19 ablation=b2_l512_d64 scale=paper train.precision=bf16": (
+            "crope-pg19-b2_l512_d64-s0-93a28087"
+        ),
+    }.items():
+        assert load_run(overrides.split()).run_id == run_id
+
+
+def test_models_differ_in_one_choice_each() -> None:
+    xpos, rope, crope = (
+        dataclasses.asdict(load_run([f"model={name}"]).config.model) for name in ("xpos", "rope", "crope")
+    )
+    assert {key for key in rope if xpos[key] != rope[key]} == {"position"}
+    assert {key for key in rope if crope[key] != rope[key]} == {"projection"}

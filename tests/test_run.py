@@ -1,0 +1,243 @@
+"""Runs as users start them, on a toy corpus: records, skipping, stopping, resuming, failing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from crope import record, trainer
+from crope import run as run_module
+from crope.compose import Run
+from crope.data.tokens import TokenSet
+from crope.errors import ConfigError, DataUnavailable, InvalidRecord, StorageError, UserError
+from crope.record import is_complete, read_metrics, read_record, sha256_file
+from crope.run import execute, load_trained, record_failure, run_lock
+from tests.conftest import losses, same_bits, toy_run
+
+
+@pytest.fixture(autouse=True)
+def handlers_are_restored():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def during_step(monkeypatch: pytest.MonkeyPatch, at: int, action) -> None:
+    """Calls `action` before update number at + 1."""
+    real = trainer.train_step
+
+    def step_with_action(*args: object, step: int, **kwargs: object) -> torch.Tensor:
+        if step == at:
+            action()
+        return real(*args, step=step, **kwargs)
+
+    monkeypatch.setattr(trainer, "train_step", step_with_action)
+
+
+def summary(run: Run) -> dict:
+    return json.loads((run.path / "summary.json").read_text())
+
+
+def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
+    run = toy_run(tmp_path, "model=crope")
+    assert execute(run).status == "complete"
+    found = read_record(run.path)
+    files = ["config.yaml", "metrics.jsonl", "provenance.json", "summary.json", "weights.pt"]
+    assert sorted(file.name for file in run.path.iterdir()) == files
+    assert found.config == run.container
+    identity = {"status": "complete", "model": "crope", "dataset": "tiny", "row": "base", "scale": "quick", "seed": 0}
+    assert identity.items() <= found.summary.items()
+    assert found.summary["train_tokens"] == 12 * 2 * 16
+    assert found.summary["train_passes"] == pytest.approx(384 / 900)
+    assert found.summary["weights_sha256"] == sha256_file(run.path / "weights.pt")
+    assert found.summary["parameters"]["embeddings"] == 300 * 16
+    facts = found.provenance
+    assert facts["packages"]["torch"] and facts["device_kind"] == "cpu" and facts["data"] == toy_data.meta
+    assert facts["started_utc"] <= facts["finished_utc"]
+
+
+def test_the_trained_model_is_read_back(toy_data: TokenSet, tmp_path: Path) -> None:
+    run = toy_run(tmp_path)
+    execute(run)
+    model = load_trained(run.path, run.config)
+    saved = torch.load(run.path / "weights.pt", weights_only=True)
+    assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+    with pytest.raises(UserError, match=r"weights\.pt"):
+        load_trained(tmp_path, run.config)
+    learned = toy_run(tmp_path, "model=learned")
+    execute(learned)
+    with pytest.raises(UserError, match="learned"):
+        load_trained(learned.path, learned.config, max_len=32)
+
+
+def test_a_complete_run_is_skipped(toy_data: TokenSet, tmp_path: Path, monkeypatch) -> None:
+    run = toy_run(tmp_path)
+    execute(run)
+    before = {file.name: file.read_bytes() for file in run.path.iterdir()}
+    monkeypatch.setattr(run_module, "train", lambda *_, **__: pytest.fail("trained again"))
+    assert execute(run).status == "skipped"
+    assert {file.name: file.read_bytes() for file in run.path.iterdir()} == before
+
+
+def test_a_run_that_another_process_trains_is_busy(toy_data: TokenSet, tmp_path: Path) -> None:
+    run = toy_run(tmp_path)
+    with run_lock(run):
+        assert execute(run).status == "busy"
+    assert execute(run).status == "complete"
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("at", [5, 7])
+def test_a_stopped_run_continues_to_the_same_bits(
+    dropout: float, at: int, toy_data: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
+    """Stopped by SIGTERM at a checkpoint's step and between two."""
+    whole, broken = (toy_run(tmp_path / name, f"model.dropout={dropout}") for name in ("whole", "broken"))
+    execute(whole)
+    with monkeypatch.context() as patch:
+        during_step(patch, at, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        outcome = execute(broken)
+    assert (outcome.status, outcome.signal) == ("stopped", signal.SIGTERM)
+    assert f"step {at + 1}" in outcome.text
+    assert not is_complete(broken.path)
+    assert execute(broken).status == "complete"
+    assert same_bits(broken, whole)
+
+
+@pytest.mark.parametrize("at", [5, 7, 11])
+def test_a_killed_run_continues_from_its_checkpoint_to_the_same_bits(
+    at: int, toy_data: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
+    """Nothing is saved on the way out, so the lines after the last checkpoint (steps 5 and 10) must be replaced."""
+    whole, broken = toy_run(tmp_path / "whole"), toy_run(tmp_path / "broken")
+    execute(whole)
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        during_step(patch, at, die)
+        with pytest.raises(KeyboardInterrupt):
+            execute(broken)
+    assert max(row["step"] for row in read_metrics(broken.path / "metrics.jsonl")) >= 4
+    assert execute(broken).status == "complete"
+    assert same_bits(broken, whole)
+    facts = read_record(broken.path).provenance
+    assert [attempt["commit"] for attempt in facts["resumed_from"]] == [facts["commit"]]
+
+
+@pytest.mark.parametrize("bad_step", [4, 11])
+def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(bad_step, toy_data, tmp_path: Path, monkeypatch) -> None:
+    real = trainer.train_step
+    run = toy_run(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            trainer,
+            "train_step",
+            lambda *a, step, **k: real(*a, step=step, **k) * (math.nan if step == bad_step else 1.0),
+        )
+        outcome = execute(run)
+    assert outcome.status == "failed" and f"step {bad_step}" in outcome.text
+    assert (summary(run)["status"], summary(run)["error"]["step"]) == ("failed", bad_step)
+    assert "NonFiniteLoss" in summary(run)["error"]["traceback"]
+    assert all(math.isfinite(value) for _, _, value in losses(run))
+    assert execute(run).status == "complete", "a failed run is tried again"
+
+
+def test_divergence_is_caught(toy_data: TokenSet, tmp_path: Path) -> None:
+    assert "not finite" in execute(toy_run(tmp_path, "train.lr=1e30")).text
+
+
+def test_a_failure_is_one_line_and_a_traceback_in_the_record(toy_data, tmp_path: Path, monkeypatch) -> None:
+    def fault() -> None:
+        raise RuntimeError("a fault\nof two lines")
+
+    run = toy_run(tmp_path)
+    during_step(monkeypatch, 7, fault)
+    outcome = execute(run)
+    assert outcome.status == "failed" and outcome.text.endswith("a fault of two lines")
+    assert "in fault" in summary(run)["error"]["traceback"] and summary(run)["finished_utc"]
+
+
+def test_running_out_of_memory_names_the_batch_size(toy_data: TokenSet, tmp_path: Path) -> None:
+    """A batch of 2^40 sequences is more than any machine holds."""
+    assert f"train.batch_size={2**40}" in execute(toy_run(tmp_path, f"train.batch_size={2**40}")).text
+
+
+def test_a_missing_corpus_or_a_short_split_leaves_no_folder(toy_data: TokenSet, tmp_path: Path, monkeypatch) -> None:
+    run = toy_run(tmp_path, "train.seq_len=300")
+    with pytest.raises(ConfigError, match=r"train\.seq_len"):
+        execute(run)
+    assert not run.path.exists()
+
+    def absent(*_: object, **__: object) -> None:
+        raise DataUnavailable("ptb: not here")
+
+    monkeypatch.setattr(run_module, "load_tokens", absent)
+    with pytest.raises(DataUnavailable):
+        execute(run)
+    assert not run.path.exists()
+
+
+@pytest.mark.parametrize("where", ["checkpoint", "summary", "metrics"])
+def test_a_full_disk_is_a_storage_error_and_loses_nothing(where, toy_data, tmp_path: Path, monkeypatch) -> None:
+    run, whole = toy_run(tmp_path), toy_run(tmp_path / "whole")
+    execute(whole)
+    real_write, real_append = record.write_bytes, record.MetricsWriter.write
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def write(path: Path, data: bytes) -> None:
+        if path.name.startswith(where):
+            raise full
+        real_write(path, data)
+
+    def append(self, row) -> None:
+        if where == "metrics" and row["step"] == 9:
+            raise full
+        real_append(self, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "write_bytes", write)
+        patch.setattr("crope.checkpoint.write_bytes", write)
+        patch.setattr(record.MetricsWriter, "write", append)
+        with pytest.raises(StorageError, match="No space"):
+            execute(run)
+    assert execute(run).status == "complete"
+    assert same_bits(run, whole)
+
+
+def test_a_folder_removed_during_training_is_reported(toy_data: TokenSet, tmp_path: Path, monkeypatch) -> None:
+    run = toy_run(tmp_path)
+    with monkeypatch.context() as patch:
+        during_step(patch, 3, lambda: shutil.rmtree(run.path))
+        with pytest.raises(UserError, match="removed"):
+            execute(run)
+    assert execute(run).status == "complete"
+
+
+def test_a_corrupt_record_is_neither_used_nor_overwritten(toy_data: TokenSet, tmp_path: Path) -> None:
+    run = toy_run(tmp_path)
+    execute(run)
+    (run.path / "metrics.jsonl").write_text('{"step": 0}\n')
+    with pytest.raises(InvalidRecord, match="remove"):
+        execute(run)
+    assert (run.path / "metrics.jsonl").read_text() == '{"step": 0}\n'
+
+
+def test_the_failure_of_a_killed_process_is_recorded(toy_data: TokenSet, tmp_path: Path) -> None:
+    run = toy_run(tmp_path)
+    execute(run)
+    record_failure(run, "killed by signal 9")
+    assert is_complete(run.path)
+    (run.path / "summary.json").unlink()
+    record_failure(run, "killed by signal 9")
+    assert summary(run)["error"]["message"] == "killed by signal 9"
+    assert execute(run).status == "complete"
