@@ -36,18 +36,22 @@ def train(cfg: DictConfig) -> None:
             raise UserError(outcome.text)
     except UserError as error:
         failures.append(str(error))
-        raise UserError(str(error)) from None  # of one argument: a launcher's process has to pickle it
+        if HydraConfig.get().runtime.choices["hydra/launcher"] != "basic":
+            raise UserError(str(error)) from None  # the only way out of another process; it has to be picklable
+        return
     print(outcome.text, flush=True)
     if outcome.signal:
         sys.exit(128 + outcome.signal)
 
 
 def main() -> None:
-    check_overrides([text for text in sys.argv[1:] if "=" in text and not text.startswith("-")])
-    if not any(text.startswith("scale=") for text in sys.argv):
-        sys.argv.append(f"scale={default_scale()}")
+    overrides = [text for text in sys.argv[1:] if text.startswith("~") or ("=" in text and not text.startswith("-"))]
+    check_overrides(overrides)
+    if not any(text.startswith("scale=") for text in overrides):
+        overrides.append(f"scale={default_scale()}")
+        sys.argv.append(overrides[-1])
     if {"--cfg", "-c"} & set(sys.argv) and "job" in sys.argv:
-        run = load_run([text for text in sys.argv[1:] if "=" in text])
+        run = load_run(overrides)
         print(f"# {run.run_id} at scale {run.scale}")
         print(yaml.safe_dump(run.container, sort_keys=False), end="")
         return
@@ -57,10 +61,10 @@ def main() -> None:
         train()
     except (HydraException, OmegaConfBaseException) as error:
         raise one_line(error) from error
-    except UserError:
-        if len(failures) < 2:
-            raise
-        sys.exit("\n  ".join([f"{len(failures)} runs failed:", *failures]))
+    if len(failures) > 1:
+        print(f"{len(failures)} runs failed:", file=sys.stderr)
+    if failures:
+        sys.exit("\n".join(f"error: {text}" for text in failures))
 
 
 if __name__ == "__main__":
