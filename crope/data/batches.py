@@ -1,6 +1,6 @@
 """Batches as a pure function of (seed, step), and the fixed pass over a split.
 
-No loader and no state: resume is free, and all models see the same batches at the same seed.
+There is no loader state: a resumed run continues exactly, and all models see the same batches at the same seed.
 
 Shapes: B sequences, T = seq_len tokens, N windows.
 """
@@ -20,7 +20,7 @@ Corpus = np.ndarray | torch.Tensor  # flat token ids: mapped from disk, or on th
 
 
 def check_length(tokens: np.ndarray, seq_len: int, split: str) -> None:
-    """Raises ConfigError where the split holds no window of seq_len tokens and the token after each."""
+    """Raises ConfigError if the split holds no window of seq_len tokens plus the target after the last one."""
     if len(tokens) < seq_len + 1:
         fits = f"at most {len(tokens) - 1} or " if len(tokens) > 1 else ""
         raise ConfigError(
@@ -31,7 +31,7 @@ def check_length(tokens: np.ndarray, seq_len: int, split: str) -> None:
 def sample_batch(
     tokens: Corpus, *, seed: int, step: int, batch_size: int, seq_len: int, purpose: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Windows at uniform random offsets: inputs_BT and targets_BT (the tokens one further), int64.
+    """Windows at uniform random offsets: inputs_BT and targets_BT (shifted by one token), int64.
 
     `purpose` ("train", "validation/0", ...) names an independent stream of offsets.
     """
@@ -44,7 +44,7 @@ def full_pass(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Each target of the split once, in order, in windows without overlap; a shorter last window takes the rest.
 
-    max_tokens > 0 keeps an evenly spaced subset of whole windows of at most so many targets (at least one window).
+    max_tokens > 0 keeps an evenly spaced subset of whole windows with at most max_tokens targets (at least one window).
     """
     starts_N = np.arange(0, len(tokens) - seq_len, seq_len)
     rest = (len(tokens) - 1) % seq_len
@@ -59,12 +59,12 @@ def full_pass(
 
 
 def resident(tokens: np.ndarray, device: torch.device) -> Any:
-    """The corpus where batches are cut from it: on a GPU in its memory (4 bytes a token), else mapped from disk."""
+    """The corpus as batches are cut from it: in GPU memory (4 bytes per token), otherwise mapped from disk."""
     return torch.from_numpy(tokens.astype(np.int32)).to(device) if device.type == "cuda" else tokens
 
 
 def _windows(tokens: Corpus, starts_N: np.ndarray, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
-    if isinstance(tokens, torch.Tensor):  # only the starts travel: so few bytes that the copy waits for nothing
+    if isinstance(tokens, torch.Tensor):  # only the starts are copied to the device
         starts = torch.from_numpy(starts_N).to(tokens.device, non_blocking=True)
         window_NT = tokens[starts[:, None] + torch.arange(seq_len + 1, device=tokens.device)].long()
     else:

@@ -1,159 +1,319 @@
-"""From a corpus' name and a tokenizer to token arrays: the one entry to the data stage.
+"""Token arrays of a corpus: tokenizers, encoding, and the token files on disk.
 
-    load_tokens(corpus, tokenizer, data_dir=...)     opens the token files, preparing them first where needed
-    unavailable(corpora, tokenizer, data_dir=...)    which could not be had at all, and why, within 5 s
+    data/tokens/ptb-bpe4096-3f0c9a7be21d/
+        train.npy, validation.npy    1-D, uint16 if the vocabulary fits, else uint32
+        tokenizer.json               format of the `tokenizers` library
+        meta.json                    source, tokenizer, counts of tokens, words, bytes and lines, sha256
 
-For a pinned corpus the name of the token files needs no raw text, so a prepared dataset opens in milliseconds and
-without it.
+The folder's name hashes the source and the tokenizer's settings. The folder appears complete or not at all and is never
+changed. For a pinned corpus the name does not depend on the raw text, so prepared tokens need none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import hashlib
+import json
+import platform
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from tokenizers import Tokenizer
+import numpy as np
+from filelock import FileLock
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from crope.config import CACHE_DIR, TokenizerConfig
-from crope.data import hub
 from crope.data.corpora import (
-    CHECKSUMS,
-    PINNED,
-    RAW_DIR,
-    CorpusText,
-    Sources,
+    SPLITS,
+    Document,
+    checksums,
+    corpus_files,
+    corpus_sha256,
+    find_file,
     load_corpus,
     missing_files,
-    shown,
-    source_sha256,
 )
-from crope.data.preflight import preflight, site
-from crope.data.token_files import TokenSet, folder_name, open_tokens, write_tokens
-from crope.data.tokenizer import GPT2_FILE, check_tokenizer, load_gpt2, train_bpe
-from crope.errors import DataError
-from crope.lock import locked
-
-__all__ = ["TOKENS_DIR", "TokenSet", "load_tokens", "unavailable"]
+from crope.data.fetch import GPT2_FILE, fetch, reachable_sites
+from crope.errors import ConfigError, DataError, DataUnavailable, StorageError, UserError
+from crope.record import sha256_file, write_json, write_text
 
 TOKENS_DIR = CACHE_DIR / "tokens"
+TOKENS_FORMAT = 2  # to be raised when the same corpus and tokenizer give other files
+# Of vocabulary and merges (vocabulary_sha256): the hub's file and one built from OpenAI's files differ in their JSON.
+GPT2_SHA256 = "7af2255eedd60b16dd34cbba614d328a4b0726f23b66fb09c942a867f3ccac38"
+
+# GPT-2's pre-tokenizer always splits between a visible character and a space or line feed, and no alternative of its
+# pattern looks behind: pieces cut here have the token ids of the whole text.
+_CUT = re.compile(r"(?<=\S)(?=[ \n])")
+_PIECE_CHARS = 1 << 16
+_PIECES_AT_ONCE = 64
 
 
-def load_tokens(
-    corpus: str,
-    tokenizer: TokenizerConfig,
-    *,
-    data_dir: Path,
-    tokens_dir: Path = TOKENS_DIR,
-    raw_dir: Path = RAW_DIR,
-    checksums: Path = CHECKSUMS,
-) -> TokenSet:
-    """Opens the token files of a corpus, preparing them first where they are absent or damaged.
+@dataclass(frozen=True)
+class TokenSet:
+    """A prepared corpus; `train` and `validation` are 1-D arrays of token ids, mapped from disk, read-only."""
 
-    Raw text is looked for in `data_dir`, then `raw_dir`, then fetched into `raw_dir`. Raises DataUnavailable where it
-    is nowhere to be had, DataError for damaged text, ConfigError for a tokenizer that cannot be made.
+    folder: Path
+    meta: dict[str, Any]
+    train: NDArray[Any]
+    validation: NDArray[Any]
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.meta["tokenizer"]["vocab_size"])
+
+
+def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> TokenSet:
+    """Opens the token files of a corpus; makes them first if they are missing or corrupt, fetching text if needed.
+
+    Raises DataUnavailable if the text is nowhere to be had, DataError if it is corrupt, ConfigError if it is too small
+    for the vocabulary, StorageError if the files cannot be written.
     """
-    sources = Sources(Path(data_dir), raw_dir, checksums)
-    check_tokenizer(tokenizer)
-    fetched = None
-    folder = _folder(corpus, tokenizer, sources, tokens_dir)
-    if folder is None:  # only the text itself can name it, and it is not here
-        fetched = hub.fetch(corpus, missing_files(corpus, sources), sources)
-        folder = _folder(corpus, tokenizer, sources, tokens_dir)
-        assert folder is not None
-    if (found := _open(folder))[0]:
-        return found[0]
+    folder = _folder(corpus, tokenizer, data_dir)
+    if (tokens := _open_valid(folder)) is not None:
+        return tokens
+    _log(f"preparing {corpus}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
     try:
-        with locked(tokens_dir / f".{folder.name}.lock", busy=lambda who: hub.say(f"{who} prepares {corpus}; waiting")):
-            ready, damage = _open(folder)  # another process may have made it just now
-            if damage:
-                hub.say(f"{damage}; rebuilding it")
-            return ready or _prepare(corpus, tokenizer, sources, folder, fetched)
+        TOKENS_DIR.mkdir(parents=True, exist_ok=True)
+        with FileLock(TOKENS_DIR / f".{corpus}.lock"):
+            # Another process may have made them while this one waited.
+            return _open_valid(folder) or _write_tokens(folder, corpus, tokenizer, data_dir)
     except OSError as error:
-        raise DataError(f"{shown(tokens_dir)}: cannot write token files ({error.strerror or error})") from error
-    except DataError as error:
-        if not damage:
-            raise
-        raise type(error)(_beyond_repair(damage, str(error))) from None
+        raise StorageError(f"{TOKENS_DIR}: cannot write token files ({error.strerror or error})") from error
 
 
-def _open(folder: Path) -> tuple[TokenSet | None, str]:
-    """The token files, or None and the damage: empty where there are none."""
-    if not folder.exists():
-        return None, ""
-    try:
-        return open_tokens(folder), ""
-    except ValueError as error:
-        return None, f"{shown(folder)}: {error}"
-
-
-def unavailable(
-    corpora: Sequence[str],
-    tokenizer: TokenizerConfig,
-    *,
-    data_dir: Path,
-    tokens_dir: Path = TOKENS_DIR,
-    raw_dir: Path = RAW_DIR,
-    checksums: Path = CHECKSUMS,
-) -> dict[str, str]:
-    """Reason by corpus, for those neither prepared nor local nor on a site that answers; within 5 s in all.
-
-    Damaged local files are not unavailable: load_tokens raises for them.
-    """
-    sources = Sources(Path(data_dir), raw_dir, checksums)
-    check_tokenizer(tokenizer)
-    wanting: dict[str, list[tuple[list[str], list[str]]]] = {}  # corpus -> (files, sites that could have them)
-    damaged: dict[str, str] = {}
+def prepare(corpora: Sequence[str], tokenizer: TokenizerConfig, *, data_dir: Path) -> dict[str, str]:
+    """Makes the token files of each corpus and prints one line per corpus; returns the error of those that failed."""
+    failed = {}
     for corpus in corpora:
         try:
-            folder = _folder(corpus, tokenizer, sources, tokens_dir)
-        except DataError:  # of local text: load_tokens raises it
-            folder = None
-        ready, damage = _open(folder) if folder else (None, "")
-        if ready:
-            continue
-        if damage:
-            damaged[corpus] = damage
-        files = missing_files(corpus, sources)
-        needs = [(files, [origin.url for origin in hub.origins(corpus)])] if files else []
-        if tokenizer.name == "gpt2" and sources.find(GPT2_FILE) is None:
-            needs.append(([GPT2_FILE], [hub.endpoint()]))
-        wanting[corpus] = needs
-    down = preflight([url for needs in wanting.values() for _, urls in needs for url in urls])
-    reasons: dict[str, str] = {}
-    for corpus, needs in wanting.items():
-        for files, urls in needs:
-            if all(url in down for url in urls):
-                reason = hub.unavailable_text(corpus, files, [f"{site(url)}: {down[url]}" for url in urls], sources)
-                reasons.setdefault(corpus, _beyond_repair(damaged[corpus], reason) if corpus in damaged else reason)
+            tokens = load_tokens(corpus, tokenizer, data_dir=data_dir)
+        except UserError as error:
+            failed[corpus] = str(error)
+            _log(f"error: {error}")
+        else:
+            counts = ", ".join(f"{split} {tokens.meta['splits'][split]['tokens']:,} tokens" for split in SPLITS)
+            print(f"{corpus}: {counts}; data/tokens/{tokens.folder.name}", flush=True)
+    return failed
+
+
+def unavailable(corpora: Sequence[str], tokenizer: TokenizerConfig, *, data_dir: Path) -> dict[str, str]:
+    """Reason by corpus, for those that are neither prepared nor local nor on a site that accepts a connection.
+
+    Corrupt local files are not reported here: load_tokens raises DataError for them.
+    """
+    reasons = {}
+    for corpus in corpora:
+        try:
+            if _open_valid(_folder(corpus, tokenizer, data_dir)) is not None:
+                continue
+            if missing := missing_files(corpus, data_dir):
+                reachable_sites(corpus, missing)
+            if tokenizer.name == "gpt2" and find_file(GPT2_FILE, data_dir) is None:
+                reachable_sites("gpt2", [GPT2_FILE])
+        except DataUnavailable as error:
+            reasons[corpus] = str(error)
+        except DataError:
+            pass
     return reasons
 
 
-def _beyond_repair(damage: str, reason: str) -> str:
-    return f"{damage}, and it cannot be rebuilt: {reason}"
+def open_tokens(folder: Path) -> TokenSet:
+    """Opens token files after verifying their sha256 (PG-19: 40 ms). Raises DataError if one is missing or corrupt."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        digests = {f"{split}.npy": meta["splits"][split]["sha256"] for split in SPLITS}
+        for name, digest in {**digests, "tokenizer.json": meta["tokenizer"]["file_sha256"]}.items():
+            if sha256_file(folder / name) != digest:
+                raise ValueError(f"{name}: sha256 differs from meta.json")
+        train, validation = (np.load(folder / f"{split}.npy", mmap_mode="r") for split in SPLITS)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"data/tokens/{folder.name}: missing or corrupt ({error}); remove the folder") from error
+    return TokenSet(folder, meta, train, validation)
 
 
-def _folder(corpus: str, tokenizer: TokenizerConfig, sources: Sources, tokens_dir: Path) -> Path | None:
-    source = source_sha256(corpus, sources)
-    return None if source is None else tokens_dir / folder_name(corpus, tokenizer, source)
+def load_gpt2(path: Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json, from its vocabulary and merges. Raises DataError if they are not GPT-2's."""
+    try:
+        vocabulary, merges = vocabulary_of(json.loads(path.read_text(encoding="utf-8")))
+        if vocabulary_sha256(vocabulary, merges) != GPT2_SHA256:
+            raise ValueError("sha256 of vocabulary and merges differs")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{GPT2_FILE}: not GPT-2's tokenizer ({error}); replace or remove it") from error
+    return _byte_level(models.BPE(vocab=vocabulary, merges=[(left, right) for left, right in merges]))
 
 
-def _prepare(
-    corpus: str, config: TokenizerConfig, sources: Sources, folder: Path, fetched: list[str] | None
-) -> TokenSet:
-    if missing := missing_files(corpus, sources):
-        fetched = hub.fetch(corpus, missing, sources)
-    text = load_corpus(corpus, sources)
-    if fetched:
-        text = replace(text, kind="hub", where=", ".join(fetched))
-    if corpus not in (*PINNED, "tiny"):
-        hub.say(f"warning: {corpus} has no pinned checksum; its text is taken as it came")
-    hub.say(f"preparing {corpus}: tokenizer {config.name} ({config.vocab_size:,}), text from {text.where}")
-    tokenizer = _tokenizer(config, text, sources)
-    return write_tokens(folder, corpus, config, text, tokenizer)
+def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE with exactly `vocab_size` entries, deterministic. Texts are iterables of blocks, as Documents are.
+
+    The alphabet is all 256 bytes, so every text can be encoded. There are no special tokens. Raises ConfigError if no
+    pair of tokens occurs twice before `vocab_size` is reached.
+    """
+    tokenizer = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=[],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer=trainer)
+    reached = tokenizer.get_vocab_size()
+    if reached != vocab_size:
+        raise ConfigError(
+            f"tokenizer.vocab_size={vocab_size}: the train split is too small, BPE training ended at {reached} "
+            f"entries; set tokenizer.vocab_size to {reached} or less"
+        )
+    return tokenizer
 
 
-def _tokenizer(config: TokenizerConfig, text: CorpusText, sources: Sources) -> Tokenizer:
+def encode(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[NDArray[Any]]:
+    """Token ids of the texts in order, nothing between them, in the type of token_dtype.
+
+    Encodes some megabytes at a time, in pieces on all cores; the ids are those of each text encoded whole.
+    """
+    dtype = token_dtype(tokenizer.get_vocab_size())
+    stream = (piece for text in texts for piece in pieces(text))
+    while batch := list(islice(stream, _PIECES_AT_ONCE)):
+        for encoding in tokenizer.encode_batch_fast(batch):
+            yield np.array(encoding.ids, dtype)
+
+
+def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
+    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
+
+
+def pieces(blocks: Iterable[str], chars: int = _PIECE_CHARS) -> Iterator[str]:
+    """The text of the blocks in pieces of about `chars` characters, cut only at places that change no token."""
+    left, searched = "", 0
+    for block in blocks:
+        left += block
+        while (cut := _CUT.search(left, max(chars, searched))) is not None:
+            yield left[: cut.start()]
+            left, searched = left[cut.start() :], 0
+        searched = len(left)
+    yield left
+
+
+def vocabulary_of(tokenizer_json: dict[str, Any]) -> tuple[dict[str, int], list[list[str]]]:
+    """Vocabulary and merges of a tokenizer.json; older files write a merge as "a b"."""
+    model = tokenizer_json["model"]
+    added = {token["content"]: token["id"] for token in tokenizer_json.get("added_tokens") or []}
+    merges = [merge.split(" ") if isinstance(merge, str) else list(merge) for merge in model["merges"]]
+    return {**model["vocab"], **added}, merges
+
+
+def vocabulary_sha256(vocabulary: dict[str, int], merges: list[list[str]]) -> str:
+    return hashlib.sha256(json.dumps([vocabulary, merges], sort_keys=True).encode()).hexdigest()
+
+
+def _folder(corpus: str, tokenizer: TokenizerConfig, data_dir: Path) -> Path:
+    made_from = {
+        "format": TOKENS_FORMAT,
+        "source": corpus_sha256(corpus, data_dir),
+        "tokenizer": [tokenizer.name, tokenizer.vocab_size, GPT2_SHA256 if tokenizer.name == "gpt2" else None],
+    }
+    digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+    return TOKENS_DIR / f"{corpus}-{tokenizer.name}{tokenizer.vocab_size}-{digest[:12]}"
+
+
+def _open_valid(folder: Path) -> TokenSet | None:
+    """The token files, or None if they have to be made."""
+    if not folder.exists():
+        return None
+    try:
+        return open_tokens(folder)
+    except DataError as error:
+        _log(f"{error}; making it again")
+        return None
+
+
+def _write_tokens(folder: Path, corpus: str, config: TokenizerConfig, data_dir: Path) -> TokenSet:
+    """Encodes both splits into a partial folder, then renames it. The caller holds the lock of the corpus."""
+    if missing := missing_files(corpus, data_dir):
+        fetch(corpus, missing)
+    documents = load_corpus(corpus, data_dir)
+    files = corpus_files(corpus)
+    if corpus != "tiny" and files["train"][0] not in checksums():
+        _log(f"warning: {corpus} has no checksum in data/checksums.txt; its text is used as it is")
+    tokenizer = _build_tokenizer(config, documents["train"], data_dir)
+
+    building = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
+    building.mkdir()
+    try:
+        splits = {split: _write_split(building / f"{split}.npy", tokenizer, documents[split]) for split in SPLITS}
+        tokenizer_json = tokenizer.to_str()
+        write_text(building / "tokenizer.json", tokenizer_json)
+        meta = {
+            "format": TOKENS_FORMAT,
+            "corpus": corpus,
+            "tokenizer": {
+                "name": config.name,
+                "vocab_size": config.vocab_size,
+                "sha256": vocabulary_sha256(*vocabulary_of(json.loads(tokenizer_json))),
+                "file_sha256": sha256_file(building / "tokenizer.json"),
+            },
+            "source": {  # no absolute path: meta.json is copied into published records
+                "kind": "builtin" if corpus == "tiny" else "local",
+                "where": "pydoc_data.topics" if corpus == "tiny" else f"{corpus}/ in data_dir or data/raw",
+                "sha256": corpus_sha256(corpus, data_dir),
+            },
+            "splits": splits,
+            "made_by": {"tokenizers": version("tokenizers"), "python": platform.python_version()},
+        }
+        write_json(building / "meta.json", meta)
+        shutil.rmtree(folder, ignore_errors=True)  # corrupt, else it would have been opened
+        building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return open_tokens(folder)
+
+
+def _build_tokenizer(config: TokenizerConfig, train: Sequence[Document], data_dir: Path) -> Tokenizer:
     if config.name == "bpe":
-        return train_bpe(text.splits["train"], config.vocab_size)
-    return load_gpt2(sources.find(GPT2_FILE) or hub.fetch_gpt2(sources, GPT2_FILE))
+        return train_bpe(train, config.vocab_size)
+    if find_file(GPT2_FILE, data_dir) is None:
+        fetch("gpt2", [GPT2_FILE])
+    path = find_file(GPT2_FILE, data_dir)
+    assert path is not None
+    return load_gpt2(path)
+
+
+def _write_split(path: Path, tokenizer: Tokenizer, documents: Sequence[Document]) -> dict[str, Any]:
+    """Writes the ids as .npy and returns their entry in meta.json. Streams via a raw file, so memory stays flat."""
+    counts = Counter(words=0, bytes=0, lines=0)
+    raw, dtype = path.with_suffix(".raw"), np.dtype(token_dtype(tokenizer.get_vocab_size()))
+    with raw.open("wb") as file:
+        for ids in encode(tokenizer, [_counted(document, counts) for document in documents]):
+            ids.tofile(file)
+    array = np.memmap(raw, dtype, mode="r")
+    np.save(path, array)
+    raw.unlink()
+    return {"tokens": array.size, **counts, "sha256": sha256_file(path), "dtype": dtype.name}
+
+
+def _counted(blocks: Iterable[str], counts: Counter[str]) -> Iterator[str]:
+    """The blocks (of whole lines); adds their words, bytes and line feeds to `counts`."""
+    for block in blocks:
+        counts.update(words=len(block.split()), bytes=len(block.encode()), lines=block.count("\n"))
+        yield block
+
+
+def _byte_level(model: models.BPE) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
