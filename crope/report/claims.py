@@ -205,19 +205,21 @@ def verdict(checks: pd.DataFrame) -> str:
 
 
 def verdicts(checks: pd.DataFrame) -> list[dict[str, Any]]:
-    """For each claim and measure: the claim, the verdict, and in a sentence the check on which it hangs.
+    """For each claim and measure: the claim, the verdict, and in words the check on which it hangs.
 
-    That is the strongest check against a claim that is not supported, else the weakest check for it.
+    That is the strongest check against a claim that is not supported, else the weakest check for it, or a missing one.
     """
     found = []
     for (name, at), of in checks.groupby(["claim", "at"], sort=False):
         claim, outcome = next(claim for claim in CLAIMS if claim.name == name), of["verdict"].iloc[0]
-        against = outcome == NOT_SUPPORTED
+        against, untested = outcome == NOT_SUPPORTED, of["p_for"].isna()
         place = of["p_against"].argmin() if against else of["p_for"].fillna(np.inf).argmax()
         line = of.iloc[int(place)].to_dict()
-        holding = f"{(of['p_for'] < ALPHA).sum()} of {len(of)} checks hold"
-        text = f"{holding}; {'against it' if against else 'weakest'}: {label(line)} {number(line)}, must be"
-        found.append({"claim": claim, "at": at, "verdict": outcome, "text": f"{text} {RULES[line['rule']].text}"})
+        text = f"{(of['p_for'] < ALPHA).sum()} of {len(of)} checks hold; {'against it' if against else 'weakest'}:"
+        text += f" {label(line)} {number(line)}, must be {RULES[line['rule']].text}"
+        if outcome == MISSING:
+            text = f"{untested.sum()} of {len(of)} checks cannot be made; {label(line)}: {line['reason']}"
+        found.append({"claim": claim, "at": at, "verdict": outcome, "text": text})
     return found
 
 

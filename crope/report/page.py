@@ -49,19 +49,19 @@ def render_page(**context: Any) -> str:
 def interactive_curves(curves: pd.DataFrame) -> str:
     """The sampled validation loss of every run as a plotly figure with its script; a menu selects the table row."""
     figure, places = go.Figure(), list(dict.fromkeys(zip(curves["dataset"], curves["row"], strict=True)))
-    shown: list[str] = []
     for place in places:
         of = curves[(curves["dataset"] == place[0]) & (curves["row"] == place[1])].dropna(subset="val/loss_nats")
+        named = set()
         for (model, seed), run in of.groupby(["model", "seed"], sort=False):
             thin = run.iloc[:: max(1, len(run) // POINTS)]
             figure.add_scatter(
                 x=thin["step"].tolist(), y=thin["val/loss_nats"].round(4).tolist(), visible=place == places[0],
-                name=model_label(str(model)), legendgroup=str(model), showlegend=f"{model}" not in shown[-1:],
+                name=model_label(str(model)), legendgroup=str(model), showlegend=model not in named,
                 line={"color": COLOURS.get(str(model)), "dash": DASHES.get(str(model), "dashdot"), "width": 1.5},
                 hovertemplate=f"{model_label(str(model))}, seed {seed}: %{{y:.4f}} at step %{{x}}<extra></extra>",
+                meta=row_label(*place),
             )  # fmt: skip
-            shown.append(f"{model}")
-            figure.data[-1].meta = row_label(*place)
+            named.add(model)
     buttons = [
         {"label": row_label(*place), "method": "update",
          "args": [{"visible": [trace.meta == row_label(*place) for trace in figure.data]}]}

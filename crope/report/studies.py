@@ -146,7 +146,8 @@ def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
             known |= {"setting": _place(row)[3], "status": "missing", "n": 0}
             found = of_row[of_row["model"] == cell.model]
             for seq_len, of in found.groupby("seq_len"):
-                first, (mean, std) = of.iloc[0], mean_std(of["final"])
+                first, finite = of.iloc[0], np.isfinite(of["final"]).all()
+                mean, std = mean_std(of["final"]) if finite else (np.inf, None)
                 rope = by_seed(of_row[of_row["seq_len"] == seq_len], REFERENCE)
                 known |= {"status": "complete", "n": len(of), "seq_len": seq_len, "mean_nats": mean, "std_nats": std}
                 known |= {"projection": first["config.model.projection"], "qkv": first["parameters.qkv"]}
@@ -222,8 +223,9 @@ def _difference(question: Question, of: pd.DataFrame, of_dataset: pd.DataFrame, 
 
 
 def by_seed(of: pd.DataFrame, model: str = "", at: str = "final") -> pd.Series:
-    """The losses by seed; of one model if it is named."""
-    return (of[of["model"] == model] if model else of).set_index("seed")[at].dropna()
+    """The finite losses by seed; of one model if it is named."""
+    found = (of[of["model"] == model] if model else of).set_index("seed")[at]
+    return found[np.isfinite(found)]
 
 
 def at_size(runs: pd.DataFrame, parameters: int, at: str) -> pd.Series:
