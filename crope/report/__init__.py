@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def build_report(
     origin = f"These are published records of {source.machine}." if source.machine else f"Your runs: {source.place}."
     files["index.html"] = page.render_page(
         scale=source.scale, origin=origin, invalid=invalid, verdicts=claims.verdicts(checks), rule=verdicts.notes[0],
-        savings=tables.savings_line(source, cells), tables=losses, sections=sections,
+        savings=tables.savings_line(source, cells), sections=sections,
+        tables=[replace(losses[0], notes=[note for note in losses[0].notes if note not in losses[1].notes]), losses[1]],
         data=[name for name in files if name.endswith((".csv", ".parquet"))],
     )  # fmt: skip
     for path in [path for pattern in STALE for path in out_dir.glob(pattern) if path.name not in files]:
