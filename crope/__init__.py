@@ -10,18 +10,24 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 if TYPE_CHECKING:
+    from crope.config import ModelConfig
     from crope.model.complex_linear import ComplexLinear
     from crope.model.gpt import GPT
     from crope.model.positions import RotaryEmbedding
 
-__all__ = ["GPT", "ComplexLinear", "RotaryEmbedding"]
+__all__ = ["GPT", "ComplexLinear", "ModelConfig", "RotaryEmbedding"]
 
 
 def __getattr__(name: str) -> Any:
     """Loads the public classes on first use: the report and `--help` must not wait for torch."""
     from importlib import import_module
 
-    homes = {"ComplexLinear": "complex_linear", "GPT": "gpt", "RotaryEmbedding": "positions"}
+    homes = {
+        "ComplexLinear": "crope.model.complex_linear",
+        "GPT": "crope.model.gpt",
+        "ModelConfig": "crope.config",
+        "RotaryEmbedding": "crope.model.positions",
+    }
     if name not in homes:
         raise AttributeError(f"module 'crope' has no attribute {name!r}")
-    return getattr(import_module(f"crope.model.{homes[name]}"), name)
+    return getattr(import_module(homes[name]), name)

@@ -8,15 +8,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import II, MISSING
-
-from crope.model.schemes import POSITIONS, scheme_problems
+from omegaconf import MISSING
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE_DIR = Path(os.environ.get("CROPE_CACHE_DIR") or ROOT / "data")  # fetched text (raw/) and token files (tokens/)
@@ -34,6 +33,24 @@ SCIENTIFIC = ("model", "data", "tokenizer", "train", "eval", "seed")
 
 GPT2_VOCAB_SIZE = 50257
 FFN_RATIO = 4  # width of the feed-forward layer over d_model, in every model (Sec. 6.1: "expansion ratio of 4")
+INIT_STD = 0.02  # of the initial weights, as in GPT-2
+CHUNK = 64  # tokens per chunk of linear attention
+
+# Values of model.position, model.projection and model.attention; each selects one class in crope/model.
+POSITIONS = ("none", "sinusoidal", "sinusoidal_balanced", "learned", "rotary", "relative_bias", "alibi")
+SCORE_BIASES = ("relative_bias", "alibi")  # positions that add a bias to the score matrix
+PROJECTIONS = (
+    "real",
+    "complex",
+    "halved",
+    "lowrank",
+    "blockdiag",
+    "complex_misaligned",
+    "complex_qk",
+    "complex_v",
+    "complex_wide",
+)
+ATTENTIONS = ("softmax", "linear")
 
 
 def option(
@@ -52,34 +69,45 @@ def option(
 
 @dataclass
 class ModelConfig:
-    """One decoder; three choices make the model (DESIGN: position, projection, attention), nothing else differs."""
+    """One decoder. Models differ in `position`, `projection` and `attention` only; the sizes are those of Sec. 5.1."""
 
-    position: str = option(MISSING, "how order enters", one_of=POSITIONS)
-    projection: str = option(
-        MISSING,
-        "class of the Q, K and V maps",
-        one_of=(
-            "real",
-            "complex",
-            "halved",
-            "lowrank",
-            "blockdiag",
-            "complex_misaligned",
-            "complex_qk",
-            "complex_v",
-            "complex_wide",
-        ),
-    )
-    attention: str = option("softmax", "how scores become weights", one_of=("softmax", "linear"))
+    position: str = option(MISSING, "position scheme", one_of=POSITIONS)
+    projection: str = option(MISSING, "class of the Q, K and V projections", one_of=PROJECTIONS)
+    attention: str = option("softmax", "softmax, or RoFormer's linear attention", one_of=ATTENTIONS)
     n_layers: int = option(4, "L of Sec. 5.1", least=1)
     n_heads: int = option(4, "H of Sec. 5.1", least=1)
-    d_model: int = option(II("ablation.d_model"), "D; d_model / n_heads must be even", least=2)
+    d_model: int = option(128, "D; d_model / n_heads must be even", least=2)
     dropout: float = option(0.0, "on embedding, attention weights and residual branches", least=0, below=1)
     tied_head: bool = option(True, "output head = token embedding, as in GPT-2")
     qkv_bias: bool = option(False, "bias in Q, K and V of all models alike; Eqs. 4-30 have none")
     embed_scale: str = option(
         "sqrt_d", "factor on the token embedding: 1 (GPT-2) or sqrt(d_model)", one_of=("one", "sqrt_d")
     )
+
+    @property
+    def attention_width(self) -> int:
+        """E, the width of Q, of K and of V over all heads: d_model except for `halved` and `complex_wide`.
+
+        In `complex_wide` E is 1.6 d_model, rounded to a multiple of 2 n_heads. Complex Q, K and V and a full output
+        projection, 2.5 E D weights, are then as large as RoPE's attention, 4 D^2. Rounding moves E by at most n_heads,
+        so the block differs from RoPE's (12 D^2) by at most 2.5 n_heads / (12 D): 0.65 % at D = 128 and 4 heads.
+        """
+        if self.projection == "halved":
+            return self.d_model // 2
+        if self.projection == "complex_wide":
+            step = 2 * self.n_heads
+            return step * round(1.6 * self.d_model / step)
+        return self.d_model
+
+    @property
+    def head_width(self) -> int:
+        """K = E / n_heads."""
+        return self.attention_width // self.n_heads
+
+    @property
+    def embed_factor(self) -> float:
+        """Factor on the token embedding; sqrt(d_model) is that of Vaswani et al., Sec. 3.4."""
+        return math.sqrt(self.d_model) if self.embed_scale == "sqrt_d" else 1.0
 
 
 @dataclass
@@ -113,7 +141,7 @@ class TrainConfig:
     seq_len: int = option(MISSING, "L, tokens a sequence", least=1)
     max_steps: int = option(MISSING, "optimiser updates", least=1)
     lr: float = option(0.001, "initial learning rate", above=0)
-    lr_gamma: float = option(II("ablation.lr_gamma"), "factor on lr every lr_step_size steps", above=0)
+    lr_gamma: float = option(0.8, "factor on lr every lr_step_size steps", above=0)
     lr_step_size: int = option(MISSING, "steps between decays", least=1)
     beta1: float = option(0.9, "AdamW", least=0, below=1)
     beta2: float = option(0.999, "AdamW", least=0, below=1)
@@ -199,23 +227,48 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
             yield key, f"must be a finite number above {rule['above']}"
         elif rule["below"] is not None and not value < rule["below"]:
             yield key, f"must be below {rule['below']}"
-    model = config.model
-    if model.n_heads >= 1 and model.d_model % model.n_heads:
-        yield "model.d_model", f"is not divisible by model.n_heads={model.n_heads}"
-    elif model.n_heads >= 1 and (model.d_model // model.n_heads) % 2:
-        width = model.d_model // model.n_heads
-        yield (
-            "model.d_model",
-            f"gives heads of odd width {width} (model.n_heads={model.n_heads}); a pair of channels is one rotation",
-        )
-    elif model.n_heads >= 1:
-        yield from scheme_problems(model)
+    yield from model_problems(config.model)
     yield from _runtime_problems(config)
     if config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size != GPT2_VOCAB_SIZE:
         yield (
             "tokenizer.vocab_size",
             f"must be {GPT2_VOCAB_SIZE} with tokenizer.name=gpt2 (a size of your own needs tokenizer.name=bpe)",
         )
+
+
+def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
+    """(key, what is wrong and what to do) for sizes and combinations that no model has; at most one per key."""
+    if min(model.n_heads, model.d_model) < 1:
+        return  # rejected by `problems`
+    if model.d_model % model.n_heads:
+        yield "model.d_model", f"is not divisible by model.n_heads={model.n_heads}"
+    elif (width := model.d_model // model.n_heads) % 2 or (width := model.head_width) % 2:
+        yield (
+            "model.d_model",
+            f"gives heads of odd width {width} (model.n_heads={model.n_heads}, model.projection={model.projection}); "
+            "channels are rotated in pairs, so the width must be even",
+        )
+    elif model.projection == "lowrank" and half_rank(model.d_model, model.attention_width) < 1:
+        yield "model.d_model", "allows model.projection=lowrank no rank at half the weights; use 4 or more"
+    if model.attention == "linear" and model.position in SCORE_BIASES:
+        yield (
+            "model.position",
+            "is added to the score matrix, which model.attention=linear never forms; use model.attention=softmax or "
+            "another position",
+        )
+    if model.projection == "complex_misaligned" and model.position != "rotary":
+        yield (
+            "model.projection",
+            f"is misaligned with the channel pairs of model.position=rotary, but model.position={model.position} has "
+            "no rotation; use the equivalent model.projection=complex",
+        )
+    elif model.projection == "complex_misaligned" and model.head_width == 2:
+        yield "model.projection", "needs at least two channel pairs per head; use a larger d_model or fewer n_heads"
+
+
+def half_rank(in_features: int, out_features: int) -> int:
+    """The largest rank r whose two factors, r (D + E) weights, are at most half of the dense D E: D/4 where D = E."""
+    return in_features * out_features // (2 * (in_features + out_features))
 
 
 def _runtime_problems(config: Config) -> Iterator[tuple[str, str]]:

@@ -11,23 +11,20 @@ which Q, K and V are closest to complex-linear. The rotation does not change the
 
 (A fixed matrix before Q, K and V would allow one basis per layer, but would store D^2 numbers to save 1.5 D^2.)
 
-Shapes: D width of the stream, E = H K common width of Q, K and V, H heads, K head width. numpy arrays are float64.
+Shapes: D width of the stream, E common width of Q, K and V.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.linalg import block_diag
-from scipy.stats import ortho_group
 from torch import Tensor, nn
 
 from crope.checkpoint import TrainState, save_weights
@@ -43,13 +40,18 @@ from crope.model.gpt import GPT, Block
 from crope.record import Record, find_record, write_json
 from crope.run import load_run_tokens, load_trained
 from crope.seeding import stream
+from crope.theory.complex_maps import (
+    StreamStructure,
+    fit_stream,
+    folded_qkv,
+    keeping_mean,
+    random_stream,
+    rotation_of,
+    turned,
+)
 from crope.trainer import build_losses, build_optimizer, prepare_device, train_step
 
-Array = NDArray[np.float64]
-Layer = tuple[Array, Array, Array]  # Q, K and V as (E, D) matrices
-
 CHANCE_DRAWS = 3
-SWEEPS = 50  # alternating updates in `fit_basis`; one more adds less than 1e-4 to the fraction
 MIN_GAIN = 1e-6  # LayerNorm shifts are divided by their gains
 
 ARMS = {
@@ -90,9 +92,12 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
     model, tokens = load_trained(path, config), load_run_tokens(config)
     decay = config.train.lr_gamma ** ((config.train.max_steps - 1) // config.train.lr_step_size)
     rate = config.train.lr * decay if lr is None else lr
-    layers, n_heads, generator = read_qkv(model), config.model.n_heads, stream(config.seed, "convert/structure")
-    best, random = fit_basis(layers, n_heads), random_basis(layers, n_heads, generator)
-    shuffled = [rotate_heads(layers, n_heads, generator) for _ in range(CHANCE_DRAWS)]
+    layers, n_heads, generator = folded_qkv(model), config.model.n_heads, stream(config.seed, "convert/structure")
+    try:
+        best, random = fit_stream(layers, n_heads), random_stream(layers, n_heads, generator)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}; convert another run") from error
+    shuffled = [turned(layers, n_heads=n_heads, generator=generator) for _ in range(CHANCE_DRAWS)]
     rotated = rotate(model, best)
     arms = {
         "rope": rotated,
@@ -104,10 +109,10 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
         "steps": steps,
         "lr": rate,
         "kept_share": {
-            "best": complex_fraction(layers, best),
-            "random": complex_fraction(layers, random),
-            "by_layer": [complex_fraction([layer], fit_basis([layer], n_heads)) for layer in layers],
-            "best_by_chance": [complex_fraction(each, fit_basis(each, n_heads)) for each in shuffled],
+            "best": best.kept,
+            "random": random.kept,
+            "by_layer": [fit_stream([layer], n_heads).kept for layer in layers],
+            "best_by_chance": [fit_stream(each, n_heads).kept for each in shuffled],
         },
         "parameters": {"trained": asdict(count_parameters(model)), "converted": asdict(count_parameters(arms["best"]))},
         "loss_nats": {"trained": measure(model, tokens, config=config)},
@@ -142,123 +147,8 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# A complex structure J (orthogonal, J^2 = -1: multiplication by i) is held as an orthogonal matrix R that takes vectors
-# to interleaved pairs (Eq. 8): J = R^T J0 R, where J0 acts on the pairs (2j, 2j+1).
-
-
-@dataclass(frozen=True)
-class Basis:
-    """R of the residual stream, (D, D), and of the values of each head, [layer][head] (K, K)."""
-
-    stream_DD: Array
-    heads: list[list[Array]]
-
-
-def fit_basis(layers: Sequence[Layer], n_heads: int) -> Basis:
-    """The basis with the largest complex-linear fraction of Q, K and V of all layers (a local maximum).
-
-    The outputs of Q and K are paired by the rotary positions. The outputs of V may be paired in any way inside a head,
-    because the output projection can undo it. So stream and heads are maximised in turn; the fraction only grows.
-    """
-    basis = Basis(np.eye(layers[0][0].shape[1]), _unrotated(layers, n_heads))
-    for _ in range(SWEEPS):
-        stream_DD = best_rotation(*_with_outputs(layers, basis.heads))
-        j_DD = structure(stream_DD)
-        heads = [[best_rotation([head.T], [j_DD]) for head in np.split(v, n_heads)] for _, _, v in layers]
-        basis = Basis(stream_DD, heads)
-    return basis
-
-
-def random_basis(layers: Sequence[Layer], n_heads: int, generator: np.random.Generator) -> Basis:
-    """A random basis of the stream, heads unrotated."""
-    width = layers[0][0].shape[1]
-    normal_DD = generator.standard_normal((width, width))
-    return Basis(best_rotation([np.eye(width)], [normal_DD - normal_DD.T]), _unrotated(layers, n_heads))
-
-
-def complex_fraction(layers: Sequence[Layer], basis: Basis) -> float:
-    """||(W - J_out W J) / 2||^2 / ||W||^2 over Q, K and V of all layers; 1/2 on average for a random J."""
-    weights, outputs = _with_outputs(layers, basis.heads)
-    j_DD = structure(basis.stream_DD)
-    kept = sum(np.sum((w - j_EE @ w @ j_DD) ** 2) / 4 for w, j_EE in zip(weights, outputs, strict=True))
-    return float(kept / sum(np.sum(w**2) for w in weights))
-
-
-def rotate_heads(layers: Sequence[Layer], n_heads: int, generator: np.random.Generator) -> list[Layer]:
-    """Q, K and V with the output channels of each head rotated at random: the chance level of `fit_basis`.
-
-    What each head reads and its singular values stay; only the relation to the rotary pairs is lost.
-    """
-
-    def rotated(w_ED: Array) -> Array:
-        heads = np.split(w_ED, n_heads)
-        return np.concatenate([ortho_group.rvs(len(head), random_state=generator) @ head for head in heads])
-
-    return [(rotated(q), rotated(k), rotated(v)) for q, k, v in layers]
-
-
-def best_rotation(weights: Sequence[Array], outputs: Sequence[Array]) -> Array:
-    """R of the input space for which `weights`, whose outputs have structures `outputs`, are closest to complex-linear.
-
-    Their complex-linear fraction is 1/2 - tr(A J) / (2 ||W||^2) with A = sum W^T J_out W, so the best J is the polar
-    factor of the antisymmetric A: its eigenvectors for i are those of -iA with positive eigenvalues.
-    Raises UserError if A is singular: the best J is not unique then.
-    """
-    total_DD = np.sum([w.T @ j_EE @ w for w, j_EE in zip(weights, outputs, strict=True)], axis=0)
-    values, vectors = np.linalg.eigh(-1j * total_DD)  # ascending, in pairs +-value
-    half = len(values) // 2
-    if not values[half] > 1e-12 * values[-1]:
-        raise UserError("Q, K and V of this run are singular and have no unique best basis; convert another run")
-    return _interleave(np.sqrt(2) * vectors[:, half:].conj().T)
-
-
-def structure(rotation: Array) -> Array:
-    """J = R^T J0 R."""
-    return rotation.T @ np.kron(np.eye(len(rotation) // 2), np.array([[0.0, -1.0], [1.0, 0.0]])) @ rotation
-
-
-def keep_mean(rotation: Array) -> Array:
-    """R with the same J that keeps (1, ..., 1): a unitary matrix on the pairs takes any unit vector to any other."""
-    mean_D = np.full(len(rotation), len(rotation) ** -0.5)
-    basis = rotation[0::2] + 1j * rotation[1::2]
-    return _interleave(_unitary(mean_D[0::2] + 1j * mean_D[1::2]) @ _unitary(basis @ mean_D).conj().T @ basis)
-
-
-def _interleave(basis: NDArray[np.complex128]) -> Array:
-    """The real matrix of complex coordinates: real and imaginary parts in turn."""
-    return np.stack((basis.real, basis.imag), axis=1).reshape(-1, basis.shape[1])
-
-
-def _unitary(first: NDArray[np.complex128]) -> NDArray[np.complex128]:
-    """A unitary matrix with this unit vector as its first column."""
-    matrix, _ = np.linalg.qr(np.column_stack((first, np.eye(len(first)))))
-    matrix[:, 0] = first  # QR gives it up to a phase
-    return matrix
-
-
-def _unrotated(layers: Sequence[Layer], n_heads: int) -> list[list[Array]]:
-    return [[np.eye(len(v) // n_heads)] * n_heads for _, _, v in layers]
-
-
-def _with_outputs(layers: Sequence[Layer], heads: list[list[Array]]) -> tuple[list[Array], list[Array]]:
-    """Every Q, K and V, and the structure of its outputs."""
-    rotary = structure(np.eye(len(layers[0][0])))
-    outputs = [[rotary, rotary, block_diag(*map(structure, of_layer))] for of_layer in heads]
-    return [w for layer in layers for w in layer], [j for of_layer in outputs for j in of_layer]
-
-
-def read_qkv(model: GPT) -> list[Layer]:
-    """Q, K and V of each layer as they act on the normalised stream, LayerNorm gains folded in."""
-    layers = []
-    for block in _blocks(model):
-        folded = [cast(Tensor, getattr(block.attn, name).weight) * block.attn_norm.weight for name in QKV_NAMES]
-        q, k, v = (weight.detach().double().cpu().numpy() for weight in folded)
-        layers.append((q, k, v))
-    return layers
-
-
 @torch.no_grad()
-def rotate(model: GPT, basis: Basis) -> GPT:
+def rotate(model: GPT, structure: StreamStructure) -> GPT:
     """The same function in another basis, float64: real Q, K and V, gains 1, untied head.
 
     Raises UserError if a LayerNorm gain is zero, because the shift is divided by it.
@@ -267,10 +157,10 @@ def rotate(model: GPT, basis: Basis) -> GPT:
     head = nn.Linear(model.head_weight.shape[1], len(model.head_weight), bias=False)
     head.weight = nn.Parameter(model.head_weight.detach().clone().double())
     rotated.head = head
-    rotation_DD = torch.from_numpy(keep_mean(basis.stream_DD))
-    for block, heads in zip(_blocks(rotated), basis.heads, strict=True):
+    rotation_DD = torch.from_numpy(rotation_of(keeping_mean(structure.basis)))
+    for block, heads in zip(_blocks(rotated), structure.heads, strict=True):
         attn = block.attn
-        values_EE = torch.from_numpy(block_diag(*heads))
+        values_EE = torch.from_numpy(block_diag(*map(rotation_of, heads)))
         _rotate_outputs(attn.v_proj, values_EE)
         attn.out_proj.weight.copy_(attn.out_proj.weight @ values_EE.T)
         _rotate_inputs(block.attn_norm, (attn.q_proj, attn.k_proj, attn.v_proj), rotation_DD)

@@ -19,7 +19,7 @@ import torch
 from crope.config import ROOT
 from crope.device import device_name, resolve_device
 
-PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "datasets", "tokenizers", "wandb", "pandas", "triton")
+PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "tokenizers", "wandb", "pandas", "triton")
 SOURCE = ("crope/", "conf/", "scripts/")
 
 

@@ -1,8 +1,9 @@
-"""Conversion: bases against closed forms and planted ones, rotation without effect on outputs, exact projections."""
+"""Conversion: rotation without effect on outputs, exact projections, a run from end to end."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,33 +13,17 @@ import torch
 
 from crope import convert as module
 from crope.config import ModelConfig
-from crope.convert import (
-    MIN_GAIN,
-    Basis,
-    best_rotation,
-    complex_fraction,
-    convert,
-    fit_basis,
-    keep_mean,
-    main,
-    project,
-    random_basis,
-    read_qkv,
-    rotate,
-    rotate_heads,
-    structure,
-    with_initial_qkv,
-)
+from crope.convert import MIN_GAIN, convert, main, project, rotate, with_initial_qkv
 from crope.errors import UserError
 from crope.export import QKV_NAMES, with_dense_qkv
 from crope.model.gpt import GPT
 from crope.record import Record
+from crope.theory.complex_maps import StreamStructure, as_complex, fit_stream, folded_qkv
 from tests.conftest import TOY_VOCAB
 from tests.toy_runs import toy_corpus, train_toy
 
 WIDTH, VOCAB, LENGTH = 12, 70, 9
 CONFIG = ModelConfig(position="rotary", projection="real", n_layers=2, n_heads=2, d_model=WIDTH)
-PAIRS = np.kron(np.eye(WIDTH // 2), np.array([[0.0, -1.0], [1.0, 0.0]]))  # multiplication by i of Eq. 8's numbers
 
 
 def random_matrix(seed: int, *shape: int) -> np.ndarray:
@@ -47,65 +32,6 @@ def random_matrix(seed: int, *shape: int) -> np.ndarray:
 
 def random_rotation(seed: int, width: int = WIDTH) -> np.ndarray:
     return np.linalg.qr(random_matrix(seed, width, width))[0]
-
-
-def random_layers(seed: int, count: int = 2) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    return [tuple(random_matrix(seed + 3 * i + j, WIDTH, WIDTH) for j in range(3)) for i in range(count)]
-
-
-def least_squares_fraction(weights: list[np.ndarray]) -> float:
-    """Of interleaved pairs, by torch.linalg.lstsq over a basis of all matrices of Eq. 30."""
-    units = []
-    for i, j in np.ndindex(WIDTH // 2, WIDTH // 2):
-        place = np.zeros((WIDTH // 2, WIDTH // 2))
-        place[i, j] = 1
-        units += [np.kron(place, block) for block in ([[1, 0], [0, 1]], [[0, 1], [-1, 0]])]
-    design = torch.tensor(np.array(units)).flatten(1).T
-    target = torch.tensor(np.array(weights)).flatten(1).T
-    fitted = design @ torch.linalg.lstsq(design, target).solution
-    return ((fitted**2).sum() / (target**2).sum()).item()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_rotations_carry_a_structure_to_interleaved_pairs_and_can_keep_the_mean(seed: int) -> None:
-    best = best_rotation([random_matrix(seed, WIDTH, WIDTH)], [PAIRS])
-    j_DD = structure(best)
-    np.testing.assert_allclose(j_DD @ j_DD, -np.eye(WIDTH), rtol=0, atol=1e-10)
-    for rotation in (best, keep_mean(best)):
-        np.testing.assert_allclose(rotation @ rotation.T, np.eye(WIDTH), rtol=0, atol=1e-10)
-        np.testing.assert_allclose(rotation @ j_DD @ rotation.T, PAIRS, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(keep_mean(best) @ np.ones(WIDTH), np.ones(WIDTH), rtol=0, atol=1e-10)
-    with pytest.raises(UserError, match="singular"):
-        best_rotation([np.zeros((WIDTH, WIDTH))], [PAIRS])
-
-
-def test_the_best_rotation_has_the_closed_form_fraction_and_no_other_has_more() -> None:
-    """The maximum is (sum |W|^2 + nuclear norm of sum W^T J0 W) / (2 sum |W|^2); fractions are least-squares fits."""
-    weights = [random_matrix(seed, WIDTH, WIDTH) for seed in range(3)]
-    whole = sum(np.sum(w**2) for w in weights)
-    total = sum(w.T @ PAIRS @ w for w in weights)
-    expected = 0.5 + 0.5 * np.linalg.svd(total, compute_uv=False).sum() / whole
-    best = best_rotation(weights, [PAIRS] * 3)
-    assert least_squares_fraction([w @ best.T for w in weights]) == pytest.approx(expected, rel=1e-10)
-    others = [least_squares_fraction([w @ random_rotation(seed).T for w in weights]) for seed in range(20)]
-    assert 1 - expected < min(others) and max(others) < expected
-
-
-def test_the_fit_exceeds_one_step_which_exceeds_chance() -> None:
-    layers = random_layers(60)
-    one_step = Basis(best_rotation([w for layer in layers for w in layer], [PAIRS] * 6), [[np.eye(6)] * 2] * 2)
-    chance = np.mean([complex_fraction(layers, random_basis(layers, 2, np.random.default_rng(i))) for i in range(100)])
-    assert chance == pytest.approx(0.5, abs=0.02)
-    assert complex_fraction(layers, fit_basis(layers, 2)) > complex_fraction(layers, one_step) + 0.02 > chance + 0.1
-
-
-def test_the_chance_level_keeps_what_each_head_reads() -> None:
-    layers = random_layers(70, count=1)
-    rotated = rotate_heads(layers, 2, np.random.default_rng(0))
-    for before, after in zip(layers[0], rotated[0], strict=True):
-        assert np.abs(before - after).max() > 0.1
-        for old, new in zip(np.split(before, 2), np.split(after, 2), strict=True):
-            np.testing.assert_allclose(new.T @ new, old.T @ old, rtol=0, atol=1e-10)
 
 
 def build(config: ModelConfig = CONFIG, **changes: object) -> GPT:
@@ -125,9 +51,10 @@ def logits(model: GPT) -> torch.Tensor:
         return model.logits(model(tokens_BT))
 
 
-def anywhere() -> Basis:
-    """A random basis of the stream and of every head's values."""
-    return Basis(random_rotation(5), [[random_rotation(10 * layer + head, 6) for head in range(2)] for layer in (1, 2)])
+def anywhere() -> StreamStructure:
+    """A random structure of the stream and of every head's values."""
+    heads = [[as_complex(random_rotation(10 * layer + head, 6).T).T for head in range(2)] for layer in (1, 2)]
+    return StreamStructure(as_complex(random_rotation(5).T).T, heads, kept=math.nan)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -155,23 +82,23 @@ def test_a_hidden_crope_model_is_recovered() -> None:
         for block in crope.blocks:
             block.attn_norm.weight[1::2] = block.attn_norm.weight[0::2]
     hidden = rotate(with_dense_qkv(crope), anywhere())
-    basis = fit_basis(read_qkv(hidden), 2)
-    assert complex_fraction(read_qkv(hidden), basis) == pytest.approx(1.0, abs=1e-6)
-    recovered = project(rotate(hidden, basis))
+    found = fit_stream(folded_qkv(hidden), 2)
+    assert found.kept == pytest.approx(1.0, abs=1e-6)
+    recovered = project(rotate(hidden, found))
     assert (logits(project(hidden)) - logits(crope)).abs().max() > 0.1
     torch.testing.assert_close(logits(recovered), logits(crope), rtol=0, atol=1e-2 * logits(crope).abs().max().item())
 
 
 def test_projection_keeps_the_stated_fraction_and_loads_into_a_plain_model() -> None:
     model = build(qkv_bias=True)
-    basis = fit_basis(read_qkv(model), 2)
-    rotated = rotate(model, basis)
+    found = fit_stream(folded_qkv(model), 2)
+    rotated = rotate(model, found)
     projected = project(rotated)
     norms = [
         sum((getattr(block.attn, name).weight ** 2).sum().item() for block in source.blocks for name in QKV_NAMES)
         for source in (projected, rotated)
     ]
-    assert norms[0] / norms[1] == pytest.approx(complex_fraction(read_qkv(model), basis), rel=1e-10)
+    assert norms[0] / norms[1] == pytest.approx(found.kept, rel=1e-10)
     plain = build(projection="complex", tied_head=False, qkv_bias=True)
     plain.load_state_dict(projected.state_dict())
     torch.testing.assert_close(logits(plain), logits(projected), rtol=0, atol=1e-12)

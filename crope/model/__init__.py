@@ -1,1 +1,1 @@
-"""The models: one decoder, three choices."""
+"""The models: one decoder, in which `position`, `projection` and `attention` select one class each."""

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from crope.config import ModelConfig
+from crope.config import CHUNK, ModelConfig
 from crope.model.positions import Positions
 from crope.model.projections import build_projections
-from crope.model.schemes import CHUNK, attention_width
 
 SHORT = 512  # tokens up to which attention is written out on a CPU
 
@@ -20,16 +19,17 @@ SHORT = 512  # tokens up to which attention is written out on a CPU
 class CausalAttention(nn.Module):
     """softmax(q k^T / sqrt(K) + bias) v over the tokens up to and including each one (Eqs. 2, 3 and 7).
 
-    Q, K and V are what `model.projection` names; the output projection is a full nn.Linear in every model. Rotation
-    and bias are those of `model.position`. Channels of a head are contiguous and K is even, so no complex pair
-    straddles two heads.
+    `model.projection` selects Q, K and V, `model.position` rotation and bias; the output projection is a full nn.Linear
+    in every model. Channels of a head are contiguous and K is even, so no complex pair straddles two heads.
+
+    Shapes    x_BTD -> y_BTD.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.n_heads, self.dropout = config.n_heads, config.dropout
         self.q_proj, self.k_proj, self.v_proj = build_projections(config)
-        self.out_proj = nn.Linear(attention_width(config), config.d_model)
+        self.out_proj = nn.Linear(config.attention_width, config.d_model)
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions) -> torch.Tensor:
         q_BHTK, k_BHTK, v_BHTK = (self._heads(layer(x_BTD)) for layer in (self.q_proj, self.k_proj, self.v_proj))
@@ -38,13 +38,13 @@ class CausalAttention(nn.Module):
     def mix(
         self, q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, positions: Positions
     ) -> torch.Tensor:
-        """What each token gathers from those before it, y_BHTK."""
+        """The weighted sum of values per head, y_BHTK."""
         q_BHTK, k_BHTK = positions.rotate(q_BHTK), positions.rotate(k_BHTK)
         bias = positions.bias(q_BHTK.shape[2])
         dropout = self.dropout if self.training else 0.0
         if q_BHTK.device.type == "cpu" and q_BHTK.shape[2] <= SHORT:
             return written_out_attention(q_BHTK, k_BHTK, v_BHTK, bias=bias, dropout=dropout)
-        # A bias brings the mask with it.
+        # A bias contains the causal mask.
         return F.scaled_dot_product_attention(
             q_BHTK, k_BHTK, v_BHTK, attn_mask=bias, dropout_p=dropout, is_causal=bias is None
         )
@@ -56,9 +56,9 @@ class CausalAttention(nn.Module):
 def written_out_attention(
     q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, *, bias: torch.Tensor | None, dropout: float
 ) -> torch.Tensor:
-    """F.scaled_dot_product_attention, causal, as matrix products and a softmax in float32 at least.
+    """Causal F.scaled_dot_product_attention as matrix products and a softmax, the latter in float32 or float64.
 
-    On a CPU it takes about half the time of torch's kernel while the scores stay in cache (docs/performance.md).
+    On a CPU it takes about half the time of torch's kernel while the scores fit in the cache (docs/performance.md).
     """
     dtype = torch.promote_types(q_BHTK.dtype, torch.float32)
     score_BHTT = (q_BHTK @ k_BHTK.mT).to(dtype) * q_BHTK.shape[-1] ** -0.5
@@ -69,13 +69,12 @@ def written_out_attention(
 
 
 class LinearAttention(CausalAttention):
-    """RoFormer's Eq. 19, causal, in O(T) time and memory: features elu + 1, rotated in the numerator alone.
+    """Causal linear attention in O(T) time and memory, rotated in the numerator only (RoFormer, Eq. 19).
 
-    Features and the causal sum over chunks are those of Katharopoulos et al. 2020.
-
-    y_m = sum_{n<=m} (R_m f(q_m)).(R_n f(k_n)) v_n / sum_{n<=m} f(q_m).f(k_n). The denominator is positive; the weights
-    above it may be negative and need not sum to 1. No matrix of scores exists: biases of a position scheme cannot be
-    added to it (the configuration refuses them), nor dropout act on it. Runs in float32 under autocast.
+    y_m = sum_{n<=m} (R_m f(q_m)).(R_n f(k_n)) v_n / sum_{n<=m} f(q_m).f(k_n), with the features f = elu + 1 and the
+    causal sum over chunks of Katharopoulos et al. 2020. The denominator is positive; the weights may be negative and
+    need not sum to 1. The score matrix is never formed: a position scheme cannot add a bias to it (such configurations
+    are rejected), and dropout does not act on it. Runs in float32 under autocast.
     """
 
     def mix(
@@ -91,19 +90,19 @@ class LinearAttention(CausalAttention):
 
 
 def features(x: torch.Tensor) -> torch.Tensor:
-    """elu(x) + 1 (Katharopoulos et al. 2020), written so that it stays above 0: in float32, elu(-20) is -1 exactly."""
+    """elu(x) + 1 (Katharopoulos et al. 2020), written so that it stays above 0: float32's elu(-20) is exactly -1."""
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
 def causal_product(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTV: torch.Tensor) -> torch.Tensor:
-    """sum over n <= m of (q_m . k_n) v_n, V any width: squares within chunks, a K x V state between them."""
+    """sum_{n<=m} (q_m . k_n) v_n, any value width V: (C, C) scores within chunks, a (K, V) state between them."""
     length = q_BHTK.shape[2]
     chunk = min(CHUNK, length)
     q, k, v = (
         F.pad(x, (0, 0, 0, -length % chunk)).unflatten(2, (-1, chunk)) for x in (q_BHTK, k_BHTK, v_BHTV)
     )  # B, H, N, C, K or V
     within = (q @ k.mT).tril() @ v
-    # A loop of sums: on CUDA, torch has no deterministic cumsum, and the products are made in one go all the same.
+    # A loop, because torch.cumsum is not deterministic on CUDA; the products above are batched in any case.
     of_chunks = (k.mT @ v).unbind(2)
     states = [torch.zeros_like(of_chunks[0])]
     for of_chunk in of_chunks[:-1]:

@@ -1,4 +1,4 @@
-"""The paper's contribution: a linear map held to be complex-linear (Eq. 30).
+"""The paper's contribution: a linear layer constrained to be complex-linear (Eq. 30).
 
 Shapes: B batch, T tokens, D in-features, E out-features (both even; pairs are interleaved).
 """
@@ -11,14 +11,14 @@ from torch import nn
 
 
 class ComplexLinear(nn.Module):
-    """A real linear map held to be complex-linear: half the weights of nn.Linear.
+    """A real linear layer constrained to be complex-linear: half the weights of nn.Linear.
 
     Channels (2j, 2j+1) are one complex number (Eq. 8). Each 2x2 block of the dense weight is [[a, b], [-b, a]]
     (Eq. 30): multiplication by w = a - ib. Rotation and scaling remain, reflections are lost (Sec. 3.2).
-    The map is complex-linear from its own input; behind a LayerNorm whose two gains in a pair differ it is not
-    complex-linear from the raw residual.
+    The layer is complex-linear in its own input. After a LayerNorm with two different gains in a pair, it is not
+    complex-linear in the residual stream.
 
-    Shapes    x_BTD -> y_BTE; a and b: (E/2, D/2) each, E*D/2 weights in total; bias, if asked for, is real: (E,).
+    Shapes    x_BTD -> y_BTE; a and b: (E/2, D/2) each, E*D/2 weights in total; the optional bias is real: (E,).
     Raises    ValueError if a width is odd.
     """
 
@@ -33,7 +33,7 @@ class ComplexLinear(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The dense real weight of Eq. 30, (E, D): what an nn.Linear doing the same would hold."""
+        """The dense real weight of Eq. 30, (E, D): the weight of the equivalent nn.Linear."""
         rows = torch.stack(
             (
                 torch.stack((self.a, self.b), dim=-1).flatten(-2),  # even outputs: a x0 + b x1
@@ -48,7 +48,7 @@ class ComplexLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> ComplexLinear:
-        """The complex-linear map nearest to `linear` (least squares): each 2x2 block loses its reflections."""
+        """The complex-linear layer nearest to `linear` (least squares): each 2x2 block loses its reflections."""
         layer = cls(linear.in_features, linear.out_features, bias=linear.bias is not None).to(linear.weight)
         blocks = linear.weight.detach().unflatten(0, (-1, 2)).unflatten(-1, (-1, 2))  # E/2, 2, D/2, 2
         with torch.no_grad():
@@ -59,7 +59,7 @@ class ComplexLinear(nn.Module):
         return layer
 
     def to_linear(self) -> nn.Linear:
-        """The same map with its dense weight."""
+        """The equivalent nn.Linear, with the dense weight."""
         linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None).to(self.a)
         with torch.no_grad():
             linear.weight.copy_(self.weight)

@@ -1,27 +1,25 @@
-"""Parameters by part, and floating-point operations: what the savings are shares of.
+"""Parameter counts by part, the savings as a share of each part, and FLOPs per token.
 
 The paper counts the weights of a block (Sec. 6.1: 50 % of Q/K/V, 37.5 % with the output projection, 12.5 % with the
-FFN); the share of the whole model, embeddings included, is much smaller. Both stand side by side.
+FFN); the share of the whole model, embeddings included, is much smaller. Both are reported side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from crope.config import FFN_RATIO, ModelConfig
-from crope.model.schemes import CHUNK, attention_width, half_rank, head_width
+from crope.config import CHUNK, FFN_RATIO, ModelConfig, half_rank
 
-if TYPE_CHECKING:  # the report counts too, without torch
+if TYPE_CHECKING:  # the report uses this module without torch
     from crope.model.gpt import GPT
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Stored parameters, padding rows not counted; a tied head counts once, as embedding.
+    """Numbers of trained parameters by part. Padding rows are not counted; a tied head counts once, as embedding.
 
-    Embeddings are those of tokens and of positions: the learned table, T5's scalars.
+    `embeddings` includes the trained parameters of position schemes (the learned table, T5's scalars).
     """
 
     qkv: int
@@ -36,7 +34,7 @@ class Parameters:
 
 
 def count_parameters(model: GPT) -> Parameters:
-    """Parameters of each part, biases with the part that they belong to."""
+    """Parameters of `model` by part; a bias counts with its weight."""
     found = {"qkv": 0, "output_projection": 0, "ffn": 0, "norms": 0, "embeddings": 0}
     for name, parameter in model.named_parameters():
         if name in ("embedding.weight", "head.weight"):
@@ -55,9 +53,9 @@ def count_parameters(model: GPT) -> Parameters:
 
 
 def savings(full: Parameters, lean: Parameters, *, n_layers: int, d_model: int) -> dict[str, float]:
-    """Share of weights that `lean` saves against `full`, in per cent, over growing wholes.
+    """Parameters that `lean` saves compared with `full`, in per cent of Q/K/V, attention, a block and the whole model.
 
-    The first three are the paper's and count weight matrices alone (its 12.5 % leaves biases and norms out).
+    The first three are the paper's shares, of the weight matrices only (its 12.5 % leaves out biases and norms).
     """
     qkv = full.qkv - lean.qkv
     saved = qkv + full.output_projection - lean.output_projection  # `halved` narrows the output projection as well
@@ -71,35 +69,27 @@ def savings(full: Parameters, lean: Parameters, *, n_layers: int, d_model: int) 
 
 
 def train_flops_per_token(model: ModelConfig, *, vocab_size: int, seq_len: int) -> int:
-    """Multiply-adds count two; forward and backward three times the forward; causal squares count half."""
-    width, d_model = attention_width(model), model.d_model
-    qkv = 3 * MULTIPLY_ADDS.get(model.projection, _dense)(d_model, width)
-    mixing = MIXING_FLOPS[model.attention](model, seq_len)
-    block = 2 * (qkv + width * d_model + 2 * FFN_RATIO * d_model**2) + mixing
+    """Training FLOPs: a multiply-add counts two, forward and backward three times the forward pass.
+
+    The causal half of the attention scores counts, not the full square. Complex projections multiply by their dense
+    weight (ComplexLinear.weight) and count like real ones.
+    """
+    width, d_model = model.attention_width, model.d_model
+    own_cost = {
+        "lowrank": half_rank(d_model, width) * (d_model + width),
+        "blockdiag": d_model * width // 2,
+    }
+    qkv = 3 * own_cost.get(model.projection, d_model * width)
+    mix = _linear_attention_flops(model, seq_len) if model.attention == "linear" else 2 * seq_len * width
+    block = 2 * (qkv + width * d_model + 2 * FFN_RATIO * d_model**2) + mix
     return 3 * (model.n_layers * block + 2 * d_model * vocab_size)
 
 
-def _dense(d_in: int, d_out: int) -> int:
-    return d_in * d_out
+def _linear_attention_flops(model: ModelConfig, seq_len: int) -> int:
+    """Per token and layer, Eq. 19 in chunks of C tokens.
 
-
-# Of one Q, K or V map, by `model.projection`: the complex ones multiply their dense matrix and count as real.
-MULTIPLY_ADDS: dict[str, Callable[[int, int], int]] = {
-    "lowrank": lambda d_in, d_out: half_rank(d_in, d_out) * (d_in + d_out),
-    "blockdiag": lambda d_in, d_out: d_in * d_out // 2,
-}
-
-
-def _softmax_mixing(model: ModelConfig, seq_len: int) -> int:
-    """Scores and weighted sum of values: half of 2 T E each."""
-    return 2 * seq_len * attention_width(model)
-
-
-def _linear_mixing(model: ModelConfig, seq_len: int) -> int:
-    """Eq. 19 in chunks of C tokens. A head: three half squares of C K (both scores, sum of values) and one of C (sum of
-    scores), then 2 K x K state in and out for the numerator, and K for the denominator."""
-    chunk, width = min(CHUNK, seq_len), head_width(model)
+    Per head: three half squares of C K (two score matrices, weighted values) and one of C (sum of scores), then
+    updating and reading a (K, K) state for the numerator and a (K,) state for the denominator.
+    """
+    chunk, width = min(CHUNK, seq_len), model.head_width
     return model.n_heads * (3 * chunk * width + chunk + 4 * width**2 + 4 * width)
-
-
-MIXING_FLOPS: dict[str, Callable[[ModelConfig, int], int]] = {"softmax": _softmax_mixing, "linear": _linear_mixing}

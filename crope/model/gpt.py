@@ -11,13 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from crope.config import FFN_RATIO, ModelConfig
+from crope.config import FFN_RATIO, INIT_STD, ModelConfig, model_problems
 from crope.model.attention import ATTENTIONS
-from crope.model.positions import Positions, build_positions
+from crope.model.positions import LearnedPositions, Positions, build_positions
 from crope.model.projections import StructuredLinear
 from crope.seeding import stream
 
-INIT_STD = 0.02  # GPT-2
 VOCAB_MULTIPLE = 64  # matmuls over an odd 50,257 columns take about twice as long
 
 
@@ -41,21 +40,22 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Decoder-only language model.
+    """Decoder-only language model (GPT-2).
 
-    Initial values depend on (seed, parameter name) only, so tensors that two models share start equal.
+    Initial values depend on (seed, parameter name) only, so tensors shared by two models start equal.
     Embedding rows past vocab_size are padding for speed: they start at zero, carry no probability mass and get no
     gradient.
 
-    Shapes    tokens_BT (int64) -> hidden_BTD; `logits` gives logits_BTV, pads cut off.
-    Raises    ValueError where T exceeds max_len.
+    Shapes    tokens_BT (int64) -> hidden_BTD; `logits` maps hidden_BTD to logits_BTV without the padding.
+    Raises    ValueError if a size or combination in the config is invalid, or if T exceeds max_len.
     """
 
     def __init__(self, config: ModelConfig, *, vocab_size: int, max_len: int, seed: int) -> None:
         super().__init__()
+        for key, text in model_problems(config):
+            raise ValueError(f"{key} {text}")
         self.vocab_size, self.max_len = vocab_size, max_len
-        # sqrt_d is Vaswani et al. Sec. 3.4: without it their sinusoids, of norm sqrt(D/2), drown N(0, 0.02) embeddings.
-        self.embed_scale = math.sqrt(config.d_model) if config.embed_scale == "sqrt_d" else 1.0
+        self.embed_factor = config.embed_factor
         padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.embedding = nn.Embedding(padded, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
@@ -68,7 +68,7 @@ class GPT(nn.Module):
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         if tokens_BT.shape[1] > self.max_len:
             raise ValueError(f"{tokens_BT.shape[1]} tokens in a sequence, but max_len is {self.max_len}")
-        x_BTD = self.embedding(tokens_BT) * self.embed_scale
+        x_BTD = self.embedding(tokens_BT) * self.embed_factor
         x_BTD = self.dropout(self.positions.embed(x_BTD))
         for block in self.blocks:
             x_BTD = block(x_BTD, self.positions)
@@ -83,14 +83,15 @@ class GPT(nn.Module):
         return self.embedding.weight if self.head is None else self.head.weight
 
     def _initialise(self, seed: int, *, branch_std: float) -> None:
-        """N(0, 0.02), the maps into the residual stream N(0, branch_std) as in GPT-2; norms 1, biases 0.
+        """N(0, 0.02), the projections into the residual stream N(0, branch_std) as in GPT-2; norms 1, biases 0.
 
-        The factors of a structured map are drawn such that its outputs vary as those of a dense N(0, 0.02) map do.
+        Modules with `init_stds` choose their own: structured projections, whose outputs then vary as those of a dense
+        N(0, 0.02) weight do, and learned positions.
         """
         own_stds = {
             f"{prefix}.{name}": std
             for prefix, module in self.named_modules()
-            if isinstance(module, StructuredLinear)
+            if isinstance(module, StructuredLinear | LearnedPositions)
             for name, std in module.init_stds(INIT_STD).items()
         }
         for name, parameter in self.named_parameters():

@@ -1,31 +1,28 @@
-"""The Q, K and V maps that `model.projection` names: the paper's two, its literal wording, and controls.
+"""Q, K and V projections by `model.projection`: the paper's two, its literal wording, and matched controls.
 
 Shapes: B batch, T tokens, D in-features, E out-features, K head width, R rank.
 
-The controls ask what it is about Eq. 30 that costs nothing. `lowrank` and `blockdiag` hold as many weights as
-ComplexLinear without its structure; `complex_misaligned` has the structure, but not in the pairs that are rotated.
+The controls isolate what Eq. 30 contributes. `lowrank` and `blockdiag` have as many weights as ComplexLinear without
+its structure; `complex_misaligned` has the structure, but not in the channel pairs that are rotated.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from crope.config import ModelConfig
+from crope.config import ModelConfig, half_rank
 from crope.model.complex_linear import ComplexLinear
-from crope.model.schemes import attention_width, half_rank, head_width
 
 
 class StructuredLinear(nn.Module):
-    """A linear map whose dense weight is made of fewer numbers, which need initial values of their own."""
+    """Base class of linear layers whose dense weight is built from fewer numbers, initialised by a std of their own."""
 
     bias: nn.Parameter | None
 
     def init_stds(self, dense_std: float) -> dict[str, float]:
-        """Parameter name -> std for which each output has the variance that a dense N(0, dense_std) map gives it."""
+        """Parameter name -> std for which each output has the variance that a dense N(0, dense_std) weight gives it."""
         raise NotImplementedError
 
     @property
@@ -38,7 +35,7 @@ class LowRankLinear(StructuredLinear):
     """W = up down, of rank R = D E / (2 (D + E)): half the weights of nn.Linear, to within a row where 4 is no factor.
 
     Shapes    x_BTD -> y_BTE; down: (R, D), up: (E, R).
-    Raises    ValueError where half the weights make no whole rank.
+    Raises    ValueError if half the weights allow no rank of 1 or more.
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
@@ -64,7 +61,7 @@ class LowRankLinear(StructuredLinear):
 
 
 class BlockDiagonalLinear(StructuredLinear):
-    """Two blocks on the diagonal: the first half of the outputs (heads) reads the first half of the inputs alone.
+    """Two blocks on the diagonal: the first half of the outputs (heads) reads only the first half of the inputs.
 
     Shapes    x_BTD -> y_BTE; first and second: (E/2, D/2) each.
     Raises    ValueError if a width is odd.
@@ -93,12 +90,12 @@ class BlockDiagonalLinear(StructuredLinear):
 
 
 class MisalignedComplexLinear(ComplexLinear):
-    """ComplexLinear whose output j of a head stands in channels (j, j + K/2), where the rotation turns (2i, 2i+1).
+    """ComplexLinear with output pair j of a head in channels (j, j + K/2), while the rotation pairs (2i, 2i+1).
 
-    Without positions the model would be CRoPE itself (q.k does not see an order of channels, and the output projection
-    undoes it for V), so a difference in loss is the worth of the alignment of Eqs. 10 and 13.
+    Without positions the model would be equivalent to CRoPE (q.k does not depend on the order of channels, and the
+    output projection undoes it for V), so a difference in loss measures the alignment of Eqs. 10 and 13.
 
-    Raises    ValueError if a width is odd, or K is no even divisor of E.
+    Raises    ValueError if a width is odd, or K is not an even divisor of E.
     """
 
     def __init__(self, in_features: int, out_features: int, *, d_head: int, bias: bool = False) -> None:
@@ -113,34 +110,24 @@ class MisalignedComplexLinear(ComplexLinear):
         return rows.transpose(1, 2).flatten(0, 2)
 
 
-Build = Callable[[int, int, bool, int], nn.Module]  # in-features, out-features, bias, head width
-
-
-def of_class(layer: type[nn.Linear] | type[ComplexLinear] | type[StructuredLinear]) -> Build:
-    return lambda d_in, d_out, bias, d_head: layer(d_in, d_out, bias=bias)
-
-
-def misaligned(d_in: int, d_out: int, bias: bool, d_head: int) -> nn.Module:
-    return MisalignedComplexLinear(d_in, d_out, d_head=d_head, bias=bias)
-
-
-REAL, COMPLEX = of_class(nn.Linear), of_class(ComplexLinear)
-
-# Q, K and V of each scheme; `halved` and `complex_wide` differ from `real` and `complex` in width (schemes.WIDTHS).
-PROJECTIONS: dict[str, tuple[Build, Build, Build]] = {
-    "real": (REAL, REAL, REAL),
-    "complex": (COMPLEX, COMPLEX, COMPLEX),
-    "halved": (REAL, REAL, REAL),
-    "lowrank": (of_class(LowRankLinear),) * 3,
-    "blockdiag": (of_class(BlockDiagonalLinear),) * 3,
-    "complex_misaligned": (misaligned, misaligned, misaligned),
-    "complex_qk": (COMPLEX, COMPLEX, REAL),
-    "complex_v": (REAL, REAL, COMPLEX),
-    "complex_wide": (COMPLEX, COMPLEX, COMPLEX),
+# Classes of Q, K and V. `halved` and `complex_wide` differ from `real` and `complex` in ModelConfig.attention_width.
+PROJECTIONS: dict[str, tuple[type[nn.Module], type[nn.Module], type[nn.Module]]] = {
+    "real": (nn.Linear, nn.Linear, nn.Linear),
+    "complex": (ComplexLinear, ComplexLinear, ComplexLinear),
+    "halved": (nn.Linear, nn.Linear, nn.Linear),
+    "lowrank": (LowRankLinear, LowRankLinear, LowRankLinear),
+    "blockdiag": (BlockDiagonalLinear, BlockDiagonalLinear, BlockDiagonalLinear),
+    "complex_misaligned": (MisalignedComplexLinear, MisalignedComplexLinear, MisalignedComplexLinear),
+    "complex_qk": (ComplexLinear, ComplexLinear, nn.Linear),
+    "complex_v": (nn.Linear, nn.Linear, ComplexLinear),
+    "complex_wide": (ComplexLinear, ComplexLinear, ComplexLinear),
 }
 
 
 def build_projections(config: ModelConfig) -> list[nn.Module]:
-    """Q, K and V: D -> E, with a bias where `model.qkv_bias` says so."""
-    d_head, width = head_width(config), attention_width(config)
-    return [build(config.d_model, width, config.qkv_bias, d_head) for build in PROJECTIONS[config.projection]]
+    """Q, K and V: D -> E, with a bias if `model.qkv_bias` is set."""
+    layers = []
+    for layer in PROJECTIONS[config.projection]:
+        own = {"d_head": config.head_width} if layer is MisalignedComplexLinear else {}
+        layers.append(layer(config.d_model, config.attention_width, bias=config.qkv_bias, **own))
+    return layers

@@ -1,15 +1,18 @@
-"""Secs. 4.1 to 4.3: attention with weights set by hand, in the project's own modules (one head, float64).
+"""Secs. 4.1 to 4.3: attention with hand-set weights in the project's own modules (one head, float64).
 
-What each of Eqs. 14 to 29 claims can be read off a Construction's scores and weights; where a claim fails as printed,
-`errata.py` says what holds instead.
+Each claim of Eqs. 14 to 29 can be read off a Construction's scores and weights; docs/equations.md lists the claims that
+do not hold as printed.
 
-Shapes: T tokens, D model width = head width, J = D/2 pairs.
+Shapes: B batch, T tokens, D model width, C = D/2 pairs, H heads, K head width, M query position, N key position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +24,44 @@ from crope.model.attention import CausalAttention
 from crope.model.complex_linear import ComplexLinear
 from crope.model.positions import Positions, build_positions
 from crope.seeding import stream
-from crope.theory.attention import attend, attention_scores, attention_weights
-from crope.theory.kernel import Array, frequencies
+from crope.theory.complex_maps import Array, dense
+from crope.theory.rotary import frequencies, missed_weight
 
-Complex = NDArray[np.complex128]
+WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+GAINS = tuple(10.0 ** (k / 4) for k in range(13))  # 1 .. 1000
+WINDOW = 64  # tokens in the windows over which a missed weight is averaged
+
+
+def attention_scores(attention: CausalAttention, positions: Positions, x_BTD: torch.Tensor) -> torch.Tensor:
+    """q_m . k_n of every head, before the division by sqrt(K): f of Eqs. 4 and 7. x_BTD -> BHMN."""
+    q_BHTK = positions.rotate(_heads(attention, attention.q_proj(x_BTD)))
+    k_BHTK = positions.rotate(_heads(attention, attention.k_proj(x_BTD)))
+    return q_BHTK @ k_BHTK.mT
+
+
+def attention_weights(
+    attention: CausalAttention, positions: Positions, x_BTD: torch.Tensor, *, causal: bool
+) -> torch.Tensor:
+    """a_{m,n} of Eq. 2, from scores over sqrt(K): rows sum to 1. x_BTD -> BHMN.
+
+    `causal=False` attends to tokens ahead, as Sec. 4.3 does and a causal layer cannot.
+    """
+    score_BHMN = attention_scores(attention, positions, x_BTD)
+    score_BHMN = score_BHMN / math.sqrt(x_BTD.shape[-1] // attention.n_heads)
+    if causal:
+        ahead = torch.ones(score_BHMN.shape[-2:], dtype=torch.bool, device=score_BHMN.device).triu(1)
+        score_BHMN = score_BHMN.masked_fill(ahead, -math.inf)
+    return score_BHMN.softmax(-1)
+
+
+def attend(attention: CausalAttention, positions: Positions, x_BTD: torch.Tensor, *, causal: bool) -> torch.Tensor:
+    """Eq. 3 and the output projection: with `causal` the same as the layer's forward pass without dropout."""
+    y_BHTK = attention_weights(attention, positions, x_BTD, causal=causal) @ _heads(attention, attention.v_proj(x_BTD))
+    return attention.out_proj(y_BHTK.transpose(1, 2).flatten(-2))
+
+
+def _heads(attention: CausalAttention, x_BTD: torch.Tensor) -> torch.Tensor:
+    return x_BTD.unflatten(-1, (attention.n_heads, -1)).transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -40,18 +77,19 @@ class Construction:
 
     def scores(self) -> Array:
         """f(x_m, x_n, m, n) of Eqs. 4 and 7, (T, T): query m in rows, key n in columns, not divided by sqrt(D)."""
-        return attention_scores(self.attention, self.positions, self._input())[0, 0].detach().numpy()
+        return self._run(attention_scores)[0]
 
     def weights(self, *, causal: bool = False) -> Array:
         """a_{m,n} of Eq. 2, (T, T), from scores over sqrt(D)."""
-        return attention_weights(self.attention, self.positions, self._input(), causal=causal)[0, 0].detach().numpy()
+        return self._run(attention_weights, causal=causal)[0]
 
     def output(self, *, causal: bool = False) -> Array:
         """o_m of Eq. 3, (T, D)."""
-        return attend(self.attention, self.positions, self._input(), causal=causal)[0].detach().numpy()
+        return self._run(attend, causal=causal)
 
-    def _input(self) -> torch.Tensor:
-        return self.positions.embed(torch.from_numpy(self.x_TD)[None])
+    def _run(self, function: Callable[..., torch.Tensor], **options: bool) -> Array:
+        x_BTD = self.positions.embed(torch.from_numpy(self.x_TD)[None])
+        return function(self.attention, self.positions, x_BTD, **options)[0].detach().numpy()
 
 
 def comparison(x_TD: Array, *, position: str, projection: str = "real") -> Construction:
@@ -64,10 +102,10 @@ def comparison(x_TD: Array, *, position: str, projection: str = "real") -> Const
     return Construction(attention, positions, x_TD)
 
 
-def on_slow_pairs(tokens_TC: Array, width: int) -> Array:
-    """Eq. 16: embeddings of C channels on the C/2 slowest pairs of `width` channels, zero elsewhere."""
-    x_TD = np.zeros((len(tokens_TC), width))
-    x_TD[:, width - tokens_TC.shape[1] :] = tokens_TC
+def on_slow_pairs(tokens: Array, width: int) -> Array:
+    """Eq. 16: embeddings (T, channels) on the slowest pairs of `width` channels, zero elsewhere: (T, width)."""
+    x_TD = np.zeros((len(tokens), width))
+    x_TD[:, width - tokens.shape[1] :] = tokens
     return x_TD
 
 
@@ -79,61 +117,55 @@ def pointing(
     Under rotation by +m theta the score is Re[conj(q) e^{i(n-m) theta} k], so the query of "next" must be e^{+i theta};
     `sign=-1` gives the printed e^{-i theta}, which attends to m - 1 and m - 2. The free numbers a_t are positive and
     sum to 1, different for every token; W_k is all ones, so each token, of either kind or none, has the key 1. `gain`
-    scales the queries.
-    `width` is a multiple of 4.
+    scales the queries. `width` must be a multiple of 4.
     """
-    x_TJ = np.zeros((len(offsets), width // 2), dtype=np.complex128)
+    x_TC = np.zeros((len(offsets), width // 2), dtype=np.complex128)
     generator = stream(seed, "theory/pointing")
-    for token_J, offset in zip(x_TJ, offsets, strict=True):
-        channels = token_J[offset - 1 :: 2] if offset else token_J
+    for token_C, offset in zip(x_TC, offsets, strict=True):
+        channels = token_C[offset - 1 :: 2] if offset else token_C
         channels[:] = generator.dirichlet(np.ones(len(channels)))
-    x_TD = x_TJ.view(np.float64)
+    x_TD = x_TC.view(np.float64)
     attention, positions = _build_layer(x_TD, position="rotary", projection=projection)
-    phase_J = np.exp(1j * sign * frequencies(width))
-    set_map(attention.q_proj, gain * np.tile(np.stack((phase_J, phase_J**2), axis=1), width // 4))
+    phase_C = np.exp(1j * sign * frequencies(width))
+    set_map(attention.q_proj, gain * np.tile(np.stack((phase_C, phase_C**2), axis=1), width // 4))
     set_map(attention.k_proj, np.ones((width // 2, width // 2)))
     return Construction(attention, positions, x_TD)
 
 
 def absolute_pointing(offsets: Sequence[int], *, width: int, gain: float = 1.0, lean: float = 0.02) -> Construction:
-    """`pointing` with absolute sinusoids in one layer: what Sec. 4.3 calls impossible, over a finite window.
+    """`pointing` with absolute sinusoids in one layer over a finite window; Sec. 4.3 calls it impossible.
 
-    The position part of the query is turned on by 1.5 steps, so that m + 1 and m + 2 tie for the highest score; the
-    token tips the balance with a key that grows slowly with position: sin(n theta_min), for n < pi / (2 theta_min). The
-    margin is `lean` at every m (times `gain`); over N positions the lean adds up to N times that, which must stay below
-    the kernel's fall at that distance.
-    For *all* positions the paper is right: the two tokens' scores differ by a bounded g(n), which would have to fall
-    at every step, so over N positions the margin is at most the range of g over N.
+    The position part of the query is shifted by 1.5 steps, so that m + 1 and m + 2 tie for the highest score; the token
+    breaks the tie with a key that grows slowly with position: sin(n theta_min), for n < pi / (2 theta_min). The margin
+    is `lean` at every m (times `gain`); over N positions the lean adds up to N times that, which must stay below the
+    kernel's fall at that distance.
+    For *all* positions the paper is right: the two tokens' scores differ by a bounded g(n), which would have to fall at
+    every step, so over N positions the margin is at most the range of g over N.
     """
-    theta_J, token = frequencies(width), 100.0  # a large embedding, for W_q reads a sinusoid with the token
+    theta_C, token = frequencies(width), 100.0  # a large embedding, because W_q reads a sinusoid with the token
     x_TD = np.zeros((len(offsets), width))
     for token_D, offset in zip(x_TD, offsets, strict=True):
         if offset:
             token_D[2 * (offset - 1)] = token
     attention, positions = _build_layer(x_TD, position="sinusoidal", projection="real")
-    seen_J = np.where(np.arange(width // 2) < 2, 0, 1)  # the two fastest pairs carry the token: keys are blind to it
-    query_DD = dense(np.diag(seen_J * np.exp(-1.5j * theta_J)))  # a pair is (sin, cos): minus is forwards
-    query_DD[width - 2, [0, 2]] = np.array([-1, 1]) * lean / (token * theta_J[-1])
+    seen_C = np.where(np.arange(width // 2) < 2, 0, 1)  # the two fastest pairs carry the token: keys do not read them
+    query_DD = dense(np.diag(seen_C * np.exp(-1.5j * theta_C)))  # a pair is (sin, cos): minus is forwards
+    query_DD[width - 2, [0, 2]] = np.array([-1, 1]) * lean / (token * theta_C[-1])
     with torch.no_grad():
         attention.q_proj.get_parameter("weight").copy_(torch.from_numpy(gain * query_DD))
-    set_map(attention.k_proj, np.diag(seen_J))
+    set_map(attention.k_proj, np.diag(seen_C))
     return Construction(attention, positions, x_TD)
 
 
-def set_map(layer: nn.Module, w_JJ: NDArray[np.generic]) -> None:
-    """Gives either kind of projection the complex-linear map w: in ComplexLinear w = a - ib, else its dense matrix."""
-    w = torch.from_numpy(np.asarray(w_JJ, dtype=np.complex128))
+def set_map(layer: nn.Module, w: NDArray[np.generic]) -> None:
+    """Gives either kind of projection the complex-linear map w, (C, C): in ComplexLinear w = a - ib, else dense(w)."""
+    value = torch.from_numpy(np.asarray(w, dtype=np.complex128))
     with torch.no_grad():
         if isinstance(layer, ComplexLinear):
-            layer.a.copy_(w.real)
-            layer.b.copy_(-w.imag)
+            layer.a.copy_(value.real)
+            layer.b.copy_(-value.imag)
         else:
-            layer.get_parameter("weight").copy_(torch.from_numpy(dense(w.numpy())))
-
-
-def dense(w_JJ: Complex) -> Array:
-    """The real matrix of a complex one, interleaved pairs: w = u + iv becomes blocks [[u, -v], [v, u]] (Eq. 30)."""
-    return np.kron(w_JJ.real, [[1, 0], [0, 1]]) + np.kron(w_JJ.imag, [[0, -1], [1, 0]])
+            layer.get_parameter("weight").copy_(torch.from_numpy(dense(value.numpy())))
 
 
 def _build_layer(x_TD: Array, *, position: str, projection: str) -> tuple[CausalAttention, Positions]:
@@ -146,3 +178,28 @@ def _build_layer(x_TD: Array, *, position: str, projection: str) -> tuple[Causal
         attention.out_proj.weight.copy_(torch.eye(width))
         attention.out_proj.bias.zero_()
     return attention, build_positions(config, max_len=length).double()
+
+
+def construction_results(tokens: Sequence[int], *, width: int) -> dict[str, Any]:
+    """Sec. 4.3 in numbers: missed weight by width and by gain, attention on `tokens` (0 "next", 1 "nexnext")."""
+    missed = partial(missed_weight, length=WINDOW, offsets=(1, 2))
+    offsets = [token + 1 if token < 2 else 0 for token in tokens]
+    by_hand = {
+        "rotary": pointing(offsets, width=width, projection="complex", gain=300.0),
+        "absolute": absolute_pointing(offsets, width=width, gain=30_000.0),
+    }
+    return {
+        "window": WINDOW,
+        "missed_by_width": {
+            "widths": list(WIDTHS),
+            "scores": [missed(frequencies(w), gain=1.0) for w in WIDTHS],
+            "scores / √D": [missed(frequencies(w), gain=1.0, scaled=True) for w in WIDTHS],
+        },
+        "missed_by_gain": {
+            "gains": list(GAINS),
+            "width": width,
+            "scores / √D": [missed(frequencies(width), gain=gain, scaled=True) for gain in GAINS],
+        },
+        "tokens": list(tokens),
+        "attention": {name: construction.weights().tolist() for name, construction in by_hand.items()},
+    }

@@ -1,28 +1,28 @@
-"""Sec. 4.3 as a training task: does one layer learn to attend to what "next" and "nexnext" point at?
+"""Sec. 4.3 as a training task: does one layer learn to attend to the targets of "next" and "nexnext"?
 
-Sequences of random tokens, half of them pointers. At a pointer, the layer has to say which token stands one or two
-places ahead. One attention layer of each model (no FFN, no norm, one head, no mask) between a token embedding and a
-head; trained on short sequences and evaluated on longer ones too.
+Sequences of random tokens, half of them pointers. At a pointer, the layer has to predict the token one or two places
+ahead. One attention layer of each model (no FFN, no norm, one head, no mask) between a token embedding and a head;
+trained on short sequences and evaluated on longer ones too.
 
-Shapes: B batch, T tokens, D model width, V vocabulary.
+Shapes: B batch, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import StepLR
 
-from crope.config import ModelConfig, TrainConfig
+from crope.config import ModelConfig
 from crope.model.attention import CausalAttention
 from crope.model.positions import build_positions
-from crope.optim import build_optimizer
 from crope.seeding import stream
-from crope.theory.attention import attend, attention_weights
+from crope.theory.constructions import attend, attention_weights
 
 MODELS = {"xpos": ("sinusoidal", "real"), "rope": ("rotary", "real"), "crope": ("rotary", "complex")}
 NEXT, NEXNEXT = 0, 1  # token ids; a pointer's id + 1 is how far ahead it points
@@ -31,7 +31,7 @@ EXAMPLE = (2, 0, 3, 1, 4, 0, 1, 5, 6, 1, 0, 7)  # the sequence of Fig. 3
 
 @dataclass(frozen=True)
 class Task:
-    """Everything that a result depends on; the same for all models."""
+    """All settings that a result depends on; the same for all models."""
 
     width: int = 64
     words: int = 32
@@ -39,7 +39,7 @@ class Task:
     batch_size: int = 32
     max_steps: int = 1500
     lr: float = 3e-3
-    lr_gamma: float = 0.8  # StepLR, a tenth of the run a step: the proportions of Sec. 5.3
+    lr_gamma: float = 0.8  # StepLR, decays every tenth of the run: the proportions of Sec. 5.3
     lengths: tuple[int, ...] = (32, 64, 128, 256)
     sequences: int = 64  # evaluated at each length
 
@@ -66,14 +66,14 @@ class PointerModel(nn.Module):
                 parameter.copy_(torch.from_numpy(values * (0.0 if name.endswith("bias") else std)))
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        return self.head(attend(self.attention, self.positions, self.embed(tokens_BT), causal=False))
-
-    def embed(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        return self.positions.embed(self.embedding(tokens_BT))
+        return self.head(attend(self.attention, self.positions, self._embed(tokens_BT), causal=False))
 
     def weights(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """Attention weights of the one head, (B, T, T)."""
-        return attention_weights(self.attention, self.positions, self.embed(tokens_BT), causal=False)[:, 0]
+        return attention_weights(self.attention, self.positions, self._embed(tokens_BT), causal=False)[:, 0]
+
+    def _embed(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        return self.positions.embed(self.embedding(tokens_BT))
 
 
 def sample_tokens(task: Task, *, seed: int, step: int, sequences: int, length: int, purpose: str) -> torch.Tensor:
@@ -91,45 +91,37 @@ def targets(tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pointer_loss(model: PointerModel, tokens_BT: torch.Tensor) -> torch.Tensor:
-    """Cross entropy, in nats, of the token that is pointed to, over pointers."""
+    """Cross entropy, in nats, of the target token, averaged over pointers."""
     target_BT, asked_BT = targets(tokens_BT)
     return F.cross_entropy(model(tokens_BT)[asked_BT], tokens_BT.gather(1, target_BT)[asked_BT])
 
 
 @torch.no_grad()
 def evaluate_pointers(model: PointerModel, tokens_BT: torch.Tensor) -> dict[str, float]:
-    """`weight`: mean attention weight on the token pointed to. `accuracy`: share of pointers to a word that name it.
+    """`weight`: mean attention weight of pointers on their targets. `accuracy`: fraction of pointers to a word whose
+    prediction is that word.
 
-    Pointers to pointers are left out of the accuracy: a quarter of all tokens are of one kind, so a guess would score.
+    Pointers to pointers do not count towards the accuracy: a quarter of all tokens are of one kind, so guessing that
+    kind would score.
     """
     target_BT, asked_BT = targets(tokens_BT)
     answer_BT = tokens_BT.gather(1, target_BT)
     weight_BT = model.weights(tokens_BT).gather(2, target_BT[..., None])[..., 0]
-    named_BT = model(tokens_BT).argmax(-1) == answer_BT
+    right_BT = model(tokens_BT).argmax(-1) == answer_BT
     return {
-        "accuracy": named_BT[asked_BT & (answer_BT > NEXNEXT)].double().mean().item(),
+        "accuracy": right_BT[asked_BT & (answer_BT > NEXNEXT)].double().mean().item(),
         "weight": weight_BT[asked_BT].double().mean().item(),
     }
 
 
 def train_pointers(name: str, task: Task, *, seed: int) -> tuple[PointerModel, float]:
     """The trained model and its mean loss over the last 50 steps. All models see the same batches at the same seed."""
-    model = PointerModel(name, task, seed=seed)
-    config = TrainConfig(
-        batch_size=task.batch_size,
-        seq_len=task.seq_len,
-        max_steps=task.max_steps,
-        lr=task.lr,
-        lr_gamma=task.lr_gamma,
-        lr_step_size=max(1, task.max_steps // 10),
-    )
-    optimizer, scheduler = build_optimizer(model, config)
-    losses = []
+    model, losses = PointerModel(name, task, seed=seed), []
+    optimizer = AdamW(model.parameters(), lr=task.lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, fused=True)
+    scheduler = StepLR(optimizer, step_size=max(1, task.max_steps // 10), gamma=task.lr_gamma)
+    shape = {"sequences": task.batch_size, "length": task.seq_len}
     for step in range(task.max_steps):
-        tokens_BT = sample_tokens(
-            task, seed=seed, step=step, sequences=task.batch_size, length=task.seq_len, purpose="train"
-        )
-        loss = pointer_loss(model, tokens_BT)
+        loss = pointer_loss(model, sample_tokens(task, seed=seed, step=step, purpose="train", **shape))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -138,27 +130,26 @@ def train_pointers(name: str, task: Task, *, seed: int) -> tuple[PointerModel, f
     return model, sum(losses[-50:]) / len(losses[-50:])
 
 
-def pointer_results(task: Task, *, seeds: int, report: Callable[[str], None]) -> dict[str, Any]:
+def pointer_results(task: Task, *, seeds: int) -> dict[str, Any]:
     """Every model and seed: final loss, accuracy and weight at each length; the attention of seed 0 on EXAMPLE.
 
-    `report` gets a line a run. One thread, so that the numbers do not depend on how many cores there are.
+    Prints one line per run. Uses one thread, so that the numbers do not depend on the number of cores.
     """
-    threads = torch.get_num_threads()
+    threads, runs, example = torch.get_num_threads(), [], {}
     torch.set_num_threads(1)
     try:
-        runs, example = [], {}
         for seed in range(seeds):
             for name in MODELS:
                 model, loss = train_pointers(name, task, seed=seed)
-                found = {length: evaluate_pointers(model, _test_tokens(task, length)) for length in task.lengths}
+                found = {str(length): evaluate_pointers(model, _test_tokens(task, length)) for length in task.lengths}
                 runs.append({"model": name, "seed": seed, "loss_nats": loss, "by_length": found})
                 if seed == 0:
                     example[name] = model.weights(torch.tensor([EXAMPLE]))[0].tolist()
-                first = found[task.seq_len]
-                report(f"{name} seed {seed}: accuracy {first['accuracy']:.3f} at {task.seq_len} tokens")
-        return {"task": asdict(task), "runs": runs, "tokens": EXAMPLE, "attention": example}
+                accuracy = found[str(task.seq_len)]["accuracy"]
+                print(f"{name} seed {seed}: accuracy {accuracy:.3f} at {task.seq_len} tokens", flush=True)
     finally:
         torch.set_num_threads(threads)
+    return {"task": asdict(task), "runs": runs, "tokens": list(EXAMPLE), "attention": example}
 
 
 def _test_tokens(task: Task, length: int) -> torch.Tensor:

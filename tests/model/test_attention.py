@@ -1,88 +1,172 @@
-"""Causal attention against a softmax written out with loops, and what belongs to which head."""
+"""Softmax attention in both branches and linear attention, against loops in float64; causality; heads."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from crope.model.attention import CausalAttention
-from crope.model.complex_linear import ComplexLinear
-from crope.model.positions import build_positions
-from tests.model.conftest import ORACLES
+from crope.config import CHUNK
+from crope.model import attention as module
+from crope.model.attention import ATTENTIONS, CausalAttention, LinearAttention, causal_product, features
+from crope.model.positions import Positions, build_positions
+from tests.model.oracles import attention_by_loops, model_config, normal, randomise
 
-MODELS = ["xpos", "rope", "crope"]
-
-
-def random_input(length: int = 9, width: int = 24) -> torch.Tensor:
-    return torch.randn(2, length, width, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+SCHEMES = ["rope", "crope", "relative_bias", "alibi", "xpos"]
+LINEAR = ["rope_linear", "crope_linear"]
 
 
-def positions_of(config):
-    return build_positions(config, max_len=16).double()
+def build_layer(model: str, length: int, **changes: object) -> tuple[CausalAttention, Positions]:
+    config = model_config(model, **changes)
+    layer = randomise(ATTENTIONS[config.attention](config))
+    return layer, randomise(build_positions(config, max_len=length))
+
+
+def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: Positions) -> torch.Tensor:
+    """Masked softmax of each row by itself; the scheme's rotation and bias are checked in test_positions.py."""
+    q, k, bias = positions.rotate(q), positions.rotate(k), positions.bias(q.shape[2])
+    rows = []
+    for m in range(q.shape[2]):
+        scores = (k[:, :, : m + 1] * q[:, :, m, None]).sum(-1) / math.sqrt(q.shape[-1])
+        scores = scores if bias is None else scores + bias[:, :, m, : m + 1]
+        weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
+        rows.append((weights[..., None] * v[:, :, : m + 1]).sum(2))
+    return torch.stack(rows, dim=2)
 
 
 @pytest.mark.parametrize("qkv_bias", [False, True])
-@pytest.mark.parametrize("model", MODELS)
-def test_against_written_out_softmax(model: str, qkv_bias: bool, model_config, randomise, slow_attention) -> None:
-    config = model_config(model, qkv_bias=qkv_bias)
-    attention, x_BTD, positions = randomise(CausalAttention(config)), random_input(), positions_of(config)
-    found = attention(x_BTD, positions).detach().numpy()
+@pytest.mark.parametrize("model", SCHEMES)
+def test_softmax_attention_by_loops(model: str, qkv_bias: bool, branch: str) -> None:
+    layer, positions = build_layer(model, 9, qkv_bias=qkv_bias)
+    x_BTD = normal(2, 9, 24)
+    found = layer(x_BTD, positions).detach().numpy()
+    position = model_config(model).position
     for x_TD, y_TD in zip(x_BTD.numpy(), found, strict=True):
-        expected = slow_attention(attention, x_TD, n_heads=4, oracle=ORACLES[config.position], positions=positions)
-        # The rotary tables are float32.
-        np.testing.assert_allclose(y_TD, expected, rtol=0, atol=1e-12 if model == "xpos" else 1e-6)
+        expected = attention_by_loops(layer, x_TD, position=position, positions=positions)
+        np.testing.assert_allclose(y_TD, expected, rtol=0, atol=1e-6)  # the rotary tables are float32
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_projections_and_their_biases(model: str, model_config) -> None:
-    """Q, K and V are the model's choice, without a bias by default; the output projection is full in all models."""
-    projection = ComplexLinear if model == "crope" else torch.nn.Linear
-    for qkv_bias in (False, True):
-        attention = CausalAttention(model_config(model, qkv_bias=qkv_bias))
-        for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
-            assert type(layer) is projection
-            assert (layer.bias is not None) == qkv_bias
-        assert type(attention.out_proj) is torch.nn.Linear
-        assert tuple(attention.out_proj.weight.shape) == (24, 24)
-        assert attention.out_proj.bias is not None
-    assert CausalAttention(model_config(model)).q_proj.bias is None
+@pytest.mark.parametrize("model", SCHEMES)
+def test_values_and_gradients_over_many_tokens(model: str, branch: str) -> None:
+    """With respect to queries, keys, values and a trained bias table."""
+    layer, positions = build_layer(model, 80)
+    outputs, gradients = [], []
+    for mix in (layer.mix, reference):
+        leaves = [normal(2, 4, 80, 6, seed=seed).requires_grad_() for seed in range(3)]
+        y_BHTK = mix(*leaves, positions)
+        outputs.append(y_BHTK.detach())
+        gradients.append(torch.autograd.grad((y_BHTK * normal(2, 4, 80, 6)).sum(), [*leaves, *positions.parameters()]))
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-11)
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["q_proj", "k_proj"])
-def test_complex_pairs_do_not_straddle_heads(name: str, model_config, randomise) -> None:
-    """A complex row of Q or K moves the scores of the one head that holds both its channels, and of no other."""
-    config, x_BTD = model_config("crope"), random_input()
-    attention, positions = randomise(CausalAttention(config)), positions_of(config)
+@pytest.mark.parametrize("at", [0, 1, CHUNK - 1, CHUNK, 129])
+@pytest.mark.parametrize("model", [*SCHEMES, *LINEAR])
+def test_future_tokens_change_nothing(model: str, at: int, branch: str) -> None:
+    """Inputs after token `at` replaced: outputs up to it are the same bits, the later ones are not."""
+    layer, positions = build_layer(model, 130)
+    x_BTD, changed_BTD = normal(1, 130, 24), normal(1, 130, 24)
+    changed_BTD[:, at + 1 :] = 3 * normal(1, 130, 24, seed=4)[:, at + 1 :]
     with torch.no_grad():
-        attention.out_proj.weight.copy_(torch.eye(24))  # output channels are the heads' channels
-        before = attention(x_BTD, positions)
-        layer = getattr(attention, name)
+        y_BTD, changed_y_BTD = layer(x_BTD, positions), layer(changed_BTD, positions)
+    assert torch.equal(y_BTD[:, : at + 1], changed_y_BTD[:, : at + 1])
+    assert ((y_BTD - changed_y_BTD).abs().amax(-1)[:, at + 1 :] > 1e-6).all()
+
+
+def test_branch_is_chosen_by_length(monkeypatch) -> None:
+    """On a CPU up to SHORT tokens are written out; one more goes to torch's kernel."""
+    lengths = []
+
+    def spy(q_BHTK, k_BHTK, v_BHTK, **_):
+        lengths.append(q_BHTK.shape[2])
+        return v_BHTK
+
+    monkeypatch.setattr(module.F, "scaled_dot_product_attention", spy)
+    layer = randomise(CausalAttention(model_config("nope")))
+    for length in (module.SHORT, module.SHORT + 1):
+        layer(normal(1, length, 24), Positions())
+    assert lengths == [module.SHORT + 1]
+
+
+def test_attention_dropout_acts_in_training_only(branch: str) -> None:
+    layer, positions = build_layer("rope", 9, dropout=0.5)
+    plain, x_BTD = build_layer("rope", 9)[0], normal(2, 9, 24)
+    torch.testing.assert_close(layer.eval()(x_BTD, positions), plain(x_BTD, positions), rtol=0, atol=1e-12)
+    assert (layer.train()(x_BTD, positions) - plain(x_BTD, positions)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj"])
+def test_complex_pairs_do_not_straddle_heads(name: str) -> None:
+    """A complex row of Q or K changes the scores of the one head with both its channels; of V, only its own pair."""
+    layer, positions = build_layer("crope", 9)
+    x_BTD, projection = normal(2, 9, 24), getattr(layer, name)
+    with torch.no_grad():
+        layer.out_proj.weight.copy_(torch.eye(24))  # output channels are the heads' channels
+        before = layer(x_BTD, positions)
         for row in range(12):
-            kept = layer.a[row].clone(), layer.b[row].clone()
-            layer.a[row] += 1.0
-            layer.b[row] -= 1.0
-            moved = (attention(x_BTD, positions) - before).abs().amax(dim=(0, 1)) > 1e-9
-            layer.a[row], layer.b[row] = kept
-            head = row // 3  # three pairs a head
-            assert moved.nonzero().flatten().tolist() == list(range(6 * head, 6 * head + 6))
+            kept = projection.a[row].clone(), projection.b[row].clone()
+            projection.a[row] += 1.0
+            projection.b[row] -= 1.0
+            moved = (layer(x_BTD, positions) - before).abs().amax(dim=(0, 1)) > 1e-9
+            projection.a[row], projection.b[row] = kept
+            head = row // 3  # three pairs per head
+            expected = range(2 * row, 2 * row + 2) if name == "v_proj" else range(6 * head, 6 * head + 6)
+            assert moved.nonzero().flatten().tolist() == list(expected)
 
 
-def test_values_of_a_head_stay_in_its_channels(model_config, randomise) -> None:
-    config, x_BTD = model_config("crope"), random_input()
-    attention, positions = randomise(CausalAttention(config)), positions_of(config)
-    with torch.no_grad():
-        attention.out_proj.weight.copy_(torch.eye(24))
-        before = attention(x_BTD, positions)
-        attention.v_proj.a[4] += 1.0
-        moved = (attention(x_BTD, positions) - before).abs().amax(dim=(0, 1)) > 1e-9
-    assert moved.nonzero().flatten().tolist() == [8, 9]
+# Linear attention
 
 
-def test_attention_dropout_acts_in_training_only(model_config, randomise) -> None:
-    config, x_BTD = model_config("rope", dropout=0.5), random_input()
-    attention, positions = randomise(CausalAttention(config)), positions_of(config)
-    plain = CausalAttention(model_config("rope")).double()
-    plain.load_state_dict(attention.state_dict())
-    torch.testing.assert_close(attention.eval()(x_BTD, positions), plain(x_BTD, positions), rtol=0, atol=1e-12)
-    assert (attention.train()(x_BTD, positions) - plain(x_BTD, positions)).abs().max() > 1e-3
+@pytest.mark.parametrize("length", [1, 5, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 17])
+def test_causal_product_is_the_sum_over_the_past(length: int) -> None:
+    q, k, v = normal(2, 3, length, 6, seed=0), normal(2, 3, length, 6, seed=1), normal(2, 3, length, 4, seed=2)
+    found, expected = causal_product(q, k, v).numpy(), np.zeros(v.shape)
+    for m in range(length):
+        weights = (q[:, :, m, None] * k[:, :, : m + 1]).sum(-1, keepdim=True)
+        expected[:, :, m] = (weights * v[:, :, : m + 1]).sum(2).numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("model", LINEAR)
+def test_linear_attention_by_loops(model: str) -> None:
+    """Beyond one chunk; the numerator is rotated and may be negative, the denominator is not rotated."""
+    layer, positions = build_layer(model, CHUNK + 9)
+    x_TD = normal(CHUNK + 9, 24)
+    found = layer(x_TD[None], positions).detach().numpy()[0]
+    expected = attention_by_loops(layer, x_TD.numpy(), position="rotary", positions=positions)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)  # float32 tables of angles up to 73
+
+
+def test_features_are_elu_plus_one_and_stay_positive() -> None:
+    x = torch.linspace(-5, 5, 101, dtype=torch.float64)
+    expected = [value + 1 if value > 0 else math.exp(value) for value in x.tolist()]
+    assert features(x).tolist() == pytest.approx(expected, rel=1e-15)
+    assert (features(torch.tensor([-20.0, -80.0])) > 0).all()  # float32's elu + 1 is 0 there
+    zero = torch.zeros(1, requires_grad=True)
+    features(zero).backward()
+    assert zero.grad is not None and zero.grad.item() == 1.0
+
+
+def test_linear_attention_operations_grow_with_the_length_and_not_its_square() -> None:
+    flops = []
+    for length in (8 * CHUNK, 32 * CHUNK):
+        layer, positions = build_layer("rope_linear", length)
+        with FlopCounterMode(display=False) as counter:
+            layer.mix(*(normal(1, 4, length, 6, seed=seed) for seed in range(3)), positions)
+        flops.append(counter.get_total_flops())
+    assert flops[1] == 4 * flops[0] > 0
+
+
+def test_linear_attention_runs_in_float32_under_autocast() -> None:
+    """Sums over hundreds of positive terms would stall in bf16 at 256 times the last term."""
+    layer, positions = LinearAttention(model_config("rope_linear")), build_layer("rope_linear", 400)[1].float()
+    q, k, v = (normal(2, 3, 400, 6, seed=seed).bfloat16() for seed in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer.mix(q, k, v, positions)
+    assert found.dtype == torch.bfloat16
+    exact = layer.mix(q.double(), k.double(), v.double(), positions.double())
+    assert np.all(np.abs((found.double() - exact).numpy()) <= 2.0**-8 * np.abs(exact.numpy()) + 1e-5)

@@ -7,21 +7,9 @@ import pytest
 import torch
 
 from crope.model.complex_linear import ComplexLinear
+from tests.model.oracles import normal, randomise
 
 SHAPES = [(2, 2), (8, 8), (6, 10), (12, 4)]  # D, E
-
-
-def random_layer(in_features: int, out_features: int, *, bias: bool = False) -> ComplexLinear:
-    generator = torch.Generator().manual_seed(0)
-    layer = ComplexLinear(in_features, out_features, bias=bias).double()
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    return layer
-
-
-def random_input(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
 def as_complex(real: torch.Tensor) -> np.ndarray:
@@ -32,7 +20,7 @@ def as_complex(real: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize(("width_in", "width_out"), SHAPES)
 def test_forward_is_complex_multiplication(width_in: int, width_out: int) -> None:
-    layer, x_BTD = random_layer(width_in, width_out), random_input(2, 3, width_in)
+    layer, x_BTD = randomise(ComplexLinear(width_in, width_out)), normal(2, 3, width_in)
     w = layer.a.detach().numpy() - 1j * layer.b.detach().numpy()
     expected = np.einsum("jk,btk->btj", w, as_complex(x_BTD))
     np.testing.assert_allclose(as_complex(layer(x_BTD)), expected, rtol=0, atol=1e-12)
@@ -50,8 +38,8 @@ def test_one_pair_by_hand() -> None:
 @pytest.mark.parametrize(("width_in", "width_out"), SHAPES)
 def test_gradients_are_those_of_complex_multiplication(width_in: int, width_out: int) -> None:
     """L = Re[conj(g) w x] has dL/da = Re[conj(g) x], dL/db = Im[conj(g) x], and conj(w)^T g as gradient of x."""
-    layer, x_BD = random_layer(width_in, width_out), random_input(7, width_in).requires_grad_()
-    upstream = random_input(9, width_out)[:7]
+    layer, x_BD = randomise(ComplexLinear(width_in, width_out)), normal(7, width_in).requires_grad_()
+    upstream = normal(7, width_out, seed=4)
     (layer(x_BD) * upstream).sum().backward()
     assert layer.a.grad is not None and layer.b.grad is not None and x_BD.grad is not None
     g, w = as_complex(upstream), layer.a.detach().numpy() - 1j * layer.b.detach().numpy()
@@ -69,42 +57,25 @@ def test_dense_weight_is_laid_out_as_in_eq_30() -> None:
     assert layer.weight.tolist() == [[1, 10, 2, 20], [-10, 1, -20, 2], [3, 30, 4, 40], [-30, 3, -40, 4]]
 
 
-def test_dense_weight_does_what_the_layer_does() -> None:
-    layer, x_BTD = random_layer(6, 10), random_input(2, 3, 6)
-    np.testing.assert_allclose(x_BTD.numpy() @ layer.weight.detach().numpy().T, layer(x_BTD).detach(), atol=1e-12)
-
-
 @pytest.mark.parametrize(("width_in", "width_out"), SHAPES)
 def test_half_the_weights_and_by_default_nothing_else(width_in: int, width_out: int) -> None:
     stored = {name: tuple(value.shape) for name, value in ComplexLinear(width_in, width_out).state_dict().items()}
     assert stored == dict.fromkeys(("a", "b"), (width_out // 2, width_in // 2))
-    full = torch.nn.Linear(width_in, width_out, bias=False)
-    assert 2 * sum(p.numel() for p in ComplexLinear(width_in, width_out).parameters()) == full.weight.numel()
-
-
-def test_bias_is_one_real_number_a_channel() -> None:
-    layer, x_BD = random_layer(6, 10, bias=True), random_input(3, 6)
-    bias = torch.arange(10.0, dtype=torch.float64)
-    with torch.no_grad():
-        layer.bias.zero_()
-        plain = layer(x_BD)
-        layer.bias.copy_(bias)
-        torch.testing.assert_close(layer(x_BD) - plain, bias.expand(3, 10), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("width_in", "width_out"), [(3, 4), (4, 3), (5, 7)])
 def test_odd_widths_are_rejected(width_in: int, width_out: int) -> None:
-    with pytest.raises(ValueError, match=f"{width_in} -> {width_out} must be even"):
+    with pytest.raises(ValueError, match="even"):
         ComplexLinear(width_in, width_out)
 
 
-# From and to a dense map
+# From and to a dense layer
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_to_linear_is_the_same_map(bias: bool, randomise) -> None:
+def test_to_linear_is_the_same_layer(bias: bool) -> None:
     layer = randomise(ComplexLinear(6, 8, bias=bias))
-    x_BD = torch.randn(3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x_BD = normal(3, 6)
     dense = layer.to_linear()
     assert type(dense) is torch.nn.Linear and dense.weight.dtype == torch.float64
     torch.testing.assert_close(dense(x_BD), layer(x_BD), rtol=0, atol=1e-12)
@@ -114,7 +85,7 @@ def test_to_linear_is_the_same_map(bias: bool, randomise) -> None:
         torch.testing.assert_close(value, layer.state_dict()[name], rtol=0, atol=1e-15)
 
 
-def test_from_linear_is_the_nearest_complex_map(randomise) -> None:
+def test_from_linear_is_the_nearest_complex_layer() -> None:
     """Least squares over a basis of Eq. 30's matrices, each with its [[1, 0], [0, 1]] or [[0, 1], [-1, 0]]."""
     dense = randomise(torch.nn.Linear(6, 4, bias=True))
     target = dense.weight.detach().numpy()

@@ -1,4 +1,4 @@
-"""Rotary positions against two slow references, the relative identity of Eq. 7, and Vaswani's sinusoids by loop."""
+"""Position schemes against slow references and their papers' closed forms."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from crope.model.positions import RotaryEmbedding, SinusoidalPositions, build_positions
-
-WIDTHS = [2, 6, 32]
-
-
-def random_heads(length: int, width: int) -> torch.Tensor:
-    return torch.randn(2, 3, length, width, generator=torch.Generator().manual_seed(0))
+from crope.model.positions import (
+    Alibi,
+    Positions,
+    RelativeBias,
+    RotaryEmbedding,
+    SinusoidalPositions,
+    build_positions,
+)
+from crope.seeding import stream
+from tests.model.oracles import alibi_bias, build, model_config, normal, randomise, rotated_product, sinusoid, t5_bias
 
 
 def rotate_by_complex_multiplication(x_BHTK: torch.Tensor) -> np.ndarray:
@@ -24,37 +27,22 @@ def rotate_by_complex_multiplication(x_BHTK: torch.Tensor) -> np.ndarray:
     y = np.empty_like(x)
     for m in range(x.shape[2]):
         for i in range(width // 2):
-            turned = (x[:, :, m, 2 * i] + 1j * x[:, :, m, 2 * i + 1]) * cmath.exp(1j * m * 10000 ** (-2 * i / width))
-            y[:, :, m, 2 * i], y[:, :, m, 2 * i + 1] = turned.real, turned.imag
+            rotated = (x[:, :, m, 2 * i] + 1j * x[:, :, m, 2 * i + 1]) * cmath.exp(1j * m * 10000 ** (-2 * i / width))
+            y[:, :, m, 2 * i], y[:, :, m, 2 * i + 1] = rotated.real, rotated.imag
     return y
 
 
-def rotate_by_matrix(x_BHTK: torch.Tensor) -> np.ndarray:
-    """The block-diagonal matrix of RoFormer's Eq. 15, theta_i = 10000^(-2(i-1)/d) for i = 1 .. d/2."""
-    x, width = x_BHTK.double().numpy(), x_BHTK.shape[-1]
-    y = np.empty_like(x)
-    for m in range(x.shape[2]):
-        matrix = np.zeros((width, width))
-        for i in range(1, width // 2 + 1):
-            angle = m * math.pow(10000.0, -2 * (i - 1) / width)
-            row = 2 * (i - 1)
-            matrix[row, row], matrix[row, row + 1] = math.cos(angle), -math.sin(angle)
-            matrix[row + 1, row], matrix[row + 1, row + 1] = math.sin(angle), math.cos(angle)
-        y[:, :, m] = x[:, :, m] @ matrix.T
-    return y
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("reference", [rotate_by_complex_multiplication, rotate_by_matrix])
-def test_rotary_against_slow_references(width: int, reference) -> None:
-    x_BHTK = random_heads(200, width)
-    found = RotaryEmbedding(width, max_len=256).rotate(x_BHTK)
+@pytest.mark.parametrize("width", [2, 6, 32])
+def test_rotary_by_complex_multiplication(width: int) -> None:
+    """Up to the paper's 1,024 tokens, where angles rounded to float32 would be off by 3e-5."""
+    x_BHTK = normal(2, 3, 1024, width).float()
+    found = RotaryEmbedding(width, max_len=1100).rotate(x_BHTK)
     assert found.dtype == torch.float32
-    np.testing.assert_allclose(found, reference(x_BHTK), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(found, rotate_by_complex_multiplication(x_BHTK), rtol=0, atol=2e-6)
 
 
 def test_rotary_by_hand() -> None:
-    """d = 4 at position 3: theta is 1 and 0.01, so the pairs turn by 3 and by 0.03."""
+    """K = 4 at position 3: theta is 1 and 0.01, so the pairs are rotated by 3 and by 0.03."""
     x_BHTK = torch.tensor([0.5, -1.0, 1.5, 2.0]).expand(1, 1, 4, 4)
     found = RotaryEmbedding(4, max_len=4).rotate(x_BHTK)[0, 0]
     assert found[0].tolist() == [0.5, -1.0, 1.5, 2.0]
@@ -62,44 +50,19 @@ def test_rotary_by_hand() -> None:
     assert found[3].tolist() == pytest.approx([-0.35387624, 1.06055250, 1.43933405, 2.04409332], abs=1e-6)
 
 
-def test_tables_hold_their_precision_at_the_last_position_of_the_paper() -> None:
-    """An angle of 1023 rounded to float32 is off by up to 3e-5; tables made in float64 are not."""
-    x_BHTK = random_heads(1024, 32)[:1, :1]
-    found = RotaryEmbedding(32, max_len=1024).rotate(x_BHTK)[0, 0, -1]
-    np.testing.assert_allclose(found, rotate_by_complex_multiplication(x_BHTK)[0, 0, -1], rtol=0, atol=1e-6)
-
-
 def test_scores_depend_on_the_distance_only() -> None:
     """The same q and k everywhere: the score at (m, n) is Re[conj(q) k e^{i (n - m) theta}] (Eqs. 7, 12)."""
-    width, length = 8, 30
-    rotary = RotaryEmbedding(width, max_len=length).double()
-    q, k = random_heads(1, width)[0, :2, 0].double()
-    q_TK, k_TK = (rotary.rotate(x.expand(1, 1, length, width))[0, 0] for x in (q, k))
-    found = (q_TK @ k_TK.T).numpy()
-    by_distance = {}
-    for distance in range(1 - length, length):
-        terms = (
-            (complex(q[2 * i], -q[2 * i + 1]) * complex(k[2 * i], k[2 * i + 1]))
-            * cmath.exp(1j * distance * 10000 ** (-2 * i / width))
-            for i in range(width // 2)
-        )
-        by_distance[distance] = sum(terms).real
-    expected = [[by_distance[n - m] for n in range(length)] for m in range(length)]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
-    assert np.ptp(list(by_distance.values())) > 1  # the distance does matter
-
-
-def test_norm_of_each_pair_is_kept() -> None:
-    x_BHTK = random_heads(64, 8)
-    found = RotaryEmbedding(8, max_len=64).rotate(x_BHTK)
-    norms, kept = (y.unflatten(-1, (-1, 2)).norm(dim=-1) for y in (x_BHTK, found))
-    torch.testing.assert_close(kept, norms, rtol=1e-5, atol=1e-6)
+    rotary, (q, k) = RotaryEmbedding(8, max_len=30).double(), normal(2, 8)
+    q_TK, k_TK = (rotary.rotate(x.expand(1, 1, 30, 8))[0, 0] for x in (q, k))
+    expected = [[rotated_product(q.numpy(), k.numpy(), m, n) for n in range(30)] for m in range(30)]
+    np.testing.assert_allclose((q_TK @ k_TK.T).numpy(), expected, rtol=0, atol=2e-6)
+    assert np.ptp(expected) > 1  # the distance does matter
 
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_bf16_keeps_its_dtype_and_is_rotated_in_float32(autocast: bool) -> None:
-    """Rounded once, at the end: within half a unit of the last place. In bf16, cancellation goes far past it."""
-    x_BHTK = random_heads(200, 8).bfloat16()
+    """Rounded once, at the end: within half a unit in the last place. In bf16, cancellation exceeds that by far."""
+    x_BHTK = normal(2, 3, 200, 8).bfloat16()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         found = RotaryEmbedding(8, max_len=200).rotate(x_BHTK)
     assert found.dtype == torch.bfloat16
@@ -107,44 +70,101 @@ def test_bf16_keeps_its_dtype_and_is_rotated_in_float32(autocast: bool) -> None:
     assert np.all(np.abs(found.double().numpy() - expected) <= 2.0**-8 * np.abs(expected) + 1e-6)
 
 
-def test_rotary_learns_nothing_and_leaves_the_embedding_alone() -> None:
-    rotary, x_BTD = RotaryEmbedding(8, max_len=4), random_heads(4, 8)[0]
-    assert not list(rotary.parameters())
-    assert torch.equal(rotary.embed(x_BTD), x_BTD)
-
-
 def test_odd_head_width_is_rejected() -> None:
-    with pytest.raises(ValueError, match="head width 7 must be even"):
+    with pytest.raises(ValueError, match="7"):
         RotaryEmbedding(7, max_len=4)
 
 
 @pytest.mark.parametrize("width", [2, 6, 128])
 def test_sinusoids_are_vaswanis(width: int) -> None:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d))."""
-    x_BTD = random_heads(90, width)[0]
-    expected = x_BTD.double().numpy().copy()
-    for pos in range(90):
-        for channel in range(width):
-            angle = pos / math.pow(10000.0, (channel - channel % 2) / width)
-            expected[:, pos, channel] += math.cos(angle) if channel % 2 else math.sin(angle)
+    x_BTD = normal(2, 90, width).float()
     found = SinusoidalPositions(width, max_len=100).embed(x_BTD)
+    expected = x_BTD.numpy() + np.stack([sinusoid(m, width) for m in range(90)])
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    norms = (found - x_BTD).norm(dim=-1)
+    torch.testing.assert_close(norms, torch.full((2, 90), math.sqrt(width / 2)), rtol=1e-4, atol=0)
 
 
-def test_sinusoids_have_norm_8_at_the_papers_width_and_turn_nothing() -> None:
-    positions, q_BHTK = SinusoidalPositions(128, max_len=50), random_heads(50, 8)
-    norms = positions.embed(torch.zeros(1, 50, 128)).norm(dim=-1)
-    torch.testing.assert_close(norms, torch.full((1, 50), 8.0), rtol=1e-5, atol=0)
-    assert torch.equal(positions.rotate(q_BHTK), q_BHTK)
+def rms(tensor: torch.Tensor) -> float:
+    return tensor.detach().double().square().mean().sqrt().item()
+
+
+@pytest.mark.parametrize(("embed_scale", "factor"), [("one", 1.0), ("sqrt_d", 8.0)])
+@pytest.mark.parametrize(("model", "ratio"), [("xpos", 1 / (0.02 * math.sqrt(2))), ("xpos_balanced", None)])
+def test_ratio_of_sinusoids_to_the_initial_embedding(
+    model: str, ratio: float | None, embed_scale: str, factor: float
+) -> None:
+    """At D = 64 the embedding starts at rms 0.02 (8 times that if scaled). Balanced: ratio 1; XPOS: rms 1/sqrt(2)."""
+    decoder = build(model_config(model, d_model=64, embed_scale=embed_scale), vocab=2000)
+    added = decoder.positions.embed(torch.zeros(1, 12, 64))
+    expected = 0.02 * factor if ratio is None else 1 / math.sqrt(2)
+    assert rms(added) == pytest.approx(expected, rel=1e-6)
+    embedding = factor * decoder.embedding.weight[:2000]
+    # 128,000 draws: the rms of the embedding is within 0.2 % (one sigma) of its closed form.
+    assert rms(added) / rms(embedding) == pytest.approx(1.0 if ratio is None else ratio / factor, rel=0.01)
+    if model == "xpos_balanced":
+        np.testing.assert_allclose(added[0, 7], 0.02 * factor * math.sqrt(2) * sinusoid(7, 64), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("embed_scale", "factor"), [("one", 1.0), ("sqrt_d", 8.0)])
+@pytest.mark.parametrize("model", ["learned", "complex_learned"])
+def test_learned_positions_start_at_the_rms_of_the_scaled_embedding(
+    model: str, embed_scale: str, factor: float
+) -> None:
+    weight = build(model_config(model, d_model=64, embed_scale=embed_scale), max_len=300, seed=3).positions.weight
+    expected = 0.02 * factor * stream(3, "init/positions.weight").standard_normal((300, 64))
+    np.testing.assert_allclose(weight.detach(), expected, rtol=1e-6)
+    assert rms(weight) == pytest.approx(0.02 * factor, rel=0.02)
+
+
+def test_only_the_learned_table_ends() -> None:
+    names = ["xpos", "xpos_balanced", "rope", "learned", "relative_bias", "alibi", "nope"]
+    found = {name: build_positions(model_config(name), max_len=8).extends for name in names}
+    assert [name for name, extends in found.items() if not extends] == ["learned"]
+
+
+def test_base_class_changes_nothing() -> None:
+    positions, x = Positions(), normal(2, 3, 4, 6)
+    assert positions.embed(x) is x and positions.rotate(x) is x and positions.bias(4) is None
     assert not list(positions.parameters())
 
 
-def test_rotary_of_a_model_turns_by_the_head_width(model_config) -> None:
-    q_BHTK = random_heads(20, 6)
-    found = build_positions(model_config("rope"), max_len=20).rotate(q_BHTK)
-    np.testing.assert_allclose(found, rotate_by_matrix(q_BHTK), rtol=0, atol=2e-6)
+# Biases by distance
 
 
-def test_sinusoids_of_a_model_have_the_models_width(model_config) -> None:
-    found = build_positions(model_config("xpos"), max_len=20).embed(torch.zeros(1, 20, 24))
-    assert found[0, 3, 8].item() == pytest.approx(math.sin(3 / 10000 ** (8 / 24)), abs=1e-6)
+def test_buckets_are_t5s() -> None:
+    """The first distance of each bucket: 16 exact ones, then bucket b from the first n with 16 + 16 log_8(n/16) >= b.
+
+    8^(1/16) = 2^(3/16): bucket 17 starts past 16 * 1.139 = 18.2, 18 past 20.7, ..., 31 past 112.4.
+    """
+    starts = {RelativeBias.bucket(n): n for n in reversed(range(2000))}
+    expected = {b: b for b in range(17)} | {b: math.ceil(16 * 2 ** (3 * (b - 16) / 16)) for b in range(17, 32)}
+    assert starts == expected
+    assert (starts[17], starts[18], starts[24], starts[31]) == (19, 21, 46, 113)
+
+
+@pytest.mark.parametrize(
+    ("heads", "exponents"),
+    [
+        (1, [8]),
+        (4, [2, 4, 6, 8]),
+        (8, [1, 2, 3, 4, 5, 6, 7, 8]),  # the paper's example: 1/2, 1/4, ..., 1/256
+        (6, [2, 4, 6, 8, 1, 3]),  # those of 4 heads, then every other one of 8 heads
+        (12, [1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5]),
+    ],
+)
+def test_slopes_are_alibis(heads: int, exponents: list[float]) -> None:
+    assert Alibi.slopes(heads) == pytest.approx([2**-e for e in exponents], rel=1e-12)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 200])
+@pytest.mark.parametrize(("scheme", "expected"), [(RelativeBias, t5_bias), (Alibi, alibi_bias)])
+def test_bias_matrix_by_loops(scheme: type[RelativeBias] | type[Alibi], expected, length: int) -> None:
+    """Entry (m, n): the head's number at distance m - n, and -inf where n > m."""
+    positions = randomise(scheme(4))
+    found = positions.bias(length).detach()
+    assert found.shape == (1, 4, length, length)
+    for head in range(4):
+        for m in range(0, length, 1 + length // 20):
+            row = [expected(positions, head, m - n) if n <= m else -math.inf for n in range(length)]
+            assert found[0, head, m].tolist() == pytest.approx(row, rel=1e-12)

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from crope.model.positions import RotaryEmbedding, SinusoidalPositions
-from crope.theory.complex_form import as_complex, as_real
-from crope.theory.kernel import frequencies
-from crope.theory.roformer import rotary_matrix
+from crope.theory.complex_maps import as_complex, as_real
+from crope.theory.rotary import frequencies, rotary_matrix
 
 X = np.array([0.5, -1.0, 1.5, 2.0])  # the article's vector, at position 3
 

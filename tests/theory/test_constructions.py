@@ -10,10 +10,18 @@ from crope.config import ModelConfig
 from crope.model.attention import CausalAttention
 from crope.model.complex_linear import ComplexLinear
 from crope.model.positions import build_positions
-from crope.theory.attention import attend, attention_scores, attention_weights
-from crope.theory.complex_form import as_complex
-from crope.theory.constructions import absolute_pointing, comparison, dense, on_slow_pairs, pointing, set_map
-from crope.theory.kernel import frequencies, kernel, missed_weight
+from crope.theory.complex_maps import as_complex
+from crope.theory.constructions import (
+    absolute_pointing,
+    attend,
+    attention_scores,
+    attention_weights,
+    comparison,
+    on_slow_pairs,
+    pointing,
+    set_map,
+)
+from crope.theory.rotary import frequencies, kernel, missed_weight
 
 BOTH = pytest.mark.parametrize("projection", ["real", "complex"])
 
@@ -159,12 +167,6 @@ def test_a_target_ahead_needs_attention_without_a_mask() -> None:
     assert behind.weights(causal=True)[rows, rows - text[rows]].min() > 0.999
 
 
-def test_the_layer_returns_the_embedding_that_is_pointed_to() -> None:
-    text = offsets(40)
-    made, rows = pointing(text, width=64, projection="complex", gain=300), asking(text)
-    np.testing.assert_allclose(made.output()[rows], made.x_TD[rows + text[rows]], rtol=0, atol=1e-3)
-
-
 def test_the_solution_lies_in_the_complex_subspace() -> None:
     """Sec. 4.3: ComplexLinear with half the weights computes what the dense layer does."""
     text = offsets(30)
@@ -232,8 +234,3 @@ def test_position_part_of_absolute_queries_points_at_a_fixed_offset() -> None:
     set_map(made.attention.q_proj, np.diag(np.exp(-1j * frequencies(width))))  # a pair is (sin, cos)
     rows = np.arange(length - 1)
     assert (made.scores()[rows].argmax(1) == rows + 1).all()
-
-
-def test_dense_is_complex_multiplication() -> None:
-    w = np.array([[1 + 2j, 3 - 1j]])
-    assert dense(w).tolist() == [[1, -2, 3, 1], [2, 1, -1, 3]]

@@ -1,0 +1,233 @@
+"""Position schemes. A scheme may act in three places: the token embedding, queries and keys, and attention scores.
+
+Shapes: B batch, T tokens, D model width, H heads, K head width, J channel pairs (K/2 or D/2), S = 2T - 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+import torch
+from torch import nn
+
+from crope.config import INIT_STD, ModelConfig
+
+BASE = 10000.0  # of the wavelengths, in Vaswani et al. (Sec. 3.5) and in RoFormer (Eq. 15) alike
+
+
+class Positions(nn.Module):
+    """Base class, and by itself the scheme `none`: order enters by the causal mask alone.
+
+    (Haviv et al. 2022; Kazemnejad et al. 2023.) A scheme overrides the methods for the places where it acts.
+    """
+
+    extends = True  # False: undefined beyond max_len, so that a longer sequence needs a retrained model
+
+    @classmethod
+    def build(cls, config: ModelConfig, max_len: int) -> Self:
+        """The scheme for one model and sequences of up to max_len tokens."""
+        return cls()
+
+    def embed(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        """The scaled token embedding as it enters the first block."""
+        return x_BTD
+
+    def rotate(self, x_BHTK: torch.Tensor) -> torch.Tensor:
+        """Queries or keys as they enter the scores."""
+        return x_BHTK
+
+    def bias(self, length: int) -> torch.Tensor | None:
+        """The matrix added to the scores, causal mask included, (1, H, T, T); None: no bias, only the causal mask."""
+        return None
+
+
+def angles(width: int, max_len: int) -> torch.Tensor:
+    """m * 10000^(-2i/width) in float64, shape (max_len, width/2)."""
+    theta_J = BASE ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return torch.arange(max_len, dtype=torch.float64)[:, None] * theta_J
+
+
+class SinusoidalPositions(Positions):
+    """Fixed sinusoids added to the token embedding (Vaswani et al. Sec. 3.5; XPOS of Sec. 5.1).
+
+    Channel 2i is sin(m / 10000^(2i/D)), channel 2i+1 the cosine, both times `scale`. With scale 1 each token vector
+    gains a vector of norm sqrt(D/2): at D = 128 this is 3.1 times the initial norm of the token embedding scaled by
+    sqrt(D), and 35 times that of the unscaled one.
+    """
+
+    table_TD: torch.Tensor
+
+    @classmethod
+    def build(cls, config: ModelConfig, max_len: int) -> Self:
+        return cls(config.d_model, max_len)
+
+    def __init__(self, d_model: int, max_len: int, *, scale: float = 1.0) -> None:
+        super().__init__()
+        angle_TJ = angles(d_model, max_len)
+        table_TD = scale * torch.stack((angle_TJ.sin(), angle_TJ.cos()), dim=-1).flatten(-2)
+        self.register_buffer("table_TD", table_TD.float(), persistent=False)
+
+    def embed(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        return x_BTD + self.table_TD[: x_BTD.shape[1]]
+
+
+class BalancedSinusoidalPositions(SinusoidalPositions):
+    """Sinusoids scaled to the initial rms of the scaled token embedding: a ratio of 1 instead of XPOS's 3.1.
+
+    The rms of a sinusoid is 1/sqrt(2).
+    """
+
+    @classmethod
+    def build(cls, config: ModelConfig, max_len: int) -> Self:
+        return cls(config.d_model, max_len, scale=math.sqrt(2) * INIT_STD * config.embed_factor)
+
+
+class LearnedPositions(Positions):
+    """One trained vector per position, added to the token embedding (GPT-2; BERT).
+
+    The vectors start at the rms of the scaled token embedding, the ratio of 1 that GPT-2 has.
+    """
+
+    extends = False
+
+    @classmethod
+    def build(cls, config: ModelConfig, max_len: int) -> Self:
+        return cls(config.d_model, max_len, embed_factor=config.embed_factor)
+
+    def __init__(self, d_model: int, max_len: int, *, embed_factor: float = 1.0) -> None:
+        super().__init__()
+        self.embed_factor = embed_factor
+        self.weight = nn.Parameter(torch.zeros(max_len, d_model))
+
+    def init_stds(self, dense_std: float) -> dict[str, float]:
+        """Parameter name -> initial std where the token embedding starts at N(0, dense_std)."""
+        return {"weight": dense_std * self.embed_factor}
+
+    def embed(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        return x_BTD + self.weight[: x_BTD.shape[1]]
+
+
+class RotaryEmbedding(Positions):
+    """Rotates channel pair (2i, 2i+1) of queries and keys at position m by +m theta_i (Eq. 6, RoFormer Eq. 15).
+
+    theta_i = 10000^(-2i/K), i = 0 .. K/2 - 1, so that scores depend on m - n only (Eq. 7). Tables are computed in
+    float64 and stored in float32; under autocast the rotation itself runs in float32.
+
+    Shapes    x_BHTK -> x_BHTK, dtype kept.
+    Raises    ValueError if K is odd.
+    """
+
+    cos_TJ: torch.Tensor
+    sin_TJ: torch.Tensor
+
+    @classmethod
+    def build(cls, config: ModelConfig, max_len: int) -> Self:
+        return cls(config.head_width, max_len)
+
+    def __init__(self, d_head: int, max_len: int) -> None:
+        super().__init__()
+        if d_head % 2:
+            raise ValueError(f"RotaryEmbedding pairs channels: head width {d_head} must be even")
+        angle_TJ = angles(d_head, max_len)
+        self.register_buffer("cos_TJ", angle_TJ.cos().float(), persistent=False)
+        self.register_buffer("sin_TJ", angle_TJ.sin().float(), persistent=False)
+
+    def rotate(self, x_BHTK: torch.Tensor) -> torch.Tensor:
+        cos_TJ, sin_TJ = self.cos_TJ[: x_BHTK.shape[2]], self.sin_TJ[: x_BHTK.shape[2]]
+        even_BHTJ, odd_BHTJ = x_BHTK.to(cos_TJ.dtype).unflatten(-1, (-1, 2)).unbind(-1)
+        pairs = (even_BHTJ * cos_TJ - odd_BHTJ * sin_TJ, even_BHTJ * sin_TJ + odd_BHTJ * cos_TJ)
+        return torch.stack(pairs, dim=-1).flatten(-2).to(x_BHTK.dtype)
+
+
+class DistanceBias(Positions):
+    """Base class of the schemes that add to each score a number given by the head and the distance m - n >= 0."""
+
+    def by_distance(self, length: int) -> torch.Tensor:
+        """(H, T): the bias at distances 0 .. T - 1."""
+        raise NotImplementedError
+
+    def bias(self, length: int) -> torch.Tensor:
+        past_HT = self.by_distance(length).flip(-1)
+        future_HS = past_HT.new_full((len(past_HT), length - 1), -math.inf)
+        # Every row of the matrix is a window of this line. The windows are views in reverse order; `flip` copies once.
+        line_HS = torch.cat((past_HT, future_HS), dim=-1)
+        return line_HS.unfold(-1, length, 1).flip(-2)[None]
+
+
+class RelativeBias(DistanceBias):
+    """T5's relative positions, unidirectional: a trained scalar per head and bucket, shared by all layers.
+
+    Raffel et al. (2020), Sec. 2.1: 32 buckets; distances below 16 have one each, then they grow logarithmically up to
+    128, and all distances beyond share the last. Unlike T5, scores are divided by sqrt(K) as in every model here.
+    Adam moves a scalar by at most the summed learning rate, 0.36 over the 800 steps of the base row at the quick
+    scale, so the biases stay small at that scale.
+    """
+
+    BUCKETS, FURTHEST = 32, 128
+    bucket_T: torch.Tensor
+
+    @classmethod
+    def build(cls, config: ModelConfig, max_len: int) -> Self:
+        return cls(config.n_heads)
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(self.BUCKETS, n_heads))
+        buckets = torch.tensor([self.bucket(distance) for distance in range(self.FURTHEST)])
+        self.register_buffer("bucket_T", buckets, persistent=False)
+
+    @classmethod
+    def bucket(cls, distance: int) -> int:
+        exact = cls.BUCKETS // 2
+        if distance < exact:
+            return distance
+        fraction = math.log(distance / exact) / math.log(cls.FURTHEST / exact)
+        return min(cls.BUCKETS - 1, exact + int(fraction * (cls.BUCKETS - exact)))
+
+    def by_distance(self, length: int) -> torch.Tensor:
+        distance_T = torch.arange(length, device=self.bucket_T.device).clamp(max=self.FURTHEST - 1)
+        return self.weight[self.bucket_T[distance_T]].T
+
+
+class Alibi(DistanceBias):
+    """ALiBi: minus the distance, times a fixed slope per head (Press et al. 2022, Sec. 3). Not divided by sqrt(K).
+
+    The slopes of H heads are 2^(-8/H), 2^(-16/H), ..., 2^-8. Where H is not a power of two, the authors take the slopes
+    for the power of two below H, then every other one of those for the next power.
+    """
+
+    slope_H: torch.Tensor
+
+    @classmethod
+    def build(cls, config: ModelConfig, max_len: int) -> Self:
+        return cls(config.n_heads)
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.register_buffer("slope_H", torch.tensor(self.slopes(n_heads)), persistent=False)
+
+    @staticmethod
+    def slopes(n_heads: int) -> list[float]:
+        below = 1 << (n_heads.bit_length() - 1)
+        of_power, of_next = ([2.0 ** (-8 * i / n) for i in range(1, n + 1)] for n in (below, 2 * below))
+        return of_power + of_next[: 2 * (n_heads - below) : 2]
+
+    def by_distance(self, length: int) -> torch.Tensor:
+        return -self.slope_H[:, None] * torch.arange(length, device=self.slope_H.device)
+
+
+POSITIONS: dict[str, type[Positions]] = {
+    "none": Positions,
+    "sinusoidal": SinusoidalPositions,
+    "sinusoidal_balanced": BalancedSinusoidalPositions,
+    "learned": LearnedPositions,
+    "rotary": RotaryEmbedding,
+    "relative_bias": RelativeBias,
+    "alibi": Alibi,
+}
+
+
+def build_positions(config: ModelConfig, *, max_len: int) -> Positions:
+    """The scheme that `model.position` names."""
+    return POSITIONS[config.position].build(config, max_len)

@@ -1,0 +1,287 @@
+"""Complex-linear maps (Sec. 3): channel pairs as complex numbers, and how much of a real matrix is complex-linear.
+
+A complex structure is an orthogonal J with J^2 = -1: it defines "times i" and so which directions form a pair. A real W
+is complex-linear if W J_in = J_out W. With interleaved pairs on both sides that is Eq. 30. numpy, float64.
+
+Shapes: D in-features, E out-features (both even), C = D/2 complex coordinates, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.linalg import block_diag
+
+from crope.model.gpt import GPT, Block
+
+Array = NDArray[np.float64]
+Complex = NDArray[np.complex128]
+QKV = tuple[Array, Array, Array]  # Q, K and V of one layer, (D, D) each
+
+# The real bases of Fig. 2(a). sigma_2 is the rotation by +90 degrees, multiplication by i; Pauli's sigma_2, with its
+# imaginary entries, is i times that. Eq. 30's block [[a, b], [-b, a]] is a sigma_0 - b sigma_2.
+SIGMA: Array = np.array(
+    [
+        [[1, 0], [0, 1]],  # identity
+        [[0, 1], [1, 0]],  # reflection about the line at 45 degrees
+        [[0, -1], [1, 0]],  # rotation by 90 degrees
+        [[1, 0], [0, -1]],  # reflection about the x-axis
+    ],
+    dtype=float,
+)
+
+SWEEPS = 50  # alternating maximisations in `fit_stream`; a further one adds less than 1e-4
+
+MEASURES = {
+    "given": "interleaved channels are pairs: Q, K and V of all layers",
+    "layer": "best J of each layer, shared by its Q, K and V",
+    "queries_keys": "best J of each layer, shared by its Q and K",
+    "values": "V under the J that is best for Q and K, value pairs free",
+    "model": "best J, shared by Q, K and V of all layers",
+}
+
+
+def as_complex(x: Array) -> Complex:
+    """Channels (2j, 2j+1) as one complex number (Eqs. 8 and 9): (..., D) -> (..., C)."""
+    return x[..., 0::2] + 1j * x[..., 1::2]
+
+
+def as_real(z: Complex) -> Array:
+    """Inverse of `as_complex`: (..., C) -> (..., D)."""
+    return np.stack((z.real, z.imag), axis=-1).reshape(*z.shape[:-1], -1)
+
+
+def dense(w: Complex) -> Array:
+    """The real matrix of a complex one, interleaved pairs: w = u + iv becomes blocks [[u, -v], [v, u]] (Eq. 30)."""
+    return np.kron(w.real, SIGMA[0]) + np.kron(w.imag, SIGMA[2])
+
+
+def sigma_components(w_ED: Array) -> Array:
+    """Coefficients of each 2x2 block in SIGMA, (4, E/2, D/2): the block is their sum over the four bases."""
+    blocks = w_ED.reshape(w_ED.shape[0] // 2, 2, w_ED.shape[1] // 2, 2)
+    return np.einsum("ejdk,sjk->sed", blocks, SIGMA) / 2  # <sigma_s, sigma_t> = 2 delta_st
+
+
+def standard_structure(width: int) -> Array:
+    """The J of interleaved pairs, (D, D): channels (2j, 2j+1) are one complex number (Eq. 8)."""
+    return np.kron(np.eye(width // 2), SIGMA[2])
+
+
+def complex_part(w_ED: Array, j_in_DD: Array | None = None, j_out_EE: Array | None = None) -> Array:
+    """The nearest complex-linear matrix, (W - J_out W J_in) / 2: an orthogonal projection. Default: interleaved pairs.
+
+    In interleaved pairs it keeps the components of sigma_0 and sigma_2 and drops those of sigma_1 and sigma_3.
+    """
+    j_in_DD = standard_structure(w_ED.shape[1]) if j_in_DD is None else j_in_DD
+    j_out_EE = standard_structure(w_ED.shape[0]) if j_out_EE is None else j_out_EE
+    return (w_ED - j_out_EE @ w_ED @ j_in_DD) / 2
+
+
+def complex_fraction(
+    weights: Sequence[Array], j_in_DD: Array | None = None, structures_out: Sequence[Array] | None = None
+) -> float:
+    """Complex-linear fraction of the energy ||W||^2 of maps that read one space; 1/2 on average over random J_in.
+
+    Default structures: interleaved pairs, under which CRoPE's weights give 1.
+    """
+    outputs = [None] * len(weights) if structures_out is None else structures_out
+    return _energy([complex_part(w, j_in_DD, j) for w, j in zip(weights, outputs, strict=True)]) / _energy(weights)
+
+
+def best_structure(weights: Sequence[Array], structures_out: Sequence[Array] | None = None) -> Array:
+    """The J of the input space, (D, D), that maximises the joint complex-linear fraction of `weights`.
+
+    The fraction is 1/2 - tr(A J) / (2 ||W||^2) with A = sum of W^T J_out W, antisymmetric. So the maximum over all
+    orthogonal J is the polar factor of A, which is itself antisymmetric; its negative gives the minimum. Because the
+    pairing of residual channels is arbitrary, only the best pairing is informative, and only in comparison with random
+    matrices for which the best pairing is chosen too.
+    Raises    ValueError if A is singular: the best J is not unique then.
+    """
+    if structures_out is None:
+        structures_out = [standard_structure(w_ED.shape[0]) for w_ED in weights]
+    return _polar_factor(np.sum([w.T @ j @ w for w, j in zip(weights, structures_out, strict=True)], axis=0))
+
+
+def best_output_structure(w_ED: Array, j_in_DD: Array) -> Array:
+    """The J of the output space, (E, E), that maximises the complex-linear fraction of W for a given J_in."""
+    return _polar_factor(w_ED @ j_in_DD @ w_ED.T)
+
+
+def _polar_factor(a_DD: Array) -> Array:
+    """The J nearest to antisymmetric A: i A is Hermitian, and i J has its eigenvectors and the signs of its values."""
+    values, vectors = np.linalg.eigh(1j * a_DD)
+    if not np.abs(values).min() > 1e-12 * np.abs(values).max():
+        raise ValueError(f"no unique complex structure: the {len(a_DD)}-wide sum of W^T J W is singular")
+    return np.imag((vectors * np.sign(values)) @ vectors.conj().T)
+
+
+def _energy(weights: Sequence[Array]) -> float:
+    return float(sum(np.sum(w**2) for w in weights))
+
+
+# A structure as complex coordinates: a C x D matrix `basis` with z = basis x and |z| = |x|, in which J is i.
+
+
+def coordinates(j_DD: Array) -> Complex:
+    """Complex coordinates, (C, D), in which `j_DD` is multiplication by i; unique up to a unitary matrix."""
+    _, vectors = np.linalg.eigh(-1j * j_DD)  # ascending, the first half -1: there J is -i
+    return np.sqrt(2) * vectors[:, vectors.shape[1] // 2 :].conj().T
+
+
+def interleaved(width: int) -> Complex:
+    """The coordinates of Eq. 8, in which `standard_structure` is multiplication by i."""
+    return as_complex(np.eye(width)).T
+
+
+def structure_of(basis_CD: Complex) -> Array:
+    """The J of these coordinates, (D, D): inverse of `coordinates`."""
+    return (basis_CD.conj().T @ (1j * basis_CD)).real
+
+
+def rotation_of(basis_CD: Complex) -> Array:
+    """The orthogonal matrix that takes x to its coordinates, real and imaginary parts interleaved."""
+    return as_real(basis_CD.T).T
+
+
+def keeping_mean(basis_CD: Complex) -> Complex:
+    """The same J in coordinates whose rotation keeps (1, ..., 1); unitary maps reach any unit vector."""
+    mean = np.full(basis_CD.shape[1], basis_CD.shape[1] ** -0.5)
+    return _unitary(interleaved(len(mean)) @ mean) @ _unitary(basis_CD @ mean).conj().T @ basis_CD
+
+
+def _unitary(first: Complex) -> Complex:
+    """A unitary matrix with this first column, of norm 1."""
+    matrix, _ = np.linalg.qr(np.column_stack((first, np.eye(len(first)))))
+    matrix[:, 0] = first  # QR gives it up to a phase
+    return matrix
+
+
+@dataclass(frozen=True)
+class StreamStructure:
+    """Complex coordinates of the residual stream and of the values of each layer's heads.
+
+    `kept` is the complex-linear fraction of Q, K and V of all layers in them.
+    """
+
+    basis: Complex
+    heads: list[list[Complex]]
+    kept: float
+
+
+def fit_stream(layers: Sequence[QKV], n_heads: int) -> StreamStructure:
+    """The structure with the largest complex-linear fraction of Q, K and V of all layers (gains folded in).
+
+    The outputs of Q and K are paired by the rotation of positions. The values of a head may be paired in any way,
+    because the output projection can undo it: their structures and the stream's are maximised in turn, so `kept` never
+    decreases (a local maximum).
+    """
+    found = _stream(layers, n_heads, interleaved(layers[0][0].shape[1]))
+    for _ in range(SWEEPS):
+        basis = coordinates(best_structure(*_maps(layers, found.heads)))
+        j_DD = structure_of(basis)
+        heads = [
+            [coordinates(best_output_structure(head, j_DD)) for head in np.split(v, n_heads)] for _, _, v in layers
+        ]
+        found = _stream(layers, n_heads, basis, heads)
+    return found
+
+
+def random_stream(layers: Sequence[QKV], n_heads: int, generator: np.random.Generator) -> StreamStructure:
+    """A random structure of the stream with interleaved heads: the baseline of `fit_stream`."""
+    normal = generator.standard_normal((layers[0][0].shape[1],) * 2)
+    return _stream(layers, n_heads, coordinates(_polar_factor(normal - normal.T)))
+
+
+def _stream(
+    layers: Sequence[QKV], n_heads: int, basis: Complex, heads: list[list[Complex]] | None = None
+) -> StreamStructure:
+    heads = heads or [[interleaved(len(v) // n_heads)] * n_heads for _, _, v in layers]
+    weights, outputs = _maps(layers, heads)
+    return StreamStructure(basis, heads, complex_fraction(weights, structure_of(basis), outputs))
+
+
+def _maps(layers: Sequence[QKV], heads: Sequence[Sequence[Complex]]) -> tuple[list[Array], list[Array]]:
+    """Every Q, K and V with the structure of its outputs."""
+    rotary = standard_structure(len(layers[0][0]))
+    outputs = [[rotary, rotary, block_diag(*map(structure_of, bases))] for bases in heads]
+    return [w for layer in layers for w in layer], [j for layer in outputs for j in layer]
+
+
+def folded_qkv(model: GPT) -> list[QKV]:
+    """Q, K and V of each layer as they act on the normalised residual, the LayerNorm's gains folded in; float64.
+
+    After training the gains of a pair differ, so CRoPE's maps are complex-linear from the scaled residual and not
+    exactly from the normalised one. The mean subtraction, which removes one direction, is not accounted for.
+    """
+
+    layers = []
+    for block in cast(Iterable[Block], model.blocks):
+        projections = (block.attn.q_proj, block.attn.k_proj, block.attn.v_proj)
+        weights = [cast(torch.Tensor, layer.weight).detach().double() for layer in projections]
+        q, k, v = ((weight * block.attn_norm.weight.detach().double()).cpu().numpy() for weight in weights)
+        layers.append((q, k, v))
+    return layers
+
+
+def fractions(layers: Sequence[QKV], *, n_heads: int) -> dict[str, float]:
+    """The complex-linear fraction under each of MEASURES; `layer`, `queries_keys` and `values` pool all layers.
+
+    The pairs of queries and keys are fixed by rotary. The J of the residual stream is free, and so are the value pairs
+    of a head, because the output projection can undo any rotation of them.
+    """
+    every = [w for layer in layers for w in layer]
+    return {
+        "given": complex_fraction(every),
+        "layer": _pooled(layers),
+        "queries_keys": _pooled([layer[:2] for layer in layers]),
+        "values": _fraction_of_values(layers, n_heads),
+        "model": complex_fraction(every, best_structure(every)),
+    }
+
+
+def _pooled(layers: Sequence[Sequence[Array]]) -> float:
+    kept = [complex_fraction(layer, best_structure(layer)) * _energy(layer) for layer in layers]
+    return sum(kept) / sum(_energy(layer) for layer in layers)
+
+
+def _fraction_of_values(layers: Sequence[QKV], n_heads: int) -> float:
+    kept = 0.0
+    for query, key, value in layers:
+        j_DD = best_structure([query, key])
+        kept += _energy([complex_part(w, j_DD, best_output_structure(w, j_DD)) for w in np.split(value, n_heads)])
+    return kept / _energy([layer[2] for layer in layers])
+
+
+def turned(layers: Sequence[QKV], *, n_heads: int, generator: np.random.Generator) -> list[QKV]:
+    """The same maps with the output channels of each head rotated at random, Q, K and V independently.
+
+    This keeps W^T W of each head, so the subspace that it reads and its singular values; only the relation to the
+    rotary pairs is lost. Training lowers the rank of the maps, which raises the best fraction of *any* pairing: the
+    chance level of a trained map is that of its own rotations, not that of a Gaussian matrix.
+    """
+
+    def turn(w_ED: Array) -> Array:
+        heads = np.split(w_ED, n_heads)
+        return np.concatenate([random_rotation(len(head), generator) @ head for head in heads])
+
+    return [(turn(q), turn(k), turn(v)) for q, k, v in layers]
+
+
+def random_rotation(width: int, generator: np.random.Generator) -> Array:
+    """Uniform (Haar) on the orthogonal group: Q of a Gaussian matrix, its signs fixed by R."""
+    q, r = np.linalg.qr(generator.standard_normal((width, width)))
+    return q * np.sign(np.diag(r))
+
+
+def summarise(draws: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Mean, standard deviation and range of each measure over random draws: the chance level."""
+    columns = {name: np.array([draw[name] for draw in draws]) for name in MEASURES}
+    return {
+        name: {"mean": float(x.mean()), "std": float(x.std(ddof=1)), "low": float(x.min()), "high": float(x.max())}
+        for name, x in columns.items()
+    }

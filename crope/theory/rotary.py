@@ -1,0 +1,101 @@
+"""Rotary positions: the rotation in its matrix, element-wise and complex forms, its kernel, and RoFormer's decay bound.
+
+Eqs. 21, 23 and 28 of the CRoPE paper end in sum_i cos(distance theta_i) and call it a delta function for large D. It is
+not one: the frequencies crowd at low values, so the limit decays logarithmically (0.974 of its peak at distance 1).
+
+Shapes: K head width, C = K/2 pairs (interleaved).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import sici
+
+from crope.model.positions import BASE
+from crope.theory.complex_maps import Array, Complex, as_complex, as_real, dense
+
+
+def frequencies(width: int, base: float = BASE) -> Array:
+    """theta_i = base^(-2i/width), i = 0 .. width/2 - 1 (RoFormer Eq. 15)."""
+    return base ** (-np.arange(0, width, 2) / width)
+
+
+def phases(position: float, width: int) -> Complex:
+    """Diagonal of R~_m, e^{i m theta} (Eq. 10): (C,)."""
+    return np.exp(1j * position * frequencies(width))
+
+
+def rotary_matrix(position: float, width: int) -> Array:
+    """R_{Theta,m} of RoFormer's Eq. 15 (Eq. 6 of the CRoPE paper), block-diagonal, (K, K)."""
+    return dense(np.diag(phases(position, width)))
+
+
+def rotate_elementwise(x: Array, position: float) -> Array:
+    """RoFormer's Eq. 34: two element-wise products instead of the matrix. (..., K) -> (..., K)."""
+    angle_K = np.repeat(position * frequencies(x.shape[-1]), 2)
+    return x * np.cos(angle_K) + as_real(1j * as_complex(x)) * np.sin(angle_K)
+
+
+def inner_product(q_C: Complex, k_C: Complex) -> float:
+    """q . k of the real vectors: Re[conj(q)^T k]. Eq. 11 prints a plain transpose, which is another number."""
+    return float(np.real(np.conj(q_C) @ k_C))
+
+
+def rotary_score(q_C: Complex, k_C: Complex, m: int, n: int) -> float:
+    """f(x_m, x_n, m - n) = Re[conj(q)^T conj(R~_{m-n}) k], equal to Eq. 7 (Eq. 12 with the conjugate)."""
+    return inner_product(q_C, np.conj(phases(m - n, 2 * len(q_C))) * k_C)
+
+
+def kernel(distance: ArrayLike, theta: Array) -> Array:
+    """Mean over i of cos(distance theta_i), the sum of Eq. 23 over its peak; shape of `distance`."""
+    return np.cos(np.multiply.outer(np.asarray(distance, dtype=float), theta)).mean(-1)
+
+
+def kernel_limit(distance: ArrayLike, base: float = BASE) -> Array:
+    """Limit of the kernel for D to infinity at distances > 0: the mean of cos(distance base^-u) over u in 0 .. 1."""
+    distance = np.asarray(distance, dtype=float)
+    return (sici(distance)[1] - sici(distance / base)[1]) / np.log(base)
+
+
+def missed_weight(
+    theta: Array, *, length: int, gain: float, offsets: Sequence[int] = (0,), scaled: bool = False
+) -> float:
+    """Mean over positions of 1 - (softmax weight at position + offset), from scores gain * sum_i cos(... theta_i).
+
+    `scaled` divides scores by sqrt(width) as attention does; Eq. 2 does not. This is the closed form of the
+    constructions, for widths at which their weight matrices would be too large. Positions whose target lies outside
+    0 .. length - 1 are left out.
+    """
+    peak = gain * len(theta) / (np.sqrt(2 * len(theta)) if scaled else 1.0)
+    fall = peak * (1 - kernel(np.arange(length), theta))  # by distance from the target
+    missed = []
+    for offset in offsets:
+        for target in range(max(0, offset), min(length, length + offset)):
+            missed.append(1 - 1 / np.exp(-fall[np.abs(np.arange(length) - target)]).sum())
+    return float(np.mean(missed))
+
+
+def partial_sums(distance: float, theta: Array) -> Complex:
+    """S_j = sum over i < j of e^{i distance theta_i}, j = 1 .. C (RoFormer Eq. 36)."""
+    return np.cumsum(np.exp(1j * distance * theta))
+
+
+def relative_bound(distance: float, theta: Array) -> float:
+    """Mean of |S_j|, j = 1 .. C: RoFormer's Fig. 2. Times C and max_i |h_{i+1} - h_i|, the bound of Eq. 37."""
+    return float(np.abs(partial_sums(distance, theta)).mean())
+
+
+def decay_curves(*, width: int, longest: int) -> dict[str, Any]:
+    """Data of the decay figure: the bound and the kernel at distances 0 .. longest - 1, in units of the peak."""
+    distance, theta = np.arange(longest), frequencies(width)
+    return {
+        "width": width,
+        "distance": distance.tolist(),
+        "bound": [relative_bound(float(d), theta) for d in distance],
+        "kernel": kernel(distance, theta).tolist(),
+        "limit": [1.0, *kernel_limit(distance[1:]).tolist()],
+    }

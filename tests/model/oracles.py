@@ -1,0 +1,196 @@
+"""Slow float64 references: attention, position schemes and the whole decoder, one number at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import nn
+
+from crope.config import ROOT, ModelConfig
+from crope.model.attention import CausalAttention, LinearAttention
+from crope.model.complex_linear import ComplexLinear
+from crope.model.gpt import GPT
+from crope.model.positions import Positions
+from crope.model.projections import BlockDiagonalLinear, LowRankLinear, MisalignedComplexLinear
+
+Array = np.ndarray
+Module = TypeVar("Module", bound=nn.Module)
+CHOICES: dict[str, dict[str, str]] = {  # position, projection and attention of every model of conf/model
+    path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "conf" / "model").glob("*.yaml"))
+}
+VOCAB, LENGTH, WIDTH = (
+    70,
+    12,
+    48,
+)  # 70 rows are padded to 128; heads of 12 channels, 6 in `halved`, 20 in `complex_wide`
+
+
+def model_config(name: str, **changes: object) -> ModelConfig:
+    """The model of conf/model/<name>.yaml at a small size: heads of three pairs, so that no split of channels is right
+    by coincidence."""
+    size = {"n_layers": 2, "n_heads": 4, "d_model": 24}
+    return ModelConfig(**{**size, **CHOICES[name], **changes})  # type: ignore[arg-type]
+
+
+def build(config: ModelConfig, *, vocab: int = VOCAB, max_len: int = LENGTH, seed: int = 0) -> GPT:
+    return GPT(config, vocab_size=vocab, max_len=max_len, seed=seed)
+
+
+def random_tokens(batch: int = 2, length: int = LENGTH, vocab: int = VOCAB) -> torch.Tensor:
+    return torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(2))
+
+
+def normal(*shape: int, seed: int = 3) -> torch.Tensor:
+    """A float64 tensor of standard normal numbers."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def randomise(module: Module) -> Module:
+    """Float64, and every parameter of order 1: at the initial 0.02 all scores are nearly equal and hide mistakes."""
+    module.double()
+    with torch.no_grad():
+        for seed, parameter in enumerate(module.parameters()):
+            scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.5
+            parameter.copy_(scale * normal(*parameter.shape, seed=seed))
+    return module
+
+
+def cross_entropy(model: GPT, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model.logits(model(tokens_BT)).flatten(0, 1), targets_BT.flatten())
+
+
+def numbers(tensor: torch.Tensor) -> Array:
+    return tensor.detach().double().numpy()
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What a position scheme computes in each of its three places, for one token, pair of tokens or head at a time.
+
+    embed      (positions, token m, x_D) -> x_D as it enters the first block
+    product    (q_K at m, k_K at n, m, n) -> their product, not divided by sqrt(K)
+    bias       (positions, head, distance m - n) -> the number added to the score
+    """
+
+    embed: Callable[[Positions, int, Array], Array] = lambda positions, m, x_D: x_D
+    product: Callable[[Array, Array, int, int], float] = lambda q_K, k_K, m, n: float(q_K @ k_K)
+    bias: Callable[[Positions, int, int], float] = lambda positions, head, distance: 0.0
+
+
+def rotated_product(q_K: Array, k_K: Array, m: int, n: int) -> float:
+    """Re[conj(q) k e^{i (n - m) theta}], theta_i = 10000^(-2i/K), over pairs (2i, 2i+1) (Eqs. 7, 12)."""
+    total = 0.0
+    for i in range(len(q_K) // 2):
+        angle = (n - m) * 10000.0 ** (-2 * i / len(q_K))
+        q_pair, k_pair = complex(q_K[2 * i], q_K[2 * i + 1]), complex(k_K[2 * i], k_K[2 * i + 1])
+        total += (q_pair.conjugate() * k_pair * complex(math.cos(angle), math.sin(angle))).real
+    return total
+
+
+def sinusoid(m: int, width: int) -> Array:
+    """Vaswani et al., Sec. 3.5."""
+    angles = [m / 10000.0 ** ((channel - channel % 2) / width) for channel in range(width)]
+    return np.array([math.cos(a) if channel % 2 else math.sin(a) for channel, a in enumerate(angles)])
+
+
+def t5_bias(positions: Positions, head: int, distance: int) -> float:
+    """T5's buckets, unidirectional, 32 of them, furthest 128 (Raffel et al. 2020): 16 exact, 16 logarithmic."""
+    logarithmic = 16 + math.floor(16 * math.log(max(distance, 1) / 16) / math.log(128 / 16))
+    bucket = distance if distance < 16 else min(31, logarithmic)
+    return float(numbers(positions.weight)[bucket, head])
+
+
+def alibi_bias(positions: Positions, head: int, distance: int) -> float:
+    """Press et al. (2022) for 4 heads: a geometric sequence that starts at its own ratio, 2^(-8/4)."""
+    return -distance * 0.25 ** (head + 1)
+
+
+ORACLES = {
+    "none": Oracle(),
+    "sinusoidal": Oracle(embed=lambda positions, m, x_D: x_D + sinusoid(m, len(x_D))),
+    # The embedding has std 0.02 sqrt(D) here (embed_scale is sqrt_d), a sinusoid rms 1/sqrt(2).
+    "sinusoidal_balanced": Oracle(
+        embed=lambda positions, m, x_D: x_D + 0.02 * math.sqrt(2 * len(x_D)) * sinusoid(m, len(x_D))
+    ),
+    "learned": Oracle(embed=lambda positions, m, x_D: x_D + numbers(positions.weight)[m]),
+    "rotary": Oracle(product=rotated_product),
+    "relative_bias": Oracle(bias=t5_bias),
+    "alibi": Oracle(bias=alibi_bias),
+}
+
+
+def project(layer: nn.Module, x_TD: Array) -> Array:
+    """Eqs. 13 and 30 in complex arithmetic, w = a - ib, for the complex layers; x W^T for the real ones."""
+    if isinstance(layer, ComplexLinear):
+        w = numbers(layer.a) - 1j * numbers(layer.b)
+        y_complex = (x_TD[:, 0::2] + 1j * x_TD[:, 1::2]) @ w.T
+        y_TE = np.empty((len(x_TD), 2 * len(w)))
+        for j in range(len(w)):
+            real, imaginary = 2 * j, 2 * j + 1
+            if isinstance(layer, MisalignedComplexLinear):  # pair j of a head is in channels (j, j + K/2)
+                head, pair = divmod(j, layer.d_head // 2)
+                real = head * layer.d_head + pair
+                imaginary = real + layer.d_head // 2
+            y_TE[:, real], y_TE[:, imaginary] = y_complex[:, j].real, y_complex[:, j].imag
+    elif isinstance(layer, LowRankLinear):
+        y_TE = (x_TD @ numbers(layer.down).T) @ numbers(layer.up).T
+    elif isinstance(layer, BlockDiagonalLinear):
+        half = x_TD.shape[1] // 2
+        y_TE = np.hstack([x_TD[:, :half] @ numbers(layer.first).T, x_TD[:, half:] @ numbers(layer.second).T])
+    else:
+        y_TE = x_TD @ numbers(layer.weight).T
+    return y_TE if layer.bias is None else y_TE + numbers(layer.bias)
+
+
+def attention_by_loops(attention: CausalAttention, x_TD: Array, *, position: str, positions: Positions) -> Array:
+    """Eqs. 2, 3, 7 for one sequence: softmax over n <= m of the scheme's product / sqrt(K) + its bias.
+
+    LinearAttention: RoFormer's Eq. 19, the scheme's product of features over their plain product.
+    """
+    oracle, n_heads = ORACLES[position], attention.n_heads
+    q, k, v = (project(layer, x_TD) for layer in (attention.q_proj, attention.k_proj, attention.v_proj))
+    k_width = q.shape[1] // n_heads
+    linear = isinstance(attention, LinearAttention)
+    if linear:
+        q, k = (np.where(x > 0, x, np.expm1(np.minimum(x, 0))) + 1 for x in (q, k))  # elu + 1
+    y_TE = np.zeros(q.shape)
+    for head in range(n_heads):
+        part = slice(head * k_width, (head + 1) * k_width)
+        for m in range(len(x_TD)):
+            products = [oracle.product(q[m, part], k[n, part], m, n) for n in range(m + 1)]
+            if linear:
+                weights, total = products, sum(q[m, part] @ k[n, part] for n in range(m + 1))
+            else:
+                biases = [oracle.bias(positions, head, m - n) for n in range(m + 1)]
+                weights = [math.exp(p / math.sqrt(k_width) + b) for p, b in zip(products, biases, strict=True)]
+                total = sum(weights)
+            for n, weight in enumerate(weights):
+                y_TE[m, part] += weight / total * v[n, part]
+    return y_TE @ numbers(attention.out_proj.weight).T + numbers(attention.out_proj.bias)
+
+
+def layer_norm(norm: nn.LayerNorm, x_TD: Array) -> Array:
+    centred = x_TD - x_TD.mean(axis=1, keepdims=True)
+    scaled = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5)
+    return scaled * numbers(norm.weight) + numbers(norm.bias)
+
+
+def decoder_by_loops(model: GPT, tokens_T: Array, config: ModelConfig) -> Array:
+    """GPT-2's pre-LN decoder for one sequence, up to the final norm."""
+    scale = math.sqrt(config.d_model) if config.embed_scale == "sqrt_d" else 1.0
+    x_TD = numbers(model.embedding.weight)[tokens_T] * scale
+    x_TD = np.stack([ORACLES[config.position].embed(model.positions, m, x_D) for m, x_D in enumerate(x_TD)])
+    for block in model.blocks:
+        normed_TD = layer_norm(block.attn_norm, x_TD)
+        x_TD = x_TD + attention_by_loops(block.attn, normed_TD, position=config.position, positions=model.positions)
+        up = project(block.ffn_up, layer_norm(block.ffn_norm, x_TD))
+        gelu = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+        x_TD = x_TD + project(block.ffn_down, gelu)
+    return layer_norm(model.norm, x_TD)

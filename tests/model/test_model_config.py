@@ -1,0 +1,115 @@
+"""ModelConfig: its names are the classes of crope/model, its checks follow from their definitions."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from crope import config
+from crope.compose import load_run
+from crope.config import ATTENTIONS, POSITIONS, PROJECTIONS, SCORE_BIASES, ModelConfig, half_rank, model_problems
+from crope.errors import ConfigError
+from crope.model import attention, positions, projections
+from crope.model.gpt import GPT
+from tests.model.oracles import CHOICES, WIDTH, build, cross_entropy, random_tokens
+
+ALL = list(itertools.product(POSITIONS, PROJECTIONS, ATTENTIONS))
+
+
+def wrong_keys(position: str, projection: str, attention: str) -> list[str]:
+    """From the definitions: linear attention has no score matrix, and only rotary has pairs to misalign with."""
+    no_scores = attention == "linear" and position in ("relative_bias", "alibi")
+    no_pairs = projection == "complex_misaligned" and position != "rotary"
+    return ["model.position"] * no_scores + ["model.projection"] * no_pairs
+
+
+def test_names_are_those_of_the_classes() -> None:
+    assert set(POSITIONS) == set(positions.POSITIONS)
+    assert set(PROJECTIONS) == set(projections.PROJECTIONS)
+    assert set(ATTENTIONS) == set(attention.ATTENTIONS)
+    biased = {name for name, scheme in positions.POSITIONS.items() if scheme.bias is not positions.Positions.bias}
+    assert biased == set(SCORE_BIASES)
+
+
+def test_models_of_conf_are_distinct_and_use_every_name() -> None:
+    chosen = [(node["position"], node["projection"], node["attention"]) for node in CHOICES.values()]
+    assert len(set(chosen)) == len(chosen)
+    assert not any(wrong_keys(*choice) for choice in chosen)
+    assert [set(column) for column in zip(*chosen, strict=True)] == [set(POSITIONS), set(PROJECTIONS), set(ATTENTIONS)]
+
+
+@pytest.mark.parametrize("choice", ALL, ids="-".join)
+def test_combinations_are_rejected_or_can_be_trained(choice: tuple[str, str, str]) -> None:
+    model, expected = ModelConfig(*choice, d_model=WIDTH, n_layers=1), wrong_keys(*choice)
+    assert [key for key, _ in model_problems(model)] == expected
+    if expected:
+        with pytest.raises(ValueError, match=expected[0]):
+            build(model)
+        return
+    decoder, tokens_BT = build(model), random_tokens()
+    cross_entropy(decoder, tokens_BT, tokens_BT.roll(-1, dims=1)).backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in decoder.parameters())
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"d_model": 30}, "divisible"),
+        ({"d_model": 12}, "odd"),
+        ({"d_model": 4, "projection": "halved"}, "odd"),
+        ({"d_model": 24, "projection": "halved"}, "odd"),
+        ({"d_model": 2, "n_heads": 1, "projection": "lowrank"}, "rank"),
+        ({"d_model": 8, "projection": "complex_misaligned"}, "pairs"),
+    ],
+)
+def test_impossible_sizes_are_rejected(changes: dict[str, object], word: str) -> None:
+    ((_, text),) = model_problems(ModelConfig(**{"position": "rotary", "projection": "real", **changes}))  # type: ignore[arg-type]
+    assert word in text
+
+
+def test_the_command_line_rejects_them_too() -> None:
+    with pytest.raises(ConfigError, match=r"model\.position"):
+        load_run(["model=rope_linear", "model.position=alibi"])
+
+
+@pytest.mark.parametrize(
+    ("projection", "d_model", "width"),
+    [("real", 64, 64), ("halved", 64, 32), *(("complex_wide", d, e) for d, e in ((64, 104), (128, 208), (512, 816)))],
+)
+def test_attention_width(projection: str, d_model: int, width: int) -> None:
+    """Half of D, and 1.6 D to the nearest multiple of 8 (4 heads of even width)."""
+    model = ModelConfig("rotary", projection, d_model=d_model)
+    assert (model.attention_width, model.head_width) == (width, width // 4)
+
+
+@pytest.mark.parametrize(("d_in", "d_out"), [(128, 128), (48, 80), (6, 6), (2, 2)])
+def test_half_rank_is_the_largest_within_half_the_weights(d_in: int, d_out: int) -> None:
+    rank = half_rank(d_in, d_out)
+    assert 2 * rank * (d_in + d_out) <= d_in * d_out < 2 * (rank + 1) * (d_in + d_out)
+
+
+def test_row_of_table_2_sets_width_and_decay_unless_overridden() -> None:
+    row = ["ablation=b2_l512_d64", "train.precision=fp32"]
+    plain, own = (load_run(row + more).config for more in ([], ["model.d_model=32", "train.lr_gamma=0.5"]))
+    assert (plain.model.d_model, plain.train.lr_gamma) == (64, 0.9)
+    assert (own.model.d_model, own.train.lr_gamma) == (32, 0.5)
+
+
+def test_schema_is_usable_without_hydra() -> None:
+    """As a library: the paper's sizes by default."""
+    model = ModelConfig(position="rotary", projection="complex")
+    assert (model.d_model, model.n_layers, model.n_heads, config.TrainConfig().lr_gamma) == (128, 4, 4, 0.8)
+    decoder = GPT(model, vocab_size=100, max_len=8, seed=0)
+    assert decoder.logits(decoder(torch.zeros(1, 8, dtype=torch.int64))).shape == (1, 8, 100)
+
+
+def test_public_names_are_lazy() -> None:
+    code = (
+        "import sys, crope; crope.ModelConfig; assert 'torch' not in sys.modules; crope.GPT, crope.ComplexLinear;"
+        "crope.RotaryEmbedding"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

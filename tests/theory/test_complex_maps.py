@@ -1,0 +1,246 @@
+"""Complex parts against least squares, hidden structures that must be found again, random matrices in closed form."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ortho_group
+
+from crope.config import ModelConfig
+from crope.model.complex_linear import ComplexLinear
+from crope.model.gpt import GPT
+from crope.theory.complex_maps import (
+    MEASURES,
+    SIGMA,
+    as_complex,
+    as_real,
+    best_structure,
+    complex_fraction,
+    complex_part,
+    coordinates,
+    dense,
+    fit_stream,
+    folded_qkv,
+    fractions,
+    interleaved,
+    keeping_mean,
+    random_rotation,
+    random_stream,
+    rotation_of,
+    sigma_components,
+    standard_structure,
+    structure_of,
+    turned,
+)
+
+WIDTH, HEADS = 16, 2
+
+
+def gaussian(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def complex_matrix(rows: int, width: int, seed: int = 0) -> np.ndarray:
+    """The dense weight of a ComplexLinear with random a and b."""
+    layer, values = ComplexLinear(width, rows).double(), gaussian(2, rows // 2, width // 2, seed=seed)
+    with torch.no_grad():
+        layer.a.copy_(torch.from_numpy(values[0]))
+        layer.b.copy_(torch.from_numpy(values[1]))
+    return layer.weight.detach().numpy()
+
+
+def hidden_basis(width: int, seed: int = 1) -> np.ndarray:
+    return ortho_group.rvs(width, random_state=seed)
+
+
+def gaussian_layers(count: int = 2) -> list[tuple[np.ndarray, ...]]:
+    return [tuple(layer) for layer in gaussian(count, 3, WIDTH, WIDTH)]
+
+
+def planted_layers() -> list[tuple[np.ndarray, ...]]:
+    """Complex maps behind one rotation of the residual stream; value channels rotated inside their heads too."""
+    basis, layers = hidden_basis(WIDTH, seed=3), []
+    for number, layer in enumerate(gaussian_layers(3)):
+        query, key, value = (complex_part(w) @ basis.T for w in layer)
+        turns = [hidden_basis(WIDTH // HEADS, seed=10 * number + n) for n in range(HEADS)]
+        layers.append((query, key, np.concatenate([t @ v for t, v in zip(turns, np.split(value, HEADS), strict=True)])))
+    return layers
+
+
+def test_pairs_are_interleaved_and_dense_is_complex_multiplication() -> None:
+    assert as_complex(np.array([1.0, 2.0, 3.0, 4.0])).tolist() == [1 + 2j, 3 + 4j]
+    assert dense(np.array([[1 + 2j, 3 - 1j]])).tolist() == [[1, -2, 3, 1], [2, 1, -1, 3]]
+    x = gaussian(5, 8)
+    assert as_real(as_complex(x)).tolist() == x.tolist()
+    np.testing.assert_allclose(as_complex(x @ standard_structure(8).T), 1j * as_complex(x), atol=1e-14)
+
+
+def test_the_four_bases_do_what_sec_3_2_says() -> None:
+    east, north, up45 = np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([1.0, 1.0])
+    identity, mirror45, turn, mirror_x = SIGMA
+    assert (identity @ east).tolist() == [1, 0] and (identity @ north).tolist() == [0, 1]
+    assert (mirror45 @ east).tolist() == [0, 1] and (mirror45 @ up45).tolist() == [1, 1]
+    assert (turn @ east).tolist() == [0, 1] and (turn @ north).tolist() == [-1, 0]
+    assert (mirror_x @ east).tolist() == [1, 0] and (mirror_x @ north).tolist() == [0, -1]
+
+
+def test_components_rebuild_the_matrix_and_the_complex_part_has_two_of_them() -> None:
+    w = gaussian(6, 8)
+    components, kept = sigma_components(w), sigma_components(complex_part(w))
+    rebuilt = np.einsum("sed,sjk->ejdk", components, SIGMA).reshape(6, 8)
+    np.testing.assert_allclose(rebuilt, w, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(kept[[0, 2]], components[[0, 2]], rtol=0, atol=1e-14)
+    assert np.abs(kept[[1, 3]]).max() < 1e-14
+    assert sigma_components(np.array([[2.0, 3.0], [-3.0, 2.0]])).ravel().tolist() == [2, 0, -3, 0]  # Eq. 30: a 2, b 3
+
+
+def test_complex_part_is_the_nearest_weight_that_complexlinear_can_hold() -> None:
+    """Least squares over all a and b, entry by entry of the dense weight."""
+    w, columns = gaussian(4, 6), []
+    for index in range(12):
+        layer = ComplexLinear(6, 4).double()
+        with torch.no_grad():
+            (layer.a if index < 6 else layer.b).view(-1)[index % 6] = 1.0
+        columns.append(layer.weight.detach().numpy().ravel())
+    basis = np.stack(columns, axis=1)
+    solution, *_ = np.linalg.lstsq(basis, w.ravel(), rcond=None)
+    np.testing.assert_allclose(complex_part(w).ravel(), basis @ solution, rtol=0, atol=1e-12)
+    assert np.linalg.matrix_rank(basis) == 4 * 6 // 2  # half the function space of a real weight
+
+
+@pytest.mark.parametrize(("rows", "width"), [(2, 4), (8, 6), (32, 32)])
+def test_a_complex_map_in_a_hidden_basis_is_recovered(rows: int, width: int) -> None:
+    """In the given pairing it shows about one half, which says nothing; the best pairing shows what it is."""
+    basis = hidden_basis(width)
+    maps = [complex_matrix(rows, width, seed) @ basis.T for seed in (3, 4, 5)]
+    found = best_structure(maps)
+    np.testing.assert_allclose(found, basis @ standard_structure(width) @ basis.T, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(found @ found, -np.eye(width), rtol=0, atol=1e-12)
+    assert complex_fraction(maps, found) == pytest.approx(1, abs=1e-12)
+    assert complex_fraction(maps) < 0.8
+
+
+def test_best_fraction_is_the_maximum_and_its_negative_the_minimum() -> None:
+    maps = [gaussian(8, 6, seed=seed) for seed in (1, 2)]
+    best = best_structure(maps)
+    a = sum(w.T @ standard_structure(8) @ w for w in maps)
+    nuclear = np.linalg.svd(a, compute_uv=False).sum()
+    top = 0.5 + nuclear / (2 * sum(np.sum(w**2) for w in maps))  # duality of nuclear and spectral norm
+    assert complex_fraction(maps, best) == pytest.approx(top, abs=1e-12)
+    assert complex_fraction(maps, -best) == pytest.approx(1 - top, abs=1e-12)
+    for seed in range(300):
+        basis = hidden_basis(6, seed)
+        assert 1 - top <= complex_fraction(maps, basis @ standard_structure(6) @ basis.T) <= top
+
+
+def test_random_matrices_in_the_given_pairing_show_one_half() -> None:
+    """The four components are independent Gaussians: the fraction is Beta(n, n), n = rows * width / 4."""
+    found = np.array([complex_fraction([w]) for w in gaussian(4000, 6, 4)])
+    n = 6 * 4 / 4
+    variance = 1 / (4 * (2 * n + 1))
+    assert abs(found.mean() - 0.5) < 4 * np.sqrt(variance / len(found))
+    assert found.var() == pytest.approx(variance, rel=0.1)
+
+
+@pytest.mark.parametrize("rows", [400, 1600])
+def test_random_tall_matrices_with_free_pairing_follow_the_semicircle(rows: int) -> None:
+    """i A is Hermitian with entries of variance `rows`: Wigner's semicircle of radius 2 sqrt(rows width), whose mean
+    absolute value is 4/(3 pi) of that. So the best fraction is 1/2 + 4/(3 pi) sqrt(width / rows): far from one half."""
+    width = 40
+    found = np.mean([complex_fraction([w], best_structure([w])) for w in gaussian(5, rows, width)])
+    assert found == pytest.approx(0.5 + 4 / (3 * np.pi) * np.sqrt(width / rows), abs=0.006)
+
+
+def test_no_best_structure_where_half_of_the_space_is_not_read() -> None:
+    w = np.zeros((6, 6))
+    w[:, :2] = gaussian(6, 2)
+    with pytest.raises(ValueError, match="singular"):
+        best_structure([w])
+
+
+def test_coordinates_and_their_rotation_carry_a_structure_to_eq_8() -> None:
+    j_DD = best_structure([gaussian(12, 12)])
+    basis = coordinates(j_DD)
+    np.testing.assert_allclose(structure_of(basis), j_DD, rtol=0, atol=1e-10)
+    for one in (basis, keeping_mean(basis)):
+        rotation = rotation_of(one)
+        np.testing.assert_allclose(rotation @ rotation.T, np.eye(12), rtol=0, atol=1e-10)
+        np.testing.assert_allclose(rotation @ j_DD @ rotation.T, standard_structure(12), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(rotation @ np.ones(12), np.ones(12), rtol=0, atol=1e-10)  # the mean is kept
+    np.testing.assert_array_equal(rotation_of(interleaved(12)), np.eye(12))
+    np.testing.assert_allclose(structure_of(interleaved(12)), standard_structure(12), rtol=0, atol=1e-15)
+
+
+def test_fit_finds_stream_and_heads_that_are_planted() -> None:
+    assert fit_stream(planted_layers(), n_heads=HEADS).kept == pytest.approx(1.0, abs=1e-6)
+
+
+def test_fit_keeps_more_than_one_step_and_one_step_more_than_chance() -> None:
+    layers = gaussian_layers()
+    maps = [w for layer in layers for w in layer]
+    one_step = complex_fraction(maps, best_structure(maps))
+    chance = [random_stream(layers, HEADS, np.random.default_rng(seed)).kept for seed in range(100)]
+    assert np.mean(chance) == pytest.approx(0.5, abs=4 * np.std(chance) / 10)  # E[J] = 0
+    assert fit_stream(layers, HEADS).kept > one_step + 0.02 > max(chance)
+
+
+def test_hidden_structures_are_measured() -> None:
+    """In given pairs a perfectly complex model shows one half; Q and K need the stream's J, V its own pairs as well."""
+    found = fractions(planted_layers(), n_heads=HEADS)
+    assert set(found) == set(MEASURES)
+    assert abs(found["given"] - 0.5) < 0.1
+    assert found["queries_keys"] == pytest.approx(1, abs=1e-9)
+    assert found["values"] == pytest.approx(1, abs=1e-9)
+    assert found["model"] <= found["layer"] < 0.99  # V's channels are taken as paired, which they are not
+
+
+def test_layers_with_structures_of_their_own_share_none() -> None:
+    """`model` requires one J; two layers complex in different bases have one each, but none together."""
+    layers = [
+        tuple(complex_part(w) @ hidden_basis(WIDTH, seed).T for w in layer)
+        for seed, layer in enumerate(gaussian_layers(), start=5)
+    ]
+    found = fractions(layers, n_heads=HEADS)
+    assert found["layer"] == pytest.approx(1, abs=1e-9) and found["model"] < 0.9
+
+
+def test_turned_maps_keep_what_each_head_reads() -> None:
+    layers = planted_layers()
+    null = turned(layers, n_heads=HEADS, generator=np.random.default_rng(0))
+    for layer, other in zip(layers, null, strict=True):
+        for w, v in zip(layer, other, strict=True):
+            for head, rotated in zip(np.split(w, HEADS), np.split(v, HEADS), strict=True):
+                np.testing.assert_allclose(rotated.T @ rotated, head.T @ head, rtol=0, atol=1e-10)
+    assert fractions(null, n_heads=HEADS)["queries_keys"] < 0.95  # the structure is gone
+
+
+def test_random_rotations_are_orthogonal_and_uniform() -> None:
+    """Haar: E q_ij^2 = 1/n and E trace^2 = 1; QR without the signs of R gives a biased diagonal."""
+    generator = np.random.default_rng(0)
+    draws = np.array([random_rotation(4, generator) for _ in range(4000)])
+    np.testing.assert_allclose(draws[0] @ draws[0].T, np.eye(4), rtol=0, atol=1e-12)
+    np.testing.assert_allclose((draws**2).mean(0), 0.25, rtol=0, atol=0.02)
+    traces = np.trace(draws, axis1=1, axis2=2)
+    assert abs(traces.mean()) < 0.07 and traces.var() == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("projection", ["real", "complex"])
+def test_gains_are_folded_into_the_maps(projection: str) -> None:
+    """W diag(gain), against the layer's own output; gains of 1 leave Eq. 30 as it is, others bend it a little."""
+    config = ModelConfig(position="rotary", projection=projection, n_layers=2, n_heads=HEADS, d_model=WIDTH)
+    gpt = GPT(config, vocab_size=300, max_len=8, seed=5)
+    if projection == "complex":
+        assert complex_fraction([w for layer in folded_qkv(gpt) for w in layer]) == pytest.approx(1, abs=1e-12)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for block in gpt.blocks:
+            block.attn_norm.weight.copy_(0.5 + torch.rand(WIDTH, generator=generator))
+    x_D = torch.randn(WIDTH, generator=generator)
+    layers = folded_qkv(gpt)
+    for block, layer in zip(gpt.blocks, layers, strict=True):
+        normed = x_D * block.attn_norm.weight
+        for projected, w in zip((block.attn.q_proj, block.attn.k_proj, block.attn.v_proj), layer, strict=True):
+            np.testing.assert_allclose(w @ x_D.double().numpy(), projected(normed).detach().numpy(), atol=1e-6)
+    if projection == "complex":
+        assert 0.9 < complex_fraction([w for layer in layers for w in layer]) < 1 - 1e-4
