@@ -122,7 +122,8 @@ def run_all(runs: Sequence[Run], *, jobs: int, work: Callable[[Run], Outcome] = 
                     process.terminate()
             if stopping and not active:
                 raise KeyboardInterrupt
-            for receiver in wait(list(active), timeout=POLL_SECONDS):
+            ready: list[Any] = wait(list(active), timeout=POLL_SECONDS)
+            for receiver in ready:
                 process, run, _ = active.pop(receiver)
                 outcome = _receive(receiver, process, run, stopping)
                 if outcome.status == "busy":
