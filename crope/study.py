@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from crope import paper
-from crope.compose import Run, build_run, compose_config, group_files
+from crope.compose import CONF_DIR, Run, build_run, compose_config, group_files
 from crope.config import Config, cell_key
 from crope.errors import ConfigError
 from crope.record import Record, read_metrics, read_records
@@ -144,8 +144,10 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
     composed = compose_config(overrides)
     names = dict(composed.hydra.runtime.choices)
     plain = OmegaConf.to_container(OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"]))
-    defaults = OmegaConf.to_container(OmegaConf.structured(Config))
-    assert isinstance(plain, dict) and isinstance(defaults, dict)
+    schema = OmegaConf.to_container(OmegaConf.structured(Config))
+    assert isinstance(plain, dict) and isinstance(schema, dict)
+    own = yaml.safe_load((CONF_DIR / "config.yaml").read_text(encoding="utf-8"))
+    defaults = {group: schema[group] | own.get(group, {}) for group in SECTIONS}
     runs = []
     for choice in choices:
         chosen = {group: choice[group] for group in SECTIONS if group in choice}

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from crope import paper
 from crope.compose import Run, load_run, resolve_precision
+from crope.data.tokens import prepare, unavailable
 from crope.device import resolve_device
 from crope.errors import ConfigError, InvalidRecord, UserError
 from crope.record import is_complete, write_json
@@ -45,8 +46,6 @@ def reproduce(
     Returns the exit status: 1 if a run failed or data is corrupt. Data that cannot be had is no failure: results_dir/
     unavailable.json says why, and `tiny` is added. overrides: of tracker and runtime.
     """
-    from crope.data.tokens import prepare, unavailable
-
     if not seeds:
         raise ConfigError("SEEDS (--seeds) must be at least 1")
     for text in overrides:
@@ -80,9 +79,9 @@ def reproduce(
     if EXTRAPOLATED in studies:
         measured = study_runs([EXTRAPOLATED], scale=scale, seeds=seeds, datasets=datasets, overrides=common)
         problems += _extrapolate([run for run in map(resolve_precision, measured) if _is_complete(run)])
-    from crope.report import report_folder
+    from crope.report import build_report
 
-    _, invalid = report_folder(results_dir=results_dir, scale=scale)
+    invalid = build_report(results_dir=results_dir, scale=scale)
     if problems:
         print(f"{len(problems)} failed:", *problems, sep="\n  ", flush=True)
     return 1 if problems or corrupt or invalid else 0
@@ -123,7 +122,8 @@ def run_all(runs: Sequence[Run], *, jobs: int, work: Callable[[Run], Outcome] = 
                     process.terminate()
             if stopping and not active:
                 raise KeyboardInterrupt
-            for receiver in wait(list(active), timeout=POLL_SECONDS):
+            ready: list[Any] = wait(list(active), timeout=POLL_SECONDS)
+            for receiver in ready:
                 process, run, _ = active.pop(receiver)
                 outcome = _receive(receiver, process, run, stopping)
                 if outcome.status == "busy":

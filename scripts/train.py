@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from importlib import metadata
 
 import hydra
 import yaml
@@ -20,9 +22,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from crope.compose import CONF_DIR, build_run, check_overrides, load_run, one_line, register, resolve_precision
 from crope.device import default_scale
-from crope.errors import UserError, main_errors
+from crope.errors import ConfigError, UserError, main_errors
 from crope.run import execute
 
+EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray"}  # by launcher
 failures: list[str] = []  # of this process
 
 
@@ -44,9 +47,20 @@ def train(cfg: DictConfig) -> None:
         sys.exit(128 + outcome.signal)
 
 
+def check_launcher(overrides: list[str]) -> None:
+    """Raises ConfigError for a launcher whose plugin is not installed."""
+    for name in (text.split("=")[1] for text in overrides if text.startswith("hydra/launcher=")):
+        try:
+            metadata.version(f"hydra-{name.split('_')[0]}-launcher")
+        except metadata.PackageNotFoundError:
+            if name in EXTRAS:
+                raise ConfigError(f"hydra/launcher={name}: install it, pip install -e '.[{EXTRAS[name]}]'") from None
+
+
 def main() -> None:
     overrides = [text for text in sys.argv[1:] if text.startswith("~") or ("=" in text and not text.startswith("-"))]
     check_overrides(overrides)
+    check_launcher(overrides)
     if not any(text.startswith("scale=") for text in overrides):
         overrides.append(f"scale={default_scale()}")
         sys.argv.append(overrides[-1])
@@ -56,6 +70,7 @@ def main() -> None:
         print(yaml.safe_dump(run.container, sort_keys=False), end="")
         return
     register()
+    warnings.filterwarnings("ignore", message="(?s).*validated against ConfigStore schema")  # of conf/hydra/launcher
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints errors itself, over many lines
     try:
         train()
