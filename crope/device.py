@@ -63,3 +63,8 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     if device.type != "cuda" or precision != "bf16":
         return None
     return PEAK_BF16_FLOPS.get(torch.cuda.get_device_name(device))
+
+
+def default_scale() -> str:
+    """`paper` with a CUDA device, else `quick`."""
+    return "paper" if torch.cuda.is_available() else "quick"

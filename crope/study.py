@@ -1,25 +1,35 @@
-"""Studies: conf/study/*.yaml expanded into runs and into the cells of the tables.
+"""Studies: conf/study/*.yaml expanded into runs and table cells, and how far their runs are.
 
 A study file holds the axes of a Hydra multirun (`hydra.sweeper.params`), so `train.py -m study=table1`, `make
-reproduce` and the report read one and the same list. Imports no torch.
+reproduce` and the report expand the same list. Imports no torch unless `train.precision=auto` has to be resolved.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+from tqdm import tqdm
 
-from crope.compose import CONF_DIR, build_run, compose_config, group_files, plain_model
-from crope.config import cell_key
+from crope import paper
+from crope.compose import CONF_DIR, Run, build_run, compose_config, group_files
+from crope.config import Config, cell_key
+from crope.errors import ConfigError
+from crope.record import Record, read_metrics, read_records
 
 TABLES = ("table1", "table2")
-STUDIES = ("controls", "schemes", "length", "scaling")  # what the report judges beside the tables, in its order
+SECTIONS = ("model", "data", "ablation")  # groups whose files fill one section of the schema
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class StudyRow:
-    """The models of a study that are compared: on one text, at one width D, at the base row's settings otherwise."""
+    """The models that a study compares on one dataset at one width D; `settings` are the values of its other axes."""
 
     study: str
     dataset: str
@@ -45,92 +55,238 @@ class StudyRow:
     settings: tuple[str, ...] = ()
 
 
+@cache
+def _yaml(group: str, name: str) -> Any:
+    """Content of conf/<group>/<name>.yaml. Raises ConfigError if there is no such file."""
+    files = group_files(group)
+    if name not in files:
+        raise ConfigError(f"there is no conf/{group}/{name}.yaml; there are: {', '.join(files)}")
+    return yaml.safe_load(files[name].read_text(encoding="utf-8"))
+
+
 def study_axes(study: str) -> dict[str, list[str]]:
     """Axis -> values, the first axis varying slowest. Raises ConfigError for a study that does not exist."""
-    return _parse_axes(compose_config([f"study={study}"]).hydra.sweeper.params or {})
+    params, parse = _yaml("study", study)["hydra"]["sweeper"]["params"], OverridesParser.create().parse_override
+    parsed = {name: parse(f"{name}={values}") for name, values in params.items()}
+    return {
+        name: list(axis.sweep_string_iterator()) if axis.is_sweep_override() else [str(axis.value())]
+        for name, axis in parsed.items()
+    }
 
 
-def _parse_axes(params: Mapping[str, Any]) -> dict[str, list[str]]:
-    parse = OverridesParser.create().parse_override
-    axes = {}
-    for name, values in params.items():
-        override = parse(f"{name}={values}")
-        axes[name] = list(override.sweep_string_iterator()) if override.is_sweep_override() else [str(override.value())]
-    return axes
+def study_runs(
+    studies: Sequence[str] = TABLES,
+    *,
+    scale: str,
+    seeds: Iterable[int] | None = None,
+    datasets: Sequence[str] | None = None,
+    overrides: Sequence[str] = (),
+) -> list[Run]:
+    """Runs of the studies, seeds outermost; a run of two studies is listed once. Precision may still be `auto`.
 
-
-def with_datasets(axes: dict[str, list[str]], datasets: Sequence[str]) -> dict[str, list[str]]:
-    """The axes restricted to `datasets`, and `tiny` joined where it is among them."""
-    wanted = [name for name in axes["data"] if name in datasets]
-    return {**axes, "data": wanted + (["tiny"] if "tiny" in datasets else [])}
-
-
-def jobs(
-    studies: Sequence[str], *, scale: str, seeds: Sequence[int], datasets: Sequence[str] | None = None
-) -> list[list[str]]:
-    """Overrides of each run, seeds outermost over all studies; a run that two studies share stands once."""
-    found: dict[tuple[str, ...], None] = {}
-    for seed in seeds:
-        for study in studies:
-            axes = study_axes(study) | {"seed": [str(seed)]}
-            for choice in _grid(with_datasets(axes, datasets) if datasets is not None else axes):
-                # Sorted and with the base row written out: the same run is the same tuple in every study.
-                found[tuple(sorted({"ablation=base", *choice} if not _has_row(choice) else choice))] = None
-    return [[*choice, f"scale={scale}"] for choice in found]
+    seeds       None: those of each study's file
+    datasets    restricts the data axis; `tiny` may join it
+    overrides   of runtime, tracker and paths
+    """
+    found: dict[tuple[object, ...], tuple[int, Run]] = {}
+    for study in studies:
+        axes = study_axes(study)
+        own = axes.pop("seed", ["0"])
+        for run in compose_runs(_grid(axes, datasets), [f"scale={scale}", *overrides]):
+            for seed in map(int, own) if seeds is None else seeds:
+                key = (seed, run.model, run.dataset, run.row, cell_key(run.container))
+                found.setdefault(key, (seed, replace(run, config=replace(run.config, seed=seed))))
+    return [run for _, run in sorted(found.values(), key=lambda item: item[0])]
 
 
 def expected_cells(scale: str, datasets: Sequence[str] | None = None) -> list[Cell]:
-    """Cells of Tables 1 and 2 in the paper's order. `datasets` replaces the paper's three (`tiny` may join)."""
-    cells = []
-    for table in TABLES:
-        axes = {name: values for name, values in study_axes(table).items() if name != "seed"}
-        for choice in _grid(with_datasets(axes, datasets) if datasets is not None else axes):
-            run = build_run(compose_config([*choice, f"scale={scale}"]))
-            cells.append(Cell(table, run.row, run.dataset, run.model, run.scale, cell_key(run.container)))
-    return cells
+    """Cells of Tables 1 and 2 in the paper's order. `datasets` restricts the paper's three (`tiny` may join)."""
+    return [cell for table in TABLES for row in _rows(table, scale, datasets) for cell in row.cells]
 
 
 def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
-    """The rows of STUDIES; `datasets` as in `expected_cells`.
+    """Rows of every study of conf/study except the two tables; `datasets` as in `expected_cells`."""
+    return [row for study in group_files("study") if study not in TABLES for row in _rows(study, scale, datasets)]
 
-    A report asks for a hundred cells, and composing each takes many seconds: what a study varies is read from its own
-    file and conf/model, and set in one composed run.
-    """
-    base = build_run(compose_config(["model=rope", f"scale={scale}"]))
+
+def _rows(study: str, scale: str, datasets: Sequence[str] | None) -> list[StudyRow]:
+    """One row per combination of the axes other than seed and model."""
+    axes = study_axes(study)
+    models = axes.pop("model")
+    axes.pop("seed", None)
+    choices = list(_grid(axes, datasets))
+    runs = iter(
+        compose_runs(({**choice, "model": model} for choice in choices for model in models), [f"scale={scale}"])
+    )
     rows = []
-    for study in STUDIES:
-        axes = _parse_axes(_load(f"study/{study}")["hydra"]["sweeper"]["params"])
-        axes = with_datasets(axes, datasets) if datasets is not None else axes
-        widths = list(map(int, axes.get("model.d_model", [base.config.model.d_model])))
-        for dataset, width in itertools.product(axes["data"], widths):
-            cells = tuple(
-                Cell(study, base.row, dataset, model, scale, _key(base.container, model, dataset, width))
-                for model in axes["model"]
-            )
-            rows.append(StudyRow(study, dataset, width, cells))
+    for choice in choices:
+        group = [next(runs) for _ in models]
+        cells = [Cell(study, run.row, run.dataset, run.model, run.scale, cell_key(run.container)) for run in group]
+        settings = [f"{axis}={value}" for axis, value in choice.items() if axis not in ("data", "model.d_model")]
+        rows.append(StudyRow(study, group[0].dataset, group[0].config.model.d_model, tuple(cells), tuple(settings)))
     return rows
 
 
-def _key(base: Mapping[str, Any], model: str, dataset: str, width: int) -> str:
-    chosen = {**base["model"], **_choices(model), "d_model": width}
-    return cell_key({**base, "model": chosen, "data": {**base["data"], **_load(f"data/{dataset}")}})
-
-
-@cache
-def _choices(model: str) -> Mapping[str, Any]:
-    return plain_model(model) if group_files("model")[model].suffix == ".py" else _load(f"model/{model}")
-
-
-@cache
-def _load(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((CONF_DIR / f"{name}.yaml").read_text(encoding="utf-8"))
-    return found
-
-
-def _grid(axes: dict[str, list[str]]) -> Iterator[list[str]]:
+def _grid(axes: Mapping[str, list[str]], datasets: Sequence[str] | None) -> Iterator[dict[str, str]]:
+    if datasets is not None:
+        kept = [name for name in axes["data"] if name in datasets]
+        axes = {**axes, "data": kept + (["tiny"] if "tiny" in datasets else [])}
     for values in itertools.product(*axes.values()):
-        yield [f"{name}={value}" for name, value in zip(axes, values, strict=True)]
+        yield dict(zip(axes, values, strict=True))
 
 
-def _has_row(choice: Sequence[str]) -> bool:
-    return any(text.startswith("ablation=") for text in choice)
+def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str]) -> list[Run]:
+    """One run per choice (axis -> value), equal to Hydra's composition of `overrides` and the choice.
+
+    Hydra needs 0.2 s per composition. So `overrides` are composed once, and each choice replaces sections and keys in
+    the unresolved result; interpolations are resolved afterwards, by `build_run`.
+    """
+    composed = compose_config(overrides)
+    names = dict(composed.hydra.runtime.choices)
+    plain = OmegaConf.to_container(OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"]))
+    schema = OmegaConf.to_container(OmegaConf.structured(Config))
+    assert isinstance(plain, dict) and isinstance(schema, dict)
+    own = yaml.safe_load((CONF_DIR / "config.yaml").read_text(encoding="utf-8"))
+    defaults = {group: schema[group] | own.get(group, {}) for group in SECTIONS}
+    runs = []
+    for choice in choices:
+        chosen = {group: choice[group] for group in SECTIONS if group in choice}
+        sections = {group: defaults[group] | _yaml(group, name) for group, name in chosen.items()}
+        cfg = OmegaConf.create({**plain, **sections})
+        for key in choice.keys() - chosen.keys():
+            OmegaConf.update(cfg, key, choice[key])
+        runs.append(build_run(cfg, {**names, **chosen}))
+    return runs
+
+
+DONE, RUNNING, STARTED, FAILED, MISSING = STATUSES = ("done", "running", "started", "failed", "missing")
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How far one run is.
+
+    status   done; running (a process holds its lock); started (stopped or killed, the same command continues it);
+             failed; missing
+    step     optimiser updates in metrics.jsonl
+    reason   of a failed or corrupt run, in one line
+    """
+
+    run: Run
+    status: str
+    step: int = 0
+    reason: str = ""
+
+
+def study_status(studies: Sequence[str], *, scale: str | None, seeds: Iterable[int] | None, results_dir: Path) -> str:
+    """Counts of each study's runs, the time left, and one line per run that is running, started or failed.
+
+    scale    None: the first scale of paper, quick, smoke that has a finished run, else quick
+    seeds    None: those of each study's file
+    """
+    records, invalid = read_records(results_dir / "runs")
+    scales = {record.summary["scale"] for record in records}
+    scale = scale or next((name for name in group_files("scale") if name in scales), "quick")
+    complete = sorted(
+        (r for r in records if r.summary["status"] == "complete"), key=lambda r: r.summary["finished_utc"]
+    )
+    precision = complete[-1].summary["precision"] if complete else "fp32"
+    reasons = {error.path.name: error.reason for error in invalid}
+    reasons |= {r.path.name: str(r.summary["error"]["message"]) for r in records if r not in complete}
+    lines = []
+    for study in studies:
+        datasets = available_datasets(results_dir) if study in TABLES else None
+        overrides = [f"results_dir={results_dir}"]
+        runs = study_runs([study], scale=scale, seeds=seeds, datasets=datasets, overrides=overrides)
+        states = [_state(_recorded(run, precision), {r.path.name for r in complete}, reasons) for run in runs]
+        counts = Counter(state.status for state in states)
+        parts = [f"{counts[name]} {name}" for name in STATUSES if counts[name]]
+        lines.append(f"{study}, {scale}: {len(states)} runs: {', '.join(parts)}{_render_left(states, complete)}")
+        for state in sorted(states, key=lambda state: STATUSES.index(state.status)):
+            if state.status in (RUNNING, STARTED):
+                lines.append(f"  {state.status:<8}{state.run.run_id}  step {state.step:,} of {_total(state.run):,}")
+            elif state.status == FAILED:
+                lines.append(f"  {state.status:<8}{state.run.run_id}: {state.reason}")
+    return "\n".join(lines)
+
+
+def available_datasets(results_dir: Path) -> list[str] | None:
+    """The tables' datasets after a `make reproduce` that could not have all of them: `tiny` joins. None: all."""
+    path = results_dir / "unavailable.json"
+    missing = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return [name for name in paper.DATASET_LABELS if name not in missing] + ["tiny"] if missing else None
+
+
+def _recorded(run: Run, default: str) -> Run:
+    """`run` with precision `auto` resolved to that of its folder, or to `default`: asking the device needs torch."""
+    if run.config.train.precision != "auto":
+        return run
+    both = [
+        replace(run, config=replace(run.config, train=replace(run.config.train, precision=precision)))
+        for precision in (default, *({"fp32", "bf16"} - {default}))
+    ]
+    return next((one for one in both if (one.path / "config.yaml").exists()), both[0])
+
+
+def _state(run: Run, complete: set[str], reasons: Mapping[str, str]) -> RunState:
+    if run.run_id in complete:
+        return RunState(run, DONE, _total(run))
+    metrics = run.path / "metrics.jsonl"
+    rows = read_metrics(metrics) if metrics.exists() else []
+    step = int(rows[-1]["step"]) if rows else 0
+    if is_locked(run):
+        return RunState(run, RUNNING, step)
+    if run.run_id in reasons:
+        return RunState(run, FAILED, step, " ".join(reasons[run.run_id].split()))
+    return RunState(run, STARTED if (run.path / "config.yaml").exists() else MISSING, step)
+
+
+def is_locked(run: Run) -> bool:
+    """Whether a process trains the run now; it may end or start a moment later."""
+    path = Path(run.config.results_dir) / "locks" / f"{run.run_id}.lock"
+    if not path.exists():
+        return False
+    try:
+        with FileLock(path, timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def seconds_left(states: Sequence[RunState], complete: Sequence[Record]) -> tuple[float, int]:
+    """Seconds of training steps left, one run at a time, and the number of runs without an estimate.
+
+    A run's step time is the median over complete runs of the same shape and precision on the device of the newest one;
+    validation is not counted. complete: sorted by end.
+    """
+    times: dict[tuple[object, ...], list[float]] = {}
+    for record in complete:
+        if record.provenance["device"] == complete[-1].provenance["device"]:
+            times.setdefault(_shape(record.config), []).append(record.summary["time"]["median_step_ms"])
+    seconds, unknown = 0.0, 0
+    for state in states:
+        known = times.get(_shape(state.run.container), [])
+        if known:
+            seconds += statistics.median(known) / 1000 * (_total(state.run) - state.step)
+        unknown += state.status != DONE and not known
+    return seconds, unknown
+
+
+def _shape(config: Mapping[str, Any]) -> tuple[object, ...]:
+    """What the time of a step depends on, besides the device."""
+    model, train = config["model"], config["train"]
+    sizes = (model["n_layers"], model["n_heads"], model["d_model"], config["tokenizer"]["vocab_size"])
+    return (train["precision"], train["batch_size"], train["seq_len"], model["attention"], *sizes)
+
+
+def _total(run: Run) -> int:
+    return run.config.train.max_steps
+
+
+def _render_left(states: Sequence[RunState], complete: Sequence[Record]) -> str:
+    if all(state.status == DONE for state in states):
+        return ""
+    seconds, unknown = seconds_left(states, complete)
+    running = max(1, sum(state.status == RUNNING for state in states))
+    left = f"; about {tqdm.format_interval(seconds / running)} of steps left" if seconds else ""
+    return left + (f"; no step time yet for {unknown} runs" if unknown else "")

@@ -1,218 +1,215 @@
-"""A sweep whose runs are made by other processes: joblib, submitit (SLURM), Ray, through Hydra's launchers.
+"""`make reproduce`: the runs of studies, several at a time, then the report.
 
-The record is the only memory. Before: the sweep is expanded here, runs that are complete are not launched. After: what
-each run's folder says decides, whatever the launcher returned or failed with; a process that died returns nothing.
+Each run has a process of its own, started from a server that has imported torch: a process that is killed costs its
+own run only (a ProcessPoolExecutor would lose every run under way), and no memory is left for the next run. Any number
+of these commands may share a results folder: a run's lock says who trains it, its record whether it is complete.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import multiprocessing
 import os
-import signal
-import sys
-import time
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn
-from hydra.errors import HydraException
-from hydra.types import HydraContext
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from tqdm import tqdm
 
-from crope.compose import CONF_DIR, Run, check_overrides, compose_config, explain, load_run
-from crope.config import Config
-from crope.errors import ConfigError, UserError
-from crope.execute import Outcome, failed_since, is_done
-from crope.interrupt import Stopped
-from crope.job import job, waits_here
-from crope.lock import LOCK, holder, is_taken
-from crope.workers import POLL_S
+from crope import paper
+from crope.compose import Run, load_run, resolve_precision
+from crope.data.tokens import prepare, unavailable
+from crope.device import resolve_device
+from crope.errors import ConfigError, InvalidRecord, UserError
+from crope.record import is_complete, write_json
+from crope.run import Outcome, execute, record_failure, stop_on_signal
+from crope.study import TABLES, is_locked, study_runs
 
-# Launcher (a file of conf/hydra/launcher) -> its plugin, and the extra of pyproject.toml that installs it.
-LAUNCHERS = {
-    "joblib": ("hydra_joblib_launcher", "joblib"),
-    "submitit_local": ("hydra_submitit_launcher", "slurm"),
-    "submitit_slurm": ("hydra_submitit_launcher", "slurm"),
-    "ray": ("hydra_ray_launcher", "ray"),
-}
-ON_OTHER_MACHINES = ("submitit_slurm", "ray")
+EXTRAPOLATED = "length"  # the study whose runs are measured beyond their training length as well
+POLL_SECONDS = 0.2
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run of the sweep and the overrides that name it wherever it is made: paths whole, nothing left to `auto`."""
+def reproduce(
+    *,
+    scale: str,
+    seeds: Sequence[int],
+    results_dir: Path,
+    studies: Sequence[str] = TABLES,
+    overrides: Sequence[str] = (),
+) -> int:
+    """Trains every run of the studies at one scale that is not complete, then writes the report.
 
-    run: Run
-    overrides: list[str]
-
-
-def run_sweep(launcher: str, overrides: Sequence[str]) -> tuple[list[Run], list[Outcome]]:
-    """The runs, and their outcomes, of the sweep that `overrides` (without Hydra's flags) stand for, each run once.
-
-    Raises ConfigError before anything is launched for a launcher or a run that cannot be had, UserError where the
-    launcher itself fails and no run was begun, Stopped on SIGTERM.
+    Returns the exit status: 1 if a run failed or data is corrupt. Data that cannot be had is no failure: results_dir/
+    unavailable.json says why, and `tiny` is added. overrides: of tracker and runtime.
     """
-    check_launcher(launcher, overrides)
-    check_overrides(overrides)
-    fixed, jobs = plan(overrides)
-    since = time.time()
-    left = [made for made in jobs if not _is_sound(made.run)]
-    if len(left) < len(jobs):
-        print(f"{len(jobs) - len(left)} of {len(jobs)} runs are complete already", flush=True)
-    said, trouble = launch(fixed, left) if left else ({}, "")
-    outcomes = [Outcome(made.run.run_id, "skipped", "") for made in jobs if made not in left]
-    for made in left:
-        outcomes.append(_judge(made.run, said.get(made.run.run_id), since, trouble))
-    if trouble and not any(made.run.path.exists() for made in jobs):  # nothing was begun
-        raise UserError(f"hydra/launcher={launcher}: {trouble}")
-    return [made.run for made in jobs], outcomes
+    if not seeds:
+        raise ConfigError("SEEDS (--seeds) must be at least 1")
+    for text in overrides:
+        if not text.startswith(("tracker=", "tracker.", "runtime=", "runtime.")):
+            raise ConfigError(f"'{text}': only tracker and runtime can be set here; scripts/train.py accepts every key")
+    common = [*overrides, f"results_dir={results_dir}"]
+    config = load_run([f"scale={scale}", *common]).config
+    data_dir, wanted = Path(config.data_dir), [*paper.DATASET_LABELS, "tiny"]
+    missing = unavailable(wanted, config.tokenizer, data_dir=data_dir)
+    if missing.keys() <= {"tiny"}:  # it stands in only if a dataset of the paper is missing
+        wanted.remove("tiny")
+    datasets = [name for name in wanted if name not in missing]
+    runs = study_runs(studies, scale=scale, seeds=seeds, datasets=datasets, overrides=common)
+    runs = [resolve_precision(run) for run in runs]
+    todo = [run for run in runs if not _is_complete(run)]
+    jobs = job_count(config.runtime.jobs, resolve_device(config.runtime.device))
+    print(f"scale {scale}: {len(runs)} runs, {len(todo)} to train, {jobs} at a time", flush=True)
+    for name, reason in missing.items():
+        print(f"no runs on {name}: {reason}", flush=True)
+    # Token files are made once here; otherwise every process would wait for the first one.
+    corrupt = prepare(sorted({run.dataset for run in todo}), config.tokenizer, data_dir=data_dir)
+    write_json(results_dir / "unavailable.json", missing | corrupt)
+
+    problems = []
+    todo = [run for run in todo if run.dataset not in corrupt]
+    with tqdm(total=len(todo), unit="run", disable=None) as bar:
+        for outcome in run_all(todo, jobs=jobs):
+            bar.write(outcome.text)
+            bar.update()
+            problems += [outcome.text] if outcome.status not in ("complete", "skipped") else []
+    if EXTRAPOLATED in studies:
+        measured = study_runs([EXTRAPOLATED], scale=scale, seeds=seeds, datasets=datasets, overrides=common)
+        problems += _extrapolate([run for run in map(resolve_precision, measured) if _is_complete(run)])
+    from crope.report import build_report
+
+    invalid = build_report(results_dir=results_dir, scale=scale)
+    if problems:
+        print(f"{len(problems)} failed:", *problems, sep="\n  ", flush=True)
+    return 1 if problems or corrupt or invalid else 0
 
 
-def check_launcher(launcher: str, overrides: Sequence[str]) -> None:
-    """Raises ConfigError for what would otherwise end in a traceback, or in runs that nobody meant."""
-    if launcher not in LAUNCHERS:
-        known = ", ".join(["basic", *LAUNCHERS])
-        raise ConfigError(f"command line: there is no hydra/launcher={launcher}; there are: {known}")
-    plugin, extra = LAUNCHERS[launcher]
-    if importlib.util.find_spec("hydra_plugins") is None or not importlib.util.find_spec(f"hydra_plugins.{plugin}"):
-        raise ConfigError(f"hydra/launcher={launcher} needs a package more: pip install -e '.[{extra}]'")
-    if launcher in ON_OTHER_MACHINES:
-        for key, value in (("scale", "paper"), ("train.precision", "bf16")):
-            if not any(text.startswith(f"{key}=") for text in overrides):
-                text = "what fits this machine need not fit those that make the runs"
-                raise ConfigError(f"hydra/launcher={launcher}: name {key} (as {key}={value}); {text}")
+def job_count(jobs: int, device: torch.device) -> int:
+    """runtime.jobs, or as many runs at a time as there are GPUs, or CPU cores."""
+    return jobs or (torch.cuda.device_count() if device.type == "cuda" else _cores())
 
 
-def _prepare_ray(master: DictConfig) -> None:
-    """A Ray of this command's own: on the loopback address, and not asked for a GPU that is not there."""
-    ray = master.hydra.launcher.get("ray")
-    if not ray or ray.init.get("address") != "local":
-        return
-    if ray.remote.get("num_gpus") and not torch.cuda.is_available():  # its tasks would wait for ever
-        text = "this machine has no CUDA device; add hydra.launcher.ray.remote.num_gpus=0"
-        raise ConfigError(f"hydra.launcher.ray.remote.num_gpus={ray.remote.num_gpus}: {text}")
-    # The only switch that binds every port of Ray to 127.0.0.1, whatever its name says; read when Ray is imported.
-    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+def run_all(runs: Sequence[Run], *, jobs: int, work: Callable[[Run], Outcome] = execute) -> Iterator[Outcome]:
+    """The outcome of each run as it ends, `jobs` at a time, started in the order given.
 
-
-def plan(overrides: Sequence[str]) -> tuple[list[str], list[Job]]:
-    """(the overrides that all runs share, the jobs in the order of Hydra's own sweeper)."""
-    parse = OverridesParser.create().parse_overrides
-    parsed = parse(list(overrides))
-    fixed = [text for text, override in zip(overrides, parsed, strict=True) if not override.is_sweep_override()]
-    master = compose_config(fixed)
-    if "BasicSweeper" not in master.hydra.sweeper._target_:
-        raise ConfigError("hydra/sweeper: other processes can be given Hydra's own sweeper alone")
-    _prepare_ray(master)
-    axes = [f"{key}={values}" for key, values in (master.hydra.sweeper.params or {}).items()]
-    task = [text for text in overrides if not _is_hydras(text)]
-    jobs: dict[str, Job] = {}
-    (grid,) = BasicSweeper.split_arguments(parse([*axes, *task]), None)
-    for choice in grid:
-        run = load_run([*_only_hydras(fixed), *choice])
-        settled = _settled(run)
-        rest = [text for text in choice if text.split("=", 1)[0] not in settled]
-        jobs.setdefault(run.run_id, Job(run, [*rest, *settled.values()]))
-    return [*fixed, *_paths(master).values()], list(jobs.values())
-
-
-def launch(fixed: Sequence[str], jobs: Sequence[Job]) -> tuple[dict[str, Outcome], str]:
-    """What the jobs said of themselves, by run; and in one line why the launcher gave up, or ''."""
-    waits_here()
-    try:
-        with initialize_config_dir(str(CONF_DIR), version_base="1.3", job_name="train"), _raised(signal.SIGTERM):
-            cfg = compose("config", overrides=list(fixed), return_hydra_config=True)
-            context = HydraContext(config_loader=GlobalHydra.instance().config_loader(), callbacks=Callbacks(cfg))
-            launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=job, config=cfg)
-            returns = launcher.launch([made.overrides for made in jobs], initial_job_idx=0)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise explain(error) from error
-    except Exception as error:  # of one job, in the launcher's words; what became of the others is in their records
-        print(error, file=sys.stderr)
-        return {}, " ".join(str(error).split())[:200] or type(error).__name__
-    found = [outcome for outcome in map(_returned, returns) if outcome]
-    return {outcome.run_id: outcome for outcome in found}, ""
-
-
-def _is_sound(run: Run) -> bool:
-    """Complete and whole; a damaged record is left to its job, which says what is wrong with it."""
-    try:
-        return is_done(run.path)
-    except UserError:
-        return False
-
-
-def _judge(run: Run, said: Outcome | None, since: float, trouble: str) -> Outcome:
-    """A run's state as its folder has it; waits for a process that still has the run."""
-    if is_taken(run.path):
-        print(f"{run.run_id}: {holder(run.path / LOCK)} trains it; waiting", flush=True)
-        while is_taken(run.path):
-            time.sleep(POLL_S)
-    try:
-        if is_done(run.path):
-            return Outcome(run.run_id, "complete", "")
-    except UserError as error:
-        return Outcome(run.run_id, "failed", f"{run.run_id}: {error}")
-    if said and said.status == "complete":
-        text = f"complete where it was made, but not in {run.path} here; all machines must share results_dir"
-        return Outcome(run.run_id, "failed", f"{run.run_id}: {text}")
-    if said and said.status in ("failed", "stopped"):
-        return said
-    if failure := failed_since(run.path, since):
-        return failure
-    why = f"its process ended without a word ({trouble})" if trouble else "not made"
-    return Outcome(run.run_id, "lost", f"{run.run_id}: {why}; the same command goes on from its last checkpoint")
-
-
-def _returned(result: JobReturn) -> Outcome | None:
-    value: Any = result._return_value  # its property would raise, and print lines of its own
-    return value if isinstance(value, Outcome) else None
-
-
-def _settled(run: Run) -> dict[str, str]:
-    """Overrides, by key, of what another machine could take otherwise: a precision of `auto`, relative paths."""
-    return {"train.precision": f"train.precision={run.config.train.precision}"} | _paths(run.config)
-
-
-def _paths(config: Config | DictConfig) -> dict[str, str]:
-    paths = {"results_dir": config.results_dir, "data_dir": config.data_dir}
-    return {key: f"{key}={_quoted(str(Path(path).absolute()))}" for key, path in paths.items()}
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _is_hydras(text: str) -> bool:
-    return text.lstrip("+~").startswith(("hydra.", "hydra/"))
-
-
-def _only_hydras(overrides: Sequence[str]) -> list[str]:
-    return [text for text in overrides if _is_hydras(text)]
+    Runs that another command trains are left for last. After SIGINT or SIGTERM every process saves its run; then
+    KeyboardInterrupt is raised. A second signal ends all of them at once.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["crope.run"])
+    waiting, gpus, stopping = list(runs), _visible_gpus(), False
+    active: dict[Any, tuple[Any, Run, int]] = {}
+    with stop_on_signal() as stop, _terminated(active):
+        while waiting or active:
+            while len(active) < jobs and not stop.requested():
+                run = next((run for run in waiting if not is_locked(run)), None)
+                if run is None:
+                    break
+                waiting.remove(run)
+                slot = min(set(range(jobs)) - {slot for _, _, slot in active.values()})
+                receiver, sender = context.Pipe(duplex=False)
+                arguments = (_share_threads(run, jobs), sender, gpus[slot % len(gpus)] if gpus else None, work)
+                process = context.Process(target=_run_in_process, args=arguments)
+                process.start()
+                sender.close()  # so that the end of the process is the end of the pipe
+                active[receiver] = (process, run, slot)
+            if stop.requested() and not stopping:
+                stopping = True
+                for process, _, _ in active.values():
+                    process.terminate()
+            if stopping and not active:
+                raise KeyboardInterrupt
+            ready: list[Any] = wait(list(active), timeout=POLL_SECONDS)
+            for receiver in ready:
+                process, run, _ = active.pop(receiver)
+                outcome = _receive(receiver, process, run, stopping)
+                if outcome.status == "busy":
+                    waiting.append(run)
+                else:
+                    yield outcome
 
 
 @contextmanager
-def _raised(number: signal.Signals) -> Iterator[None]:
-    """The signal as an exception: a launcher that is left so ends the processes that it started."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise Stopped("runs that were under way go on from their last checkpoint", number)
-
-    before = signal.signal(number, leave)
+def _terminated(active: dict[Any, tuple[Any, Run, int]]) -> Iterator[None]:
+    """Asks the processes that are left to save and end, also after an error in this one."""
     try:
         yield
     finally:
-        signal.signal(number, before)
+        for process, _, _ in active.values():
+            process.terminate()
+
+
+def _run_in_process(run: Run, sender: Connection, gpu: str | None, work: Callable[[Run], Outcome]) -> None:
+    """Main function of a run's process."""
+    os.setpgrp()  # Ctrl-C in a terminal reaches the command alone, which passes it on once
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    try:
+        sender.send(work(run))
+    except UserError as error:
+        sender.send(Outcome(run.run_id, "failed", f"{run.run_id}: {error}"))
+
+
+def _exit_with_parent() -> None:
+    """A killed command must not leave processes that keep the machine busy."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _receive(receiver: Connection, process: Any, run: Run, stopping: bool) -> Outcome:
+    try:
+        outcome: Outcome = receiver.recv()
+        process.join()
+        return outcome
+    except EOFError:
+        process.join()
+    code = process.exitcode
+    how = f"killed by signal {-code} (out of memory?)" if code < 0 else f"ended with exit status {code}"
+    if stopping:  # before it had begun to train
+        return Outcome(run.run_id, "stopped", f"{run.run_id}: stopped")
+    message = f"its process was {how}; run the same command again to continue from the last checkpoint"
+    record_failure(run, message)
+    return Outcome(run.run_id, "failed", f"{run.run_id}: {message}")
+
+
+def _share_threads(run: Run, jobs: int) -> Run:
+    """On small models, one run per core is faster than one step on all cores."""
+    runtime = run.config.runtime
+    threads = runtime.threads or max(1, _cores() // jobs)
+    return replace(run, config=replace(run.config, runtime=replace(runtime, threads=threads)))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _visible_gpus() -> list[str]:
+    """CUDA_VISIBLE_DEVICES, or the numbers of the GPUs."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+
+
+def _is_complete(run: Run) -> bool:
+    try:
+        return is_complete(run.path)
+    except InvalidRecord:  # `execute` raises it again, as this run's failure
+        return False
+
+
+def _extrapolate(runs: Sequence[Run]) -> list[str]:
+    """Writes extrapolation.json for each run that has none; returns one line per run that could not be measured."""
+    from crope.extrapolate import extrapolate
+
+    problems = []
+    for run in tqdm(runs, unit="run", desc="extrapolation", disable=None):
+        try:
+            extrapolate(run.path)
+        except UserError as error:
+            problems.append(f"{run.run_id}: {error}")
+    return problems

@@ -1,196 +1,161 @@
-"""Where curves are mirrored. The record is written first; nothing is ever read back from a service."""
+"""Logging to wandb. metrics.jsonl comes first; nothing is ever read back from wandb.
+
+offline   a finished run is written to wandb's files under <results_dir>/wandb in one go, from its metrics.jsonl: a
+          resumed run neither lacks lines nor has any twice. `wandb sync` or `tools.py upload` sends it.
+online    lines are logged while the run trains; a failure costs one line on stderr and a bounded wait, never the run.
+
+Group = dataset, job type = model, tags = scale and row, name = id = run id; x axis of every curve: `step`.
+"""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
+import shutil
 import sys
 import threading
-import time
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from crope.compose import Run
-from crope.config import ROOT
-from crope.interrupt import StopSignal, Unstoppable
-from crope.record import read_metrics
+from crope.errors import UserError
+from crope.record import Record, read_metrics, read_record
 
-FINISH_SECONDS = 30.0  # the longest wait for wandb at the end of a run
-STOP_SECONDS = 1.0  # ... of one that was asked to stop, by someone who will not wait long
-POLL_SECONDS = 0.2  # how often a request to stop is looked for in that time
+INIT_SECONDS = 20  # wandb's own default is 90
+FINISH_SECONDS = 30
 
 
-class Tracker(Protocol):
-    def log(self, line: dict[str, Any]) -> None:
-        """Takes one line, which is in metrics.jsonl already."""
+class Tracker:
+    """`tracker=none`, and the interface of the others. No method raises."""
 
-    def finish(self, summary: dict[str, Any]) -> None: ...
+    def log(self, line: Mapping[str, Any]) -> None:
+        """Takes one line that is in metrics.jsonl already."""
 
-
-class NullTracker:
-    """`tracker=none`: imports nothing, does nothing."""
-
-    def log(self, line: dict[str, Any]) -> None:
-        pass
-
-    def finish(self, summary: dict[str, Any]) -> None:
-        pass
+    def finish(self, path: Path, summary: Mapping[str, Any]) -> None:
+        """Called when the run in `path` ends; `summary` is its summary.json, or has only `status: stopped`."""
 
 
-class WandbTracker:
-    """Mirrors a run while it trains, and never costs it: a process apart does it (crope/mirror.py).
+class OfflineTracker(Tracker):
+    def finish(self, path: Path, summary: Mapping[str, Any]) -> None:
+        if summary["status"] == "stopped":
+            return
+        try:
+            _write_whole(read_record(path), mode="offline", folder=path.parent.parent)
+        except Exception as error:  # wandb's error types are many; none of them may cost the run
+            _warn(path, error)
 
-    What goes wrong there is said in one line when it happens, and in one at the end: which lines are not mirrored, why,
-    and the command that mirrors them.
-    """
 
-    def __init__(self, run: Run, stop: StopSignal) -> None:
-        self.run, self.stop = run, stop
+class OnlineTracker(Tracker):
+    def __init__(self, run: Run) -> None:
+        self.path, self.wandb_run = run.path, None
         names = {"model": run.model, "dataset": run.dataset, "row": run.row, "scale": run.scale}
-        self.mirror = MirrorProcess(job(run.path, run.container, names, folder=Path(run.config.results_dir), live=True))
-        self.begun = False
-
-    def log(self, line: dict[str, Any]) -> None:
-        if not self.begun:  # before, a resumed run's metrics.jsonl holds lines that are cut
-            self.mirror.send({"begin": True})
-            self.begun = True
-        self._tell()
-
-    def finish(self, summary: dict[str, Any]) -> None:
-        """Waits for the mirror, FINISH_SECONDS at most; STOP_SECONDS once there is a request to stop."""
-        stopped = summary["status"] == "stopped"
-        result = self.mirror.finish(summary, seconds=STOP_SECONDS if stopped else FINISH_SECONDS, stop=self.stop)
-        self._tell()
-        mode = self.run.config.tracker.mode
-        gone = not (self.run.path / "metrics.jsonl").exists()  # removed under the run, which says so itself
-        if gone or (result["whole"] and result["mode"] == mode):
-            return
-        option = "--mode online " if mode == "online" else ""
-        remedy = f"`python scripts/replay.py {option}{self.run.path}` mirrors it later"
-        if stopped:
-            remedy = "the same command goes on with the run and mirrors it whole"
-        lines = result["lines"] if result["mode"] == mode else 0
-        self._say(f"not mirrored to wandb {mode} {missing(self.run.path, lines)}: {result['reason']}; {remedy}")
-
-    def _tell(self) -> None:
-        while self.mirror.news:
-            self._say(f"wandb: {self.mirror.news.pop(0)}")
-
-    def _say(self, text: str) -> None:
-        clear = "\r\x1b[2K" if sys.stderr.isatty() else ""  # the line that moves stands there
-        print(f"{clear}{self.run.run_id}: {text}", file=sys.stderr, flush=True)
-
-
-class MirrorProcess:
-    """crope/mirror.py at work on one job. No method raises, nor waits longer than it says."""
-
-    def __init__(self, job: dict[str, Any]) -> None:
-        self.news: list[str] = []
-        self.result: dict[str, Any] = {"mode": "", "lines": 0, "whole": False, "reason": None, "folder": ""}
-        self.over = threading.Event()
-        self.process: subprocess.Popen[str] | None = None
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "crope.mirror"],
-                stdin=subprocess.PIPE,  # no terminal: wandb cannot ask for a key
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-                text=True,
-                start_new_session=True,  # Ctrl-C at a terminal is for the training process
-            )
-        except OSError as error:
-            self.result["reason"] = str(error)
-            self.news.append(str(error))
-            self.over.set()
-            return
-        threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
-        self.send(job)
+            folder = Path(run.config.results_dir)
+            # `allow`: a run that continues from its checkpoint continues its curves.
+            self.wandb_run = _init(run.container, names, run.run_id, mode="online", folder=folder, resume="allow")
+        except Exception as error:
+            _warn(run.path, error)
 
-    def send(self, message: dict[str, Any]) -> None:
-        """A job and two more messages fit into the pipe, read or not, so this never waits."""
-        if self.process is not None and self.process.stdin is not None:
-            with suppress(OSError):  # it has ended: `finish` says why
-                self.process.stdin.write(json.dumps(message) + "\n")
-                self.process.stdin.flush()
+    def log(self, line: Mapping[str, Any]) -> None:
+        # A run that continues from its checkpoint repeats lines that wandb has already.
+        if self.wandb_run is not None and line["step"] >= self.wandb_run.starting_step:
+            try:
+                self.wandb_run.log(dict(line), step=line["step"])
+            except Exception as error:
+                self.wandb_run = None
+                _warn(self.path, error)
 
-    def finish(self, summary: dict[str, Any], *, seconds: float, stop: StopSignal) -> dict[str, Any]:
-        """Waits for the end of the mirror, and ends it after `seconds`. Returns the fields of mirror.Result."""
-        self.send({"summary": summary, "seconds": seconds})
-        end = time.monotonic() + seconds
-        try:
-            while not self.over.wait(min(POLL_SECONDS, max(0.0, end - time.monotonic()))) and time.monotonic() < end:
-                if stop.signal_number is not None and seconds > STOP_SECONDS:
-                    seconds, end = STOP_SECONDS, time.monotonic() + STOP_SECONDS
-        finally:
-            ended = self.over.is_set()
-            status = self._end()
-        if self.result["reason"] is None and not self.result["whole"]:
-            how = f"its process ended (exit status {status})" if ended else f"wandb did not finish within {seconds:g} s"
-            self.result["reason"] = how
-        return self.result
-
-    def _end(self) -> int | None:
-        if self.process is None:
-            return None
-        self.process.kill()  # wandb's service sees that and ends as well
-        return self.process.wait()
-
-    def _listen(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        with suppress(ValueError):  # a line that was cut short when the process was killed
-            for line in process.stdout:
-                message = json.loads(line)
-                if "news" in message:
-                    self.news.append(message["news"])
-                else:
-                    self.result = message
-        self.over.set()
+    def finish(self, path: Path, summary: Mapping[str, Any]) -> None:
+        if self.wandb_run is not None:
+            try:
+                _finish(self.wandb_run, summary)
+            except Exception as error:
+                _warn(path, error)
 
 
-def job(
-    record: Path, config: dict[str, Any], names: dict[str, str], *, folder: Path, live: bool, mode: str = ""
-) -> dict[str, Any]:
-    """What crope/mirror.py needs to know: where the record is, and what wandb is told of the run.
+def build_tracker(run: Run) -> Tracker:
+    """The tracker that `tracker.name` and `tracker.mode` select."""
+    if run.config.tracker.name == "none":
+        return Tracker()
+    return OnlineTracker(run) if run.config.tracker.mode == "online" else OfflineTracker()
 
-    names: model, dataset, row and scale. live: while the run trains; then offline stands in where online fails.
-    mode: tracker.mode unless given.
-    """
-    tracker = config["tracker"]
-    provenance = record / "provenance.json"
-    # A replay may run on another machine than the one that trained.
-    here = {} if live else {"x_disable_machine_info": True, "x_save_requirements": False}
-    facts = json.loads(provenance.read_text(encoding="utf-8")) if provenance.exists() else {}
-    return {
-        "record": str(record),
-        "folder": str(folder),
-        "mode": mode or tracker["mode"],
-        "live": live,
-        "settings": {"git_commit": facts.get("commit"), "program": facts.get("command"), **here},
-        "init": {
-            "project": tracker["project"],
-            "id": record.name,
-            "name": record.name,
-            "group": names["dataset"],
-            "job_type": names["model"],
-            "tags": [names["scale"], names["row"]],
-            "config": {**config, "names": names},
-        },
+
+def upload(record: Record, *, results_dir: Path) -> None:
+    """Sends a finished run to wandb whole, in place of what is there under its id. Raises UserError."""
+    try:
+        _write_whole(record, mode="online", folder=results_dir)
+    except Exception as error:
+        raise UserError(f"{record.path.name}: not uploaded to wandb: {_one_line(error)}") from error
+
+
+def _write_whole(record: Record, *, mode: str, folder: Path) -> None:
+    names = {key: record.summary[key] for key in ("model", "dataset", "row", "scale")}
+    for earlier in (folder / "wandb").glob(f"offline-run-*-{record.path.name}") if mode == "offline" else ():
+        shutil.rmtree(earlier)  # of a failed attempt: `wandb sync` would send both
+    wandb_run = _init(record.config, names, record.path.name, mode=mode, folder=folder, resume=None)
+    for row in record.metrics():
+        wandb_run.log(row, step=row["step"])
+    _finish(wandb_run, record.summary)
+
+
+def _init(
+    config: Mapping[str, Any], names: Mapping[str, str], run_id: str, *, mode: Any, folder: Path, resume: Any
+) -> Any:
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read at import; offline runs would send telemetry too
+    os.environ.setdefault("WANDB_INIT_TIMEOUT", str(INIT_SECONDS))
+    import wandb
+
+    (folder / "wandb").mkdir(parents=True, exist_ok=True)  # without it wandb turns to the system's temporary folder
+    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True)
+    arguments = {
+        "project": config["tracker"]["project"],
+        "id": run_id,
+        "name": run_id,
+        "group": names["dataset"],
+        "job_type": names["model"],
+        "tags": [names["scale"], names["row"]],
+        "config": {**config, "names": dict(names)},
+        "dir": str(folder),
+        "mode": mode,
+        "resume": resume,
+        "settings": settings,
     }
+    wandb_run = _bounded(lambda: wandb.init(**arguments), INIT_SECONDS + 5)
+    wandb_run.define_metric("step", hidden=True)
+    wandb_run.define_metric("*", step_metric="step")
+    return wandb_run
 
 
-def missing(record: Path, lines: int) -> str:
-    """`from step 40 on` where so many first lines are mirrored; `(its summary)` where all are."""
-    with suppress(OSError, ValueError):
-        rows = read_metrics(record / "metrics.jsonl")
-        if lines < len(rows):
-            return f"from step {rows[lines]['step']} on"
-    return "(its summary)"
+def _finish(wandb_run: Any, summary: Mapping[str, Any]) -> None:
+    import wandb
+
+    wandb_run.summary.update({key: value for key, value in summary.items() if key != "error"})
+    _bounded(lambda: wandb_run.finish(exit_code=int(summary["status"] != "complete")), FINISH_SECONDS)
+    _bounded(wandb.teardown, FINISH_SECONDS)  # ends wandb's service process, which writes the files
 
 
-def build_tracker(run: Run, stop: StopSignal | None = None) -> Tracker:
-    """`stop` is asked while the end of the run waits for the service."""
-    return NullTracker() if run.config.tracker.name == "none" else WandbTracker(run, stop or Unstoppable())
+def _bounded(call: Callable[[], Any], seconds: float) -> Any:
+    """The result of `call`. Raises what it raises, and TimeoutError after `seconds`; it then continues in a thread."""
+    result: Future[Any] = Future()
+
+    def target() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=target, daemon=True).start()
+    try:
+        return result.result(timeout=seconds)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {seconds:.0f} s") from None
+
+
+def _warn(path: Path, error: Exception) -> None:
+    command = f"`python scripts/tools.py upload {path.name}` sends the finished run"
+    print(f"{path.name}: not logged to wandb: {_one_line(error)}; {command}", file=sys.stderr, flush=True)
+
+
+def _one_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")

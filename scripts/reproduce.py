@@ -1,4 +1,4 @@
-"""Both tables of the paper, or other studies: data, every run, report. Interrupt it, type it again: it goes on.
+"""Both tables of the paper, or other studies: data, every run, report. Interrupted, the same command continues.
 
 python scripts/reproduce.py [--scale paper|quick|smoke] [--seeds N] [--study schemes --study controls] [tracker=none]
 """
@@ -9,31 +9,28 @@ import argparse
 import sys
 from pathlib import Path
 
-from crope.cli import default_scale, main_errors
+from crope.errors import main_errors
+from crope.study import TABLES
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", default="", help="default: paper with a CUDA device, else quick")
-    parser.add_argument("--seeds", type=int, default=1, help="how many seeds, from 0 (default 1)")
-    parser.add_argument(
-        "--study", action="append", metavar="NAME", help="files of conf/study (default: table1 and table2)"
-    )
+    parser.add_argument("--scale", help="default: paper with a CUDA device, else quick")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds, from 0 (default 1)")
+    parser.add_argument("--study", action="append", metavar="NAME", help="file of conf/study (default: both tables)")
     parser.add_argument("--results-dir", type=Path, default=Path("results"))
-    parser.add_argument("overrides", nargs="*", help="such as tracker=none, tracker.mode=online, runtime.threads=4")
-    arguments = parser.parse_args()
+    parser.add_argument("overrides", nargs="*", help="of tracker and runtime: tracker=none, runtime.jobs=4")
+    options = parser.parse_args()
 
-    from crope.reproduce import reproduce
-    from crope.study import TABLES
+    from crope.device import default_scale
+    from crope.sweep import reproduce
 
-    scale, why = (arguments.scale, "as asked") if arguments.scale else default_scale()
     return reproduce(
-        scale=scale,
-        why=why,
-        seeds=range(arguments.seeds),
-        studies=arguments.study or TABLES,
-        results_dir=arguments.results_dir,
-        overrides=arguments.overrides,
+        scale=options.scale or default_scale(),
+        seeds=range(options.seeds),
+        results_dir=options.results_dir,
+        studies=options.study or TABLES,
+        overrides=options.overrides,
     )
 
 

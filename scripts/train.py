@@ -1,16 +1,87 @@
-"""Trains one run, or with -m every run of a Hydra multirun; runs that are complete are skipped.
+"""Trains one run, or with -m every run of a Hydra multirun. Complete runs are skipped, interrupted ones continued.
 
 python scripts/train.py model=crope data=ptb seed=3
 python scripts/train.py -m study=table1 seed=0,1,2
-python scripts/train.py --cfg job                      # the whole resolved configuration, and the run's id
+python scripts/train.py -m hydra/launcher=submitit_slurm study=table1 scale=paper      # docs/sweeps.md
+python scripts/train.py --cfg job                      # the resolved configuration and the run's id
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
+from importlib import metadata
 
-from crope.cli import main_errors, run_hydra
+import hydra
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from crope.compose import CONF_DIR, build_run, check_overrides, load_run, one_line, register, resolve_precision
+from crope.device import default_scale
+from crope.errors import ConfigError, UserError, main_errors
+from crope.run import execute
+
+EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray"}  # by launcher
+failures: list[str] = []  # of this process
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")
+def train(cfg: DictConfig) -> None:
+    """One run, in this process or in one that a Hydra launcher started."""
+    register()
+    try:
+        outcome = execute(resolve_precision(build_run(cfg, HydraConfig.get().runtime.choices)))
+        if outcome.status == "failed":
+            raise UserError(outcome.text)
+    except UserError as error:
+        failures.append(str(error))
+        if HydraConfig.get().runtime.choices["hydra/launcher"] != "basic":
+            raise UserError(str(error)) from None  # the only way out of another process; it has to be picklable
+        return
+    print(outcome.text, flush=True)
+    if outcome.signal:
+        sys.exit(128 + outcome.signal)
+
+
+def check_launcher(overrides: list[str]) -> None:
+    """Raises ConfigError for a launcher whose plugin is not installed."""
+    for name in (text.split("=")[1] for text in overrides if text.startswith("hydra/launcher=")):
+        try:
+            metadata.version(f"hydra-{name.split('_')[0]}-launcher")
+        except metadata.PackageNotFoundError:
+            if name in EXTRAS:
+                raise ConfigError(f"hydra/launcher={name}: install it, pip install -e '.[{EXTRAS[name]}]'") from None
+
+
+def main() -> None:
+    overrides = [text for text in sys.argv[1:] if text.startswith("~") or ("=" in text and not text.startswith("-"))]
+    check_overrides(overrides)
+    check_launcher(overrides)
+    if not any(text.startswith("scale=") for text in overrides):
+        overrides.append(f"scale={default_scale()}")
+        sys.argv.append(overrides[-1])
+    if {"--cfg", "-c"} & set(sys.argv) and "job" in sys.argv:
+        run = load_run(overrides)
+        print(f"# {run.run_id} at scale {run.scale}")
+        print(yaml.safe_dump(run.container, sort_keys=False), end="")
+        return
+    register()
+    warnings.filterwarnings("ignore", message="(?s).*validated against ConfigStore schema")  # of conf/hydra/launcher
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints errors itself, over many lines
+    try:
+        train()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise one_line(error) from error
+    if len(failures) > 1:
+        print(f"{len(failures)} runs failed:", file=sys.stderr)
+    if failures:
+        sys.exit("\n".join(f"error: {text}" for text in failures))
+
 
 if __name__ == "__main__":
     with main_errors():
-        sys.exit(run_hydra(sys.argv[1:]))
+        main()

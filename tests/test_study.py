@@ -1,71 +1,148 @@
-"""Studies: how many runs, in which order, which are shared, and what the tables expect."""
+"""Studies: Hydra's composition as the oracle of their runs, the tables' cells, and status from run folders."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import time
+from pathlib import Path
+
 import pytest
 
-from crope.compose import load_run
+from crope.compose import group_files, load_run
 from crope.config import cell_key
-from crope.study import STUDIES, expected_cells, expected_rows, jobs, study_axes
+from crope.errors import ConfigError
+from crope.record import PUBLISHED, read_records
+from crope.run import run_lock
+from crope.study import (
+    DONE,
+    MISSING,
+    TABLES,
+    RunState,
+    compose_runs,
+    expected_cells,
+    expected_rows,
+    seconds_left,
+    study_axes,
+    study_runs,
+    study_status,
+)
+
+# Ids under which runs are published; a change of composition or hashing would lose them.
+RUN_IDS = {
+    ("table2", "paper", "bf16"): "crope-pg19-b2_l512_d64-s0-93a28087",
+    ("table2", "quick", "fp32"): "crope-pg19-b2_l512_d64-s0-0361cc2c",
+    ("controls", "paper", "bf16"): "complex_qk-ptb-base-s0-4b8a73e1",
+}
 
 
-def test_both_tables_are_18_distinct_runs_per_seed() -> None:
-    ids = [load_run(job).run_id for job in jobs(("table1", "table2"), scale="quick", seeds=[0, 1])]
-    assert len(ids) == len(set(ids)) == 36
-    table1, table2 = (
-        {load_run(job).run_id for job in jobs((name,), scale="quick", seeds=[0])} for name in ("table1", "table2")
-    )
-    assert (len(table1), len(table2), len(table1 & table2)) == (9, 12, 3)
-    assert all("-pg19-base-" in run_id for run_id in table1 & table2)
+@pytest.mark.parametrize("scale", group_files("scale"))
+def test_choices_compose_to_what_hydra_composes(scale: str) -> None:
+    """The last run of every study; `runtime` stands for overrides that hold for all runs."""
+    common = [f"scale={scale}", "train.precision=fp32", "results_dir=elsewhere", "runtime=deterministic"]
+    for study in group_files("study") if scale == "quick" else TABLES:
+        choice = {name: values[-1] for name, values in study_axes(study).items()}
+        assert compose_runs([choice], common) == [load_run([*common, *(f"{k}={v}" for k, v in choice.items())])]
 
 
-def test_seeds_are_outermost() -> None:
-    seeds = [load_run(job).config.seed for job in jobs(("table1", "table2"), scale="quick", seeds=[0, 1, 2])]
-    assert seeds == sorted(seeds)
-    assert next(iter(study_axes("table1"))) == "seed" == next(iter(study_axes("table2")))
+@pytest.mark.parametrize(("study", "scale", "precision"), RUN_IDS)
+def test_run_ids_are_those_of_published_records(study: str, scale: str, precision: str) -> None:
+    runs = study_runs([study], scale=scale, seeds=[0], overrides=[f"train.precision={precision}"])
+    assert RUN_IDS[study, scale, precision] in [run.run_id for run in runs]
 
 
-def test_cells_are_the_papers_in_its_order() -> None:
+def test_both_tables_are_18_runs_per_seed_with_seeds_outermost() -> None:
+    runs = study_runs(TABLES, scale="quick", seeds=[0, 1, 2], overrides=["train.precision=fp32"])
+    assert len({run.run_id for run in runs}) == len(runs) == 54
+    assert [run.config.seed for run in runs] == [0] * 18 + [1] * 18 + [2] * 18
+    table2 = study_runs(["table2"], scale="quick", seeds=[0], overrides=["train.precision=fp32"])
+    assert [run.row for run in table2 if run in runs].count("base") == 3, "the base row is Table 1's"
+
+
+def test_a_study_of_126_runs_is_composed_within_seconds() -> None:
+    started = time.process_time()
+    assert len(study_runs(["schemes"], scale="paper", seeds=[0, 1, 2])) == 126
+    assert time.process_time() - started < 5
+
+
+def test_cells_are_the_papers_in_its_order_and_those_of_the_runs() -> None:
     cells = expected_cells("quick")
     table1 = [(cell.dataset, cell.model) for cell in cells if cell.table == "table1"]
     assert table1 == [(data, model) for data in ("pg19", "wikitext2", "ptb") for model in ("xpos", "rope", "crope")]
-    rows = [cell.row for cell in cells if cell.table == "table2" and cell.model == "rope"]
-    assert rows == ["base", "b2_l512_g09_s2000", "b2_l512_g09_s1000", "b2_l512_d64"]
-    assert {cell.dataset for cell in cells if cell.table == "table2"} == {"pg19"}
+    rows = [(cell.dataset, cell.row) for cell in cells if cell.table == "table2" and cell.model == "rope"]
+    assert rows == [("pg19", row) for row in ("base", "b2_l512_g09_s2000", "b2_l512_g09_s1000", "b2_l512_d64")]
+    runs = study_runs(TABLES, scale="quick", seeds=[3])
+    assert {cell.key for cell in cells} == {cell_key(run.container) for run in runs}
+    assert len({cell.key for cell in cells}) == 18
 
 
-def test_every_job_belongs_to_a_cell_and_every_cell_has_a_job() -> None:
-    keys = {cell.key for cell in expected_cells("smoke")}
-    made = {cell_key(load_run(job).container) for job in jobs(("table1", "table2"), scale="smoke", seeds=[3])}
-    assert keys == made
-    assert len(keys) == 18
-
-
-def test_tiny_stands_in_for_what_is_missing() -> None:
-    found = [load_run(job) for job in jobs(("table1", "table2"), scale="quick", seeds=[0], datasets=["ptb", "tiny"])]
-    assert {(run.dataset, run.row) for run in found} == {
+def test_tiny_stands_in_for_missing_datasets() -> None:
+    runs = study_runs(TABLES, scale="quick", seeds=[0], datasets=["ptb", "tiny"])
+    assert {(run.dataset, run.row) for run in runs} == {
         ("ptb", "base"),
         *(("tiny", row) for row in study_axes("table2")["ablation"]),
     }
-    cells = expected_cells("quick", datasets=["pg19", "wikitext2", "ptb", "tiny"])
-    assert len(cells) == 12 + 24
+    assert len(expected_cells("quick", datasets=["pg19", "wikitext2", "ptb", "tiny"])) == 12 + 24
 
 
-@pytest.mark.parametrize("study", STUDIES)
-def test_a_studys_cells_are_what_its_jobs_compose_to(study: str) -> None:
-    """The keys are derived from one composed run; Hydra, which makes the runs, is the oracle. One text is enough."""
-    rows = [row for row in expected_rows("smoke") if row.study == study and row.dataset == "pg19"]
-    derived = {(cell.model, row.width): cell.key for row in rows for cell in row.cells}
-    runs = [load_run(job) for job in jobs((study,), scale="smoke", seeds=[3], datasets=["pg19"])]
-    assert derived == {(run.model, run.config.model.d_model): cell_key(run.container) for run in runs}
-    assert len(set(derived.values())) == len(derived)
+def test_every_study_but_the_tables_has_rows() -> None:
+    rows = expected_rows("quick", datasets=["pg19", "ptb"])
+    assert {row.study for row in rows} == set(group_files("study")) - set(TABLES)
+    scaling = [(row.dataset, row.width, row.settings) for row in rows if row.study == "scaling"]
+    assert scaling == [("pg19", width, ()) for width in (64, 128, 256, 512)]
+    rates = [row for row in rows if row.study == "fair_lr"]
+    assert [row.settings for row in rates] == [("train.lr=0.0003",), ("train.lr=0.001",), ("train.lr=0.003",)]
+    assert len({cell.key for row in rates for cell in row.cells}) == 9
+    assert {cell.key for cell in expected_cells("quick") if cell.dataset == "ptb"} == {
+        cell.key for cell in rates[1].cells
+    }
 
 
-def test_a_studys_rows_are_its_texts_and_widths() -> None:
-    rows = expected_rows("quick", datasets=["pg19", "tiny"])
-    assert [(row.study, row.dataset, row.width) for row in rows] == [
-        *((study, dataset, 128) for study in ("controls", "schemes", "length") for dataset in ("pg19", "tiny")),
-        *(("scaling", dataset, width) for dataset in ("pg19", "tiny") for width in (64, 128, 256, 512)),
-    ]
-    keys = {cell.key for row in expected_rows("quick") if row.dataset == "ptb" for cell in row.cells}
-    assert {cell.key for cell in expected_cells("quick") if cell.dataset == "ptb"} < keys
+@pytest.mark.parametrize(
+    "axis", [{"modle": "rope"}, {"model": "rop"}, {"model.d_model": "130"}, {"model.d_modl": "64"}]
+)
+def test_a_mistake_in_a_study_file_is_a_config_error(axis: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        compose_runs([axis], ["scale=quick"])
+    with pytest.raises(ConfigError, match="nosuch"):
+        study_axes("nosuch")
+
+
+def test_status_from_run_folders(tmp_path: Path) -> None:
+    """One run each that is complete, failed, running, started; a free lock alone means nothing."""
+    runs = study_runs(["table1"], scale="quick", overrides=[f"results_dir={tmp_path}", "train.precision=fp32"])
+    done, failed, running, started, locked_before = runs[:5]
+    for run in (done, failed):
+        (source,) = PUBLISHED.glob(f"*/{run.run_id}")
+        shutil.copytree(source, run.path)
+    summary = json.loads((failed.path / "summary.json").read_text())
+    summary |= {"status": "failed", "error": {"message": "no such luck"}}
+    (failed.path / "summary.json").write_text(json.dumps(summary))
+    started.path.mkdir()
+    (started.path / "config.yaml").touch()
+    (started.path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 20}\n{"st')
+    with run_lock(locked_before):
+        pass
+    with run_lock(running):
+        lines = study_status(["table1"], scale=None, seeds=None, results_dir=tmp_path).splitlines()
+    assert lines[0].startswith("table1, quick: 9 runs: 1 done, 1 running, 1 started, 1 failed, 5 missing; ")
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["running", running.run_id], ["started", started.run_id], ["failed", f"{failed.run_id}:"],
+    ]  # fmt: skip
+    assert "step 20 of 800" in lines[2] and "no such luck" in lines[3]
+
+
+def test_time_left_takes_equal_shape_precision_and_device_only(tmp_path: Path) -> None:
+    options = ["data=ptb", f"results_dir={tmp_path}"]
+    run = load_run(["model=crope", "scale=quick", "train.precision=fp32", *options])
+    (source,) = PUBLISHED.glob(f"*/{run.run_id}")
+    shutil.copytree(source, run.path)
+    ((record,), _) = read_records(tmp_path / "runs")
+    step_s, steps = record.summary["time"]["median_step_ms"] / 1000, run.config.train.max_steps
+    same = load_run(["model=rope", "scale=quick", "train.precision=fp32", *options])
+    bf16 = load_run(["model=rope", "scale=quick", "train.precision=bf16", *options])
+    wider = load_run(["model=rope", "scale=quick", "train.precision=fp32", "model.d_model=256", *options])
+    states = [RunState(run, DONE, steps), RunState(same, MISSING), RunState(same, MISSING, 200)]
+    states += [RunState(bf16, MISSING), RunState(wider, MISSING)]
+    assert seconds_left(states, [record]) == (pytest.approx(step_s * (2 * steps - 200)), 2)
+    assert seconds_left(states, []) == (0.0, 4)

@@ -1,135 +1,155 @@
-"""wandb: what it is given, that nothing leaves the machine unasked, and that a resumed run is mirrored whole."""
+"""wandb: a finished run in its offline files, once; online, with a wandb that fails or hangs, at no cost to the run."""
 
 from __future__ import annotations
 
 import json
-import socket
+import os
+import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from crope import tracking
-from crope.config import ROOT
-from crope.execute import execute
-from crope.interrupt import Unstoppable
-from crope.record import read_metrics
-from crope.tracking import build_tracker
-from tests.wandb_server import history, inspect, isolate, offline_files, plain, wandb_run, wandb_server, write_lines
+from crope.errors import UserError
+from crope.record import PUBLISHED, Record, read_record
+from crope.run import execute
+from crope.tracking import build_tracker, upload
+from tests.conftest import toy_run
+
+ONLINE = ("tracker=wandb", "tracker.mode=online")
 
 
-@pytest.fixture(autouse=True)
-def no_service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    isolate(monkeypatch, tmp_path / "home")
+class FakeWandb:
+    """Records what it is told; `init` or `finish` may raise or hang."""
+
+    def __init__(self, fault: str = "", starting_step: int = 0) -> None:
+        self.fault, self.starting_step = fault, starting_step
+        self.lines: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
+        self.exit_code: int | None = None
+        self.axes: dict[str, Any] = {}
+
+    def Settings(self, **settings: Any) -> SimpleNamespace:
+        return SimpleNamespace(**settings)
+
+    def init(self, **facts: Any) -> FakeWandb:
+        self.facts = facts
+        if self.fault == "init hangs":
+            time.sleep(60)
+        if self.fault == "init fails":
+            raise RuntimeError("no such key\nwith advice")
+        return self
+
+    def define_metric(self, name: str, **options: Any) -> None:
+        self.axes[name] = options.get("step_metric")
+
+    def log(self, line: dict[str, Any], step: int) -> None:
+        if self.fault == "log fails":
+            raise RuntimeError("lost the service")
+        self.lines.append(line)
+
+    def finish(self, exit_code: int) -> None:
+        if self.fault == "finish hangs":
+            time.sleep(60)
+        self.exit_code = exit_code
+
+    def teardown(self) -> None:
+        pass
 
 
-@contextmanager
-def listening_proxy() -> Iterator[tuple[str, list[object]]]:
-    """A loopback proxy that answers nobody and counts who calls."""
-    calls: list[object] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(0.2)
-        over = threading.Event()
-
-        def accept() -> None:
-            while not over.is_set():
-                try:
-                    connection, address = server.accept()
-                except TimeoutError:
-                    continue
-                calls.append(address)
-                connection.close()
-
-        thread = threading.Thread(target=accept)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.getsockname()[1]}", calls
-        finally:
-            over.set()
-            thread.join()
+@pytest.fixture
+def no_wandb_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for key in [key for key in os.environ if key.startswith("WANDB_")]:
+        monkeypatch.delenv(key)
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "2")
 
 
-def test_offline_files_hold_the_run_and_nothing_leaves(toy_data, tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.delenv("WANDB_BASE_URL")
-    run = wandb_run(tmp_path)
-    with listening_proxy() as (proxy, calls):
-        for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
-            monkeypatch.setenv(name, proxy)
-        assert execute(run, stop=Unstoppable()).status == "complete"
-        assert calls == []
-        # wandb by itself sends error reports even then: the proxy would have seen traffic.
-        code = (
-            f"import wandb; run = wandb.init(mode='offline', dir={str(tmp_path)!r}, project='control'); "
-            "run.define_metric('*', step_metric='step'); run.log({'step': 0, 'loss': 7.0}); run.finish()"
-        )
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
-        assert calls
-
-    assert capsys.readouterr().err == ""
-    (file,) = tmp_path.glob(f"wandb/offline-run-*/run-{run.run_id}.wandb")
-    records = inspect(file)
-    (started,) = [record["run"] for record in records if record["type"] == "run"]
-    assert started["run_id"] == started["display_name"] == run.run_id
-    assert (started["run_group"], started["job_type"], started["project"]) == ("tiny", "crope", "crope")
-    assert started["tags"] == ["quick", "base"]
-    assert started["config"]["update"]["train"]["lr"] == 0.001
-    assert started["git"]["commit"] == json.loads((run.path / "provenance.json").read_text())["commit"]
-    axes = [record["metric"] for record in records if record["type"] == "metric"]
-    assert any(axis.get("glob_name") == "*" and axis.get("step_metric") == "step" for axis in axes)
-    assert history(file) == read_metrics(run.path / "metrics.jsonl")
-    assert records[-1]["exit"]["exit_code"] == 0
+def use(fake: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr(tracking, "INIT_SECONDS", -4.5)  # 0.5 s in all
+    monkeypatch.setattr(tracking, "FINISH_SECONDS", 0.5)
+    return fake
 
 
-def test_wandb_is_imported_in_no_training_process(tmp_path: Path) -> None:
-    code = (
-        "import sys; from crope.compose import load_run; from crope.tracking import build_tracker; "
-        f"tracker = build_tracker(load_run(['tracker='+sys.argv[1], 'results_dir={tmp_path}'])); "
-        "tracker.finish({'status': 'complete'}); sys.exit('wandb' in sys.modules)"
-    )
-    for name in ("none", "wandb"):
-        assert subprocess.run([sys.executable, "-c", code, name], check=False, cwd=ROOT).returncode == 0
-        assert (tmp_path / "wandb").exists() == (name == "wandb")
+def finished_run(folder: Path) -> Record:
+    """A copy of a published record as a run of `folder`."""
+    source = next(PUBLISHED.glob("*/crope-ptb-base-s0-*"))
+    shutil.copytree(source, folder / "runs" / source.name)
+    return read_record(folder / "runs" / source.name)
 
 
-def test_online_the_server_has_every_line_once(toy_data, tmp_path: Path, monkeypatch, capsys) -> None:
-    run = wandb_run(tmp_path, "tracker.mode=online")
-    with wandb_server() as server:
-        isolate(monkeypatch, tmp_path / "home", **server.environment())
-        assert execute(run, stop=Unstoppable()).status == "complete"
-        assert (server.runs[run.run_id]["groupName"], server.runs[run.run_id]["jobType"]) == ("tiny", "crope")
-        lines = server.lines[run.run_id]
-    assert [plain(lines[number]) for number in range(len(lines))] == read_metrics(run.path / "metrics.jsonl")
-    assert capsys.readouterr().err == ""
+def history(file: Path) -> list[dict[str, Any]]:
+    """The lines of a .wandb file by wandb's own reader, without wandb's own keys."""
+    command = [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--json", file]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    records = [json.loads(line) for line in shown.splitlines() if line.strip()]
+    items = [record["history"]["item"] for record in records if record["type"] == "history"]
+    return [{key: value for key, value in item.items() if not key.startswith("_")} for item in items]
 
 
-def test_a_resumed_run_ends_as_one_whole_folder(tmp_path: Path, monkeypatch, capsys) -> None:
-    """The record is cut at the last checkpoint, here after step 20; a folder that was synced is left alone."""
-    monkeypatch.setattr(tracking, "STOP_SECONDS", 30.0)  # stopped before wandb has begun
-    run = wandb_run(tmp_path)
-    metrics = run.path / "metrics.jsonl"
-    other = tmp_path / "wandb" / f"offline-run-20260101_000000-x{run.run_id}"
-    synced = tmp_path / "wandb" / f"offline-run-20260101_000000-{run.run_id}"
-    for folder in (other, synced):
-        folder.mkdir(parents=True)
-    (synced / f"run-{run.run_id}.wandb.synced").touch()
+@pytest.mark.usefixtures("toy_data", "no_wandb_settings")
+def test_a_finished_run_is_whole_and_once_in_the_offline_files(tmp_path: Path) -> None:
+    run = toy_run(tmp_path, "tracker=wandb")
+    assert execute(run).status == "complete"
+    tracking.OfflineTracker().finish(run.path, {"status": "complete"})  # as after a kill before the end
+    (file,) = tmp_path.glob(f"wandb/offline-run-*-{run.run_id}/*.wandb")
+    assert history(file) == read_record(run.path).metrics()
 
-    tracker = build_tracker(run)
-    write_lines(run, range(0, 50, 10), tracker)
-    tracker.finish({"status": "stopped"})
-    (first,) = offline_files(tmp_path)
-    assert [line["step"] for line in history(first)] == [0, 10, 20, 30, 40]
 
-    tracker = build_tracker(run)
-    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:3]))
-    write_lines(run, range(30, 80, 10), tracker)
-    tracker.finish({"status": "complete"})
-    (second,) = offline_files(tmp_path)
-    assert history(second) == read_metrics(metrics)
-    assert not first.parent.exists()
-    assert other.exists()
-    assert synced.exists()
-    assert capsys.readouterr().err == ""
+@pytest.mark.usefixtures("toy_data")
+def test_a_live_run_is_named_grouped_and_drawn_over_its_steps(monkeypatch, tmp_path: Path) -> None:
+    fake = use(FakeWandb(), monkeypatch)
+    run = toy_run(tmp_path, *ONLINE, "model=rope")
+    assert execute(run).status == "complete"
+    assert fake.lines == read_record(run.path).metrics()
+    assert (fake.facts["id"], fake.facts["name"]) == (run.run_id, run.run_id)
+    assert (fake.facts["group"], fake.facts["job_type"], fake.facts["tags"]) == ("tiny", "rope", ["quick", "base"])
+    assert (fake.facts["mode"], fake.facts["resume"]) == ("online", "allow")
+    assert fake.axes["*"] == "step"
+    assert fake.exit_code == 0 and fake.summary["val_full"] == read_record(run.path).summary["val_full"]
+
+
+def test_a_continued_run_logs_no_line_twice(monkeypatch, tmp_path: Path) -> None:
+    fake = use(FakeWandb(starting_step=5), monkeypatch)
+    tracker = build_tracker(toy_run(tmp_path, *ONLINE))
+    for step in (3, 4, 5, 6):
+        tracker.log({"step": step})
+    assert [line["step"] for line in fake.lines] == [5, 6]
+
+
+@pytest.mark.usefixtures("toy_data")
+@pytest.mark.parametrize("fault", ["init fails", "init hangs", "log fails", "finish hangs"])
+def test_a_wandb_that_fails_costs_one_line(fault: str, monkeypatch, tmp_path: Path, capsys) -> None:
+    use(FakeWandb(fault), monkeypatch)
+    run = toy_run(tmp_path, *ONLINE)
+    assert execute(run).status == "complete"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert run.run_id in line and "tools.py upload" in line
+
+
+def test_upload_sends_any_finished_record(monkeypatch, tmp_path: Path) -> None:
+    fake, record = use(FakeWandb(), monkeypatch), finished_run(tmp_path)
+    upload(record, results_dir=tmp_path)
+    assert fake.lines == record.metrics()
+    assert (fake.facts["mode"], fake.facts["resume"], fake.facts["group"]) == ("online", None, "ptb")
+    use(FakeWandb("init fails"), monkeypatch)
+    with pytest.raises(UserError, match="no such key"):
+        upload(record, results_dir=tmp_path)
+
+
+def test_without_a_tracker_wandb_is_not_imported(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
+    tracker = build_tracker(toy_run(tmp_path))
+    tracker.log({"step": 0})
+    tracker.finish(tmp_path, {"status": "complete"})
+    offline = build_tracker(toy_run(tmp_path, "tracker=wandb"))
+    offline.finish(tmp_path, {"status": "stopped"})
+    assert not (tmp_path / "wandb").exists()

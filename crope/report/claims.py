@@ -16,19 +16,9 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from crope import paper
+from crope.report import stats
 from crope.report.frame import DATASET_LABELS, MODEL_LABELS, cell_runs
-from crope.report.stats import (
-    ALPHA,
-    MIN_SEEDS,
-    holm,
-    interval,
-    mean_std,
-    p_above,
-    p_below,
-    p_different,
-    p_equivalent,
-    paired,
-)  # fmt: skip
+from crope.report.stats import ALPHA, MIN_SEEDS, holm, paired
 from crope.report.tables import Table
 from crope.study import Cell
 
@@ -60,10 +50,12 @@ class Rule:
 
 RULES = {
     "markedly higher": Rule(
-        f"above +{MARGIN:g} nats", lambda d: p_above(d, MARGIN), lambda d: min(1.0, 2 * p_below(d, MARGIN))
+        f"above +{MARGIN:g} nats", lambda d: stats.p_above(d, MARGIN), lambda d: 2 * stats.p_below(d, MARGIN)
     ),
-    "higher": Rule("above 0", lambda d: p_above(d), lambda d: min(1.0, 2 * p_below(d))),
-    "equivalent": Rule(f"within ±{MARGIN:g} nats", lambda d: p_equivalent(d, MARGIN), lambda d: p_different(d, MARGIN)),
+    "higher": Rule("above 0", lambda d: stats.p_above(d), lambda d: 2 * stats.p_below(d)),
+    "equivalent": Rule(
+        f"within ±{MARGIN:g} nats", lambda d: stats.p_equivalent(d, MARGIN), lambda d: stats.p_different(d, MARGIN)
+    ),
 }
 
 
@@ -73,8 +65,8 @@ class Claim:
 
     name: str
     text: str
-    quote: str
     source: str
+    quote: str
     rows: tuple[Row, ...]
     checks: tuple[tuple[str, str, str], ...]
     measures: tuple[str, ...] = COMPARED_AT
@@ -84,41 +76,29 @@ TABLE1: tuple[Row, ...] = tuple((dataset, "base") for dataset in paper.DATASET_L
 TABLE2: tuple[Row, ...] = tuple(("pg19", row) for row in paper.ROWS)
 CLAIMS = (
     Claim(
-        "xpos_worse",
-        "XPOS is markedly worse than RoPE and than CRoPE on all three datasets",
+        "xpos_worse", "XPOS is markedly worse than RoPE and than CRoPE on all three datasets", "Sec. 6.1, Table 1",
         "Models that rely on absolute positional encodings show markedly higher loss than any variant that employs"
         " rotary encodings.",
-        "Sec. 6.1, Table 1",
-        TABLE1,
-        (("xpos", "rope", "markedly higher"), ("xpos", "crope", "markedly higher")),
+        TABLE1, (("xpos", "rope", "markedly higher"), ("xpos", "crope", "markedly higher")),
     ),
     Claim(
-        "crope_within_noise",
-        "CRoPE equals RoPE within noise on all three datasets",
+        "crope_within_noise", "CRoPE equals RoPE within noise on all three datasets", "Sec. 6.1, Table 1",
         "the difference between RoPE and CRoPE losses are within the range of noise",
-        "Sec. 6.1, Table 1",
-        TABLE1,
-        (("crope", "rope", "equivalent"),),
+        TABLE1, (("crope", "rope", "equivalent"),),
     ),
     Claim(
-        "rows_within_noise",
-        "CRoPE equals RoPE within noise in every row of Table 2",
+        "rows_within_noise", "CRoPE equals RoPE within noise in every row of Table 2", "Sec. 6.2, Table 2",
         "the difference between the final losses of RoPE and CRoPE are non-substantial",
-        "Sec. 6.2, Table 2",
-        TABLE2,
-        (("crope", "rope", "equivalent"),),
+        TABLE2, (("crope", "rope", "equivalent"),),
     ),
     Claim(
-        "training_order",
-        "Training loss: XPOS is highest, CRoPE very close to RoPE",
+        "training_order", "Training loss: XPOS is highest, CRoPE very close to RoPE", "Sec. 6.1, Fig. 4",
         "RoPE has the lowest in-sample loss, while XPOS has the highest in-sample loss. CRoPE is in between, but very"
         " close to the performance of RoPE.",
-        "Sec. 6.1, Fig. 4",
-        TABLE1,
-        (("xpos", "crope", "higher"), ("crope", "rope", "equivalent")),
+        TABLE1, (("xpos", "crope", "higher"), ("crope", "rope", "equivalent")),
         ("train",),  # records hold the loss on the train split after the last step only
     ),
-)
+)  # fmt: skip
 
 
 def collect(frame: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
@@ -144,16 +124,16 @@ def difference(losses: Mapping[str, pd.Series]) -> dict[str, Any]:
 def describe(values: pd.Series, reason: str = "") -> dict[str, Any]:
     """The columns of one difference over seeds; NaN and a `reason` if there are not the seeds for a test."""
     n, tested = len(values), len(values) >= MIN_SEEDS
-    mean, std = mean_std(values) if n else (np.nan, None)
-    low, high = interval(values) if tested else (np.nan, np.nan)
+    mean, std = stats.mean_std(values) if n else (np.nan, None)
+    low, high = stats.interval(values) if tested else (np.nan, np.nan)
     return {
         "n": n,
         "mean_nats": mean,
         "std_over_seeds_nats": np.nan if std is None else std,
         "t_low_nats": low,
         "t_high_nats": high,
-        "p_different": p_different(values) if tested else np.nan,
-        "p_equivalent": p_equivalent(values, MARGIN) if tested else np.nan,
+        "p_different": stats.p_different(values) if tested else np.nan,
+        "p_equivalent": stats.p_equivalent(values, MARGIN) if tested else np.nan,
         "values": tuple(values),
         "reason": reason or ("" if tested else f"needs {MIN_SEEDS} seeds, has {n}"),
     }
@@ -225,37 +205,36 @@ def verdict(checks: pd.DataFrame) -> str:
 
 
 def verdicts(checks: pd.DataFrame) -> list[dict[str, Any]]:
-    """For each claim and measure: the claim, the verdict, and in a sentence the check on which it hangs.
+    """For each claim and measure: the claim, the verdict, and in words the check on which it hangs.
 
-    That is the strongest check against a claim that is not supported, else the weakest check for it.
+    That is the strongest check against a claim that is not supported, else the weakest check for it, or a missing one.
     """
     found = []
     for (name, at), of in checks.groupby(["claim", "at"], sort=False):
         claim, outcome = next(claim for claim in CLAIMS if claim.name == name), of["verdict"].iloc[0]
-        against = outcome == NOT_SUPPORTED
+        against, untested = outcome == NOT_SUPPORTED, of["p_for"].isna()
         place = of["p_against"].argmin() if against else of["p_for"].fillna(np.inf).argmax()
         line = of.iloc[int(place)].to_dict()
-        holding = f"{(of['p_for'] < ALPHA).sum()} of {len(of)} checks hold"
-        text = f"{holding}; {'against it' if against else 'weakest'}: {label(line)} {number(line)}, must be"
-        found.append({"claim": claim, "at": at, "verdict": outcome, "text": f"{text} {RULES[line['rule']].text}"})
+        text = f"{(of['p_for'] < ALPHA).sum()} of {len(of)} checks hold; {'against it' if against else 'weakest'}:"
+        text += f" {label(line)} {number(line)}, must be {RULES[line['rule']].text}"
+        if outcome == MISSING:
+            text = f"{untested.sum()} of {len(of)} checks cannot be made; {label(line)}: {line['reason']}"
+        found.append({"claim": claim, "at": at, "verdict": outcome, "text": text})
     return found
 
 
 def verdict_table(checks: pd.DataFrame, scale: str) -> Table:
-    found = [(f"{one['claim'].text} ({one['claim'].source})", *list(one.values())[1:]) for one in verdicts(checks)]
-    return Table(
-        name="claims",
-        caption=f"The paper's claims, judged by these runs. Scale: {scale}.",
-        frame=pd.DataFrame(found, columns=["Claim", "Loss", "Verdict", "Deciding check, nats per token"]),
-        notes=[
-            f"Every check is a paired t test over at least {MIN_SEEDS} seeds. Supported: all checks of the claim reject"
-            f" at {ALPHA:g} (an intersection-union test, without correction). Not supported: a test against it does,"
-            " after Holm over its checks. Missing: runs or seeds are. Inconclusive: none of these.",
-            f"Equivalence margin: {MARGIN:g} nats per token, fixed before the runs of the paper scale.",
-        ],
-        text=(0, 1, 2, 3),
-        numbers=checks.drop(columns=["values"]).round(DECIMALS),
-    )
+    found = [(f"{one['claim'].text} ({one['claim'].source})", one["at"], one["verdict"], one["text"])
+             for one in verdicts(checks)]  # fmt: skip
+    notes = [
+        f"Every check is a paired t test over at least {MIN_SEEDS} seeds. Supported: all checks of the claim reject"
+        f" at {ALPHA:g} (an intersection-union test, without correction). Not supported: a test against it does,"
+        " after Holm over its checks. Missing: runs or seeds are. Inconclusive: none of these. Equivalence margin:"
+        f" {MARGIN:g} nats per token, fixed before the runs of the paper scale.",
+    ]
+    frame = pd.DataFrame(found, columns=["Claim", "Loss", "Verdict", "Deciding check, nats per token"])
+    caption, numbers = f"The paper's claims, judged by these runs. Scale: {scale}.", checks.drop(columns=["values"])
+    return Table("claims", caption, frame, notes, text=(0, 1, 2, 3), numbers=numbers.round(DECIMALS))
 
 
 def comparison_table(lines: pd.DataFrame, scale: str) -> Table:
@@ -264,22 +243,25 @@ def comparison_table(lines: pd.DataFrame, scale: str) -> Table:
         "Difference": [pair_label(*pair) for pair in zip(lines["first"], lines["second"], strict=True)],
         "Loss": lines["at"],
         "Paper": lines["paper_nats"].map(signed),
-        "Mean, 95 % interval, seeds": [number(line) for line in lines.to_dict("records")],
+        **difference_columns(lines),
         "p different": lines["p_different_holm"].map(p_text),
         "p equivalent": lines["p_equivalent_holm"].map(p_text),
         "Conclusion": lines["conclusion"],
     }
-    return Table(
-        name="comparisons",
-        caption=f"Paired differences at equal seed, nats per token. Scale: {scale}.",
-        frame=pd.DataFrame(printed),
-        notes=[
-            "Student's 95 % interval. p different: paired t test; p equivalent: two one-sided tests against"
-            f" ±{MARGIN:g}; both after Holm over the rows of a pair."
-        ],
-        text=(0, 1, 2, 7),
-        numbers=lines.drop(columns=["values", "reason"]).round(DECIMALS),
-    )
+    notes = [
+        "Student's 95 % interval. p different: paired t test; p equivalent: two one-sided tests against"
+        f" ±{MARGIN:g}; both after Holm over the rows of a pair."
+    ]
+    caption, numbers = f"Paired differences at equal seed. Scale: {scale}.", lines.drop(columns=["values", "reason"])
+    frame = pd.DataFrame(printed)
+    return Table("comparisons", caption, frame, notes, text=(0, 1, 2, 9), numbers=numbers.round(DECIMALS))
+
+
+def difference_columns(lines: pd.DataFrame) -> dict[str, Any]:
+    """Mean, interval and seeds of differences as printed columns."""
+    bounds = zip(lines["t_low_nats"].map(signed), lines["t_high_nats"].map(signed), strict=True)
+    intervals = [f"[{low}, {high}]" if low else "" for low, high in bounds]
+    return {"Mean, nats": lines["mean_nats"].map(signed), "95 %": intervals, "n": lines["n"].astype(str)}
 
 
 def model_label(model: str) -> str:

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from crope.report.claims import MARGIN, MEASURES, model_label, row_label
+from crope.report.claims import MARGIN, MEASURES, model_label, pair_label, row_label
 from crope.report.frame import DATASET_LABELS, load_curves
 
 TEXT, MUTED, SHADE = "#1c2128", "#66707c", "#f3e9cf"
@@ -51,8 +51,7 @@ NATS = "nats per token"
 def render(figure: Figure, kind: str = "svg") -> bytes:
     """SVG or PNG without a date: the same figure gives the same bytes."""
     out = io.BytesIO()
-    with matplotlib.style.context(["default", STYLE]):
-        figure.savefig(out, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    figure.savefig(out, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else {"Software": None})
     return out.getvalue()
 
 
@@ -124,6 +123,29 @@ def forest(panels: Mapping[str, pd.DataFrame]) -> Figure:
         axis.locator_params(axis="x", nbins=6)
         axis.grid(False, axis="y")
     return figure
+
+
+def comparisons(lines: pd.DataFrame) -> Figure:
+    """The forest of `claims.compare` at the final loss: both pairs with RoPE, a line per table row."""
+    lines = lines[lines["at"].str.startswith("final") & (lines["second"] == "rope")]
+    places = zip(lines["dataset"], lines["row"], strict=True)
+    lines = lines.assign(label=[row_label(*place) for place in places])
+    return forest(
+        {pair_label(str(pair[0]), str(pair[1])): of for pair, of in lines.groupby(["first", "second"], sort=False)}
+    )
+
+
+def study(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure | None:
+    """The figure of one study: by length or by width if it has several, else a forest of its answers, if it has any."""
+    if runs["seq_len"].nunique() > 1:
+        return length(runs)
+    if runs["width"].nunique() > 1:
+        return scaling(runs, answers)
+    if answers.empty:
+        return None
+    lines = answers[answers["at"].str.startswith("final")].drop_duplicates(["where", "first", "second"])
+    lines = lines.assign(label=[pair_label(*pair) for pair in zip(lines["first"], lines["second"], strict=True)])
+    return forest({str(where): of for where, of in lines.groupby("where", sort=False)})
 
 
 def seeds(runs: pd.DataFrame, rows: Sequence[tuple[str, str]]) -> Figure:
@@ -220,9 +242,9 @@ def scaling(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure:
 
 
 def _axes(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
-    with matplotlib.style.context(["default", STYLE]):
-        figure = Figure(figsize=(columns * size[0], rows * size[1] + 0.3), layout="constrained")
-        return figure, figure.subplots(rows, columns, squeeze=False)
+    matplotlib.style.use(["default", STYLE])  # whatever the user's own matplotlibrc says
+    figure = Figure(figsize=(columns * size[0], rows * size[1] + 0.3), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def _error_line(axis: Axes, model: str, points: pd.DataFrame) -> None:

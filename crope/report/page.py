@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,43 +16,52 @@ from crope.report.tables import Table, render
 
 TEMPLATE = Path(__file__).with_name("page.html")
 DASHES = {"xpos": "dot", "rope": "solid", "crope": "dash"}
+CAPTIONS = {
+    "fig4": "Validation (top) and training loss (bottom), mean over seeds; band: lowest to highest seed; markers: full"
+    " validation loss.",
+    "forest": "Bars: 95 % t interval of the mean; dots: seeds; crosses: the paper; shaded: equivalence margin.",
+    "seeds": "Full validation loss after the last step of every seed; bars: means; lines join equal seeds.",
+    "parameters": "Stored parameters of the runs' models by part.",
+    "study": "Bars of differences: 95 % t interval over seeds; bars of losses: ± standard deviation over seeds.",
+    "theory": "From `make theory`; see the text below.",
+}
 POINTS = 100  # of a curve; more are thinned
 
 
 @dataclass(frozen=True)
 class Section:
-    """A folded part of the page: figures (file name -> caption), then tables, then links to files."""
+    """A folded part of the page: figures by the names of their SVG files, tables, HTML, preformatted text."""
 
     title: str
-    figures: Mapping[str, str] = field(default_factory=dict)
+    figures: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
     html: str = ""
+    text: str = ""
 
 
 def render_page(**context: Any) -> str:
     """page.html filled in; text is escaped, tables are set by `tables.render`."""
     loader = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     loader.filters["table"] = lambda table: jinja2.utils.markupsafe.Markup(render(table, "html"))
-    return loader.from_string(TEMPLATE.read_text(encoding="utf-8")).render(**context)
+    return loader.from_string(TEMPLATE.read_text(encoding="utf-8")).render(captions=CAPTIONS, **context)
 
 
 def interactive_curves(curves: pd.DataFrame) -> str:
     """The sampled validation loss of every run as a plotly figure with its script; a menu selects the table row."""
     figure, places = go.Figure(), list(dict.fromkeys(zip(curves["dataset"], curves["row"], strict=True)))
-    shown = []
     for place in places:
         of = curves[(curves["dataset"] == place[0]) & (curves["row"] == place[1])].dropna(subset="val/loss_nats")
+        named = set()
         for (model, seed), run in of.groupby(["model", "seed"], sort=False):
             thin = run.iloc[:: max(1, len(run) // POINTS)]
             figure.add_scatter(
                 x=thin["step"].tolist(), y=thin["val/loss_nats"].round(4).tolist(), visible=place == places[0],
-                name=model_label(str(model)), legendgroup=str(model), showlegend=f"{model}" not in shown[-1:],
+                name=model_label(str(model)), legendgroup=str(model), showlegend=model not in named,
                 line={"color": COLOURS.get(str(model)), "dash": DASHES.get(str(model), "dashdot"), "width": 1.5},
                 hovertemplate=f"{model_label(str(model))}, seed {seed}: %{{y:.4f}} at step %{{x}}<extra></extra>",
+                meta=row_label(*place),
             )  # fmt: skip
-            shown.append(f"{model}")
-            figure.data[-1].meta = row_label(*place)
+            named.add(model)
     buttons = [
         {"label": row_label(*place), "method": "update",
          "args": [{"visible": [trace.meta == row_label(*place) for trace in figure.data]}]}

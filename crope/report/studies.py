@@ -17,22 +17,8 @@ import pandas as pd
 from scipy.interpolate import PchipInterpolator
 
 from crope.errors import DataError
-from crope.report.claims import (
-    COMPARED_AT,
-    DECIMALS,
-    EQUIVALENT,
-    HIGHER,
-    LOWER,
-    MARGIN,
-    MEASURES,
-    conclude,
-    describe,
-    difference,
-    merge_measures,
-    model_label,
-    number,
-    pair_label,
-)  # fmt: skip
+from crope.report import claims
+from crope.report.claims import COMPARED_AT, DECIMALS, MARGIN, MEASURES, describe, difference, model_label, number
 from crope.report.frame import DATASET_LABELS, cell_runs
 from crope.report.stats import mean_std, paired
 from crope.report.tables import Table
@@ -160,7 +146,8 @@ def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
             known |= {"setting": _place(row)[3], "status": "missing", "n": 0}
             found = of_row[of_row["model"] == cell.model]
             for seq_len, of in found.groupby("seq_len"):
-                first, (mean, std) = of.iloc[0], mean_std(of["final"])
+                first, finite = of.iloc[0], np.isfinite(of["final"]).all()
+                mean, std = mean_std(of["final"]) if finite else (np.inf, None)
                 rope = by_seed(of_row[of_row["seq_len"] == seq_len], REFERENCE)
                 known |= {"status": "complete", "n": len(of), "seq_len": seq_len, "mean_nats": mean, "std_nats": std}
                 known |= {"projection": first["config.model.projection"], "qkv": first["parameters.qkv"]}
@@ -185,11 +172,14 @@ def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
         asked = {place: of for place, of in places.items() if place[0] == study}
         measures = COMPARED_AT if questions[0].kind in ("loss", "equal_size") else ("final",)
         if asked:
-            parts += merge_measures([conclude(_family(asked, questions, at)) for at in measures])
+            parts += claims.merge_measures([claims.conclude(_family(asked, questions, at)) for at in measures])
     if not parts:
         return pd.DataFrame()
     lines = pd.concat(parts, ignore_index=True)
-    words = {one.text: dict(zip((LOWER, EQUIVALENT, HIGHER), one.answers, strict=True)) for one in QUESTIONS}
+    words = {
+        one.text: dict(zip((claims.LOWER, claims.EQUIVALENT, claims.HIGHER), one.answers, strict=True))
+        for one in QUESTIONS
+    }
     pairs = zip(lines["question"], lines["conclusion"], strict=True)
     return lines.assign(answer=[words[text].get(conclusion, conclusion) for text, conclusion in pairs])
 
@@ -204,7 +194,12 @@ def _family(places: Places, questions: Sequence[Question], at: str) -> pd.DataFr
             of_dataset = {place: of for place, of in places.items() if place[1] == dataset}
             of = [of for place, of in of_dataset.items() if place[2] == width and (joined or place[3] == setting)]
             parts = [DATASET_LABELS.get(dataset, dataset), f"D = {width}" if several else "", setting]
-            line: dict[str, Any] = {"study": study, "question": question.text, "first": question.first, "second": question.second}
+            line: dict[str, Any] = {
+                "study": study,
+                "question": question.text,
+                "first": question.first,
+                "second": question.second,
+            }
             line |= {"dataset": dataset, "width": width, "where": ", ".join(filter(None, parts)), "at": at}
             lines.append(line | _difference(question, pd.concat(of), pd.concat(of_dataset.values()), at))
     found = pd.DataFrame(lines)
@@ -228,8 +223,9 @@ def _difference(question: Question, of: pd.DataFrame, of_dataset: pd.DataFrame, 
 
 
 def by_seed(of: pd.DataFrame, model: str = "", at: str = "final") -> pd.Series:
-    """The losses by seed; of one model if it is named."""
-    return (of[of["model"] == model] if model else of).set_index("seed")[at].dropna()
+    """The finite losses by seed; of one model if it is named."""
+    found = (of[of["model"] == model] if model else of).set_index("seed")[at]
+    return found[np.isfinite(found)]
 
 
 def at_size(runs: pd.DataFrame, parameters: int, at: str) -> pd.Series:
@@ -291,51 +287,45 @@ def conversions(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def losses_table(lines: pd.DataFrame, study: str, scale: str) -> Table:
-    """The losses of one study."""
+    """The losses of one study; columns in which its lines do not differ are left out."""
     of = lines[lines["study"] == study]
-    loss = [_loss(*line) for line in of[["mean_nats", "std_nats", "status"]].itertuples(index=False)]
-    printed = {
+    counts = of[["seq_len", "qkv", "parameters"]].map(lambda count: "" if pd.isna(count) else f"{count:,.0f}")
+    frame = pd.DataFrame({
         "Dataset": [DATASET_LABELS.get(name, name) for name in of["dataset"]],
-        "D": of["width"].astype(str),
-        "Setting": of["setting"],
-        "Model": of["model"].map(model_label),
-        "L": of["seq_len"].map("{:.0f}".format, na_action="ignore").fillna(""),
-        "Q/K/V weights": of["qkv"].map("{:,.0f}".format, na_action="ignore").fillna(""),
-        "Parameters": of["parameters"].map("{:,.0f}".format, na_action="ignore").fillna(""),
+        "D": of["width"].astype(str), "Setting": of["setting"], "Model": of["model"].map(model_label),
+        "L": counts["seq_len"], "Q/K/V weights": counts["qkv"], "Parameters": counts["parameters"],
         "n": of["n"].astype(str),
-        "Loss": loss,
-        "Difference to RoPE": of["reference"].fillna(""),
-    }
-    frame = pd.DataFrame(printed)
-    kept = [name for name in frame if name not in ("D", "Setting", "L") or frame[name].nunique() > 1]
+        "Loss": [_loss(*line) for line in of[["mean_nats", "std_nats", "status"]].itertuples(index=False)],
+        "− RoPE": of["reference"].fillna(""),
+    })  # fmt: skip
+    frame = frame[[name for name in frame if name not in ("D", "Setting", "L") or frame[name].nunique() > 1]]
     notes = [
         "Loss: full validation after the last step, nats per token, mean ± sample standard deviation over seeds."
         " Differences are paired by seed, with Student's 95 % interval."
     ]
-    caption = f"Study {study}. Scale: {scale}."
-    words = [i for i, name in enumerate(kept) if name in ("Dataset", "Setting", "Model")]
-    return Table(f"study-{study}", caption, frame[kept], notes, text=words)
+    words = [i for i, name in enumerate(frame) if name in ("Dataset", "Setting", "Model")]
+    return Table(f"study-{study}", f"Study {study}: losses. Scale: {scale}.", frame, notes, text=words)
 
 
 def answers_table(lines: pd.DataFrame, scale: str) -> Table:
-    printed = {
-        "Study": lines["study"],
+    """The questions of the studies among `lines`."""
+    pairs = zip(lines["first"], lines["second"], strict=True)
+    frame = pd.DataFrame({
         "Question": lines["question"],
         "Where": lines["where"],
-        "Difference": [
-            pair_label(*pair) if pair[1] else "beyond L" for pair in zip(lines["first"], lines["second"], strict=True)
-        ],
+        "Difference": [claims.pair_label(*pair) if pair[1] else "beyond L" for pair in pairs],
         "Loss": lines["at"],
-        "Mean, 95 % interval, seeds": [number(line) for line in lines.to_dict("records")],
+        **claims.difference_columns(lines),
         "Answer": lines["answer"],
-    }
+    })  # fmt: skip
     notes = [
-        "Nats per token. Answers are after Holm over the rows of a question (controls of half the weights: over the"
-        f" three of them); equal: equivalent within ±{MARGIN:g}."
+        "Differences at equal seed, nats per token. Answers are after Holm over the rows of a question (for controls of"
+        f" half the weights: of the three of them); equal: equivalent within ±{MARGIN:g}."
     ]
-    caption = f"Questions of the studies. Scale: {scale}."
-    numbers = lines.drop(columns=["values"]).round(DECIMALS)
-    return Table("studies", caption, pd.DataFrame(printed), notes, text=(0, 1, 2, 3, 4, 6), numbers=numbers)
+    frame = frame[[name for name in frame if name != "Loss" or frame[name].nunique() > 1]]
+    words = [i for i, name in enumerate(frame) if name not in ("Mean, nats", "95 %", "n")]
+    caption, numbers = f"Questions and answers. Scale: {scale}.", lines.drop(columns=["values"]).round(DECIMALS)
+    return Table("studies", caption, frame, notes, text=words, numbers=numbers)
 
 
 def conversions_table(lines: pd.DataFrame, scale: str) -> Table:

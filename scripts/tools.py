@@ -1,0 +1,189 @@
+"""Smaller commands, one sub-command each: `python scripts/tools.py SUBCOMMAND --help`.
+
+before    prepare, status
+results   explain, publish, readme, theory
+a run     extrapolate, convert, export, upload (RUN is a folder, a run id or a unique start of one)
+code      golden
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from crope.errors import UserError, main_errors
+
+Options = argparse.Namespace
+
+
+def prepare(options: Options) -> int:
+    """Download, check and tokenise datasets ahead of training."""
+    from crope import paper
+    from crope.compose import load_run
+    from crope.data.tokens import prepare
+    from crope.device import default_scale
+
+    overrides = [f"data_dir={options.data_dir}"] if options.data_dir else []
+    config = load_run([f"scale={options.scale or default_scale()}", *overrides]).config
+    corpora = options.corpora or list(paper.DATASET_LABELS)
+    return int(bool(prepare(corpora, config.tokenizer, data_dir=Path(config.data_dir))))
+
+
+def status(options: Options) -> None:
+    """Done, running, failed and missing runs of studies, and the time left."""
+    from crope.study import TABLES, study_status
+
+    seeds = None if options.seeds is None else range(options.seeds)
+    studies = options.study or TABLES
+    print(study_status(studies, scale=options.scale, seeds=seeds, results_dir=options.results_dir))
+
+
+def explain(options: Options) -> None:
+    """The runs behind a table cell and how its number is computed; without CELL, every cell."""
+    from crope.report.explain import explain
+
+    print(explain(options.cell, results_dir=options.results_dir, scale=options.scale, folders=options.runs), end="")
+
+
+def publish(options: Options) -> None:
+    """Copy the complete runs of one scale into results/published/MACHINE, to be committed."""
+    from crope.report.publish import publish
+
+    run_ids = publish(options.results_dir, options.machine, scale=options.scale)
+    print(f"{len(run_ids)} runs published for {options.machine}; `make readme` updates the README")
+
+
+def readme(options: Options) -> None:
+    """Rewrite the README's tables and picture from results/published."""
+    from crope.report.publish import update_readme
+
+    update_readme()
+
+
+def theory(options: Options) -> None:
+    """The papers' constructions and identities in numbers: results/theory."""
+    from crope.theory.make import make_theory
+
+    folders = options.runs or [options.results_dir / "runs"]
+    make_theory(options.results_dir / "theory", folders=folders, seeds=options.seeds)
+
+
+def extrapolate(options: Options) -> int:
+    """Measure finished runs at 1, 2 and 4 times their training length."""
+    from crope.extrapolate import main
+
+    arguments = {"factors": options.factors, "max_tokens": options.tokens}
+    return _each(options.runs, lambda name: main(name, results_dir=options.results_dir, **arguments))
+
+
+def convert(options: Options) -> None:
+    """Convert a finished RoPE run to CRoPE and fine-tune it."""
+    from crope.convert import main
+
+    main(options.run, results_dir=options.results_dir, steps=options.steps, lr=options.lr)
+
+
+def export(options: Options) -> None:
+    """Write a finished run's weights to FILE (.safetensors or .pt)."""
+    from crope.export import main
+
+    flags = {"dense": options.dense, "converted": options.converted}
+    main(options.run, options.out, results_dir=options.results_dir, **flags)
+
+
+def upload(options: Options) -> int:
+    """Send finished runs to wandb (after `wandb login`), each in place of what is there under its id."""
+    from crope.record import find_record
+    from crope.tracking import upload
+
+    def send(name: str) -> None:
+        record = find_record(name, results_dir=options.results_dir)
+        upload(record, results_dir=options.results_dir)
+        print(f"{record.path.name}: uploaded", flush=True)
+
+    return _each(options.runs, send)
+
+
+def golden(options: Options) -> None:
+    """Remake the golden losses; a model whose losses changed gets a new numerics version, its runs become stale."""
+    from crope.golden import remake
+
+    print(f"changed: {', '.join(remake()) or 'none'}")
+
+
+def _each(names: list[str], call: Callable[[str], None]) -> int:
+    """Exit status 1 if `call` failed for one of the runs; the others are done anyway."""
+    failed = False
+    for name in names:
+        try:
+            call(name)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            failed = True
+    return int(failed)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    commands = parser.add_subparsers(metavar="SUBCOMMAND", required=True)
+
+    def command(call: Callable[[Options], int | None], *arguments: str) -> argparse.ArgumentParser:
+        """A sub-parser with the options that several sub-commands share."""
+        assert call.__doc__
+        sub = commands.add_parser(call.__name__, help=call.__doc__.rstrip("."), description=call.__doc__)
+        sub.set_defaults(call=call)
+        shared = {
+            "results_dir": {"type": Path, "default": Path("results"), "help": "holds runs/ (default: results)"},
+            "scale": {"help": "paper, quick or smoke (default: the first that has a run)"},
+            "study": {"action": "append", "metavar": "NAME", "help": "file of conf/study (default: both tables)"},
+        }
+        for name in arguments:
+            sub.add_argument(f"--{name.replace('_', '-')}", **shared[name])
+        return sub
+
+    sub = command(prepare)
+    sub.add_argument("corpora", nargs="*", metavar="CORPUS", help="default: the paper's datasets")
+    sub.add_argument("--scale", help="whose tokenizer (default: paper with a CUDA device, else quick)")
+    sub.add_argument("--data-dir", help="raw text (default: CROPE_DATA_DIR, else data/raw)")
+    sub = command(status, "study", "scale", "results_dir")
+    sub.add_argument("--seeds", type=int, help="number of seeds, from 0 (default: the study's own)")
+    sub = command(explain, "scale", "results_dir")
+    sub.add_argument("cell", nargs="?", help="table1/<dataset>/<model> or table2/<row>/<dataset>/<model>")
+    sub.add_argument("--runs", type=Path, action="append", default=[], metavar="DIR", help="may be repeated")
+    sub = command(publish, "results_dir")
+    sub.add_argument("machine", metavar="MACHINE", help="a name for the kind of machine, such as h200 or cpu-2-cores")
+    sub.add_argument("--scale", required=True)
+    command(readme)
+    sub = command(theory, "results_dir")
+    sub.add_argument("--runs", type=Path, action="append", default=[], metavar="DIR", help="trained models; repeatable")
+    sub.add_argument("--seeds", type=int, default=5, help="of the pointer task, per model (default: 5)")
+    sub = command(extrapolate, "results_dir")
+    sub.add_argument("runs", nargs="+", metavar="RUN")
+    sub.add_argument("--factors", nargs="+", type=int, default=[1, 2, 4], help="times the training length")
+    sub.add_argument("--tokens", type=int, help="of the split; 0: all (default: the run's eval.full_tokens)")
+    sub = command(convert, "results_dir")
+    sub.add_argument("run", metavar="RUN")
+    sub.add_argument("--steps", type=int, default=200, help="updates of the fine-tuning (default: 200)")
+    sub.add_argument("--lr", type=float, help="its constant learning rate (default: the run's last)")
+    sub = command(export, "results_dir")
+    sub.add_argument("run", metavar="RUN")
+    sub.add_argument("out", type=Path, metavar="FILE")
+    sub.add_argument("--dense", action="store_true", help="Q, K and V as full matrices")
+    sub.add_argument("--converted", action="store_true", help="the model that `convert` made of a RoPE run")
+    sub = command(upload, "results_dir")
+    sub.add_argument("runs", nargs="+", metavar="RUN")
+    command(golden)
+    return parser
+
+
+def main() -> int:
+    options = build_parser().parse_args()
+    return options.call(options) or 0
+
+
+if __name__ == "__main__":
+    with main_errors():
+        sys.exit(main())
