@@ -1,4 +1,4 @@
-"""The report as files: a page that stands alone, the same bytes twice, nothing stale, invalid records named, no torch."""
+"""The report as files: a page that works offline, same bytes twice, nothing stale, corrupt records named, no torch."""
 
 from __future__ import annotations
 
