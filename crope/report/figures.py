@@ -172,7 +172,7 @@ def seeds(runs: pd.DataFrame, rows: Sequence[tuple[str, str]]) -> Figure:
 
 def parameters(runs: pd.DataFrame) -> Figure:
     """Stored parameters by part, a panel per width: one bar per model."""
-    widths = sorted(runs["config.model.d_model"].unique())
+    widths = [] if runs.empty else sorted(runs["config.model.d_model"].unique())
     figure, axes = _axes(1, max(1, len(widths)), (4.8, 1.9))
     for axis, width in zip(axes[0], widths, strict=False):
         models = runs[runs["config.model.d_model"] == width].drop_duplicates("model")

@@ -88,6 +88,11 @@ def test_the_page_works_offline_and_its_files_are_there(report: Path) -> None:
     assert not re.search(r"<script[^>]+src=", page)
 
 
+def test_without_runs_every_claim_is_missing(tmp_path: Path) -> None:
+    assert build_report(results_dir=tmp_path, folders=[tmp_path / "runs"], out_dir=tmp_path) == []
+    assert set(pd.read_csv(tmp_path / "claims.csv")["verdict"]) == {"missing"}
+
+
 def test_stale_files_are_removed_and_others_kept(report: Path) -> None:
     assert not (report / "study-old.svg").exists()
     assert (report / "notes.txt").exists()
