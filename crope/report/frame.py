@@ -152,8 +152,8 @@ def shown(path: Path) -> str:
 
 def _of_cell(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
     """By name as well as by key: a sweep of the user's own may compute what a cell computes, under another name."""
-    names = (frame["model"] == cell.model) & (frame["dataset"] == cell.dataset) & (frame["row"] == cell.row)
-    return frame[(frame["cell_key"] == cell.key) & names]
+    runs = frame[frame["cell_key"] == cell.key]
+    return runs[(runs["model"] == cell.model) & (runs["dataset"] == cell.dataset) & (runs["row"] == cell.row)]
 
 
 def _place(cell: Cell) -> str:
@@ -195,26 +195,28 @@ def choose_source(
     """
     own = tuple(folders) or (results_dir / "runs",)
     frame, invalid = load_frame(own)
-    found = next((name for name in ([scale] if scale else SCALES) if (frame["scale"] == name).any()), None)
-    if found is None and not folders and not invalid:
-        for name in [scale] if scale else SCALES:
-            if source := load_published(name, published):
-                return source
+    scales = [scale] if scale else SCALES
+    found = next((name for name in scales if (frame["scale"] == name).any()), None)
+    if found is None and not folders and not invalid and (source := load_published(*scales, published=published)):
+        return source
     return Source(found or scale or "quick", own, frame, invalid, _load_unavailable(results_dir / "unavailable.json"))
 
 
-def load_published(scale: str, published: Path = PUBLISHED, *, studies: bool = False) -> Source | None:
+def load_published(*scales: str, published: Path = PUBLISHED, studies: bool = False) -> Source | None:
     """The published records of the machine that has most runs of the paper's models, or (`studies`) of other models.
 
-    None if no machine has such a run at this scale.
+    At the first of `scales` at which any machine has one; None if there is none.
     """
-    best, most = None, 0
-    for folder in sorted(published.glob("*/")):
-        frame, invalid = load_frame([folder])
-        count = ((frame["scale"] == scale) & (frame["model"].isin(paper.MODEL_LABELS) != studies)).sum()
-        if count > most:
-            best, most = Source(scale, (folder,), frame, invalid, unavailable={}, machine=folder.name), count
-    return best
+    machines = [(folder, *load_frame([folder])) for folder in sorted(published.glob("*/"))]
+    for scale in scales:
+        counts = [
+            ((frame["scale"] == scale) & (frame["model"].isin(paper.MODEL_LABELS) != studies)).sum()
+            for _, frame, _ in machines
+        ]
+        if any(counts):
+            folder, frame, invalid = machines[counts.index(max(counts))]
+            return Source(scale, (folder,), frame, invalid, unavailable={}, machine=folder.name)
+    return None
 
 
 def _load_unavailable(path: Path) -> dict[str, str]:

@@ -109,9 +109,9 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     From the records of the largest published scale, of the machine that has most of them. Raises UserError without
     records or without the markers, DataError for an invalid record.
     """
-    from crope.report.figures import fig4
+    from crope.report import claims, figures
 
-    source = next((found for scale in SCALES if (found := load_published(scale, published))), None)
+    source = load_published(*SCALES, published=published)
     if source is None:
         raise UserError(f"{published}: no published records; `scripts/tools.py publish` makes them")
     _check_valid(source.invalid)
@@ -127,5 +127,8 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
         *([f"{line}\n"] if (line := savings_line(source, cells)) else []),
     ]
     block = "\n".join([START, "", *parts, END])
-    write_bytes(published / FIGURE, fig4(source, cells))
+    table1 = [cell for cell in cells if cell.table == TABLES[0]]
+    curves = figures.read_curves(claims.collect(source.frame, table1))
+    figure = figures.fig4(curves, list(dict.fromkeys(cell.dataset for cell in table1)))
+    write_bytes(published / FIGURE, figures.render(figure, "png"))
     write_text(readme, pattern.sub(lambda _: block, text))

@@ -71,13 +71,14 @@ def test_runs_of_a_cell_are_its_complete_ones_by_seed(tmp_path: Path) -> None:
     write_run(tmp_path, seed=4, version=0)  # stale
     write_run(tmp_path, "rope", seed=5)
     write_run(tmp_path, "crope", "wikitext2", seed=6)
+    write_run(tmp_path, seed=8, config={"eval": {"every": 40}})  # under the cell's name, but not its experiment
     other = write_run(tmp_path, seed=7)  # the same numbers under another name: a sweep of the user's own
     renamed = other.with_name(other.name.replace("-base-", "-mine-"))
     summary = json.loads((other / "summary.json").read_text()) | {"row": "mine", "run_id": renamed.name}
     (other / "summary.json").write_text(json.dumps(summary))
     other.rename(renamed)
     frame, invalid = load_frame([tmp_path])
-    assert not invalid and len(frame) == 8
+    assert not invalid and len(frame) == 9
     assert list(cell_runs(frame, CELL)["seed"]) == [0, 2, 3]
 
 
