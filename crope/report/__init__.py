@@ -144,7 +144,7 @@ def _runs(files: Files, *sources: Any) -> Any:
     files["runs.csv"] = found.to_csv(index=False, lineterminator="\n")
     files["runs.parquet"] = found.to_parquet(index=False)
     loss = found["val_full.final_nats"].map("{:.4f}".format, na_action="ignore").fillna(found["status"])
-    printed = {"Run": found["run_id"], "Loss": loss, "Commit": found["provenance.commit"].str[:7].fillna("")}
-    return page.Section(
-        "Runs", tables=[Table("runs", "Final full validation loss, nats per token.", pd.DataFrame(printed))]
-    )
+    commits = found.reindex(columns=["provenance.commit"])["provenance.commit"]
+    commit = ["" if pd.isna(one) else one[:7] for one in commits]
+    printed = pd.DataFrame({"Run": found["run_id"], "Loss": loss, "Commit": commit})
+    return page.Section("Runs", tables=[Table("runs", "Final full validation loss, nats per token.", printed)])
