@@ -99,7 +99,7 @@ def run_all(runs: Sequence[Run], *, jobs: int, work: Callable[[Run], Outcome] = 
     KeyboardInterrupt is raised. A second signal ends all of them at once.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["crope.run"])
+    context.set_forkserver_preload(["crope.run", "torch._dynamo"])  # a second each per process otherwise
     waiting, gpus, stopping = list(runs), _visible_gpus(), False
     active: dict[Any, tuple[Any, Run, int]] = {}
     with stop_on_signal() as stop, _terminated(active):
