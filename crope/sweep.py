@@ -63,8 +63,8 @@ def reproduce(
     todo = [run for run in runs if not _is_complete(run)]
     jobs = job_count(config.runtime.jobs, resolve_device(config.runtime.device))
     print(f"scale {scale}: {len(runs)} runs, {len(todo)} to train, {jobs} at a time", flush=True)
-    for name, reason in missing.items():
-        print(f"no runs on {name}: {reason}", flush=True)
+    for reason in missing.values():
+        print(f"no runs on {reason}", flush=True)
     # Token files are made once here; otherwise every process would wait for the first one.
     corrupt = prepare(sorted({run.dataset for run in todo}), config.tokenizer, data_dir=data_dir)
     write_json(results_dir / "unavailable.json", missing | corrupt)
