@@ -1,143 +1,113 @@
-"""One number of a table, from the runs behind it to the printed text: `make explain CELL=table1/ptb/crope`."""
+"""One number of Table 1 or 2, from the runs behind it to the printed text: `make explain CELL=table1/ptb/crope`."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
-from crope import paper
+import pandas as pd
+
 from crope.errors import UserError
-from crope.lookup import PUBLISHED, did_you_mean, shown
-from crope.record import Record
-from crope.report.frame import CellResult
-from crope.report.sources import Source, choose_source, load_unavailable, resolve
-from crope.report.tables import format_spread
-from crope.study import Cell
-from crope.summary import LAST_SHARE
+from crope.record import LAST_SHARE, PUBLISHED
+from crope.report.frame import Source, choose_source, load_curves, shown
+from crope.report.stats import mean_std
+from crope.report.tables import CellLosses, cell_losses, loss_text, settings_of
+from crope.study import expected_cells
 
-RECORD_FILES = ("config.yaml", "provenance.json", "summary.json")
+if TYPE_CHECKING:
+    from crope.study import Cell
 
-
-@dataclass(frozen=True)
-class Evidence:
-    """The cells of one scale with their runs, and where those were read."""
-
-    source: Source
-    results: tuple[CellResult, ...]
+FILES = {"config": "config.yaml", "provenance": "provenance.json", "summary": "summary.json", "curve": "metrics.jsonl"}
 
 
-def load_evidence(
-    *, results_dir: Path, scale: str | None = None, folders: Sequence[Path] = (), published: Path = PUBLISHED
-) -> Evidence:
-    """Cells from `folders`, else from results_dir/runs, else, where that has no run, from the committed records."""
+def explain(
+    name: str | None,
+    *,
+    results_dir: Path,
+    scale: str | None = None,
+    folders: Sequence[Path] = (),
+    published: Path = PUBLISHED,
+) -> str:
+    """How the cell `name` is computed, step by step; without a name the list of cells. Runs as in `choose_source`.
+
+    Raises UserError with similar names if there is no such cell.
+    """
     source = choose_source(results_dir=results_dir, scale=scale, folders=folders, published=published)
-    return Evidence(source, tuple(resolve(source, unavailable=load_unavailable(results_dir / "unavailable.json"))))
+    cells = {cell_name(cell): cell for cell in expected_cells(source.scale, datasets=source.datasets)}
+    if name is None:
+        found = {key: cell_losses(source, cell) for key, cell in cells.items()}
+        return "\n".join([source.place, *(f"{key}  {one.status}, n = {len(one.runs)}" for key, one in found.items())])
+    if name not in cells:
+        near = ", ".join(difflib.get_close_matches(name, cells) or list(cells)[:3])
+        raise UserError(f"cell '{name}': no such cell; did you mean {near}? `make explain` without CELL lists all")
+    return _explain(name, cell_losses(source, cells[name]), source)
 
 
 def cell_name(cell: Cell) -> str:
     """table1/<dataset>/<model> or table2/<row>/<dataset>/<model>."""
-    middle = [cell.dataset] if cell.table == "table1" else [cell.row, cell.dataset]
-    return "/".join([cell.table, *middle, cell.model])
+    return "/".join([cell.table, *([] if cell.table == "table1" else [cell.row]), cell.dataset, cell.model])
 
 
-def explain(name: str, evidence: Evidence) -> str:
-    """How the cell `name` comes about, step by step. Raises UserError with near misses where there is no such cell."""
-    by_name = {cell_name(result.cell): result for result in evidence.results}
-    if name not in by_name:
-        forms = "table1/<dataset>/<model> or table2/<row>/<dataset>/<model>"
-        raise UserError(f"cell '{name}': there is none of that name ({forms});{did_you_mean(name, list(by_name))}")
-    return render_explanation(by_name[name], evidence)
-
-
-def list_cells(evidence: Evidence) -> str:
-    lines = [f"{cell_name(result.cell)}  {result.status}, n = {result.n}" for result in evidence.results]
-    return "\n".join([_place(evidence), *lines]) + "\n"
-
-
-def render_explanation(result: CellResult, evidence: Evidence) -> str:
-    head = [f"{cell_name(result.cell)}: {result.status} ({_place(evidence)})"]
-    if not result.runs:
-        return "\n".join([*head, f"  {result.reason}", *_paper_lines(result)]) + "\n"
-    train, model = result.runs[0].config["train"], result.runs[0].config["model"]
-    label = paper.configuration_label(
-        train["batch_size"], train["seq_len"], model["d_model"], train["lr_gamma"], train["lr_step_size"]
+def _explain(name: str, found: CellLosses, source: Source) -> str:
+    printed, table = found.printed, found.cell.table
+    paper = loss_text(*printed, table) if printed else "no such cell"
+    head, last = (
+        [f"{name}: {found.status} ({source.place})", *(f"  {note}" for note in found.notes)],
+        [f"paper: {paper}"],
     )
-    head.append(f"  run with {label}, {train['max_steps']} steps")
-    parts = [head, *([_full_lines(result)] if result.full else []), _sampled_lines(result), _paper_lines(result)]
-    parts += [_run_lines(run) for run in result.runs]
-    parts += [[f"not counted: {note}"] for note in result.notes]
-    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+    if not found.losses:
+        return "\n".join([*head, *last])
+    head.append(f"  run with {settings_of(found.runs)}, {found.runs['steps'].iloc[0]:.0f} steps")
+    runs = [_run_lines(run) for _, run in found.runs.iterrows()]
+    return "\n\n".join("\n".join(part) for part in [head, _full_lines(found), _sampled_lines(found), last, *runs])
 
 
-def _place(evidence: Evidence) -> str:
-    return f"scale {evidence.source.scale}, runs of {evidence.source.places}"
-
-
-def _full_lines(result: CellResult) -> list[str]:
-    losses = [run.summary["val_full"]["final_nats"] for run in result.runs]
-    tokens = result.runs[0].summary["val_full"]["tokens"]
-    lines = [f"full: loss after the last step on {tokens:,} tokens of the validation split (val_full of summary.json)"]
-    for run, loss in zip(result.runs, losses, strict=True):
-        lines.append(f"  seed {run.summary['seed']}  {loss:.6f}")
-    lines.append(_mean_line("mean over seeds", losses))
-    if len(losses) > 1:
-        squares = " + ".join(f"({loss - fmean(losses):.6f})²" for loss in losses)
-        root = f"sqrt(({squares}) / {len(losses) - 1}) = {stdev(losses):.6f}"
-        lines.append(f"  ± over seeds, sample standard deviation: {root}")
-    return [*lines, _printed_line(result, "full")]
-
-
-def _sampled_lines(result: CellResult) -> list[str]:
-    lines = [f"sampled: val/loss_nats over the last {100 * LAST_SHARE:g} % of steps (val_sampled of summary.json)"]
-    lines += [f"  seed {run.summary['seed']}  {_tail_line(run)}" for run in result.runs]
-    stored = [run.summary["val_sampled"] for run in result.runs]
-    lines.append(_mean_line("mean over seeds", [one["mean_nats"] for one in stored]))
-    stds = [one["std_nats"] for one in stored]
-    if None not in stds:
-        lines.append(_mean_line("± over sampled batches, mean of the runs' standard deviations", stds))
-    return [*lines, _printed_line(result, "sampled")]
-
-
-def _tail_line(run: Record) -> str:
-    """From metrics.jsonl, which the summary agrees with in every run that was found sound."""
-    first = (1 - LAST_SHARE) * run.config["train"]["max_steps"]
-    curve = [(row["step"], row["val/loss_nats"]) for row in run.metrics() if "val/loss_nats" in row]
-    tail = [(step, loss) for step, loss in curve if step >= first]
-    losses = [loss for _, loss in tail]
-    text = f"{len(tail)} losses at steps {tail[0][0]} to {tail[-1][0]}: mean {fmean(losses):.6f}"
-    return text if len(losses) == 1 else f"{text}, standard deviation {stdev(losses):.6f}"
-
-
-def _mean_line(name: str, values: Sequence[float]) -> str:
-    total = " + ".join(f"{value:.6f}" for value in values)
-    return f"  {name}: ({total}) / {len(values)} = {fmean(values):.6f}"
-
-
-def _printed_line(result: CellResult, protocol: str) -> str:
-    spread = result.losses(protocol)
-    decimals = paper.PRINTED_DECIMALS[result.cell.table]
-    return f"  in the table: {format_spread(spread, decimals)}" if spread else "  in the table: nothing"
-
-
-def _paper_lines(result: CellResult) -> list[str]:
-    printed, decimals = result.printed, paper.PRINTED_DECIMALS[result.cell.table]
-    if printed is None:
-        return ["paper: prints no such cell"]
-    number = result.cell.table.removeprefix("table")
-    return [f"paper: {printed.mean_nats:.{decimals}f} ± {printed.std_nats:.{decimals}f} (Table {number})"]
-
-
-def _run_lines(run: Record) -> list[str]:
-    facts, full = run.provenance, run.summary["val_full"]
-    commit = facts.get("commit") or "unknown"
-    changed = " with uncommitted changes" if facts.get("dirty") else ""
+def _full_lines(found: CellLosses) -> list[str]:
+    losses, seeds = found.runs["val_full.final_nats"], found.runs["seed"]
+    mean, std = mean_std(losses)
+    tokens = found.runs["val_full.tokens"].iloc[0]
     lines = [
-        f"{run.summary['run_id']}",
-        f"  seed {run.summary['seed']}, final {full['final_nats']:.6f}, best {full['best_nats']:.6f} at step"
-        f" {full['best_step']}, {run.summary['precision']} on {facts.get('device') or run.summary['device_kind']}",
-        f"  commit      {commit}{changed}",
+        f"full: loss after the last step on {tokens:,.0f} tokens of the validation split (val_full of summary.json)"
     ]
-    lines += [f"  {name.partition('.')[0]:<11} {shown(run.path / name)}" for name in RECORD_FILES]
-    return [*lines, f"  {'curve':<11} {shown(run.path / 'metrics.jsonl')}"]
+    lines += [f"  seed {seed}  {loss:.6f}" for seed, loss in zip(seeds, losses, strict=True)]
+    lines.append(_mean_line("mean over seeds", losses))
+    if std is not None:
+        squares = " + ".join(f"({loss - mean:.6f})²" for loss in losses)
+        root = f"sqrt(({squares}) / {len(losses) - 1}) = {std:.6f}"
+        lines.append(f"  ± over seeds, sample standard deviation: {root}")
+    return [*lines, f"  in the table: {loss_text(mean, std, found.cell.table)}"]
+
+
+def _sampled_lines(found: CellLosses) -> list[str]:
+    """From metrics.jsonl, so that the values of summary.json are seen to follow from the curves."""
+    lines, means, stds = [], [], []
+    for _, run in found.runs.iterrows():
+        curve = load_curves(run["path"]).dropna(subset="val/loss_nats")
+        tail = curve[curve["step"] >= (1 - LAST_SHARE) * run["config.train.max_steps"]]
+        mean, std = mean_std(tail["val/loss_nats"])
+        steps = f"{len(tail)} losses at steps {tail['step'].iloc[0]} to {tail['step'].iloc[-1]}"
+        spread = "" if std is None else f", standard deviation {std:.6f}"
+        lines.append(f"  seed {run['seed']}  {steps}: mean {mean:.6f}{spread}")
+        means.append(mean)
+        stds += [] if std is None else [std]
+    lines.append(_mean_line("mean over seeds", means))
+    if len(stds) == len(means):
+        lines.append(_mean_line("± over sampled batches, mean of the runs' standard deviations", stds))
+    head = f"sampled: val/loss_nats over the last {100 * LAST_SHARE:g} % of steps (val_sampled of summary.json)"
+    return [head, *lines, f"  in the table: {loss_text(*found.losses['sampled'], found.cell.table)}"]
+
+
+def _mean_line(name: str, values: Sequence[float] | pd.Series) -> str:
+    total = " + ".join(f"{value:.6f}" for value in values)
+    return f"  {name}: ({total}) / {len(values)} = {mean_std(values)[0]:.6f}"
+
+
+def _run_lines(run: pd.Series) -> list[str]:
+    device = f"{run['precision']} on {run['provenance.device']}"
+    best = f"best {run['val_full.best_nats']:.6f} at step {run['val_full.best_step']:.0f}"
+    changed = " with uncommitted changes" if run["provenance.dirty"] is True else ""
+    lines = [f"{run['run_id']}", f"  seed {run['seed']}, final {run['val_full.final_nats']:.6f}, {best}, {device}"]
+    lines.append(f"  {'commit':<11} {run['provenance.commit'] or 'unknown'}{changed}")
+    return [*lines, *(f"  {name:<11} {shown(Path(run['path']) / file)}" for name, file in FILES.items())]

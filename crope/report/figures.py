@@ -1,171 +1,275 @@
-"""A figure is a grid of panels: files that hold all of them, and one picture a panel for the page.
+"""Figures of the report as matplotlib Figures: Fig. 4, forest plots, seeds, parameters, length, scaling.
 
-What is drawn and said comes from the modules that build a Plot; how it looks is in style.py. The same plot gives the
-same bytes.
+`render` gives the same bytes for the same numbers. Each model has one colour, marker and line style everywhere. The
+functions take data frames of claims.py and studies.py, one row per run or per difference.
 """
 
 from __future__ import annotations
 
-import base64
 import io
-import math
-import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from crope.report.comparisons import model_label
-from crope.report.style import LIGHT, darken, line_style, marker, rc_params
+import matplotlib.style
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from crope.report.claims import MARGIN, MEASURES, model_label, pair_label, row_label
+from crope.report.frame import DATASET_LABELS, load_curves
 
-KINDS = ("svg", "png")
-LETTER = 0.085  # inches of an average letter of a title
+TEXT, MUTED, SHADE = "#1c2128", "#66707c", "#f3e9cf"
+COLOURS = {
+    "xpos": "#3fa796", "rope": "#123f7c", "crope": "#c44c10", "learned": "#8a6bb1", "relative_bias": "#a3195b",
+    "alibi": "#6b7a1c", "nope": "#2f8fc4", "complex_wide": "#8a6bb1",
+}  # fmt: skip
+MARKERS = {"xpos": "^", "rope": "o", "crope": "D", "relative_bias": "v", "alibi": "s", "nope": "P"}
+# Line style as well as colour: RoPE and CRoPE nearly coincide, and the dashes let the line below show through.
+LINES: dict[str, Any] = {"xpos": (0, (1, 1.2)), "crope": (0, (4, 1.6)), "relative_bias": (0, (3, 1, 1, 1))}
+PARTS = {
+    "qkv": ("Q/K/V", "#6a3d9a"), "output_projection": ("attention output", "#c9b3dc"),
+    "ffn": ("feed-forward", "#56686e"), "norms": ("layer norms", "#8fa6ad"), "embeddings": ("embeddings", "#e6dcc3"),
+}  # fmt: skip
+STYLE: dict[str, Any] = {
+    "svg.hashsalt": "crope", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 8.5,
+    "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.spines.top": False,
+    "axes.spines.right": False, "axes.edgecolor": MUTED, "axes.labelcolor": TEXT, "axes.grid": True,
+    "axes.axisbelow": True, "grid.color": "#e4e7eb", "grid.linewidth": 0.7, "xtick.color": MUTED, "ytick.color": MUTED,
+    "xtick.labelcolor": TEXT, "ytick.labelcolor": TEXT, "text.color": TEXT, "text.parse_math": False,
+    "legend.frameon": False,
+}  # fmt: skip
+CURVES = {"validation": "val/loss_nats", "training": "train/loss_nats"}  # the panels of Fig. 4 from the top
+FULL = "val_full/loss_nats"
+EARLY = 0.15  # share of steps whose high losses may leave the frame, so that the models can be told apart
+NATS = "nats per token"
 
 
-@dataclass(frozen=True)
-class Panel:
-    """`draw` fills its axes, given from the top down, and is told whether it stands at the left of the grid.
+def render(figure: Figure, kind: str = "svg") -> bytes:
+    """SVG or PNG without a date: the same figure gives the same bytes."""
+    out = io.BytesIO()
+    figure.savefig(out, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    return out.getvalue()
 
-    `text` says what it shows to those who cannot see it.
+
+def read_curves(runs: pd.DataFrame) -> pd.DataFrame:
+    """The logged losses of all runs: one row per run and step."""
+    names = ["dataset", "row", "model", "seed"]
+    parts = [load_curves(run["path"]).assign(**{name: run[name] for name in names}) for _, run in runs.iterrows()]
+    columns = [*names, "step", *CURVES.values(), FULL]
+    return pd.concat(parts, ignore_index=True).reindex(columns=columns) if parts else pd.DataFrame(columns=columns)
+
+
+def fig4(curves: pd.DataFrame, datasets: Sequence[str]) -> Figure:
+    """Validation (top) and training loss of the base row: a column per dataset, mean over seeds, band from lowest to
+    highest seed; markers are the full validation loss. The paper's text puts training on top, its caption validation.
     """
-
-    title: str
-    text: str
-    draw: Callable[[Sequence[Axes], bool], None]
-
-
-@dataclass(frozen=True)
-class Plot:
-    """`size` is that of a panel in inches; `legend` makes its entries; `note` says what is drawn."""
-
-    name: str
-    title: str
-    note: str
-    panels: tuple[Panel, ...]
-    size: tuple[float, float]
-    legend: Callable[[], Sequence[Artist]]
-    per_row: int = 3
-    axes_per_panel: int = 1
-
-
-@dataclass(frozen=True)
-class Picture:
-    """One panel as data URIs of the two themes."""
-
-    text: str
-    light: str
-    dark: str
-
-
-def render_files(plot: Plot, *, scale: str, kinds: Sequence[str] = KINDS) -> dict[str, bytes]:
-    """File name -> bytes; every file says the scale."""
-    with _settings():
-        figure = _draw(plot, heading=f"{plot.title}. Scale: {scale}.")
-        return {f"{plot.name}.{kind}": _save(figure, kind) for kind in kinds}
-
-
-def render_pictures(plot: Plot) -> list[Picture]:
-    """The panels one by one, without title and note, which the page has as text."""
-    with _settings():
-        svgs = [_save(_draw(replace(plot, panels=(panel,)), heading=""), "svg") for panel in plot.panels]
-    return [
-        Picture(panel.text, data_uri(svg), data_uri(darken(svg))) for panel, svg in zip(plot.panels, svgs, strict=True)
-    ]
-
-
-@contextmanager
-def _settings() -> Iterator[None]:
-    import matplotlib
-
-    settings: Any = rc_params(LIGHT)
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(settings)
-        yield
-
-
-def _draw(plot: Plot, *, heading: str) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    columns = min(plot.per_row, len(plot.panels))
-    rows = -(-len(plot.panels) // columns)
-    width = max(plot.size[0] * columns, LETTER * len(heading) + 1.5 if heading else 0.0)  # a legend beside the title
-    # Title and note take what they need beside the panels.
-    note = textwrap.fill(plot.note, int(16 * width)) if heading else ""
-    height = plot.size[1] * rows + (0.5 + 0.14 * note.count("\n") if heading else 0.0)
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(rows * plot.axes_per_panel, columns, squeeze=False)
-    for index, panel in enumerate(plot.panels):
-        row, column = divmod(index, columns)
-        axes = list(grid[row * plot.axes_per_panel : (row + 1) * plot.axes_per_panel, column])
-        axes[0].set_title(panel.title)
-        panel.draw(axes, column == 0)
-    for index in range(len(plot.panels), rows * columns):
-        for axis in grid[(rows - 1) * plot.axes_per_panel :, index % columns]:
-            axis.remove()
-    handles = list(plot.legend())
-    if handles:
-        columns = _legend_columns([str(handle.get_label()) for handle in handles], width, heading)
-        figure.legend(handles=handles, loc="outside upper right", ncols=columns, handlelength=2.4)
-    if heading:
-        figure.suptitle(heading, x=0.01, ha="left", fontsize=11)
-        figure.supxlabel(note, x=0.01, ha="left", fontsize=7.5, color=LIGHT.muted)
+    figure, axes = _axes(2, len(datasets), (3.5, 2.6))
+    for column, dataset in enumerate(datasets):
+        of = curves[(curves["dataset"] == dataset) & (curves["row"] == "base")]
+        axes[0][column].set_title(DATASET_LABELS.get(dataset, dataset))
+        axes[1][column].set_xlabel("step")
+        for axis, (panel, name) in zip(axes[:, column], CURVES.items(), strict=True):
+            axis.set_ylabel(f"{panel} loss ({NATS})" if column == 0 else "")
+            late: list[float] = []
+            for model, runs in _by_model(of):
+                band = _over_seeds(runs, name)
+                window = 2 * (len(band) // 100) + 1 if panel == "training" else 1
+                band = band.rolling(window, center=True, min_periods=1).mean()
+                axis.fill_between(band.index, band["min"], band["max"], color=_colour(model), alpha=0.15, linewidth=0)
+                axis.plot(band.index, band["mean"], color=_colour(model), linestyle=LINES.get(model, "-"), label=model)
+                late += band.loc[band.index >= EARLY * band.index.max(), ["min", "mean"]].to_numpy().ravel().tolist()
+                if panel == "validation":
+                    full = _over_seeds(runs, FULL)["mean"]
+                    axis.plot(full.index, full, MARKERS.get(model, "o"), color=_colour(model), markersize=4, gid="full")
+            if late:
+                room = 0.06 * (max(late) - min(late)) or 0.1
+                axis.set_ylim(min(late) - room, max(late) + room)
+            else:
+                _absent(axis)
+    _legend(figure, curves["model"].unique())
     return figure
 
 
-def _legend_columns(labels: Sequence[str], width: float, heading: str) -> int:
-    """How many entries stand beside each other: what fits beside the heading, in lines of about equal length."""
-    most = max(1, int(width / (0.5 + 0.065 * max(map(len, labels)))))
-    lines = math.ceil(sum(0.5 + 0.075 * len(label) for label in labels) / max(1.0, width - LETTER * len(heading)))
-    return min(most, math.ceil(len(labels) / lines))
+def _over_seeds(runs: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Mean, min and max over seeds by step, at the steps that every seed has."""
+    logged = runs.dropna(subset=name)
+    found = logged.groupby("step")[name].agg(["mean", "min", "max", "count"])
+    return found[found["count"] == logged["seed"].nunique()].drop(columns="count")
 
 
-def _save(figure: Figure, kind: str) -> bytes:
-    buffer = io.BytesIO()
-    # Date and program version would make the bytes depend on the day and the installation.
-    metadata: dict[str, Any] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
-    figure.savefig(buffer, format=kind, dpi=200, metadata=metadata)
-    figure.set_layout_engine("none")  # the next format keeps the places that were worked out for the first
-    return _shorten(buffer.getvalue()) if kind == "svg" else buffer.getvalue()
+def forest(panels: Mapping[str, pd.DataFrame]) -> Figure:
+    """Paired differences: one panel per title, one line per `label`; the equivalence margin is shaded.
+
+    Bars are 95 % t intervals of the mean (none below three seeds), dots the seeds, crosses the paper's difference.
+    """
+    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines["label"]))
+    figure, axes = _axes(1, len(panels), (4.4, 0.9 + 0.3 * len(labels)))
+    for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
+        axis.axvspan(-MARGIN, MARGIN, color=SHADE, linewidth=0, zorder=0)
+        axis.axvline(0, color=MUTED, linewidth=0.8, zorder=1)
+        for line in lines.to_dict("records"):
+            y, colour = labels.index(line["label"]), _colour(line["first"])
+            axis.plot([line["t_low_nats"], line["t_high_nats"]], [y, y], color=colour, linewidth=1.6, gid="interval")
+            axis.plot(line["values"], [y] * len(line["values"]), ".", color=TEXT, markersize=3, gid="seeds", zorder=5)
+            axis.plot([line["mean_nats"]], [y], MARKERS.get(line["first"], "o"), color=colour, markersize=5, gid="mean")
+            if not np.isnan(line.get("paper_nats", np.nan)):
+                axis.plot([line["paper_nats"]], [y], "x", color=TEXT, markersize=5, gid="paper")
+        axis.set(title=title, yticks=range(len(labels)), ylim=(len(labels) - 0.5, -0.5), xlabel=f"difference ({NATS})")
+        axis.set_yticklabels([textwrap.fill(label, 32) for label in labels] if axis is axes[0][0] else [])
+        axis.locator_params(axis="x", nbins=6)
+        axis.grid(False, axis="y")
+    return figure
 
 
-def _shorten(svg: bytes) -> bytes:
-    """Paths to a hundredth of a point instead of a millionth: half the size for curves of a thousand steps."""
-    return re.sub(rb' d="[^"]*"', lambda path: re.sub(rb"(\.\d\d)\d+", rb"\1", path[0]), svg)
+def comparisons(lines: pd.DataFrame) -> Figure:
+    """The forest of `claims.compare` at the final loss: both pairs with RoPE, a line per table row."""
+    lines = lines[lines["at"].str.startswith("final") & (lines["second"] == "rope")]
+    places = zip(lines["dataset"], lines["row"], strict=True)
+    lines = lines.assign(label=[row_label(*place) for place in places])
+    return forest(
+        {pair_label(str(pair[0]), str(pair[1])): of for pair, of in lines.groupby(["first", "second"], sort=False)}
+    )
 
 
-def data_uri(svg: bytes) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii")
+def study(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure | None:
+    """The figure of one study: by length or by width if it has several, else a forest of its answers, if it has any."""
+    if runs["seq_len"].nunique() > 1:
+        return length(runs)
+    if runs["width"].nunique() > 1:
+        return scaling(runs, answers)
+    if answers.empty:
+        return None
+    lines = answers[answers["at"].str.startswith("final")].drop_duplicates(["where", "first", "second"])
+    lines = lines.assign(label=[pair_label(*pair) for pair in zip(lines["first"], lines["second"], strict=True)])
+    return forest({str(where): of for where, of in lines.groupby("where", sort=False)})
 
 
-def model_handles(models: Sequence[str], *, lines: bool = True) -> list[Artist]:
-    """Legend entries: colour, marker and, where curves are drawn, line style."""
-    from matplotlib.lines import Line2D
+def seeds(runs: pd.DataFrame, rows: Sequence[tuple[str, str]]) -> Figure:
+    """The final full validation loss of every seed: a panel per table row; bars are means, lines join equal seeds."""
+    figure, axes = _axes(-(-len(rows) // 3), 3, (3.5, 2.4))
+    for axis, (dataset, row) in zip(axes.flat, rows, strict=False):
+        of = runs[(runs["dataset"] == dataset) & (runs["row"] == row)]
+        axis.set_title("\n".join(textwrap.wrap(row_label(dataset, row), 34)))
+        found = of.pivot(index="seed", columns="model", values=MEASURES["final"])[list(of["model"].unique())]
+        if found.empty:
+            _absent(axis)
+            continue
+        axis.plot(range(found.shape[1]), found.T, color=MUTED, linewidth=0.6, alpha=0.6)
+        for x, model in enumerate(map(str, found)):
+            losses = found[model].dropna()
+            axis.plot([x] * len(losses), losses, MARKERS.get(model, "o"), color=_colour(model), markersize=5, gid=model)
+            axis.hlines(losses.mean(), x - 0.2, x + 0.2, color=_colour(model), linewidth=2)
+        axis.set(xticks=range(found.shape[1]), xlim=(-0.5, found.shape[1] - 0.5), ylabel=f"final loss ({NATS})")
+        axis.set_xticklabels([model_label(str(model)) for model in found])
+    for axis in axes.flat[len(rows) :]:
+        axis.set_axis_off()
+    return figure
 
-    handles: list[Artist] = []
-    for model in models:
-        shape, size = marker(model)
-        style: Any = line_style(model) if lines else "none"
-        line = Line2D([], [], color=LIGHT.model_colour(model), linestyle=style, linewidth=1.8, label=model_label(model))
-        line.set(marker=shape, markersize=size, markeredgecolor=LIGHT.background, markeredgewidth=0.6)
-        handles.append(line)
-    return handles
+
+def parameters(runs: pd.DataFrame) -> Figure:
+    """Stored parameters by part, a panel per width: one bar per model."""
+    widths = sorted(runs["config.model.d_model"].unique())
+    figure, axes = _axes(1, max(1, len(widths)), (4.8, 1.9))
+    for axis, width in zip(axes[0], widths, strict=False):
+        models = runs[runs["config.model.d_model"] == width].drop_duplicates("model")
+        names, left = [model_label(model) for model in models["model"]], np.zeros(len(models))
+        for part, (label, colour) in PARTS.items():
+            counts = models[f"parameters.{part}"].to_numpy(float)
+            axis.barh(names, counts / 1e3, left=left / 1e3, height=0.6, color=colour, label=label)
+            left += counts
+        for y, total in enumerate(left):
+            axis.text(total / 1e3, y, f" {total:,.0f}", va="center", fontsize=7.5)
+        axis.set(title=f"D = {width:.0f}", xlabel="parameters (thousands)", xlim=(0, 1.25 * left.max() / 1e3))
+        axis.invert_yaxis()
+        axis.grid(False, axis="y")
+    handles = [Patch(color=colour, label=label) for label, colour in PARTS.values()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return figure
 
 
-def draw_absence(axes: Sequence[Axes], texts: Sequence[str]) -> None:
-    """Empty frames, each with a text that says why."""
-    for axis, text in zip(axes, texts, strict=True):
-        axis.set(xticks=[], yticks=[])
-        for spine in axis.spines.values():
-            spine.set_color(LIGHT.grid)
-            spine.set_visible(True)
-        shown = textwrap.fill(textwrap.shorten(text, 300), 36)
-        axis.text(0.5, 0.5, shown, transform=axis.transAxes, ha="center", va="center", color=LIGHT.muted, fontsize=8)
+def length(runs: pd.DataFrame) -> Figure:
+    """Loss by length (± standard deviation over seeds), and by position in the longest sequences: a row per dataset.
+
+    The dashed line is the training length.
+    """
+    datasets = list(runs["dataset"].unique())
+    figure, axes = _axes(len(datasets), 2, (4.6, 2.8))
+    for (left, right), dataset in zip(axes, datasets, strict=True):
+        for model, of in _by_model(runs[runs["dataset"] == dataset]):
+            _error_line(left, model, of.groupby("seq_len")["final"].agg(["mean", "std"]))
+            segments = of.drop_duplicates("seed")["positions"].explode().dropna()
+            by_position = pd.DataFrame(segments.to_list(), columns=["at", "loss"]).groupby("at")["loss"].mean()
+            right.plot(
+                by_position.index, by_position, color=_colour(model), linestyle=LINES.get(model, "-"), label=model
+            )
+        trained = runs["config.train.seq_len"].iloc[0]
+        right.axvline(trained, color=MUTED, linewidth=0.9, linestyle="--")
+        lengths = sorted(runs["seq_len"].unique())
+        left.set_xscale("log", base=2)
+        left.set(xticks=lengths, xticklabels=[f"{n:.0f}" for n in lengths], xlabel="length (tokens)")
+        left.set(title=f"{DATASET_LABELS.get(dataset, dataset)}: by length", ylabel=f"loss ({NATS})")
+        right.set(title=f"{DATASET_LABELS.get(dataset, dataset)}: by position", xlabel="position (tokens)")
+    _legend(figure, runs["model"].unique())
+    return figure
+
+
+def scaling(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure:
+    """Loss by parameters (± standard deviation over seeds), and the differences of `answers` by width."""
+    datasets = list(runs["dataset"].unique())
+    figure, axes = _axes(len(datasets), 2, (4.6, 2.8))
+    for (left, right), dataset in zip(axes, datasets, strict=True):
+        of_dataset = runs[runs["dataset"] == dataset]
+        for model, of in _by_model(of_dataset):
+            _error_line(left, model, of.groupby("parameters.total")["final"].agg(["mean", "std"]))
+        right.axhspan(-MARGIN, MARGIN, color=SHADE, linewidth=0)
+        right.axhline(0, color=MUTED, linewidth=0.8)
+        lines = answers[answers["dataset"] == dataset].drop_duplicates(["where", "first", "second"])
+        for line in lines.to_dict("records"):
+            x, colour = np.log2(line["width"]) + 0.12 * (line["first"] != "crope"), _colour(line["first"])
+            right.plot([x, x], [line["t_low_nats"], line["t_high_nats"]], color=colour, linewidth=1.4, gid="interval")
+            right.plot([x] * len(line["values"]), line["values"], ".", color=TEXT, markersize=3, zorder=5)
+            right.plot([x], [line["mean_nats"]], MARKERS.get(line["first"], "o"), color=colour, gid="mean")
+        widths = sorted(of_dataset["width"].unique())
+        left.set_xscale("log")
+        left.set(title=f"{DATASET_LABELS.get(dataset, dataset)}: by size", xlabel="parameters", ylabel=f"loss ({NATS})")
+        right.set(title="difference to RoPE", xlabel="width D", xticks=np.log2(widths), xticklabels=widths)
+    _legend(figure, runs["model"].unique())
+    return figure
+
+
+def _axes(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
+    matplotlib.style.use(["default", STYLE])  # whatever the user's own matplotlibrc says
+    figure = Figure(figsize=(columns * size[0], rows * size[1] + 0.3), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _error_line(axis: Axes, model: str, points: pd.DataFrame) -> None:
+    axis.errorbar(
+        points.index, points["mean"], yerr=points["std"].fillna(0), color=_colour(model), capsize=2, markersize=4,
+        linestyle=LINES.get(model, "-"), marker=MARKERS.get(model, "o"), label=model,
+    )  # fmt: skip
+
+
+def _by_model(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    return [(str(model), of) for model, of in runs.groupby("model", sort=False)]
+
+
+def _legend(figure: Figure, models: Iterable[str]) -> None:
+    handles = [
+        Line2D([], [], color=_colour(model), linestyle=LINES.get(model, "-"), marker=MARKERS.get(model, "o"),
+               markersize=4, label=model_label(model))
+        for model in models
+    ]  # fmt: skip
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) or 1)
+
+
+def _absent(axis: Axes) -> None:
+    axis.text(0.5, 0.5, "no complete run", transform=axis.transAxes, ha="center", color=MUTED)
+
+
+def _colour(model: str) -> str:
+    return COLOURS.get(model, "#3d3d3d")

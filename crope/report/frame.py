@@ -1,184 +1,228 @@
-"""Run records -> one result a table cell. Everything the report prints starts here.
+"""The data frame of finished runs (one row per run) and the runs of a table cell: the source of every reported number.
 
-A run belongs to the cell whose `cell_key` its configuration has. Complete runs of the current NUMERICS_VERSION count;
-without one the cell says why it is empty: failed, damaged, stale (only runs of other numerics are there) or missing.
+A run belongs to the cell whose names and `cell_key` it has. Complete runs of the current numerics version count.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crope import config, paper
-from crope.record import Record
-from crope.report.mixing import check_unmixed
-from crope.report.stats import Spread, spread_over_batches, spread_over_seeds
-from crope.verify import DamagedRun
+import pandas as pd
+
+from crope import paper
+from crope.config import ROOT, cell_key
+from crope.errors import DataError, InvalidRecord, UserError
+from crope.record import PUBLISHED, read_metrics, read_records, run_status
 
 if TYPE_CHECKING:
     from crope.study import Cell
 
+SCALES = ("paper", "quick", "smoke")
 TINY = "tiny"
 DATASET_LABELS = paper.DATASET_LABELS | {TINY: "tiny (Python's help texts)"}
+MODEL_LABELS = paper.MODEL_LABELS | {
+    "complex_xpos": "complex XPOS",
+    "learned": "learned",
+    "complex_learned": "complex learned",
+    "relative_bias": "T5 bias",
+    "complex_relative_bias": "complex T5 bias",
+    "alibi": "ALiBi",
+    "complex_alibi": "complex ALiBi",
+    "nope": "NoPE",
+    "complex_nope": "complex NoPE",
+    "rope_linear": "linear RoPE",
+    "crope_linear": "linear CRoPE",
+    "lowrank": "low rank",
+    "blockdiag": "block-diagonal",
+    "halved": "halved",
+    "complex_misaligned": "misaligned",
+    "complex_qk": "Q/K only",
+    "complex_v": "V only",
+    "complex_wide": "wide CRoPE",
+}
+
+# Present also where no run has them, so that a selection from an empty frame is empty.
+COLUMNS = [
+    "run_id", "status", "model", "dataset", "row", "scale", "seed", "cell_key", "path", "numerics_version", "precision",
+    "device_kind", "val_sampled.mean_nats", "val_sampled.std_nats", "val_full.final_nats", "val_full.best_nats",
+    "val_full.best_step", "val_full.tokens", "val_full.whole_split", "train.final_nats", "error.type", "error.message",
+    "error.step", "provenance.data.splits.train.sha256", "provenance.data.splits.validation.sha256",
+]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class CellResult:
-    """One cell as found. `status` is complete, failed, damaged, stale or missing; `runs` are its complete runs by seed.
+def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecord]]:
+    """Every finished run of `folders`, one row each, sorted by run_id; and the folders that hold no valid record.
 
-    `reason` says in one line why an empty cell is empty; `notes` name the runs that were left out beside complete ones.
+    Columns: `path`, `status` (complete, failed or stale), `cell_key`, the fields of summary.json by their dotted names
+    (`val_full.final_nats`), `config.<dotted>` and `provenance.<dotted>`. Losses are in nats per token.
     """
+    rows, invalid = [], []
+    for folder in folders:
+        records, errors = read_records(folder)
+        invalid += errors
+        for record in records:
+            known = {"path": str(record.path), "status": run_status(record), "cell_key": cell_key(record.config)}
+            rows.append(record.summary | known | {"config": record.config, "provenance": record.provenance})
+    frame = pd.json_normalize(rows)
+    frame = frame.reindex(columns=[*COLUMNS, *(name for name in frame.columns if name not in COLUMNS)])
+    return frame.sort_values(["run_id", "path"], ignore_index=True), invalid
 
-    cell: Cell
-    status: str
-    runs: tuple[Record, ...] = ()
-    sampled: Spread | None = None
-    full: Spread | None = None
-    reason: str = ""
-    notes: tuple[str, ...] = field(default=())
 
-    @property
-    def n(self) -> int:
-        return len(self.runs)
+def load_curves(path: Path | str) -> pd.DataFrame:
+    """metrics.jsonl of one run directory: `step`, `val/loss_nats`, `train/loss_nats`, ...; NaN where not logged."""
+    return pd.DataFrame(read_metrics(Path(path) / "metrics.jsonl"))
 
-    @property
-    def printed(self) -> paper.PrintedLoss | None:
-        return paper.printed_loss(self.cell.table, self.cell.row, self.cell.dataset, self.cell.model)
 
-    def losses(self, protocol: str) -> Spread | None:
-        return {"sampled": self.sampled, "full": self.full}[protocol]
+def cell_runs(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
+    """The complete runs of one table cell, sorted by seed, one row per seed.
+
+    Raises UserError for two runs of one seed: the same run in two folders, or runs of two precisions.
+    """
+    runs = _of_cell(frame, cell)
+    runs = runs[runs["status"] == "complete"].sort_values("seed", ignore_index=True)
+    if runs["seed"].duplicated().any():
+        raise UserError(f"{_place(cell)}/{cell.model}: two runs have one seed ({', '.join(runs['path'])}); keep one")
+    return runs
+
+
+def check_comparable(frame: pd.DataFrame, cells: Sequence[Cell]) -> None:
+    """Raises UserError if the complete runs of one table row differ in precision, device kind or data.
+
+    Commits may differ: the numerics version says whether a commit changed a number. The hashes of the token files
+    detect corpora without a pinned text (tiny, the user's own) that differ between machines.
+    """
+    runs = pd.concat([_of_cell(frame, cell) for cell in cells])
+    runs = runs[runs["status"] == "complete"]
+    splits = [f"provenance.data.splits.{split}.sha256" for split in ("train", "validation")]
+    for what, columns in (("precision or device", ["precision", "device_kind"]), ("data", splits)):
+        groups = runs.groupby(columns, dropna=False)
+        if len(groups) > 1:
+            kinds = [f"{' '.join(str(k)[:12] for k in kind)}: {', '.join(of['run_id'])}" for kind, of in groups]
+            cure = "move one kind to a folder of its own and name it with --runs"
+            raise UserError(f"{_place(cells[0])}: runs differ in {what} ({'; '.join(kinds)}); {cure}")
+
+
+def cell_status(
+    frame: pd.DataFrame, invalid: Sequence[InvalidRecord], cell: Cell, unavailable: Mapping[str, str]
+) -> tuple[str, list[str]]:
+    """complete, failed, invalid, stale or missing; and why: one line for each reason why runs do not count.
+
+    `unavailable` maps a dataset to the reason why `make reproduce` could not get it.
+    """
+    runs = _of_cell(frame, cell)
+    stale = ", ".join(runs["run_id"][runs["status"] == "stale"])
+    again = f"`make reproduce SCALE={cell.scale}`"
+    name = re.compile(re.escape(f"{cell.model}-{cell.dataset}-{cell.row}-s") + r"\d+-\w+")
+    failed = runs[runs["status"] == "failed"]
+    reasons = {
+        "failed": [f"{run['run_id']} failed: {error_line(run)}" for _, run in failed.iterrows()],
+        "invalid": [str(error) for error in invalid if name.fullmatch(error.path.name)],
+        "stale": [f"stale, of an earlier numerics version: {stale}; {again} trains them again"] if stale else [],
+    }
+    notes = [note for found in reasons.values() for note in found]
+    if "complete" in set(runs["status"]):
+        return "complete", notes
+    if notes:
+        return next(status for status, found in reasons.items() if found), notes
+    why = one_line(unavailable.get(cell.dataset, f"no finished run; {again} trains it"))
+    return "missing", [f"{DATASET_LABELS.get(cell.dataset, cell.dataset)}: {why.removeprefix(f'{cell.dataset}: ')}"]
+
+
+def error_line(run: Mapping[str, Any] | pd.Series) -> str:
+    """The error of a failed run without its traceback, e.g. `ValueError: loss is nan (step 20)`."""
+    step = run["error.step"]
+    at = "" if pd.isna(step) else f" (step {step:.0f})"
+    return one_line(f"{run['error.type']}: {run['error.message']}{at}")
 
 
 def one_line(text: object) -> str:
-    return printable(" ".join(str(text).split()))
+    return " ".join(str(text).split())
 
 
-def printable(text: str) -> str:
-    """Control characters, lone surrogates and marks that turn the direction of text become U+FFFD; line ends stay."""
-    bad = {ord(character): "\ufffd" for character in set(text) if not character.isprintable() and character != "\n"}
-    return text.translate(bad)
+def shown(path: Path) -> str:
+    """A path for printing: relative to the repository if it lies in it."""
+    path = path.resolve()
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
-def error_line(summary: Mapping[str, Any]) -> str:
-    """A failed run's error without its traceback; empty for a run without one."""
-    error = summary.get("error")
-    if not error:
-        return ""
-    step = error.get("step")
-    at = "" if step is None else f" (step {step})"
-    return one_line(f"{error.get('type', 'error')}: {error.get('message', '')}{at}")
+def _of_cell(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
+    """By name as well as by key: a sweep of the user's own may compute what a cell computes, under another name."""
+    runs = frame[frame["cell_key"] == cell.key]
+    return runs[(runs["model"] == cell.model) & (runs["dataset"] == cell.dataset) & (runs["row"] == cell.row)]
 
 
-def run_status(record: Record) -> str:
-    """complete, failed, or stale: complete under another NUMERICS_VERSION."""
-    status: str = record.summary["status"]
-    return "stale" if status == "complete" and not _is_current(record) else status
+def _place(cell: Cell) -> str:
+    return f"{cell.table}/{cell.row}/{cell.dataset}"
 
 
-def resolve_cells(
-    runs: Sequence[Record],
-    cells: Sequence[Cell],
-    *,
-    unavailable: Mapping[str, str],
-    damaged: Sequence[DamagedRun] = (),
-) -> list[CellResult]:
-    """One result a cell, in the order of `cells`.
+@dataclass(frozen=True)
+class Source:
+    """The runs of some folders, of all scales, and the scale that is reported.
 
-    Raises UserError where the complete runs of a table row differ in precision, kind of device or data, or where two of
-    a cell share a seed.
+    `machine` is the folder of results/published that they were read from; empty for the user's own runs.
+    `unavailable` maps a dataset to the reason why it could not be had.
     """
-    # By name as well: a sweep of the user's may compute what a cell of the table computes, under another name.
-    found: dict[tuple[str, ...], list[Record]] = {}
-    for run in runs:
-        names = (run.summary["model"], run.summary["dataset"], run.summary["row"])
-        found.setdefault((*names, config.cell_key(run.config)), []).append(run)
-    results = [
-        _resolve(
-            cell,
-            found.get((cell.model, cell.dataset, cell.row, cell.key), []),
-            [run for run in damaged if _was_made_for(cell, run)],
-            unavailable,
-        )
-        for cell in cells
-    ]
-    for table in dict.fromkeys(cell.table for cell in cells):
-        for row in group_rows(results, table):
-            check_unmixed(row)
-    return results
+
+    scale: str
+    folders: tuple[Path, ...]
+    frame: pd.DataFrame
+    invalid: list[InvalidRecord]
+    unavailable: Mapping[str, str]
+    machine: str = ""
+
+    @property
+    def datasets(self) -> list[str] | None:
+        """For `expected_cells`: None stands for the paper's datasets; `tiny` joins them if it was run."""
+        has_tiny = ((self.frame["scale"] == self.scale) & (self.frame["dataset"] == TINY)).any()
+        return list(DATASET_LABELS) if has_tiny else None
+
+    @property
+    def place(self) -> str:
+        return f"scale {self.scale}, runs of {', '.join(map(shown, self.folders))}"
 
 
-def _resolve(
-    cell: Cell, runs: Sequence[Record], damaged: Sequence[DamagedRun], unavailable: Mapping[str, str]
-) -> CellResult:
-    current = sorted(filter(_is_current, runs), key=_seed)
-    complete = [run for run in current if run.summary["status"] == "complete"]
-    failed = [run for run in current if run.summary["status"] == "failed"]
-    left_out = {
-        "failed": [f"{run.summary['run_id']} failed: {error_line(run.summary)}" for run in failed],
-        "damaged": [f"{run.path.name} is damaged: {run.advice}" for run in damaged],
-        "stale": _describe_stale([run for run in runs if not _is_current(run)]),
-    }
-    notes = tuple(one_line(text) for texts in left_out.values() for text in texts)
-    if complete:
-        sampled = [run.summary["val_sampled"] for run in complete]
-        return CellResult(
-            cell=cell,
-            status="complete",
-            runs=tuple(complete),
-            sampled=spread_over_batches([one["mean_nats"] for one in sampled], [one["std_nats"] for one in sampled]),
-            full=spread_over_seeds([run.summary["val_full"]["final_nats"] for run in complete]),
-            notes=notes,
-        )
-    again = f"make reproduce SCALE={cell.scale}"
-    if notes:
-        status = next(status for status, texts in left_out.items() if texts)
-        ending = f"; {again} trains them again" if status == "stale" else ""
-        return CellResult(cell, status, reason="; ".join(notes) + ending)
-    label = DATASET_LABELS.get(cell.dataset, cell.dataset)
-    why = one_line(unavailable.get(cell.dataset, f"no finished run; {again} trains it"))
-    why = why.removeprefix(f"{cell.dataset}: ")  # the label says it
-    return CellResult(cell, "missing", reason=f"{label}: {why}")
+def choose_source(
+    *, results_dir: Path, scale: str | None = None, folders: Sequence[Path] = (), published: Path = PUBLISHED
+) -> Source:
+    """The runs of `folders` (default: results_dir/runs), or the published ones if no folder is named and none is there.
+
+    `scale` defaults to the first of SCALES that has a run.
+    """
+    own = tuple(folders) or (results_dir / "runs",)
+    frame, invalid = load_frame(own)
+    scales = [scale] if scale else SCALES
+    found = next((name for name in scales if (frame["scale"] == name).any()), None)
+    if found is None and not folders and not invalid and (source := load_published(*scales, published=published)):
+        return source
+    return Source(found or scale or "quick", own, frame, invalid, _load_unavailable(results_dir / "unavailable.json"))
 
 
-def _was_made_for(cell: Cell, run: DamagedRun) -> bool:
-    """By its name, and as far as its files can still be read by its configuration or scale."""
-    named = re.compile(re.escape(f"{cell.model}-{cell.dataset}-{cell.row}-s") + r"\d+-")
-    if not any(named.match(name) for name in run.names):
-        return False
-    return run.scale in (None, cell.scale) if run.key is None else run.key == cell.key
+def load_published(*scales: str, published: Path = PUBLISHED, studies: bool = False) -> Source | None:
+    """The published records of the machine that has most runs of the paper's models, or (`studies`) of other models.
+
+    At the first of `scales` at which any machine has one; None if there is none.
+    """
+    machines = [(folder, *load_frame([folder])) for folder in sorted(published.glob("*/"))]
+    for scale in scales:
+        counts = [
+            ((frame["scale"] == scale) & (frame["model"].isin(paper.MODEL_LABELS) != studies)).sum()
+            for _, frame, _ in machines
+        ]
+        if any(counts):
+            folder, frame, invalid = machines[counts.index(max(counts))]
+            return Source(scale, (folder,), frame, invalid, unavailable={}, machine=folder.name)
+    return None
 
 
-def _describe_stale(runs: Sequence[Record]) -> list[str]:
-    """Nothing, or one line that names runs of other numerics."""
-    if not runs:
-        return []
-    versions = ", ".join(sorted({str(run.summary["numerics_version"]) for run in runs}))
-    names = ", ".join(run.summary["run_id"] for run in runs)
-    return [f"of numerics version {versions} and left out (the code is at {config.NUMERICS_VERSION}): {names}"]
-
-
-def _is_current(run: Record) -> bool:
-    return bool(run.summary["numerics_version"] == config.NUMERICS_VERSION)
-
-
-def _seed(run: Record) -> int:
-    return int(run.summary["seed"])
-
-
-def group_rows(results: Sequence[CellResult], table: str) -> list[list[CellResult]]:
-    """The cells of one table, row by row in the paper's order; rows of other corpora come after the paper's."""
-    rows: dict[tuple[str, str], list[CellResult]] = {}
-    for result in results:
-        if result.cell.table == table:
-            rows.setdefault((result.cell.dataset, result.cell.row), []).append(result)
-    return [rows[key] for key in sorted(rows, key=lambda key: key[0] not in paper.DATASET_LABELS)]
-
-
-def distinct_cells(results: Sequence[CellResult]) -> list[CellResult]:
-    """Each configuration once: the base row stands in both tables and is one set of runs."""
-    found: dict[str, CellResult] = {}
-    for result in results:
-        found.setdefault(result.cell.key, result)
-    return list(found.values())
+def _load_unavailable(path: Path) -> dict[str, str]:
+    """What the last `make reproduce` wrote; empty if there is no such file."""
+    try:
+        reasons: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON ({error}); remove it, `make reproduce` writes it again") from error
+    return reasons

@@ -1,119 +1,390 @@
-"""The studies' runs among the records: one result a model, as the tables' cells have, row by row.
+"""Studies: losses, equal-size comparison, length, best learning rate, conversions; and their questions as data.
 
-A row is one text at one width. What its models are compared on is the base row in all but the model itself, so RoPE's
-and CRoPE's runs are Table 1's where the width is.
+The runs of a study are one data frame (`collect_study`), one row per run, and for the length study one row per run and
+length. A study with an entry in QUESTIONS gets answers; every study of conf/study gets its table of losses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from crope.errors import UserError
-from crope.record import Record
-from crope.report.frame import DATASET_LABELS, CellResult, resolve_cells
-from crope.report.lengths import Lengths, read_lengths
-from crope.report.stats import MIN_SEEDS
+import numpy as np
+import pandas as pd
+from scipy.interpolate import PchipInterpolator
+
+from crope.errors import DataError
+from crope.report import claims
+from crope.report.claims import COMPARED_AT, DECIMALS, MARGIN, MEASURES, describe, difference, model_label, number
+from crope.report.frame import DATASET_LABELS, cell_runs
+from crope.report.stats import mean_std, paired
+from crope.report.tables import Table
 from crope.study import StudyRow
-from crope.verify import DamagedRun
 
-MIXED = "mixed"  # the status of cells whose runs may not stand beside each other (mixing.py)
-BEYOND = "length"  # the study that measures its runs beyond their training length
+REFERENCE = "rope"
+DIVERGED = "NonFiniteLoss"  # the error of a run whose loss became infinite: a result of its learning rate
+SCHEMES = {  # name -> the model with complex and the one with real Q, K and V
+    "XPOS": ("complex_xpos", "xpos"),
+    "learned positions": ("complex_learned", "learned"),
+    "T5's bias": ("complex_relative_bias", "relative_bias"),
+    "ALiBi": ("complex_alibi", "alibi"),
+    "no positions": ("complex_nope", "nope"),
+    "RoPE": ("crope", "rope"),
+    "RoPE with linear attention": ("crope_linear", "rope_linear"),
+}
+HALVES = {"lowrank": "low rank", "blockdiag": "block-diagonal", "halved": "half the width"}
+ARMS = {"rope": "RoPE, tuned on", "best": "best structure", "random": "random structure", "fresh": "new Q, K, V"}
+COLUMNS = [  # of the frame, that a study needs
+    "path", "status", "cell_key", "run_id", "model", "dataset", "row", "seed", "error.type", "parameters.qkv",
+    "parameters.total", "config.train.seq_len", "config.train.lr", "config.model.projection", "config.model.d_model",
+    *(MEASURES[at] for at in COMPARED_AT),
+]  # fmt: skip
+PLACE = ["study", "dataset", "width", "setting"]
+Place = tuple[str, str, int, str]
+Places = dict[Place, pd.DataFrame]
 
 
 @dataclass(frozen=True)
-class Row:
-    """`results` by model, in the study's order; `lengths` of those that were measured beyond their training length.
+class Question:
+    """One question of a study: what first - second is, in each row of the study (dataset and width).
 
-    `testable`: on this text the study has runs of its own with the seeds for a test. Where it has not, no test of the
-    text was planned, whatever runs of other studies are there.
+    answers   what a lower, an equivalent and a higher difference mean
+    kind      loss        validation loss at equal seed
+              equal_size  the loss of `second` is interpolated to the parameters of `first`, seed by seed
+              length      loss of `first` at `factor` times its training length less that at this length, of the tokens
+                          beyond it; there is no `second`
+              best_rate   each model at its own best learning rate; a seed's rate is chosen on the other seeds
+    family    questions that Holm's correction takes together; by default each is a family of its own
     """
 
-    dataset: str
-    width: int
-    results: dict[str, CellResult]
-    lengths: dict[str, Lengths]
-    testable: bool = True
+    study: str
+    text: str
+    first: str
+    second: str
+    answers: tuple[str, str, str]
+    kind: str = "loss"
+    factor: int = 1
+    family: str = ""
 
-    @property
-    def label(self) -> str:
-        return DATASET_LABELS.get(self.dataset, self.dataset)
+
+BETTER = ("yes, lower", "no, equal", "no, higher")
+COSTS = ("no, even lower", "no, equal", "yes, higher")
+LEVEL = ("no, lower", "yes, equal", "no, higher")
+HOLDS = ("yes, and gains", "yes, equal", "no, it loses")
+QUESTIONS: list[Question] = [
+    *(Question("controls", f"Is complex better than {name} at half the weights?", "crope", model, BETTER, family="half")
+      for model, name in HALVES.items()),
+    Question("controls", "Does it cost loss if the complex pairs are not those of the rotation?", "complex_misaligned",
+             "crope", COSTS),
+    Question("controls", "Does Eq. 30 cost loss in Q and K alone?", "complex_qk", "rope", COSTS),
+    Question("controls", "Does Eq. 30 cost loss in V alone?", "complex_v", "rope", COSTS),
+    Question("controls", "Is CRoPE better than RoPE if the saved weights widen it?", "complex_wide", "rope", BETTER),
+    *(Question("schemes", f"{name}: better than no positions?", real, "nope", BETTER)
+      for name, (_, real) in SCHEMES.items() if real != "nope"),
+    *(Question("schemes", f"Does Eq. 30 cost loss under {name}?", *pair, COSTS) for name, pair in SCHEMES.items()),
+    *(Question("length", f"Does {model_label(model)} hold at {factor} times its length?", model, "", HOLDS, "length",
+               factor)
+      for model in ("xpos", "relative_bias", "alibi", "nope", "rope", "crope") for factor in (2, 4)),
+    Question("scaling", "Is CRoPE level with RoPE at every width?", "crope", "rope", LEVEL),
+    Question("scaling", "Is CRoPE better than a RoPE of as many parameters?", "crope", "rope", BETTER, "equal_size"),
+    Question("scaling", "Is CRoPE better than RoPE if the saved weights widen it?", "complex_wide", "rope", BETTER),
+    Question("fair_lr", "Is CRoPE level with RoPE, each at its best rate?", "crope", "rope", LEVEL, "best_rate"),
+    Question("fair_lr", "Is XPOS worse than RoPE, each at its best rate?", "xpos", "rope", COSTS, "best_rate"),
+]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Study:
-    """`rows` are those that were begun: a run is there that neither the tables nor another study ask for (of
-    the length study, a measurement).
+def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Collection[str]) -> pd.DataFrame:
+    """The runs of every started study, one row per run; of the length study, one row per run and length.
 
-    `idle` names the texts of which nothing was begun. They are no part of the study's questions; a model that is
-    missing on a text that was begun is.
+    Adds study, width, setting (values of further axes), own (no cell of `tables`, their keys), seq_len, final and best
+    (full validation loss, nats per token; infinite if a run diverged), and for lengths positions: (position, loss).
+    A study is started on a dataset with the first run of its own there; of `length`, with the first measurement.
     """
-
-    name: str
-    scale: str
-    rows: tuple[Row, ...]
-    idle: tuple[str, ...]
-
-    @property
-    def command(self) -> str:
-        """What makes its runs."""
-        return f"make reproduce STUDY={self.name} SCALE={self.scale} SEEDS=3"
-
-    @property
-    def models(self) -> list[str]:
-        return list(dict.fromkeys(model for row in self.rows for model in row.results))
-
-    @property
-    def results(self) -> list[CellResult]:
-        return [result for row in self.rows for result in row.results.values()]
-
-
-def build_studies(
-    runs: Sequence[Record],
-    expected: Sequence[StudyRow],
-    *,
-    tables: Collection[str],
-    unavailable: Mapping[str, str],
-    damaged: Sequence[DamagedRun] = (),
-) -> list[Study]:
-    """One a study of `expected`, in its order; `tables` are the keys of the tables' cells."""
-    studies = []
-    for name in dict.fromkeys(row.study for row in expected):
-        asked = [row for row in expected if row.study == name]
-        shared = {cell.key for row in expected if row.study != name for cell in row.cells} | set(tables)
-        begun: list[Row] = []
-        for dataset in dict.fromkeys(row.dataset for row in asked):
-            found = _resolve([row for row in asked if row.dataset == dataset], runs, unavailable, damaged)
-            if own := [n for row in found for n in _own_seeds(row, shared, beyond=name == BEYOND)]:
-                begun += [replace(row, testable=max(own) >= MIN_SEEDS) for row in found]
-        idle = dict.fromkeys(row.dataset for row in asked) - {row.dataset: None for row in begun}.keys()
-        order = [row.dataset for row in asked if row.dataset in idle]
-        studies.append(Study(name, asked[0].cells[0].scale, tuple(begun), tuple(dict.fromkeys(order))))
-    return studies
-
-
-def _own_seeds(row: Row, shared: Collection[str], *, beyond: bool) -> list[int]:
-    """How many seeds each of the study's own results has; empty where it was not begun."""
-    if beyond:
-        return [max((len(by_seed) for by_seed in one.losses.values()), default=0) for one in row.lengths.values()]
-    own = [result for result in row.results.values() if result.cell.key not in shared]
-    return [result.n for result in own if result.status != "missing"]
-
-
-def _resolve(
-    rows: Sequence[StudyRow], runs: Sequence[Record], unavailable: Mapping[str, str], damaged: Sequence[DamagedRun]
-) -> list[Row]:
-    """The rows of one text. Runs that share no mean take the numbers from all of them, and are named as the reason."""
-    cells = [cell for row in rows for cell in row.cells]
-    try:
-        results = resolve_cells(runs, cells, unavailable=unavailable, damaged=damaged)
-    except UserError as error:
-        results = [CellResult(cell, MIXED, reason=str(error)) for cell in cells]
-    by_key = {result.cell.key: result for result in results}
-    found = []
+    frame, parts = frame[COLUMNS] if len(frame) else frame.reindex(columns=COLUMNS), []
     for row in rows:
-        of_row = {cell.model: by_key[cell.key] for cell in row.cells}
-        lengths = {model: read_lengths(result) for model, result in of_row.items()} if row.study == BEYOND else {}
-        measured = {model: one for model, one in lengths.items() if one is not None}
-        found.append(Row(row.dataset, row.width, of_row, measured))
+        kinds = {question.kind for question in QUESTIONS if question.study == row.study}
+        for cell in row.cells:
+            runs = cell_runs(frame, cell)
+            if "best_rate" in kinds:
+                diverged = (frame["status"] == "failed") & (frame["error.type"] == DIVERGED)
+                runs = pd.concat([runs, frame[diverged & (frame["cell_key"] == cell.key)]])
+            if runs.empty:
+                continue
+            known: dict[str, Any] = {
+                "study": row.study,
+                "width": row.width,
+                "setting": _place(row)[3],
+                "own": cell.key not in tables,
+            }
+            known |= {at: runs[MEASURES[at]].mask(runs["status"] == "failed", np.inf) for at in COMPARED_AT}
+            runs = runs.assign(**known, seq_len=runs["config.train.seq_len"])
+            parts.append(_measured(runs) if "length" in kinds else runs)
+    if not parts:
+        return pd.DataFrame(columns=[*COLUMNS, "study", "setting", "width", "own", "seq_len", *COMPARED_AT])
+    found = pd.concat(parts, ignore_index=True)
+    return found[found.groupby(["study", "dataset"])["own"].transform("any")].reset_index(drop=True)
+
+
+def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
+    """One row per model of a started study, and per length of the length study; n = 0 if it is missing.
+
+    `reference` holds the columns of the difference to RoPE at equal seed, as printed.
+    """
+    places, lines = _places(runs, rows), []
+    for row in [row for row in rows if _place(row) in places]:
+        of_row = places[_place(row)]
+        for cell in row.cells:
+            known: dict[str, Any] = {
+                "study": row.study,
+                "dataset": row.dataset,
+                "width": row.width,
+                "model": cell.model,
+            }
+            known |= {"setting": _place(row)[3], "status": "missing", "n": 0}
+            found = of_row[of_row["model"] == cell.model]
+            for seq_len, of in found.groupby("seq_len"):
+                first, finite = of.iloc[0], np.isfinite(of["final"]).all()
+                mean, std = mean_std(of["final"]) if finite else (np.inf, None)
+                rope = by_seed(of_row[of_row["seq_len"] == seq_len], REFERENCE)
+                known |= {"status": "complete", "n": len(of), "seq_len": seq_len, "mean_nats": mean, "std_nats": std}
+                known |= {"projection": first["config.model.projection"], "qkv": first["parameters.qkv"]}
+                known |= {"parameters": first["parameters.total"]}
+                if cell.model != REFERENCE:
+                    known["reference"] = number(difference({cell.model: by_seed(of), REFERENCE: rope}))
+                lines.append(dict(known))
+            lines += [known] if found.empty else []
+    return pd.DataFrame(lines)
+
+
+def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
+    """The answers of every started study: one row per question, row of the study and measure.
+
+    A family of questions leaves out the datasets on which none of its tests can be made, unless there is no other.
+    """
+    families: dict[tuple[str, str], list[Question]] = {}
+    for question in QUESTIONS:
+        families.setdefault((question.study, question.family or question.text), []).append(question)
+    places, parts = _places(runs, rows), []
+    for (study, _), questions in families.items():
+        asked = {place: of for place, of in places.items() if place[0] == study}
+        measures = COMPARED_AT if questions[0].kind in ("loss", "equal_size") else ("final",)
+        if asked:
+            parts += claims.merge_measures([claims.conclude(_family(asked, questions, at)) for at in measures])
+    if not parts:
+        return pd.DataFrame()
+    lines = pd.concat(parts, ignore_index=True)
+    words = {
+        one.text: dict(zip((claims.LOWER, claims.EQUIVALENT, claims.HIGHER), one.answers, strict=True))
+        for one in QUESTIONS
+    }
+    pairs = zip(lines["question"], lines["conclusion"], strict=True)
+    return lines.assign(answer=[words[text].get(conclusion, conclusion) for text, conclusion in pairs])
+
+
+def _family(places: Places, questions: Sequence[Question], at: str) -> pd.DataFrame:
+    """One line per question and row of the study; with best_rate, rows that differ in the rate are one."""
+    lines = []
+    for question in questions:
+        joined = question.kind == "best_rate"
+        several = len({place[2] for place in places}) > 1
+        for study, dataset, width, setting in dict.fromkeys((*p[:3], "" if joined else p[3]) for p in places):
+            of_dataset = {place: of for place, of in places.items() if place[1] == dataset}
+            of = [of for place, of in of_dataset.items() if place[2] == width and (joined or place[3] == setting)]
+            parts = [DATASET_LABELS.get(dataset, dataset), f"D = {width}" if several else "", setting]
+            line: dict[str, Any] = {
+                "study": study,
+                "question": question.text,
+                "first": question.first,
+                "second": question.second,
+            }
+            line |= {"dataset": dataset, "width": width, "where": ", ".join(filter(None, parts)), "at": at}
+            lines.append(line | _difference(question, pd.concat(of), pd.concat(of_dataset.values()), at))
+    found = pd.DataFrame(lines)
+    tested = found.groupby("dataset")["p_different"].transform("count") > 0
+    return (found[tested] if tested.any() else found).reset_index(drop=True)
+
+
+def _difference(question: Question, of: pd.DataFrame, of_dataset: pd.DataFrame, at: str) -> dict[str, Any]:
+    """The difference in the runs `of` one row; `of_dataset` are those of all rows (widths) of its dataset."""
+    first, second = question.first, question.second
+    if question.kind == "length":
+        values = change(of[of["model"] == first], question.factor)
+        return describe(values, "" if len(values) else "not measured")
+    if question.kind == "best_rate":
+        return difference({model: held_out(rates(of, model)) for model in (first, second)})
+    losses = {model: by_seed(of, model, at) for model in (first, second)}
+    if question.kind == "equal_size" and not losses[first].empty:
+        size = int(of.loc[of["model"] == first, "parameters.total"].iloc[0])
+        losses[second] = at_size(of_dataset[of_dataset["model"] == second], size, at)
+    return difference(losses)
+
+
+def by_seed(of: pd.DataFrame, model: str = "", at: str = "final") -> pd.Series:
+    """The finite losses by seed; of one model if it is named."""
+    found = (of[of["model"] == model] if model else of).set_index("seed")[at]
+    return found[np.isfinite(found)]
+
+
+def at_size(runs: pd.DataFrame, parameters: int, at: str) -> pd.Series:
+    """By seed: the loss of one model at a size between those of its runs, by a monotone cubic in the log of the size.
+
+    A chord would lie above the loss, which is convex in the log of the size.
+    """
+    found = {}
+    for seed, of in runs.dropna(subset=at).groupby("seed"):
+        curve = of.groupby("parameters.total")[at].mean()
+        if len(curve) > 1 and curve.index.min() <= parameters <= curve.index.max():
+            found[seed] = float(PchipInterpolator(np.log(curve.index), curve)(np.log(parameters)))
+    return pd.Series(found, dtype=float)
+
+
+def rates(of: pd.DataFrame, model: str) -> pd.DataFrame:
+    """The losses of one model, a row per seed and a column per learning rate; only seeds that have every rate."""
+    runs = of[of["model"] == model].assign(lr=of["config.train.lr"])
+    losses = runs.pivot(index="seed", columns="lr", values="final")
+    return losses.reindex(columns=sorted(of["config.train.lr"].unique())).dropna()
+
+
+def held_out(losses_SR: pd.DataFrame) -> pd.Series:
+    """By seed: its loss at the rate with the lowest mean over the other seeds, which is free of selection bias.
+
+    Empty with one seed, or if that rate diverged.
+    """
+    if len(losses_SR) < 2:
+        return pd.Series(dtype=float)
+    chosen = {seed: losses_SR.loc[seed, losses_SR.drop(seed).mean().idxmin()] for seed in losses_SR.index}
+    found = pd.Series(chosen, dtype=float)
+    return found if np.isfinite(found).all() else found.iloc[:0]
+
+
+def change(of: pd.DataFrame, factor: int) -> pd.Series:
+    """By seed: loss at `factor` times the training length less that at this length, of the tokens beyond it.
+
+    Tokens before it have the same context at both lengths and contribute 0, so the difference of the means over all
+    tokens is rescaled by the share of those beyond, 1 - 1 / factor. Below 0, more context helps.
+    """
+    at = {length: by_seed(part) for length, part in of.groupby(of["seq_len"] / of["config.train.seq_len"])}
+    return paired(at[factor], at[1]) / (1 - 1 / factor) if {1, factor} <= at.keys() else pd.Series(dtype=float)
+
+
+def conversions(runs: pd.DataFrame) -> pd.DataFrame:
+    """conversion.json of the runs that have one, one row per run and arm; losses in nats per token."""
+    lines = []
+    for run in runs.to_dict("records"):
+        found = _read(Path(run["path"]) / "conversion.json")
+        for arm in ARMS if found else ():
+            lines.append({
+                "run_id": run["run_id"], "dataset": run["dataset"], "d_model": run["config.model.d_model"],
+                "seed": run["seed"], "steps": found["steps"], "lr": found["lr"], "arm": arm,
+                "trained_nats": found["loss_nats"]["trained"], "loss_nats": found["loss_nats"][arm],
+                "tuned_loss_nats": found["tuned_loss_nats"][arm], "kept_share": found["kept_share"]["best"],
+                "kept_share_by_chance": float(np.mean(found["kept_share"]["best_by_chance"])),
+            })  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def losses_table(lines: pd.DataFrame, study: str, scale: str) -> Table:
+    """The losses of one study; columns in which its lines do not differ are left out."""
+    of = lines[lines["study"] == study]
+    counts = of[["seq_len", "qkv", "parameters"]].map(lambda count: "" if pd.isna(count) else f"{count:,.0f}")
+    frame = pd.DataFrame({
+        "Dataset": [DATASET_LABELS.get(name, name) for name in of["dataset"]],
+        "D": of["width"].astype(str), "Setting": of["setting"], "Model": of["model"].map(model_label),
+        "L": counts["seq_len"], "Q/K/V weights": counts["qkv"], "Parameters": counts["parameters"],
+        "n": of["n"].astype(str),
+        "Loss": [_loss(*line) for line in of[["mean_nats", "std_nats", "status"]].itertuples(index=False)],
+        "− RoPE": of["reference"].fillna(""),
+    })  # fmt: skip
+    frame = frame[[name for name in frame if name not in ("D", "Setting", "L") or frame[name].nunique() > 1]]
+    notes = [
+        "Loss: full validation after the last step, nats per token, mean ± sample standard deviation over seeds."
+        " Differences are paired by seed, with Student's 95 % interval."
+    ]
+    words = [i for i, name in enumerate(frame) if name in ("Dataset", "Setting", "Model")]
+    return Table(f"study-{study}", f"Study {study}: losses. Scale: {scale}.", frame, notes, text=words)
+
+
+def answers_table(lines: pd.DataFrame, scale: str) -> Table:
+    """The questions of the studies among `lines`."""
+    pairs = zip(lines["first"], lines["second"], strict=True)
+    frame = pd.DataFrame({
+        "Question": lines["question"],
+        "Where": lines["where"],
+        "Difference": [claims.pair_label(*pair) if pair[1] else "beyond L" for pair in pairs],
+        "Loss": lines["at"],
+        **claims.difference_columns(lines),
+        "Answer": lines["answer"],
+    })  # fmt: skip
+    notes = [
+        "Differences at equal seed, nats per token. Answers are after Holm over the rows of a question (for controls of"
+        f" half the weights: of the three of them); equal: equivalent within ±{MARGIN:g}."
+    ]
+    frame = frame[[name for name in frame if name != "Loss" or frame[name].nunique() > 1]]
+    words = [i for i, name in enumerate(frame) if name not in ("Mean, nats", "95 %", "n")]
+    caption, numbers = f"Questions and answers. Scale: {scale}.", lines.drop(columns=["values"]).round(DECIMALS)
+    return Table("studies", caption, frame, notes, text=words, numbers=numbers)
+
+
+def conversions_table(lines: pd.DataFrame, scale: str) -> Table:
+    """For each dataset, width and tuning: loss before → after tuning of every arm, and differences of the latter."""
+    rows = []
+    for (dataset, width, steps, _), of in lines.groupby(["dataset", "d_model", "steps", "lr"]):
+        tuned = {arm: part.set_index("seed")["tuned_loss_nats"] for arm, part in of.groupby("arm")}
+        means = of.groupby("arm")[["loss_nats", "tuned_loss_nats"]].mean()
+        row = {"Dataset": DATASET_LABELS.get(str(dataset), dataset), "D": str(width), "n": str(of["seed"].nunique())}
+        row |= {"Steps": str(steps), "Trained": f"{of['trained_nats'].mean():.4f}"}
+        row |= {name: " → ".join(f"{loss:.4f}" for loss in means.loc[arm]) for arm, name in ARMS.items()}
+        for arm in ("random", "rope"):
+            row[f"Best − {arm}, tuned"] = number(describe(paired(tuned["best"], tuned[arm])))
+        shares = (of["kept_share"].mean(), of["kept_share_by_chance"].mean())
+        rows.append(row | {"Kept": f"{shares[0]:.3f} (by chance {shares[1]:.3f})"})
+    notes = [
+        "Trained RoPE models with Q, K and V projected onto Eq. 30: validation loss in nats per token, right after the"
+        " conversion → after tuning at the run's last learning rate, means over seeds. Kept: complex-linear fraction of"
+        " Q, K, V in the best structure; by chance: that of the same projections after a random rotation of channels."
+    ]
+    caption = f"RoPE models converted to CRoPE. Scale: {scale}."
+    return Table("conversion", caption, pd.DataFrame(rows), notes, numbers=lines.round(DECIMALS))
+
+
+def _loss(mean: float, std: float, status: str) -> str:
+    if pd.isna(mean):
+        return status
+    return "diverged" if np.isinf(mean) else f"{mean:.4f}" + ("" if pd.isna(std) else f" ± {std:.4f}")
+
+
+def _measured(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs with an extrapolation.json, one row per length: its loss is `final`."""
+    lines: list[dict[str, Any]] = []
+    for run in runs.to_dict("records"):
+        found = _read(Path(run["path"]) / "extrapolation.json")
+        segments = tuple(((s["first"] + s["last"] + 1) / 2, s["loss_nats"]) for s in found.get("by_position", ()))
+        for part in found.get("lengths", ()):
+            if part["loss_nats"] is not None:
+                loss = {"seq_len": part["seq_len"], "final": part["loss_nats"], "best": np.nan, "own": True}
+                lines.append(loss | {"positions": segments} | {str(k): v for k, v in run.items() if k not in loss})
+    return pd.DataFrame(lines) if lines else runs.iloc[:0]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A file that was added to a finished run; empty if there is none. Raises DataError."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON ({error}); remove the file and make it again") from error
     return found
+
+
+def _place(row: StudyRow) -> Place:
+    return row.study, row.dataset, row.width, ", ".join(row.settings)
+
+
+def _places(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> Places:
+    """The runs of each row of the started studies; none where a row has no run."""
+    started = set(zip(runs["study"], runs["dataset"], strict=True))
+    found = dict([*runs.groupby(PLACE)])
+    places = map(_place, rows)
+    return {place: found.get(place, runs.iloc[:0]) for place in places if place[:2] in started}

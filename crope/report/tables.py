@@ -1,155 +1,240 @@
-"""Tables 1 and 2 beside the paper's numbers: one structure that markdown.py, tex.py and html.py print.
-
-A number of the paper's, of the committed records and of the runs themselves stand above each other in this order.
-"""
+"""Tables 1 and 2 beside the paper's numbers, the savings in parameters, and one renderer for every table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import html
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Literal
+
+import pandas as pd
 
 from crope import paper
-from crope.report.frame import DATASET_LABELS, TINY, CellResult, group_rows
-from crope.report.stats import Spread
+from crope.config import GPT2_VOCAB_SIZE
+from crope.errors import InvalidRecord
+from crope.model.counting import Parameters, savings
+from crope.report.frame import (
+    DATASET_LABELS,
+    TINY,
+    Source,
+    cell_runs,
+    cell_status,
+    check_comparable,
+    error_line,
+    one_line,
+)
+from crope.report.stats import mean_std
+
+if TYPE_CHECKING:
+    from crope.study import Cell
 
 PROTOCOLS = ("sampled", "full")
-
+CSV_COLUMNS = [
+    "table", "row", "dataset", "model", "scale", "protocol", "mean_nats", "std_nats", "n", "paper_mean_nats",
+    "paper_std_nats", "status",
+]  # fmt: skip
 XPOS_NOTE = (
     "XPOS is the paper's name for sinusoidal absolute positions (Sec. 5.1), not the later rotary method called xPos."
 )
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One printed value; `best` marks the lowest complete one of its line, `mark` points to a note.
-
-    `result` is the cell that it was worked out from; None for the paper's.
-    """
-
-    text: str
-    best: bool = False
-    mark: str = ""
-    result: CellResult | None = None
-
-    @property
-    def value(self) -> str:
-        return f"{self.text} [{self.mark}]" if self.mark else self.text
-
-
-@dataclass(frozen=True)
-class Line:
-    """`origin` says whose runs they are where a table holds several: published or yours."""
-
-    protocol: str
-    entries: tuple[Entry, ...]
-    origin: str = ""
-
-    @property
-    def label(self) -> str:
-        return f"{self.origin}, {self.protocol}" if self.origin else self.protocol
-
-
-@dataclass(frozen=True)
-class Group:
-    """One row of the paper: its label, our settings of it where the label does not hold, and a line per protocol."""
-
-    label: str
-    here: str
-    lines: tuple[Line, ...]
-
-    @property
-    def labels(self) -> list[str]:
-        """One a line; both protocols are always there."""
-        return [self.label, self.here, *[""] * (len(self.lines) - 2)]
+TEX = str.maketrans({
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", "±": r"$\pm$", "γ": r"$\gamma$", "−": r"$-$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Table:
+    """A table as printed: every value a string, the column names its headings.
+
+    text     positions of the columns of words, aligned to the left
+    bold     (row, column) of the values in bold print
+    numbers  what the CSV holds instead of `frame`
+    """
+
     name: str
-    title: str
-    scale: str
-    seeds: str
-    columns: tuple[str, ...]
-    groups: tuple[Group, ...]
-    settings: str
-    marks: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...]
+    caption: str
+    frame: pd.DataFrame
+    notes: list[str] = field(default_factory=list)
+    text: Sequence[int] = (0,)
+    bold: frozenset[tuple[int, int]] = frozenset()
+    numbers: pd.DataFrame | None = None
+
+
+def render(table: Table, kind: Literal["md", "csv", "tex", "html"]) -> str:
+    """The table as GitHub's Markdown, CSV (no notes), LaTeX (needs booktabs) or HTML."""
+    if kind == "csv":
+        return (table.frame if table.numbers is None else table.numbers).to_csv(index=False, lineterminator="\n")
+    escape, strong, body = FORMATS[kind]
+    headings = [escape(name) for name in table.frame.columns]
+    rows = [[escape(one_line(value)) for value in row] for row in table.frame.itertuples(index=False)]
+    for i, j in table.bold:
+        rows[i][j] = strong.format(rows[i][j])
+    caption, *notes = [escape(one_line(text)) for text in (table.caption, *table.notes)]
+    return body(table, headings, rows, caption, notes)
+
+
+def _markdown(table: Table, headings: list[str], rows: list[list[str]], caption: str, notes: list[str]) -> str:
+    alignment = ["---" if i in table.text else "---:" for i in range(len(headings))]
+    lines = [f"| {' | '.join(cells)} |" for cells in [headings, alignment, *rows]]
+    return "\n".join([f"**{caption}**", "", *lines, "", *(f"- {note}" for note in notes)]).rstrip("\n") + "\n"
+
+
+def _tex(table: Table, headings: list[str], rows: list[list[str]], caption: str, notes: list[str]) -> str:
+    longest = [max([0, *map(len, table.frame.iloc[:, i])]) for i in range(len(headings))]
+    words = [r"p{0.25\textwidth}" if length > 45 else "l" for length in longest]
+    text = pd.DataFrame(rows, columns=headings).style.hide(axis="index").to_latex(
+        hrules=True,
+        column_format="".join(words[i] if i in table.text else "r" for i in range(len(headings))),
+        position_float="centering",
+        caption=re.sub(r"^Table \d+\. ", "", caption),  # LaTeX numbers its tables itself
+        label=f"tab:{table.name}",
+    )  # fmt: skip
+    under = "".join(f"{note}\\par\n" for note in notes)
+    return text.replace(r"\end{table}", "\\par\\smallskip\\footnotesize\\raggedright\n" + under + r"\end{table}")
+
+
+def _html(table: Table, headings: list[str], rows: list[list[str]], caption: str, notes: list[str]) -> str:
+    kinds = ["" if i in table.text else ' class="number"' for i in range(len(headings))]
+
+    def line(tag: str, cells: list[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}{kind}>{cell}</{tag}>' for kind, cell in zip(kinds, cells, strict=True))}</tr>"
+
+    body = "\n".join(line("td", row) for row in rows)
+    under = f'<ul class="notes">{"".join(f"<li>{note}</li>" for note in notes)}</ul>\n' if notes else ""
+    head = f"<caption>{caption}</caption>\n<thead>{line('th', headings)}</thead>"
+    return f'<table id="{html.escape(table.name)}">\n{head}\n<tbody>\n{body}\n</tbody>\n</table>\n{under}'
+
+
+def _escape_markdown(text: str) -> str:
+    """No markup, no HTML, no new column, no formula (GitHub's `$`), no link."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_|~$])|(?<=\])(?=\()", lambda match: "\\" + (match[1] or ""), text)
+
+
+def _escape_tex(text: str) -> str:
+    return text.translate(TEX)
+
+
+Body = Callable[[Table, list[str], list[list[str]], str, list[str]], str]
+FORMATS: dict[str, tuple[Callable[[str], str], str, Body]] = {  # how to escape a text, to print it bold, to set a table
+    "md": (_escape_markdown, "**{}**", _markdown),
+    "tex": (_escape_tex, r"\textbf{{{}}}", _tex),
+    "html": (html.escape, "<b>{}</b>", _html),
+}
+
+
+@dataclass(frozen=True)
+class CellLosses:
+    """One cell as found: `losses` maps each protocol to (mean, ± or None) in nats per token; empty without runs."""
+
+    cell: Cell
+    runs: pd.DataFrame
+    status: str
+    notes: list[str]
+    losses: dict[str, tuple[float, float | None]]
 
     @property
-    def caption(self) -> str:
-        number = self.name.removeprefix("table")
-        return f"Table {number}. {self.title}, nats per token. Scale: {self.scale}. {self.seeds}."
+    def printed(self) -> tuple[float, float] | None:
+        """The paper's mean and ±; None for a cell that the paper does not have."""
+        loss = paper.printed_loss(self.cell.table, self.cell.row, self.cell.dataset, self.cell.model)
+        return (loss.mean_nats, loss.std_nats) if loss else None
 
 
-def build_table(
-    results: Sequence[CellResult],
-    name: str,
-    *,
-    scale: str,
-    committed: Sequence[CellResult] = (),
-    machine: str = "",
-) -> Table:
-    """The table of `results`; `committed`, the same cells of a machine's committed records, adds lines of its own."""
-    rows = group_rows(results, name)
-    models = list(dict.fromkeys(result.cell.model for row in rows for result in row))
-    marks: dict[str, str] = {}  # text -> number, so that one reason stands once
-    beside = {row_key(row): row for row in group_rows(committed, name)}
-    groups = tuple(_build_group(row, beside.get(row_key(row), []), models, marks, name) for row in rows)
-    notes = [*describe_protocols(results_of(rows), scale), XPOS_NOTE]
-    if committed:
-        count = describe_seeds(committed)
-        notes.insert(
-            0, f"published: records of {machine} that are committed with the code, {count}; yours: your own runs."
-        )
+def cell_losses(source: Source, cell: Cell) -> CellLosses:
+    """The losses of one cell by the paper's protocol and by ours.
+
+    sampled  per run the mean and the standard deviation of its last sampled losses, each averaged over seeds
+    full     mean and sample standard deviation over seeds of the final loss on the fixed pass
+    """
+    runs = cell_runs(source.frame, cell)
+    status, notes = cell_status(source.frame, source.invalid, cell, source.unavailable)
+    if runs.empty:
+        return CellLosses(cell, runs, status, notes, {})
+    spread = runs["val_sampled.std_nats"].astype(float)
+    sampled = (float(runs["val_sampled.mean_nats"].mean()), None if spread.isna().any() else float(spread.mean()))
+    return CellLosses(cell, runs, status, notes, {"sampled": sampled, "full": mean_std(runs["val_full.final_nats"])})
+
+
+def table_rows(cells: Sequence[Cell], table: str) -> list[list[Cell]]:
+    """The cells of one table row by row, in the paper's order; rows of other datasets follow."""
+    rows: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        if cell.table == table:
+            rows.setdefault((cell.dataset, cell.row), []).append(cell)
+    return [rows[key] for key in sorted(rows, key=lambda key: key[0] not in paper.DATASET_LABELS)]
+
+
+def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
+    """Table 1 or 2 (`name`): for each row the paper's numbers, then the runs' by both protocols.
+
+    Raises UserError if runs of one row are not comparable.
+    """
+    found = []
+    for row_cells in table_rows(cells, name):
+        check_comparable(source.frame, row_cells)
+        found.append([cell_losses(source, cell) for cell in row_cells])
+    every = [one for row in found for one in row]
+    models = list(dict.fromkeys(one.cell.model for one in every))
+    marks: dict[str, str] = {}  # reason -> number of its note, so that one reason is printed once
+    lines: list[list[str]] = []
+    bold: set[tuple[int, int]] = set()
+    for row in found:  # a study is a grid, so that every row has the same models in the same order
+        here = _settings(row)
+        labels = [_row_label(row[0].cell), f"here {here}" if here and name == "table2" else "", ""]
+        if any(one.printed for one in row):
+            lines.append(
+                [labels.pop(0), "paper", *(loss_text(*one.printed, name) if one.printed else "" for one in row)]
+            )
+        for protocol in PROTOCOLS:
+            bold |= {(len(lines), 2 + j) for j in _best(row, protocol, name)}
+            lines.append([labels.pop(0), protocol, *(_entry(one, row, protocol, name, marks) for one in row)])
+    here = ", ".join(sorted({_settings(row) for row in found} - {""}))
+    settings = [f"Run with {here}; the paper: {paper.row_label('base')}."] if here and name == "table1" else []
+    headings = ["Dataset" if name == "table1" else "Configuration", "", *(paper.MODEL_LABELS.get(m, m) for m in models)]
+    number, title = name.removeprefix("table"), paper.TABLE_TITLES[name]
     return Table(
         name=name,
-        title=paper.TABLE_TITLES[name],
-        scale=scale,
-        seeds=describe_seeds(results_of(rows)),
-        columns=tuple(paper.MODEL_LABELS.get(model, model) for model in models),
-        groups=groups,
-        settings=_shared_settings(rows) if name == "table1" else "",
-        marks=tuple((number, text) for text, number in marks.items()),
-        notes=tuple(notes),
+        caption=f"Table {number}. {title}, nats per token. Scale: {source.scale}. {_seeds_text(every)}.",
+        frame=pd.DataFrame(lines, columns=headings),
+        notes=[*settings, *(f"[{i}] {text}" for text, i in marks.items()), *_notes(every, source.scale)],
+        text=(0, 1),
+        bold=frozenset(bold),
+        numbers=pd.DataFrame([_csv_row(one, protocol) for one in every for protocol in PROTOCOLS], columns=CSV_COLUMNS),
     )
 
 
-def row_key(row: Sequence[CellResult]) -> tuple[str, str]:
-    return row[0].cell.dataset, row[0].cell.row
+def _entry(one: CellLosses, row: Sequence[CellLosses], protocol: str, name: str, marks: dict[str, str]) -> str:
+    text = one.status
+    if one.losses:
+        counts = {len(other.runs) for other in row if other.losses}
+        text = loss_text(*one.losses[protocol], name) + (f" (n={len(one.runs)})" if len(counts) > 1 else "")
+    numbers = ", ".join(marks.setdefault(note, str(len(marks) + 1)) for note in one.notes)
+    return f"{text} [{numbers}]" if numbers else text
 
 
-def results_of(rows: Iterable[Sequence[CellResult]]) -> list[CellResult]:
-    return [result for row in rows for result in row]
+def _best(row: Sequence[CellLosses], protocol: str, name: str) -> list[int]:
+    """Positions of the lowest mean at the printed precision; none if only one model has a loss."""
+    means = {j: round(one.losses[protocol][0], paper.PRINTED_DECIMALS[name]) for j, one in enumerate(row) if one.losses}
+    return [j for j, mean in means.items() if mean == min(means.values())] if len(means) > 1 else []
 
 
-def _shared_settings(rows: Sequence[Sequence[CellResult]]) -> str:
-    """Table 1 has one configuration, said once beside the paper's; empty where they are the same or nothing was run."""
-    here = {_settings_here(row) for row in rows} - {""}
-    return f"Run with {', '.join(sorted(here))}; the paper: {paper.row_label('base')}." if here else ""
+def loss_text(mean: float, std: float | None, name: str) -> str:
+    """`mean ± std` with the decimals of the paper's table `name`; the mean alone if there is no std."""
+    decimals = paper.PRINTED_DECIMALS[name]
+    return f"{mean:.{decimals}f}" if std is None else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
 
 
-def _build_group(
-    row: Sequence[CellResult], committed: Sequence[CellResult], models: Sequence[str], marks: dict[str, str], name: str
-) -> Group:
-    decimals, ordered, lines = paper.PRINTED_DECIMALS[name], _by_model(row, models), []
-    if any(result is not None and result.printed for result in ordered):
-        lines.append(Line("paper", tuple(_printed(result, decimals) for result in ordered)))
-    beside = [result if result and result.n else None for result in _by_model(committed, models)]
-    if any(beside):
-        lines += [Line(protocol, _ours(beside, protocol, decimals, marks), "published") for protocol in PROTOCOLS]
-    origin = "yours" if committed else ""
-    lines += [Line(protocol, _ours(ordered, protocol, decimals, marks), origin) for protocol in PROTOCOLS]
-    here = _settings_here(row) if name == "table2" else ""
-    return Group(_group_label(row[0]), f"here {here}" if here else "", tuple(lines))
+def _csv_row(one: CellLosses, protocol: str) -> list[str]:
+    cell, nothing = one.cell, (None, None)
+    pairs = [one.losses.get(protocol, nothing), one.printed or nothing]
+    losses = [["" if value is None else f"{value:.6f}" for value in pair] for pair in pairs]
+    identity = [cell.table, cell.row, cell.dataset, cell.model, cell.scale, protocol]
+    return [*identity, *losses[0], str(len(one.runs)), *losses[1], one.status]
 
 
-def _by_model(row: Sequence[CellResult], models: Sequence[str]) -> list[CellResult | None]:
-    found = {result.cell.model: result for result in row}
-    return [found.get(model) for model in models]
-
-
-def _group_label(result: CellResult) -> str:
-    cell = result.cell
+def _row_label(cell: Cell) -> str:
     dataset = DATASET_LABELS.get(cell.dataset, cell.dataset)
     if cell.table == "table1":
         return dataset
@@ -157,53 +242,19 @@ def _group_label(result: CellResult) -> str:
     return paper.row_label(cell.row) + on
 
 
-def _settings_here(row: Sequence[CellResult]) -> str:
-    """What was run under the paper's label. A smaller scale shrinks the numbers that the label names."""
-    run = next((run for result in row for run in result.runs), None)
-    if run is None or row[0].cell.scale == "paper":
-        return ""
-    train, d_model = run.config["train"], run.config["model"]["d_model"]
-    return paper.configuration_label(
-        train["batch_size"], train["seq_len"], d_model, train["lr_gamma"], train["lr_step_size"]
-    )
+def settings_of(runs: pd.DataFrame) -> str:
+    """What the first run was trained with, in the wording of Table 2."""
+    keys = ("train.batch_size", "train.seq_len", "model.d_model", "train.lr_gamma", "train.lr_step_size")
+    return paper.configuration_label(*(runs[f"config.{key}"].iloc[0] for key in keys))
 
 
-def _ours(row: Sequence[CellResult | None], protocol: str, decimals: int, marks: dict[str, str]) -> tuple[Entry, ...]:
-    spreads = [result.losses(protocol) if result else None for result in row]
-    rounded = [round(spread.mean_nats, decimals) for spread in spreads if spread]
-    # Marked at the printed precision: two values that look alike are both best. One value alone beats nothing.
-    best = min(rounded) if len(rounded) > 1 else None
-    counts = {result.n for result in row if result and result.n}
-    entries = []
-    for result, spread in zip(row, spreads, strict=True):
-        if result is None:
-            entries.append(Entry(""))
-        elif spread is None:
-            entries.append(Entry(result.status, mark=_mark(result.reason, marks), result=result))
-        else:
-            text = format_spread(spread, decimals) + (f" (n={spread.n})" if len(counts) > 1 else "")
-            mark = ", ".join(_mark(note, marks) for note in result.notes)
-            entries.append(Entry(text, round(spread.mean_nats, decimals) == best, mark, result))
-    return tuple(entries)
+def _settings(row: Sequence[CellLosses]) -> str:
+    """Settings of a row's runs, which its models share; empty without runs and at the paper scale."""
+    return next((settings_of(one.runs) for one in row if one.losses and one.cell.scale != "paper"), "")
 
 
-def _printed(result: CellResult | None, decimals: int) -> Entry:
-    printed = result.printed if result else None
-    return Entry(f"{printed.mean_nats:.{decimals}f} ± {printed.std_nats:.{decimals}f}" if printed else "")
-
-
-def _mark(text: str, marks: dict[str, str]) -> str:
-    return marks.setdefault(text, str(len(marks) + 1))
-
-
-def format_spread(spread: Spread, decimals: int) -> str:
-    mean = f"{spread.mean_nats:.{decimals}f}"
-    return mean if spread.std_nats is None else f"{mean} ± {spread.std_nats:.{decimals}f}"
-
-
-def describe_seeds(results: Sequence[CellResult]) -> str:
-    """`n = 1 seed per cell`, or the range where cells differ."""
-    counts = sorted({result.n for result in results if result.n})
+def _seeds_text(found: Sequence[CellLosses]) -> str:
+    counts = sorted({len(one.runs) for one in found if one.losses})
     if not counts:
         return "No complete cell"
     if len(counts) > 1:
@@ -211,15 +262,13 @@ def describe_seeds(results: Sequence[CellResult]) -> str:
     return f"n = {counts[0]} seed{'s' if counts[0] > 1 else ''} per cell"
 
 
-def describe_protocols(results: Sequence[CellResult], scale: str) -> tuple[str, ...]:
-    """What each line is, what each ± is a spread of, and what does not compare."""
-    summaries = [run.summary["val_full"] for result in results for run in result.runs]
-    if any(not summary["whole_split"] for summary in summaries):
-        split = (
-            f"a fixed, evenly spaced subset of the validation split ({_range(s['tokens'] for s in summaries)} tokens)"
-        )
-    else:
-        split = "the whole validation split"
+def _notes(found: Sequence[CellLosses], scale: str) -> list[str]:
+    """What each line is, what each ± is a spread of, and what must not be compared."""
+    runs = pd.concat([one.runs for one in found]) if found else pd.DataFrame()
+    split = "the whole validation split"
+    if len(runs) and not runs["val_full.whole_split"].astype(bool).all():
+        tokens = [f"{int(n):,}" for n in sorted({runs["val_full.tokens"].min(), runs["val_full.tokens"].max()})]
+        split = f"a fixed, evenly spaced subset of the validation split ({' to '.join(tokens)} tokens)"
     notes = [
         "sampled (the paper's protocol): mean and standard deviation of a run's sampled validation losses over the last"
         " 10 % of steps, each averaged over seeds; ± is a spread over sampled batches, not over seeds.",
@@ -233,9 +282,40 @@ def describe_protocols(results: Sequence[CellResult], scale: str) -> tuple[str, 
             f"Scale {scale}: vocabulary, sequence length, batch and steps are smaller than the paper's, so the levels"
             " do not compare with the paper's; only the order and the differences of the models are of interest."
         )
-    return tuple(notes)
+    return [*notes, XPOS_NOTE]
 
 
-def _range(values: Iterable[int]) -> str:
-    ordered = sorted(set(values))
-    return f"{ordered[0]:,}" if len(ordered) == 1 else f"{ordered[0]:,} to {ordered[-1]:,}"
+def savings_line(source: Source, cells: Sequence[Cell]) -> str:
+    """What CRoPE saves against RoPE, from the parameter counts of the runs; empty until one row has both."""
+    for row in table_rows(cells, "table1"):
+        runs = {cell.model: found.iloc[0] for cell in row if len(found := cell_runs(source.frame, cell))}
+        if not {"crope", "rope"} <= runs.keys():
+            continue
+        full, lean = (
+            Parameters(**{part.name: int(runs[name][f"parameters.{part.name}"]) for part in fields(Parameters)})
+            for name in ("rope", "crope")
+        )
+        d_model, n_layers = (int(runs["rope"][f"config.model.{key}"]) for key in ("d_model", "n_layers"))
+        saved = savings(full, lean, n_layers=n_layers, d_model=d_model)
+        parts = [f"{name} {saved[name]:.1f} % (paper: {it.value:g} %)" for name, it in paper.SAVED_PERCENT.items()]
+        whole = f"{saved['model']:.1f} % ({full.total:,} to {lean.total:,} parameters)"
+        if runs["rope"]["config.model.tied_head"] and runs["rope"]["config.tokenizer.vocab_size"] != GPT2_VOCAB_SIZE:
+            with_gpt2 = full.total - full.embeddings + GPT2_VOCAB_SIZE * d_model
+            whole += f", with GPT-2's vocabulary {100 * (full.qkv - lean.qkv) / with_gpt2:.1f} %"
+        return f"Weights that CRoPE saves against RoPE: {', '.join(parts)}; whole model with embeddings {whole}."
+    return ""
+
+
+def runs_table(frame: pd.DataFrame, invalid: Sequence[InvalidRecord] = ()) -> pd.DataFrame:
+    """Every run as one row for statistics of one's own (runs.csv, runs.parquet): the frame with one line per error.
+
+    Invalid records come last, with their name and reason alone.
+    """
+    errors = [error_line(run) if run["status"] == "failed" else None for _, run in frame.iterrows()]
+    columns = [name for name in frame.columns if name != "path" and not name.startswith("error.")]
+    lists = [name for name in columns if frame[name].map(lambda value: isinstance(value, list)).any()]
+    runs = frame[columns].drop(columns=lists).assign(error=pd.Series(errors, dtype=object))
+    if invalid:
+        rows = [{"run_id": one.path.name, "status": "invalid", "error": one.reason} for one in invalid]
+        runs = pd.concat([runs.astype(object), pd.DataFrame(rows)], ignore_index=True)
+    return runs.convert_dtypes()  # integers stay integers where a failed run has none

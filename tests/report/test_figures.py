@@ -1,119 +1,168 @@
-"""Every figure's bytes, colours and words."""
+"""What the figures draw, read from their axes; and that they are drawn to the same bytes."""
 
 from __future__ import annotations
 
-import io
-import itertools
-import re
-import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import matplotlib
-import matplotlib.colors
-import matplotlib.image
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.stats
+from matplotlib.axes import Axes
 
-from crope.report import build_plots, style
-from crope.report.figures import render_files, render_pictures
-from crope.report.findings import find
-from tests.report.conftest import make_run, read_source
-from tests.report.page import decode
+from crope.report import claims, figures
+from tests.report.frames import make_frame, make_runs
+from tests.report.records import write_run
 
-NAMES = ("fig4", "forest", "seeds", "parameters")
+STEPS = np.arange(0, 101, 10)
+
+
+def drawn(axis: Axes, gid: str) -> list[tuple[list[float], list[float]]]:
+    """x and y of the lines of one kind."""
+    lines = [line for line in axis.get_lines() if line.get_gid() == gid]
+    return [(list(map(float, line.get_xdata())), list(map(float, line.get_ydata()))) for line in lines]
 
 
 @pytest.fixture
-def plots(runs_dir, cells):
-    def plots(**unavailable: str) -> dict:
-        found = find(read_source(runs_dir), cells, unavailable=unavailable, margin=0.02)
-        return {plot.name: plot for plot in build_plots(found)}
-
-    return plots
-
-
-def pixels(png: bytes) -> set[str]:
-    image = (matplotlib.image.imread(io.BytesIO(png)) * 255).round().astype(int)
-    return {f"#{value:06x}" for value in np.unique(image[..., 0] << 16 | image[..., 1] << 8 | image[..., 2])}
-
-
-def colours(svg: bytes) -> set[str]:
-    return set(re.findall(rb"#[0-9a-f]{6}\b", svg))
+def curves() -> pd.DataFrame:
+    """Two seeds of two models on two datasets; validation losses are 3 above training losses, seed 1 lacks step 100."""
+    parts = []
+    for dataset, level in {"pg19": 6.0, "ptb": 4.0}.items():
+        for model, extra in {"rope": 0.0, "crope": 0.5}.items():
+            for seed in (0, 1):
+                train = level + extra + 0.2 * seed + np.exp(-STEPS / 20)
+                parts.append(pd.DataFrame({
+                    "dataset": dataset, "row": "base", "model": model, "seed": seed, "step": STEPS,
+                    "train/loss_nats": train, "val/loss_nats": train + 3,
+                    "val_full/loss_nats": np.where(STEPS == 50, level + extra + 7, np.nan),
+                }).iloc[: len(STEPS) - seed])  # fmt: skip
+    return pd.concat(parts, ignore_index=True)
 
 
-def test_same_bytes_twice_whatever_matplotlib_was_set_to(whole_study, plots) -> None:
-    first, second = plots(), plots()
-    assert tuple(first) == NAMES
-    for name in NAMES:
-        files = render_files(first[name], scale="quick")
-        assert set(files) == {f"{name}.svg", f"{name}.png"}
-        with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 20, "axes.grid": False}):
-            assert render_files(second[name], scale="quick") == files
+def test_fig4_has_validation_on_top_and_training_below_for_each_dataset(curves: pd.DataFrame) -> None:
+    figure = figures.fig4(curves, ["pg19", "ptb"])
+    top, bottom = figure.axes[:2], figure.axes[2:]
+    assert ["validation" in top[0].get_ylabel(), "training" in bottom[0].get_ylabel()] == [True, True]
+    assert [axis.get_title(loc="left") for axis in top] == ["PG-19", "Penn Treebank"]
+    for column, level in enumerate((6.0, 4.0)):
+        for axis, extra in ((top[column], 3.0), (bottom[column], 0.0)):
+            by_label = {line.get_label(): line for line in axis.get_lines()}
+            for model, offset in {"rope": 0.0, "crope": 0.5}.items():
+                expected = level + extra + offset + 0.1 + np.exp(-STEPS[:-1] / 20)  # mean of seeds, at common steps
+                assert by_label[model].get_xdata() == pytest.approx(STEPS[:-1])
+                assert by_label[model].get_ydata() == pytest.approx(expected)
+    full = drawn(top[0], "full")
+    assert full == [([50.0], [13.0]), ([50.0], [13.5])]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_files_are_sound_say_the_scale_and_hold_no_date(whole_study, plots, name: str) -> None:
-    plot = plots()[name]
-    files = render_files(plot, scale="quick")
-    svg = files[f"{name}.svg"].decode("utf-8")
-    ElementTree.fromstring(svg)
-    for words in ("Scale: quick.", *(panel.title.split("\n")[0] for panel in plot.panels)):
-        assert words in svg, words  # matplotlib keeps the words of outlined text as comments
-    assert "dc:date" not in svg and "matplotlib.org" not in svg
-    png = files[f"{name}.png"]
-    assert png.startswith(b"\x89PNG") and b"tEXt" not in png and b"tIME" not in png
+def test_a_training_curve_is_smoothed_and_a_dataset_without_runs_says_so(curves: pd.DataFrame) -> None:
+    many = pd.DataFrame({"step": range(400), "train/loss_nats": [5.0, 6.0] * 200, "val/loss_nats": [5.0, 6.0] * 200})
+    many = many.assign(dataset="ptb", row="base", model="rope", seed=0, **{"val_full/loss_nats": np.nan})
+    figure = figures.fig4(many, ["ptb", "pg19"])
+    validation, training = (
+        next(line for line in figure.axes[i].get_lines() if line.get_label() == "rope") for i in (0, 2)
+    )
+    assert np.ptp(validation.get_ydata()) == 1.0
+    assert np.ptp(training.get_ydata()[20:-20]) < 0.2
+    assert "no complete run" in [text.get_text() for text in figure.axes[1].texts]
 
 
-@pytest.mark.parametrize("name", ["fig4", "forest", "seeds"])
-def test_a_model_has_its_colour_where_it_was_run_and_nowhere_else(runs_dir, plots, name: str) -> None:
-    make_run(runs_dir, "crope", "ptb")
-    make_run(runs_dir, "rope", "ptb", final=4.5)
-    found = pixels(render_files(plots()[name], scale="quick", kinds=["png"])[f"{name}.png"])
-    crope, rope, xpos = (style.LIGHT.models[model] for model in ("crope", "rope", "xpos"))
-    assert crope in found and xpos not in found
-    assert (rope in found) == (name != "forest")  # what is drawn there is a difference to RoPE
+def test_the_forest_draws_95_percent_intervals_means_seeds_and_the_papers_difference() -> None:
+    crope, rope = {0: 5.0, 1: 5.3, 2: 5.1}, {0: 4.9, 1: 5.0, 2: 5.1}
+    values = [0.1, 0.3, 0.0]
+    frame = make_frame(make_runs("crope", crope), make_runs("rope", rope), make_runs("xpos", {0: 6.0}))
+    lines = claims.compare(frame, [("ptb", "base"), ("pg19", "base")])
+    left, right = figures.comparisons(lines).axes
+    assert [left.get_title(loc="left"), right.get_title(loc="left")] == ["CRoPE − RoPE", "XPOS − RoPE"]
+    low, high = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    ((x, y), (missing, _)) = drawn(left, "interval")
+    assert x == pytest.approx([low, high])
+    assert y == [0, 0]
+    assert np.isnan(missing).all()
+    assert drawn(left, "mean")[0][0] == pytest.approx([np.mean(values)])
+    assert drawn(left, "seeds")[0][0] == pytest.approx(values)
+    assert drawn(left, "paper")[0][0] == pytest.approx([4.0158 - 4.0212])
+    assert np.isnan(drawn(right, "interval")[0][0]).all()  # one seed: no interval
+    assert drawn(right, "mean")[0][0] == pytest.approx([1.1])
+    assert [label.get_text() for label in left.get_yticklabels()] == ["Penn Treebank", "PG-19"]
+    shaded = left.patches[0].get_extents().transformed(left.transData.inverted())
+    assert [shaded.x0, shaded.x1] == pytest.approx([-claims.MARGIN, claims.MARGIN])
 
 
-@pytest.mark.parametrize("reason", ["costs $5_000 and $6", "x" * 2000, "<script>"])
-def test_a_reason_of_any_kind_is_drawn(plots, reason: str) -> None:
-    for plot in plots(ptb=reason).values():
-        svg = render_files(plot, scale="quick", kinds=["svg"])[f"{plot.name}.svg"].decode("utf-8")
-        ElementTree.fromstring(svg)
-        assert "missing" in svg or "no complete run" in svg
+def test_seeds_draws_the_final_loss_of_every_seed() -> None:
+    frame = make_frame(make_runs("crope", {0: 5.0, 1: 5.3}, best={0: 1.0, 1: 1.0}), make_runs("rope", {0: 4.9, 1: 5.0}))
+    axis, *others = figures.seeds(frame, [("ptb", "base")]).axes
+    assert drawn(axis, "crope") == [([0, 0], [5.0, 5.3])]
+    assert drawn(axis, "rope") == [([1, 1], [4.9, 5.0])]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["CRoPE", "RoPE"]
+    assert not any(other.axison for other in others)
 
 
-def test_pictures_are_the_panels_in_both_themes(whole_study, plots) -> None:
-    for plot in plots().values():
-        pictures = render_pictures(plot)
-        assert [picture.text for picture in pictures] == [panel.text for panel in plot.panels]
-        for picture in pictures:
-            light, dark = decode(picture.light), decode(picture.dark)
-            ElementTree.fromstring(dark)
-            assert colours(light) <= {colour.encode() for colour in style.LIGHT.colours}
-            assert colours(dark) <= {colour.encode() for colour in style.DARK.colours}
-            assert style.DARK.background.encode() in dark and style.LIGHT.background.encode() not in dark
+def test_parameters_stacks_the_parts_of_every_model() -> None:
+    counts = {"qkv": 4000, "output_projection": 1000, "ffn": 3000, "norms": 500, "embeddings": 1500}
+    columns = {f"parameters.{part}": count for part, count in counts.items()}
+    frame = make_frame(make_runs("rope", {0: 5.0, 1: 5.0}, **columns))
+    (axis,) = figures.parameters(frame).axes
+    assert [bar.get_width() for bar in axis.patches] == pytest.approx([4, 1, 3, 0.5, 1.5])
+    assert [bar.get_x() for bar in axis.patches] == pytest.approx([0, 4, 5, 8, 8.5])
+    assert [text.get_text().strip() for text in axis.texts] == ["10,000"]
 
 
-def lightness(colour: str) -> float:
-    """CIE L* of an sRGB colour (IEC 61966-2-1), 0 black to 100 white: what a greyscale print keeps."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in matplotlib.colors.to_rgb(colour)]
-    luminance = sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-    return 116 * luminance ** (1 / 3) - 16 if luminance > 0.008856 else 903.3 * luminance
+def test_length_draws_loss_by_length_and_by_position() -> None:
+    lines = []
+    for seed, loss in {0: 5.0, 1: 5.2}.items():
+        for length in (256, 512):
+            own = {"seq_len": length, "final": loss + length / 1000, "positions": ((128.0, 5.5), (384.0, 5.1 + loss))}
+            lines += [line | own for line in make_runs("rope", {seed: loss})]
+    left, right = figures.study(make_frame(lines).assign(width=128), pd.DataFrame()).axes  # type: ignore[union-attr]
+    (line, *_) = left.get_lines()
+    assert line.get_xdata() == pytest.approx([256, 512])
+    assert line.get_ydata() == pytest.approx([5.356, 5.612])
+    assert right.get_lines()[0].get_ydata() == pytest.approx([5.5, 10.2])
+    assert right.get_lines()[1].get_xdata()[0] == 256
 
 
-@pytest.mark.parametrize("theme", [style.LIGHT, style.DARK], ids=lambda theme: theme.name)
-def test_models_and_parts_can_be_told_apart_in_greyscale_and_on_their_background(theme: style.Theme) -> None:
-    shades = [lightness(colour) for colour in theme.models.values()]
-    assert min(abs(a - b) for a, b in itertools.combinations(shades, 2)) > 10
-    assert min(abs(shade - lightness(theme.background)) for shade in (*shades, *map(lightness, theme.others))) > 30
-    parts = [lightness(colour) for colour in theme.parts.values()]
-    assert min(abs(a - b) for a, b in itertools.pairwise(parts)) > 15  # neighbours in a bar
-    for choices in (style.LINE_STYLES, style.MARKERS, style.DASHES):
-        assert len({str(choices[model]) for model in theme.models}) == 3
-    assert len(set(theme.colours)) == len(theme.colours)  # else no exchange of themes
+def test_scaling_draws_loss_by_parameters_and_differences_by_width() -> None:
+    runs = [
+        line | {"width": width, "seq_len": 256, "final": line["val_full.final_nats"]}
+        for width in (64, 256)
+        for line in make_runs("rope", {0: 6.0 - width / 256, 1: 6.2 - width / 256}, width=width)
+    ]
+    answers = pd.DataFrame([
+        {"dataset": "ptb", "where": f"D = {width}", "width": width, "first": "crope", "second": "rope", "at": "final",
+         "t_low_nats": -0.1, "t_high_nats": 0.3, "mean_nats": 0.1, "values": (0.0, 0.2)}
+        for width in (64, 256)
+    ])  # fmt: skip
+    left, right = figures.study(make_frame(runs), answers).axes  # type: ignore[union-attr]
+    assert left.get_lines()[0].get_xdata() == pytest.approx([64_000, 256_000])
+    assert left.get_lines()[0].get_ydata() == pytest.approx([5.85, 5.1])
+    assert drawn(right, "interval") == [([6, 6], [-0.1, 0.3]), ([8, 8], [-0.1, 0.3])]
 
 
-def test_a_model_of_ones_own_looks_the_same_wherever_it_stands() -> None:
-    assert style.LIGHT.model_colour("mine") == style.LIGHT.model_colour("mine") in style.LIGHT.others
-    index = style.LIGHT.others.index(style.LIGHT.model_colour("mine"))
-    assert style.DARK.model_colour("mine") == style.DARK.others[index]
-    assert style.marker("mine") in style.OTHER_MARKERS and style.dash("mine") in style.OTHER_DASHES
+def test_a_study_of_one_width_and_length_is_a_forest_of_its_answers() -> None:
+    runs = make_frame(make_runs("rope", {0: 5.0})).assign(width=128, seq_len=256)
+    assert figures.study(runs, pd.DataFrame()) is None
+    answers = pd.DataFrame([
+        {"where": "Penn Treebank", "first": "complex_qk", "second": "rope", "at": "final, best", "t_low_nats": 0.1,
+         "t_high_nats": 0.3, "mean_nats": 0.2, "values": (0.15, 0.25)}
+    ])  # fmt: skip
+    figure = figures.study(runs, answers)
+    assert figure is not None
+    assert drawn(figure.axes[0], "interval") == [([0.1, 0.3], [0, 0])]
+
+
+def test_curves_are_read_from_the_records(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "rope", seed=3, final=5.25)
+    found = figures.read_curves(make_frame(make_runs("rope", {3: 5.25}, path=str(path))).assign(path=str(path)))
+    last = found[found["step"] == 100].iloc[0]
+    assert [last["model"], last["seed"], last["val_full/loss_nats"]] == ["rope", 3, 5.25]
+    assert figures.read_curves(make_frame().reindex(columns=["path"])).empty
+
+
+def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings(curves: pd.DataFrame) -> None:
+    first = [figures.render(figures.fig4(curves, ["ptb"]), kind) for kind in ("svg", "png")]
+    with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 20, "svg.hashsalt": "other"}):
+        second = [figures.render(figures.fig4(curves, ["ptb"]), kind) for kind in ("svg", "png")]
+    assert first == second
+    assert b"<dc:date>" not in first[0]

@@ -1,101 +1,190 @@
-"""Which runs stand behind a cell, and the means and spreads over them, against values worked out by hand."""
+"""The frame of runs: one row per record, the runs of a cell, why a cell is empty, what must not be compared."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from crope.config import NUMERICS_VERSION
 from crope.errors import UserError
-from crope.report.frame import resolve_cells
-from crope.report.stats import Spread, spread_over_batches, spread_over_seeds
+from crope.record import PUBLISHED
+from crope.report.frame import (
+    cell_runs,
+    cell_status,
+    check_comparable,
+    choose_source,
+    load_curves,
+    load_frame,
+    load_published,
+)
+from tests.report.records import make_cell, write_run
 
-NAN = {"type": "NonFiniteLoss", "message": "loss is\nnan", "traceback": "...", "step": 17}
-
-
-def result_of(results, model, dataset, table="table1"):
-    (found,) = [r for r in results if (r.cell.table, r.cell.model, r.cell.dataset) == (table, model, dataset)]
-    return found
-
-
-def test_means_and_spreads_by_hand(write_run, cells, read_sound) -> None:
-    for seed, final, sampled, std in [(0, 6.0, 6.2, 0.01), (1, 6.1, 6.4, 0.02), (2, 6.3, 6.9, 0.06)]:
-        write_run("crope", "pg19", seed=seed, final=final, sampled=sampled, std=std)
-    result = result_of(resolve_cells(read_sound(), cells, unavailable={}), "crope", "pg19")
-    assert (result.status, result.n) == ("complete", 3)
-    # full: mean 18.4 / 3; squared distances (0.4^2 + 0.1^2 + 0.5^2) / 9 = 0.42 / 9, over n - 1 = 2.
-    assert result.full.mean_nats == pytest.approx(18.4 / 3)
-    assert result.full.std_nats == pytest.approx((0.42 / 9 / 2) ** 0.5)
-    # sampled: the mean of the runs' own spreads, not the spread of 6.2, 6.4, 6.9.
-    assert result.sampled.mean_nats == pytest.approx(6.5)
-    assert result.sampled.std_nats == pytest.approx(0.03)
+CELL = make_cell("crope")
+FAILED = {"type": "ValueError", "message": "loss is nan", "step": 20, "traceback": "..."}
 
 
-def test_one_seed_has_no_spread_over_seeds_but_one_over_batches(write_run, cells, read_sound) -> None:
-    write_run("rope", "ptb", final=4.25, sampled=4.5, std=0.03)
-    result = result_of(resolve_cells(read_sound(), cells, unavailable={}), "rope", "ptb")
-    assert result.full == Spread(4.25, None, 1)
-    assert result.sampled == Spread(pytest.approx(4.5), pytest.approx(0.03), 1)
+def status_of(folder: Path, **unavailable: str) -> tuple[str, str]:
+    status, notes = cell_status(*load_frame([folder]), CELL, unavailable)
+    return status, "; ".join(notes)
 
 
-def test_spread_over_batches_is_empty_where_a_run_measured_once() -> None:
-    assert spread_over_batches([1.0, 3.0], [0.5, None]) == Spread(2.0, None, 2)
-    assert spread_over_seeds([1.0, 3.0]) == Spread(2.0, pytest.approx(2**0.5), 2)
+def test_one_row_per_run_with_every_field_of_its_files(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path, seed=seed, final=5 + seed) for seed in (1, 0)]
+    frame, invalid = load_frame([tmp_path])
+    assert not invalid
+    assert list(frame["path"]) == [str(path) for path in reversed(paths)]
+    for _, run in frame.iterrows():
+        path = Path(run["path"])
+        summary = json.loads((path / "summary.json").read_text())
+        config = yaml.safe_load((path / "config.yaml").read_text())
+        assert run["val_full.final_nats"] == summary["val_full"]["final_nats"] == 5 + run["seed"]
+        assert run["val_sampled.std_nats"] == summary["val_sampled"]["std_nats"]
+        assert run["parameters.qkv"] == summary["parameters"]["qkv"]
+        assert run["config.train.lr"] == config["train"]["lr"]
+        assert run["config.runtime.loss"] == "plain"
+        assert run["provenance.data.splits.train.sha256"] == "a" * 64
+        assert (run["status"], run["cell_key"]) == ("complete", CELL.key)
 
 
-def test_each_status(write_run, cells, read_sound) -> None:
-    write_run("xpos", "pg19")
-    failed = write_run("rope", "pg19", error=NAN)
-    stale = write_run("crope", "pg19", numerics_version=NUMERICS_VERSION + 1)
-    results = resolve_cells(read_sound(), cells, unavailable={"ptb": "no network"})
-    assert [result_of(results, model, "pg19").status for model in ("xpos", "rope", "crope")] == [
-        "complete", "failed", "stale",
-    ]  # fmt: skip
-    assert result_of(results, "rope", "pg19").reason == f"{failed.name} failed: NonFiniteLoss: loss is nan (step 17)"
-    assert result_of(results, "crope", "pg19").reason == (
-        f"of numerics version {NUMERICS_VERSION + 1} and left out (the code is at {NUMERICS_VERSION}): {stale.name};"
-        " make reproduce SCALE=quick trains them again"
+def test_published_records_are_all_in_the_frame() -> None:
+    folders = sorted(PUBLISHED.glob("*/"))
+    frame, invalid = load_frame(folders)
+    assert not invalid
+    assert set(frame["run_id"]) == {path.parent.name for folder in folders for path in folder.glob("*/summary.json")}
+    assert frame["run_id"].is_monotonic_increasing
+
+
+def test_a_frame_without_runs_is_empty_and_can_be_selected_from(tmp_path: Path) -> None:
+    frame, invalid = load_frame([tmp_path / "absent"])
+    assert frame.empty and not invalid
+    assert cell_runs(frame, CELL).empty
+    check_comparable(frame, [CELL])
+
+
+def test_runs_of_a_cell_are_its_complete_ones_by_seed(tmp_path: Path) -> None:
+    for seed in (3, 0, 2):
+        write_run(tmp_path, seed=seed)
+    write_run(tmp_path, seed=1, error=FAILED)
+    write_run(tmp_path, seed=4, version=0)  # stale
+    write_run(tmp_path, "rope", seed=5)
+    write_run(tmp_path, "crope", "wikitext2", seed=6)
+    write_run(tmp_path, seed=8, config={"eval": {"every": 40}})  # under the cell's name, but not its experiment
+    other = write_run(tmp_path, seed=7)  # the same numbers under another name: a sweep of the user's own
+    renamed = other.with_name(other.name.replace("-base-", "-mine-"))
+    summary = json.loads((other / "summary.json").read_text()) | {"row": "mine", "run_id": renamed.name}
+    (other / "summary.json").write_text(json.dumps(summary))
+    other.rename(renamed)
+    frame, invalid = load_frame([tmp_path])
+    assert not invalid and len(frame) == 9
+    assert list(cell_runs(frame, CELL)["seed"]) == [0, 2, 3]
+
+
+def test_one_seed_twice_in_a_cell_is_refused(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        write_run(tmp_path / name)
+    with pytest.raises(UserError, match="seed"):
+        cell_runs(load_frame([tmp_path / "one", tmp_path / "other"])[0], CELL)
+
+
+def test_an_empty_cell_says_why(tmp_path: Path) -> None:
+    assert status_of(tmp_path / "none") == (
+        "missing",
+        "Penn Treebank: no finished run; `make reproduce SCALE=quick` trains it",
     )
-    assert (result_of(results, "crope", "ptb").status, result_of(results, "crope", "ptb").reason) == (
-        "missing", "Penn Treebank: no network",
-    )  # fmt: skip
-    assert "make reproduce SCALE=quick" in result_of(results, "crope", "wikitext2").reason
-    # The base row of Table 2 is the same set of runs.
-    table2 = [result for result in results if (result.cell.table, result.cell.row) == ("table2", "base")]
-    assert [result.status for result in table2] == ["complete", "failed", "stale"]
+    assert status_of(tmp_path / "none", ptb="ptb: no network") == ("missing", "Penn Treebank: no network")
+    stale = write_run(tmp_path / "stale", version=0)
+    status, reason = status_of(tmp_path / "stale")
+    assert status == "stale" and stale.name in reason
+    write_run(tmp_path / "failed", error=FAILED)
+    status, reason = status_of(tmp_path / "failed")
+    assert status == "failed" and "ValueError: loss is nan (step 20)" in reason and "..." not in reason
+    broken = write_run(tmp_path / "invalid")
+    (broken / "metrics.jsonl").write_text("{}\n")
+    status, reason = status_of(tmp_path / "invalid")
+    assert status == "invalid" and str(broken) in reason
+    (broken / "metrics.jsonl").unlink()
+    (broken / "summary.json").write_text("{")  # torn
+    assert status_of(tmp_path / "invalid")[0] == "invalid"
 
 
-def test_a_failed_seed_beside_a_complete_one_is_noted_and_not_averaged(write_run, cells, read_sound) -> None:
-    write_run("crope", "ptb", final=4.0)
-    failed = write_run("crope", "ptb", seed=1, error=NAN)
-    result = result_of(resolve_cells(read_sound(), cells, unavailable={}), "crope", "ptb")
-    assert (result.status, result.n, result.full.mean_nats) == ("complete", 1, 4.0)
-    assert result.notes == (f"{failed.name} failed: NonFiniteLoss: loss is nan (step 17)",)
+def test_a_failed_seed_beside_complete_ones_is_noted(tmp_path: Path) -> None:
+    write_run(tmp_path, seed=0)
+    write_run(tmp_path, seed=1, error=FAILED | {"step": None})
+    status, reason = status_of(tmp_path)
+    assert status == "complete"
+    assert reason.endswith("failed: ValueError: loss is nan")
 
 
-def test_stale_runs_beside_a_current_one_are_named_and_not_averaged(write_run, cells, read_sound) -> None:
-    write_run("crope", "ptb", final=4.0)
-    old = [write_run("crope", "ptb", seed=seed, final=9.0, numerics_version=NUMERICS_VERSION + 1) for seed in (1, 2)]
-    result = result_of(resolve_cells(read_sound(), cells, unavailable={}), "crope", "ptb")
-    assert (result.n, result.full.mean_nats) == (1, 4.0)
-    (note,) = result.notes
-    version = f"of numerics version {NUMERICS_VERSION + 1} and left out (the code is at {NUMERICS_VERSION})"
-    assert note == f"{version}: {old[0].name}, {old[1].name}"
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({"precision": "bf16"}, "precision"), ({"device_kind": "cuda"}, "device"), ({"sha256": "b" * 64}, "data")],
+)
+@pytest.mark.parametrize("model", ["crope", "rope"])
+def test_runs_of_different_kinds_are_not_compared(
+    tmp_path: Path, change: dict[str, Any], word: str, model: str
+) -> None:
+    """Neither averaged (two seeds of one model) nor subtracted (two models of one row); other rows and
+    the commit may differ."""
+    cells = [CELL, make_cell("rope")]
+    write_run(tmp_path, "crope", seed=0)
+    write_run(tmp_path, "crope", seed=2, provenance={"commit": "d" * 40})
+    write_run(tmp_path, "crope", "wikitext2", seed=0, **change)
+    check_comparable(load_frame([tmp_path])[0], cells)
+    write_run(tmp_path, model, seed=1, **change)
+    with pytest.raises(UserError, match=word):
+        check_comparable(load_frame([tmp_path])[0], cells)
 
 
-def test_the_same_seed_from_two_folders_is_refused(write_run, cells, read_sound, runs_dir, tmp_path: Path) -> None:
-    paths = [write_run("crope", "ptb"), write_run("crope", "ptb", folder=tmp_path / "published")]
-    runs = read_sound(runs_dir, tmp_path / "published")
-    with pytest.raises(UserError, match="same seed") as caught:
-        resolve_cells(runs, cells, unavailable={})
-    assert all(str(path) in str(caught.value) for path in paths)
+def test_curves_hold_every_logged_value(tmp_path: Path) -> None:
+    curves = load_curves(write_run(tmp_path, sampled=(5.5, 5.7)))
+    assert list(curves["step"]) == [10, 50, 90, 100]
+    assert list(curves["val/loss_nats"]) == [9.0, 8.0, 5.5, 5.7]
+    assert list(curves["train/loss_nats"].isna()) == [False, True, True, True]
 
 
-def test_a_run_of_another_row_name_is_no_part_of_the_cell(write_run, cells, read_sound, runs_dir, tmp_path) -> None:
-    """A user's sweep can reach a table's configuration from another row: the same computation, the same seed."""
-    write_run("crope", "ptb", final=4.5)
-    write_run("crope", "ptb", final=9.0, named="mine", folder=tmp_path / "sweep")
-    results = resolve_cells(read_sound(runs_dir, tmp_path / "sweep"), cells, unavailable={})
-    (found,) = [result for result in results if result.cell.dataset == "ptb" and result.cell.model == "crope"]
-    assert (found.n, found.full.mean_nats) == (1, 4.5)
+def test_own_runs_are_reported_before_published_ones(tmp_path: Path) -> None:
+    results, published = tmp_path / "results", tmp_path / "published"
+    for seed in (0, 1):
+        write_run(published / "large", seed=seed)
+    write_run(published / "small", "rope")
+    found = choose_source(results_dir=results, published=published)
+    assert (found.machine, found.scale, len(found.frame)) == ("large", "quick", 2)
+    write_run(results / "runs", "xpos")
+    found = choose_source(results_dir=results, published=published)
+    assert (found.machine, list(found.frame["model"])) == ("", ["xpos"])
+    found = choose_source(results_dir=results, scale="paper", published=published)
+    assert (found.machine, found.scale) == ("", "paper")  # nobody has any: the own folder, whose cells are missing
+    found = choose_source(results_dir=results, folders=[published / "small"], published=published)
+    assert (found.machine, list(found.frame["model"])) == ("", ["rope"])
+
+
+def test_an_invalid_own_run_does_not_make_way_for_published_ones(tmp_path: Path) -> None:
+    write_run(tmp_path / "published" / "machine")
+    (write_run(tmp_path / "runs") / "metrics.jsonl").unlink()
+    found = choose_source(results_dir=tmp_path, published=tmp_path / "published")
+    assert not found.machine and len(found.invalid) == 1
+
+
+def test_published_records_of_studies_may_be_of_another_machine() -> None:
+    tables, studies = load_published("quick"), load_published("quick", studies=True)
+    assert tables and studies
+    assert (tables.machine, studies.machine) == ("cpu-2-cores", "cpu-2-cores-avx2")
+    assert load_published("paper") is None
+
+
+def test_tiny_joins_the_datasets_where_it_was_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", dataset="ptb")
+    assert choose_source(results_dir=tmp_path).datasets is None
+    write_run(tmp_path / "runs", dataset="tiny")
+    assert choose_source(results_dir=tmp_path).datasets == ["pg19", "wikitext2", "ptb", "tiny"]
+
+
+def test_unavailable_datasets_are_read_from_the_last_reproduce(tmp_path: Path) -> None:
+    (tmp_path / "unavailable.json").write_text('{"pg19": "no network"}')
+    assert choose_source(results_dir=tmp_path, scale="paper").unavailable == {"pg19": "no network"}
+    (tmp_path / "unavailable.json").write_text("{")
+    with pytest.raises(UserError, match=r"unavailable\.json"):
+        choose_source(results_dir=tmp_path, scale="paper")

@@ -1,147 +1,215 @@
-"""Which runs a study is made of: what is there, missing, mixed or of no study at all."""
+"""Losses and answers of the studies on chosen losses, files of finished runs, and the questions against conf/study."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
-import yaml
+import scipy.interpolate
 
-from crope.report.answers import Answer
-from crope.report.questions import build_answers
-from crope.report.studies import MIXED, Study, build_studies
-from crope.report.study_tables import study_sheet
-from tests.report.conftest import make_cells, make_run
-from tests.report.study_runs import make_rows, make_studies, measure, usual, write_one
+from crope.compose import group_files
+from crope.errors import DataError
+from crope.report import studies
+from crope.report.studies import QUESTIONS, answer, collect_studies, held_out, study_losses
+from crope.study import StudyRow
+from tests.report.frames import make_frame, make_key, make_row, make_runs
 
-MARGIN = 0.02
-Found = Callable[[], dict[str, Study]]
+NOISE = {0: -0.001, 1: 0.0, 2: 0.001}
+TABLES = {make_key(model, "ptb") for model in ("xpos", "rope", "crope")}
+
+
+def at(loss: float, scale: float = 1.0) -> dict[int, float]:
+    return {seed: loss + scale * noise for seed, noise in NOISE.items()}
+
+
+def lines_of(found: pd.DataFrame, question: str) -> pd.DataFrame:
+    return found[found["question"].str.contains(question, regex=False)].reset_index(drop=True)
+
+
+def answers_of(frame: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
+    return answer(collect_studies(frame, rows, tables=TABLES), rows)
+
+
+def test_every_question_is_of_a_study_and_of_models_that_exist() -> None:
+    known, models = set(group_files("study")), set(group_files("model"))
+    assert {question.study for question in QUESTIONS} <= known
+    assert {name for question in QUESTIONS for name in (question.first, question.second) if name} <= models
+    assert {question.kind for question in QUESTIONS} == {"loss", "equal_size", "length", "best_rate"}
+
+
+def test_a_study_starts_with_a_run_of_its_own() -> None:
+    rows = [make_row("controls", ["rope", "crope", "halved"])]
+    tables_only = make_frame(make_runs("rope", at(5.0)), make_runs("crope", at(5.0)))
+    assert collect_studies(tables_only, rows, tables=TABLES).empty
+    assert answers_of(tables_only, rows).empty
+    begun = make_frame(make_runs("rope", at(5.0)), make_runs("crope", at(5.0)), make_runs("halved", {0: 5.2}))
+    assert len(collect_studies(begun, rows, tables=TABLES)) == 7
+
+
+def test_losses_are_means_and_deviations_over_seeds_and_missing_models_are_named() -> None:
+    rows = [make_row("controls", ["rope", "crope", "halved"])]
+    frame = make_frame(make_runs("rope", {0: 5.0, 1: 5.2, 2: 5.7}), make_runs("halved", {0: 5.5}))
+    lines = study_losses(collect_studies(frame, rows, tables=TABLES), rows).set_index("model")
+    assert lines.loc["rope", ["n", "status"]].tolist() == [3, "complete"]
+    assert lines.loc["rope", "mean_nats"] == pytest.approx(5.3)
+    assert lines.loc["rope", "std_nats"] == pytest.approx(math.sqrt((0.3**2 + 0.1**2 + 0.4**2) / 2))
+    assert lines.loc["crope", ["n", "status"]].tolist() == [0, "missing"]
+    assert pd.isna(lines.loc["halved", "std_nats"])
+    assert "+0.5000" in lines.loc["halved", "reference"]
+    printed = studies.losses_table(lines.reset_index(), "controls", "quick").frame
+    assert printed["Loss"].tolist() == ["5.3000 ± 0.3606", "missing", "5.5000"]
+
+
+def test_a_study_without_questions_has_a_table_of_losses_by_its_own_setting() -> None:
+    rows = [make_row("mine", ["rope", "alibi"], lr=lr) for lr in ("0.001", "0.003")]
+    frame = make_frame(make_runs("alibi", at(5.0), lr="0.001"), make_runs("alibi", at(6.0), lr="0.003"))
+    runs = collect_studies(frame, rows, tables=TABLES)
+    lines = study_losses(runs, rows)
+    found = lines[lines["n"] > 0].set_index("setting")["mean_nats"].to_dict()
+    assert found == pytest.approx({"train.lr=0.001": 5.0, "train.lr=0.003": 6.0})
+    assert answer(runs, rows).empty
+    assert "Setting" in studies.losses_table(lines, "mine", "quick").frame
+
+
+@pytest.mark.parametrize(("crope", "expected"), [(4.8, "yes, lower"), (5.0, "no, equal"), (5.2, "no, higher")])
+def test_an_answer_follows_the_sign_of_first_minus_second(crope: float, expected: str) -> None:
+    rows = [make_row("controls", ["rope", "crope", "lowrank", "blockdiag", "halved"])]
+    halves = [make_runs(model, at(5.0)) for model in ("lowrank", "blockdiag", "halved")]
+    found = answers_of(make_frame(make_runs("crope", at(crope, 2.0)), *halves), rows)
+    assert lines_of(found, "at half the weights")["answer"].tolist() == [expected] * 3
+
+
+def test_holm_takes_the_rows_of_a_question_together_and_a_family_of_questions() -> None:
+    rows = [make_row("scaling", ["rope", "crope"], width=width) for width in (64, 128, 256)]
+    frames = [make_runs("rope", at(5.0), width=width) for width in (64, 128)]
+    frames += [make_runs("crope", {0: 5.01, 1: 5.013, 2: 5.02}, width=width) for width in (64, 128)]
+    lines = lines_of(answers_of(make_frame(*frames), rows), "level with RoPE at every width")
+    assert lines["where"].tolist() == [f"Penn Treebank, D = {width}" for width in (64, 128, 256)]
+    raw, adjusted = lines["p_different"], lines["p_different_holm"]
+    assert adjusted.iloc[:2].tolist() == pytest.approx([3 * raw.iloc[0]] * 2)  # the missing width counts
+    assert lines["conclusion"].iloc[2] == "missing"
+    halves = [make_runs(model, at(5.0)) for model in ("lowrank", "blockdiag")]
+    rows = [make_row("controls", ["crope", "lowrank", "blockdiag", "halved"])]
+    lines = lines_of(
+        answers_of(make_frame(make_runs("crope", {0: 5.01, 1: 5.013, 2: 5.02}), *halves), rows), "half the"
+    )
+    assert lines["p_different_holm"].iloc[0] == pytest.approx(3 * lines["p_different"].iloc[0])
+
+
+def test_a_dataset_without_the_seeds_for_a_test_is_left_out_if_another_has_them() -> None:
+    rows = [make_row("controls", ["rope", "complex_qk"], dataset=dataset) for dataset in ("ptb", "pg19")]
+    one_seed = [make_runs("rope", {0: 5.0}, dataset="pg19"), make_runs("complex_qk", {0: 5.1}, dataset="pg19")]
+    three_seeds = [make_runs("rope", at(5.0)), make_runs("complex_qk", at(5.1, 2.0))]
+    lines = lines_of(answers_of(make_frame(*one_seed, *three_seeds), rows), "in Q and K")
+    assert (lines["where"].tolist(), lines["answer"].tolist()) == (["Penn Treebank"], ["yes, higher"])
+    lines = lines_of(answers_of(make_frame(*one_seed), rows), "in Q and K")
+    assert (lines["n"].tolist(), lines["answer"].tolist()) == ([1], ["missing"])
+
+
+def test_at_equal_size_the_loss_of_rope_is_a_monotone_cubic_in_the_log_of_its_parameters() -> None:
+    sizes, losses = {64: 100, 128: 400, 256: 1600}, {64: 6.0, 128: 5.5, 256: 5.3}
+    rope = [
+        make_runs("rope", at(losses[width]), width=width, **{"parameters.total": size}) for width, size in sizes.items()
+    ]
+    crope = make_runs("crope", at(5.4, 3.0), width=128, **{"parameters.total": 300})
+    rows = [make_row("scaling", ["rope", "crope"], width=width) for width in sizes]
+    lines = lines_of(answers_of(make_frame(*rope, crope), rows), "as many parameters")
+    curve = scipy.interpolate.PchipInterpolator(np.log([100, 400, 1600]), [6.0, 5.5, 5.3])
+    found = lines.set_index("where").loc["Penn Treebank, D = 128"]
+    assert found["mean_nats"] == pytest.approx(5.4 - float(curve(math.log(300))))
+    outside = make_frame(*rope, make_runs("crope", at(5.4), width=64, **{"parameters.total": 50}))
+    assert set(lines_of(answers_of(outside, rows), "as many parameters")["n"]) == {0}
+
+
+def test_a_held_out_loss_is_at_the_rate_that_the_other_seeds_choose() -> None:
+    losses = pd.DataFrame({1e-3: [5.0, 5.4, 5.4], 3e-3: [5.3, 5.3, 5.3]}, index=[0, 1, 2])
+    # Seed 0: the others have 5.4 against 5.3. Seeds 1 and 2: the others have 5.2 against 5.3.
+    assert held_out(losses).to_dict() == {0: 5.3, 1: 5.4, 2: 5.4}
+    assert held_out(losses.iloc[:1]).empty
+    assert held_out(pd.DataFrame({1e-3: [math.inf, math.inf]})).empty
+
+
+def test_each_model_is_judged_at_its_own_best_rate_and_a_diverged_run_is_an_infinite_loss() -> None:
+    rows = [make_row("fair_lr", ["xpos", "rope", "crope"], lr=lr) for lr in ("0.001", "0.003")]
+    error = {"status": "failed", "error.type": studies.DIVERGED}
+    frame = make_frame(
+        make_runs("rope", at(5.0), lr="0.001"), make_runs("rope", at(5.5), lr="0.003"),
+        make_runs("crope", at(5.6), lr="0.001"), make_runs("crope", at(5.0, 3.0), lr="0.003"),
+        make_runs("xpos", at(5.9), lr="0.001"), make_runs("xpos", {0: 1.0, 1: 1.0}, lr="0.003"),
+        make_runs("xpos", {2: math.nan}, lr="0.003", **error),
+    )  # fmt: skip
+    lines = answers_of(frame, rows).set_index("first")
+    assert lines.loc["crope", "values"] == pytest.approx((-0.002, 0.0, 0.002))
+    assert lines.loc["crope", "answer"] == "yes, equal"
+    # Seed 2 diverges at the rate that seeds 0 and 1 choose: no held-out loss.
+    assert (lines.loc["xpos", "n"], lines.loc["xpos", "answer"]) == (0, "missing")
+    losses = study_losses(collect_studies(frame, rows, tables=TABLES), rows)
+    assert "diverged" in set(studies.losses_table(losses, "fair_lr", "quick").frame["Loss"])
 
 
 @pytest.fixture
-def found(runs_dir: Path, read_sound: Callable) -> Found:
-    def found() -> dict[str, Study]:
-        tables = {cell.key for cell in make_cells()}
-        return {one.name: one for one in build_studies(read_sound(), make_rows(), tables=tables, unavailable={})}
-
-    runs_dir.mkdir(parents=True)
-    return found
-
-
-def answer(study: Study, name: str) -> Answer:
-    (one,) = [one for one in build_answers([study], MARGIN) if one.question.name == name]
-    return one
-
-
-def test_the_tables_own_runs_begin_no_study(found: Found, whole_study: None) -> None:
-    studies = found()
-    assert list(studies) == ["controls", "schemes", "length", "scaling"]
-    assert [study.rows for study in studies.values()] == [()] * 4
-    assert build_answers(list(studies.values()), MARGIN) == []
+def measured(tmp_path: Path) -> pd.DataFrame:
+    """ALiBi over three seeds: losses at 1, 2 and 4 times the length of 256 tokens."""
+    lines = make_runs("alibi", at(5.0))
+    for line in lines:
+        line["path"] = str(tmp_path / f"s{line['seed']}")
+        seed, path = line["seed"], Path(line["path"])
+        path.mkdir()
+        losses = {256: 5.1, 512: 5.0 + 0.001 * seed, 1024: None}
+        lengths = [{"seq_len": n, "loss_nats": loss, "tokens": 1024, "note": "too long"} for n, loss in losses.items()]
+        segments = [{"first": 0, "last": 255, "loss_nats": 5.2}, {"first": 256, "last": 511, "loss_nats": 4.8}]
+        found = {"trained_seq_len": 256, "lengths": lengths, "by_position": segments}
+        (path / "extrapolation.json").write_text(json.dumps(found))
+    return make_frame(lines, make_runs("rope", at(5.0)))
 
 
-def test_a_run_of_one_study_does_not_begin_another(found: Found, runs_dir: Path) -> None:
-    """complex_wide at D = 128 belongs to controls and scaling, alibi to schemes and length."""
-    make_studies(runs_dir, ["controls"], datasets=["pg19"], seeds=[0])
-    studies = found()
-    assert [name for name, study in studies.items() if study.rows] == ["controls"]
-    assert [row.dataset for row in studies["controls"].rows] == ["pg19"]
-    assert studies["controls"].idle == ("wikitext2", "ptb")
-    write_one(runs_dir, "crope", "pg19", 0, 256)
-    assert [row.width for row in found()["scaling"].rows] == [64, 128, 256, 512]
+def test_the_length_study_compares_the_tokens_beyond_the_training_length(measured: pd.DataFrame) -> None:
+    rows = [make_row("length", ["rope", "alibi"])]
+    runs = collect_studies(measured, rows, tables=TABLES)
+    lines = study_losses(runs, rows)
+    assert lines[["model", "seq_len", "n"]].fillna(0).to_numpy().tolist() == [
+        ["rope", 0, 0], ["alibi", 256, 3], ["alibi", 512, 3]
+    ]  # fmt: skip
+    assert lines["mean_nats"].tolist()[1:] == pytest.approx([5.1, 5.001])
+    found = lines_of(answer(runs, rows), "ALiBi hold at 2 times").iloc[0]
+    # Half the tokens stand beyond 256: the difference of the means is twice as large there.
+    assert found["values"] == pytest.approx((-0.2, -0.198, -0.196))
+    assert found["answer"] == "yes, and gains"
+    assert lines_of(answer(runs, rows), "ALiBi hold at 4 times")["answer"].tolist() == ["missing"]
 
 
-def test_a_missing_model_is_named_and_counts_in_the_family(found: Found, runs_dir: Path) -> None:
-    make_studies(runs_dir, ["controls"], datasets=["pg19"], without=["lowrank"])
-    make_studies(runs_dir, ["controls"], datasets=["wikitext2"])
-    study = found()["controls"]
-    one = answer(study, "complex_or_lowrank")
-    assert [check.reason for check in one.checks] == ["low rank missing", ""]
-    others = [answer(study, f"complex_or_{name}").checks for name in ("blockdiag", "halved")]
-    smaller = sum(check.p_different < one.checks[1].p_different for checks in others for check in checks)
-    assert one.checks[1].p_different_holm == pytest.approx((6 - smaller) * one.checks[1].p_different)
-    assert one.text == "Wikitext-2: yes, CRoPE is lower"
-    sheet = study_sheet(study)
-    (row,) = [row for row in sheet.rows if row[:2] == ("PG-19", "low rank")]
-    assert row[5:7] == ("0", "missing")
-    assert "Missing on PG-19: low rank; make reproduce STUDY=controls SCALE=quick SEEDS=3 makes them." in sheet.notes
-    assert "Not begun on Penn Treebank, which is no part of the questions." in sheet.notes
+def test_a_file_that_is_not_json_is_named(measured: pd.DataFrame) -> None:
+    path = Path(measured["path"].iloc[0]) / "extrapolation.json"
+    path.write_text("{")
+    with pytest.raises(DataError, match=r"extrapolation\.json"):
+        collect_studies(measured, [make_row("length", ["alibi"])], tables=TABLES)
 
 
-def test_what_differs_from_the_base_row_is_left_out(found: Found, runs_dir: Path) -> None:
-    make_studies(runs_dir, ["controls"], datasets=["pg19"], seeds=[0])
-    make_run(runs_dir, "lowrank", "pg19", seed=1, final=1.0, change={"train": {"lr": 0.003}})
-    make_run(runs_dir, "lowrank", "pg19", "b2_l512_d64", seed=1, final=1.0)
-    make_run(runs_dir, "lowrank", "pg19", seed=2, final=1.0, numerics_version=0)
-    make_run(runs_dir, "halved", "pg19", seed=1, error={"type": "OutOfMemoryError", "message": "x", "step": 3})
-    results = found()["controls"].rows[0].results
-    assert (results["lowrank"].n, results["halved"].n) == (1, 1)
-    assert results["lowrank"].full.mean_nats == usual("lowrank", "pg19", 128, 0)
-    notes = study_sheet(found()["controls"]).notes
-    assert any("of numerics version 0 and left out" in note for note in notes)
-    assert any("failed: OutOfMemoryError: x (step 3)" in note for note in notes)
+def test_conversions_are_read_and_compared_by_seed(tmp_path: Path) -> None:
+    lines = make_runs("rope", at(5.0))
+    for line in lines:
+        line["path"] = str(tmp_path / f"s{line['seed']}")
+        Path(line["path"]).mkdir()
+        tuned = {"rope": 5.0, "best": 5.1 + NOISE[line["seed"]], "random": 5.3, "fresh": 6.0}
+        share = {"best": 0.7, "best_by_chance": [0.5, 0.6]}
+        found = {"steps": 200, "lr": 1e-4, "loss_nats": {**tuned, "trained": 5.0}, "tuned_loss_nats": tuned}
+        (Path(line["path"]) / "conversion.json").write_text(json.dumps(found | {"kept_share": share}))
+    found_lines = studies.conversions(make_frame(lines, make_runs("crope", at(5.0))))
+    assert len(found_lines) == 3 * len(studies.ARMS)
+    (printed,) = studies.conversions_table(found_lines, "quick").frame.to_dict("records")
+    assert printed["best structure"] == "5.1000 → 5.1000"
+    assert printed["Best − random, tuned"].startswith("−0.2000 (95 % −0.2025 to −0.1975")
+    assert printed["Kept"] == "0.700 (by chance 0.550)"
 
 
-@pytest.mark.parametrize("other", [{"precision": "bf16"}, {"device_kind": "cuda"}])
-def test_runs_of_two_kinds_are_not_averaged(found: Found, runs_dir: Path, other: dict[str, str]) -> None:
-    make_studies(runs_dir, ["controls"], datasets=["pg19", "wikitext2"], seeds=[0, 1])
-    make_run(runs_dir, "lowrank", "pg19", seed=2, final=1.0, **other)
-    pg19, wikitext2 = found()["controls"].rows
-    assert {result.status for result in pg19.results.values()} == {MIXED}
-    assert all(result.full is None for result in pg19.results.values())
-    assert {result.status for result in wikitext2.results.values()} == {"complete"}
-    (named,) = [note for note in study_sheet(found()["controls"]).notes if "share no mean" in note]
-    assert "controls/base/pg19: runs of different precision or device" in named and "fp32 on cpu: " in named
-    assert answer(found()["controls"], "qk_only").checks[0].reason == "Q/K only mixed, RoPE mixed"
-
-
-def test_one_seed_has_differences_without_intervals(found: Found, runs_dir: Path) -> None:
-    make_studies(runs_dir, ["controls", "length", "scaling"], datasets=["pg19"], seeds=[0])
-    studies = found()
-    for study, name, value in (
-        ("controls", "complex_or_blockdiag", usual("crope", "pg19", 128, 0) - usual("blockdiag", "pg19", 128, 0)),
-        ("length", "extrapolates_rope_4", 0.6 * 4 / 3),
-        ("scaling", "drift_pg19", 0.002),
-    ):
-        one = answer(studies[study], name)
-        assert one.text == "needs at least 3 seeds, has 1"
-        assert one.checks[0].difference.mean_nats == pytest.approx(value)
-        assert (one.checks[0].difference.low_nats, one.checks[0].p_different) == (None, None)
-        assert one.numbers.endswith("(needs at least 3 seeds, has 1)")
-
-
-def test_a_text_without_the_seeds_for_a_test_is_in_no_family(found: Found, runs_dir: Path) -> None:
-    make_studies(runs_dir, ["controls"], datasets=["wikitext2"])
-    alone = answer(found()["controls"], "qk_only").checks[0]
-    make_studies(runs_dir, ["controls"], datasets=["pg19"], seeds=[0, 1])
-    for model in ("rope", "crope"):  # of the tables: they make no test of lowrank or Q/K only possible
-        write_one(runs_dir, model, "pg19", 2)
-    one = answer(found()["controls"], "qk_only")
-    assert [check.reason for check in one.checks] == ["needs at least 3 seeds, has 2", ""]
-    assert one.checks[1].p_different_holm == alone.p_different_holm == alone.p_different
-    write_one(runs_dir, "complex_wide", "pg19", 2)  # of the scaling study as well: this pair can be tested, and counts
-    checks = answer(found()["controls"], "wide").checks
-    assert all(check.p_different_holm == pytest.approx(2 * check.p_different) for check in checks)
-
-
-def test_no_drift_is_found_while_a_width_is_missing(found: Found, runs_dir: Path) -> None:
-    make_studies(runs_dir, ["scaling"], datasets=["pg19"], without=["complex_wide"])
-    assert answer(found()["scaling"], "drift_pg19").text == "no, none"
-    for path in runs_dir.iterdir():
-        if "rope-" in path.name and '"d_model": 512' in json.dumps(yaml.safe_load((path / "config.yaml").read_text())):
-            shutil.rmtree(path)
-    one = answer(found()["scaling"], "drift_pg19")
-    assert (one.text, one.checks[0].difference.n) == ("D = 512 missing", 3)
-
-
-def test_length_begins_with_the_first_measurement(found: Found, runs_dir: Path) -> None:
-    path = write_one(runs_dir, "alibi", "pg19", 0)
-    assert found()["length"].rows == ()
-    measure(path, "alibi")
-    (row,) = found()["length"].rows
-    assert list(row.lengths) == ["alibi"]
-    assert found()["schemes"].rows == ()  # which asks for alibi as well, and for what was not run
-    assert answer(found()["length"], "extrapolates_nope_4").text == "NoPE missing"
+def test_answers_print_their_question_difference_and_interval() -> None:
+    rows = [make_row("controls", ["rope", "complex_qk"])]
+    lines = answers_of(make_frame(make_runs("rope", at(5.0)), make_runs("complex_qk", at(5.1, 2.0))), rows)
+    (printed,) = studies.answers_table(lines_of(lines, "in Q and K"), "quick").frame.to_dict("records")
+    assert (printed["Difference"], printed["Mean, nats"], printed["n"]) == ("Q/K only − RoPE", "+0.1000", "3")
+    assert printed["95 %"] == "[+0.0975, +0.1025]"

@@ -1,200 +1,228 @@
-"""The tables' files: columns, values, marks, captions, escapes."""
+"""Tables 1 and 2 against frozen files, numbers worked out by hand and the records themselves; the renderer."""
 
 from __future__ import annotations
 
 import csv
+import html
 import io
+import json
+import re
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from crope.report.markdown import escape_markdown
-from crope.report.tex import escape_tex
-from tests.report.conftest import read_source
+from crope import paper
+from crope.errors import UserError
+from crope.record import PUBLISHED
+from crope.report.frame import Source, load_frame, load_published
+from crope.report.tables import CSV_COLUMNS, Table, loss_table, render, runs_table, savings_line
+from crope.study import Cell, expected_cells
+from tests.report.records import make_cell, write_run
 
-HEADER = "table,row,dataset,model,scale,protocol,mean_nats,std_nats,n,paper_mean_nats,paper_std_nats,status"
+MODELS = ("xpos", "rope", "crope")
+CELLS = [make_cell(model) for model in MODELS]
+MEANS = {"xpos": 6.0, "rope": 5.0, "crope": 4.0}
+
+
+def source_of(folder: Path, **unavailable: str) -> Source:
+    return Source("quick", (folder,), *load_frame([folder]), unavailable=unavailable)
+
+
+def line(table: Table, label: str) -> list[str]:
+    """The values of the first line with this label, in the order of MODELS."""
+    return list(table.frame[table.frame[""] == label].iloc[0])[2:]
+
+
+def rows_of(table: Table) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(render(table, "csv"))))
+
+
+@pytest.fixture(scope="module")
+def published() -> tuple[Source, list[Cell]]:
+    source = load_published("quick")
+    assert source
+    return source, expected_cells("quick")
 
 
 @pytest.fixture
-def texts(build, no_pictures):
-    """Builds the report of the runs written so far and returns {file name: text}."""
-
-    def texts(**options) -> dict[str, str]:
-        kinds = (".md", ".csv", ".tex")
-        return {path.name: path.read_text("utf-8") for path in build(**options).iterdir() if path.suffix in kinds}
-
-    return texts
-
-
-def rows_of(text: str) -> dict[tuple[str, ...], dict[str, str]]:
-    keys = ("table", "row", "dataset", "model", "protocol")
-    return {tuple(row[key] for key in keys): row for row in csv.DictReader(io.StringIO(text))}
+def three_seeds(tmp_path: Path) -> Iterator[Source]:
+    """Final losses m, m + 0.1, m + 0.2; best ones 3 lower; sampled means m + 0.2 + 0.1 seed."""
+    for model, mean in MEANS.items():
+        for seed in (0, 1, 2):
+            sampled, final = (mean + 0.1 + 0.1 * seed, mean + 0.3 + 0.1 * seed), mean + 0.1 * seed
+            write_run(tmp_path, model, seed=seed, sampled=sampled, final=final, best=final - 3)
+    yield source_of(tmp_path)
 
 
-def line_of(markdown: str, label: str, protocol: str) -> str:
-    """The Markdown line of one protocol in the group that starts with `label`."""
-    lines = markdown.splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {label} |"))
-    return next(line for line in lines[start : start + 3] if f"| {protocol} |" in line)
+@pytest.mark.parametrize("name", ["table1", "table2"])
+def test_published_csv_follows_from_the_records(published: tuple[Source, list[Cell]], name: str) -> None:
+    """Every number from summary.json with the standard library alone, by the definitions of both protocols."""
+    source, cells = published
+    rows = rows_of(loss_table(source, cells, name))
+    assert list(rows[0]) == CSV_COLUMNS
+    assert len(rows) == 2 * sum(cell.table == name for cell in cells)
+    for row in rows:
+        pattern = f"{row['model']}-{row['dataset']}-{row['row']}-s*/summary.json"
+        summaries = [json.loads(path.read_text()) for path in sorted((PUBLISHED / source.machine).glob(pattern))]
+        if row["protocol"] == "full":
+            losses = [summary["val_full"]["final_nats"] for summary in summaries]
+            spread = statistics.stdev(losses)
+        else:
+            losses = [summary["val_sampled"]["mean_nats"] for summary in summaries]
+            spread = statistics.fmean(summary["val_sampled"]["std_nats"] for summary in summaries)
+        printed = paper.printed_loss(name, row["row"], row["dataset"], row["model"])
+        assert printed
+        assert float(row["mean_nats"]) == pytest.approx(statistics.fmean(losses), abs=6e-7)
+        assert float(row["std_nats"]) == pytest.approx(spread, abs=6e-7)
+        assert (float(row["paper_mean_nats"]), float(row["paper_std_nats"])) == (printed.mean_nats, printed.std_nats)
+        assert (row["n"], row["status"], row["scale"]) == ("3", "complete", "quick")
 
 
-def test_csv_header_and_lines(write_run, texts) -> None:
-    write_run("crope", "ptb", seed=0, final=4.0, sampled=4.5, std=0.02)
-    write_run("crope", "ptb", seed=1, final=4.5, sampled=4.7, std=0.04)
-    files = texts()
-    assert files["table1.csv"].splitlines()[0] == HEADER == files["table2.csv"].splitlines()[0]
-    assert "\r" not in files["table1.csv"]
-    lines = files["table1.csv"].splitlines()
-    assert "table1,base,ptb,crope,quick,sampled,4.600000,0.030000,2,4.015800,0.023300,complete" in lines
-    assert "table1,base,ptb,crope,quick,full,4.250000,0.353553,2,4.015800,0.023300,complete" in lines
-    assert "table1,base,ptb,rope,quick,full,,,0,4.021200,0.024300,missing" in lines
-    assert len(lines) == 1 + 3 * 3 * 2
-    assert len(files["table2.csv"].splitlines()) == 1 + 4 * 3 * 2
+def test_the_readme_has_the_published_tables(published: tuple[Source, list[Cell]]) -> None:
+    """The README's lines are golden: they were printed by the code that measured them."""
+    readme = (PUBLISHED.parents[1] / "README.md").read_text(encoding="utf-8")
+    source, cells = published
+    for name in ("table1", "table2"):
+        assert all(text in readme for text in render(loss_table(source, cells, name), "md").splitlines())
+    assert savings_line(source, cells) in readme
 
 
-def test_csv_rows_stand_in_the_papers_order(texts) -> None:
-    files = texts()
-    rows = list(rows_of(files["table1.csv"]))
-    assert [key[2:4] for key in rows[::2]] == [
-        (d, m) for d in ("pg19", "wikitext2", "ptb") for m in ("xpos", "rope", "crope")
-    ]
-    rows = list(rows_of(files["table2.csv"]))
-    assert [key[1] for key in rows[::6]] == ["base", "b2_l512_g09_s2000", "b2_l512_g09_s1000", "b2_l512_d64"]
+def test_the_numbers_of_a_row(three_seeds: Source) -> None:
+    table = loss_table(three_seeds, CELLS, "table1")
+    assert list(table.frame.columns) == ["Dataset", "", "XPOS", "RoPE", "CRoPE"]
+    assert line(table, "paper") == ["4.4288 ± 0.0224", "4.0212 ± 0.0243", "4.0158 ± 0.0233"]
+    # full: m + 0.1, sample standard deviation of (0, 0.1, 0.2) is 0.1; sampled: m + 0.3, that of two values 0.2 apart.
+    assert line(table, "full") == ["6.1000 ± 0.1000", "5.1000 ± 0.1000", "4.1000 ± 0.1000"]
+    assert line(table, "sampled") == [f"{mean:.4f} ± {0.2 / 2**0.5:.4f}" for mean in (6.3, 5.3, 4.3)]
+    assert table.bold == {(1, 4), (2, 4)}  # CRoPE, sampled and full
+    assert "n = 3 seeds per cell" in table.caption
+    assert any("B=16, L=1024, D=128" in note for note in table.notes)
+    assert any("65,536 tokens" in note for note in table.notes)
 
 
-def test_one_seed_leaves_the_full_std_empty(write_run, texts) -> None:
-    write_run("rope", "pg19", final=6.0, std=0.05)
-    rows = rows_of(texts()["table1.csv"])
-    assert rows["table1", "base", "pg19", "rope", "full"]["std_nats"] == ""
-    assert rows["table1", "base", "pg19", "rope", "sampled"]["std_nats"] == "0.050000"
+def test_one_seed_has_no_spread_and_unequal_counts_are_printed(tmp_path: Path) -> None:
+    write_run(tmp_path, "rope", final=5.0)
+    for seed in (0, 1):
+        write_run(tmp_path, "crope", seed=seed, final=4.0 + seed)
+    table = loss_table(source_of(tmp_path), CELLS, "table1")
+    assert line(table, "full") == ["missing [1]", "5.0000 (n=1)", "4.5000 ± 0.7071 (n=2)"]
+    assert "n = 1 to 2 seeds per cell" in table.caption
+    row = rows_of(table)[1]
+    assert (row["status"], row["n"], row["mean_nats"], row["std_nats"]) == ("missing", "0", "", "")
 
 
-def test_best_is_marked_among_complete_cells_only(write_run, texts) -> None:
-    write_run("xpos", "ptb", final=4.5)
-    write_run("rope", "ptb", final=4.25, sampled=4.375)
-    write_run("crope", "ptb", final=4.125, sampled=4.625)
-    write_run("rope", "pg19", final=6.0)  # alone in its row: nothing to be better than
-    files = texts()
-    assert line_of(files["table1.md"], "Penn Treebank", "full") == "|  | full | 4.5000 | 4.2500 | **4.1250** |"
-    sampled = "|  | sampled | 4.5000 ± 0.0200 | **4.3750 ± 0.0200** | 4.6250 ± 0.0200 |"
-    assert line_of(files["table1.md"], "Penn Treebank", "sampled") == sampled
-    assert line_of(files["table1.md"], "PG-19", "full") == "|  | full | missing [1] | 6.0000 | missing [1] |"
-    assert r" & full & 4.5000 & 4.2500 & \textbf{4.1250} \\" in files["table1.tex"]
-    assert files["table1.tex"].count(r"\textbf") == 2
+def test_a_value_alone_is_not_the_best_and_equal_values_both_are(tmp_path: Path) -> None:
+    write_run(tmp_path, "rope", final=5.00001)
+    assert not loss_table(source_of(tmp_path), CELLS, "table1").bold
+    write_run(tmp_path, "crope", final=5.00002)
+    write_run(tmp_path, "xpos", final=5.1)
+    assert {(2, 3), (2, 4)} <= loss_table(source_of(tmp_path), CELLS, "table1").bold
 
 
-def test_values_that_print_alike_are_both_best(write_run, texts) -> None:
-    write_run("rope", "pg19", final=6.00041)
-    write_run("crope", "pg19", final=6.00049)
-    files = texts()
-    assert line_of(files["table1.md"], "PG-19", "full") == "|  | full | missing [1] | **6.0004** | 6.0005 |"
-    label = "B=16, L=1024, D=128, γ=0.8, step=1000"
-    assert line_of(files["table2.md"], label, "full").endswith("| missing [1] | **6.000** | **6.000** |")
+def test_reasons_of_empty_cells_are_notes_and_each_is_printed_once(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "none", ptb="no network")
+    table = loss_table(source, CELLS, "table1")
+    assert line(table, "sampled") == line(table, "full") == ["missing [1]"] * 3
+    assert [note for note in table.notes if note.startswith("[")] == ["[1] Penn Treebank: no network"]
+    assert "No complete cell" in table.caption
+    write_run(tmp_path, "crope", error={"type": "ValueError", "message": "loss is nan", "step": 20})
+    assert line(loss_table(source_of(tmp_path), CELLS, "table1"), "full")[2] == "failed [2]"
 
 
-def test_the_papers_value_stands_beside_ours(texts) -> None:
-    files = texts()
-    assert line_of(files["table1.md"], "Wikitext-2", "paper") == (
-        "| Wikitext-2 | paper | 5.7486 ± 0.0274 | 5.3644 ± 0.0279 | 5.3730 ± 0.0255 |"
-    )
-    assert line_of(files["table2.md"], "B=2, L=512, D=64, γ=0.9, step=1000", "paper") == (
-        "| B=2, L=512, D=64, γ=0.9, step=1000 | paper | 6.907 ± 0.115 | 6.699 ± 0.111 | 6.700 ± 0.113 |"
-    )
+def test_a_failed_seed_beside_complete_ones_is_marked(tmp_path: Path) -> None:
+    for model in MODELS:
+        write_run(tmp_path, model, final=5.0)
+    write_run(tmp_path, "rope", seed=1, error={"type": "ValueError", "message": "loss is nan", "step": 20})
+    assert line(loss_table(source_of(tmp_path), CELLS, "table1"), "full") == ["5.0000", "5.0000 [1]", "5.0000"]
 
 
-def test_missing_says_why(texts) -> None:
-    files = texts(unavailable={"ptb": "no *network* | <here>"})
-    assert (
-        line_of(files["table1.md"], "Penn Treebank", "full") == "|  | full | missing [3] | missing [3] | missing [3] |"
-    )
-    assert r"- [3] Penn Treebank: no \*network\* \| &lt;here&gt;" in files["table1.md"]
-    assert r"[3] Penn Treebank: no *network* \textbar{} \textless{}here\textgreater{}" in files["table1.tex"]
+def test_runs_that_do_not_compare_give_no_table(tmp_path: Path) -> None:
+    write_run(tmp_path, "rope", precision="bf16")
+    write_run(tmp_path, "crope")
+    with pytest.raises(UserError, match="precision"):
+        loss_table(source_of(tmp_path), CELLS, "table1")
 
 
-def test_scale_and_seeds_stand_in_every_file(whole_study, texts) -> None:
-    files = texts()
-    for name in ("table1.md", "table2.md", "table1.tex", "table2.tex", "details.md"):
-        assert "Scale: quick. n = 2 seeds per cell." in files[name], name
-        if name != "details.md":
-            assert "do not compare with the paper" in files[name], name
-    for name in ("table1.csv", "table2.csv", "details.csv", "runs.csv"):
-        assert {row["scale"] for row in csv.DictReader(io.StringIO(files[name]))} == {"quick"}
+def test_rows_of_other_datasets_follow_without_the_papers_line(tmp_path: Path) -> None:
+    cells = [make_cell(model, dataset) for dataset in ("tiny", "ptb") for model in MODELS]
+    write_run(tmp_path, "crope", "tiny", final=3.0)
+    frame = loss_table(source_of(tmp_path), cells, "table1").frame
+    assert list(frame["Dataset"]) == ["Penn Treebank", "", "", "tiny (Python's help texts)", ""]
+    assert list(frame[""]) == ["paper", "sampled", "full", "sampled", "full"]
 
 
-def test_unequal_seeds_are_told_per_cell(write_run, texts) -> None:
-    write_run("rope", "ptb", seed=0, final=4.0)
-    write_run("rope", "ptb", seed=1, final=4.0)
-    write_run("crope", "ptb", seed=0, final=4.25)
-    files = texts()
-    assert "n = 1 to 2 seeds per cell" in files["table1.md"]
-    expected = "|  | full | missing [3] | **4.0000 ± 0.0000 (n=2)** | 4.2500 (n=1) |"
-    assert line_of(files["table1.md"], "Penn Treebank", "full") == expected
+def test_table2_has_a_row_for_each_configuration(tmp_path: Path) -> None:
+    cells = [make_cell(model, "pg19", row, "table2") for row in ("base", "b2_l512_d64") for model in MODELS]
+    write_run(tmp_path, "crope", "pg19", "b2_l512_d64", final=3.0)
+    table = loss_table(source_of(tmp_path), cells, "table2")
+    label = "B=2, L=512, D=64, γ=0.9, step=1000"
+    assert list(table.frame["Configuration"])[3:5] == [label, f"here {label}"]
+    assert list(table.frame.iloc[5])[1:] == ["full", "missing [1]", "missing [1]", "3.000"]
 
 
-def test_settings_that_were_run_stand_beside_the_papers_label(write_run, texts) -> None:
-    path = write_run("rope", "pg19", "b2_l512_d64") / "config.yaml"
-    text = texts()["table2.md"]
-    assert "| here B=2, L=512, D=64, γ=0.9, step=1000 | sampled |" in text
-    assert "batch_size: 2" in path.read_text("utf-8")  # the label is the run's own setting
-    assert text.count("| here ") == 1
+def test_savings_are_the_papers_percentages(three_seeds: Source) -> None:
+    text = savings_line(three_seeds, CELLS)
+    for part in ("Q/K/V 50.0 % (paper: 50 %)", "attention 37.5 % (paper: 37.5 %)", "block 12.5 % (paper: 12.5 %)"):
+        assert part in text
+    assert "(1,316,096 to 1,217,792 parameters)" in text
+    whole = 100 * 98_304 / (1_316_096 - 524_288 + 50_257 * 128)
+    assert f"vocabulary {whole:.1f} %" in text
+    assert savings_line(three_seeds, CELLS[:2]) == ""
 
 
-def test_tiny_rows_come_last_without_a_papers_value(write_run, texts, cells, tiny_cells) -> None:
-    write_run("crope", "tiny", final=4.0)
-    files = texts(expected=[*tiny_cells, *cells])
-    lines = files["table1.md"].splitlines()
-    assert [line.split(" | ")[0] for line in lines[4:] if not line.startswith("|  |")][:4] == [
-        "| PG-19", "| Wikitext-2", "| Penn Treebank", "| tiny (Python's help texts)",
-    ]  # fmt: skip
-    assert "| B=2, L=512, D=64, γ=0.9, step=1000 on tiny | sampled |" in files["table2.md"]
-    rows = rows_of(files["table1.csv"])
-    assert rows["table1", "base", "tiny", "crope", "full"]["paper_mean_nats"] == ""
-    assert files["table1.md"].count("| paper |") == 3
+HOSTILE = "a|b_c*d <i>&$x$ 50 % [e](f) #{g}~^\\ γ±−"
 
 
-def test_details_by_hand(write_run, texts) -> None:
-    for seed, final in [(0, 4.0), (1, 5.0)]:
-        write_run("crope", "ptb", seed=seed, final=final, best=(40 + 20 * seed, 3.5 + seed))
-    files = texts()
-    row = next(row for row in csv.DictReader(io.StringIO(files["details.csv"])) if row["n"] == "2")
-    assert row == {
-        "table": "table1", "row": "base", "dataset": "ptb", "model": "crope", "scale": "quick", "status": "complete",
-        "n": "2", "final_nats": "4.500000", "best_nats": "4.000000", "best_step": "40 60", "train_tokens": "1638400",
-        "train_passes": "0.400000", "train_val_gap_nats": "0.250000", "val_nats_per_byte": "1.500000",
-        "unigram_nats": "7.000000", "below_unigram_nats": "2.500000",
-    }  # fmt: skip
-    assert (
-        "| CRoPE | 2 | 4.5000 | 4.0000 | 40 to 60 | 1,638,400 | 0.40 | +0.2500 | 1.5000 | 7.0000 | 2.5000 |"
-        in files["details.md"]
-    )
-    # 9 + 12 cells, of which the base row of PG-19 stands in both tables and once here.
-    assert len(files["details.csv"].splitlines()) == 1 + 18
+@pytest.fixture
+def hostile() -> Table:
+    frame = pd.DataFrame([[HOSTILE, "1"], ["x", "2"]], columns=["name <b>", "n"])
+    return Table("t", "Table 3. Of all", frame, [HOSTILE], bold=frozenset({(1, 1)}))
 
 
-def test_committed_records_stand_between_the_papers_and_yours(write_run, texts, tmp_path) -> None:
-    for seed, final in [(0, 4.25), (1, 4.75)]:
-        write_run("crope", "ptb", seed=seed, final=final, folder=tmp_path / "published" / "gpu")
-    write_run("rope", "ptb", final=4.0, sampled=4.125, folder=tmp_path / "published" / "gpu")
-    write_run("crope", "ptb", final=4.5, sampled=4.625)
-    files = texts(committed=read_source(tmp_path / "published" / "gpu", machine="gpu"))
-    lines = files["table1.md"].splitlines()
-    start = next(i for i, line in enumerate(lines) if "Penn Treebank" in line)
-    assert lines[start : start + 5] == [
-        "| Penn Treebank | paper | 4.4288 ± 0.0224 | 4.0212 ± 0.0243 | 4.0158 ± 0.0233 |",
-        "|  | published, sampled |  | **4.1250 ± 0.0200 (n=1)** | 4.5000 ± 0.0200 (n=2) |",
-        "|  | published, full |  | **4.0000 (n=1)** | 4.5000 ± 0.3536 (n=2) |",
-        "|  | yours, sampled | missing [3] | missing [3] | 4.6250 ± 0.0200 |",
-        "|  | yours, full | missing [3] | missing [3] | 4.5000 |",
-    ]
-    assert (
-        "- published: records of gpu that are committed with the code, n = 1 to 2 seeds per cell" in files["table1.md"]
-    )
-    assert "published" not in files["table1.tex"]  # a paper's source holds its own numbers and the paper's
-    assert rows_of(files["table1.csv"])["table1", "base", "ptb", "crope", "full"]["n"] == "1"
-    assert "| PG-19 | paper |" in files["table1.md"] and files["table1.md"].count("| published, full |") == 1
+def test_csv_is_the_frame_or_the_numbers(hostile: Table) -> None:
+    assert pd.read_csv(io.StringIO(render(hostile, "csv")), dtype=str).equals(hostile.frame)
 
 
-def test_escapes() -> None:
-    assert escape_markdown("a|b*c_d`e\n<f>&[g](h)") == r"a\|b\*c\_d\`e &lt;f&gt;&amp;[g]\(h)"
-    assert escape_tex(r"50% of $x_1 & {y} #~^ \z" + " ±") == (
-        r"50\% of \$x\_1 \& \{y\} \#\textasciitilde{}\textasciicircum{} \textbackslash{}z $\pm$"
-    )
+def test_html_shows_the_text_as_it_is(hostile: Table) -> None:
+    text = render(hostile, "html")
+    cells = re.findall(r"<t([dh])(?: class=\"number\")?>(.*?)</t\1>", text)
+    assert [html.unescape(cell) for _, cell in cells] == ["name <b>", "n", HOSTILE, "1", "x", "<b>2</b>"]
+    assert text.count('class="number"') == 3
+    assert html.unescape(re.findall("<li>(.*?)</li>", text)[0]) == HOSTILE
+
+
+def test_markdown_escapes_everything_that_github_would_interpret(hostile: Table) -> None:
+    lines = render(hostile, "md").splitlines()
+    assert lines[:4] == ["**Table 3. Of all**", "", "| name &lt;b&gt; | n |", "| --- | ---: |"]
+    assert lines[4] == r"| a\|b\_c\*d &lt;i&gt;&amp;\$x\$ 50 % [e]\(f) #{g}\~^\\ γ±− | 1 |"
+    assert lines[5] == "| x | **2** |"
+    assert lines[7].startswith("- a")
+
+
+def test_latex_escapes_everything_and_has_booktabs_rules(hostile: Table) -> None:
+    text = render(hostile, "tex")
+    assert r"a\textbar{}b\_c*d \textless{}i\textgreater{}\&\$x\$ 50 \% [e](f) \#\{g\}\textasciitilde{}" in text
+    assert r"\textasciicircum{}\textbackslash{} $\gamma$$\pm$$-$ & 1 \\" in text
+    assert r"x & \textbf{2} \\" in text
+    assert r"\caption{Of all}" in text and r"\label{tab:t}" in text
+    assert [text.count(rf"\{rule}rule") for rule in ("top", "mid", "bottom")] == [1, 1, 1]
+    assert text.isascii()
+
+
+def test_the_runs_table_has_one_row_per_run_and_keeps_types(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path, seed=seed)
+    write_run(tmp_path, seed=2, error={"type": "ValueError", "message": "loss is\nnan", "step": 20, "traceback": "..."})
+    broken = write_run(tmp_path, "rope")
+    (broken / "metrics.jsonl").unlink()
+    table = runs_table(*load_frame([tmp_path]))
+    assert list(table["status"]) == ["complete", "complete", "failed", "invalid"]
+    assert table["error"][2] == "ValueError: loss is nan (step 20)"
+    assert table["run_id"][3] == broken.name and "metrics.jsonl" in table["error"][3]
+    assert str(table["steps"].dtype) == "Int64" and list(table["steps"].dropna()) == [100, 100]
+    assert runs_table(load_frame([])[0]).empty
+    table.to_parquet(tmp_path / "runs.parquet")
+    assert list(pd.read_parquet(tmp_path / "runs.parquet")["val_full.final_nats"].dropna()) == [5.0, 5.0]

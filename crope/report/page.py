@@ -1,0 +1,75 @@
+"""The HTML page: answers to the claims, both tables and Fig. 4 first, everything else folded. Works offline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+import plotly.graph_objects as go
+
+from crope.report.claims import model_label, row_label
+from crope.report.figures import COLOURS
+from crope.report.tables import Table, render
+
+TEMPLATE = Path(__file__).with_name("page.html")
+DASHES = {"xpos": "dot", "rope": "solid", "crope": "dash"}
+CAPTIONS = {
+    "fig4": "Validation (top) and training loss (bottom), mean over seeds; band: lowest to highest seed; markers: full"
+    " validation loss.",
+    "forest": "Bars: 95 % t interval of the mean; dots: seeds; crosses: the paper; shaded: equivalence margin.",
+    "seeds": "Full validation loss after the last step of every seed; bars: means; lines join equal seeds.",
+    "parameters": "Stored parameters of the runs' models by part.",
+    "study": "Bars of differences: 95 % t interval over seeds; bars of losses: ± standard deviation over seeds.",
+    "theory": "From `make theory`; see the text below.",
+}
+POINTS = 100  # of a curve; more are thinned
+
+
+@dataclass(frozen=True)
+class Section:
+    """A folded part of the page: figures by the names of their SVG files, tables, HTML, preformatted text."""
+
+    title: str
+    figures: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    html: str = ""
+    text: str = ""
+
+
+def render_page(**context: Any) -> str:
+    """page.html filled in; text is escaped, tables are set by `tables.render`."""
+    loader = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    loader.filters["table"] = lambda table: jinja2.utils.markupsafe.Markup(render(table, "html"))
+    return loader.from_string(TEMPLATE.read_text(encoding="utf-8")).render(captions=CAPTIONS, **context)
+
+
+def interactive_curves(curves: pd.DataFrame) -> str:
+    """The sampled validation loss of every run as a plotly figure with its script; a menu selects the table row."""
+    figure, places = go.Figure(), list(dict.fromkeys(zip(curves["dataset"], curves["row"], strict=True)))
+    for place in places:
+        of = curves[(curves["dataset"] == place[0]) & (curves["row"] == place[1])].dropna(subset="val/loss_nats")
+        named = set()
+        for (model, seed), run in of.groupby(["model", "seed"], sort=False):
+            thin = run.iloc[:: max(1, len(run) // POINTS)]
+            figure.add_scatter(
+                x=thin["step"].tolist(), y=thin["val/loss_nats"].round(4).tolist(), visible=place == places[0],
+                name=model_label(str(model)), legendgroup=str(model), showlegend=model not in named,
+                line={"color": COLOURS.get(str(model)), "dash": DASHES.get(str(model), "dashdot"), "width": 1.5},
+                hovertemplate=f"{model_label(str(model))}, seed {seed}: %{{y:.4f}} at step %{{x}}<extra></extra>",
+                meta=row_label(*place),
+            )  # fmt: skip
+            named.add(model)
+    buttons = [
+        {"label": row_label(*place), "method": "update",
+         "args": [{"visible": [trace.meta == row_label(*place) for trace in figure.data]}]}
+        for place in places
+    ]  # fmt: skip
+    figure.update_layout(
+        template="plotly_white", height=420, margin={"l": 55, "r": 10, "t": 60, "b": 45},
+        xaxis_title="step", yaxis_title="sampled validation loss (nats per token)", legend={"orientation": "h"},
+        updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.15, "yanchor": "bottom"}],
+    )  # fmt: skip
+    return str(figure.to_html(full_html=False, include_plotlyjs=True, div_id="curves", config={"responsive": True}))

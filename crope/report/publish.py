@@ -1,0 +1,134 @@
+"""Published records (results/published/<machine>/) and the README's tables, which are made from them alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from crope.config import ROOT
+from crope.errors import DataError, InvalidRecord, UserError
+from crope.record import PUBLISHED, Record, read_record, read_records, run_status, write_bytes, write_json, write_text
+from crope.report.frame import SCALES, load_frame, load_published
+from crope.report.tables import Table, loss_table, render, savings_line
+from crope.study import TABLES, expected_cells
+
+README = ROOT / "README.md"
+FIGURE = "fig4.png"
+START, END = "<!-- generated: tables -->", "<!-- end of generated -->"
+COPIED = ("metrics.jsonl", "summary.json")  # byte by byte: summary.json has the hash of metrics.jsonl
+MEASURED_LATER = ("extrapolation.json", "conversion.json")
+
+
+def publish(results_dir: Path, machine: str, *, scale: str, published: Path = PUBLISHED) -> list[str]:
+    """Copies the complete runs of one scale to <published>/<machine>/, without weights; returns their run ids.
+
+    Absolute paths of results_dir, data_dir and the repository are replaced by `results`, `data` and `.`.
+    Raises UserError if there is nothing to publish or a run was made from uncommitted code, DataError for invalid
+    records.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", machine):
+        raise UserError(f"machine '{machine}': use letters, digits, '.', '_' and '-'")
+    records, invalid = read_records(results_dir / "runs")
+    _check_valid(invalid)
+    chosen = [one for one in records if run_status(one) == "complete" and one.summary["scale"] == scale]
+    if not chosen:
+        raise UserError(f"{results_dir / 'runs'}: no complete run; `make reproduce SCALE={scale}` makes them")
+    for record in chosen:
+        attempts = [record.provenance, *record.provenance.get("resumed_from", [])]
+        if any(attempt["commit"] is None or attempt["dirty"] for attempt in attempts):
+            raise UserError(f"{record.path}: made from uncommitted code; commit, remove the folder and run it again")
+    for record in chosen:
+        _copy(record, published / machine / record.path.name)
+    frame, invalid = load_frame([published / machine])
+    _check_valid(invalid)
+    write_text(published / machine / "README.md", render_machine(machine, frame))
+    return [record.path.name for record in chosen]
+
+
+def _copy(record: Record, target: Path) -> None:
+    """summary.json last: it makes the copy a finished record, which is then validated."""
+    hidden = _private_paths(record.config)
+    write_text(target / "config.yaml", yaml.safe_dump(_anonymise(record.config, hidden), sort_keys=False))
+    write_json(target / "provenance.json", _anonymise(record.provenance, hidden))
+    for name in MEASURED_LATER:
+        if (record.path / name).exists():
+            found = json.loads((record.path / name).read_text(encoding="utf-8"))
+            write_json(target / name, _anonymise(found, hidden))
+    for name in COPIED:
+        write_bytes(target / name, (record.path / name).read_bytes())
+    read_record(target)
+
+
+def _private_paths(config: dict[str, Any]) -> dict[str, str]:
+    """Absolute path -> what replaces it, the longest first: one may lie in another."""
+    names = {config["results_dir"].rstrip("/"): "results", config["data_dir"].rstrip("/"): "data", str(ROOT): "."}
+    return {path: names[path] for path in sorted(names, key=len, reverse=True) if Path(path).is_absolute()}
+
+
+def _anonymise(value: Any, hidden: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _anonymise(item, hidden) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_anonymise(item, hidden) for item in value]
+    if isinstance(value, str):
+        for path, name in hidden.items():
+            value = value.replace(path, name)
+    return value
+
+
+def _check_valid(invalid: Sequence[InvalidRecord]) -> None:
+    if invalid:
+        raise DataError("; ".join(map(str, invalid)))
+
+
+def render_machine(machine: str, frame: pd.DataFrame) -> str:
+    """README.md of one machine's records: one line for each combination of scale, commit, device and versions."""
+    keys = {"scale": "scale", "precision": "precision", "provenance.commit": "commit"}
+    keys |= {f"provenance.{name}": name for name in ("device", "driver", "python")}
+    keys |= {f"provenance.packages.{name}": name for name in ("torch", "numpy", "tokenizers")}
+    groups = frame.fillna({"provenance.driver": "none"}).groupby(list(keys))
+    table = groups.agg(runs=("run_id", "size"), seeds=("seed", "nunique"), hours=("time.total_s", "sum")).reset_index()
+    table = table.rename(columns=keys).assign(
+        commit=table["provenance.commit"].str[:12], hours=(table["hours"] / 3600).map("{:.2f}".format)
+    )
+    note = "Each folder is one run: its configuration, provenance, metrics and summary, without its weights."
+    title = f"Records made on {machine}"
+    return render(Table("records", title, table.astype(str), notes=[note], text=range(len(keys))), "md")
+
+
+def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
+    """Rewrites the generated block of README.md and the figure in `published`.
+
+    From the records of the largest published scale, of the machine that has most of them. Raises UserError without
+    records or without the markers, DataError for an invalid record.
+    """
+    from crope.report import claims, figures
+
+    source = load_published(*SCALES, published=published)
+    if source is None:
+        raise UserError(f"{published}: no published records; `scripts/tools.py publish` makes them")
+    _check_valid(source.invalid)
+    text, pattern = readme.read_text(encoding="utf-8"), re.compile(f"{START}\n.*?{END}", re.DOTALL)
+    if not pattern.search(text):
+        raise UserError(f"{readme}: the markers '{START}' and '{END}' are missing; put them around the tables")
+    cells = expected_cells(source.scale)
+    first, second = (loss_table(source, cells, name) for name in TABLES)
+    first = replace(first, notes=[note for note in first.notes if note not in second.notes])  # once, below the second
+    parts = [
+        render(first, "md"),
+        render(second, "md"),
+        *([f"{line}\n"] if (line := savings_line(source, cells)) else []),
+    ]
+    block = "\n".join([START, "", *parts, END])
+    table1 = [cell for cell in cells if cell.table == TABLES[0]]
+    curves = figures.read_curves(claims.collect(source.frame, table1))
+    figure = figures.fig4(curves, list(dict.fromkeys(cell.dataset for cell in table1)))
+    write_bytes(published / FIGURE, figures.render(figure, "png"))
+    write_text(readme, pattern.sub(lambda _: block, text))

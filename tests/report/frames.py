@@ -1,0 +1,61 @@
+"""Data frames of runs with chosen losses, as `load_frame` gives them, without files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from crope.report.frame import COLUMNS
+from crope.study import Cell, StudyRow
+
+
+def make_key(model: str, dataset: str, row: str = "base", width: int = 128, setting: str = "") -> str:
+    return f"{model}/{dataset}/{row}/{width}/{setting}"
+
+
+def make_cell(model: str, dataset: str, row: str = "base", *, width: int = 128, setting: str = "") -> Cell:
+    return Cell("table1", row, dataset, model, "quick", make_key(model, dataset, row, width, setting))
+
+
+def make_row(study: str, models: Sequence[str], *, dataset: str = "ptb", width: int = 128, lr: str = "") -> StudyRow:
+    setting = f"train.lr={lr}" if lr else ""
+    cells = tuple(make_cell(model, dataset, width=width, setting=setting) for model in models)
+    return StudyRow(study, dataset, width, cells, (setting,) if lr else ())
+
+
+def make_runs(
+    model: str,
+    final: Mapping[int, float],
+    *,
+    dataset: str = "ptb",
+    row: str = "base",
+    width: int = 128,
+    lr: str = "",
+    best: Mapping[int, float] | None = None,
+    train: Mapping[int, float] | None = None,
+    **columns: Any,
+) -> list[dict[str, Any]]:
+    """One line per seed of `final`; `best` and `train` losses are the final ones if they are not given."""
+    known = {
+        "cell_key": make_key(model, dataset, row, width, f"train.lr={lr}" if lr else ""),
+        "model": model, "dataset": dataset, "row": row, "scale": "quick", "status": "complete",
+        "config.model.d_model": width, "config.model.projection": "complex" if model == "crope" else "real",
+        "config.train.seq_len": 256, "config.train.lr": float(lr or 1e-3), "parameters.qkv": 10 * width,
+        "parameters.total": 1000 * width, "parameters.output_projection": width, "parameters.ffn": width,
+        "parameters.norms": width, "parameters.embeddings": width, "provenance.commit": "c" * 40,
+    }  # fmt: skip
+    return [
+        known | columns | {
+            "seed": seed, "run_id": f"{model}-{dataset}-{row}-{width}-{lr}-s{seed}",
+            "path": f"runs/{model}-{dataset}-{row}-s{seed}", "val_full.final_nats": loss,
+            "val_full.best_nats": (best or final)[seed], "train.final_nats": (train or final)[seed],
+        }
+        for seed, loss in final.items()
+    ]  # fmt: skip
+
+
+def make_frame(*lines: list[dict[str, Any]]) -> pd.DataFrame:
+    found = pd.DataFrame([line for part in lines for line in part])
+    return found.reindex(columns=list(dict.fromkeys([*COLUMNS, *found.columns])))

@@ -1,0 +1,220 @@
+"""Differences, conclusions and verdicts against closed forms and scipy."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.stats
+
+from crope import paper
+from crope.report import claims
+from crope.report.claims import CLAIMS, MARGIN, compare, conclude, describe, judge, losses, verdict
+from crope.report.tables import render
+from tests.report.frames import make_cell, make_frame, make_runs
+
+PLACES = list(dict.fromkeys(place for claim in CLAIMS for place in claim.rows))
+NOISE = {0: -0.001, 1: 0.0, 2: 0.001}  # differences of mean 0 and standard deviation 0.001
+
+
+def shifted(loss: float) -> dict[int, float]:
+    return {seed: loss + 0.1 * seed for seed in NOISE}
+
+
+def noisy(loss: float) -> dict[int, float]:
+    return {seed: loss + 0.1 * seed + NOISE[seed] for seed in NOISE}
+
+
+def table_runs(
+    xpos: float = 0.4, crope: float = 0.0, cells: Mapping[tuple[str, str], dict[int, float]] | None = None
+) -> pd.DataFrame:
+    """Every cell of both tables at RoPE's losses plus a difference; `cells` replaces the losses of CRoPE in some."""
+    lines = []
+    for dataset, row in PLACES:
+        crope_losses = (cells or {}).get((dataset, row), noisy(5.0 + crope))
+        for model, final in {"rope": shifted(5.0), "xpos": noisy(5.0 + xpos), "crope": crope_losses}.items():
+            lines.append(make_runs(model, final, dataset=dataset, row=row))
+    return make_frame(*lines)
+
+
+def verdict_of(checks: pd.DataFrame, claim: str) -> str:
+    (found,) = checks.loc[checks["claim"] == claim, "verdict"].unique()
+    return str(found)
+
+
+def test_collect_takes_the_complete_runs_of_each_configuration_once() -> None:
+    frame = make_frame(make_runs("rope", {1: 5.0, 0: 4.0}), make_runs("crope", {0: 4.5}, status="failed"))
+    cells = [make_cell("rope", "ptb"), make_cell("rope", "ptb"), make_cell("crope", "ptb")]
+    assert claims.collect(frame, cells)[["model", "seed"]].to_numpy().tolist() == [["rope", 0], ["rope", 1]]
+
+
+def test_a_difference_pairs_equal_seeds_and_has_scipys_interval_and_p_values() -> None:
+    first = pd.Series({0: 5.10, 2: 5.25, 3: 5.31, 7: 9.0})
+    second = pd.Series({0: 5.00, 1: 1.00, 2: 5.20, 3: 5.22})
+    found = claims.difference({"crope": first, "rope": second})
+    test = scipy.stats.ttest_rel([5.10, 5.25, 5.31], [5.00, 5.20, 5.22])
+    low, high = test.confidence_interval()
+    assert found["values"] == pytest.approx((0.10, 0.05, 0.09))
+    assert (found["n"], found["mean_nats"], found["p_different"]) == pytest.approx((3, 0.08, test.pvalue))
+    assert (found["t_low_nats"], found["t_high_nats"]) == pytest.approx((low, high))
+    assert found["std_over_seeds_nats"] == pytest.approx(math.sqrt(((0.02) ** 2 + 0.03**2 + 0.01**2) / 2))
+    above = scipy.stats.ttest_rel([5.12, 5.27, 5.33], [5.00, 5.20, 5.22], alternative="greater").pvalue
+    below = scipy.stats.ttest_rel([5.08, 5.23, 5.29], [5.00, 5.20, 5.22], alternative="less").pvalue
+    assert found["p_equivalent"] == pytest.approx(max(above, below))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "n", "reason"),
+    [({}, {0: 1.0}, 0, "CRoPE"), ({0: 1.0}, {1: 1.0}, 0, "seed"), ({0: 2.0, 1: 2.0}, {0: 1.0, 1: 1.0}, 2, "3")],
+)
+def test_without_the_seeds_for_a_test_there_is_a_reason(
+    first: dict[int, float], second: dict[int, float], n: int, reason: str
+) -> None:
+    series = {"crope": pd.Series(first, dtype=float), "rope": pd.Series(second, dtype=float)}
+    found = claims.difference(series)
+    assert (found["n"], math.isnan(found["p_different"])) == (n, True)
+    assert reason in found["reason"]
+
+
+def lines_of(*values: Sequence[float]) -> pd.DataFrame:
+    return pd.DataFrame([describe(pd.Series(one, dtype=float)) for one in values])
+
+
+def test_conclusions_are_drawn_after_holm_over_all_lines() -> None:
+    high, low, equal, wide = [0.2, 0.21, 0.22], [-0.2, -0.21, -0.22], [0.001, 0.0, -0.001], [0.2, -0.1, 0.05]
+    found = conclude(lines_of(high, low, equal, wide))
+    assert found["conclusion"].tolist() == ["higher", "lower", "equivalent", "inconclusive"]
+    raw = sorted(found["p_different"])
+    expected = np.maximum.accumulate([p * count for p, count in zip(raw, (4, 3, 2, 1), strict=True)])
+    assert sorted(found["p_different_holm"]) == pytest.approx(np.minimum(1, expected))
+
+
+def test_a_missing_line_counts_in_its_family() -> None:
+    some = [0.01, 0.013, 0.02]  # p = 0.04
+    alone, beside_missing = conclude(lines_of(some)), conclude(lines_of(some, []))
+    assert alone["p_different"].iloc[0] == pytest.approx(scipy.stats.ttest_1samp(some, 0).pvalue)
+    assert alone["conclusion"].tolist() == ["higher"]
+    assert beside_missing["p_different_holm"].iloc[0] == pytest.approx(2 * alone["p_different"].iloc[0])
+    assert beside_missing["conclusion"].tolist() == ["inconclusive", "missing"]
+
+
+def test_comparisons_are_first_minus_second_in_each_row_beside_the_papers() -> None:
+    found = compare(table_runs(xpos=0.4, crope=0.03), PLACES)
+    assert len(found) == 3 * len(PLACES)
+    means = found.groupby(["first", "second"])["mean_nats"].agg(["min", "max"])
+    for pair, mean in {("crope", "rope"): 0.03, ("xpos", "rope"): 0.4, ("xpos", "crope"): 0.37}.items():
+        assert means.loc[pair].tolist() == pytest.approx([mean, mean])
+    ptb = found[(found["dataset"] == "ptb") & (found["second"] == "rope")].set_index("first")["paper_nats"]
+    assert ptb["crope"] == pytest.approx(4.0158 - 4.0212)
+    assert ptb["xpos"] == pytest.approx(4.4288 - 4.0212)
+
+
+def test_final_and_best_losses_are_one_line_only_if_they_are_the_same() -> None:
+    same = make_runs("rope", shifted(5.0)), make_runs("crope", shifted(5.1)), make_runs("xpos", shifted(6.0))
+    best = make_runs("crope", shifted(5.1), best=shifted(4.9))
+    assert set(compare(make_frame(*same), [("ptb", "base")])["at"]) == {"final, best"}
+    found = compare(make_frame(same[0], best, same[2]), [("ptb", "base")]).set_index(["first", "second", "at"])
+    assert found.loc[("crope", "rope", "final"), "mean_nats"] == pytest.approx(0.1)
+    assert found.loc[("crope", "rope", "best"), "mean_nats"] == pytest.approx(-0.1)
+    assert ("xpos", "rope", "final, best") in found.index
+
+
+@pytest.mark.parametrize(
+    ("p_for", "p_against", "expected"),
+    [
+        ([0.04, 0.04, 0.04], [1, 1, 1], "supported"),  # each at 5 %: an intersection-union test needs no correction
+        ([0.001, 0.001, 0.06], [1, 1, 1], "inconclusive"),
+        ([0.001, 0.9, 0.9], [1, 1, 1], "inconclusive"),  # one check of many is not enough
+        ([0.001, 0.001, math.nan], [1, 1, math.nan], "missing"),
+        ([0.001, 0.001, 0.9], [1, 1, 0.02], "inconclusive"),  # 3 x 0.02 after Holm
+        ([0.001, 0.001, 0.9], [1, 1, 0.016], "not supported"),
+        ([0.9, math.nan, math.nan], [0.016, math.nan, math.nan], "not supported"),
+        ([0.9, math.nan, math.nan], [0.02, math.nan, math.nan], "missing"),
+    ],
+)
+def test_the_rule_of_a_verdict(p_for: list[float], p_against: list[float], expected: str) -> None:
+    assert verdict(pd.DataFrame({"p_for": p_for, "p_against": p_against})) == expected
+
+
+def test_rules_test_against_the_margin() -> None:
+    values = np.array([0.02, 0.03, 0.04]) + 0.005  # mean 0.035: above 0.02, but only just
+    markedly, higher, equivalent = (claims.RULES[name] for name in ("markedly higher", "higher", "equivalent"))
+    assert markedly.p_for(values) == pytest.approx(
+        scipy.stats.ttest_1samp(values, MARGIN, alternative="greater").pvalue
+    )
+    assert higher.p_for(values) == pytest.approx(scipy.stats.ttest_1samp(values, 0, alternative="greater").pvalue)
+    assert markedly.p_for(values) > 0.05 > higher.p_for(values)
+    low, high = scipy.stats.ttest_1samp(values - 0.045, 0).confidence_interval(0.9)
+    assert (equivalent.p_for(values - 0.045) < 0.05) == (low > -MARGIN and high < MARGIN)
+
+
+def test_all_claims_hold_if_crope_equals_rope_and_xpos_is_worse() -> None:
+    checks = judge(table_runs())
+    assert {claim.name: verdict_of(checks, claim.name) for claim in CLAIMS} == {
+        claim.name: "supported" for claim in CLAIMS
+    }
+
+
+def test_a_crope_that_is_worse_contradicts_the_claims_of_equality() -> None:
+    checks = judge(table_runs(crope=0.1))
+    assert verdict_of(checks, "xpos_worse") == "supported"
+    for claim in ("crope_within_noise", "rows_within_noise", "training_order"):
+        assert verdict_of(checks, claim) == "not supported"
+
+
+def test_xpos_that_is_higher_by_less_than_the_margin_is_not_markedly_worse() -> None:
+    assert verdict_of(judge(table_runs(xpos=0.015)), "xpos_worse") == "not supported"
+
+
+def test_one_cell_without_runs_leaves_its_claims_open() -> None:
+    checks = judge(table_runs(cells={("pg19", "b2_l512_d64"): {}}))
+    assert verdict_of(checks, "rows_within_noise") == "missing"
+    assert verdict_of(checks, "crope_within_noise") == "supported"
+
+
+def test_the_training_claim_is_judged_on_training_losses() -> None:
+    parts = []
+    for dataset in paper.DATASET_LABELS:
+        parts += [
+            make_runs("rope", shifted(5.0), dataset=dataset, train=shifted(3.0)),
+            make_runs("crope", noisy(5.5), dataset=dataset, train=noisy(3.0)),
+            make_runs("xpos", noisy(4.5), dataset=dataset, train=noisy(3.4)),
+        ]
+    checks = judge(make_frame(*parts))
+    assert verdict_of(checks, "training_order") == "supported"
+    assert verdict_of(checks, "crope_within_noise") == "not supported"
+
+
+def test_the_sentence_of_a_verdict_names_the_deciding_check() -> None:
+    runs = table_runs(cells={("wikitext2", "base"): {0: 5.2, 1: 4.9, 2: 5.4}})
+    found = {one["claim"].name: one for one in claims.verdicts(judge(runs))}
+    weakest = found["crope_within_noise"]
+    assert weakest["verdict"] == "inconclusive"
+    for part in ("2 of 3", "Wikitext-2, CRoPE − RoPE", "n = 3", "±0.02"):
+        assert part in weakest["text"]
+    assert "5 of 6" in found["xpos_worse"]["text"]
+
+
+def test_the_tables_print_conclusions_and_their_csv_holds_numbers() -> None:
+    lines = compare(table_runs(), PLACES)
+    printed = render(claims.comparison_table(lines, "quick"), "md")
+    assert printed.count("| equivalent |") == len(PLACES)
+    numbers = pd.read_csv(io.StringIO(render(claims.comparison_table(lines, "quick"), "csv")))
+    assert numbers["mean_nats"].tolist() == pytest.approx(lines["mean_nats"].tolist(), abs=1e-6)
+    table = claims.verdict_table(judge(table_runs()), "quick")
+    assert table.frame["Verdict"].tolist() == ["supported"] * len(CLAIMS)
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.01234, "+0.0123"), (-0.5, "−0.5000"), (-0.00001, "+0.0000")])
+def test_differences_are_printed_with_a_sign(value: float, text: str) -> None:
+    assert claims.signed(value) == text
+    assert claims.signed(math.nan) == ""
+
+
+def test_losses_are_those_of_one_cell() -> None:
+    frame = make_frame(make_runs("rope", {0: 5.0, 1: 6.0}), make_runs("rope", {0: 7.0}, dataset="pg19"))
+    assert losses(frame, "ptb", "base", "rope").to_dict() == {0: 5.0, 1: 6.0}

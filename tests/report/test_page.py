@@ -1,0 +1,148 @@
+"""The report as files: a page that stands alone, the same bytes twice, nothing stale, invalid records named, no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from crope.config import ROOT, cell_key
+from crope.report import build_report
+from crope.report.page import interactive_curves
+from crope.study import Cell, StudyRow
+from tests.report import records
+from tests.report.records import write_run
+
+LOSSES = {"xpos": 5.4, "rope": 5.0, "crope": 5.01}
+CELLS = [
+    *(records.make_cell(model) for model in LOSSES),
+    *(records.make_cell(model, "pg19", table=table) for table in ("table1", "table2") for model in LOSSES),
+]
+LONG = {**records.make_config("rope", "ptb"), "tokenizer": {"name": "bpe", "vocab_size": 8192}}
+STUDY = StudyRow(
+    "mine", "ptb", 128, (records.make_cell("crope"), Cell("mine", "base", "ptb", "rope", "quick", cell_key(LONG)))
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def studies() -> object:
+    """The cells and the study of these records in place of those of conf/."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("crope.study.expected_cells", lambda scale, datasets=None: CELLS)
+        patch.setattr("crope.study.expected_rows", lambda scale, datasets=None: [STUDY])
+        yield
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three seeds of three models on PTB, a theory folder, and a corrupt record."""
+    folder = tmp_path_factory.mktemp("results")
+    for model, loss in LOSSES.items():
+        for seed in range(3):
+            final = loss + 0.1 * seed + 0.001 * (seed - 1) * (model != "rope")
+            write_run(folder / "runs", model, seed=seed, final=final, best=final)
+    write_run(folder / "runs", "rope", final=6.25, config={"tokenizer": LONG["tokenizer"]})
+    corrupt = write_run(folder / "runs", "rope", seed=9)
+    (corrupt / "metrics.jsonl").write_text("{}\n")
+    (folder / "theory").mkdir()
+    (folder / "theory" / "theory.md").write_text("# Theory\n![x](fig1.svg)\nrank <= 2\n")
+    (folder / "theory" / "fig1.svg").write_text("<svg/>")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report")
+    (out / "study-old.svg").write_text("stale")
+    (out / "notes.txt").write_text("the user's own")
+    build_report(results_dir=results, out_dir=out)
+    return out
+
+
+def text_of(page: str) -> str:
+    page = re.sub(r"(?s)<(script|style).*?</\1>", " ", page)
+    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+
+
+def test_the_page_begins_with_the_verdicts_then_the_tables_then_fig4(report: Path) -> None:
+    page = (report / "index.html").read_text(encoding="utf-8")
+    places = [page.index(part) for part in ('id="claims"', 'id="table1"', 'id="table2"', 'id="fig4"', "<details")]
+    assert places == sorted(places)
+    assert "scale: quick" in page
+    before_the_tables = text_of(page[: places[1]])
+    assert "missing : CRoPE equals RoPE within noise" in before_the_tables
+    assert "5.1100 ± 0.1010" in text_of(page)
+
+
+def test_the_page_works_offline_and_its_files_are_there(report: Path) -> None:
+    page = (report / "index.html").read_text(encoding="utf-8")
+    linked = re.findall(r'(?:src|href)="([^"]+)"', re.sub(r"(?s)<script.*?</script>", "", page))
+    assert {"fig4.svg", "forest.svg", "theory-fig1.svg", "table1.tex", "runs.parquet"} <= set(linked)
+    assert all((report / name).exists() for name in linked)
+    assert page.count("Plotly.newPlot(") >= 1
+    assert not re.search(r"<script[^>]+src=", page)
+
+
+def test_stale_files_are_removed_and_others_kept(report: Path) -> None:
+    assert not (report / "study-old.svg").exists()
+    assert (report / "notes.txt").exists()
+    assert (report / "study_losses.csv").exists()
+
+
+def test_a_corrupt_record_is_named_and_enters_no_number(
+    report: Path, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invalid = build_report(results_dir=results, out_dir=tmp_path)
+    printed = capsys.readouterr()
+    assert [error.path.name[:15] for error in invalid] == ["rope-ptb-base-s"]
+    assert "s9" in printed.err
+    assert "s9" in text_of((report / "index.html").read_text(encoding="utf-8"))
+    assert "n = 3 seeds" in printed.out
+    assert printed.out.splitlines()[-1] == str(tmp_path / "index.html")
+    for one in sorted(report.iterdir()):  # the same records give the same bytes
+        if one.name != "notes.txt":
+            assert one.read_bytes() == (tmp_path / one.name).read_bytes(), one.name
+
+
+def test_numbers_for_other_programs(report: Path) -> None:
+    comparisons = pd.read_csv(report / "comparisons.csv").set_index(["dataset", "first", "second"])
+    found = comparisons.loc[("ptb", "crope", "rope")]
+    assert found[["n", "mean_nats"]].tolist() == pytest.approx([3, 0.01])
+    assert comparisons.loc[("pg19", "crope", "rope"), "conclusion"] == "missing"
+    claims = pd.read_csv(report / "claims.csv")
+    assert set(claims["verdict"]) == {"missing"}
+    runs = pd.read_csv(report / "runs.csv")
+    assert len(runs) == 11
+    assert runs["run_id"].tolist() == pd.read_parquet(report / "runs.parquet")["run_id"].tolist()
+
+
+def test_a_study_without_questions_is_on_the_page_with_its_losses(report: Path) -> None:
+    page = text_of((report / "index.html").read_text(encoding="utf-8"))
+    assert "6.2500" in page.partition("Study: mine")[2]
+    losses = pd.read_csv(report / "study_losses.csv").set_index("model")
+    assert losses.loc[["crope", "rope"], ["n", "mean_nats"]].to_numpy().tolist() == [[3, 5.11], [1, 6.25]]
+
+
+def test_interactive_curves_hold_every_run_once_per_row() -> None:
+    curves = pd.DataFrame({"step": range(500), "val/loss_nats": [5.0 - 0.001 * step for step in range(500)]})
+    parts = [
+        curves.assign(dataset="ptb", row=row, model="rope", seed=seed) for row in ("base", "other") for seed in (0, 1)
+    ]
+    chart = interactive_curves(pd.concat(parts))
+    traces = json.loads(re.search(r'Plotly\.newPlot\(\s*"curves",\s*(\[.*?\]),\s*\{', chart, re.S)[1])  # type: ignore[index]
+    assert [trace["visible"] for trace in traces] == [True, True, False, False]
+    assert all(len(trace["x"]) == 100 for trace in traces)
+    assert traces[0]["y"][1] == 4.995
+    assert [trace["showlegend"] for trace in traces] == [True, False, True, False]
+
+
+def test_the_report_imports_no_torch_and_no_wandb() -> None:
+    names = [f"crope.report.{path.stem}" for path in sorted((ROOT / "crope" / "report").glob("*.py"))]
+    code = f"import sys, {', '.join(names)}; print([name for name in ('torch', 'wandb') if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

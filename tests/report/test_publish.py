@@ -1,0 +1,111 @@
+"""Published records: whole, valid, anonymous; the README's generated block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from crope.config import ROOT
+from crope.errors import DataError, UserError
+from crope.record import PUBLISHED, read_records
+from crope.report.frame import load_frame
+from crope.report.publish import FIGURE, publish, update_readme
+from tests.report.records import write_run
+
+DIRTY = {"dirty": True}
+NO_COMMIT = {"commit": None}
+RESUMED = {"resumed_from": [{"commit": "c" * 40, "dirty": True}]}
+MARKERS = "before\n<!-- generated: tables -->\noutdated\n<!-- end of generated -->\nafter\n"
+
+
+def test_complete_runs_of_the_scale_are_copied_without_weights(tmp_path: Path) -> None:
+    runs, published = tmp_path / "runs", tmp_path / "published"
+    path = write_run(runs, seed=0)
+    (path / "weights.pt").write_bytes(b"weights")
+    (path / "extrapolation.json").write_text('{"losses": [1.5]}')
+    write_run(runs, seed=1, error={"type": "ValueError", "message": "loss is nan", "step": 20})
+    write_run(runs, seed=2, version=0)  # stale
+    assert publish(tmp_path, "machine", scale="quick", published=published) == [path.name]
+    names = ["config.yaml", "extrapolation.json", "metrics.jsonl", "provenance.json", "summary.json"]
+    assert sorted(file.name for file in (published / "machine" / path.name).iterdir()) == names
+    before, after = load_frame([runs])[0], load_frame([published / "machine"])[0]
+    assert (
+        after.drop(columns="path").iloc[0].dropna().to_dict() == before.drop(columns="path").iloc[0].dropna().to_dict()
+    )
+    readme = (published / "machine" / "README.md").read_text()
+    assert f"| quick | fp32 | {'c' * 12} | a CPU | none |" in readme and "| 1 | 1 | 1.00 |" in readme
+
+
+def test_no_absolute_path_is_published_and_the_record_stays_valid(tmp_path: Path) -> None:
+    """Also in the command and in the place that the text was read from; with a blank, which YAML may fold at."""
+    home = tmp_path / "home of somebody with a name that is long enough to be folded by a writer of YAML"
+    config = {"results_dir": str(home / "crope" / "results"), "data_dir": f"{home}/crope/"}
+    splits = {key: {"tokens": 100_001, "bytes": 300_003, "sha256": "a" * 64} for key in ("train", "validation")}
+    provenance = {
+        "command": f"{ROOT}/scripts/train.py 'results_dir={config['results_dir']}' data=ptb",
+        "data": {"source": {"kind": "local", "where": f"{home}/crope/ptb"}, "splits": splits},
+    }
+    write_run(home / "runs", config=config, provenance=provenance)
+    publish(home, "machine", scale="quick", published=tmp_path / "published")
+    records, invalid = read_records(tmp_path / "published" / "machine")
+    assert not invalid
+    assert (records[0].config["results_dir"], records[0].config["data_dir"]) == ("results", "data/")
+    assert records[0].provenance["command"] == "./scripts/train.py 'results_dir=results' data=ptb"
+    assert records[0].provenance["data"]["source"]["where"] == "data/ptb"
+    files = [path for path in (tmp_path / "published").rglob("*") if path.is_file()]
+    for text in (path.read_text() for path in files):
+        assert "somebody" not in text and str(tmp_path) not in text and str(ROOT) not in text
+
+
+@pytest.mark.parametrize("provenance", [DIRTY, NO_COMMIT, RESUMED])
+def test_runs_from_uncommitted_code_are_refused(tmp_path: Path, provenance: dict[str, object]) -> None:
+    write_run(tmp_path / "runs", seed=0)
+    write_run(tmp_path / "runs", seed=1, provenance=provenance)
+    with pytest.raises(UserError, match="uncommitted"):
+        publish(tmp_path, "machine", scale="quick", published=tmp_path / "published")
+    assert not (tmp_path / "published").exists()  # nothing was copied
+
+
+def test_invalid_records_are_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", seed=0)
+    (write_run(tmp_path / "runs", seed=1) / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(DataError, match=r"metrics\.jsonl"):
+        publish(tmp_path, "machine", scale="quick", published=tmp_path / "published")
+    assert not (tmp_path / "published").exists()
+
+
+@pytest.mark.parametrize(("machine", "scale"), [("machine", "paper"), ("../up", "quick"), ("", "quick")])
+def test_nothing_to_publish_or_nowhere_to(tmp_path: Path, machine: str, scale: str) -> None:
+    write_run(tmp_path / "runs")
+    with pytest.raises(UserError):
+        publish(tmp_path, machine, scale=scale, published=tmp_path / "published")
+
+
+def test_the_committed_readme_is_what_the_published_records_give(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    committed = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme.write_text(committed.replace("| PG-19 |", "| edited |"), encoding="utf-8")
+    (tmp_path / "published").mkdir()
+    for folder in PUBLISHED.glob("*/"):
+        (tmp_path / "published" / folder.name).symlink_to(folder)
+    update_readme(readme, tmp_path / "published")
+    assert readme.read_text(encoding="utf-8") == committed
+    assert (tmp_path / "published" / FIGURE).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_readme_needs_markers_and_records(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(MARKERS)
+    with pytest.raises(UserError, match="records"):
+        update_readme(readme, tmp_path / "published")
+    write_run(tmp_path / "published" / "machine")
+    update_readme(readme, tmp_path / "published")  # most cells are missing
+    text = readme.read_text()
+    assert text.startswith("before\n<!-- generated: tables -->\n") and text.endswith(
+        "<!-- end of generated -->\nafter\n"
+    )
+    assert "outdated" not in text and "**Table 2." in text
+    readme.write_text("no markers")
+    with pytest.raises(UserError, match="markers"):
+        update_readme(readme, tmp_path / "published")
