@@ -19,7 +19,7 @@ OVERRIDES = (*TOY_OVERRIDES, "scale=smoke", "runtime.threads=1")
 LAUNCHERS = {
     "joblib": ("hydra.launcher.n_jobs=2",),
     "submitit_local": (),
-    "ray": ("hydra.launcher.ray.remote.num_gpus=0", "hydra.launcher.ray.remote.num_cpus=1"),
+    "ray": ("hydra.launcher.ray.remote.num_gpus=0",),
 }
 
 
