@@ -24,12 +24,12 @@ from tqdm import tqdm
 
 from crope import paper
 from crope.compose import CONF_DIR, Run, build_run, compose_config, group_files
-from crope.config import Config, cell_key
+from crope.config import Config, DataConfig, cell_key
 from crope.errors import ConfigError
 from crope.record import Record, read_metrics, read_records
 
 TABLES = ("table1", "table2")
-SECTIONS = ("model", "data", "ablation")  # groups whose files fill one section of the schema
+SECTIONS = ("model", "ablation")  # groups whose files fill one section of the schema
 
 
 @dataclass(frozen=True)
@@ -139,24 +139,38 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
     """One run per choice (axis -> value), equal to Hydra's composition of `overrides` and the choice.
 
     Hydra needs 0.2 s per composition. So `overrides` are composed once, and each choice replaces sections and keys in
-    the unresolved result; interpolations are resolved afterwards, by `build_run`.
+    the unresolved result; interpolations are resolved afterwards, by `build_run`. No key depends on the dataset.
     """
-    composed = compose_config(overrides)
-    names = dict(composed.hydra.runtime.choices)
-    plain = OmegaConf.to_container(OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"]))
+    runs = []
+    for choice in choices:
+        run = _compose(tuple(overrides), tuple((axis, value) for axis, value in choice.items() if axis != "data"))
+        if dataset := choice.get("data"):
+            run = replace(run, dataset=dataset, config=replace(run.config, data=DataConfig(**_yaml("data", dataset))))
+        runs.append(run)
+    return runs
+
+
+@cache
+def _compose(overrides: tuple[str, ...], choice: tuple[tuple[str, str], ...]) -> Run:
+    plain, defaults, names = _compose_base(overrides)
+    chosen = {axis: value for axis, value in choice if axis in SECTIONS}
+    cfg = OmegaConf.create({**plain, **{group: defaults[group] | _yaml(group, name) for group, name in chosen.items()}})
+    for axis, value in choice:
+        if axis not in chosen:
+            OmegaConf.update(cfg, axis, value)
+    return build_run(cfg, {**names, **chosen})
+
+
+@cache
+def _compose_base(overrides: tuple[str, ...]) -> tuple[dict[Any, Any], dict[str, dict[str, Any]], dict[str, str]]:
+    """The unresolved configuration of `overrides`, its SECTIONS without the group's file, names of the chosen files."""
+    cfg = compose_config(overrides)
+    plain = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
     schema = OmegaConf.to_container(OmegaConf.structured(Config))
     assert isinstance(plain, dict) and isinstance(schema, dict)
     own = yaml.safe_load((CONF_DIR / "config.yaml").read_text(encoding="utf-8"))
     defaults = {group: schema[group] | own.get(group, {}) for group in SECTIONS}
-    runs = []
-    for choice in choices:
-        chosen = {group: choice[group] for group in SECTIONS if group in choice}
-        sections = {group: defaults[group] | _yaml(group, name) for group, name in chosen.items()}
-        cfg = OmegaConf.create({**plain, **sections})
-        for key in choice.keys() - chosen.keys():
-            OmegaConf.update(cfg, key, choice[key])
-        runs.append(build_run(cfg, {**names, **chosen}))
-    return runs
+    return plain, defaults, dict(cfg.hydra.runtime.choices)
 
 
 DONE, RUNNING, STARTED, FAILED, MISSING = STATUSES = ("done", "running", "started", "failed", "missing")
