@@ -65,8 +65,14 @@ def _yaml(group: str, name: str) -> Any:
 
 
 def study_axes(study: str) -> dict[str, list[str]]:
-    """Axis -> values, the first axis varying slowest. Raises ConfigError for a study that does not exist."""
-    params, parse = _yaml("study", study)["hydra"]["sweeper"]["params"], OverridesParser.create().parse_override
+    """Axis -> values, the first axis varying slowest. Raises ConfigError for no such study or one without axes."""
+    try:
+        params = dict(_yaml("study", study)["hydra"]["sweeper"]["params"])
+    except (KeyError, TypeError):
+        params = {}
+    if not {"data", "model"} <= params.keys():
+        raise ConfigError(f"conf/study/{study}.yaml: give the axes data and model in hydra.sweeper.params")
+    parse = OverridesParser.create().parse_override
     parsed = {name: parse(f"{name}={values}") for name, values in params.items()}
     return {
         name: list(axis.sweep_string_iterator()) if axis.is_sweep_override() else [str(axis.value())]
@@ -78,7 +84,7 @@ def study_runs(
     studies: Sequence[str] = TABLES,
     *,
     scale: str,
-    seeds: Iterable[int] | None = None,
+    seeds: Sequence[int] | None = None,
     datasets: Sequence[str] | None = None,
     overrides: Sequence[str] = (),
 ) -> list[Run]:
@@ -192,7 +198,7 @@ class RunState:
     reason: str = ""
 
 
-def study_status(studies: Sequence[str], *, scale: str | None, seeds: Iterable[int] | None, results_dir: Path) -> str:
+def study_status(studies: Sequence[str], *, scale: str | None, seeds: Sequence[int] | None, results_dir: Path) -> str:
     """Counts of each study's runs, the time left, and one line per run that is running, started or failed.
 
     scale    None: the first scale of paper, quick, smoke that has a finished run, else quick
@@ -207,9 +213,8 @@ def study_status(studies: Sequence[str], *, scale: str | None, seeds: Iterable[i
     precision = complete[-1].summary["precision"] if complete else "fp32"
     reasons = {error.path.name: error.reason for error in invalid}
     reasons |= {r.path.name: str(r.summary["error"]["message"]) for r in records if r not in complete}
-    lines = []
+    lines, datasets = [], _available_datasets(results_dir)
     for study in studies:
-        datasets = available_datasets(results_dir) if study in TABLES else None
         overrides = [f"results_dir={results_dir}"]
         runs = study_runs([study], scale=scale, seeds=seeds, datasets=datasets, overrides=overrides)
         states = [_state(_recorded(run, precision), {r.path.name for r in complete}, reasons) for run in runs]
@@ -224,8 +229,8 @@ def study_status(studies: Sequence[str], *, scale: str | None, seeds: Iterable[i
     return "\n".join(lines)
 
 
-def available_datasets(results_dir: Path) -> list[str] | None:
-    """The tables' datasets after a `make reproduce` that could not have all of them: `tiny` joins. None: all."""
+def _available_datasets(results_dir: Path) -> list[str] | None:
+    """The paper's datasets after a `make reproduce` that could not have all of them: `tiny` joins. None: all."""
     path = results_dir / "unavailable.json"
     missing = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return [name for name in paper.DATASET_LABELS if name not in missing] + ["tiny"] if missing else None
