@@ -79,7 +79,7 @@ def reproduce(
     if EXTRAPOLATED in studies:
         measured = study_runs([EXTRAPOLATED], scale=scale, seeds=seeds, datasets=datasets, overrides=common)
         problems += _extrapolate([run for run in map(resolve_precision, measured) if _is_complete(run)])
-    from crope.report import build_report
+    from crope.report.build import build_report
 
     invalid = build_report(results_dir=results_dir, scale=scale)
     if problems:

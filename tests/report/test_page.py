@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from crope.config import ROOT, cell_key
-from crope.report import build_report
+from crope.report.build import build_report
 from crope.report.page import interactive_curves
 from crope.study import Cell, StudyRow
 from tests.report import records
@@ -33,8 +33,8 @@ STUDY = StudyRow(
 def studies() -> object:
     """The cells and the study of these records in place of those of conf/."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crope.study.expected_cells", lambda scale, datasets=None: CELLS)
-        patch.setattr("crope.study.expected_rows", lambda scale, datasets=None: [STUDY])
+        patch.setattr("crope.report.build.expected_cells", lambda scale, datasets=None: CELLS)
+        patch.setattr("crope.report.build.expected_rows", lambda scale, datasets=None: [STUDY])
         yield
 
 
