@@ -77,7 +77,7 @@ def execute(run: Run) -> Outcome:
 
 
 def run_lock(run: Run) -> FileLock:
-    """The lock of one run, which the kernel releases when its holder ends. Entering it raises Timeout if it is taken."""
+    """The lock of one run; the kernel releases it when its holder ends. Entering it raises Timeout if it is taken."""
     run.lock.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(run.lock, timeout=0)
 

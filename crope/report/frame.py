@@ -26,6 +26,7 @@ SCALES = ("paper", "quick", "smoke")
 TINY = "tiny"
 DATASET_LABELS = paper.DATASET_LABELS | {TINY: "tiny (Python's help texts)"}
 MODEL_LABELS = paper.MODEL_LABELS | {
+    "xpos_balanced": "balanced XPOS",
     "complex_xpos": "complex XPOS",
     "learned": "learned",
     "complex_learned": "complex learned",
