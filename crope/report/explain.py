@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from crope.errors import UserError
-from crope.record import LAST_SHARE, PUBLISHED
-from crope.report.frame import Source, choose_source, load_curves, shown
+from crope.record import LAST_SHARE
+from crope.report.frame import choose_source, load_curves, shown
 from crope.report.stats import mean_std
 from crope.report.tables import CellLosses, cell_losses, loss_text, settings_of
 from crope.study import expected_cells
@@ -19,22 +19,13 @@ from crope.study import expected_cells
 if TYPE_CHECKING:
     from crope.study import Cell
 
-FILES = {"config": "config.yaml", "provenance": "provenance.json", "summary": "summary.json", "curve": "metrics.jsonl"}
 
-
-def explain(
-    name: str | None,
-    *,
-    results_dir: Path,
-    scale: str | None = None,
-    folders: Sequence[Path] = (),
-    published: Path = PUBLISHED,
-) -> str:
+def explain(name: str | None, *, results_dir: Path, scale: str | None = None, folders: Sequence[Path] = ()) -> str:
     """How the cell `name` is computed, step by step; without a name the list of cells. Runs as in `choose_source`.
 
     Raises UserError with similar names if there is no such cell.
     """
-    source = choose_source(results_dir=results_dir, scale=scale, folders=folders, published=published)
+    source = choose_source(results_dir=results_dir, scale=scale, folders=folders)
     cells = {cell_name(cell): cell for cell in expected_cells(source.scale, datasets=source.datasets)}
     if name is None:
         found = {key: cell_losses(source, cell) for key, cell in cells.items()}
@@ -42,7 +33,14 @@ def explain(
     if name not in cells:
         near = ", ".join(difflib.get_close_matches(name, cells) or list(cells)[:3])
         raise UserError(f"cell '{name}': no such cell; did you mean {near}? `make explain` without CELL lists all")
-    return _explain(name, cell_losses(source, cells[name]), source)
+    cell = cell_losses(source, cells[name])
+    head = [f"{name}: {cell.status} ({source.place})", *(f"  {note}" for note in cell.notes)]
+    paper = [f"paper: {loss_text(*cell.printed, cell.cell.table) if cell.printed else 'no such cell'}"]
+    if not cell.losses:
+        return "\n".join([*head, *paper])
+    head.append(f"  run with {settings_of(cell.runs)}, {cell.runs['steps'].iloc[0]:.0f} steps")
+    runs = [_run_lines(run) for _, run in cell.runs.iterrows()]
+    return "\n\n".join("\n".join(part) for part in [head, _full_lines(cell), _sampled_lines(cell), paper, *runs])
 
 
 def cell_name(cell: Cell) -> str:
@@ -50,29 +48,14 @@ def cell_name(cell: Cell) -> str:
     return "/".join([cell.table, *([] if cell.table == "table1" else [cell.row]), cell.dataset, cell.model])
 
 
-def _explain(name: str, found: CellLosses, source: Source) -> str:
-    printed, table = found.printed, found.cell.table
-    paper = loss_text(*printed, table) if printed else "no such cell"
-    head, last = (
-        [f"{name}: {found.status} ({source.place})", *(f"  {note}" for note in found.notes)],
-        [f"paper: {paper}"],
-    )
-    if not found.losses:
-        return "\n".join([*head, *last])
-    head.append(f"  run with {settings_of(found.runs)}, {found.runs['steps'].iloc[0]:.0f} steps")
-    runs = [_run_lines(run) for _, run in found.runs.iterrows()]
-    return "\n\n".join("\n".join(part) for part in [head, _full_lines(found), _sampled_lines(found), last, *runs])
-
-
 def _full_lines(found: CellLosses) -> list[str]:
-    losses, seeds = found.runs["val_full.final_nats"], found.runs["seed"]
+    losses, tokens = found.runs["val_full.final_nats"], found.runs["val_full.tokens"].iloc[0]
     mean, std = mean_std(losses)
-    tokens = found.runs["val_full.tokens"].iloc[0]
     lines = [
-        f"full: loss after the last step on {tokens:,.0f} tokens of the validation split (val_full of summary.json)"
+        f"full: loss after the last step on {tokens:,.0f} tokens of the validation split (val_full of summary.json)",
+        *(f"  seed {seed}  {loss:.6f}" for seed, loss in zip(found.runs["seed"], losses, strict=True)),
+        _mean_line("mean over seeds", losses),
     ]
-    lines += [f"  seed {seed}  {loss:.6f}" for seed, loss in zip(seeds, losses, strict=True)]
-    lines.append(_mean_line("mean over seeds", losses))
     if std is not None:
         squares = " + ".join(f"({loss - mean:.6f})²" for loss in losses)
         root = f"sqrt(({squares}) / {len(losses) - 1}) = {std:.6f}"
@@ -82,7 +65,8 @@ def _full_lines(found: CellLosses) -> list[str]:
 
 def _sampled_lines(found: CellLosses) -> list[str]:
     """From metrics.jsonl, so that the values of summary.json are seen to follow from the curves."""
-    lines, means, stds = [], [], []
+    lines = [f"sampled: val/loss_nats over the last {100 * LAST_SHARE:g} % of steps (val_sampled of summary.json)"]
+    means, stds = [], []
     for _, run in found.runs.iterrows():
         curve = load_curves(run["path"]).dropna(subset="val/loss_nats")
         tail = curve[curve["step"] >= (1 - LAST_SHARE) * run["config.train.max_steps"]]
@@ -95,8 +79,7 @@ def _sampled_lines(found: CellLosses) -> list[str]:
     lines.append(_mean_line("mean over seeds", means))
     if len(stds) == len(means):
         lines.append(_mean_line("± over sampled batches, mean of the runs' standard deviations", stds))
-    head = f"sampled: val/loss_nats over the last {100 * LAST_SHARE:g} % of steps (val_sampled of summary.json)"
-    return [head, *lines, f"  in the table: {loss_text(*found.losses['sampled'], found.cell.table)}"]
+    return [*lines, f"  in the table: {loss_text(*found.losses['sampled'], found.cell.table)}"]
 
 
 def _mean_line(name: str, values: Sequence[float] | pd.Series) -> str:
@@ -108,6 +91,8 @@ def _run_lines(run: pd.Series) -> list[str]:
     device = f"{run['precision']} on {run['provenance.device']}"
     best = f"best {run['val_full.best_nats']:.6f} at step {run['val_full.best_step']:.0f}"
     changed = " with uncommitted changes" if run["provenance.dirty"] is True else ""
-    lines = [f"{run['run_id']}", f"  seed {run['seed']}, final {run['val_full.final_nats']:.6f}, {best}, {device}"]
-    lines.append(f"  {'commit':<11} {run['provenance.commit'] or 'unknown'}{changed}")
-    return [*lines, *(f"  {name:<11} {shown(Path(run['path']) / file)}" for name, file in FILES.items())]
+    return [
+        shown(Path(run["path"])),
+        f"  seed {run['seed']}, final {run['val_full.final_nats']:.6f}, {best}, {device}",
+        f"  commit {run['provenance.commit'] or 'unknown'}{changed}",
+    ]

@@ -16,7 +16,7 @@ import pandas as pd
 
 from crope import paper
 from crope.config import ROOT, cell_key
-from crope.errors import DataError, InvalidRecord, UserError
+from crope.errors import InvalidRecord, UserError
 from crope.record import PUBLISHED, read_metrics, read_records, run_status
 
 if TYPE_CHECKING:
@@ -25,22 +25,16 @@ if TYPE_CHECKING:
 SCALES = ("paper", "quick", "smoke")
 TINY = "tiny"
 DATASET_LABELS = paper.DATASET_LABELS | {TINY: "tiny (Python's help texts)"}
-MODEL_LABELS = paper.MODEL_LABELS | {
+SCHEMES = {"xpos": "XPOS", "learned": "learned", "relative_bias": "T5 bias", "alibi": "ALiBi", "nope": "NoPE"}
+MODEL_LABELS = {
+    **paper.MODEL_LABELS,
+    **SCHEMES,
+    **{f"complex_{name}": f"complex {label}" for name, label in SCHEMES.items()},
     "xpos_balanced": "balanced XPOS",
-    "complex_xpos": "complex XPOS",
-    "learned": "learned",
-    "complex_learned": "complex learned",
-    "relative_bias": "T5 bias",
-    "complex_relative_bias": "complex T5 bias",
-    "alibi": "ALiBi",
-    "complex_alibi": "complex ALiBi",
-    "nope": "NoPE",
-    "complex_nope": "complex NoPE",
     "rope_linear": "linear RoPE",
     "crope_linear": "linear CRoPE",
     "lowrank": "low rank",
     "blockdiag": "block-diagonal",
-    "halved": "halved",
     "complex_misaligned": "misaligned",
     "complex_qk": "Q/K only",
     "complex_v": "V only",
@@ -70,7 +64,7 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
             known = {"path": str(record.path), "status": run_status(record), "cell_key": cell_key(record.config)}
             rows.append(record.summary | known | {"config": record.config, "provenance": record.provenance})
     frame = pd.json_normalize(rows)
-    frame = frame.reindex(columns=[*COLUMNS, *(name for name in frame.columns if name not in COLUMNS)])
+    frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame.columns])))
     return frame.sort_values(["run_id", "path"], ignore_index=True), invalid
 
 
@@ -84,8 +78,7 @@ def cell_runs(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
 
     Raises UserError for two runs of one seed: the same run in two folders, or runs of two precisions.
     """
-    runs = _of_cell(frame, cell)
-    runs = runs[runs["status"] == "complete"].sort_values("seed", ignore_index=True)
+    runs = _of_cell(frame, cell, "complete").sort_values("seed", ignore_index=True)
     if runs["seed"].duplicated().any():
         raise UserError(f"{_place(cell)}/{cell.model}: two runs have one seed ({', '.join(runs['path'])}); keep one")
     return runs
@@ -97,8 +90,7 @@ def check_comparable(frame: pd.DataFrame, cells: Sequence[Cell]) -> None:
     Commits may differ: the numerics version says whether a commit changed a number. The hashes of the token files
     detect corpora without a pinned text (tiny, the user's own) that differ between machines.
     """
-    runs = pd.concat([_of_cell(frame, cell) for cell in cells])
-    runs = runs[runs["status"] == "complete"]
+    runs = pd.concat([_of_cell(frame, cell, "complete") for cell in cells])
     splits = [f"provenance.data.splits.{split}.sha256" for split in ("train", "validation")]
     for what, columns in (("precision or device", ["precision", "device_kind"]), ("data", splits)):
         groups = runs.groupby(columns, dropna=False)
@@ -115,29 +107,24 @@ def cell_status(
 
     `unavailable` maps a dataset to the reason why `make reproduce` could not get it.
     """
-    runs = _of_cell(frame, cell)
-    stale = ", ".join(runs["run_id"][runs["status"] == "stale"])
     again = f"`make reproduce SCALE={cell.scale}`"
+    failed = [f"{run['run_id']} failed: {error_line(run)}" for _, run in _of_cell(frame, cell, "failed").iterrows()]
     name = re.compile(re.escape(f"{cell.model}-{cell.dataset}-{cell.row}-s") + r"\d+-\w+")
-    failed = runs[runs["status"] == "failed"]
-    reasons = {
-        "failed": [f"{run['run_id']} failed: {error_line(run)}" for _, run in failed.iterrows()],
-        "invalid": [str(error) for error in invalid if name.fullmatch(error.path.name)],
-        "stale": [f"stale, of an earlier numerics version: {stale}; {again} trains them again"] if stale else [],
-    }
-    notes = [note for found in reasons.values() for note in found]
-    if "complete" in set(runs["status"]):
+    corrupt = [str(error) for error in invalid if name.fullmatch(error.path.name)]
+    ids = ", ".join(_of_cell(frame, cell, "stale")["run_id"])
+    stale = [f"stale, of an earlier numerics version: {ids}; {again} trains them again"] if ids else []
+    notes = [*failed, *corrupt, *stale]
+    if len(_of_cell(frame, cell, "complete")):
         return "complete", notes
     if notes:
-        return next(status for status, found in reasons.items() if found), notes
+        return "failed" if failed else "invalid" if corrupt else "stale", notes
     why = one_line(unavailable.get(cell.dataset, f"no finished run; {again} trains it"))
     return "missing", [f"{DATASET_LABELS.get(cell.dataset, cell.dataset)}: {why.removeprefix(f'{cell.dataset}: ')}"]
 
 
 def error_line(run: Mapping[str, Any] | pd.Series) -> str:
     """The error of a failed run without its traceback, e.g. `ValueError: loss is nan (step 20)`."""
-    step = run["error.step"]
-    at = "" if pd.isna(step) else f" (step {step:.0f})"
+    at = "" if pd.isna(run["error.step"]) else f" (step {run['error.step']:.0f})"
     return one_line(f"{run['error.type']}: {run['error.message']}{at}")
 
 
@@ -151,10 +138,11 @@ def shown(path: Path) -> str:
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
-def _of_cell(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
+def _of_cell(frame: pd.DataFrame, cell: Cell, status: str) -> pd.DataFrame:
     """By name as well as by key: a sweep of the user's own may compute what a cell computes, under another name."""
-    runs = frame[frame["cell_key"] == cell.key]
-    return runs[(runs["model"] == cell.model) & (runs["dataset"] == cell.dataset) & (runs["row"] == cell.row)]
+    is_key, is_status = frame["cell_key"] == cell.key, frame["status"] == status
+    named = (frame["model"] == cell.model) & (frame["dataset"] == cell.dataset) & (frame["row"] == cell.row)
+    return frame[is_key & is_status & named]
 
 
 def _place(cell: Cell) -> str:
@@ -200,7 +188,9 @@ def choose_source(
     found = next((name for name in scales if (frame["scale"] == name).any()), None)
     if found is None and not folders and not invalid and (source := load_published(*scales, published=published)):
         return source
-    return Source(found or scale or "quick", own, frame, invalid, _load_unavailable(results_dir / "unavailable.json"))
+    path = results_dir / "unavailable.json"  # written by `make reproduce`
+    unavailable = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return Source(found or scale or "quick", own, frame, invalid, unavailable)
 
 
 def load_published(*scales: str, published: Path = PUBLISHED, studies: bool = False) -> Source | None:
@@ -218,12 +208,3 @@ def load_published(*scales: str, published: Path = PUBLISHED, studies: bool = Fa
             folder, frame, invalid = machines[counts.index(max(counts))]
             return Source(scale, (folder,), frame, invalid, unavailable={}, machine=folder.name)
     return None
-
-
-def _load_unavailable(path: Path) -> dict[str, str]:
-    """What the last `make reproduce` wrote; empty if there is no such file."""
-    try:
-        reasons: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error}); remove it, `make reproduce` writes it again") from error
-    return reasons

@@ -54,33 +54,24 @@ def publish(results_dir: Path, machine: str, *, scale: str, published: Path = PU
 
 def _copy(record: Record, target: Path) -> None:
     """summary.json last: it makes the copy a finished record, which is then validated."""
-    hidden = _private_paths(record.config)
-    write_text(target / "config.yaml", yaml.safe_dump(_anonymise(record.config, hidden), sort_keys=False))
-    write_json(target / "provenance.json", _anonymise(record.provenance, hidden))
-    for name in MEASURED_LATER:
-        if (record.path / name).exists():
-            found = json.loads((record.path / name).read_text(encoding="utf-8"))
-            write_json(target / name, _anonymise(found, hidden))
+    config = _anonymise(record.config, record.config)
+    write_text(target / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    write_json(target / "provenance.json", _anonymise(record.provenance, record.config))
+    for path in (record.path / name for name in MEASURED_LATER):
+        if path.exists():
+            write_json(target / path.name, _anonymise(json.loads(path.read_text(encoding="utf-8")), record.config))
     for name in COPIED:
         write_bytes(target / name, (record.path / name).read_bytes())
     read_record(target)
 
 
-def _private_paths(config: dict[str, Any]) -> dict[str, str]:
-    """Absolute path -> what replaces it, the longest first: one may lie in another."""
+def _anonymise(value: Any, config: dict[str, Any]) -> Any:
     names = {config["results_dir"].rstrip("/"): "results", config["data_dir"].rstrip("/"): "data", str(ROOT): "."}
-    return {path: names[path] for path in sorted(names, key=len, reverse=True) if Path(path).is_absolute()}
-
-
-def _anonymise(value: Any, hidden: dict[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _anonymise(item, hidden) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_anonymise(item, hidden) for item in value]
-    if isinstance(value, str):
-        for path, name in hidden.items():
-            value = value.replace(path, name)
-    return value
+    text = json.dumps(value)
+    for path in sorted(names, key=len, reverse=True):  # one may lie in another
+        if Path(path).is_absolute():
+            text = text.replace(json.dumps(path)[1:-1], names[path])
+    return json.loads(text)
 
 
 def _check_valid(invalid: Sequence[InvalidRecord]) -> None:
@@ -90,14 +81,13 @@ def _check_valid(invalid: Sequence[InvalidRecord]) -> None:
 
 def render_machine(machine: str, frame: pd.DataFrame) -> str:
     """README.md of one machine's records: one line for each combination of scale, commit, device and versions."""
-    keys = {"scale": "scale", "precision": "precision", "provenance.commit": "commit"}
-    keys |= {f"provenance.{name}": name for name in ("device", "driver", "python")}
-    keys |= {f"provenance.packages.{name}": name for name in ("torch", "numpy", "tokenizers")}
-    groups = frame.fillna({"provenance.driver": "none"}).groupby(list(keys))
+    facts = ("commit", "device", "driver", "python", "packages.torch", "packages.numpy", "packages.tokenizers")
+    keys = ["scale", "precision", *(f"provenance.{name}" for name in facts)]
+    frame = frame.assign(**{"provenance.commit": frame["provenance.commit"].str[:12]})
+    groups = frame.fillna({"provenance.driver": "none"}).groupby(keys)
     table = groups.agg(runs=("run_id", "size"), seeds=("seed", "nunique"), hours=("time.total_s", "sum")).reset_index()
-    table = table.rename(columns=keys).assign(
-        commit=table["provenance.commit"].str[:12], hours=(table["hours"] / 3600).map("{:.2f}".format)
-    )
+    table["hours"] = (table["hours"] / 3600).map("{:.2f}".format)
+    table.columns = [name.rsplit(".", 1)[-1] for name in table.columns]
     note = "Each folder is one run: its configuration, provenance, metrics and summary, without its weights."
     title = f"Records made on {machine}"
     return render(Table("records", title, table.astype(str), notes=[note], text=range(len(keys))), "md")
@@ -121,11 +111,9 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     cells = expected_cells(source.scale)
     first, second = (loss_table(source, cells, name) for name in TABLES)
     first = replace(first, notes=[note for note in first.notes if note not in second.notes])  # once, below the second
-    parts = [
-        render(first, "md"),
-        render(second, "md"),
-        *([f"{line}\n"] if (line := savings_line(source, cells)) else []),
-    ]
+    parts = [render(first, "md"), render(second, "md")]
+    if line := savings_line(source, cells):
+        parts.append(f"{line}\n")
     block = "\n".join([START, "", *parts, END])
     table1 = [cell for cell in cells if cell.table == TABLES[0]]
     curves = figures.read_curves(claims.collect(source.frame, table1))

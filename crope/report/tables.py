@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
+import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
@@ -14,16 +15,7 @@ from crope import paper
 from crope.config import GPT2_VOCAB_SIZE
 from crope.errors import InvalidRecord
 from crope.model.counting import Parameters, savings
-from crope.report.frame import (
-    DATASET_LABELS,
-    TINY,
-    Source,
-    cell_runs,
-    cell_status,
-    check_comparable,
-    error_line,
-    one_line,
-)
+from crope.report.frame import DATASET_LABELS, Source, cell_runs, cell_status, check_comparable, error_line, one_line
 from crope.report.stats import mean_std
 
 if TYPE_CHECKING:
@@ -67,12 +59,14 @@ def render(table: Table, kind: Kind) -> str:
     """The table as GitHub's Markdown, CSV (no notes), LaTeX (needs booktabs) or HTML."""
     if kind == "csv":
         return (table.frame if table.numbers is None else table.numbers).to_csv(index=False, lineterminator="\n")
-    escape, strong, body = FORMATS[kind]
+    escape = {"md": _escape_markdown, "tex": lambda text: text.translate(TEX), "html": html.escape}[kind]
+    strong = {"md": "**{}**", "tex": r"\textbf{{{}}}", "html": "<b>{}</b>"}[kind]
     headings = [escape(name) for name in table.frame.columns]
     rows = [[escape(one_line(value)) for value in row] for row in table.frame.itertuples(index=False)]
     for i, j in table.bold:
         rows[i][j] = strong.format(rows[i][j])
     caption, *notes = [escape(one_line(text)) for text in (table.caption, *table.notes)]
+    body = {"md": _markdown, "tex": _tex, "html": _html}[kind]
     return body(table, headings, rows, caption, notes)
 
 
@@ -83,11 +77,11 @@ def _markdown(table: Table, headings: list[str], rows: list[list[str]], caption:
 
 
 def _tex(table: Table, headings: list[str], rows: list[list[str]], caption: str, notes: list[str]) -> str:
-    longest = [max([0, *map(len, table.frame.iloc[:, i])]) for i in range(len(headings))]
-    words = [r"p{0.25\textwidth}" if length > 45 else "l" for length in longest]
+    wide = [max(map(len, table.frame.iloc[:, i]), default=0) > 45 for i in range(len(headings))]
+    kinds = [(r"p{0.25\textwidth}" if wide[i] else "l") if i in table.text else "r" for i in range(len(headings))]
     text = pd.DataFrame(rows, columns=headings).style.hide(axis="index").to_latex(
         hrules=True,
-        column_format="".join(words[i] if i in table.text else "r" for i in range(len(headings))),
+        column_format="".join(kinds),
         position_float="centering",
         caption=re.sub(r"^Table \d+\. ", "", caption),  # LaTeX numbers its tables itself
         label=f"tab:{table.name}",
@@ -112,18 +106,6 @@ def _escape_markdown(text: str) -> str:
     """No markup, no HTML, no new column, no formula (GitHub's `$`), no link."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_|~$])|(?<=\])(?=\()", lambda match: "\\" + (match[1] or ""), text)
-
-
-def _escape_tex(text: str) -> str:
-    return text.translate(TEX)
-
-
-Body = Callable[[Table, list[str], list[list[str]], str, list[str]], str]
-FORMATS: dict[str, tuple[Callable[[str], str], str, Body]] = {  # how to escape a text, to print it bold, to set a table
-    "md": (_escape_markdown, "**{}**", _markdown),
-    "tex": (_escape_tex, r"\textbf{{{}}}", _tex),
-    "html": (html.escape, "<b>{}</b>", _html),
-}
 
 
 @dataclass(frozen=True)
@@ -160,11 +142,8 @@ def cell_losses(source: Source, cell: Cell) -> CellLosses:
 
 def table_rows(cells: Sequence[Cell], table: str) -> list[list[Cell]]:
     """The cells of one table row by row, in the paper's order; rows of other datasets follow."""
-    rows: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        if cell.table == table:
-            rows.setdefault((cell.dataset, cell.row), []).append(cell)
-    return [rows[key] for key in sorted(rows, key=lambda key: key[0] not in paper.DATASET_LABELS)]
+    chosen = sorted((c for c in cells if c.table == table), key=lambda cell: cell.dataset not in paper.DATASET_LABELS)
+    return [list(row) for _, row in itertools.groupby(chosen, key=lambda cell: (cell.dataset, cell.row))]
 
 
 def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
@@ -177,28 +156,26 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
         check_comparable(source.frame, row_cells)
         found.append([cell_losses(source, cell) for cell in row_cells])
     every = [one for row in found for one in row]
-    models = list(dict.fromkeys(one.cell.model for one in every))
+    models = dict.fromkeys(one.cell.model for one in every)
     marks: dict[str, str] = {}  # reason -> number of its note, so that one reason is printed once
     lines: list[list[str]] = []
     bold: set[tuple[int, int]] = set()
     for row in found:  # a study is a grid, so that every row has the same models in the same order
         here = _settings(row)
-        labels = [_row_label(row[0].cell), f"here {here}" if here and name == "table2" else "", ""]
-        if any(one.printed for one in row):
-            lines.append(
-                [labels.pop(0), "paper", *(loss_text(*one.printed, name) if one.printed else "" for one in row)]
-            )
+        labels = iter([_row_label(row[0].cell), f"here {here}" if here and name == "table2" else "", ""])
+        printed = [loss_text(*one.printed, name) if one.printed else "" for one in row]
+        if any(printed):
+            lines.append([next(labels), "paper", *printed])
         for protocol in PROTOCOLS:
             bold |= {(len(lines), 2 + j) for j in _best(row, protocol, name)}
-            lines.append([labels.pop(0), protocol, *(_entry(one, row, protocol, name, marks) for one in row)])
+            lines.append([next(labels), protocol, *(_entry(one, row, protocol, name, marks) for one in row)])
     here = ", ".join(sorted({_settings(row) for row in found} - {""}))
     settings = [f"Run with {here}; the paper: {paper.row_label('base')}."] if here and name == "table1" else []
-    headings = ["Dataset" if name == "table1" else "Configuration", "", *(paper.MODEL_LABELS.get(m, m) for m in models)]
-    number, title = name.removeprefix("table"), paper.TABLE_TITLES[name]
+    first, title = "Dataset" if name == "table1" else "Configuration", f"Table {name[-1]}. {paper.TABLE_TITLES[name]}"
     return Table(
         name=name,
-        caption=f"Table {number}. {title}, nats per token. Scale: {source.scale}. {_seeds_text(every)}.",
-        frame=pd.DataFrame(lines, columns=headings),
+        caption=f"{title}, nats per token. Scale: {source.scale}. {_seeds_text(every)}.",
+        frame=pd.DataFrame(lines, columns=[first, "", *(paper.MODEL_LABELS.get(model, model) for model in models)]),
         notes=[*settings, *(f"[{i}] {text}" for text, i in marks.items()), *_notes(every, source.scale)],
         text=(0, 1),
         bold=frozenset(bold),
@@ -228,19 +205,16 @@ def loss_text(mean: float, std: float | None, name: str) -> str:
 
 
 def _csv_row(one: CellLosses, protocol: str) -> list[str]:
-    cell, nothing = one.cell, (None, None)
-    pairs = [one.losses.get(protocol, nothing), one.printed or nothing]
-    losses = [["" if value is None else f"{value:.6f}" for value in pair] for pair in pairs]
+    cell, pairs = one.cell, (one.losses.get(protocol, (None, None)), one.printed or (None, None))
+    ours, printed = (["" if value is None else f"{value:.6f}" for value in pair] for pair in pairs)
     identity = [cell.table, cell.row, cell.dataset, cell.model, cell.scale, protocol]
-    return [*identity, *losses[0], str(len(one.runs)), *losses[1], one.status]
+    return [*identity, *ours, str(len(one.runs)), *printed, one.status]
 
 
 def _row_label(cell: Cell) -> str:
-    dataset = DATASET_LABELS.get(cell.dataset, cell.dataset)
     if cell.table == "table1":
-        return dataset
-    on = "" if cell.dataset == "pg19" else f" on {cell.dataset if cell.dataset == TINY else dataset}"
-    return paper.row_label(cell.row) + on
+        return DATASET_LABELS.get(cell.dataset, cell.dataset)
+    return paper.row_label(cell.row) + ("" if cell.dataset == "pg19" else f" on {cell.dataset}")
 
 
 def settings_of(runs: pd.DataFrame) -> str:
@@ -255,21 +229,21 @@ def _settings(row: Sequence[CellLosses]) -> str:
 
 
 def _seeds_text(found: Sequence[CellLosses]) -> str:
-    counts = sorted({len(one.runs) for one in found if one.losses})
+    counts = {len(one.runs) for one in found if one.losses}
     if not counts:
         return "No complete cell"
-    if len(counts) > 1:
-        return f"n = {counts[0]} to {counts[-1]} seeds per cell"
-    return f"n = {counts[0]} seed{'s' if counts[0] > 1 else ''} per cell"
+    n = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    return f"n = {n} {'seed' if n == '1' else 'seeds'} per cell"
 
 
 def _notes(found: Sequence[CellLosses], scale: str) -> list[str]:
     """What each line is, what each ± is a spread of, and what must not be compared."""
-    runs = pd.concat([one.runs for one in found]) if found else pd.DataFrame()
-    split = "the whole validation split"
-    if len(runs) and not runs["val_full.whole_split"].astype(bool).all():
-        tokens = [f"{int(n):,}" for n in sorted({runs["val_full.tokens"].min(), runs["val_full.tokens"].max()})]
-        split = f"a fixed, evenly spaced subset of the validation split ({' to '.join(tokens)} tokens)"
+    runs, split = pd.concat([one.runs for one in found]), "the whole validation split"
+    if not runs["val_full.whole_split"].astype(bool).all():
+        tokens = " to ".join(
+            f"{n:,.0f}" for n in sorted({runs["val_full.tokens"].min(), runs["val_full.tokens"].max()})
+        )
+        split = f"a fixed, evenly spaced subset of the validation split ({tokens} tokens)"
     notes = [
         "sampled (the paper's protocol): mean and standard deviation of a run's sampled validation losses over the last"
         " 10 % of steps, each averaged over seeds; ± is a spread over sampled batches, not over seeds.",

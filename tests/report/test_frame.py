@@ -7,19 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from crope.errors import UserError
-from crope.record import PUBLISHED
-from crope.report.frame import (
-    cell_runs,
-    cell_status,
-    check_comparable,
-    choose_source,
-    load_curves,
-    load_frame,
-    load_published,
-)
+from crope.report.frame import cell_runs, cell_status, check_comparable, choose_source, load_frame, load_published
 from tests.report.records import make_cell, write_run
 
 CELL = make_cell("crope")
@@ -36,25 +26,12 @@ def test_one_row_per_run_with_every_field_of_its_files(tmp_path: Path) -> None:
     frame, invalid = load_frame([tmp_path])
     assert not invalid
     assert list(frame["path"]) == [str(path) for path in reversed(paths)]
-    for _, run in frame.iterrows():
-        path = Path(run["path"])
-        summary = json.loads((path / "summary.json").read_text())
-        config = yaml.safe_load((path / "config.yaml").read_text())
-        assert run["val_full.final_nats"] == summary["val_full"]["final_nats"] == 5 + run["seed"]
-        assert run["val_sampled.std_nats"] == summary["val_sampled"]["std_nats"]
-        assert run["parameters.qkv"] == summary["parameters"]["qkv"]
-        assert run["config.train.lr"] == config["train"]["lr"]
-        assert run["config.runtime.loss"] == "plain"
-        assert run["provenance.data.splits.train.sha256"] == "a" * 64
-        assert (run["status"], run["cell_key"]) == ("complete", CELL.key)
-
-
-def test_published_records_are_all_in_the_frame() -> None:
-    folders = sorted(PUBLISHED.glob("*/"))
-    frame, invalid = load_frame(folders)
-    assert not invalid
-    assert set(frame["run_id"]) == {path.parent.name for folder in folders for path in folder.glob("*/summary.json")}
-    assert frame["run_id"].is_monotonic_increasing
+    assert list(frame["val_full.final_nats"]) == [5, 6]
+    known = {
+        "status": "complete", "cell_key": CELL.key, "parameters.qkv": 98_304, "config.train.lr": 0.001,
+        "config.runtime.loss": "plain", "provenance.data.splits.train.sha256": "a" * 64,
+    }  # fmt: skip
+    assert frame.iloc[0][list(known)].to_dict() == known
 
 
 def test_a_frame_without_runs_is_empty_and_can_be_selected_from(tmp_path: Path) -> None:
@@ -90,10 +67,8 @@ def test_one_seed_twice_in_a_cell_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_empty_cell_says_why(tmp_path: Path) -> None:
-    assert status_of(tmp_path / "none") == (
-        "missing",
-        "Penn Treebank: no finished run; `make reproduce SCALE=quick` trains it",
-    )
+    status, reason = status_of(tmp_path / "none")
+    assert status == "missing" and "SCALE=quick" in reason
     assert status_of(tmp_path / "none", ptb="ptb: no network") == ("missing", "Penn Treebank: no network")
     stale = write_run(tmp_path / "stale", version=0)
     status, reason = status_of(tmp_path / "stale")
@@ -102,20 +77,9 @@ def test_an_empty_cell_says_why(tmp_path: Path) -> None:
     status, reason = status_of(tmp_path / "failed")
     assert status == "failed" and "ValueError: loss is nan (step 20)" in reason and "..." not in reason
     broken = write_run(tmp_path / "invalid")
-    (broken / "metrics.jsonl").write_text("{}\n")
+    (broken / "summary.json").write_text("{")  # torn
     status, reason = status_of(tmp_path / "invalid")
     assert status == "invalid" and str(broken) in reason
-    (broken / "metrics.jsonl").unlink()
-    (broken / "summary.json").write_text("{")  # torn
-    assert status_of(tmp_path / "invalid")[0] == "invalid"
-
-
-def test_a_failed_seed_beside_complete_ones_is_noted(tmp_path: Path) -> None:
-    write_run(tmp_path, seed=0)
-    write_run(tmp_path, seed=1, error=FAILED | {"step": None})
-    status, reason = status_of(tmp_path)
-    assert status == "complete"
-    assert reason.endswith("failed: ValueError: loss is nan")
 
 
 @pytest.mark.parametrize(
@@ -136,13 +100,6 @@ def test_runs_of_different_kinds_are_not_compared(
     write_run(tmp_path, model, seed=1, **change)
     with pytest.raises(UserError, match=word):
         check_comparable(load_frame([tmp_path])[0], cells)
-
-
-def test_curves_hold_every_logged_value(tmp_path: Path) -> None:
-    curves = load_curves(write_run(tmp_path, sampled=(5.5, 5.7)))
-    assert list(curves["step"]) == [10, 50, 90, 100]
-    assert list(curves["val/loss_nats"]) == [9.0, 8.0, 5.5, 5.7]
-    assert list(curves["train/loss_nats"].isna()) == [False, True, True, True]
 
 
 def test_own_runs_are_reported_before_published_ones(tmp_path: Path) -> None:
@@ -185,6 +142,3 @@ def test_tiny_joins_the_datasets_where_it_was_run(tmp_path: Path) -> None:
 def test_unavailable_datasets_are_read_from_the_last_reproduce(tmp_path: Path) -> None:
     (tmp_path / "unavailable.json").write_text('{"pg19": "no network"}')
     assert choose_source(results_dir=tmp_path, scale="paper").unavailable == {"pg19": "no network"}
-    (tmp_path / "unavailable.json").write_text("{")
-    with pytest.raises(UserError, match=r"unavailable\.json"):
-        choose_source(results_dir=tmp_path, scale="paper")

@@ -22,9 +22,7 @@ def draws(*shape: int, mean: float = 0.0, std: float = 0.01, seed: int = 0) -> n
 def test_mean_and_sample_standard_deviation() -> None:
     mean, std = stats.mean_std([1.0, 2.0, 4.0])
     assert mean == pytest.approx(7 / 3)
-    assert std == pytest.approx(
-        (((4 / 3) ** 2 + (1 / 3) ** 2 + (5 / 3) ** 2) / 2) ** 0.5
-    )  # n - 1, not n, not / sqrt(n)
+    assert std == pytest.approx((((4 / 3) ** 2 + (1 / 3) ** 2 + (5 / 3) ** 2) / 2) ** 0.5)  # n - 1
     assert stats.mean_std([3.0]) == (3.0, None)
 
 
@@ -42,8 +40,6 @@ def test_t_interval_by_hand() -> None:
     low, high = stats.interval([0.1, 0.3, 0.2])
     assert (low + high) / 2 == pytest.approx(0.2)
     assert (high - low) / 2 == pytest.approx(4.302653 * 0.1 / 3**0.5, rel=1e-6)
-    low, high = stats.interval([0.1, 0.3, 0.2], level=0.9)
-    assert (high - low) / 2 == pytest.approx(2.919986 * 0.1 / 3**0.5, rel=1e-6)
     assert np.isnan(stats.interval([0.1])).all()
 
 
@@ -71,11 +67,6 @@ def test_p_values_and_intervals_decide_alike() -> None:
     assert decided == {(True, False), (False, True), (False, False)}
 
 
-def test_equivalence_is_wrong_in_five_per_cent_at_the_margin() -> None:
-    found = [stats.p_equivalent(values, MARGIN) < ALPHA for values in draws(1000, 5, mean=MARGIN)]
-    assert np.mean(found) == pytest.approx(ALPHA, abs=0.021)  # 3 standard errors
-
-
 @pytest.mark.parametrize(
     ("value", "above", "below", "equivalent"), [(0.01, 0.0, 1.0, 0.0), (0.0, 1.0, 1.0, 0.0), (0.02, 0.0, 1.0, 1.0)]
 )
@@ -83,13 +74,6 @@ def test_values_without_spread(value: float, above: float, below: float, equival
     values = [value] * 3
     assert (stats.p_above(values), stats.p_below(values)) == (above, below)
     assert stats.p_equivalent(values, MARGIN) == equivalent
-
-
-def test_holm_by_hand() -> None:
-    # Sorted 0.01, 0.02, 0.022, 0.6 times 4, 3, 2, 1: 0.04, 0.06, 0.044 -> 0.06 by the running maximum, 0.6.
-    assert stats.holm([0.022, 0.6, 0.01, 0.02]) == pytest.approx([0.06, 0.6, 0.04, 0.06])
-    assert stats.holm([0.4, 0.9]) == pytest.approx([0.8, 0.9])
-    assert stats.holm([]).size == 0
 
 
 def test_holm_is_the_closed_test_of_bonferroni() -> None:
@@ -102,6 +86,7 @@ def test_holm_is_the_closed_test_of_bonferroni() -> None:
 
 def test_a_missing_test_stays_in_the_family() -> None:
     assert stats.holm([0.02, None, float("nan")]) == pytest.approx([0.06, 1.0, 1.0])
+    assert stats.holm([]).size == 0
 
 
 @pytest.mark.parametrize(("n", "std"), [(3, 0.005), (6, 0.015), (20, 0.03)])
