@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -23,8 +23,8 @@ from crope.config import ROOT, Config, keys, problems, run_hash
 from crope.errors import ConfigError
 
 CONF_DIR = ROOT / "conf"
+Schema = TypeVar("Schema")
 GROUPS = ("model", "data", "ablation", "scale", "runtime", "tracker", "study")
-SCHEMA: DictConfig = OmegaConf.structured(Config)
 
 
 @dataclass(frozen=True)
@@ -77,27 +77,29 @@ def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
 
     `choices` names the chosen file of each group. Raises ConfigError.
     """
-    config = to_config(
-        OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]) if "hydra" in cfg else cfg
-    )
+    config = typed(Config, OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
+    config.runtime.compile = config.runtime.compile.lower()  # Hydra reads `true` as a bool, which becomes "True"
+    check(config)
+    return Run(config, choices["model"], choices["data"], choices["ablation"], choices["scale"])
+
+
+def typed(schema: type[Schema], values: Any) -> Schema:
+    """An object of the schema's dataclass. Raises ConfigError for an unknown key or a value of the wrong type."""
+    try:
+        # The merge refuses keys that `+key=value` added.
+        found: Schema = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))  # type: ignore[assignment]
+    except (ValueError, OmegaConfBaseException) as error:
+        raise one_line(error) from error
+    return found
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError for the first value or combination that the types allow and the project does not."""
     for key, text in problems(config):
         value: Any = config
         for part in key.split("."):
             value = getattr(value, part)
         raise ConfigError(f"{key}={value} {text}")
-    return Run(config, choices["model"], choices["data"], choices["ablation"], choices["scale"])
-
-
-def to_config(values: DictConfig | dict[str, Any]) -> Config:
-    """The typed configuration of composed or saved values. Raises ConfigError for a key that the schema lacks."""
-    try:
-        if OmegaConf.get_type(values) is not Config:
-            values = OmegaConf.merge(SCHEMA, values)  # type: ignore[assignment]  # refuses keys that `+key=value` added
-        config: Config = OmegaConf.to_object(values)  # type: ignore[assignment]
-    except (ValueError, OmegaConfBaseException) as error:
-        raise one_line(error) from error
-    config.runtime.compile = config.runtime.compile.lower()  # Hydra reads `true` as a bool, which becomes "True"
-    return config
 
 
 def load_config(saved: Mapping[str, Any]) -> Config:
@@ -108,7 +110,7 @@ def load_config(saved: Mapping[str, Any]) -> Config:
         values = saved.get(section, {}) if section else saved
         if name in values:
             (known.setdefault(section, {}) if section else known)[name] = values[name]
-    return to_config(known)
+    return typed(Config, known)
 
 
 def resolve_precision(run: Run) -> Run:

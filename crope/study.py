@@ -11,7 +11,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,15 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from crope import paper
-from crope.compose import CONF_DIR, Run, build_run, compose_config, group_files
-from crope.config import Config, DataConfig, cell_key
+from crope.compose import Run, build_run, check, compose_config, group_files, typed
+from crope.config import DataConfig, ModelConfig, cell_key
 from crope.errors import ConfigError
 from crope.record import Record, read_metrics, read_records
 
 TABLES = ("table1", "table2")
-SECTIONS = ("model", "ablation")  # groups whose files fill one section of the schema
 
 
 @dataclass(frozen=True)
@@ -144,39 +142,29 @@ def _grid(axes: Mapping[str, list[str]], datasets: Sequence[str] | None) -> Iter
 def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str]) -> list[Run]:
     """One run per choice (axis -> value), equal to Hydra's composition of `overrides` and the choice.
 
-    Hydra needs 0.2 s per composition. So `overrides` are composed once, and each choice replaces sections and keys in
-    the unresolved result; interpolations are resolved afterwards, by `build_run`. No key depends on the dataset.
+    Hydra needs 0.2 s per composition, so it is asked once per table row and the sections `model` and `data`, on which
+    no other key depends, are replaced.
     """
-    runs = []
-    for choice in choices:
-        run = _compose(tuple(overrides), tuple((axis, value) for axis, value in choice.items() if axis != "data"))
-        if dataset := choice.get("data"):
-            run = replace(run, dataset=dataset, config=replace(run.config, data=DataConfig(**_yaml("data", dataset))))
-        runs.append(run)
-    return runs
+    return [_compose(tuple(overrides), choice) for choice in choices]
+
+
+def _compose(overrides: tuple[str, ...], choice: Mapping[str, str]) -> Run:
+    """One run: Hydra composes once per combination of the axes that are not of the model, the data or the seed."""
+    others = [f"{axis}={value}" for axis, value in choice.items() if not axis.startswith(("model", "data"))]
+    base = _compose_base((*overrides, *sorted(others)))
+    own = {axis.removeprefix("model."): value for axis, value in choice.items() if axis.startswith("model.")}
+    file = _yaml("model", choice["model"]) if "model" in choice else asdict(base.config.model)
+    config = replace(base.config, model=typed(ModelConfig, {"d_model": base.config.model.d_model} | file | own))
+    if "data" in choice:
+        config = replace(config, data=typed(DataConfig, _yaml("data", choice["data"])))
+    check(config)
+    return replace(base, config=config, model=choice.get("model", base.model), dataset=choice.get("data", base.dataset))
 
 
 @cache
-def _compose(overrides: tuple[str, ...], choice: tuple[tuple[str, str], ...]) -> Run:
-    plain, defaults, names = _compose_base(overrides)
-    chosen = {axis: value for axis, value in choice if axis in SECTIONS}
-    cfg = OmegaConf.create({**plain, **{group: defaults[group] | _yaml(group, name) for group, name in chosen.items()}})
-    for axis, value in choice:
-        if axis not in chosen:
-            OmegaConf.update(cfg, axis, value)
-    return build_run(cfg, {**names, **chosen})
-
-
-@cache
-def _compose_base(overrides: tuple[str, ...]) -> tuple[dict[Any, Any], dict[str, dict[str, Any]], dict[str, str]]:
-    """The unresolved configuration of `overrides`, its SECTIONS without the group's file, names of the chosen files."""
+def _compose_base(overrides: tuple[str, ...]) -> Run:
     cfg = compose_config(overrides)
-    plain = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
-    schema = OmegaConf.to_container(OmegaConf.structured(Config))
-    assert isinstance(plain, dict) and isinstance(schema, dict)
-    own = yaml.safe_load((CONF_DIR / "config.yaml").read_text(encoding="utf-8"))
-    defaults = {group: schema[group] | own.get(group, {}) for group in SECTIONS}
-    return plain, defaults, dict(cfg.hydra.runtime.choices)
+    return build_run(cfg, cfg.hydra.runtime.choices)
 
 
 DONE, RUNNING, STARTED, FAILED, MISSING = STATUSES = ("done", "running", "started", "failed", "missing")

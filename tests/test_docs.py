@@ -64,12 +64,10 @@ def test_the_library_example_of_the_readme_runs() -> None:
 def test_the_study_of_the_tutorial_expands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     (tmp_path / "conf" / "study" / "heads.yaml").write_text(example("# @package _global_"))
-    for module in (compose, study):
-        monkeypatch.setattr(module, "CONF_DIR", tmp_path / "conf")
+    monkeypatch.setattr(compose, "CONF_DIR", tmp_path / "conf")
     runs = study.study_runs(["heads"], scale="smoke")
     assert len(runs) == len({run.run_id for run in runs if run.config.train.precision != "auto"} or runs) == 8
     assert {run.config.model.n_heads for run in runs} == {2, 4}
-    study._yaml.cache_clear()
 
 
 def test_the_scheme_of_the_tutorial_works() -> None:

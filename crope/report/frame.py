@@ -90,8 +90,9 @@ def check_comparable(frame: pd.DataFrame, cells: Sequence[Cell]) -> None:
     Commits may differ: the numerics version says whether a commit changed a number. The hashes of the token files
     detect corpora without a pinned text (tiny, the user's own) that differ between machines.
     """
-    runs = pd.concat([_of_cell(frame, cell, "complete") for cell in cells])
     splits = [f"provenance.data.splits.{split}.sha256" for split in ("train", "validation")]
+    named = ["model", "dataset", "row", "cell_key", "status", "run_id", "precision", "device_kind", *splits]
+    runs = pd.concat([_of_cell(frame[named], cell, "complete") for cell in cells])
     for what, columns in (("precision or device", ["precision", "device_kind"]), ("data", splits)):
         groups = runs.groupby(columns, dropna=False)
         if len(groups) > 1:
