@@ -27,10 +27,9 @@ from crope.seeding import stream
 from crope.theory.complex_maps import Array, dense
 from crope.theory.rotary import frequencies, missed_weight
 
-WIDTHS = (16, 4096)
-GAIN = 1000.0
-LEAN = 0.02
-WINDOW = 64  # tokens in the windows over which a missed weight is averaged
+LEAN = 0.02  # of a query towards the tokens behind or ahead, see absolute_pointing
+# Widths, gain of the queries, and tokens in a window, for which missed weights are printed.
+WIDTHS, GAIN, WINDOW = (16, 4096), 1000.0, 64
 
 
 def attention_scores(attention: CausalAttention, positions: Positions, x_BTD: torch.Tensor) -> torch.Tensor:
@@ -83,10 +82,6 @@ class Construction:
     def weights(self, *, causal: bool = False) -> Array:
         """a_{m,n} of Eq. 2, (T, T), from scores over sqrt(D)."""
         return attention_weights(self.attention, self.positions, self._embed(), causal=causal)[0, 0].detach().numpy()
-
-    def output(self) -> Array:
-        """o_m of Eq. 3 without a mask, (T, D)."""
-        return attend(self.attention, self.positions, self._embed(), causal=False)[0].detach().numpy()
 
     def _embed(self) -> torch.Tensor:
         return self.positions.embed(torch.from_numpy(self.x_TD)[None])
@@ -179,7 +174,7 @@ def _build_layer(x_TD: Array, *, position: str, projection: str) -> tuple[Causal
 
 
 def construction_results(tokens: Sequence[int], *, width: int) -> dict[str, Any]:
-    """Sec. 4.3 in numbers: missed weight at WIDTHS and at gains 1 and GAIN, attention on `tokens` (0 "next", 1 "nexnext")."""
+    """Sec. 4.3 in numbers: missed weights, and the attention on `tokens` (0 "next", 1 "nexnext")."""
     missed = partial(missed_weight, length=WINDOW, offsets=(1, 2), scaled=True)
     offsets = [token + 1 if token < 2 else 0 for token in tokens]
     rotary = pointing(offsets, width=width, projection="complex", gain=300.0)

@@ -76,15 +76,6 @@ def test_pairs_are_interleaved_and_dense_is_complex_multiplication() -> None:
     np.testing.assert_allclose(as_complex(x @ standard_structure(8).T), 1j * as_complex(x), atol=1e-14)
 
 
-def test_the_four_bases_do_what_sec_3_2_says() -> None:
-    east, north, up45 = np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([1.0, 1.0])
-    identity, mirror45, turn, mirror_x = SIGMA
-    assert (identity @ east).tolist() == [1, 0] and (identity @ north).tolist() == [0, 1]
-    assert (mirror45 @ east).tolist() == [0, 1] and (mirror45 @ up45).tolist() == [1, 1]
-    assert (turn @ east).tolist() == [0, 1] and (turn @ north).tolist() == [-1, 0]
-    assert (mirror_x @ east).tolist() == [1, 0] and (mirror_x @ north).tolist() == [0, -1]
-
-
 def test_components_rebuild_the_matrix_and_the_complex_part_has_two_of_them() -> None:
     w = gaussian(6, 8)
     components, kept = sigma_components(w), sigma_components(complex_part(w))
@@ -143,15 +134,6 @@ def test_random_matrices_in_the_given_pairing_show_one_half() -> None:
     assert found.var() == pytest.approx(variance, rel=0.1)
 
 
-@pytest.mark.parametrize("rows", [400, 1600])
-def test_random_tall_matrices_with_free_pairing_follow_the_semicircle(rows: int) -> None:
-    """i A is Hermitian with entries of variance `rows`: Wigner's semicircle of radius 2 sqrt(rows width), whose mean
-    absolute value is 4/(3 pi) of that. So the best fraction is 1/2 + 4/(3 pi) sqrt(width / rows): far from one half."""
-    width = 40
-    found = np.mean([complex_fraction([w], best_structure([w])) for w in gaussian(5, rows, width)])
-    assert found == pytest.approx(0.5 + 4 / (3 * np.pi) * np.sqrt(width / rows), abs=0.006)
-
-
 def test_no_best_structure_where_half_of_the_space_is_not_read() -> None:
     w = np.zeros((6, 6))
     w[:, :2] = gaussian(6, 2)
@@ -193,16 +175,6 @@ def test_hidden_structures_are_measured() -> None:
     assert found["queries_keys"] == pytest.approx(1, abs=1e-9)
     assert found["values"] == pytest.approx(1, abs=1e-9)
     assert found["model"] <= found["layer"] < 0.99  # V's channels are taken as paired, which they are not
-
-
-def test_layers_with_structures_of_their_own_share_none() -> None:
-    """`model` requires one J; two layers complex in different bases have one each, but none together."""
-    layers = [
-        tuple(complex_part(w) @ hidden_basis(WIDTH, seed).T for w in layer)
-        for seed, layer in enumerate(gaussian_layers(), start=5)
-    ]
-    found = fractions(layers, n_heads=HEADS)
-    assert found["layer"] == pytest.approx(1, abs=1e-9) and found["model"] < 0.9
 
 
 def test_turned_maps_keep_what_each_head_reads() -> None:
