@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.linalg import block_diag
+from scipy.stats import ortho_group
 from torch import nn
 
 from crope.model.gpt import GPT, Block
@@ -60,12 +61,6 @@ def as_real(z: Complex) -> Array:
 def dense(w: Complex) -> Array:
     """The real matrix of a complex one, interleaved pairs: w = u + iv becomes blocks [[u, -v], [v, u]] (Eq. 30)."""
     return np.kron(w.real, SIGMA[0]) + np.kron(w.imag, SIGMA[2])
-
-
-def sigma_components(w_ED: Array) -> Array:
-    """Coefficients of each 2x2 block in SIGMA, (4, E/2, D/2): the block is their sum over the four bases."""
-    blocks = w_ED.reshape(w_ED.shape[0] // 2, 2, w_ED.shape[1] // 2, 2)
-    return np.einsum("ejdk,sjk->sed", blocks, SIGMA) / 2  # <sigma_s, sigma_t> = 2 delta_st
 
 
 def standard_structure(width: int) -> Array:
@@ -121,11 +116,8 @@ def _energy(weights: Sequence[Array]) -> float:
     return float(sum(np.sum(w**2) for w in weights))
 
 
-# A structure as complex coordinates: a C x D matrix `basis` with z = basis x and |z| = |x|, in which J is i.
-
-
 def coordinates(j_DD: Array) -> Complex:
-    """Complex coordinates, (C, D), in which `j_DD` is multiplication by i; unique up to a unitary matrix."""
+    """A basis, (C, D), of complex coordinates z = basis x in which J is i; |z| = |x|, unique up to a unitary matrix."""
     _, vectors = np.linalg.eigh(-1j * j_DD)  # ascending, the first half -1: there J is -i
     return np.sqrt(2) * vectors[:, vectors.shape[1] // 2 :].conj().T
 
@@ -171,13 +163,13 @@ class StreamStructure:
 
 
 def fit_stream(layers: Sequence[QKV], n_heads: int) -> StreamStructure:
-    """The structure with the largest complex-linear fraction of Q, K and V of all layers (gains folded in).
+    """The structure with the largest complex-linear fraction of Q, K and V of all layers.
 
     The outputs of Q and K are paired by the rotation of positions. The values of a head may be paired in any way,
     because the output projection can undo it: their structures and the stream's are maximised in turn, so `kept` never
     decreases (a local maximum).
     """
-    heads = _interleaved_heads(layers, n_heads)
+    heads = [[interleaved(len(v) // n_heads)] * n_heads for _, _, v in layers]
     for _ in range(SWEEPS):
         basis = coordinates(best_structure(*_maps(layers, heads)))
         j_DD = structure_of(basis)
@@ -187,12 +179,9 @@ def fit_stream(layers: Sequence[QKV], n_heads: int) -> StreamStructure:
 
 def random_stream(layers: Sequence[QKV], n_heads: int, generator: np.random.Generator) -> StreamStructure:
     """A random structure of the stream with interleaved heads: the baseline of `fit_stream`."""
+    heads = [[interleaved(len(v) // n_heads)] * n_heads for _, _, v in layers]
     normal = generator.standard_normal((layers[0][0].shape[1],) * 2)
-    return _stream(layers, coordinates(_polar_factor(normal - normal.T)), _interleaved_heads(layers, n_heads))
-
-
-def _interleaved_heads(layers: Sequence[QKV], n_heads: int) -> list[list[Complex]]:
-    return [[interleaved(len(v) // n_heads)] * n_heads for _, _, v in layers]
+    return _stream(layers, coordinates(_polar_factor(normal - normal.T)), heads)
 
 
 def _stream(layers: Sequence[QKV], basis: Complex, heads: list[list[Complex]]) -> StreamStructure:
@@ -258,12 +247,6 @@ def turned(layers: Sequence[QKV], *, n_heads: int, generator: np.random.Generato
 
     def turn(w_ED: Array) -> Array:
         heads = np.split(w_ED, n_heads)
-        return np.concatenate([random_rotation(len(head), generator) @ head for head in heads])
+        return np.concatenate([ortho_group.rvs(len(head), random_state=generator) @ head for head in heads])
 
     return [(turn(q), turn(k), turn(v)) for q, k, v in layers]
-
-
-def random_rotation(width: int, generator: np.random.Generator) -> Array:
-    """Uniform (Haar) on the orthogonal group: Q of a Gaussian matrix, its signs fixed by R."""
-    q, r = np.linalg.qr(generator.standard_normal((width, width)))
-    return q * np.sign(np.diag(r))

@@ -90,7 +90,7 @@ def test_a_run_is_measured_and_its_excess_is_over_its_own_turned_maps(run: Simpl
     assert found["excess"]["layer"] == found["after"]["layer"] - found["turned"]["layer"]["mean"]
     runs = [found | {"after": dict.fromkeys(MEASURES, 0.65 + 0.01 * k), "turned": summaries} for k in (0, 1)]
     *_, after, turned, _ = make._fraction_rows({"runs": runs, "gaussian": {"fractions": summaries}})
-    assert after[:3] == ["CRoPE, PTB, quick (n = 2)", "after", "0.6550 (0.6500 to 0.6600)"]
+    assert after[:3] == ["CRoPE, Penn Treebank, quick (n = 2)", "after", "0.6550 (0.6500 to 0.6600)"]
     assert turned[1:3] == ["turned", "0.6000 (0.5800 to 0.6200)"]
 
 
