@@ -47,9 +47,9 @@ training minus the mean of its own turned maps. XPOS is a control without rotary
 ## Eqs. 21, 23 and 28: distance from a delta function
 
 The sums are no delta function: for D → ∞ they keep {limit:.3f} of the peak at distance 1. The softmax weight that
-misses the target (mean over {window} tokens, scores / √D) does fall: from {by_width[0]:.3f} at D = {widths[0]} to
-{by_width[1]:.3f} at D = {widths[1]}, and at D = {width} from {by_gain[0]:.3f} at gain 1 of the queries to
-{by_gain[1]:.3f} at gain {gain:.0f}.
+misses the target (mean over {window} tokens, scores / √D) does fall: from {missed_by_width[0]:.3f} at D = {widths[0]}
+to {missed_by_width[1]:.3f} at D = {widths[1]}, and at D = {width} from {missed_by_gain[0]:.3f} at gain 1 of the queries to
+{missed_by_gain[1]:.3f} at gain {gain:.0f}.
 
 ## Fig. 3: attending to the targets of “next” and “nexnext”
 
@@ -121,7 +121,6 @@ def complex_fractions(runs: Sequence[Record], *, draws: int) -> dict[str, Any]:
     generator, shape = stream(0, "theory/gaussian"), (4, 3, 128, 128)
     gaussian = [fractions([tuple(qkv) for qkv in generator.standard_normal(shape)], n_heads=4) for _ in range(draws)]
     return {
-        "measures": MEASURES,
         "gaussian": {"shape": shape, "draws": draws, "fractions": chance_level(gaussian)},
         "runs": [measure_run(run, draws=draws) for run in runs],
     }
@@ -156,15 +155,9 @@ def render_markdown(data: dict[str, Any]) -> str:
         fractions=_table(["maps", "state", *MEASURES.values()], _fraction_rows(maps)),
         draws=maps["gaussian"]["draws"],
         limit=data["decay"]["limit"][1],
-        window=points["window"],
-        widths=points["widths"],
-        gain=points["gain"],
-        by_width=points["missed_by_width"],
-        by_gain=points["missed_by_gain"],
         pointers=_table(["model", "measure", *lengths], _pointer_rows(data["pointer_task"]["runs"], task["lengths"])),
-        width=task["width"],
-        words=task["words"],
-        seq_len=task["seq_len"],
+        **points,
+        **task,
     )
 
 
