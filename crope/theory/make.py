@@ -48,8 +48,8 @@ training minus the mean of its own turned maps. XPOS is a control without rotary
 
 The sums are no delta function: for D → ∞ they keep {limit:.3f} of the peak at distance 1. The softmax weight that
 misses the target (mean over {window} tokens, scores / √D) does fall: from {missed_by_width[0]:.3f} at D = {widths[0]}
-to {missed_by_width[1]:.3f} at D = {widths[1]}, and at D = {width} from {missed_by_gain[0]:.3f} at gain 1 of the queries to
-{missed_by_gain[1]:.3f} at gain {gain:.0f}.
+to {missed_by_width[1]:.3f} at D = {widths[1]}; at D = {width}, from {missed_by_gain[0]:.3f} at gain 1 of the queries
+to {missed_by_gain[1]:.3f} at gain {gain:.0f}.
 
 ## Fig. 3: attending to the targets of “next” and “nexnext”
 
