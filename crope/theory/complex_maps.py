@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.linalg import block_diag
+from scipy.stats import ortho_group
+from torch import nn
 
 from crope.model.gpt import GPT, Block
 
@@ -37,12 +39,12 @@ SIGMA: Array = np.array(
 
 SWEEPS = 50  # alternating maximisations in `fit_stream`; a further one adds less than 1e-4
 
-MEASURES = {
-    "given": "interleaved channels are pairs: Q, K and V of all layers",
-    "layer": "best J of each layer, shared by its Q, K and V",
-    "queries_keys": "best J of each layer, shared by its Q and K",
-    "values": "V under the J that is best for Q and K, value pairs free",
-    "model": "best J, shared by Q, K and V of all layers",
+MEASURES = {  # complex structure of the residual stream, and the maps whose fraction it is
+    "given": "interleaved: Q, K, V",
+    "layer": "best J of each layer: Q, K, V",
+    "queries_keys": "best J of each layer: Q, K",
+    "values": "V under the best J of Q, K",
+    "model": "one best J: Q, K, V",
 }
 
 
@@ -61,12 +63,6 @@ def dense(w: Complex) -> Array:
     return np.kron(w.real, SIGMA[0]) + np.kron(w.imag, SIGMA[2])
 
 
-def sigma_components(w_ED: Array) -> Array:
-    """Coefficients of each 2x2 block in SIGMA, (4, E/2, D/2): the block is their sum over the four bases."""
-    blocks = w_ED.reshape(w_ED.shape[0] // 2, 2, w_ED.shape[1] // 2, 2)
-    return np.einsum("ejdk,sjk->sed", blocks, SIGMA) / 2  # <sigma_s, sigma_t> = 2 delta_st
-
-
 def standard_structure(width: int) -> Array:
     """The J of interleaved pairs, (D, D): channels (2j, 2j+1) are one complex number (Eq. 8)."""
     return np.kron(np.eye(width // 2), SIGMA[2])
@@ -75,7 +71,7 @@ def standard_structure(width: int) -> Array:
 def complex_part(w_ED: Array, j_in_DD: Array | None = None, j_out_EE: Array | None = None) -> Array:
     """The nearest complex-linear matrix, (W - J_out W J_in) / 2: an orthogonal projection. Default: interleaved pairs.
 
-    In interleaved pairs it keeps the components of sigma_0 and sigma_2 and drops those of sigma_1 and sigma_3.
+    In these it keeps the components of sigma_0 and sigma_2.
     """
     j_in_DD = standard_structure(w_ED.shape[1]) if j_in_DD is None else j_in_DD
     j_out_EE = standard_structure(w_ED.shape[0]) if j_out_EE is None else j_out_EE
@@ -85,10 +81,7 @@ def complex_part(w_ED: Array, j_in_DD: Array | None = None, j_out_EE: Array | No
 def complex_fraction(
     weights: Sequence[Array], j_in_DD: Array | None = None, structures_out: Sequence[Array] | None = None
 ) -> float:
-    """Complex-linear fraction of the energy ||W||^2 of maps that read one space; 1/2 on average over random J_in.
-
-    Default structures: interleaved pairs, under which CRoPE's weights give 1.
-    """
+    """Complex-linear fraction of the energy ||W||^2 of maps that read one space; 1/2 on average over random J_in."""
     outputs = [None] * len(weights) if structures_out is None else structures_out
     return _energy([complex_part(w, j_in_DD, j) for w, j in zip(weights, outputs, strict=True)]) / _energy(weights)
 
@@ -99,16 +92,15 @@ def best_structure(weights: Sequence[Array], structures_out: Sequence[Array] | N
     The fraction is 1/2 - tr(A J) / (2 ||W||^2) with A = sum of W^T J_out W, antisymmetric. So the maximum over all
     orthogonal J is the polar factor of A, which is itself antisymmetric; its negative gives the minimum. Because the
     pairing of residual channels is arbitrary, only the best pairing is informative, and only in comparison with random
-    matrices for which the best pairing is chosen too.
-    Raises    ValueError if A is singular: the best J is not unique then.
+    matrices for which the best pairing is chosen too. Raises ValueError if A is singular: no unique best J.
     """
     if structures_out is None:
         structures_out = [standard_structure(w_ED.shape[0]) for w_ED in weights]
     return _polar_factor(np.sum([w.T @ j @ w for w, j in zip(weights, structures_out, strict=True)], axis=0))
 
 
-def best_output_structure(w_ED: Array, j_in_DD: Array) -> Array:
-    """The J of the output space, (E, E), that maximises the complex-linear fraction of W for a given J_in."""
+def _best_output(w_ED: Array, j_in_DD: Array) -> Array:
+    """The J of the output space that maximises the fraction of W for a given J_in."""
     return _polar_factor(w_ED @ j_in_DD @ w_ED.T)
 
 
@@ -124,11 +116,8 @@ def _energy(weights: Sequence[Array]) -> float:
     return float(sum(np.sum(w**2) for w in weights))
 
 
-# A structure as complex coordinates: a C x D matrix `basis` with z = basis x and |z| = |x|, in which J is i.
-
-
 def coordinates(j_DD: Array) -> Complex:
-    """Complex coordinates, (C, D), in which `j_DD` is multiplication by i; unique up to a unitary matrix."""
+    """A basis, (C, D), of complex coordinates z = basis x in which J is i; |z| = |x|, unique up to a unitary matrix."""
     _, vectors = np.linalg.eigh(-1j * j_DD)  # ascending, the first half -1: there J is -i
     return np.sqrt(2) * vectors[:, vectors.shape[1] // 2 :].conj().T
 
@@ -174,33 +163,28 @@ class StreamStructure:
 
 
 def fit_stream(layers: Sequence[QKV], n_heads: int) -> StreamStructure:
-    """The structure with the largest complex-linear fraction of Q, K and V of all layers (gains folded in).
+    """The structure with the largest complex-linear fraction of Q, K and V of all layers.
 
     The outputs of Q and K are paired by the rotation of positions. The values of a head may be paired in any way,
     because the output projection can undo it: their structures and the stream's are maximised in turn, so `kept` never
     decreases (a local maximum).
     """
-    found = _stream(layers, n_heads, interleaved(layers[0][0].shape[1]))
+    heads = [[interleaved(len(v) // n_heads)] * n_heads for _, _, v in layers]
     for _ in range(SWEEPS):
-        basis = coordinates(best_structure(*_maps(layers, found.heads)))
+        basis = coordinates(best_structure(*_maps(layers, heads)))
         j_DD = structure_of(basis)
-        heads = [
-            [coordinates(best_output_structure(head, j_DD)) for head in np.split(v, n_heads)] for _, _, v in layers
-        ]
-        found = _stream(layers, n_heads, basis, heads)
-    return found
+        heads = [[coordinates(_best_output(head, j_DD)) for head in np.split(v, n_heads)] for _, _, v in layers]
+    return _stream(layers, basis, heads)
 
 
 def random_stream(layers: Sequence[QKV], n_heads: int, generator: np.random.Generator) -> StreamStructure:
     """A random structure of the stream with interleaved heads: the baseline of `fit_stream`."""
+    heads = [[interleaved(len(v) // n_heads)] * n_heads for _, _, v in layers]
     normal = generator.standard_normal((layers[0][0].shape[1],) * 2)
-    return _stream(layers, n_heads, coordinates(_polar_factor(normal - normal.T)))
+    return _stream(layers, coordinates(_polar_factor(normal - normal.T)), heads)
 
 
-def _stream(
-    layers: Sequence[QKV], n_heads: int, basis: Complex, heads: list[list[Complex]] | None = None
-) -> StreamStructure:
-    heads = heads or [[interleaved(len(v) // n_heads)] * n_heads for _, _, v in layers]
+def _stream(layers: Sequence[QKV], basis: Complex, heads: list[list[Complex]]) -> StreamStructure:
     weights, outputs = _maps(layers, heads)
     return StreamStructure(basis, heads, complex_fraction(weights, structure_of(basis), outputs))
 
@@ -219,20 +203,17 @@ def folded_qkv(model: GPT) -> list[QKV]:
     exactly from the normalised one. The mean subtraction, which removes one direction, is not accounted for.
     """
 
-    layers = []
-    for block in cast(Iterable[Block], model.blocks):
-        projections = (block.attn.q_proj, block.attn.k_proj, block.attn.v_proj)
-        weights = [cast(torch.Tensor, layer.weight).detach().double() for layer in projections]
-        q, k, v = ((weight * block.attn_norm.weight.detach().double()).cpu().numpy() for weight in weights)
-        layers.append((q, k, v))
-    return layers
+    def fold(layer: nn.Module, gain_D: torch.Tensor) -> Array:
+        return (cast(torch.Tensor, layer.weight).double() * gain_D.double()).detach().cpu().numpy()
+
+    blocks = [(block.attn, block.attn_norm.weight) for block in cast(Iterable[Block], model.blocks)]
+    return [(fold(attn.q_proj, g_D), fold(attn.k_proj, g_D), fold(attn.v_proj, g_D)) for attn, g_D in blocks]
 
 
 def fractions(layers: Sequence[QKV], *, n_heads: int) -> dict[str, float]:
-    """The complex-linear fraction under each of MEASURES; `layer`, `queries_keys` and `values` pool all layers.
+    """The complex-linear fraction under each of MEASURES; those with a J of each layer pool the layers.
 
-    The pairs of queries and keys are fixed by rotary. The J of the residual stream is free, and so are the value pairs
-    of a head, because the output projection can undo any rotation of them.
+    The pairs of queries and keys are fixed by rotary; for `values`, those of a head's values are free as in fit_stream.
     """
     every = [w for layer in layers for w in layer]
     return {
@@ -245,43 +226,27 @@ def fractions(layers: Sequence[QKV], *, n_heads: int) -> dict[str, float]:
 
 
 def _pooled(layers: Sequence[Sequence[Array]]) -> float:
-    kept = [complex_fraction(layer, best_structure(layer)) * _energy(layer) for layer in layers]
-    return sum(kept) / sum(_energy(layer) for layer in layers)
+    kept = [complex_fraction(layer, best_structure(layer)) for layer in layers]
+    return float(np.average(kept, weights=[_energy(layer) for layer in layers]))
 
 
 def _fraction_of_values(layers: Sequence[QKV], n_heads: int) -> float:
     kept = 0.0
     for query, key, value in layers:
         j_DD = best_structure([query, key])
-        kept += _energy([complex_part(w, j_DD, best_output_structure(w, j_DD)) for w in np.split(value, n_heads)])
+        kept += _energy([complex_part(w, j_DD, _best_output(w, j_DD)) for w in np.split(value, n_heads)])
     return kept / _energy([layer[2] for layer in layers])
 
 
 def turned(layers: Sequence[QKV], *, n_heads: int, generator: np.random.Generator) -> list[QKV]:
     """The same maps with the output channels of each head rotated at random, Q, K and V independently.
 
-    This keeps W^T W of each head, so the subspace that it reads and its singular values; only the relation to the
-    rotary pairs is lost. Training lowers the rank of the maps, which raises the best fraction of *any* pairing: the
-    chance level of a trained map is that of its own rotations, not that of a Gaussian matrix.
+    This keeps the subspace that each head reads and its singular values. Training lowers the rank of the maps, which
+    raises the best fraction of *any* pairing: the chance level of a trained map is that of its own rotations.
     """
 
     def turn(w_ED: Array) -> Array:
         heads = np.split(w_ED, n_heads)
-        return np.concatenate([random_rotation(len(head), generator) @ head for head in heads])
+        return np.concatenate([ortho_group.rvs(len(head), random_state=generator) @ head for head in heads])
 
     return [(turn(q), turn(k), turn(v)) for q, k, v in layers]
-
-
-def random_rotation(width: int, generator: np.random.Generator) -> Array:
-    """Uniform (Haar) on the orthogonal group: Q of a Gaussian matrix, its signs fixed by R."""
-    q, r = np.linalg.qr(generator.standard_normal((width, width)))
-    return q * np.sign(np.diag(r))
-
-
-def summarise(draws: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Mean, standard deviation and range of each measure over random draws: the chance level."""
-    columns = {name: np.array([draw[name] for draw in draws]) for name in MEASURES}
-    return {
-        name: {"mean": float(x.mean()), "std": float(x.std(ddof=1)), "low": float(x.min()), "high": float(x.max())}
-        for name, x in columns.items()
-    }

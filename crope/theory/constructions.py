@@ -9,7 +9,7 @@ Shapes: B batch, T tokens, D model width, C = D/2 pairs, H heads, K head width, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,9 +27,9 @@ from crope.seeding import stream
 from crope.theory.complex_maps import Array, dense
 from crope.theory.rotary import frequencies, missed_weight
 
-WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-GAINS = tuple(10.0 ** (k / 4) for k in range(13))  # 1 .. 1000
-WINDOW = 64  # tokens in the windows over which a missed weight is averaged
+LEAN = 0.02  # of a query towards the tokens behind or ahead, see absolute_pointing
+# Widths, gain of the queries, and tokens in a window, for which missed weights are printed.
+WIDTHS, GAIN, WINDOW = (16, 4096), 1000.0, 64
 
 
 def attention_scores(attention: CausalAttention, positions: Positions, x_BTD: torch.Tensor) -> torch.Tensor:
@@ -77,19 +77,14 @@ class Construction:
 
     def scores(self) -> Array:
         """f(x_m, x_n, m, n) of Eqs. 4 and 7, (T, T): query m in rows, key n in columns, not divided by sqrt(D)."""
-        return self._run(attention_scores)[0]
+        return attention_scores(self.attention, self.positions, self._embed())[0, 0].detach().numpy()
 
     def weights(self, *, causal: bool = False) -> Array:
         """a_{m,n} of Eq. 2, (T, T), from scores over sqrt(D)."""
-        return self._run(attention_weights, causal=causal)[0]
+        return attention_weights(self.attention, self.positions, self._embed(), causal=causal)[0, 0].detach().numpy()
 
-    def output(self, *, causal: bool = False) -> Array:
-        """o_m of Eq. 3, (T, D)."""
-        return self._run(attend, causal=causal)
-
-    def _run(self, function: Callable[..., torch.Tensor], **options: bool) -> Array:
-        x_BTD = self.positions.embed(torch.from_numpy(self.x_TD)[None])
-        return function(self.attention, self.positions, x_BTD, **options)[0].detach().numpy()
+    def _embed(self) -> torch.Tensor:
+        return self.positions.embed(torch.from_numpy(self.x_TD)[None])
 
 
 def comparison(x_TD: Array, *, position: str, projection: str = "real") -> Construction:
@@ -109,9 +104,7 @@ def on_slow_pairs(tokens: Array, width: int) -> Array:
     return x_TD
 
 
-def pointing(
-    offsets: Sequence[int], *, width: int, projection: str, sign: int = 1, gain: float = 1.0, seed: int = 0
-) -> Construction:
+def pointing(offsets: Sequence[int], *, width: int, projection: str, sign: int = 1, gain: float = 1.0) -> Construction:
     """Eqs. 27 to 29: token m attends to m + sign * offsets[m]; offsets are 1 ("next"), 2 ("nexnext"), 0 (any other).
 
     Under rotation by +m theta the score is Re[conj(q) e^{i(n-m) theta} k], so the query of "next" must be e^{+i theta};
@@ -120,7 +113,7 @@ def pointing(
     scales the queries. `width` must be a multiple of 4.
     """
     x_TC = np.zeros((len(offsets), width // 2), dtype=np.complex128)
-    generator = stream(seed, "theory/pointing")
+    generator = stream(0, "theory/pointing")
     for token_C, offset in zip(x_TC, offsets, strict=True):
         channels = token_C[offset - 1 :: 2] if offset else token_C
         channels[:] = generator.dirichlet(np.ones(len(channels)))
@@ -132,13 +125,13 @@ def pointing(
     return Construction(attention, positions, x_TD)
 
 
-def absolute_pointing(offsets: Sequence[int], *, width: int, gain: float = 1.0, lean: float = 0.02) -> Construction:
+def absolute_pointing(offsets: Sequence[int], *, width: int, gain: float = 1.0) -> Construction:
     """`pointing` with absolute sinusoids in one layer over a finite window; Sec. 4.3 calls it impossible.
 
     The position part of the query is shifted by 1.5 steps, so that m + 1 and m + 2 tie for the highest score; the token
     breaks the tie with a key that grows slowly with position: sin(n theta_min), for n < pi / (2 theta_min). The margin
-    is `lean` at every m (times `gain`); over N positions the lean adds up to N times that, which must stay below the
-    kernel's fall at that distance.
+    is LEAN at every m (times `gain`); over N positions it adds up to N times that, which must stay below the kernel's
+    fall at that distance.
     For *all* positions the paper is right: the two tokens' scores differ by a bounded g(n), which would have to fall at
     every step, so over N positions the margin is at most the range of g over N.
     """
@@ -150,7 +143,7 @@ def absolute_pointing(offsets: Sequence[int], *, width: int, gain: float = 1.0, 
     attention, positions = _build_layer(x_TD, position="sinusoidal", projection="real")
     seen_C = np.where(np.arange(width // 2) < 2, 0, 1)  # the two fastest pairs carry the token: keys do not read them
     query_DD = dense(np.diag(seen_C * np.exp(-1.5j * theta_C)))  # a pair is (sin, cos): minus is forwards
-    query_DD[width - 2, [0, 2]] = np.array([-1, 1]) * lean / (token * theta_C[-1])
+    query_DD[width - 2, [0, 2]] = np.array([-1, 1]) * LEAN / (token * theta_C[-1])
     with torch.no_grad():
         attention.q_proj.get_parameter("weight").copy_(torch.from_numpy(gain * query_DD))
     set_map(attention.k_proj, np.diag(seen_C))
@@ -181,25 +174,17 @@ def _build_layer(x_TD: Array, *, position: str, projection: str) -> tuple[Causal
 
 
 def construction_results(tokens: Sequence[int], *, width: int) -> dict[str, Any]:
-    """Sec. 4.3 in numbers: missed weight by width and by gain, attention on `tokens` (0 "next", 1 "nexnext")."""
-    missed = partial(missed_weight, length=WINDOW, offsets=(1, 2))
+    """Sec. 4.3 in numbers: missed weights, and the attention on `tokens` (0 "next", 1 "nexnext")."""
+    missed = partial(missed_weight, length=WINDOW, offsets=(1, 2), scaled=True)
     offsets = [token + 1 if token < 2 else 0 for token in tokens]
-    by_hand = {
-        "rotary": pointing(offsets, width=width, projection="complex", gain=300.0),
-        "absolute": absolute_pointing(offsets, width=width, gain=30_000.0),
-    }
+    rotary = pointing(offsets, width=width, projection="complex", gain=300.0)
+    absolute = absolute_pointing(offsets, width=width, gain=30_000.0)
     return {
         "window": WINDOW,
-        "missed_by_width": {
-            "widths": list(WIDTHS),
-            "scores": [missed(frequencies(w), gain=1.0) for w in WIDTHS],
-            "scores / √D": [missed(frequencies(w), gain=1.0, scaled=True) for w in WIDTHS],
-        },
-        "missed_by_gain": {
-            "gains": list(GAINS),
-            "width": width,
-            "scores / √D": [missed(frequencies(width), gain=gain, scaled=True) for gain in GAINS],
-        },
+        "widths": WIDTHS,
+        "missed_by_width": [missed(frequencies(w), gain=1.0) for w in WIDTHS],
+        "gain": GAIN,
+        "missed_by_gain": [missed(frequencies(width), gain=gain) for gain in (1.0, GAIN)],
         "tokens": list(tokens),
-        "attention": {name: construction.weights().tolist() for name, construction in by_hand.items()},
+        "attention": {"rotary": rotary.weights().tolist(), "absolute": absolute.weights().tolist()},
     }

@@ -19,7 +19,7 @@ from matplotlib.patches import Polygon, Rectangle
 
 from crope.model.complex_linear import ComplexLinear
 from crope.paper import MODEL_LABELS
-from crope.theory.complex_maps import SIGMA, Array, as_complex, complex_fraction, complex_part, dense, sigma_components
+from crope.theory.complex_maps import SIGMA, Array, as_complex, complex_fraction, complex_part, dense
 
 Data = Mapping[str, Any]
 
@@ -103,7 +103,6 @@ def _picture(name: str, matrix: Array) -> dict[str, Any]:
         "name": name,
         "matrix": matrix.tolist(),
         "image": (GLYPH @ matrix.T).tolist(),
-        "sigma": sigma_components(matrix).ravel().tolist(),
         "fraction": complex_fraction([matrix]),
     }
 

@@ -8,30 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
-import torch
-
 from crope import paper
-from crope.config import ModelConfig, cell_key
-from crope.errors import UserError
-from crope.model.gpt import GPT
+from crope.compose import load_config
+from crope.config import cell_key
 from crope.record import Record, read_records, run_status, write_bytes, write_json, write_text
+from crope.run import build_model, load_trained
 from crope.seeding import stream
 from crope.study import expected_cells
 from crope.theory import figures
-from crope.theory.complex_maps import MEASURES, QKV, folded_qkv, fractions, summarise, turned
+from crope.theory.complex_maps import MEASURES, folded_qkv, fractions, turned
 from crope.theory.constructions import construction_results
 from crope.theory.pointer_task import EXAMPLE, Task, pointer_results
 from crope.theory.rotary import decay_curves
 
 SCALES = ("paper", "quick", "smoke")  # largest first
-HEADINGS = ("given pairs", "best J: Q, K, V", "best J: Q, K", "V under J of Q, K", "one J: all layers")  # MEASURES
 
 TEMPLATE = """# The theory in numbers
 
-Written by `make theory`. Equations, code, tests and errata: `docs/equations.md`.
+Written by `make theory`. Equations, code, tests and errata: `docs/equations.md`. Cells: mean (lowest to highest).
 
 ## Figs. 1 and 2: the function space of CRoPE
 
@@ -40,28 +37,26 @@ Written by `make theory`. Equations, code, tests and errata: `docs/equations.md`
 
 ## Complex-linear fraction of trained Q, K and V
 
-Fraction of the energy (Sec. 3.2), LayerNorm gains folded in; mean (lowest to highest). The pairing of residual channels
-is arbitrary, so the best complex structure J is chosen, for the chance levels too: Gaussian maps ({draws} draws), and
-the trained maps with the channels of each head rotated at random (turned), which keeps what they read and their
-singular values. Excess: after training minus the mean of its own turned maps. XPOS is a control without rotary pairs.
+Fraction of the energy (Sec. 3.2), LayerNorm gains folded in. The pairing of residual channels is arbitrary, so the best
+complex structure J is chosen, for the chance levels too: Gaussian maps ({draws} draws), and the trained maps with the
+channels of each head rotated at random (turned), which keeps what they read and their singular values. Excess: after
+training minus the mean of its own turned maps. XPOS is a control without rotary pairs.
 
 {fractions}
 
 ## Eqs. 21, 23 and 28: distance from a delta function
 
 The sums are no delta function: for D → ∞ they keep {limit:.3f} of the peak at distance 1. The softmax weight that
-misses the target (mean over {window} tokens) does vanish with D and with the gain of the queries (D = {width}, / √D).
-
-{missed}
-
-{gain}
+misses the target (mean over {window} tokens, scores / √D) does fall: from {missed_by_width[0]:.3f} at D = {widths[0]}
+to {missed_by_width[1]:.3f} at D = {widths[1]}; at D = {width}, from {missed_by_gain[0]:.3f} at gain 1 of the queries
+to {missed_by_gain[1]:.3f} at gain {gain:.0f}.
 
 ## Fig. 3: attending to the targets of “next” and “nexnext”
 
 By hand: Eqs. 27 to 29 with the conjugate phase (CRoPE's weights), and absolute sinusoids in one layer, which Sec. 4.3
 calls impossible and a finite window allows. Learned: one attention layer (D = {width}), trained on {seq_len} tokens to
 predict the target; accuracy of pointers to words (chance 1/{words}), mean weight on the target. High accuracy with a
-weight near one half: the layer decodes the answer from a mixture. Mean over seeds (lowest to highest).
+weight near one half: the layer decodes the answer from a mixture.
 
 ![Fig. 3: attention of the pointers of one sequence; frames mark the targets](fig3.svg)
 
@@ -71,7 +66,7 @@ weight near one half: the layer decodes the answer from a mixture. Mean over see
 
 ![Left: mean of |S_j| of Eq. 37. Right: score of equal queries and keys](decay.svg)
 
-The bound, {bounds}, decays as a trend and not at every step.
+The bound decays as a trend and not at every step.
 """
 
 
@@ -94,12 +89,10 @@ def make_theory(
     }
     for name, value in data.items():
         write_json(out_dir / f"{name}.json", value)
+    ideal = [[float(t < 2 and n == m + t + 1) for n in range(len(EXAMPLE))] for m, t in enumerate(EXAMPLE)]
     by_hand, learned = data["constructions"]["attention"], data["pointer_task"]["attention"]
-    panels = {
-        "ideal": [[float(t < 2 and n == m + t + 1) for n in range(len(EXAMPLE))] for m, t in enumerate(EXAMPLE)],
-        "rotary, by hand": by_hand["rotary"],
-        "absolute, by hand": by_hand["absolute"],
-    } | {f"{label}, learned": learned[model] for model, label in paper.MODEL_LABELS.items()}
+    panels = {"ideal": ideal} | {f"{name}, by hand": weights for name, weights in by_hand.items()}
+    panels |= {f"{label}, learned": learned[model] for model, label in paper.MODEL_LABELS.items()}
     for name, draw, value, size in (
         ("fig1", figures.draw_entries, data["function_space"], (6.6, 3.3)),
         ("fig2", figures.draw_function_space, data["function_space"], (7.6, 4.0)),
@@ -123,101 +116,72 @@ def find_trained(folders: Sequence[Path]) -> list[Record]:
     return []
 
 
-def load_layers(record: Record, *, trained: bool) -> list[QKV]:
-    """Q, K and V of weights.pt, or as the run's seed initialises them.
-
-    Raises    UserError if weights.pt does not fit the run's configuration.
-    """
-    config = record.config
-    vocab_size, max_len = config["tokenizer"]["vocab_size"], config["train"]["seq_len"]
-    model = GPT(ModelConfig(**config["model"]), vocab_size=vocab_size, max_len=max_len, seed=config["seed"])
-    if trained:
-        path = record.path / "weights.pt"
-        try:
-            model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        except RuntimeError as error:
-            raise UserError(f"{path}: does not fit config.yaml; remove the run and repeat it") from error
-    return folded_qkv(model)
-
-
 def complex_fractions(runs: Sequence[Record], *, draws: int) -> dict[str, Any]:
-    """Fractions of each run before and after training and of `draws` random rotations of its maps (chance level).
-
-    `gaussian`: the same for Gaussian maps of Sec. 5.1's size, of which initial weights are a draw.
-    """
+    """Fractions of each run's maps, and of Gaussian maps of Sec. 5.1's size, of which initial weights are a draw."""
     generator, shape = stream(0, "theory/gaussian"), (4, 3, 128, 128)
     gaussian = [fractions([tuple(qkv) for qkv in generator.standard_normal(shape)], n_heads=4) for _ in range(draws)]
     return {
-        "measures": MEASURES,
-        "gaussian": {
-            "shape": {"n_layers": 4, "n_heads": 4, "d_model": 128},
-            "draws": draws,
-            "fractions": summarise(gaussian),
-        },
+        "gaussian": {"shape": shape, "draws": draws, "fractions": chance_level(gaussian)},
         "runs": [measure_run(run, draws=draws) for run in runs],
     }
 
 
 def measure_run(record: Record, *, draws: int) -> dict[str, Any]:
     """The run's identity and its fractions before and after training, with the chance level of the trained maps."""
-    n_heads, layers = record.config["model"]["n_heads"], load_layers(record, trained=True)
+    config = load_config(record.config)
+    n_heads, layers = config.model.n_heads, folded_qkv(load_trained(record.path, config))
     generator = stream(0, f"theory/turned/{record.path.name}")
     chance = [fractions(turned(layers, n_heads=n_heads, generator=generator), n_heads=n_heads) for _ in range(draws)]
+    after, level = fractions(layers, n_heads=n_heads), chance_level(chance)
     return {name: record.summary[name] for name in ("run_id", "model", "dataset", "scale", "seed")} | {
-        "before": fractions(load_layers(record, trained=False), n_heads=n_heads),
-        "after": fractions(layers, n_heads=n_heads),
-        "turned": summarise(chance),
+        "before": fractions(folded_qkv(build_model(config)), n_heads=n_heads),
+        "after": after,
+        "turned": level,
+        "excess": {name: after[name] - level[name]["mean"] for name in MEASURES},
     }
+
+
+def chance_level(draws: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Mean, standard deviation and range of each measure over random draws."""
+    columns = {name: [draw[name] for draw in draws] for name in MEASURES}
+    return {name: {"mean": fmean(x), "std": stdev(x), "low": min(x), "high": max(x)} for name, x in columns.items()}
 
 
 def render_markdown(data: dict[str, Any]) -> str:
     """theory.md: figures, captions and tables; `data` as in the JSON files."""
-    points, task, bound = data["constructions"], data["pointer_task"], data["decay"]["bound"]
-    missed, gains, lengths = (
-        points["missed_by_width"],
-        points["missed_by_gain"],
-        [str(length) for length in task["task"]["lengths"]],
-    )
-    by_width = zip(missed["widths"], missed["scores"], missed["scores / √D"], strict=True)
-    by_gain = list(zip(gains["gains"], gains["scores / √D"], strict=True))[::4]
-    by_length = [f"{length} tokens" for length in lengths]
+    points, task, maps = data["constructions"], data["pointer_task"]["task"], data["complex_fraction"]
+    lengths = [f"{length} tokens" for length in task["lengths"]]
     return TEMPLATE.format(
-        fractions=_table(["maps", "state", *HEADINGS], _fraction_rows(data["complex_fraction"])),
-        draws=data["complex_fraction"]["gaussian"]["draws"],
+        fractions=_table(["maps", "state", *MEASURES.values()], _fraction_rows(maps)),
+        draws=maps["gaussian"]["draws"],
         limit=data["decay"]["limit"][1],
-        window=points["window"],
-        missed=_table(["D", "scores", "scores / √D"], [[f"{d:,}", f"{a:.4f}", f"{b:.4f}"] for d, a, b in by_width]),
-        gain=_table(
-            ["gain", *(f"{gain:,.0f}" for gain, _ in by_gain)], [["missed", *(f"{w:.4f}" for _, w in by_gain)]]
-        ),
-        pointers=_table(["model", "measure", *by_length], _pointer_rows(task["runs"], lengths)),
-        bounds=f"{bound[0]:.1f} at distance 0, {bound[5]:.1f} at 5, {bound[-1]:.1f} at {len(bound) - 1}",
-        **{name: task["task"][name] for name in ("width", "words", "seq_len")},
+        pointers=_table(["model", "measure", *lengths], _pointer_rows(data["pointer_task"]["runs"], task["lengths"])),
+        **points,
+        **task,
     )
 
 
 def _fraction_rows(data: dict[str, Any]) -> list[list[str]]:
     """Per model and dataset: before, after, after rotation at random, and the excess of after over the mean of that."""
     rows = [["Gaussian", "", *(_spread([data["gaussian"]["fractions"][name]]) for name in MEASURES)]]
-    groups = {(run["model"], run["dataset"]) for run in data["runs"]}
-    for model, dataset in sorted(groups, key=lambda group: (list(paper.MODEL_LABELS).index(group[0]), group[1])):
-        runs = [run for run in data["runs"] if (run["model"], run["dataset"]) == (model, dataset)]
-        corpus = paper.DATASET_LABELS.get(dataset, dataset)
-        label = f"{paper.MODEL_LABELS[model]}, {corpus}, {runs[0]['scale']} (n = {len(runs)})"
-        states = {name: [run[name] for run in runs] for name in ("before", "after", "turned")}
-        pairs = zip(states["after"], states["turned"], strict=True)
-        states["excess"] = [{name: after[name] - turns[name]["mean"] for name in MEASURES} for after, turns in pairs]
-        for state, values in states.items():
-            rows.append([label, state, *(_spread([value[name] for value in values]) for name in MEASURES)])
+    groups: dict[str, list[dict[str, Any]]] = {}
+    models = list(paper.MODEL_LABELS)
+    for run in sorted(data["runs"], key=lambda run: (models.index(run["model"]), run["dataset"])):
+        corpus = paper.DATASET_LABELS.get(run["dataset"], run["dataset"])
+        groups.setdefault(f"{paper.MODEL_LABELS[run['model']]}, {corpus}, {run['scale']}", []).append(run)
+    for label, runs in groups.items():
+        for state in ("before", "after", "turned", "excess"):
+            cells = [_spread([run[state][name] for run in runs]) for name in MEASURES]
+            rows.append([f"{label} (n = {len(runs)})", state, *cells])
     return rows
 
 
-def _pointer_rows(runs: Sequence[dict[str, Any]], lengths: Sequence[str]) -> list[list[str]]:
+def _pointer_rows(runs: Sequence[dict[str, Any]], lengths: Sequence[int]) -> list[list[str]]:
     rows = []
     for model, label in paper.MODEL_LABELS.items():
         found = [run["by_length"] for run in runs if run["model"] == model]
         for measure in ("accuracy", "weight"):
-            cells = [_spread([one[length][measure] for one in found], decimals=3) for length in lengths]
+            cells = [_spread([one[str(length)][measure] for one in found], decimals=3) for length in lengths]
             rows.append([f"{label} (n = {len(found)})", measure, *cells])
     return rows
 

@@ -36,7 +36,7 @@ def test_equal_arguments_give_equal_batches_and_any_other_argument_another() -> 
     def starts(**changes) -> tuple[int, ...]:
         return tuple(places(draw(**changes)[0])[:, 0].tolist())
 
-    assert starts(seed=3, step=5) == starts(seed=3, step=5)
+    assert list(starts(seed=3, step=5)) == GOLDEN  # the batches that published runs were trained on
     every = {
         starts(seed=seed, step=step, purpose=purpose)
         for seed in range(4)
@@ -44,11 +44,6 @@ def test_equal_arguments_give_equal_batches_and_any_other_argument_another() -> 
         for purpose in ("train", "validation/0", "validation/1")
     }
     assert len(every) == 4 * 4 * 3
-
-
-def test_batches_of_a_seed_never_change() -> None:
-    """Golden positions: every published run was trained on these batches."""
-    assert places(draw(seed=3, step=5)[0])[:, 0].tolist() == GOLDEN
 
 
 @pytest.mark.parametrize("vary", ["step", "seed", "purpose"])

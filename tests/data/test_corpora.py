@@ -58,12 +58,6 @@ def test_books_are_read_in_order_of_their_id_as_text(data_dir: Path) -> None:
     assert books == [FILES["pg19/train/10.txt"], FILES["pg19/train/9.txt"]]
 
 
-def test_other_line_endings_and_spaces_give_the_pinned_text(data_dir: Path) -> None:
-    text = FILES["ptb/train.txt"]
-    write(data_dir, "ptb/train.txt", "\r\n".join(line.strip() for line in text.split("\n")))
-    assert "".join(load_corpus("ptb", data_dir)["train"][0]) == text
-
-
 @pytest.mark.parametrize(
     ("content", "word"),
     [(b" the chairman \n", "sha256"), (b"", "empty"), (b"\n \n", "empty"), (b"caf\xe9\n", "UTF-8")],
@@ -78,32 +72,17 @@ def test_corrupt_files_are_refused_by_name(data_dir: Path, content: bytes, word:
     assert unavailable(["ptb"], SMALL, data_dir=data_dir) == {}
 
 
-def test_swapped_splits_are_refused_by_name(data_dir: Path) -> None:
-    write(data_dir, "ptb/train.txt", FILES["ptb/valid.txt"])
-    with pytest.raises(DataError, match=r"ptb/train\.txt.*content of ptb/valid\.txt"):
-        load_corpus("ptb", data_dir)
-
-
-def test_files_missing_in_data_dir_are_read_from_the_fetched_ones(data_dir: Path) -> None:
+def test_files_in_no_folder_are_missing_and_fetched_ones_are_read(data_dir: Path) -> None:
     (data_dir / "ptb" / "valid.txt").unlink()
     assert missing_files("ptb", data_dir) == ["ptb/valid.txt"]
     write(data_dir.parent / "raw", "ptb/valid.txt", FILES["ptb/valid.txt"])
-    assert missing_files("ptb", data_dir) == []
     assert "".join(load_corpus("ptb", data_dir)["validation"][0]) == FILES["ptb/valid.txt"]
-
-
-def test_sha256_of_a_pinned_corpus_needs_no_text(data_dir: Path, tmp_path: Path) -> None:
-    digest = hashlib.sha256(FILES["ptb/train.txt"].encode()).hexdigest()
-    assert corpus_sha256("ptb", tmp_path / "empty")["train"] == digest
-    lines = [f"{hashlib.sha256(text.encode()).hexdigest()}  {path}\n" for path, text in FILES.items() if "19/t" in path]
-    assert corpus_sha256("pg19", tmp_path)["train"] == hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def test_an_own_corpus_is_named_by_its_text(data_dir: Path) -> None:
     write(data_dir, "letters/train.txt", " a line \r\n")
     write(data_dir, "letters/valid.txt", "another\n")
-    digest = hashlib.sha256(b" a line \n").hexdigest()
-    assert corpus_sha256("letters", data_dir)["train"] == digest
+    assert corpus_sha256("letters", data_dir)["train"] == hashlib.sha256(b" a line \n").hexdigest()
     (data_dir / "letters" / "valid.txt").unlink()
     with pytest.raises(DataUnavailable, match=r"letters/valid\.txt"):
         corpus_sha256("letters", data_dir)

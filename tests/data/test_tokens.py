@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from tokenizers import Tokenizer
 
 from crope.config import ROOT, TokenizerConfig
 from crope.data.corpora import load_corpus, tiny_corpus
-from crope.data.tokens import encode, load_gpt2, load_tokens, pieces, prepare, token_dtype, train_bpe, vocabulary_of
+from crope.data.tokens import encode, load_gpt2, load_tokens, pieces, prepare, train_bpe, vocabulary_of
 from crope.errors import ConfigError, DataError, StorageError
 from tests.data.conftest import FILES, SMALL, write
 
@@ -43,10 +44,9 @@ def test_pieces_change_no_token(bpe: Tokenizer) -> None:
 
 def test_decoding_gives_the_text_back(bpe: Tokenizer) -> None:
     text = "".join(tiny_corpus()["validation"][0]) + "Ünïcödé 東京 🙂\u00a0\t \n\n <|endoftext|>"
-    ids = np.concatenate(list(encode(bpe, [[text], [text]])))
-    assert bpe.decode(ids[: ids.size // 2].tolist()) == text
-    assert (token_dtype(65536), token_dtype(65537)) == (np.uint16, np.uint32)
-    assert ids.dtype == np.uint16 and ids.tolist() == 2 * bpe.encode(text).ids
+    ids = list(chain(*encode(bpe, [[text], [text]])))
+    assert bpe.decode(ids[: len(ids) // 2]) == text
+    assert ids == 2 * bpe.encode(text).ids
 
 
 def test_trained_merges_are_the_most_frequent_pairs() -> None:
@@ -63,7 +63,7 @@ def test_token_files_decode_to_the_canonical_text_of_their_split(data_dir: Path,
     tokens = load_tokens(corpus, SMALL, data_dir=data_dir)
     tokenizer = Tokenizer.from_file(str(tokens.folder / "tokenizer.json"))
     for split, ids in (("train", tokens.train), ("validation", tokens.validation)):
-        text = "".join(block for document in load_corpus(corpus, data_dir)[split] for block in document)
+        text = "".join(chain(*load_corpus(corpus, data_dir)[split]))
         assert tokenizer.decode(ids.tolist()) == text
         counts = tokens.meta["splits"][split]
         assert counts["tokens"] == ids.size and counts["bytes"] == len(text.encode())
@@ -74,9 +74,8 @@ def test_token_files_decode_to_the_canonical_text_of_their_split(data_dir: Path,
 def test_the_tokenizer_is_trained_on_the_train_split_only(data_dir: Path) -> None:
     """ "zyzzyva" occurs in the validation split only: no merge may come from it."""
     folder = load_tokens("ptb", SMALL, data_dir=data_dir).folder
-    trained = vocabulary_of(json.loads((folder / "tokenizer.json").read_text()))
-    expected = train_bpe([[FILES["ptb/train.txt"]]], 280)
-    assert trained == vocabulary_of(json.loads(expected.to_str()))
+    trained = vocabulary_of(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    assert trained == vocabulary_of(train_bpe([[FILES["ptb/train.txt"]]], 280))
     assert "z" not in FILES["ptb/train.txt"] and not [token for token in trained[0] if "z" in token and len(token) > 1]
 
 
@@ -102,20 +101,18 @@ def test_an_own_corpus_gets_other_files_when_its_text_changes(data_dir: Path, ca
 
 
 @pytest.mark.parametrize("name", ["meta.json", "train.npy", "validation.npy", "tokenizer.json"])
-@pytest.mark.parametrize("damage", ["removed", "cut", "bit"])
-def test_corrupt_token_files_are_made_again(data_dir: Path, capsys, name: str, damage: str) -> None:
+def test_corrupt_token_files_are_made_again(data_dir: Path, capsys, name: str) -> None:
+    """Cut, changed in the first byte (meta.json has no checksum of its own), and removed."""
     folder = load_tokens("ptb", SMALL, data_dir=data_dir).folder
     expected = {path.name: path.read_bytes() for path in folder.iterdir()}
-    content = expected[name]
-    (folder / name).unlink()
-    if damage == "cut":
-        (folder / name).write_bytes(content[:-3])
-    elif damage == "bit":  # the first byte, since meta.json has no checksum of its own
-        (folder / name).write_bytes(bytes([content[0] ^ 1]) + content[1:])
-    capsys.readouterr()
-    load_tokens("ptb", SMALL, data_dir=data_dir)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
-    assert folder.name in capsys.readouterr().err
+    for content in (expected[name][:-3], bytes([expected[name][0] ^ 1]) + expected[name][1:], None):
+        (folder / name).unlink()
+        if content is not None:
+            (folder / name).write_bytes(content)
+        capsys.readouterr()
+        load_tokens("ptb", SMALL, data_dir=data_dir)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
+        assert folder.name in capsys.readouterr().err
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_folder(data_dir: Path, monkeypatch) -> None:
@@ -180,7 +177,7 @@ def test_gpt2_counts_and_both_formats_of_its_file(real_data: Path, tmp_path: Pat
     """Counts made with another encoder (tiktoken); older tokenizer.json files write merges as strings."""
     tokenizer = load_gpt2(real_data / "tokenizers" / "gpt2" / "tokenizer.json")
     for corpus, count in (("ptb", 92_830), ("wikitext2", 258_659)):
-        assert sum(ids.size for ids in encode(tokenizer, load_corpus(corpus, real_data)["validation"])) == count
+        assert sum(map(len, encode(tokenizer, load_corpus(corpus, real_data)["validation"]))) == count
     content = json.loads((real_data / "tokenizers" / "gpt2" / "tokenizer.json").read_text(encoding="utf-8"))
     content["model"]["merges"] = [" ".join(merge) for merge in content["model"]["merges"]]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))

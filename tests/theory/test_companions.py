@@ -46,46 +46,12 @@ def test_the_articles_own_numbers_come_from_base_100() -> None:
     assert np.abs(model.numpy() - printed)[2:].min() > 0.3  # so the model must not agree with them
 
 
-def test_the_articles_printed_angles() -> None:
-    assert [math.cos(3.0), math.sin(3.0), math.cos(0.3), math.sin(0.3)] == pytest.approx(
-        [-0.99, 0.14, 0.96, 0.30], abs=0.005
-    )
-
-
-def test_the_reference_pages_plane() -> None:
-    """R_{m theta}^T = R_{-m theta}, R_m R_n = R_{m+n}, and the score holds R_{(n-m) theta}; counterclockwise."""
-    np.testing.assert_allclose(rotary_matrix(5, 2).T, rotary_matrix(-5, 2), rtol=0, atol=1e-15)
-    np.testing.assert_allclose(rotary_matrix(5, 2) @ rotary_matrix(3, 2), rotary_matrix(8, 2), rtol=0, atol=1e-15)
-    assert (rotary_matrix(math.pi / 2, 2) @ [1.0, 0.0]).tolist() == pytest.approx([0.0, 1.0])
-    q, k = np.array([0.3, -1.2]), np.array([2.0, 0.7])
-    found = (rotary_matrix(7, 2) @ q) @ (rotary_matrix(4, 2) @ k)
-    assert found == pytest.approx(q @ rotary_matrix(4 - 7, 2) @ k, abs=1e-14)
-
-
-def test_the_reference_pages_general_form() -> None:
-    """Theta = 10000^(-2(i-1)/d), i = 1 .. d/2: falls from 1 to nearly 1/10000."""
-    theta = frequencies(128)
-    assert theta.tolist() == pytest.approx([10000 ** (-2 * (i - 1) / 128) for i in range(1, 65)])
-    assert theta[0] == 1 and (np.diff(theta) < 0).all() and theta[-1] == pytest.approx(1.155e-4, rel=1e-3)
-
-
-def test_the_slides_matrix_in_the_plane() -> None:
-    """d = 2, i = 0, m = 7: theta_0 = 1."""
-    cos7, sin7 = 0.7539022543433046, 0.6569865987187891
-    np.testing.assert_allclose(rotary_matrix(7, 2), [[cos7, -sin7], [sin7, cos7]], rtol=0, atol=1e-15)
-
-
 def test_the_slides_block_matrix() -> None:
     """d = 4, m = 6: blocks turn by 6 and by 0.06, zeros between them."""
     cos6, sin6, cos06, sin06 = math.cos(6), math.sin(6), math.cos(0.06), math.sin(0.06)
     expected = [[cos6, -sin6, 0, 0], [sin6, cos6, 0, 0], [0, 0, cos06, -sin06], [0, 0, sin06, cos06]]
     np.testing.assert_allclose(rotary_matrix(6, 4), expected, rtol=0, atol=1e-15)
     assert [cos6, sin6] == pytest.approx([0.9601703, -0.2794155], abs=1e-7)
-
-
-def test_the_slides_complex_product() -> None:
-    product = as_complex(np.array([3.0, 4.0])) * as_complex(np.array([2.0, 3.0]))
-    assert product.tolist() == [-6 + 17j]
 
 
 def test_the_slides_sinusoids_lack_the_exponent() -> None:

@@ -8,7 +8,6 @@ import torch
 
 from crope.config import ModelConfig
 from crope.model.attention import CausalAttention
-from crope.model.complex_linear import ComplexLinear
 from crope.model.positions import build_positions
 from crope.theory.complex_maps import as_complex
 from crope.theory.constructions import (
@@ -165,16 +164,6 @@ def test_a_target_ahead_needs_attention_without_a_mask() -> None:
     assert (made.weights(causal=True)[rows, rows + text[rows]] == 0).all()
     behind = pointing(text, width=64, projection="complex", gain=300, sign=-1)
     assert behind.weights(causal=True)[rows, rows - text[rows]].min() > 0.999
-
-
-def test_the_solution_lies_in_the_complex_subspace() -> None:
-    """Sec. 4.3: ComplexLinear with half the weights computes what the dense layer does."""
-    text = offsets(30)
-    real, complex_ = (pointing(text, width=32, projection=name, gain=20) for name in ("real", "complex"))
-    assert isinstance(complex_.attention.q_proj, ComplexLinear)
-    np.testing.assert_allclose(complex_.output(), real.output(), rtol=0, atol=1e-10)
-    stored = [sum(p.numel() for p in made.attention.q_proj.parameters()) for made in (real, complex_)]
-    assert stored == [32 * 32, 32 * 32 // 2]
 
 
 @pytest.mark.parametrize("width", [16, 64, 128])
