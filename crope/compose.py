@@ -72,9 +72,7 @@ def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
 
     `choices` names the chosen file of each group. Raises ConfigError.
     """
-    config = to_config(
-        OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]) if "hydra" in cfg else cfg
-    )
+    config = to_config(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
     for key, text in problems(config):
         value: Any = config
         for part in key.split("."):
@@ -86,9 +84,8 @@ def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
 def to_config(values: DictConfig | dict[str, Any]) -> Config:
     """The typed configuration of composed or saved values. Raises ConfigError for a key that the schema lacks."""
     try:
-        if OmegaConf.get_type(values) is not Config:
-            values = OmegaConf.merge(SCHEMA, values)  # type: ignore[assignment]  # refuses keys that `+key=value` added
-        config: Config = OmegaConf.to_object(values)  # type: ignore[assignment]
+        # The merge refuses keys that `+key=value` added.
+        config: Config = OmegaConf.to_object(OmegaConf.merge(SCHEMA, values))  # type: ignore[assignment]
     except (ValueError, OmegaConfBaseException) as error:
         raise one_line(error) from error
     config.runtime.compile = config.runtime.compile.lower()  # Hydra reads `true` as a bool, which becomes "True"

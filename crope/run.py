@@ -135,8 +135,10 @@ def _execute(run: Run, stop: Stop) -> Outcome:
         train(model, tokens, config, run.path, log=tracker.log, stop_requested=stop.requested)
         summary |= _results(run, tokens, model, seconds=time.monotonic() - started)
     except UserError:
+        tracker.finish(run.path, summary | {"status": "stopped"})
         raise
     except Stopped as stopped:
+        tracker.finish(run.path, summary | {"status": "stopped"})
         return Outcome(run.run_id, "stopped", f"{run.run_id}: {stopped}; run the same command to continue", stop.signal)
     except Exception as error:  # contained: one failing run must not stop a sweep
         if isinstance(error, OSError) and storage_error(error, run.path):

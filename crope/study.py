@@ -19,18 +19,17 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from crope import paper
-from crope.compose import CONF_DIR, SCHEMA, Run, build_run, compose_config, group_files, one_line
-from crope.config import cell_key
+from crope.compose import CONF_DIR, SCHEMA, Run, build_run, compose_config, group_files
+from crope.config import DataConfig, cell_key
 from crope.errors import ConfigError
 from crope.record import Record, read_metrics, read_records
 
 TABLES = ("table1", "table2")
-SECTIONS = ("model", "data", "ablation")  # groups whose files fill one section of the schema
+SECTIONS = ("model", "ablation")  # groups whose files fill one section of the schema
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,6 @@ class StudyRow:
     settings: tuple[str, ...] = ()
 
 
-_composed = cache(compose_config)
-
-
 @cache
 def _yaml(group: str, name: str) -> Any:
     """Content of conf/<group>/<name>.yaml. Raises ConfigError if there is no such file."""
@@ -69,8 +65,14 @@ def _yaml(group: str, name: str) -> Any:
 
 
 def study_axes(study: str) -> dict[str, list[str]]:
-    """Axis -> values, the first axis varying slowest. Raises ConfigError for a study that does not exist."""
-    params, parse = _yaml("study", study)["hydra"]["sweeper"]["params"], OverridesParser.create().parse_override
+    """Axis -> values, the first axis varying slowest. Raises ConfigError for no such study or one without axes."""
+    try:
+        params = dict(_yaml("study", study)["hydra"]["sweeper"]["params"])
+    except (KeyError, TypeError):
+        params = {}
+    if not {"data", "model"} <= params.keys():
+        raise ConfigError(f"conf/study/{study}.yaml: give the axes data and model in hydra.sweeper.params")
+    parse = OverridesParser.create().parse_override
     parsed = {name: parse(f"{name}={values}") for name, values in params.items()}
     return {
         name: list(axis.sweep_string_iterator()) if axis.is_sweep_override() else [str(axis.value())]
@@ -82,7 +84,7 @@ def study_runs(
     studies: Sequence[str] = TABLES,
     *,
     scale: str,
-    seeds: Iterable[int] | None = None,
+    seeds: Sequence[int] | None = None,
     datasets: Sequence[str] | None = None,
     overrides: Sequence[str] = (),
 ) -> list[Run]:
@@ -142,26 +144,39 @@ def _grid(axes: Mapping[str, list[str]], datasets: Sequence[str] | None) -> Iter
 def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str]) -> list[Run]:
     """One run per choice (axis -> value), equal to Hydra's composition of `overrides` and the choice.
 
-    All choices have the same axes. Hydra needs 0.1 s per composition. So `overrides` are composed once, and each choice
-    replaces sections and keys of the typed, unresolved result; `build_run` resolves interpolations.
+    Hydra needs 0.1 s per composition. So `overrides` are composed once, and each choice replaces sections and keys in
+    the unresolved result; interpolations are resolved afterwards, by `build_run`. No key depends on the dataset.
     """
-    composed = _composed(tuple(overrides))
-    names = dict(composed.hydra.runtime.choices)
-    own = yaml.safe_load((CONF_DIR / "config.yaml").read_text(encoding="utf-8"))
-    cfg = OmegaConf.merge(SCHEMA, OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]))
-    assert isinstance(cfg, DictConfig)
     runs = []
     for choice in choices:
-        chosen = {group: choice[group] for group in SECTIONS if group in choice}
-        try:
-            for group, name in chosen.items():
-                cfg[group] = OmegaConf.merge(SCHEMA[group], own.get(group, {}), _yaml(group, name))
-            for key in choice.keys() - chosen.keys():
-                OmegaConf.update(cfg, key, choice[key])
-        except OmegaConfBaseException as error:
-            raise one_line(error) from error
-        runs.append(build_run(cfg, {**names, **chosen}))
+        run = _compose(tuple(overrides), tuple((axis, value) for axis, value in choice.items() if axis != "data"))
+        if dataset := choice.get("data"):
+            run = replace(run, dataset=dataset, config=replace(run.config, data=DataConfig(**_yaml("data", dataset))))
+        runs.append(run)
     return runs
+
+
+@cache
+def _compose(overrides: tuple[str, ...], choice: tuple[tuple[str, str], ...]) -> Run:
+    plain, defaults, names = _compose_base(overrides)
+    chosen = {axis: value for axis, value in choice if axis in SECTIONS}
+    cfg = OmegaConf.create({**plain, **{group: defaults[group] | _yaml(group, name) for group, name in chosen.items()}})
+    for axis, value in choice:
+        if axis not in chosen:
+            OmegaConf.update(cfg, axis, value)
+    return build_run(cfg, {**names, **chosen})
+
+
+@cache
+def _compose_base(overrides: tuple[str, ...]) -> tuple[dict[Any, Any], dict[str, dict[str, Any]], dict[str, str]]:
+    """The unresolved configuration of `overrides`, its SECTIONS without the group's file, names of the chosen files."""
+    cfg = compose_config(overrides)
+    plain = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
+    schema = OmegaConf.to_container(SCHEMA)
+    assert isinstance(plain, dict) and isinstance(schema, dict)
+    own = yaml.safe_load((CONF_DIR / "config.yaml").read_text(encoding="utf-8"))
+    defaults = {group: schema[group] | own.get(group, {}) for group in SECTIONS}
+    return plain, defaults, dict(cfg.hydra.runtime.choices)
 
 
 DONE, RUNNING, STARTED, FAILED, MISSING = STATUSES = ("done", "running", "started", "failed", "missing")
@@ -183,7 +198,7 @@ class RunState:
     reason: str = ""
 
 
-def study_status(studies: Sequence[str], *, scale: str | None, seeds: Iterable[int] | None, results_dir: Path) -> str:
+def study_status(studies: Sequence[str], *, scale: str | None, seeds: Sequence[int] | None, results_dir: Path) -> str:
     """Counts of each study's runs, the time left, and one line per run that is running, started or failed.
 
     scale    None: the first scale of paper, quick, smoke that has a finished run, else quick
@@ -198,9 +213,8 @@ def study_status(studies: Sequence[str], *, scale: str | None, seeds: Iterable[i
     precision = complete[-1].summary["precision"] if complete else "fp32"
     reasons = {error.path.name: error.reason for error in invalid}
     reasons |= {r.path.name: str(r.summary["error"]["message"]) for r in records if r not in complete}
-    lines = []
+    lines, datasets = [], _available_datasets(results_dir)
     for study in studies:
-        datasets = available_datasets(results_dir) if study in TABLES else None
         overrides = [f"results_dir={results_dir}"]
         runs = study_runs([study], scale=scale, seeds=seeds, datasets=datasets, overrides=overrides)
         states = [_state(_recorded(run, precision), {r.path.name for r in complete}, reasons) for run in runs]
@@ -215,8 +229,8 @@ def study_status(studies: Sequence[str], *, scale: str | None, seeds: Iterable[i
     return "\n".join(lines)
 
 
-def available_datasets(results_dir: Path) -> list[str] | None:
-    """The tables' datasets after a `make reproduce` that could not have all of them: `tiny` joins. None: all."""
+def _available_datasets(results_dir: Path) -> list[str] | None:
+    """The paper's datasets after a `make reproduce` that could not have all of them: `tiny` joins. None: all."""
     path = results_dir / "unavailable.json"
     missing = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return [name for name in paper.DATASET_LABELS if name not in missing] + ["tiny"] if missing else None

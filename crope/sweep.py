@@ -63,8 +63,8 @@ def reproduce(
     todo = [run for run in runs if not _is_complete(run)]
     jobs = job_count(config.runtime.jobs, resolve_device(config.runtime.device))
     print(f"scale {scale}: {len(runs)} runs, {len(todo)} to train, {jobs} at a time", flush=True)
-    for name, reason in missing.items():
-        print(f"no runs on {name}: {reason}", flush=True)
+    for reason in missing.values():
+        print(f"no runs on {reason}", flush=True)
     # Token files are made once here; otherwise every process would wait for the first one.
     corrupt = prepare(sorted({run.dataset for run in todo}), config.tokenizer, data_dir=data_dir)
     write_json(results_dir / "unavailable.json", missing | corrupt)
@@ -79,7 +79,7 @@ def reproduce(
     if EXTRAPOLATED in studies:
         measured = study_runs([EXTRAPOLATED], scale=scale, seeds=seeds, datasets=datasets, overrides=common)
         problems += _extrapolate([run for run in map(resolve_precision, measured) if _is_complete(run)])
-    from crope.report import build_report
+    from crope.report.build import build_report
 
     invalid = build_report(results_dir=results_dir, scale=scale)
     if problems:
@@ -99,7 +99,7 @@ def run_all(runs: Sequence[Run], *, jobs: int, work: Callable[[Run], Outcome] = 
     KeyboardInterrupt is raised. A second signal ends all of them at once.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["crope.run"])
+    context.set_forkserver_preload(["crope.run", "torch._dynamo"])  # a second each per process otherwise
     waiting, gpus, stopping = list(runs), _visible_gpus(), False
     active: dict[Any, tuple[Any, Run, int]] = {}
     with stop_on_signal() as stop, _terminated(active):

@@ -20,7 +20,7 @@ from typing import Any
 
 from crope.compose import Run
 from crope.errors import UserError
-from crope.record import Record, read_metrics, read_record
+from crope.record import Record, read_record
 
 INIT_SECONDS = 20  # wandb's own default is 90
 FINISH_SECONDS = 30

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    from crope.report import build_report
+    from crope.report.build import build_report
     from crope.report.frame import SCALES
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

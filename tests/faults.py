@@ -1,8 +1,8 @@
-"""Kills real runs at random moments, lets them go on, compares bits.
+"""Kills real runs at random moments, continues them, compares bits.
 
-A run is a process of its own. It tells through a byte of shared memory what it is doing; a file layer that writes in
-small pieces, slowly, makes the moments inside a write long enough to be hit. The parent waits for a moment of the kind
-that was hit least so far, a random while longer, and sends SIGKILL; the byte then says where the run really died.
+A run is a process of its own that writes into a byte of shared memory what it is doing. Writes are cut into small, slow
+pieces, so that a kill can hit the inside of one. The parent waits for the kind of moment that was hit least so far, a
+random while longer, and sends SIGKILL; the byte then says where the run died.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from crope import checkpoint, execute, record, trainer
-from crope.compose import Run, load_run
-from crope.interrupt import Unstoppable
-from tests.conftest import TOY_OVERRIDES, make_toy_tokens
+from crope import checkpoint, record, trainer
+from crope import run as run_module
+from crope.compose import Run
+from tests.conftest import make_toy_tokens, same_bits, toy_run
 
 PHASES = ("between", "training step", "checkpoint write", "record append", "summary write")
 BETWEEN, STEP, CHECKPOINT, APPEND, SUMMARY = range(len(PHASES))
 PIECES, PAUSE_S = 8, 0.001  # of one write
 LAST_OCCURRENCE = {STEP: 11, CHECKPOINT: 3, APPEND: 7, SUMMARY: 1}  # of each phase in the toy run of 12 steps
-MUTANTS = ("checkpoint without rename", "resumes one step late")
 PATIENCE_S = 60.0
 
 
 @dataclass
 class Tally:
-    """What came of it: kills by phase, runs that never completed, runs that ended in other bits, torn files."""
+    """Kills by phase; runs that never completed, runs that ended in other bits, torn files."""
 
     kills: Counter[str] = field(default_factory=Counter)
     runs: int = 0
@@ -49,75 +48,51 @@ class Tally:
     def table(self) -> str:
         lines = [f"{name:18} {self.kills[name]:5} kills" for name in PHASES]
         lines += [f"{'in all':18} {self.kills.total():5} kills of {self.runs} runs"]
-        lines += [f"lost runs {len(self.lost)}, differing bits {len(self.differing)}, torn files {len(self.torn)}"]
+        lines += [f"lost runs {len(self.lost)}, differing runs {len(self.differing)}, torn files {len(self.torn)}"]
         return "\n".join([*lines, *self.lost, *self.differing, *self.torn])
 
 
-def torment(kills: int, folder: Path, *, seed: int, mutant: str = "") -> Tally:
-    """Starts runs and kills each several times until `kills` in all; lets the last one end."""
+def torment(kills: int, folder: Path, *, seed: int) -> Tally:
+    """Starts runs and kills each several times until `kills` in all; the last attempt of each may end."""
     random, tally = np.random.default_rng(seed), Tally()
     while tally.kills.total() < kills:
         number = tally.runs
         options = [f"seed={number}", f"model={('rope', 'crope')[number % 2]}", "model.dropout=0.1"]
-        whole = _run(folder / f"whole-{number}", options)
-        _attempt(whole, "").join()
-        broken = _run(folder / f"broken-{number}", options)
+        whole, broken = (
+            toy_run(folder / f"{name}-{number}", "runtime.checkpoint_every=3", *options) for name in ("whole", "broken")
+        )
+        Attempt(whole).join()
         for _ in range(random.integers(4, 12)):
-            if tally.kills.total() < kills and not _finished(broken):
-                _kill_once(broken, mutant, tally, random)
+            if tally.kills.total() < kills and not record.is_complete(broken.path):
+                _kill_once(broken, tally, random)
                 tally.torn += torn_files(broken.path)
-        last = _attempt(broken, mutant)
+        last = Attempt(broken)
         last.join()
         tally.runs += 1
-        if last.process.exitcode != 0 or not _finished(broken):
-            tally.lost.append(f"{broken.run_id}: {last.error()}")
-        elif difference := first_difference(whole.path, broken.path):
-            tally.differing.append(f"{broken.run_id}: {difference}")
+        if last.process.exitcode != 0 or not record.is_complete(broken.path):
+            tally.lost.append(f"{broken.run_id}: exit code {last.process.exitcode}")
+        elif not same_bits(whole, broken):
+            tally.differing.append(broken.run_id)
     return tally
 
 
 def torn_files(path: Path) -> list[str]:
-    """Files that a reader may trust by their name and that are not whole."""
-    found = []
-    for file in checkpoint.checkpoints(path):
-        if hashlib.sha256(file.read_bytes()).hexdigest()[:16] not in file.name:
+    """Files whose name a reader trusts and that are not whole."""
+    found = [
+        f"{file}: torn"
+        for file in checkpoint.checkpoints(path)
+        if hashlib.sha256(file.read_bytes()).hexdigest()[:16] not in file.name
+    ]
+    for file in (path / "summary.json", path / "provenance.json"):
+        if file.exists() and not file.read_text().endswith("}\n"):
             found.append(f"{file}: torn")
-    for name in ("summary.json", "provenance.json", "config.yaml"):
-        text = (path / name).read_text() if (path / name).exists() else ""
-        if name.endswith("json") and text and not text.endswith("}\n"):
-            found.append(f"{path / name}: torn")
     return found
 
 
-def first_difference(whole: Path, broken: Path) -> str:
-    """Where two records of one run part: lines (times aside), weights. Empty where every bit is equal."""
-    lines, others = _losses(whole), _losses(broken)
-    if [line["step"] for line in lines] != [line["step"] for line in others]:
-        return f"lines of steps {[line['step'] for line in others]}"
-    for line, other in zip(lines, others, strict=True):
-        if line != other:
-            return f"{other}, not {line}"
-    weights, found = (torch.load(path / "weights.pt", weights_only=True) for path in (whole, broken))
-    return next((f"weights {name}" for name in weights if not torch.equal(weights[name], found[name])), "")
-
-
-def _losses(path: Path) -> list[dict[str, Any]]:
-    rows = record.read_metrics(path / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if k.startswith(("step", "train", "val"))} for row in rows]
-
-
-def _run(folder: Path, options: list[str]) -> Run:
-    return load_run([*TOY_OVERRIDES, "runtime.checkpoint_every=3", f"results_dir={folder}", *options])
-
-
-def _finished(run: Run) -> bool:
-    return execute.is_done(run.path)
-
-
-def _kill_once(run: Run, mutant: str, tally: Tally, random: np.random.Generator) -> None:
+def _kill_once(run: Run, tally: Tally, random: np.random.Generator) -> None:
     target = min(LAST_OCCURRENCE, key=lambda phase: (tally.kills[PHASES[phase]], random.random()))
     occurrence = random.integers(1, LAST_OCCURRENCE[target] + 1)
-    attempt = _attempt(run, mutant)
+    attempt = Attempt(run)
     while attempt.process.is_alive() and not (attempt.phase() == target and attempt.count(target) >= occurrence):
         time.sleep(0.0002)
     time.sleep(random.uniform(0, PIECES * PAUSE_S))
@@ -127,19 +102,18 @@ def _kill_once(run: Run, mutant: str, tally: Tally, random: np.random.Generator)
         tally.kills[PHASES[attempt.phase()]] += 1
 
 
-class _Attempt:
-    """A process that makes the run, and the shared bytes that say what it does: now, and how often so far."""
+class Attempt:
+    """A process that trains the run, and the shared bytes: what it does now, and how often it did each."""
 
-    def __init__(self, run: Run, mutant: str) -> None:
-        board = Path(run.config.results_dir) / "board"
-        board.parent.mkdir(parents=True, exist_ok=True)
-        board.write_bytes(bytes(len(PHASES) + 1))
-        self.board = board
-        with board.open("r+b") as file:
+    def __init__(self, run: Run) -> None:
+        self.board = Path(run.config.results_dir) / "board"
+        self.board.parent.mkdir(parents=True, exist_ok=True)
+        self.board.write_bytes(bytes(len(PHASES) + 1))
+        with self.board.open("r+b") as file:
             self.shared = mmap.mmap(file.fileno(), 0)
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["crope.preload", "tests.faults"])
-        self.process = context.Process(target=_child, args=(run, str(board), mutant))
+        context.set_forkserver_preload(["tests.faults", "torch._dynamo"])
+        self.process = context.Process(target=_child, args=(run, self.board))
         self.process.start()
 
     def phase(self) -> int:
@@ -152,17 +126,10 @@ class _Attempt:
         self.process.join(PATIENCE_S)
         assert self.process.exitcode is not None, f"{self.board}: the run hangs"
 
-    def error(self) -> str:
-        path = self.board.with_name("error")
-        return path.read_text() if path.exists() else f"exit code {self.process.exitcode}"
 
-
-_attempt = _Attempt
-
-
-def _child(run: Run, board: str, mutant: str) -> None:
+def _child(run: Run, board: Path) -> None:
     torch.set_num_threads(1)
-    with open(board, "r+b") as file:
+    with board.open("r+b") as file:
         shared = mmap.mmap(file.fileno(), 0)
 
     @contextmanager
@@ -172,18 +139,17 @@ def _child(run: Run, board: str, mutant: str) -> None:
         yield
         shared[0] = BETWEEN
 
-    _slow_files(doing, mutant)
-    execute.load_tokens = lambda *_, **__: make_toy_tokens(Path(board).parent)
-    outcome = execute.execute(run, stop=Unstoppable())
+    _slow_files(doing)
+    run_module.load_tokens = lambda *_, **__: make_toy_tokens(board.parent)
+    outcome = run_module.execute(run)
     if outcome.status not in ("complete", "skipped"):
-        Path(board).with_name("error").write_text(outcome.text)
         os._exit(1)
 
 
-def _slow_files(doing: Callable[[int], Any], mutant: str) -> None:
-    """Wraps what a run does in `doing`, and every write in pieces with pauses between them."""
+def _slow_files(doing: Callable[[int], Any]) -> None:
+    """Wraps what a run does in `doing`, and cuts every write into pieces with pauses between them."""
     real_step, real_write, real_init = trainer.train_step, record.write_bytes, record.MetricsWriter.__init__
-    real_append, real_fdopen, real_load = record.MetricsWriter.write, os.fdopen, trainer.load_checkpoint
+    real_append, real_fdopen = record.MetricsWriter.write, os.fdopen
 
     def step(*args: Any, **kwargs: Any) -> Any:
         with doing(STEP):
@@ -192,34 +158,25 @@ def _slow_files(doing: Callable[[int], Any], mutant: str) -> None:
 
     def write(path: Path, data: bytes) -> None:
         name = path.name
-        phase = CHECKPOINT if name.startswith("checkpoint") else SUMMARY if name == "summary.json" else BETWEEN
-        with doing(phase):
-            if mutant == "checkpoint without rename" and phase == CHECKPOINT:
-                with path.open("wb", buffering=0) as file:
-                    _Slow(file).write(data)
-            else:
-                real_write(path, data)
+        with doing(CHECKPOINT if name.startswith("checkpoint") else SUMMARY if name == "summary.json" else BETWEEN):
+            real_write(path, data)
 
     def open_metrics(self: Any, *args: Any, **kwargs: Any) -> None:
         real_init(self, *args, **kwargs)
         self.file = _Slow(self.file)
 
-    def append(self: Any, row: dict[str, Any]) -> None:
+    def append(self: Any, row: Any) -> None:
         with doing(APPEND):
             real_append(self, row)
 
-    def load(*args: Any, **kwargs: Any) -> tuple[int, record.Mark]:
-        start, mark = real_load(*args, **kwargs)
-        return start + int(start > 0 and mutant == "resumes one step late"), mark
-
-    trainer.train_step, trainer.load_checkpoint = step, load
+    trainer.train_step = step
     record.write_bytes = checkpoint.write_bytes = write
     record.MetricsWriter.__init__, record.MetricsWriter.write = open_metrics, append
     record.os.fdopen = lambda *args, **kwargs: _Slow(real_fdopen(*args, **kwargs))
 
 
 class _Slow:
-    """A file that hands over its bytes in pieces, each to the disk's cache at once."""
+    """A file that hands over its bytes in pieces, each flushed at once."""
 
     def __init__(self, file: Any) -> None:
         self.file = file

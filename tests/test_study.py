@@ -104,8 +104,14 @@ def test_every_study_but_the_tables_has_rows() -> None:
 def test_a_mistake_in_a_study_file_is_a_config_error(axis: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         compose_runs([axis], ["scale=quick"])
+
+
+def test_a_study_that_is_no_study_is_a_config_error(monkeypatch) -> None:
     with pytest.raises(ConfigError, match="nosuch"):
         study_axes("nosuch")
+    monkeypatch.setattr("crope.study._yaml", lambda group, name: {"hydra": {"mode": "MULTIRUN"}})
+    with pytest.raises(ConfigError, match="axes"):
+        study_axes("empty")
 
 
 def test_status_from_run_folders(tmp_path: Path) -> None:

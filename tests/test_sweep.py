@@ -1,4 +1,4 @@
-"""Several runs at a time in processes: order, failures, kills, other commands, signals; and `make reproduce` on tiny."""
+"""Several runs at a time, each in a process: order, failures, kills, other commands, signals."""
 
 from __future__ import annotations
 
@@ -76,3 +76,9 @@ def test_sigterm_stops_every_process_after_saving(tmp_path: Path) -> None:
         for outcome in run_all(toy_runs(tmp_path, 3), jobs=2, work=work_until_stopped):
             outcomes.append(outcome)
     assert [outcome.text for outcome in outcomes] == ["saved", "saved"], "the third was not started"
+
+
+@pytest.mark.parametrize(("seeds", "override"), [([], "tracker=none"), ([0], "train.lr=1")])
+def test_reproduce_takes_no_option_that_changes_a_number(seeds: list[int], override: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="SEEDS" if not seeds else "train.lr"):
+        reproduce(scale="smoke", seeds=seeds, results_dir=tmp_path, overrides=[override])

@@ -172,7 +172,7 @@ def seeds(runs: pd.DataFrame, rows: Sequence[tuple[str, str]]) -> Figure:
 
 def parameters(runs: pd.DataFrame) -> Figure:
     """Stored parameters by part, a panel per width: one bar per model."""
-    widths = sorted(runs["config.model.d_model"].unique())
+    widths = [] if runs.empty else sorted(runs["config.model.d_model"].unique())
     figure, axes = _axes(1, max(1, len(widths)), (4.8, 1.9))
     for axis, width in zip(axes[0], widths, strict=False):
         models = runs[runs["config.model.d_model"] == width].drop_duplicates("model")
@@ -187,7 +187,7 @@ def parameters(runs: pd.DataFrame) -> Figure:
         axis.invert_yaxis()
         axis.grid(False, axis="y")
     handles = [Patch(color=colour, label=label) for label, colour in PARTS.values()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
 
 
@@ -235,7 +235,11 @@ def scaling(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure:
             right.plot([x], [line["mean_nats"]], MARKERS.get(line["first"], "o"), color=colour, gid="mean")
         widths = sorted(of_dataset["width"].unique())
         left.set_xscale("log")
-        left.set(title=f"{DATASET_LABELS.get(dataset, dataset)}: by size", xlabel="parameters", ylabel=f"loss ({NATS})")
+        sizes = of_dataset.groupby("width")["parameters.total"].max()
+        left.set_xticks(sizes, [f"{size / 1e6:.2g}" for size in sizes])
+        left.set_xticks([], minor=True)
+        left.set(title=f"{DATASET_LABELS.get(dataset, dataset)}: by size", xlabel="parameters (millions)")
+        left.set_ylabel(f"loss ({NATS})")
         right.set(title="difference to RoPE", xlabel="width D", xticks=np.log2(widths), xticklabels=widths)
     _legend(figure, runs["model"].unique())
     return figure

@@ -68,8 +68,9 @@ def interactive_curves(curves: pd.DataFrame) -> str:
         for place in places
     ]  # fmt: skip
     figure.update_layout(
-        template="plotly_white", height=420, margin={"l": 55, "r": 10, "t": 60, "b": 45},
-        xaxis_title="step", yaxis_title="sampled validation loss (nats per token)", legend={"orientation": "h"},
+        template="plotly_white", height=420, margin={"l": 55, "r": 10, "t": 60, "b": 90},
+        xaxis_title="step", yaxis_title="sampled validation loss (nats per token)",
+        legend={"orientation": "h", "y": -0.2},
         updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.15, "yanchor": "bottom"}],
     )  # fmt: skip
     return str(figure.to_html(full_html=False, include_plotlyjs=True, div_id="curves", config={"responsive": True}))

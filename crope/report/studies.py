@@ -19,7 +19,7 @@ from scipy.interpolate import PchipInterpolator
 from crope.errors import DataError
 from crope.report import claims
 from crope.report.claims import COMPARED_AT, DECIMALS, MARGIN, MEASURES, describe, difference, model_label, number
-from crope.report.frame import DATASET_LABELS, cell_runs
+from crope.report.frame import DATASET_LABELS, cell_runs, check_comparable
 from crope.report.stats import mean_std, paired
 from crope.report.tables import Table
 from crope.study import StudyRow
@@ -102,8 +102,11 @@ def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Co
     Adds study, width, setting (values of further axes), own (no cell of `tables`, their keys), seq_len, final and best
     (full validation loss, nats per token; infinite if a run diverged), and for lengths positions: (position, loss).
     A study is started on a dataset with the first run of its own there; of `length`, with the first measurement.
+    Raises UserError if runs of one row differ in precision, device or data.
     """
-    frame, parts = frame[COLUMNS] if len(frame) else frame.reindex(columns=COLUMNS), []
+    for row in rows:
+        check_comparable(frame, row.cells)
+    frame, parts = frame.reindex(columns=COLUMNS), []
     for row in rows:
         kinds = {question.kind for question in QUESTIONS if question.study == row.study}
         for cell in row.cells:
@@ -113,12 +116,7 @@ def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Co
                 runs = pd.concat([runs, frame[diverged & (frame["cell_key"] == cell.key)]])
             if runs.empty:
                 continue
-            known: dict[str, Any] = {
-                "study": row.study,
-                "width": row.width,
-                "setting": _place(row)[3],
-                "own": cell.key not in tables,
-            }
+            known: dict[str, Any] = dict(zip(PLACE, _place(row), strict=True)) | {"own": cell.key not in tables}
             known |= {at: runs[MEASURES[at]].mask(runs["status"] == "failed", np.inf) for at in COMPARED_AT}
             runs = runs.assign(**known, seq_len=runs["config.train.seq_len"])
             parts.append(_measured(runs) if "length" in kinds else runs)
@@ -137,13 +135,8 @@ def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
     for row in [row for row in rows if _place(row) in places]:
         of_row = places[_place(row)]
         for cell in row.cells:
-            known: dict[str, Any] = {
-                "study": row.study,
-                "dataset": row.dataset,
-                "width": row.width,
-                "model": cell.model,
-            }
-            known |= {"setting": _place(row)[3], "status": "missing", "n": 0}
+            known: dict[str, Any] = dict(zip(PLACE, _place(row), strict=True)) | {"model": cell.model}
+            known |= {"status": "missing", "n": 0}
             found = of_row[of_row["model"] == cell.model]
             for seq_len, of in found.groupby("seq_len"):
                 first, finite = of.iloc[0], np.isfinite(of["final"]).all()
@@ -176,10 +169,8 @@ def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
     if not parts:
         return pd.DataFrame()
     lines = pd.concat(parts, ignore_index=True)
-    words = {
-        one.text: dict(zip((claims.LOWER, claims.EQUIVALENT, claims.HIGHER), one.answers, strict=True))
-        for one in QUESTIONS
-    }
+    conclusions = (claims.LOWER, claims.EQUIVALENT, claims.HIGHER)
+    words = {one.text: dict(zip(conclusions, one.answers, strict=True)) for one in QUESTIONS}
     pairs = zip(lines["question"], lines["conclusion"], strict=True)
     return lines.assign(answer=[words[text].get(conclusion, conclusion) for text, conclusion in pairs])
 
@@ -194,13 +185,9 @@ def _family(places: Places, questions: Sequence[Question], at: str) -> pd.DataFr
             of_dataset = {place: of for place, of in places.items() if place[1] == dataset}
             of = [of for place, of in of_dataset.items() if place[2] == width and (joined or place[3] == setting)]
             parts = [DATASET_LABELS.get(dataset, dataset), f"D = {width}" if several else "", setting]
-            line: dict[str, Any] = {
-                "study": study,
-                "question": question.text,
-                "first": question.first,
-                "second": question.second,
-            }
-            line |= {"dataset": dataset, "width": width, "where": ", ".join(filter(None, parts)), "at": at}
+            where = ", ".join(filter(None, parts))
+            line: dict[str, Any] = {"study": study, "question": question.text, "dataset": dataset, "width": width}
+            line |= {"first": question.first, "second": question.second, "where": where, "at": at}
             lines.append(line | _difference(question, pd.concat(of), pd.concat(of_dataset.values()), at))
     found = pd.DataFrame(lines)
     tested = found.groupby("dataset")["p_different"].transform("count") > 0
@@ -253,10 +240,8 @@ def held_out(losses_SR: pd.DataFrame) -> pd.Series:
 
     Empty with one seed, or if that rate diverged.
     """
-    if len(losses_SR) < 2:
-        return pd.Series(dtype=float)
-    chosen = {seed: losses_SR.loc[seed, losses_SR.drop(seed).mean().idxmin()] for seed in losses_SR.index}
-    found = pd.Series(chosen, dtype=float)
+    seeds = list(losses_SR.index) if len(losses_SR) > 1 else []
+    found = pd.Series({seed: losses_SR.loc[seed, losses_SR.drop(seed).mean().idxmin()] for seed in seeds}, dtype=float)
     return found if np.isfinite(found).all() else found.iloc[:0]
 
 

@@ -1,4 +1,4 @@
-"""The report as files: a page that stands alone, the same bytes twice, nothing stale, invalid records named, no torch."""
+"""The report as files: a page that works offline, same bytes twice, nothing stale, corrupt records named, no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from crope.config import ROOT, cell_key
-from crope.report import build_report
+from crope.report.build import build_report
 from crope.report.page import interactive_curves
 from crope.study import Cell, StudyRow
 from tests.report import records
@@ -33,8 +33,8 @@ STUDY = StudyRow(
 def studies() -> object:
     """The cells and the study of these records in place of those of conf/."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crope.study.expected_cells", lambda scale, datasets=None: CELLS)
-        patch.setattr("crope.study.expected_rows", lambda scale, datasets=None: [STUDY])
+        patch.setattr("crope.report.build.expected_cells", lambda scale, datasets=None: CELLS)
+        patch.setattr("crope.report.build.expected_rows", lambda scale, datasets=None: [STUDY])
         yield
 
 
@@ -86,6 +86,11 @@ def test_the_page_works_offline_and_its_files_are_there(report: Path) -> None:
     assert all((report / name).exists() for name in linked)
     assert page.count("Plotly.newPlot(") >= 1
     assert not re.search(r"<script[^>]+src=", page)
+
+
+def test_without_runs_every_claim_is_missing(tmp_path: Path) -> None:
+    assert build_report(results_dir=tmp_path, folders=[tmp_path / "runs"], out_dir=tmp_path) == []
+    assert set(pd.read_csv(tmp_path / "claims.csv")["verdict"]) == {"missing"}
 
 
 def test_stale_files_are_removed_and_others_kept(report: Path) -> None:

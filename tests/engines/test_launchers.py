@@ -1,0 +1,79 @@
+"""Hydra launchers: the same bits as in one process, nothing trained twice, failures reported (`make test-engines`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from crope.config import ROOT
+from tests.conftest import TOY_OVERRIDES, same_bits, toy_run
+
+# Toy sizes with the real tokenizer: a process of a launcher cannot be handed the toy corpus.
+OVERRIDES = (*TOY_OVERRIDES, "scale=smoke", "runtime.threads=1")
+LAUNCHERS = {
+    "joblib": ("hydra.launcher.n_jobs=2",),
+    "submitit_local": (),
+    "ray": ("hydra.launcher.ray.remote.num_gpus=0",),
+}
+
+
+def needed(launcher: str) -> pytest.MarkDecorator:
+    plugin = f"hydra-{launcher.split('_')[0]}-launcher"
+    installed = any(one.metadata["Name"] == plugin for one in metadata.distributions())
+    return pytest.mark.skipif(not installed, reason=f"{plugin} is not installed (make test-engines)")
+
+
+EVERY = [pytest.param(launcher, marks=needed(launcher)) for launcher in LAUNCHERS]
+
+
+def sweep(launcher: str, results: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "scripts/train.py", "-m", f"hydra/launcher={launcher}", *LAUNCHERS.get(launcher, ())]
+    command += [*OVERRIDES, f"results_dir={results}", *more]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # an installation in the processes' stead
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of one process."""
+    results = tmp_path_factory.mktemp("basic")
+    done = sweep("basic", results, "model=rope,crope")
+    assert done.returncode == 0, done.stderr
+    return results
+
+
+@pytest.mark.parametrize("launcher", EVERY)
+def test_a_launcher_makes_the_same_bits_once(launcher: str, alone: Path, tmp_path: Path) -> None:
+    done = sweep(launcher, tmp_path, "model=rope,crope")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for model in ("rope", "crope"):
+        options = ("scale=smoke", "runtime.threads=1", f"model={model}")
+        assert same_bits(toy_run(alone, *options), toy_run(tmp_path, *options))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/*")}
+    assert sweep(launcher, tmp_path, "model=rope,crope").returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+@pytest.mark.parametrize("launcher", EVERY)
+def test_a_run_that_fails_stops_no_other_and_ends_in_status_1(launcher: str, tmp_path: Path) -> None:
+    done = sweep(launcher, tmp_path, "model=crope", "train.lr=1e30,1e-3")
+    assert done.returncode == 1 and "not finite" in done.stderr
+    statuses = [json.loads(path.read_text())["status"] for path in tmp_path.glob("runs/*/summary.json")]
+    assert sorted(statuses) == ["complete", "failed"]
+
+
+@pytest.mark.parametrize("name", ["submitit_slurm", "submitit_local", "ray"])
+def test_launcher_files_compose(name: str) -> None:
+    """Of SLURM, which needs a cluster, this is all that is tested."""
+    pytest.importorskip("hydra_plugins." + ("hydra_ray_launcher" if name == "ray" else "hydra_submitit_launcher"))
+    shown = subprocess.run(
+        [sys.executable, "scripts/train.py", "--cfg", "hydra", f"hydra/launcher={name}", "scale=smoke"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100, check=True,
+    )  # fmt: skip
+    assert "_target_: hydra_plugins" in shown.stdout

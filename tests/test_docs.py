@@ -1,0 +1,92 @@
+"""README and docs: their links, commands and examples work."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from crope import compose, study
+from crope.compose import check_overrides, load_run
+from crope.config import ROOT
+from crope.model import positions
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "data" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+COMMANDS = {line.strip() for page in PAGES for line in page.read_text().splitlines() if line.startswith("    ")}
+
+
+def example(start: str) -> str:
+    """The tutorial's code block with this first line, without its indentation and fence."""
+    block = TUTORIAL[TUTORIAL.index(start) :].split("```")[0]
+    indent = TUTORIAL[: TUTORIAL.index(start)].rpartition("\n")[2]
+    return block.replace(f"\n{indent}", "\n")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_make_commands_name_targets() -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {
+        name for page in PAGES for name in re.findall(r"(?:`|^    )make ([a-z-]+)", page.read_text(), re.MULTILINE)
+    }
+    assert named and named <= targets
+
+
+@pytest.mark.parametrize("command", sorted(line for line in COMMANDS if line.startswith("python scripts/train.py")))
+def test_training_commands_name_valid_keys(command: str) -> None:
+    words = [word for word in command.split("#")[0].split()[2:] if "=" in word and not word.startswith("study=heads")]
+    known = [word for word in words if not re.search(r"\b(letters|gaussian)\b", word)]  # the tutorial creates these
+    check_overrides([word.strip("'") for word in known])
+
+
+def test_the_library_example_of_the_readme_runs() -> None:
+    lines = [line.strip() for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("    ")]
+    code = [line for line in lines if line.startswith("from crope import") or line.startswith("model = GPT(")]
+    space: dict = {}
+    exec("\n".join(code).replace("50257", "300").replace("1024", "16"), space)
+    assert space["model"].max_len == 16
+
+
+def test_the_study_of_the_tutorial_expands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    (tmp_path / "conf" / "study" / "heads.yaml").write_text(example("# @package _global_"))
+    for module in (compose, study):
+        monkeypatch.setattr(module, "CONF_DIR", tmp_path / "conf")
+    runs = study.study_runs(["heads"], scale="smoke")
+    assert len(runs) == len({run.run_id for run in runs if run.config.train.precision != "auto"} or runs) == 8
+    assert {run.config.model.n_heads for run in runs} == {2, 4}
+    study._yaml.cache_clear()
+
+
+def test_the_scheme_of_the_tutorial_works() -> None:
+    """Its class, in the module that it is meant for, passes its own test."""
+    space = {**vars(positions), "pytest": pytest, "math": math}
+    exec(example("class GaussianBias"), space)
+    exec(example("def test_gaussian_window_by_its_formula"), space)
+    space["test_gaussian_window_by_its_formula"]()
+    assert yaml.safe_load(example("# A Gaussian window over the past.")).keys() == {
+        "position",
+        "projection",
+        "attention",
+    }
+
+
+def test_readme_states_the_default_scale_and_its_length() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, after = text.split("<!-- generated: tables -->")[0], text.split("<!-- end of generated -->")[1]
+    assert len((before + after).split()) <= 1200
+    assert load_run([]).scale == "quick"
