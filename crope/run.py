@@ -77,13 +77,9 @@ def execute(run: Run) -> Outcome:
 
 
 def run_lock(run: Run) -> FileLock:
-    """The lock of one run, released by the kernel however its holder ends. Entering it raises Timeout if it is taken.
-
-    Outside the run's folder, so that a run that cannot start leaves no folder.
-    """
-    path = Path(run.config.results_dir) / "locks" / f"{run.run_id}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path, timeout=0)
+    """The lock of one run; the kernel releases it when its holder ends. Entering it raises Timeout if it is taken."""
+    run.lock.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(run.lock, timeout=0)
 
 
 @dataclass

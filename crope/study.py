@@ -262,11 +262,10 @@ def _state(run: Run, complete: set[str], reasons: Mapping[str, str]) -> RunState
 
 def is_locked(run: Run) -> bool:
     """Whether a process trains the run now; it may end or start a moment later."""
-    path = Path(run.config.results_dir) / "locks" / f"{run.run_id}.lock"
-    if not path.exists():
+    if not run.lock.exists():
         return False
     try:
-        with FileLock(path, timeout=0):
+        with FileLock(run.lock, timeout=0):
             return False
     except Timeout:
         return True

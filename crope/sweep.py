@@ -25,7 +25,7 @@ from crope.compose import Run, load_run, resolve_precision
 from crope.data.tokens import prepare, unavailable
 from crope.device import resolve_device
 from crope.errors import ConfigError, InvalidRecord, UserError
-from crope.record import is_complete, write_json
+from crope.record import is_complete, read_record, write_json
 from crope.run import Outcome, execute, record_failure, stop_on_signal
 from crope.study import TABLES, is_locked, study_runs
 
@@ -206,10 +206,10 @@ def _extrapolate(runs: Sequence[Run]) -> list[str]:
     """Writes extrapolation.json for each run that has none; returns one line per run that could not be measured."""
     from crope.extrapolate import extrapolate
 
-    problems = []
-    for run in tqdm(runs, unit="run", desc="extrapolation", disable=None):
+    problems, left = [], [run for run in runs if not (run.path / "extrapolation.json").exists()]
+    for run in tqdm(left, unit="run", desc="extrapolation", disable=None):
         try:
-            extrapolate(run.path)
+            extrapolate(read_record(run.path))
         except UserError as error:
             problems.append(f"{run.run_id}: {error}")
     return problems

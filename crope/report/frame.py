@@ -30,6 +30,7 @@ MODEL_LABELS = {
     **paper.MODEL_LABELS,
     **SCHEMES,
     **{f"complex_{name}": f"complex {label}" for name, label in SCHEMES.items()},
+    "xpos_balanced": "balanced XPOS",
     "rope_linear": "linear RoPE",
     "crope_linear": "linear CRoPE",
     "lowrank": "low rank",

@@ -84,6 +84,7 @@ QUESTIONS: list[Question] = [
     Question("controls", "Is CRoPE better than RoPE if the saved weights widen it?", "complex_wide", "rope", BETTER),
     *(Question("schemes", f"{name}: better than no positions?", real, "nope", BETTER)
       for name, (_, real) in SCHEMES.items() if real != "nope"),
+    Question("schemes", "balanced XPOS: better than no positions?", "xpos_balanced", "nope", BETTER),
     *(Question("schemes", f"Does Eq. 30 cost loss under {name}?", *pair, COSTS) for name, pair in SCHEMES.items()),
     *(Question("length", f"Does {model_label(model)} hold at {factor} times its length?", model, "", HOLDS, "length",
                factor)
