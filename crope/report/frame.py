@@ -90,6 +90,7 @@ def check_comparable(frame: pd.DataFrame, cells: Sequence[Cell]) -> None:
     Commits may differ: the numerics version says whether a commit changed a number. The hashes of the token files
     detect corpora without a pinned text (tiny, the user's own) that differ between machines.
     """
+    frame = frame[COLUMNS]  # each selection copies all columns
     runs = pd.concat([_of_cell(frame, cell, "complete") for cell in cells])
     splits = [f"provenance.data.splits.{split}.sha256" for split in ("train", "validation")]
     for what, columns in (("precision or device", ["precision", "device_kind"]), ("data", splits)):
@@ -107,6 +108,7 @@ def cell_status(
 
     `unavailable` maps a dataset to the reason why `make reproduce` could not get it.
     """
+    frame = frame[COLUMNS]
     again = f"`make reproduce SCALE={cell.scale}`"
     failed = [f"{run['run_id']} failed: {error_line(run)}" for _, run in _of_cell(frame, cell, "failed").iterrows()]
     name = re.compile(re.escape(f"{cell.model}-{cell.dataset}-{cell.row}-s") + r"\d+-\w+")
