@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 
+from crope import study
 from crope.compose import group_files, load_run
 from crope.config import cell_key
 from crope.errors import ConfigError
