@@ -40,8 +40,8 @@ RUN_IDS = {
 def test_choices_compose_to_what_hydra_composes(scale: str) -> None:
     """The last run of every study; `runtime` stands for overrides that hold for all runs."""
     common = [f"scale={scale}", "train.precision=fp32", "results_dir=elsewhere", "runtime=deterministic"]
-    for study in group_files("study") if scale == "quick" else TABLES:
-        choice = {name: values[-1] for name, values in study_axes(study).items()}
+    for name in group_files("study") if scale == "quick" else TABLES:
+        choice = {axis: values[-1] for axis, values in study_axes(name).items()}
         assert compose_runs([choice], common) == [load_run([*common, *(f"{k}={v}" for k, v in choice.items())])]
 
 
