@@ -203,11 +203,11 @@ def _is_complete(run: Run) -> bool:
 
 
 def _extrapolate(runs: Sequence[Run]) -> list[str]:
-    """Writes extrapolation.json for each run that has none; returns one line per run that could not be measured."""
+    """Writes extrapolation.json of each run; returns one line per run that could not be measured."""
     from crope.extrapolate import extrapolate
 
-    problems, left = [], [run for run in runs if not (run.path / "extrapolation.json").exists()]
-    for run in tqdm(left, unit="run", desc="extrapolation", disable=None):
+    problems = []
+    for run in tqdm(runs, unit="run", desc="extrapolation", disable=None):
         try:
             extrapolate(read_record(run.path))
         except UserError as error:
