@@ -5,11 +5,13 @@ Each message says what is wrong, where, and what to do.
 
 from __future__ import annotations
 
+import argparse
 import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NoReturn
 
 
 class UserError(Exception):
@@ -49,6 +51,16 @@ def storage_error(error: OSError, folder: object) -> StorageError | None:
     return StorageError(f"{error.filename or folder}: {what}; free space, fix permissions or set another results_dir")
 
 
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line and exit status 1, as all others are."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
 @contextmanager
 def main_errors() -> Iterator[None]:
     """For scripts: `error: <one line>` on stderr and exit status 1 for a UserError, also for files and Ctrl-C."""
@@ -57,6 +69,7 @@ def main_errors() -> Iterator[None]:
     except UserError as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
     except KeyboardInterrupt:
-        sys.exit("interrupted; run the same command again to continue from the last checkpoint")
+        print("interrupted; run the same command again to continue from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
     except OSError as error:
         sys.exit(f"error: {storage_error(error, 'file') or f'{error.filename}: {error.strerror or error}'}")

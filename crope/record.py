@@ -161,7 +161,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 class MetricsWriter:
-    """Appends to metrics.jsonl after its first `keep` bytes; a resumed run writes again what stood behind them."""
+    """Appends to metrics.jsonl after its first `keep` bytes; a resumed run rewrites the lines after them."""
 
     def __init__(self, path: Path, *, keep: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,7 +195,7 @@ def summarise(rows: list[dict[str, Any]], *, max_steps: int, validation: Mapping
     val_sampled   mean and sample standard deviation of the sampled losses at step >= 0.9 max_steps
     val_full      final and best loss of the fixed pass
     train         the training split measured as val_full is, after the last step
-    time          median step time over the training lines but the first, which holds the warm-up
+    time          median step time over the training lines except the first, which includes the warm-up
     """
     sampled = [(row["step"], row["val/loss_nats"]) for row in rows if "val/loss_nats" in row]
     full = [(row["step"], row["val_full/loss_nats"]) for row in rows if "val_full/loss_nats" in row]

@@ -1,4 +1,4 @@
-"""One run from start to record: skip it if complete, train, write down how it ended; and a finished run read back."""
+"""One run: skip it if complete, train it, write its record; and load a finished run."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def execute(run: Run) -> Outcome:
     except Timeout:
         return Outcome(run.run_id, "busy", f"{run.run_id}: another process is training it")
     except OSError as error:
-        raise storage_error(error, run.path) or error from error
+        if problem := storage_error(error, run.path):
+            raise problem from error
+        raise
 
 
 def run_lock(run: Run) -> FileLock:
@@ -139,7 +141,7 @@ def _execute(run: Run, stop: Stop) -> Outcome:
     except Exception as error:  # contained: one failing run must not stop a sweep
         if isinstance(error, OSError) and storage_error(error, run.path):
             raise
-        if not (run.path / "metrics.jsonl").exists():
+        if not (run.path / "provenance.json").exists():
             raise UserError(f"{run.path}: removed while the run trained; run the same command again") from error
         summary |= {"status": "failed", "error": _describe(error, config)}
     summary["finished_utc"] = facts["finished_utc"] = provenance.now_utc()

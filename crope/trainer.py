@@ -45,7 +45,7 @@ Line = dict[str, float]
 class Stopped(BaseException):
     """Training ended early on request; everything up to `step` is saved.
 
-    A BaseException like KeyboardInterrupt: code that contains the failure of one run must let it pass.
+    A BaseException like KeyboardInterrupt, so that code which catches a failing run's exception does not catch it.
     """
 
     def __init__(self, step: int) -> None:
@@ -147,7 +147,7 @@ def validate(
 ) -> Line:
     """The validation losses that are due after `step` updates; after the last one also the training split's.
 
-    Checks for a stop request before every batch (raises Stopped), because a full pass can take minutes.
+    Raises Stopped on a stop request, also between validation batches, because a full pass can take minutes.
     """
     line: Line = {}
     last = step == config.train.max_steps

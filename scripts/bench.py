@@ -13,7 +13,6 @@ over the turns' mean steps, after compilation and warm-up.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import re
 import statistics
@@ -35,7 +34,7 @@ from crope.compose import load_run
 from crope.config import ROOT, Config
 from crope.data.batches import resident
 from crope.device import device_name, peak_flops, resolve_device
-from crope.errors import main_errors
+from crope.errors import Parser, main_errors
 from crope.model.complex_linear import ComplexLinear
 from crope.model.counting import train_flops_per_token
 from crope.record import write_text
@@ -56,7 +55,7 @@ Step = Callable[[], None]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--part", choices=("steps", "projections", "profile"), help="default: steps and projections")
     parser.add_argument("--rounds", type=int, default=10, help="turns of each contender (default %(default)s)")
     parser.add_argument("--write", action="store_true", help="write the tables into docs/performance.md")

@@ -8,16 +8,17 @@ If results/runs has no run of the scale, the published records of results/publis
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
+
+from crope.errors import Parser, main_errors
 
 
 def main() -> None:
     from crope.report.build import build_report
     from crope.report.frame import SCALES
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--results-dir", type=Path, default=Path("results"), help="holds runs/ (default: results)")
     parser.add_argument("--scale", choices=SCALES, help="default: the first of %(choices)s that has a run")
     parser.add_argument("--runs", type=Path, action="append", default=[], metavar="DIR", help="may be repeated")
@@ -29,7 +30,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from crope.errors import main_errors
-
     with main_errors():
         main()

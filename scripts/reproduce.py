@@ -5,16 +5,15 @@ python scripts/reproduce.py [--scale paper|quick|smoke] [--seeds N] [--study sch
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
-from crope.errors import main_errors
+from crope.errors import Parser, main_errors
 from crope.study import TABLES
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__)
     parser.add_argument("--scale", help="default: paper with a CUDA device, else quick")
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds, from 0 (default 1)")
     parser.add_argument("--study", action="append", metavar="NAME", help="file of conf/study (default: both tables)")

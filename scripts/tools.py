@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from crope.errors import UserError, main_errors
+from crope.errors import Parser, UserError, main_errors
 
 Options = argparse.Namespace
 
@@ -125,12 +125,11 @@ def _each(names: list[str], call: Callable[[str], None]) -> int:
     return int(failed)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+def build_parser() -> Parser:
+    parser = Parser(description=__doc__)
     commands = parser.add_subparsers(metavar="SUBCOMMAND", required=True)
 
-    def command(call: Callable[[Options], int | None], *arguments: str) -> argparse.ArgumentParser:
+    def command(call: Callable[[Options], int | None], *arguments: str) -> Parser:
         """A sub-parser with the options that several sub-commands share."""
         assert call.__doc__
         sub = commands.add_parser(call.__name__, help=call.__doc__.rstrip("."), description=call.__doc__)

@@ -42,9 +42,10 @@ def train(cfg: DictConfig) -> None:
         if HydraConfig.get().runtime.choices["hydra/launcher"] != "basic":
             raise UserError(str(error)) from None  # the only way out of another process; it has to be picklable
         return
-    print(outcome.text, flush=True)
     if outcome.signal:
+        print(outcome.text, file=sys.stderr)
         sys.exit(128 + outcome.signal)
+    print(outcome.text, flush=True)
 
 
 def check_launcher(overrides: list[str]) -> None:

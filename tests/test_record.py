@@ -145,9 +145,11 @@ def test_the_step_at_nine_tenths_is_in(max_steps: int) -> None:
 FIRST = min(path.parent for path in PUBLISHED.glob("*/*/summary.json"))
 
 
-def test_every_published_record_is_valid() -> None:
+def test_every_published_record_is_valid_and_of_committed_code() -> None:
     records, invalid = zip(*map(read_records, sorted(PUBLISHED.glob("*/"))), strict=True)
-    assert sum(map(len, records)) > 0 and not any(invalid)
+    every = [one for of_machine in records for one in of_machine]
+    assert every and not any(invalid)
+    assert not any(one.provenance["dirty"] or Path(one.config["data_dir"]).is_absolute() for one in every)
 
 
 def edit(name: str, change: Callable[[Any], object]) -> Callable[[Path], None]:

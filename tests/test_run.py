@@ -19,7 +19,7 @@ from crope.compose import Run
 from crope.data.tokens import TokenSet
 from crope.errors import ConfigError, DataUnavailable, InvalidRecord, StorageError, UserError
 from crope.record import is_complete, read_metrics, read_record, sha256_file
-from crope.run import execute, load_trained, record_failure, run_lock
+from crope.run import build_model, execute, load_trained, record_failure, run_lock
 from tests.conftest import losses, same_bits, toy_run
 
 
@@ -62,6 +62,12 @@ def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
     facts = found.provenance
     assert facts["packages"]["torch"] and facts["device_kind"] == "cpu" and facts["data"] == toy_data.meta
     assert facts["started_utc"] <= facts["finished_utc"]
+
+
+def test_a_run_starts_from_the_values_of_its_seed(tmp_path: Path) -> None:
+    first, again, other = (build_model(toy_run(tmp_path, f"seed={seed}").config).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["embedding.weight"], other["embedding.weight"])
 
 
 def test_the_trained_model_is_read_back(toy_data: TokenSet, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ ALL = list(itertools.product(POSITIONS, PROJECTIONS, ATTENTIONS))
 
 def wrong_keys(position: str, projection: str, attention: str) -> list[str]:
     """From the definitions: linear attention has no score matrix, and only rotary has pairs to misalign with."""
-    no_scores = attention == "linear" and position in ("relative_bias", "alibi")
+    no_scores = attention == "linear" and position in SCORE_BIASES
     no_pairs = projection == "complex_misaligned" and position != "rotary"
     return ["model.position"] * no_scores + ["model.projection"] * no_pairs
 
