@@ -119,10 +119,10 @@ def test_models_see_the_same_batches_and_seeds_see_others(toy_tokens: TokenSet, 
         return batch
 
     monkeypatch.setattr(trainer, "sample_batch", note)
-    for name, seed in (("xpos", 0), ("rope", 0), ("crope", 0), ("rope, seed 1", 1)):
+    for name, seed in (("xpos", 0), ("rope", 0), ("crope", 0), ("rope-1", 1)):
         seen[name] = []
-        trained(toy_tokens, tmp_path / name, f"model={name.split(',')[0]}", f"seed={seed}")
-    assert len({batch.numpy().tobytes() for batch in seen["rope"] + seen["rope, seed 1"]}) == 24
+        trained(toy_tokens, tmp_path / name, f"model={name.split('-')[0]}", f"seed={seed}")
+    assert len({batch.numpy().tobytes() for batch in seen["rope"] + seen["rope-1"]}) == 24
     assert torch.equal(torch.stack(seen["xpos"]), torch.stack(seen["rope"]))
     assert torch.equal(torch.stack(seen["crope"]), torch.stack(seen["rope"]))
 
