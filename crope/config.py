@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -205,10 +206,7 @@ def keys(node: Any = Config, prefix: str = "") -> dict[str, dataclasses.Field[An
 def problems(config: Config) -> Iterator[tuple[str, str]]:
     """(key, what is wrong and what is allowed) for every value that the schema's types alone let through."""
     for key, item in keys().items():
-        value: Any = config
-        for part in key.split("."):
-            value = getattr(value, part)
-        rule = item.metadata
+        value, rule = attrgetter(key)(config), item.metadata
         if "one_of" in rule and value not in rule["one_of"]:
             yield key, f"must be one of {', '.join(rule['one_of'])}"
         # Written as `not value >= least` so that NaN is rejected as well.

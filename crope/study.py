@@ -22,7 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from tqdm import tqdm
 
 from crope import paper
-from crope.compose import Run, build_run, check, compose_config, group_files, typed
+from crope.compose import Run, build_run, check, check_overrides, compose_config, group_files, typed
 from crope.config import DataConfig, ModelConfig, cell_key
 from crope.errors import ConfigError
 from crope.record import Record, read_metrics, read_records
@@ -56,10 +56,8 @@ class StudyRow:
 @cache
 def _yaml(group: str, name: str) -> Any:
     """Content of conf/<group>/<name>.yaml. Raises ConfigError if there is no such file."""
-    files = group_files(group)
-    if name not in files:
-        raise ConfigError(f"there is no conf/{group}/{name}.yaml; there are: {', '.join(files)}")
-    return yaml.safe_load(files[name].read_text(encoding="utf-8"))
+    check_overrides([f"{group}={name}"])
+    return yaml.safe_load(group_files(group)[name].read_text(encoding="utf-8"))
 
 
 def study_axes(study: str) -> dict[str, list[str]]:
@@ -273,8 +271,6 @@ def _shape(config: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _render_left(states: Sequence[RunState], complete: Sequence[Record]) -> str:
-    if all(state.status == DONE for state in states):
-        return ""
     seconds, unknown = seconds_left(states, complete)
     running = max(1, sum(state.status == RUNNING for state in states))
     left = f"; about {tqdm.format_interval(seconds / running)} of steps left" if seconds else ""

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -151,12 +151,11 @@ def _exit_with_parent() -> None:
 
 
 def _receive(receiver: Connection, process: Any, run: Run, stopping: bool) -> Outcome:
-    try:
+    with suppress(EOFError):
         outcome: Outcome = receiver.recv()
         process.join()
         return outcome
-    except EOFError:
-        process.join()
+    process.join()
     code = process.exitcode
     how = f"killed by signal {-code} (out of memory?)" if code < 0 else f"ended with exit status {code}"
     if stopping:  # before it had begun to train
