@@ -34,12 +34,7 @@ POLL_SECONDS = 0.2
 
 
 def reproduce(
-    *,
-    scale: str,
-    seeds: Sequence[int],
-    results_dir: Path,
-    studies: Sequence[str] = TABLES,
-    overrides: Sequence[str] = (),
+    *, scale: str, seeds: Sequence[int], results_dir: Path, studies: Sequence[str] = TABLES, overrides: Sequence[str]
 ) -> int:
     """Trains every run of the studies at one scale that is not complete, then writes the report.
 
