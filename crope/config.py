@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +54,9 @@ PROJECTIONS = (
 ATTENTIONS = ("softmax", "linear")
 
 
-def option(
-    default: Any,
-    text: str,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    one_of: tuple[str, ...] | None = None,
-) -> Any:
-    """A schema field: its default, what it means, and the values it allows (checked by `problems`)."""
-    metadata = {"text": text, "least": least, "above": above, "below": below, "one_of": one_of}
-    return field(default=default, metadata=metadata)
+def option(default: Any, text: str, **rule: Any) -> Any:
+    """A schema field: its default, what it means, and the values it allows: least, above, below (numbers), one_of."""
+    return field(default=default, metadata={"text": text, **rule})
 
 
 @dataclass
@@ -214,21 +206,21 @@ def keys(node: Any = Config, prefix: str = "") -> dict[str, dataclasses.Field[An
 def problems(config: Config) -> Iterator[tuple[str, str]]:
     """(key, what is wrong and what is allowed) for every value that the schema's types alone let through."""
     for key, item in keys().items():
-        value: Any = config
-        for part in key.split("."):
-            value = getattr(value, part)
-        rule = item.metadata
-        if rule["one_of"] and value not in rule["one_of"]:
+        value, rule = attrgetter(key)(config), item.metadata
+        if "one_of" in rule and value not in rule["one_of"]:
             yield key, f"must be one of {', '.join(rule['one_of'])}"
         # Written as `not value >= least` so that NaN is rejected as well.
-        elif rule["least"] is not None and not value >= rule["least"]:
+        elif "least" in rule and not value >= rule["least"]:
             yield key, f"must be at least {rule['least']}"
-        elif rule["above"] is not None and not (value > rule["above"] and value != float("inf")):
+        elif "above" in rule and not (value > rule["above"] and value != float("inf")):
             yield key, f"must be a finite number above {rule['above']}"
-        elif rule["below"] is not None and not value < rule["below"]:
+        elif "below" in rule and not value < rule["below"]:
             yield key, f"must be below {rule['below']}"
     yield from model_problems(config.model)
-    yield from _runtime_problems(config)
+    # A replay reuses the memory of the last one and draws no new dropout masks.
+    conflicts = {"runtime.compile": config.runtime.compile == "false", "model.dropout": config.model.dropout != 0}
+    for key in (key for key in conflicts if config.runtime.cuda_graphs and conflicts[key]):
+        yield key, "cannot be combined with runtime.cuda_graphs=true"
     if config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size != GPT2_VOCAB_SIZE:
         yield (
             "tokenizer.vocab_size",
@@ -269,16 +261,6 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
 def half_rank(in_features: int, out_features: int) -> int:
     """The largest rank r whose two factors, r (D + E) weights, are at most half of the dense D E: D/4 where D = E."""
     return in_features * out_features // (2 * (in_features + out_features))
-
-
-def _runtime_problems(config: Config) -> Iterator[tuple[str, str]]:
-    if config.runtime.cuda_graphs:  # a replay reuses the memory of the last one and draws no new dropout masks
-        for key, conflicts in (
-            ("runtime.compile", config.runtime.compile == "false"),
-            ("model.dropout", config.model.dropout != 0),
-        ):
-            if conflicts:
-                yield key, "cannot be combined with runtime.cuda_graphs=true"
 
 
 def scientific(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from scipy.linalg import block_diag
@@ -33,10 +33,10 @@ from crope.config import Config, ModelConfig
 from crope.data.tokens import TokenSet
 from crope.errors import UserError
 from crope.evaluate import full_loss
-from crope.export import QKV_NAMES
+from crope.export import QKV_NAMES, blocks_of
 from crope.model.complex_linear import ComplexLinear
 from crope.model.counting import count_parameters
-from crope.model.gpt import GPT, Block
+from crope.model.gpt import GPT
 from crope.record import Record, find_record, write_json
 from crope.run import load_run_tokens, load_trained
 from crope.seeding import stream
@@ -154,11 +154,10 @@ def rotate(model: GPT, structure: StreamStructure) -> GPT:
     Raises UserError if a LayerNorm gain is zero, because the shift is divided by it.
     """
     rotated = copy.deepcopy(model).double()
-    head = nn.Linear(model.head_weight.shape[1], len(model.head_weight), bias=False)
+    rotated.head = head = nn.Linear(model.head_weight.shape[1], len(model.head_weight), bias=False)
     head.weight = nn.Parameter(model.head_weight.detach().clone().double())
-    rotated.head = head
     rotation_DD = torch.from_numpy(rotation_of(keeping_mean(structure.basis)))
-    for block, heads in zip(_blocks(rotated), structure.heads, strict=True):
+    for block, heads in zip(blocks_of(rotated), structure.heads, strict=True):
         attn = block.attn
         values_EE = torch.from_numpy(block_diag(*map(rotation_of, heads)))
         _rotate_outputs(attn.v_proj, values_EE)
@@ -191,7 +190,7 @@ def _rotate_outputs(layer: Any, rotation: Tensor) -> None:
 def project(model: GPT) -> GPT:
     """The CRoPE model nearest to a RoPE model: Q, K and V lose their antilinear part (least squares)."""
     projected = copy.deepcopy(model)
-    for block in _blocks(projected):
+    for block in blocks_of(projected):
         for name in QKV_NAMES:
             setattr(block.attn, name, ComplexLinear.from_linear(getattr(block.attn, name)))
     return projected
@@ -222,7 +221,3 @@ def measure(model: GPT, tokens: TokenSet, *, config: Config) -> float:
     device = prepare_device(config)
     model.to(device).eval()
     return full_loss(build_losses(model, config, device)[1], tokens.validation, config=config, device=device)[0]
-
-
-def _blocks(model: GPT) -> Iterable[Block]:
-    return cast(Iterable[Block], model.blocks)

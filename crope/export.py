@@ -49,15 +49,15 @@ def export(record: Record, out: Path, *, dense: bool, converted: bool = False) -
     model = load_trained(path, config, weights="converted.pt" if converted else "weights.pt")
     model_config = config.model
     if dense:
-        if any(block.attn.out_proj.in_features != model_config.d_model for block in _blocks(model)):
+        if any(block.attn.out_proj.in_features != model_config.d_model for block in blocks_of(model)):
             raise UserError(f"{path}: {model_config.projection} Q, K and V have another width; export without --dense")
         model, model_config = with_dense_qkv(model), replace(model_config, projection="real")
     try:
         from safetensors.torch import save_file
     except ImportError as error:
         raise UserError(f"{out}: the package safetensors is missing; install it: pip install safetensors") from error
-    about = {"vocab_size": config.tokenizer.vocab_size, "max_len": config.train.seq_len, "run_id": path.name}
-    metadata = {"model": json.dumps(asdict(model_config)), **{key: str(value) for key, value in about.items()}}
+    sizes = {"vocab_size": str(config.tokenizer.vocab_size), "max_len": str(config.train.seq_len)}
+    metadata = {"model": json.dumps(asdict(model_config)), "run_id": path.name, **sizes}
     save_file({name: value.contiguous() for name, value in model.state_dict().items()}, out, metadata)
 
 
@@ -65,7 +65,7 @@ def export(record: Record, out: Path, *, dense: bool, converted: bool = False) -
 def with_dense_qkv(model: GPT) -> GPT:
     """The same function with each of Q, K and V as an nn.Linear."""
     dense = copy.deepcopy(model)
-    for block in _blocks(dense):
+    for block in blocks_of(dense):
         for name in QKV_NAMES:
             layer: Any = getattr(block.attn, name)
             outputs, inputs = layer.weight.shape
@@ -77,5 +77,5 @@ def with_dense_qkv(model: GPT) -> GPT:
     return dense
 
 
-def _blocks(model: GPT) -> Iterable[Block]:
+def blocks_of(model: GPT) -> Iterable[Block]:
     return cast(Iterable[Block], model.blocks)

@@ -36,8 +36,7 @@ def main(name: str, *, results_dir: Path, factors: Sequence[int] = FACTORS, max_
     """Measures the run with this folder, run id or prefix, and prints a line; see `extrapolate`."""
     record = find_record(name, results_dir=results_dir)
     rows = extrapolate(record, factors=factors, max_tokens=max_tokens)["lengths"]
-    losses = [row["note"] if row["loss_nats"] is None else f"{row['loss_nats']:.4f}" for row in rows]
-    lengths = "; ".join(f"L={row['seq_len']} {loss}" for row, loss in zip(rows, losses, strict=True))
+    lengths = "; ".join(f"L={row['seq_len']} {row.get('note') or format(row['loss_nats'], '.4f')}" for row in rows)
     print(f"{record.path.name}: {lengths} (nats per token)", flush=True)
 
 

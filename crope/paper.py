@@ -64,45 +64,23 @@ TABLE_TITLES = {  # the paper's captions
 }
 PRINTED_DECIMALS = {"table1": 4, "table2": 3}
 
-TABLE1: dict[str, dict[str, PrintedLoss]] = {  # Sec. 6.1
-    "pg19": {
-        "xpos": PrintedLoss(6.8025, 0.0318),
-        "rope": PrintedLoss(6.5809, 0.0333),
-        "crope": PrintedLoss(6.5836, 0.0317),
-    },
-    "wikitext2": {
-        "xpos": PrintedLoss(5.7486, 0.0274),
-        "rope": PrintedLoss(5.3644, 0.0279),
-        "crope": PrintedLoss(5.3730, 0.0255),
-    },
-    "ptb": {
-        "xpos": PrintedLoss(4.4288, 0.0224),
-        "rope": PrintedLoss(4.0212, 0.0243),
-        "crope": PrintedLoss(4.0158, 0.0233),
-    },
+
+def _losses(*columns: tuple[float, float]) -> dict[str, PrintedLoss]:
+    """One row of a table: mean and std in the order of MODEL_LABELS."""
+    return {model: PrintedLoss(*column) for model, column in zip(MODEL_LABELS, columns, strict=True)}
+
+
+TABLE1 = {  # Sec. 6.1
+    "pg19": _losses((6.8025, 0.0318), (6.5809, 0.0333), (6.5836, 0.0317)),
+    "wikitext2": _losses((5.7486, 0.0274), (5.3644, 0.0279), (5.3730, 0.0255)),
+    "ptb": _losses((4.4288, 0.0224), (4.0212, 0.0243), (4.0158, 0.0233)),
 }
 
-TABLE2: dict[str, dict[str, PrintedLoss]] = {  # Sec. 6.2, all on PG-19
-    "base": {
-        "xpos": PrintedLoss(6.802, 0.032),
-        "rope": PrintedLoss(6.581, 0.033),
-        "crope": PrintedLoss(6.584, 0.032),
-    },
-    "b2_l512_g09_s2000": {
-        "xpos": PrintedLoss(6.874, 0.117),
-        "rope": PrintedLoss(6.658, 0.113),
-        "crope": PrintedLoss(6.627, 0.110),
-    },
-    "b2_l512_g09_s1000": {
-        "xpos": PrintedLoss(6.822, 0.110),
-        "rope": PrintedLoss(6.607, 0.107),
-        "crope": PrintedLoss(6.584, 0.106),
-    },
-    "b2_l512_d64": {
-        "xpos": PrintedLoss(6.907, 0.115),
-        "rope": PrintedLoss(6.699, 0.111),
-        "crope": PrintedLoss(6.700, 0.113),
-    },
+TABLE2 = {  # Sec. 6.2, all on PG-19
+    "base": _losses((6.802, 0.032), (6.581, 0.033), (6.584, 0.032)),
+    "b2_l512_g09_s2000": _losses((6.874, 0.117), (6.658, 0.113), (6.627, 0.110)),
+    "b2_l512_g09_s1000": _losses((6.822, 0.110), (6.607, 0.107), (6.584, 0.106)),
+    "b2_l512_d64": _losses((6.907, 0.115), (6.699, 0.111), (6.700, 0.113)),
 }
 
 

@@ -233,14 +233,17 @@ def build_model(config: Config, *, max_len: int | None = None) -> GPT:
 def load_trained(path: Path, config: Config, *, max_len: int | None = None, weights: str = "weights.pt") -> GPT:
     """The trained model of a finished run, on the CPU. max_len: length that its position tables must reach.
 
-    Raises UserError if weights.pt is missing, or if the trained positions end before max_len.
+    Raises UserError if the weights are missing or of another model, or if the trained positions end before max_len.
     """
     if not (path / weights).exists():
         raise UserError(f"{path}: no {weights}; train the run here with scripts/train.py")
     model = build_model(config, max_len=max_len)
     if model.max_len > config.train.seq_len and not model.positions.extends:
         raise UserError(f"{path}: position={config.model.position} is not defined past {config.train.seq_len} tokens")
-    model.load_state_dict(torch.load(path / weights, map_location="cpu", weights_only=True))
+    try:
+        model.load_state_dict(torch.load(path / weights, map_location="cpu", weights_only=True))
+    except RuntimeError as error:
+        raise UserError(f"{path}: {weights} does not fit config.yaml; remove the folder and train again") from error
     return model
 
 

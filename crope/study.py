@@ -22,7 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from tqdm import tqdm
 
 from crope import paper
-from crope.compose import Run, build_run, check, compose_config, group_files, typed
+from crope.compose import Run, build_run, check, check_overrides, compose_config, group_files, typed
 from crope.config import DataConfig, ModelConfig, cell_key
 from crope.errors import ConfigError
 from crope.record import Record, read_metrics, read_records
@@ -56,10 +56,8 @@ class StudyRow:
 @cache
 def _yaml(group: str, name: str) -> Any:
     """Content of conf/<group>/<name>.yaml. Raises ConfigError if there is no such file."""
-    files = group_files(group)
-    if name not in files:
-        raise ConfigError(f"there is no conf/{group}/{name}.yaml; there are: {', '.join(files)}")
-    return yaml.safe_load(files[name].read_text(encoding="utf-8"))
+    check_overrides([f"{group}={name}"])
+    return yaml.safe_load(group_files(group)[name].read_text(encoding="utf-8"))
 
 
 def study_axes(study: str) -> dict[str, list[str]]:
@@ -118,16 +116,12 @@ def _rows(study: str, scale: str, datasets: Sequence[str] | None) -> list[StudyR
     axes = study_axes(study)
     models = axes.pop("model")
     axes.pop("seed", None)
-    choices = list(_grid(axes, datasets))
-    runs = iter(
-        compose_runs(({**choice, "model": model} for choice in choices for model in models), [f"scale={scale}"])
-    )
     rows = []
-    for choice in choices:
-        group = [next(runs) for _ in models]
-        cells = [Cell(study, run.row, run.dataset, run.model, run.scale, cell_key(run.container)) for run in group]
+    for choice in _grid(axes, datasets):
+        runs = compose_runs(({**choice, "model": model} for model in models), [f"scale={scale}"])
+        cells = [Cell(study, run.row, run.dataset, run.model, run.scale, cell_key(run.container)) for run in runs]
         settings = [f"{axis}={value}" for axis, value in choice.items() if axis not in ("data", "model.d_model")]
-        rows.append(StudyRow(study, group[0].dataset, group[0].config.model.d_model, tuple(cells), tuple(settings)))
+        rows.append(StudyRow(study, runs[0].dataset, runs[0].config.model.d_model, tuple(cells), tuple(settings)))
     return rows
 
 
@@ -142,23 +136,22 @@ def _grid(axes: Mapping[str, list[str]], datasets: Sequence[str] | None) -> Iter
 def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str]) -> list[Run]:
     """One run per choice (axis -> value), equal to Hydra's composition of `overrides` and the choice.
 
-    Hydra needs 0.2 s per composition, so it is asked once per table row and the sections `model` and `data`, on which
-    no other key depends, are replaced.
+    Hydra needs 0.2 s per composition, so it composes once per combination of the axes that are not of the model or the
+    data; the sections `model` and `data`, on which no other key depends, are replaced.
     """
-    return [_compose(tuple(overrides), choice) for choice in choices]
-
-
-def _compose(overrides: tuple[str, ...], choice: Mapping[str, str]) -> Run:
-    """One run: Hydra composes once per combination of the axes that are not of the model, the data or the seed."""
-    others = [f"{axis}={value}" for axis, value in choice.items() if not axis.startswith(("model", "data"))]
-    base = _compose_base((*overrides, *sorted(others)))
-    own = {axis.removeprefix("model."): value for axis, value in choice.items() if axis.startswith("model.")}
-    file = _yaml("model", choice["model"]) if "model" in choice else asdict(base.config.model)
-    config = replace(base.config, model=typed(ModelConfig, {"d_model": base.config.model.d_model} | file | own))
-    if "data" in choice:
-        config = replace(config, data=typed(DataConfig, _yaml("data", choice["data"])))
-    check(config)
-    return replace(base, config=config, model=choice.get("model", base.model), dataset=choice.get("data", base.dataset))
+    runs = []
+    for choice in choices:
+        others = [f"{axis}={value}" for axis, value in choice.items() if not axis.startswith(("model", "data"))]
+        base = _compose_base((*overrides, *sorted(others)))
+        own = {axis.removeprefix("model."): value for axis, value in choice.items() if axis.startswith("model.")}
+        file = _yaml("model", choice["model"]) if "model" in choice else asdict(base.config.model)
+        model = typed(ModelConfig, {"d_model": base.config.model.d_model} | file | own)
+        data = typed(DataConfig, _yaml("data", choice["data"])) if "data" in choice else base.config.data
+        config = replace(base.config, model=model, data=data)
+        check(config)
+        names = {"model": choice.get("model", base.model), "dataset": choice.get("data", base.dataset)}
+        runs.append(replace(base, config=config, **names))
+    return runs
 
 
 @cache
@@ -172,18 +165,12 @@ DONE, RUNNING, STARTED, FAILED, MISSING = STATUSES = ("done", "running", "starte
 
 @dataclass(frozen=True)
 class RunState:
-    """How far one run is.
-
-    status   done; running (a process holds its lock); started (stopped or killed, the same command continues it);
-             failed; missing
-    step     optimiser updates in metrics.jsonl
-    reason   of a failed or corrupt run, in one line
-    """
+    """How far one run is."""
 
     run: Run
-    status: str
-    step: int = 0
-    reason: str = ""
+    status: str  # running: a process holds its lock; started: stopped or killed, the same command continues it
+    step: int = 0  # optimiser updates in metrics.jsonl
+    reason: str = ""  # of a failed or corrupt run, in one line
 
 
 def study_status(studies: Sequence[str], *, scale: str | None, seeds: Sequence[int] | None, results_dir: Path) -> str:
@@ -195,9 +182,8 @@ def study_status(studies: Sequence[str], *, scale: str | None, seeds: Sequence[i
     records, invalid = read_records(results_dir / "runs")
     scales = {record.summary["scale"] for record in records}
     scale = scale or next((name for name in group_files("scale") if name in scales), "quick")
-    complete = sorted(
-        (r for r in records if r.summary["status"] == "complete"), key=lambda r: r.summary["finished_utc"]
-    )
+    complete = [record for record in records if record.summary["status"] == "complete"]
+    complete.sort(key=lambda record: record.summary["finished_utc"])
     precision = complete[-1].summary["precision"] if complete else "fp32"
     reasons = {error.path.name: error.reason for error in invalid}
     reasons |= {r.path.name: str(r.summary["error"]["message"]) for r in records if r not in complete}
@@ -211,7 +197,8 @@ def study_status(studies: Sequence[str], *, scale: str | None, seeds: Sequence[i
         lines.append(f"{study}, {scale}: {len(states)} runs: {', '.join(parts)}{_render_left(states, complete)}")
         for state in sorted(states, key=lambda state: STATUSES.index(state.status)):
             if state.status in (RUNNING, STARTED):
-                lines.append(f"  {state.status:<8}{state.run.run_id}  step {state.step:,} of {_total(state.run):,}")
+                steps = f"step {state.step:,} of {state.run.config.train.max_steps:,}"
+                lines.append(f"  {state.status:<8}{state.run.run_id}  {steps}")
             elif state.status == FAILED:
                 lines.append(f"  {state.status:<8}{state.run.run_id}: {state.reason}")
     return "\n".join(lines)
@@ -228,16 +215,14 @@ def _recorded(run: Run, default: str) -> Run:
     """`run` with precision `auto` resolved to that of its folder, or to `default`: asking the device needs torch."""
     if run.config.train.precision != "auto":
         return run
-    both = [
-        replace(run, config=replace(run.config, train=replace(run.config.train, precision=precision)))
-        for precision in (default, *({"fp32", "bf16"} - {default}))
-    ]
+    trains = [replace(run.config.train, precision=name) for name in (default, *({"fp32", "bf16"} - {default}))]
+    both = [replace(run, config=replace(run.config, train=train)) for train in trains]
     return next((one for one in both if (one.path / "config.yaml").exists()), both[0])
 
 
 def _state(run: Run, complete: set[str], reasons: Mapping[str, str]) -> RunState:
     if run.run_id in complete:
-        return RunState(run, DONE, _total(run))
+        return RunState(run, DONE, run.config.train.max_steps)
     metrics = run.path / "metrics.jsonl"
     rows = read_metrics(metrics) if metrics.exists() else []
     step = int(rows[-1]["step"]) if rows else 0
@@ -273,7 +258,7 @@ def seconds_left(states: Sequence[RunState], complete: Sequence[Record]) -> tupl
     for state in states:
         known = times.get(_shape(state.run.container), [])
         if known:
-            seconds += statistics.median(known) / 1000 * (_total(state.run) - state.step)
+            seconds += statistics.median(known) / 1000 * (state.run.config.train.max_steps - state.step)
         unknown += state.status != DONE and not known
     return seconds, unknown
 
@@ -285,13 +270,7 @@ def _shape(config: Mapping[str, Any]) -> tuple[object, ...]:
     return (train["precision"], train["batch_size"], train["seq_len"], model["attention"], *sizes)
 
 
-def _total(run: Run) -> int:
-    return run.config.train.max_steps
-
-
 def _render_left(states: Sequence[RunState], complete: Sequence[Record]) -> str:
-    if all(state.status == DONE for state in states):
-        return ""
     seconds, unknown = seconds_left(states, complete)
     running = max(1, sum(state.status == RUNNING for state in states))
     left = f"; about {tqdm.format_interval(seconds / running)} of steps left" if seconds else ""

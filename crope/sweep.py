@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -34,12 +34,7 @@ POLL_SECONDS = 0.2
 
 
 def reproduce(
-    *,
-    scale: str,
-    seeds: Sequence[int],
-    results_dir: Path,
-    studies: Sequence[str] = TABLES,
-    overrides: Sequence[str] = (),
+    *, scale: str, seeds: Sequence[int], results_dir: Path, studies: Sequence[str] = TABLES, overrides: Sequence[str]
 ) -> int:
     """Trains every run of the studies at one scale that is not complete, then writes the report.
 
@@ -61,7 +56,8 @@ def reproduce(
     runs = study_runs(studies, scale=scale, seeds=seeds, datasets=datasets, overrides=common)
     runs = [resolve_precision(run) for run in runs]
     todo = [run for run in runs if not _is_complete(run)]
-    jobs = job_count(config.runtime.jobs, resolve_device(config.runtime.device))
+    on_gpu = resolve_device(config.runtime.device).type == "cuda"
+    jobs = config.runtime.jobs or (torch.cuda.device_count() if on_gpu else _cores())
     print(f"scale {scale}: {len(runs)} runs, {len(todo)} to train, {jobs} at a time", flush=True)
     for reason in missing.values():
         print(f"no runs on {reason}", flush=True)
@@ -87,11 +83,6 @@ def reproduce(
     return 1 if problems or corrupt or invalid else 0
 
 
-def job_count(jobs: int, device: torch.device) -> int:
-    """runtime.jobs, or as many runs at a time as there are GPUs, or CPU cores."""
-    return jobs or (torch.cuda.device_count() if device.type == "cuda" else _cores())
-
-
 def run_all(runs: Sequence[Run], *, jobs: int, work: Callable[[Run], Outcome] = execute) -> Iterator[Outcome]:
     """The outcome of each run as it ends, `jobs` at a time, started in the order given.
 
@@ -102,7 +93,9 @@ def run_all(runs: Sequence[Run], *, jobs: int, work: Callable[[Run], Outcome] = 
     context.set_forkserver_preload(["crope.run", "torch._dynamo"])  # a second each per process otherwise
     waiting, gpus, stopping = list(runs), _visible_gpus(), False
     active: dict[Any, tuple[Any, Run, int]] = {}
-    with stop_on_signal() as stop, _terminated(active):
+    with stop_on_signal() as stop, ExitStack() as stack:
+        # The processes that are left save and end, also after an error in this one.
+        stack.callback(lambda: [process.terminate() for process, _, _ in active.values()])
         while waiting or active:
             while len(active) < jobs and not stop.requested():
                 run = next((run for run in waiting if not is_locked(run)), None)
@@ -132,16 +125,6 @@ def run_all(runs: Sequence[Run], *, jobs: int, work: Callable[[Run], Outcome] = 
                     yield outcome
 
 
-@contextmanager
-def _terminated(active: dict[Any, tuple[Any, Run, int]]) -> Iterator[None]:
-    """Asks the processes that are left to save and end, also after an error in this one."""
-    try:
-        yield
-    finally:
-        for process, _, _ in active.values():
-            process.terminate()
-
-
 def _run_in_process(run: Run, sender: Connection, gpu: str | None, work: Callable[[Run], Outcome]) -> None:
     """Main function of a run's process."""
     os.setpgrp()  # Ctrl-C in a terminal reaches the command alone, which passes it on once
@@ -163,12 +146,11 @@ def _exit_with_parent() -> None:
 
 
 def _receive(receiver: Connection, process: Any, run: Run, stopping: bool) -> Outcome:
-    try:
+    with suppress(EOFError):
         outcome: Outcome = receiver.recv()
         process.join()
         return outcome
-    except EOFError:
-        process.join()
+    process.join()
     code = process.exitcode
     how = f"killed by signal {-code} (out of memory?)" if code < 0 else f"ended with exit status {code}"
     if stopping:  # before it had begun to train
@@ -180,9 +162,8 @@ def _receive(receiver: Connection, process: Any, run: Run, stopping: bool) -> Ou
 
 def _share_threads(run: Run, jobs: int) -> Run:
     """On small models, one run per core is faster than one step on all cores."""
-    runtime = run.config.runtime
-    threads = runtime.threads or max(1, _cores() // jobs)
-    return replace(run, config=replace(run.config, runtime=replace(runtime, threads=threads)))
+    runtime = replace(run.config.runtime, threads=run.config.runtime.threads or max(1, _cores() // jobs))
+    return replace(run, config=replace(run.config, runtime=runtime))
 
 
 def _cores() -> int:

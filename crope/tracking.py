@@ -13,8 +13,9 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,40 +39,32 @@ class Tracker:
 
 class OfflineTracker(Tracker):
     def finish(self, path: Path, summary: Mapping[str, Any]) -> None:
-        if summary["status"] == "stopped":
-            return
-        try:
-            _write_whole(read_record(path), mode="offline", folder=path.parent.parent)
-        except Exception as error:  # wandb's error types are many; none of them may cost the run
-            _warn(path, error)
+        if summary["status"] != "stopped":
+            with _contained(path):
+                _write_whole(read_record(path), mode="offline", folder=path.parent.parent)
 
 
 class OnlineTracker(Tracker):
     def __init__(self, run: Run) -> None:
         self.path, self.wandb_run = run.path, None
         names = {"model": run.model, "dataset": run.dataset, "row": run.row, "scale": run.scale}
-        try:
-            folder = Path(run.config.results_dir)
+        folder = Path(run.config.results_dir)
+        with _contained(run.path):
             # `allow`: a run that continues from its checkpoint continues its curves.
             self.wandb_run = _init(run.container, names, run.run_id, mode="online", folder=folder, resume="allow")
-        except Exception as error:
-            _warn(run.path, error)
 
     def log(self, line: Mapping[str, Any]) -> None:
         # A run that continues from its checkpoint repeats lines that wandb has already.
         if self.wandb_run is not None and line["step"] >= self.wandb_run.starting_step:
-            try:
-                self.wandb_run.log(dict(line), step=line["step"])
-            except Exception as error:
-                self.wandb_run = None
-                _warn(self.path, error)
+            wandb_run, self.wandb_run = self.wandb_run, None  # an error ends the logging
+            with _contained(self.path):
+                wandb_run.log(dict(line), step=line["step"])
+                self.wandb_run = wandb_run
 
     def finish(self, path: Path, summary: Mapping[str, Any]) -> None:
         if self.wandb_run is not None:
-            try:
+            with _contained(path):
                 _finish(self.wandb_run, summary)
-            except Exception as error:
-                _warn(path, error)
 
 
 def build_tracker(run: Run) -> Tracker:
@@ -107,7 +100,6 @@ def _init(
     import wandb
 
     (folder / "wandb").mkdir(parents=True, exist_ok=True)  # without it wandb turns to the system's temporary folder
-    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True)
     arguments = {
         "project": config["tracker"]["project"],
         "id": run_id,
@@ -119,7 +111,7 @@ def _init(
         "dir": str(folder),
         "mode": mode,
         "resume": resume,
-        "settings": settings,
+        "settings": wandb.Settings(silent=True, console="off", x_disable_stats=True),
     }
     wandb_run = _bounded(lambda: wandb.init(**arguments), INIT_SECONDS + 5)
     wandb_run.define_metric("step", hidden=True)
@@ -152,9 +144,14 @@ def _bounded(call: Callable[[], Any], seconds: float) -> Any:
         raise TimeoutError(f"no answer within {seconds:.0f} s") from None
 
 
-def _warn(path: Path, error: Exception) -> None:
-    command = f"`python scripts/tools.py upload {path.name}` sends the finished run"
-    print(f"{path.name}: not logged to wandb: {_one_line(error)}; {command}", file=sys.stderr, flush=True)
+@contextmanager
+def _contained(path: Path) -> Iterator[None]:
+    """Prints an error of wandb, whose types are many, as one line: none of them may cost the run."""
+    try:
+        yield
+    except Exception as error:
+        command = f"`python scripts/tools.py upload {path.name}` sends the finished run"
+        print(f"{path.name}: not logged to wandb: {_one_line(error)}; {command}", file=sys.stderr, flush=True)
 
 
 def _one_line(error: Exception) -> str:

@@ -87,6 +87,9 @@ def test_what_cannot_be_exported_is_an_error(tmp_path: Path, monkeypatch: pytest
         export(record, tmp_path / "out.bin", dense=False)
     with pytest.raises(UserError, match=r"converted\.pt"):
         export(record, tmp_path / "out.safetensors", dense=False, converted=True)
+    other, _ = record_of(tmp_path, "model=rope", n_layers=2)
+    with pytest.raises(UserError, match=r"weights\.pt"):
+        export(other, tmp_path / "out.safetensors", dense=False)
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(UserError, match="install"):
         export(record, tmp_path / "out.safetensors", dense=False)

@@ -100,9 +100,8 @@ def load_corpus(corpus: str, data_dir: Path) -> Texts:
     if missing := missing_files(corpus, data_dir):
         raise DataUnavailable(missing_text(corpus, missing))
     pinned = checksums()
-    splits: Texts = {}
+    splits: Texts = {split: [] for split in SPLITS}
     for split, files in corpus_files(corpus).items():
-        splits[split] = []
         for relative in files:
             path = find_file(relative, data_dir)
             assert path is not None

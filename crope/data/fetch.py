@@ -83,12 +83,11 @@ def fetch(corpus: str, files: Sequence[str]) -> None:
 def reachable_sites(corpus: str, files: Sequence[str]) -> list[tuple[str, Download]]:
     """The sites that accept a connection, with their download function. Raises DataUnavailable if there is none."""
     sites = _sites(corpus)
-    causes = [unreachable(url) for url, _ in sites]
-    reachable = [site for site, cause in zip(sites, causes, strict=True) if cause is None]
-    if not reachable:
-        why = "; ".join(f"{urlsplit(url).netloc}: {cause}" for (url, _), cause in zip(sites, causes, strict=True))
-        raise DataUnavailable(missing_text(corpus, files, f"fetching failed ({why}); {WAYS_OUT}" if sites else ""))
-    return reachable
+    causes = {url: unreachable(url) for url, _ in sites}
+    if reachable := [(url, download) for url, download in sites if causes[url] is None]:
+        return reachable
+    why = "; ".join(f"{urlsplit(url).netloc}: {cause}" for url, cause in causes.items())
+    raise DataUnavailable(missing_text(corpus, files, f"fetching failed ({why}); {WAYS_OUT}" if sites else ""))
 
 
 def unreachable(url: str) -> str | None:

@@ -44,7 +44,6 @@ GPT2_SHA256 = "7af2255eedd60b16dd34cbba614d328a4b0726f23b66fb09c942a867f3ccac38"
 # GPT-2's pre-tokenizer always splits between a visible character and a space or line feed, and no alternative of its
 # pattern looks behind: pieces cut here have the token ids of the whole text.
 _CUT = re.compile(r"(?<=\S)(?=[ \n])")
-_PIECE_CHARS = 1 << 16
 _PIECES_AT_ONCE = 64
 
 
@@ -157,7 +156,7 @@ def encode(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[lis
             yield encoding.ids
 
 
-def pieces(blocks: Iterable[str], chars: int = _PIECE_CHARS) -> Iterator[str]:
+def pieces(blocks: Iterable[str], chars: int = 1 << 16) -> Iterator[str]:
     """The text of the blocks in pieces of about `chars` characters, cut only at places that change no token."""
     left = ""
     for block in blocks:

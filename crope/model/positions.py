@@ -6,7 +6,7 @@ Shapes: B batch, T tokens, D model width, H heads, K head width, J channel pairs
 from __future__ import annotations
 
 import math
-from typing import Self
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -23,11 +23,6 @@ class Positions(nn.Module):
     """
 
     extends = True  # False: undefined beyond max_len, so that a longer sequence needs a retrained model
-
-    @classmethod
-    def build(cls, config: ModelConfig, max_len: int) -> Self:
-        """The scheme for one model and sequences of up to max_len tokens."""
-        return cls()
 
     def embed(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """The scaled token embedding as it enters the first block."""
@@ -58,10 +53,6 @@ class SinusoidalPositions(Positions):
 
     table_TD: torch.Tensor
 
-    @classmethod
-    def build(cls, config: ModelConfig, max_len: int) -> Self:
-        return cls(config.d_model, max_len)
-
     def __init__(self, d_model: int, max_len: int, *, scale: float = 1.0) -> None:
         super().__init__()
         angle_TJ = angles(d_model, max_len)
@@ -72,17 +63,6 @@ class SinusoidalPositions(Positions):
         return x_BTD + self.table_TD[: x_BTD.shape[1]]
 
 
-class BalancedSinusoidalPositions(SinusoidalPositions):
-    """Sinusoids scaled to the initial rms of the scaled token embedding: a ratio of 1 instead of XPOS's 3.1.
-
-    The rms of a sinusoid is 1/sqrt(2).
-    """
-
-    @classmethod
-    def build(cls, config: ModelConfig, max_len: int) -> Self:
-        return cls(config.d_model, max_len, scale=math.sqrt(2) * INIT_STD * config.embed_factor)
-
-
 class LearnedPositions(Positions):
     """One trained vector per position, added to the token embedding (GPT-2; BERT).
 
@@ -91,11 +71,7 @@ class LearnedPositions(Positions):
 
     extends = False
 
-    @classmethod
-    def build(cls, config: ModelConfig, max_len: int) -> Self:
-        return cls(config.d_model, max_len, embed_factor=config.embed_factor)
-
-    def __init__(self, d_model: int, max_len: int, *, embed_factor: float = 1.0) -> None:
+    def __init__(self, d_model: int, max_len: int, *, embed_factor: float) -> None:
         super().__init__()
         self.embed_factor = embed_factor
         self.weight = nn.Parameter(torch.zeros(max_len, d_model))
@@ -120,10 +96,6 @@ class RotaryEmbedding(Positions):
 
     cos_TJ: torch.Tensor
     sin_TJ: torch.Tensor
-
-    @classmethod
-    def build(cls, config: ModelConfig, max_len: int) -> Self:
-        return cls(config.head_width, max_len)
 
     def __init__(self, d_head: int, max_len: int) -> None:
         super().__init__()
@@ -167,10 +139,6 @@ class RelativeBias(DistanceBias):
     BUCKETS, FURTHEST = 32, 128
     bucket_T: torch.Tensor
 
-    @classmethod
-    def build(cls, config: ModelConfig, max_len: int) -> Self:
-        return cls(config.n_heads)
-
     def __init__(self, n_heads: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(self.BUCKETS, n_heads))
@@ -199,10 +167,6 @@ class Alibi(DistanceBias):
 
     slope_H: torch.Tensor
 
-    @classmethod
-    def build(cls, config: ModelConfig, max_len: int) -> Self:
-        return cls(config.n_heads)
-
     def __init__(self, n_heads: int) -> None:
         super().__init__()
         self.register_buffer("slope_H", torch.tensor(self.slopes(n_heads)), persistent=False)
@@ -217,17 +181,21 @@ class Alibi(DistanceBias):
         return -self.slope_H[:, None] * torch.arange(length, device=self.slope_H.device)
 
 
-POSITIONS: dict[str, type[Positions]] = {
-    "none": Positions,
-    "sinusoidal": SinusoidalPositions,
-    "sinusoidal_balanced": BalancedSinusoidalPositions,
-    "learned": LearnedPositions,
-    "rotary": RotaryEmbedding,
-    "relative_bias": RelativeBias,
-    "alibi": Alibi,
+# The scheme of a model for sequences of up to max_len tokens.
+POSITIONS: dict[str, Callable[[ModelConfig, int], Positions]] = {
+    "none": lambda model, max_len: Positions(),
+    "sinusoidal": lambda model, max_len: SinusoidalPositions(model.d_model, max_len),
+    # The rms of a sinusoid is 1/sqrt(2); here it is that of the scaled token embedding, a ratio of 1 instead of 3.1.
+    "sinusoidal_balanced": lambda model, max_len: SinusoidalPositions(
+        model.d_model, max_len, scale=math.sqrt(2) * INIT_STD * model.embed_factor
+    ),
+    "learned": lambda model, max_len: LearnedPositions(model.d_model, max_len, embed_factor=model.embed_factor),
+    "rotary": lambda model, max_len: RotaryEmbedding(model.head_width, max_len),
+    "relative_bias": lambda model, max_len: RelativeBias(model.n_heads),
+    "alibi": lambda model, max_len: Alibi(model.n_heads),
 }
 
 
 def build_positions(config: ModelConfig, *, max_len: int) -> Positions:
     """The scheme that `model.position` names."""
-    return POSITIONS[config.position].build(config, max_len)
+    return POSITIONS[config.position](config, max_len)

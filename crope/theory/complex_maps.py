@@ -27,15 +27,8 @@ QKV = tuple[Array, Array, Array]  # Q, K and V of one layer, (D, D) each
 
 # The real bases of Fig. 2(a). sigma_2 is the rotation by +90 degrees, multiplication by i; Pauli's sigma_2, with its
 # imaginary entries, is i times that. Eq. 30's block [[a, b], [-b, a]] is a sigma_0 - b sigma_2.
-SIGMA: Array = np.array(
-    [
-        [[1, 0], [0, 1]],  # identity
-        [[0, 1], [1, 0]],  # reflection about the line at 45 degrees
-        [[0, -1], [1, 0]],  # rotation by 90 degrees
-        [[1, 0], [0, -1]],  # reflection about the x-axis
-    ],
-    dtype=float,
-)
+# Identity, reflection about the line at 45 degrees, rotation by 90 degrees, reflection about the x-axis.
+SIGMA: Array = np.array([[[1, 0], [0, 1]], [[0, 1], [1, 0]], [[0, -1], [1, 0]], [[1, 0], [0, -1]]], dtype=float)
 
 SWEEPS = 50  # alternating maximisations in `fit_stream`; a further one adds less than 1e-4
 
@@ -216,11 +209,15 @@ def fractions(layers: Sequence[QKV], *, n_heads: int) -> dict[str, float]:
     The pairs of queries and keys are fixed by rotary; for `values`, those of a head's values are free as in fit_stream.
     """
     every = [w for layer in layers for w in layer]
+    kept_of_values = 0.0
+    for query, key, value in layers:
+        j_DD = best_structure([query, key])
+        kept_of_values += _energy([complex_part(w, j_DD, _best_output(w, j_DD)) for w in np.split(value, n_heads)])
     return {
         "given": complex_fraction(every),
         "layer": _pooled(layers),
         "queries_keys": _pooled([layer[:2] for layer in layers]),
-        "values": _fraction_of_values(layers, n_heads),
+        "values": kept_of_values / _energy([value for _, _, value in layers]),
         "model": complex_fraction(every, best_structure(every)),
     }
 
@@ -228,14 +225,6 @@ def fractions(layers: Sequence[QKV], *, n_heads: int) -> dict[str, float]:
 def _pooled(layers: Sequence[Sequence[Array]]) -> float:
     kept = [complex_fraction(layer, best_structure(layer)) for layer in layers]
     return float(np.average(kept, weights=[_energy(layer) for layer in layers]))
-
-
-def _fraction_of_values(layers: Sequence[QKV], n_heads: int) -> float:
-    kept = 0.0
-    for query, key, value in layers:
-        j_DD = best_structure([query, key])
-        kept += _energy([complex_part(w, j_DD, _best_output(w, j_DD)) for w in np.split(value, n_heads)])
-    return kept / _energy([layer[2] for layer in layers])
 
 
 def turned(layers: Sequence[QKV], *, n_heads: int, generator: np.random.Generator) -> list[QKV]:

@@ -10,6 +10,7 @@ Shapes: B batch, T tokens, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -135,13 +136,15 @@ def pointer_results(task: Task, *, seeds: int) -> dict[str, Any]:
 
     Prints one line per run. Uses one thread, so that the numbers do not depend on the number of cores.
     """
+    sample = partial(sample_tokens, task, seed=0, sequences=task.sequences, purpose="test")
+    test_tokens = {length: sample(step=length, length=length) for length in task.lengths}
     threads, runs, example = torch.get_num_threads(), [], {}
     torch.set_num_threads(1)
     try:
         for seed in range(seeds):
             for name in MODELS:
                 model, loss = train_pointers(name, task, seed=seed)
-                found = {str(length): evaluate_pointers(model, _test_tokens(task, length)) for length in task.lengths}
+                found = {str(length): evaluate_pointers(model, tokens) for length, tokens in test_tokens.items()}
                 runs.append({"model": name, "seed": seed, "loss_nats": loss, "by_length": found})
                 if seed == 0:
                     example[name] = model.weights(torch.tensor([EXAMPLE]))[0].tolist()
@@ -150,7 +153,3 @@ def pointer_results(task: Task, *, seeds: int) -> dict[str, Any]:
     finally:
         torch.set_num_threads(threads)
     return {"task": asdict(task), "runs": runs, "tokens": list(EXAMPLE), "attention": example}
-
-
-def _test_tokens(task: Task, length: int) -> torch.Tensor:
-    return sample_tokens(task, seed=0, step=length, sequences=task.sequences, length=length, purpose="test")

@@ -31,7 +31,8 @@ def test_names_are_those_of_the_classes() -> None:
     assert set(POSITIONS) == set(positions.POSITIONS)
     assert set(PROJECTIONS) == set(projections.PROJECTIONS)
     assert set(ATTENTIONS) == set(attention.ATTENTIONS)
-    biased = {name for name, scheme in positions.POSITIONS.items() if scheme.bias is not positions.Positions.bias}
+    model = ModelConfig("none", "real")
+    biased = {name for name, build in positions.POSITIONS.items() if build(model, 4).bias(4) is not None}
     assert biased == set(SCORE_BIASES)
 
 
