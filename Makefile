@@ -1,12 +1,11 @@
 # Each target sets up what it needs. An interrupted target continues when it is run again.
 
 PYTHON ?= python3
-SEEDS ?= 1
 KILLS ?= 200
 PY := .venv/bin/python
 STUDIES := $(addprefix --study ,$(STUDY))
-# SEEDS has a default for `make reproduce`; `make status` takes the seeds of the study's file.
-ASKED_SEEDS = $(if $(filter-out file,$(origin SEEDS)),--seeds $(SEEDS))
+# Without SEEDS, those of the study's file.
+SEED_COUNT := $(if $(SEEDS),--seeds $(SEEDS))
 SCALES := $(if $(SCALE),--scale $(SCALE))
 
 .DEFAULT_GOAL := help
@@ -25,13 +24,13 @@ setup: .venv/.stamp  ## virtual environment with pinned packages (every target d
 	@touch $@
 
 reproduce: .venv/.stamp  ## data, every run, report [SCALE=paper|quick|smoke SEEDS=n STUDY="schemes controls"]
-	@$(PY) scripts/reproduce.py $(STUDIES) $(SCALES) --seeds $(SEEDS) $(ARGS)
+	@$(PY) scripts/reproduce.py $(STUDIES) $(SCALES) $(SEED_COUNT) $(ARGS)
 
 smoke: .venv/.stamp  ## the same at the smoke scale, in about a minute
-	@$(PY) scripts/reproduce.py --scale smoke --seeds $(SEEDS) $(ARGS)
+	@$(PY) scripts/reproduce.py --scale smoke $(SEED_COUNT) $(ARGS)
 
 status: .venv/.stamp  ## done, running, failed and missing runs, time left [STUDY="..." SCALE=... SEEDS=n]
-	@$(PY) scripts/tools.py status $(STUDIES) $(SCALES) $(ASKED_SEEDS)
+	@$(PY) scripts/tools.py status $(STUDIES) $(SCALES) $(SEED_COUNT)
 
 report: .venv/.stamp  ## results/report/index.html and tables from the records [SCALE=...]
 	@$(PY) scripts/report.py $(SCALES)

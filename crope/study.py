@@ -32,7 +32,7 @@ TABLES = ("table1", "table2")
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table: the runs that belong to it have this `cell_key`, whatever their seed."""
+    """One cell of a table or study: its runs have this `cell_key`, whatever their seed."""
 
     table: str
     row: str
@@ -87,7 +87,7 @@ def study_runs(
     """Runs of the studies, seeds outermost; a run of two studies is listed once. Precision may still be `auto`.
 
     seeds       None: those of each study's file
-    datasets    restricts the data axis; `tiny` may join it
+    datasets    restricts the paper's datasets on the data axis; `tiny`, if listed, joins them
     overrides   of runtime, tracker and paths
     """
     found: dict[tuple[object, ...], tuple[int, Run]] = {}
@@ -127,8 +127,9 @@ def _rows(study: str, scale: str, datasets: Sequence[str] | None) -> list[StudyR
 
 def _grid(axes: Mapping[str, list[str]], datasets: Sequence[str] | None) -> Iterator[dict[str, str]]:
     if datasets is not None:
-        kept = [name for name in axes["data"] if name in datasets]
-        axes = {**axes, "data": kept + (["tiny"] if "tiny" in datasets else [])}
+        kept = [name for name in axes["data"] if name in datasets or name not in paper.DATASET_LABELS]
+        joins = "tiny" in datasets and any(name in paper.DATASET_LABELS for name in axes["data"])
+        axes = {**axes, "data": list(dict.fromkeys([*kept, *["tiny"] * joins]))}
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values, strict=True))
 
@@ -165,7 +166,7 @@ DONE, RUNNING, STARTED, FAILED, MISSING = STATUSES = ("done", "running", "starte
 
 @dataclass(frozen=True)
 class RunState:
-    """How far one run is."""
+    """The state of one run."""
 
     run: Run
     status: str  # running: a process holds its lock; started: stopped or killed, the same command continues it

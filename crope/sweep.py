@@ -1,7 +1,7 @@
 """`make reproduce`: the runs of studies, several at a time, then the report.
 
 Each run has a process of its own, started from a server that has imported torch: a process that is killed costs its
-own run only (a ProcessPoolExecutor would lose every run under way), and no memory is left for the next run. Any number
+own run only (a ProcessPoolExecutor would lose every active run), and no memory is left for the next run. Any number
 of these commands may share a results folder: a run's lock says who trains it, its record whether it is complete.
 """
 
@@ -34,14 +34,22 @@ POLL_SECONDS = 0.2
 
 
 def reproduce(
-    *, scale: str, seeds: Sequence[int], results_dir: Path, studies: Sequence[str] = TABLES, overrides: Sequence[str]
+    *,
+    scale: str,
+    seeds: Sequence[int] | None,
+    results_dir: Path,
+    studies: Sequence[str] = TABLES,
+    overrides: Sequence[str],
 ) -> int:
     """Trains every run of the studies at one scale that is not complete, then writes the report.
 
-    Returns the exit status: 1 if a run failed or data is corrupt. Data that cannot be had is no failure: results_dir/
-    unavailable.json says why, and `tiny` is added. overrides: of tracker and runtime.
+    Returns the exit status: 1 if a run failed or data is corrupt. Unavailable data is not a failure: results_dir/
+    unavailable.json says why, and `tiny` is added.
+
+    seeds       None: those of each study's file
+    overrides   of tracker and runtime
     """
-    if not seeds:
+    if seeds is not None and not seeds:
         raise ConfigError("SEEDS (--seeds) must be at least 1")
     for text in overrides:
         if not text.startswith(("tracker=", "tracker.", "runtime=", "runtime.")):

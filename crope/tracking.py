@@ -39,7 +39,7 @@ class Tracker:
 
 class OfflineTracker(Tracker):
     def finish(self, path: Path, summary: Mapping[str, Any]) -> None:
-        if summary["status"] != "stopped":
+        if summary["status"] != "stopped" and (path / "metrics.jsonl").exists():
             with _contained(path):
                 _write_whole(read_record(path), mode="offline", folder=path.parent.parent)
 

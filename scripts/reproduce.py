@@ -15,7 +15,7 @@ from crope.study import TABLES
 def main() -> int:
     parser = Parser(description=__doc__)
     parser.add_argument("--scale", help="default: paper with a CUDA device, else quick")
-    parser.add_argument("--seeds", type=int, default=1, help="number of seeds, from 0 (default 1)")
+    parser.add_argument("--seeds", type=int, help="number of seeds, from 0 (default: those of the study's file)")
     parser.add_argument("--study", action="append", metavar="NAME", help="file of conf/study (default: both tables)")
     parser.add_argument("--results-dir", type=Path, default=Path("results"))
     parser.add_argument("overrides", nargs="*", help="of tracker and runtime: tracker=none, runtime.jobs=4")
@@ -26,7 +26,7 @@ def main() -> int:
 
     return reproduce(
         scale=options.scale or default_scale(),
-        seeds=range(options.seeds),
+        seeds=None if options.seeds is None else range(options.seeds),
         results_dir=options.results_dir,
         studies=options.study or TABLES,
         overrides=options.overrides,

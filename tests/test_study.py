@@ -87,6 +87,20 @@ def test_tiny_stands_in_for_missing_datasets() -> None:
     assert len(expected_cells("quick", datasets=["pg19", "wikitext2", "ptb", "tiny"])) == 12 + 24
 
 
+@pytest.mark.parametrize(
+    ("axis", "datasets", "expected"),
+    [
+        ("tiny", None, ["tiny"]),
+        ("tiny", ["ptb"], ["tiny"]),
+        ("tiny", ["ptb", "tiny"], ["tiny"]),
+        ("letters,ptb", ["pg19", "tiny"], ["letters", "tiny"]),
+        ("pg19,ptb", ["ptb", "tiny"], ["ptb", "tiny"]),
+    ],
+)
+def test_only_the_papers_datasets_are_restricted(axis: str, datasets: list[str] | None, expected: list[str]) -> None:
+    assert [choice["data"] for choice in study._grid({"data": axis.split(",")}, datasets)] == expected
+
+
 def test_every_study_but_the_tables_has_rows() -> None:
     rows = expected_rows("quick", datasets=["pg19", "ptb"])
     assert {row.study for row in rows} == set(group_files("study")) - set(TABLES)

@@ -167,9 +167,9 @@ class Source:
 
     @property
     def datasets(self) -> list[str] | None:
-        """For `expected_cells`: None stands for the paper's datasets; `tiny` joins them if it was run."""
+        """For `expected_cells`: None stands for all; after a `make reproduce` without one of the paper's, tiny joins."""
         has_tiny = ((self.frame["scale"] == self.scale) & (self.frame["dataset"] == TINY)).any()
-        return list(DATASET_LABELS) if has_tiny else None
+        return list(DATASET_LABELS) if self.unavailable and has_tiny else None
 
     @property
     def place(self) -> str:

@@ -132,10 +132,11 @@ def test_published_records_of_studies_may_be_of_another_machine() -> None:
     assert load_published("paper") is None
 
 
-def test_tiny_joins_the_datasets_where_it_was_run(tmp_path: Path) -> None:
+def test_tiny_joins_the_tables_if_it_was_run_because_a_dataset_is_unavailable(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", dataset="ptb")
-    assert choose_source(results_dir=tmp_path).datasets is None
     write_run(tmp_path / "runs", dataset="tiny")
+    assert choose_source(results_dir=tmp_path).datasets is None
+    (tmp_path / "unavailable.json").write_text('{"pg19": "no network"}')
     assert choose_source(results_dir=tmp_path).datasets == ["pg19", "wikitext2", "ptb", "tiny"]
 
 
