@@ -167,7 +167,7 @@ class Source:
 
     @property
     def datasets(self) -> list[str] | None:
-        """For `expected_cells`: None stands for all; after a `make reproduce` without one of the paper's, tiny joins."""
+        """For `expected_cells`: None stands for all of the paper's; tiny joins if it was run because one is missing."""
         has_tiny = ((self.frame["scale"] == self.scale) & (self.frame["dataset"] == TINY)).any()
         return list(DATASET_LABELS) if self.unavailable and has_tiny else None
 
