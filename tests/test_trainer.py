@@ -82,9 +82,12 @@ def test_losses_have_the_precision_of_the_configuration(precision: str, toy_toke
     with torch.no_grad():
         model.embedding.weight.mul_(40)
         x_BT = torch.from_numpy(toy_tokens.validation[:64].astype(np.int64)).view(4, 16)
-        losses = [loss(x_BT, x_BT.flip(1)).item() for loss in build_losses(model, config, CPU)]
+        training, validation = build_losses(model, config, CPU)
+        losses = [training(x_BT, x_BT.flip(1)).item()]
+        model.eval()
+        losses.append(validation(x_BT, x_BT.flip(1)).item())
         exact = cross_entropy(model.double(), x_BT, x_BT.flip(1)).item()
-    for loss in losses:  # training, validation
+    for loss in losses:
         assert (abs(loss / exact - 1) < 1e-6) == (precision == "fp32")
         assert loss == pytest.approx(exact, rel=0.02)
 
@@ -110,21 +113,22 @@ def test_dropout_depends_on_the_seed_and_is_off_in_validation(
     assert val_0[0] == val_none[0] and train_0[0] != none_0[0]
 
 
-def test_models_see_the_same_batches_and_seeds_see_others(toy_tokens: TokenSet, tmp_path: Path, monkeypatch) -> None:
-    real, seen = trainer.sample_batch, {}
+def test_batches_are_drawn_for_the_split_the_seed_and_the_step(toy_tokens, tmp_path: Path, monkeypatch) -> None:
+    """Equal for all models; the length of the tokens tells the split."""
+    real, seen = trainer.sample_batch, []
 
-    def note(*args: object, **kwargs: object) -> tuple[torch.Tensor, torch.Tensor]:
-        batch = real(*args, **kwargs)
-        seen[name].append(batch[0])
-        return batch
+    def note(tokens: np.ndarray, *, seed: int, step: int, purpose: str, **sizes: int) -> object:
+        seen.append((len(tokens), seed, step, purpose))
+        return real(tokens, seed=seed, step=step, purpose=purpose, **sizes)
 
     monkeypatch.setattr(trainer, "sample_batch", note)
-    for name, seed in (("xpos", 0), ("rope", 0), ("crope", 0), ("rope-1", 1)):
-        seen[name] = []
-        trained(toy_tokens, tmp_path / name, f"model={name.split('-')[0]}", f"seed={seed}")
-    assert len({batch.numpy().tobytes() for batch in seen["rope"] + seen["rope-1"]}) == 24
-    assert torch.equal(torch.stack(seen["xpos"]), torch.stack(seen["rope"]))
-    assert torch.equal(torch.stack(seen["crope"]), torch.stack(seen["rope"]))
+    monkeypatch.setattr("crope.evaluate.sample_batch", note)
+    expected = {(900, 3, step, "train") for step in range(12)}
+    expected |= {(300, 3, step, f"validation/{index}") for step in (0, 4, 8, 12) for index in (0, 1)}
+    for model in ("xpos", "crope"):
+        seen.clear()
+        trained(toy_tokens, tmp_path / model, f"model={model}", "seed=3", "eval.batches=2")
+        assert len(seen) == len(expected) and set(seen) == expected
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
