@@ -12,7 +12,7 @@ import pandas as pd
 from crope.errors import InvalidRecord
 from crope.record import write_bytes
 from crope.report import claims, figures, page, studies, tables
-from crope.report.frame import Source, choose_source, load_published
+from crope.report.frame import Source, choose_source
 from crope.report.page import Section
 from crope.report.tables import Table, render, runs_table
 from crope.study import TABLES, Cell, expected_cells, expected_rows
@@ -34,22 +34,22 @@ def build_report(
     """
 
     source = choose_source(results_dir=results_dir, scale=scale, folders=folders)
-    studied = (load_published(source.scale, studies=True) if source.machine else None) or source
+    studied = source.studies or source
+    sources = [source] if studied.folders == source.folders else [source, studied]
     cells, out_dir = expected_cells(source.scale, source.datasets), out_dir or results_dir / "report"
     losses = [tables.loss_table(source, cells, name) for name in TABLES]
     runs = claims.collect(source.frame, cells)
     checks = claims.judge(runs)
     verdicts = claims.verdict_table(checks, source.scale)
     files: Files = {}
-    for table in (*losses, verdicts):
-        files |= render_files(table, "md", "csv", "tex")
+    _add(files, "md csv tex", *losses, verdicts)
     sections = [
         _comparisons(files, runs, cells, source.scale),
         *_studies(files, studied, {cell.key for cell in cells}),
         *_theory(files, results_dir / "theory"),
-        _runs(files, source, *([] if studied is source else [studied])),
+        _runs(files, sources),
     ]
-    invalid = [*source.invalid, *([] if studied is source else studied.invalid)]
+    invalid = [error for one in sources for error in one.invalid]
     origin = f"These are published records of {source.machine}." if source.machine else f"Your runs: {source.place}."
     files["index.html"] = page.render_page(
         scale=source.scale, origin=origin, invalid=invalid, verdicts=claims.verdicts(checks), rule=verdicts.notes[0],
@@ -68,8 +68,8 @@ def build_report(
     return invalid
 
 
-def render_files(table: Table, *kinds: tables.Kind) -> Files:
-    return {f"{table.name}.{kind}": render(table, kind) for kind in kinds}
+def _add(files: Files, kinds: str, *printed: Table) -> None:
+    files |= {f"{table.name}.{kind}": render(table, kind) for table in printed for kind in kinds.split()}
 
 
 def _comparisons(files: Files, runs: pd.DataFrame, cells: Sequence[Cell], scale: str) -> Section:
@@ -84,7 +84,8 @@ def _comparisons(files: Files, runs: pd.DataFrame, cells: Sequence[Cell], scale:
         "parameters": figures.parameters(runs),
     }
     files |= {f"{name}.svg": figures.render(figure) for name, figure in drawn.items()}
-    files |= {"fig4.png": figures.render(drawn.pop("fig4"), "png"), **render_files(table, "md", "csv")}
+    files["fig4.png"] = figures.render(drawn.pop("fig4"), "png")
+    _add(files, "md csv", table)
     chart = page.interactive_curves(curves) if len(curves) else ""
     return Section("Paired differences, seeds, parameters, every curve", [*drawn], [table], html=chart)
 
@@ -110,7 +111,7 @@ def _studies(files: Files, source: Source, table_keys: set[str]) -> list[Section
     converted = studies.conversions(source.frame[source.frame["scale"] == source.scale])
     if len(converted):
         table = studies.conversions_table(converted, source.scale)
-        files |= render_files(table, "md", "csv")
+        _add(files, "md csv", table)
         sections.append(Section("Conversion of trained models", tables=[table]))
     return sections
 
@@ -126,14 +127,12 @@ def _theory(files: Files, folder: Path) -> list[Section]:
     return [Section("Theory", [f"theory-{path.stem}" for path in drawn], text=text)]
 
 
-def _runs(files: Files, *sources: Source) -> Section:
+def _runs(files: Files, sources: Sequence[Source]) -> Section:
     """runs.csv, runs.parquet and the list of runs."""
-
     found = pd.concat([runs_table(one.frame[one.frame["scale"] == one.scale], one.invalid) for one in sources])
     files["runs.csv"] = found.to_csv(index=False, lineterminator="\n")
     files["runs.parquet"] = found.to_parquet(index=False)
     loss = found["val_full.final_nats"].map("{:.4f}".format, na_action="ignore").fillna(found["status"])
-    commits = found.reindex(columns=["provenance.commit"])["provenance.commit"]
-    commit = ["" if pd.isna(one) else one[:7] for one in commits]
-    printed = pd.DataFrame({"Run": found["run_id"], "Loss": loss, "Commit": commit})
+    commits = found.reindex(columns=["provenance.commit"], fill_value="")["provenance.commit"].fillna("").str[:7]
+    printed = pd.DataFrame({"Run": found["run_id"], "Loss": loss, "Commit": commits})
     return Section("Runs", tables=[Table("runs", "Final full validation loss, nats per token.", printed)])

@@ -52,6 +52,7 @@ def render(figure: Figure, kind: str = "svg") -> bytes:
     """SVG or PNG without a date: the same figure gives the same bytes."""
     out = io.BytesIO()
     figure.savefig(out, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    figure.set_layout_engine("none")  # the next format has the same layout
     return out.getvalue()
 
 

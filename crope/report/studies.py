@@ -178,25 +178,23 @@ def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
 
 def _family(places: Places, questions: Sequence[Question], at: str) -> pd.DataFrame:
     """One line per question and row of the study; with best_rate, rows that differ in the rate are one."""
-    lines = []
+    lines, several = [], len({place[2] for place in places}) > 1
     for question in questions:
         joined = question.kind == "best_rate"
-        several = len({place[2] for place in places}) > 1
         for study, dataset, width, setting in dict.fromkeys((*p[:3], "" if joined else p[3]) for p in places):
-            of_dataset = {place: of for place, of in places.items() if place[1] == dataset}
-            of = [of for place, of in of_dataset.items() if place[2] == width and (joined or place[3] == setting)]
+            of = [of for p, of in places.items() if p[1:3] == (dataset, width) and (joined or p[3] == setting)]
+            others = [of for p, of in places.items() if p[1] == dataset]
             parts = [DATASET_LABELS.get(dataset, dataset), f"D = {width}" if several else "", setting]
-            where = ", ".join(filter(None, parts))
             line: dict[str, Any] = {"study": study, "question": question.text, "dataset": dataset, "width": width}
-            line |= {"first": question.first, "second": question.second, "where": where, "at": at}
-            lines.append(line | _difference(question, pd.concat(of), pd.concat(of_dataset.values()), at))
+            line |= {"first": question.first, "second": question.second, "where": ", ".join(filter(None, parts))}
+            lines.append(line | {"at": at} | _difference(question, pd.concat(of), others, at))
     found = pd.DataFrame(lines)
     tested = found.groupby("dataset")["p_different"].transform("count") > 0
     return (found[tested] if tested.any() else found).reset_index(drop=True)
 
 
-def _difference(question: Question, of: pd.DataFrame, of_dataset: pd.DataFrame, at: str) -> dict[str, Any]:
-    """The difference in the runs `of` one row; `of_dataset` are those of all rows (widths) of its dataset."""
+def _difference(question: Question, of: pd.DataFrame, others: list[pd.DataFrame], at: str) -> dict[str, Any]:
+    """The difference in the runs `of` one row; `others` are those of every row (width) of its dataset."""
     first, second = question.first, question.second
     if question.kind == "length":
         values = change(of[of["model"] == first], question.factor)
@@ -206,14 +204,14 @@ def _difference(question: Question, of: pd.DataFrame, of_dataset: pd.DataFrame, 
     losses = {model: by_seed(of, model, at) for model in (first, second)}
     if question.kind == "equal_size" and not losses[first].empty:
         size = int(of.loc[of["model"] == first, "parameters.total"].iloc[0])
-        losses[second] = at_size(of_dataset[of_dataset["model"] == second], size, at)
+        losses[second] = at_size(pd.concat([one[one["model"] == second] for one in others]), size, at)
     return difference(losses)
 
 
 def by_seed(of: pd.DataFrame, model: str = "", at: str = "final") -> pd.Series:
     """The finite losses by seed; of one model if it is named."""
-    found = (of[of["model"] == model] if model else of).set_index("seed")[at]
-    return found[np.isfinite(found)]
+    of = of[np.isfinite(of[at]) & (of["model"].eq(model) if model else True)]
+    return pd.Series(of[at].to_numpy(), of["seed"].to_numpy())
 
 
 def at_size(runs: pd.DataFrame, parameters: int, at: str) -> pd.Series:

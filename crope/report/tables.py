@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -21,7 +21,6 @@ from crope.report.stats import mean_std
 if TYPE_CHECKING:
     from crope.study import Cell
 
-Kind = Literal["md", "csv", "tex", "html"]
 PROTOCOLS = ("sampled", "full")
 CSV_COLUMNS = [
     "table", "row", "dataset", "model", "scale", "protocol", "mean_nats", "std_nats", "n", "paper_mean_nats",
@@ -55,7 +54,7 @@ class Table:
     numbers: pd.DataFrame | None = None
 
 
-def render(table: Table, kind: Kind) -> str:
+def render(table: Table, kind: str) -> str:
     """The table as GitHub's Markdown, CSV (no notes), LaTeX (needs booktabs) or HTML."""
     if kind == "csv":
         return (table.frame if table.numbers is None else table.numbers).to_csv(index=False, lineterminator="\n")
