@@ -65,8 +65,12 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
             rows.append(record.summary | known | {"config": record.config, "provenance": record.provenance})
     frame = pd.json_normalize(rows)
     frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame.columns])))
-    frame = frame.astype(dict.fromkeys(frame.select_dtypes("str"), object))  # one block of memory: selects 10x faster
-    return frame.sort_values(["run_id", "path"], ignore_index=True), invalid
+    return compact(frame.sort_values(["run_id", "path"], ignore_index=True)), invalid
+
+
+def compact(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same values with one block of memory per type, from which rows are selected ten times as fast."""
+    return frame.astype(dict.fromkeys(frame.select_dtypes("str"), object)).copy()
 
 
 def load_curves(path: Path | str) -> pd.DataFrame:

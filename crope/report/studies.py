@@ -19,7 +19,7 @@ from scipy.interpolate import PchipInterpolator
 from crope.errors import DataError
 from crope.report import claims
 from crope.report.claims import COMPARED_AT, DECIMALS, MARGIN, MEASURES, describe, difference, model_label, number
-from crope.report.frame import DATASET_LABELS, cell_runs, check_comparable
+from crope.report.frame import DATASET_LABELS, cell_runs, check_comparable, compact
 from crope.report.stats import mean_std, paired
 from crope.report.tables import Table
 from crope.study import StudyRow
@@ -107,7 +107,7 @@ def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Co
     """
     for row in rows:
         check_comparable(frame, row.cells)
-    frame, parts = frame.reindex(columns=COLUMNS), []
+    frame, parts = compact(frame.reindex(columns=COLUMNS)), []
     for row in rows:
         kinds = {question.kind for question in QUESTIONS if question.study == row.study}
         for cell in row.cells:
@@ -124,7 +124,7 @@ def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Co
     if not parts:
         return pd.DataFrame(columns=[*COLUMNS, "study", "setting", "width", "own", "seq_len", *COMPARED_AT])
     found = pd.concat(parts, ignore_index=True)
-    return found[found.groupby(["study", "dataset"])["own"].transform("any")].reset_index(drop=True)
+    return compact(found[found.groupby(["study", "dataset"])["own"].transform("any")].reset_index(drop=True))
 
 
 def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
