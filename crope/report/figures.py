@@ -38,7 +38,7 @@ PARTS = {
 }  # fmt: skip
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "crope", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 8.5,
-    "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.spines.top": False,
+    "axes.titley": 1.0, "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.spines.top": False,
     "axes.spines.right": False, "axes.edgecolor": MUTED, "axes.labelcolor": TEXT, "axes.grid": True,
     "axes.axisbelow": True, "grid.color": "#e4e7eb", "grid.linewidth": 0.7, "xtick.color": MUTED, "ytick.color": MUTED,
     "xtick.labelcolor": TEXT, "ytick.labelcolor": TEXT, "text.color": TEXT, "text.parse_math": False,
