@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -54,11 +53,12 @@ def build_report(
     files["index.html"] = page.render_page(
         scale=source.scale, origin=origin, invalid=invalid, verdicts=claims.verdicts(checks), rule=verdicts.notes[0],
         savings=tables.savings_line(source, cells), sections=sections,
-        tables=[replace(losses[0], notes=[note for note in losses[0].notes if note not in losses[1].notes]), losses[1]],
+        tables=tables.once(losses),
         data=[name for name in files if name.endswith((".csv", ".parquet"))],
     )  # fmt: skip
-    for path in [path for pattern in STALE for path in out_dir.glob(pattern) if path.name not in files]:
-        path.unlink()
+    for pattern in STALE:
+        for path in out_dir.glob(pattern):
+            path.unlink()
     for name, content in files.items():  # the page is last: it links to the others
         write_bytes(out_dir / name, content.encode() if isinstance(content, str) else content)
     print(origin, *(files[f"{table.name}.md"] for table in (*losses, verdicts)), sep="\n\n")
@@ -97,17 +97,17 @@ def _studies(files: Files, source: Source, table_keys: set[str]) -> list[Section
     losses, answers = studies.study_losses(runs, rows), studies.answer(runs, rows)
     for study, of_study in runs.groupby("study", sort=False):
         of = answers[answers["study"] == study] if len(answers) else answers
-        table = studies.losses_table(losses, str(study), source.scale)
-        found = [studies.answers_table(of, source.scale)] if len(of) else [table]  # the page prints one of them
-        printed += [table] if len(of) == 0 else [*found, table]
+        both = [studies.answers_table(of, source.scale)] if len(of) else []
+        both.append(studies.losses_table(losses, str(study), source.scale))
+        printed += both
         figure = figures.study(of_study, of)
         files |= {f"study-{study}.svg": figures.render(figure)} if figure else {}
-        sections.append(Section(f"Study: {study}", [f"study-{study}"] if figure else [], found))
+        sections.append(Section(f"Study: {study}", [f"study-{study}"] if figure else [], both[:1]))
     if sections:
         files["studies.md"] = "\n".join(render(table, "md") for table in printed)
         files["study_losses.csv"] = losses.drop(columns="reference").round(6).to_csv(index=False, lineterminator="\n")
-    if len(answers):
-        files["studies.csv"] = render(studies.answers_table(answers, source.scale), "csv")
+        if len(answers):
+            files["studies.csv"] = render(studies.answers_table(answers, source.scale), "csv")
     converted = studies.conversions(source.frame[source.frame["scale"] == source.scale])
     if len(converted):
         table = studies.conversions_table(converted, source.scale)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,14 +50,12 @@ class Rule:
 
 
 RULES = {
-    "markedly higher": Rule(
-        f"above +{MARGIN:g} nats", lambda d: stats.p_above(d, MARGIN), lambda d: 2 * stats.p_below(d, MARGIN)
-    ),
-    "higher": Rule("above 0", lambda d: stats.p_above(d), lambda d: 2 * stats.p_below(d)),
-    "equivalent": Rule(
-        f"within ±{MARGIN:g} nats", lambda d: stats.p_equivalent(d, MARGIN), lambda d: stats.p_different(d, MARGIN)
-    ),
-}
+    "markedly higher": Rule(f"above +{MARGIN:g} nats", partial(stats.p_above, bound=MARGIN),
+                            lambda d: 2 * stats.p_below(d, MARGIN)),
+    "higher": Rule("above 0", stats.p_above, lambda d: 2 * stats.p_below(d)),
+    "equivalent": Rule(f"within ±{MARGIN:g} nats", partial(stats.p_equivalent, margin=MARGIN),
+                       partial(stats.p_different, margin=MARGIN)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,13 +106,10 @@ def collect(frame: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
     return pd.concat([cell_runs(frame, cell) for cell in distinct], ignore_index=True)
 
 
-def losses(runs: pd.DataFrame, dataset: str, row: str, model: str, at: str = "final") -> pd.Series:
-    """The losses of one cell by seed, nats per token."""
-    runs = runs[
-        ["dataset", "row", "model", "seed", MEASURES[at]]
-    ]  # filtering every column of a frame takes milliseconds
-    found = runs[(runs["dataset"] == dataset) & (runs["row"] == row) & (runs["model"] == model)]
-    return found.set_index("seed")[MEASURES[at]].dropna().astype(float)
+def by_seed(runs: pd.DataFrame, model: str, column: str) -> pd.Series:
+    """The finite losses of one model by seed."""
+    of = runs[(runs["model"] == model) & np.isfinite(runs[column].astype(float))]
+    return pd.Series(of[column].to_numpy(float), of["seed"].to_numpy())
 
 
 def difference(losses: Mapping[str, pd.Series]) -> dict[str, Any]:
@@ -129,17 +125,12 @@ def describe(values: pd.Series, reason: str = "") -> dict[str, Any]:
     n, tested = len(values), len(values) >= MIN_SEEDS
     mean, std = stats.mean_std(values) if n else (np.nan, None)
     low, high = stats.interval(values) if tested else (np.nan, np.nan)
+    p = (stats.p_different(values), stats.p_equivalent(values, MARGIN)) if tested else (np.nan, np.nan)
     return {
-        "n": n,
-        "mean_nats": mean,
-        "std_over_seeds_nats": np.nan if std is None else std,
-        "t_low_nats": low,
-        "t_high_nats": high,
-        "p_different": stats.p_different(values) if tested else np.nan,
-        "p_equivalent": stats.p_equivalent(values, MARGIN) if tested else np.nan,
-        "values": tuple(values),
+        "n": n, "mean_nats": mean, "std_over_seeds_nats": np.nan if std is None else std, "t_low_nats": low,
+        "t_high_nats": high, "p_different": p[0], "p_equivalent": p[1], "values": tuple(values),
         "reason": reason or ("" if tested else f"needs {MIN_SEEDS} seeds, has {n}"),
-    }
+    }  # fmt: skip
 
 
 def conclude(lines: pd.DataFrame) -> pd.DataFrame:
@@ -218,10 +209,11 @@ def verdicts(checks: pd.DataFrame) -> list[dict[str, Any]]:
         against, untested = outcome == NOT_SUPPORTED, of["p_for"].isna()
         place = of["p_against"].argmin() if against else of["p_for"].fillna(np.inf).argmax()
         line = of.iloc[int(place)].to_dict()
+        what = f"{row_label(line['dataset'], line['row'])}, {pair_label(line['first'], line['second'])}"
         text = f"{(of['p_for'] < ALPHA).sum()} of {len(of)} checks hold; {'against it' if against else 'weakest'}:"
-        text += f" {label(line)} {number(line)}, must be {RULES[line['rule']].text}"
+        text += f" {what} {number(line)}, must be {RULES[line['rule']].text}"
         if outcome == MISSING:
-            text = f"{untested.sum()} of {len(of)} checks cannot be made; {label(line)}: {line['reason']}"
+            text = f"{untested.sum()} of {len(of)} checks cannot be made; {what}: {line['reason']}"
         found.append({"claim": claim, "at": at, "verdict": outcome, "text": text})
     return found
 
@@ -280,10 +272,6 @@ def row_label(dataset: str, row: str) -> str:
     return label if row == "base" else f"{label}, {paper.row_label(row)}"
 
 
-def label(line: Mapping[Any, Any]) -> str:
-    return f"{row_label(line['dataset'], line['row'])}, {pair_label(line['first'], line['second'])}"
-
-
 def signed(value: float) -> str:
     """A difference as printed, with a true minus sign; empty for NaN."""
     return "" if pd.isna(value) else f"{round(value, 4) + 0.0:+.4f}".replace("-", "−")
@@ -306,4 +294,5 @@ def _line(runs: pd.DataFrame, place: Row, pair: tuple[str, str], at: str) -> dic
     printed = [paper.printed_loss(table, place[1], place[0], model) for model in pair]
     stated = printed[0].mean_nats - printed[1].mean_nats if printed[0] and printed[1] else np.nan
     known = {"dataset": place[0], "row": place[1], "first": pair[0], "second": pair[1], "at": at, "paper_nats": stated}
-    return known | difference({model: losses(runs, *place, model, at) for model in pair})
+    of = runs.loc[(runs["dataset"] == place[0]) & (runs["row"] == place[1]), ["model", "seed", MEASURES[at]]]
+    return known | difference({model: by_seed(of, model, MEASURES[at]) for model in pair})

@@ -38,11 +38,11 @@ PARTS = {
 }  # fmt: skip
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "crope", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 8.5,
-    "axes.titley": 1.0, "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.spines.top": False,
-    "axes.spines.right": False, "axes.edgecolor": MUTED, "axes.labelcolor": TEXT, "axes.grid": True,
-    "axes.axisbelow": True, "grid.color": "#e4e7eb", "grid.linewidth": 0.7, "xtick.color": MUTED, "ytick.color": MUTED,
-    "xtick.labelcolor": TEXT, "ytick.labelcolor": TEXT, "text.color": TEXT, "text.parse_math": False,
-    "legend.frameon": False,
+    "axes.titley": 1.0, "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": MUTED, "axes.labelcolor": TEXT,
+    "axes.grid": True, "axes.axisbelow": True, "grid.color": "#e4e7eb", "grid.linewidth": 0.7, "xtick.color": MUTED,
+    "ytick.color": MUTED, "xtick.labelcolor": TEXT, "ytick.labelcolor": TEXT, "text.color": TEXT,
+    "text.parse_math": False, "legend.frameon": False,
 }  # fmt: skip
 CURVES = {"validation": "val/loss_nats", "training": "train/loss_nats"}  # the panels of Fig. 4 from the top
 FULL = "val_full/loss_nats"
@@ -87,16 +87,16 @@ def fig4(curves: pd.DataFrame, datasets: Sequence[str]) -> Figure:
                 window = 2 * (len(band) // 100) + 1 if panel == "training" else 1
                 band = band.rolling(window, center=True, min_periods=1).mean()
                 axis.fill_between(band.index, band["min"], band["max"], color=_colour(model), alpha=0.15, linewidth=0)
-                axis.plot(band.index, band["mean"], color=_colour(model), linestyle=LINES.get(model, "-"), label=model)
+                axis.plot(band.index, band["mean"], label=model, **_line(model))
                 late += band.loc[band.index >= EARLY * band.index.max(), ["min", "mean"]].to_numpy().ravel().tolist()
                 if panel == "validation":
                     full = _over_seeds(runs, FULL)["mean"]
                     axis.plot(full.index, full, MARKERS.get(model, "o"), color=_colour(model), markersize=4, gid="full")
-            if late:
-                room = 0.06 * (max(late) - min(late)) or 0.1
-                axis.set_ylim(min(late) - room, max(late) + room)
-            else:
+            if not late:
                 _absent(axis)
+                continue
+            room = 0.06 * (max(late) - min(late)) or 0.1
+            axis.set_ylim(min(late) - room, max(late) + room)
     _legend(figure, curves["model"].unique())
     return figure
 
@@ -135,11 +135,8 @@ def forest(panels: Mapping[str, pd.DataFrame]) -> Figure:
 def comparisons(lines: pd.DataFrame) -> Figure:
     """The forest of `claims.compare` at the final loss: both pairs with RoPE, a line per table row."""
     lines = lines[lines["at"].str.startswith("final") & (lines["second"] == "rope")]
-    places = zip(lines["dataset"], lines["row"], strict=True)
-    lines = lines.assign(label=[row_label(*place) for place in places])
-    return forest(
-        {pair_label(str(pair[0]), str(pair[1])): of for pair, of in lines.groupby(["first", "second"], sort=False)}
-    )
+    lines = lines.assign(label=[row_label(*place) for place in zip(lines["dataset"], lines["row"], strict=True)])
+    return forest({pair_label(str(first), "rope"): of for first, of in lines.groupby("first", sort=False)})
 
 
 def study(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure | None:
@@ -210,16 +207,13 @@ def length(runs: pd.DataFrame) -> Figure:
             _error_line(left, model, of.groupby("seq_len")["final"].agg(["mean", "std"]))
             segments = of.drop_duplicates("seed")["positions"].explode().dropna()
             by_position = pd.DataFrame(segments.to_list(), columns=["at", "loss"]).groupby("at")["loss"].mean()
-            right.plot(
-                by_position.index, by_position, color=_colour(model), linestyle=LINES.get(model, "-"), label=model
-            )
-        trained = runs["config.train.seq_len"].iloc[0]
-        right.axvline(trained, color=MUTED, linewidth=0.9, linestyle="--")
-        lengths = sorted(runs["seq_len"].unique())
+            right.plot(by_position.index, by_position, label=model, **_line(model))
+        right.axvline(runs["config.train.seq_len"].iloc[0], color=MUTED, linewidth=0.9, linestyle="--")
+        lengths, label = sorted(runs["seq_len"].unique()), DATASET_LABELS.get(dataset, dataset)
         left.set_xscale("log", base=2)
         left.set(xticks=lengths, xticklabels=[f"{n:.0f}" for n in lengths], xlabel="length (tokens)")
-        left.set(title=f"{DATASET_LABELS.get(dataset, dataset)}: by length", ylabel=f"loss ({NATS})")
-        right.set(title=f"{DATASET_LABELS.get(dataset, dataset)}: by position", xlabel="position (tokens)")
+        left.set(title=f"{label}: by length", ylabel=f"loss ({NATS})")
+        right.set(title=f"{label}: by position", xlabel="position (tokens)")
     _legend(figure, runs["model"].unique())
     return figure
 
@@ -259,10 +253,7 @@ def _axes(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, n
 
 
 def _error_line(axis: Axes, model: str, points: pd.DataFrame) -> None:
-    axis.errorbar(
-        points.index, points["mean"], yerr=points["std"].fillna(0), color=_colour(model), capsize=2, markersize=4,
-        linestyle=LINES.get(model, "-"), marker=MARKERS.get(model, "o"), label=model,
-    )  # fmt: skip
+    axis.errorbar(points.index, points["mean"], points["std"].fillna(0), capsize=2, label=model, **_marked(model))
 
 
 def _by_model(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -270,16 +261,20 @@ def _by_model(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def _legend(figure: Figure, models: Iterable[str]) -> None:
-    handles = [
-        Line2D([], [], color=_colour(model), linestyle=LINES.get(model, "-"), marker=MARKERS.get(model, "o"),
-               markersize=4, label=model_label(model))
-        for model in models
-    ]  # fmt: skip
+    handles = [Line2D([], [], label=model_label(model), **_marked(model)) for model in models]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) or 1)
 
 
 def _absent(axis: Axes) -> None:
     axis.text(0.5, 0.5, "no complete run", transform=axis.transAxes, ha="center", color=MUTED)
+
+
+def _line(model: str) -> dict[str, Any]:
+    return {"color": _colour(model), "linestyle": LINES.get(model, "-")}
+
+
+def _marked(model: str) -> dict[str, Any]:
+    return {**_line(model), "marker": MARKERS.get(model, "o"), "markersize": 4}
 
 
 def _colour(model: str) -> str:

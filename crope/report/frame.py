@@ -53,8 +53,8 @@ COLUMNS = [
 def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecord]]:
     """Every finished run of `folders`, one row each, sorted by run_id; and the folders that hold no valid record.
 
-    Columns: `path`, `status` (complete, failed or stale), `cell_key`, the fields of summary.json by their dotted names
-    (`val_full.final_nats`), `config.<dotted>` and `provenance.<dotted>`. Losses are in nats per token.
+    Columns: `path`, `status` (complete, failed or stale), `cell_key`, the fields of summary.json by their dotted names,
+    `config.<dotted>` and `provenance.<dotted>`. Losses are in nats per token.
     """
     rows, invalid = [], []
     for folder in folders:
@@ -86,15 +86,15 @@ def cell_runs(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
     runs = _of_cell(frame, cell)
     runs = runs[runs["status"] == "complete"].sort_values("seed", ignore_index=True)
     if runs["seed"].duplicated().any():
-        raise UserError(f"{_place(cell)}/{cell.model}: two runs have one seed ({', '.join(runs['path'])}); keep one")
+        raise UserError(f"{cell_name(cell)}: two runs have one seed ({', '.join(runs['path'])}); keep one")
     return runs
 
 
 def check_comparable(frame: pd.DataFrame, cells: Sequence[Cell]) -> None:
     """Raises UserError if the complete runs of one table row differ in precision, device kind or data.
 
-    Commits may differ: the numerics version says whether a commit changed a number. The hashes of the token files
-    detect corpora without a pinned text (tiny, the user's own) that differ between machines.
+    Commits may differ: the numerics version says whether a commit changed a number. Corpora without a pinned text
+    (tiny, the user's own) may differ between machines.
     """
     runs = pd.concat([_of_cell(frame, cell) for cell in cells])
     runs = runs[runs["status"] == "complete"]
@@ -104,7 +104,9 @@ def check_comparable(frame: pd.DataFrame, cells: Sequence[Cell]) -> None:
         if len(groups) > 1:
             kinds = [f"{' '.join(str(k)[:12] for k in kind)}: {', '.join(of['run_id'])}" for kind, of in groups]
             cure = "move one kind to a folder of its own and name it with --runs"
-            raise UserError(f"{_place(cells[0])}: runs differ in {what} ({'; '.join(kinds)}); {cure}")
+            raise UserError(
+                f"{cell_name(cells[0]).rpartition('/')[0]}: runs differ in {what} ({'; '.join(kinds)}); {cure}"
+            )
 
 
 def cell_status(
@@ -120,11 +122,9 @@ def cell_status(
     corrupt = [str(error) for error in invalid if name.fullmatch(error.path.name)]
     ids = ", ".join(of.loc[of["status"] == "stale", "run_id"])
     stale = [f"stale, of an earlier numerics version: {ids}; {again} trains them again"] if ids else []
-    notes = [*failed, *corrupt, *stale]
-    if (of["status"] == "complete").any():
-        return "complete", notes
-    if notes:
-        return "failed" if failed else "invalid" if corrupt else "stale", notes
+    complete, notes = (of["status"] == "complete").any(), [*failed, *corrupt, *stale]
+    if complete or notes:
+        return "complete" if complete else "failed" if failed else "invalid" if corrupt else "stale", notes
     why = one_line(unavailable.get(cell.dataset, f"no finished run; {again} trains it"))
     return "missing", [f"{DATASET_LABELS.get(cell.dataset, cell.dataset)}: {why.removeprefix(f'{cell.dataset}: ')}"]
 
@@ -145,14 +145,15 @@ def shown(path: Path) -> str:
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
+def cell_name(cell: Cell) -> str:
+    """table1/<dataset>/<model> or table2/<row>/<dataset>/<model>."""
+    return "/".join([cell.table, *([] if cell.table == "table1" else [cell.row]), cell.dataset, cell.model])
+
+
 def _of_cell(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
     """By name as well as by key: a sweep of the user's own may compute what a cell computes, under another name."""
     of = frame[frame["cell_key"] == cell.key]
     return of[(of["model"] == cell.model) & (of["dataset"] == cell.dataset) & (of["row"] == cell.row)]
-
-
-def _place(cell: Cell) -> str:
-    return f"{cell.table}/{cell.row}/{cell.dataset}"
 
 
 @dataclass(frozen=True)

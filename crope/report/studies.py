@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.interpolate import PchipInterpolator
+from scipy.interpolate import pchip_interpolate
 
 from crope.errors import DataError
 from crope.report import claims
-from crope.report.claims import COMPARED_AT, DECIMALS, MARGIN, MEASURES, describe, difference, model_label, number
+from crope.report.claims import COMPARED_AT, DECIMALS, MARGIN, MEASURES, by_seed, difference, model_label
 from crope.report.frame import DATASET_LABELS, cell_runs, check_comparable, compact
 from crope.report.stats import mean_std, paired
 from crope.report.tables import Table
@@ -44,7 +44,6 @@ COLUMNS = [  # of the frame, that a study needs
 ]  # fmt: skip
 PLACE = ["study", "dataset", "width", "setting"]
 Place = tuple[str, str, int, str]
-Places = dict[Place, pd.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -102,19 +101,19 @@ def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Co
 
     Adds study, width, setting (values of further axes), own (no cell of `tables`, their keys), seq_len, final and best
     (full validation loss, nats per token; infinite if a run diverged), and for lengths positions: (position, loss).
-    A study is started on a dataset with the first run of its own there; of `length`, with the first measurement.
-    Raises UserError if runs of one row differ in precision, device or data.
+    A study is started on a dataset by its first own run there; `length` by its first measurement. Raises UserError as
+    `check_comparable` does.
     """
     for row in rows:
         check_comparable(frame, row.cells)
     frame, parts = compact(frame.reindex(columns=COLUMNS)), []
+    diverged = frame[(frame["status"] == "failed") & (frame["error.type"] == DIVERGED)]
     for row in rows:
         kinds = {question.kind for question in QUESTIONS if question.study == row.study}
         for cell in row.cells:
             runs = cell_runs(frame, cell)
             if "best_rate" in kinds:
-                diverged = (frame["status"] == "failed") & (frame["error.type"] == DIVERGED)
-                runs = pd.concat([runs, frame[diverged & (frame["cell_key"] == cell.key)]])
+                runs = pd.concat([runs, diverged[diverged["cell_key"] == cell.key]])
             if runs.empty:
                 continue
             known: dict[str, Any] = dict(zip(PLACE, _place(row), strict=True)) | {"own": cell.key not in tables}
@@ -136,18 +135,17 @@ def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
     for row in [row for row in rows if _place(row) in places]:
         of_row = places[_place(row)]
         for cell in row.cells:
-            known: dict[str, Any] = dict(zip(PLACE, _place(row), strict=True)) | {"model": cell.model}
-            known |= {"status": "missing", "n": 0}
+            known = dict(zip((*PLACE, "model", "status", "n"), (*_place(row), cell.model, "missing", 0), strict=True))
             found = of_row[of_row["model"] == cell.model]
             for seq_len, of in found.groupby("seq_len"):
-                first, finite = of.iloc[0], np.isfinite(of["final"]).all()
-                mean, std = mean_std(of["final"]) if finite else (np.inf, None)
-                rope = by_seed(of_row[of_row["seq_len"] == seq_len], REFERENCE)
+                first, beside = of.iloc[0], of_row[of_row["seq_len"] == seq_len]
+                mean, std = mean_std(of["final"]) if np.isfinite(of["final"]).all() else (np.inf, None)
                 known |= {"status": "complete", "n": len(of), "seq_len": seq_len, "mean_nats": mean, "std_nats": std}
                 known |= {"projection": first["config.model.projection"], "qkv": first["parameters.qkv"]}
                 known |= {"parameters": first["parameters.total"]}
                 if cell.model != REFERENCE:
-                    known["reference"] = number(difference({cell.model: by_seed(of), REFERENCE: rope}))
+                    both = {model: by_seed(beside, model, "final") for model in (cell.model, REFERENCE)}
+                    known["reference"] = claims.number(difference(both))
                 lines.append(dict(known))
             lines += [known] if found.empty else []
     return pd.DataFrame(lines)
@@ -170,13 +168,13 @@ def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
     if not parts:
         return pd.DataFrame()
     lines = pd.concat(parts, ignore_index=True)
-    conclusions = (claims.LOWER, claims.EQUIVALENT, claims.HIGHER)
-    words = {one.text: dict(zip(conclusions, one.answers, strict=True)) for one in QUESTIONS}
+    ends = (claims.LOWER, claims.EQUIVALENT, claims.HIGHER)
+    words = {(one.text, end): answer for one in QUESTIONS for end, answer in zip(ends, one.answers, strict=True)}
     pairs = zip(lines["question"], lines["conclusion"], strict=True)
-    return lines.assign(answer=[words[text].get(conclusion, conclusion) for text, conclusion in pairs])
+    return lines.assign(answer=[words.get(pair, pair[1]) for pair in pairs])
 
 
-def _family(places: Places, questions: Sequence[Question], at: str) -> pd.DataFrame:
+def _family(places: dict[Place, pd.DataFrame], questions: Sequence[Question], at: str) -> pd.DataFrame:
     """One line per question and row of the study; with best_rate, rows that differ in the rate are one."""
     lines, several = [], len({place[2] for place in places}) > 1
     for question in questions:
@@ -197,10 +195,13 @@ def _difference(question: Question, of: pd.DataFrame, others: list[pd.DataFrame]
     """The difference in the runs `of` one row; `others` are those of every row (width) of its dataset."""
     first, second = question.first, question.second
     if question.kind == "length":
-        values = change(of[of["model"] == first], question.factor)
-        return describe(values, "" if len(values) else "not measured")
+        values = change(of, first, question.factor)
+        return claims.describe(values, "" if len(values) else "not measured")
     if question.kind == "best_rate":
-        return difference({model: held_out(rates(of, model)) for model in (first, second)})
+        rates = {name: of[of["model"] == name].pivot(index="seed", columns="config.train.lr", values="final")
+                 for name in (first, second)}  # fmt: skip
+        every = sorted(of["config.train.lr"].unique())
+        return difference({name: held_out(losses.reindex(columns=every).dropna()) for name, losses in rates.items()})
     losses = {model: by_seed(of, model, at) for model in (first, second)}
     if question.kind == "equal_size" and not losses[first].empty:
         size = int(of.loc[of["model"] == first, "parameters.total"].iloc[0])
@@ -208,50 +209,37 @@ def _difference(question: Question, of: pd.DataFrame, others: list[pd.DataFrame]
     return difference(losses)
 
 
-def by_seed(of: pd.DataFrame, model: str = "", at: str = "final") -> pd.Series:
-    """The finite losses by seed; of one model if it is named."""
-    of = of[np.isfinite(of[at]) & (of["model"].eq(model) if model else True)]
-    return pd.Series(of[at].to_numpy(), of["seed"].to_numpy())
-
-
 def at_size(runs: pd.DataFrame, parameters: int, at: str) -> pd.Series:
     """By seed: the loss of one model at a size between those of its runs, by a monotone cubic in the log of the size.
 
     A chord would lie above the loss, which is convex in the log of the size.
     """
-    found = {}
+    found: dict[Any, float] = {}
     for seed, of in runs.dropna(subset=at).groupby("seed"):
         curve = of.groupby("parameters.total")[at].mean()
         if len(curve) > 1 and curve.index.min() <= parameters <= curve.index.max():
-            found[seed] = float(PchipInterpolator(np.log(curve.index), curve)(np.log(parameters)))
+            found[seed] = float(pchip_interpolate(np.log(curve.index), curve, np.log(parameters)))
     return pd.Series(found, dtype=float)
-
-
-def rates(of: pd.DataFrame, model: str) -> pd.DataFrame:
-    """The losses of one model, a row per seed and a column per learning rate; only seeds that have every rate."""
-    runs = of[of["model"] == model].assign(lr=of["config.train.lr"])
-    losses = runs.pivot(index="seed", columns="lr", values="final")
-    return losses.reindex(columns=sorted(of["config.train.lr"].unique())).dropna()
 
 
 def held_out(losses_SR: pd.DataFrame) -> pd.Series:
     """By seed: its loss at the rate with the lowest mean over the other seeds, which is free of selection bias.
 
-    Empty with one seed, or if that rate diverged.
+    `losses_SR` has a row per seed and a column per rate. Empty with one seed, or if that rate diverged.
     """
     seeds = list(losses_SR.index) if len(losses_SR) > 1 else []
     found = pd.Series({seed: losses_SR.loc[seed, losses_SR.drop(seed).mean().idxmin()] for seed in seeds}, dtype=float)
     return found if np.isfinite(found).all() else found.iloc[:0]
 
 
-def change(of: pd.DataFrame, factor: int) -> pd.Series:
+def change(of: pd.DataFrame, model: str, factor: int) -> pd.Series:
     """By seed: loss at `factor` times the training length less that at this length, of the tokens beyond it.
 
     Tokens before it have the same context at both lengths and contribute 0, so the difference of the means over all
     tokens is rescaled by the share of those beyond, 1 - 1 / factor. Below 0, more context helps.
     """
-    at = {length: by_seed(part) for length, part in of.groupby(of["seq_len"] / of["config.train.seq_len"])}
-    return paired(at[factor], at[1]) / (1 - 1 / factor) if {1, factor} <= at.keys() else pd.Series(dtype=float)
+    times = of["seq_len"] / of["config.train.seq_len"]
+    return paired(*(by_seed(of[times == one], model, "final") for one in (factor, 1))) / (1 - 1 / factor)
 
 
 def conversions(runs: pd.DataFrame) -> pd.DataFrame:
@@ -295,12 +283,9 @@ def answers_table(lines: pd.DataFrame, scale: str) -> Table:
     """The questions of the studies among `lines`."""
     pairs = zip(lines["first"], lines["second"], strict=True)
     frame = pd.DataFrame({
-        "Question": lines["question"],
-        "Where": lines["where"],
+        "Question": lines["question"], "Where": lines["where"],
         "Difference": [claims.pair_label(*pair) if pair[1] else "beyond L" for pair in pairs],
-        "Loss": lines["at"],
-        **claims.difference_columns(lines),
-        "Answer": lines["answer"],
+        "Loss": lines["at"], **claims.difference_columns(lines), "Answer": lines["answer"],
     })  # fmt: skip
     notes = [
         "Differences at equal seed, nats per token. Answers are after Holm over the rows of a question (for controls of"
@@ -322,7 +307,7 @@ def conversions_table(lines: pd.DataFrame, scale: str) -> Table:
         row |= {"Steps": str(steps), "Trained": f"{of['trained_nats'].mean():.4f}"}
         row |= {name: " → ".join(f"{loss:.4f}" for loss in means.loc[arm]) for arm, name in ARMS.items()}
         for arm in ("random", "rope"):
-            row[f"Best − {arm}, tuned"] = number(describe(paired(tuned["best"], tuned[arm])))
+            row[f"Best − {arm}, tuned"] = claims.number(claims.describe(paired(tuned["best"], tuned[arm])))
         shares = (of["kept_share"].mean(), of["kept_share_by_chance"].mean())
         rows.append(row | {"Kept": f"{shares[0]:.3f} (by chance {shares[1]:.3f})"})
     notes = [
@@ -342,33 +327,30 @@ def _loss(mean: float, std: float, status: str) -> str:
 
 def _measured(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs with an extrapolation.json, one row per length: its loss is `final`."""
-    lines: list[dict[str, Any]] = []
+    lines = []
     for run in runs.to_dict("records"):
         found = _read(Path(run["path"]) / "extrapolation.json")
         segments = tuple(((s["first"] + s["last"] + 1) / 2, s["loss_nats"]) for s in found.get("by_position", ()))
-        for part in found.get("lengths", ()):
-            if part["loss_nats"] is not None:
-                loss = {"seq_len": part["seq_len"], "final": part["loss_nats"], "best": np.nan, "own": True}
-                lines.append(loss | {"positions": segments} | {str(k): v for k, v in run.items() if k not in loss})
+        known = run | {"best": np.nan, "own": True, "positions": segments}
+        parts = [part for part in found.get("lengths", ()) if part["loss_nats"] is not None]
+        lines += [known | {"seq_len": part["seq_len"], "final": part["loss_nats"]} for part in parts]
     return pd.DataFrame(lines) if lines else runs.iloc[:0]
 
 
 def _read(path: Path) -> dict[str, Any]:
     """A file that was added to a finished run; empty if there is none. Raises DataError."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
     except ValueError as error:
         raise DataError(f"{path}: not JSON ({error}); remove the file and make it again") from error
-    return found
 
 
 def _place(row: StudyRow) -> Place:
     return row.study, row.dataset, row.width, ", ".join(row.settings)
 
 
-def _places(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> Places:
+def _places(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> dict[Place, pd.DataFrame]:
     """The runs of each row of the started studies; none where a row has no run."""
-    started = set(zip(runs["study"], runs["dataset"], strict=True))
     found = dict([*runs.groupby(PLACE)])
-    places = map(_place, rows)
-    return {place: found.get(place, runs.iloc[:0]) for place in places if place[:2] in started}
+    started = {place[:2] for place in found}
+    return {place: found.get(place, runs.iloc[:0]) for place in map(_place, rows) if place[:2] in started}
