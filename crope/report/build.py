@@ -23,15 +23,11 @@ Files = dict[str, str | bytes]
 def build_report(
     *, results_dir: Path, scale: str | None = None, folders: Sequence[Path] = (), out_dir: Path | None = None
 ) -> list[InvalidRecord]:
-    """Reads run directories, writes the report, and prints both tables, the verdicts and the path of the page.
+    """Reads the runs of `choose_source`, writes the report, and prints both tables, the verdicts and the page's path.
 
-    scale    defaults to the first of paper, quick, smoke that has a run
-    folders  default to results_dir/runs, or to the published records if these hold no run
-    out_dir  defaults to results_dir/report
-    Returns the invalid records, which enter no number and are named on the page and on stderr. Raises UserError if runs
-    of one table row are not comparable.
+    `out_dir` defaults to results_dir/report. Returns the invalid records, which enter no number and are named on the
+    page and on stderr. Raises UserError if runs of one table row are not comparable.
     """
-
     source = choose_source(results_dir=results_dir, scale=scale, folders=folders)
     studied = source.studies or source
     sources = [source] if studied.folders == source.folders else [source, studied]

@@ -1,8 +1,7 @@
 """The paper's claims as data, the paired differences that test them, and the one rule from tests to a verdict.
 
-A difference is first - second at equal seed, in nats per token. Every line (`describe`) has the same columns, here and
-in studies.py: n, mean, standard deviation over seeds, Student's 95 % interval, the p-values of the paired t test and of
-the equivalence test against MARGIN. A line without the seeds for a test has a `reason` instead.
+A difference is first - second at equal seed, in nats per token. Every line has the columns of `describe`, here and in
+studies.py.
 """
 
 from __future__ import annotations
@@ -121,7 +120,9 @@ def difference(losses: Mapping[str, pd.Series]) -> dict[str, Any]:
 
 
 def describe(values: pd.Series, reason: str = "") -> dict[str, Any]:
-    """The columns of one difference over seeds; NaN and a `reason` if there are not the seeds for a test."""
+    """n, mean, standard deviation over seeds, Student's 95 % interval, and the p-values of the paired t test and of the
+    equivalence test against MARGIN; NaN and a `reason` if there are not the seeds for a test.
+    """
     n, tested = len(values), len(values) >= MIN_SEEDS
     mean, std = stats.mean_std(values) if n else (np.nan, None)
     low, high = stats.interval(values) if tested else (np.nan, np.nan)
@@ -154,10 +155,7 @@ def merge_measures(by_measure: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
 
 
 def compare(runs: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
-    """Every pair of PAIRS in each row at the final and the best loss, beside the difference that the paper prints.
-
-    Holm's family is all rows of one pair at one measure.
-    """
+    """Every pair of PAIRS in each row at both losses; Holm's family is all rows of one pair at one measure."""
     parts = []
     for pair in PAIRS:
         found = [pd.DataFrame([_line(runs, row, pair, at) for row in rows]) for at in COMPARED_AT]
@@ -178,12 +176,11 @@ def judge(runs: pd.DataFrame) -> pd.DataFrame:
     for claim in CLAIMS:
         found = []
         for at in claim.measures:
-            lines = [(_line(runs, row, (a, b), at), rule) for row in claim.rows for a, b, rule in claim.checks]
-            checks = pd.DataFrame([{"claim": claim.name, **line, "rule": rule} for line, rule in lines])
-            for name in ("p_for", "p_against"):
-                tests = [getattr(RULES[rule], name) for rule in checks["rule"]]
-                tested = zip(tests, checks["values"], strict=True)
-                checks[name] = [test(values) if len(values) >= MIN_SEEDS else np.nan for test, values in tested]
+            lines = [_line(runs, row, (a, b), at) | {"rule": r} for row in claim.rows for a, b, r in claim.checks]
+            for line in lines:
+                for name, test in (("p_for", RULES[line["rule"]].p_for), ("p_against", RULES[line["rule"]].p_against)):
+                    line[name] = test(line["values"]) if line["n"] >= MIN_SEEDS else np.nan
+            checks = pd.DataFrame([{"claim": claim.name, **line} for line in lines])
             found.append(checks.assign(verdict=verdict(checks)))
         parts += merge_measures(found)
     return pd.concat(parts, ignore_index=True)
@@ -219,8 +216,8 @@ def verdicts(checks: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def verdict_table(checks: pd.DataFrame, scale: str) -> Table:
-    found = [(f"{one['claim'].text} ({one['claim'].source})", one["at"], one["verdict"], one["text"])
-             for one in verdicts(checks)]  # fmt: skip
+    of = [(one["claim"], one["at"], one["verdict"], one["text"]) for one in verdicts(checks)]
+    found = [(f"{claim.text} ({claim.source})", *rest) for claim, *rest in of]
     notes = [
         f"Every check is a paired t test over at least {MIN_SEEDS} seeds. Supported: all checks of the claim reject"
         f" at {ALPHA:g} (an intersection-union test, without correction). Not supported: a test against it does,"
@@ -248,8 +245,8 @@ def comparison_table(lines: pd.DataFrame, scale: str) -> Table:
         f" ±{MARGIN:g}; both after Holm over the rows of a pair."
     ]
     caption, numbers = f"Paired differences at equal seed. Scale: {scale}.", lines.drop(columns=["values", "reason"])
-    frame = pd.DataFrame(printed)
-    return Table("comparisons", caption, frame, notes, text=(0, 1, 2, 9), numbers=numbers.round(DECIMALS))
+    words, rounded = (0, 1, 2, 9), numbers.round(DECIMALS)
+    return Table("comparisons", caption, pd.DataFrame(printed), notes, text=words, numbers=rounded)
 
 
 def difference_columns(lines: pd.DataFrame) -> dict[str, Any]:

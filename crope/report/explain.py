@@ -40,11 +40,9 @@ def explain(name: str | None, *, results_dir: Path, scale: str | None = None, fo
 
 
 def _full_lines(found: CellLosses) -> list[str]:
-    losses, tokens = found.runs["val_full.final_nats"], found.runs["val_full.tokens"].iloc[0]
+    losses, tokens = found.runs["val_full.final_nats"], f"{found.runs['val_full.tokens'].iloc[0]:,.0f} tokens"
     mean, std = found.losses["full"]
-    lines = [
-        f"full: loss after the last step on {tokens:,.0f} tokens of the validation split (val_full of summary.json)"
-    ]
+    lines = [f"full: loss after the last step on {tokens} of the validation split (val_full of summary.json)"]
     lines += [f"  seed {seed}  {loss:.6f}" for seed, loss in zip(found.runs["seed"], losses, strict=True)]
     lines.append(_mean_line("mean over seeds", losses))
     if std is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import matplotlib.style
@@ -56,7 +56,6 @@ def render(figure: Figure, kind: str = "svg") -> bytes:
     if kind == "svg":
         FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
     else:
-        figure.set_dpi(120)
         FigureCanvasAgg(figure).print_png(out, metadata={"Software": None})
     figure.set_layout_engine("none")  # the next format has the same layout
     return out.getvalue()
@@ -108,12 +107,13 @@ def _over_seeds(runs: pd.DataFrame, name: str) -> pd.DataFrame:
     return found[found["count"] == logged["seed"].nunique()].drop(columns="count")
 
 
-def forest(panels: Mapping[str, pd.DataFrame]) -> Figure:
-    """Paired differences: one panel per title, one line per `label`; the equivalence margin is shaded.
+def forest(lines: pd.DataFrame) -> Figure:
+    """Paired final losses: one panel per `title`, one line per `label`; the equivalence margin is shaded.
 
     Bars are 95 % t intervals of the mean (none below three seeds), dots the seeds, crosses the paper's difference.
     """
-    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines["label"]))
+    lines = lines[lines["at"].str.startswith("final")].drop_duplicates(["title", "label"])
+    labels, panels = list(lines["label"].unique()), dict([*lines.groupby("title", sort=False)])
     figure, axes = _axes(1, len(panels), (4.4, 0.9 + 0.3 * len(labels)))
     for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
         axis.axvspan(-MARGIN, MARGIN, color=SHADE, linewidth=0, zorder=0)
@@ -134,9 +134,9 @@ def forest(panels: Mapping[str, pd.DataFrame]) -> Figure:
 
 def comparisons(lines: pd.DataFrame) -> Figure:
     """The forest of `claims.compare` at the final loss: both pairs with RoPE, a line per table row."""
-    lines = lines[lines["at"].str.startswith("final") & (lines["second"] == "rope")]
-    lines = lines.assign(label=[row_label(*place) for place in zip(lines["dataset"], lines["row"], strict=True)])
-    return forest({pair_label(str(first), "rope"): of for first, of in lines.groupby("first", sort=False)})
+    places = zip(lines["dataset"], lines["row"], strict=True)
+    lines = lines.assign(title=lines["first"].map(lambda model: pair_label(model, "rope")))
+    return forest(lines.assign(label=[row_label(*place) for place in places])[lines["second"] == "rope"])
 
 
 def study(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure | None:
@@ -147,9 +147,8 @@ def study(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure | None:
         return scaling(runs, answers)
     if answers.empty:
         return None
-    lines = answers[answers["at"].str.startswith("final")].drop_duplicates(["where", "first", "second"])
-    lines = lines.assign(label=[pair_label(*pair) for pair in zip(lines["first"], lines["second"], strict=True)])
-    return forest({str(where): of for where, of in lines.groupby("where", sort=False)})
+    pairs = zip(answers["first"], answers["second"], strict=True)
+    return forest(answers.assign(title=answers["where"], label=[pair_label(*pair) for pair in pairs]))
 
 
 def seeds(runs: pd.DataFrame, rows: Sequence[tuple[str, str]]) -> Figure:
@@ -203,8 +202,9 @@ def length(runs: pd.DataFrame) -> Figure:
     datasets = list(runs["dataset"].unique())
     figure, axes = _axes(len(datasets), 2, (4.6, 2.8))
     for (left, right), dataset in zip(axes, datasets, strict=True):
-        for model, of in _by_model(runs[runs["dataset"] == dataset]):
-            _error_line(left, model, of.groupby("seq_len")["final"].agg(["mean", "std"]))
+        of_dataset = runs[runs["dataset"] == dataset]
+        _error_lines(left, of_dataset, "seq_len")
+        for model, of in _by_model(of_dataset):
             segments = of.drop_duplicates("seed")["positions"].explode().dropna()
             by_position = pd.DataFrame(segments.to_list(), columns=["at", "loss"]).groupby("at")["loss"].mean()
             right.plot(by_position.index, by_position, label=model, **_line(model))
@@ -224,8 +224,7 @@ def scaling(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure:
     figure, axes = _axes(len(datasets), 2, (4.6, 2.8))
     for (left, right), dataset in zip(axes, datasets, strict=True):
         of_dataset = runs[runs["dataset"] == dataset]
-        for model, of in _by_model(of_dataset):
-            _error_line(left, model, of.groupby("parameters.total")["final"].agg(["mean", "std"]))
+        _error_lines(left, of_dataset, "parameters.total")
         right.axhspan(-MARGIN, MARGIN, color=SHADE, linewidth=0)
         right.axhline(0, color=MUTED, linewidth=0.8)
         lines = answers[answers["dataset"] == dataset].drop_duplicates(["where", "first", "second"])
@@ -248,12 +247,14 @@ def scaling(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure:
 
 def _axes(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
     matplotlib.style.use(["default", STYLE])  # whatever the user's own matplotlibrc says
-    figure = Figure(figsize=(columns * size[0], rows * size[1] + 0.3), layout="constrained")
+    figure = Figure(figsize=(columns * size[0], rows * size[1] + 0.3), dpi=120, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _error_line(axis: Axes, model: str, points: pd.DataFrame) -> None:
-    axis.errorbar(points.index, points["mean"], points["std"].fillna(0), capsize=2, label=model, **_marked(model))
+def _error_lines(axis: Axes, runs: pd.DataFrame, by: str) -> None:
+    for model, of in _by_model(runs):
+        at = of.groupby(by)["final"].agg(["mean", "std"])
+        axis.errorbar(at.index, at["mean"], at["std"].fillna(0), capsize=2, label=model, **_marked(model))
 
 
 def _by_model(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

@@ -79,10 +79,7 @@ def load_curves(path: Path | str) -> pd.DataFrame:
 
 
 def cell_runs(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
-    """The complete runs of one table cell, sorted by seed, one row per seed.
-
-    Raises UserError for two runs of one seed: the same run in two folders, or runs of two precisions.
-    """
+    """The complete runs of one table cell, sorted by seed. Raises UserError for two runs of one seed."""
     runs = _of_cell(frame, cell)
     runs = runs[runs["status"] == "complete"].sort_values("seed", ignore_index=True)
     if runs["seed"].duplicated().any():
@@ -112,10 +109,7 @@ def check_comparable(frame: pd.DataFrame, cells: Sequence[Cell]) -> None:
 def cell_status(
     frame: pd.DataFrame, invalid: Sequence[InvalidRecord], cell: Cell, unavailable: Mapping[str, str]
 ) -> tuple[str, list[str]]:
-    """complete, failed, invalid, stale or missing; and why: one line for each reason why runs do not count.
-
-    `unavailable` maps a dataset to the reason why `make reproduce` could not get it.
-    """
+    """complete, failed, invalid, stale or missing; and one line for each reason why runs do not count."""
     again, of = f"`make reproduce SCALE={cell.scale}`", _of_cell(frame, cell)
     failed = [f"{run['run_id']} failed: {error_line(run)}" for _, run in of[of["status"] == "failed"].iterrows()]
     name = re.compile(re.escape(f"{cell.model}-{cell.dataset}-{cell.row}-s") + r"\d+-\w+")
@@ -129,7 +123,7 @@ def cell_status(
     return "missing", [f"{DATASET_LABELS.get(cell.dataset, cell.dataset)}: {why.removeprefix(f'{cell.dataset}: ')}"]
 
 
-def error_line(run: Mapping[str, Any] | pd.Series) -> str:
+def error_line(run: Mapping[Any, Any] | pd.Series) -> str:
     """The error of a failed run without its traceback, e.g. `ValueError: loss is nan (step 20)`."""
     at = "" if pd.isna(run["error.step"]) else f" (step {run['error.step']:.0f})"
     return one_line(f"{run['error.type']}: {run['error.message']}{at}")

@@ -1,4 +1,4 @@
-"""Statistics of a cell and of a pair of cells, means, paired differences, t tests, Holm.
+"""Statistics of a cell and of a pair of cells: means, paired differences, t tests, Holm.
 
 `values` are one number per seed, usually differences in nats per token. Student's t assumes that they are normal and
 independent from seed to seed. Pairing at equal seed removes what two runs share: data order and initial values.
@@ -34,9 +34,7 @@ def interval(values: ArrayLike, level: float = 1 - ALPHA) -> tuple[float, float]
     """Student's t interval of the mean: mean ± t_{n-1} std / sqrt(n). NaN for one value."""
     array = np.asarray(values, dtype=float)
     mean, std = mean_std(array)
-    if std is None:
-        return float("nan"), float("nan")
-    half = stdtrit(array.size - 1, (1 + level) / 2) * std / np.sqrt(array.size)
+    half = np.nan if std is None else stdtrit(array.size - 1, (1 + level) / 2) * std / np.sqrt(array.size)
     return float(mean - half), float(mean + half)
 
 

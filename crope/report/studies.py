@@ -1,7 +1,6 @@
 """Studies: losses, equal-size comparison, length, best learning rate, conversions; and their questions as data.
 
-The runs of a study are one data frame (`collect_study`), one row per run, and for the length study one row per run and
-length. A study with an entry in QUESTIONS gets answers; every study of conf/study gets its table of losses.
+A study with an entry in QUESTIONS gets answers; every study of conf/study gets its table of losses.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from scipy.interpolate import pchip_interpolate
 
 from crope.errors import DataError
 from crope.report import claims
-from crope.report.claims import COMPARED_AT, DECIMALS, MARGIN, MEASURES, by_seed, difference, model_label
+from crope.report.claims import COMPARED_AT, DECIMALS, EQUIVALENT, HIGHER, LOWER, MARGIN, MEASURES, model_label
 from crope.report.frame import DATASET_LABELS, cell_runs, check_comparable, compact
 from crope.report.stats import mean_std, paired
 from crope.report.tables import Table
@@ -63,16 +62,16 @@ class Question:
     text: str
     first: str
     second: str
-    answers: tuple[str, str, str]
+    answers: dict[str, str]
     kind: str = "loss"
     factor: int = 1
     family: str = ""
 
 
-BETTER = ("yes, lower", "no, equal", "no, higher")
-COSTS = ("no, even lower", "no, equal", "yes, higher")
-LEVEL = ("no, lower", "yes, equal", "no, higher")
-HOLDS = ("yes, and gains", "yes, equal", "no, it loses")
+BETTER = {LOWER: "yes, lower", EQUIVALENT: "no, equal", HIGHER: "no, higher"}
+COSTS = {LOWER: "no, even lower", EQUIVALENT: "no, equal", HIGHER: "yes, higher"}
+LEVEL = {LOWER: "no, lower", EQUIVALENT: "yes, equal", HIGHER: "no, higher"}
+HOLDS = {LOWER: "yes, and gains", EQUIVALENT: "yes, equal", HIGHER: "no, it loses"}
 QUESTIONS: list[Question] = [
     *(Question("controls", f"Is complex better than {name} at half the weights?", "crope", model, BETTER, family="half")
       for model, name in HALVES.items()),
@@ -127,10 +126,7 @@ def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Co
 
 
 def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
-    """One row per model of a started study, and per length of the length study; n = 0 if it is missing.
-
-    `reference` holds the columns of the difference to RoPE at equal seed, as printed.
-    """
+    """One row per model (and length) of a started study; `reference`: its difference to RoPE at equal seed, in words."""
     places, lines = _places(runs, rows), []
     for row in [row for row in rows if _place(row) in places]:
         of_row = places[_place(row)]
@@ -144,8 +140,8 @@ def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
                 known |= {"projection": first["config.model.projection"], "qkv": first["parameters.qkv"]}
                 known |= {"parameters": first["parameters.total"]}
                 if cell.model != REFERENCE:
-                    both = {model: by_seed(beside, model, "final") for model in (cell.model, REFERENCE)}
-                    known["reference"] = claims.number(difference(both))
+                    both = {model: claims.by_seed(beside, model, "final") for model in (cell.model, REFERENCE)}
+                    known["reference"] = claims.number(claims.difference(both))
                 lines.append(dict(known))
             lines += [known] if found.empty else []
     return pd.DataFrame(lines)
@@ -168,10 +164,8 @@ def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
     if not parts:
         return pd.DataFrame()
     lines = pd.concat(parts, ignore_index=True)
-    ends = (claims.LOWER, claims.EQUIVALENT, claims.HIGHER)
-    words = {(one.text, end): answer for one in QUESTIONS for end, answer in zip(ends, one.answers, strict=True)}
-    pairs = zip(lines["question"], lines["conclusion"], strict=True)
-    return lines.assign(answer=[words.get(pair, pair[1]) for pair in pairs])
+    answers, pairs = {one.text: one.answers for one in QUESTIONS}, lines[["question", "conclusion"]]
+    return lines.assign(answer=[answers[text].get(found, found) for text, found in pairs.to_numpy()])
 
 
 def _family(places: dict[Place, pd.DataFrame], questions: Sequence[Question], at: str) -> pd.DataFrame:
@@ -201,12 +195,14 @@ def _difference(question: Question, of: pd.DataFrame, others: list[pd.DataFrame]
         rates = {name: of[of["model"] == name].pivot(index="seed", columns="config.train.lr", values="final")
                  for name in (first, second)}  # fmt: skip
         every = sorted(of["config.train.lr"].unique())
-        return difference({name: held_out(losses.reindex(columns=every).dropna()) for name, losses in rates.items()})
-    losses = {model: by_seed(of, model, at) for model in (first, second)}
+        return claims.difference(
+            {name: held_out(losses.reindex(columns=every).dropna()) for name, losses in rates.items()}
+        )
+    losses = {model: claims.by_seed(of, model, at) for model in (first, second)}
     if question.kind == "equal_size" and not losses[first].empty:
         size = int(of.loc[of["model"] == first, "parameters.total"].iloc[0])
         losses[second] = at_size(pd.concat([one[one["model"] == second] for one in others]), size, at)
-    return difference(losses)
+    return claims.difference(losses)
 
 
 def at_size(runs: pd.DataFrame, parameters: int, at: str) -> pd.Series:
@@ -239,7 +235,7 @@ def change(of: pd.DataFrame, model: str, factor: int) -> pd.Series:
     tokens is rescaled by the share of those beyond, 1 - 1 / factor. Below 0, more context helps.
     """
     times = of["seq_len"] / of["config.train.seq_len"]
-    return paired(*(by_seed(of[times == one], model, "final") for one in (factor, 1))) / (1 - 1 / factor)
+    return paired(*(claims.by_seed(of[times == one], model, "final") for one in (factor, 1))) / (1 - 1 / factor)
 
 
 def conversions(runs: pd.DataFrame) -> pd.DataFrame:
@@ -280,7 +276,6 @@ def losses_table(lines: pd.DataFrame, study: str, scale: str) -> Table:
 
 
 def answers_table(lines: pd.DataFrame, scale: str) -> Table:
-    """The questions of the studies among `lines`."""
     pairs = zip(lines["first"], lines["second"], strict=True)
     frame = pd.DataFrame({
         "Question": lines["question"], "Where": lines["where"],
@@ -298,7 +293,6 @@ def answers_table(lines: pd.DataFrame, scale: str) -> Table:
 
 
 def conversions_table(lines: pd.DataFrame, scale: str) -> Table:
-    """For each dataset, width and tuning: loss before → after tuning of every arm, and differences of the latter."""
     rows = []
     for (dataset, width, steps, _), of in lines.groupby(["dataset", "d_model", "steps", "lr"]):
         tuned = {arm: part.set_index("seed")["tuned_loss_nats"] for arm, part in of.groupby("arm")}

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from crope.study import Cell
 
 PROTOCOLS = ("sampled", "full")
-XPOS_NOTE = (
-    "XPOS is the paper's name for sinusoidal absolute positions (Sec. 5.1), not the later rotary method called xPos."
-)
+XPOS = "XPOS is the paper's name for sinusoidal absolute positions (Sec. 5.1), not the later rotary method called xPos."
 TEX = str.maketrans({
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -170,10 +168,12 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
             lines.append([next(labels), protocol, *(_entry(one, row, protocol, name, marks) for one in row)])
     here = ", ".join(sorted({_settings(row) for row in found} - {""}))
     settings = [f"Run with {here}; the paper: {paper.row_label('base')}."] if here and name == "table1" else []
+    n = _range([len(one.runs) for one in every if one.losses])
+    seeds = f"n = {n} {'seed' if n == '1' else 'seeds'} per cell" if n else "No complete cell"
     first, title = "Dataset" if name == "table1" else "Configuration", f"Table {name[-1]}. {paper.TABLE_TITLES[name]}"
     return Table(
         name=name,
-        caption=f"{title}, nats per token. Scale: {source.scale}. {_seeds_text(every)}.",
+        caption=f"{title}, nats per token. Scale: {source.scale}. {seeds}.",
         frame=pd.DataFrame(lines, columns=[first, "", *(paper.MODEL_LABELS.get(model, model) for model in models)]),
         notes=[*settings, *(f"[{i}] {text}" for text, i in marks.items()), *_notes(every, source.scale)],
         text=(0, 1),
@@ -228,11 +228,6 @@ def _settings(row: Sequence[CellLosses]) -> str:
     return next((settings_of(one.runs) for one in row if one.losses and one.cell.scale != "paper"), "")
 
 
-def _seeds_text(found: Sequence[CellLosses]) -> str:
-    n = _range([len(one.runs) for one in found if one.losses])
-    return f"n = {n} {'seed' if n == '1' else 'seeds'} per cell" if n else "No complete cell"
-
-
 def _range(values: Iterable[float]) -> str:
     found = sorted(set(values))
     return " to ".join(f"{value:,.0f}" for value in dict.fromkeys([*found[:1], *found[-1:]]))
@@ -241,8 +236,7 @@ def _range(values: Iterable[float]) -> str:
 def _notes(found: Sequence[CellLosses], scale: str) -> list[str]:
     runs, split = pd.concat([one.runs for one in found]), "the whole validation split"
     if not runs["val_full.whole_split"].astype(bool).all():
-        tokens = _range(runs["val_full.tokens"])
-        split = f"a fixed, evenly spaced subset of the validation split ({tokens} tokens)"
+        split = f"a fixed, evenly spaced subset of the validation split ({_range(runs['val_full.tokens'])} tokens)"
     notes = [
         "sampled (the paper's protocol): mean and standard deviation of a run's sampled validation losses over the last"
         " 10 % of steps, each averaged over seeds; ± is a spread over sampled batches, not over seeds.",
@@ -256,7 +250,7 @@ def _notes(found: Sequence[CellLosses], scale: str) -> list[str]:
             f"Scale {scale}: vocabulary, sequence length, batch and steps are smaller than the paper's, so the levels"
             " do not compare with the paper's; only the order and the differences of the models are of interest."
         )
-    return [*notes, XPOS_NOTE]
+    return [*notes, XPOS]
 
 
 def savings_line(source: Source, cells: Sequence[Cell]) -> str:
