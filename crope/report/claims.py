@@ -1,14 +1,14 @@
 """The paper's claims as data, the paired differences that test them, and the one rule from tests to a verdict.
 
-A difference is first - second at equal seed, in nats per token. Every line (`describe`) has the same columns, here and
-in studies.py: n, mean, standard deviation over seeds, Student's 95 % interval, the p-values of the paired t test and of
-the equivalence test against MARGIN. A line without the seeds for a test has a `reason` instead.
+A difference is first - second at equal seed, in nats per token. Every line has the columns of `describe`, here and in
+studies.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,14 +49,12 @@ class Rule:
 
 
 RULES = {
-    "markedly higher": Rule(
-        f"above +{MARGIN:g} nats", lambda d: stats.p_above(d, MARGIN), lambda d: 2 * stats.p_below(d, MARGIN)
-    ),
-    "higher": Rule("above 0", lambda d: stats.p_above(d), lambda d: 2 * stats.p_below(d)),
-    "equivalent": Rule(
-        f"within ±{MARGIN:g} nats", lambda d: stats.p_equivalent(d, MARGIN), lambda d: stats.p_different(d, MARGIN)
-    ),
-}
+    "markedly higher": Rule(f"above +{MARGIN:g} nats", partial(stats.p_above, bound=MARGIN),
+                            lambda d: 2 * stats.p_below(d, MARGIN)),
+    "higher": Rule("above 0", stats.p_above, lambda d: 2 * stats.p_below(d)),
+    "equivalent": Rule(f"within ±{MARGIN:g} nats", partial(stats.p_equivalent, margin=MARGIN),
+                       partial(stats.p_different, margin=MARGIN)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,13 +105,10 @@ def collect(frame: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
     return pd.concat([cell_runs(frame, cell) for cell in distinct], ignore_index=True)
 
 
-def losses(runs: pd.DataFrame, dataset: str, row: str, model: str, at: str = "final") -> pd.Series:
-    """The losses of one cell by seed, nats per token."""
-    runs = runs[
-        ["dataset", "row", "model", "seed", MEASURES[at]]
-    ]  # filtering every column of a frame takes milliseconds
-    found = runs[(runs["dataset"] == dataset) & (runs["row"] == row) & (runs["model"] == model)]
-    return found.set_index("seed")[MEASURES[at]].dropna().astype(float)
+def by_seed(runs: pd.DataFrame, model: str, column: str) -> pd.Series:
+    """The finite losses of one model by seed."""
+    of = runs[(runs["model"] == model) & np.isfinite(runs[column].astype(float))]
+    return pd.Series(of[column].to_numpy(float), of["seed"].to_numpy())
 
 
 def difference(losses: Mapping[str, pd.Series]) -> dict[str, Any]:
@@ -125,21 +120,18 @@ def difference(losses: Mapping[str, pd.Series]) -> dict[str, Any]:
 
 
 def describe(values: pd.Series, reason: str = "") -> dict[str, Any]:
-    """The columns of one difference over seeds; NaN and a `reason` if there are not the seeds for a test."""
+    """n, mean, standard deviation over seeds, Student's 95 % interval, and the p-values of the paired t test and of the
+    equivalence test against MARGIN; NaN and a `reason` if there are not the seeds for a test.
+    """
     n, tested = len(values), len(values) >= MIN_SEEDS
     mean, std = stats.mean_std(values) if n else (np.nan, None)
     low, high = stats.interval(values) if tested else (np.nan, np.nan)
+    p = (stats.p_different(values), stats.p_equivalent(values, MARGIN)) if tested else (np.nan, np.nan)
     return {
-        "n": n,
-        "mean_nats": mean,
-        "std_over_seeds_nats": np.nan if std is None else std,
-        "t_low_nats": low,
-        "t_high_nats": high,
-        "p_different": stats.p_different(values) if tested else np.nan,
-        "p_equivalent": stats.p_equivalent(values, MARGIN) if tested else np.nan,
-        "values": tuple(values),
+        "n": n, "mean_nats": mean, "std_over_seeds_nats": np.nan if std is None else std, "t_low_nats": low,
+        "t_high_nats": high, "p_different": p[0], "p_equivalent": p[1], "values": tuple(values),
         "reason": reason or ("" if tested else f"needs {MIN_SEEDS} seeds, has {n}"),
-    }
+    }  # fmt: skip
 
 
 def conclude(lines: pd.DataFrame) -> pd.DataFrame:
@@ -163,10 +155,7 @@ def merge_measures(by_measure: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
 
 
 def compare(runs: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
-    """Every pair of PAIRS in each row at the final and the best loss, beside the difference that the paper prints.
-
-    Holm's family is all rows of one pair at one measure.
-    """
+    """Every pair of PAIRS in each row at both losses; Holm's family is all rows of one pair at one measure."""
     parts = []
     for pair in PAIRS:
         found = [pd.DataFrame([_line(runs, row, pair, at) for row in rows]) for at in COMPARED_AT]
@@ -187,12 +176,11 @@ def judge(runs: pd.DataFrame) -> pd.DataFrame:
     for claim in CLAIMS:
         found = []
         for at in claim.measures:
-            lines = [(_line(runs, row, (a, b), at), rule) for row in claim.rows for a, b, rule in claim.checks]
-            checks = pd.DataFrame([{"claim": claim.name, **line, "rule": rule} for line, rule in lines])
-            for name in ("p_for", "p_against"):
-                tests = [getattr(RULES[rule], name) for rule in checks["rule"]]
-                tested = zip(tests, checks["values"], strict=True)
-                checks[name] = [test(values) if len(values) >= MIN_SEEDS else np.nan for test, values in tested]
+            lines = [_line(runs, row, (a, b), at) | {"rule": r} for row in claim.rows for a, b, r in claim.checks]
+            for line in lines:
+                for name, test in (("p_for", RULES[line["rule"]].p_for), ("p_against", RULES[line["rule"]].p_against)):
+                    line[name] = test(line["values"]) if line["n"] >= MIN_SEEDS else np.nan
+            checks = pd.DataFrame([{"claim": claim.name, **line} for line in lines])
             found.append(checks.assign(verdict=verdict(checks)))
         parts += merge_measures(found)
     return pd.concat(parts, ignore_index=True)
@@ -218,17 +206,18 @@ def verdicts(checks: pd.DataFrame) -> list[dict[str, Any]]:
         against, untested = outcome == NOT_SUPPORTED, of["p_for"].isna()
         place = of["p_against"].argmin() if against else of["p_for"].fillna(np.inf).argmax()
         line = of.iloc[int(place)].to_dict()
+        what = f"{row_label(line['dataset'], line['row'])}, {pair_label(line['first'], line['second'])}"
         text = f"{(of['p_for'] < ALPHA).sum()} of {len(of)} checks hold; {'against it' if against else 'weakest'}:"
-        text += f" {label(line)} {number(line)}, must be {RULES[line['rule']].text}"
+        text += f" {what} {number(line)}, must be {RULES[line['rule']].text}"
         if outcome == MISSING:
-            text = f"{untested.sum()} of {len(of)} checks cannot be made; {label(line)}: {line['reason']}"
+            text = f"{untested.sum()} of {len(of)} checks cannot be made; {what}: {line['reason']}"
         found.append({"claim": claim, "at": at, "verdict": outcome, "text": text})
     return found
 
 
 def verdict_table(checks: pd.DataFrame, scale: str) -> Table:
-    found = [(f"{one['claim'].text} ({one['claim'].source})", one["at"], one["verdict"], one["text"])
-             for one in verdicts(checks)]  # fmt: skip
+    of = [(one["claim"], one["at"], one["verdict"], one["text"]) for one in verdicts(checks)]
+    found = [(f"{claim.text} ({claim.source})", *rest) for claim, *rest in of]
     notes = [
         f"Every check is a paired t test over at least {MIN_SEEDS} seeds. Supported: all checks of the claim reject"
         f" at {ALPHA:g} (an intersection-union test, without correction). Not supported: a test against it does,"
@@ -256,8 +245,8 @@ def comparison_table(lines: pd.DataFrame, scale: str) -> Table:
         f" ±{MARGIN:g}; both after Holm over the rows of a pair."
     ]
     caption, numbers = f"Paired differences at equal seed. Scale: {scale}.", lines.drop(columns=["values", "reason"])
-    frame = pd.DataFrame(printed)
-    return Table("comparisons", caption, frame, notes, text=(0, 1, 2, 9), numbers=numbers.round(DECIMALS))
+    words, rounded = (0, 1, 2, 9), numbers.round(DECIMALS)
+    return Table("comparisons", caption, pd.DataFrame(printed), notes, text=words, numbers=rounded)
 
 
 def difference_columns(lines: pd.DataFrame) -> dict[str, Any]:
@@ -278,10 +267,6 @@ def pair_label(first: str, second: str) -> str:
 def row_label(dataset: str, row: str) -> str:
     label = DATASET_LABELS.get(dataset, dataset)
     return label if row == "base" else f"{label}, {paper.row_label(row)}"
-
-
-def label(line: Mapping[Any, Any]) -> str:
-    return f"{row_label(line['dataset'], line['row'])}, {pair_label(line['first'], line['second'])}"
 
 
 def signed(value: float) -> str:
@@ -306,4 +291,5 @@ def _line(runs: pd.DataFrame, place: Row, pair: tuple[str, str], at: str) -> dic
     printed = [paper.printed_loss(table, place[1], place[0], model) for model in pair]
     stated = printed[0].mean_nats - printed[1].mean_nats if printed[0] and printed[1] else np.nan
     known = {"dataset": place[0], "row": place[1], "first": pair[0], "second": pair[1], "at": at, "paper_nats": stated}
-    return known | difference({model: losses(runs, *place, model, at) for model in pair})
+    of = runs.loc[(runs["dataset"] == place[0]) & (runs["row"] == place[1]), ["model", "seed", MEASURES[at]]]
+    return known | difference({model: by_seed(of, model, MEASURES[at]) for model in pair})

@@ -5,19 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from crope.errors import UserError
 from crope.record import LAST_SHARE
-from crope.report.frame import choose_source, load_curves, shown
+from crope.report.frame import cell_name, choose_source, load_curves, shown
 from crope.report.stats import mean_std
 from crope.report.tables import CellLosses, cell_losses, loss_text, settings_of
 from crope.study import expected_cells
-
-if TYPE_CHECKING:
-    from crope.study import Cell
 
 
 def explain(name: str | None, *, results_dir: Path, scale: str | None = None, folders: Sequence[Path] = ()) -> str:
@@ -43,19 +39,12 @@ def explain(name: str | None, *, results_dir: Path, scale: str | None = None, fo
     return "\n\n".join("\n".join(part) for part in [head, _full_lines(cell), _sampled_lines(cell), paper, *runs])
 
 
-def cell_name(cell: Cell) -> str:
-    """table1/<dataset>/<model> or table2/<row>/<dataset>/<model>."""
-    return "/".join([cell.table, *([] if cell.table == "table1" else [cell.row]), cell.dataset, cell.model])
-
-
 def _full_lines(found: CellLosses) -> list[str]:
-    losses, tokens = found.runs["val_full.final_nats"], found.runs["val_full.tokens"].iloc[0]
-    mean, std = mean_std(losses)
-    lines = [
-        f"full: loss after the last step on {tokens:,.0f} tokens of the validation split (val_full of summary.json)",
-        *(f"  seed {seed}  {loss:.6f}" for seed, loss in zip(found.runs["seed"], losses, strict=True)),
-        _mean_line("mean over seeds", losses),
-    ]
+    losses, tokens = found.runs["val_full.final_nats"], f"{found.runs['val_full.tokens'].iloc[0]:,.0f} tokens"
+    mean, std = found.losses["full"]
+    lines = [f"full: loss after the last step on {tokens} of the validation split (val_full of summary.json)"]
+    lines += [f"  seed {seed}  {loss:.6f}" for seed, loss in zip(found.runs["seed"], losses, strict=True)]
+    lines.append(_mean_line("mean over seeds", losses))
     if std is not None:
         squares = " + ".join(f"({loss - mean:.6f})²" for loss in losses)
         root = f"sqrt(({squares}) / {len(losses) - 1}) = {std:.6f}"
@@ -88,11 +77,8 @@ def _mean_line(name: str, values: Sequence[float] | pd.Series) -> str:
 
 
 def _run_lines(run: pd.Series) -> list[str]:
-    device = f"{run['precision']} on {run['provenance.device']}"
     best = f"best {run['val_full.best_nats']:.6f} at step {run['val_full.best_step']:.0f}"
+    known = f"final {run['val_full.final_nats']:.6f}, {best}, {run['precision']} on {run['provenance.device']}"
     changed = " with uncommitted changes" if run["provenance.dirty"] is True else ""
-    return [
-        shown(Path(run["path"])),
-        f"  seed {run['seed']}, final {run['val_full.final_nats']:.6f}, {best}, {device}",
-        f"  commit {run['provenance.commit'] or 'unknown'}{changed}",
-    ]
+    commit = f"  commit {run['provenance.commit'] or 'unknown'}{changed}"
+    return [shown(Path(run["path"])), f"  seed {run['seed']}, {known}", commit]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import matplotlib.style
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -36,11 +38,11 @@ PARTS = {
 }  # fmt: skip
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "crope", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 8.5,
-    "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.spines.top": False,
-    "axes.spines.right": False, "axes.edgecolor": MUTED, "axes.labelcolor": TEXT, "axes.grid": True,
-    "axes.axisbelow": True, "grid.color": "#e4e7eb", "grid.linewidth": 0.7, "xtick.color": MUTED, "ytick.color": MUTED,
-    "xtick.labelcolor": TEXT, "ytick.labelcolor": TEXT, "text.color": TEXT, "text.parse_math": False,
-    "legend.frameon": False,
+    "axes.titley": 1.0, "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": MUTED, "axes.labelcolor": TEXT,
+    "axes.grid": True, "axes.axisbelow": True, "grid.color": "#e4e7eb", "grid.linewidth": 0.7, "xtick.color": MUTED,
+    "ytick.color": MUTED, "xtick.labelcolor": TEXT, "ytick.labelcolor": TEXT, "text.color": TEXT,
+    "text.parse_math": False, "legend.frameon": False,
 }  # fmt: skip
 CURVES = {"validation": "val/loss_nats", "training": "train/loss_nats"}  # the panels of Fig. 4 from the top
 FULL = "val_full/loss_nats"
@@ -49,9 +51,13 @@ NATS = "nats per token"
 
 
 def render(figure: Figure, kind: str = "svg") -> bytes:
-    """SVG or PNG without a date: the same figure gives the same bytes."""
+    """SVG or PNG without a date: the same figure gives the same bytes. `savefig` would draw every figure twice."""
     out = io.BytesIO()
-    figure.savefig(out, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    if kind == "svg":
+        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
+    else:
+        FigureCanvasAgg(figure).print_png(out, metadata={"Software": None})
+    figure.set_layout_engine("none")  # the next format has the same layout
     return out.getvalue()
 
 
@@ -80,16 +86,16 @@ def fig4(curves: pd.DataFrame, datasets: Sequence[str]) -> Figure:
                 window = 2 * (len(band) // 100) + 1 if panel == "training" else 1
                 band = band.rolling(window, center=True, min_periods=1).mean()
                 axis.fill_between(band.index, band["min"], band["max"], color=_colour(model), alpha=0.15, linewidth=0)
-                axis.plot(band.index, band["mean"], color=_colour(model), linestyle=LINES.get(model, "-"), label=model)
+                axis.plot(band.index, band["mean"], label=model, **_line(model))
                 late += band.loc[band.index >= EARLY * band.index.max(), ["min", "mean"]].to_numpy().ravel().tolist()
                 if panel == "validation":
                     full = _over_seeds(runs, FULL)["mean"]
                     axis.plot(full.index, full, MARKERS.get(model, "o"), color=_colour(model), markersize=4, gid="full")
-            if late:
-                room = 0.06 * (max(late) - min(late)) or 0.1
-                axis.set_ylim(min(late) - room, max(late) + room)
-            else:
+            if not late:
                 _absent(axis)
+                continue
+            room = 0.06 * (max(late) - min(late)) or 0.1
+            axis.set_ylim(min(late) - room, max(late) + room)
     _legend(figure, curves["model"].unique())
     return figure
 
@@ -101,12 +107,13 @@ def _over_seeds(runs: pd.DataFrame, name: str) -> pd.DataFrame:
     return found[found["count"] == logged["seed"].nunique()].drop(columns="count")
 
 
-def forest(panels: Mapping[str, pd.DataFrame]) -> Figure:
-    """Paired differences: one panel per title, one line per `label`; the equivalence margin is shaded.
+def forest(lines: pd.DataFrame) -> Figure:
+    """Paired final losses: one panel per `title`, one line per `label`; the equivalence margin is shaded.
 
     Bars are 95 % t intervals of the mean (none below three seeds), dots the seeds, crosses the paper's difference.
     """
-    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines["label"]))
+    lines = lines[lines["at"].str.startswith("final")].drop_duplicates(["title", "label"])
+    labels, panels = list(lines["label"].unique()), dict([*lines.groupby("title", sort=False)])
     figure, axes = _axes(1, len(panels), (4.4, 0.9 + 0.3 * len(labels)))
     for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
         axis.axvspan(-MARGIN, MARGIN, color=SHADE, linewidth=0, zorder=0)
@@ -127,12 +134,9 @@ def forest(panels: Mapping[str, pd.DataFrame]) -> Figure:
 
 def comparisons(lines: pd.DataFrame) -> Figure:
     """The forest of `claims.compare` at the final loss: both pairs with RoPE, a line per table row."""
-    lines = lines[lines["at"].str.startswith("final") & (lines["second"] == "rope")]
     places = zip(lines["dataset"], lines["row"], strict=True)
-    lines = lines.assign(label=[row_label(*place) for place in places])
-    return forest(
-        {pair_label(str(pair[0]), str(pair[1])): of for pair, of in lines.groupby(["first", "second"], sort=False)}
-    )
+    lines = lines.assign(title=lines["first"].map(lambda model: pair_label(model, "rope")))
+    return forest(lines.assign(label=[row_label(*place) for place in places])[lines["second"] == "rope"])
 
 
 def study(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure | None:
@@ -143,9 +147,8 @@ def study(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure | None:
         return scaling(runs, answers)
     if answers.empty:
         return None
-    lines = answers[answers["at"].str.startswith("final")].drop_duplicates(["where", "first", "second"])
-    lines = lines.assign(label=[pair_label(*pair) for pair in zip(lines["first"], lines["second"], strict=True)])
-    return forest({str(where): of for where, of in lines.groupby("where", sort=False)})
+    pairs = zip(answers["first"], answers["second"], strict=True)
+    return forest(answers.assign(title=answers["where"], label=[pair_label(*pair) for pair in pairs]))
 
 
 def seeds(runs: pd.DataFrame, rows: Sequence[tuple[str, str]]) -> Figure:
@@ -199,20 +202,18 @@ def length(runs: pd.DataFrame) -> Figure:
     datasets = list(runs["dataset"].unique())
     figure, axes = _axes(len(datasets), 2, (4.6, 2.8))
     for (left, right), dataset in zip(axes, datasets, strict=True):
-        for model, of in _by_model(runs[runs["dataset"] == dataset]):
-            _error_line(left, model, of.groupby("seq_len")["final"].agg(["mean", "std"]))
+        of_dataset = runs[runs["dataset"] == dataset]
+        _error_lines(left, of_dataset, "seq_len")
+        for model, of in _by_model(of_dataset):
             segments = of.drop_duplicates("seed")["positions"].explode().dropna()
             by_position = pd.DataFrame(segments.to_list(), columns=["at", "loss"]).groupby("at")["loss"].mean()
-            right.plot(
-                by_position.index, by_position, color=_colour(model), linestyle=LINES.get(model, "-"), label=model
-            )
-        trained = runs["config.train.seq_len"].iloc[0]
-        right.axvline(trained, color=MUTED, linewidth=0.9, linestyle="--")
-        lengths = sorted(runs["seq_len"].unique())
+            right.plot(by_position.index, by_position, label=model, **_line(model))
+        right.axvline(runs["config.train.seq_len"].iloc[0], color=MUTED, linewidth=0.9, linestyle="--")
+        lengths, label = sorted(runs["seq_len"].unique()), DATASET_LABELS.get(dataset, dataset)
         left.set_xscale("log", base=2)
         left.set(xticks=lengths, xticklabels=[f"{n:.0f}" for n in lengths], xlabel="length (tokens)")
-        left.set(title=f"{DATASET_LABELS.get(dataset, dataset)}: by length", ylabel=f"loss ({NATS})")
-        right.set(title=f"{DATASET_LABELS.get(dataset, dataset)}: by position", xlabel="position (tokens)")
+        left.set(title=f"{label}: by length", ylabel=f"loss ({NATS})")
+        right.set(title=f"{label}: by position", xlabel="position (tokens)")
     _legend(figure, runs["model"].unique())
     return figure
 
@@ -223,8 +224,7 @@ def scaling(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure:
     figure, axes = _axes(len(datasets), 2, (4.6, 2.8))
     for (left, right), dataset in zip(axes, datasets, strict=True):
         of_dataset = runs[runs["dataset"] == dataset]
-        for model, of in _by_model(of_dataset):
-            _error_line(left, model, of.groupby("parameters.total")["final"].agg(["mean", "std"]))
+        _error_lines(left, of_dataset, "parameters.total")
         right.axhspan(-MARGIN, MARGIN, color=SHADE, linewidth=0)
         right.axhline(0, color=MUTED, linewidth=0.8)
         lines = answers[answers["dataset"] == dataset].drop_duplicates(["where", "first", "second"])
@@ -247,15 +247,14 @@ def scaling(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure:
 
 def _axes(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
     matplotlib.style.use(["default", STYLE])  # whatever the user's own matplotlibrc says
-    figure = Figure(figsize=(columns * size[0], rows * size[1] + 0.3), layout="constrained")
+    figure = Figure(figsize=(columns * size[0], rows * size[1] + 0.3), dpi=120, layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _error_line(axis: Axes, model: str, points: pd.DataFrame) -> None:
-    axis.errorbar(
-        points.index, points["mean"], yerr=points["std"].fillna(0), color=_colour(model), capsize=2, markersize=4,
-        linestyle=LINES.get(model, "-"), marker=MARKERS.get(model, "o"), label=model,
-    )  # fmt: skip
+def _error_lines(axis: Axes, runs: pd.DataFrame, by: str) -> None:
+    for model, of in _by_model(runs):
+        at = of.groupby(by)["final"].agg(["mean", "std"])
+        axis.errorbar(at.index, at["mean"], at["std"].fillna(0), capsize=2, label=model, **_marked(model))
 
 
 def _by_model(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -263,16 +262,20 @@ def _by_model(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def _legend(figure: Figure, models: Iterable[str]) -> None:
-    handles = [
-        Line2D([], [], color=_colour(model), linestyle=LINES.get(model, "-"), marker=MARKERS.get(model, "o"),
-               markersize=4, label=model_label(model))
-        for model in models
-    ]  # fmt: skip
+    handles = [Line2D([], [], label=model_label(model), **_marked(model)) for model in models]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) or 1)
 
 
 def _absent(axis: Axes) -> None:
     axis.text(0.5, 0.5, "no complete run", transform=axis.transAxes, ha="center", color=MUTED)
+
+
+def _line(model: str) -> dict[str, Any]:
+    return {"color": _colour(model), "linestyle": LINES.get(model, "-")}
+
+
+def _marked(model: str) -> dict[str, Any]:
+    return {**_line(model), "marker": MARKERS.get(model, "o"), "markersize": 4}
 
 
 def _colour(model: str) -> str:

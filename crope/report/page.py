@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 import pandas as pd
-import plotly.graph_objects as go
+import plotly.io
 
 from crope.report.claims import model_label, row_label
 from crope.report.figures import COLOURS
@@ -48,29 +48,29 @@ def render_page(**context: Any) -> str:
 
 def interactive_curves(curves: pd.DataFrame) -> str:
     """The sampled validation loss of every run as a plotly figure with its script; a menu selects the table row."""
-    figure, places = go.Figure(), list(dict.fromkeys(zip(curves["dataset"], curves["row"], strict=True)))
-    for place in places:
-        of = curves[(curves["dataset"] == place[0]) & (curves["row"] == place[1])].dropna(subset="val/loss_nats")
-        named = set()
+    traces: list[dict[str, Any]] = []
+    for place, of in curves.dropna(subset="val/loss_nats").groupby(["dataset", "row"], sort=False):
+        row, named = row_label(*map(str, place)), set()
         for (model, seed), run in of.groupby(["model", "seed"], sort=False):
-            thin = run.iloc[:: max(1, len(run) // POINTS)]
-            figure.add_scatter(
-                x=thin["step"].tolist(), y=thin["val/loss_nats"].round(4).tolist(), visible=place == places[0],
-                name=model_label(str(model)), legendgroup=str(model), showlegend=model not in named,
-                line={"color": COLOURS.get(str(model)), "dash": DASHES.get(str(model), "dashdot"), "width": 1.5},
-                hovertemplate=f"{model_label(str(model))}, seed {seed}: %{{y:.4f}} at step %{{x}}<extra></extra>",
-                meta=row_label(*place),
-            )  # fmt: skip
+            thin, label = run.iloc[:: max(1, len(run) // POINTS)], model_label(str(model))
+            traces.append({
+                "type": "scatter", "x": thin["step"].tolist(), "y": thin["val/loss_nats"].round(4).tolist(),
+                "name": label, "legendgroup": model, "showlegend": model not in named, "meta": row,
+                "line": {"color": COLOURS.get(str(model)), "dash": DASHES.get(str(model), "dashdot"), "width": 1.5},
+                "hovertemplate": f"{label}, seed {seed}: %{{y:.4f}} at step %{{x}}<extra></extra>",
+                "visible": row == (traces[0]["meta"] if traces else row),
+            })  # fmt: skip
             named.add(model)
     buttons = [
-        {"label": row_label(*place), "method": "update",
-         "args": [{"visible": [trace.meta == row_label(*place) for trace in figure.data]}]}
-        for place in places
-    ]  # fmt: skip
-    figure.update_layout(
-        template="plotly_white", height=420, margin={"l": 55, "r": 10, "t": 60, "b": 90},
-        xaxis_title="step", yaxis_title="sampled validation loss (nats per token)",
-        legend={"orientation": "h", "y": -0.2},
-        updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.15, "yanchor": "bottom"}],
-    )  # fmt: skip
-    return str(figure.to_html(full_html=False, include_plotlyjs=True, div_id="curves", config={"responsive": True}))
+        {"label": row, "method": "update", "args": [{"visible": [trace["meta"] == row for trace in traces]}]}
+        for row in dict.fromkeys(trace["meta"] for trace in traces)
+    ]
+    layout = {
+        "template": plotly.io.templates["plotly_white"].to_plotly_json(), "height": 420,
+        "margin": {"l": 55, "r": 10, "t": 60, "b": 90}, "legend": {"orientation": "h", "y": -0.2},
+        "xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": "sampled validation loss (nats per token)"}},
+        "updatemenus": [{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.15, "yanchor": "bottom"}],
+    }  # fmt: skip
+    figure = {"data": traces, "layout": layout}  # a dict, because plotly's Figure takes long to check its values
+    config = {"responsive": True}
+    return str(plotly.io.to_html(figure, config, full_html=False, div_id="curves", validate=False))

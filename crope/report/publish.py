@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from crope.config import ROOT
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.record import PUBLISHED, Record, read_record, read_records, run_status, write_bytes, write_json, write_text
 from crope.report.frame import SCALES, load_frame, load_published
-from crope.report.tables import Table, loss_table, render, savings_line
+from crope.report.tables import Table, loss_table, once, render, savings_line
 from crope.study import TABLES, expected_cells
 
 README = ROOT / "README.md"
@@ -29,9 +28,8 @@ MEASURED_LATER = ("extrapolation.json", "conversion.json")
 def publish(results_dir: Path, machine: str, *, scale: str, published: Path = PUBLISHED) -> list[str]:
     """Copies the complete runs of one scale to <published>/<machine>/, without weights; returns their run ids.
 
-    Absolute paths of results_dir, data_dir and the repository are replaced by `results`, `data` and `.`.
-    Raises UserError if there is nothing to publish or a run was made from uncommitted code, DataError for invalid
-    records.
+    Absolute paths of results_dir, data_dir and the repository are replaced by `results`, `data` and `.`. Raises
+    UserError if a run was made from uncommitted code or there is none, DataError for invalid records.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", machine):
         raise UserError(f"machine '{machine}': use letters, digits, '.', '_' and '-'")
@@ -94,10 +92,9 @@ def render_machine(machine: str, frame: pd.DataFrame) -> str:
 
 
 def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
-    """Rewrites the generated block of README.md and the figure in `published`.
+    """Rewrites the generated block of README.md and the figure in `published` from the largest published scale.
 
-    From the records of the largest published scale, of the machine that has most of them. Raises UserError without
-    records or without the markers, DataError for an invalid record.
+    Raises UserError without records or without the markers, DataError for an invalid record.
     """
     from crope.report import claims, figures
 
@@ -109,12 +106,9 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     if not pattern.search(text):
         raise UserError(f"{readme}: the markers '{START}' and '{END}' are missing; put them around the tables")
     cells = expected_cells(source.scale)
-    first, second = (loss_table(source, cells, name) for name in TABLES)
-    first = replace(first, notes=[note for note in first.notes if note not in second.notes])  # once, below the second
-    parts = [render(first, "md"), render(second, "md")]
-    if line := savings_line(source, cells):
-        parts.append(f"{line}\n")
-    block = "\n".join([START, "", *parts, END])
+    tables = once([loss_table(source, cells, name) for name in TABLES])
+    line = savings_line(source, cells)
+    block = "\n".join([START, "", *(render(table, "md") for table in tables), *([f"{line}\n"] if line else []), END])
     table1 = [cell for cell in cells if cell.table == TABLES[0]]
     curves = figures.read_curves(claims.collect(source.frame, table1))
     figure = figures.fig4(curves, list(dict.fromkeys(cell.dataset for cell in table1)))

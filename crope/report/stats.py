@@ -1,4 +1,4 @@
-"""Statistics of a cell and of a pair of cells, on scipy.stats: means, paired differences, t tests, Holm, power.
+"""Statistics of a cell and of a pair of cells: means, paired differences, t tests, Holm.
 
 `values` are one number per seed, usually differences in nats per token. Student's t assumes that they are normal and
 independent from seed to seed. Pairing at equal seed removes what two runs share: data order and initial values.
@@ -7,16 +7,14 @@ independent from seed to seed. Pairing at equal seed removes what two runs share
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import pandas as pd
-import scipy.stats
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtr, stdtrit  # Student's t; scipy.stats takes half a second to import
 
 MIN_SEEDS = 3  # two seeds give an interval of 12.7 standard errors to each side, and tests that reject nothing
 ALPHA = 0.05  # 95 % intervals; the error rate of a family of tests
-POWER, MOST_SEEDS = 0.8, 1000
 
 
 def mean_std(values: ArrayLike) -> tuple[float, float | None]:
@@ -36,20 +34,22 @@ def interval(values: ArrayLike, level: float = 1 - ALPHA) -> tuple[float, float]
     """Student's t interval of the mean: mean ± t_{n-1} std / sqrt(n). NaN for one value."""
     array = np.asarray(values, dtype=float)
     mean, std = mean_std(array)
-    if std is None:
-        return float("nan"), float("nan")
-    half = scipy.stats.t.ppf((1 + level) / 2, array.size - 1) * std / np.sqrt(array.size)
+    half = np.nan if std is None else stdtrit(array.size - 1, (1 + level) / 2) * std / np.sqrt(array.size)
     return float(mean - half), float(mean + half)
 
 
 def p_above(values: ArrayLike, bound: float = 0.0) -> float:
     """One-sided t test: the p-value of "the mean is at most `bound`"; small if the mean lies above it."""
-    return _p(values, bound, "greater")
+    array = np.asarray(values, dtype=float)
+    if array.size > 1 and np.ptp(array) == 0:  # the t statistic is infinite, or 0 / 0: no evidence
+        return 0.0 if array[0] > bound else 1.0
+    mean, std = mean_std(array)
+    return float("nan") if std is None else float(stdtr(array.size - 1, (bound - mean) / (std / np.sqrt(array.size))))
 
 
 def p_below(values: ArrayLike, bound: float = 0.0) -> float:
     """One-sided t test: the p-value of "the mean is at least `bound`"; small if the mean lies below it."""
-    return _p(values, bound, "less")
+    return p_above(-np.asarray(values, dtype=float), -bound)
 
 
 def p_different(values: ArrayLike, margin: float = 0.0) -> float:
@@ -68,14 +68,6 @@ def p_equivalent(values: ArrayLike, margin: float) -> float:
     return max(p_above(values, -margin), p_below(values, margin))
 
 
-def _p(values: ArrayLike, bound: float, alternative: Literal["greater", "less"]) -> float:
-    array = np.asarray(values, dtype=float)
-    if array.size > 1 and np.ptp(array) == 0:  # the t statistic is infinite, or 0 / 0: no evidence
-        beyond = array[0] > bound if alternative == "greater" else array[0] < bound
-        return 0.0 if beyond else 1.0
-    return float(scipy.stats.ttest_1samp(array, bound, alternative=alternative).pvalue)
-
-
 def holm(p_values: Sequence[float | None]) -> NDArray[np.float64]:
     """Holm's adjusted p-values; to reject those below ALPHA keeps the error rate of the family below ALPHA.
 
@@ -86,32 +78,3 @@ def holm(p_values: Sequence[float | None]) -> NDArray[np.float64]:
     adjusted = np.empty_like(p)
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1)))
     return adjusted
-
-
-def power_of_equivalence(n: int, std: float, margin: float, alpha: float = ALPHA) -> float:
-    """Probability that TOST at level `alpha` with n seeds finds equivalence if the true difference is 0.
-
-    `std` is that of the differences. Given the sample's standard deviation s, the mean must lie within
-    margin - t s / sqrt(n), and mean and s are independent; averaged over 4000 quantiles of s.
-    """
-    error = std / np.sqrt(n)
-    quantiles = (np.arange(4000) + 0.5) / 4000
-    sample_error = error * np.sqrt(scipy.stats.chi2.ppf(quantiles, n - 1) / (n - 1))
-    room = margin - scipy.stats.t.ppf(1 - alpha, n - 1) * sample_error
-    return float(np.mean(np.where(room > 0, 2 * scipy.stats.norm.cdf(room / error) - 1, 0.0)))
-
-
-def n_for_power(std: float, margin: float, *, alpha: float = ALPHA, power: float = POWER) -> int | None:
-    """The fewest seeds with which TOST at level `alpha` finds equal models equivalent with probability `power`.
-
-    None if MOST_SEEDS are not enough.
-    """
-    if std == 0:
-        return MIN_SEEDS
-    low, high = MIN_SEEDS - 1, MOST_SEEDS
-    if power_of_equivalence(high, std, margin, alpha) < power:
-        return None
-    while high - low > 1:  # bisection: the power grows with n
-        middle = (low + high) // 2
-        low, high = (low, middle) if power_of_equivalence(middle, std, margin, alpha) >= power else (middle, high)
-    return high

@@ -1,7 +1,6 @@
 """Studies: losses, equal-size comparison, length, best learning rate, conversions; and their questions as data.
 
-The runs of a study are one data frame (`collect_study`), one row per run, and for the length study one row per run and
-length. A study with an entry in QUESTIONS gets answers; every study of conf/study gets its table of losses.
+A study with an entry in QUESTIONS gets answers; every study of conf/study gets its table of losses.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.interpolate import PchipInterpolator
+from scipy.interpolate import pchip_interpolate
 
 from crope.errors import DataError
 from crope.report import claims
-from crope.report.claims import COMPARED_AT, DECIMALS, MARGIN, MEASURES, describe, difference, model_label, number
-from crope.report.frame import DATASET_LABELS, cell_runs, check_comparable
+from crope.report.claims import COMPARED_AT, DECIMALS, EQUIVALENT, HIGHER, LOWER, MARGIN, MEASURES, model_label
+from crope.report.frame import DATASET_LABELS, cell_runs, check_comparable, compact
 from crope.report.stats import mean_std, paired
 from crope.report.tables import Table
 from crope.study import StudyRow
@@ -44,7 +43,6 @@ COLUMNS = [  # of the frame, that a study needs
 ]  # fmt: skip
 PLACE = ["study", "dataset", "width", "setting"]
 Place = tuple[str, str, int, str]
-Places = dict[Place, pd.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -64,16 +62,16 @@ class Question:
     text: str
     first: str
     second: str
-    answers: tuple[str, str, str]
+    answers: dict[str, str]
     kind: str = "loss"
     factor: int = 1
     family: str = ""
 
 
-BETTER = ("yes, lower", "no, equal", "no, higher")
-COSTS = ("no, even lower", "no, equal", "yes, higher")
-LEVEL = ("no, lower", "yes, equal", "no, higher")
-HOLDS = ("yes, and gains", "yes, equal", "no, it loses")
+BETTER = {LOWER: "yes, lower", EQUIVALENT: "no, equal", HIGHER: "no, higher"}
+COSTS = {LOWER: "no, even lower", EQUIVALENT: "no, equal", HIGHER: "yes, higher"}
+LEVEL = {LOWER: "no, lower", EQUIVALENT: "yes, equal", HIGHER: "no, higher"}
+HOLDS = {LOWER: "yes, and gains", EQUIVALENT: "yes, equal", HIGHER: "no, it loses"}
 QUESTIONS: list[Question] = [
     *(Question("controls", f"Is complex better than {name} at half the weights?", "crope", model, BETTER, family="half")
       for model, name in HALVES.items()),
@@ -102,19 +100,19 @@ def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Co
 
     Adds study, width, setting (values of further axes), own (no cell of `tables`, their keys), seq_len, final and best
     (full validation loss, nats per token; infinite if a run diverged), and for lengths positions: (position, loss).
-    A study is started on a dataset with the first run of its own there; of `length`, with the first measurement.
-    Raises UserError if runs of one row differ in precision, device or data.
+    A study is started on a dataset by its first own run there; `length` by its first measurement. Raises UserError as
+    `check_comparable` does.
     """
     for row in rows:
         check_comparable(frame, row.cells)
-    frame, parts = frame.reindex(columns=COLUMNS), []
+    frame, parts = compact(frame.reindex(columns=COLUMNS)), []
+    diverged = frame[(frame["status"] == "failed") & (frame["error.type"] == DIVERGED)]
     for row in rows:
         kinds = {question.kind for question in QUESTIONS if question.study == row.study}
         for cell in row.cells:
             runs = cell_runs(frame, cell)
             if "best_rate" in kinds:
-                diverged = (frame["status"] == "failed") & (frame["error.type"] == DIVERGED)
-                runs = pd.concat([runs, frame[diverged & (frame["cell_key"] == cell.key)]])
+                runs = pd.concat([runs, diverged[diverged["cell_key"] == cell.key]])
             if runs.empty:
                 continue
             known: dict[str, Any] = dict(zip(PLACE, _place(row), strict=True)) | {"own": cell.key not in tables}
@@ -124,30 +122,26 @@ def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Co
     if not parts:
         return pd.DataFrame(columns=[*COLUMNS, "study", "setting", "width", "own", "seq_len", *COMPARED_AT])
     found = pd.concat(parts, ignore_index=True)
-    return found[found.groupby(["study", "dataset"])["own"].transform("any")].reset_index(drop=True)
+    return compact(found[found.groupby(["study", "dataset"])["own"].transform("any")].reset_index(drop=True))
 
 
 def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
-    """One row per model of a started study, and per length of the length study; n = 0 if it is missing.
-
-    `reference` holds the columns of the difference to RoPE at equal seed, as printed.
-    """
+    """One row per model (and length) of a started study; `reference`: its difference to RoPE at equal seed, in words."""
     places, lines = _places(runs, rows), []
     for row in [row for row in rows if _place(row) in places]:
         of_row = places[_place(row)]
         for cell in row.cells:
-            known: dict[str, Any] = dict(zip(PLACE, _place(row), strict=True)) | {"model": cell.model}
-            known |= {"status": "missing", "n": 0}
+            known = dict(zip((*PLACE, "model", "status", "n"), (*_place(row), cell.model, "missing", 0), strict=True))
             found = of_row[of_row["model"] == cell.model]
             for seq_len, of in found.groupby("seq_len"):
-                first, finite = of.iloc[0], np.isfinite(of["final"]).all()
-                mean, std = mean_std(of["final"]) if finite else (np.inf, None)
-                rope = by_seed(of_row[of_row["seq_len"] == seq_len], REFERENCE)
+                first, beside = of.iloc[0], of_row[of_row["seq_len"] == seq_len]
+                mean, std = mean_std(of["final"]) if np.isfinite(of["final"]).all() else (np.inf, None)
                 known |= {"status": "complete", "n": len(of), "seq_len": seq_len, "mean_nats": mean, "std_nats": std}
                 known |= {"projection": first["config.model.projection"], "qkv": first["parameters.qkv"]}
                 known |= {"parameters": first["parameters.total"]}
                 if cell.model != REFERENCE:
-                    known["reference"] = number(difference({cell.model: by_seed(of), REFERENCE: rope}))
+                    both = {model: claims.by_seed(beside, model, "final") for model in (cell.model, REFERENCE)}
+                    known["reference"] = claims.number(claims.difference(both))
                 lines.append(dict(known))
             lines += [known] if found.empty else []
     return pd.DataFrame(lines)
@@ -170,50 +164,45 @@ def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
     if not parts:
         return pd.DataFrame()
     lines = pd.concat(parts, ignore_index=True)
-    conclusions = (claims.LOWER, claims.EQUIVALENT, claims.HIGHER)
-    words = {one.text: dict(zip(conclusions, one.answers, strict=True)) for one in QUESTIONS}
-    pairs = zip(lines["question"], lines["conclusion"], strict=True)
-    return lines.assign(answer=[words[text].get(conclusion, conclusion) for text, conclusion in pairs])
+    answers, pairs = {one.text: one.answers for one in QUESTIONS}, lines[["question", "conclusion"]]
+    return lines.assign(answer=[answers[text].get(found, found) for text, found in pairs.to_numpy()])
 
 
-def _family(places: Places, questions: Sequence[Question], at: str) -> pd.DataFrame:
+def _family(places: dict[Place, pd.DataFrame], questions: Sequence[Question], at: str) -> pd.DataFrame:
     """One line per question and row of the study; with best_rate, rows that differ in the rate are one."""
-    lines = []
+    lines, several = [], len({place[2] for place in places}) > 1
     for question in questions:
         joined = question.kind == "best_rate"
-        several = len({place[2] for place in places}) > 1
         for study, dataset, width, setting in dict.fromkeys((*p[:3], "" if joined else p[3]) for p in places):
-            of_dataset = {place: of for place, of in places.items() if place[1] == dataset}
-            of = [of for place, of in of_dataset.items() if place[2] == width and (joined or place[3] == setting)]
+            of = [of for p, of in places.items() if p[1:3] == (dataset, width) and (joined or p[3] == setting)]
+            others = [of for p, of in places.items() if p[1] == dataset]
             parts = [DATASET_LABELS.get(dataset, dataset), f"D = {width}" if several else "", setting]
-            where = ", ".join(filter(None, parts))
             line: dict[str, Any] = {"study": study, "question": question.text, "dataset": dataset, "width": width}
-            line |= {"first": question.first, "second": question.second, "where": where, "at": at}
-            lines.append(line | _difference(question, pd.concat(of), pd.concat(of_dataset.values()), at))
+            line |= {"first": question.first, "second": question.second, "where": ", ".join(filter(None, parts))}
+            lines.append(line | {"at": at} | _difference(question, pd.concat(of), others, at))
     found = pd.DataFrame(lines)
     tested = found.groupby("dataset")["p_different"].transform("count") > 0
     return (found[tested] if tested.any() else found).reset_index(drop=True)
 
 
-def _difference(question: Question, of: pd.DataFrame, of_dataset: pd.DataFrame, at: str) -> dict[str, Any]:
-    """The difference in the runs `of` one row; `of_dataset` are those of all rows (widths) of its dataset."""
+def _difference(question: Question, of: pd.DataFrame, others: list[pd.DataFrame], at: str) -> dict[str, Any]:
+    """The difference in the runs `of` one row; `others` are those of every row (width) of its dataset."""
     first, second = question.first, question.second
     if question.kind == "length":
-        values = change(of[of["model"] == first], question.factor)
-        return describe(values, "" if len(values) else "not measured")
+        values = change(of, first, question.factor)
+        return claims.describe(values, "" if len(values) else "not measured")
     if question.kind == "best_rate":
-        return difference({model: held_out(rates(of, model)) for model in (first, second)})
-    losses = {model: by_seed(of, model, at) for model in (first, second)}
+        rates = {name: of[of["model"] == name].pivot(index="seed", columns="config.train.lr", values="final")
+                 for name in (first, second)}  # fmt: skip
+        every = sorted(of["config.train.lr"].unique())
+        return claims.difference(
+            {name: held_out(losses.reindex(columns=every).dropna()) for name, losses in rates.items()}
+        )
+    losses = {model: claims.by_seed(of, model, at) for model in (first, second)}
     if question.kind == "equal_size" and not losses[first].empty:
         size = int(of.loc[of["model"] == first, "parameters.total"].iloc[0])
-        losses[second] = at_size(of_dataset[of_dataset["model"] == second], size, at)
-    return difference(losses)
-
-
-def by_seed(of: pd.DataFrame, model: str = "", at: str = "final") -> pd.Series:
-    """The finite losses by seed; of one model if it is named."""
-    found = (of[of["model"] == model] if model else of).set_index("seed")[at]
-    return found[np.isfinite(found)]
+        losses[second] = at_size(pd.concat([one[one["model"] == second] for one in others]), size, at)
+    return claims.difference(losses)
 
 
 def at_size(runs: pd.DataFrame, parameters: int, at: str) -> pd.Series:
@@ -221,39 +210,32 @@ def at_size(runs: pd.DataFrame, parameters: int, at: str) -> pd.Series:
 
     A chord would lie above the loss, which is convex in the log of the size.
     """
-    found = {}
+    found: dict[Any, float] = {}
     for seed, of in runs.dropna(subset=at).groupby("seed"):
         curve = of.groupby("parameters.total")[at].mean()
         if len(curve) > 1 and curve.index.min() <= parameters <= curve.index.max():
-            found[seed] = float(PchipInterpolator(np.log(curve.index), curve)(np.log(parameters)))
+            found[seed] = float(pchip_interpolate(np.log(curve.index), curve, np.log(parameters)))
     return pd.Series(found, dtype=float)
-
-
-def rates(of: pd.DataFrame, model: str) -> pd.DataFrame:
-    """The losses of one model, a row per seed and a column per learning rate; only seeds that have every rate."""
-    runs = of[of["model"] == model].assign(lr=of["config.train.lr"])
-    losses = runs.pivot(index="seed", columns="lr", values="final")
-    return losses.reindex(columns=sorted(of["config.train.lr"].unique())).dropna()
 
 
 def held_out(losses_SR: pd.DataFrame) -> pd.Series:
     """By seed: its loss at the rate with the lowest mean over the other seeds, which is free of selection bias.
 
-    Empty with one seed, or if that rate diverged.
+    `losses_SR` has a row per seed and a column per rate. Empty with one seed, or if that rate diverged.
     """
     seeds = list(losses_SR.index) if len(losses_SR) > 1 else []
     found = pd.Series({seed: losses_SR.loc[seed, losses_SR.drop(seed).mean().idxmin()] for seed in seeds}, dtype=float)
     return found if np.isfinite(found).all() else found.iloc[:0]
 
 
-def change(of: pd.DataFrame, factor: int) -> pd.Series:
+def change(of: pd.DataFrame, model: str, factor: int) -> pd.Series:
     """By seed: loss at `factor` times the training length less that at this length, of the tokens beyond it.
 
     Tokens before it have the same context at both lengths and contribute 0, so the difference of the means over all
     tokens is rescaled by the share of those beyond, 1 - 1 / factor. Below 0, more context helps.
     """
-    at = {length: by_seed(part) for length, part in of.groupby(of["seq_len"] / of["config.train.seq_len"])}
-    return paired(at[factor], at[1]) / (1 - 1 / factor) if {1, factor} <= at.keys() else pd.Series(dtype=float)
+    times = of["seq_len"] / of["config.train.seq_len"]
+    return paired(*(claims.by_seed(of[times == one], model, "final") for one in (factor, 1))) / (1 - 1 / factor)
 
 
 def conversions(runs: pd.DataFrame) -> pd.DataFrame:
@@ -294,15 +276,11 @@ def losses_table(lines: pd.DataFrame, study: str, scale: str) -> Table:
 
 
 def answers_table(lines: pd.DataFrame, scale: str) -> Table:
-    """The questions of the studies among `lines`."""
     pairs = zip(lines["first"], lines["second"], strict=True)
     frame = pd.DataFrame({
-        "Question": lines["question"],
-        "Where": lines["where"],
+        "Question": lines["question"], "Where": lines["where"],
         "Difference": [claims.pair_label(*pair) if pair[1] else "beyond L" for pair in pairs],
-        "Loss": lines["at"],
-        **claims.difference_columns(lines),
-        "Answer": lines["answer"],
+        "Loss": lines["at"], **claims.difference_columns(lines), "Answer": lines["answer"],
     })  # fmt: skip
     notes = [
         "Differences at equal seed, nats per token. Answers are after Holm over the rows of a question (for controls of"
@@ -315,7 +293,6 @@ def answers_table(lines: pd.DataFrame, scale: str) -> Table:
 
 
 def conversions_table(lines: pd.DataFrame, scale: str) -> Table:
-    """For each dataset, width and tuning: loss before → after tuning of every arm, and differences of the latter."""
     rows = []
     for (dataset, width, steps, _), of in lines.groupby(["dataset", "d_model", "steps", "lr"]):
         tuned = {arm: part.set_index("seed")["tuned_loss_nats"] for arm, part in of.groupby("arm")}
@@ -324,7 +301,7 @@ def conversions_table(lines: pd.DataFrame, scale: str) -> Table:
         row |= {"Steps": str(steps), "Trained": f"{of['trained_nats'].mean():.4f}"}
         row |= {name: " → ".join(f"{loss:.4f}" for loss in means.loc[arm]) for arm, name in ARMS.items()}
         for arm in ("random", "rope"):
-            row[f"Best − {arm}, tuned"] = number(describe(paired(tuned["best"], tuned[arm])))
+            row[f"Best − {arm}, tuned"] = claims.number(claims.describe(paired(tuned["best"], tuned[arm])))
         shares = (of["kept_share"].mean(), of["kept_share_by_chance"].mean())
         rows.append(row | {"Kept": f"{shares[0]:.3f} (by chance {shares[1]:.3f})"})
     notes = [
@@ -344,33 +321,30 @@ def _loss(mean: float, std: float, status: str) -> str:
 
 def _measured(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs with an extrapolation.json, one row per length: its loss is `final`."""
-    lines: list[dict[str, Any]] = []
+    lines = []
     for run in runs.to_dict("records"):
         found = _read(Path(run["path"]) / "extrapolation.json")
         segments = tuple(((s["first"] + s["last"] + 1) / 2, s["loss_nats"]) for s in found.get("by_position", ()))
-        for part in found.get("lengths", ()):
-            if part["loss_nats"] is not None:
-                loss = {"seq_len": part["seq_len"], "final": part["loss_nats"], "best": np.nan, "own": True}
-                lines.append(loss | {"positions": segments} | {str(k): v for k, v in run.items() if k not in loss})
+        known = run | {"best": np.nan, "own": True, "positions": segments}
+        parts = [part for part in found.get("lengths", ()) if part["loss_nats"] is not None]
+        lines += [known | {"seq_len": part["seq_len"], "final": part["loss_nats"]} for part in parts]
     return pd.DataFrame(lines) if lines else runs.iloc[:0]
 
 
 def _read(path: Path) -> dict[str, Any]:
     """A file that was added to a finished run; empty if there is none. Raises DataError."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
     except ValueError as error:
         raise DataError(f"{path}: not JSON ({error}); remove the file and make it again") from error
-    return found
 
 
 def _place(row: StudyRow) -> Place:
     return row.study, row.dataset, row.width, ", ".join(row.settings)
 
 
-def _places(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> Places:
+def _places(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> dict[Place, pd.DataFrame]:
     """The runs of each row of the started studies; none where a row has no run."""
-    started = set(zip(runs["study"], runs["dataset"], strict=True))
     found = dict([*runs.groupby(PLACE)])
-    places = map(_place, rows)
-    return {place: found.get(place, runs.iloc[:0]) for place in places if place[:2] in started}
+    started = {place[:2] for place in found}
+    return {place: found.get(place, runs.iloc[:0]) for place in map(_place, rows) if place[:2] in started}

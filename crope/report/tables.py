@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 import itertools
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -21,15 +21,8 @@ from crope.report.stats import mean_std
 if TYPE_CHECKING:
     from crope.study import Cell
 
-Kind = Literal["md", "csv", "tex", "html"]
 PROTOCOLS = ("sampled", "full")
-CSV_COLUMNS = [
-    "table", "row", "dataset", "model", "scale", "protocol", "mean_nats", "std_nats", "n", "paper_mean_nats",
-    "paper_std_nats", "status",
-]  # fmt: skip
-XPOS_NOTE = (
-    "XPOS is the paper's name for sinusoidal absolute positions (Sec. 5.1), not the later rotary method called xPos."
-)
+XPOS = "XPOS is the paper's name for sinusoidal absolute positions (Sec. 5.1), not the later rotary method called xPos."
 TEX = str.maketrans({
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -55,7 +48,7 @@ class Table:
     numbers: pd.DataFrame | None = None
 
 
-def render(table: Table, kind: Kind) -> str:
+def render(table: Table, kind: str) -> str:
     """The table as GitHub's Markdown, CSV (no notes), LaTeX (needs booktabs) or HTML."""
     if kind == "csv":
         return (table.frame if table.numbers is None else table.numbers).to_csv(index=False, lineterminator="\n")
@@ -110,7 +103,11 @@ def _escape_markdown(text: str) -> str:
 
 @dataclass(frozen=True)
 class CellLosses:
-    """One cell as found: `losses` maps each protocol to (mean, ± or None) in nats per token; empty without runs."""
+    """One cell: `losses` maps each protocol to (mean, ± or None) in nats per token; empty without runs.
+
+    sampled  per run the mean and the standard deviation of its last sampled losses, each averaged over seeds
+    full     mean and sample standard deviation over seeds of the final loss on the fixed pass
+    """
 
     cell: Cell
     runs: pd.DataFrame
@@ -126,18 +123,12 @@ class CellLosses:
 
 
 def cell_losses(source: Source, cell: Cell) -> CellLosses:
-    """The losses of one cell by the paper's protocol and by ours.
-
-    sampled  per run the mean and the standard deviation of its last sampled losses, each averaged over seeds
-    full     mean and sample standard deviation over seeds of the final loss on the fixed pass
-    """
-    runs = cell_runs(source.frame, cell)
-    status, notes = cell_status(source.frame, source.invalid, cell, source.unavailable)
-    if runs.empty:
-        return CellLosses(cell, runs, status, notes, {})
-    spread = runs["val_sampled.std_nats"].astype(float)
-    sampled = (float(runs["val_sampled.mean_nats"].mean()), None if spread.isna().any() else float(spread.mean()))
-    return CellLosses(cell, runs, status, notes, {"sampled": sampled, "full": mean_std(runs["val_full.final_nats"])})
+    runs, losses = cell_runs(source.frame, cell), {}
+    if len(runs):
+        spread = runs["val_sampled.std_nats"].astype(float)
+        losses["sampled"] = float(runs["val_sampled.mean_nats"].mean()), spread.mean() if spread.notna().all() else None
+        losses["full"] = mean_std(runs["val_full.final_nats"])
+    return CellLosses(cell, runs, *cell_status(source.frame, source.invalid, cell, source.unavailable), losses)
 
 
 def table_rows(cells: Sequence[Cell], table: str) -> list[list[Cell]]:
@@ -146,15 +137,21 @@ def table_rows(cells: Sequence[Cell], table: str) -> list[list[Cell]]:
     return [list(row) for _, row in itertools.groupby(chosen, key=lambda cell: (cell.dataset, cell.row))]
 
 
+def once(tables: Sequence[Table]) -> list[Table]:
+    """Tables 1 and 2 for one page: notes that both have stand below the second."""
+    first, second = tables
+    return [replace(first, notes=[note for note in first.notes if note not in second.notes]), second]
+
+
 def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
     """Table 1 or 2 (`name`): for each row the paper's numbers, then the runs' by both protocols.
 
     Raises UserError if runs of one row are not comparable.
     """
-    found = []
-    for row_cells in table_rows(cells, name):
+    rows = table_rows(cells, name)
+    for row_cells in rows:
         check_comparable(source.frame, row_cells)
-        found.append([cell_losses(source, cell) for cell in row_cells])
+    found = [[cell_losses(source, cell) for cell in row_cells] for row_cells in rows]
     every = [one for row in found for one in row]
     models = dict.fromkeys(one.cell.model for one in every)
     marks: dict[str, str] = {}  # reason -> number of its note, so that one reason is printed once
@@ -171,15 +168,17 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
             lines.append([next(labels), protocol, *(_entry(one, row, protocol, name, marks) for one in row)])
     here = ", ".join(sorted({_settings(row) for row in found} - {""}))
     settings = [f"Run with {here}; the paper: {paper.row_label('base')}."] if here and name == "table1" else []
+    n = _range([len(one.runs) for one in every if one.losses])
+    seeds = f"n = {n} {'seed' if n == '1' else 'seeds'} per cell" if n else "No complete cell"
     first, title = "Dataset" if name == "table1" else "Configuration", f"Table {name[-1]}. {paper.TABLE_TITLES[name]}"
     return Table(
         name=name,
-        caption=f"{title}, nats per token. Scale: {source.scale}. {_seeds_text(every)}.",
+        caption=f"{title}, nats per token. Scale: {source.scale}. {seeds}.",
         frame=pd.DataFrame(lines, columns=[first, "", *(paper.MODEL_LABELS.get(model, model) for model in models)]),
         notes=[*settings, *(f"[{i}] {text}" for text, i in marks.items()), *_notes(every, source.scale)],
         text=(0, 1),
         bold=frozenset(bold),
-        numbers=pd.DataFrame([_csv_row(one, protocol) for one in every for protocol in PROTOCOLS], columns=CSV_COLUMNS),
+        numbers=pd.DataFrame([_csv_row(one, protocol) for one in every for protocol in PROTOCOLS]),
     )
 
 
@@ -204,11 +203,12 @@ def loss_text(mean: float, std: float | None, name: str) -> str:
     return f"{mean:.{decimals}f}" if std is None else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
 
 
-def _csv_row(one: CellLosses, protocol: str) -> list[str]:
+def _csv_row(one: CellLosses, protocol: str) -> dict[str, str]:
     cell, pairs = one.cell, (one.losses.get(protocol, (None, None)), one.printed or (None, None))
-    ours, printed = (["" if value is None else f"{value:.6f}" for value in pair] for pair in pairs)
-    identity = [cell.table, cell.row, cell.dataset, cell.model, cell.scale, protocol]
-    return [*identity, *ours, str(len(one.runs)), *printed, one.status]
+    values = ["" if value is None else f"{value:.6f}" for pair in pairs for value in pair]
+    found = {name: getattr(cell, name) for name in ("table", "row", "dataset", "model", "scale")}
+    found |= {"protocol": protocol, "mean_nats": values[0], "std_nats": values[1], "n": str(len(one.runs))}
+    return found | {"paper_mean_nats": values[2], "paper_std_nats": values[3], "status": one.status}
 
 
 def _row_label(cell: Cell) -> str:
@@ -224,26 +224,19 @@ def settings_of(runs: pd.DataFrame) -> str:
 
 
 def _settings(row: Sequence[CellLosses]) -> str:
-    """Settings of a row's runs, which its models share; empty without runs and at the paper scale."""
+    """Settings of a row's runs; empty without runs and at the paper scale."""
     return next((settings_of(one.runs) for one in row if one.losses and one.cell.scale != "paper"), "")
 
 
-def _seeds_text(found: Sequence[CellLosses]) -> str:
-    counts = {len(one.runs) for one in found if one.losses}
-    if not counts:
-        return "No complete cell"
-    n = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    return f"n = {n} {'seed' if n == '1' else 'seeds'} per cell"
+def _range(values: Iterable[float]) -> str:
+    found = sorted(set(values))
+    return " to ".join(f"{value:,.0f}" for value in dict.fromkeys([*found[:1], *found[-1:]]))
 
 
 def _notes(found: Sequence[CellLosses], scale: str) -> list[str]:
-    """What each line is, what each ± is a spread of, and what must not be compared."""
     runs, split = pd.concat([one.runs for one in found]), "the whole validation split"
     if not runs["val_full.whole_split"].astype(bool).all():
-        tokens = " to ".join(
-            f"{n:,.0f}" for n in sorted({runs["val_full.tokens"].min(), runs["val_full.tokens"].max()})
-        )
-        split = f"a fixed, evenly spaced subset of the validation split ({tokens} tokens)"
+        split = f"a fixed, evenly spaced subset of the validation split ({_range(runs['val_full.tokens'])} tokens)"
     notes = [
         "sampled (the paper's protocol): mean and standard deviation of a run's sampled validation losses over the last"
         " 10 % of steps, each averaged over seeds; ± is a spread over sampled batches, not over seeds.",
@@ -257,7 +250,7 @@ def _notes(found: Sequence[CellLosses], scale: str) -> list[str]:
             f"Scale {scale}: vocabulary, sequence length, batch and steps are smaller than the paper's, so the levels"
             " do not compare with the paper's; only the order and the differences of the models are of interest."
         )
-    return [*notes, XPOS_NOTE]
+    return [*notes, XPOS]
 
 
 def savings_line(source: Source, cells: Sequence[Cell]) -> str:
@@ -266,10 +259,9 @@ def savings_line(source: Source, cells: Sequence[Cell]) -> str:
         runs = {cell.model: found.iloc[0] for cell in row if len(found := cell_runs(source.frame, cell))}
         if not {"crope", "rope"} <= runs.keys():
             continue
-        full, lean = (
-            Parameters(**{part.name: int(runs[name][f"parameters.{part.name}"]) for part in fields(Parameters)})
-            for name in ("rope", "crope")
-        )
+        parts_of = [part.name for part in fields(Parameters)]
+        counts = [{part: int(runs[name][f"parameters.{part}"]) for part in parts_of} for name in ("rope", "crope")]
+        full, lean = (Parameters(**count) for count in counts)
         d_model, n_layers = (int(runs["rope"][f"config.model.{key}"]) for key in ("d_model", "n_layers"))
         saved = savings(full, lean, n_layers=n_layers, d_model=d_model)
         parts = [f"{name} {saved[name]:.1f} % (paper: {it.value:g} %)" for name, it in paper.SAVED_PERCENT.items()]
@@ -281,12 +273,12 @@ def savings_line(source: Source, cells: Sequence[Cell]) -> str:
     return ""
 
 
-def runs_table(frame: pd.DataFrame, invalid: Sequence[InvalidRecord] = ()) -> pd.DataFrame:
+def runs_table(frame: pd.DataFrame, invalid: Sequence[InvalidRecord]) -> pd.DataFrame:
     """Every run as one row for statistics of one's own (runs.csv, runs.parquet): the frame with one line per error.
 
     Invalid records come last, with their name and reason alone.
     """
-    errors = [error_line(run) if run["status"] == "failed" else None for _, run in frame.iterrows()]
+    errors = [error_line(run) if run["status"] == "failed" else None for run in frame.to_dict("records")]
     columns = [name for name in frame.columns if name != "path" and not name.startswith("error.")]
     lists = [name for name in columns if frame[name].map(lambda value: isinstance(value, list)).any()]
     runs = frame[columns].drop(columns=lists).assign(error=pd.Series(errors, dtype=object))

@@ -13,7 +13,7 @@ import scipy.stats
 
 from crope import paper
 from crope.report import claims
-from crope.report.claims import CLAIMS, MARGIN, compare, conclude, describe, judge, losses, verdict
+from crope.report.claims import CLAIMS, MARGIN, compare, conclude, describe, judge, verdict
 from crope.report.tables import render
 from tests.report.frames import make_cell, make_frame, make_runs
 
@@ -213,8 +213,3 @@ def test_the_tables_print_conclusions_and_their_csv_holds_numbers() -> None:
 def test_differences_are_printed_with_a_sign(value: float, text: str) -> None:
     assert claims.signed(value) == text
     assert claims.signed(math.nan) == ""
-
-
-def test_losses_are_those_of_one_cell() -> None:
-    frame = make_frame(make_runs("rope", {0: 5.0, 1: 6.0}), make_runs("rope", {0: 7.0}, dataset="pg19"))
-    assert losses(frame, "ptb", "base", "rope").to_dict() == {0: 5.0, 1: 6.0}

@@ -87,22 +87,3 @@ def test_holm_is_the_closed_test_of_bonferroni() -> None:
 def test_a_missing_test_stays_in_the_family() -> None:
     assert stats.holm([0.02, None, float("nan")]) == pytest.approx([0.06, 1.0, 1.0])
     assert stats.holm([]).size == 0
-
-
-@pytest.mark.parametrize(("n", "std"), [(3, 0.005), (6, 0.015), (20, 0.03)])
-def test_power_is_that_of_simulated_studies(n: int, std: float) -> None:
-    values = draws(20_000, n, std=std)
-    error = values.std(1, ddof=1) / n**0.5
-    half = scipy.stats.t.ppf(1 - ALPHA, n - 1) * error
-    simulated = np.mean(np.abs(values.mean(1)) + half < MARGIN)
-    assert stats.power_of_equivalence(n, std, MARGIN) == pytest.approx(simulated, abs=0.012)
-
-
-def test_the_number_of_seeds_is_the_fewest_with_that_power() -> None:
-    for std, level in itertools.product((0.01, 0.02, 0.05), (ALPHA, ALPHA / 6)):
-        n = stats.n_for_power(std, MARGIN, alpha=level)
-        assert n is not None
-        assert stats.power_of_equivalence(n, std, MARGIN, level) >= 0.8
-        assert n == stats.MIN_SEEDS or stats.power_of_equivalence(n - 1, std, MARGIN, level) < 0.8
-    assert stats.n_for_power(0.0, MARGIN) == stats.MIN_SEEDS
-    assert stats.n_for_power(1.0, MARGIN) is None
