@@ -50,7 +50,7 @@ def build_report(
         scale=source.scale, origin=origin, invalid=invalid, verdicts=claims.verdicts(checks), rule=verdicts.notes[0],
         savings=tables.savings_line(source, cells), sections=sections,
         tables=tables.once(losses),
-        data=[name for name in files if name.endswith((".csv", ".parquet"))],
+        data=[name for name in files if name.endswith((".csv", ".parquet")) or name == "studies.md"],
     )  # fmt: skip
     for pattern in STALE:
         for path in out_dir.glob(pattern):

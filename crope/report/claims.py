@@ -30,7 +30,7 @@ MARGIN = 0.02
 MEASURES = {"final": "val_full.final_nats", "best": "val_full.best_nats", "train": "train.final_nats"}
 COMPARED_AT = ("final", "best")
 PAIRS = (("crope", "rope"), ("xpos", "rope"), ("xpos", "crope"))  # first - second
-SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE, MISSING = "supported", "not supported", "inconclusive", "missing"
+SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE, MISSING = "supported", "not supported", "inconclusive", "not tested"
 DECIMALS = 6  # of CSV files
 LOWER, EQUIVALENT, HIGHER = "lower", "equivalent", "higher"
 Row = tuple[str, str]  # dataset, row of Table 2 (Table 1 is `base`)
@@ -167,7 +167,7 @@ def judge(runs: pd.DataFrame) -> pd.DataFrame:
     """The checks of every claim at each of its measures, with the `verdict` that they give together.
 
     not supported   some check's test against the claim rejects, after Holm over the claim's checks
-    missing         a check cannot be tested, for want of runs or seeds
+    not tested      runs or seeds of a check are missing
     supported       the test for the claim rejects in every check. All must, so each is made at ALPHA without
                     correction: an intersection-union test keeps its level
     inconclusive    otherwise
@@ -196,7 +196,7 @@ def verdict(checks: pd.DataFrame) -> str:
 
 
 def verdicts(checks: pd.DataFrame) -> list[dict[str, Any]]:
-    """For each claim and measure: the claim, the verdict, and in words the check on which it hangs.
+    """For each claim and measure: the claim, the verdict, and in words the deciding check.
 
     That is the strongest check against a claim that is not supported, else the weakest check for it, or a missing one.
     """
@@ -221,7 +221,7 @@ def verdict_table(checks: pd.DataFrame, scale: str) -> Table:
     notes = [
         f"Every check is a paired t test over at least {MIN_SEEDS} seeds. Supported: all checks of the claim reject"
         f" at {ALPHA:g} (an intersection-union test, without correction). Not supported: a test against it does,"
-        " after Holm over its checks. Missing: runs or seeds are. Inconclusive: none of these. Equivalence margin:"
+        " after Holm over its checks. Not tested: runs or seeds are missing. Inconclusive: none of these. Equivalence margin:"
         f" {MARGIN:g} nats per token, fixed before the runs of the paper scale.",
     ]
     frame = pd.DataFrame(found, columns=["Claim", "Loss", "Verdict", "Deciding check, nats per token"])

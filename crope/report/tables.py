@@ -140,7 +140,10 @@ def table_rows(cells: Sequence[Cell], table: str) -> list[list[Cell]]:
 def once(tables: Sequence[Table]) -> list[Table]:
     """Tables 1 and 2 for one page: notes that both have stand below the second."""
     first, second = tables
-    return [replace(first, notes=[note for note in first.notes if note not in second.notes]), second]
+    return [
+        replace(first, notes=[note for note in first.notes if note.startswith("[") or note not in second.notes]),
+        second,
+    ]
 
 
 def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:

@@ -99,7 +99,7 @@ def test_a_missing_line_counts_in_its_family() -> None:
     assert alone["p_different"].iloc[0] == pytest.approx(scipy.stats.ttest_1samp(some, 0).pvalue)
     assert alone["conclusion"].tolist() == ["higher"]
     assert beside_missing["p_different_holm"].iloc[0] == pytest.approx(2 * alone["p_different"].iloc[0])
-    assert beside_missing["conclusion"].tolist() == ["inconclusive", "missing"]
+    assert beside_missing["conclusion"].tolist() == ["inconclusive", "not tested"]
 
 
 def test_comparisons_are_first_minus_second_in_each_row_beside_the_papers() -> None:
@@ -129,11 +129,11 @@ def test_final_and_best_losses_are_one_line_only_if_they_are_the_same() -> None:
         ([0.04, 0.04, 0.04], [1, 1, 1], "supported"),  # each at 5 %: an intersection-union test needs no correction
         ([0.001, 0.001, 0.06], [1, 1, 1], "inconclusive"),
         ([0.001, 0.9, 0.9], [1, 1, 1], "inconclusive"),  # one check of many is not enough
-        ([0.001, 0.001, math.nan], [1, 1, math.nan], "missing"),
+        ([0.001, 0.001, math.nan], [1, 1, math.nan], "not tested"),
         ([0.001, 0.001, 0.9], [1, 1, 0.02], "inconclusive"),  # 3 x 0.02 after Holm
         ([0.001, 0.001, 0.9], [1, 1, 0.016], "not supported"),
         ([0.9, math.nan, math.nan], [0.016, math.nan, math.nan], "not supported"),
-        ([0.9, math.nan, math.nan], [0.02, math.nan, math.nan], "missing"),
+        ([0.9, math.nan, math.nan], [0.02, math.nan, math.nan], "not tested"),
     ],
 )
 def test_the_rule_of_a_verdict(p_for: list[float], p_against: list[float], expected: str) -> None:
@@ -172,7 +172,7 @@ def test_xpos_that_is_higher_by_less_than_the_margin_is_not_markedly_worse() -> 
 
 def test_one_cell_without_runs_leaves_its_claims_open() -> None:
     checks = judge(table_runs(cells={("pg19", "b2_l512_d64"): {}}))
-    assert verdict_of(checks, "rows_within_noise") == "missing"
+    assert verdict_of(checks, "rows_within_noise") == "not tested"
     assert verdict_of(checks, "crope_within_noise") == "supported"
 
 

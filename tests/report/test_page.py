@@ -75,7 +75,7 @@ def test_the_page_begins_with_the_verdicts_then_the_tables_then_fig4(report: Pat
     assert places == sorted(places)
     assert "scale: quick" in page
     before_the_tables = text_of(page[: places[1]])
-    assert "missing : CRoPE equals RoPE within noise" in before_the_tables
+    assert "not tested : CRoPE equals RoPE within noise" in before_the_tables
     assert "5.1100 ± 0.1010" in text_of(page)
 
 
@@ -88,9 +88,9 @@ def test_the_page_works_offline_and_its_files_are_there(report: Path) -> None:
     assert not re.search(r"<script[^>]+src=", page)
 
 
-def test_without_runs_every_claim_is_missing(tmp_path: Path) -> None:
+def test_without_runs_no_claim_is_tested(tmp_path: Path) -> None:
     assert build_report(results_dir=tmp_path, folders=[tmp_path / "runs"], out_dir=tmp_path) == []
-    assert set(pd.read_csv(tmp_path / "claims.csv")["verdict"]) == {"missing"}
+    assert set(pd.read_csv(tmp_path / "claims.csv")["verdict"]) == {"not tested"}
 
 
 def test_stale_files_are_removed_and_others_kept(report: Path) -> None:
@@ -120,7 +120,7 @@ def test_numbers_for_other_programs(report: Path) -> None:
     assert found[["n", "mean_nats"]].tolist() == pytest.approx([3, 0.01])
     assert comparisons.loc[("pg19", "crope", "rope"), "conclusion"] == "missing"
     claims = pd.read_csv(report / "claims.csv")
-    assert set(claims["verdict"]) == {"missing"}
+    assert set(claims["verdict"]) == {"not tested"}
     runs = pd.read_csv(report / "runs.csv")
     assert len(runs) == 11
     assert runs["run_id"].tolist() == pd.read_parquet(report / "runs.parquet")["run_id"].tolist()
