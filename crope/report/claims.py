@@ -221,8 +221,8 @@ def verdict_table(checks: pd.DataFrame, scale: str) -> Table:
     notes = [
         f"Every check is a paired t test over at least {MIN_SEEDS} seeds. Supported: all checks of the claim reject"
         f" at {ALPHA:g} (an intersection-union test, without correction). Not supported: a test against it does,"
-        " after Holm over its checks. Not tested: runs or seeds are missing. Inconclusive: none of these. Equivalence margin:"
-        f" {MARGIN:g} nats per token, fixed before the runs of the paper scale.",
+        " after Holm over its checks. Not tested: runs or seeds are missing. Inconclusive: none of these. Equivalence"
+        f" margin: {MARGIN:g} nats per token, fixed before the runs of the paper scale.",
     ]
     frame = pd.DataFrame(found, columns=["Claim", "Loss", "Verdict", "Deciding check, nats per token"])
     caption, numbers = f"The paper's claims, judged by these runs. Scale: {scale}.", checks.drop(columns=["values"])

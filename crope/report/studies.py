@@ -126,7 +126,7 @@ def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Co
 
 
 def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
-    """One row per model (and length) of a started study; `reference`: its difference to RoPE at equal seed, in words."""
+    """One row per model (and length) of a started study; `reference`: its difference to RoPE, in words."""
     places, lines = _places(runs, rows), []
     for row in [row for row in rows if _place(row) in places]:
         of_row = places[_place(row)]
@@ -164,8 +164,9 @@ def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
     if not parts:
         return pd.DataFrame()
     lines = pd.concat(parts, ignore_index=True)
-    answers, pairs = {one.text: one.answers for one in QUESTIONS}, lines[["question", "conclusion"]]
-    return lines.assign(answer=[answers[text].get(found, found) for text, found in pairs.to_numpy()])
+    answers = {(one.study, one.text): one.answers for one in QUESTIONS}
+    found = lines[["study", "question", "conclusion"]].to_numpy()
+    return lines.assign(answer=[answers[study, text].get(word, word) for study, text, word in found])
 
 
 def _family(places: dict[Place, pd.DataFrame], questions: Sequence[Question], at: str) -> pd.DataFrame:

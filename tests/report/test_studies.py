@@ -92,7 +92,7 @@ def test_holm_takes_the_rows_of_a_question_together_and_a_family_of_questions() 
     assert lines["where"].tolist() == [f"Penn Treebank, D = {width}" for width in (64, 128, 256)]
     raw, adjusted = lines["p_different"], lines["p_different_holm"]
     assert adjusted.iloc[:2].tolist() == pytest.approx([3 * raw.iloc[0]] * 2)  # the missing width counts
-    assert lines["conclusion"].iloc[2] == "missing"
+    assert lines["conclusion"].iloc[2] == "not tested"
     halves = [make_runs(model, at(5.0)) for model in ("lowrank", "blockdiag")]
     rows = [make_row("controls", ["crope", "lowrank", "blockdiag", "halved"])]
     lines = lines_of(
@@ -108,7 +108,7 @@ def test_a_dataset_without_the_seeds_for_a_test_is_left_out_if_another_has_them(
     lines = lines_of(answers_of(make_frame(*one_seed, *three_seeds), rows), "in Q and K")
     assert (lines["where"].tolist(), lines["answer"].tolist()) == (["Penn Treebank"], ["yes, higher"])
     lines = lines_of(answers_of(make_frame(*one_seed), rows), "in Q and K")
-    assert (lines["n"].tolist(), lines["answer"].tolist()) == ([1], ["missing"])
+    assert (lines["n"].tolist(), lines["answer"].tolist()) == ([1], ["not tested"])
 
 
 def test_at_equal_size_the_loss_of_rope_is_a_monotone_cubic_in_the_log_of_its_parameters() -> None:
@@ -147,7 +147,7 @@ def test_each_model_is_judged_at_its_own_best_rate_and_a_diverged_run_is_an_infi
     assert lines.loc["crope", "values"] == pytest.approx((-0.002, 0.0, 0.002))
     assert lines.loc["crope", "answer"] == "yes, equal"
     # Seed 2 diverges at the rate that seeds 0 and 1 choose: no held-out loss.
-    assert (lines.loc["xpos", "n"], lines.loc["xpos", "answer"]) == (0, "missing")
+    assert (lines.loc["xpos", "n"], lines.loc["xpos", "answer"]) == (0, "not tested")
     losses = study_losses(collect_studies(frame, rows, tables=TABLES), rows)
     assert "diverged" in set(studies.losses_table(losses, "fair_lr", "quick").frame["Loss"])
 
@@ -180,7 +180,7 @@ def test_the_length_study_compares_the_tokens_beyond_the_training_length(measure
     # Half the tokens stand beyond 256: the difference of the means is twice as large there.
     assert found["values"] == pytest.approx((-0.2, -0.198, -0.196))
     assert found["answer"] == "yes, and gains"
-    assert lines_of(answer(runs, rows), "ALiBi hold at 4 times")["answer"].tolist() == ["missing"]
+    assert lines_of(answer(runs, rows), "ALiBi hold at 4 times")["answer"].tolist() == ["not tested"]
 
 
 def test_a_file_that_is_not_json_is_named(measured: pd.DataFrame) -> None:
