@@ -245,8 +245,8 @@ def comparison_table(lines: pd.DataFrame, scale: str) -> Table:
         f" ±{MARGIN:g}; both after Holm over the rows of a pair."
     ]
     caption, numbers = f"Paired differences at equal seed. Scale: {scale}.", lines.drop(columns=["values", "reason"])
-    words, rounded = (0, 1, 2, 9), numbers.round(DECIMALS)
-    return Table("comparisons", caption, pd.DataFrame(printed), notes, text=words, numbers=rounded)
+    frame = pd.DataFrame(printed)
+    return Table("comparisons", caption, frame, notes, text=(0, 1, 2, 9), numbers=numbers.round(DECIMALS))
 
 
 def difference_columns(lines: pd.DataFrame) -> dict[str, Any]:

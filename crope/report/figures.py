@@ -56,6 +56,7 @@ def render(figure: Figure, kind: str = "svg") -> bytes:
     if kind == "svg":
         FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
     else:
+        figure.set_dpi(120)
         FigureCanvasAgg(figure).print_png(out, metadata={"Software": None})
     figure.set_layout_engine("none")  # the next format has the same layout
     return out.getvalue()
@@ -247,7 +248,7 @@ def scaling(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure:
 
 def _axes(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
     matplotlib.style.use(["default", STYLE])  # whatever the user's own matplotlibrc says
-    figure = Figure(figsize=(columns * size[0], rows * size[1] + 0.3), dpi=120, layout="constrained")
+    figure = Figure(figsize=(columns * size[0], rows * size[1] + 0.3), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 

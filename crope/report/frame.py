@@ -69,7 +69,7 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
 
 
 def compact(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same values with one block of memory per type, from which rows are selected ten times as fast."""
+    """The same values in one block of memory per type, from which rows are selected ten times as fast."""
     return frame.astype(dict.fromkeys(frame.select_dtypes("str"), object)).copy()
 
 

@@ -72,5 +72,4 @@ def interactive_curves(curves: pd.DataFrame) -> str:
         "updatemenus": [{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.15, "yanchor": "bottom"}],
     }  # fmt: skip
     figure = {"data": traces, "layout": layout}  # a dict, because plotly's Figure takes long to check its values
-    config = {"responsive": True}
-    return str(plotly.io.to_html(figure, config, full_html=False, div_id="curves", validate=False))
+    return str(plotly.io.to_html(figure, {"responsive": True}, full_html=False, div_id="curves", validate=False))

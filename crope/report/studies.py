@@ -126,7 +126,7 @@ def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Co
 
 
 def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
-    """One row per model (and length) of a started study; `reference`: its difference to RoPE, in words."""
+    """One row per model (and length) of a started study; `reference`: the difference to RoPE at equal seed."""
     places, lines = _places(runs, rows), []
     for row in [row for row in rows if _place(row) in places]:
         of_row = places[_place(row)]
