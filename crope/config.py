@@ -209,11 +209,12 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
         value, rule = attrgetter(key)(config), item.metadata
         if "one_of" in rule and value not in rule["one_of"]:
             yield key, f"must be one of {', '.join(rule['one_of'])}"
-        # Written as `not value >= least` so that NaN is rejected as well.
-        elif "least" in rule and not value >= rule["least"]:
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield key, "must be a finite number"
+        elif "least" in rule and value < rule["least"]:
             yield key, f"must be at least {rule['least']}"
-        elif "above" in rule and not (value > rule["above"] and value != float("inf")):
-            yield key, f"must be a finite number above {rule['above']}"
+        elif "above" in rule and value <= rule["above"]:
+            yield key, f"must be above {rule['above']}"
         elif "below" in rule and not value < rule["below"]:
             yield key, f"must be below {rule['below']}"
     yield from model_problems(config.model)

@@ -39,6 +39,7 @@ def test_keys_are_the_stated_ones(section: str, names: str) -> None:
         ("train.lr=-1e-3", "train.lr"),
         ("train.lr=nan", "finite"),
         ("train.lr=inf", "finite"),
+        ("train.weight_decay=inf", "finite"),
         ("train.max_steps=0", "train.max_steps"),
         ("eval.every=0", "eval.every"),
         ("eval.full_every=0", "eval.full_every"),

@@ -8,6 +8,7 @@ refused. A corpus of the user's own, `<name>/train.txt` and `<name>/valid.txt`, 
 from __future__ import annotations
 
 import hashlib
+import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -133,7 +134,9 @@ def missing_text(corpus: str, missing: Sequence[str], remedy: str = "") -> str:
     """The one line for files that are in no folder."""
     files = missing[0] if len(missing) == 1 else f"{len(missing)} files ({missing[0]}, ...)"
     remedy = remedy or "copy them there, layout in data/README.md"
-    return f"{corpus}: {files} missing in data_dir (CROPE_DATA_DIR) and data/raw; {remedy}"
+    named = os.environ.get("CROPE_DATA_DIR", "data_dir")
+    where = f"CROPE_DATA_DIR={named}, which does not exist," if "/" in named and not Path(named).is_dir() else named
+    return f"{corpus}: {files} missing in {where} and data/raw; {remedy}"
 
 
 def corpus_sha256(corpus: str, data_dir: Path) -> dict[str, str]:
