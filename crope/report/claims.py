@@ -1,7 +1,6 @@
 """The paper's claims as data, the paired differences that test them, and the one rule from tests to a verdict.
 
-A difference is first - second at equal seed, in nats per token. Every line has the columns of `describe`, here and in
-studies.py.
+A difference is first - second at equal seed, in nats per token; its columns are those of `describe`.
 """
 
 from __future__ import annotations

@@ -277,10 +277,7 @@ def savings_line(source: Source, cells: Sequence[Cell]) -> str:
 
 
 def runs_table(frame: pd.DataFrame, invalid: Sequence[InvalidRecord]) -> pd.DataFrame:
-    """Every run as one row for statistics of one's own (runs.csv, runs.parquet): the frame with one line per error.
-
-    Invalid records come last, with their name and reason alone.
-    """
+    """runs.csv and runs.parquet: one row per run, errors as one line; then the names and reasons of invalid records."""
     errors = [error_line(run) if run["status"] == "failed" else None for run in frame.to_dict("records")]
     columns = [name for name in frame.columns if name != "path" and not name.startswith("error.")]
     lists = [name for name in columns if frame[name].map(lambda value: isinstance(value, list)).any()]
