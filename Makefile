@@ -18,7 +18,7 @@ help:  ## list the targets
 setup: .venv/.stamp  ## virtual environment with pinned packages (every target does this itself)
 
 .venv/.stamp: pyproject.toml constraints.txt
-	@echo "setting up .venv (once, about a minute)"
+	@echo "setting up .venv (once, a few minutes)"
 	@$(PYTHON) -m venv .venv
 	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
