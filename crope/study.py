@@ -11,7 +11,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -144,15 +144,24 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
     for choice in choices:
         others = [f"{axis}={value}" for axis, value in choice.items() if not axis.startswith(("model", "data"))]
         base = _compose_base((*overrides, *sorted(others)))
-        own = {axis.removeprefix("model."): value for axis, value in choice.items() if axis.startswith("model.")}
-        file = _yaml("model", choice["model"]) if "model" in choice else asdict(base.config.model)
-        model = typed(ModelConfig, {"d_model": base.config.model.d_model} | file | own)
-        data = typed(DataConfig, _yaml("data", choice["data"])) if "data" in choice else base.config.data
-        config = replace(base.config, model=model, data=data)
+        own = tuple((axis, value) for axis, value in choice.items() if axis.startswith("model."))
+        model = _model(choice.get("model", base.model), base.config.model.d_model, own)
+        config = replace(base.config, model=model, data=_data(choice.get("data", base.dataset)))
         check(config)
         names = {"model": choice.get("model", base.model), "dataset": choice.get("data", base.dataset)}
         runs.append(replace(base, config=config, **names))
     return runs
+
+
+@cache
+def _model(name: str, d_model: int, keys: tuple[tuple[str, str], ...]) -> ModelConfig:
+    own = {axis.removeprefix("model."): value for axis, value in keys}
+    return typed(ModelConfig, {"d_model": d_model} | _yaml("model", name) | own)
+
+
+@cache
+def _data(name: str) -> DataConfig:
+    return typed(DataConfig, _yaml("data", name))
 
 
 @cache
