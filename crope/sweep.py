@@ -161,7 +161,7 @@ def _receive(receiver: Connection, process: Any, run: Run, stopping: bool) -> Ou
     process.join()
     code = process.exitcode
     how = f"killed by signal {-code} (out of memory?)" if code < 0 else f"ended with exit status {code}"
-    if stopping:  # before it had begun to train
+    if stopping:  # before it started to train
         return Outcome(run.run_id, "stopped", f"{run.run_id}: stopped")
     message = f"its process was {how}; run the same command again to continue from the last checkpoint"
     record_failure(run, message)

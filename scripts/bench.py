@@ -6,9 +6,9 @@ python scripts/bench.py --part projections --write    # one part; --write puts t
 python scripts/bench.py --part profile scale=paper    # torch.profiler's table of this project's step
 python scripts/bench.py --smoke                       # tiny sizes: shows that it runs, not how fast
 
-All contenders share one process, so the baselines also have this project's allocator and thread settings. Each makes a
-few steps in turn, round after round, so that a change in the machine's speed affects all of them. Times are medians
-over the turns' mean steps, after compilation and warm-up.
+All implementations share one process, so the baselines also have this project's allocator and thread settings. Each
+makes a few steps per round, so that a change in the machine's speed affects all of them. Times are medians over the
+rounds' mean steps, after compilation and warm-up.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Step = Callable[[], None]
 def main() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument("--part", choices=("steps", "projections", "profile"), help="default: steps and projections")
-    parser.add_argument("--rounds", type=int, default=10, help="turns of each contender (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each implementation (default %(default)s)")
     parser.add_argument("--write", action="store_true", help="write the tables into docs/performance.md")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, one round")
     parser.add_argument("overrides", nargs="*", help="one configuration (default: the shapes of docs/performance.md)")
@@ -70,7 +70,7 @@ def main() -> None:
     rounds, widths, seconds = (1, (8,), 0.01) if options.smoke else (options.rounds, WIDTHS, 0.5)
     tables = []
     if options.part in (None, "steps"):
-        timed = [render_steps(config, time_steps(contenders(config), device, rounds=rounds)) for config in configs]
+        timed = [render_steps(config, time_steps(implementations(config), device, rounds=rounds)) for config in configs]
         tables.append(("steps", "\n".join(timed)))
     if options.part in (None, "projections"):
         tables.append(("projections", time_projections(widths, device, seconds=seconds)))
@@ -87,7 +87,7 @@ def with_table(page: str, name: str, table: str) -> str:
     return pattern.sub(lambda _: block, page) if pattern.search(page) else f"{page.rstrip()}\n\n{block}\n"
 
 
-def contenders(config: Config) -> dict[str, Callable[[], Step]]:
+def implementations(config: Config) -> dict[str, Callable[[], Step]]:
     """This project and each baseline, as shipped and at their strongest (no compilation with runtime.compile=false)."""
     precision, compiles = config.train.precision, config.runtime.compile != "false"
     found: dict[str, Callable[[], Step]] = {f"{OURS}: eager, {precision}": lambda: our_step(config, compiled=False)}
@@ -106,7 +106,7 @@ def contenders(config: Config) -> dict[str, Callable[[], Step]]:
 
 
 def time_steps(chosen: dict[str, Callable[[], Step]], device: torch.device, *, rounds: int) -> dict[str, float]:
-    """Median milliseconds of a step of each contender."""
+    """Median milliseconds of a step of each implementation."""
     steps = {}
     for name, build in chosen.items():
         steps[name] = build()
@@ -206,7 +206,7 @@ class PlainGPT(nn.Module):
 
 
 def render_steps(config: Config, times: dict[str, float]) -> str:
-    """A Markdown table; the last column is each contender's time over that of this project's fastest setting."""
+    """A Markdown table; the last column is each implementation's time over that of this project's fastest setting."""
     batch, length, vocab_size = config.train.batch_size, config.train.seq_len, config.tokenizer.vocab_size
     flops = batch * length * train_flops_per_token(config.model, vocab_size=vocab_size, seq_len=length)
     device = resolve_device(config.runtime.device)
@@ -223,7 +223,7 @@ def render_steps(config: Config, times: dict[str, float]) -> str:
         for name, ms in times.items()
     ]
     about = f"B {batch}, L {length}, D {config.model.d_model}, V {vocab_size:,}; {machine(device)}"
-    return render(about, ("contender", "ms/step", "tokens/s", "MFU", "time / our best"), rows)
+    return render(about, ("implementation", "ms/step", "tokens/s", "MFU", "time / our best"), rows)
 
 
 def render(about: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

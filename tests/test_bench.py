@@ -43,7 +43,7 @@ def test_the_plain_baseline_is_gpt_2(bench: ModuleType) -> None:
     assert model(tokens_BT, tokens_BT)["loss"].item() == pytest.approx(math.log(TOY_VOCAB), rel=0.02)
 
 
-def test_each_contender_is_timed_in_turn(bench: ModuleType) -> None:
+def test_each_implementation_is_timed_in_turn(bench: ModuleType) -> None:
     calls: list[str] = []
 
     def build(name: str, seconds: float):

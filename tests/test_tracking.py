@@ -25,7 +25,7 @@ ONLINE = ("tracker=wandb", "tracker.mode=online")
 
 
 class FakeWandb:
-    """Records what it is told; `init` or `finish` may raise or hang."""
+    """Records its calls; `init` or `finish` may raise or hang."""
 
     def __init__(self, fault: str = "", starting_step: int = 0) -> None:
         self.fault, self.starting_step = fault, starting_step

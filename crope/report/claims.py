@@ -99,7 +99,7 @@ CLAIMS = (
 
 
 def collect(frame: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
-    """The complete runs of the cells, one row per run; a run that stands in both tables once."""
+    """The complete runs of the cells, one row per run; a run that is in both tables once."""
     distinct = {cell.key: cell for cell in cells}.values()
     return pd.concat([cell_runs(frame, cell) for cell in distinct], ignore_index=True)
 

@@ -134,13 +134,13 @@ def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
             known = dict(zip((*PLACE, "model", "status", "n"), (*_place(row), cell.model, "missing", 0), strict=True))
             found = of_row[of_row["model"] == cell.model]
             for seq_len, of in found.groupby("seq_len"):
-                first, beside = of.iloc[0], of_row[of_row["seq_len"] == seq_len]
+                first, same_length = of.iloc[0], of_row[of_row["seq_len"] == seq_len]
                 mean, std = mean_std(of["final"]) if np.isfinite(of["final"]).all() else (np.inf, None)
                 known |= {"status": "complete", "n": len(of), "seq_len": seq_len, "mean_nats": mean, "std_nats": std}
                 known |= {"projection": first["config.model.projection"], "qkv": first["parameters.qkv"]}
                 known |= {"parameters": first["parameters.total"]}
                 if cell.model != REFERENCE:
-                    both = {model: claims.by_seed(beside, model, "final") for model in (cell.model, REFERENCE)}
+                    both = {model: claims.by_seed(same_length, model, "final") for model in (cell.model, REFERENCE)}
                     known["reference"] = claims.number(claims.difference(both))
                 lines.append(dict(known))
             lines += [known] if found.empty else []

@@ -1,4 +1,4 @@
-"""Tables 1 and 2 beside the paper's numbers, the savings in parameters, and one renderer for every table."""
+"""Tables 1 and 2 next to the paper's numbers, the savings in parameters, and one renderer for every table."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_own_runs_are_reported_before_published_ones(tmp_path: Path) -> None:
     found = choose_source(results_dir=results, published=published)
     assert (found.machine, list(found.frame["model"])) == ("", ["xpos"])
     found = choose_source(results_dir=results, scale="paper", published=published)
-    assert (found.machine, found.scale) == ("", "paper")  # nobody has any: the own folder, whose cells are missing
+    assert (found.machine, found.scale) == ("", "paper")  # no folder has one: the own folder, whose cells are missing
     found = choose_source(results_dir=results, folders=[published / "small"], published=published)
     assert (found.machine, list(found.frame["model"])) == ("", ["rope"])
 

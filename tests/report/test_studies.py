@@ -47,8 +47,8 @@ def test_a_study_starts_with_a_run_of_its_own() -> None:
     tables_only = make_frame(make_runs("rope", at(5.0)), make_runs("crope", at(5.0)))
     assert collect_studies(tables_only, rows, tables=TABLES).empty
     assert answers_of(tables_only, rows).empty
-    begun = make_frame(make_runs("rope", at(5.0)), make_runs("crope", at(5.0)), make_runs("halved", {0: 5.2}))
-    assert len(collect_studies(begun, rows, tables=TABLES)) == 7
+    started = make_frame(make_runs("rope", at(5.0)), make_runs("crope", at(5.0)), make_runs("halved", {0: 5.2}))
+    assert len(collect_studies(started, rows, tables=TABLES)) == 7
 
 
 def test_losses_are_means_and_deviations_over_seeds_and_missing_models_are_named() -> None:
