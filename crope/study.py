@@ -51,6 +51,7 @@ class StudyRow:
     width: int
     cells: tuple[Cell, ...]
     settings: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()  # planned: a conclusion needs all of these, and uses no other
 
 
 @cache
@@ -76,6 +77,12 @@ def study_axes(study: str) -> dict[str, list[str]]:
     }
 
 
+@cache
+def planned_seeds(study: str) -> tuple[int, ...]:
+    """The seeds of the study's file, which is fixed before its runs."""
+    return tuple(map(int, study_axes(study).get("seed", ["0"])))
+
+
 def study_runs(
     studies: Sequence[str] = TABLES,
     *,
@@ -93,17 +100,20 @@ def study_runs(
     found: dict[tuple[object, ...], tuple[int, Run]] = {}
     for study in studies:
         axes = study_axes(study)
-        own = axes.pop("seed", ["0"])
+        axes.pop("seed", None)
         for run in compose_runs(_grid(axes, datasets), [f"scale={scale}", *overrides]):
-            for seed in map(int, own) if seeds is None else seeds:
+            for seed in planned_seeds(study) if seeds is None else seeds:
                 key = (seed, run.model, run.dataset, run.row, cell_key(run.container))
                 found.setdefault(key, (seed, replace(run, config=replace(run.config, seed=seed))))
     return [run for _, run in sorted(found.values(), key=lambda item: item[0])]
 
 
-def expected_cells(scale: str, datasets: Sequence[str] | None = None) -> list[Cell]:
-    """Cells of Tables 1 and 2 in the paper's order. `datasets` restricts the paper's three (`tiny` may join)."""
-    return [cell for table in TABLES for row in _rows(table, scale, datasets) for cell in row.cells]
+def expected_cells(scale: str, datasets: Sequence[str] | None = None, models: Sequence[str] = ()) -> list[Cell]:
+    """Cells of Tables 1 and 2 in the paper's order, or of other `models` in the same rows.
+
+    `datasets` restricts the paper's three (`tiny` may join).
+    """
+    return [cell for table in TABLES for row in _rows(table, scale, datasets, models) for cell in row.cells]
 
 
 def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
@@ -111,17 +121,18 @@ def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[Stu
     return [row for study in group_files("study") if study not in TABLES for row in _rows(study, scale, datasets)]
 
 
-def _rows(study: str, scale: str, datasets: Sequence[str] | None) -> list[StudyRow]:
+def _rows(study: str, scale: str, datasets: Sequence[str] | None, models: Sequence[str] = ()) -> list[StudyRow]:
     """One row per combination of the axes other than seed and model."""
     axes = study_axes(study)
-    models = axes.pop("model")
+    own = axes.pop("model")
     axes.pop("seed", None)
     rows = []
     for choice in _grid(axes, datasets):
-        runs = compose_runs(({**choice, "model": model} for model in models), [f"scale={scale}"])
+        runs = compose_runs(({**choice, "model": model} for model in models or own), [f"scale={scale}"])
         cells = [Cell(study, run.row, run.dataset, run.model, run.scale, cell_key(run.container)) for run in runs]
         settings = [f"{axis}={value}" for axis, value in choice.items() if axis not in ("data", "model.d_model")]
-        rows.append(StudyRow(study, runs[0].dataset, runs[0].config.model.d_model, tuple(cells), tuple(settings)))
+        width, seeds = runs[0].config.model.d_model, planned_seeds(study)
+        rows.append(StudyRow(study, runs[0].dataset, width, tuple(cells), tuple(settings), seeds))
     return rows
 
 

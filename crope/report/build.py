@@ -4,52 +4,58 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from crope.errors import InvalidRecord
-from crope.record import write_bytes
-from crope.report import claims, figures, page, studies, tables
-from crope.report.frame import Source, choose_source
+from crope.record import PUBLISHED, write_bytes
+from crope.report import claims, figures, findings, page, studies, tables
+from crope.report.frame import Source, choose_source, load_frame
 from crope.report.page import Section
 from crope.report.tables import Table, render, runs_table
-from crope.study import TABLES, Cell, expected_cells, expected_rows
+from crope.study import TABLES, Cell, StudyRow, expected_cells, expected_rows
 
-STALE = ("study-*", "studies.*", "study_losses.csv", "conversion.*", "theory-*")  # files that not every report has
+STALE = (
+    "study-*",
+    "studies.*",
+    "study_losses.csv",
+    "conversion.*",
+    "theory-*",
+    "gaps.*",
+    "repeats.*",
+)  # files that not every report has
 Files = dict[str, str | bytes]
 
 
 def build_report(
-    *, results_dir: Path, scale: str | None = None, folders: Sequence[Path] = (), out_dir: Path | None = None
+    *,
+    results_dir: Path,
+    scale: str | None = None,
+    folders: Sequence[Path] = (),
+    out_dir: Path | None = None,
+    published: Path = PUBLISHED,
 ) -> list[InvalidRecord]:
     """Reads the runs of `choose_source`, writes the report, and prints both tables, the verdicts and the page's path.
 
     `out_dir` defaults to results_dir/report. Returns the invalid records, which enter no number and are named on the
     page and on stderr. Raises UserError if runs of one table row are not comparable.
     """
-    source = choose_source(results_dir=results_dir, scale=scale, folders=folders)
-    studied = source.studies or source
-    sources = [source] if studied.folders == source.folders else [source, studied]
+    source = choose_source(results_dir=results_dir, scale=scale, folders=folders, published=published)
     cells, out_dir = expected_cells(source.scale, source.datasets), out_dir or results_dir / "report"
     losses = [tables.loss_table(source, cells, name) for name in TABLES]
-    runs = claims.collect(source.frame, cells)
-    checks = claims.judge(runs)
-    verdicts = claims.verdict_table(checks, source.scale)
+    found = find(source, cells, published)
+    verdicts = claims.verdict_table(found.checks, found.judged, source.scale)
     files: Files = {}
     _add(files, "md csv tex", *losses, verdicts)
-    sections = [
-        _comparisons(files, runs, cells, source.scale),
-        *_studies(files, studied, {cell.key for cell in cells}),
-        *_theory(files, results_dir / "theory"),
-        _runs(files, sources),
-    ]
-    invalid = [error for one in sources for error in one.invalid]
+    sections = [*_comparisons(files, found, cells, source.scale), *_studies(files, source, found)]
+    sections += [*_theory(files, results_dir / "theory"), _runs(files, source)]
     origin = f"These are published records of {source.machine}." if source.machine else f"Your runs: {source.place}."
     files["index.html"] = page.render_page(
-        scale=source.scale, origin=origin, invalid=invalid, verdicts=claims.verdicts(checks), rule=verdicts.notes[0],
-        savings=tables.savings_line(source, cells), sections=sections,
-        tables=tables.once(losses),
+        scale=source.scale, origin=origin, invalid=source.invalid, sections=sections, rule=verdicts.notes[0],
+        verdicts=claims.verdicts(found.checks, found.judged), answers=findings.answers(found.answers),
+        statements=found.statements, savings=tables.savings_line(source, cells), tables=tables.once(losses),
         data=[name for name in files if name.endswith((".csv", ".parquet")) or name == "studies.md"],
     )  # fmt: skip
     for pattern in STALE:
@@ -58,40 +64,95 @@ def build_report(
     for name, content in files.items():  # the page is last: it links to the others
         write_bytes(out_dir / name, content.encode() if isinstance(content, str) else content)
     print(origin, *(files[f"{table.name}.md"] for table in (*losses, verdicts)), sep="\n\n")
-    for error in invalid:
+    print(*found.statements, sep="\n")
+    for error in source.invalid:
         print(f"invalid: {error}", file=sys.stderr)
     print(out_dir / "index.html")
-    return invalid
+    return source.invalid
+
+
+@dataclass(frozen=True)
+class Found:
+    """Everything that is drawn from the runs of a source, before it is printed.
+
+    runs         of the tables; `judged` those beside the models that the verdicts need
+    studied      of the started studies, one row per run
+    statements   sentences for the first screen
+    """
+
+    runs: pd.DataFrame
+    judged: pd.DataFrame
+    checks: pd.DataFrame
+    comparisons: pd.DataFrame
+    rows: Sequence[StudyRow]
+    studied: pd.DataFrame
+    answers: pd.DataFrame
+    phases: pd.DataFrame
+    conversions: pd.DataFrame
+    repeats: pd.DataFrame
+    statements: list[str]
+
+
+def find(source: Source, cells: Sequence[Cell], published: Path = PUBLISHED) -> Found:
+    """The verdicts, answers and findings of the runs of a source."""
+    runs = claims.collect(source.frame, cells)
+    others = expected_cells(source.scale, source.datasets, [*claims.ABSOLUTE, claims.NO_POSITIONS])
+    judged = pd.concat([runs, claims.collect(source.frame, others)]).drop_duplicates("run_id")
+    checks, places = claims.judge(judged), list(dict.fromkeys((cell.dataset, cell.row) for cell in cells))
+    comparisons = claims.compare(runs, places)
+    rows = expected_rows(source.scale, source.datasets)
+    studied = studies.collect_studies(source.frame, rows, tables={cell.key for cell in cells})
+    answers, phases = studies.answer(studied, rows), findings.by_phase(studied)
+    converted = studies.conversions(source.frame[source.frame["scale"] == source.scale])
+    frames = {folder.name: load_frame([folder])[0] for folder in sorted(published.glob("*/"))}
+    repeats = findings.repeats(
+        {"": source.frame} | {k: f for k, f in frames.items() if k != source.machine}, source.scale
+    )
+    statements = [
+        findings.waiting(answers), findings.pooled(comparisons), *findings.growth(phases),
+        findings.halved(answers, studied), findings.fraction(converted), findings.rounding(repeats),
+        findings.undecidable(comparisons), "" if source.machine else findings.agreement(source.frame, frames),
+    ]  # fmt: skip
+    return Found(runs, judged, checks, comparisons, rows, studied, answers, phases, converted, repeats,
+                 [text for text in statements if text])  # fmt: skip
 
 
 def _add(files: Files, kinds: str, *printed: Table) -> None:
     files |= {f"{table.name}.{kind}": render(table, kind) for table in printed for kind in kinds.split()}
 
 
-def _comparisons(files: Files, runs: pd.DataFrame, cells: Sequence[Cell], scale: str) -> Section:
-    """Draws Fig. 4; a section with the differences in each row of the tables, the other figures, and every curve."""
+def _comparisons(files: Files, found: Found, cells: Sequence[Cell], scale: str) -> list[Section]:
+    """Draws Fig. 4; sections with differences against the step, those of the tables' rows, and repeated runs."""
     places = list(dict.fromkeys((cell.dataset, cell.row) for cell in cells))
-    lines, curves = claims.compare(runs, places), figures.read_curves(runs)
-    table = claims.comparison_table(lines, scale)
+    curves = figures.read_curves(found.runs)
+    pairs = (("crope", "rope"), ("nope", "rope"))
+    gaps = {claims.pair_label(*pair): of for pair in pairs if (of := findings.gaps(found.phases, *pair))}
     drawn = {
         "fig4": figures.fig4(curves, [dataset for dataset, row in places if row == "base"]),
-        "forest": figures.comparisons(lines),
-        "seeds": figures.seeds(runs, places),
-        "parameters": figures.parameters(runs),
-    }
+        "forest": figures.comparisons(found.comparisons),
+        "seeds": figures.seeds(found.runs, places),
+        "parameters": figures.parameters(found.runs),
+    } | ({"gaps": figures.gaps(gaps)} if gaps else {})
     files |= {f"{name}.svg": figures.render(figure) for name, figure in drawn.items()}
-    files["fig4.png"] = figures.render(drawn.pop("fig4"), "png")
+    files["fig4.png"] = figures.render(drawn["fig4"], "png")
+    table = claims.comparison_table(found.comparisons, scale)
     _add(files, "md csv", table)
     chart = page.interactive_curves(curves) if len(curves) else ""
-    return Section("Paired differences, seeds, parameters, every curve", [*drawn], [table], html=chart)
+    sections = [Section("CRoPE − RoPE against the step", ["gaps"])] if gaps else []
+    sections.append(Section("Paired differences, seeds, parameters, every curve", ["forest", "seeds", "parameters"],
+                            [table], html=chart))  # fmt: skip
+    if len(found.repeats):
+        again = findings.repeats_table(found.repeats, scale)
+        _add(files, "md csv", again)
+        sections.append(Section("Rounding: the same runs executed again", tables=[again]))
+    return sections
 
 
-def _studies(files: Files, source: Source, table_keys: set[str]) -> list[Section]:
+def _studies(files: Files, source: Source, found: Found) -> list[Section]:
     """A section for every started study, and one for conversions."""
-    rows, sections, printed = expected_rows(source.scale, source.datasets), [], []
-    runs = studies.collect_studies(source.frame, rows, tables=table_keys)
-    losses, answers = studies.study_losses(runs, rows), studies.answer(runs, rows)
-    for study, of_study in runs.groupby("study", sort=False):
+    sections, printed, answers = [], [], found.answers
+    losses = studies.study_losses(found.studied, found.rows)
+    for study, of_study in found.studied.groupby("study", sort=False):
         of = answers[answers["study"] == study] if len(answers) else answers
         both = [studies.answers_table(of, source.scale)] if len(of) else []
         both.append(studies.losses_table(losses, str(study), source.scale))
@@ -104,9 +165,8 @@ def _studies(files: Files, source: Source, table_keys: set[str]) -> list[Section
         files["study_losses.csv"] = losses.drop(columns="reference").round(6).to_csv(index=False, lineterminator="\n")
         if len(answers):
             files["studies.csv"] = render(studies.answers_table(answers, source.scale), "csv")
-    converted = studies.conversions(source.frame[source.frame["scale"] == source.scale])
-    if len(converted):
-        table = studies.conversions_table(converted, source.scale)
+    if len(found.conversions):
+        table = studies.conversions_table(found.conversions, source.scale)
         _add(files, "md csv", table)
         sections.append(Section("Conversion of trained models", tables=[table]))
     return sections
@@ -123,9 +183,9 @@ def _theory(files: Files, folder: Path) -> list[Section]:
     return [Section("Theory", [f"theory-{path.stem}" for path in drawn], text=text)]
 
 
-def _runs(files: Files, sources: Sequence[Source]) -> Section:
+def _runs(files: Files, source: Source) -> Section:
     """runs.csv, runs.parquet and the list of runs."""
-    found = pd.concat([runs_table(one.frame[one.frame["scale"] == one.scale], one.invalid) for one in sources])
+    found = runs_table(source.frame[source.frame["scale"] == source.scale], source.invalid)
     files["runs.csv"] = found.to_csv(index=False, lineterminator="\n")
     files["runs.parquet"] = found.to_parquet(index=False)
     loss = found["val_full.final_nats"].map("{:.4f}".format, na_action="ignore").fillna(found["status"])

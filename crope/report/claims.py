@@ -5,6 +5,7 @@ A difference is first - second at equal seed, in nats per token; its columns are
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,9 +18,9 @@ from numpy.typing import ArrayLike
 from crope import paper
 from crope.report import stats
 from crope.report.frame import DATASET_LABELS, MODEL_LABELS, cell_runs
-from crope.report.stats import ALPHA, MIN_SEEDS, holm, paired
+from crope.report.stats import ALPHA, MIN_SEEDS, SHARES, holm, paired, seeds_range
 from crope.report.tables import Table
-from crope.study import Cell
+from crope.study import TABLES, Cell, planned_seeds
 
 # Two models whose losses differ by less are equivalent; fixed before the runs of the paper scale were seen. It lies a
 # little below the smallest ± of Table 1 (0.0224), the paper's range of noise (Sec. 6.1), and is a tenth of the smallest
@@ -32,6 +33,11 @@ PAIRS = (("crope", "rope"), ("xpos", "rope"), ("xpos", "crope"))  # first - seco
 SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE, MISSING = "supported", "not supported", "inconclusive", "not tested"
 DECIMALS = 6  # of CSV files
 LOWER, EQUIVALENT, HIGHER = "lower", "equivalent", "higher"
+SLIGHTLY = {LOWER: "lower within the margin", HIGHER: "higher within the margin"}  # both tests of a line reject
+ABSOLUTE, NO_POSITIONS = (
+    ("xpos", "xpos_balanced"),
+    "nope",
+)  # the claims take the better of the two for absolute positions
 Row = tuple[str, str]  # dataset, row of Table 2 (Table 1 is `base`)
 
 
@@ -66,7 +72,7 @@ class Claim:
     quote: str
     rows: tuple[Row, ...]
     checks: tuple[tuple[str, str, str], ...]
-    measures: tuple[str, ...] = COMPARED_AT
+    measure: str = "final"
 
 
 TABLE1: tuple[Row, ...] = tuple((dataset, "base") for dataset in paper.DATASET_LABELS)
@@ -93,9 +99,12 @@ CLAIMS = (
         "RoPE has the lowest in-sample loss, while XPOS has the highest in-sample loss. CRoPE is in between, but very"
         " close to the performance of RoPE.",
         TABLE1, (("xpos", "crope", "higher"), ("crope", "rope", "equivalent")),
-        ("train",),  # records hold the loss on the train split after the last step only
+        "train",  # records hold the loss on the train split after the last step only
     ),
 )  # fmt: skip
+
+
+LEVEL = ALPHA * SHARES["claims"] / len(CLAIMS)  # of one verdict
 
 
 def collect(frame: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
@@ -104,46 +113,71 @@ def collect(frame: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
     return pd.concat([cell_runs(frame, cell) for cell in distinct], ignore_index=True)
 
 
-def by_seed(runs: pd.DataFrame, model: str, column: str) -> pd.Series:
-    """The finite losses of one model by seed."""
+def by_seed(runs: pd.DataFrame, model: str, column: str, seeds: Sequence[int] | None = None) -> pd.Series:
+    """The finite losses of one model by seed, of `seeds` only if they are given."""
     of = runs[(runs["model"] == model) & np.isfinite(runs[column].astype(float))]
+    of = of if seeds is None else of[of["seed"].isin(seeds)]
     return pd.Series(of[column].to_numpy(float), of["seed"].to_numpy())
 
 
-def difference(losses: Mapping[str, pd.Series]) -> dict[str, Any]:
+def difference(losses: Mapping[str, pd.Series], planned: int = 0) -> dict[str, Any]:
     """`describe` of first - second at equal seed; `losses` maps both models to their losses by seed."""
+    return describe(*paired_losses(losses), planned)
+
+
+def paired_losses(losses: Mapping[str, pd.Series]) -> tuple[pd.Series, str]:
+    """First - second by seed, or why there is none."""
     absent = [model_label(model) for model, found in losses.items() if found.empty]
     values = paired(*losses.values())
     reason = f"no loss of {' and of '.join(absent)}" if absent else "no seed that both models have"
-    return describe(values, "" if len(values) else reason)
+    return values, "" if len(values) else reason
 
 
-def describe(values: pd.Series, reason: str = "") -> dict[str, Any]:
-    """n, mean, standard deviation over seeds, Student's 95 % interval, and the p-values of the paired t test and of the
-    equivalence test against MARGIN; NaN and a `reason` if there are not the seeds for a test.
+def describe(values: pd.Series, reason: str = "", planned: int = 0) -> dict[str, Any]:
+    """n, mean, standard deviation over seeds, Student's 95 % interval, the smallest margin within which the mean is
+    shown to lie (the larger end of the 90 % interval), and the p-values of the paired t test and of the equivalence
+    test against MARGIN.
+
+    There are p-values only with all `planned` seeds, so that nobody can look at them and then add seeds; `reason` says
+    what is missing.
     """
-    n, tested = len(values), len(values) >= MIN_SEEDS
+    n, enough = len(values), len(values) >= MIN_SEEDS
+    tested = enough and n >= planned
     mean, std = stats.mean_std(values) if n else (np.nan, None)
-    low, high = stats.interval(values) if tested else (np.nan, np.nan)
+    low, high = stats.interval(values) if enough else (np.nan, np.nan)
     p = (stats.p_different(values), stats.p_equivalent(values, MARGIN)) if tested else (np.nan, np.nan)
+    lacking = f"{n} of {planned} planned seeds" if planned >= MIN_SEEDS else f"needs {MIN_SEEDS} seeds, has {n}"
     return {
         "n": n, "mean_nats": mean, "std_over_seeds_nats": np.nan if std is None else std, "t_low_nats": low,
-        "t_high_nats": high, "p_different": p[0], "p_equivalent": p[1], "values": tuple(values),
-        "reason": reason or ("" if tested else f"needs {MIN_SEEDS} seeds, has {n}"),
+        "t_high_nats": high, "margin_shown_nats": max(map(abs, stats.interval(values, 0.9))) if enough else np.nan,
+        "p_different": p[0], "p_equivalent": p[1], "values": tuple(values),
+        "reason": reason or ("" if tested else lacking),
     }  # fmt: skip
 
 
 def conclude(lines: pd.DataFrame) -> pd.DataFrame:
-    """Adds Holm's p-values over the lines, which are one family, and the conclusion drawn from them.
+    """Adds p-values that are adjusted for all tests of the report, the conclusion, and the seeds that an inconclusive
+    line needs (from 5 seeds on; below, the standard deviation is hardly known).
 
-    A line without a test counts with p = 1, so that a missing run makes nothing significant.
+    `share` of a line is its part of the report's error rate. A difference cannot be 0 and at least MARGIN at once, so
+    at most one of a line's two tests can err: the probability of any false conclusion is at most the sum of the shares
+    times ALPHA (Bonferroni).
     """
-    adjusted = {f"{p}_holm": holm(lines[p].to_list()) for p in ("p_different", "p_equivalent")}
-    lines = lines.assign(**{name: np.where(lines["p_different"].notna(), p, np.nan) for name, p in adjusted.items()})
-    found = np.where(lines["mean_nats"] > 0, HIGHER, LOWER)
-    found = np.where(lines["p_different_holm"] < ALPHA, found, INCONCLUSIVE)
-    found = np.where(lines["p_equivalent_holm"] < ALPHA, EQUIVALENT, found)
-    return lines.assign(conclusion=np.where(lines["p_different"].notna(), found, MISSING))
+    adjusted = {f"{p}_adjusted": (lines[p] / lines["share"]).clip(upper=1.0) for p in ("p_different", "p_equivalent")}
+    lines = lines.assign(**adjusted)
+    sign = np.where(lines["mean_nats"] > 0, HIGHER, LOWER)
+    differs, equivalent = (lines[p] < ALPHA for p in adjusted)
+    found = np.where(differs, sign, np.where(equivalent, EQUIVALENT, INCONCLUSIVE))
+    found = np.where(differs & equivalent, [SLIGHTLY[str(word)] for word in sign], found)
+    found = np.where(lines["p_different"].notna(), found, MISSING)
+    open_lines = zip(lines["values"], lines["share"], (found == INCONCLUSIVE) & (lines["n"] >= 5), strict=True)
+    ranges = [seeds_range(values, MARGIN, share * ALPHA) if is_open else None for values, share, is_open in open_lines]
+    return lines.assign(conclusion=found, seeds_needed=[seeds_text(one) if one else "" for one in ranges])
+
+
+def seeds_text(ends: tuple[int, int]) -> str:
+    low, high = (f"more than {n - 1}" if n == stats.MAX_SEEDS else str(n) for n in ends)
+    return f"needs about {low} to {high} seeds" if low != high else f"needs {low} seeds"
 
 
 def merge_measures(by_measure: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
@@ -154,78 +188,98 @@ def merge_measures(by_measure: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
 
 
 def compare(runs: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
-    """Every pair of PAIRS in each row at both losses; Holm's family is all rows of one pair at one measure."""
+    """Every pair of PAIRS in each row at both losses."""
     parts = []
     for pair in PAIRS:
-        found = [pd.DataFrame([_line(runs, row, pair, at) for row in rows]) for at in COMPARED_AT]
-        parts += merge_measures([conclude(lines.assign(margin_nats=MARGIN)) for lines in found])
-    return pd.concat(parts, ignore_index=True)
+        parts += merge_measures([pd.DataFrame([_line(runs, row, pair, at) for row in rows]) for at in COMPARED_AT])
+    return pd.concat(parts, ignore_index=True).assign(margin_nats=MARGIN)
+
+
+def pool(lines: pd.DataFrame) -> dict[str, float] | None:
+    """`stats.random_effects` over the rows of `compare` for CRoPE - RoPE at the final loss; None below two rows."""
+    of = lines[(lines["first"] == "crope") & (lines["second"] == "rope") & lines["at"].str.startswith("final")]
+    of = of[(of["n"] >= MIN_SEEDS) & (of["std_over_seeds_nats"] > 0)]
+    errors: pd.Series = of["std_over_seeds_nats"] / np.sqrt(of["n"].astype(float))
+    return stats.random_effects(of["mean_nats"], errors) | {"rows": len(of)} if len(of) > 1 else None
 
 
 def judge(runs: pd.DataFrame) -> pd.DataFrame:
-    """The checks of every claim at each of its measures, with the `verdict` that they give together.
+    """The checks of every claim, with the `verdict` that they give together.
 
     not supported   some check's test against the claim rejects, after Holm over the claim's checks
-    not tested      runs or seeds of a check are missing
-    supported       the test for the claim rejects in every check. All must, so each is made at ALPHA without
+    not tested      runs or planned seeds of a check are missing
+    supported       the test for the claim rejects in every check. All must, so each is made at LEVEL without
                     correction: an intersection-union test keeps its level
     inconclusive    otherwise
+
+    The paper's absolute positions are judged by the better model of ABSOLUTE in each row; both must have been run.
     """
     parts = []
     for claim in CLAIMS:
-        found = []
-        for at in claim.measures:
-            lines = [_line(runs, row, (a, b), at) | {"rule": r} for row in claim.rows for a, b, r in claim.checks]
-            for line in lines:
-                for name, test in (("p_for", RULES[line["rule"]].p_for), ("p_against", RULES[line["rule"]].p_against)):
-                    line[name] = test(line["values"]) if line["n"] >= MIN_SEEDS else np.nan
-            checks = pd.DataFrame([{"claim": claim.name, **line} for line in lines])
-            found.append(checks.assign(verdict=verdict(checks)))
-        parts += merge_measures(found)
+        lines = []
+        for row, (first, second, rule) in itertools.product(claim.rows, claim.checks):
+            first = _better_absolute(runs, row, claim.measure) if first == ABSOLUTE[0] else first
+            lines.append(_line(runs, row, (first, second), claim.measure) | {"rule": rule})
+        for line in lines:
+            for name, test in (("p_for", RULES[line["rule"]].p_for), ("p_against", RULES[line["rule"]].p_against)):
+                line[name] = np.nan if np.isnan(line["p_different"]) else test(line["values"])
+        checks = pd.DataFrame([{"claim": claim.name, **line} for line in lines])
+        parts.append(checks.assign(verdict=verdict(checks)))
     return pd.concat(parts, ignore_index=True)
 
 
 def verdict(checks: pd.DataFrame) -> str:
     """The rule of `judge` on the columns p_for and p_against, one row per check; NaN where there is no test."""
-    if (holm(checks["p_against"].to_list()) < ALPHA).any():
+    if (holm(checks["p_against"].to_list()) < LEVEL).any():
         return NOT_SUPPORTED
     if checks["p_for"].isna().any():
         return MISSING
-    return SUPPORTED if (checks["p_for"] < ALPHA).all() else INCONCLUSIVE
+    return SUPPORTED if (checks["p_for"] < LEVEL).all() else INCONCLUSIVE
 
 
-def verdicts(checks: pd.DataFrame) -> list[dict[str, Any]]:
-    """For each claim and measure: the claim, the verdict, and in words the deciding check.
+def verdicts(checks: pd.DataFrame, runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """For each claim: the claim, the verdict, and in words the deciding check; NoPE's place beside absolute positions.
 
     That is the strongest check against a claim that is not supported, else the weakest check for it, or a missing one.
     """
     found = []
-    for (name, at), of in checks.groupby(["claim", "at"], sort=False):
+    for name, of in checks.groupby("claim", sort=False):
         claim, outcome = next(claim for claim in CLAIMS if claim.name == name), of["verdict"].iloc[0]
         against, untested = outcome == NOT_SUPPORTED, of["p_for"].isna()
         place = of["p_against"].argmin() if against else of["p_for"].fillna(np.inf).argmax()
         line = of.iloc[int(place)].to_dict()
         what = f"{row_label(line['dataset'], line['row'])}, {pair_label(line['first'], line['second'])}"
-        text = f"{(of['p_for'] < ALPHA).sum()} of {len(of)} checks hold; {'against it' if against else 'weakest'}:"
+        text = f"{(of['p_for'] < LEVEL).sum()} of {len(of)} checks hold; {'against it' if against else 'weakest'}:"
         text += f" {what} {number(line)}, must be {RULES[line['rule']].text}"
         if outcome == MISSING:
             text = f"{untested.sum()} of {len(of)} checks cannot be made; {what}: {line['reason']}"
-        found.append({"claim": claim, "at": at, "verdict": outcome, "text": text})
+        if ABSOLUTE[0] in {first for first, _, _ in claim.checks}:
+            text += f". {_worth_of_positions(runs, claim)}"
+        found.append({"claim": claim, "verdict": outcome, "text": text})
     return found
 
 
-def verdict_table(checks: pd.DataFrame, scale: str) -> Table:
-    of = [(one["claim"], one["at"], one["verdict"], one["text"]) for one in verdicts(checks)]
+def _worth_of_positions(runs: pd.DataFrame, claim: Claim) -> str:
+    """RoPE - NoPE in each row of a claim, without which no model with absolute positions can be judged."""
+    pair = ("rope", NO_POSITIONS)
+    lines = [(row_label(*row), _line(runs, row, pair, claim.measure)) for row in claim.rows]
+    known = [f"{where} {signed(line['mean_nats'])}" for where, line in lines if line["n"]]
+    return f"{pair_label(*pair)}: {', '.join(known)}" if known else "No run without positions to compare with"
+
+
+def verdict_table(checks: pd.DataFrame, runs: pd.DataFrame, scale: str) -> Table:
+    of = [(one["claim"], one["verdict"], one["text"]) for one in verdicts(checks, runs)]
     found = [(f"{claim.text} ({claim.source})", *rest) for claim, *rest in of]
     notes = [
-        f"Every check is a paired t test over at least {MIN_SEEDS} seeds. Supported: all checks of the claim reject"
-        f" at {ALPHA:g} (an intersection-union test, without correction). Not supported: a test against it does,"
-        " after Holm over its checks. Not tested: runs or seeds are missing. Inconclusive: none of these. Equivalence"
-        f" margin: {MARGIN:g} nats per token, fixed before the runs of the paper scale.",
+        "Every check is a paired t test on the planned seeds. Supported: all checks of the claim reject at"
+        f" {LEVEL:.2g} (an intersection-union test, without correction). Not supported: a test against it does, after"
+        " Holm over its checks. Not tested: runs or planned seeds are missing. Inconclusive: none of these. Equivalence"
+        f" margin: {MARGIN:g} nats per token, fixed before the runs of the paper scale. All conclusions of this report"
+        f" together are false with a probability of at most {ALPHA:g}.",
     ]
-    frame = pd.DataFrame(found, columns=["Claim", "Loss", "Verdict", "Deciding check, nats per token"])
+    frame = pd.DataFrame(found, columns=["Claim", "Verdict", "Deciding check, nats per token"])
     caption, numbers = f"The paper's claims, judged by these runs. Scale: {scale}.", checks.drop(columns=["values"])
-    return Table("claims", caption, frame, notes, text=(0, 1, 2, 3), numbers=numbers.round(DECIMALS))
+    return Table("claims", caption, frame, notes, text=(0, 1, 2), numbers=numbers.round(DECIMALS))
 
 
 def comparison_table(lines: pd.DataFrame, scale: str) -> Table:
@@ -235,24 +289,22 @@ def comparison_table(lines: pd.DataFrame, scale: str) -> Table:
         "Loss": lines["at"],
         "Paper": lines["paper_nats"].map(signed),
         **difference_columns(lines),
-        "p different": lines["p_different_holm"].map(p_text),
-        "p equivalent": lines["p_equivalent_holm"].map(p_text),
-        "Conclusion": lines["conclusion"],
     }
     notes = [
-        "Student's 95 % interval. p different: paired t test; p equivalent: two one-sided tests against"
-        f" ±{MARGIN:g}; both after Holm over the rows of a pair."
+        "Student's 95 % interval. Margin shown: the larger end of the 90 % interval, the smallest margin within"
+        " which the two would be equivalent."
     ]
     caption, numbers = f"Paired differences at equal seed. Scale: {scale}.", lines.drop(columns=["values", "reason"])
-    frame = pd.DataFrame(printed)
-    return Table("comparisons", caption, frame, notes, text=(0, 1, 2, 9), numbers=numbers.round(DECIMALS))
+    return Table("comparisons", caption, pd.DataFrame(printed), notes, text=(0, 1, 2), numbers=numbers.round(DECIMALS))
 
 
 def difference_columns(lines: pd.DataFrame) -> dict[str, Any]:
-    """Mean, interval and seeds of differences as printed columns."""
+    """Mean, interval, seeds and smallest margin shown of differences as printed columns."""
     bounds = zip(lines["t_low_nats"].map(signed), lines["t_high_nats"].map(signed), strict=True)
     intervals = [f"[{low}, {high}]" if low else "" for low, high in bounds]
-    return {"Mean, nats": lines["mean_nats"].map(signed), "95 %": intervals, "n": lines["n"].astype(str)}
+    shown = lines["margin_shown_nats"].map("{:.4f}".format, na_action="ignore").fillna("")
+    return {"Mean, nats": lines["mean_nats"].map(signed), "95 %": intervals, "n": lines["n"].astype(str),
+            "Margin shown": shown}  # fmt: skip
 
 
 def model_label(model: str) -> str:
@@ -273,10 +325,6 @@ def signed(value: float) -> str:
     return "" if pd.isna(value) else f"{round(value, 4) + 0.0:+.4f}".replace("-", "−")
 
 
-def p_text(p: float) -> str:
-    return "" if pd.isna(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
 def number(line: Mapping[Any, Any]) -> str:
     """Mean, interval and n of a line in words, or why there is none."""
     if pd.isna(line["t_low_nats"]):
@@ -285,10 +333,22 @@ def number(line: Mapping[Any, Any]) -> str:
     return f"{signed(line['mean_nats'])} (95 % {low} to {high}, n = {line['n']})"
 
 
+def _better_absolute(runs: pd.DataFrame, place: Row, at: str) -> str:
+    """The model of ABSOLUTE with the lower mean loss in one row of a table, or one of them that has no run."""
+    of, seeds = _of_row(runs, place), planned_seeds(TABLES[place[1] != "base"])
+    means = {model: by_seed(of, model, MEASURES[at], seeds).mean() for model in ABSOLUTE}
+    return min(means, key=lambda model: -np.inf if np.isnan(means[model]) else means[model])
+
+
+def _of_row(runs: pd.DataFrame, place: Row) -> pd.DataFrame:
+    return runs[(runs["dataset"] == place[0]) & (runs["row"] == place[1])]
+
+
 def _line(runs: pd.DataFrame, place: Row, pair: tuple[str, str], at: str) -> dict[str, Any]:
-    table = "table1" if place[1] == "base" else "table2"
+    """`difference` in one row of a table on its planned seeds, beside the paper's."""
+    table = TABLES[place[1] != "base"]
     printed = [paper.printed_loss(table, place[1], place[0], model) for model in pair]
     stated = printed[0].mean_nats - printed[1].mean_nats if printed[0] and printed[1] else np.nan
     known = {"dataset": place[0], "row": place[1], "first": pair[0], "second": pair[1], "at": at, "paper_nats": stated}
-    of = runs.loc[(runs["dataset"] == place[0]) & (runs["row"] == place[1]), ["model", "seed", MEASURES[at]]]
-    return known | difference({model: by_seed(of, model, MEASURES[at]) for model in pair})
+    of, seeds = _of_row(runs, place), planned_seeds(table)
+    return known | difference({model: by_seed(of, model, MEASURES[at], seeds) for model in pair}, len(seeds))

@@ -23,6 +23,7 @@ from matplotlib.patches import Patch
 
 from crope.report.claims import MARGIN, MEASURES, model_label, pair_label, row_label
 from crope.report.frame import DATASET_LABELS, load_curves
+from crope.report.stats import interval
 
 TEXT, MUTED, SHADE = "#1c2128", "#66707c", "#f3e9cf"
 COLOURS = {
@@ -98,6 +99,31 @@ def fig4(curves: pd.DataFrame, datasets: Sequence[str]) -> Figure:
             room = 0.06 * (max(late) - min(late)) or 0.1
             axis.set_ylim(min(late) - room, max(late) + room)
     _legend(figure, curves["model"].unique())
+    return figure
+
+
+def gaps(found: dict[str, dict[str, pd.DataFrame]]) -> Figure:
+    """Differences against the step: for each pair (title) and place a frame with a row per seed, a column per phase.
+
+    Lines are means over seeds, bands 95 % t intervals, thin lines single seeds.
+    """
+    places = list(dict.fromkeys(place for of in found.values() for place in of))
+    figure, axes = _axes(len(found), max(1, len(places)), (3.5, 2.3))
+    for line, (title, by_place) in zip(axes, found.items(), strict=True):
+        for axis, place in zip(line, places, strict=False):
+            axis.set_title(f"{place}")
+            axis.set_ylabel(title if axis is line[0] else "")
+            axis.set_xlabel("share of the steps" if line is axes[-1] else "")
+            axis.axhline(0, color=MUTED, linewidth=0.8)
+            if place not in by_place:
+                _absent(axis)
+                continue
+            of = by_place[place]
+            x = (of.columns.to_numpy(float) + 0.5) / len(of.columns)
+            bounds = np.array([interval(values) for values in of.to_numpy(float).T])
+            axis.plot(x, of.T, color=MUTED, linewidth=0.5, alpha=0.5)
+            axis.fill_between(x, bounds[:, 0], bounds[:, 1], color=COLOURS["crope"], alpha=0.2, linewidth=0)
+            axis.plot(x, of.mean(), color=COLOURS["crope"], gid="mean")
     return figure
 
 

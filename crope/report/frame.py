@@ -155,7 +155,7 @@ class Source:
     """The runs of some folders, of all scales, and the scale that is reported.
 
     `machine` is the folder of results/published that they were read from; empty for the user's own runs.
-    `unavailable` maps a dataset to the reason why it could not be had. `studies` are the published runs of studies.
+    `unavailable` maps a dataset to the reason why it could not be had.
     """
 
     scale: str
@@ -164,7 +164,6 @@ class Source:
     invalid: list[InvalidRecord]
     unavailable: Mapping[str, str]
     machine: str = ""
-    studies: Source | None = None
 
     @property
     def datasets(self) -> list[str] | None:
@@ -196,16 +195,10 @@ def choose_source(
 
 
 def load_published(*scales: str, published: Path = PUBLISHED) -> Source | None:
-    """The published records of the machine that has most runs of the paper's models, with `studies` likewise.
-
-    At the first of `scales` at which any machine has one; None if there is none.
-    """
+    """The published folder that has most runs, at the first of `scales` at which any has one; None if there is none."""
     found = [Source("", (one,), *load_frame([one]), {}, one.name) for one in sorted(published.glob("*/"))]
     for scale in scales:
-        sources = [replace(one, scale=scale) for one in found]
-        of_scale = [one.frame.loc[one.frame["scale"] == scale, "model"].isin(paper.MODEL_LABELS) for one in sources]
-        tables, studies = [of.sum() for of in of_scale], [(~of).sum() for of in of_scale]
-        if any(tables):
-            studied = sources[studies.index(max(studies))] if any(studies) else None
-            return replace(sources[tables.index(max(tables))], studies=studied)
+        counts = [(one.frame["scale"] == scale).sum() for one in found]
+        if any(counts):
+            return replace(found[counts.index(max(counts))], scale=scale)
     return None

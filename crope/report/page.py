@@ -21,6 +21,8 @@ CAPTIONS = {
     " validation loss.",
     "forest": "Bars: 95 % t interval of the mean; dots: seeds; crosses: the paper; shaded: equivalence margin.",
     "seeds": "Full validation loss after the last step of every seed; bars: means; lines join equal seeds.",
+    "gaps": "Sampled validation losses at equal seed and step, averaged over tenths of the run: mean over seeds, 95 %"
+    " interval, single seeds.",
     "parameters": "Stored parameters of the runs' models by part.",
     "study": "Bars of differences: 95 % t interval over seeds; bars of losses: ± standard deviation over seeds.",
     "theory": "From `make theory`; see the text below.",

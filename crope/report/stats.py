@@ -1,4 +1,4 @@
-"""Statistics of a cell and of a pair of cells: means, paired differences, t tests, Holm.
+"""Statistics of a cell, of paired differences and of several rows: means, t tests, sample sizes, Holm, random effects.
 
 `values` are one number per seed, usually differences in nats per token. Student's t assumes that they are normal and
 independent from seed to seed. Pairing at equal seed removes what two runs share: data order and initial values.
@@ -11,10 +11,15 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtr, stdtrit  # Student's t; scipy.stats takes half a second to import
+from scipy.special import chdtrc, chdtri, nctdtr, stdtr, stdtrit  # scipy.stats takes half a second to import
 
 MIN_SEEDS = 3  # two seeds give an interval of 12.7 standard errors to each side, and tests that reject nothing
-ALPHA = 0.05  # 95 % intervals; the error rate of a family of tests
+ALPHA = 0.05  # 95 % intervals; the error rate of the whole report
+POWER = 0.8  # of the sample sizes that are proposed
+MAX_SEEDS = 1000
+# The report draws a false conclusion with a probability of at most ALPHA, which is divided before any run: among the
+# paper's claims, the studies `base` and `controls`, and all other studies; then equally among the tests of each.
+SHARES = {"claims": 0.4, "base": 0.2, "controls": 0.2, "other": 0.2}
 
 
 def mean_std(values: ArrayLike) -> tuple[float, float | None]:
@@ -78,3 +83,47 @@ def holm(p_values: Sequence[float | None]) -> NDArray[np.float64]:
     adjusted = np.empty_like(p)
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1)))
     return adjusted
+
+
+def seeds_needed(mean: float, std: float, margin: float, level: float) -> int:
+    """Seeds for the likelier conclusion, "different" or "equivalent", at the true values `mean` and `std`.
+
+    The smallest number with a power of POWER, at most MAX_SEEDS. level: of the test, after adjustment.
+    """
+    for n in range(MIN_SEEDS, MAX_SEEDS):
+        step, df = std / np.sqrt(n), n - 1
+        different = 1 - nctdtr(df, abs(mean) / step, stdtrit(df, 1 - level / 2))
+        # Of the two one-sided tests each must reject; 1 less both misses is a lower bound.
+        bounds = np.array([margin - abs(mean), margin + abs(mean)]) / step
+        equivalent = 1 - nctdtr(df, bounds, stdtrit(df, 1 - level)).sum() if abs(mean) < margin else 0.0
+        if max(different, equivalent) >= POWER:
+            return n
+    return MAX_SEEDS
+
+
+def seeds_range(values: ArrayLike, margin: float, level: float) -> tuple[int, int]:
+    """`seeds_needed` at the observed mean, over the 80 % interval of the standard deviation (chi-square)."""
+    array = np.asarray(values, dtype=float)
+    mean, std = mean_std(array)
+    assert std is not None
+    ends = std * np.sqrt((array.size - 1) / chdtri(array.size - 1, [0.1, 0.9]))
+    low, high = (seeds_needed(mean, end, margin, level) for end in ends)
+    return low, high
+
+
+def random_effects(means: ArrayLike, errors: ArrayLike) -> dict[str, float]:
+    """One mean of several rows, from their means and standard errors, and how much the rows differ.
+
+    DerSimonian and Laird's estimate of tau, the standard deviation between rows; Knapp and Hartung's 95 % interval.
+    p_heterogeneity: Cochran's Q test of "all rows have one mean".
+    """
+    m, variance = np.asarray(means, dtype=float), np.asarray(errors, dtype=float) ** 2
+    weight, df = 1 / variance, m.size - 1
+    q = float((weight * (m - np.average(m, weights=weight)) ** 2).sum())
+    tau2 = max(0.0, (q - df) / (weight.sum() - (weight**2).sum() / weight.sum()))
+    weight = 1 / (variance + tau2)
+    mean = float(np.average(m, weights=weight))
+    error = np.sqrt((weight * (m - mean) ** 2).sum() / df / weight.sum())
+    half = float(stdtrit(df, 1 - ALPHA / 2) * error)
+    return {"mean": mean, "low": mean - half, "high": mean + half, "tau": tau2**0.5,
+            "p_heterogeneity": float(chdtrc(df, q))}  # fmt: skip

@@ -35,7 +35,6 @@ class Table:
     """A table as printed: every value a string, the column names its headings.
 
     text     positions of the columns of words, aligned to the left
-    bold     (row, column) of the values in bold print
     numbers  what the CSV holds instead of `frame`
     """
 
@@ -44,7 +43,6 @@ class Table:
     frame: pd.DataFrame
     notes: list[str] = field(default_factory=list)
     text: Sequence[int] = (0,)
-    bold: frozenset[tuple[int, int]] = frozenset()
     numbers: pd.DataFrame | None = None
 
 
@@ -53,11 +51,8 @@ def render(table: Table, kind: str) -> str:
     if kind == "csv":
         return (table.frame if table.numbers is None else table.numbers).to_csv(index=False, lineterminator="\n")
     escape = {"md": _escape_markdown, "tex": lambda text: text.translate(TEX), "html": html.escape}[kind]
-    strong = {"md": "**{}**", "tex": r"\textbf{{{}}}", "html": "<b>{}</b>"}[kind]
     headings = [escape(name) for name in table.frame.columns]
     rows = [[escape(one_line(value)) for value in row] for row in table.frame.itertuples(index=False)]
-    for i, j in table.bold:
-        rows[i][j] = strong.format(rows[i][j])
     caption, *notes = [escape(one_line(text)) for text in (table.caption, *table.notes)]
     body = {"md": _markdown, "tex": _tex, "html": _html}[kind]
     return body(table, headings, rows, caption, notes)
@@ -159,7 +154,6 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
     models = dict.fromkeys(one.cell.model for one in every)
     marks: dict[str, str] = {}  # reason -> number of its note, so that one reason is printed once
     lines: list[list[str]] = []
-    bold: set[tuple[int, int]] = set()
     for row in found:  # a study is a grid, so that every row has the same models in the same order
         here = _settings(row)
         labels = iter([_row_label(row[0].cell), f"here {here}" if here and name == "table2" else "", ""])
@@ -167,7 +161,6 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
         if any(printed):
             lines.append([next(labels), "paper", *printed])
         for protocol in PROTOCOLS:
-            bold |= {(len(lines), 2 + j) for j in _best(row, protocol, name)}
             lines.append([next(labels), protocol, *(_entry(one, row, protocol, name, marks) for one in row)])
     here = ", ".join(sorted({_settings(row) for row in found} - {""}))
     settings = [f"Run with {here}; the paper: {paper.row_label('base')}."] if here and name == "table1" else []
@@ -180,7 +173,6 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
         frame=pd.DataFrame(lines, columns=[first, "", *(paper.MODEL_LABELS.get(model, model) for model in models)]),
         notes=[*settings, *(f"[{i}] {text}" for text, i in marks.items()), *_notes(every, source.scale)],
         text=(0, 1),
-        bold=frozenset(bold),
         numbers=pd.DataFrame([_csv_row(one, protocol) for one in every for protocol in PROTOCOLS]),
     )
 
@@ -192,12 +184,6 @@ def _entry(one: CellLosses, row: Sequence[CellLosses], protocol: str, name: str,
         text = loss_text(*one.losses[protocol], name) + (f" (n={len(one.runs)})" if len(counts) > 1 else "")
     numbers = ", ".join(marks.setdefault(note, str(len(marks) + 1)) for note in one.notes)
     return f"{text} [{numbers}]" if numbers else text
-
-
-def _best(row: Sequence[CellLosses], protocol: str, name: str) -> list[int]:
-    """Positions of the lowest mean at the printed precision; none if only one model has a loss."""
-    means = {j: round(one.losses[protocol][0], paper.PRINTED_DECIMALS[name]) for j, one in enumerate(row) if one.losses}
-    return [j for j, mean in means.items() if mean == min(means.values())] if len(means) > 1 else []
 
 
 def loss_text(mean: float, std: float | None, name: str) -> str:
@@ -246,7 +232,7 @@ def _notes(found: Sequence[CellLosses], scale: str) -> list[str]:
         f"full (this repository's protocol): loss after the last step on {split}, mean over seeds; ± is the sample"
         " standard deviation over seeds (none for one seed).",
         "paper: as printed; the paper does not say what its ± is a spread of.",
-        "Bold: the lowest complete value of its line, whether or not the difference exceeds the spread.",
+        "Nothing is in bold: claims and answers say which differences a test separates.",
     ]
     if scale != "paper":
         notes.append(

@@ -1,0 +1,196 @@
+"""The findings in plain sentences, for the first screen of the page and the README; differences against the step.
+
+A difference is first - second at equal seed, in nats per token, with its 95 % interval over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from crope.report import claims
+from crope.report.claims import DECIMALS, MARGIN, MISSING, number, pair_label, row_label, signed
+from crope.report.frame import DATASET_LABELS, load_curves
+from crope.report.stats import MAX_SEEDS, paired, seeds_range
+from crope.report.studies import answer_text
+from crope.report.tables import Table
+
+PHASES = 10  # equal parts of a run, over each of which sampled validation losses are averaged
+GAP_MODELS = ("crope", "rope", "nope")
+PLAIN = ("base", "baselines", "horizon", "schemes")  # studies whose runs differ in the model and the steps alone
+
+
+def answers(lines: pd.DataFrame) -> list[dict[str, str]]:
+    """Question, answer and numbers of every judged line that could be tested."""
+    found = []
+    for line in lines[lines["judged"] & (lines["conclusion"] != MISSING)].to_dict("records") if len(lines) else []:
+        pair = pair_label(line["first"], line["second"]) if line["second"] else "beyond its length"
+        parts = f"; {line['by_dataset']}" if line["by_dataset"] else ""
+        text = f"{pair}: {number(line)}{parts}; {line['where']}"
+        found.append({"question": line["question"], "answer": answer_text(line), "text": text})
+    return found
+
+
+def waiting(lines: pd.DataFrame) -> str:
+    """How many questions have not all of their planned seeds."""
+    judged = lines[lines["judged"]] if len(lines) else lines
+    missing = int((judged["conclusion"] == MISSING).sum()) if len(judged) else 0
+    return f"{len(judged) - missing} of {len(judged)} questions have all planned seeds." if missing else ""
+
+
+def pooled(comparisons: pd.DataFrame) -> str:
+    """One estimate of CRoPE - RoPE from all rows of the tables."""
+    found = claims.pool(comparisons)
+    if found is None:
+        return ""
+    low, high = signed(found["low"]), signed(found["high"])
+    return (
+        f"All {found['rows']:.0f} rows of Tables 1 and 2 together: {pair_label('crope', 'rope')} ="
+        f" {signed(found['mean'])} (95 % {low} to {high}; random effects, standard deviation between rows"
+        f" {found['tau']:.4f}, heterogeneity p = {found['p_heterogeneity']:.2f})."
+    )
+
+
+def by_phase(runs: pd.DataFrame) -> pd.DataFrame:
+    """Sampled validation losses by place (dataset and steps), model, seed and phase of training; runs of PLAIN.
+
+    At equal seed and step all models are validated on the same batches, so that their differences are quiet.
+    """
+    of = runs[runs["study"].isin(PLAIN) & runs["model"].isin(GAP_MODELS)].drop_duplicates("run_id")
+    parts = []
+    for run in of.to_dict("records"):
+        curve = load_curves(run["path"]).dropna(subset="val/loss_nats")
+        last = int(curve["step"].max())
+        phase = np.minimum(curve["step"] * PHASES // last, PHASES - 1)
+        losses = curve.groupby(phase)["val/loss_nats"].mean()
+        place = f"{DATASET_LABELS.get(run['dataset'], run['dataset'])}, {last:,} steps"
+        known = {"place": place, "model": run["model"], "seed": run["seed"], "steps": last}
+        parts.append(pd.DataFrame({"phase": losses.index, "loss": losses.to_numpy()}).assign(**known))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["place", "model", "phase", "steps"])
+
+
+def gaps(losses: pd.DataFrame, first: str, second: str) -> dict[str, pd.DataFrame]:
+    """By place: first - second, a row per seed and a column per phase; places without both models are left out."""
+    found = {}
+    for place, of in losses.groupby("place", sort=False):
+        wide = {model: part.pivot(index="seed", columns="phase", values="loss") for model, part in of.groupby("model")}
+        if {first, second} <= wide.keys() and len(both := (wide[first] - wide[second]).dropna()):
+            found[str(place)] = both
+    return found
+
+
+def growth(losses: pd.DataFrame) -> list[str]:
+    """How CRoPE - RoPE changes while a run is trained, beside what positions are worth in its last part."""
+    found, worth = [], gaps(losses, "nope", "rope")
+    for place, of in gaps(losses, "crope", "rope").items():
+        change = claims.describe(of[PHASES - 1] - of[0])
+        text = f"{place}: {pair_label('crope', 'rope')} is {signed(of[0].mean())} in the first tenth of training and"
+        text += f" {signed(of[PHASES - 1].mean())} in the last; change {number(change)}"
+        if place in worth:
+            text += f". {pair_label('nope', 'rope')} in the last tenth: {signed(worth[place][PHASES - 1].mean())}"
+        found.append(f"{text}.")
+    return found
+
+
+def fraction(conversions: pd.DataFrame) -> str:
+    """Whether training moves RoPE's projections towards Eq. 30."""
+    if conversions.empty:
+        return ""
+    of = conversions.drop_duplicates("run_id")
+    line = claims.describe(of["kept_share"] - of["kept_share_by_chance"])
+    corpora = " and ".join(DATASET_LABELS.get(name, name) for name in of["dataset"].unique())
+    return (
+        f"Complex-linear fraction of RoPE's trained Q, K and V ({corpora}): {of['kept_share'].mean():.3f}; by chance"
+        f" {of['kept_share_by_chance'].mean():.3f}; difference {number(line)}."
+    )
+
+
+def halved(lines: pd.DataFrame, runs: pd.DataFrame) -> str:
+    """Sec. 5.1 to the letter, "halved output dimensions", next to Eq. 30: weights and loss."""
+    of = (
+        lines[lines["judged"] & (lines["second"] == "halved") & (lines["study"] == "controls")] if len(lines) else lines
+    )
+    counts = runs[runs["study"] == "controls"].drop_duplicates("model").set_index("model")["parameters.total"]
+    if of.empty or not {"rope", "crope", "halved"} <= set(counts.index):
+        return ""
+    saved = {model: counts["rope"] - counts[model] for model in ("halved", "crope")}
+    return (
+        f"Sec. 5.1 to the letter (half the output dimensions) saves {saved['halved']:,} weights, Eq. 30"
+        f" {saved['crope']:,}; {pair_label('crope', 'halved')} {number(of.iloc[0].to_dict())}."
+    )
+
+
+def repeats(frames: Mapping[str, pd.DataFrame], scale: str) -> pd.DataFrame:
+    """Runs of one configuration and seed that were executed more than once: one row per table row and dataset.
+
+    frames: by the name of their folder. Executions differ in machine, precision or threads, so in rounding alone.
+    largest, median: of the range of a run's final losses; std: over seeds, mean over models and executions.
+    """
+    parts = [frame[(frame["status"] == "complete") & (frame["scale"] == scale)].assign(folder=name)
+             for name, frame in frames.items()]  # fmt: skip
+    runs = pd.concat(parts, ignore_index=True)
+    lines = []
+    for (dataset, row), of in runs.groupby(["dataset", "row"], sort=False):
+        again = of[of.duplicated(["cell_key", "model", "seed"], keep=False)]
+        ranges = again.groupby(["cell_key", "model", "seed"])["val_full.final_nats"].agg(np.ptp)
+        spread = again.groupby(["folder", "cell_key", "model"])["val_full.final_nats"].std().dropna()
+        if len(ranges):
+            lines.append({
+                "dataset": dataset, "row": row, "runs": len(ranges), "executions": again["folder"].nunique(),
+                "largest_nats": ranges.max(), "median_nats": ranges.median(), "std_over_seeds_nats": spread.mean(),
+            })  # fmt: skip
+    return pd.DataFrame(lines)
+
+
+def repeats_table(lines: pd.DataFrame, scale: str) -> Table:
+    frame = pd.DataFrame({
+        "Row": [row_label(*place) for place in zip(lines["dataset"], lines["row"], strict=True)],
+        "Runs": lines["runs"].astype(str), "Executions": lines["executions"].astype(str),
+        "Largest": lines["largest_nats"].map("{:.4f}".format), "Median": lines["median_nats"].map("{:.4f}".format),
+        "Std over seeds": lines["std_over_seeds_nats"].map("{:.4f}".format, na_action="ignore").fillna(""),
+    })  # fmt: skip
+    notes = [
+        "Runs of one configuration and seed on other machines, in another precision or with another number of threads:"
+        " differences of the final full validation loss, nats per token, next to the spread over seeds."
+    ]
+    return Table(
+        "repeats", f"Runs executed more than once. Scale: {scale}.", frame, notes, numbers=lines.round(DECIMALS)
+    )
+
+
+def rounding(lines: pd.DataFrame) -> str:
+    """How closely numbers of another machine should agree."""
+    of = lines[lines["row"] == "base"] if len(lines) else lines
+    if of.empty:
+        return ""
+    parts = [
+        f"{x:.3f} nats on {DATASET_LABELS.get(name, name)}"
+        for name, x in zip(of["dataset"], of["largest_nats"], strict=True)
+    ]
+    return f"The same run executed again elsewhere differs by up to {', '.join(parts)}."
+
+
+def undecidable(comparisons: pd.DataFrame) -> str:
+    """Seeds that equality on PG-19's base row would need, from the spread of the differences there."""
+    place = (comparisons["dataset"] == "pg19") & (comparisons["row"] == "base")
+    of = comparisons[place & (comparisons["first"] == "crope")]
+    if of.empty or of["n"].iloc[0] < 3 or not of["std_over_seeds_nats"].iloc[0]:
+        return ""
+    values = np.array(of["values"].iloc[0])
+    low, high = seeds_range(values - values.mean(), MARGIN, claims.LEVEL)
+    most = f"more than {MAX_SEEDS - 1}" if high == MAX_SEEDS else str(high)
+    return f"PG-19's base row would need {low} to {most} seeds to show equality; it is not decided at this scale."
+
+
+def agreement(own: pd.DataFrame, published: Mapping[str, pd.DataFrame]) -> str:
+    """The user's runs against published runs of the same id."""
+    if not published:
+        return ""
+    every = pd.concat(list(published.values())).drop_duplicates("run_id").set_index("run_id")["val_full.final_nats"]
+    mine = own[own["status"] == "complete"].set_index("run_id")["val_full.final_nats"]
+    differences = paired(mine, every).abs()
+    if differences.empty:
+        return ""
+    return f"{len(differences)} of your runs are published too; they differ by up to {differences.max():.4f} nats."
