@@ -153,7 +153,7 @@ def build_parser() -> Parser:
     sub.add_argument("cell", nargs="?", help="table1/<dataset>/<model> or table2/<row>/<dataset>/<model>")
     sub.add_argument("--runs", type=Path, action="append", default=[], metavar="DIR", help="may be repeated")
     sub = command(publish, "results_dir")
-    sub.add_argument("machine", metavar="MACHINE", help="a name for the kind of machine, such as h200 or cpu-2-cores")
+    sub.add_argument("machine", metavar="MACHINE", help="a name for the kind of machine, such as h200 or cpu-fp32")
     sub.add_argument("--scale", required=True)
     command(readme)
     sub = command(theory, "results_dir")

@@ -107,7 +107,7 @@ def test_reproduce_without_data_and_network(tmp_path: Path) -> None:
         "CROPE_CACHE_DIR": str(tmp_path / "cache"),
         "HF_HUB_OFFLINE": "1",
     }
-    command = ["--scale", "smoke", "--study", "table1", "--results-dir", str(tmp_path), "tracker=none"]
+    command = ["--scale", "smoke", "--study", "table1", "--seeds", "1", "--results-dir", str(tmp_path), "tracker=none"]
     done = run_script("reproduce.py", *command, **hidden)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 runs, 3 to train" in done.stdout and "no runs on ptb" in done.stdout

@@ -64,7 +64,8 @@ def test_a_study_is_composed_by_hydra_once(monkeypatch: pytest.MonkeyPatch) -> N
     calls, real = [], study.compose_config
     monkeypatch.setattr(study, "compose_config", lambda overrides: (calls.append(overrides), real(overrides))[1])
     runs = study_runs(["schemes"], scale="paper", seeds=[0, 1, 2])
-    assert len(runs) == 3 * 3 * len(study_axes("schemes")["model"]) and calls == [("scale=paper",)]
+    assert len(runs) == 3 * len(study_axes("schemes")["model"])
+    assert calls == [("scale=paper", "train.max_steps=3200")]
 
 
 def test_cells_are_the_papers_in_its_order_and_those_of_the_runs() -> None:
@@ -102,10 +103,11 @@ def test_only_the_papers_datasets_are_restricted(axis: str, datasets: list[str] 
 
 
 def test_every_study_but_the_tables_has_rows() -> None:
-    rows = expected_rows("quick", datasets=["pg19", "ptb"])
+    rows = expected_rows("quick", datasets=["wikitext2", "ptb"])
     assert {row.study for row in rows} == set(group_files("study")) - set(TABLES)
     scaling = [(row.dataset, row.width, row.settings) for row in rows if row.study == "scaling"]
-    assert scaling == [("pg19", width, ()) for width in (64, 128, 256, 512)]
+    assert scaling == [("ptb", width, ()) for width in (64, 128, 256)]
+    assert {row.seeds for row in rows if row.study == "base"} == {tuple(range(10))} == {study.planned_seeds("base")}
     rates = [row for row in rows if row.study == "fair_lr"]
     assert [row.settings for row in rates] == [("train.lr=0.0003",), ("train.lr=0.001",), ("train.lr=0.003",)]
     assert len({cell.key for row in rates for cell in row.cells}) == 9
@@ -132,7 +134,9 @@ def test_a_study_that_is_no_study_is_a_config_error(monkeypatch) -> None:
 
 def test_status_from_run_folders(tmp_path: Path) -> None:
     """One run each that is complete, failed, running, started; a free lock alone means nothing."""
-    runs = study_runs(["table1"], scale="quick", overrides=[f"results_dir={tmp_path}", "train.precision=fp32"])
+    runs = study_runs(
+        ["table1"], scale="quick", seeds=[0], overrides=[f"results_dir={tmp_path}", "train.precision=fp32"]
+    )
     done, failed, running, started, locked_before = runs[:5]
     for run in (done, failed):
         (source,) = PUBLISHED.glob(f"*/{run.run_id}")
@@ -146,7 +150,7 @@ def test_status_from_run_folders(tmp_path: Path) -> None:
     with run_lock(locked_before):
         pass
     with run_lock(running):
-        lines = study_status(["table1"], scale=None, seeds=None, results_dir=tmp_path).splitlines()
+        lines = study_status(["table1"], scale=None, seeds=[0], results_dir=tmp_path).splitlines()
     assert lines[0].startswith("table1, quick: 9 runs: 1 done, 1 running, 1 started, 1 failed, 5 missing; ")
     assert [line.split()[:2] for line in lines[1:]] == [
         ["running", running.run_id], ["started", started.run_id], ["failed", f"{failed.run_id}:"],

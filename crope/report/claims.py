@@ -110,7 +110,7 @@ LEVEL = ALPHA * SHARES["claims"] / len(CLAIMS)  # of one verdict
 def collect(frame: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
     """The complete runs of the cells, one row per run; a run that is in both tables once."""
     distinct = {cell.key: cell for cell in cells}.values()
-    return pd.concat([cell_runs(frame, cell) for cell in distinct], ignore_index=True)
+    return pd.concat([frame.iloc[:0], *(cell_runs(frame, cell) for cell in distinct)], ignore_index=True)
 
 
 def by_seed(runs: pd.DataFrame, model: str, column: str, seeds: Sequence[int] | None = None) -> pd.Series:
@@ -302,7 +302,7 @@ def difference_columns(lines: pd.DataFrame) -> dict[str, Any]:
     """Mean, interval, seeds and smallest margin shown of differences as printed columns."""
     bounds = zip(lines["t_low_nats"].map(signed), lines["t_high_nats"].map(signed), strict=True)
     intervals = [f"[{low}, {high}]" if low else "" for low, high in bounds]
-    shown = lines["margin_shown_nats"].map("{:.4f}".format, na_action="ignore").fillna("")
+    shown = ["" if np.isnan(margin) else f"{margin:.4f}" for margin in lines["margin_shown_nats"]]
     return {"Mean, nats": lines["mean_nats"].map(signed), "95 %": intervals, "n": lines["n"].astype(str),
             "Margin shown": shown}  # fmt: skip
 

@@ -96,7 +96,7 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
 
     Raises UserError without records or without the markers, DataError for an invalid record.
     """
-    from crope.report import claims, figures
+    from crope.report import build, figures, findings
 
     source = load_published(*SCALES, published=published)
     if source is None:
@@ -106,11 +106,13 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     if not pattern.search(text):
         raise UserError(f"{readme}: the markers '{START}' and '{END}' are missing; put them around the tables")
     cells = expected_cells(source.scale)
+    found = build.find(source, cells, published)
+    lines = [f"- **{one['question']}** {one['answer']}. {one['text']}." for one in findings.answers(found.answers)]
+    lines += [f"- {statement}" for statement in found.statements]
     tables = once([loss_table(source, cells, name) for name in TABLES])
-    line = savings_line(source, cells)
-    block = "\n".join([START, "", *(render(table, "md") for table in tables), *([f"{line}\n"] if line else []), END])
-    table1 = [cell for cell in cells if cell.table == TABLES[0]]
-    curves = figures.read_curves(claims.collect(source.frame, table1))
-    figure = figures.fig4(curves, list(dict.fromkeys(cell.dataset for cell in table1)))
+    savings = [f"{line}\n"] if (line := savings_line(source, cells)) else []
+    block = "\n".join([START, "", *lines, "", *(render(table, "md") for table in tables), *savings, END])
+    table1 = [cell.dataset for cell in cells if cell.table == TABLES[0]]
+    figure = figures.fig4(figures.read_curves(found.runs), list(dict.fromkeys(table1)))
     write_bytes(published / FIGURE, figures.render(figure, "png"))
     write_text(readme, pattern.sub(lambda _: block, text))

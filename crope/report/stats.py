@@ -6,6 +6,7 @@ independent from seed to seed. Pairing at equal seed removes what two runs share
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 import numpy as np
@@ -90,15 +91,15 @@ def seeds_needed(mean: float, std: float, margin: float, level: float) -> int:
 
     The smallest number with a power of POWER, at most MAX_SEEDS. level: of the test, after adjustment.
     """
-    for n in range(MIN_SEEDS, MAX_SEEDS):
+    def power(n: int) -> float:
         step, df = std / np.sqrt(n), n - 1
         different = 1 - nctdtr(df, abs(mean) / step, stdtrit(df, 1 - level / 2))
-        # Of the two one-sided tests each must reject; 1 less both misses is a lower bound.
-        bounds = np.array([margin - abs(mean), margin + abs(mean)]) / step
-        equivalent = 1 - nctdtr(df, bounds, stdtrit(df, 1 - level)).sum() if abs(mean) < margin else 0.0
-        if max(different, equivalent) >= POWER:
-            return n
-    return MAX_SEEDS
+        # Both one-sided tests must reject: 1 less the probabilities that either does not is a lower bound.
+        ends = np.array([margin - abs(mean), margin + abs(mean)]) / step
+        equivalent = 1 - nctdtr(df, ends, stdtrit(df, 1 - level)).sum() if abs(mean) < margin else 0.0
+        return float(max(different, equivalent))
+
+    return bisect.bisect_left(range(MAX_SEEDS), POWER, lo=MIN_SEEDS, key=power)
 
 
 def seeds_range(values: ArrayLike, margin: float, level: float) -> tuple[int, int]:

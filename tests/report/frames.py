@@ -19,10 +19,18 @@ def make_cell(model: str, dataset: str, row: str = "base", *, width: int = 128, 
     return Cell("table1", row, dataset, model, "quick", make_key(model, dataset, row, width, setting))
 
 
-def make_row(study: str, models: Sequence[str], *, dataset: str = "ptb", width: int = 128, lr: str = "") -> StudyRow:
+def make_row(
+    study: str,
+    models: Sequence[str],
+    *,
+    dataset: str = "ptb",
+    width: int = 128,
+    lr: str = "",
+    seeds: Sequence[int] = (0, 1, 2),
+) -> StudyRow:
     setting = f"train.lr={lr}" if lr else ""
     cells = tuple(make_cell(model, dataset, width=width, setting=setting) for model in models)
-    return StudyRow(study, dataset, width, cells, (setting,) if lr else ())
+    return StudyRow(study, dataset, width, cells, (setting,) if lr else (), tuple(seeds))
 
 
 def make_runs(

@@ -11,19 +11,19 @@ from crope.errors import UserError
 from crope.record import PUBLISHED
 from crope.report.explain import explain
 
-NOWHERE = Path("nowhere")
+NOWHERE, BF16 = Path("nowhere"), PUBLISHED / "cpu-bf16"
 
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    return explain("table1/ptb/crope", results_dir=NOWHERE)
+    return explain("table1/ptb/crope", results_dir=NOWHERE, folders=[BF16])
 
 
 def test_every_run_is_named_with_its_folder_and_commit(text: str) -> None:
-    runs = sorted((PUBLISHED / "cpu-2-cores").glob("crope-ptb-base-s*"))
+    runs = sorted(BF16.glob("crope-ptb-base-s*"))
     assert len(runs) == 3
     for run in runs:
-        assert f"results/published/cpu-2-cores/{run.name}\n" in text
+        assert f"results/published/cpu-bf16/{run.name}\n" in text
     assert text.count("bd6411a3867e083277345076f51679cc6a116c91") == 3
 
 
@@ -59,6 +59,6 @@ def test_a_wrong_name_suggests_the_nearest() -> None:
 
 
 def test_without_a_name_all_cells_are_listed() -> None:
-    lines = explain(None, results_dir=NOWHERE).splitlines()
+    lines = explain(None, results_dir=NOWHERE, folders=[BF16]).splitlines()
     assert len(lines) == 1 + 9 + 12
     assert all(line.endswith("complete, n = 3") for line in lines[1:])

@@ -87,3 +87,31 @@ def test_holm_is_the_closed_test_of_bonferroni() -> None:
 def test_a_missing_test_stays_in_the_family() -> None:
     assert stats.holm([0.02, None, float("nan")]) == pytest.approx([0.06, 1.0, 1.0])
     assert stats.holm([]).size == 0
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "different"),
+    [(0.011, 0.0065, True), (0.0, 0.01, False), (0.4416, 0.19, True), (0.003, 0.02, False)],
+)
+def test_seeds_needed_give_the_power_of_the_likelier_test(mean: float, std: float, different: bool) -> None:
+    """Simulated at the true mean and deviation; one seed fewer has less than the power."""
+    n = stats.seeds_needed(mean, std, MARGIN, 0.05)
+    power = []
+    for seeds in (n, n - 1):
+        values = draws(4000, seeds, mean=mean, std=std)
+        t = scipy.stats.ttest_1samp(values, 0, axis=1)
+        low, high = t.confidence_interval(0.9)
+        power.append(np.mean(t.pvalue < 0.05 if different else (low > -MARGIN) & (high < MARGIN)))
+    assert power[0] >= stats.POWER - 0.03
+    assert power[1] <= stats.POWER + 0.03
+
+
+def test_seeds_needed_are_a_range_and_end_at_a_thousand() -> None:
+    values = [0.0, 0.02, 0.04, 0.01, 0.03]
+    low, high = stats.seeds_range(values, MARGIN, 0.05)
+    std = np.std(values, ddof=1)
+    ends = [std * (4 / scipy.stats.chi2.ppf(q, 4)) ** 0.5 for q in (0.9, 0.1)]
+    assert (low, high) == tuple(stats.seeds_needed(0.02, end, MARGIN, 0.05) for end in ends)
+    assert low < high
+    assert stats.seeds_needed(0.0001, 0.9, MARGIN, 0.05) == stats.MAX_SEEDS
+    assert stats.seeds_needed(0.1, 0.001, MARGIN, 0.05) == stats.MIN_SEEDS

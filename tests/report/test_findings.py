@@ -1,0 +1,118 @@
+"""Sentences and differences against the step, on curves and losses that can be worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import scipy.stats
+
+from crope.report import figures, findings
+from tests.report.frames import make_frame, make_row, make_runs
+from tests.report.test_studies import answers_of, at
+
+
+def write_curve(folder: Path, losses: list[float], every: int = 20) -> None:
+    """metrics.jsonl with sampled losses at steps 0, 20, ..., of one run."""
+    folder.mkdir()
+    lines = [{"step": every * i, "val/loss_nats": loss} for i, loss in enumerate(losses)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture
+def phases(tmp_path: Path) -> pd.DataFrame:
+    """21 losses at steps 0 to 400: CRoPE - RoPE is 0.01 (seed + 1) in the first half, 0.03 later; NoPE has seed 0."""
+    parts = [make_runs(model, dict.fromkeys((0, 1, 2), 5.0)) for model in ("rope", "crope")]
+    frame = make_frame(*parts, make_runs("nope", {0: 5.0}))
+    for run in frame.to_dict("records"):
+        gaps = {"crope": [0.01 * (run["seed"] + 1)] * 10 + [0.03] * 11, "rope": [0.0] * 21, "nope": [0.2] * 21}
+        losses = [6.0 - 0.1 * i + run["seed"] + gap for i, gap in enumerate(gaps[run["model"]])]
+        write_curve(tmp_path / Path(run["path"]).name, losses)
+    return findings.by_phase(frame.assign(study="base", path=[str(tmp_path / Path(p).name) for p in frame["path"]]))
+
+
+def test_differences_against_the_step_are_means_over_tenths_at_equal_seed(phases: pd.DataFrame) -> None:
+    ((place, found),) = findings.gaps(phases, "crope", "rope").items()
+    assert place == "Penn Treebank, 400 steps"
+    assert found.shape == (3, findings.PHASES)
+    for seed in (0, 1, 2):
+        assert found.loc[seed].tolist() == pytest.approx([0.01 * (seed + 1)] * 5 + [0.03] * 5)
+    assert findings.gaps(phases, "nope", "rope")[place].to_numpy().tolist() == [pytest.approx([0.2] * 10)]
+    assert findings.gaps(phases, "alibi", "rope") == {}
+
+
+def test_growth_names_both_ends_their_difference_and_the_worth_of_positions(phases: pd.DataFrame) -> None:
+    (text,) = findings.growth(phases)
+    low, high = scipy.stats.ttest_1samp([0.02, 0.01, 0.0], 0).confidence_interval()
+    for part in ("+0.0200 in the first", "+0.0300 in the last", "change +0.0100", f"+{high:.4f}", "n = 3", "+0.2000"):
+        assert part in text
+    assert f"−{-low:.4f}" in text
+
+
+def test_the_figure_draws_mean_interval_and_seeds(phases: pd.DataFrame) -> None:
+    figure = figures.gaps({"CRoPE − RoPE": findings.gaps(phases, "crope", "rope")})
+    (axis,) = figure.axes
+    (mean,) = [line for line in axis.get_lines() if line.get_gid() == "mean"]
+    assert mean.get_xdata() == pytest.approx([0.05 + 0.1 * i for i in range(10)])
+    assert mean.get_ydata() == pytest.approx([0.02] * 5 + [0.03] * 5)
+    band = axis.collections[0].get_paths()[0].get_extents()
+    low, high = scipy.stats.ttest_1samp([0.01, 0.02, 0.03], 0).confidence_interval()
+    assert (band.y0, band.y1) == pytest.approx((low, high))
+
+
+def test_repeats_are_ranges_of_one_run_over_executions_next_to_the_spread_over_seeds() -> None:
+    here = make_frame(make_runs("rope", {0: 5.0, 1: 5.2}), make_runs("crope", {0: 9.0}))
+    there = make_frame(make_runs("rope", {0: 5.01, 1: 5.16}, precision="bf16"), make_runs("nope", {0: 1.0}))
+    failed = make_frame(make_runs("crope", {0: 0.0}, status="failed"))
+    (found,) = findings.repeats({"a": here, "b": there, "c": failed}, "quick").to_dict("records")
+    assert (found["runs"], found["executions"]) == (2, 2)
+    assert (found["largest_nats"], found["median_nats"]) == pytest.approx((0.04, 0.025))
+    spread = [pd.Series([5.0, 5.2]).std(), pd.Series([5.01, 5.16]).std()]
+    assert found["std_over_seeds_nats"] == pytest.approx(sum(spread) / 2)
+    assert "0.040 nats on Penn Treebank" in findings.rounding(pd.DataFrame([found]))
+    assert findings.repeats({"a": here}, "quick").empty
+    assert findings.rounding(pd.DataFrame()) == ""
+
+
+def test_own_runs_are_compared_with_published_runs_of_the_same_id() -> None:
+    own = make_frame(make_runs("rope", {0: 5.0, 1: 5.2, 2: 5.4}))
+    text = findings.agreement(own, {"machine": make_frame(make_runs("rope", {0: 5.001, 1: 5.17}))})
+    assert "2 of your runs" in text and "0.0300" in text
+    assert findings.agreement(own, {"machine": make_frame(make_runs("nope", {0: 5.0}))}) == ""
+    assert findings.agreement(own, {}) == ""
+
+
+def test_answers_are_the_judged_lines_that_could_be_tested() -> None:
+    rows = [
+        make_row("controls", ["rope", "crope", "complex_qk", "halved"], dataset=name) for name in ("ptb", "wikitext2")
+    ]
+    parts = []
+    for dataset, loss in {"ptb": 5.1, "wikitext2": 5.3}.items():
+        parts += [make_runs("rope", at(5.0), dataset=dataset), make_runs("complex_qk", at(loss, 2), dataset=dataset)]
+    lines = answers_of(make_frame(*parts), rows)
+    (one,) = findings.answers(lines)
+    assert "Q and K" in one["question"] and one["answer"] == "yes, higher"
+    for part in ("Q/K only − RoPE: +0.2000", "Penn Treebank +0.1000, Wikitext-2 +0.3000", "n = 3"):
+        assert part in one["text"]
+    assert findings.waiting(lines).startswith("1 of 6 ")
+    assert findings.answers(pd.DataFrame()) == [] and findings.waiting(pd.DataFrame()) == ""
+
+
+def test_the_literal_reading_of_sec_5_1_is_compared_in_weights_and_loss() -> None:
+    rows = [make_row("controls", ["rope", "crope", "halved"])]
+    sizes = {"rope": 1000, "crope": 900, "halved": 850}
+    frame = make_frame(*(make_runs(m, at(5.0, 1 + i), **{"parameters.total": sizes[m]}) for i, m in enumerate(sizes)))
+    runs = frame.assign(study="controls")
+    text = findings.halved(answers_of(frame, rows), runs)
+    assert "saves 150 weights" in text and "Eq. 30 100" in text and "CRoPE − halved" in text
+    assert findings.halved(pd.DataFrame(), runs) == ""
+
+
+def test_the_complex_linear_fraction_is_compared_with_chance() -> None:
+    lines = pd.DataFrame({"run_id": ["a", "a", "b", "c"], "dataset": "ptb", "kept_share": [0.7, 0.7, 0.66, 0.68],
+                          "kept_share_by_chance": [0.65, 0.65, 0.65, 0.65]})  # fmt: skip
+    text = findings.fraction(lines)
+    assert "0.680" in text and "0.650" in text and "+0.0300" in text and "n = 3" in text
+    assert findings.fraction(pd.DataFrame()) == ""
