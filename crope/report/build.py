@@ -11,7 +11,7 @@ import pandas as pd
 
 from crope.errors import InvalidRecord
 from crope.record import PUBLISHED, write_bytes
-from crope.report import claims, figures, findings, page, studies, tables
+from crope.report import claims, figures, findings, page, questions, studies, tables
 from crope.report.frame import Source, choose_source, load_frame
 from crope.report.page import Section
 from crope.report.tables import Table, render, runs_table
@@ -102,7 +102,7 @@ def find(source: Source, cells: Sequence[Cell], published: Path = PUBLISHED) -> 
     comparisons = claims.compare(runs, places)
     rows = expected_rows(source.scale, source.datasets)
     studied = studies.collect_studies(source.frame, rows, tables={cell.key for cell in cells})
-    answers, phases = studies.answer(studied, rows), findings.by_phase(studied)
+    answers, phases = questions.answer(studied, rows), findings.by_phase(studied)
     converted = studies.conversions(source.frame[source.frame["scale"] == source.scale])
     frames = {folder.name: load_frame([folder])[0] for folder in sorted(published.glob("*/"))}
     repeats = findings.repeats(
@@ -131,7 +131,6 @@ def _comparisons(files: Files, found: Found, cells: Sequence[Cell], scale: str) 
         "fig4": figures.fig4(curves, [dataset for dataset, row in places if row == "base"]),
         "forest": figures.comparisons(found.comparisons),
         "seeds": figures.seeds(found.runs, places),
-        "parameters": figures.parameters(found.runs),
     } | ({"gaps": figures.gaps(gaps)} if gaps else {})
     files |= {f"{name}.svg": figures.render(figure) for name, figure in drawn.items()}
     files["fig4.png"] = figures.render(drawn["fig4"], "png")
@@ -139,7 +138,7 @@ def _comparisons(files: Files, found: Found, cells: Sequence[Cell], scale: str) 
     _add(files, "md csv", table)
     chart = page.interactive_curves(curves) if len(curves) else ""
     sections = [Section("CRoPE − RoPE against the step", ["gaps"])] if gaps else []
-    sections.append(Section("Paired differences, seeds, parameters, every curve", ["forest", "seeds", "parameters"],
+    sections.append(Section("Paired differences, seeds, every curve", ["forest", "seeds"],
                             [table], html=chart))  # fmt: skip
     if len(found.repeats):
         again = findings.repeats_table(found.repeats, scale)
@@ -154,7 +153,7 @@ def _studies(files: Files, source: Source, found: Found) -> list[Section]:
     losses = studies.study_losses(found.studied, found.rows)
     for study, of_study in found.studied.groupby("study", sort=False):
         of = answers[answers["study"] == study] if len(answers) else answers
-        both = [studies.answers_table(of, source.scale)] if len(of) else []
+        both = [questions.answers_table(of, source.scale)] if len(of) else []
         both.append(studies.losses_table(losses, str(study), source.scale))
         printed += both
         figure = figures.study(of_study, of)
@@ -164,7 +163,7 @@ def _studies(files: Files, source: Source, found: Found) -> list[Section]:
         files["studies.md"] = "\n".join(render(table, "md") for table in printed)
         files["study_losses.csv"] = losses.drop(columns="reference").round(6).to_csv(index=False, lineterminator="\n")
         if len(answers):
-            files["studies.csv"] = render(studies.answers_table(answers, source.scale), "csv")
+            files["studies.csv"] = render(questions.answers_table(answers, source.scale), "csv")
     if len(found.conversions):
         table = studies.conversions_table(found.conversions, source.scale)
         _add(files, "md csv", table)

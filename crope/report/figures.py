@@ -1,4 +1,4 @@
-"""Figures of the report as matplotlib Figures: Fig. 4, forest plots, seeds, parameters, length, scaling.
+"""Figures of the report as matplotlib Figures: Fig. 4, forests, seeds, differences against the step, length, scaling.
 
 `render` gives the same bytes for the same numbers. Each model has one colour, marker and line style everywhere. The
 functions take data frames of claims.py and studies.py, one row per run or per difference.
@@ -19,7 +19,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from crope.report.claims import MARGIN, MEASURES, model_label, pair_label, row_label
 from crope.report.frame import DATASET_LABELS, load_curves
@@ -33,10 +32,6 @@ COLOURS = {
 MARKERS = {"xpos": "^", "rope": "o", "crope": "D", "relative_bias": "v", "alibi": "s", "nope": "P"}
 # Line style as well as colour: RoPE and CRoPE nearly coincide, and the dashes let the line below show through.
 LINES: dict[str, Any] = {"xpos": (0, (1, 1.2)), "crope": (0, (4, 1.6)), "relative_bias": (0, (3, 1, 1, 1))}
-PARTS = {
-    "qkv": ("Q/K/V", "#6a3d9a"), "output_projection": ("attention output", "#c9b3dc"),
-    "ffn": ("feed-forward", "#56686e"), "norms": ("layer norms", "#8fa6ad"), "embeddings": ("embeddings", "#e6dcc3"),
-}  # fmt: skip
 STYLE: dict[str, Any] = {
     "svg.hashsalt": "crope", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 8.5,
     "axes.titley": 1.0, "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
@@ -197,27 +192,6 @@ def seeds(runs: pd.DataFrame, rows: Sequence[tuple[str, str]]) -> Figure:
         axis.set_xticklabels([model_label(str(model)) for model in found])
     for axis in axes.flat[len(rows) :]:
         axis.set_axis_off()
-    return figure
-
-
-def parameters(runs: pd.DataFrame) -> Figure:
-    """Stored parameters by part, a panel per width: one bar per model."""
-    widths = [] if runs.empty else sorted(runs["config.model.d_model"].unique())
-    figure, axes = _axes(1, max(1, len(widths)), (4.8, 1.9))
-    for axis, width in zip(axes[0], widths, strict=False):
-        models = runs[runs["config.model.d_model"] == width].drop_duplicates("model")
-        names, left = [model_label(model) for model in models["model"]], np.zeros(len(models))
-        for part, (label, colour) in PARTS.items():
-            counts = models[f"parameters.{part}"].to_numpy(float)
-            axis.barh(names, counts / 1e3, left=left / 1e3, height=0.6, color=colour, label=label)
-            left += counts
-        for y, total in enumerate(left):
-            axis.text(total / 1e3, y, f" {total:,.0f}", va="center", fontsize=7.5)
-        axis.set(title=f"D = {width:.0f}", xlabel="parameters (thousands)", xlim=(0, 1.25 * left.max() / 1e3))
-        axis.invert_yaxis()
-        axis.grid(False, axis="y")
-    handles = [Patch(color=colour, label=label) for label, colour in PARTS.values()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
 
 

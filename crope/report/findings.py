@@ -13,8 +13,8 @@ import pandas as pd
 from crope.report import claims
 from crope.report.claims import DECIMALS, MARGIN, MISSING, number, pair_label, row_label, signed
 from crope.report.frame import DATASET_LABELS, load_curves
+from crope.report.questions import answer_text
 from crope.report.stats import MAX_SEEDS, paired, seeds_range
-from crope.report.studies import answer_text
 from crope.report.tables import Table
 
 PHASES = 10  # equal parts of a run, over each of which sampled validation losses are averaged

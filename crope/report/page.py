@@ -23,7 +23,6 @@ CAPTIONS = {
     "seeds": "Full validation loss after the last step of every seed; bars: means; lines join equal seeds.",
     "gaps": "Sampled validation losses at equal seed and step, averaged over tenths of the run: mean over seeds, 95 %"
     " interval, single seeds.",
-    "parameters": "Stored parameters of the runs' models by part.",
     "study": "Bars of differences: 95 % t interval over seeds; bars of losses: ± standard deviation over seeds.",
     "theory": "From `make theory`; see the text below.",
 }

@@ -91,6 +91,7 @@ def seeds_needed(mean: float, std: float, margin: float, level: float) -> int:
 
     The smallest number with a power of POWER, at most MAX_SEEDS. level: of the test, after adjustment.
     """
+
     def power(n: int) -> float:
         step, df = std / np.sqrt(n), n - 1
         different = 1 - nctdtr(df, abs(mean) / step, stdtrit(df, 1 - level / 2))

@@ -99,16 +99,6 @@ def test_seeds_draws_the_final_loss_of_every_seed() -> None:
     assert not any(other.axison for other in others)
 
 
-def test_parameters_stacks_the_parts_of_every_model() -> None:
-    counts = {"qkv": 4000, "output_projection": 1000, "ffn": 3000, "norms": 500, "embeddings": 1500}
-    columns = {f"parameters.{part}": count for part, count in counts.items()}
-    frame = make_frame(make_runs("rope", {0: 5.0, 1: 5.0}, **columns))
-    (axis,) = figures.parameters(frame).axes
-    assert [bar.get_width() for bar in axis.patches] == pytest.approx([4, 1, 3, 0.5, 1.5])
-    assert [bar.get_x() for bar in axis.patches] == pytest.approx([0, 4, 5, 8, 8.5])
-    assert [text.get_text().strip() for text in axis.texts] == ["10,000"]
-
-
 def test_length_draws_loss_by_length_and_by_position() -> None:
     lines = []
     for seed, loss in {0: 5.0, 1: 5.2}.items():

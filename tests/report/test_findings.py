@@ -11,7 +11,7 @@ import scipy.stats
 
 from crope.report import figures, findings
 from tests.report.frames import make_frame, make_row, make_runs
-from tests.report.test_studies import answers_of, at
+from tests.report.test_questions import answers_of, at
 
 
 def write_curve(folder: Path, losses: list[float], every: int = 20) -> None:

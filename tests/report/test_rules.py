@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from crope.report import studies
 from crope.report.claims import (
     CLAIMS,
     EQUIVALENT,
@@ -23,8 +22,8 @@ from crope.report.claims import (
     describe,
     verdict,
 )
+from crope.report.questions import QUESTIONS, share
 from crope.report.stats import ALPHA, interval
-from crope.report.studies import QUESTIONS
 from crope.study import expected_rows, planned_seeds
 
 REPORTS, STD = 250, 0.008
@@ -42,7 +41,7 @@ def planned_tests() -> list[tuple[int, float]]:
         own = [row for row in rows if row.study == question.study]
         settings = len({row.settings for row in own}) if question.kind == "settings" else 1
         for _ in {row.width for row in own}:
-            found.append((len(own[0].seeds) * settings, studies.share(question, rows)))
+            found.append((len(own[0].seeds) * settings, share(question, rows)))
     return found
 
 
