@@ -44,6 +44,7 @@ class Question:
     factor: int = 1
 
 
+JOINED = ("best_rate", "settings")  # kinds whose lines are about all settings together
 BETTER = {LOWER: "yes, lower", EQUIVALENT: "no, equal", HIGHER: "no, higher"}
 COSTS = {LOWER: "no, even lower", EQUIVALENT: "no, equal", HIGHER: "yes, higher"}
 LEVEL = {LOWER: "no, lower", EQUIVALENT: "yes, equal", HIGHER: "no, higher"}
@@ -111,27 +112,30 @@ def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
 
 def share(question: Question, rows: Sequence[StudyRow]) -> float:
     """The part of the report's error rate of each test of a question, whether or not the others were run."""
+    part = question.study if question.study in SHARES else "own"
+    same = [one for one in QUESTIONS if one.study == part or (part == "own" and one.study not in SHARES)]
+    return SHARES[part] / sum(len(_tests(one, [row for row in rows if row.study == one.study])) for one in same)
 
-    def family(study: str) -> str:
-        return study if study in SHARES else "other"
 
-    widths = {study: len({row.width for row in rows if row.study == study}) for study in {row.study for row in rows}}
-    same = [one for one in QUESTIONS if family(one.study) == family(question.study)]
-    return SHARES[family(question.study)] / sum(widths.get(one.study, 1) for one in same)
+def _tests(question: Question, rows: Sequence[StudyRow]) -> list[tuple[int, str | None]]:
+    """Width and setting of each test of a question; None stands for all settings."""
+    joined = question.kind in JOINED
+    return list(dict.fromkeys((row.width, None if joined else ", ".join(row.settings)) for row in rows))
 
 
 def _lines(question: Question, runs: pd.DataFrame, rows: Sequence[StudyRow]) -> Iterator[dict[str, Any]]:
     """The lines of one question; `runs` and `rows` are those of its study."""
-    widths, datasets = (list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("width", "dataset"))
-    settings = list(dict.fromkeys(", ".join(row.settings) for row in rows))
-    planned = len(rows[0].seeds) * (len(settings) if question.kind == "settings" else 1)
-    for width in widths:
-        found = {dataset: _values(question, runs[runs["dataset"] == dataset], width) for dataset in datasets}
-        context = [f"D = {width}"] * (len(widths) > 1) + settings[:1] * (len(settings) == 1)
+    datasets, widths = ({getattr(row, name): None for row in rows} for name in ("dataset", "width"))
+    settings = len({row.settings for row in rows}) if question.kind == "settings" else 1
+    planned = len(rows[0].seeds) * settings
+    for width, setting in _tests(question, rows):
+        of = runs if setting is None else runs[runs["setting"] == setting]
+        found = {dataset: _values(question, of[of["dataset"] == dataset], width) for dataset in datasets}
+        context = [*[f"D = {width}"] * (len(widths) > 1), *filter(None, [setting])]
         line: dict[str, Any] = {"study": question.study, "question": question.text, "width": width, "at": "final"}
         line |= {"first": question.first, "second": question.second}
         for dataset, (values, reason) in found.items():
-            where = ", ".join(filter(None, [DATASET_LABELS.get(dataset, dataset), *context]))
+            where = ", ".join([DATASET_LABELS.get(dataset, dataset), *context])
             one = line | {"dataset": dataset, "where": where, "judged": len(found) == 1, "by_dataset": ""}
             yield one | claims.describe(values, reason, planned)
         if len(found) > 1:
@@ -140,7 +144,7 @@ def _lines(question: Question, runs: pd.DataFrame, rows: Sequence[StudyRow]) -> 
             where = ", ".join([f"mean of {' and '.join(labels.values())}", *context])
             one = line | {"dataset": "", "where": where, "judged": True, "by_dataset": ", ".join(parts)}
             mean = pd.concat([values for values, _ in found.values()], axis=1).dropna().mean(axis=1)
-            reason = next((f"{DATASET_LABELS.get(name, name)}: {why}" for name, (_, why) in found.items() if why), "")
+            reason = next((f"{labels[name]}: {why}" for name, (_, why) in found.items() if why), "")
             yield one | claims.describe(mean, reason, planned)
 
 

@@ -71,17 +71,26 @@ def test_all_tests_of_the_report_share_its_error_rate() -> None:
     rows = expected_rows("quick")
     widths = {study: {row.width for row in rows if row.study == study} for study in {row.study for row in rows}}
     total = sum(questions.share(question, rows) * len(widths[question.study]) for question in QUESTIONS)
-    assert total + stats.SHARES["claims"] == pytest.approx(1)
+    assert total + stats.SHARES["claims"] + stats.SHARES["own"] == pytest.approx(1)
     scaling = [make_row("scaling", ["rope", "crope"], width=width) for width in (64, 128)]
-    frame = make_frame(
-        *(make_runs(m, at(5.0 + (m == "crope") * 0.01, 1 + i), width=64) for i, m in enumerate(("rope", "crope")))
-    )
+    frame = make_frame(make_runs("rope", at(5.0), width=64), make_runs("crope", at(5.1, 2), width=64))
     lines = lines_of(answers_of(frame, scaling), "level with RoPE at every width")
-    others = [question for question in QUESTIONS if question.study not in stats.SHARES]
-    tests = len(others) + sum(question.study == "scaling" for question in others)  # two widths
+    tests = 2 * sum(question.study == "scaling" for question in QUESTIONS)  # two widths
     raw, adjusted = lines["p_different"].iloc[0], lines["p_different_adjusted"].iloc[0]
-    assert adjusted == pytest.approx(raw * tests / stats.SHARES["other"])
+    assert adjusted == pytest.approx(raw * tests / stats.SHARES["scaling"])
     assert lines["conclusion"].tolist()[1] == "not tested"
+
+
+def test_a_study_of_ones_own_has_a_line_for_each_of_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = questions.Question("mine", "Does it?", "crope", "rope", questions.COSTS)
+    monkeypatch.setattr(questions, "QUESTIONS", [*QUESTIONS, own])
+    rows = [make_row("mine", ["rope", "crope"], lr=lr) for lr in ("0.002", "0.003")]
+    parts = [make_runs("rope", at(5.0), lr=row.settings[0][-5:]) for row in rows]
+    parts += [make_runs("crope", at(5.1 + i, 2), lr=row.settings[0][-5:]) for i, row in enumerate(rows)]
+    lines = answers_of(make_frame(*parts), rows)
+    assert lines["where"].tolist() == [f"Penn Treebank, train.lr={lr}" for lr in ("0.002", "0.003")]
+    assert lines["mean_nats"].tolist() == pytest.approx([0.1, 1.1])
+    assert lines["share"].tolist() == pytest.approx([stats.SHARES["own"] / 2] * 2)
 
 
 def test_no_answer_before_all_planned_seeds_and_none_from_others() -> None:
