@@ -169,8 +169,7 @@ def study(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure | None:
         return scaling(runs, answers)
     if answers.empty:
         return None
-    pairs = zip(answers["first"], answers["second"], strict=True)
-    return forest(answers.assign(title=answers["where"], label=[pair_label(*pair) for pair in pairs]))
+    return forest(answers.assign(title=answers["where"]))
 
 
 def seeds(runs: pd.DataFrame, rows: Sequence[tuple[str, str]]) -> Figure:

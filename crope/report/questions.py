@@ -18,6 +18,7 @@ from crope.report.tables import Table
 from crope.study import StudyRow
 
 HALVES = {"lowrank": "low rank", "blockdiag": "block-diagonal", "halved": "half the width"}
+SEED = ", seed "  # between setting and seed where settings are repetitions
 WORDS, ADJUSTED = ["conclusion", "answer", "seeds_needed"], ["p_different_adjusted", "p_equivalent_adjusted"]
 
 
@@ -87,10 +88,11 @@ QUESTIONS: list[Question] = [
 
 
 def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
-    """The answers of every started study: one row per question and width, and one per dataset where it has several.
+    """The answers of every started study: one row per question and width, and one for each of several datasets or
+    repeated settings.
 
     `judged` rows have a conclusion and an answer; it is about the mean over the study's datasets at equal seed, on the
-    planned seeds. The rows of single datasets show whether they agree.
+    planned seeds. The other rows show whether datasets or settings agree.
     """
     started, lines = set(runs["study"]), []
     for question in QUESTIONS:
@@ -134,9 +136,13 @@ def _lines(question: Question, runs: pd.DataFrame, rows: Sequence[StudyRow]) -> 
         context = [*[f"D = {width}"] * (len(widths) > 1), *filter(None, [setting])]
         line: dict[str, Any] = {"study": question.study, "question": question.text, "width": width, "at": "final"}
         line |= {"first": question.first, "second": question.second}
+        line["label"] = claims.pair_label(question.first, question.second) if question.second else question.text
         for dataset, (values, reason) in found.items():
             where = ", ".join([DATASET_LABELS.get(dataset, dataset), *context])
             one = line | {"dataset": dataset, "where": where, "judged": len(found) == 1, "by_dataset": ""}
+            if question.kind == "settings":
+                for repeated, of_setting in values.groupby(lambda name: name.rpartition(SEED)[0], sort=False):
+                    yield one | {"label": repeated, "judged": False} | claims.describe(of_setting)
             yield one | claims.describe(values, reason, planned)
         if len(found) > 1:
             labels = {dataset: DATASET_LABELS.get(dataset, dataset) for dataset in found}
@@ -162,7 +168,7 @@ def _values(question: Question, runs: pd.DataFrame, width: int) -> tuple[pd.Seri
             {name: held_out(losses.reindex(columns=every).dropna()) for name, losses in rates.items()}
         )
     if question.kind == "settings":
-        of = of.assign(seed=of["setting"] + ", seed " + of["seed"].astype(str))
+        of = of.assign(seed=of["setting"] + SEED + of["seed"].astype(str))
     losses = {model: claims.by_seed(of, model, "final") for model in (first, second)}
     if question.kind in ("equal_size", "size_cost") and not losses[first].empty:
         size = int(of.loc[of["model"] == first, "parameters.total"].iloc[0])

@@ -106,9 +106,13 @@ def test_no_answer_before_all_planned_seeds_and_none_from_others() -> None:
 def test_settings_are_repetitions() -> None:
     rows = [make_row("pilot", ["rope", "crope"], lr=lr, seeds=[0]) for lr in ("0.001", "0.002", "0.003")]
     parts = []
-    for lr, gap in {"0.001": 0.01, "0.002": 0.011, "0.003": 0.012}.items():
+    gaps = {"0.001": 0.01, "0.002": 0.011, "0.003": 0.012}
+    for lr, gap in gaps.items():
         parts += [make_runs("rope", {0: 5.0 + float(lr)}, lr=lr), make_runs("crope", {0: 5.0 + float(lr) + gap}, lr=lr)]
-    (found,) = lines_of(answers_of(make_frame(*parts), rows), "leaves open").to_dict("records")
+    *single, found = lines_of(answers_of(make_frame(*parts), rows), "leaves open").to_dict("records")
+    shown = [(one["label"], one["values"], one["judged"]) for one in single]
+    assert shown == [(f"train.lr={lr}", pytest.approx((gap,)), False) for lr, gap in gaps.items()]
+    assert found["judged"] and found["label"] == "CRoPE − RoPE"
     assert found["values"] == pytest.approx((0.01, 0.011, 0.012))
     assert found["p_different"] == pytest.approx(scipy.stats.ttest_1samp([0.01, 0.011, 0.012], 0).pvalue)
 
