@@ -23,11 +23,11 @@ setup: .venv/.stamp  ## virtual environment with pinned packages (every target d
 	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-reproduce: .venv/.stamp  ## data, every run, report [SCALE=paper|quick|smoke SEEDS=n STUDY="schemes controls"]
+reproduce: .venv/.stamp  ## data, every run, report [SCALE=paper|quick|smoke SEEDS=n STUDY="controls schemes"]
 	@$(PY) scripts/reproduce.py $(STUDIES) $(SCALES) $(SEED_COUNT) $(ARGS)
 
 smoke: .venv/.stamp  ## the same at the smoke scale, in about a minute
-	@$(PY) scripts/reproduce.py --scale smoke $(SEED_COUNT) $(ARGS)
+	@$(PY) scripts/reproduce.py --scale smoke --seeds $(or $(SEEDS),1) $(ARGS)
 
 status: .venv/.stamp  ## done, running, failed and missing runs, time left [STUDY="..." SCALE=... SEEDS=n]
 	@$(PY) scripts/tools.py status $(STUDIES) $(SCALES) $(SEED_COUNT)
