@@ -42,7 +42,7 @@ theory: .venv/.stamp  ## the papers' constructions and identities in numbers: re
 	@$(PY) scripts/tools.py theory $(ARGS)
 
 bench: .venv/.stamp  ## step times next to transformers and a plain loop, into docs/performance.md [ARGS=...]
-	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[transformers]'
 	@$(PY) scripts/bench.py --write $(ARGS)
 
 upload: .venv/.stamp  ## send finished runs to wandb, after `wandb login` [RUNS="results/runs/*"]

@@ -5,6 +5,8 @@ Shapes: B batch, T tokens, D in-features, E out-features (both even; pairs are i
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -18,15 +20,36 @@ class ComplexLinear(nn.Module):
     The layer is complex-linear in its own input. After a LayerNorm with two different gains in a pair, it is not
     complex-linear in the residual stream.
 
+    pairing   of the outputs, which has to be that of the rotation behind the layer: "interleaved" as above (GPT-J), or
+              "half", channels (i, i + K/2) of each head of width K = head_dim (Llama, GPT-NeoX). Input pairs are
+              interleaved in both: no rotation acts on the input, and a residual stream without pairs of its own
+              learns whichever it is given.
+
     Shapes    x_BTD -> y_BTE; a and b: (E/2, D/2) each, E*D/2 weights in total; the optional bias is real: (E,).
-    Raises    ValueError if a width is odd.
+    Raises    ValueError if a width is odd, or the heads of pairing="half" do not fill the outputs.
     """
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        pairing: Literal["interleaved", "half"] = "interleaved",
+        head_dim: int | None = None,
+    ) -> None:
         super().__init__()
         if in_features % 2 or out_features % 2:
             raise ValueError(f"ComplexLinear pairs channels: widths {in_features} -> {out_features} must be even")
-        self.in_features, self.out_features = in_features, out_features
+        if pairing not in ("interleaved", "half"):
+            raise ValueError(f"pairing={pairing!r}: must be 'interleaved' or 'half'")
+        if pairing == "half" and (not head_dim or head_dim % 2 or out_features % head_dim):
+            raise ValueError(
+                f"pairing='half' needs an even head_dim that divides {out_features} outputs, not {head_dim}"
+            )
+        self.in_features, self.out_features, self.pairing = in_features, out_features, pairing
+        # Shape of the outputs with the two channels of a pair along dimension 1.
+        self.pairs = (-1, 2, head_dim // 2) if pairing == "half" and head_dim else (-1, 2)
         self.a = nn.Parameter(torch.zeros(out_features // 2, in_features // 2))
         self.b = nn.Parameter(torch.zeros(out_features // 2, in_features // 2))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
@@ -34,26 +57,30 @@ class ComplexLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The dense real weight of Eq. 30, (E, D): the weight of the equivalent nn.Linear."""
-        rows = torch.stack(
-            (
-                torch.stack((self.a, self.b), dim=-1).flatten(-2),  # even outputs: a x0 + b x1
-                torch.stack((-self.b, self.a), dim=-1).flatten(-2),  # odd outputs: -b x0 + a x1
-            ),
-            dim=1,
+        rows = (
+            torch.stack((self.a, self.b), dim=-1).flatten(-2),  # first channel of a pair: a x0 + b x1
+            torch.stack((-self.b, self.a), dim=-1).flatten(-2),  # second: -b x0 + a x1
         )
-        return rows.flatten(0, 1)
+        if self.pairing == "half":
+            rows = (rows[0].unflatten(0, (-1, self.pairs[-1])), rows[1].unflatten(0, (-1, self.pairs[-1])))
+        return torch.stack(rows, dim=1).flatten(0, -2)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         return F.linear(x_BTD, self.weight, self.bias)
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear) -> ComplexLinear:
-        """The complex-linear layer nearest to `linear` (least squares): each 2x2 block loses its reflections."""
-        layer = cls(linear.in_features, linear.out_features, bias=linear.bias is not None).to(linear.weight)
-        blocks = linear.weight.detach().unflatten(0, (-1, 2)).unflatten(-1, (-1, 2))  # E/2, 2, D/2, 2
+    def from_linear(cls, linear: nn.Linear, **pairing: Any) -> ComplexLinear:
+        """The complex-linear layer nearest to `linear` (least squares): each 2x2 block loses its reflections.
+
+        pairing: the arguments `pairing` and `head_dim` of the layer.
+        """
+        layer = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, **pairing)
+        layer.to(linear.weight)
+        first, second = linear.weight.detach().unflatten(0, layer.pairs).unbind(1)
+        first, second = (rows.flatten(0, -2).unflatten(-1, (-1, 2)) for rows in (first, second))  # E/2, D/2, 2
         with torch.no_grad():
-            layer.a.copy_((blocks[:, 0, :, 0] + blocks[:, 1, :, 1]) / 2)
-            layer.b.copy_((blocks[:, 0, :, 1] - blocks[:, 1, :, 0]) / 2)
+            layer.a.copy_((first[..., 0] + second[..., 1]) / 2)
+            layer.b.copy_((first[..., 1] - second[..., 0]) / 2)
             if layer.bias is not None:
                 layer.bias.copy_(linear.bias)
         return layer
@@ -68,4 +95,5 @@ class ComplexLinear(nn.Module):
         return linear
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        widths = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{widths}, pairing={self.pairing!r}"
