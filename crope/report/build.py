@@ -12,7 +12,7 @@ import pandas as pd
 from crope.errors import InvalidRecord
 from crope.record import PUBLISHED, write_bytes
 from crope.report import claims, figures, findings, page, questions, studies, tables
-from crope.report.frame import Source, choose_source, load_frame
+from crope.report.frame import Source, choose_source
 from crope.report.page import Section
 from crope.report.tables import Table, render, runs_table
 from crope.study import TABLES, Cell, StudyRow, expected_cells, expected_rows
@@ -45,7 +45,7 @@ def build_report(
     source = choose_source(results_dir=results_dir, scale=scale, folders=folders, published=published)
     cells, out_dir = expected_cells(source.scale, source.datasets), out_dir or results_dir / "report"
     losses = [tables.loss_table(source, cells, name) for name in TABLES]
-    found = find(source, cells, published)
+    found = find(source, cells)
     verdicts = claims.verdict_table(found.checks, found.judged, source.scale)
     files: Files = {}
     _add(files, "md csv tex", *losses, verdicts)
@@ -93,7 +93,7 @@ class Found:
     statements: list[str]
 
 
-def find(source: Source, cells: Sequence[Cell], published: Path = PUBLISHED) -> Found:
+def find(source: Source, cells: Sequence[Cell]) -> Found:
     """The verdicts, answers and findings of the runs of a source."""
     runs = claims.collect(source.frame, cells)
     others = expected_cells(source.scale, source.datasets, [*claims.ABSOLUTE, claims.NO_POSITIONS])
@@ -104,14 +104,11 @@ def find(source: Source, cells: Sequence[Cell], published: Path = PUBLISHED) -> 
     studied = studies.collect_studies(source.frame, rows, tables={cell.key for cell in cells})
     answers, phases = questions.answer(studied, rows), findings.by_phase(studied)
     converted = studies.conversions(source.frame[source.frame["scale"] == source.scale])
-    frames = {folder.name: load_frame([folder])[0] for folder in sorted(published.glob("*/"))}
-    repeats = findings.repeats(
-        {"": source.frame} | {k: f for k, f in frames.items() if k != source.machine}, source.scale
-    )
+    repeats = findings.repeats({source.machine: source.frame, **source.others}, source.scale)
     statements = [
         findings.waiting(answers), findings.pooled(comparisons), *findings.growth(phases),
         findings.halved(answers, studied), findings.fraction(converted), findings.rounding(repeats),
-        findings.undecidable(comparisons), "" if source.machine else findings.agreement(source.frame, frames),
+        findings.undecidable(comparisons), "" if source.machine else findings.agreement(source.frame, source.others),
     ]  # fmt: skip
     return Found(runs, judged, checks, comparisons, rows, studied, answers, phases, converted, repeats,
                  [text for text in statements if text])  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +155,8 @@ class Source:
     """The runs of some folders, of all scales, and the scale that is reported.
 
     `machine` is the folder of results/published that they were read from; empty for the user's own runs.
-    `unavailable` maps a dataset to the reason why it could not be had.
+    `unavailable` maps a dataset to the reason why it could not be had. `others` are the published runs of other
+    folders, by folder.
     """
 
     scale: str
@@ -164,6 +165,7 @@ class Source:
     invalid: list[InvalidRecord]
     unavailable: Mapping[str, str]
     machine: str = ""
+    others: Mapping[str, pd.DataFrame] = field(default_factory=dict)
 
     @property
     def datasets(self) -> list[str] | None:
@@ -189,9 +191,10 @@ def choose_source(
     found = next((name for name in scales if (frame["scale"] == name).any()), None)
     if found is None and not folders and not invalid and (source := load_published(*scales, published=published)):
         return source
+    others = {folder.name: load_frame([folder])[0] for folder in sorted(published.glob("*/"))}
     path = results_dir / "unavailable.json"  # written by `make reproduce`
     unavailable = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return Source(found or scale or "quick", own, frame, invalid, unavailable)
+    return Source(found or scale or "quick", own, frame, invalid, unavailable, others=others)
 
 
 def load_published(*scales: str, published: Path = PUBLISHED) -> Source | None:
@@ -200,5 +203,6 @@ def load_published(*scales: str, published: Path = PUBLISHED) -> Source | None:
     for scale in scales:
         counts = [(one.frame["scale"] == scale).sum() for one in found]
         if any(counts):
-            return replace(found[counts.index(max(counts))], scale=scale)
+            chosen = found.pop(counts.index(max(counts)))
+            return replace(chosen, scale=scale, others={one.machine: one.frame for one in found})
     return None

@@ -106,7 +106,7 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     if not pattern.search(text):
         raise UserError(f"{readme}: the markers '{START}' and '{END}' are missing; put them around the tables")
     cells = expected_cells(source.scale)
-    found = build.find(source, cells, published)
+    found = build.find(source, cells)
     lines = [f"- **{one['question']}** {one['answer']}. {one['text']}." for one in findings.answers(found.answers)]
     lines += [f"- {statement}" for statement in found.statements]
     tables = once([loss_table(source, cells, name) for name in TABLES])
