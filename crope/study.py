@@ -108,12 +108,9 @@ def study_runs(
     return [run for _, run in sorted(found.values(), key=lambda item: item[0])]
 
 
-def expected_cells(scale: str, datasets: Sequence[str] | None = None, models: Sequence[str] = ()) -> list[Cell]:
-    """Cells of Tables 1 and 2 in the paper's order, or of other `models` in the same rows.
-
-    `datasets` restricts the paper's three (`tiny` may join).
-    """
-    return [cell for table in TABLES for row in _rows(table, scale, datasets, models) for cell in row.cells]
+def expected_cells(scale: str, datasets: Sequence[str] | None = None) -> list[Cell]:
+    """Cells of Tables 1 and 2 in the paper's order. `datasets` restricts the paper's three (`tiny` may join)."""
+    return [cell for table in TABLES for row in _rows(table, scale, datasets) for cell in row.cells]
 
 
 def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
@@ -121,14 +118,14 @@ def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[Stu
     return [row for study in group_files("study") if study not in TABLES for row in _rows(study, scale, datasets)]
 
 
-def _rows(study: str, scale: str, datasets: Sequence[str] | None, models: Sequence[str] = ()) -> list[StudyRow]:
+def _rows(study: str, scale: str, datasets: Sequence[str] | None) -> list[StudyRow]:
     """One row per combination of the axes other than seed and model."""
     axes = study_axes(study)
-    own = axes.pop("model")
+    models = axes.pop("model")
     axes.pop("seed", None)
     rows = []
     for choice in _grid(axes, datasets):
-        runs = compose_runs(({**choice, "model": model} for model in models or own), [f"scale={scale}"])
+        runs = compose_runs(({**choice, "model": model} for model in models), [f"scale={scale}"])
         cells = [Cell(study, run.row, run.dataset, run.model, run.scale, cell_key(run.container)) for run in runs]
         settings = [f"{axis}={value}" for axis, value in choice.items() if axis not in ("data", "model.d_model")]
         width, seeds = runs[0].config.model.d_model, planned_seeds(study)

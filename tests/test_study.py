@@ -139,7 +139,7 @@ def test_status_from_run_folders(tmp_path: Path) -> None:
     )
     done, failed, running, started, locked_before = runs[:5]
     for run in (done, failed):
-        (source,) = PUBLISHED.glob(f"*/{run.run_id}")
+        source, *_ = PUBLISHED.glob(f"*/{run.run_id}")
         shutil.copytree(source, run.path)
     summary = json.loads((failed.path / "summary.json").read_text())
     summary |= {"status": "failed", "error": {"message": "no such luck"}}
@@ -161,7 +161,7 @@ def test_status_from_run_folders(tmp_path: Path) -> None:
 def test_time_left_takes_equal_shape_precision_and_device_only(tmp_path: Path) -> None:
     options = ["data=ptb", f"results_dir={tmp_path}"]
     run = load_run(["model=crope", "scale=quick", "train.precision=fp32", *options])
-    (source,) = PUBLISHED.glob(f"*/{run.run_id}")
+    source, *_ = PUBLISHED.glob(f"*/{run.run_id}")
     shutil.copytree(source, run.path)
     ((record,), _) = read_records(tmp_path / "runs")
     step_s, steps = record.summary["time"]["median_step_ms"] / 1000, run.config.train.max_steps

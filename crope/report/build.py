@@ -96,11 +96,12 @@ class Found:
 def find(source: Source, cells: Sequence[Cell]) -> Found:
     """The verdicts, answers and findings of the runs of a source."""
     runs = claims.collect(source.frame, cells)
-    others = expected_cells(source.scale, source.datasets, [*claims.ABSOLUTE, claims.NO_POSITIONS])
-    judged = pd.concat([runs, claims.collect(source.frame, others)]).drop_duplicates("run_id")
+    rows = expected_rows(source.scale, source.datasets)
+    judged = claims.collect(
+        source.frame, [*cells, *(cell for row in rows if row.study == claims.ABSOLUTE for cell in row.cells)]
+    )
     checks, places = claims.judge(judged), list(dict.fromkeys((cell.dataset, cell.row) for cell in cells))
     comparisons = claims.compare(runs, places)
-    rows = expected_rows(source.scale, source.datasets)
     studied = studies.collect_studies(source.frame, rows, tables={cell.key for cell in cells})
     answers, phases = questions.answer(studied, rows), findings.by_phase(studied)
     converted = studies.conversions(source.frame[source.frame["scale"] == source.scale])
@@ -108,7 +109,7 @@ def find(source: Source, cells: Sequence[Cell]) -> Found:
     statements = [
         findings.waiting(answers), findings.pooled(comparisons), *findings.growth(phases),
         findings.halved(answers, studied), findings.fraction(converted), findings.rounding(repeats),
-        findings.undecidable(comparisons), "" if source.machine else findings.agreement(source.frame, source.others),
+        findings.undecided(comparisons), "" if source.machine else findings.agreement(source.frame, source.others),
     ]  # fmt: skip
     return Found(runs, judged, checks, comparisons, rows, studied, answers, phases, converted, repeats,
                  [text for text in statements if text])  # fmt: skip

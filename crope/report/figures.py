@@ -42,6 +42,7 @@ STYLE: dict[str, Any] = {
 }  # fmt: skip
 CURVES = {"validation": "val/loss_nats", "training": "train/loss_nats"}  # the panels of Fig. 4 from the top
 FULL = "val_full/loss_nats"
+PHASES = 10  # equal parts of a run, over each of which sampled validation losses are averaged
 EARLY = 0.15  # share of steps whose high losses may leave the frame, so that the models can be told apart
 NATS = "nats per token"
 
@@ -114,7 +115,7 @@ def gaps(found: dict[str, dict[str, pd.DataFrame]]) -> Figure:
                 _absent(axis)
                 continue
             of = by_place[place]
-            x = (of.columns.to_numpy(float) + 0.5) / len(of.columns)
+            x = (of.columns.to_numpy(float) + 0.5) / PHASES
             bounds = np.array([interval(values) for values in of.to_numpy(float).T])
             axis.plot(x, of.T, color=MUTED, linewidth=0.5, alpha=0.5)
             axis.fill_between(x, bounds[:, 0], bounds[:, 1], color=COLOURS["crope"], alpha=0.2, linewidth=0)
@@ -169,7 +170,7 @@ def study(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure | None:
         return scaling(runs, answers)
     if answers.empty:
         return None
-    return forest(answers.assign(title=answers["where"]))
+    return forest(answers)
 
 
 def seeds(runs: pd.DataFrame, rows: Sequence[tuple[str, str]]) -> Figure:

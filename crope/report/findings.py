@@ -12,12 +12,13 @@ import pandas as pd
 
 from crope.report import claims
 from crope.report.claims import DECIMALS, MARGIN, MISSING, number, pair_label, row_label, signed
+from crope.report.figures import PHASES
 from crope.report.frame import DATASET_LABELS, load_curves
-from crope.report.questions import answer_text
-from crope.report.stats import MAX_SEEDS, paired, seeds_range
+from crope.report.questions import LENGTHS, answer_text
+from crope.report.stats import paired, seeds_range
 from crope.report.tables import Table
+from crope.study import planned_seeds
 
-PHASES = 10  # equal parts of a run, over each of which sampled validation losses are averaged
 GAP_MODELS = ("crope", "rope", "nope")
 PLAIN = ("base", "baselines", "horizon", "schemes")  # studies whose runs differ in the model and the steps alone
 
@@ -26,9 +27,8 @@ def answers(lines: pd.DataFrame) -> list[dict[str, str]]:
     """Question, answer and numbers of every judged line that could be tested."""
     found = []
     for line in lines[lines["judged"] & (lines["conclusion"] != MISSING)].to_dict("records") if len(lines) else []:
-        pair = pair_label(line["first"], line["second"]) if line["second"] else "beyond its length"
-        parts = f"; {line['by_dataset']}" if line["by_dataset"] else ""
-        text = f"{pair}: {number(line)}{parts}; {line['where']}"
+        pair = pair_label(line["first"], line["second"]) if line["second"] else f"at {LENGTHS} L"
+        text = f"{pair} {number(line)}, {line['where']}" + (f" ({line['by_part']})" if line["by_part"] else "")
         found.append({"question": line["question"], "answer": answer_text(line), "text": text})
     return found
 
@@ -54,11 +54,12 @@ def pooled(comparisons: pd.DataFrame) -> str:
 
 
 def by_phase(runs: pd.DataFrame) -> pd.DataFrame:
-    """Sampled validation losses by place (dataset and steps), model, seed and phase of training; runs of PLAIN.
+    """Sampled validation losses by place (dataset and steps), model, planned seed and phase; runs of PLAIN.
 
     At equal seed and step all models are validated on the same batches, so that their differences are quiet.
     """
-    of = runs[runs["study"].isin(PLAIN) & runs["model"].isin(GAP_MODELS)].drop_duplicates("run_id")
+    of = runs[runs["study"].isin(PLAIN) & runs["model"].isin(GAP_MODELS)]
+    of = of[[run.seed in planned_seeds(run.study) for run in of.itertuples()]].drop_duplicates("run_id")
     parts = []
     for run in of.to_dict("records"):
         curve = load_curves(run["path"]).dropna(subset="val/loss_nats")
@@ -130,7 +131,7 @@ def repeats(frames: Mapping[str, pd.DataFrame], scale: str) -> pd.DataFrame:
     """
     parts = [frame[(frame["status"] == "complete") & (frame["scale"] == scale)].assign(folder=name)
              for name, frame in frames.items()]  # fmt: skip
-    runs = pd.concat(parts, ignore_index=True)
+    runs = pd.concat(parts, ignore_index=True).drop_duplicates(["run_id", "finished_utc"])  # no copies
     lines = []
     for (dataset, row), of in runs.groupby(["dataset", "row"], sort=False):
         again = of[of.duplicated(["cell_key", "model", "seed"], keep=False)]
@@ -153,7 +154,7 @@ def repeats_table(lines: pd.DataFrame, scale: str) -> Table:
     })  # fmt: skip
     notes = [
         "Runs of one configuration and seed on other machines, in another precision or with another number of threads:"
-        " differences of the final full validation loss, nats per token, next to the spread over seeds."
+        " how far their final full validation losses, nats per token, lie apart, next to the spread over seeds."
     ]
     return Table(
         "repeats", f"Runs executed more than once. Scale: {scale}.", frame, notes, numbers=lines.round(DECIMALS)
@@ -169,28 +170,32 @@ def rounding(lines: pd.DataFrame) -> str:
         f"{x:.3f} nats on {DATASET_LABELS.get(name, name)}"
         for name, x in zip(of["dataset"], of["largest_nats"], strict=True)
     ]
-    return f"The same run executed again elsewhere differs by up to {', '.join(parts)}."
+    return f"The same run on another machine or in another precision ends up to {', '.join(parts)} away."
 
 
-def undecidable(comparisons: pd.DataFrame) -> str:
-    """Seeds that equality on PG-19's base row would need, from the spread of the differences there."""
+def undecided(comparisons: pd.DataFrame) -> str:
+    """Seeds that equality on PG-19's base row needs, from the spread of the differences there."""
     place = (comparisons["dataset"] == "pg19") & (comparisons["row"] == "base")
-    of = comparisons[place & (comparisons["first"] == "crope")]
-    if of.empty or of["n"].iloc[0] < 3 or not of["std_over_seeds_nats"].iloc[0]:
+    of = comparisons[place & (comparisons["first"] == "crope")].to_dict("records")
+    if not of or np.isnan(of[0]["t_low_nats"]):
         return ""
-    values = np.array(of["values"].iloc[0])
+    values = np.array(of[0]["values"])
     low, high = seeds_range(values - values.mean(), MARGIN, claims.LEVEL)
-    most = f"more than {MAX_SEEDS - 1}" if high == MAX_SEEDS else str(high)
-    return f"PG-19's base row would need {low} to {most} seeds to show equality; it is not decided at this scale."
+    return (
+        ""
+        if low <= of[0]["n"]
+        else f"To show equality, PG-19's base row {claims.seeds_text((low, high))}, has {of[0]['n']}."
+    )
 
 
 def agreement(own: pd.DataFrame, published: Mapping[str, pd.DataFrame]) -> str:
     """The user's runs against published runs of the same id."""
     if not published:
         return ""
-    every = pd.concat(list(published.values())).drop_duplicates("run_id").set_index("run_id")["val_full.final_nats"]
+    every = pd.concat(list(published.values()))
+    every = every[~every["finished_utc"].isin(own["finished_utc"])].drop_duplicates("run_id")  # no copies
     mine = own[own["status"] == "complete"].set_index("run_id")["val_full.final_nats"]
-    differences = paired(mine, every).abs()
+    differences = paired(mine, every.set_index("run_id")["val_full.final_nats"]).abs()
     if differences.empty:
         return ""
     return f"{len(differences)} of your runs are published too; they differ by up to {differences.max():.4f} nats."

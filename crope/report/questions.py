@@ -12,28 +12,29 @@ from scipy.interpolate import pchip_interpolate
 
 from crope.report import claims
 from crope.report.claims import DECIMALS, EQUIVALENT, HIGHER, LOWER, MARGIN, SLIGHTLY, model_label, signed
-from crope.report.frame import DATASET_LABELS
+from crope.report.frame import DATASET_LABELS, TINY
 from crope.report.stats import ALPHA, SHARES, paired
 from crope.report.tables import Table
 from crope.study import StudyRow
 
 HALVES = {"lowrank": "low rank", "blockdiag": "block-diagonal", "halved": "half the width"}
 SEED = ", seed "  # between setting and seed where settings are repetitions
+AT_SIZE = ("equal_size", "size_cost")  # kinds that need the loss of one model at the size of another
+LENGTHS = 4  # length at which `length` judges a model, over its training length
 WORDS, ADJUSTED = ["conclusion", "answer", "seeds_needed"], ["p_different_adjusted", "p_equivalent_adjusted"]
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question of a study: what first - second is, on the mean over its datasets, at each of its widths.
+    """One question of a study: what first - second is, on the mean over the study's datasets, widths and settings.
 
     answers   what a lower, an equivalent and a higher difference mean
     kind      loss        validation loss at equal seed
               equal_size  the loss of `second` is interpolated to the parameters of `first`, seed by seed
               size_cost   the loss of `second`, interpolated to the parameters of `first`, less its own
-              length      loss of `first` at `factor` times its training length less that at this length, of the tokens
+              length      loss of `first` at LENGTHS times its training length less that at this length, of the tokens
                           beyond it; there is no `second`
               best_rate   each model at its own best learning rate; a seed's rate is chosen on the other seeds
-              settings    validation loss at equal seed and setting; the settings are repetitions
     """
 
     study: str
@@ -42,17 +43,22 @@ class Question:
     second: str
     answers: dict[str, str]
     kind: str = "loss"
-    factor: int = 1
 
 
-JOINED = ("best_rate", "settings")  # kinds whose lines are about all settings together
-BETTER = {LOWER: "yes, lower", EQUIVALENT: "no, equal", HIGHER: "no, higher"}
-COSTS = {LOWER: "no, even lower", EQUIVALENT: "no, equal", HIGHER: "yes, higher"}
-LEVEL = {LOWER: "no, lower", EQUIVALENT: "yes, equal", HIGHER: "no, higher"}
-HOLDS = {LOWER: "yes, and gains", EQUIVALENT: "yes, equal", HIGHER: "no, it loses"}
-SMALL = {  # both tests reject: a difference that is shown, and shown to be below the margin
-    SLIGHTLY[LOWER]: f"lower, by less than {MARGIN:g}", SLIGHTLY[HIGHER]: f"higher, by less than {MARGIN:g}",
-}  # fmt: skip
+def _answers(lower: str, equivalent: str, higher: str, *, level: bool = False) -> dict[str, str]:
+    """Also for differences that are shown, and shown to be below the margin."""
+    small = {word: f"{text}, by less than {MARGIN:g}" for word, text in ((LOWER, lower), (HIGHER, higher))}
+    if level:
+        small = {word: f"{equivalent}, although {word}" for word in small}
+    return {LOWER: lower, EQUIVALENT: equivalent, HIGHER: higher} | {SLIGHTLY[word]: small[word] for word in small}
+
+
+WITHIN = f"within ±{MARGIN:g}"
+BETTER = _answers("yes, lower", f"no, equal {WITHIN}", "no, higher")
+COSTS = _answers("no, even lower", f"no, equal {WITHIN}", "yes, higher")
+# A difference that is only shown not to be 0 may still lie within the margin.
+LEVEL = _answers(f"lower; not shown to be {WITHIN}", f"yes, {WITHIN}", f"higher; not shown to be {WITHIN}", level=True)
+HOLDS = _answers("yes, it gains", f"yes, {WITHIN}", "no, it loses")
 QUESTIONS: list[Question] = [
     Question("base", "Is CRoPE level with RoPE?", "crope", "rope", LEVEL),
     *(Question("controls", f"Is complex better than {name} at half the weights?", "crope", model, BETTER)
@@ -68,97 +74,89 @@ QUESTIONS: list[Question] = [
     Question("baselines", "Is balanced XPOS worse than RoPE?", "xpos_balanced", "rope", COSTS),
     Question("fair_lr", "Is CRoPE level with RoPE, each at its best rate?", "crope", "rope", LEVEL, "best_rate"),
     Question("fair_lr", "Is XPOS worse than RoPE, each at its best rate?", "xpos", "rope", COSTS, "best_rate"),
-    Question("horizon", "Is CRoPE level with RoPE after four times the steps?", "crope", "rope", LEVEL),
-    *(Question("horizon", f"Is complex better than {HALVES[model]} after four times the steps?", "crope", model, BETTER)
+    Question("horizon", "Is CRoPE level with RoPE after 3,200 steps?", "crope", "rope", LEVEL),
+    *(Question("horizon", f"Is complex better than {HALVES[model]} after 3,200 steps?", "crope", model, BETTER)
       for model in ("lowrank", "halved")),
-    Question("pilot", "Is CRoPE level with RoPE over the choices that the paper leaves open?", "crope", "rope", LEVEL,
-             "settings"),
-    *(Question("schemes", f"{model_label(model)}: better than no positions?", model, "nope", BETTER)
+    Question("pilot", "Is CRoPE level with RoPE whatever the paper leaves open?", "crope", "rope", LEVEL),
+    *(Question("schemes", f"{model_label(model)}: better than no positions after 3,200 steps?", model, "nope", BETTER)
       for model in ("rope", "alibi", "relative_bias", "learned", "xpos_balanced")),
     Question("schemes", "Does Eq. 30 cost loss under ALiBi?", "complex_alibi", "alibi", COSTS),
-    Question("schemes", "Does Eq. 30 cost loss without positions, after four times the steps?", "complex_nope", "nope",
-             COSTS),
-    Question("scaling", "Is CRoPE level with RoPE at every width?", "crope", "rope", LEVEL),
+    Question("schemes", "Does Eq. 30 cost loss without positions after 3,200 steps?", "complex_nope", "nope", COSTS),
+    Question("scaling", "Is CRoPE level with RoPE over the widths?", "crope", "rope", LEVEL),
     Question("scaling", "Is CRoPE better than a RoPE of as many parameters?", "crope", "rope", BETTER, "equal_size"),
     Question("scaling", "Does a RoPE of CRoPE's size cost loss?", "crope", "rope", COSTS, "size_cost"),
     Question("scaling", "Is CRoPE better than RoPE if the saved weights widen it?", "complex_wide", "rope", BETTER),
-    *(Question("length", f"Does {model_label(model)} hold at 4 times its length?", model, "", HOLDS, "length", 4)
+    *(Question("length", f"Does {model_label(model)} hold at {LENGTHS} times its length?", model, "", HOLDS, "length")
       for model in ("xpos", "relative_bias", "alibi", "nope", "rope", "crope")),
 ]  # fmt: skip
 
 
 def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
-    """The answers of every started study: one row per question and width, and one for each of several datasets or
-    repeated settings.
+    """The answers of every started study: a row per question, and one for each of several datasets, widths, settings.
 
-    `judged` rows have a conclusion and an answer; it is about the mean over the study's datasets at equal seed, on the
-    planned seeds. The other rows show whether datasets or settings agree.
+    `judged` rows have a conclusion and an answer, about the mean of the others at equal seed, on the planned seeds.
     """
     started, lines = set(runs["study"]), []
     for question in QUESTIONS:
         if question.study in started:
             own = [row for row in rows if row.study == question.study]
             of = runs[(runs["study"] == question.study) & runs["seed"].isin(own[0].seeds)]
-            lines += [line | {"share": share(question, rows)} for line in _lines(question, of, own)]
+            lines += [line | {"share": share(question)} for line in _lines(question, of, own)]
     if not lines:
-        return pd.DataFrame()
+        return pd.DataFrame(columns=["study", "dataset", "judged", "conclusion", "second"])
     found = claims.conclude(pd.DataFrame(lines))
-    answers = {(one.study, one.text): one.answers | SMALL for one in QUESTIONS}
-    words = [answers[study, text].get(word, word) for study, text, word in zip(
-        found["study"], found["question"], found["conclusion"], strict=True)]  # fmt: skip
-    found, judged = found.assign(answer=words), found["judged"]
-    found[WORDS] = found[WORDS].where(judged, "")
-    found[ADJUSTED] = found[ADJUSTED].where(judged)
+    answers = {(one.study, one.text): one.answers for one in QUESTIONS}
+    keys = zip(found["study"], found["question"], found["conclusion"], strict=True)
+    found = found.assign(answer=[answers[study, text].get(word, word) for study, text, word in keys])
+    found[WORDS] = found[WORDS].where(found["judged"], "")
+    found[ADJUSTED] = found[ADJUSTED].where(found["judged"])
     return found
 
 
-def share(question: Question, rows: Sequence[StudyRow]) -> float:
-    """The part of the report's error rate of each test of a question, whether or not the others were run."""
+def share(question: Question) -> float:
+    """The part of the report's error rate of a question, whether or not the others of its study were run."""
     part = question.study if question.study in SHARES else "own"
-    same = [one for one in QUESTIONS if one.study == part or (part == "own" and one.study not in SHARES)]
-    return SHARES[part] / sum(len(_tests(one, [row for row in rows if row.study == one.study])) for one in same)
-
-
-def _tests(question: Question, rows: Sequence[StudyRow]) -> list[tuple[int, str | None]]:
-    """Width and setting of each test of a question; None stands for all settings."""
-    joined = question.kind in JOINED
-    return list(dict.fromkeys((row.width, None if joined else ", ".join(row.settings)) for row in rows))
+    return SHARES[part] / sum(part == (one.study if one.study in SHARES else "own") for one in QUESTIONS)
 
 
 def _lines(question: Question, runs: pd.DataFrame, rows: Sequence[StudyRow]) -> Iterator[dict[str, Any]]:
-    """The lines of one question; `runs` and `rows` are those of its study."""
-    datasets, widths = ({getattr(row, name): None for row in rows} for name in ("dataset", "width"))
-    settings = len({row.settings for row in rows}) if question.kind == "settings" else 1
-    planned = len(rows[0].seeds) * settings
-    for width, setting in _tests(question, rows):
-        of = runs if setting is None else runs[runs["setting"] == setting]
-        found = {dataset: _values(question, of[of["dataset"] == dataset], width) for dataset in datasets}
-        context = [*[f"D = {width}"] * (len(widths) > 1), *filter(None, [setting])]
-        line: dict[str, Any] = {"study": question.study, "question": question.text, "width": width, "at": "final"}
-        line |= {"first": question.first, "second": question.second}
-        line["label"] = claims.pair_label(question.first, question.second) if question.second else question.text
-        for dataset, (values, reason) in found.items():
-            where = ", ".join([DATASET_LABELS.get(dataset, dataset), *context])
-            one = line | {"dataset": dataset, "where": where, "judged": len(found) == 1, "by_dataset": ""}
-            if question.kind == "settings":
-                for repeated, of_setting in values.groupby(lambda name: name.rpartition(SEED)[0], sort=False):
-                    yield one | {"label": repeated, "judged": False} | claims.describe(of_setting)
-            yield one | claims.describe(values, reason, planned)
-        if len(found) > 1:
-            labels = {dataset: DATASET_LABELS.get(dataset, dataset) for dataset in found}
-            parts = [f"{labels[name]} {signed(values.mean())}" for name, (values, _) in found.items() if len(values)]
-            where = ", ".join([f"mean of {' and '.join(labels.values())}", *context])
-            one = line | {"dataset": "", "where": where, "judged": True, "by_dataset": ", ".join(parts)}
-            mean = pd.concat([values for values, _ in found.values()], axis=1).dropna().mean(axis=1)
-            reason = next((f"{labels[name]}: {why}" for name, (_, why) in found.items() if why), "")
-            yield one | claims.describe(mean, reason, planned)
+    """The lines of one question; `runs` and `rows` are those of its study. `tiny` stands in for no other dataset."""
+    rows = [row for row in rows if row.dataset != TINY] or rows
+    if question.kind in AT_SIZE:  # the smallest CRoPE is smaller than every RoPE
+        rows = [row for row in rows if row.width > min(one.width for one in rows)]
+    found: dict[tuple[str, int, str], tuple[pd.Series, str]] = {}
+    for row in rows:
+        setting = "" if question.kind == "best_rate" else ", ".join(row.settings)
+        of = runs[(runs["dataset"] == row.dataset) & (runs["setting"].eq(setting) | (question.kind == "best_rate"))]
+        found[row.dataset, row.width, setting] = _values(question, of, row.width)
+    several = [len({part[i] for part in found}) > 1 for i in range(3)]
+    pair = claims.pair_label(question.first, question.second) if question.second else question.text
+    line = {"study": question.study, "question": question.text, "first": question.first, "second": question.second}
+    line["at"] = "final"
+    names = {}
+    for (dataset, width, setting), (values, reason) in found.items():
+        label = DATASET_LABELS.get(dataset, dataset)
+        place = [*[f"D = {width}"] * several[1], *[setting] * bool(setting)]
+        names[dataset, width, setting] = ", ".join([label, *place])
+        yield line | {
+            "dataset": dataset, "width": width, "where": ", ".join([label, *place]), "title": label, "by_part": "",
+            "label": ", ".join([pair, *place[: sum(several[1:])]]), "judged": len(found) == 1,
+        } | claims.describe(values, reason, len(rows[0].seeds))  # fmt: skip
+    if len(found) > 1:
+        both = pd.concat([values for values, _ in found.values()], axis=1).dropna()
+        means = [f"{name} {signed(mean)}" for name, mean in zip(names.values(), both.mean(), strict=True) if len(both)]
+        reason = next((f"{names[part]}: {why}" for part, (_, why) in found.items() if why), "")
+        yield line | {
+            "dataset": "", "width": 0, "where": f"mean of {' and '.join(names.values())}", "title": "mean",
+            "label": pair, "judged": True, "by_part": "; ".join(means),
+        } | claims.describe(both.mean(axis=1), reason, len(rows[0].seeds))  # fmt: skip
 
 
 def _values(question: Question, runs: pd.DataFrame, width: int) -> tuple[pd.Series, str]:
     """The differences on one dataset by seed, or why there are none; `runs` are those of all widths."""
     first, second, of = question.first, question.second, runs[runs["width"] == width]
     if question.kind == "length":
-        values = change(of, first, question.factor)
+        values = change(of, first)
         return values, "" if len(values) else "not measured"
     if question.kind == "best_rate":
         rates = {name: of[of["model"] == name].pivot(index="seed", columns="config.train.lr", values="final")
@@ -167,10 +165,8 @@ def _values(question: Question, runs: pd.DataFrame, width: int) -> tuple[pd.Seri
         return claims.paired_losses(
             {name: held_out(losses.reindex(columns=every).dropna()) for name, losses in rates.items()}
         )
-    if question.kind == "settings":
-        of = of.assign(seed=of["setting"] + SEED + of["seed"].astype(str))
     losses = {model: claims.by_seed(of, model, "final") for model in (first, second)}
-    if question.kind in ("equal_size", "size_cost") and not losses[first].empty:
+    if question.kind in AT_SIZE and not losses[first].empty:
         size = int(of.loc[of["model"] == first, "parameters.total"].iloc[0])
         interpolated = at_size(runs[runs["model"] == second], size)
         if question.kind == "equal_size":
@@ -203,14 +199,14 @@ def held_out(losses_SR: pd.DataFrame) -> pd.Series:
     return found if np.isfinite(found).all() else found.iloc[:0]
 
 
-def change(of: pd.DataFrame, model: str, factor: int) -> pd.Series:
-    """By seed: loss at `factor` times the training length less that at this length, of the tokens beyond it.
+def change(of: pd.DataFrame, model: str) -> pd.Series:
+    """By seed: loss at LENGTHS times the training length less that at this length, of the tokens beyond it.
 
     Tokens before it have the same context at both lengths and contribute 0, so the difference of the means over all
-    tokens is rescaled by the share of those beyond, 1 - 1 / factor. Below 0, more context helps.
+    tokens is rescaled by the share of those beyond, 1 - 1 / LENGTHS. Below 0, more context helps.
     """
     times = of["seq_len"] / of["config.train.seq_len"]
-    return paired(*(claims.by_seed(of[times == one], model, "final") for one in (factor, 1))) / (1 - 1 / factor)
+    return paired(*(claims.by_seed(of[times == one], model, "final") for one in (LENGTHS, 1))) / (1 - 1 / LENGTHS)
 
 
 def answers_table(lines: pd.DataFrame, scale: str) -> Table:
@@ -219,19 +215,20 @@ def answers_table(lines: pd.DataFrame, scale: str) -> Table:
     pairs = zip(of["first"], of["second"], strict=True)
     frame = pd.DataFrame({
         "Question": of["question"], "Where": of["where"],
-        "Difference": [claims.pair_label(*pair) if pair[1] else "beyond L" for pair in pairs],
-        **claims.difference_columns(of), "By dataset": of["by_dataset"],
+        "Difference": [claims.pair_label(*pair) if pair[1] else f"at {LENGTHS} L" for pair in pairs],
+        **claims.difference_columns(of), "By row": of["by_part"],
         "p different": of["p_different_adjusted"].map(p_text), "p equivalent": of["p_equivalent_adjusted"].map(p_text),
         "Answer": [answer_text(line) for line in of.to_dict("records")],
     })  # fmt: skip
     notes = [
-        "Differences at equal seed, nats per token, on the planned seeds of conf/study; with several datasets the mean"
-        " over them. p: adjusted for all tests of the report, whose conclusions together are false with a probability"
-        f" of at most {ALPHA:g}. Equal: equivalent within ±{MARGIN:g}. Seeds needed: for the likelier conclusion at"
-        " 80 % power, over the 80 % interval of the standard deviation."
+        "Differences at equal seed, nats per token, on the planned seeds of conf/study; with several datasets, widths"
+        " or settings the mean over them. Intervals are those of single differences; p and answers are adjusted for all"
+        f" tests of the report, so that any false answer has a probability of at most {ALPHA:g}. Few seeds can answer"
+        " about large differences only. Seeds needed: for the likelier answer at 80 % power, over the 80 % interval of"
+        " the standard deviation."
     ]
-    frame = frame[[name for name in frame if name != "By dataset" or frame[name].any()]]
-    words = [i for i, name in enumerate(frame) if name in ("Question", "Where", "Difference", "By dataset", "Answer")]
+    frame = frame[[name for name in frame if name != "By row" or frame[name].any()]]
+    words = [i for i, name in enumerate(frame) if name in ("Question", "Where", "Difference", "By row", "Answer")]
     caption, numbers = f"Questions and answers. Scale: {scale}.", lines.drop(columns=["values"]).round(DECIMALS)
     return Table("studies", caption, frame, notes, text=words, numbers=numbers)
 

@@ -1,4 +1,4 @@
-"""Statistics of a cell, of paired differences and of several rows: means, t tests, sample sizes, Holm, random effects.
+"""Statistics of a cell, of paired differences and of several rows: means, t tests, sample sizes, random effects.
 
 `values` are one number per seed, usually differences in nats per token. Student's t assumes that they are normal and
 independent from seed to seed. Pairing at equal seed removes what two runs share: data order and initial values.
@@ -7,19 +7,18 @@ independent from seed to seed. Pairing at equal seed removes what two runs share
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import chdtrc, chdtri, nctdtr, stdtr, stdtrit  # scipy.stats takes half a second to import
 
 MIN_SEEDS = 3  # two seeds give an interval of 12.7 standard errors to each side, and tests that reject nothing
 ALPHA = 0.05  # 95 % intervals; the error rate of the whole report
 POWER = 0.8  # of the sample sizes that are proposed
 MAX_SEEDS = 1000
-# The report draws a false conclusion with a probability of at most ALPHA. It is divided before any run among the
-# paper's claims and the studies, then equally among the tests of each; studies without an entry share one part.
+# The report draws any false conclusion with a probability of at most ALPHA. It is divided, before results are known,
+# among the paper's claims and the studies, then equally among the tests of each; studies without an entry share a part.
 SHARES = {
     "claims": 0.30, "base": 0.15, "controls": 0.25, "horizon": 0.10, "baselines": 0.05, "fair_lr": 0.04, "pilot": 0.02,
     "schemes": 0.02, "scaling": 0.02, "length": 0.02, "own": 0.03,
@@ -75,18 +74,6 @@ def p_equivalent(values: ArrayLike, margin: float) -> float:
     Below ALPHA exactly if the 90 % t interval lies inside (-margin, margin).
     """
     return max(p_above(values, -margin), p_below(values, margin))
-
-
-def holm(p_values: Sequence[float | None]) -> NDArray[np.float64]:
-    """Holm's adjusted p-values; to reject those below ALPHA keeps the error rate of the family below ALPHA.
-
-    A planned test without a p-value (None or NaN: runs are missing) stays in the family as p = 1.
-    """
-    p = np.nan_to_num(np.array(p_values, dtype=float), nan=1.0)
-    order = np.argsort(p, kind="stable")
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1)))
-    return adjusted
 
 
 def seeds_needed(mean: float, std: float, margin: float, level: float) -> int:

@@ -35,8 +35,8 @@ def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Co
     """The runs of every started study, one row per run; of the length study, one row per run and length.
 
     Adds study, width, setting (values of further axes), own, seq_len, final (full validation loss, nats per token;
-    infinite if a run diverged), and for lengths positions: (position, loss). A study is started on a dataset by its
-    first own run there: of a cell that neither another study nor `tables` (their keys) have, or, without such a cell,
+    infinite if a run diverged), and for lengths positions: (position, loss). A study is started by its
+    first own run: of a cell that neither another study nor `tables` (their keys) have, or, without such a cell,
     of a seed that the tables do not plan; `length` by its first measurement. Raises UserError as `check_comparable`
     does.
     """
@@ -53,8 +53,8 @@ def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Co
         kinds = {question.kind for question in QUESTIONS if question.study == row.study}
         for cell in row.cells:
             runs = cell_runs(frame, cell)
-            if "best_rate" in kinds:
-                runs = pd.concat([runs, diverged[diverged["cell_key"] == cell.key]])
+            if "best_rate" in kinds:  # a diverged run counts if no other run of its seed is complete
+                runs = pd.concat([runs, diverged[diverged["cell_key"] == cell.key]]).drop_duplicates("seed")
             if runs.empty:
                 continue
             known: dict[str, Any] = dict(zip(PLACE, _place(row), strict=True)) | {"own": len(owners[cell.key]) == 1}
@@ -66,7 +66,7 @@ def collect_studies(frame: pd.DataFrame, rows: Sequence[StudyRow], *, tables: Co
     if not parts:
         return pd.DataFrame(columns=[*COLUMNS, "study", "setting", "width", "own", "seq_len", "final"])
     found = pd.concat(parts, ignore_index=True)
-    return compact(found[found.groupby(["study", "dataset"])["own"].transform("any")].reset_index(drop=True))
+    return compact(found[found.groupby("study")["own"].transform("any")].reset_index(drop=True))
 
 
 def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:

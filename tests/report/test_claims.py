@@ -160,7 +160,7 @@ def test_final_and_best_losses_are_one_line_only_if_they_are_the_same() -> None:
         ([0.001, 0.001, 0.0038], [1, 1, 1], "inconclusive"),
         ([0.001, 0.9, 0.9], [1, 1, 1], "inconclusive"),  # one check of many is not enough
         ([0.001, 0.001, math.nan], [1, 1, math.nan], "not tested"),
-        ([0.001, 0.001, 0.9], [1, 1, 0.0013], "inconclusive"),  # 3 x 0.0013 after Holm
+        ([0.001, 0.001, 0.9], [1, 1, 0.0013], "inconclusive"),  # 3 x 0.0013 after Bonferroni
         ([0.001, 0.001, 0.9], [1, 1, 0.0012], "not supported"),
         ([0.9, math.nan, math.nan], [0.0012, math.nan, math.nan], "not supported"),
         ([0.9, math.nan, math.nan], [0.0013, math.nan, math.nan], "not tested"),
@@ -200,17 +200,17 @@ def test_xpos_that_is_higher_by_less_than_the_margin_is_not_markedly_worse() -> 
     assert verdict_of(judge(table_runs(xpos=0.015)), "xpos_worse") == "not supported"
 
 
-def test_absolute_positions_are_judged_by_the_better_of_two_models_and_beside_no_positions() -> None:
-    """The paper's XPOS drowns the embedding at this scale; a claim about absolute positions must hold without that."""
+def test_absolute_positions_are_judged_by_two_models_and_beside_no_positions() -> None:
+    """A claim on absolute positions must hold for both models: the paper's XPOS drowns the embedding at this scale."""
     assert verdict_of(judge(table_runs(xpos=0.4, balanced=0.015)), "xpos_worse") == "not supported"
     assert verdict_of(judge(table_runs(xpos=0.015, balanced=0.4)), "xpos_worse") == "not supported"
     runs = table_runs(balanced=None)
     checks = judge(runs)
     assert verdict_of(checks, "xpos_worse") == "not tested"
     text = claims.verdicts(checks, runs)[0]["text"]
-    assert "balanced XPOS" in text and "No run without positions" in text
+    assert all(part in text for part in ("balanced XPOS", "STUDY=absolute", "No run without positions"))
     runs = pd.concat([runs, make_frame(make_runs("nope", shifted(5.07)))])
-    assert "RoPE − NoPE: Penn Treebank −0.0700" in claims.verdicts(judge(runs), runs)[0]["text"]
+    assert "RoPE − NoPE: Penn Treebank −0.0700 (n = 3)" in claims.verdicts(judge(runs), runs)[0]["text"]
 
 
 def test_seeds_that_are_not_planned_enter_no_test() -> None:
@@ -273,7 +273,7 @@ def test_the_sentence_of_a_verdict_names_the_deciding_check() -> None:
     assert weakest["verdict"] == "inconclusive"
     for part in ("2 of 3", "Wikitext-2, CRoPE − RoPE", "n = 3", "±0.02"):
         assert part in weakest["text"]
-    assert "5 of 6" in found["xpos_worse"]["text"]
+    assert "10 of 12" in found["xpos_worse"]["text"]
     assert "RoPE − NoPE" not in weakest["text"]
 
 

@@ -134,7 +134,7 @@ def test_a_study_of_one_width_and_length_is_a_forest_of_its_answers() -> None:
     runs = make_frame(make_runs("rope", {0: 5.0})).assign(width=128, seq_len=256)
     assert figures.study(runs, pd.DataFrame()) is None
     answers = pd.DataFrame([
-        {"where": "Penn Treebank", "label": "Q/K only − RoPE", "first": "complex_qk", "at": "final", "t_low_nats": 0.1,
+        {"title": "Penn Treebank", "label": "Q/K only − RoPE", "first": "complex_qk", "at": "final", "t_low_nats": 0.1,
          "t_high_nats": 0.3, "mean_nats": 0.2, "values": (0.15, 0.25)}
     ])  # fmt: skip
     figure = figures.study(runs, answers)

@@ -64,9 +64,9 @@ def test_the_figure_draws_mean_interval_and_seeds(phases: pd.DataFrame) -> None:
 
 def test_repeats_are_ranges_of_one_run_over_executions_next_to_the_spread_over_seeds() -> None:
     here = make_frame(make_runs("rope", {0: 5.0, 1: 5.2}), make_runs("crope", {0: 9.0}))
-    there = make_frame(make_runs("rope", {0: 5.01, 1: 5.16}, precision="bf16"), make_runs("nope", {0: 1.0}))
+    there = make_frame(make_runs("rope", {0: 5.01, 1: 5.16}, finished_utc="2027"), make_runs("nope", {0: 1.0}))
     failed = make_frame(make_runs("crope", {0: 0.0}, status="failed"))
-    (found,) = findings.repeats({"a": here, "b": there, "c": failed}, "quick").to_dict("records")
+    (found,) = findings.repeats({"a": here, "b": there, "c": failed, "copy": here}, "quick").to_dict("records")
     assert (found["runs"], found["executions"]) == (2, 2)
     assert (found["largest_nats"], found["median_nats"]) == pytest.approx((0.04, 0.025))
     spread = [pd.Series([5.0, 5.2]).std(), pd.Series([5.01, 5.16]).std()]
@@ -78,10 +78,10 @@ def test_repeats_are_ranges_of_one_run_over_executions_next_to_the_spread_over_s
 
 def test_own_runs_are_compared_with_published_runs_of_the_same_id() -> None:
     own = make_frame(make_runs("rope", {0: 5.0, 1: 5.2, 2: 5.4}))
-    text = findings.agreement(own, {"machine": make_frame(make_runs("rope", {0: 5.001, 1: 5.17}))})
+    text = findings.agreement(own, {"machine": make_frame(make_runs("rope", {0: 5.001, 1: 5.17}, finished_utc="2027"))})
     assert "2 of your runs" in text and "0.0300" in text
     assert findings.agreement(own, {"machine": make_frame(make_runs("nope", {0: 5.0}))}) == ""
-    assert findings.agreement(own, {}) == ""
+    assert findings.agreement(own, {}) == findings.agreement(own, {"a copy": own}) == ""
 
 
 def test_answers_are_the_judged_lines_that_could_be_tested() -> None:
@@ -94,7 +94,7 @@ def test_answers_are_the_judged_lines_that_could_be_tested() -> None:
     lines = answers_of(make_frame(*parts), rows)
     (one,) = findings.answers(lines)
     assert "Q and K" in one["question"] and one["answer"] == "yes, higher"
-    for part in ("Q/K only − RoPE: +0.2000", "Penn Treebank +0.1000, Wikitext-2 +0.3000", "n = 3"):
+    for part in ("Q/K only − RoPE +0.2000", "Penn Treebank +0.1000; Wikitext-2 +0.3000", "n = 3"):
         assert part in one["text"]
     assert findings.waiting(lines).startswith("1 of 6 ")
     assert findings.answers(pd.DataFrame()) == [] and findings.waiting(pd.DataFrame()) == ""

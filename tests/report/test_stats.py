@@ -76,19 +76,6 @@ def test_values_without_spread(value: float, above: float, below: float, equival
     assert stats.p_equivalent(values, MARGIN) == equivalent
 
 
-def test_holm_is_the_closed_test_of_bonferroni() -> None:
-    """The adjusted p of one hypothesis: the largest Bonferroni p of all subsets of the family that contain it."""
-    for p_values in np.random.default_rng(0).random((20, 4)) ** 3:
-        for i, adjusted in enumerate(stats.holm(list(p_values))):
-            subsets = [s for n in range(1, 5) for s in itertools.combinations(range(4), n) if i in s]
-            assert adjusted == pytest.approx(max(min(1.0, len(s) * min(p_values[list(s)])) for s in subsets))
-
-
-def test_a_missing_test_stays_in_the_family() -> None:
-    assert stats.holm([0.02, None, float("nan")]) == pytest.approx([0.06, 1.0, 1.0])
-    assert stats.holm([]).size == 0
-
-
 @pytest.mark.parametrize(
     ("mean", "std", "different"),
     [(0.011, 0.0065, True), (0.0, 0.01, False), (0.4416, 0.19, True), (0.003, 0.02, False)],

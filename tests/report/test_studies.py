@@ -86,7 +86,7 @@ def test_the_length_study_compares_the_tokens_beyond_the_training_length(measure
     found = lines_of(answer(runs, rows), "ALiBi hold at 4 times").iloc[0]
     # Three quarters of the tokens stand beyond 256: the difference of the means is 4/3 as large there.
     assert found["values"] == pytest.approx(tuple(4 / 3 * value for value in (-0.1, -0.099, -0.098)))
-    assert found["answer"] == "yes, and gains"
+    assert found["answer"] == "yes, it gains"
     assert lines_of(answer(runs, rows), "RoPE hold at 4 times")["answer"].tolist() == ["not tested"] * 2
 
 
