@@ -232,7 +232,8 @@ def _notes(found: Sequence[CellLosses], scale: str) -> list[str]:
         f"full (this repository's protocol): loss after the last step on {split}, mean over seeds; ± is the sample"
         " standard deviation over seeds (none for one seed).",
         "paper: as printed; the paper does not say what its ± is a spread of.",
-        "Nothing is in bold: claims and answers say which differences a test separates.",
+        "All seeds of a cell enter its mean; verdicts use the planned ones, of conf/study, and say which differences a"
+        " test separates.",
     ]
     if scale != "paper":
         notes.append(
