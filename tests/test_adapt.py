@@ -26,6 +26,7 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = 4
         self.q_proj, self.k_proj = nn.Linear(width, 8, bias=bias), nn.Linear(width, 4, bias=bias)
+        self.v_proj = nn.Linear(width, 4, bias=bias)
         self.o_proj = nn.Linear(8, width)
 
 
@@ -77,11 +78,15 @@ def test_a_pairing_needs_heads_of_even_width(bad: dict[str, Any]) -> None:
 def test_named_layers_are_replaced_and_the_rest_is_left() -> None:
     model = nn.ModuleDict({"attn": Attention(bias=True)}).to(torch.bfloat16).eval()
     output = model["attn"].o_proj
-    assert complexify(model) == [Replaced("attn.q_proj", 72, 40), Replaced("attn.k_proj", 36, 20)]
+    model["attn"].k_proj.requires_grad_(False)
+    expected = [Replaced("attn.q_proj", 72, 40), Replaced("attn.k_proj", 36, 20), Replaced("attn.v_proj", 36, 20)]
+    assert complexify(model) == expected
+    assert not model["attn"].k_proj.a.requires_grad and model["attn"].q_proj.a.requires_grad
     assert isinstance(model["attn"].q_proj, ComplexLinear) and model["attn"].o_proj is output
     assert {value.dtype for value in model.parameters()} == {torch.bfloat16}
     assert not model["attn"].q_proj.training
-    assert merge(model) == ["attn.q_proj", "attn.k_proj"]
+    assert merge(model) == [one.name for one in expected]
+    assert not model["attn"].k_proj.weight.requires_grad
     assert type(model["attn"].q_proj) is nn.Linear and model["attn"].q_proj.weight.dtype == torch.bfloat16
     assert merge(model) == []
 
@@ -101,7 +106,13 @@ class Lora(nn.Linear):
 @pytest.mark.parametrize(
     ("change", "options", "word"),
     [
-        (lambda m: None, {"names": ["query"]}, "k_proj, o_proj, q_proj"),
+        (lambda m: None, {"names": ["query"]}, "k_proj, o_proj, q_proj, v_proj"),
+        (lambda m: None, {"names": ["q_proj", "kproj"]}, "named kproj"),
+        (lambda m: None, {"names": "q_proj"}, "a sequence"),
+        (lambda m: None, {"head_dim": 8}, "the width of a head is 4"),
+        (lambda m: setattr(m, "v_proj", m.v_proj.to(torch.float8_e4m3fn)), {}, "v_proj is a Linear"),
+        (lambda m: nn.utils.parametrizations.weight_norm(m.v_proj), {}, "v_proj is a Parametrized"),
+        (lambda m: complexify(m), {}, "q_proj is a ComplexLinear"),
         (lambda m: setattr(m, "q_proj", Lora(8, 8)), {}, "q_proj is a Lora"),
         (lambda m: setattr(m, "k_proj", nn.Linear(8, 6)), {}, "k_proj: 8 inputs and 6 outputs"),
         (lambda m: setattr(m, "k_proj", nn.Linear(7, 4)), {}, "k_proj: 7 inputs"),
@@ -220,8 +231,15 @@ def test_partial_rotation_of_half_split_pairs_is_refused() -> None:
     with pytest.raises(ValueError, match="4 of 8 channels"):
         complexify(model)
     gptj, _ = build("GPTJ")
-    with pytest.raises(ValueError, match="interleaved"):
+    with pytest.raises(ValueError, match="pairing='interleaved'"):
         complexify(gptj, pairing="half")
+    for wrong in ("StableLm", "Llama"):  # StableLM also rotates a part of each head only
+        model = getattr(transformers, f"{wrong}ForCausalLM")(getattr(transformers, f"{wrong}Config")(**SIZES))
+        with pytest.raises(ValueError, match="pairing='half'"):
+            complexify(model, pairing="interleaved")
+    cohere = transformers.CohereForCausalLM(transformers.CohereConfig(**SIZES))
+    with pytest.raises(ValueError, match="pairing='interleaved'"):
+        complexify(cohere)
     fused = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**SIZES))
     with pytest.raises(ValueError, match="query_key_value"):
         complexify(fused)

@@ -75,7 +75,7 @@ class ComplexLinear(nn.Module):
         pairing: the arguments `pairing` and `head_dim` of the layer.
         """
         layer = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, **pairing)
-        layer.to(linear.weight)
+        layer.to(linear.weight).requires_grad_(linear.weight.requires_grad)
         first, second = linear.weight.detach().unflatten(0, layer.pairs).unbind(1)
         first, second = (rows.flatten(0, -2).unflatten(-1, (-1, 2)) for rows in (first, second))  # E/2, D/2, 2
         with torch.no_grad():
@@ -88,6 +88,7 @@ class ComplexLinear(nn.Module):
     def to_linear(self) -> nn.Linear:
         """The equivalent nn.Linear, with the dense weight."""
         linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None).to(self.a)
+        linear.requires_grad_(self.a.requires_grad)
         with torch.no_grad():
             linear.weight.copy_(self.weight)
             if self.bias is not None:
