@@ -17,15 +17,9 @@ from crope.report.page import Section
 from crope.report.tables import Table, render, runs_table
 from crope.study import TABLES, Cell, StudyRow, expected_cells, expected_rows
 
-STALE = (
-    "study-*",
-    "studies.*",
-    "study_losses.csv",
-    "conversion.*",
-    "theory-*",
-    "gaps.*",
-    "repeats.*",
-)  # files that not every report has
+STALE = (  # files that not every report has
+    "study-*", "studies.*", "study_losses.csv", "conversion.*", "theory-*", "gaps.*", "repeats.*",
+)  # fmt: skip
 Files = dict[str, str | bytes]
 
 
@@ -64,7 +58,7 @@ def build_report(
     for name, content in files.items():  # the page is last: it links to the others
         write_bytes(out_dir / name, content.encode() if isinstance(content, str) else content)
     print(origin, *(files[f"{table.name}.md"] for table in (*losses, verdicts)), sep="\n\n")
-    print(*found.statements, sep="\n")
+    print(*findings.listed(found.answers, found.statements), sep="\n")
     for error in source.invalid:
         print(f"invalid: {error}", file=sys.stderr)
     print(out_dir / "index.html")
@@ -136,8 +130,7 @@ def _comparisons(files: Files, found: Found, cells: Sequence[Cell], scale: str) 
     _add(files, "md csv", table)
     chart = page.interactive_curves(curves) if len(curves) else ""
     sections = [Section("CRoPE − RoPE against the step", ["gaps"])] if gaps else []
-    sections.append(Section("Paired differences, seeds, every curve", ["forest", "seeds"],
-                            [table], html=chart))  # fmt: skip
+    sections.append(Section("Paired differences, seeds, every curve", ["forest", "seeds"], [table], html=chart))
     if len(found.repeats):
         again = findings.repeats_table(found.repeats, scale)
         _add(files, "md csv", again)
@@ -150,7 +143,7 @@ def _studies(files: Files, source: Source, found: Found) -> list[Section]:
     sections, printed, answers = [], [], found.answers
     losses = studies.study_losses(found.studied, found.rows)
     for study, of_study in found.studied.groupby("study", sort=False):
-        of = answers[answers["study"] == study] if len(answers) else answers
+        of = answers[answers["study"] == study]
         both = [questions.answers_table(of, source.scale)] if len(of) else []
         both.append(studies.losses_table(losses, str(study), source.scale))
         printed += both

@@ -5,7 +5,7 @@ A difference is first - second at equal seed, in nats per token, with its 95 % i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -26,18 +26,24 @@ PLAIN = ("base", "baselines", "horizon", "schemes")  # studies whose runs differ
 def answers(lines: pd.DataFrame) -> list[dict[str, str]]:
     """Question, answer and numbers of every judged line that could be tested."""
     found = []
-    for line in lines[lines["judged"] & (lines["conclusion"] != MISSING)].to_dict("records") if len(lines) else []:
+    for line in lines[lines["judged"] & (lines["conclusion"] != MISSING)].to_dict("records"):
         pair = pair_label(line["first"], line["second"]) if line["second"] else f"at {LENGTHS} L"
         text = f"{pair} {number(line)}, {line['where']}" + (f" ({line['by_part']})" if line["by_part"] else "")
         found.append({"question": line["question"], "answer": answer_text(line), "text": text})
     return found
 
 
+def listed(lines: pd.DataFrame, statements: Sequence[str]) -> list[str]:
+    """Answers and statements as items of a Markdown list."""
+    found = [f"**{one['question']}** {one['answer']}. {one['text']}." for one in answers(lines)]
+    return [f"- {text}" for text in (*found, *statements)]
+
+
 def waiting(lines: pd.DataFrame) -> str:
     """How many questions have not all of their planned seeds."""
-    judged = lines[lines["judged"]] if len(lines) else lines
-    missing = int((judged["conclusion"] == MISSING).sum()) if len(judged) else 0
-    return f"{len(judged) - missing} of {len(judged)} questions have all planned seeds." if missing else ""
+    judged = lines[lines["judged"]]
+    complete = int((judged["conclusion"] != MISSING).sum())
+    return f"{complete} of {len(judged)} questions have all planned seeds." if complete < len(judged) else ""
 
 
 def pooled(comparisons: pd.DataFrame) -> str:
@@ -110,9 +116,7 @@ def fraction(conversions: pd.DataFrame) -> str:
 
 def halved(lines: pd.DataFrame, runs: pd.DataFrame) -> str:
     """Sec. 5.1 to the letter, "halved output dimensions", next to Eq. 30: weights and loss."""
-    of = (
-        lines[lines["judged"] & (lines["second"] == "halved") & (lines["study"] == "controls")] if len(lines) else lines
-    )
+    of = lines[lines["judged"] & (lines["second"] == "halved") & (lines["study"] == "controls")]
     counts = runs[runs["study"] == "controls"].drop_duplicates("model").set_index("model")["parameters.total"]
     if of.empty or not {"rope", "crope", "halved"} <= set(counts.index):
         return ""
@@ -156,9 +160,8 @@ def repeats_table(lines: pd.DataFrame, scale: str) -> Table:
         "Runs of one configuration and seed on other machines, in another precision or with another number of threads:"
         " how far their final full validation losses, nats per token, lie apart, next to the spread over seeds."
     ]
-    return Table(
-        "repeats", f"Runs executed more than once. Scale: {scale}.", frame, notes, numbers=lines.round(DECIMALS)
-    )
+    caption = f"Runs executed more than once. Scale: {scale}."
+    return Table("repeats", caption, frame, notes, numbers=lines.round(DECIMALS))
 
 
 def rounding(lines: pd.DataFrame) -> str:
@@ -166,10 +169,8 @@ def rounding(lines: pd.DataFrame) -> str:
     of = lines[lines["row"] == "base"] if len(lines) else lines
     if of.empty:
         return ""
-    parts = [
-        f"{x:.3f} nats on {DATASET_LABELS.get(name, name)}"
-        for name, x in zip(of["dataset"], of["largest_nats"], strict=True)
-    ]
+    distances = zip(of["dataset"], of["largest_nats"], strict=True)
+    parts = [f"{x:.3f} nats on {DATASET_LABELS.get(name, name)}" for name, x in distances]
     return f"The same run on another machine or in another precision ends up to {', '.join(parts)} away."
 
 
@@ -181,11 +182,8 @@ def undecided(comparisons: pd.DataFrame) -> str:
         return ""
     values = np.array(of[0]["values"])
     low, high = seeds_range(values - values.mean(), MARGIN, claims.LEVEL)
-    return (
-        ""
-        if low <= of[0]["n"]
-        else f"To show equality, PG-19's base row {claims.seeds_text((low, high))}, has {of[0]['n']}."
-    )
+    text = f"To show equality, PG-19's base row {claims.seeds_text((low, high))}, has {of[0]['n']}."
+    return text if low > of[0]["n"] else ""
 
 
 def agreement(own: pd.DataFrame, published: Mapping[str, pd.DataFrame]) -> str:

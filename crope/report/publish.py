@@ -107,8 +107,7 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
         raise UserError(f"{readme}: the markers '{START}' and '{END}' are missing; put them around the tables")
     cells = expected_cells(source.scale)
     found = build.find(source, cells)
-    lines = [f"- **{one['question']}** {one['answer']}. {one['text']}." for one in findings.answers(found.answers)]
-    lines += [f"- {statement}" for statement in found.statements]
+    lines = findings.listed(found.answers, found.statements)
     tables = once([loss_table(source, cells, name) for name in TABLES])
     savings = [f"{line}\n"] if (line := savings_line(source, cells)) else []
     block = "\n".join([START, "", *lines, "", *(render(table, "md") for table in tables), *savings, END])

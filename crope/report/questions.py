@@ -103,7 +103,7 @@ def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
             of = runs[(runs["study"] == question.study) & runs["seed"].isin(own[0].seeds)]
             lines += [line | {"share": share(question)} for line in _lines(question, of, own)]
     if not lines:
-        return pd.DataFrame(columns=["study", "dataset", "judged", "conclusion", "second"])
+        return pd.DataFrame(columns=["study", "dataset", "judged", "conclusion", "second"]).astype({"judged": bool})
     found = claims.conclude(pd.DataFrame(lines))
     answers = {(one.study, one.text): one.answers for one in QUESTIONS}
     keys = zip(found["study"], found["question"], found["conclusion"], strict=True)

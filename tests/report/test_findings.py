@@ -97,7 +97,9 @@ def test_answers_are_the_judged_lines_that_could_be_tested() -> None:
     for part in ("Q/K only − RoPE +0.2000", "Penn Treebank +0.1000; Wikitext-2 +0.3000", "n = 3"):
         assert part in one["text"]
     assert findings.waiting(lines).startswith("1 of 6 ")
-    assert findings.answers(pd.DataFrame()) == [] and findings.waiting(pd.DataFrame()) == ""
+    assert findings.listed(lines, ["More."])[1:] == ["- More."]
+    nothing = answers_of(make_frame(), rows)
+    assert findings.answers(nothing) == [] and findings.waiting(nothing) == ""
 
 
 def test_the_literal_reading_of_sec_5_1_is_compared_in_weights_and_loss() -> None:
@@ -107,7 +109,7 @@ def test_the_literal_reading_of_sec_5_1_is_compared_in_weights_and_loss() -> Non
     runs = frame.assign(study="controls")
     text = findings.halved(answers_of(frame, rows), runs)
     assert "saves 150 weights" in text and "Eq. 30 100" in text and "CRoPE − halved" in text
-    assert findings.halved(pd.DataFrame(), runs) == ""
+    assert findings.halved(answers_of(make_frame(), rows), runs) == ""
 
 
 def test_the_complex_linear_fraction_is_compared_with_chance() -> None:
