@@ -53,7 +53,7 @@ def pooled(comparisons: pd.DataFrame) -> str:
         return ""
     low, high = signed(found["low"]), signed(found["high"])
     return (
-        f"All {found['rows']:.0f} rows of Tables 1 and 2 together: {pair_label('crope', 'rope')} ="
+        f"{found['rows']:.0f} rows of Tables 1 and 2 together: {pair_label('crope', 'rope')} ="
         f" {signed(found['mean'])} (95 % {low} to {high}; random effects, standard deviation between rows"
         f" {found['tau']:.4f}, heterogeneity p = {found['p_heterogeneity']:.2f})."
     )
