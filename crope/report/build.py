@@ -48,8 +48,8 @@ def build_report(
     origin = f"These are published records of {source.machine}." if source.machine else f"Your runs: {source.place}."
     files["index.html"] = page.render_page(
         scale=source.scale, origin=origin, invalid=source.invalid, sections=sections, rule=verdicts.notes[0],
-        verdicts=claims.verdicts(found.checks, found.judged), answers=findings.answers(found.answers),
-        statements=found.statements, savings=tables.savings_line(source, cells), tables=tables.once(losses),
+        verdicts=claims.verdicts(found.checks, found.judged), lead=findings.LEAD, statements=found.statements,
+        answers=findings.answers(found.answers), savings=tables.savings_line(source, cells), tables=tables.once(losses),
         data=[name for name in files if name.endswith((".csv", ".parquet")) or name == "studies.md"],
     )  # fmt: skip
     for pattern in STALE:

@@ -21,13 +21,17 @@ from crope.study import planned_seeds
 
 GAP_MODELS = ("crope", "rope", "nope")
 PLAIN = ("base", "baselines", "horizon", "schemes")  # studies whose runs differ in the model and the steps alone
+LEAD = (
+    "Differences of the final validation loss, nats per token, at equal seed; 95 % interval, n planned seeds. Answers are"
+    " adjusted for all tests of the report."
+)
 
 
 def answers(lines: pd.DataFrame) -> list[dict[str, str]]:
     """Question, answer and numbers of every judged line that could be tested."""
     found = []
     for line in lines[lines["judged"] & (lines["conclusion"] != MISSING)].to_dict("records"):
-        pair = pair_label(line["first"], line["second"]) if line["second"] else f"at {LENGTHS} L"
+        pair = pair_label(line["first"], line["second"]) if line["second"] else f"Change at {LENGTHS} L"
         text = f"{pair} {number(line)}, {line['where']}" + (f" ({line['by_part']})" if line["by_part"] else "")
         found.append({"question": line["question"], "answer": answer_text(line), "text": text})
     return found

@@ -110,7 +110,8 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     lines = findings.listed(found.answers, found.statements)
     tables = once([loss_table(source, cells, name) for name in TABLES])
     savings = [f"{line}\n"] if (line := savings_line(source, cells)) else []
-    block = "\n".join([START, "", *lines, "", *(render(table, "md") for table in tables), *savings, END])
+    lead = f"Scale: {source.scale}. {findings.LEAD}"
+    block = "\n".join([START, "", lead, "", *lines, "", *(render(table, "md") for table in tables), *savings, END])
     table1 = [cell.dataset for cell in cells if cell.table == TABLES[0]]
     figure = figures.fig4(figures.read_curves(found.runs), list(dict.fromkeys(table1)))
     write_bytes(published / FIGURE, figures.render(figure, "png"))

@@ -215,7 +215,7 @@ def answers_table(lines: pd.DataFrame, scale: str) -> Table:
     pairs = zip(of["first"], of["second"], strict=True)
     frame = pd.DataFrame({
         "Question": of["question"], "Where": of["where"],
-        "Difference": [claims.pair_label(*pair) if pair[1] else f"at {LENGTHS} L" for pair in pairs],
+        "Difference": [claims.pair_label(*pair) if pair[1] else f"change at {LENGTHS} L" for pair in pairs],
         **claims.difference_columns(of), "By row": of["by_part"],
         "p different": of["p_different_adjusted"].map(p_text), "p equivalent": of["p_equivalent_adjusted"].map(p_text),
         "Answer": [answer_text(line) for line in of.to_dict("records")],
