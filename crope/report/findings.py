@@ -22,8 +22,8 @@ from crope.study import planned_seeds
 GAP_MODELS = ("crope", "rope", "nope")
 PLAIN = ("base", "baselines", "horizon", "schemes")  # studies whose runs differ in the model and the steps alone
 LEAD = (
-    "Differences of the final validation loss, nats per token, at equal seed; 95 % interval, n planned seeds. Answers are"
-    " adjusted for all tests of the report."
+    "Differences of the final validation loss, nats per token, at equal seed; 95 % interval, n planned seeds. Answers"
+    " are adjusted for all tests of the report."
 )
 
 
