@@ -47,7 +47,7 @@ def waiting(lines: pd.DataFrame) -> str:
     """How many questions have not all of their planned seeds."""
     judged = lines[lines["judged"]]
     complete = int((judged["conclusion"] != MISSING).sum())
-    return f"{complete} of {len(judged)} questions have all planned seeds." if complete < len(judged) else ""
+    return f"Questions with all planned seeds: {complete} of {len(judged)}." if complete < len(judged) else ""
 
 
 def pooled(comparisons: pd.DataFrame) -> str:
@@ -100,7 +100,8 @@ def growth(losses: pd.DataFrame) -> list[str]:
         text = f"{place}: {pair_label('crope', 'rope')} is {signed(of[0].mean())} in the first tenth of training and"
         text += f" {signed(of[PHASES - 1].mean())} in the last; change {number(change)}"
         if place in worth:
-            text += f". {pair_label('nope', 'rope')} in the last tenth: {signed(worth[place][PHASES - 1].mean())}"
+            last = claims.describe(worth[place][PHASES - 1])
+            text += f". In the last tenth {pair_label('nope', 'rope')} is {number(last)}"
         found.append(f"{text}.")
     return found
 
@@ -174,8 +175,8 @@ def rounding(lines: pd.DataFrame) -> str:
     if of.empty:
         return ""
     distances = zip(of["dataset"], of["largest_nats"], strict=True)
-    parts = [f"{x:.3f} nats on {DATASET_LABELS.get(name, name)}" for name, x in distances]
-    return f"The same run on another machine or in another precision ends up to {', '.join(parts)} away."
+    parts = [f"{x:.3f} nats ({DATASET_LABELS.get(name, name)})" for name, x in distances]
+    return f"On another machine or in another precision, the same run ends up to {', '.join(parts)} away."
 
 
 def undecided(comparisons: pd.DataFrame) -> str:
@@ -186,7 +187,7 @@ def undecided(comparisons: pd.DataFrame) -> str:
         return ""
     values = np.array(of[0]["values"])
     low, high = seeds_range(values - values.mean(), MARGIN, claims.LEVEL)
-    text = f"To show equality, PG-19's base row {claims.seeds_text((low, high))}, has {of[0]['n']}."
+    text = f"PG-19's base row has {of[0]['n']} seeds; to show equality it {claims.seeds_text((low, high))}."
     return text if low > of[0]["n"] else ""
 
 

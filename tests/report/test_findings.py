@@ -46,7 +46,14 @@ def test_differences_against_the_step_are_means_over_tenths_at_equal_seed(phases
 def test_growth_names_both_ends_their_difference_and_the_worth_of_positions(phases: pd.DataFrame) -> None:
     (text,) = findings.growth(phases)
     low, high = scipy.stats.ttest_1samp([0.02, 0.01, 0.0], 0).confidence_interval()
-    for part in ("+0.0200 in the first", "+0.0300 in the last", "change +0.0100", f"+{high:.4f}", "n = 3", "+0.2000"):
+    for part in (
+        "+0.0200 in the first",
+        "+0.0300 in the last",
+        "change +0.0100",
+        f"+{high:.4f}",
+        "n = 3",
+        "NoPE − RoPE is +0.2000 (n = 1)",
+    ):
         assert part in text
     assert f"−{-low:.4f}" in text
 
@@ -71,7 +78,7 @@ def test_repeats_are_ranges_of_one_run_over_executions_next_to_the_spread_over_s
     assert (found["largest_nats"], found["median_nats"]) == pytest.approx((0.04, 0.025))
     spread = [pd.Series([5.0, 5.2]).std(), pd.Series([5.01, 5.16]).std()]
     assert found["std_over_seeds_nats"] == pytest.approx(sum(spread) / 2)
-    assert "0.040 nats on Penn Treebank" in findings.rounding(pd.DataFrame([found]))
+    assert "0.040 nats (Penn Treebank)" in findings.rounding(pd.DataFrame([found]))
     assert findings.repeats({"a": here}, "quick").empty
     assert findings.rounding(pd.DataFrame()) == ""
 
@@ -96,7 +103,7 @@ def test_answers_are_the_judged_lines_that_could_be_tested() -> None:
     assert "Q and K" in one["question"] and one["answer"] == "yes, higher"
     for part in ("Q/K only − RoPE +0.2000", "Penn Treebank +0.1000; Wikitext-2 +0.3000", "n = 3"):
         assert part in one["text"]
-    assert findings.waiting(lines).startswith("1 of 6 ")
+    assert findings.waiting(lines).endswith("1 of 6.")
     assert findings.listed(lines, ["More."])[1:] == ["- More."]
     nothing = answers_of(make_frame(), rows)
     assert findings.answers(nothing) == [] and findings.waiting(nothing) == ""
