@@ -86,7 +86,7 @@ def test_named_layers_are_replaced_and_the_rest_is_left() -> None:
     assert {value.dtype for value in model.parameters()} == {torch.bfloat16}
     assert not model["attn"].q_proj.training
     assert merge(model) == [one.name for one in expected]
-    assert not model["attn"].k_proj.weight.requires_grad
+    assert not model["attn"].k_proj.weight.requires_grad and not model["attn"].q_proj.training
     assert type(model["attn"].q_proj) is nn.Linear and model["attn"].q_proj.weight.dtype == torch.bfloat16
     assert merge(model) == []
 

@@ -156,6 +156,7 @@ def test_each_model_is_judged_at_its_own_best_rate_and_a_diverged_run_is_an_infi
         make_runs("crope", at(5.6), lr="0.001"), make_runs("crope", at(5.0, 3.0), lr="0.003"),
         make_runs("xpos", at(5.9), lr="0.001"), make_runs("xpos", {0: 1.0, 1: 1.0}, lr="0.003"),
         make_runs("xpos", {2: math.nan}, lr="0.003", **error),
+        make_runs("rope", {0: math.nan}, lr="0.001", **error),  # of an earlier version, beside a complete run
     )  # fmt: skip
     lines = answers_of(frame, rows).set_index("first")
     assert lines.loc["crope", "values"] == pytest.approx((-0.002, 0.0, 0.002))
