@@ -27,7 +27,7 @@ from crope.report.questions import QUESTIONS, share
 from crope.report.stats import ALPHA, MIN_SEEDS, interval
 from crope.study import planned_seeds
 
-REPORTS, STD = 250, 0.008
+REPORTS, STD = 160, 0.008
 FALSE = {
     0.0: {LOWER, HIGHER, *SLIGHTLY.values()},
     MARGIN: {EQUIVALENT, LOWER, *SLIGHTLY.values()},
