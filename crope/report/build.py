@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -145,6 +145,8 @@ def _studies(files: Files, source: Source, found: Found) -> list[Section]:
     for study, of_study in found.studied.groupby("study", sort=False):
         of = answers[answers["study"] == study]
         both = [questions.answers_table(of, source.scale)] if len(of) else []
+        if printed:  # one explanation is enough
+            both = [replace(table, notes=[]) for table in both]
         both.append(studies.losses_table(losses, str(study), source.scale))
         printed += both
         figure = figures.study(of_study, of)

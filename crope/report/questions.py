@@ -17,7 +17,7 @@ from crope.report.stats import ALPHA, SHARES, paired
 from crope.report.tables import Table
 from crope.study import StudyRow
 
-HALVES = {"lowrank": "low rank", "blockdiag": "block-diagonal", "halved": "half the width"}
+HALVES = {"lowrank": "low rank", "blockdiag": "block-diagonal", "halved": "half the outputs"}
 SEED = ", seed "  # between setting and seed where settings are repetitions
 AT_SIZE = ("equal_size", "size_cost")  # kinds that need the loss of one model at the size of another
 LENGTHS = 4  # length at which `length` judges a model, over its training length
@@ -214,11 +214,11 @@ def answers_table(lines: pd.DataFrame, scale: str) -> Table:
     of = lines[lines["judged"]]
     pairs = zip(of["first"], of["second"], strict=True)
     frame = pd.DataFrame({
-        "Question": of["question"], "Where": of["where"],
+        "Question": of["question"], "Answer": [answer_text(line) for line in of.to_dict("records")],
         "Difference": [claims.pair_label(*pair) if pair[1] else f"change at {LENGTHS} L" for pair in pairs],
-        **claims.difference_columns(of), "By row": of["by_part"],
+        **claims.difference_columns(of),
         "p different": of["p_different_adjusted"].map(p_text), "p equivalent": of["p_equivalent_adjusted"].map(p_text),
-        "Answer": [answer_text(line) for line in of.to_dict("records")],
+        "Where": of["by_part"].where(of["by_part"] != "", of["where"]),
     })  # fmt: skip
     notes = [
         "Differences at equal seed, nats per token, on the planned seeds of conf/study; with several datasets, widths"
@@ -227,8 +227,7 @@ def answers_table(lines: pd.DataFrame, scale: str) -> Table:
         " about large differences only. Seeds needed: for the likelier answer at 80 % power, over the 80 % interval of"
         " the standard deviation."
     ]
-    frame = frame[[name for name in frame if name != "By row" or frame[name].any()]]
-    words = [i for i, name in enumerate(frame) if name in ("Question", "Where", "Difference", "By row", "Answer")]
+    words = [0, 1, 2, frame.shape[1] - 1]
     caption, numbers = f"Questions and answers. Scale: {scale}.", lines.drop(columns=["values"]).round(DECIMALS)
     return Table("studies", caption, frame, notes, text=words, numbers=numbers)
 
