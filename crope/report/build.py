@@ -140,7 +140,8 @@ def _comparisons(files: Files, found: Found, cells: Sequence[Cell], scale: str) 
 
 def _studies(files: Files, source: Source, found: Found) -> list[Section]:
     """A section for every started study, and one for conversions."""
-    sections, printed, answers = [], [], found.answers
+    sections, answers = [], found.answers
+    printed: list[Table] = []
     losses = studies.study_losses(found.studied, found.rows)
     for study, of_study in found.studied.groupby("study", sort=False):
         of = answers[answers["study"] == study]
