@@ -17,7 +17,7 @@ from crope.report.stats import ALPHA, SHARES, paired
 from crope.report.tables import Table
 from crope.study import StudyRow
 
-HALVES = {"lowrank": "low rank", "blockdiag": "block-diagonal", "halved": "half the outputs"}
+HALVES = {"lowrank": "low rank", "blockdiag": "block-diagonal", "halved": "halved outputs"}
 SEED = ", seed "  # between setting and seed where settings are repetitions
 AT_SIZE = ("equal_size", "size_cost")  # kinds that need the loss of one model at the size of another
 LENGTHS = 4  # length at which `length` judges a model, over its training length
@@ -61,7 +61,7 @@ LEVEL = _answers(f"lower; not shown to be {WITHIN}", f"yes, {WITHIN}", f"higher;
 HOLDS = _answers("yes, it gains", f"yes, {WITHIN}", "no, it loses")
 QUESTIONS: list[Question] = [
     Question("base", "Is CRoPE level with RoPE?", "crope", "rope", LEVEL),
-    *(Question("controls", f"Is complex better than {name} at half the weights?", "crope", model, BETTER)
+    *(Question("controls", f"Is complex better than {name}, at half the weights?", "crope", model, BETTER)
       for model, name in HALVES.items()),
     Question("controls", "Does it cost loss if the complex pairs are not those of the rotation?", "complex_misaligned",
              "crope", COSTS),
