@@ -109,11 +109,9 @@ def test_every_study_but_the_tables_has_rows() -> None:
     assert scaling == [("ptb", width, ()) for width in (64, 128, 256)]
     assert {row.seeds for row in rows if row.study == "base"} == {tuple(range(10))} == {study.planned_seeds("base")}
     rates = [row for row in rows if row.study == "fair_lr"]
-    assert [row.settings for row in rates] == [("train.lr=0.0003",), ("train.lr=0.001",), ("train.lr=0.003",)]
-    assert len({cell.key for row in rates for cell in row.cells}) == 9
-    assert {cell.key for cell in expected_cells("quick") if cell.dataset == "ptb"} == {
-        cell.key for cell in rates[1].cells
-    }
+    assert [row.settings for row in rates] == 2 * [("train.lr=0.0003",), ("train.lr=0.001",), ("train.lr=0.003",)]
+    assert len({cell.key for row in rates for cell in row.cells}) == 12
+    assert {cell.key for cell in rates[1].cells} < {cell.key for cell in expected_cells("quick")}
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ from crope.study import TABLES, Cell, planned_seeds
 # gap that the paper prints between XPOS and RoPE (0.22).
 MARGIN = 0.02
 
-MEASURES = {"final": "val_full.final_nats", "best": "val_full.best_nats", "train": "train.final_nats"}
-COMPARED_AT = ("final", "best")
+MEASURES = {"final": "val_full.final_nats", "train": "train.final_nats"}
 PAIRS = (("crope", "rope"), ("xpos", "rope"), ("xpos", "crope"))  # first - second
 SUPPORTED, NOT_SUPPORTED, INCONCLUSIVE, MISSING = "supported", "not supported", "inconclusive", "not tested"
 DECIMALS = 6  # of CSV files
@@ -180,30 +179,12 @@ def conclude(lines: pd.DataFrame) -> pd.DataFrame:
 
 def seeds_text(ends: tuple[int, int]) -> str:
     low, high = (f"more than {n - 1}" if n == stats.MAX_SEEDS else str(n) for n in ends)
-    return f"needs about {low} to {high} seeds" if low != high else f"needs {low} seeds"
-
-
-def merge_measures(by_measure: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
-    """Lines that are the same at every measure once; `at` then names them all."""
-    first, *others = by_measure
-    same = all(first.drop(columns="at").equals(other.drop(columns="at")) for other in others)
-    return [first.assign(at=", ".join(lines["at"].iloc[0] for lines in by_measure))] if same else [*by_measure]
+    return f"a new study needs about {low} to {high} seeds" if low != high else f"a new study needs {low} seeds"
 
 
 def compare(runs: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:
-    """Every pair of PAIRS in each row at both losses."""
-    parts = []
-    for pair in PAIRS:
-        parts += merge_measures([pd.DataFrame([_line(runs, row, pair, at) for row in rows]) for at in COMPARED_AT])
-    return pd.concat(parts, ignore_index=True).assign(margin_nats=MARGIN)
-
-
-def pool(lines: pd.DataFrame) -> dict[str, float] | None:
-    """`stats.random_effects` over the rows of `compare` for CRoPE - RoPE at the final loss; None below two rows."""
-    of = lines[(lines["first"] == "crope") & (lines["second"] == "rope") & lines["at"].str.startswith("final")]
-    of = of[(of["n"] >= MIN_SEEDS) & (of["std_over_seeds_nats"] > 0)]
-    errors: pd.Series = of["std_over_seeds_nats"] / np.sqrt(of["n"].astype(float))
-    return stats.random_effects(of["mean_nats"], errors) | {"rows": len(of)} if len(of) > 1 else None
+    """Every pair of PAIRS in each row, at the final loss."""
+    return pd.DataFrame([_line(runs, row, pair, "final") for pair in PAIRS for row in rows]).assign(margin_nats=MARGIN)
 
 
 def judge(runs: pd.DataFrame) -> pd.DataFrame:
@@ -288,7 +269,6 @@ def comparison_table(lines: pd.DataFrame, scale: str) -> Table:
     printed = {
         "Row": [row_label(*place) for place in zip(lines["dataset"], lines["row"], strict=True)],
         "Difference": [pair_label(*pair) for pair in zip(lines["first"], lines["second"], strict=True)],
-        "Loss": lines["at"],
         "Paper": lines["paper_nats"].map(signed),
         **difference_columns(lines),
     }

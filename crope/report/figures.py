@@ -135,7 +135,7 @@ def forest(lines: pd.DataFrame) -> Figure:
 
     Bars are 95 % t intervals of the mean (none below three seeds), dots the seeds, crosses the paper's difference.
     """
-    lines = lines[lines["at"].str.startswith("final")].drop_duplicates(["title", "label"])
+    lines = lines.drop_duplicates(["title", "label"])
     labels, panels = list(lines["label"].unique()), dict([*lines.groupby("title", sort=False)])
     figure, axes = _axes(1, len(panels), (4.4, 0.9 + 0.3 * len(labels)))
     for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):

@@ -14,16 +14,18 @@ from crope.report import claims
 from crope.report.claims import DECIMALS, MARGIN, MISSING, number, pair_label, row_label, signed
 from crope.report.figures import PHASES
 from crope.report.frame import DATASET_LABELS, load_curves
-from crope.report.questions import LENGTHS, answer_text
+from crope.report.questions import QUESTIONS, answer_text
 from crope.report.stats import paired, seeds_range
 from crope.report.tables import Table
-from crope.study import planned_seeds
+from crope.study import TABLES, planned_seeds
 
 GAP_MODELS = ("crope", "rope", "nope")
+SAME, ANY = "the same precision", "whatever precision"
 PLAIN = ("base", "baselines", "horizon", "schemes")  # studies whose runs differ in the model and the steps alone
 LEAD = (
-    "Differences of the final validation loss, nats per token, at equal seed; 95 % interval, n planned seeds. Answers"
-    " are adjusted for all tests of the report."
+    "Differences at equal seed, nats per token, of the final validation loss unless said otherwise. An interval (95 %,"
+    " over n seeds) is for one difference alone; answers are adjusted for all tests of the report, so that they may be"
+    " inconclusive although the interval leaves out 0."
 )
 
 
@@ -31,8 +33,8 @@ def answers(lines: pd.DataFrame) -> list[dict[str, str]]:
     """Question, answer and numbers of every judged line that could be tested."""
     found = []
     for line in lines[lines["judged"] & (lines["conclusion"] != MISSING)].to_dict("records"):
-        pair = pair_label(line["first"], line["second"]) if line["second"] else f"Change at {LENGTHS} L"
-        text = f"{pair} {number(line)}, {line['where']}" + (f" ({line['by_part']})" if line["by_part"] else "")
+        text = f"{line['difference']} {number(line)}, {line['where']}"
+        text += f" ({line['by_part']})" if line["by_part"] else ""
         found.append({"question": line["question"], "answer": answer_text(line), "text": text})
     return found
 
@@ -45,22 +47,26 @@ def listed(lines: pd.DataFrame, statements: Sequence[str]) -> list[str]:
 
 def waiting(lines: pd.DataFrame) -> str:
     """How many questions have not all of their planned seeds."""
-    judged = lines[lines["judged"]]
+    judged, asked = lines[lines["judged"]], sum(bool(question.answers) for question in QUESTIONS)
     complete = int((judged["conclusion"] != MISSING).sum())
-    return f"Questions with all planned seeds: {complete} of {len(judged)}." if complete < len(judged) else ""
+    return f"Questions with all planned seeds: {complete} of {asked}." if len(judged) and complete < asked else ""
 
 
 def pooled(comparisons: pd.DataFrame) -> str:
-    """One estimate of CRoPE - RoPE from all rows of the tables."""
-    found = claims.pool(comparisons)
-    if found is None:
+    """CRoPE - RoPE averaged, seed by seed, over the rows of the tables.
+
+    Three seeds give no usable weights: with them a random-effects interval covers less than 90 %, and Cochran's test
+    finds heterogeneity between equal rows in 40 % of all cases.
+    """
+    of = comparisons[(comparisons["first"] == "crope") & (comparisons["second"] == "rope")]
+    of = of[of["n"] == len(planned_seeds(TABLES[0]))].sort_values("mean_nats")
+    if len(of) < 2:
         return ""
-    low, high = signed(found["low"]), signed(found["high"])
-    return (
-        f"{found['rows']:.0f} rows of Tables 1 and 2 together: {pair_label('crope', 'rope')} ="
-        f" {signed(found['mean'])} (95 % {low} to {high}; random effects, standard deviation between rows"
-        f" {found['tau']:.4f}, heterogeneity p = {found['p_heterogeneity']:.2f})."
-    )
+    line = claims.describe(pd.Series(np.mean(of["values"].to_list(), axis=0)))
+    ends = [f"{signed(end['mean_nats'])} ({row_label(end['dataset'], end['row'])})"
+            for end in (of.iloc[0], of.iloc[-1])]  # fmt: skip
+    pair = pair_label("crope", "rope")
+    return f"{len(of)} rows of Tables 1 and 2: {pair} {number(line)} on average, single rows {' to '.join(ends)}."
 
 
 def by_phase(runs: pd.DataFrame) -> pd.DataFrame:
@@ -115,7 +121,7 @@ def fraction(conversions: pd.DataFrame) -> str:
     corpora = " and ".join(DATASET_LABELS.get(name, name) for name in of["dataset"].unique())
     return (
         f"Complex-linear fraction of RoPE's trained Q, K and V ({corpora}): {of['kept_share'].mean():.3f}; by chance"
-        f" {of['kept_share_by_chance'].mean():.3f}; difference {number(line)}."
+        f" {of['kept_share_by_chance'].mean():.3f}; difference {number(line)}. It is 1 if they satisfy Eq. 30."
     )
 
 
@@ -133,23 +139,26 @@ def halved(lines: pd.DataFrame, runs: pd.DataFrame) -> str:
 
 
 def repeats(frames: Mapping[str, pd.DataFrame], scale: str) -> pd.DataFrame:
-    """Runs of one configuration and seed that were executed more than once: one row per table row and dataset.
+    """Runs of one configuration and seed that were executed more than once: one row per table row, dataset and `kind`.
 
-    frames: by the name of their folder. Executions differ in machine, precision or threads, so in rounding alone.
+    frames: by the name of their folder. Executions differ in machine or threads, and in rows of ANY in precision too.
     largest, median: of the range of a run's final losses; std: over seeds, mean over models and executions.
     """
     parts = [frame[(frame["status"] == "complete") & (frame["scale"] == scale)].assign(folder=name)
              for name, frame in frames.items()]  # fmt: skip
     runs = pd.concat(parts, ignore_index=True).drop_duplicates(["run_id", "finished_utc"])  # no copies
     lines = []
-    for (dataset, row), of in runs.groupby(["dataset", "row"], sort=False):
-        again = of[of.duplicated(["cell_key", "model", "seed"], keep=False)]
-        ranges = again.groupby(["cell_key", "model", "seed"])["val_full.final_nats"].agg(np.ptp)
-        spread = again.groupby(["folder", "cell_key", "model"])["val_full.final_nats"].std().dropna()
-        if len(ranges):
+    for kind, keys in ((SAME, ["run_id"]), (ANY, ["cell_key", "model", "seed"])):
+        for (dataset, row), of in runs.groupby(["dataset", "row"], sort=False):
+            again = of[of.duplicated(keys, keep=False)]
+            if again.empty or (kind == ANY and again["precision"].nunique() == 1):
+                continue
+            ranges = again.groupby(keys)["val_full.final_nats"].agg(np.ptp)
+            spread = again.groupby(["folder", "cell_key", "model"])["val_full.final_nats"].std().dropna()
             lines.append({
-                "dataset": dataset, "row": row, "runs": len(ranges), "executions": again["folder"].nunique(),
-                "largest_nats": ranges.max(), "median_nats": ranges.median(), "std_over_seeds_nats": spread.mean(),
+                "dataset": dataset, "row": row, "kind": kind, "runs": len(ranges),
+                "executions": again["folder"].nunique(), "largest_nats": ranges.max(),
+                "median_nats": ranges.median(), "std_over_seeds_nats": spread.mean(),
             })  # fmt: skip
     return pd.DataFrame(lines)
 
@@ -157,26 +166,28 @@ def repeats(frames: Mapping[str, pd.DataFrame], scale: str) -> pd.DataFrame:
 def repeats_table(lines: pd.DataFrame, scale: str) -> Table:
     frame = pd.DataFrame({
         "Row": [row_label(*place) for place in zip(lines["dataset"], lines["row"], strict=True)],
-        "Runs": lines["runs"].astype(str), "Executions": lines["executions"].astype(str),
+        "Executed": lines["kind"], "Runs": lines["runs"].astype(str), "Executions": lines["executions"].astype(str),
         "Largest": lines["largest_nats"].map("{:.4f}".format), "Median": lines["median_nats"].map("{:.4f}".format),
         "Std over seeds": lines["std_over_seeds_nats"].map("{:.4f}".format, na_action="ignore").fillna(""),
     })  # fmt: skip
     notes = [
-        "Runs of one configuration and seed on other machines, in another precision or with another number of threads:"
-        " how far their final full validation losses, nats per token, lie apart, next to the spread over seeds."
+        "Runs of one configuration and seed on other machines or with another number of threads: how far their final"
+        " full validation losses, nats per token, lie apart, next to the spread over seeds."
     ]
     caption = f"Runs executed more than once. Scale: {scale}."
-    return Table("repeats", caption, frame, notes, numbers=lines.round(DECIMALS))
+    return Table("repeats", caption, frame, notes, text=(0, 1), numbers=lines.round(DECIMALS))
 
 
 def rounding(lines: pd.DataFrame) -> str:
     """How closely numbers of another machine should agree."""
     of = lines[lines["row"] == "base"] if len(lines) else lines
-    if of.empty:
-        return ""
-    distances = zip(of["dataset"], of["largest_nats"], strict=True)
-    parts = [f"{x:.3f} nats ({DATASET_LABELS.get(name, name)})" for name, x in distances]
-    return f"On another machine or in another precision, the same run ends up to {', '.join(parts)} away."
+    parts = []
+    for kind in (SAME, ANY) if len(of) else ():
+        lines = of[of["kind"] == kind]
+        distances = zip(lines["dataset"], np.ceil((1e4 * lines["largest_nats"]).round(3)) / 1e4, strict=True)
+        found = ", ".join(f"{x:.4f} nats ({DATASET_LABELS.get(name, name)})" for name, x in distances)
+        parts += [f"in {kind} up to {found} away"] if found else []
+    return f"On another machine the same run ends, {'; '.join(parts)}." if parts else ""
 
 
 def undecided(comparisons: pd.DataFrame) -> str:
@@ -187,7 +198,8 @@ def undecided(comparisons: pd.DataFrame) -> str:
         return ""
     values = np.array(of[0]["values"])
     low, high = seeds_range(values - values.mean(), MARGIN, claims.LEVEL)
-    text = f"PG-19's base row has {of[0]['n']} seeds; to show equality it {claims.seeds_text((low, high))}."
+    text = f"PG-19's base row has {of[0]['n']} seeds; even if CRoPE and RoPE are equal there, to show it"
+    text += f" {claims.seeds_text((low, high))}."
     return text if low > of[0]["n"] else ""
 
 

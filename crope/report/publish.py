@@ -96,7 +96,7 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
 
     Raises UserError without records or without the markers, DataError for an invalid record.
     """
-    from crope.report import build, figures, findings
+    from crope.report import build, claims, figures, findings
 
     source = load_published(*SCALES, published=published)
     if source is None:
@@ -107,7 +107,9 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
         raise UserError(f"{readme}: the markers '{START}' and '{END}' are missing; put them around the tables")
     cells = expected_cells(source.scale)
     found = build.find(source, cells)
-    lines = findings.listed(found.answers, found.statements)
+    judged = claims.verdicts(found.checks, found.judged)
+    verdicts = [f"The paper: {one['claim'].text} ({one['claim'].source}). Verdict: {one['verdict']}." for one in judged]
+    lines = findings.listed(found.answers, [*verdicts, *found.statements])
     tables = once([loss_table(source, cells, name) for name in TABLES])
     savings = [f"{line}\n"] if (line := savings_line(source, cells)) else []
     lead = f"Scale: {source.scale}. {findings.LEAD}"

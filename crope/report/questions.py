@@ -18,7 +18,6 @@ from crope.report.tables import Table
 from crope.study import StudyRow
 
 HALVES = {"lowrank": "low rank", "blockdiag": "block-diagonal", "halved": "halved outputs"}
-SEED = ", seed "  # between setting and seed where settings are repetitions
 AT_SIZE = ("equal_size", "size_cost")  # kinds that need the loss of one model at the size of another
 LENGTHS = 4  # length at which `length` judges a model, over its training length
 WORDS, ADJUSTED = ["conclusion", "answer", "seeds_needed"], ["p_different_adjusted", "p_equivalent_adjusted"]
@@ -28,7 +27,7 @@ WORDS, ADJUSTED = ["conclusion", "answer", "seeds_needed"], ["p_different_adjust
 class Question:
     """One question of a study: what first - second is, on the mean over the study's datasets, widths and settings.
 
-    answers   what a lower, an equivalent and a higher difference mean
+    answers   what a lower, an equivalent and a higher difference mean; empty: the differences are shown, not judged
     kind      loss        validation loss at equal seed
               equal_size  the loss of `second` is interpolated to the parameters of `first`, seed by seed
               size_cost   the loss of `second`, interpolated to the parameters of `first`, less its own
@@ -44,48 +43,60 @@ class Question:
     answers: dict[str, str]
     kind: str = "loss"
 
+    @property
+    def label(self) -> str:
+        """What is subtracted from what."""
+        first, second = model_label(self.first), model_label(self.second)
+        labels = {
+            "length": f"{first}: {LENGTHS} L − L",
+            "equal_size": f"{first} − {second} of its size",
+            "size_cost": f"{second} of {first}'s size − {second}",
+        }
+        return labels.get(self.kind, claims.pair_label(self.first, self.second))
+
+
+WITHIN = f"within ±{MARGIN:g}"
+
 
 def _answers(lower: str, equivalent: str, higher: str, *, level: bool = False) -> dict[str, str]:
     """Also for differences that are shown, and shown to be below the margin."""
     small = {word: f"{text}, by less than {MARGIN:g}" for word, text in ((LOWER, lower), (HIGHER, higher))}
     if level:
-        small = {word: f"{equivalent}, although {word}" for word in small}
+        small = {word: f"{word}, but {WITHIN}" for word in small}
     return {LOWER: lower, EQUIVALENT: equivalent, HIGHER: higher} | {SLIGHTLY[word]: small[word] for word in small}
 
 
-WITHIN = f"within ±{MARGIN:g}"
-BETTER = _answers("yes, lower", f"no, equal {WITHIN}", "no, higher")
-COSTS = _answers("no, even lower", f"no, equal {WITHIN}", "yes, higher")
-# A difference that is only shown not to be 0 may still lie within the margin.
+# A small difference may be real, so that an equivalent one is no "no"; a difference that is only shown not to be 0 may
+# still lie within the margin.
+BETTER = _answers("yes, lower", f"equal {WITHIN}", "no, higher")
+COSTS = _answers("no, even lower", f"equal {WITHIN}", "yes, higher")
 LEVEL = _answers(f"lower; not shown to be {WITHIN}", f"yes, {WITHIN}", f"higher; not shown to be {WITHIN}", level=True)
-HOLDS = _answers("yes, it gains", f"yes, {WITHIN}", "no, it loses")
+HOLDS = _answers("yes, it gains", f"yes, {WITHIN}", "it loses")
+SHOWN: dict[str, str] = {}
 QUESTIONS: list[Question] = [
     Question("base", "Is CRoPE level with RoPE?", "crope", "rope", LEVEL),
-    *(Question("controls", f"Is complex better than {name}, at half the weights?", "crope", model, BETTER)
+    *(Question("controls", f"Is CRoPE better than {name}, at half the Q/K/V weights?", "crope", model, BETTER)
       for model, name in HALVES.items()),
     Question("controls", "Does it cost loss if the complex pairs are not those of the rotation?", "complex_misaligned",
              "crope", COSTS),
-    Question("controls", "Does Eq. 30 cost loss in Q and K alone?", "complex_qk", "rope", COSTS),
-    Question("controls", "Does Eq. 30 cost loss in V alone?", "complex_v", "rope", COSTS),
+    Question("controls", "Does Eq. 30 in Q and K alone cost loss?", "complex_qk", "rope", COSTS),
+    Question("controls", "Does Eq. 30 in V alone cost loss?", "complex_v", "rope", COSTS),
     Question("baselines", "Is RoPE better than no positions?", "rope", "nope", BETTER),
     Question("baselines", "Does Eq. 30 cost loss without positions?", "complex_nope", "nope", COSTS),
     Question("baselines", "Is XPOS worse than no positions?", "xpos", "nope", COSTS),
     Question("baselines", "Is balanced XPOS worse than no positions?", "xpos_balanced", "nope", COSTS),
     Question("baselines", "Is balanced XPOS worse than RoPE?", "xpos_balanced", "rope", COSTS),
     Question("fair_lr", "Is CRoPE level with RoPE, each at its best rate?", "crope", "rope", LEVEL, "best_rate"),
-    Question("fair_lr", "Is XPOS worse than RoPE, each at its best rate?", "xpos", "rope", COSTS, "best_rate"),
     Question("horizon", "Is CRoPE level with RoPE after 3,200 steps?", "crope", "rope", LEVEL),
-    *(Question("horizon", f"Is complex better than {HALVES[model]} after 3,200 steps?", "crope", model, BETTER)
+    *(Question("horizon", f"Is CRoPE better than {HALVES[model]} after 3,200 steps?", "crope", model, BETTER)
       for model in ("lowrank", "halved")),
-    Question("pilot", "Is CRoPE level with RoPE whatever the paper leaves open?", "crope", "rope", LEVEL),
+    Question("pilot", "How far is CRoPE from RoPE in what the paper leaves open?", "crope", "rope", SHOWN),
     *(Question("schemes", f"{model_label(model)}: better than no positions after 3,200 steps?", model, "nope", BETTER)
       for model in ("rope", "alibi", "relative_bias", "learned", "xpos_balanced")),
-    Question("schemes", "Does Eq. 30 cost loss under ALiBi?", "complex_alibi", "alibi", COSTS),
-    Question("schemes", "Does Eq. 30 cost loss without positions after 3,200 steps?", "complex_nope", "nope", COSTS),
-    Question("scaling", "Is CRoPE level with RoPE over the widths?", "crope", "rope", LEVEL),
-    Question("scaling", "Is CRoPE better than a RoPE of as many parameters?", "crope", "rope", BETTER, "equal_size"),
-    Question("scaling", "Does a RoPE of CRoPE's size cost loss?", "crope", "rope", COSTS, "size_cost"),
-    Question("scaling", "Is CRoPE better than RoPE if the saved weights widen it?", "complex_wide", "rope", BETTER),
+    Question("scaling", "How far is CRoPE from RoPE at each width?", "crope", "rope", SHOWN),
+    Question("scaling", "How far is CRoPE from a RoPE of as many parameters?", "crope", "rope", SHOWN, "equal_size"),
+    Question("scaling", "What does a RoPE of CRoPE's size cost?", "crope", "rope", SHOWN, "size_cost"),
+    Question("scaling", "How far is CRoPE from RoPE if the saved weights widen it?", "complex_wide", "rope", SHOWN),
     *(Question("length", f"Does {model_label(model)} hold at {LENGTHS} times its length?", model, "", HOLDS, "length")
       for model in ("xpos", "relative_bias", "alibi", "nope", "rope", "crope")),
 ]  # fmt: skip
@@ -104,19 +115,23 @@ def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
             lines += [line | {"share": share(question)} for line in _lines(question, of, own)]
     if not lines:
         return pd.DataFrame(columns=["study", "dataset", "judged", "conclusion", "second"]).astype({"judged": bool})
-    found = claims.conclude(pd.DataFrame(lines))
+    found = pd.DataFrame(lines)
+    judged = claims.conclude(found[found["judged"]])
     answers = {(one.study, one.text): one.answers for one in QUESTIONS}
-    keys = zip(found["study"], found["question"], found["conclusion"], strict=True)
-    found = found.assign(answer=[answers[study, text].get(word, word) for study, text, word in keys])
-    found[WORDS] = found[WORDS].where(found["judged"], "")
-    found[ADJUSTED] = found[ADJUSTED].where(found["judged"])
-    return found
+    keys = zip(judged["study"], judged["question"], judged["conclusion"], strict=True)
+    judged = judged.assign(answer=[answers[study, text].get(word, word) for study, text, word in keys])
+    found = found.join(judged[[*WORDS, *ADJUSTED]])
+    return found.assign(**{word: found[word].astype(object).fillna("") for word in WORDS})
 
 
 def share(question: Question) -> float:
     """The part of the report's error rate of a question, whether or not the others of its study were run."""
-    part = question.study if question.study in SHARES else "own"
-    return SHARES[part] / sum(part == (one.study if one.study in SHARES else "own") for one in QUESTIONS)
+
+    def part(one: Question) -> str:
+        return one.study if one.study in SHARES else "own"
+
+    tests = sum(part(one) == part(question) for one in QUESTIONS if one.answers)
+    return SHARES[part(question)] / tests if question.answers else 0.0
 
 
 def _lines(question: Question, runs: pd.DataFrame, rows: Sequence[StudyRow]) -> Iterator[dict[str, Any]]:
@@ -128,11 +143,10 @@ def _lines(question: Question, runs: pd.DataFrame, rows: Sequence[StudyRow]) -> 
     for row in rows:
         setting = "" if question.kind == "best_rate" else ", ".join(row.settings)
         of = runs[(runs["dataset"] == row.dataset) & (runs["setting"].eq(setting) | (question.kind == "best_rate"))]
-        found[row.dataset, row.width, setting] = _values(question, of, row.width)
+        found[row.dataset, row.width, setting] = _values(question, of, row.width, len({one.settings for one in rows}))
     several = [len({part[i] for part in found}) > 1 for i in range(3)]
-    pair = claims.pair_label(question.first, question.second) if question.second else question.text
     line = {"study": question.study, "question": question.text, "first": question.first, "second": question.second}
-    line["at"] = "final"
+    line["difference"] = question.label
     names = {}
     for (dataset, width, setting), (values, reason) in found.items():
         label = DATASET_LABELS.get(dataset, dataset)
@@ -140,20 +154,24 @@ def _lines(question: Question, runs: pd.DataFrame, rows: Sequence[StudyRow]) -> 
         names[dataset, width, setting] = ", ".join([label, *place])
         yield line | {
             "dataset": dataset, "width": width, "where": ", ".join([label, *place]), "title": label, "by_part": "",
-            "label": ", ".join([pair, *place[: sum(several[1:])]]), "judged": len(found) == 1,
+            "label": ", ".join([question.label, *place[: sum(several[1:])]]),
+            "judged": len(found) == 1 and bool(question.answers),
         } | claims.describe(values, reason, len(rows[0].seeds))  # fmt: skip
-    if len(found) > 1:
+    if len(found) > 1 and question.answers:
         both = pd.concat([values for values, _ in found.values()], axis=1).dropna()
         means = [f"{name} {signed(mean)}" for name, mean in zip(names.values(), both.mean(), strict=True) if len(both)]
         reason = next((f"{names[part]}: {why}" for part, (_, why) in found.items() if why), "")
         yield line | {
             "dataset": "", "width": 0, "where": f"mean of {' and '.join(names.values())}", "title": "mean",
-            "label": pair, "judged": True, "by_part": "; ".join(means),
+            "label": question.label, "judged": True, "by_part": "; ".join(means),
         } | claims.describe(both.mean(axis=1), reason, len(rows[0].seeds))  # fmt: skip
 
 
-def _values(question: Question, runs: pd.DataFrame, width: int) -> tuple[pd.Series, str]:
-    """The differences on one dataset by seed, or why there are none; `runs` are those of all widths."""
+def _values(question: Question, runs: pd.DataFrame, width: int, settings: int) -> tuple[pd.Series, str]:
+    """The differences on one dataset by seed, or why there are none; `runs` are those of all widths.
+
+    settings: how many the study has.
+    """
     first, second, of = question.first, question.second, runs[runs["width"] == width]
     if question.kind == "length":
         values = change(of, first)
@@ -162,6 +180,8 @@ def _values(question: Question, runs: pd.DataFrame, width: int) -> tuple[pd.Seri
         rates = {name: of[of["model"] == name].pivot(index="seed", columns="config.train.lr", values="final")
                  for name in (first, second)}  # fmt: skip
         every = sorted(of["config.train.lr"].unique())
+        if len(every) < settings:
+            return pd.Series(dtype=float), f"{len(every)} of {settings} learning rates"
         return claims.paired_losses(
             {name: held_out(losses.reindex(columns=every).dropna()) for name, losses in rates.items()}
         )
@@ -184,7 +204,7 @@ def at_size(runs: pd.DataFrame, parameters: int) -> pd.Series:
     found: dict[Any, float] = {}
     for seed, of in runs.dropna(subset="final").groupby("seed"):
         curve = of.groupby("parameters.total")["final"].mean()
-        if len(curve) > 1 and curve.index.min() <= parameters <= curve.index.max():
+        if len(curve) > 2 and curve.index.min() <= parameters <= curve.index.max():
             found[seed] = float(pchip_interpolate(np.log(curve.index), curve, np.log(parameters)))
     return pd.Series(found, dtype=float)
 
@@ -210,12 +230,11 @@ def change(of: pd.DataFrame, model: str) -> pd.Series:
 
 
 def answers_table(lines: pd.DataFrame, scale: str) -> Table:
-    """The judged lines as printed; the CSV has all."""
-    of = lines[lines["judged"]]
-    pairs = zip(of["first"], of["second"], strict=True)
+    """The judged lines and those of questions that are not judged, as printed; the CSV has all."""
+    of = lines[lines["judged"] | (lines["share"] == 0)]
     frame = pd.DataFrame({
         "Question": of["question"], "Answer": [answer_text(line) for line in of.to_dict("records")],
-        "Difference": [claims.pair_label(*pair) if pair[1] else f"change at {LENGTHS} L" for pair in pairs],
+        "Difference": of["difference"],
         **claims.difference_columns(of),
         "p different": of["p_different_adjusted"].map(p_text), "p equivalent": of["p_equivalent_adjusted"].map(p_text),
         "Where": of["by_part"].where(of["by_part"] != "", of["where"]),
@@ -233,7 +252,9 @@ def answers_table(lines: pd.DataFrame, scale: str) -> Table:
 
 
 def answer_text(line: Mapping[Any, Any]) -> str:
-    """The answer of one judged line, with what an open one lacks."""
+    """The answer of one line, with what an open one lacks."""
+    if not line["judged"]:
+        return "not judged"
     lacking = line["reason"] if line["conclusion"] == claims.MISSING else line["seeds_needed"]
     return f"{line['answer']}: {lacking}" if lacking else str(line["answer"])
 

@@ -41,11 +41,10 @@ def make_runs(
     row: str = "base",
     width: int = 128,
     lr: str = "",
-    best: Mapping[int, float] | None = None,
     train: Mapping[int, float] | None = None,
     **columns: Any,
 ) -> list[dict[str, Any]]:
-    """One line per seed of `final`; `best` and `train` losses are the final ones if they are not given."""
+    """One line per seed of `final`; `train` losses are the final ones if they are not given."""
     known = {
         "cell_key": make_key(model, dataset, row, width, f"train.lr={lr}" if lr else ""),
         "model": model, "dataset": dataset, "row": row, "scale": "quick", "status": "complete",
@@ -53,13 +52,13 @@ def make_runs(
         "config.train.seq_len": 256, "config.train.lr": float(lr or 1e-3), "parameters.qkv": 10 * width,
         "parameters.total": 1000 * width, "parameters.output_projection": width, "parameters.ffn": width,
         "parameters.norms": width, "parameters.embeddings": width, "provenance.commit": "c" * 40,
-        "finished_utc": "2026",
+        "finished_utc": "2026", "precision": "fp32",
     }  # fmt: skip
     return [
         known | columns | {
             "seed": seed, "run_id": f"{model}-{dataset}-{row}-{width}-{lr}-s{seed}",
             "path": f"runs/{model}-{dataset}-{row}-s{seed}", "val_full.final_nats": loss,
-            "val_full.best_nats": (best or final)[seed], "train.final_nats": (train or final)[seed],
+            "val_full.best_nats": loss, "train.final_nats": (train or final)[seed],
         }
         for seed, loss in final.items()
     ]  # fmt: skip

@@ -142,16 +142,6 @@ def test_comparisons_are_first_minus_second_in_each_row_beside_the_papers() -> N
     assert ptb["xpos"] == pytest.approx(4.4288 - 4.0212)
 
 
-def test_final_and_best_losses_are_one_line_only_if_they_are_the_same() -> None:
-    same = make_runs("rope", shifted(5.0)), make_runs("crope", shifted(5.1)), make_runs("xpos", shifted(6.0))
-    best = make_runs("crope", shifted(5.1), best=shifted(4.9))
-    assert set(compare(make_frame(*same), [("ptb", "base")])["at"]) == {"final, best"}
-    found = compare(make_frame(same[0], best, same[2]), [("ptb", "base")]).set_index(["first", "second", "at"])
-    assert found.loc[("crope", "rope", "final"), "mean_nats"] == pytest.approx(0.1)
-    assert found.loc[("crope", "rope", "best"), "mean_nats"] == pytest.approx(-0.1)
-    assert ("xpos", "rope", "final, best") in found.index
-
-
 @pytest.mark.parametrize(
     ("p_for", "p_against", "expected"),
     [
@@ -218,32 +208,6 @@ def test_seeds_that_are_not_planned_enter_no_test() -> None:
     checks = judge(pd.concat([table_runs(), make_frame(*more)]))
     assert verdict_of(checks, "crope_within_noise") == "supported"
     assert set(checks["n"]) == {3}
-
-
-def test_all_rows_together_are_a_random_effects_estimate() -> None:
-    """Against the closed forms, written out for three rows."""
-    losses = {"ptb": [0.011, 0.019, 0.015], "wikitext2": [0.002, 0.02, 0.01], "pg19": [-0.05, 0.03, -0.04]}
-    lines = []
-    for dataset, values in losses.items():
-        lines.append(make_runs("rope", dict.fromkeys(NOISE, 5.0), dataset=dataset))
-        lines.append(make_runs("crope", {seed: 5.0 + values[seed] for seed in NOISE}, dataset=dataset))
-        lines.append(make_runs("xpos", noisy(6.0), dataset=dataset))
-    found = claims.pool(compare(make_frame(*lines), [(dataset, "base") for dataset in losses]))
-    assert found is not None
-    m = [float(np.mean(values)) for values in losses.values()]
-    v = [float(np.var(values, ddof=1)) / 3 for values in losses.values()]
-    w = [1 / one for one in v]
-    fixed = sum(a * b for a, b in zip(w, m, strict=True)) / sum(w)
-    q = sum(a * (b - fixed) ** 2 for a, b in zip(w, m, strict=True))
-    tau2 = max(0.0, (q - 2) / (sum(w) - sum(a * a for a in w) / sum(w)))
-    w = [1 / (one + tau2) for one in v]
-    mean = sum(a * b for a, b in zip(w, m, strict=True)) / sum(w)
-    error = math.sqrt(sum(a * (b - mean) ** 2 for a, b in zip(w, m, strict=True)) / 2 / sum(w))
-    half = scipy.stats.t.ppf(0.975, 2) * error
-    assert [found[key] for key in ("mean", "low", "high", "tau", "p_heterogeneity", "rows")] == pytest.approx(
-        [mean, mean - half, mean + half, math.sqrt(tau2), scipy.stats.chi2.sf(q, 2), 3]
-    )
-    assert claims.pool(compare(make_frame(*lines[:3]), [("ptb", "base")])) is None
 
 
 def test_one_cell_without_runs_leaves_its_claims_open() -> None:

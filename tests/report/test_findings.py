@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from crope.report import figures, findings
+from crope.report import claims, figures, findings
+from crope.report.questions import QUESTIONS
 from tests.report.frames import make_frame, make_row, make_runs
 from tests.report.test_questions import answers_of, at
 
@@ -73,12 +74,18 @@ def test_repeats_are_ranges_of_one_run_over_executions_next_to_the_spread_over_s
     here = make_frame(make_runs("rope", {0: 5.0, 1: 5.2}), make_runs("crope", {0: 9.0}))
     there = make_frame(make_runs("rope", {0: 5.01, 1: 5.16}, finished_utc="2027"), make_runs("nope", {0: 1.0}))
     failed = make_frame(make_runs("crope", {0: 0.0}, status="failed"))
-    (found,) = findings.repeats({"a": here, "b": there, "c": failed, "copy": here}, "quick").to_dict("records")
+    everything = {"a": here, "b": there, "c": failed, "copy": here}
+    (found,) = findings.repeats(everything, "quick").to_dict("records")
     assert (found["runs"], found["executions"]) == (2, 2)
     assert (found["largest_nats"], found["median_nats"]) == pytest.approx((0.04, 0.025))
     spread = [pd.Series([5.0, 5.2]).std(), pd.Series([5.01, 5.16]).std()]
     assert found["std_over_seeds_nats"] == pytest.approx(sum(spread) / 2)
-    assert "0.040 nats (Penn Treebank)" in findings.rounding(pd.DataFrame([found]))
+    bf16 = make_frame([line | {"run_id": "other"} for line in make_runs("rope", {0: 4.9}, precision="bf16")])
+    both = findings.repeats(everything | {"d": bf16.assign(finished_utc="2028")}, "quick")
+    assert both["kind"].tolist() == [findings.SAME, findings.ANY]
+    assert both["largest_nats"].tolist() == pytest.approx([0.04, 0.11])
+    text = findings.rounding(both)
+    assert text.index("0.0400 nats (Penn Treebank)") < text.index("0.1100 nats (Penn Treebank)")
     assert findings.repeats({"a": here}, "quick").empty
     assert findings.rounding(pd.DataFrame()) == ""
 
@@ -89,6 +96,23 @@ def test_own_runs_are_compared_with_published_runs_of_the_same_id() -> None:
     assert "2 of your runs" in text and "0.0300" in text
     assert findings.agreement(own, {"machine": make_frame(make_runs("nope", {0: 5.0}))}) == ""
     assert findings.agreement(own, {}) == findings.agreement(own, {"a copy": own}) == ""
+
+
+def test_all_rows_together_are_averaged_seed_by_seed() -> None:
+    losses = {"ptb": [0.011, 0.019, 0.015], "wikitext2": [0.002, 0.02, 0.01], "pg19": [-0.05, 0.03, -0.04]}
+    lines = []
+    for dataset, values in losses.items():
+        lines.append(make_runs("rope", dict.fromkeys((0, 1, 2), 5.0), dataset=dataset))
+        lines.append(make_runs("crope", {seed: 5.0 + value for seed, value in enumerate(values)}, dataset=dataset))
+    places = [(dataset, "base") for dataset in losses]
+    text = findings.pooled(claims.compare(make_frame(*lines), places))
+    means = pd.DataFrame(losses).mean(axis=1)
+    low, high = scipy.stats.ttest_1samp(means, 0).confidence_interval()
+    for part in (means.mean(), low, high, -0.02, 0.015):
+        assert claims.signed(part) in text
+    assert text.startswith("3 rows") and "−0.0200 (PG-19) to +0.0150 (Penn Treebank)" in text
+    assert findings.pooled(claims.compare(make_frame(*lines), places[:1])) == ""
+    assert findings.pooled(claims.compare(make_frame(*lines[:3]), places)) == "", "RoPE alone"
 
 
 def test_answers_are_the_judged_lines_that_could_be_tested() -> None:
@@ -103,7 +127,7 @@ def test_answers_are_the_judged_lines_that_could_be_tested() -> None:
     assert "Q and K" in one["question"] and one["answer"] == "yes, higher"
     for part in ("Q/K only − RoPE +0.2000", "Penn Treebank +0.1000; Wikitext-2 +0.3000", "n = 3"):
         assert part in one["text"]
-    assert findings.waiting(lines).endswith("1 of 6.")
+    assert f"1 of {sum(bool(question.answers) for question in QUESTIONS)}." in findings.waiting(lines)
     assert findings.listed(lines, ["More."])[1:] == ["- More."]
     nothing = answers_of(make_frame(), rows)
     assert findings.answers(nothing) == [] and findings.waiting(nothing) == ""
