@@ -35,9 +35,10 @@ FALSE = {
 
 
 def planned_tests() -> list[tuple[int, float]]:
-    """Seeds and share of every question that has the seeds for a test."""
-    found = [(len(planned_seeds(question.study)), share(question)) for question in QUESTIONS]
-    return [(n, part) for n, part in found if n >= MIN_SEEDS]
+    """Seeds and share of every question that is judged."""
+    found = [(len(planned_seeds(one.study)), share(one)) for one in QUESTIONS if one.answers]
+    assert min(n for n, _ in found) >= MIN_SEEDS
+    return found
 
 
 def false_verdicts(draw: np.random.Generator) -> int:
