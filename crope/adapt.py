@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from crope.model.complex_linear import ComplexLinear
+from crope.model.projections import StructuredLinear, dense_linear
 
 FUSED = ("query_key_value", "qkv_proj", "c_attn", "Wqkv", "qkv")  # one layer for Q, K and V
 
@@ -97,8 +98,8 @@ def merge(model: nn.Module) -> list[str]:
     merged = []
     for path, parent in list(model.named_modules()):
         for child, layer in list(parent.named_children()):
-            if isinstance(layer, ComplexLinear):
-                setattr(parent, child, layer.to_linear().train(layer.training))
+            if isinstance(layer, ComplexLinear | StructuredLinear):
+                setattr(parent, child, dense_linear(layer).train(layer.training))
                 merged.append(f"{path}.{child}".lstrip("."))
     return merged
 

@@ -20,24 +20,23 @@ import copy
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from scipy.linalg import block_diag
 from torch import Tensor, nn
 
+from crope.adapt import complexify
 from crope.checkpoint import TrainState, save_weights
 from crope.compose import load_config
 from crope.config import Config, ModelConfig
 from crope.data.tokens import TokenSet
 from crope.errors import UserError
 from crope.evaluate import full_loss
-from crope.export import QKV_NAMES, blocks_of
-from crope.model.complex_linear import ComplexLinear
+from crope.export import blocks_of
 from crope.model.counting import count_parameters
 from crope.model.gpt import GPT
-from crope.record import Record, find_record, write_json
+from crope.record import Record, write_json
 from crope.run import load_run_tokens, load_trained
 from crope.seeding import stream
 from crope.theory.complex_maps import (
@@ -52,19 +51,8 @@ from crope.theory.complex_maps import (
 from crope.trainer import build_losses, build_optimizer, prepare_device, train_step
 
 CHANCE_DRAWS = 3
+QKV = ("q_proj", "k_proj", "v_proj")
 MIN_GAIN = 1e-6  # LayerNorm shifts are divided by their gains
-
-ARMS = {
-    "rope": "real Q, K, V",
-    "best": "projected, best basis",
-    "random": "projected, random basis",
-    "fresh": "complex, initial values",
-}
-
-
-def main(name: str, *, results_dir: Path, steps: int = 200, lr: float | None = None) -> None:
-    """Converts the run with this folder, run id or prefix, and prints the losses; see `convert`."""
-    print(render(convert(find_record(name, results_dir=results_dir), steps=steps, lr=lr)))
 
 
 def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str, Any]:
@@ -101,9 +89,9 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
     rotated = rotate(model, best)
     arms = {
         "rope": rotated,
-        "best": project(rotated),
-        "random": project(rotate(model, random)),
-        "fresh": with_initial_qkv(project(rotated), config.model, seed=config.seed),
+        "best": project(rotated, config.model),
+        "random": project(rotate(model, random), config.model),
+        "fresh": with_initial_qkv(project(rotated, config.model), config.model, seed=config.seed),
     }
     result: dict[str, Any] = {
         "steps": steps,
@@ -128,23 +116,6 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
     save_weights(path / "converted.pt", arms["best"])
     write_json(path / "conversion.json", result)
     return result
-
-
-def render(result: dict[str, Any]) -> str:
-    """The losses, complex-linear fractions and parameter counts of `convert` as text."""
-    before, after, fractions = result["loss_nats"], result["tuned_loss_nats"], result["kept_share"]
-    lines = [f"trained: {before['trained']:.4f} nats/token; fine-tuned {result['steps']} steps at {result['lr']:g}:"]
-    lines += [f"  {label:<24} {before[arm]:.4f} -> {after[arm]:.4f}" for arm, label in ARMS.items()]
-    by_layer = ", ".join(f"{fraction:.3f}" for fraction in fractions["by_layer"])
-    chance = fractions["best_by_chance"]
-    lines.append(
-        f"complex-linear fraction of Q, K, V: {fractions['best']:.3f} in the best basis (chance: {min(chance):.3f} to "
-        f"{max(chance):.3f}), {fractions['random']:.3f} in a random basis; best basis per layer: {by_layer}"
-    )
-    trained, converted = result["parameters"]["trained"], result["parameters"]["converted"]
-    total = f"{sum(trained.values()):,} -> {sum(converted.values()):,}"
-    lines.append(f"parameters: {total}, of Q, K, V {trained['qkv']:,} -> {converted['qkv']:,}")
-    return "\n".join(lines)
 
 
 @torch.no_grad()
@@ -187,12 +158,10 @@ def _rotate_outputs(layer: Any, rotation: Tensor) -> None:
         layer.bias.copy_(rotation @ layer.bias)
 
 
-def project(model: GPT) -> GPT:
+def project(model: GPT, config: ModelConfig) -> GPT:
     """The CRoPE model nearest to a RoPE model: Q, K and V lose their antilinear part (least squares)."""
     projected = copy.deepcopy(model)
-    for block in blocks_of(projected):
-        for name in QKV_NAMES:
-            setattr(block.attn, name, ComplexLinear.from_linear(getattr(block.attn, name)))
+    complexify(projected, pairing="interleaved", head_dim=config.head_width)
     return projected
 
 
@@ -200,7 +169,7 @@ def with_initial_qkv(model: GPT, config: ModelConfig, *, seed: int) -> GPT:
     """A CRoPE model with Q, K and V at the initial values of this seed and the rest of `model`."""
     complex_config = replace(config, projection="complex", tied_head=False)
     fresh = GPT(complex_config, vocab_size=model.vocab_size, max_len=model.max_len, seed=seed)
-    rest = {name: value for name, value in model.state_dict().items() if not any(part in name for part in QKV_NAMES)}
+    rest = {name: value for name, value in model.state_dict().items() if not any(part in name for part in QKV)}
     fresh.to(model.head_weight.dtype).load_state_dict(fresh.state_dict() | rest)
     return fresh
 

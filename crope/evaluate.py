@@ -18,7 +18,9 @@ FULL_BATCH_TOKENS = 4096
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def cross_entropy(model: GPT, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+def cross_entropy(
+    model: GPT, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, *, reduction: str = "mean"
+) -> torch.Tensor:
     """The reference loss, from which every reported number comes: mean next-token cross entropy in nats.
 
     The log-sum-exp is in float32 under autocast as well. Padding columns of the head are cut off before the softmax.
@@ -26,7 +28,7 @@ def cross_entropy(model: GPT, tokens_BT: torch.Tensor, targets_BT: torch.Tensor)
     logits_BTV = model.logits(model(tokens_BT))
     # float64 models (tests) stay float64.
     logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
-    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction)
 
 
 def sampled_loss(loss: LossFunction, tokens: Corpus, *, config: Config, step: int, device: torch.device) -> float:

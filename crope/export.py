@@ -7,29 +7,18 @@ vocabulary are padding.
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import torch
-from torch import nn
-
+from crope.adapt import merge
 from crope.compose import load_config
 from crope.errors import UserError
 from crope.model.gpt import GPT, Block
-from crope.record import Record, find_record
+from crope.record import Record
 from crope.run import load_trained
-
-QKV_NAMES = ("q_proj", "k_proj", "v_proj")
-
-
-def main(name: str, out: Path, *, results_dir: Path, dense: bool = False, converted: bool = False) -> None:
-    """Exports the run with this folder, run id or prefix to `out`; see `export`."""
-    export(find_record(name, results_dir=results_dir), out, dense=dense, converted=converted)
-    print(out)
 
 
 def export(record: Record, out: Path, *, dense: bool, converted: bool = False) -> None:
@@ -51,7 +40,8 @@ def export(record: Record, out: Path, *, dense: bool, converted: bool = False) -
     if dense:
         if any(block.attn.out_proj.in_features != model_config.d_model for block in blocks_of(model)):
             raise UserError(f"{path}: {model_config.projection} Q, K and V have another width; export without --dense")
-        model, model_config = with_dense_qkv(model), replace(model_config, projection="real")
+        merge(model)
+        model_config = replace(model_config, projection="real")
     try:
         from safetensors.torch import save_file
     except ImportError as error:
@@ -59,22 +49,6 @@ def export(record: Record, out: Path, *, dense: bool, converted: bool = False) -
     sizes = {"vocab_size": str(config.tokenizer.vocab_size), "max_len": str(config.train.seq_len)}
     metadata = {"model": json.dumps(asdict(model_config)), "run_id": path.name, **sizes}
     save_file({name: value.contiguous() for name, value in model.state_dict().items()}, out, metadata)
-
-
-@torch.no_grad()
-def with_dense_qkv(model: GPT) -> GPT:
-    """The same function with each of Q, K and V as an nn.Linear."""
-    dense = copy.deepcopy(model)
-    for block in blocks_of(dense):
-        for name in QKV_NAMES:
-            layer: Any = getattr(block.attn, name)
-            outputs, inputs = layer.weight.shape
-            linear = nn.Linear(inputs, outputs, bias=layer.bias is not None).to(layer.weight)
-            linear.weight.copy_(layer.weight)
-            if layer.bias is not None:
-                linear.bias.copy_(layer.bias)
-            setattr(block.attn, name, linear)
-    return dense
 
 
 def blocks_of(model: GPT) -> Iterable[Block]:

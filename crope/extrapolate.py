@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from crope.compose import load_config
@@ -23,21 +21,13 @@ from crope.config import Config
 from crope.data.batches import full_pass
 from crope.device import resolve_device
 from crope.errors import UserError
-from crope.evaluate import FULL_BATCH_TOKENS
+from crope.evaluate import FULL_BATCH_TOKENS, cross_entropy
 from crope.model.gpt import GPT
-from crope.record import Record, find_record, write_json
+from crope.record import Record, write_json
 from crope.run import load_run_tokens, load_trained
 
 FACTORS = (1, 2, 4)
 SEGMENTS = 4  # means over positions per training length
-
-
-def main(name: str, *, results_dir: Path, factors: Sequence[int] = FACTORS, max_tokens: int | None = None) -> None:
-    """Measures the run with this folder, run id or prefix, and prints a line; see `extrapolate`."""
-    record = find_record(name, results_dir=results_dir)
-    rows = extrapolate(record, factors=factors, max_tokens=max_tokens)["lengths"]
-    lengths = "; ".join(f"L={row['seq_len']} {row.get('note') or format(row['loss_nats'], '.4f')}" for row in rows)
-    print(f"{record.path.name}: {lengths} (nats per token)", flush=True)
 
 
 def extrapolate(record: Record, *, factors: Sequence[int] = FACTORS, max_tokens: int | None = None) -> dict[str, Any]:
@@ -114,9 +104,7 @@ def pieces(inputs_BT: Tensor, targets_BT: Tensor, length: int) -> Iterator[tuple
 def token_losses(model: GPT, inputs_BT: Tensor, targets_BT: Tensor, *, bf16: bool) -> Tensor:
     """The reference loss of each token, (B, T) in float64, not averaged."""
     with torch.autocast(inputs_BT.device.type, torch.bfloat16, enabled=bf16):
-        logits_BTV = model.logits(model(inputs_BT))
-        logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
-        of_tokens = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
+        of_tokens = cross_entropy(model, inputs_BT, targets_BT, reduction="none")
     return of_tokens.view_as(targets_BT).double()
 
 

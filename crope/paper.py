@@ -10,14 +10,6 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Stated:
-    """One value that the text states, and the section that states it."""
-
-    value: int | float
-    section: str
-
-
-@dataclass(frozen=True)
 class PrintedLoss:
     """`mean ± std` as printed, nats per token. The paper does not say what the ± is a spread of."""
 
@@ -25,27 +17,22 @@ class PrintedLoss:
     std_nats: float
 
 
-SETTINGS: dict[str, Stated] = {
-    "model.n_layers": Stated(4, "5.1"),
-    "model.n_heads": Stated(4, "5.1"),
-    "model.d_model": Stated(128, "5.1"),
-    "train.batch_size": Stated(16, "5.3"),
-    "train.seq_len": Stated(1024, "5.3"),
-    "train.max_steps": Stated(10_000, "5.3"),
-    "train.lr": Stated(1e-3, "5.3"),
-    "train.lr_gamma": Stated(0.8, "5.3"),
-    "train.lr_step_size": Stated(1000, "5.3"),
-    "eval.every": Stated(20, "5.3"),
+SETTINGS: dict[str, int | float] = {  # model: Sec. 5.1, training and evaluation: Sec. 5.3
+    "model.n_layers": 4,
+    "model.n_heads": 4,
+    "model.d_model": 128,
+    "train.batch_size": 16,
+    "train.seq_len": 1024,
+    "train.max_steps": 10_000,
+    "train.lr": 1e-3,
+    "train.lr_gamma": 0.8,
+    "train.lr_step_size": 1000,
+    "eval.every": 20,
 }
 
-FFN_RATIO = Stated(4, "6.1")
-
-# Share of the parameters that CRoPE saves, in per cent, by what is counted.
-SAVED_PERCENT: dict[str, Stated] = {
-    "Q/K/V": Stated(50.0, "5.1"),
-    "attention": Stated(37.5, "6.1"),  # with the output projection
-    "block": Stated(12.5, "6.1"),  # with the feed-forward layers too
-}
+# Share of the parameters that CRoPE saves, in per cent, by what is counted (Secs. 5.1 and 6.1): attention with its
+# output projection, a block with its feed-forward layers too.
+SAVED_PERCENT = {"Q/K/V": 50.0, "attention": 37.5, "block": 12.5}
 
 MODEL_LABELS = {"xpos": "XPOS", "rope": "RoPE", "crope": "CRoPE"}
 DATASET_LABELS = {"pg19": "PG-19", "wikitext2": "Wikitext-2", "ptb": "Penn Treebank"}

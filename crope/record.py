@@ -92,14 +92,14 @@ def run_status(record: Record) -> str:
     return status if current or status == "failed" else "stale"
 
 
-def find_record(name: str, *, results_dir: Path, published: Path = PUBLISHED) -> Record:
+def find_record(name: str, *, results_dir: Path) -> Record:
     """A finished run by its folder, its id or the start of its id; own runs first, then published ones.
 
     Raises UserError for none or several matches, DataError for a run that is not finished.
     """
     path = Path(name)
     if not (path / "config.yaml").exists():
-        folders = [results_dir / "runs", *sorted(published.glob("*/"))]
+        folders = [results_dir / "runs", *sorted(PUBLISHED.glob("*/"))]
         found = {path.name: path for folder in reversed(folders) for path in folder.glob(f"{name}*/")}
         if len(found) != 1 and name not in found:
             problem = f"{len(found)} runs match: {', '.join(sorted(found)[:5])}" if found else "no such run"

@@ -39,7 +39,7 @@ from crope.record import (
     write_json,
     write_text,
 )
-from crope.tracking import build_tracker
+from crope.tracking import Tracker
 from crope.trainer import Stopped, train
 
 
@@ -126,17 +126,17 @@ def _execute(run: Run, stop: Stop) -> Outcome:
     if checkpoints(run.path) and (run.path / "provenance.json").exists():
         facts["resumed_from"] = provenance.earlier_attempts(run.path / "provenance.json")
     write_json(run.path / "provenance.json", facts)
-    tracker = build_tracker(run)
+    tracker = Tracker(run)
     summary = _identity(run)
     try:
         model = build_model(config)
         train(model, tokens, config, run.path, log=tracker.log, stop_requested=stop.requested)
         summary |= _results(run, tokens, model, seconds=time.monotonic() - started)
     except UserError:
-        tracker.finish(run.path, summary | {"status": "stopped"})
+        tracker.finish(summary | {"status": "stopped"})
         raise
     except Stopped as stopped:
-        tracker.finish(run.path, summary | {"status": "stopped"})
+        tracker.finish(summary | {"status": "stopped"})
         return Outcome(run.run_id, "stopped", f"{run.run_id}: {stopped}; run the same command to continue", stop.signal)
     except Exception as error:  # contained: one failing run must not stop a sweep
         if isinstance(error, OSError) and storage_error(error, run.path):
@@ -147,7 +147,7 @@ def _execute(run: Run, stop: Stop) -> Outcome:
     summary["finished_utc"] = facts["finished_utc"] = provenance.now_utc()
     write_json(run.path / "provenance.json", facts)
     write_json(run.path / "summary.json", summary)
-    tracker.finish(run.path, summary)
+    tracker.finish(summary)
     if summary["status"] == "failed":
         # The traceback keeps tensors alive in cycles, which would take memory from the next run.
         gc.collect()

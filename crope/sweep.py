@@ -22,9 +22,9 @@ from tqdm import tqdm
 
 from crope import paper
 from crope.compose import Run, load_run, resolve_precision
-from crope.data.tokens import prepare, unavailable
+from crope.data.tokens import prepare
 from crope.device import resolve_device
-from crope.errors import ConfigError, InvalidRecord, UserError
+from crope.errors import ConfigError, DataUnavailable, InvalidRecord, UserError
 from crope.record import is_complete, read_record, write_json
 from crope.run import Outcome, execute, record_failure, stop_on_signal
 from crope.study import TABLES, is_locked, study_runs
@@ -56,25 +56,26 @@ def reproduce(
             raise ConfigError(f"'{text}': only tracker and runtime can be set here; scripts/train.py accepts every key")
     common = [*overrides, f"results_dir={results_dir}"]
     config = load_run([f"scale={scale}", *common]).config
-    data_dir, wanted = Path(config.data_dir), [*paper.DATASET_LABELS, "tiny"]
-    missing = unavailable(wanted, config.tokenizer, data_dir=data_dir)
-    if missing.keys() <= {"tiny"}:  # it stands in only if a dataset of the paper is missing
-        wanted.remove("tiny")
-    datasets = [name for name in wanted if name not in missing]
-    runs = study_runs(studies, scale=scale, seeds=seeds, datasets=datasets, overrides=common)
-    runs = [resolve_precision(run) for run in runs]
-    todo = [run for run in runs if not _is_complete(run)]
+
+    def expand(datasets: Sequence[str] | None) -> tuple[list[Run], list[Run]]:
+        runs = study_runs(studies, scale=scale, seeds=seeds, datasets=datasets, overrides=common)
+        runs = [resolve_precision(run) for run in runs]
+        return runs, [run for run in runs if not _is_complete(run)]
+
+    datasets, (runs, todo) = None, expand(None)
+    # Token files are made once here; otherwise every process would wait for the first one.
+    failed = prepare(sorted({run.dataset for run in todo}), config.tokenizer, data_dir=Path(config.data_dir))
+    missing = {n for n, error in failed.items() if n in paper.DATASET_LABELS and isinstance(error, DataUnavailable)}
+    if missing:
+        failed |= prepare(["tiny"], config.tokenizer, data_dir=Path(config.data_dir))
+        datasets = [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]
+        runs, todo = expand(datasets)
+    write_json(results_dir / "unavailable.json", {name: str(error) for name, error in failed.items()})
     on_gpu = resolve_device(config.runtime.device).type == "cuda"
     jobs = config.runtime.jobs or (torch.cuda.device_count() if on_gpu else _cores())
     print(f"scale {scale}: {len(runs)} runs, {len(todo)} to train, {jobs} at a time", flush=True)
-    for reason in missing.values():
-        print(f"no runs on {reason}", flush=True)
-    # Token files are made once here; otherwise every process would wait for the first one.
-    corrupt = prepare(sorted({run.dataset for run in todo}), config.tokenizer, data_dir=data_dir)
-    write_json(results_dir / "unavailable.json", missing | corrupt)
-
     problems = []
-    todo = [run for run in todo if run.dataset not in corrupt]
+    todo = [run for run in todo if run.dataset not in failed]
     with tqdm(total=len(todo), unit="run", disable=None) as bar:
         for outcome in run_all(todo, jobs=jobs):
             bar.write(outcome.text)
@@ -88,7 +89,7 @@ def reproduce(
     invalid = build_report(results_dir=results_dir, scale=scale)
     if problems:
         print(f"{len(problems)} failed:", *problems, sep="\n  ", flush=True)
-    return 1 if problems or corrupt or invalid else 0
+    return 1 if problems or failed.keys() - missing or invalid else 0
 
 
 def run_all(runs: Sequence[Run], *, jobs: int, work: Callable[[Run], Outcome] = execute) -> Iterator[Outcome]:

@@ -28,32 +28,20 @@ FINISH_SECONDS = 30
 
 
 class Tracker:
-    """`tracker=none`, and the interface of the others. No method raises."""
+    """Logs one run to wandb as its configuration says. No method raises."""
+
+    def __init__(self, run: Run) -> None:
+        self.path, self.wandb_run = run.path, None
+        self.mode = "none" if run.config.tracker.name == "none" else run.config.tracker.mode
+        if self.mode == "online":
+            names = {"model": run.model, "dataset": run.dataset, "row": run.row, "scale": run.scale}
+            folder = Path(run.config.results_dir)
+            with _contained(run.path):
+                # `allow`: a run that continues from its checkpoint continues its curves.
+                self.wandb_run = _init(run.container, names, run.run_id, mode="online", folder=folder, resume="allow")
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Takes one line that is in metrics.jsonl already."""
-
-    def finish(self, path: Path, summary: Mapping[str, Any]) -> None:
-        """Called when the run in `path` ends; `summary` is its summary.json, or has only `status: stopped`."""
-
-
-class OfflineTracker(Tracker):
-    def finish(self, path: Path, summary: Mapping[str, Any]) -> None:
-        if summary["status"] != "stopped" and (path / "metrics.jsonl").exists():
-            with _contained(path):
-                _write_whole(read_record(path), mode="offline", folder=path.parent.parent)
-
-
-class OnlineTracker(Tracker):
-    def __init__(self, run: Run) -> None:
-        self.path, self.wandb_run = run.path, None
-        names = {"model": run.model, "dataset": run.dataset, "row": run.row, "scale": run.scale}
-        folder = Path(run.config.results_dir)
-        with _contained(run.path):
-            # `allow`: a run that continues from its checkpoint continues its curves.
-            self.wandb_run = _init(run.container, names, run.run_id, mode="online", folder=folder, resume="allow")
-
-    def log(self, line: Mapping[str, Any]) -> None:
         # A run that continues from its checkpoint repeats lines that wandb has already.
         if self.wandb_run is not None and line["step"] >= self.wandb_run.starting_step:
             wandb_run, self.wandb_run = self.wandb_run, None  # an error ends the logging
@@ -61,17 +49,13 @@ class OnlineTracker(Tracker):
                 wandb_run.log(dict(line), step=line["step"])
                 self.wandb_run = wandb_run
 
-    def finish(self, path: Path, summary: Mapping[str, Any]) -> None:
-        if self.wandb_run is not None:
-            with _contained(path):
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Called when the run ends; `summary` is its summary.json, or has only `status: stopped`."""
+        with _contained(self.path):
+            if self.wandb_run is not None:
                 _finish(self.wandb_run, summary)
-
-
-def build_tracker(run: Run) -> Tracker:
-    """The tracker that `tracker.name` and `tracker.mode` select."""
-    if run.config.tracker.name == "none":
-        return Tracker()
-    return OnlineTracker(run) if run.config.tracker.mode == "online" else OfflineTracker()
+            elif self.mode == "offline" and summary["status"] != "stopped" and (self.path / "metrics.jsonl").exists():
+                _write_whole(read_record(self.path), mode="offline", folder=self.path.parent.parent)
 
 
 def upload(record: Record, *, results_dir: Path) -> None:

@@ -72,25 +72,37 @@ def theory(options: Options) -> None:
 
 def extrapolate(options: Options) -> int:
     """Measure finished runs at 1, 2 and 4 times their training length."""
-    from crope.extrapolate import main
+    from crope.extrapolate import extrapolate
+    from crope.record import find_record
 
-    arguments = {"factors": options.factors, "max_tokens": options.tokens}
-    return _each(options.runs, lambda name: main(name, results_dir=options.results_dir, **arguments))
+    def measure(name: str) -> None:
+        record = find_record(name, results_dir=options.results_dir)
+        rows = extrapolate(record, factors=options.factors, max_tokens=options.tokens)["lengths"]
+        losses = (f"L={row['seq_len']} {row.get('note') or format(row['loss_nats'], '.4f')}" for row in rows)
+        print(f"{record.path.name}: {'; '.join(losses)} (nats per token)", flush=True)
+
+    return _each(options.runs, measure)
 
 
 def convert(options: Options) -> None:
     """Convert a finished RoPE run to CRoPE and fine-tune it."""
-    from crope.convert import main
+    from crope.convert import convert
+    from crope.record import find_record
 
-    main(options.run, results_dir=options.results_dir, steps=options.steps, lr=options.lr)
+    record = find_record(options.run, results_dir=options.results_dir)
+    result = convert(record, steps=options.steps, lr=options.lr)
+    tuned = (f"{arm} {result['loss_nats'][arm]:.4f} -> {loss:.4f}" for arm, loss in result["tuned_loss_nats"].items())
+    print(f"{record.path.name}: trained {result['loss_nats']['trained']:.4f}; {'; '.join(tuned)} (nats per token)")
 
 
 def export(options: Options) -> None:
-    """Write a finished run's weights to FILE (.safetensors or .pt)."""
-    from crope.export import main
+    """Write a finished run's weights to FILE (.safetensors)."""
+    from crope.export import export
+    from crope.record import find_record
 
-    flags = {"dense": options.dense, "converted": options.converted}
-    main(options.run, options.out, results_dir=options.results_dir, **flags)
+    record = find_record(options.run, results_dir=options.results_dir)
+    export(record, options.out, dense=options.dense, converted=options.converted)
+    print(options.out)
 
 
 def upload(options: Options) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from crope.compose import Run, load_run
 from crope.data.tokens import TokenSet
 from crope.record import read_metrics
 
+torch.set_num_threads(1)  # tiny tensors: threads that wait for each other would take most of the time
 TOY_VOCAB = 300
 TOY_OVERRIDES = (
     "data=tiny",
@@ -73,9 +73,3 @@ def same_bits(one: Run, other: Run) -> bool:
     """Whether two runs have equal losses and equal weights."""
     first, second = (torch.load(run.path / "weights.pt", weights_only=True) for run in (one, other))
     return losses(one) == losses(other) and all(torch.equal(first[name], second[name]) for name in first)
-
-
-@pytest.fixture(scope="session")
-def data_dir() -> Path | None:
-    """The real corpora, if CROPE_DATA_DIR points to them."""
-    return Path(os.environ["CROPE_DATA_DIR"]) if os.environ.get("CROPE_DATA_DIR") else None

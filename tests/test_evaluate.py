@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,33 +75,6 @@ def test_sampled_loss_is_the_mean_over_distinct_batches() -> None:
     for inputs, targets in seen.batches:
         assert np.shape(inputs) == (2, 4)
         assert (np.array(targets) == np.array(inputs) + 1).all()
-
-
-def test_all_models_see_the_same_sampled_batches() -> None:
-    """Equal for any model at equal (seed, step), whatever was drawn between; other steps and seeds see others."""
-
-    def batches(step: int = 20, **changes):
-        seen = Recorder()
-        sampled_loss(seen, TOKENS, config=replace(config(), **changes), step=step, device=CPU)
-        return seen.batches
-
-    rope = batches()
-    torch.rand(10)
-    np.random.default_rng().random(10)
-    models = [
-        ModelConfig(position=position, projection=projection, d_model=16, n_layers=1)
-        for position, projection in [("sinusoidal", "real"), ("rotary", "complex")]
-    ]
-    assert all(batches(model=model) == rope for model in models)
-    assert batches(step=40) != rope
-    assert batches(seed=1) != rope
-
-
-def test_more_batches_add_to_the_same_first_ones() -> None:
-    few, many = Recorder(), Recorder()
-    sampled_loss(few, TOKENS, config=config(batches=2), step=0, device=CPU)
-    sampled_loss(many, TOKENS, config=config(batches=4), step=0, device=CPU)
-    assert many.batches[:2] == few.batches
 
 
 def test_unigram_cross_entropy_by_hand() -> None:
@@ -186,13 +158,3 @@ def test_bf16_logits_are_summed_in_float32(autocast: bool) -> None:
         found = cross_entropy(FixedLogits(logits_BTV), targets_BT, targets_BT)
     assert found.dtype == torch.float32
     assert found.item() == pytest.approx(mean_loss(logits_BTV.double(), targets_BT), rel=2e-6)
-
-
-def test_model_under_bf16_autocast() -> None:
-    model = small_gpt()
-    with torch.autocast("cpu", torch.bfloat16):
-        found = cross_entropy(model, random_tokens(0), random_tokens(1))
-        logits_BTV = model.logits(model(random_tokens(0))).detach()
-    assert logits_BTV.dtype == torch.bfloat16
-    assert found.dtype == torch.float32
-    assert found.item() == pytest.approx(mean_loss(logits_BTV.double(), random_tokens(1)), rel=2e-6)

@@ -15,11 +15,10 @@ from safetensors.torch import load_file
 from crope.compose import load_run
 from crope.config import ModelConfig
 from crope.errors import UserError
-from crope.export import export, main
+from crope.export import export
 from crope.model.gpt import GPT
 from crope.record import Record
 from tests.conftest import TOY_OVERRIDES, TOY_VOCAB
-from tests.toy_runs import toy_corpus, train_toy
 
 LENGTH = 16
 
@@ -93,11 +92,3 @@ def test_what_cannot_be_exported_is_an_error(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(UserError, match="install"):
         export(record, tmp_path / "out.safetensors", dense=False)
-
-
-def test_a_run_is_found_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with toy_corpus(tmp_path / "tokens"):
-        record = train_toy(tmp_path, "model=crope")
-    main(record.path.name, tmp_path / "out.safetensors", results_dir=tmp_path)
-    assert capsys.readouterr().out.strip() == str(tmp_path / "out.safetensors")
-    assert read_back(tmp_path / "out.safetensors")[0]["run_id"] == record.path.name

@@ -12,7 +12,7 @@ import torch
 
 from crope.compose import load_run
 from crope.errors import UserError
-from crope.extrapolate import extrapolate, losses, main, segments
+from crope.extrapolate import extrapolate, losses, segments
 from crope.model.gpt import GPT
 from tests.conftest import TOY_OVERRIDES, TOY_VOCAB
 from tests.toy_runs import toy_corpus, train_toy
@@ -81,7 +81,7 @@ def test_segments_are_means_over_positions() -> None:
     ]
 
 
-def test_the_file_of_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_of_a_run(folder: Path) -> None:
     """The trained length has the recorded loss; a file that has the same settings is not measured again."""
     record = train_toy(folder, "model=rope", "eval.full_tokens=0")
     result = extrapolate(record, factors=(4, 1, 32))
@@ -92,10 +92,6 @@ def test_the_file_of_a_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert (first["tokens"], second["tokens"], second["seq_len"]) == (299, 299, 64)
     assert third["loss_nats"] is None and "300 tokens" in third["note"]
     assert [(row["first"], row["last"]) for row in result["by_position"]] == [(i, i + 3) for i in range(0, 64, 4)]
-    main(record.path.name[:12], results_dir=folder, factors=(1, 4, 32))
-    assert (
-        f"{record.path.name}: L=16 {first['loss_nats']:.4f}; L=64 {second['loss_nats']:.4f}" in capsys.readouterr().out
-    )
     recorded = extrapolate(record, factors=(1,))["lengths"][0]["loss_nats"]
     assert recorded == pytest.approx(record.summary["val_full"]["final_nats"], rel=1e-6)
     (record.path / "weights.pt").unlink()

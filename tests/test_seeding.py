@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 
-import numpy as np
 import pytest
 import torch
 
-from crope.config import ROOT, ModelConfig
-from crope.model.gpt import GPT
 from crope.seeding import stream, torch_seed
 
 WORD = 2**64 - 1
@@ -52,37 +46,6 @@ def test_equal_arguments_equal_draws_and_any_other_argument_others() -> None:
     ]
     # Not only different: no number of one turns up in another.
     assert len({number for numbers in every for number in numbers}) == 50 * len(every)
-
-
-def test_draws_do_not_depend_on_what_was_drawn_before() -> None:
-    first = stream(0, "batches/train", 5).integers(1000, size=20)
-    np.random.default_rng(0).random(100)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    config = ModelConfig(position="rotary", projection="complex", n_layers=1, n_heads=2, d_model=8)
-    GPT(config, vocab_size=70, max_len=4, seed=0)
-    stream(0, "batches/train", 4).integers(1000, size=20)
-    assert stream(0, "batches/train", 5).integers(1000, size=20).tolist() == first.tolist()
-
-
-def test_building_a_model_leaves_a_models_values_alone() -> None:
-    """torch's own generator, which nn.Module constructors draw from, decides no initial value."""
-    config = ModelConfig(position="sinusoidal", projection="real", n_layers=1, n_heads=2, d_model=8)
-    models = []
-    for torchs in (1, 2):
-        torch.manual_seed(torchs)
-        models.append(GPT(config, vocab_size=70, max_len=4, seed=0).state_dict())
-    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
-
-
-def test_independent_of_pythons_hash_seed() -> None:
-    code = "from crope.seeding import torch_seed; print(torch_seed(2, 'dropout', 3))"
-    for hash_seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        run = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=environment
-        )
-        assert int(run.stdout) == torch_seed(2, "dropout", 3)
 
 
 def test_torch_seeds_are_63_bit_and_differ_by_step() -> None:

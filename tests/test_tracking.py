@@ -18,7 +18,7 @@ from crope import tracking
 from crope.errors import UserError
 from crope.record import PUBLISHED, Record, read_record
 from crope.run import execute
-from crope.tracking import build_tracker, upload
+from crope.tracking import Tracker, upload
 from tests.conftest import toy_run
 
 ONLINE = ("tracker=wandb", "tracker.mode=online")
@@ -99,7 +99,7 @@ def history(file: Path) -> list[dict[str, Any]]:
 def test_a_finished_run_is_whole_and_once_in_the_offline_files(tmp_path: Path) -> None:
     run = toy_run(tmp_path, "tracker=wandb")
     assert execute(run).status == "complete"
-    tracking.OfflineTracker().finish(run.path, {"status": "complete"})  # as after a kill before the end
+    Tracker(run).finish({"status": "complete"})  # as after a kill before the end
     (file,) = tmp_path.glob(f"wandb/offline-run-*-{run.run_id}/*.wandb")
     assert history(file) == read_record(run.path).metrics()
 
@@ -119,7 +119,7 @@ def test_a_live_run_is_named_grouped_and_drawn_over_its_steps(monkeypatch, tmp_p
 
 def test_a_continued_run_logs_no_line_twice(monkeypatch, tmp_path: Path) -> None:
     fake = use(FakeWandb(starting_step=5), monkeypatch)
-    tracker = build_tracker(toy_run(tmp_path, *ONLINE))
+    tracker = Tracker(toy_run(tmp_path, *ONLINE))
     for step in (3, 4, 5, 6):
         tracker.log({"step": step})
     assert [line["step"] for line in fake.lines] == [5, 6]
@@ -147,9 +147,9 @@ def test_upload_sends_any_finished_record(monkeypatch, tmp_path: Path) -> None:
 
 def test_without_a_tracker_wandb_is_not_imported(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
-    tracker = build_tracker(toy_run(tmp_path))
+    tracker = Tracker(toy_run(tmp_path))
     tracker.log({"step": 0})
-    tracker.finish(tmp_path, {"status": "complete"})
-    offline = build_tracker(toy_run(tmp_path, "tracker=wandb"))
-    offline.finish(tmp_path, {"status": "stopped"})
+    tracker.finish({"status": "complete"})
+    offline = Tracker(toy_run(tmp_path, "tracker=wandb"))
+    offline.finish({"status": "stopped"})
     assert not (tmp_path / "wandb").exists()

@@ -32,8 +32,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from crope.config import CACHE_DIR, TokenizerConfig
 from crope.data.corpora import SPLITS, checksums, corpus_files, corpus_sha256, find_file, load_corpus, missing_files
-from crope.data.fetch import GPT2_FILE, fetch, reachable_sites
-from crope.errors import ConfigError, DataError, DataUnavailable, StorageError, UserError
+from crope.data.fetch import GPT2_FILE, fetch
+from crope.errors import ConfigError, DataError, StorageError, UserError
 from crope.record import sha256_file, write_json, write_text
 
 TOKENS_DIR = CACHE_DIR / "tokens"
@@ -80,36 +80,18 @@ def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> T
         raise StorageError(f"{TOKENS_DIR}: cannot write token files ({error.strerror or error})") from error
 
 
-def prepare(corpora: Sequence[str], tokenizer: TokenizerConfig, *, data_dir: Path) -> dict[str, str]:
+def prepare(corpora: Sequence[str], tokenizer: TokenizerConfig, *, data_dir: Path) -> dict[str, UserError]:
     """Makes the token files of each corpus and prints one line per corpus; returns the error of those that failed."""
-    failed = {}
+    failed: dict[str, UserError] = {}
     for corpus in corpora:
         try:
             tokens = load_tokens(corpus, tokenizer, data_dir=data_dir)
             counts = ", ".join(f"{split} {tokens.meta['splits'][split]['tokens']:,} tokens" for split in SPLITS)
             print(f"{corpus}: {counts}; data/tokens/{tokens.folder.name}", flush=True)
         except UserError as error:
-            failed[corpus] = str(error)
+            failed[corpus] = error
             _log(f"error: {error}")
     return failed
-
-
-def unavailable(corpora: Sequence[str], tokenizer: TokenizerConfig, *, data_dir: Path) -> dict[str, str]:
-    """Reason by corpus, for those that are neither prepared nor local nor on a site that accepts a connection.
-
-    Corrupt local files are not reported here: load_tokens raises DataError for them.
-    """
-    reasons = {}
-    for corpus in corpora:
-        try:
-            if _open_valid(_folder(corpus, tokenizer, data_dir)) is None:
-                for name, files in _missing(corpus, tokenizer, data_dir):
-                    reachable_sites(name, files)
-        except DataUnavailable as error:
-            reasons[corpus] = str(error)
-        except DataError:
-            pass
-    return reasons
 
 
 def load_gpt2(path: Path) -> Tokenizer:

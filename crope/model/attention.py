@@ -32,7 +32,7 @@ class CausalAttention(nn.Module):
         self.out_proj = nn.Linear(config.attention_width, config.d_model)
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions) -> torch.Tensor:
-        q_BHTK, k_BHTK, v_BHTK = (self._heads(layer(x_BTD)) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        q_BHTK, k_BHTK, v_BHTK = (self.heads(layer(x_BTD)) for layer in (self.q_proj, self.k_proj, self.v_proj))
         return self.out_proj(self.mix(q_BHTK, k_BHTK, v_BHTK, positions).transpose(1, 2).flatten(-2))
 
     def mix(
@@ -49,7 +49,7 @@ class CausalAttention(nn.Module):
             q_BHTK, k_BHTK, v_BHTK, attn_mask=bias, dropout_p=dropout, is_causal=bias is None
         )
 
-    def _heads(self, x_BTD: torch.Tensor) -> torch.Tensor:
+    def heads(self, x_BTD: torch.Tensor) -> torch.Tensor:
         return x_BTD.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
 
 

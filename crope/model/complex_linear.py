@@ -85,16 +85,6 @@ class ComplexLinear(nn.Module):
                 layer.bias.copy_(linear.bias)
         return layer
 
-    def to_linear(self) -> nn.Linear:
-        """The equivalent nn.Linear, with the dense weight."""
-        linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None).to(self.a)
-        linear.requires_grad_(self.a.requires_grad)
-        with torch.no_grad():
-            linear.weight.copy_(self.weight)
-            if self.bias is not None:
-                linear.bias.copy_(self.bias)
-        return linear
-
     def extra_repr(self) -> str:
         widths = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         return f"{widths}, pairing={self.pairing!r}"

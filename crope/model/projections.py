@@ -8,6 +8,8 @@ its structure; `complex_misaligned` has the structure, but not in the channel pa
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -31,18 +33,27 @@ class StructuredLinear(nn.Module):
         raise NotImplementedError
 
 
+def dense_linear(layer: Any) -> nn.Linear:
+    """The equivalent nn.Linear of a ComplexLinear or StructuredLinear, with its dense weight."""
+    outputs, inputs = layer.weight.shape
+    linear = nn.Linear(inputs, outputs, bias=layer.bias is not None).to(layer.weight)
+    linear.requires_grad_(next(layer.parameters()).requires_grad)
+    with torch.no_grad():
+        linear.weight.copy_(layer.weight)
+        if layer.bias is not None:
+            linear.bias.copy_(layer.bias)
+    return linear
+
+
 class LowRankLinear(StructuredLinear):
     """W = up down, of rank R = D E / (2 (D + E)): half the weights of nn.Linear, to within a row where 4 is no factor.
 
     Shapes    x_BTD -> y_BTE; down: (R, D), up: (E, R).
-    Raises    ValueError if half the weights allow no rank of 1 or more.
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
         rank = half_rank(in_features, out_features)
-        if rank < 1:
-            raise ValueError(f"LowRankLinear: widths {in_features} -> {out_features} leave no rank at half the weights")
         self.down = nn.Parameter(torch.zeros(rank, in_features))
         self.up = nn.Parameter(torch.zeros(out_features, rank))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
@@ -64,13 +75,10 @@ class BlockDiagonalLinear(StructuredLinear):
     """Two blocks on the diagonal: the first half of the outputs (heads) reads only the first half of the inputs.
 
     Shapes    x_BTD -> y_BTE; first and second: (E/2, D/2) each.
-    Raises    ValueError if a width is odd.
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
-        if in_features % 2 or out_features % 2:
-            raise ValueError(f"BlockDiagonalLinear halves its widths: {in_features} -> {out_features} must be even")
         self.first = nn.Parameter(torch.zeros(out_features // 2, in_features // 2))
         self.second = nn.Parameter(torch.zeros(out_features // 2, in_features // 2))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
@@ -89,35 +97,17 @@ class BlockDiagonalLinear(StructuredLinear):
         return y_BTE if self.bias is None else y_BTE + self.bias
 
 
-class MisalignedComplexLinear(ComplexLinear):
-    """ComplexLinear with output pair j of a head in channels (j, j + K/2), while the rotation pairs (2i, 2i+1).
-
-    Without positions the model would be equivalent to CRoPE (q.k does not depend on the order of channels, and the
-    output projection undoes it for V), so a difference in loss measures the alignment of Eqs. 10 and 13.
-
-    Raises    ValueError if a width is odd, or K is not an even divisor of E.
-    """
-
-    def __init__(self, in_features: int, out_features: int, *, d_head: int, bias: bool = False) -> None:
-        super().__init__(in_features, out_features, bias=bias)
-        if d_head % 2 or out_features % d_head:
-            raise ValueError(f"MisalignedComplexLinear: heads of width {d_head} do not pair {out_features} channels")
-        self.d_head = d_head
-
-    @property
-    def weight(self) -> torch.Tensor:
-        rows = super().weight.unflatten(0, (-1, self.d_head // 2, 2))
-        return rows.transpose(1, 2).flatten(0, 2)
-
-
 # Classes of Q, K and V. `halved` and `complex_wide` differ from `real` and `complex` in ModelConfig.attention_width.
+# `complex_misaligned` pairs channels (j, j + K/2) of a head, while the rotation pairs (2i, 2i+1). Without positions it
+# would be equivalent to `complex` (q.k does not depend on the order of channels, and the output projection undoes it
+# for V), so a difference in loss measures the alignment of Eqs. 10 and 13.
 PROJECTIONS: dict[str, tuple[type[nn.Module], type[nn.Module], type[nn.Module]]] = {
     "real": (nn.Linear, nn.Linear, nn.Linear),
     "complex": (ComplexLinear, ComplexLinear, ComplexLinear),
     "halved": (nn.Linear, nn.Linear, nn.Linear),
     "lowrank": (LowRankLinear, LowRankLinear, LowRankLinear),
     "blockdiag": (BlockDiagonalLinear, BlockDiagonalLinear, BlockDiagonalLinear),
-    "complex_misaligned": (MisalignedComplexLinear, MisalignedComplexLinear, MisalignedComplexLinear),
+    "complex_misaligned": (ComplexLinear, ComplexLinear, ComplexLinear),
     "complex_qk": (ComplexLinear, ComplexLinear, nn.Linear),
     "complex_v": (nn.Linear, nn.Linear, ComplexLinear),
     "complex_wide": (ComplexLinear, ComplexLinear, ComplexLinear),
@@ -126,8 +116,7 @@ PROJECTIONS: dict[str, tuple[type[nn.Module], type[nn.Module], type[nn.Module]]]
 
 def build_projections(config: ModelConfig) -> list[nn.Module]:
     """Q, K and V: D -> E, with a bias if `model.qkv_bias` is set."""
-    layers = []
-    for layer in PROJECTIONS[config.projection]:
-        own = {"d_head": config.head_width} if layer is MisalignedComplexLinear else {}
-        layers.append(layer(config.d_model, config.attention_width, bias=config.qkv_bias, **own))
-    return layers
+    misaligned = config.projection == "complex_misaligned"
+    own: dict[str, Any] = {"pairing": "half", "head_dim": config.head_width} if misaligned else {}
+    layers = PROJECTIONS[config.projection]
+    return [layer(config.d_model, config.attention_width, bias=config.qkv_bias, **own) for layer in layers]

@@ -254,7 +254,7 @@ def savings_line(source: Source, cells: Sequence[Cell]) -> str:
         full, lean = (Parameters(**count) for count in counts)
         d_model, n_layers = (int(runs["rope"][f"config.model.{key}"]) for key in ("d_model", "n_layers"))
         saved = savings(full, lean, n_layers=n_layers, d_model=d_model)
-        parts = [f"{name} {saved[name]:.1f} % (paper: {it.value:g} %)" for name, it in paper.SAVED_PERCENT.items()]
+        parts = [f"{name} {saved[name]:.1f} % (paper: {stated:g} %)" for name, stated in paper.SAVED_PERCENT.items()]
         whole = f"{saved['model']:.1f} % ({full.total:,} to {lean.total:,} parameters)"
         if runs["rope"]["config.model.tied_head"] and runs["rope"]["config.tokenizer.vocab_size"] != GPT2_VOCAB_SIZE:
             with_gpt2 = full.total - full.embeddings + GPT2_VOCAB_SIZE * d_model

@@ -34,8 +34,8 @@ WIDTHS, GAIN, WINDOW = (16, 4096), 1000.0, 64
 
 def attention_scores(attention: CausalAttention, positions: Positions, x_BTD: torch.Tensor) -> torch.Tensor:
     """q_m . k_n of every head, before the division by sqrt(K): f of Eqs. 4 and 7. x_BTD -> BHMN."""
-    q_BHTK = positions.rotate(_heads(attention, attention.q_proj(x_BTD)))
-    k_BHTK = positions.rotate(_heads(attention, attention.k_proj(x_BTD)))
+    q_BHTK = positions.rotate(attention.heads(attention.q_proj(x_BTD)))
+    k_BHTK = positions.rotate(attention.heads(attention.k_proj(x_BTD)))
     return q_BHTK @ k_BHTK.mT
 
 
@@ -56,12 +56,8 @@ def attention_weights(
 
 def attend(attention: CausalAttention, positions: Positions, x_BTD: torch.Tensor, *, causal: bool) -> torch.Tensor:
     """Eq. 3 and the output projection: with `causal` the same as the layer's forward pass without dropout."""
-    y_BHTK = attention_weights(attention, positions, x_BTD, causal=causal) @ _heads(attention, attention.v_proj(x_BTD))
+    y_BHTK = attention_weights(attention, positions, x_BTD, causal=causal) @ attention.heads(attention.v_proj(x_BTD))
     return attention.out_proj(y_BHTK.transpose(1, 2).flatten(-2))
-
-
-def _heads(attention: CausalAttention, x_BTD: torch.Tensor) -> torch.Tensor:
-    return x_BTD.unflatten(-1, (attention.n_heads, -1)).transpose(1, 2)
 
 
 @dataclass(frozen=True)

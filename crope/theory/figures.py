@@ -5,11 +5,10 @@ The same data give the same bytes: fixed ids, no date, text as outlines of the f
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-import matplotlib
+import matplotlib.style
 import numpy as np
 import torch
 from matplotlib.axes import Axes
@@ -19,29 +18,12 @@ from matplotlib.patches import Polygon, Rectangle
 
 from crope.model.complex_linear import ComplexLinear
 from crope.paper import MODEL_LABELS
+from crope.report.figures import COLOURS, MUTED, STYLE, TEXT, render
 from crope.theory.complex_maps import SIGMA, Array, as_complex, complex_fraction, complex_part, dense
 
 Data = Mapping[str, Any]
 
-TEXT, MUTED, GRID, REFLECTED = "#1c2128", "#66707c", "#e4e7eb", "#8a6bb1"
-MODEL_COLOURS = {"rope": "#123f7c", "crope": "#c44c10"}
-SETTINGS: dict[str, Any] = {
-    "svg.hashsalt": "crope",  # element ids would be random otherwise
-    "svg.fonttype": "path",  # the same picture where the font is not installed
-    "font.family": "DejaVu Sans",
-    "font.size": 8.5,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": MUTED,
-    "text.color": TEXT,
-    "axes.labelcolor": TEXT,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "legend.frameon": False,
-    "hatch.linewidth": 0.6,
-}
+GRID, REFLECTED = STYLE["grid.color"], COLOURS["learned"]
 
 # The letter F has no symmetry, so a rotation and a reflection of it cannot be confused. Corners, anticlockwise.
 GLYPH: Array = np.array(
@@ -53,14 +35,11 @@ BASE_NAMES = ("identity", "reflection about 45°", "rotation by 90°", "reflecti
 
 
 def render_svg(draw: Callable[[Figure, Data], None], data: Data, *, size: tuple[float, float]) -> bytes:
-    """The figure as an SVG file, `size` in inches, independent of the user's matplotlib settings."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(cast(Any, SETTINGS))
-        figure, buffer = Figure(figsize=size, layout="constrained"), io.BytesIO()
-        draw(figure, data)
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+    """The figure as an SVG file in the report's style, `size` in inches."""
+    matplotlib.style.use(["default", STYLE, {"axes.grid": False, "hatch.linewidth": 0.6}])
+    figure = Figure(figsize=size, layout="constrained")
+    draw(figure, data)
+    return render(figure)
 
 
 def tied_entries(width: int) -> dict[str, list[list[int]]]:
@@ -117,7 +96,7 @@ def draw_entries(figure: Figure, data: Data) -> None:
             letter = "w" if model == "rope" else "b" if abs(entry) > free // 2 else "a"
             index = f"{y + 1}{x + 1}" if model == "rope" else f"{y // 2 + 1}{x // 2 + 1}"
             mix = 0.42 if letter == "b" else 0.15
-            shade = tuple(mix * np.array(to_rgb(MODEL_COLOURS[model])) + (1 - mix))
+            shade = tuple(mix * np.array(to_rgb(COLOURS[model])) + (1 - mix))
             hatch = "////" if entry < 0 else None
             axis.add_patch(Rectangle((x, y), 1, 1, facecolor=shade, edgecolor="white", linewidth=1.5, hatch=hatch))
             label = f"−{letter}{index}" if entry < 0 else letter + index
@@ -149,7 +128,7 @@ def _draw_glyph(axis: Axes, data: Data, picture: Data, *, bottom: float) -> None
     kept = picture["fraction"] > 0.999
     axis.add_patch(Polygon(data["glyph"], closed=True, fill=False, edgecolor=MUTED, linestyle=(0, (2, 1.5))))
     image = Polygon(picture["image"], closed=True, edgecolor=TEXT, alpha=0.75)
-    image.set(facecolor=MODEL_COLOURS["crope"] if kept else REFLECTED, hatch=None if kept else "////")
+    image.set(facecolor=COLOURS["crope"] if kept else REFLECTED, hatch=None if kept else "////")
     axis.add_patch(image)
     axis.set(xlim=(-1.15, 1.15), ylim=(bottom, 1.2), aspect="equal", xticks=[], yticks=[])
     axis.axhline(0, color=GRID, linewidth=0.8, zorder=0)

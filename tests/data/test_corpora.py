@@ -20,9 +20,8 @@ from crope.data.corpora import (
     missing_files,
     tiny_corpus,
 )
-from crope.data.tokens import unavailable
 from crope.errors import DataError, DataUnavailable
-from tests.data.conftest import FILES, SMALL, write
+from tests.data.conftest import FILES, write
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,6 @@ def test_corrupt_files_are_refused_by_name(data_dir: Path, content: bytes, word:
     assert not isinstance(caught.value, DataUnavailable)
     assert "ptb/train.txt" in str(caught.value) and "\n" not in str(caught.value)
     assert str(data_dir) not in str(caught.value)  # messages reach the report: no private paths
-    assert unavailable(["ptb"], SMALL, data_dir=data_dir) == {}
 
 
 def test_files_in_no_folder_are_missing_and_fetched_ones_are_read(data_dir: Path) -> None:

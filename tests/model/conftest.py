@@ -1,22 +1,10 @@
-"""Fixtures of the model tests: one thread, and both branches of softmax attention."""
+"""Both branches of softmax attention."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from crope.model import attention
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """These tensors are tiny: on a busy machine, threads that wait for each other take most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=["written_out", "sdpa"])

@@ -18,7 +18,7 @@ from crope.model.attention import CausalAttention, LinearAttention
 from crope.model.complex_linear import ComplexLinear
 from crope.model.gpt import GPT
 from crope.model.positions import Positions
-from crope.model.projections import BlockDiagonalLinear, LowRankLinear, MisalignedComplexLinear
+from crope.model.projections import BlockDiagonalLinear, LowRankLinear
 
 Array = np.ndarray
 Module = TypeVar("Module", bound=nn.Module)
@@ -134,10 +134,10 @@ def project(layer: nn.Module, x_TD: Array) -> Array:
         y_TE = np.empty((len(x_TD), 2 * len(w)))
         for j in range(len(w)):
             real, imaginary = 2 * j, 2 * j + 1
-            if isinstance(layer, MisalignedComplexLinear):  # pair j of a head is in channels (j, j + K/2)
-                head, pair = divmod(j, layer.d_head // 2)
-                real = head * layer.d_head + pair
-                imaginary = real + layer.d_head // 2
+            if layer.pairing == "half":  # pair j of a head is in channels (j, j + K/2)
+                half = layer.pairs[-1]
+                real = 2 * half * (j // half) + j % half
+                imaginary = real + half
             y_TE[:, real], y_TE[:, imaginary] = y_complex[:, j].real, y_complex[:, j].imag
     elif isinstance(layer, LowRankLinear):
         y_TE = (x_TD @ numbers(layer.down).T) @ numbers(layer.up).T

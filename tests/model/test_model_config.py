@@ -7,14 +7,10 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
-from crope import config
 from crope.compose import load_run
 from crope.config import ATTENTIONS, POSITIONS, PROJECTIONS, SCORE_BIASES, ModelConfig, half_rank, model_problems
-from crope.errors import ConfigError
 from crope.model import attention, positions, projections
-from crope.model.gpt import GPT
 from tests.model.oracles import CHOICES, WIDTH, build, cross_entropy, random_tokens
 
 ALL = list(itertools.product(POSITIONS, PROJECTIONS, ATTENTIONS))
@@ -72,11 +68,6 @@ def test_impossible_sizes_are_rejected(changes: dict[str, object], word: str) ->
     assert word in text
 
 
-def test_the_command_line_rejects_them_too() -> None:
-    with pytest.raises(ConfigError, match=r"model\.position"):
-        load_run(["model=rope_linear", "model.position=alibi"])
-
-
 @pytest.mark.parametrize(
     ("projection", "d_model", "width"),
     [("real", 64, 64), ("halved", 64, 32), *(("complex_wide", d, e) for d, e in ((64, 104), (128, 208), (512, 816)))],
@@ -98,14 +89,6 @@ def test_row_of_table_2_sets_width_and_decay_unless_overridden() -> None:
     plain, own = (load_run(row + more).config for more in ([], ["model.d_model=32", "train.lr_gamma=0.5"]))
     assert (plain.model.d_model, plain.train.lr_gamma) == (64, 0.9)
     assert (own.model.d_model, own.train.lr_gamma) == (32, 0.5)
-
-
-def test_schema_is_usable_without_hydra() -> None:
-    """As a library: the paper's sizes by default."""
-    model = ModelConfig(position="rotary", projection="complex")
-    assert (model.d_model, model.n_layers, model.n_heads, config.TrainConfig().lr_gamma) == (128, 4, 4, 0.8)
-    decoder = GPT(model, vocab_size=100, max_len=8, seed=0)
-    assert decoder.logits(decoder(torch.zeros(1, 8, dtype=torch.int64))).shape == (1, 8, 100)
 
 
 def test_public_names_are_lazy() -> None:

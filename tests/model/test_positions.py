@@ -11,7 +11,6 @@ import torch
 
 from crope.model.positions import (
     Alibi,
-    Positions,
     RelativeBias,
     RotaryEmbedding,
     SinusoidalPositions,
@@ -39,15 +38,6 @@ def test_rotary_by_complex_multiplication(width: int) -> None:
     found = RotaryEmbedding(width, max_len=1100).rotate(x_BHTK)
     assert found.dtype == torch.float32
     np.testing.assert_allclose(found, rotate_by_complex_multiplication(x_BHTK), rtol=0, atol=2e-6)
-
-
-def test_rotary_by_hand() -> None:
-    """K = 4 at position 3: theta is 1 and 0.01, so the pairs are rotated by 3 and by 0.03."""
-    x_BHTK = torch.tensor([0.5, -1.0, 1.5, 2.0]).expand(1, 1, 4, 4)
-    found = RotaryEmbedding(4, max_len=4).rotate(x_BHTK)[0, 0]
-    assert found[0].tolist() == [0.5, -1.0, 1.5, 2.0]
-    # cos 3 = -0.98999250, sin 3 = 0.14112001, cos 0.03 = 0.99955003, sin 0.03 = 0.02999550
-    assert found[3].tolist() == pytest.approx([-0.35387624, 1.06055250, 1.43933405, 2.04409332], abs=1e-6)
 
 
 def test_scores_depend_on_the_distance_only() -> None:
@@ -121,12 +111,6 @@ def test_only_the_learned_table_ends() -> None:
     names = ["xpos", "xpos_balanced", "rope", "learned", "relative_bias", "alibi", "nope"]
     found = {name: build_positions(model_config(name), max_len=8).extends for name in names}
     assert [name for name, extends in found.items() if not extends] == ["learned"]
-
-
-def test_base_class_changes_nothing() -> None:
-    positions, x = Positions(), normal(2, 3, 4, 6)
-    assert positions.embed(x) is x and positions.rotate(x) is x and positions.bias(4) is None
-    assert not list(positions.parameters())
 
 
 # Biases by distance
