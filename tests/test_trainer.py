@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from crope import trainer
-from crope.config import TrainConfig
+from crope.config import ModelConfig, TrainConfig
 from crope.data.tokens import TokenSet
 from crope.evaluate import cross_entropy, full_loss
 from crope.model.gpt import GPT
@@ -140,7 +140,8 @@ def test_compiled_training_gives_the_same_losses(toy_tokens: TokenSet, tmp_path:
 
 
 def test_the_optimiser_has_the_configured_values_for_every_parameter() -> None:
-    model = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3))  # gains and biases too
+    sizes = ModelConfig(position="rotary", projection="complex", n_layers=1, n_heads=2, d_model=8, tied_head=False)
+    model = GPT(sizes, vocab_size=70, max_len=4, seed=0)
     values = {"lr": 0.05, "beta1": 0.7, "beta2": 0.9, "eps": 0.01, "weight_decay": 0.2}  # none is a default
     config = TrainConfig(batch_size=1, seq_len=1, max_steps=10, lr_gamma=0.5, lr_step_size=3, **values)
     optimizer, scheduler = build_optimizer(model, config)
