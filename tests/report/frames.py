@@ -58,7 +58,7 @@ def make_runs(
         known | columns | {
             "seed": seed, "run_id": f"{model}-{dataset}-{row}-{width}-{lr}-s{seed}",
             "path": f"runs/{model}-{dataset}-{row}-s{seed}", "val_full.final_nats": loss,
-            "val_full.best_nats": loss - 1, "train.final_nats": (train or final)[seed],
+            "val_full.best_nats": 10 - loss, "train.final_nats": (train or final)[seed],
         }
         for seed, loss in final.items()
     ]  # fmt: skip
