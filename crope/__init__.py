@@ -1,7 +1,5 @@
 """CRoPE, reproduced: the models, the protocol and the evidence. Source map: README.md."""
 
-from __future__ import annotations
-
 import os
 from typing import TYPE_CHECKING, Any
 

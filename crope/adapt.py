@@ -6,8 +6,6 @@ in `transformers` (docs/own-model.md).
 Shapes: D in-features, E out-features, K width of a head.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Sequence

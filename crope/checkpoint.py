@@ -5,8 +5,6 @@ size of metrics.jsonl at that step. A file's name carries its step and the SHA-2
 `checkpoint-500-3f0c9a7be21d4a55.pt`; the newest two are kept, so that a corrupt one costs one interval.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re

@@ -4,8 +4,6 @@ Hydra accepts some mistakes (`+foo=1` enters a typed config) and explains others
 a ConfigError of one line with the nearest valid name.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

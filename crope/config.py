@@ -3,8 +3,6 @@
 Imports no torch: the report and the study tools read configurations too.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

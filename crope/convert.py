@@ -14,8 +14,6 @@ which Q, K and V are closest to complex-linear. The rotation does not change the
 Shapes: D width of the stream, E common width of Q, K and V.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Device, precision, peak rate, and CPU allocator settings."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

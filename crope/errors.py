@@ -3,8 +3,6 @@
 Each message says what is wrong, where, and what to do.
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import sys

@@ -1,7 +1,5 @@
 """Reference loss, sampled and full validation, and the unigram baseline."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

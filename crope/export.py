@@ -5,8 +5,6 @@ The dense form writes every structured projection as its full matrix: a plain mo
 vocabulary are padding.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, replace

@@ -6,8 +6,6 @@ in quarters. So all lengths predict the same targets and differ only in how much
 Shapes: B spans, T tokens of the longest length.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any

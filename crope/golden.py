@@ -4,8 +4,6 @@ float64, because rounding then differs between machines by about 1e-14 and a cha
 can be tight. The corpus is generated, so the numbers depend on no data file.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

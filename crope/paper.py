@@ -4,8 +4,6 @@ Names on the left are this repository's (config keys, ablation files); labels on
 XPOS is the paper's name for GPT-2 with absolute positions (Sec. 5.1), not the later rotary method called xPos.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

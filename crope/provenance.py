@@ -1,7 +1,5 @@
 """Provenance of a run: code, command, versions, device, data, times."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

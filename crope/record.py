@@ -8,8 +8,6 @@ results/runs/<run_id>/
     weights.pt        state dict after the last step
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -19,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -180,7 +178,7 @@ class MetricsWriter:
         os.fsync(self.file.fileno())
         return self.file.tell()
 
-    def __enter__(self) -> MetricsWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

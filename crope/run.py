@@ -1,7 +1,5 @@
 """One run: skip it if complete, train it, write its record; and load a finished run."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

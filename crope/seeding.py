@@ -5,8 +5,6 @@ kernels round differently). A stream per purpose keeps them apart: a model with 
 of the next, and a run resumed at step t draws what the uninterrupted run drew.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

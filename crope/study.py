@@ -4,8 +4,6 @@ A study file holds the axes of a Hydra multirun (`hydra.sweeper.params`), so `tr
 reproduce` and the report expand the same list. Imports no torch unless `train.precision=auto` has to be resolved.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import statistics

@@ -5,8 +5,6 @@ own run only (a ProcessPoolExecutor would lose every active run), and no memory 
 of these commands may share a results folder: a run's lock says who trains it, its record whether it is complete.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import threading

@@ -7,8 +7,6 @@ online    lines are logged while the run trains; a failure costs one line on std
 Group = dataset, job type = model, tags = scale and row, name = id = run id; x axis of every curve: `step`.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -4,8 +4,6 @@
 the training loss of the batch that makes update s + 1.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import multiprocessing

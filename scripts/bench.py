@@ -11,8 +11,6 @@ makes a few steps per round, so that a change in the machine's speed affects all
 rounds' mean steps, after compilation and warm-up.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import statistics

@@ -6,8 +6,6 @@ python scripts/report.py --scale quick --runs results/published/cpu-bf16 --out r
 If results/runs has no run of the scale, the published records of results/published are reported.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

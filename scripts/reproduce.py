@@ -3,8 +3,6 @@
 python scripts/reproduce.py [--scale paper|quick|smoke] [--seeds N] [--study schemes --study controls] [tracker=none]
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

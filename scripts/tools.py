@@ -6,8 +6,6 @@ a run     extrapolate, convert, export, upload (RUN is a folder, a run id or a u
 code      golden
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

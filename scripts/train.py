@@ -6,8 +6,6 @@ python scripts/train.py -m hydra/launcher=submitit_slurm study=table1 scale=pape
 python scripts/train.py --cfg job                      # the resolved configuration and the run's id
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

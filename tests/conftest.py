@@ -1,7 +1,5 @@
 """Fixtures shared by all tests: a toy corpus and toy runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

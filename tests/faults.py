@@ -5,8 +5,6 @@ pieces, so that a kill can hit the inside of one. The parent waits for the kind 
 random while longer, and sends SIGKILL; the byte then says where the run died.
 """
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 import multiprocessing
@@ -191,7 +189,7 @@ class _Slow:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
 
-    def __enter__(self) -> _Slow:
+    def __enter__(self) -> "_Slow":
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -1,7 +1,5 @@
 """complexify and merge against least squares, dense weights and the rotation of each architecture of `transformers`."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

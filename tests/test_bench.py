@@ -1,7 +1,5 @@
 """The benchmark script: equal projections in every form, what it counts, and where its tables go."""
 
-from __future__ import annotations
-
 import math
 import time
 from types import ModuleType

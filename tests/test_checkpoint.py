@@ -1,7 +1,5 @@
 """Checkpoints that are corrupt, foreign or of another run: the run falls back and ends with the same bits."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Composition of conf/: every file composes, every mistake is one line with the place and the nearest valid name."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

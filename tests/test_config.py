@@ -1,7 +1,5 @@
 """The schema: its keys, the values it refuses, and the identity of a run."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from typing import Any

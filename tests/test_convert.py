@@ -1,7 +1,5 @@
 """Conversion: rotation without effect on outputs, exact projections, a run from end to end."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """README and docs: their links, commands and examples work."""
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The reference loss against a float64 log-softmax by hand; full and sampled validation; unigram entropy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

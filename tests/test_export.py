@@ -1,7 +1,5 @@
 """Export: read back with the format's own library into a plain model, whose outputs are the run's."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Length extrapolation: the same targets at every length, against one window at a time in float64."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run that is killed at any moment and started again ends in the same bits."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

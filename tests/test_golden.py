@@ -1,7 +1,5 @@
 """Golden losses of every model through both attention branches, and the numerics versions that depend on them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The paper's numbers against a second, independent transcription, and the paper scale against its settings."""
 
-from __future__ import annotations
-
 import pytest
 
 from crope import paper

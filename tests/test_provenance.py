@@ -1,7 +1,5 @@
 """Whether a run's code is that of its commit."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Records: atomic files, resumable metrics, the summary's numbers, and records that are refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

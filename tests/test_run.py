@@ -1,7 +1,5 @@
 """Runs as users start them, on a toy corpus: records, skipping, stopping, resuming, failing."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,7 +1,5 @@
 """The scripts as commands: output, one line per error, exit status; one subprocess test per script at most."""
 
-from __future__ import annotations
-
 import csv
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Random streams: Philox written out, and one purpose never moving another."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

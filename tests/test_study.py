@@ -1,7 +1,5 @@
 """Studies: Hydra's composition as the oracle of their runs, the tables' cells, and status from run folders."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

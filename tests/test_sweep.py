@@ -1,7 +1,5 @@
 """Several runs at a time, each in a process: order, failures, kills, other commands, signals."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

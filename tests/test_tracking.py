@@ -1,7 +1,5 @@
 """wandb: a finished run in its offline files, once; online, with a wandb that fails or hangs, at no cost to the run."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -38,7 +36,7 @@ class FakeWandb:
     def Settings(self, **settings: Any) -> SimpleNamespace:
         return SimpleNamespace(**settings)
 
-    def init(self, **facts: Any) -> FakeWandb:
+    def init(self, **facts: Any) -> "FakeWandb":
         self.facts = facts
         if self.fault == "init hangs":
             time.sleep(60)
@@ -72,7 +70,7 @@ def no_wandb_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "2")
 
 
-def use(fake: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+def use(fake: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> "FakeWandb":
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setattr(tracking, "INIT_SECONDS", -4.5)  # 0.5 s in all
     monkeypatch.setattr(tracking, "FINISH_SECONDS", 0.5)

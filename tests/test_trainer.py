@@ -1,7 +1,5 @@
 """The training loop against closed forms and slow references, on a toy corpus."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

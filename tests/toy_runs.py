@@ -1,7 +1,5 @@
 """Real runs on the toy corpus, for tests of what happens after training."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -5,8 +5,6 @@ There is no loader state: a resumed run continues exactly, and all models see th
 Shapes: B sequences, T = seq_len tokens, N windows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -5,8 +5,6 @@ A corpus has two splits, train and validation; test splits are never read. A fil
 refused. A corpus of the user's own, `<name>/train.txt` and `<name>/valid.txt`, is not pinned.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from bisect import bisect_left

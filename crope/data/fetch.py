@@ -5,8 +5,6 @@ that then sends no data for 10 s, twice, is given up. Hub files are read at thei
 retries for minutes; HF_ENDPOINT names a mirror. They are named exactly, so that no test split is downloaded.
 """
 
-from __future__ import annotations
-
 import http.client
 import io
 import os

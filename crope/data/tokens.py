@@ -9,8 +9,6 @@ The folder's name hashes the source and the tokenizer's settings. The folder app
 changed. For a pinned corpus the name does not depend on the raw text, so prepared tokens need none.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

@@ -3,8 +3,6 @@
 Shapes: B batch, T tokens, D model width, H heads, K head width, C tokens of a chunk, N chunks.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import nn

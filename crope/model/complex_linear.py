@@ -3,8 +3,6 @@
 Shapes: B batch, T tokens, D in-features, E out-features (both even; pairs are interleaved).
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch
@@ -69,7 +67,7 @@ class ComplexLinear(nn.Module):
         return F.linear(x_BTD, self.weight, self.bias)
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, **pairing: Any) -> ComplexLinear:
+    def from_linear(cls, linear: nn.Linear, **pairing: Any) -> "ComplexLinear":
         """The complex-linear layer nearest to `linear` (least squares): each 2x2 block loses its reflections.
 
         pairing: the arguments `pairing` and `head_dim` of the layer.

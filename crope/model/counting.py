@@ -4,8 +4,6 @@ The paper counts the weights of a block (Sec. 6.1: 50 % of Q/K/V, 37.5 % with th
 FFN); the share of the whole model, embeddings included, is much smaller. Both are reported side by side.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -33,7 +31,7 @@ class Parameters:
         return sum(asdict(self).values())
 
 
-def count_parameters(model: GPT) -> Parameters:
+def count_parameters(model: "GPT") -> Parameters:
     """Parameters of `model` by part; a bias counts with its weight."""
     found = {"qkv": 0, "output_projection": 0, "ffn": 0, "norms": 0, "embeddings": 0}
     for name, parameter in model.named_parameters():

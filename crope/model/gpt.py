@@ -3,8 +3,6 @@
 Shapes: B batch, T tokens, D model width, V vocabulary, P = V padded to a multiple of 64.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

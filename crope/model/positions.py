@@ -3,8 +3,6 @@
 Shapes: B batch, T tokens, D model width, H heads, K head width, J channel pairs (K/2 or D/2), S = 2T - 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

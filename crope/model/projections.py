@@ -6,8 +6,6 @@ The controls isolate what Eq. 30 contributes. `lowrank` and `blockdiag` have as 
 its structure; `complex_misaligned` has the structure, but not in the channel pairs that are rotated.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The report: tables, figures and a page from run records. The same records give the same bytes."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

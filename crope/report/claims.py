@@ -3,8 +3,6 @@
 A difference is first - second at equal seed, in nats per token; its columns are those of `describe`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """One number of Table 1 or 2, from the runs behind it to the printed text: `make explain CELL=table1/ptb/crope`."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 from pathlib import Path

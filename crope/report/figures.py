@@ -4,8 +4,6 @@
 functions take data frames of claims.py and studies.py, one row per run or per difference.
 """
 
-from __future__ import annotations
-
 import io
 import textwrap
 from collections.abc import Iterable, Sequence

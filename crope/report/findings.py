@@ -3,8 +3,6 @@
 A difference is first - second at equal seed, in nats per token, with its 95 % interval over seeds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -3,14 +3,12 @@
 A run belongs to the cell whose names and `cell_key` it has. Complete runs of the current numerics version count.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -18,9 +16,7 @@ from crope import paper
 from crope.config import ROOT, cell_key
 from crope.errors import InvalidRecord, UserError
 from crope.record import PUBLISHED, read_metrics, read_records, run_status
-
-if TYPE_CHECKING:
-    from crope.study import Cell
+from crope.study import Cell
 
 SCALES = ("paper", "quick", "smoke")
 TINY = "tiny"

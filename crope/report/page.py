@@ -1,7 +1,5 @@
 """The HTML page: answers to the claims, both tables and Fig. 4 first, everything else folded. Works offline."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Published records (results/published/<machine>/) and the README's tables, which are made from them alone."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

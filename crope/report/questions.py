@@ -1,7 +1,5 @@
 """The questions of the studies as data, and their answers: what the planned seeds show on the mean of the datasets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

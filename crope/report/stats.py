@@ -4,8 +4,6 @@
 independent from seed to seed. Pairing at equal seed removes what two runs share: data order and initial values.
 """
 
-from __future__ import annotations
-
 import bisect
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Studies: the runs of conf/study, a table of losses for each, and conversions of trained models."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Sequence
 from pathlib import Path

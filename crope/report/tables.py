@@ -1,13 +1,10 @@
 """Tables 1 and 2 next to the paper's numbers, the savings in parameters, and one renderer for every table."""
 
-from __future__ import annotations
-
 import html
 import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -17,9 +14,7 @@ from crope.errors import InvalidRecord
 from crope.model.counting import Parameters, savings
 from crope.report.frame import DATASET_LABELS, Source, cell_runs, cell_status, check_comparable, error_line, one_line
 from crope.report.stats import mean_std
-
-if TYPE_CHECKING:
-    from crope.study import Cell
+from crope.study import Cell
 
 PROTOCOLS = ("sampled", "full")
 XPOS = "XPOS is the paper's name for sinusoidal absolute positions (Sec. 5.1), not the later rotary method called xPos."

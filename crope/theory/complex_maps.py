@@ -6,8 +6,6 @@ is complex-linear if W J_in = J_out W. With interleaved pairs on both sides that
 Shapes: D in-features, E out-features (both even), C = D/2 complex coordinates, H heads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast

@@ -6,8 +6,6 @@ do not hold as printed.
 Shapes: B batch, T tokens, D model width, C = D/2 pairs, H heads, K head width, M query position, N key position.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

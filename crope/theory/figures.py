@@ -3,8 +3,6 @@
 The same data give the same bytes: fixed ids, no date, text as outlines of the font that ships with matplotlib.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

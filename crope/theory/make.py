@@ -4,8 +4,6 @@ Everything is computed anew each time; the contents depend on the code and the t
 theory.md is read from the JSON data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev

@@ -7,8 +7,6 @@ trained on short sequences and evaluated on longer ones too.
 Shapes: B batch, T tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any

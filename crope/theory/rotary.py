@@ -6,8 +6,6 @@ not one: the frequencies crowd at low values, so the limit decays logarithmicall
 Shapes: K head width, C = K/2 pairs (interleaved).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

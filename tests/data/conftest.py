@@ -1,7 +1,5 @@
 """Small corpora with checksums of their own, and a machine without network."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

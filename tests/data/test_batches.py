@@ -1,7 +1,5 @@
 """Batches and the fixed pass, against positions in a permuted token array."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Corpora: canonical form against hand-written samples and the real files, checksums, missing and corrupt files."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Downloads: against a site on this machine that serves plain files, and parquet files as the hub does."""
 
-from __future__ import annotations
-
 import http.server
 import threading
 import time

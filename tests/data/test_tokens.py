@@ -1,7 +1,5 @@
 """Tokenizers and token files, against whole-text encoding, known counts and published hashes; corrupt files."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

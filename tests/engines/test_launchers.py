@@ -1,7 +1,5 @@
 """Hydra launchers: the same bits as in one process, nothing trained twice, failures reported (`make test-engines`)."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

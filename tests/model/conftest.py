@@ -1,7 +1,5 @@
 """Both branches of softmax attention."""
 
-from __future__ import annotations
-
 import pytest
 
 from crope.model import attention

@@ -1,7 +1,5 @@
 """Slow float64 references: attention, position schemes and the whole decoder, one number at a time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Softmax attention in both branches and linear attention, against loops in float64; causality; heads."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

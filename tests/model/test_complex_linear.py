@@ -1,7 +1,5 @@
 """ComplexLinear against complex128 arithmetic: multiplication by w = a - ib (Eq. 30)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

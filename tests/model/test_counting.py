@@ -1,7 +1,5 @@
 """Parameters against closed forms of the architecture, the paper's shares, and FLOPs against torch's counter."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import pytest

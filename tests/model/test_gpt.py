@@ -1,7 +1,5 @@
 """Every model of conf/model against a decoder by loops; causality, gradients, padding rows, initial values, head."""
 
-from __future__ import annotations
-
 import functools
 import math
 from itertools import combinations

@@ -1,7 +1,5 @@
 """ModelConfig: its names are the classes of crope/model, its checks follow from their definitions."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Position schemes against slow references and their papers' closed forms."""
 
-from __future__ import annotations
-
 import cmath
 import math
 

@@ -1,7 +1,5 @@
 """The Q, K and V projections: what they store, what they compute, and the variance of their outputs at the start."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

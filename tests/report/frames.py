@@ -1,7 +1,5 @@
 """Data frames of runs with chosen losses, as `load_frame` gives them, without files."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Valid run directories and cells made by code, with losses that can be checked by hand."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Differences, conclusions and verdicts against closed forms and scipy."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`make explain`: the printed arithmetic leads from the runs to the number of the table."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the figures draw, read from their axes; and that they are drawn to the same bytes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import matplotlib

@@ -1,7 +1,5 @@
 """Sentences and differences against the step, on curves and losses that can be worked out by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

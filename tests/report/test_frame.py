@@ -1,7 +1,5 @@
 """The frame of runs: one row per record, the runs of a cell, why a cell is empty, what must not be compared."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

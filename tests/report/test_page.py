@@ -1,7 +1,5 @@
 """The report as files: a page that works offline, same bytes twice, nothing stale, corrupt records named, no torch."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

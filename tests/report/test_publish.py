@@ -1,7 +1,5 @@
 """Published records: whole, valid, anonymous; the README's generated block."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The questions against conf/study, and their answers on chosen losses."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

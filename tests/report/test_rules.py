@@ -1,7 +1,5 @@
 """Simulations of the whole report: how often its rules draw a false conclusion, and how often intervals cover."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

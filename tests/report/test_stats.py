@@ -1,7 +1,5 @@
 """Statistics against values worked out by hand, scipy's distributions and tests, and simulations of known truth."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The runs of a study on chosen losses, lengths and conversions from files of finished runs."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

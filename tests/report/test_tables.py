@@ -1,7 +1,5 @@
 """Tables 1 and 2 against frozen files, numbers worked out by hand and the records themselves; the renderer."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io

@@ -1,7 +1,5 @@
 """The companion documents' worked numbers: the article, the reference page, the slides."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

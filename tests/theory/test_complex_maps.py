@@ -1,7 +1,5 @@
 """Complex parts against least squares, hidden structures that must be found again, random matrices in closed form."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

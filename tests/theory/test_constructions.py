@@ -1,7 +1,5 @@
 """Secs. 4.1 to 4.3 in the model's own layers: what the prescribed weights do, for RoPE and CRoPE alike."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """docs/equations.md: every name of code and test in it exists, and every equation has one row in order."""
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 

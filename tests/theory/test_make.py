@@ -1,7 +1,5 @@
 """`make theory` at small settings: its files, equal bytes twice, numbers of tables by hand, which runs are measured."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict, replace

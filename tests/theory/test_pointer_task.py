@@ -1,7 +1,5 @@
 """The pointer task: tokens and targets by hand, and that evaluation tells a solved task from an unsolved one."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

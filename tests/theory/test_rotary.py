@@ -1,7 +1,5 @@
 """The rotation in its three forms, RoFormer's derivation, the kernel against integrals, the decay bound."""
 
-from __future__ import annotations
-
 import cmath
 import itertools
 import math
