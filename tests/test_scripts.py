@@ -12,6 +12,7 @@ from crope.config import ROOT
 from crope.errors import UserError
 from crope.record import PUBLISHED, read_record
 from tests.conftest import TOY_OVERRIDES
+from tests.toy_runs import toy_corpus, train_toy
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import tools
@@ -113,3 +114,15 @@ def test_tools_find_runs_and_fail_in_one_line_per_run(monkeypatch, capsys, tmp_p
     assert tools.main() == 1
     assert sent == [published.name]
     assert capsys.readouterr().err.startswith("error: run 'nosuch'")
+
+
+def test_tools_measure_convert_and_export_a_run(monkeypatch, capsys, tmp_path: Path) -> None:
+    with toy_corpus(tmp_path / "tokens"):
+        record, out = train_toy(tmp_path, "model=rope", "eval.full_tokens=0"), tmp_path / "out.safetensors"
+        for command, *options in (["extrapolate"], ["convert", "--steps=1"], ["export", str(out), "--converted"]):
+            arguments = ["tools.py", command, record.path.name[:12], *options, f"--results-dir={tmp_path}"]
+            monkeypatch.setattr(sys, "argv", arguments)
+            assert not tools.main()
+    printed = capsys.readouterr().out
+    loss = f"{record.summary['val_full']['final_nats']:.4f}"
+    assert f"L=16 {loss}; L=32" in printed and f"trained {loss}; rope {loss} -> " in printed and out.exists()
