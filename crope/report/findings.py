@@ -31,8 +31,8 @@ def answers(lines: pd.DataFrame) -> list[dict[str, str]]:
     """Question, answer and numbers of every judged line that could be tested."""
     found = []
     for line in lines[lines["judged"] & (lines["conclusion"] != MISSING)].to_dict("records"):
-        text = f"{line['difference']} {number(line)}, {line['where']}"
-        text += f" ({line['by_part']})" if line["by_part"] else ""
+        where = f": {line['by_part']}" if line["by_part"] else f", {line['where']}"
+        text = f"{line['difference']} {number(line)}{where}"
         found.append({"question": line["question"], "answer": answer_text(line), "text": text})
     return found
 

@@ -106,8 +106,11 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     cells = expected_cells(source.scale)
     found = build.find(source, cells)
     judged = claims.verdicts(found.checks, found.judged)
-    verdicts = [f"The paper: {one['claim'].text} ({one['claim'].source}). Verdict: {one['verdict']}." for one in judged]
-    lines = findings.listed(found.answers, [*verdicts, *found.statements])
+    lines = [
+        f"- The paper's claim: {one['claim'].text} ({one['claim'].source}). Verdict: {one['verdict']}."
+        for one in judged
+    ]
+    lines += findings.listed(found.answers, found.statements)
     tables = once([loss_table(source, cells, name) for name in TABLES])
     savings = [f"{line}\n"] if (line := savings_line(source, cells)) else []
     lead = f"Scale: {source.scale}. {findings.LEAD}"
