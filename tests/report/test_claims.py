@@ -16,7 +16,7 @@ from crope.report.tables import render
 from tests.report.frames import make_cell, make_frame, make_runs
 
 PLACES = list(dict.fromkeys(place for claim in CLAIMS for place in claim.rows))
-NOISE = {0: -0.001, 1: 0.0, 2: 0.001}  # differences of mean 0 and standard deviation 0.001
+NOISE = {0: -0.001, 1: 0.0, 2: 0.001, 3: -0.001, 4: 0.001}  # differences of mean 0 and standard deviation 0.001
 
 
 def shifted(loss: float) -> dict[int, float]:
@@ -198,14 +198,14 @@ def test_absolute_positions_are_judged_by_two_models_and_beside_no_positions() -
     text = claims.verdicts(checks, runs)[0]["text"]
     assert all(part in text for part in ("balanced XPOS", "STUDY=absolute", "No run without positions"))
     runs = pd.concat([runs, make_frame(make_runs("nope", shifted(5.07)))])
-    assert "RoPE − NoPE: Penn Treebank −0.0700 (n = 3)" in claims.verdicts(judge(runs), runs)[0]["text"]
+    assert "RoPE − NoPE: Penn Treebank −0.0700 (n = 5)" in claims.verdicts(judge(runs), runs)[0]["text"]
 
 
 def test_seeds_that_are_not_planned_enter_no_test() -> None:
-    more = [make_runs(model, {3: loss}, dataset="ptb") for model, loss in (("rope", 5.0), ("crope", 9.0))]
+    more = [make_runs(model, {7: loss}, dataset="ptb") for model, loss in (("rope", 5.0), ("crope", 9.0))]
     checks = judge(pd.concat([table_runs(), make_frame(*more)]))
     assert verdict_of(checks, "crope_within_noise") == "supported"
-    assert set(checks["n"]) == {3}
+    assert set(checks["n"]) == {5}
 
 
 def test_one_cell_without_runs_leaves_its_claims_open() -> None:
@@ -229,11 +229,11 @@ def test_the_training_claim_is_judged_on_training_losses() -> None:
 
 
 def test_the_sentence_of_a_verdict_names_the_deciding_check() -> None:
-    runs = table_runs(cells={("wikitext2", "base"): {0: 5.2, 1: 4.9, 2: 5.4}})
+    runs = table_runs(cells={("wikitext2", "base"): {0: 5.2, 1: 4.9, 2: 5.4, 3: 5.1, 4: 5.6}})
     found = {one["claim"].name: one for one in claims.verdicts(judge(runs), runs)}
     weakest = found["crope_within_noise"]
     assert weakest["verdict"] == "inconclusive"
-    for part in ("2 of 3", "Wikitext-2, CRoPE − RoPE", "n = 3", "±0.02"):
+    for part in ("2 of 3", "Wikitext-2, CRoPE − RoPE", "n = 5", "±0.02"):
         assert part in weakest["text"]
     assert "10 of 12" in found["xpos_worse"]["text"]
     assert "RoPE − NoPE" not in weakest["text"]

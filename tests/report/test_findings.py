@@ -97,10 +97,13 @@ def test_own_runs_are_compared_with_published_runs_of_the_same_id() -> None:
 
 
 def test_all_rows_together_are_averaged_seed_by_seed() -> None:
-    losses = {"ptb": [0.011, 0.019, 0.015], "wikitext2": [0.002, 0.02, 0.01], "pg19": [-0.05, 0.03, -0.04]}
+    losses = {
+        "ptb": [0.011, 0.019, 0.015, 0.02, 0.01], "wikitext2": [0.002, 0.02, 0.01, 0.005, 0.003],
+        "pg19": [-0.05, 0.03, -0.04, 0.0, -0.04],
+    }  # fmt: skip
     lines = []
     for dataset, values in losses.items():
-        lines.append(make_runs("rope", dict.fromkeys((0, 1, 2), 5.0), dataset=dataset))
+        lines.append(make_runs("rope", dict.fromkeys(range(5), 5.0), dataset=dataset))
         lines.append(make_runs("crope", {seed: 5.0 + value for seed, value in enumerate(values)}, dataset=dataset))
     places = [(dataset, "base") for dataset in losses]
     text = findings.pooled(claims.compare(make_frame(*lines), places))

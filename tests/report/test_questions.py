@@ -108,12 +108,12 @@ def test_tiny_stands_in_for_no_dataset_of_a_question() -> None:
 
 
 def test_a_difference_that_may_lie_within_the_margin_is_no_evidence_against_equality() -> None:
-    rows, losses = [make_row("base", ["rope", "crope"], seeds=range(4))], {0: 5.0, 1: 5.1, 2: 5.2, 3: 5.3}
+    rows, losses = [make_row("base", ["rope", "crope"], seeds=range(4, 8))], {4: 5.0, 5: 5.1, 6: 5.2, 7: 5.3}
     for gaps, expected in (
         ((0.018, 0.02, 0.022, 0.02), "higher; not shown to be within ±0.02"),
         ((0.0095, 0.0105, 0.0102, 0.0098), "higher, but within ±0.02"),
     ):
-        crope = {seed: losses[seed] + gap for seed, gap in enumerate(gaps)}
+        crope = {seed: losses[seed] + gap for seed, gap in enumerate(gaps, 4)}
         (line,) = answers_of(make_frame(make_runs("rope", losses), make_runs("crope", crope)), rows).to_dict("records")
         assert line["answer"] == expected
 
