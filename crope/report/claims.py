@@ -253,7 +253,7 @@ def verdict_table(checks: pd.DataFrame, runs: pd.DataFrame, scale: str) -> Table
     found = [(f"{claim.text} ({claim.source})", *rest) for claim, *rest in of]
     notes = [
         "Every check is a paired t test on the planned seeds. Supported: all checks of the claim reject at"
-        f" {LEVEL:.2g} (an intersection-union test, without correction). Not supported: a test against it does, after"
+        f" {LEVEL:.3g} (an intersection-union test, without correction). Not supported: a test against it does, after"
         " Bonferroni over its checks. Not tested: runs or planned seeds are missing. Inconclusive: none of these."
         f" Equivalence margin: {MARGIN:g} nats per token, fixed before the runs of the paper scale. The probability"
         f" that this report draws any false conclusion is at most {ALPHA:g}, if differences are normally distributed.",
