@@ -18,7 +18,7 @@ from crope.report.tables import Table
 from crope.study import TABLES, planned_seeds
 
 GAP_MODELS = ("crope", "rope", "nope")
-SAME, ANY = "the same precision", "whatever precision"
+SAME, ANY = "the same precision", "any precision"
 PLAIN = ("base", "baselines", "horizon", "schemes")  # studies whose runs differ in the model and the steps alone
 LEAD = (
     "Differences at equal seed, nats per token, of the final validation loss unless said otherwise. An interval (95 %,"
@@ -53,8 +53,8 @@ def waiting(lines: pd.DataFrame) -> str:
 def pooled(comparisons: pd.DataFrame) -> str:
     """CRoPE - RoPE averaged, seed by seed, over the rows of the tables.
 
-    Three seeds give no usable weights: with them a random-effects interval covers less than 90 %, and Cochran's test
-    finds heterogeneity between equal rows in 40 % of all cases.
+    Every row has the same weight. A few seeds give no usable weights: with three, a random-effects interval covers less
+    than 90 %, and Cochran's test finds heterogeneity between equal rows in 40 % of all cases.
     """
     of = comparisons[(comparisons["first"] == "crope") & (comparisons["second"] == "rope")]
     of = of[of["n"] == len(planned_seeds(TABLES[0]))].sort_values("mean_nats")
