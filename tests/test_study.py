@@ -94,8 +94,8 @@ def test_every_study_but_the_tables_has_rows() -> None:
     assert scaling == [("ptb", width, ()) for width in (64, 128, 256)]
     assert {row.seeds for row in rows if row.study == "base"} == {tuple(range(10))} == {study.planned_seeds("base")}
     rates = [row for row in rows if row.study == "fair_lr"]
-    assert [row.settings for row in rates] == 2 * [("train.lr=0.0003",), ("train.lr=0.001",), ("train.lr=0.003",)]
-    assert len({cell.key for row in rates for cell in row.cells}) == 12
+    assert [row.settings for row in rates] == 2 * [(f"train.lr={lr}",) for lr in (0.0003, 0.001, 0.003, 0.01)]
+    assert len({cell.key for row in rates for cell in row.cells}) == 16
     assert {cell.key for cell in rates[1].cells} < {cell.key for cell in expected_cells("quick")}
 
 
