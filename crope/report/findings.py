@@ -110,6 +110,24 @@ def growth(losses: pd.DataFrame) -> list[str]:
     return found
 
 
+def by_rate(runs: pd.DataFrame) -> str:
+    """CRoPE - RoPE at each learning rate, mean over the corpora, and each model's best rate."""
+    rates, means = [], {}
+    for rate, at in runs[runs["study"] == "fair_lr"].groupby("config.train.lr"):
+        losses = [
+            [claims.by_seed(of, model, "final") for model in ("crope", "rope")] for _, of in at.groupby("dataset")
+        ]
+        values = pd.concat([paired(*both) for both in losses], axis=1).dropna().mean(axis=1)
+        means[rate] = at.groupby(["model", "dataset"])["final"].mean().groupby("model").mean()
+        rates.append(f"{rate:g}: {number(claims.describe(values, 'no seed that both models have'))}")
+    if len(rates) < 2:
+        return ""
+    best = ", ".join(
+        f"{claims.model_label(str(model))} {rate:g}" for model, rate in pd.DataFrame(means).idxmin(axis=1).items()
+    )
+    return f"Learning rates, {pair_label('crope', 'rope')} at {'; '.join(rates)}. Lowest mean loss at: {best}."
+
+
 def fraction(conversions: pd.DataFrame) -> str:
     """Whether training moves RoPE's projections towards Eq. 30."""
     if conversions.empty:

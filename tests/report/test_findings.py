@@ -144,6 +144,17 @@ def test_the_literal_reading_of_sec_5_1_is_compared_in_weights_and_loss() -> Non
     assert findings.halved(answers_of(make_frame(), rows), runs) == ""
 
 
+def test_learning_rates_are_compared_each_with_its_difference_and_the_best_of_each_model() -> None:
+    rope = [make_runs("rope", at(loss), lr=lr) for lr, loss in (("0.001", 5.0), ("0.003", 5.1))]
+    crope = [make_runs("crope", at(loss), lr=lr) for lr, loss in (("0.001", 5.5), ("0.003", 5.0))]
+    frame = make_frame(*rope, *crope)
+    runs = frame.assign(study="fair_lr", final=frame["val_full.final_nats"])
+    text = findings.by_rate(runs)
+    for part in ("0.001: +0.5000", "0.003: −0.1000", "CRoPE 0.003, RoPE 0.001"):
+        assert part in text
+    assert findings.by_rate(runs[runs["config.train.lr"] == 0.001]) == ""
+
+
 def test_the_complex_linear_fraction_is_compared_with_chance() -> None:
     lines = pd.DataFrame({"run_id": ["a", "a", "b", "c"], "dataset": "ptb", "kept_share": [0.7, 0.7, 0.66, 0.68],
                           "kept_share_by_chance": [0.65, 0.65, 0.65, 0.65]})  # fmt: skip
