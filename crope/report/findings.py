@@ -111,21 +111,25 @@ def growth(losses: pd.DataFrame) -> list[str]:
 
 
 def by_rate(runs: pd.DataFrame) -> str:
-    """CRoPE - RoPE at each learning rate, mean over the corpora, and each model's best rate."""
-    rates, means = [], {}
-    for rate, at in runs[runs["study"] == "fair_lr"].groupby("config.train.lr"):
-        losses = [
-            [claims.by_seed(of, model, "final") for model in ("crope", "rope")] for _, of in at.groupby("dataset")
-        ]
-        values = pd.concat([paired(*both) for both in losses], axis=1).dropna().mean(axis=1)
-        means[rate] = at.groupby(["model", "dataset"])["final"].mean().groupby("model").mean()
-        rates.append(f"{rate:g}: {number(claims.describe(values, 'no seed that both models have'))}")
-    if len(rates) < 2:
+    """CRoPE - RoPE at each learning rate, mean over the corpora, and each model's best rate.
+
+    Empty unless all runs have a finite loss: rates with other corpora or seeds do not compare.
+    """
+    of = runs[(runs["study"] == "fair_lr") & runs["seed"].isin(planned_seeds("fair_lr"))]
+    rates = sorted(of["config.train.lr"].unique())
+    wide = of.pivot_table(index=["dataset", "seed"], columns=["model", "config.train.lr"], values="final")
+    wide = wide.reindex(columns=pd.MultiIndex.from_product([("crope", "rope"), rates]))
+    if len(rates) < 2 or not np.isfinite(wide).all(axis=None):
         return ""
-    best = ", ".join(
-        f"{claims.model_label(str(model))} {rate:g}" for model, rate in pd.DataFrame(means).idxmin(axis=1).items()
+    losses = wide.groupby("seed").mean()
+    found = [f"{rate:g}: {number(claims.describe(losses['crope', rate] - losses['rope', rate]))}" for rate in rates]
+    lowest = losses.mean().unstack().idxmin(axis=1)
+    best = [f"{claims.model_label(str(model))} {rate:g}" for model, rate in lowest.items()]
+    corpora = " and ".join(DATASET_LABELS.get(name, name) for name in of["dataset"].unique())
+    return (
+        f"Learning rates ({corpora}): {pair_label('crope', 'rope')} at {'; '.join(found)}."
+        f" Lowest mean loss at: {', '.join(best)}."
     )
-    return f"Learning rates, {pair_label('crope', 'rope')} at {'; '.join(rates)}. Lowest mean loss at: {best}."
 
 
 def fraction(conversions: pd.DataFrame) -> str:
