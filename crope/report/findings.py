@@ -167,6 +167,8 @@ def repeats(frames: Mapping[str, pd.DataFrame], scale: str) -> pd.DataFrame:
     parts = [frame[(frame["status"] == "complete") & (frame["scale"] == scale)].assign(folder=name)
              for name, frame in frames.items()]  # fmt: skip
     runs = pd.concat(parts, ignore_index=True).drop_duplicates(["run_id", "finished_utc"])  # no copies
+    order = {name: i for i, name in enumerate(DATASET_LABELS)}
+    runs = runs.sort_values("dataset", key=lambda names: names.map(order), kind="stable")
     lines = []
     for kind, keys in ((SAME, ["run_id"]), (ANY, ["cell_key", "model", "seed"])):
         for (dataset, row), of in runs.groupby(["dataset", "row"], sort=False):
