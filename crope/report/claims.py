@@ -104,7 +104,8 @@ CLAIMS = (
 )  # fmt: skip
 
 
-LEVEL = ALPHA * SHARES["claims"] / len(CLAIMS)  # of one verdict
+LOOKS = 2  # verdicts at the quick scale were first drawn from three seeds, then from five: each look has half the rate
+LEVEL = ALPHA * SHARES["claims"] / len(CLAIMS) / LOOKS  # of one verdict
 
 
 def collect(frame: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
@@ -171,13 +172,17 @@ def conclude(lines: pd.DataFrame) -> pd.DataFrame:
     found = np.where(differs & equivalent, [SLIGHTLY[str(word)] for word in sign], found)
     found = np.where(lines["p_different"].notna(), found, MISSING)
     open_lines = zip(lines["values"], lines["share"], (found == INCONCLUSIVE) & (lines["n"] >= 5), strict=True)
-    ranges = [seeds_range(values, MARGIN, share * ALPHA) if is_open else None for values, share, is_open in open_lines]
-    return lines.assign(conclusion=found, seeds_needed=[seeds_text(one) if one else "" for one in ranges])
+    needed = [seeds_text(values, share * ALPHA) if is_open else "" for values, share, is_open in open_lines]
+    return lines.assign(conclusion=found, seeds_needed=needed)
 
 
-def seeds_text(ends: tuple[int, int]) -> str:
+def seeds_text(values: ArrayLike, level: float) -> str:
+    """The seeds that a new study needs for the likelier conclusion about differences like `values`."""
+    ends = seeds_range(values, MARGIN, level)
     low, high = (f"more than {n - 1}" if n == stats.MAX_SEEDS else str(n) for n in ends)
-    return f"a new study needs about {low} to {high} seeds" if low != high else f"a new study needs {low} seeds"
+    mean, _ = stats.mean_std(values)
+    what = "a difference" if stats.likely_different(mean, MARGIN) else f"equality within ±{MARGIN:g}"
+    return f"a new study needs {low if low == high else f'about {low} to {high}'} seeds to show {what}"
 
 
 def compare(runs: pd.DataFrame, rows: Sequence[Row]) -> pd.DataFrame:

@@ -21,9 +21,10 @@ GAP_MODELS = ("crope", "rope", "nope")
 SAME, ANY = "the same precision", "any precision"
 PLAIN = ("base", "baselines", "horizon", "schemes")  # studies whose runs differ in the model and the steps alone
 LEAD = (
-    "Differences at equal seed, nats per token, of the final validation loss unless said otherwise. An interval (95 %,"
-    " over n seeds) is for one difference alone; answers are adjusted for all tests of the report, so that they may be"
-    " inconclusive although the interval leaves out 0."
+    "Differences at equal seed, nats per token, of the final validation loss at the paper's learning rate unless said"
+    " otherwise. An interval (95 %, over n seeds) is for one difference alone; answers are adjusted for all tests of"
+    " the report, so that they may be inconclusive although the interval leaves out 0. Both assume that differences are"
+    " normally distributed over seeds. Seeds needed: for a power of 80 % if the observed mean is the true one."
 )
 
 
@@ -60,11 +61,15 @@ def pooled(comparisons: pd.DataFrame) -> str:
     of = of[of["n"] == len(planned_seeds(TABLES[0]))].sort_values("mean_nats")
     if len(of) < 2:
         return ""
-    line = claims.describe(pd.Series(np.mean(of["values"].to_list(), axis=0)))
+    extreme = 0 if -of["mean_nats"].iloc[0] > of["mean_nats"].iloc[-1] else len(of) - 1
+    mean, others = (claims.describe(pd.Series(np.mean(part["values"].to_list(), axis=0)))
+                    for part in (of, of.drop(of.index[extreme])))  # fmt: skip
     ends = [f"{signed(end['mean_nats'])} ({row_label(end['dataset'], end['row'])})"
             for end in (of.iloc[0], of.iloc[-1])]  # fmt: skip
-    pair = pair_label("crope", "rope")
-    return f"{len(of)} rows of Tables 1 and 2: {pair} {number(line)} on average, single rows {' to '.join(ends)}."
+    return (
+        f"{len(of)} rows of Tables 1 and 2: {pair_label('crope', 'rope')} {number(mean)} on average, single rows"
+        f" {' to '.join(ends)}. Without the row farthest from 0: {number(others)}."
+    )
 
 
 def by_phase(runs: pd.DataFrame) -> pd.DataFrame:
@@ -77,8 +82,9 @@ def by_phase(runs: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for run in of.to_dict("records"):
         curve = load_curves(run["path"]).dropna(subset="val/loss_nats")
+        curve = curve[curve["step"] > 0]  # at step 0 nothing is trained
         last = int(curve["step"].max())
-        phase = np.minimum(curve["step"] * PHASES // last, PHASES - 1)
+        phase = (curve["step"] - 1) * PHASES // last
         losses = curve.groupby(phase)["val/loss_nats"].mean()
         place = f"{DATASET_LABELS.get(run['dataset'], run['dataset'])}, {last:,} steps"
         known = {"place": place, "model": run["model"], "seed": run["seed"], "steps": last}
@@ -122,7 +128,11 @@ def by_rate(runs: pd.DataFrame) -> str:
     if len(rates) < 2 or not np.isfinite(wide).all(axis=None):
         return ""
     losses = wide.groupby("seed").mean()
-    found = [f"{rate:g}: {number(claims.describe(losses['crope', rate] - losses['rope', rate]))}" for rate in rates]
+    found = [
+        f"{rate:g} (RoPE {losses['rope', rate].mean():.4f}): "
+        f"{number(claims.describe(losses['crope', rate] - losses['rope', rate]))}"
+        for rate in rates
+    ]
     lowest = losses.mean().unstack().idxmin(axis=1)
     best = [f"{claims.model_label(str(model))} {rate:g}" for model, rate in lowest.items()]
     corpora = " and ".join(DATASET_LABELS.get(name, name) for name in of["dataset"].unique())
@@ -209,7 +219,7 @@ def rounding(lines: pd.DataFrame) -> str:
         distances = zip(lines["dataset"], np.ceil((1e4 * lines["largest_nats"]).round(3)) / 1e4, strict=True)
         found = ", ".join(f"{x:.4f} nats ({DATASET_LABELS.get(name, name)})" for name, x in distances)
         parts += [f"in {kind} up to {found} away"] if found else []
-    return f"On another machine the same run ends, {'; '.join(parts)}." if parts else ""
+    return f"Runs repeated on another machine or with other threads ended, {'; '.join(parts)}." if parts else ""
 
 
 def undecided(comparisons: pd.DataFrame) -> str:
@@ -219,10 +229,11 @@ def undecided(comparisons: pd.DataFrame) -> str:
     if not of or np.isnan(of[0]["t_low_nats"]):
         return ""
     values = np.array(of[0]["values"])
-    low, high = seeds_range(values - values.mean(), MARGIN, claims.LEVEL)
-    text = f"PG-19's base row has {of[0]['n']} seeds; even if CRoPE and RoPE are equal there, to show it"
-    text += f" {claims.seeds_text((low, high))}."
-    return text if low > of[0]["n"] else ""
+    centred = values - values.mean()
+    if seeds_range(centred, MARGIN, claims.LEVEL)[0] <= of[0]["n"]:
+        return ""
+    needed = claims.seeds_text(centred, claims.LEVEL)
+    return f"PG-19's base row has {of[0]['n']} seeds; even if CRoPE and RoPE are equal there, {needed}."
 
 
 def agreement(own: pd.DataFrame, published: Mapping[str, pd.DataFrame]) -> str:

@@ -107,7 +107,7 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     found = build.find(source, cells)
     judged = claims.verdicts(found.checks, found.judged)
     lines = [
-        f"- The paper's claim: {one['claim'].text} ({one['claim'].source}). Verdict: {one['verdict']}."
+        f"- The paper's claim: {one['claim'].text} ({one['claim'].source}). Verdict: {one['verdict']}. {one['text']}."
         for one in judged
     ]
     lines += findings.listed(found.answers, found.statements)

@@ -75,6 +75,11 @@ def p_equivalent(values: ArrayLike, margin: float) -> float:
     return max(p_above(values, -margin), p_below(values, margin))
 
 
+def likely_different(mean: float, margin: float) -> bool:
+    """Whether a true mean is easier to tell from 0 than from the nearer end of [-margin, margin]."""
+    return abs(mean) > margin / 2
+
+
 def seeds_needed(mean: float, std: float, margin: float, level: float) -> int:
     """Seeds for the likelier conclusion, "different" or "equivalent", at the true values `mean` and `std`.
 
@@ -83,11 +88,11 @@ def seeds_needed(mean: float, std: float, margin: float, level: float) -> int:
 
     def power(n: int) -> float:
         step, df = std / np.sqrt(n), n - 1
-        different = 1 - nctdtr(df, abs(mean) / step, stdtrit(df, 1 - level / 2))
+        if likely_different(mean, margin):
+            return float(1 - nctdtr(df, abs(mean) / step, stdtrit(df, 1 - level / 2)))
         # Both one-sided tests must reject: 1 less the probabilities that either does not is a lower bound.
         ends = np.array([margin - abs(mean), margin + abs(mean)]) / step
-        equivalent = 1 - nctdtr(df, ends, stdtrit(df, 1 - level)).sum() if abs(mean) < margin else 0.0
-        return float(max(different, equivalent))
+        return float(1 - nctdtr(df, ends, stdtrit(df, 1 - level)).sum())
 
     return bisect.bisect_left(range(MAX_SEEDS), POWER, lo=MIN_SEEDS, key=power)
 

@@ -22,11 +22,12 @@ def write_curve(folder: Path, losses: list[float], every: int = 20) -> None:
 
 @pytest.fixture
 def phases(tmp_path: Path) -> pd.DataFrame:
-    """21 losses at steps 0 to 400: CRoPE - RoPE is 0.01 (seed + 1) in the first half, 0.03 later; NoPE has seed 0."""
+    """21 losses at steps 0 to 400: CRoPE - RoPE is 0.5 before training, then 0.01 (seed + 1), 0.03 in the second half;
+    NoPE has seed 0."""
     parts = [make_runs(model, dict.fromkeys((0, 1, 2), 5.0)) for model in ("rope", "crope")]
     frame = make_frame(*parts, make_runs("nope", {0: 5.0}))
     for run in frame.to_dict("records"):
-        gaps = {"crope": [0.01 * (run["seed"] + 1)] * 10 + [0.03] * 11, "rope": [0.0] * 21, "nope": [0.2] * 21}
+        gaps = {"crope": [0.5] + [0.01 * (run["seed"] + 1)] * 10 + [0.03] * 10, "rope": [0.0] * 21, "nope": [0.2] * 21}
         losses = [6.0 - 0.1 * i + run["seed"] + gap for i, gap in enumerate(gaps[run["model"]])]
         write_curve(tmp_path / Path(run["path"]).name, losses)
     return findings.by_phase(frame.assign(study="base", path=[str(tmp_path / Path(p).name) for p in frame["path"]]))
@@ -111,6 +112,8 @@ def test_all_rows_together_are_averaged_seed_by_seed() -> None:
     low, high = scipy.stats.ttest_1samp(means, 0).confidence_interval()
     for part in (means.mean(), low, high, -0.02, 0.015):
         assert claims.signed(part) in text
+    without = pd.DataFrame(losses).drop(columns="pg19").to_numpy().mean()
+    assert f"farthest from 0: {claims.signed(without)}" in text
     assert text.startswith("3 rows") and "−0.0200 (PG-19) to +0.0150 (Penn Treebank)" in text
     assert findings.pooled(claims.compare(make_frame(*lines), places[:1])) == ""
     assert findings.pooled(claims.compare(make_frame(*lines[:3]), places)) == "", "RoPE alone"
@@ -150,7 +153,7 @@ def test_learning_rates_are_compared_each_with_its_difference_and_the_best_of_ea
     frame = make_frame(*rope, *crope)
     runs = frame.assign(study="fair_lr", final=frame["val_full.final_nats"])
     text = findings.by_rate(runs)
-    for part in ("0.001: +0.5000", "0.003: −0.1000", "CRoPE 0.003, RoPE 0.001"):
+    for part in ("0.001 (RoPE 5.0000): +0.5000", "0.003 (RoPE 5.1000): −0.1000", "CRoPE 0.003, RoPE 0.001"):
         assert part in text
     assert findings.by_rate(runs[runs["config.train.lr"] == 0.001]) == ""
     assert findings.by_rate(runs.iloc[1:]) == ""  # a seed that one model lacks at one rate
