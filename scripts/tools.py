@@ -64,8 +64,7 @@ def theory(options: Options) -> None:
     """The papers' constructions and identities in numbers: results/theory."""
     from crope.theory.make import make_theory
 
-    folders = options.runs or [options.results_dir / "runs"]
-    make_theory(options.results_dir / "theory", folders=folders, seeds=options.seeds)
+    make_theory(options.results_dir / "theory", seeds=options.seeds)
 
 
 def extrapolate(options: Options) -> int:
@@ -167,7 +166,6 @@ def build_parser() -> Parser:
     sub.add_argument("--scale", required=True)
     command(readme)
     sub = command(theory, "results_dir")
-    sub.add_argument("--runs", type=Path, action="append", default=[], metavar="DIR", help="trained models; repeatable")
     sub.add_argument("--seeds", type=int, default=5, help="of the pointer task, per model (default: 5)")
     sub = command(extrapolate, "results_dir")
     sub.add_argument("runs", nargs="+", metavar="RUN")

@@ -30,14 +30,6 @@ SIGMA: Array = np.array([[[1, 0], [0, 1]], [[0, 1], [1, 0]], [[0, -1], [1, 0]], 
 
 SWEEPS = 50  # alternating maximisations in `fit_stream`; a further one adds less than 1e-4
 
-MEASURES = {  # complex structure of the residual stream, and the maps whose fraction it is
-    "given": "interleaved: Q, K, V",
-    "layer": "best J of each layer: Q, K, V",
-    "queries_keys": "best J of each layer: Q, K",
-    "values": "V under the best J of Q, K",
-    "model": "one best J: Q, K, V",
-}
-
 
 def as_complex(x: Array) -> Complex:
     """Channels (2j, 2j+1) as one complex number (Eqs. 8 and 9): (..., D) -> (..., C)."""
@@ -199,30 +191,6 @@ def folded_qkv(model: GPT) -> list[QKV]:
 
     blocks = [(block.attn, block.attn_norm.weight) for block in cast(Iterable[Block], model.blocks)]
     return [(fold(attn.q_proj, g_D), fold(attn.k_proj, g_D), fold(attn.v_proj, g_D)) for attn, g_D in blocks]
-
-
-def fractions(layers: Sequence[QKV], *, n_heads: int) -> dict[str, float]:
-    """The complex-linear fraction under each of MEASURES; those with a J of each layer pool the layers.
-
-    The pairs of queries and keys are fixed by rotary; for `values`, those of a head's values are free as in fit_stream.
-    """
-    every = [w for layer in layers for w in layer]
-    kept_of_values = 0.0
-    for query, key, value in layers:
-        j_DD = best_structure([query, key])
-        kept_of_values += _energy([complex_part(w, j_DD, _best_output(w, j_DD)) for w in np.split(value, n_heads)])
-    return {
-        "given": complex_fraction(every),
-        "layer": _pooled(layers),
-        "queries_keys": _pooled([layer[:2] for layer in layers]),
-        "values": kept_of_values / _energy([value for _, _, value in layers]),
-        "model": complex_fraction(every, best_structure(every)),
-    }
-
-
-def _pooled(layers: Sequence[Sequence[Array]]) -> float:
-    kept = [complex_fraction(layer, best_structure(layer)) for layer in layers]
-    return float(np.average(kept, weights=[_energy(layer) for layer in layers]))
 
 
 def turned(layers: Sequence[QKV], *, n_heads: int, generator: np.random.Generator) -> list[QKV]:

@@ -1,28 +1,20 @@
 """`make theory`: results/theory with one JSON file per topic, Figs. 1 to 3 and the decay figure, and theory.md.
 
-Everything is computed anew each time; the contents depend on the code and the trained weights only. Every number in
-theory.md is read from the JSON data.
+Everything is computed anew each time; the contents depend on the code only. Every number in theory.md is read from the
+JSON data.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from crope import paper
-from crope.compose import load_config
-from crope.config import cell_key
-from crope.record import Record, read_records, run_status, write_bytes, write_json, write_text
-from crope.run import build_model, load_trained
-from crope.seeding import stream
-from crope.study import expected_cells
+from crope.record import write_bytes, write_json, write_text
 from crope.theory import figures
-from crope.theory.complex_maps import MEASURES, folded_qkv, fractions, turned
 from crope.theory.constructions import construction_results
 from crope.theory.pointer_task import EXAMPLE, Task, pointer_results
 from crope.theory.rotary import decay_curves
-
-SCALES = ("paper", "quick", "smoke")  # largest first
 
 TEMPLATE = """# The theory in numbers
 
@@ -32,15 +24,6 @@ Written by `make theory`. Equations, code, tests and errata: `docs/equations.md`
 
 ![Fig. 1: free numbers of a weight between 6 channels; hatched: the negative of another cell (Eq. 30)](fig1.svg)
 ![Fig. 2: a letter under the four bases of real 2x2 matrices (top) and under maps of the plane (bottom)](fig2.svg)
-
-## Complex-linear fraction of trained Q, K and V
-
-Fraction of the energy (Sec. 3.2), LayerNorm gains folded in. The pairing of residual channels is arbitrary, so the best
-complex structure J is chosen, for the chance levels too: Gaussian maps ({draws} draws), and the trained maps with the
-channels of each head rotated at random (turned), which keeps what they read and their singular values. Excess: after
-training minus the mean of its own turned maps. XPOS is a control without rotary pairs.
-
-{fractions}
 
 ## Eqs. 21, 23 and 28: distance from a delta function
 
@@ -68,21 +51,13 @@ The bound decays as a trend and not at every step.
 """
 
 
-def make_theory(
-    out_dir: Path, *, folders: Sequence[Path] = (), seeds: int = 5, draws: int = 100, task: Task | None = None
-) -> None:
-    """Writes all files of `out_dir`. `folders` hold run directories: those of Table 1 with weights.pt are measured.
-
-    `seeds`: runs of the pointer task per model. `draws`: random maps behind each chance level.
-    """
-    task, runs = task or Task(), find_trained(folders)
-    if not runs:
-        print("no complete run with weights: chance levels only; `make reproduce` makes runs", flush=True)
+def make_theory(out_dir: Path, *, seeds: int = 5, task: Task | None = None) -> None:
+    """Writes all files of `out_dir`. `seeds`: runs of the pointer task per model."""
+    task = task or Task()
     data = {
         "function_space": figures.function_space(),
         "decay": decay_curves(width=128, longest=256),
         "constructions": construction_results(EXAMPLE, width=task.width),
-        "complex_fraction": complex_fractions(runs, draws=draws),
         "pointer_task": pointer_results(task, seeds=seeds),
     }
     for name, value in data.items():
@@ -102,56 +77,11 @@ def make_theory(
     print(f"{out_dir / 'theory.md'}: written, with {len(data)} JSON and 4 SVG files", flush=True)
 
 
-def find_trained(folders: Sequence[Path]) -> list[Record]:
-    """Complete runs of Table 1 with weights.pt, of the largest scale that has any; sorted by run id."""
-    records = [record for folder in folders for record in read_records(folder)[0] if run_status(record) == "complete"]
-    records = [record for record in records if (record.path / "weights.pt").exists()]
-    for scale in SCALES if records else ():
-        cells = expected_cells(scale, datasets=[*paper.DATASET_LABELS, "tiny"])
-        keys = {cell.key for cell in cells if cell.table == "table1"}
-        if found := [record for record in records if cell_key(record.config) in keys]:
-            return sorted(found, key=lambda record: record.path.name)
-    return []
-
-
-def complex_fractions(runs: Sequence[Record], *, draws: int) -> dict[str, Any]:
-    """Fractions of each run's maps, and of Gaussian maps of Sec. 5.1's size, of which initial weights are a draw."""
-    generator, shape = stream(0, "theory/gaussian"), (4, 3, 128, 128)
-    gaussian = [fractions([tuple(qkv) for qkv in generator.standard_normal(shape)], n_heads=4) for _ in range(draws)]
-    return {
-        "gaussian": {"shape": shape, "draws": draws, "fractions": chance_level(gaussian)},
-        "runs": [measure_run(run, draws=draws) for run in runs],
-    }
-
-
-def measure_run(record: Record, *, draws: int) -> dict[str, Any]:
-    """The run's identity and its fractions before and after training, with the chance level of the trained maps."""
-    config = load_config(record.config)
-    n_heads, layers = config.model.n_heads, folded_qkv(load_trained(record.path, config))
-    generator = stream(0, f"theory/turned/{record.path.name}")
-    chance = [fractions(turned(layers, n_heads=n_heads, generator=generator), n_heads=n_heads) for _ in range(draws)]
-    after, level = fractions(layers, n_heads=n_heads), chance_level(chance)
-    return {name: record.summary[name] for name in ("run_id", "model", "dataset", "scale", "seed")} | {
-        "before": fractions(folded_qkv(build_model(config)), n_heads=n_heads),
-        "after": after,
-        "turned": level,
-        "excess": {name: after[name] - level[name]["mean"] for name in MEASURES},
-    }
-
-
-def chance_level(draws: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Mean, standard deviation and range of each measure over random draws."""
-    columns = {name: [draw[name] for draw in draws] for name in MEASURES}
-    return {name: {"mean": fmean(x), "std": stdev(x), "low": min(x), "high": max(x)} for name, x in columns.items()}
-
-
 def render_markdown(data: dict[str, Any]) -> str:
     """theory.md: figures, captions and tables; `data` as in the JSON files."""
-    points, task, maps = data["constructions"], data["pointer_task"]["task"], data["complex_fraction"]
+    points, task = data["constructions"], data["pointer_task"]["task"]
     lengths = [f"{length} tokens" for length in task["lengths"]]
     return TEMPLATE.format(
-        fractions=_table(["maps", "state", *MEASURES.values()], _fraction_rows(maps)),
-        draws=maps["gaussian"]["draws"],
         limit=data["decay"]["limit"][1],
         pointers=_table(["model", "measure", *lengths], _pointer_rows(data["pointer_task"]["runs"], task["lengths"])),
         **points,
@@ -159,36 +89,19 @@ def render_markdown(data: dict[str, Any]) -> str:
     )
 
 
-def _fraction_rows(data: dict[str, Any]) -> list[list[str]]:
-    """Per model and dataset: before, after, after rotation at random, and the excess of after over the mean of that."""
-    rows = [["Gaussian", "", *(_spread([data["gaussian"]["fractions"][name]]) for name in MEASURES)]]
-    groups: dict[str, list[dict[str, Any]]] = {}
-    models = list(paper.MODEL_LABELS)
-    for run in sorted(data["runs"], key=lambda run: (models.index(run["model"]), run["dataset"])):
-        corpus = paper.DATASET_LABELS.get(run["dataset"], run["dataset"])
-        groups.setdefault(f"{paper.MODEL_LABELS[run['model']]}, {corpus}, {run['scale']}", []).append(run)
-    for label, runs in groups.items():
-        for state in ("before", "after", "turned", "excess"):
-            cells = [_spread([run[state][name] for run in runs]) for name in MEASURES]
-            rows.append([f"{label} (n = {len(runs)})", state, *cells])
-    return rows
-
-
 def _pointer_rows(runs: Sequence[dict[str, Any]], lengths: Sequence[int]) -> list[list[str]]:
     rows = []
     for model, label in paper.MODEL_LABELS.items():
         found = [run["by_length"] for run in runs if run["model"] == model]
         for measure in ("accuracy", "weight"):
-            cells = [_spread([one[str(length)][measure] for one in found], decimals=3) for length in lengths]
+            cells = [_spread([one[str(length)][measure] for one in found]) for length in lengths]
             rows.append([f"{label} (n = {len(found)})", measure, *cells])
     return rows
 
 
-def _spread(values: Sequence[Any], *, decimals: int = 4) -> str:
-    """Mean, and lowest to highest if they differ; of numbers, or of summaries with `mean`, `low` and `high`."""
-    triples = [(v["mean"], v["low"], v["high"]) if isinstance(v, dict) else (v, v, v) for v in values]
-    means, lows, highs = zip(*triples, strict=True)
-    mean, low, high = (f"{value:.{decimals}f}" for value in (fmean(means), min(lows), max(highs)))
+def _spread(values: Sequence[float]) -> str:
+    """Mean, and lowest to highest if they differ."""
+    mean, low, high = (f"{value:.3f}" for value in (fmean(values), min(values), max(values)))
     return mean if low == high else f"{mean} ({low} to {high})"
 
 
