@@ -8,7 +8,6 @@ import matplotlib
 import pytest
 
 from crope.theory import make
-from crope.theory.figures import function_space
 from crope.theory.pointer_task import Task
 
 TASK = Task(width=16, words=6, seq_len=12, batch_size=4, max_steps=3, lengths=(12, 24), sequences=2)
@@ -38,7 +37,7 @@ def test_figures_are_svg_that_theory_md_shows(name: str, folder: Path) -> None:
 
 
 def test_figures_1_and_2_show_half_a_function_space() -> None:
-    data = function_space()
+    data = make.function_space()
     assert len({abs(n) for row in data["entries"]["crope"] for n in row}) == 18 == len(data["entries"]["rope"]) ** 2 / 2
     assert [picture["fraction"] for picture in data["bases"]] == [1, 0, 1, 0]
     maps = {picture["name"]: picture for picture in data["maps"]}
