@@ -121,7 +121,6 @@ def _comparisons(files: Files, found: Found, cells: Sequence[Cell], scale: str) 
     drawn = {
         "fig4": figures.fig4(curves, [dataset for dataset, row in places if row == "base"]),
         "forest": figures.comparisons(found.comparisons),
-        "seeds": figures.seeds(found.runs, places),
     } | ({"gaps": figures.gaps(gaps)} if gaps else {})
     files |= {f"{name}.svg": figures.render(figure) for name, figure in drawn.items()}
     files["fig4.png"] = figures.render(drawn["fig4"], "png")
@@ -129,7 +128,7 @@ def _comparisons(files: Files, found: Found, cells: Sequence[Cell], scale: str) 
     _add(files, "md csv", table)
     chart = page.interactive_curves(curves) if len(curves) else ""
     sections = [Section("CRoPE − RoPE against the step", ["gaps"])] if gaps else []
-    sections.append(Section("Paired differences, seeds, every curve", ["forest", "seeds"], [table], html=chart))
+    sections.append(Section("Paired differences, every curve", ["forest"], [table], html=chart))
     if len(found.repeats):
         again = findings.repeats_table(found.repeats, scale)
         _add(files, "md csv", again)

@@ -1,4 +1,4 @@
-"""Figures of the report as matplotlib Figures: Fig. 4, forests, seeds, differences against the step, length, scaling.
+"""Figures of the report as matplotlib Figures: Fig. 4, forests, differences against the step, length, scaling.
 
 `render` gives the same bytes for the same numbers. Each model has one colour, marker and line style everywhere. The
 functions take data frames of claims.py and studies.py, one row per run or per difference.
@@ -18,7 +18,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from crope.report.claims import MARGIN, MEASURES, model_label, pair_label, row_label
+from crope.report.claims import MARGIN, model_label, pair_label, row_label
 from crope.report.frame import DATASET_LABELS, load_curves
 from crope.report.stats import interval
 
@@ -169,28 +169,6 @@ def study(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure | None:
     if answers.empty:
         return None
     return forest(answers)
-
-
-def seeds(runs: pd.DataFrame, rows: Sequence[tuple[str, str]]) -> Figure:
-    """The final full validation loss of every seed: a panel per table row; bars are means, lines join equal seeds."""
-    figure, axes = _axes(-(-len(rows) // 3), 3, (3.5, 2.4))
-    for axis, (dataset, row) in zip(axes.flat, rows, strict=False):
-        of = runs[(runs["dataset"] == dataset) & (runs["row"] == row)]
-        axis.set_title("\n".join(textwrap.wrap(row_label(dataset, row), 34)))
-        found = of.pivot(index="seed", columns="model", values=MEASURES["final"])[list(of["model"].unique())]
-        if found.empty:
-            _absent(axis)
-            continue
-        axis.plot(range(found.shape[1]), found.T, color=MUTED, linewidth=0.6, alpha=0.6)
-        for x, model in enumerate(map(str, found)):
-            losses = found[model].dropna()
-            axis.plot([x] * len(losses), losses, MARKERS.get(model, "o"), color=_colour(model), markersize=5, gid=model)
-            axis.hlines(losses.mean(), x - 0.2, x + 0.2, color=_colour(model), linewidth=2)
-        axis.set(xticks=range(found.shape[1]), xlim=(-0.5, found.shape[1] - 0.5), ylabel=f"final loss ({NATS})")
-        axis.set_xticklabels([model_label(str(model)) for model in found])
-    for axis in axes.flat[len(rows) :]:
-        axis.set_axis_off()
-    return figure
 
 
 def length(runs: pd.DataFrame) -> Figure:

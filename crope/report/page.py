@@ -18,7 +18,6 @@ CAPTIONS = {
     "fig4": "Validation (top) and training loss (bottom), mean over seeds; band: lowest to highest seed; markers: full"
     " validation loss.",
     "forest": "Bars: 95 % t interval of the mean; dots: seeds; crosses: the paper; shaded: equivalence margin.",
-    "seeds": "Full validation loss after the last step of every seed; bars: means; lines join equal seeds.",
     "gaps": "Sampled validation losses at equal seed and step, averaged over tenths of the run: mean over seeds, 95 %"
     " interval, single seeds.",
     "study": "Bars of differences: 95 % t interval over seeds; bars of losses: ± standard deviation over seeds.",

@@ -88,15 +88,6 @@ def test_the_forest_draws_95_percent_intervals_means_seeds_and_the_papers_differ
     assert [shaded.x0, shaded.x1] == pytest.approx([-claims.MARGIN, claims.MARGIN])
 
 
-def test_seeds_draws_the_final_loss_of_every_seed() -> None:
-    frame = make_frame(make_runs("crope", {0: 5.0, 1: 5.3}, best={0: 1.0, 1: 1.0}), make_runs("rope", {0: 4.9, 1: 5.0}))
-    axis, *others = figures.seeds(frame, [("ptb", "base")]).axes
-    assert drawn(axis, "crope") == [([0, 0], [5.0, 5.3])]
-    assert drawn(axis, "rope") == [([1, 1], [4.9, 5.0])]
-    assert [label.get_text() for label in axis.get_xticklabels()] == ["CRoPE", "RoPE"]
-    assert not any(other.axison for other in others)
-
-
 def test_length_draws_loss_by_length_and_by_position() -> None:
     lines = []
     for seed, loss in {0: 5.0, 1: 5.2}.items():
