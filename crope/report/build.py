@@ -16,7 +16,7 @@ from crope.report.tables import Table, render, runs_table
 from crope.study import TABLES, Cell, StudyRow, expected_cells, expected_rows
 
 STALE = (  # files that not every report has
-    "study-*", "studies.*", "study_losses.csv", "conversion.*", "theory-*", "gaps.*", "repeats.*",
+    "study-*", "studies.*", "study_losses.csv", "conversion.*", "gaps.*", "repeats.*",
 )  # fmt: skip
 Files = dict[str, str | bytes]
 
@@ -42,7 +42,7 @@ def build_report(
     files: Files = {}
     _add(files, "md csv tex", *losses, verdicts)
     sections = [*_comparisons(files, found, cells, source.scale), *_studies(files, source, found)]
-    sections += [*_theory(files, results_dir / "theory"), _runs(files, source)]
+    sections.append(_runs(files, source))
     origin = f"These are published records of {source.machine}." if source.machine else f"Your runs: {source.place}."
     files["index.html"] = page.render_page(
         scale=source.scale, origin=origin, invalid=source.invalid, sections=sections, rule=verdicts.notes[0],
@@ -161,17 +161,6 @@ def _studies(files: Files, source: Source, found: Found) -> list[Section]:
         _add(files, "md csv", table)
         sections.append(Section("Conversion of trained models", tables=[table]))
     return sections
-
-
-def _theory(files: Files, folder: Path) -> list[Section]:
-    """A section with what `make theory` wrote, if it did."""
-    if not (folder / "theory.md").exists():
-        return []
-    drawn = sorted(folder.glob("*.svg"))
-    files |= {f"theory-{path.name}": path.read_bytes() for path in drawn}
-    lines = (folder / "theory.md").read_text(encoding="utf-8").splitlines()
-    text = "\n".join(line for line in lines if not line.startswith("!["))
-    return [Section("Theory", [f"theory-{path.stem}" for path in drawn], text=text)]
 
 
 def _runs(files: Files, source: Source) -> Section:

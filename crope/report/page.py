@@ -21,20 +21,18 @@ CAPTIONS = {
     "gaps": "Sampled validation losses at equal seed and step, averaged over tenths of the run: mean over seeds, 95 %"
     " interval, single seeds.",
     "study": "Bars of differences: 95 % t interval over seeds; bars of losses: ± standard deviation over seeds.",
-    "theory": "From `make theory`; see the text below.",
 }
 POINTS = 100  # of a curve; more are thinned
 
 
 @dataclass(frozen=True)
 class Section:
-    """A folded part of the page: figures by the names of their SVG files, tables, HTML, preformatted text."""
+    """A folded part of the page: figures by the names of their SVG files, tables, HTML."""
 
     title: str
     figures: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     html: str = ""
-    text: str = ""
 
 
 def render_page(**context: Any) -> str:

@@ -40,7 +40,7 @@ def studies() -> object:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three seeds of three models on PTB, a theory folder, and a corrupt record."""
+    """Three seeds of three models on PTB, and a corrupt record."""
     folder = tmp_path_factory.mktemp("results")
     for model, loss in LOSSES.items():
         for seed in range(3):
@@ -49,9 +49,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(folder / "runs", "rope", final=6.25, config={"tokenizer": LONG["tokenizer"]})
     corrupt = write_run(folder / "runs", "rope", seed=9)
     (corrupt / "metrics.jsonl").write_text("{}\n")
-    (folder / "theory").mkdir()
-    (folder / "theory" / "theory.md").write_text("# Theory\n![x](fig1.svg)\nrank <= 2\n")
-    (folder / "theory" / "fig1.svg").write_text("<svg/>")
     return folder
 
 
@@ -85,7 +82,7 @@ def test_the_page_begins_with_answers_and_verdicts_then_the_tables_then_fig4(rep
 def test_the_page_works_offline_and_its_files_are_there(report: Path) -> None:
     page = (report / "index.html").read_text(encoding="utf-8")
     linked = re.findall(r'(?:src|href)="([^"]+)"', re.sub(r"(?s)<script.*?</script>", "", page))
-    assert {"fig4.svg", "forest.svg", "theory-fig1.svg", "table1.tex", "runs.parquet"} <= set(linked)
+    assert {"fig4.svg", "forest.svg", "table1.tex", "runs.parquet"} <= set(linked)
     assert all((report / name).exists() for name in linked)
     assert page.count("Plotly.newPlot(") >= 1
     assert not re.search(r"<script[^>]+src=", page)
