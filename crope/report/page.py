@@ -10,7 +10,7 @@ import plotly.io
 
 from crope.report.claims import model_label, row_label
 from crope.report.figures import COLOURS
-from crope.report.tables import Table, render
+from crope.report.tables import Table
 
 TEMPLATE = Path(__file__).with_name("page.html")
 DASHES = {"xpos": "dot", "rope": "solid", "crope": "dash"}
@@ -36,9 +36,8 @@ class Section:
 
 
 def render_page(**context: Any) -> str:
-    """page.html filled in; text is escaped, tables are set by `tables.render`."""
+    """page.html filled in; text is escaped."""
     loader = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    loader.filters["table"] = lambda table: jinja2.utils.markupsafe.Markup(render(table, "html"))
     return loader.from_string(TEMPLATE.read_text(encoding="utf-8")).render(captions=CAPTIONS, **context)
 
 

@@ -1,6 +1,5 @@
 """Tables 1 and 2 next to the paper's numbers, the savings in parameters, and one renderer for every table."""
 
-import html
 import itertools
 import re
 from collections.abc import Iterable, Sequence
@@ -42,14 +41,14 @@ class Table:
 
 
 def render(table: Table, kind: str) -> str:
-    """The table as GitHub's Markdown, CSV (no notes), LaTeX (needs booktabs) or HTML."""
+    """The table as GitHub's Markdown, CSV (no notes) or LaTeX (needs booktabs); page.html sets it as HTML."""
     if kind == "csv":
         return (table.frame if table.numbers is None else table.numbers).to_csv(index=False, lineterminator="\n")
-    escape = {"md": _escape_markdown, "tex": lambda text: text.translate(TEX), "html": html.escape}[kind]
+    escape = {"md": _escape_markdown, "tex": lambda text: text.translate(TEX)}[kind]
     headings = [escape(name) for name in table.frame.columns]
     rows = [[escape(one_line(value)) for value in row] for row in table.frame.itertuples(index=False)]
     caption, *notes = [escape(one_line(text)) for text in (table.caption, *table.notes)]
-    body = {"md": _markdown, "tex": _tex, "html": _html}[kind]
+    body = _markdown if kind == "md" else _tex
     return body(table, headings, rows, caption, notes)
 
 
@@ -71,18 +70,6 @@ def _tex(table: Table, headings: list[str], rows: list[list[str]], caption: str,
     )  # fmt: skip
     under = "".join(f"{note}\\par\n" for note in notes)
     return text.replace(r"\end{table}", "\\par\\smallskip\\footnotesize\\raggedright\n" + under + r"\end{table}")
-
-
-def _html(table: Table, headings: list[str], rows: list[list[str]], caption: str, notes: list[str]) -> str:
-    kinds = ["" if i in table.text else ' class="number"' for i in range(len(headings))]
-
-    def line(tag: str, cells: list[str]) -> str:
-        return f"<tr>{''.join(f'<{tag}{kind}>{cell}</{tag}>' for kind, cell in zip(kinds, cells, strict=True))}</tr>"
-
-    body = "\n".join(line("td", row) for row in rows)
-    under = f'<ul class="notes">{"".join(f"<li>{note}</li>" for note in notes)}</ul>\n' if notes else ""
-    head = f"<caption>{caption}</caption>\n<thead>{line('th', headings)}</thead>"
-    return f'<table id="{html.escape(table.name)}">\n{head}\n<tbody>\n{body}\n</tbody>\n</table>\n{under}'
 
 
 def _escape_markdown(text: str) -> str:
