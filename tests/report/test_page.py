@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 
 from crope.config import ROOT, cell_key
-from crope.report.build import build_report
-from crope.report.page import interactive_curves
+from crope.report.build import build_report, interactive_curves
 from crope.study import Cell, StudyRow
 from tests.report import records
 from tests.report.records import write_run
