@@ -123,8 +123,8 @@ def find(source: Source, cells: Sequence[Cell]) -> Found:
     repeats = findings.repeats({source.machine: source.frame, **source.others}, source.scale)
     statements = [
         findings.waiting(answers), findings.pooled(comparisons), *findings.growth(phases),
-        findings.by_rate(studied), findings.halved(answers, studied), findings.fraction(converted),
-        findings.rounding(repeats), findings.undecided(comparisons),
+        findings.by_rate(studied), *findings.shown(answers), findings.halved(answers, studied),
+        findings.fraction(converted), findings.rounding(repeats), findings.undecided(comparisons),
         "" if source.machine else findings.agreement(source.frame, source.others),
     ]  # fmt: skip
     return Found(runs, judged, checks, comparisons, rows, studied, answers, phases, converted, repeats,

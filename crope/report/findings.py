@@ -44,6 +44,16 @@ def listed(lines: pd.DataFrame, statements: Sequence[str]) -> list[str]:
     return [f"- {text}" for text in (*found, *statements)]
 
 
+def shown(lines: pd.DataFrame) -> list[str]:
+    """The questions that are not judged, one sentence each: the difference at every place that has an interval."""
+    of = lines[(lines["share"] == 0) & lines["t_low_nats"].notna()] if len(lines) else lines
+    found = []
+    for (question, label), part in of.groupby(["question", "difference"], sort=False) if len(of) else ():
+        places = [f"{line['where']} {number(line)}" for line in part.to_dict("records")]
+        found.append(f"{question} (Not judged.) {label}: {'; '.join(places)}.")
+    return found
+
+
 def waiting(lines: pd.DataFrame) -> str:
     """How many questions have not all of their planned seeds."""
     judged, asked = lines[lines["judged"]], sum(bool(question.answers) for question in QUESTIONS)
@@ -219,7 +229,8 @@ def rounding(lines: pd.DataFrame) -> str:
         distances = zip(lines["dataset"], np.ceil((1e4 * lines["largest_nats"]).round(3)) / 1e4, strict=True)
         found = ", ".join(f"{x:.4f} nats ({DATASET_LABELS.get(name, name)})" for name, x in distances)
         parts += [f"in {kind} up to {found} away"] if found else []
-    return f"Runs repeated on another machine or with other threads ended, {'; '.join(parts)}." if parts else ""
+    lead = "Runs of the base rows, repeated on another machine or with other threads, ended"
+    return f"{lead}, {'; '.join(parts)}. Yours should agree with published ones as closely." if parts else ""
 
 
 def undecided(comparisons: pd.DataFrame) -> str:

@@ -119,6 +119,15 @@ def test_all_rows_together_are_averaged_seed_by_seed() -> None:
     assert findings.pooled(claims.compare(make_frame(*lines[:3]), places)) == "", "RoPE alone"
 
 
+def test_questions_that_are_not_judged_are_shown_where_they_have_an_interval() -> None:
+    rows = [make_row("scaling", ["rope", "crope"], width=width) for width in (64, 128)]
+    runs = [make_runs(model, at(loss), width=64) for model, loss in (("rope", 5.0), ("crope", 5.2))]
+    runs += [make_runs(model, {0: 5.0}) for model in ("rope", "crope")]
+    (text,) = findings.shown(answers_of(make_frame(*runs), rows))
+    assert "D = 64 +0.2000" in text and "D = 128" not in text
+    assert findings.shown(answers_of(make_frame(*runs[2:]), rows)) == []
+
+
 def test_answers_are_the_judged_lines_that_could_be_tested() -> None:
     rows = [
         make_row("controls", ["rope", "crope", "complex_qk", "halved"], dataset=name) for name in ("ptb", "wikitext2")
