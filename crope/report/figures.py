@@ -135,7 +135,9 @@ def forest(lines: pd.DataFrame) -> Figure:
     """
     lines = lines.drop_duplicates(["title", "label"])
     labels, panels = list(lines["label"].unique()), dict([*lines.groupby("title", sort=False)])
-    figure, axes = _axes(1, len(panels), (4.4, 0.9 + 0.3 * len(labels)))
+    wrapped = [textwrap.fill(label, 40) for label in labels]
+    height = 0.15 + 0.15 * max(text.count("\n") + 1 for text in wrapped)  # of a line, inches
+    figure, axes = _axes(1, len(panels), (4.4, 0.9 + height * len(labels)))
     for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
         axis.axvspan(-MARGIN, MARGIN, color=SHADE, linewidth=0, zorder=0)
         axis.axvline(0, color=MUTED, linewidth=0.8, zorder=1)
@@ -147,8 +149,8 @@ def forest(lines: pd.DataFrame) -> Figure:
             if not np.isnan(line.get("paper_nats", np.nan)):
                 axis.plot([line["paper_nats"]], [y], "x", color=TEXT, markersize=5, gid="paper")
         axis.set(title=title, yticks=range(len(labels)), ylim=(len(labels) - 0.5, -0.5), xlabel=f"difference ({NATS})")
-        axis.set_yticklabels([textwrap.fill(label, 32) for label in labels] if axis is axes[0][0] else [])
-        axis.locator_params(axis="x", nbins=6)
+        axis.set_yticklabels(wrapped if axis is axes[0][0] else [])
+        axis.locator_params(axis="x", nbins=4)
         axis.grid(False, axis="y")
     return figure
 
