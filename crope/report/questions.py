@@ -46,7 +46,7 @@ class Question:
         """What is subtracted from what."""
         first, second = model_label(self.first), model_label(self.second)
         labels = {
-            "length": f"{first}: tokens beyond L, read at {LENGTHS} L − at L",
+            "length": f"{first} beyond its training length L: at {LENGTHS} L − at L",
             "equal_size": f"{first} − {second} of its size",
             "size_cost": f"{second} of {first}'s size − {second}",
         }

@@ -26,6 +26,7 @@ from crope.report.stats import ALPHA, MIN_SEEDS, interval
 from crope.study import planned_seeds
 
 REPORTS, STD = 160, 0.008
+FIRST_LOOK = 3  # seeds
 FALSE = {
     0.0: {LOWER, HIGHER, *SLIGHTLY.values()},
     MARGIN: {EQUIVALENT, LOWER, *SLIGHTLY.values()},
@@ -40,16 +41,18 @@ def planned_tests() -> list[tuple[int, float]]:
 
 
 def false_verdicts(draw: np.random.Generator) -> int:
-    """Verdicts on claims of which every check lies exactly at the border between true and false."""
+    """Verdicts on claims of which every check lies exactly at the border between true and false, at either look."""
     count, n = 0, len(planned_seeds("table1"))
     for claim in CLAIMS:
-        checks = []
-        for _ in claim.rows:
-            for _, _, name in claim.checks:
-                border = 0.0 if name == "higher" else MARGIN
-                values = draw.normal(border, STD, n)
-                checks.append({"p_for": RULES[name].p_for(values), "p_against": RULES[name].p_against(values)})
-        count += verdict(pd.DataFrame(checks)) in (SUPPORTED, NOT_SUPPORTED)
+        drawn = [
+            (RULES[name], draw.normal(0.0 if name == "higher" else MARGIN, STD, n))
+            for _ in claim.rows
+            for _, _, name in claim.checks
+        ]
+        for seeds in (FIRST_LOOK, n):
+            p = [{"p_for": rule.p_for(values[:seeds]), "p_against": rule.p_against(values[:seeds])}
+                 for rule, values in drawn]  # fmt: skip
+            count += verdict(pd.DataFrame(p)) in (SUPPORTED, NOT_SUPPORTED)
     return count
 
 
@@ -75,7 +78,7 @@ def test_a_claim_that_one_row_contradicts_is_rarely_supported() -> None:
     for _ in range(4000):
         p = [RULES["equivalent"].p_for(draw.normal(MARGIN, STD, 5)), 0.0, 0.0]
         level += verdict(pd.DataFrame({"p_for": p, "p_against": [1.0] * 3})) == SUPPORTED
-    assert level / 4000 <= LEVEL + 0.003
+    assert level / 4000 <= LEVEL + 3 * math.sqrt(LEVEL / 4000)
 
 
 @pytest.mark.parametrize("n", [3, 5, 10])

@@ -1,13 +1,16 @@
 """Tables 1 and 2 against frozen files, numbers worked out by hand and the records themselves; the renderer."""
 
 import csv
+import html
 import io
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from crope.errors import UserError
+from crope.report.build import render_page
 from crope.report.frame import Source, load_frame, load_published
 from crope.report.tables import Table, loss_table, render, runs_table, savings_line
 from crope.study import expected_cells
@@ -142,6 +145,17 @@ HOSTILE = "a|b_c*d <i>&$x$ 50 % [e](f) #{g}~^\\ γ±−"
 def hostile() -> Table:
     frame = pd.DataFrame([[HOSTILE, "1"], ["x", "2"]], columns=["name <b>", "n"])
     return Table("t", "Table 3. Of all", frame, [HOSTILE])
+
+
+def test_the_page_shows_the_text_as_it_is(hostile: Table) -> None:
+    texts = dict.fromkeys(("scale", "origin", "rule", "lead", "savings"), HOSTILE)
+    lists = dict.fromkeys(("invalid", "sections", "verdicts", "answers", "data"), ())
+    page = render_page(**texts, **lists, statements=[HOSTILE], tables=[hostile])
+    assert HOSTILE not in page
+    assert html.unescape(page).count(f"<li>{HOSTILE}</li>") == 2  # statement, note
+    cells = re.findall(r"<t([dh])(?: class=\"number\")?>(.*?)</t\1>", page)
+    assert [html.unescape(cell) for _, cell in cells] == ["name <b>", "n", HOSTILE, "1", "x", "2"]
+    assert page.count('class="number"') == 3
 
 
 def test_csv_is_the_frame_or_the_numbers(hostile: Table) -> None:
