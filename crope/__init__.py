@@ -3,8 +3,9 @@
 import os
 from typing import TYPE_CHECKING, Any
 
-# Before torch loads its OpenMP: with the default, threads that wait for each other spin for milliseconds, and a step
-# takes up to a hundred times as long as soon as another process wants the same core.
+# Before torch loads its OpenMP: with the default, threads that wait for each other spin for
+# milliseconds, and a step takes up to a hundred times as long as soon as another process wants the
+# same core.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 if TYPE_CHECKING:

@@ -1,8 +1,9 @@
 """Checkpoints: everything a run needs to continue as if it had never stopped.
 
-Data order and dropout are functions of (seed, step), so model, optimiser, scheduler and step are all of it, with the
-size of metrics.jsonl at that step. A file's name carries its step and the SHA-256 of its bytes,
-`checkpoint-500-3f0c9a7be21d4a55.pt`; the newest two are kept, so that a corrupt one costs one interval.
+Data order and dropout are functions of (seed, step), so model, optimiser, scheduler and step are
+all of it, with the size of metrics.jsonl at that step. A file's name carries its step and the
+SHA-256 of its bytes, `checkpoint-500-3f0c9a7be21d4a55.pt`; the newest two are kept, so that a
+corrupt one costs one interval.
 """
 
 import hashlib
@@ -38,7 +39,9 @@ class TrainState:
 def save_checkpoint(
     folder: Path, state: TrainState, *, step: int, metrics_size: int, made_with: Mapping[str, str]
 ) -> None:
-    """Atomic. `step` is the number of updates done; `made_with` must be equal for the run to continue from here."""
+    """Atomic. `step` is the number of updates done; `made_with` must be equal for the run to
+    continue from here.
+    """
     metrics = (folder / "metrics.jsonl").read_bytes()[:metrics_size]
     data = _bytes(
         {
@@ -56,16 +59,23 @@ def save_checkpoint(
         path.unlink(missing_ok=True)
 
 
-def load_checkpoint(folder: Path, state: TrainState, *, made_with: Mapping[str, str]) -> tuple[int, int]:
-    """Restores `state` from the newest usable checkpoint; returns (updates done, bytes of metrics.jsonl to keep).
+def load_checkpoint(
+    folder: Path, state: TrainState, *, made_with: Mapping[str, str]
+) -> tuple[int, int]:
+    """Restores `state` from the newest usable checkpoint; returns (updates done, bytes of
+    metrics.jsonl to keep).
 
-    Returns (0, 0) if there is none. Unusable checkpoints are reported on stderr and deleted. No code from a file runs.
-    Raises UserError if the checkpoint belongs to another model than the code builds.
+    Returns (0, 0) if there is none. Unusable checkpoints are reported on stderr and deleted. No
+    code from a file runs. Raises UserError if the checkpoint belongs to another model than the code
+    builds.
     """
     for path in checkpoints(folder):
         found, problem = _read(path, folder / "metrics.jsonl", made_with)
         if found is None:
-            print(f"{path}: {problem}; continuing from the previous checkpoint or from the start", file=sys.stderr)
+            print(
+                f"{path}: {problem}; continuing from the previous checkpoint or from the start",
+                file=sys.stderr,
+            )
             path.unlink()
             continue
         try:
@@ -83,7 +93,11 @@ def load_checkpoint(folder: Path, state: TrainState, *, made_with: Mapping[str, 
 
 def checkpoints(folder: Path) -> list[Path]:
     """The newest first."""
-    found = [(int(match[1]), path) for path in folder.glob("checkpoint-*.pt") if (match := NAME.fullmatch(path.name))]
+    found = [
+        (int(match[1]), path)
+        for path in folder.glob("checkpoint-*.pt")
+        if (match := NAME.fullmatch(path.name))
+    ]
     return [path for _, path in sorted(found, reverse=True)]
 
 
@@ -97,14 +111,20 @@ def save_weights(path: Path, model: nn.Module) -> None:
     write_bytes(path, _bytes(model.state_dict()))
 
 
-def _read(path: Path, metrics: Path, made_with: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
+def _read(
+    path: Path, metrics: Path, made_with: Mapping[str, str]
+) -> tuple[dict[str, Any] | None, str]:
     """The content of a checkpoint, or None and the reason why it cannot be used."""
     data, name = path.read_bytes(), NAME.fullmatch(path.name)
     if name is None or _digest(data) != name[2]:
         return None, "corrupt (its bytes do not have the SHA-256 in its name)"
     try:
         found: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        size, digest, made_before = found["metrics_size"], found["metrics_sha256"], found["made_with"]
+        size, digest, made_before = (
+            found["metrics_size"],
+            found["metrics_sha256"],
+            found["made_with"],
+        )
     except Exception as error:  # any content is possible; weights_only=True runs no code from it
         return None, f"not a checkpoint of this program ({' '.join(str(error).split())[:120]})"
     for key, value in made_with.items():

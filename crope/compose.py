@@ -1,7 +1,7 @@
 """From the command line and conf/ to a checked run. Most of what the project uses of Hydra is here.
 
-Hydra accepts some mistakes (`+foo=1` enters a typed config) and explains others over many lines. Here every mistake is
-a ConfigError of one line with the nearest valid name.
+Hydra accepts some mistakes (`+foo=1` enters a typed config) and explains others over many lines.
+Here every mistake is a ConfigError of one line with the nearest valid name.
 """
 
 import difflib
@@ -41,7 +41,9 @@ class Run:
 
     @property
     def run_id(self) -> str:
-        return f"{self.model}-{self.dataset}-{self.row}-s{self.config.seed}-{run_hash(self.container)}"
+        return (
+            f"{self.model}-{self.dataset}-{self.row}-s{self.config.seed}-{run_hash(self.container)}"
+        )
 
     @property
     def path(self) -> Path:
@@ -49,7 +51,9 @@ class Run:
 
     @property
     def lock(self) -> Path:
-        """File that is locked while the run is trained; outside `path`, so that a run that cannot start leaves none."""
+        """File that is locked while the run is trained; outside `path`, so that a run that cannot
+        start leaves none.
+        """
         return Path(self.config.results_dir) / "locks" / f"{self.run_id}.lock"
 
 
@@ -76,13 +80,18 @@ def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
     `choices` names the chosen file of each group. Raises ConfigError.
     """
     config = typed(Config, OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
-    config.runtime.compile = config.runtime.compile.lower()  # Hydra reads `true` as a bool, which becomes "True"
+    config.runtime.compile = (
+        config.runtime.compile.lower()
+    )  # Hydra reads `true` as a bool, which becomes "True"
     check(config)
     return Run(config, choices["model"], choices["data"], choices["ablation"], choices["scale"])
 
 
 def typed(schema: type[Schema], values: Any) -> Schema:
-    """An object of the schema's dataclass. Raises ConfigError for an unknown key or a value of the wrong type."""
+    """An object of the schema's dataclass.
+
+    Raises ConfigError for an unknown key or a value of the wrong type.
+    """
     try:
         # The merge refuses keys that `+key=value` added.
         found: Schema = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))  # type: ignore[assignment]
@@ -92,7 +101,9 @@ def typed(schema: type[Schema], values: Any) -> Schema:
 
 
 def check(config: Config) -> None:
-    """Raises ConfigError for the first value or combination that the types allow and the project does not."""
+    """Raises ConfigError for the first value or combination that the types allow and the project
+    does not.
+    """
     for key, text in problems(config):
         value: Any = config
         for part in key.split("."):
@@ -101,7 +112,9 @@ def check(config: Config) -> None:
 
 
 def load_config(saved: Mapping[str, Any]) -> Config:
-    """The typed configuration of a run's config.yaml; keys of older versions of the schema are ignored."""
+    """The typed configuration of a run's config.yaml; keys of older versions of the schema are
+    ignored.
+    """
     known: dict[str, Any] = {}
     for key in keys():
         section, _, name = key.rpartition(".")
@@ -141,7 +154,9 @@ def _div(value: int, *divisors: int) -> int:
 
 
 def _share(total: int, part: int, whole: int) -> int:
-    """`${share:200,1000,10000}`: the same fraction of `total` as `part` is of `whole`, rounded, at least 1."""
+    """`${share:200,1000,10000}`: the same fraction of `total` as `part` is of `whole`, rounded, at
+    least 1.
+    """
     return max(1, round(total * part / whole))
 
 
@@ -156,7 +171,9 @@ def check_overrides(overrides: Sequence[str]) -> None:
         if key.split(".")[0].split("/")[0] == "hydra":
             continue
         if override.is_delete():
-            raise ConfigError(f"command line: '{text}': no key can be removed; set it to another value")
+            raise ConfigError(
+                f"command line: '{text}': no key can be removed; set it to another value"
+            )
         if key in GROUPS:
             sweep = override.is_sweep_override()
             names = list(override.sweep_string_iterator()) if sweep else [str(override.value())]
@@ -166,14 +183,22 @@ def check_overrides(overrides: Sequence[str]) -> None:
                         f"command line: no conf/{key}/{name}.yaml;{nearest(name, list(group_files(key)))}"
                     )
         elif key not in keys():
-            raise ConfigError(f"command line: unknown key '{key}';{nearest(key, [*keys(), *GROUPS])}")
+            raise ConfigError(
+                f"command line: unknown key '{key}';{nearest(key, [*keys(), *GROUPS])}"
+            )
 
 
 def nearest(name: str, valid: Sequence[str]) -> str:
-    """' did you mean x?' with the nearest valid name, or where to look. `d_model` is near `model.d_model`."""
+    """' did you mean x?' with the nearest valid name, or where to look. `d_model` is near
+    `model.d_model`.
+    """
     near = [key for key in valid if key.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
     near = near or difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    near = near or [key for key in valid if difflib.get_close_matches(name, [key.rsplit(".", 1)[-1]], cutoff=0.6)]
+    near = near or [
+        key
+        for key in valid
+        if difflib.get_close_matches(name, [key.rsplit(".", 1)[-1]], cutoff=0.6)
+    ]
     if near:
         return f" did you mean {near[0]}?"
     return f" valid: {', '.join(valid)}" if len(valid) < 30 else " the keys are in crope/config.py"
@@ -185,7 +210,14 @@ def one_line(error: Exception) -> ConfigError:
     if "Ambiguous value for argument" in text:
         argument = text.splitlines()[0].split(" argument ")[1]
         return ConfigError(f"command line: {argument} is a list of runs; add -m to run all of them")
-    key = next((line.split(": ", 1)[1] for line in cause.splitlines() if line.strip().startswith("full_key: ")), "")
+    key = next(
+        (
+            line.split(": ", 1)[1]
+            for line in cause.splitlines()
+            if line.strip().startswith("full_key: ")
+        ),
+        "",
+    )
     where = f"conf/{text.split(chr(39))[1]}.yaml: " if text.startswith("In '") else ""
     first = next(line for line in cause.splitlines() if line and not line.startswith("In '"))
     hint = nearest(key, list(keys())) if key and key not in keys() else ""

@@ -17,17 +17,22 @@ from typing import Any
 from omegaconf import MISSING
 
 ROOT = Path(__file__).resolve().parents[1]
-CACHE_DIR = Path(os.environ.get("CROPE_CACHE_DIR") or ROOT / "data")  # fetched text (raw/) and token files (tokens/)
+CACHE_DIR = Path(
+    os.environ.get("CROPE_CACHE_DIR") or ROOT / "data"
+)  # fetched text (raw/) and token files (tokens/)
 GOLDEN_FILE = Path(__file__).with_name("golden_losses.json")
 
-# A text is known by its file: conf/data/<corpus>.yaml. One that crope/data has no source for is the user's own.
+# A text is known by its file: conf/data/<corpus>.yaml. One that crope/data has no source for is the
+# user's own.
 CORPORA = tuple(sorted(path.stem for path in (ROOT / "conf" / "data").glob("*.yaml")))
 
-# Golden losses and numerics version of each model of conf/model. `make golden` raises the version of exactly those
-# models whose losses changed: a refactoring keeps old runs valid, a change to one scheme invalidates its own runs only.
+# Golden losses and numerics version of each model of conf/model. `make golden` raises the version
+# of exactly those models whose losses changed: a refactoring keeps old runs valid, a change to one
+# scheme invalidates its own runs only.
 GOLDEN: dict[str, dict[str, Any]] = json.loads(GOLDEN_FILE.read_text(encoding="utf-8"))
 
-# What a run's identity is made of. Runtime, tracker and paths may never change a number, so they cannot enter.
+# What a run's identity is made of. Runtime, tracker and paths may never change a number, so they
+# cannot enter.
 SCIENTIFIC = ("model", "data", "tokenizer", "train", "eval", "seed")
 
 GPT2_VOCAB_SIZE = 50257
@@ -35,8 +40,17 @@ FFN_RATIO = 4  # width of the feed-forward layer over d_model, in every model (S
 INIT_STD = 0.02  # of the initial weights, as in GPT-2
 CHUNK = 64  # tokens per chunk of linear attention
 
-# Values of model.position, model.projection and model.attention; each selects one class in crope/model.
-POSITIONS = ("none", "sinusoidal", "sinusoidal_balanced", "learned", "rotary", "relative_bias", "alibi")
+# Values of model.position, model.projection and model.attention; each selects one class in
+# crope/model.
+POSITIONS = (
+    "none",
+    "sinusoidal",
+    "sinusoidal_balanced",
+    "learned",
+    "rotary",
+    "relative_bias",
+    "alibi",
+)
 SCORE_BIASES = ("relative_bias", "alibi")  # positions that add a bias to the score matrix
 PROJECTIONS = (
     "real",
@@ -53,13 +67,18 @@ ATTENTIONS = ("softmax", "linear")
 
 
 def option(default: Any, text: str, **rule: Any) -> Any:
-    """A schema field: its default, what it means, and the values it allows: least, above, below (numbers), one_of."""
+    """A schema field: its default, what it means, and the values it allows: least, above, below
+    (numbers), one_of.
+    """
     return field(default=default, metadata={"text": text, **rule})
 
 
 @dataclass
 class ModelConfig:
-    """One decoder. Models differ in `position`, `projection` and `attention` only; the sizes are those of Sec. 5.1."""
+    """One decoder.
+
+    Models differ in `position`, `projection` and `attention` only; the sizes are those of Sec. 5.1.
+    """
 
     position: str = option(MISSING, "position scheme", one_of=POSITIONS)
     projection: str = option(MISSING, "class of the Q, K and V projections", one_of=PROJECTIONS)
@@ -67,20 +86,26 @@ class ModelConfig:
     n_layers: int = option(4, "L of Sec. 5.1", least=1)
     n_heads: int = option(4, "H of Sec. 5.1", least=1)
     d_model: int = option(128, "D; d_model / n_heads must be even", least=2)
-    dropout: float = option(0.0, "on embedding, attention weights and residual branches", least=0, below=1)
+    dropout: float = option(
+        0.0, "on embedding, attention weights and residual branches", least=0, below=1
+    )
     tied_head: bool = option(True, "output head = token embedding, as in GPT-2")
     qkv_bias: bool = option(False, "bias in Q, K and V of all models alike; Eqs. 4-30 have none")
     embed_scale: str = option(
-        "sqrt_d", "factor on the token embedding: 1 (GPT-2) or sqrt(d_model)", one_of=("one", "sqrt_d")
+        "sqrt_d",
+        "factor on the token embedding: 1 (GPT-2) or sqrt(d_model)",
+        one_of=("one", "sqrt_d"),
     )
 
     @property
     def attention_width(self) -> int:
-        """E, the width of Q, of K and of V over all heads: d_model except for `halved` and `complex_wide`.
+        """E, the width of Q, of K and of V over all heads: d_model except for `halved` and
+        `complex_wide`.
 
-        In `complex_wide` E is 1.6 d_model, rounded to a multiple of 2 n_heads. Complex Q, K and V and a full output
-        projection, 2.5 E D weights, are then as large as RoPE's attention, 4 D^2. Rounding moves E by at most n_heads,
-        so the block differs from RoPE's (12 D^2) by at most 2.5 n_heads / (12 D): 0.65 % at D = 128 and 4 heads.
+        In `complex_wide` E is 1.6 d_model, rounded to a multiple of 2 n_heads. Complex Q, K and V
+        and a full output projection, 2.5 E D weights, are then as large as RoPE's attention, 4 D^2.
+        Rounding moves E by at most n_heads, so the block differs from RoPE's (12 D^2) by at most
+        2.5 n_heads / (12 D): 0.65 % at D = 128 and 4 heads.
         """
         if self.projection == "halved":
             return self.d_model // 2
@@ -114,18 +139,25 @@ class AblationConfig:
     d_model: int = option(128, "D", least=2)
     lr_gamma: float = option(0.8, "gamma, decay ratio of StepLR", above=0)
     lr_step_size: int = option(1000, "step, decay step size of StepLR", least=1)
-    full_every: int = option(1000, "steps between whole-split validations at the paper scale", least=1)
+    full_every: int = option(
+        1000, "steps between whole-split validations at the paper scale", least=1
+    )
 
 
 @dataclass
 class TokenizerConfig:
-    name: str = option(MISSING, "byte-level BPE: OpenAI's, or trained on the train split", one_of=("gpt2", "bpe"))
+    name: str = option(
+        MISSING, "byte-level BPE: OpenAI's, or trained on the train split", one_of=("gpt2", "bpe")
+    )
     vocab_size: int = option(MISSING, "entries, padding not counted", least=257)
 
 
 @dataclass
 class TrainConfig:
-    """AdamW and StepLR (Sec. 5.3); betas, eps, weight decay: torch's defaults, written out. No warm-up, no clipping."""
+    """AdamW and StepLR (Sec. 5.3); betas, eps, weight decay: torch's defaults, written out.
+
+    No warm-up, no clipping.
+    """
 
     batch_size: int = option(MISSING, "B, sequences a step", least=1)
     seq_len: int = option(MISSING, "L, tokens a sequence", least=1)
@@ -137,15 +169,21 @@ class TrainConfig:
     beta2: float = option(0.999, "AdamW", least=0, below=1)
     eps: float = option(1e-8, "AdamW", above=0)
     weight_decay: float = option(0.01, "AdamW, on every parameter as torch does", least=0)
-    precision: str = option("auto", "auto: bf16 where the hardware gains from it", one_of=("auto", "fp32", "bf16"))
+    precision: str = option(
+        "auto", "auto: bf16 where the hardware gains from it", one_of=("auto", "fp32", "bf16")
+    )
 
 
 @dataclass
 class EvalConfig:
     every: int = option(20, "steps between sampled validations (Sec. 5.3)", least=1)
     batches: int = option(MISSING, "random batches of B x L a sampled validation", least=1)
-    full_every: int = option(MISSING, "steps between full validations; one at the end always", least=1)
-    full_tokens: int = option(MISSING, "evenly spaced windows of so many tokens in all; 0: the whole split", least=0)
+    full_every: int = option(
+        MISSING, "steps between full validations; one at the end always", least=1
+    )
+    full_tokens: int = option(
+        MISSING, "evenly spaced windows of so many tokens in all; 0: the whole split", least=0
+    )
 
 
 @dataclass
@@ -153,9 +191,15 @@ class RuntimeConfig:
     """How a run is executed. Never anything that changes a number beyond rounding."""
 
     device: str = option("auto", "auto: cuda where there is one", one_of=("auto", "cpu", "cuda"))
-    compile: str = option("auto", "torch.compile; auto: where it pays", one_of=("auto", "true", "false"))
-    cuda_graphs: bool = option(False, "replay a compiled step as CUDA graphs: for steps of many short kernels")
-    jobs: int = option(0, "parallel runs in `make reproduce`; 0: one per CPU core, or one on a GPU", least=0)
+    compile: str = option(
+        "auto", "torch.compile; auto: where it pays", one_of=("auto", "true", "false")
+    )
+    cuda_graphs: bool = option(
+        False, "replay a compiled step as CUDA graphs: for steps of many short kernels"
+    )
+    jobs: int = option(
+        0, "parallel runs in `make reproduce`; 0: one per CPU core, or one on a GPU", least=0
+    )
     threads: int = option(0, "CPU threads; 0: torch's own choice", least=0)
     deterministic: bool = option(False, "only deterministic CUDA kernels")
     log_every: int = option(10, "steps between training lines in metrics.jsonl", least=1)
@@ -181,7 +225,9 @@ class Config:
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     seed: int = option(0, "initialisation, data order and dropout", least=0)
     results_dir: str = option("results", "runs and reports go here")
-    data_dir: str = option("${oc.env:CROPE_DATA_DIR,data/raw}", "raw text, layout in data/README.md")
+    data_dir: str = option(
+        "${oc.env:CROPE_DATA_DIR,data/raw}", "raw text, layout in data/README.md"
+    )
 
     def validates_at(self, step: int) -> bool:
         """Whether a validation loss of either kind is due after `step` updates."""
@@ -202,7 +248,9 @@ def keys(node: Any = Config, prefix: str = "") -> dict[str, dataclasses.Field[An
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
-    """(key, what is wrong and what is allowed) for every value that the schema's types alone let through."""
+    """(key, what is wrong and what is allowed) for every value that the schema's types alone let
+    through.
+    """
     for key, item in keys().items():
         value, rule = attrgetter(key)(config), item.metadata
         if "one_of" in rule and value not in rule["one_of"]:
@@ -217,7 +265,10 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
             yield key, f"must be below {rule['below']}"
     yield from model_problems(config.model)
     # A replay reuses the memory of the last one and draws no new dropout masks.
-    conflicts = {"runtime.compile": config.runtime.compile == "false", "model.dropout": config.model.dropout != 0}
+    conflicts = {
+        "runtime.compile": config.runtime.compile == "false",
+        "model.dropout": config.model.dropout != 0,
+    }
     for key in (key for key in conflicts if config.runtime.cuda_graphs and conflicts[key]):
         yield key, "cannot be combined with runtime.cuda_graphs=true"
     if config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size != GPT2_VOCAB_SIZE:
@@ -228,7 +279,9 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
-    """(key, what is wrong and what to do) for sizes and combinations that no model has; at most one per key."""
+    """(key, what is wrong and what to do) for sizes and combinations that no model has; at most one
+    per key.
+    """
     if min(model.n_heads, model.d_model) < 1:
         return  # rejected by `problems`
     if model.d_model % model.n_heads:
@@ -240,7 +293,10 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
             "channels are rotated in pairs, so the width must be even",
         )
     elif model.projection == "lowrank" and half_rank(model.d_model, model.attention_width) < 1:
-        yield "model.d_model", "allows model.projection=lowrank no rank at half the weights; use 4 or more"
+        yield (
+            "model.d_model",
+            "allows model.projection=lowrank no rank at half the weights; use 4 or more",
+        )
     if model.attention == "linear" and model.position in SCORE_BIASES:
         yield (
             "model.position",
@@ -254,11 +310,16 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
             "no rotation; use the equivalent model.projection=complex",
         )
     elif model.projection == "complex_misaligned" and model.head_width == 2:
-        yield "model.projection", "needs at least two channel pairs per head; use a larger d_model or fewer n_heads"
+        yield (
+            "model.projection",
+            "needs at least two channel pairs per head; use a larger d_model or fewer n_heads",
+        )
 
 
 def half_rank(in_features: int, out_features: int) -> int:
-    """The largest rank r whose two factors, r (D + E) weights, are at most half of the dense D E: D/4 where D = E."""
+    """The largest rank r whose two factors, r (D + E) weights, are at most half of the dense D E:
+    D/4 where D = E.
+    """
     return in_features * out_features // (2 * (in_features + out_features))
 
 
@@ -270,9 +331,13 @@ def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
 def cell_key(config: Mapping[str, Any]) -> str:
     """Equal for all runs of one table cell: the scientific part without seed and precision.
 
-    Precision is left out because `auto` depends on the machine; the report refuses to mix two in one cell.
+    Precision is left out because `auto` depends on the machine; the report refuses to mix two in
+    one cell.
     """
-    part = {**scientific(config), "train": {k: v for k, v in config["train"].items() if k != "precision"}}
+    part = {
+        **scientific(config),
+        "train": {k: v for k, v in config["train"].items() if k != "precision"},
+    }
     del part["seed"]
     return _digest(part)
 
@@ -280,19 +345,24 @@ def cell_key(config: Mapping[str, Any]) -> str:
 def numerics_version(model: Mapping[str, Any]) -> int:
     """Numerics version of the model that a configuration's `model` section selects.
 
-    A combination without golden losses of its own takes the highest version among its three components; a component
-    has changed when every model that uses it has.
+    A combination without golden losses of its own takes the highest version among its three
+    components; a component has changed when every model that uses it has.
     """
     choices = [model["position"], model["projection"], model["attention"]]
     for entry in GOLDEN.values():
         if entry["choices"] == choices:
             return int(entry["numerics_version"])
-    with_part = [[e["numerics_version"] for e in GOLDEN.values() if e["choices"][i] == choices[i]] for i in range(3)]
+    with_part = [
+        [e["numerics_version"] for e in GOLDEN.values() if e["choices"][i] == choices[i]]
+        for i in range(3)
+    ]
     return max(min(versions, default=1) for versions in with_part)
 
 
 def run_hash(config: Mapping[str, Any], *, version: int | None = None) -> str:
-    """Eight hex digits of what the run computes: the scientific part and the numerics version (None: today's)."""
+    """Eight hex digits of what the run computes: the scientific part and the numerics version
+    (None: today's).
+    """
     if config["train"]["precision"] == "auto":
         raise ValueError("train.precision must be resolved before a run is named")
     version = numerics_version(config["model"]) if version is None else version

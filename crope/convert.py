@@ -1,15 +1,19 @@
-"""Conversion of a trained RoPE model into a CRoPE model: Q, K and V are projected onto Eq. 30 and fine-tuned.
+"""Conversion of a trained RoPE model into a CRoPE model: Q, K and V are projected onto Eq. 30 and
+fine-tuned.
 
-Which channels of the residual stream form complex pairs is arbitrary, so the stream is first rotated into the basis in
-which Q, K and V are closest to complex-linear. The rotation does not change the model's function:
+Which channels of the residual stream form complex pairs is arbitrary, so the stream is first
+rotated into the basis in which Q, K and V are closest to complex-linear. The rotation does not
+change the model's function:
 
-- LayerNorm subtracts the mean, so the rotation keeps the direction (1, ..., 1). LayerNorm gains are folded into the
-  projections that read the norm; LayerNorm shifts are rotated with the stream.
-- The values of each head are rotated as well, and the output projection rotates them back.
-- A tied head cannot absorb the last norm's gain without changing the embedding, so the converted model has an untied
-  head: V D weights more where the trained head was tied. All layers share one basis of the stream.
+- LayerNorm subtracts the mean, so the rotation keeps the direction (1, ..., 1). LayerNorm gains are
+  folded into the projections that read the norm; LayerNorm shifts are rotated with the stream. -
+  The values of each head are rotated as well, and the output projection rotates them back. - A tied
+  head cannot absorb the last norm's gain without changing the embedding, so the converted model has
+  an untied head: V D weights more where the trained head was tied. All layers share one basis of
+  the stream.
 
-(A fixed matrix before Q, K and V would allow one basis per layer, but would store D^2 numbers to save 1.5 D^2.)
+(A fixed matrix before Q, K and V would allow one basis per layer, but would store D^2 numbers to
+save 1.5 D^2.)
 
 Shapes: D width of the stream, E common width of Q, K and V.
 """
@@ -54,31 +58,42 @@ MIN_GAIN = 1e-6  # LayerNorm shifts are divided by their gains
 
 
 def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str, Any]:
-    """Converts a run and fine-tunes it for `steps` updates at the constant rate `lr` (default: its last).
+    """Converts a run and fine-tunes it for `steps` updates at the constant rate `lr` (default: its
+    last).
 
-    Writes conversion.json and converted.pt (state dict of the fine-tuned CRoPE model, head untied) to the run's folder.
-    Losses are full validation losses in nats per token, of the trained model and before and after fine-tuning of
-    four arms:
+    Writes conversion.json and converted.pt (state dict of the fine-tuned CRoPE model, head untied)
+    to the run's folder. Losses are full validation losses in nats per token, of the trained model
+    and before and after fine-tuning of four arms:
 
     rope      real Q, K and V: what the fine-tuning itself is worth
     best      Q, K and V projected in the best basis: the converted model
     random    Q, K and V projected in a random basis
     fresh     complex Q, K and V at initial values: what the trained ones are worth
 
-    `kept_share` holds complex-linear fractions of Q, K and V. The best basis gives more than 1/2 for any matrices, so
-    `best_by_chance` has the same for matrices whose channels were rotated at random within each head.
+    `kept_share` holds complex-linear fractions of Q, K and V. The best basis gives more than 1/2
+    for any matrices, so `best_by_chance` has the same for matrices whose channels were rotated at
+    random within each head.
 
-    Raises UserError if the run is not a complete RoPE run, if `steps` or `lr` is negative, or if fine-tuning diverges.
+    Raises UserError if the run is not a complete RoPE run, if `steps` or `lr` is negative, or if
+    fine-tuning diverges.
     """
     config, path = load_config(record.config), record.path
     if (config.model.position, config.model.projection) != ("rotary", "real"):
-        raise UserError(f"{path}: not a RoPE run (model.position=rotary, model.projection=real); choose one to convert")
+        raise UserError(
+            f"{path}: not a RoPE run (model.position=rotary, model.projection=real); choose one to convert"
+        )
     if steps < 0 or (lr is not None and not 0 < lr < math.inf):
-        raise UserError(f"steps={steps}, lr={lr}: steps must be at least 0 and lr a finite number above 0")
+        raise UserError(
+            f"steps={steps}, lr={lr}: steps must be at least 0 and lr a finite number above 0"
+        )
     model, tokens = load_trained(path, config), load_run_tokens(config)
     decay = config.train.lr_gamma ** ((config.train.max_steps - 1) // config.train.lr_step_size)
     rate = config.train.lr * decay if lr is None else lr
-    layers, n_heads, generator = folded_qkv(model), config.model.n_heads, stream(config.seed, "convert/structure")
+    layers, n_heads, generator = (
+        folded_qkv(model),
+        config.model.n_heads,
+        stream(config.seed, "convert/structure"),
+    )
     try:
         best, random = fit_stream(layers, n_heads), random_stream(layers, n_heads, generator)
     except ValueError as error:
@@ -100,7 +115,10 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
             "by_layer": [fit_stream([layer], n_heads).kept for layer in layers],
             "best_by_chance": [fit_stream(each, n_heads).kept for each in shuffled],
         },
-        "parameters": {"trained": asdict(count_parameters(model)), "converted": asdict(count_parameters(arms["best"]))},
+        "parameters": {
+            "trained": asdict(count_parameters(model)),
+            "converted": asdict(count_parameters(arms["best"])),
+        },
         "loss_nats": {"trained": measure(model, tokens, config=config)},
         "tuned_loss_nats": {},
     }
@@ -110,7 +128,9 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
         fine_tune(arm, tokens, config=config, steps=steps, lr=rate)
         result["tuned_loss_nats"][name] = measure(arm, tokens, config=config)
         if not math.isfinite(result["tuned_loss_nats"][name]):
-            raise UserError(f"{path}: fine-tuning of '{name}' diverged at lr={rate}; choose a lower lr")
+            raise UserError(
+                f"{path}: fine-tuning of '{name}' diverged at lr={rate}; choose a lower lr"
+            )
     save_weights(path / "converted.pt", arms["best"])
     write_json(path / "conversion.json", result)
     return result
@@ -141,9 +161,13 @@ def rotate(model: GPT, structure: StreamStructure) -> GPT:
 
 
 def _rotate_inputs(norm: nn.LayerNorm, readers: Iterable[Any], rotation_DD: Tensor) -> None:
-    """gain n + shift = gain (n + shift / gain): readers absorb the gain, the rest rotates with the stream."""
+    """gain n + shift = gain (n + shift / gain): readers absorb the gain, the rest rotates with the
+    stream.
+    """
     if norm.weight.abs().min() < MIN_GAIN:
-        raise UserError("a LayerNorm gain of this run is zero, so it cannot be folded into the next projection")
+        raise UserError(
+            "a LayerNorm gain of this run is zero, so it cannot be folded into the next projection"
+        )
     for reader in readers:
         reader.weight.copy_((reader.weight * norm.weight) @ rotation_DD.T)
     norm.bias.copy_(rotation_DD @ (norm.bias / norm.weight))
@@ -157,7 +181,9 @@ def _rotate_outputs(layer: Any, rotation: Tensor) -> None:
 
 
 def project(model: GPT, config: ModelConfig) -> GPT:
-    """The CRoPE model nearest to a RoPE model: Q, K and V lose their antilinear part (least squares)."""
+    """The CRoPE model nearest to a RoPE model: Q, K and V lose their antilinear part (least
+    squares).
+    """
     projected = copy.deepcopy(model)
     complexify(projected, pairing="interleaved", head_dim=config.head_width)
     return projected
@@ -167,17 +193,26 @@ def with_initial_qkv(model: GPT, config: ModelConfig, *, seed: int) -> GPT:
     """A CRoPE model with Q, K and V at the initial values of this seed and the rest of `model`."""
     complex_config = replace(config, projection="complex", tied_head=False)
     fresh = GPT(complex_config, vocab_size=model.vocab_size, max_len=model.max_len, seed=seed)
-    rest = {name: value for name, value in model.state_dict().items() if not any(part in name for part in QKV)}
+    rest = {
+        name: value
+        for name, value in model.state_dict().items()
+        if not any(part in name for part in QKV)
+    }
     fresh.to(model.head_weight.dtype).load_state_dict(fresh.state_dict() | rest)
     return fresh
 
 
 def fine_tune(model: GPT, tokens: TokenSet, *, config: Config, steps: int, lr: float) -> None:
-    """`steps` updates in place at a constant rate, with a new AdamW, on the batches after the run's last."""
+    """`steps` updates in place at a constant rate, with a new AdamW, on the batches after the run's
+    last.
+    """
     train = replace(config.train, lr=lr, lr_gamma=1.0)
     config, device = replace(config, train=train), prepare_device(config)
     model.to(device)
-    state, loss_function = TrainState(model, *build_optimizer(model, train)), build_losses(model, config, device)[0]
+    state, loss_function = (
+        TrainState(model, *build_optimizer(model, train)),
+        build_losses(model, config, device)[0],
+    )
     for step in range(train.max_steps, train.max_steps + steps):
         train_step(state, loss_function, tokens.train, config=config, step=step, device=device)
 
@@ -187,4 +222,6 @@ def measure(model: GPT, tokens: TokenSet, *, config: Config) -> float:
     """The run's full validation loss, in nats per token."""
     device = prepare_device(config)
     model.to(device).eval()
-    return full_loss(build_losses(model, config, device)[1], tokens.validation, config=config, device=device)[0]
+    return full_loss(
+        build_losses(model, config, device)[1], tokens.validation, config=config, device=device
+    )[0]

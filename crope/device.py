@@ -10,14 +10,20 @@ import torch
 from crope.errors import ConfigError
 
 # Dense rates of the vendor's data sheets for speed/mfu_pct; other devices get no MFU.
-PEAK_BF16_FLOPS = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}
+PEAK_BF16_FLOPS = {
+    "NVIDIA H200": 989e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+}
 
 
 def resolve_device(name: str) -> torch.device:
     """`auto`: the GPU where there is one. Raises ConfigError for `cuda` where there is none."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
-        raise ConfigError("runtime.device=cuda: torch finds no CUDA device here; take runtime.device=cpu or auto")
+        raise ConfigError(
+            "runtime.device=cuda: torch finds no CUDA device here; take runtime.device=cpu or auto"
+        )
     return torch.device("cuda" if name != "cpu" and available else "cpu")
 
 
@@ -39,15 +45,19 @@ def device_name(device: torch.device) -> str:
     name, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
     if info.exists():  # Linux, where platform.processor() says little
         lines = info.read_text(encoding="utf-8").splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+        name = next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name
+        )
     return f"{name} ({os.cpu_count()} cores)"
 
 
 def keep_freed_memory() -> None:
-    """Makes the C library keep memory that torch frees on a CPU instead of returning it to the system.
+    """Makes the C library keep memory that torch frees on a CPU instead of returning it to the
+    system.
 
-    By default each large tensor is a new mapping whose pages the kernel clears one by one, which takes a third of a
-    step's time (docs/performance.md). Without mallopt, or where it refuses a value, nothing changes.
+    By default each large tensor is a new mapping whose pages the kernel clears one by one, which
+    takes a third of a step's time (docs/performance.md). Without mallopt, or where it refuses a
+    value, nothing changes.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):

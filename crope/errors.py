@@ -43,10 +43,19 @@ class StorageError(UserError):
 def storage_error(error: OSError, folder: object) -> StorageError | None:
     """The message for a file that cannot be written; None for other kinds of OSError."""
     in_the_way = (errno.ENOTDIR, errno.EEXIST)
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, *in_the_way):
+    if error.errno not in (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        *in_the_way,
+    ):
         return None
     what = "is a file where a folder should be" if error.errno in in_the_way else error.strerror
-    return StorageError(f"{error.filename or folder}: {what}; free space, fix permissions or set another results_dir")
+    return StorageError(
+        f"{error.filename or folder}: {what}; free space, fix permissions or set another results_dir"
+    )
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,13 +70,20 @@ class Parser(argparse.ArgumentParser):
 
 @contextmanager
 def main_errors() -> Iterator[None]:
-    """For scripts: `error: <one line>` on stderr and exit status 1 for a UserError, also for files and Ctrl-C."""
+    """For scripts: `error: <one line>` on stderr and exit status 1 for a UserError, also for files
+    and Ctrl-C.
+    """
     try:
         yield
     except UserError as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
     except KeyboardInterrupt:
-        print("interrupted; run the same command again to continue from the last checkpoint", file=sys.stderr)
+        print(
+            "interrupted; run the same command again to continue from the last checkpoint",
+            file=sys.stderr,
+        )
         sys.exit(130)
     except OSError as error:
-        sys.exit(f"error: {storage_error(error, 'file') or f'{error.filename}: {error.strerror or error}'}")
+        sys.exit(
+            f"error: {storage_error(error, 'file') or f'{error.filename}: {error.strerror or error}'}"
+        )

@@ -10,7 +10,8 @@ from crope.config import Config
 from crope.data.batches import Corpus, full_pass, sample_batch
 from crope.model.gpt import GPT
 
-# The mean does not depend on how windows are batched; one window at a time would leave most of a device idle.
+# The mean does not depend on how windows are batched; one window at a time would leave most of a
+# device idle.
 FULL_BATCH_TOKENS = 4096
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -19,9 +20,11 @@ LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def cross_entropy(
     model: GPT, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, *, reduction: str = "mean"
 ) -> torch.Tensor:
-    """The reference loss, from which every reported number comes: mean next-token cross entropy in nats.
+    """The reference loss, from which every reported number comes: mean next-token cross entropy in
+    nats.
 
-    The log-sum-exp is in float32 under autocast as well. Padding columns of the head are cut off before the softmax.
+    The log-sum-exp is in float32 under autocast as well. Padding columns of the head are cut off
+    before the softmax.
     """
     logits_BTV = model.logits(model(tokens_BT))
     # float64 models (tests) stay float64.
@@ -29,8 +32,12 @@ def cross_entropy(
     return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction)
 
 
-def sampled_loss(loss: LossFunction, tokens: Corpus, *, config: Config, step: int, device: torch.device) -> float:
-    """Mean loss in nats over eval.batches random B x L batches: the same for all models at the same seed and step."""
+def sampled_loss(
+    loss: LossFunction, tokens: Corpus, *, config: Config, step: int, device: torch.device
+) -> float:
+    """Mean loss in nats over eval.batches random B x L batches: the same for all models at the same
+    seed and step.
+    """
     total = torch.zeros((), dtype=torch.float64, device=device)
     for index in range(config.eval.batches):
         inputs_BT, targets_BT = sample_batch(
@@ -46,11 +53,17 @@ def sampled_loss(loss: LossFunction, tokens: Corpus, *, config: Config, step: in
 
 
 def full_loss(
-    loss: LossFunction, tokens: Corpus, *, config: Config, device: torch.device, max_tokens: int | None = None
+    loss: LossFunction,
+    tokens: Corpus,
+    *,
+    config: Config,
+    device: torch.device,
+    max_tokens: int | None = None,
 ) -> tuple[float, int]:
     """Mean loss in nats over the split, and the number of targets in that mean.
 
-    max_tokens (default eval.full_tokens) selects an evenly spaced subset of windows; 0 is the whole split.
+    max_tokens (default eval.full_tokens) selects an evenly spaced subset of windows; 0 is the whole
+    split.
     """
     total, count = torch.zeros((), dtype=torch.float64, device=device), 0
     windows = full_pass(
@@ -73,7 +86,8 @@ def full_batch_size(config: Config) -> int:
 def unigram_cross_entropy(train: np.ndarray, validation: np.ndarray, vocab_size: int) -> float:
     """Nats per token of the validation split under the training split's token counts.
 
-    One is added to every count (Laplace), so that a token absent from the training split costs a finite amount.
+    One is added to every count (Laplace), so that a token absent from the training split costs a
+    finite amount.
     """
     counts_V = np.bincount(train, minlength=vocab_size).astype(np.float64) + 1
     log_p_V = np.log(counts_V / counts_V.sum())

@@ -1,8 +1,8 @@
 """Export of a finished run's weights as a safetensors file: as trained, or with dense Q, K and V.
 
-The dense form writes every structured projection as its full matrix: a plain model with the same positions
-(`projection=real`) loads it and has equal outputs. Tensor names are those of crope.model.gpt; embedding rows past the
-vocabulary are padding.
+The dense form writes every structured projection as its full matrix: a plain model with the same
+positions (`projection=real`) loads it and has equal outputs. Tensor names are those of
+crope.model.gpt; embedding rows past the vocabulary are padding.
 """
 
 import json
@@ -20,33 +20,45 @@ from crope.run import load_trained
 
 
 def export(record: Record, out: Path, *, dense: bool, converted: bool = False) -> None:
-    """Writes the weights of a run to `out`; `converted`: those of the conversion (crope/convert.py).
+    """Writes the weights of a run to `out`; `converted`: those of the conversion
+    (crope/convert.py).
 
-    The metadata hold the model's configuration (JSON under "model"), vocabulary size, context length and run id.
-    Raises UserError if the weights or the package safetensors are missing, if `out` has another suffix, or, with
-    `dense`, if the projection's width differs from d_model, which no plain model has.
+    The metadata hold the model's configuration (JSON under "model"), vocabulary size, context
+    length and run id. Raises UserError if the weights or the package safetensors are missing, if
+    `out` has another suffix, or, with `dense`, if the projection's width differs from d_model,
+    which no plain model has.
     """
     config, path = load_config(record.config), record.path
     if converted:
         if not (path / "converted.pt").exists():
-            raise UserError(f"{path}: no converted.pt; convert the run first (scripts/tools.py convert)")
+            raise UserError(
+                f"{path}: no converted.pt; convert the run first (scripts/tools.py convert)"
+            )
         config.model = replace(config.model, projection="complex", tied_head=False)
     if out.suffix != ".safetensors":
         raise UserError(f"{out}: not a safetensors file; choose a name that ends in .safetensors")
     model = load_trained(path, config, weights="converted.pt" if converted else "weights.pt")
     model_config = config.model
     if dense:
-        if any(block.attn.out_proj.in_features != model_config.d_model for block in blocks_of(model)):
-            raise UserError(f"{path}: {model_config.projection} Q, K and V have another width; export without --dense")
+        if any(
+            block.attn.out_proj.in_features != model_config.d_model for block in blocks_of(model)
+        ):
+            raise UserError(
+                f"{path}: {model_config.projection} Q, K and V have another width; export without --dense"
+            )
         merge(model)
         model_config = replace(model_config, projection="real")
     try:
         from safetensors.torch import save_file
     except ImportError as error:
-        raise UserError(f"{out}: the package safetensors is missing; install it: pip install safetensors") from error
+        raise UserError(
+            f"{out}: the package safetensors is missing; install it: pip install safetensors"
+        ) from error
     sizes = {"vocab_size": str(config.tokenizer.vocab_size), "max_len": str(config.train.seq_len)}
     metadata = {"model": json.dumps(asdict(model_config)), "run_id": path.name, **sizes}
-    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, out, metadata)
+    save_file(
+        {name: value.contiguous() for name, value in model.state_dict().items()}, out, metadata
+    )
 
 
 def blocks_of(model: GPT) -> Iterable[Block]:

@@ -1,7 +1,9 @@
-"""Length extrapolation: validation losses of finished runs on sequences longer than those they were trained on.
+"""Length extrapolation: validation losses of finished runs on sequences longer than those they were
+trained on.
 
-The validation split is cut into spans of the longest length, and every span is read at each length: whole, in halves,
-in quarters. So all lengths predict the same targets and differ only in how much context a target has.
+The validation split is cut into spans of the longest length, and every span is read at each length:
+whole, in halves, in quarters. So all lengths predict the same targets and differ only in how much
+context a target has.
 
 Shapes: B spans, T tokens of the longest length.
 """
@@ -28,18 +30,24 @@ FACTORS = (1, 2, 4)
 SEGMENTS = 4  # means over positions per training length
 
 
-def extrapolate(record: Record, *, factors: Sequence[int] = FACTORS, max_tokens: int | None = None) -> dict[str, Any]:
-    """Measures a run at each factor times its training length and writes extrapolation.json to its folder.
+def extrapolate(
+    record: Record, *, factors: Sequence[int] = FACTORS, max_tokens: int | None = None
+) -> dict[str, Any]:
+    """Measures a run at each factor times its training length and writes extrapolation.json to its
+    folder.
 
-    max_tokens is as eval.full_tokens, by default the run's own; 0 is the whole split. An existing file with the same
-    factors and max_tokens is returned as it is. Losses in nats per token:
+    max_tokens is as eval.full_tokens, by default the run's own; 0 is the whole split. An existing
+    file with the same factors and max_tokens is returned as it is. Losses in nats per token:
 
-    lengths       seq_len, loss_nats (None and a note where the positions or the split end before), tokens
+    lengths       seq_len, loss_nats (None and a note where the positions or the split end before),
+                  tokens
     by_position   mean loss at positions first .. last of the longest measured spans
     """
     config, path = load_config(record.config), record.path
     if min(factors) < 1 or (max_tokens or 0) < 0:
-        raise UserError(f"factors={list(factors)}, max_tokens={max_tokens}: factors are at least 1, max_tokens 0")
+        raise UserError(
+            f"factors={list(factors)}, max_tokens={max_tokens}: factors are at least 1, max_tokens 0"
+        )
     trained, factors = config.train.seq_len, sorted(factors)
     limit = config.eval.full_tokens if max_tokens is None else max_tokens
     settings = {"trained_seq_len": trained, "factors": factors, "max_tokens": limit}
@@ -55,10 +63,14 @@ def extrapolate(record: Record, *, factors: Sequence[int] = FACTORS, max_tokens:
             notes[length] = f"not defined: {config.model.position} positions end at {trained}"
         elif length > len(split) - 1:
             notes[length] = f"not measured: the validation split has only {len(split):,} tokens"
-    rows: list[dict[str, Any]] = [{"seq_len": n, "loss_nats": None, "note": note} for n, note in notes.items()]
+    rows: list[dict[str, Any]] = [
+        {"seq_len": n, "loss_nats": None, "note": note} for n, note in notes.items()
+    ]
     by_position: list[dict[str, Any]] = []
     if measured := [factor * trained for factor in factors if factor * trained not in notes]:
-        model = load_trained(path, config, max_len=max(measured)).to(resolve_device(config.runtime.device))
+        model = load_trained(path, config, max_len=max(measured)).to(
+            resolve_device(config.runtime.device)
+        )
         means, count, curve_T = losses(model, split, measured, config=config, max_tokens=limit)
         rows += [{"seq_len": n, "loss_nats": means[n], "tokens": count} for n in measured]
         by_position = segments(curve_T, max(1, trained // SEGMENTS))
@@ -72,26 +84,38 @@ def extrapolate(record: Record, *, factors: Sequence[int] = FACTORS, max_tokens:
 def losses(
     model: GPT, split: np.ndarray, lengths: Sequence[int], *, config: Config, max_tokens: int
 ) -> tuple[dict[int, float], int, np.ndarray]:
-    """Mean loss at each length, the number of targets, and the mean loss at each position of a longest span."""
+    """Mean loss at each length, the number of targets, and the mean loss at each position of a
+    longest span.
+    """
     model.eval()
     device, longest = model.embedding.weight.device, max(lengths)
     totals = {length: torch.zeros((), dtype=torch.float64, device=device) for length in lengths}
     curve_T, spans, count = torch.zeros(longest, dtype=torch.float64, device=device), 0, 0
     batch_size = max(1, FULL_BATCH_TOKENS // longest)
-    for inputs_BT, targets_BT in full_pass(split, seq_len=longest, batch_size=batch_size, max_tokens=max_tokens):
+    for inputs_BT, targets_BT in full_pass(
+        split, seq_len=longest, batch_size=batch_size, max_tokens=max_tokens
+    ):
         count += targets_BT.numel()
         for length in lengths:
             for inputs, targets in pieces(inputs_BT.to(device), targets_BT.to(device), length):
-                of_tokens = token_losses(model, inputs, targets, bf16=config.train.precision == "bf16")
+                of_tokens = token_losses(
+                    model, inputs, targets, bf16=config.train.precision == "bf16"
+                )
                 totals[length] += of_tokens.sum()
                 if inputs.shape[1] == longest:
                     curve_T += of_tokens.sum(dim=0)
                     spans += len(of_tokens)
-    return {length: total.item() / count for length, total in totals.items()}, count, (curve_T / spans).cpu().numpy()
+    return (
+        {length: total.item() / count for length, total in totals.items()},
+        count,
+        (curve_T / spans).cpu().numpy(),
+    )
 
 
 def pieces(inputs_BT: Tensor, targets_BT: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The spans in consecutive pieces of `length`; the rest of a span that is not a multiple of it comes last."""
+    """The spans in consecutive pieces of `length`; the rest of a span that is not a multiple of it
+    comes last.
+    """
     whole = inputs_BT.shape[1] // length * length
     if whole:
         yield inputs_BT[:, :whole].reshape(-1, length), targets_BT[:, :whole].reshape(-1, length)
@@ -109,4 +133,7 @@ def token_losses(model: GPT, inputs_BT: Tensor, targets_BT: Tensor, *, bf16: boo
 def segments(curve_T: np.ndarray, length: int) -> list[dict[str, Any]]:
     """Means over consecutive `length` positions; the last may be shorter."""
     parts = [(first, curve_T[first : first + length]) for first in range(0, len(curve_T), length)]
-    return [{"first": first, "last": first + len(part) - 1, "loss_nats": float(part.mean())} for first, part in parts]
+    return [
+        {"first": first, "last": first + len(part) - 1, "loss_nats": float(part.mean())}
+        for first, part in parts
+    ]

@@ -1,7 +1,7 @@
 """Golden losses: 20 steps of each model of conf/model in float64 through the trainer's own loop.
 
-float64, because rounding then differs between machines by about 1e-14 and a changed constant by far more: the tolerance
-can be tight. The corpus is generated, so the numbers depend on no data file.
+float64, because rounding then differs between machines by about 1e-14 and a changed constant by far
+more: the tolerance can be tight. The corpus is generated, so the numbers depend on no data file.
 """
 
 import json
@@ -42,7 +42,9 @@ Losses = dict[str, list[float]]
 
 
 def golden_losses(model_name: str) -> tuple[list[str], Losses]:
-    """(position, projection, attention) of a model, and its losses by kind: every training and validation loss."""
+    """(position, projection, attention) of a model, and its losses by kind: every training and
+    validation loss.
+    """
     config = load_run([f"model={model_name}", *OVERRIDES]).config
     with tempfile.TemporaryDirectory() as folder:
         train(build_model(config).double(), _tokens(), config, Path(folder))
@@ -55,7 +57,8 @@ def golden_losses(model_name: str) -> tuple[list[str], Losses]:
 
 
 def remake(file: Path = GOLDEN_FILE) -> list[str]:
-    """Rewrites the golden file: a model's version rises if its losses moved beyond the tolerance. Returns their names.
+    """Rewrites the golden file: a model's version rises if its losses moved beyond the tolerance.
+    Returns their names.
 
     A new model starts at version 1; a model without a file in conf/model is dropped.
     """
@@ -76,7 +79,9 @@ def remake(file: Path = GOLDEN_FILE) -> list[str]:
 
 
 def agree(expected: Losses, found: Losses) -> bool:
-    """Whether two sets of losses have the same kinds and lengths and are equal within RELATIVE_TOLERANCE."""
+    """Whether two sets of losses have the same kinds and lengths and are equal within
+    RELATIVE_TOLERANCE.
+    """
     return expected.keys() == found.keys() and all(
         len(expected[kind]) == len(found[kind])
         and np.allclose(expected[kind], found[kind], rtol=RELATIVE_TOLERANCE, atol=0)
@@ -85,9 +90,14 @@ def agree(expected: Losses, found: Losses) -> bool:
 
 
 def _tokens() -> TokenSet:
-    """Two splits of a random corpus in which each token depends on the one before: there is something to learn."""
+    """Two splits of a random corpus in which each token depends on the one before: there is
+    something to learn.
+    """
     generator = np.random.Generator(np.random.Philox(key=7))
     chain = np.cumsum(generator.zipf(1.5, size=4000) % 37) % VOCAB_SIZE
     generated = {"sha256": "generated"}
-    meta = {"tokenizer": {"vocab_size": VOCAB_SIZE}, "splits": {"train": generated, "validation": generated}}
+    meta = {
+        "tokenizer": {"vocab_size": VOCAB_SIZE},
+        "splits": {"train": generated, "validation": generated},
+    }
     return TokenSet(folder=Path(), meta=meta, train=chain[:3000], validation=chain[3000:])

@@ -1,7 +1,9 @@
-"""What the paper states and prints, as facts with their section. Nothing here is measured by this repository.
+"""What the paper states and prints, as facts with their section. Nothing here is measured by this
+repository.
 
-Names on the left are this repository's (config keys, ablation files); labels on the right are the paper's wording.
-XPOS is the paper's name for GPT-2 with absolute positions (Sec. 5.1), not the later rotary method called xPos.
+Names on the left are this repository's (config keys, ablation files); labels on the right are the
+paper's wording. XPOS is the paper's name for GPT-2 with absolute positions (Sec. 5.1), not the
+later rotary method called xPos.
 """
 
 from dataclasses import dataclass
@@ -28,8 +30,8 @@ SETTINGS: dict[str, int | float] = {  # model: Sec. 5.1, training and evaluation
     "eval.every": 20,
 }
 
-# Share of the parameters that CRoPE saves, in per cent, by what is counted (Secs. 5.1 and 6.1): attention with its
-# output projection, a block with its feed-forward layers too.
+# Share of the parameters that CRoPE saves, in per cent, by what is counted (Secs. 5.1 and 6.1):
+# attention with its output projection, a block with its feed-forward layers too.
 SAVED_PERCENT = {"Q/K/V": 50.0, "attention": 37.5, "block": 12.5}
 
 MODEL_LABELS = {"xpos": "XPOS", "rope": "RoPE", "crope": "CRoPE"}
@@ -37,10 +39,34 @@ DATASET_LABELS = {"pg19": "PG-19", "wikitext2": "Wikitext-2", "ptb": "Penn Treeb
 
 # Table 2's rows by the name of the ablation file; B, L, D, gamma and step in this order.
 ROWS: dict[str, dict[str, int | float]] = {
-    "base": {"batch_size": 16, "seq_len": 1024, "d_model": 128, "lr_gamma": 0.8, "lr_step_size": 1000},
-    "b2_l512_g09_s2000": {"batch_size": 2, "seq_len": 512, "d_model": 128, "lr_gamma": 0.9, "lr_step_size": 2000},
-    "b2_l512_g09_s1000": {"batch_size": 2, "seq_len": 512, "d_model": 128, "lr_gamma": 0.9, "lr_step_size": 1000},
-    "b2_l512_d64": {"batch_size": 2, "seq_len": 512, "d_model": 64, "lr_gamma": 0.9, "lr_step_size": 1000},
+    "base": {
+        "batch_size": 16,
+        "seq_len": 1024,
+        "d_model": 128,
+        "lr_gamma": 0.8,
+        "lr_step_size": 1000,
+    },
+    "b2_l512_g09_s2000": {
+        "batch_size": 2,
+        "seq_len": 512,
+        "d_model": 128,
+        "lr_gamma": 0.9,
+        "lr_step_size": 2000,
+    },
+    "b2_l512_g09_s1000": {
+        "batch_size": 2,
+        "seq_len": 512,
+        "d_model": 128,
+        "lr_gamma": 0.9,
+        "lr_step_size": 1000,
+    },
+    "b2_l512_d64": {
+        "batch_size": 2,
+        "seq_len": 512,
+        "d_model": 64,
+        "lr_gamma": 0.9,
+        "lr_step_size": 1000,
+    },
 }
 
 TABLE_TITLES = {  # the paper's captions
@@ -52,7 +78,9 @@ PRINTED_DECIMALS = {"table1": 4, "table2": 3}
 
 def _losses(*columns: tuple[float, float]) -> dict[str, PrintedLoss]:
     """One row of a table: mean and std in the order of MODEL_LABELS."""
-    return {model: PrintedLoss(*column) for model, column in zip(MODEL_LABELS, columns, strict=True)}
+    return {
+        model: PrintedLoss(*column) for model, column in zip(MODEL_LABELS, columns, strict=True)
+    }
 
 
 TABLE1 = {  # Sec. 6.1
@@ -70,7 +98,9 @@ TABLE2 = {  # Sec. 6.2, all on PG-19
 
 
 def printed_loss(table: str, row: str, dataset: str, model: str) -> PrintedLoss | None:
-    """What the paper prints for one cell; None where it has no such cell (other corpora, other models)."""
+    """What the paper prints for one cell; None where it has no such cell (other corpora, other
+    models).
+    """
     if table == "table1" and row == "base":
         return TABLE1.get(dataset, {}).get(model)
     if table == "table2" and dataset == "pg19":
@@ -78,7 +108,9 @@ def printed_loss(table: str, row: str, dataset: str, model: str) -> PrintedLoss 
     return None
 
 
-def configuration_label(batch_size: object, seq_len: object, d_model: object, lr_gamma: object, step: object) -> str:
+def configuration_label(
+    batch_size: object, seq_len: object, d_model: object, lr_gamma: object, step: object
+) -> str:
     """A configuration in the wording of Table 2's first column."""
     return f"B={batch_size}, L={seq_len}, D={d_model}, γ={lr_gamma}, step={step}"
 

@@ -32,7 +32,9 @@ def collect(device_choice: str, data_meta: dict[str, Any]) -> dict[str, Any]:
         "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
         "dirty": is_dirty(ROOT),
         "command": shlex.join(sys.argv),
-        "pid": os.getpid() if parent is None else parent.pid,  # of the command, not of its worker process
+        "pid": os.getpid()
+        if parent is None
+        else parent.pid,  # of the command, not of its worker process
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
@@ -47,18 +49,23 @@ def collect(device_choice: str, data_meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_dirty(root: Path) -> bool | None:
-    """Whether the code differs from the commit: a changed tracked file, or an untracked one in SOURCE folders.
+    """Whether the code differs from the commit: a changed tracked file, or an untracked one in
+    SOURCE folders.
 
     None without a git checkout.
     """
     status = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=all")
     if status is None:
         return None
-    return any(not line.startswith("?? ") or line[3:].startswith(SOURCE) for line in status.splitlines())
+    return any(
+        not line.startswith("?? ") or line[3:].startswith(SOURCE) for line in status.splitlines()
+    )
 
 
 def earlier_attempts(path: Path) -> list[dict[str, Any]]:
-    """The earlier attempts at a run, oldest first, from the provenance.json that a resumed run finds."""
+    """The earlier attempts at a run, oldest first, from the provenance.json that a resumed run
+    finds.
+    """
     before = json.loads(path.read_text(encoding="utf-8"))
     kept = {name: before[name] for name in ("commit", "dirty", "command", "device", "started_utc")}
     return [*before.get("resumed_from", []), kept]
@@ -79,6 +86,8 @@ def _version(name: str) -> str | None:
 def _output(*command: str) -> str | None:
     """Standard output of a command; None if it is absent or fails (no git checkout, no driver)."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=20
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

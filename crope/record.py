@@ -30,9 +30,32 @@ TEMPORARY = ".tmp"
 
 # Fields without which a complete run cannot enter a table.
 REQUIRED = [
-    *("model", "dataset", "row", "scale", "seed", "precision", "device_kind", "steps", "train_tokens", "train_passes"),
-    *("train_val_gap_nats", "val_nats_per_byte", "unigram_nats", "val_sampled.mean_nats", "val_full.final_nats"),
-    *("val_full.best_nats", "val_full.tokens", "train.final_nats", "parameters.total", "time.median_step_ms"),
+    *(
+        "model",
+        "dataset",
+        "row",
+        "scale",
+        "seed",
+        "precision",
+        "device_kind",
+        "steps",
+        "train_tokens",
+        "train_passes",
+    ),
+    *(
+        "train_val_gap_nats",
+        "val_nats_per_byte",
+        "unigram_nats",
+        "val_sampled.mean_nats",
+        "val_full.final_nats",
+    ),
+    *(
+        "val_full.best_nats",
+        "val_full.tokens",
+        "train.final_nats",
+        "parameters.total",
+        "time.median_step_ms",
+    ),
 ]
 
 
@@ -52,12 +75,16 @@ class Record:
 def read_record(path: Path) -> Record:
     """One validated run directory. Raises InvalidRecord.
 
-    Valid means: the folder's name carries the hash of config.yaml, metrics.jsonl has the SHA-256 that summary.json
-    states and gives its losses, and summary.json has the fields that tables need.
+    Valid means: the folder's name carries the hash of config.yaml, metrics.jsonl has the SHA-256
+    that summary.json states and gives its losses, and summary.json has the fields that tables need.
     """
     try:
         record = Record(
-            path, *(_read_object(path / name) for name in ("config.yaml", "summary.json", "provenance.json"))
+            path,
+            *(
+                _read_object(path / name)
+                for name in ("config.yaml", "summary.json", "provenance.json")
+            ),
         )
         reason = _invalid(record)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError) as error:
@@ -68,7 +95,9 @@ def read_record(path: Path) -> Record:
 
 
 def read_records(folder: Path) -> tuple[list[Record], list[InvalidRecord]]:
-    """Every finished (complete or failed) run directly below `folder`, sorted by name: valid ones and invalid ones."""
+    """Every finished (complete or failed) run directly below `folder`, sorted by name: valid ones
+    and invalid ones.
+    """
     valid, invalid = [], []
     for path in sorted(summary.parent for summary in folder.glob("*/summary.json")):
         try:
@@ -91,20 +120,31 @@ def run_status(record: Record) -> str:
 
 
 def find_record(name: str, *, results_dir: Path) -> Record:
-    """A finished run by its folder, its id or the start of its id; own runs first, then published ones.
+    """A finished run by its folder, its id or the start of its id; own runs first, then published
+    ones.
 
     Raises UserError for none or several matches, DataError for a run that is not finished.
     """
     path = Path(name)
     if not (path / "config.yaml").exists():
         folders = [results_dir / "runs", *sorted(PUBLISHED.glob("*/"))]
-        found = {path.name: path for folder in reversed(folders) for path in folder.glob(f"{name}*/")}
+        found = {
+            path.name: path for folder in reversed(folders) for path in folder.glob(f"{name}*/")
+        }
         if len(found) != 1 and name not in found:
-            problem = f"{len(found)} runs match: {', '.join(sorted(found)[:5])}" if found else "no such run"
-            raise UserError(f"run '{name}': {problem}; give a folder, a run id or a unique start of one")
+            problem = (
+                f"{len(found)} runs match: {', '.join(sorted(found)[:5])}"
+                if found
+                else "no such run"
+            )
+            raise UserError(
+                f"run '{name}': {problem}; give a folder, a run id or a unique start of one"
+            )
         path = found.get(name) or next(iter(found.values()))
     if not (path / "summary.json").exists():
-        raise DataError(f"{path}: the run is not finished (no summary.json); run the command that started it again")
+        raise DataError(
+            f"{path}: the run is not finished (no summary.json); run the command that started it again"
+        )
     return read_record(path)
 
 
@@ -123,7 +163,10 @@ def _invalid(record: Record) -> str:
     if summary["status"] not in ("complete", "failed"):
         return f"summary.json: invalid status {summary['status']!r} (expected complete or failed)"
     stated = f"{summary['model']}-{summary['dataset']}-{summary['row']}-s{config['seed']}"
-    if name != summary["run_id"] or name != f"{stated}-{run_hash(config, version=summary['numerics_version'])}":
+    if (
+        name != summary["run_id"]
+        or name != f"{stated}-{run_hash(config, version=summary['numerics_version'])}"
+    ):
         return "config.yaml, summary.json and the folder's name do not describe the same run"
     if summary["status"] == "failed":
         summary["error"]["message"]  # KeyError: an invalid record
@@ -140,7 +183,12 @@ def _invalid(record: Record) -> str:
     splits = record.provenance["data"]["splits"]
     rows = [json.loads(line) for line in data.splitlines()]
     found = summarise(rows, max_steps=config["train"]["max_steps"], validation=splits["validation"])
-    for key in ("val_sampled.mean_nats", "val_sampled.std_nats", "val_full.final_nats", "train.final_nats"):
+    for key in (
+        "val_sampled.mean_nats",
+        "val_sampled.std_nats",
+        "val_full.final_nats",
+        "train.final_nats",
+    ):
         if _at(found, key) != _at(summary, key):
             return f"summary.json: {key} is not the value that metrics.jsonl gives"
     return ""
@@ -154,12 +202,16 @@ def _at(values: Mapping[str, Any], key: str) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows of a metrics.jsonl; an incomplete last line (the writer was killed inside it) is left out."""
+    """Rows of a metrics.jsonl; an incomplete last line (the writer was killed inside it) is left
+    out.
+    """
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
 class MetricsWriter:
-    """Appends to metrics.jsonl after its first `keep` bytes; a resumed run rewrites the lines after them."""
+    """Appends to metrics.jsonl after its first `keep` bytes; a resumed run rewrites the lines after
+    them.
+    """
 
     def __init__(self, path: Path, *, keep: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -186,14 +238,17 @@ class MetricsWriter:
         self.file.close()
 
 
-def summarise(rows: list[dict[str, Any]], *, max_steps: int, validation: Mapping[str, Any]) -> dict[str, Any]:
+def summarise(
+    rows: list[dict[str, Any]], *, max_steps: int, validation: Mapping[str, Any]
+) -> dict[str, Any]:
     """summary.json's losses (nats per token) and speeds from the rows of metrics.jsonl.
 
     validation    the split's entry in the data's meta.json (tokens, bytes)
     val_sampled   mean and sample standard deviation of the sampled losses at step >= 0.9 max_steps
     val_full      final and best loss of the fixed pass
     train         the training split measured as val_full is, after the last step
-    time          median step time over the training lines except the first, which includes the warm-up
+    time          median step time over the training lines except the first, which includes the
+                  warm-up
     """
     sampled = [(row["step"], row["val/loss_nats"]) for row in rows if "val/loss_nats" in row]
     full = [(row["step"], row["val_full/loss_nats"]) for row in rows if "val_full/loss_nats" in row]
@@ -228,14 +283,18 @@ def summarise(rows: list[dict[str, Any]], *, max_steps: int, validation: Mapping
             "median_step_ms": statistics.median(row["time/step_ms"] for row in timed),
             "tokens_per_s": statistics.median(row["speed/tokens_per_s"] for row in timed),
         },
-        "memory_peak_gib": max((row["memory/peak_gib"] for row in rows if "memory/peak_gib" in row), default=None),
+        "memory_peak_gib": max(
+            (row["memory/peak_gib"] for row in rows if "memory/peak_gib" in row), default=None
+        ),
     }
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Atomic: a reader sees the old file or the whole new one, also after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY)
+    descriptor, temporary = tempfile.mkstemp(
+        dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY
+    )
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -254,7 +313,9 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Deletes what killed writers left behind; call it only while no other process writes into the folder."""
+    """Deletes what killed writers left behind; call it only while no other process writes into the
+    folder.
+    """
     for path in folder.glob(f".*{TEMPORARY}"):
         path.unlink(missing_ok=True)
 

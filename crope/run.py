@@ -45,8 +45,8 @@ from crope.trainer import Stopped, train
 class Outcome:
     """How a run ended, with one line to print.
 
-    status   complete; skipped (it was complete already); failed; busy (another process trains it); stopped (a
-             checkpoint was saved after `signal`)
+    status   complete; skipped (it was complete already); failed; busy (another process trains it);
+             stopped (a checkpoint was saved after `signal`)
     """
 
     run_id: str
@@ -58,8 +58,9 @@ class Outcome:
 def execute(run: Run) -> Outcome:
     """Trains `run` and writes its record, unless it is complete or another process trains it.
 
-    A failure during training is recorded and returned, not raised. Raises UserError if the configuration, the data or
-    the folder does not allow the run, InvalidRecord if the record on disk is corrupt.
+    A failure during training is recorded and returned, not raised. Raises UserError if the
+    configuration, the data or the folder does not allow the run, InvalidRecord if the record on
+    disk is corrupt.
     """
     if is_complete(run.path):
         return Outcome(run.run_id, "skipped", f"{run.run_id}: already complete")
@@ -77,7 +78,10 @@ def execute(run: Run) -> Outcome:
 
 
 def run_lock(run: Run) -> FileLock:
-    """The lock of one run; the kernel releases it when its holder ends. Entering it raises Timeout if it is taken."""
+    """The lock of one run; the kernel releases it when its holder ends.
+
+    Entering it raises Timeout if it is taken.
+    """
     run.lock.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(run.lock, timeout=0)
 
@@ -102,9 +106,14 @@ def stop_on_signal() -> Iterator[Stop]:
             os._exit(128 + number)  # every file on disk is complete at any moment
         stop.signal = number
         if sys.stderr.isatty():  # os.write: the signal may arrive within a write to the stream
-            os.write(2, b"\nStopping after saving a checkpoint. Press Ctrl-C again to exit immediately.\n")
+            os.write(
+                2,
+                b"\nStopping after saving a checkpoint. Press Ctrl-C again to exit immediately.\n",
+            )
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield stop
     finally:
@@ -135,12 +144,19 @@ def _execute(run: Run, stop: Stop) -> Outcome:
         raise
     except Stopped as stopped:
         tracker.finish(summary | {"status": "stopped"})
-        return Outcome(run.run_id, "stopped", f"{run.run_id}: {stopped}; run the same command to continue", stop.signal)
+        return Outcome(
+            run.run_id,
+            "stopped",
+            f"{run.run_id}: {stopped}; run the same command to continue",
+            stop.signal,
+        )
     except Exception as error:  # contained: one failing run must not stop a sweep
         if isinstance(error, OSError) and storage_error(error, run.path):
             raise
         if not (run.path / "provenance.json").exists():
-            raise UserError(f"{run.path}: removed while the run trained; run the same command again") from error
+            raise UserError(
+                f"{run.path}: removed while the run trained; run the same command again"
+            ) from error
         summary |= {"status": "failed", "error": _describe(error, config)}
     summary["finished_utc"] = facts["finished_utc"] = provenance.now_utc()
     write_json(run.path / "provenance.json", facts)
@@ -181,7 +197,9 @@ def _identity(run: Run) -> dict[str, Any]:
 def _results(run: Run, tokens: TokenSet, model: GPT, *, seconds: float) -> dict[str, Any]:
     config, metrics = run.config, run.path / "metrics.jsonl"
     found = summarise(
-        read_metrics(metrics), max_steps=config.train.max_steps, validation=tokens.meta["splits"]["validation"]
+        read_metrics(metrics),
+        max_steps=config.train.max_steps,
+        validation=tokens.meta["splits"]["validation"],
     )
     parameters = count_parameters(model)
     seen = config.train.max_steps * config.train.batch_size * config.train.seq_len
@@ -201,7 +219,10 @@ def _results(run: Run, tokens: TokenSet, model: GPT, *, seconds: float) -> dict[
 
 def _describe(error: Exception, config: Config) -> dict[str, Any]:
     message = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in message:
+    if (
+        isinstance(error, torch.OutOfMemoryError | MemoryError)
+        or "can't allocate memory" in message
+    ):
         message = (
             f"out of memory at train.batch_size={config.train.batch_size}, train.seq_len={config.train.seq_len}; stop "
             "other programs, or use a smaller ablation.batch_size (another experiment: its losses do not compare)"
@@ -225,27 +246,40 @@ def _line(run: Run, summary: dict[str, Any]) -> str:
 def build_model(config: Config, *, max_len: int | None = None) -> GPT:
     """The model of a run at its initial values, on the CPU. max_len: default train.seq_len."""
     length = max_len or config.train.seq_len
-    return GPT(config.model, vocab_size=config.tokenizer.vocab_size, max_len=length, seed=config.seed)
+    return GPT(
+        config.model, vocab_size=config.tokenizer.vocab_size, max_len=length, seed=config.seed
+    )
 
 
-def load_trained(path: Path, config: Config, *, max_len: int | None = None, weights: str = "weights.pt") -> GPT:
-    """The trained model of a finished run, on the CPU. max_len: length that its position tables must reach.
+def load_trained(
+    path: Path, config: Config, *, max_len: int | None = None, weights: str = "weights.pt"
+) -> GPT:
+    """The trained model of a finished run, on the CPU. max_len: length that its position tables
+    must reach.
 
-    Raises UserError if the weights are missing or of another model, or if the trained positions end before max_len.
+    Raises UserError if the weights are missing or of another model, or if the trained positions end
+    before max_len.
     """
     if not (path / weights).exists():
         raise UserError(f"{path}: no {weights}; train the run here with scripts/train.py")
     model = build_model(config, max_len=max_len)
     if model.max_len > config.train.seq_len and not model.positions.extends:
-        raise UserError(f"{path}: position={config.model.position} is not defined past {config.train.seq_len} tokens")
+        raise UserError(
+            f"{path}: position={config.model.position} is not defined past {config.train.seq_len} tokens"
+        )
     try:
         model.load_state_dict(torch.load(path / weights, map_location="cpu", weights_only=True))
     except RuntimeError as error:
-        raise UserError(f"{path}: {weights} does not fit config.yaml; remove the folder and train again") from error
+        raise UserError(
+            f"{path}: {weights} does not fit config.yaml; remove the folder and train again"
+        ) from error
     return model
 
 
 def load_run_tokens(config: Config) -> TokenSet:
-    """The tokens of a run. A raw corpus that must be tokenised again is searched where CROPE_DATA_DIR points now."""
+    """The tokens of a run.
+
+    A raw corpus that must be tokenised again is searched where CROPE_DATA_DIR points now.
+    """
     data_dir = os.environ.get("CROPE_DATA_DIR") or config.data_dir
     return load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(data_dir))

@@ -1,7 +1,8 @@
 """Studies: conf/study/*.yaml expanded into runs and table cells, and how far their runs are.
 
-A study file holds the axes of a Hydra multirun (`hydra.sweeper.params`), so `train.py -m study=table1`, `make
-reproduce` and the report expand the same list. Imports no torch unless `train.precision=auto` has to be resolved.
+A study file holds the axes of a Hydra multirun (`hydra.sweeper.params`), so `train.py -m
+study=table1`, `make reproduce` and the report expand the same list. Imports no torch unless
+`train.precision=auto` has to be resolved.
 """
 
 import itertools
@@ -42,7 +43,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class StudyRow:
-    """The models that a study compares on one dataset at one width D; `settings` are the values of its other axes."""
+    """The models that a study compares on one dataset at one width D; `settings` are the values of
+    its other axes.
+    """
 
     study: str
     dataset: str
@@ -60,17 +63,24 @@ def _yaml(group: str, name: str) -> Any:
 
 
 def study_axes(study: str) -> dict[str, list[str]]:
-    """Axis -> values, the first axis varying slowest. Raises ConfigError for no such study or one without axes."""
+    """Axis -> values, the first axis varying slowest.
+
+    Raises ConfigError for no such study or one without axes.
+    """
     try:
         params = dict(_yaml("study", study)["hydra"]["sweeper"]["params"])
     except (KeyError, TypeError):
         params = {}
     if not {"data", "model"} <= params.keys():
-        raise ConfigError(f"conf/study/{study}.yaml: give the axes data and model in hydra.sweeper.params")
+        raise ConfigError(
+            f"conf/study/{study}.yaml: give the axes data and model in hydra.sweeper.params"
+        )
     parse = OverridesParser.create().parse_override
     parsed = {name: parse(f"{name}={values}") for name, values in params.items()}
     return {
-        name: list(axis.sweep_string_iterator()) if axis.is_sweep_override() else [str(axis.value())]
+        name: list(axis.sweep_string_iterator())
+        if axis.is_sweep_override()
+        else [str(axis.value())]
         for name, axis in parsed.items()
     }
 
@@ -89,7 +99,8 @@ def study_runs(
     datasets: Sequence[str] | None = None,
     overrides: Sequence[str] = (),
 ) -> list[Run]:
-    """Runs of the studies, seeds outermost; a run of two studies is listed once. Precision may still be `auto`.
+    """Runs of the studies, seeds outermost; a run of two studies is listed once. Precision may
+    still be `auto`.
 
     seeds       None: those of each study's file
     datasets    restricts the paper's datasets on the data axis; `tiny`, if listed, joins them
@@ -107,13 +118,20 @@ def study_runs(
 
 
 def expected_cells(scale: str, datasets: Sequence[str] | None = None) -> list[Cell]:
-    """Cells of Tables 1 and 2 in the paper's order. `datasets` restricts the paper's three (`tiny` may join)."""
+    """Cells of Tables 1 and 2 in the paper's order. `datasets` restricts the paper's three (`tiny`
+    may join).
+    """
     return [cell for table in TABLES for row in _rows(table, scale, datasets) for cell in row.cells]
 
 
 def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
     """Rows of every study of conf/study except the two tables; `datasets` as in `expected_cells`."""
-    return [row for study in group_files("study") if study not in TABLES for row in _rows(study, scale, datasets)]
+    return [
+        row
+        for study in group_files("study")
+        if study not in TABLES
+        for row in _rows(study, scale, datasets)
+    ]
 
 
 def _rows(study: str, scale: str, datasets: Sequence[str] | None) -> list[StudyRow]:
@@ -124,16 +142,27 @@ def _rows(study: str, scale: str, datasets: Sequence[str] | None) -> list[StudyR
     rows = []
     for choice in _grid(axes, datasets):
         runs = compose_runs(({**choice, "model": model} for model in models), [f"scale={scale}"])
-        cells = [Cell(study, run.row, run.dataset, run.model, run.scale, cell_key(run.container)) for run in runs]
-        settings = [f"{axis}={value}" for axis, value in choice.items() if axis not in ("data", "model.d_model")]
+        cells = [
+            Cell(study, run.row, run.dataset, run.model, run.scale, cell_key(run.container))
+            for run in runs
+        ]
+        settings = [
+            f"{axis}={value}"
+            for axis, value in choice.items()
+            if axis not in ("data", "model.d_model")
+        ]
         width, seeds = runs[0].config.model.d_model, planned_seeds(study)
         rows.append(StudyRow(study, runs[0].dataset, width, tuple(cells), tuple(settings), seeds))
     return rows
 
 
-def _grid(axes: Mapping[str, list[str]], datasets: Sequence[str] | None) -> Iterator[dict[str, str]]:
+def _grid(
+    axes: Mapping[str, list[str]], datasets: Sequence[str] | None
+) -> Iterator[dict[str, str]]:
     if datasets is not None:
-        kept = [name for name in axes["data"] if name in datasets or name not in paper.DATASET_LABELS]
+        kept = [
+            name for name in axes["data"] if name in datasets or name not in paper.DATASET_LABELS
+        ]
         joins = "tiny" in datasets and any(name in paper.DATASET_LABELS for name in axes["data"])
         axes = {**axes, "data": list(dict.fromkeys([*kept, *["tiny"] * joins]))}
     for values in itertools.product(*axes.values()):
@@ -141,20 +170,29 @@ def _grid(axes: Mapping[str, list[str]], datasets: Sequence[str] | None) -> Iter
 
 
 def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str]) -> list[Run]:
-    """One run per choice (axis -> value), equal to Hydra's composition of `overrides` and the choice.
+    """One run per choice (axis -> value), equal to Hydra's composition of `overrides` and the
+    choice.
 
-    Hydra needs 0.2 s per composition, so it composes once per combination of the axes that are not of the model or the
-    data; the sections `model` and `data`, on which no other key depends, are replaced.
+    Hydra needs 0.2 s per composition, so it composes once per combination of the axes that are not
+    of the model or the data; the sections `model` and `data`, on which no other key depends, are
+    replaced.
     """
     runs = []
     for choice in choices:
-        others = [f"{axis}={value}" for axis, value in choice.items() if not axis.startswith(("model", "data"))]
+        others = [
+            f"{axis}={value}"
+            for axis, value in choice.items()
+            if not axis.startswith(("model", "data"))
+        ]
         base = _compose_base((*overrides, *sorted(others)))
         own = tuple((axis, value) for axis, value in choice.items() if axis.startswith("model."))
         model = _model(choice.get("model", base.model), base.config.model.d_model, own)
         config = replace(base.config, model=model, data=_data(choice.get("data", base.dataset)))
         check(config)
-        names = {"model": choice.get("model", base.model), "dataset": choice.get("data", base.dataset)}
+        names = {
+            "model": choice.get("model", base.model),
+            "dataset": choice.get("data", base.dataset),
+        }
         runs.append(replace(base, config=config, **names))
     return runs
 
@@ -176,7 +214,13 @@ def _compose_base(overrides: tuple[str, ...]) -> Run:
     return build_run(cfg, cfg.hydra.runtime.choices)
 
 
-DONE, RUNNING, STARTED, FAILED, MISSING = STATUSES = ("done", "running", "started", "failed", "missing")
+DONE, RUNNING, STARTED, FAILED, MISSING = STATUSES = (
+    "done",
+    "running",
+    "started",
+    "failed",
+    "missing",
+)
 
 
 @dataclass(frozen=True)
@@ -189,8 +233,11 @@ class RunState:
     reason: str = ""  # of a failed or corrupt run, in one line
 
 
-def study_status(studies: Sequence[str], *, scale: str | None, seeds: Sequence[int] | None, results_dir: Path) -> str:
-    """Counts of each study's runs, the time left, and one line per run that is running, started or failed.
+def study_status(
+    studies: Sequence[str], *, scale: str | None, seeds: Sequence[int] | None, results_dir: Path
+) -> str:
+    """Counts of each study's runs, the time left, and one line per run that is running, started or
+    failed.
 
     scale    None: the first scale of paper, quick, smoke that has a finished run, else quick
     seeds    None: those of each study's file
@@ -202,15 +249,22 @@ def study_status(studies: Sequence[str], *, scale: str | None, seeds: Sequence[i
     complete.sort(key=lambda record: record.summary["finished_utc"])
     precision = complete[-1].summary["precision"] if complete else "fp32"
     reasons = {error.path.name: error.reason for error in invalid}
-    reasons |= {r.path.name: str(r.summary["error"]["message"]) for r in records if r not in complete}
+    reasons |= {
+        r.path.name: str(r.summary["error"]["message"]) for r in records if r not in complete
+    }
     lines, datasets = [], _available_datasets(results_dir)
     for study in studies:
         overrides = [f"results_dir={results_dir}"]
         runs = study_runs([study], scale=scale, seeds=seeds, datasets=datasets, overrides=overrides)
-        states = [_state(_recorded(run, precision), {r.path.name for r in complete}, reasons) for run in runs]
+        states = [
+            _state(_recorded(run, precision), {r.path.name for r in complete}, reasons)
+            for run in runs
+        ]
         counts = Counter(state.status for state in states)
         parts = [f"{counts[name]} {name}" for name in STATUSES if counts[name]]
-        lines.append(f"{study}, {scale}: {len(states)} runs: {', '.join(parts)}{_render_left(states, complete)}")
+        lines.append(
+            f"{study}, {scale}: {len(states)} runs: {', '.join(parts)}{_render_left(states, complete)}"
+        )
         for state in sorted(states, key=lambda state: STATUSES.index(state.status)):
             if state.status in (RUNNING, STARTED):
                 steps = f"step {state.step:,} of {state.run.config.train.max_steps:,}"
@@ -221,17 +275,29 @@ def study_status(studies: Sequence[str], *, scale: str | None, seeds: Sequence[i
 
 
 def _available_datasets(results_dir: Path) -> list[str] | None:
-    """The paper's datasets after a `make reproduce` that could not have all of them: `tiny` joins. None: all."""
+    """The paper's datasets after a `make reproduce` that could not have all of them: `tiny` joins.
+
+    None: all.
+    """
     path = results_dir / "unavailable.json"
     missing = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return [name for name in paper.DATASET_LABELS if name not in missing] + ["tiny"] if missing else None
+    return (
+        [name for name in paper.DATASET_LABELS if name not in missing] + ["tiny"]
+        if missing
+        else None
+    )
 
 
 def _recorded(run: Run, default: str) -> Run:
-    """`run` with precision `auto` resolved to that of its folder, or to `default`: asking the device needs torch."""
+    """`run` with precision `auto` resolved to that of its folder, or to `default`: asking the
+    device needs torch.
+    """
     if run.config.train.precision != "auto":
         return run
-    trains = [replace(run.config.train, precision=name) for name in (default, *({"fp32", "bf16"} - {default}))]
+    trains = [
+        replace(run.config.train, precision=name)
+        for name in (default, *({"fp32", "bf16"} - {default}))
+    ]
     both = [replace(run, config=replace(run.config, train=train)) for train in trains]
     return next((one for one in both if (one.path / "config.yaml").exists()), both[0])
 
@@ -261,20 +327,25 @@ def is_locked(run: Run) -> bool:
 
 
 def seconds_left(states: Sequence[RunState], complete: Sequence[Record]) -> tuple[float, int]:
-    """Seconds of training steps left, one run at a time, and the number of runs without an estimate.
+    """Seconds of training steps left, one run at a time, and the number of runs without an
+    estimate.
 
-    A run's step time is the median over complete runs of the same shape and precision on the device of the newest one;
-    validation is not counted. complete: sorted by end.
+    A run's step time is the median over complete runs of the same shape and precision on the device
+    of the newest one; validation is not counted. complete: sorted by end.
     """
     times: dict[tuple[object, ...], list[float]] = {}
     for record in complete:
         if record.provenance["device"] == complete[-1].provenance["device"]:
-            times.setdefault(_shape(record.config), []).append(record.summary["time"]["median_step_ms"])
+            times.setdefault(_shape(record.config), []).append(
+                record.summary["time"]["median_step_ms"]
+            )
     seconds, unknown = 0.0, 0
     for state in states:
         known = times.get(_shape(state.run.container), [])
         if known:
-            seconds += statistics.median(known) / 1000 * (state.run.config.train.max_steps - state.step)
+            seconds += (
+                statistics.median(known) / 1000 * (state.run.config.train.max_steps - state.step)
+            )
         unknown += state.status != DONE and not known
     return seconds, unknown
 
@@ -282,7 +353,12 @@ def seconds_left(states: Sequence[RunState], complete: Sequence[Record]) -> tupl
 def _shape(config: Mapping[str, Any]) -> tuple[object, ...]:
     """What the time of a step depends on, besides the device."""
     model, train = config["model"], config["train"]
-    sizes = (model["n_layers"], model["n_heads"], model["d_model"], config["tokenizer"]["vocab_size"])
+    sizes = (
+        model["n_layers"],
+        model["n_heads"],
+        model["d_model"],
+        config["tokenizer"]["vocab_size"],
+    )
     return (train["precision"], train["batch_size"], train["seq_len"], model["attention"], *sizes)
 
 

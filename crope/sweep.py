@@ -1,8 +1,9 @@
 """`make reproduce`: the runs of studies, several at a time, then the report.
 
-Each run has a process of its own, started from a server that has imported torch: a process that is killed costs its
-own run only (a ProcessPoolExecutor would lose every active run), and no memory is left for the next run. Any number
-of these commands may share a results folder: a run's lock says who trains it, its record whether it is complete.
+Each run has a process of its own, started from a server that has imported torch: a process that is
+killed costs its own run only (a ProcessPoolExecutor would lose every active run), and no memory is
+left for the next run. Any number of these commands may share a results folder: a run's lock says
+who trains it, its record whether it is complete.
 """
 
 import multiprocessing
@@ -41,8 +42,8 @@ def reproduce(
 ) -> int:
     """Trains every run of the studies at one scale that is not complete, then writes the report.
 
-    Returns the exit status: 1 if a run failed or data is corrupt. Unavailable data is not a failure: results_dir/
-    unavailable.json says why, and `tiny` is added.
+    Returns the exit status: 1 if a run failed or data is corrupt. Unavailable data is not a
+    failure: results_dir/ unavailable.json says why, and `tiny` is added.
 
     seeds       None: those of each study's file
     overrides   of tracker and runtime
@@ -51,7 +52,9 @@ def reproduce(
         raise ConfigError("SEEDS (--seeds) must be at least 1")
     for text in overrides:
         if not text.startswith(("tracker=", "tracker.", "runtime=", "runtime.")):
-            raise ConfigError(f"'{text}': only tracker and runtime can be set here; scripts/train.py accepts every key")
+            raise ConfigError(
+                f"'{text}': only tracker and runtime can be set here; scripts/train.py accepts every key"
+            )
     common = [*overrides, f"results_dir={results_dir}"]
     config = load_run([f"scale={scale}", *common]).config
 
@@ -62,13 +65,21 @@ def reproduce(
 
     datasets, (runs, todo) = None, expand(None)
     # Token files are made once here; otherwise every process would wait for the first one.
-    failed = prepare(sorted({run.dataset for run in todo}), config.tokenizer, data_dir=Path(config.data_dir))
-    missing = {n for n, error in failed.items() if n in paper.DATASET_LABELS and isinstance(error, DataUnavailable)}
+    failed = prepare(
+        sorted({run.dataset for run in todo}), config.tokenizer, data_dir=Path(config.data_dir)
+    )
+    missing = {
+        n
+        for n, error in failed.items()
+        if n in paper.DATASET_LABELS and isinstance(error, DataUnavailable)
+    }
     if missing:
         failed |= prepare(["tiny"], config.tokenizer, data_dir=Path(config.data_dir))
         datasets = [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]
         runs, todo = expand(datasets)
-    write_json(results_dir / "unavailable.json", {name: str(error) for name, error in failed.items()})
+    write_json(
+        results_dir / "unavailable.json", {name: str(error) for name, error in failed.items()}
+    )
     on_gpu = resolve_device(config.runtime.device).type == "cuda"
     jobs = config.runtime.jobs or (torch.cuda.device_count() if on_gpu else _cores())
     print(f"scale {scale}: {len(runs)} runs, {len(todo)} to train, {jobs} at a time", flush=True)
@@ -80,8 +91,12 @@ def reproduce(
             bar.update()
             problems += [outcome.text] if outcome.status not in ("complete", "skipped") else []
     if EXTRAPOLATED in studies:
-        measured = study_runs([EXTRAPOLATED], scale=scale, seeds=seeds, datasets=datasets, overrides=common)
-        problems += _extrapolate([run for run in map(resolve_precision, measured) if _is_complete(run)])
+        measured = study_runs(
+            [EXTRAPOLATED], scale=scale, seeds=seeds, datasets=datasets, overrides=common
+        )
+        problems += _extrapolate(
+            [run for run in map(resolve_precision, measured) if _is_complete(run)]
+        )
     from crope.report.build import build_report
 
     invalid = build_report(results_dir=results_dir, scale=scale)
@@ -90,14 +105,18 @@ def reproduce(
     return 1 if problems or failed.keys() - missing or invalid else 0
 
 
-def run_all(runs: Sequence[Run], *, jobs: int, work: Callable[[Run], Outcome] = execute) -> Iterator[Outcome]:
+def run_all(
+    runs: Sequence[Run], *, jobs: int, work: Callable[[Run], Outcome] = execute
+) -> Iterator[Outcome]:
     """The outcome of each run as it ends, `jobs` at a time, started in the order given.
 
-    Runs that another command trains are left for last. After SIGINT or SIGTERM every process saves its run; then
-    KeyboardInterrupt is raised. A second signal ends all of them at once.
+    Runs that another command trains are left for last. After SIGINT or SIGTERM every process saves
+    its run; then KeyboardInterrupt is raised. A second signal ends all of them at once.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["crope.run", "torch._dynamo"])  # a second each per process otherwise
+    context.set_forkserver_preload(
+        ["crope.run", "torch._dynamo"]
+    )  # a second each per process otherwise
     waiting, gpus, stopping = list(runs), _visible_gpus(), False
     active: dict[Any, tuple[Any, Run, int]] = {}
     with stop_on_signal() as stop, ExitStack() as stack:
@@ -111,7 +130,12 @@ def run_all(runs: Sequence[Run], *, jobs: int, work: Callable[[Run], Outcome] = 
                 waiting.remove(run)
                 slot = min(set(range(jobs)) - {slot for _, _, slot in active.values()})
                 receiver, sender = context.Pipe(duplex=False)
-                arguments = (_share_threads(run, jobs), sender, gpus[slot % len(gpus)] if gpus else None, work)
+                arguments = (
+                    _share_threads(run, jobs),
+                    sender,
+                    gpus[slot % len(gpus)] if gpus else None,
+                    work,
+                )
                 process = context.Process(target=_run_in_process, args=arguments)
                 process.start()
                 sender.close()  # so that the end of the process is the end of the pipe
@@ -132,7 +156,9 @@ def run_all(runs: Sequence[Run], *, jobs: int, work: Callable[[Run], Outcome] = 
                     yield outcome
 
 
-def _run_in_process(run: Run, sender: Connection, gpu: str | None, work: Callable[[Run], Outcome]) -> None:
+def _run_in_process(
+    run: Run, sender: Connection, gpu: str | None, work: Callable[[Run], Outcome]
+) -> None:
     """Main function of a run's process."""
     os.setpgrp()  # Ctrl-C in a terminal reaches the command alone, which passes it on once
     if gpu is not None:
@@ -159,17 +185,25 @@ def _receive(receiver: Connection, process: Any, run: Run, stopping: bool) -> Ou
         return outcome
     process.join()
     code = process.exitcode
-    how = f"killed by signal {-code} (out of memory?)" if code < 0 else f"ended with exit status {code}"
+    how = (
+        f"killed by signal {-code} (out of memory?)"
+        if code < 0
+        else f"ended with exit status {code}"
+    )
     if stopping:  # before it started to train
         return Outcome(run.run_id, "stopped", f"{run.run_id}: stopped")
-    message = f"its process was {how}; run the same command again to continue from the last checkpoint"
+    message = (
+        f"its process was {how}; run the same command again to continue from the last checkpoint"
+    )
     record_failure(run, message)
     return Outcome(run.run_id, "failed", f"{run.run_id}: {message}")
 
 
 def _share_threads(run: Run, jobs: int) -> Run:
     """On small models, one run per core is faster than one step on all cores."""
-    runtime = replace(run.config.runtime, threads=run.config.runtime.threads or max(1, _cores() // jobs))
+    runtime = replace(
+        run.config.runtime, threads=run.config.runtime.threads or max(1, _cores() // jobs)
+    )
     return replace(run, config=replace(run.config, runtime=runtime))
 
 
@@ -180,7 +214,9 @@ def _cores() -> int:
 def _visible_gpus() -> list[str]:
     """CUDA_VISIBLE_DEVICES, or the numbers of the GPUs."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+    return (
+        named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+    )
 
 
 def _is_complete(run: Run) -> bool:

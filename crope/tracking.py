@@ -1,10 +1,13 @@
 """Logging to wandb. metrics.jsonl comes first; nothing is ever read back from wandb.
 
-offline   a finished run is written to wandb's files under <results_dir>/wandb in one go, from its metrics.jsonl: a
-          resumed run neither lacks lines nor has any twice. `wandb sync` or `tools.py upload` sends it.
-online    lines are logged while the run trains; a failure costs one line on stderr and a bounded wait, never the run.
+offline   a finished run is written to wandb's files under <results_dir>/wandb in one go, from its
+          metrics.jsonl: a resumed run neither lacks lines nor has any twice. `wandb sync` or
+          `tools.py upload` sends it.
+online    lines are logged while the run trains; a failure costs one line on stderr and a bounded
+          wait, never the run.
 
-Group = dataset, job type = model, tags = scale and row, name = id = run id; x axis of every curve: `step`.
+Group = dataset, job type = model, tags = scale and row, name = id = run id; x axis of every curve:
+`step`.
 """
 
 import os
@@ -36,7 +39,9 @@ class Tracker:
             folder = Path(run.config.results_dir)
             with _contained(run.path):
                 # `allow`: a run that continues from its checkpoint continues its curves.
-                self.wandb_run = _init(run.container, names, run.run_id, mode="online", folder=folder, resume="allow")
+                self.wandb_run = _init(
+                    run.container, names, run.run_id, mode="online", folder=folder, resume="allow"
+                )
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Takes one line that is in metrics.jsonl already."""
@@ -52,12 +57,19 @@ class Tracker:
         with _contained(self.path):
             if self.wandb_run is not None:
                 _finish(self.wandb_run, summary)
-            elif self.mode == "offline" and summary["status"] != "stopped" and (self.path / "metrics.jsonl").exists():
+            elif (
+                self.mode == "offline"
+                and summary["status"] != "stopped"
+                and (self.path / "metrics.jsonl").exists()
+            ):
                 _write_whole(read_record(self.path), mode="offline", folder=self.path.parent.parent)
 
 
 def upload(record: Record, *, results_dir: Path) -> None:
-    """Sends a finished run to wandb whole, in place of what is there under its id. Raises UserError."""
+    """Sends a finished run to wandb whole, in place of what is there under its id.
+
+    Raises UserError.
+    """
     try:
         _write_whole(record, mode="online", folder=results_dir)
     except Exception as error:
@@ -66,7 +78,9 @@ def upload(record: Record, *, results_dir: Path) -> None:
 
 def _write_whole(record: Record, *, mode: str, folder: Path) -> None:
     names = {key: record.summary[key] for key in ("model", "dataset", "row", "scale")}
-    for earlier in (folder / "wandb").glob(f"offline-run-*-{record.path.name}") if mode == "offline" else ():
+    for earlier in (
+        (folder / "wandb").glob(f"offline-run-*-{record.path.name}") if mode == "offline" else ()
+    ):
         shutil.rmtree(earlier)  # of a failed attempt: `wandb sync` would send both
     wandb_run = _init(record.config, names, record.path.name, mode=mode, folder=folder, resume=None)
     for row in record.metrics():
@@ -75,13 +89,23 @@ def _write_whole(record: Record, *, mode: str, folder: Path) -> None:
 
 
 def _init(
-    config: Mapping[str, Any], names: Mapping[str, str], run_id: str, *, mode: Any, folder: Path, resume: Any
+    config: Mapping[str, Any],
+    names: Mapping[str, str],
+    run_id: str,
+    *,
+    mode: Any,
+    folder: Path,
+    resume: Any,
 ) -> Any:
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read at import; offline runs would send telemetry too
+    os.environ.setdefault(
+        "WANDB_ERROR_REPORTING", "false"
+    )  # read at import; offline runs would send telemetry too
     os.environ.setdefault("WANDB_INIT_TIMEOUT", str(INIT_SECONDS))
     import wandb
 
-    (folder / "wandb").mkdir(parents=True, exist_ok=True)  # without it wandb turns to the system's temporary folder
+    (folder / "wandb").mkdir(
+        parents=True, exist_ok=True
+    )  # without it wandb turns to the system's temporary folder
     arguments = {
         "project": config["tracker"]["project"],
         "id": run_id,
@@ -105,12 +129,17 @@ def _finish(wandb_run: Any, summary: Mapping[str, Any]) -> None:
     import wandb
 
     wandb_run.summary.update({key: value for key, value in summary.items() if key != "error"})
-    _bounded(lambda: wandb_run.finish(exit_code=int(summary["status"] != "complete")), FINISH_SECONDS)
+    _bounded(
+        lambda: wandb_run.finish(exit_code=int(summary["status"] != "complete")), FINISH_SECONDS
+    )
     _bounded(wandb.teardown, FINISH_SECONDS)  # ends wandb's service process, which writes the files
 
 
 def _bounded(call: Callable[[], Any], seconds: float) -> Any:
-    """The result of `call`. Raises what it raises, and TimeoutError after `seconds`; it then continues in a thread."""
+    """The result of `call`.
+
+    Raises what it raises, and TimeoutError after `seconds`; it then continues in a thread.
+    """
     result: Future[Any] = Future()
 
     def target() -> None:
@@ -133,7 +162,11 @@ def _contained(path: Path) -> Iterator[None]:
         yield
     except Exception as error:
         command = f"`python scripts/tools.py upload {path.name}` sends the finished run"
-        print(f"{path.name}: not logged to wandb: {_one_line(error)}; {command}", file=sys.stderr, flush=True)
+        print(
+            f"{path.name}: not logged to wandb: {_one_line(error)}; {command}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _one_line(error: Exception) -> str:

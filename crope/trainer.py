@@ -1,7 +1,8 @@
-"""The training loop: evaluate if due, batch, forward, loss, backward, AdamW, StepLR, log if due, save if due.
+"""The training loop: evaluate if due, batch, forward, loss, backward, AdamW, StepLR, log if due,
+save if due.
 
-"step" is always the number of optimiser updates done: the line of step s holds the validation loss after s updates and
-the training loss of the batch that makes update s + 1.
+"step" is always the number of optimiser updates done: the line of step s holds the validation loss
+after s updates and the training loss of the batch that makes update s + 1.
 """
 
 import gc
@@ -33,7 +34,8 @@ from crope.model.gpt import GPT
 from crope.record import MetricsWriter
 from crope.seeding import torch_seed
 
-# On two CPU cores compiling takes about 30 s and saves about a quarter of each step (docs/performance.md).
+# On two CPU cores compiling takes about 30 s and saves about a quarter of each step
+# (docs/performance.md).
 COMPILE_PAYS_TOKENS = 5_000_000
 NO_STEP = 2**62  # sentinel: no non-finite loss so far
 
@@ -43,7 +45,8 @@ Line = dict[str, float]
 class Stopped(BaseException):
     """Training ended early on request; everything up to `step` is saved.
 
-    A BaseException like KeyboardInterrupt, so that code which catches a failing run's exception does not catch it.
+    A BaseException like KeyboardInterrupt, so that code which catches a failing run's exception
+    does not catch it.
     """
 
     def __init__(self, step: int) -> None:
@@ -54,7 +57,9 @@ class NonFiniteLoss(ArithmeticError):
     """A loss became NaN or infinite after `step` updates."""
 
     def __init__(self, split: str, step: int) -> None:
-        super().__init__(f"{split} loss is not finite at step {step}; try a lower train.lr or train.precision=fp32")
+        super().__init__(
+            f"{split} loss is not finite at step {step}; try a lower train.lr or train.precision=fp32"
+        )
         self.step = step
 
 
@@ -67,7 +72,8 @@ def train(
     log: Callable[[Line], None] = lambda line: None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Trains to the last step, from the newest checkpoint if there is one; writes metrics.jsonl and weights.pt.
+    """Trains to the last step, from the newest checkpoint if there is one; writes metrics.jsonl and
+    weights.pt.
 
     Raises NonFiniteLoss; Stopped after saving, if `stop_requested()`.
     """
@@ -76,9 +82,12 @@ def train(
     optimizer, scheduler = build_optimizer(model, config.train)
     state = TrainState(model, optimizer, scheduler)
     training_loss, validation_loss = build_losses(model, config, device)
-    corpus = replace(tokens, train=resident(tokens.train, device), validation=resident(tokens.validation, device))
+    corpus = replace(
+        tokens, train=resident(tokens.train, device), validation=resident(tokens.validation, device)
+    )
     made_with = {"kind of device": device.type} | {
-        f"{split} corpus": str(tokens.meta["splits"][split]["sha256"]) for split in ("train", "validation")
+        f"{split} corpus": str(tokens.meta["splits"][split]["sha256"])
+        for split in ("train", "validation")
     }
     start, kept_bytes = load_checkpoint(folder, state, made_with=made_with)
     meter = Meter(config, tokens.vocab_size, device)
@@ -86,19 +95,25 @@ def train(
 
         def save(step: int) -> None:
             meter.check_finite()
-            save_checkpoint(folder, state, step=step, metrics_size=metrics.sync(), made_with=made_with)
+            save_checkpoint(
+                folder, state, step=step, metrics_size=metrics.sync(), made_with=made_with
+            )
 
         for step in progress(start, config.train.max_steps):
             if step > start and step % config.runtime.checkpoint_every == 0:
                 save(step)
             try:
                 with meter.paused(config.validates_at(step)):
-                    line = validate(validation_loss, state, corpus, config, step, device, stop_requested)
+                    line = validate(
+                        validation_loss, state, corpus, config, step, device, stop_requested
+                    )
             except Stopped:  # after `step` updates, before or within their validation
                 save(step)
                 raise
             if step < config.train.max_steps:
-                loss = train_step(state, training_loss, corpus.train, config=config, step=step, device=device)
+                loss = train_step(
+                    state, training_loss, corpus.train, config=config, step=step, device=device
+                )
                 meter.add(loss, step)
                 if step % config.runtime.log_every == 0:
                     line |= meter.read(loss, lr=float(scheduler.get_last_lr()[0]))
@@ -111,7 +126,13 @@ def train(
 
 
 def train_step(
-    state: TrainState, loss_function: LossFunction, tokens: Corpus, *, config: Config, step: int, device: torch.device
+    state: TrainState,
+    loss_function: LossFunction,
+    tokens: Corpus,
+    *,
+    config: Config,
+    step: int,
+    device: torch.device,
 ) -> Tensor:
     """One update of the parameters; returns the loss of its batch, still on the device."""
     inputs_BT, targets_BT = sample_batch(
@@ -143,9 +164,11 @@ def validate(
     device: torch.device,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> Line:
-    """The validation losses that are due after `step` updates; after the last one also the training split's.
+    """The validation losses that are due after `step` updates; after the last one also the training
+    split's.
 
-    Raises Stopped on a stop request, also between validation batches, because a full pass can take minutes.
+    Raises Stopped on a stop request, also between validation batches, because a full pass can take
+    minutes.
     """
     line: Line = {}
     last = step == config.train.max_steps
@@ -161,12 +184,18 @@ def validate(
         return line
     state.model.eval()
     if last or step % config.eval.every == 0:
-        line["val/loss_nats"] = sampled_loss(loss, tokens.validation, config=config, step=step, device=device)
+        line["val/loss_nats"] = sampled_loss(
+            loss, tokens.validation, config=config, step=step, device=device
+        )
     if last or (step and step % config.eval.full_every == 0):
-        line["val_full/loss_nats"], count = full_loss(loss, tokens.validation, config=config, device=device)
+        line["val_full/loss_nats"], count = full_loss(
+            loss, tokens.validation, config=config, device=device
+        )
         line["val_full/tokens"] = count
         if last:
-            same_size = full_loss(loss, tokens.train, config=config, device=device, max_tokens=count)
+            same_size = full_loss(
+                loss, tokens.train, config=config, device=device, max_tokens=count
+            )
             line["train_full/loss_nats"], line["train_full/tokens"] = same_size
     return line
 
@@ -177,11 +206,13 @@ def prepare_device(config: Config) -> torch.device:
     if config.runtime.threads:
         torch.set_num_threads(config.runtime.threads)
     if config.runtime.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(config.runtime.deterministic)
     torch._dynamo.reset()
-    # Falling back silently, to eager or to single kernel launches, would cost speed without notice. torch has no
-    # public setting for either.
+    # Falling back silently, to eager or to single kernel launches, would cost speed without notice.
+    # torch has no public setting for either.
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     torch._inductor.config.triton.cudagraph_or_error = True
     if device.type == "cuda":
@@ -194,7 +225,10 @@ def prepare_device(config: Config) -> torch.device:
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> tuple[AdamW, StepLR]:
-    """AdamW and StepLR of Sec. 5.3. Weight decay applies to every parameter, as with torch's model.parameters()."""
+    """AdamW and StepLR of Sec. 5.3.
+
+    Weight decay applies to every parameter, as with torch's model.parameters().
+    """
     optimizer = AdamW(
         model.parameters(),
         lr=config.lr,
@@ -206,12 +240,15 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> tuple[AdamW, StepL
     return optimizer, StepLR(optimizer, step_size=config.lr_step_size, gamma=config.lr_gamma)
 
 
-def build_losses(model: GPT, config: Config, device: torch.device) -> tuple[LossFunction, LossFunction]:
+def build_losses(
+    model: GPT, config: Config, device: torch.device
+) -> tuple[LossFunction, LossFunction]:
     """Loss functions for training and for validation: (inputs_BT, targets_BT) -> mean loss in nats.
 
-    Under bf16 autocast if train.precision says so; compiled where that pays, as one graph without fallback to eager.
-    The shorter last batches of a full pass run eagerly and row by row: each shape would need a compilation of its own,
-    and eager logits of many rows would exceed the memory of a training step.
+    Under bf16 autocast if train.precision says so; compiled where that pays, as one graph without
+    fallback to eager. The shorter last batches of a full pass run eagerly and row by row: each
+    shape would need a compilation of its own, and eager logits of many rows would exceed the memory
+    of a training step.
     """
     bf16 = config.train.precision == "bf16"
 
@@ -224,7 +261,10 @@ def build_losses(model: GPT, config: Config, device: torch.device) -> tuple[Loss
     compiled = training = torch.compile(eager, dynamic=False, fullgraph=True)
     if config.runtime.cuda_graphs and device.type == "cuda":
         training = torch.compile(eager, dynamic=False, fullgraph=True, mode="reduce-overhead")
-    shapes = {(batch, config.train.seq_len) for batch in (config.train.batch_size, full_batch_size(config))}
+    shapes = {
+        (batch, config.train.seq_len)
+        for batch in (config.train.batch_size, full_batch_size(config))
+    }
 
     def validation(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         if tuple(inputs_BT.shape) in shapes:
@@ -240,17 +280,33 @@ def compiles(config: Config, device: torch.device) -> bool:
     if config.runtime.compile != "auto":
         return config.runtime.compile == "true"
     tokens = config.train.max_steps * config.train.batch_size * config.train.seq_len
-    return device.type == "cuda" or (tokens >= COMPILE_PAYS_TOKENS and shutil.which("g++") is not None)
+    return device.type == "cuda" or (
+        tokens >= COMPILE_PAYS_TOKENS and shutil.which("g++") is not None
+    )
 
 
 def progress(start: int, total: int) -> Iterator[int]:
-    """The steps from `start` to `total` inclusive, with a progress bar in a terminal (not in a pool's workers)."""
+    """The steps from `start` to `total` inclusive, with a progress bar in a terminal (not in a
+    pool's workers).
+    """
     hidden = not sys.stderr.isatty() or multiprocessing.parent_process() is not None
-    return iter(tqdm(range(start, total + 1), initial=start, total=total + 1, unit="step", leave=False, disable=hidden))
+    return iter(
+        tqdm(
+            range(start, total + 1),
+            initial=start,
+            total=total + 1,
+            unit="step",
+            leave=False,
+            disable=hidden,
+        )
+    )
 
 
 class Meter:
-    """Speed and finiteness of the training steps. Only `read` and `check_finite` wait for the device."""
+    """Speed and finiteness of the training steps.
+
+    Only `read` and `check_finite` wait for the device.
+    """
 
     def __init__(self, config: Config, vocab_size: int, device: torch.device) -> None:
         self.device = device
@@ -265,10 +321,14 @@ class Meter:
 
     def add(self, loss: Tensor, step: int) -> None:
         self.steps += 1
-        self.first_bad = torch.minimum(self.first_bad, torch.where(loss.isfinite(), self.no_step, step))
+        self.first_bad = torch.minimum(
+            self.first_bad, torch.where(loss.isfinite(), self.no_step, step)
+        )
 
     def check_finite(self, line: Mapping[str, float] | None = None, step: int = 0) -> None:
-        """Raises NonFiniteLoss for the first non-finite training loss so far, or for a non-finite value in `line`."""
+        """Raises NonFiniteLoss for the first non-finite training loss so far, or for a non-finite
+        value in `line`.
+        """
         first_bad = int(self.first_bad)
         if first_bad != NO_STEP:
             raise NonFiniteLoss("training", first_bad)
@@ -276,7 +336,9 @@ class Meter:
             raise NonFiniteLoss("validation", step)
 
     def read(self, loss: Tensor, *, lr: float) -> Line:
-        """A training line: this batch's loss, and the mean speed since the last line without validation."""
+        """A training line: this batch's loss, and the mean speed since the last line without
+        validation.
+        """
         line: Line = {"train/loss_nats": loss.item(), "train/lr": lr}
         seconds = (time.perf_counter() - self.started - self.pause) / self.steps
         line["time/step_ms"] = 1000 * seconds
@@ -290,7 +352,9 @@ class Meter:
 
     @contextmanager
     def paused(self, wanted: bool) -> Iterator[None]:
-        """Excludes the block (validation) from the step times; waits first for steps queued on a GPU."""
+        """Excludes the block (validation) from the step times; waits first for steps queued on a
+        GPU.
+        """
         if wanted and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         started = time.perf_counter()

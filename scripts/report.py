@@ -1,7 +1,8 @@
-"""Tables, figures and index.html from run directories. Trains and downloads nothing; exits 1 if a record is invalid.
+"""Tables, figures and index.html from run directories. Trains and downloads nothing; exits 1 if a
+record is invalid.
 
-python scripts/report.py
-python scripts/report.py --scale quick --runs results/published/cpu-bf16 --out results/published-report
+python scripts/report.py python scripts/report.py --scale quick --runs results/published/cpu-bf16
+--out results/published-report
 
 If results/runs has no run of the scale, the published records of results/published are reported.
 """
@@ -17,13 +18,21 @@ def main() -> None:
     from crope.report.frame import SCALES
 
     parser = Parser(description=__doc__)
-    parser.add_argument("--results-dir", type=Path, default=Path("results"), help="holds runs/ (default: results)")
-    parser.add_argument("--scale", choices=SCALES, help="default: the first of %(choices)s that has a run")
-    parser.add_argument("--runs", type=Path, action="append", default=[], metavar="DIR", help="may be repeated")
+    parser.add_argument(
+        "--results-dir", type=Path, default=Path("results"), help="holds runs/ (default: results)"
+    )
+    parser.add_argument(
+        "--scale", choices=SCALES, help="default: the first of %(choices)s that has a run"
+    )
+    parser.add_argument(
+        "--runs", type=Path, action="append", default=[], metavar="DIR", help="may be repeated"
+    )
     parser.add_argument("--out", type=Path, help="default: RESULTS_DIR/report")
     args = parser.parse_args()
     out = args.out or args.results_dir / "report"
-    invalid = build_report(results_dir=args.results_dir, scale=args.scale, folders=args.runs, out_dir=out)
+    invalid = build_report(
+        results_dir=args.results_dir, scale=args.scale, folders=args.runs, out_dir=out
+    )
     sys.exit(1 if invalid else 0)
 
 

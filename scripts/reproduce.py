@@ -1,6 +1,8 @@
-"""Both tables of the paper, or other studies: data, every run, report. Interrupted, the same command continues.
+"""Both tables of the paper, or other studies: data, every run, report. Interrupted, the same
+command continues.
 
-python scripts/reproduce.py [--scale paper|quick|smoke] [--seeds N] [--study schemes --study controls] [tracker=none]
+python scripts/reproduce.py [--scale paper|quick|smoke] [--seeds N] [--study schemes --study
+controls] [tracker=none]
 """
 
 import sys
@@ -13,10 +15,16 @@ from crope.study import TABLES
 def main() -> int:
     parser = Parser(description=__doc__)
     parser.add_argument("--scale", help="default: paper with a CUDA device, else quick")
-    parser.add_argument("--seeds", type=int, help="number of seeds, from 0 (default: those of the study's file)")
-    parser.add_argument("--study", action="append", metavar="NAME", help="file of conf/study (default: both tables)")
+    parser.add_argument(
+        "--seeds", type=int, help="number of seeds, from 0 (default: those of the study's file)"
+    )
+    parser.add_argument(
+        "--study", action="append", metavar="NAME", help="file of conf/study (default: both tables)"
+    )
     parser.add_argument("--results-dir", type=Path, default=Path("results"))
-    parser.add_argument("overrides", nargs="*", help="of tracker and runtime: tracker=none, runtime.jobs=4")
+    parser.add_argument(
+        "overrides", nargs="*", help="of tracker and runtime: tracker=none, runtime.jobs=4"
+    )
     options = parser.parse_args()
 
     from crope.device import default_scale

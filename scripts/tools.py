@@ -42,7 +42,12 @@ def explain(options: Options) -> None:
     """The runs behind a table cell and how its number is computed; without CELL, every cell."""
     from crope.report.explain import explain
 
-    print(explain(options.cell, results_dir=options.results_dir, scale=options.scale, folders=options.runs), end="")
+    print(
+        explain(
+            options.cell, results_dir=options.results_dir, scale=options.scale, folders=options.runs
+        ),
+        end="",
+    )
 
 
 def publish(options: Options) -> None:
@@ -75,7 +80,10 @@ def extrapolate(options: Options) -> int:
     def measure(name: str) -> None:
         record = find_record(name, results_dir=options.results_dir)
         rows = extrapolate(record, factors=options.factors, max_tokens=options.tokens)["lengths"]
-        losses = (f"L={row['seq_len']} {row.get('note') or format(row['loss_nats'], '.4f')}" for row in rows)
+        losses = (
+            f"L={row['seq_len']} {row.get('note') or format(row['loss_nats'], '.4f')}"
+            for row in rows
+        )
         print(f"{record.path.name}: {'; '.join(losses)} (nats per token)", flush=True)
 
     return _each(options.runs, measure)
@@ -88,8 +96,13 @@ def convert(options: Options) -> None:
 
     record = find_record(options.run, results_dir=options.results_dir)
     result = convert(record, steps=options.steps, lr=options.lr)
-    tuned = (f"{arm} {result['loss_nats'][arm]:.4f} -> {loss:.4f}" for arm, loss in result["tuned_loss_nats"].items())
-    print(f"{record.path.name}: trained {result['loss_nats']['trained']:.4f}; {'; '.join(tuned)} (nats per token)")
+    tuned = (
+        f"{arm} {result['loss_nats'][arm]:.4f} -> {loss:.4f}"
+        for arm, loss in result["tuned_loss_nats"].items()
+    )
+    print(
+        f"{record.path.name}: trained {result['loss_nats']['trained']:.4f}; {'; '.join(tuned)} (nats per token)"
+    )
 
 
 def export(options: Options) -> None:
@@ -103,7 +116,9 @@ def export(options: Options) -> None:
 
 
 def upload(options: Options) -> int:
-    """Send finished runs to wandb (after `wandb login`), each in place of what is there under its id."""
+    """Send finished runs to wandb (after `wandb login`), each in place of what is there under its
+    id.
+    """
     from crope.record import find_record
     from crope.tracking import upload
 
@@ -116,7 +131,9 @@ def upload(options: Options) -> int:
 
 
 def golden(options: Options) -> None:
-    """Remake the golden losses; a model whose losses changed gets a new numerics version, its runs become stale."""
+    """Remake the golden losses; a model whose losses changed gets a new numerics version, its runs
+    become stale.
+    """
     from crope.golden import remake
 
     print(f"changed: {', '.join(remake()) or 'none'}")
@@ -141,12 +158,22 @@ def build_parser() -> Parser:
     def command(call: Callable[[Options], int | None], *arguments: str) -> Parser:
         """A sub-parser with the options that several sub-commands share."""
         assert call.__doc__
-        sub = commands.add_parser(call.__name__, help=call.__doc__.rstrip("."), description=call.__doc__)
+        sub = commands.add_parser(
+            call.__name__, help=call.__doc__.rstrip("."), description=call.__doc__
+        )
         sub.set_defaults(call=call)
         shared = {
-            "results_dir": {"type": Path, "default": Path("results"), "help": "holds runs/ (default: results)"},
+            "results_dir": {
+                "type": Path,
+                "default": Path("results"),
+                "help": "holds runs/ (default: results)",
+            },
             "scale": {"help": "paper, quick or smoke (default: the first that has a run)"},
-            "study": {"action": "append", "metavar": "NAME", "help": "file of conf/study (default: both tables)"},
+            "study": {
+                "action": "append",
+                "metavar": "NAME",
+                "help": "file of conf/study (default: both tables)",
+            },
         }
         for name in arguments:
             sub.add_argument(f"--{name.replace('_', '-')}", **shared[name])
@@ -154,32 +181,54 @@ def build_parser() -> Parser:
 
     sub = command(prepare)
     sub.add_argument("corpora", nargs="*", metavar="CORPUS", help="default: the paper's datasets")
-    sub.add_argument("--scale", help="whose tokenizer (default: paper with a CUDA device, else quick)")
+    sub.add_argument(
+        "--scale", help="whose tokenizer (default: paper with a CUDA device, else quick)"
+    )
     sub.add_argument("--data-dir", help="raw text (default: CROPE_DATA_DIR, else data/raw)")
     sub = command(status, "study", "scale", "results_dir")
     sub.add_argument("--seeds", type=int, help="number of seeds, from 0 (default: the study's own)")
     sub = command(explain, "scale", "results_dir")
-    sub.add_argument("cell", nargs="?", help="table1/<dataset>/<model> or table2/<row>/<dataset>/<model>")
-    sub.add_argument("--runs", type=Path, action="append", default=[], metavar="DIR", help="may be repeated")
+    sub.add_argument(
+        "cell", nargs="?", help="table1/<dataset>/<model> or table2/<row>/<dataset>/<model>"
+    )
+    sub.add_argument(
+        "--runs", type=Path, action="append", default=[], metavar="DIR", help="may be repeated"
+    )
     sub = command(publish, "results_dir")
-    sub.add_argument("machine", metavar="MACHINE", help="a name for the kind of machine, such as h200 or cpu-fp32")
+    sub.add_argument(
+        "machine",
+        metavar="MACHINE",
+        help="a name for the kind of machine, such as h200 or cpu-fp32",
+    )
     sub.add_argument("--scale", required=True)
     command(readme)
     sub = command(theory, "results_dir")
-    sub.add_argument("--seeds", type=int, default=5, help="of the pointer task, per model (default: 5)")
+    sub.add_argument(
+        "--seeds", type=int, default=5, help="of the pointer task, per model (default: 5)"
+    )
     sub = command(extrapolate, "results_dir")
     sub.add_argument("runs", nargs="+", metavar="RUN")
-    sub.add_argument("--factors", nargs="+", type=int, default=[1, 2, 4], help="times the training length")
-    sub.add_argument("--tokens", type=int, help="of the split; 0: all (default: the run's eval.full_tokens)")
+    sub.add_argument(
+        "--factors", nargs="+", type=int, default=[1, 2, 4], help="times the training length"
+    )
+    sub.add_argument(
+        "--tokens", type=int, help="of the split; 0: all (default: the run's eval.full_tokens)"
+    )
     sub = command(convert, "results_dir")
     sub.add_argument("run", metavar="RUN")
-    sub.add_argument("--steps", type=int, default=200, help="updates of the fine-tuning (default: 200)")
-    sub.add_argument("--lr", type=float, help="its constant learning rate (default: the run's last)")
+    sub.add_argument(
+        "--steps", type=int, default=200, help="updates of the fine-tuning (default: 200)"
+    )
+    sub.add_argument(
+        "--lr", type=float, help="its constant learning rate (default: the run's last)"
+    )
     sub = command(export, "results_dir")
     sub.add_argument("run", metavar="RUN")
     sub.add_argument("out", type=Path, metavar="FILE")
     sub.add_argument("--dense", action="store_true", help="Q, K and V as full matrices")
-    sub.add_argument("--converted", action="store_true", help="the model that `convert` made of a RoPE run")
+    sub.add_argument(
+        "--converted", action="store_true", help="the model that `convert` made of a RoPE run"
+    )
     sub = command(upload, "results_dir")
     sub.add_argument("runs", nargs="+", metavar="RUN")
     command(golden)

@@ -1,8 +1,10 @@
-"""Trains one run, or with -m every run of a Hydra multirun. Complete runs are skipped, interrupted ones continued.
+"""Trains one run, or with -m every run of a Hydra multirun. Complete runs are skipped, interrupted
+ones continued.
 
 python scripts/train.py model=crope data=ptb seed=3
 python scripts/train.py -m study=table1 seed=0,1,2
-python scripts/train.py -m hydra/launcher=submitit_slurm study=table1 scale=paper      # docs/sweeps.md
+python scripts/train.py -m hydra/launcher=submitit_slurm study=table1 scale=paper      #
+                                                                                       docs/sweeps.md
 python scripts/train.py --cfg job                      # the resolved configuration and the run's id
 """
 
@@ -18,12 +20,25 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from crope.compose import CONF_DIR, build_run, check_overrides, load_run, one_line, register, resolve_precision
+from crope.compose import (
+    CONF_DIR,
+    build_run,
+    check_overrides,
+    load_run,
+    one_line,
+    register,
+    resolve_precision,
+)
 from crope.device import default_scale
 from crope.errors import ConfigError, UserError, main_errors
 from crope.run import execute
 
-EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray"}  # by launcher
+EXTRAS = {
+    "joblib": "joblib",
+    "submitit_slurm": "slurm",
+    "submitit_local": "slurm",
+    "ray": "ray",
+}  # by launcher
 failures: list[str] = []  # of this process
 
 
@@ -38,7 +53,9 @@ def train(cfg: DictConfig) -> None:
     except UserError as error:
         failures.append(str(error))
         if HydraConfig.get().runtime.choices["hydra/launcher"] != "basic":
-            raise UserError(str(error)) from None  # the only way out of another process; it has to be picklable
+            raise UserError(
+                str(error)
+            ) from None  # the only way out of another process; it has to be picklable
         return
     if outcome.signal:
         print(outcome.text, file=sys.stderr)
@@ -53,11 +70,17 @@ def check_launcher(overrides: list[str]) -> None:
             metadata.version(f"hydra-{name.split('_')[0]}-launcher")
         except metadata.PackageNotFoundError:
             if name in EXTRAS:
-                raise ConfigError(f"hydra/launcher={name}: install it, pip install -e '.[{EXTRAS[name]}]'") from None
+                raise ConfigError(
+                    f"hydra/launcher={name}: install it, pip install -e '.[{EXTRAS[name]}]'"
+                ) from None
 
 
 def main() -> None:
-    overrides = [text for text in sys.argv[1:] if text.startswith("~") or ("=" in text and not text.startswith("-"))]
+    overrides = [
+        text
+        for text in sys.argv[1:]
+        if text.startswith("~") or ("=" in text and not text.startswith("-"))
+    ]
     check_overrides(overrides)
     check_launcher(overrides)
     if not any(text.startswith("scale=") for text in overrides):
@@ -69,7 +92,9 @@ def main() -> None:
         print(yaml.safe_dump(run.container, sort_keys=False), end="")
         return
     register()
-    warnings.filterwarnings("ignore", message="(?s).*validated against ConfigStore schema")  # of conf/hydra/launcher
+    warnings.filterwarnings(
+        "ignore", message="(?s).*validated against ConfigStore schema"
+    )  # of conf/hydra/launcher
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints errors itself, over many lines
     try:
         train()

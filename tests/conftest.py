@@ -10,7 +10,9 @@ from crope.compose import Run, load_run
 from crope.data.tokens import TokenSet
 from crope.record import read_metrics
 
-torch.set_num_threads(1)  # tiny tensors: threads that wait for each other would take most of the time
+torch.set_num_threads(
+    1
+)  # tiny tensors: threads that wait for each other would take most of the time
 TOY_VOCAB = 300
 TOY_OVERRIDES = (
     "data=tiny",
@@ -39,7 +41,8 @@ def make_toy_tokens(folder: Path) -> TokenSet:
     meta = {
         "tokenizer": {"name": "bpe", "vocab_size": TOY_VOCAB},
         "splits": {
-            name: {"tokens": len(part), "bytes": 3 * len(part), "sha256": name} for name, part in splits.items()
+            name: {"tokens": len(part), "bytes": 3 * len(part), "sha256": name}
+            for name, part in splits.items()
         },
     }
     return TokenSet(folder, meta, splits["train"], splits["validation"])
@@ -64,10 +67,17 @@ def toy_run(results: Path, *more: str) -> Run:
 def losses(run: Run) -> list[tuple[int, str, float]]:
     """Every loss and learning rate of metrics.jsonl; times are left out."""
     rows = read_metrics(run.path / "metrics.jsonl")
-    return [(row["step"], key, row[key]) for row in rows for key in row if key.endswith(("_nats", "/lr"))]
+    return [
+        (row["step"], key, row[key])
+        for row in rows
+        for key in row
+        if key.endswith(("_nats", "/lr"))
+    ]
 
 
 def same_bits(one: Run, other: Run) -> bool:
     """Whether two runs have equal losses and equal weights."""
     first, second = (torch.load(run.path / "weights.pt", weights_only=True) for run in (one, other))
-    return losses(one) == losses(other) and all(torch.equal(first[name], second[name]) for name in first)
+    return losses(one) == losses(other) and all(
+        torch.equal(first[name], second[name]) for name in first
+    )

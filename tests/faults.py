@@ -1,8 +1,9 @@
 """Kills real runs at random moments, continues them, compares bits.
 
-A run is a process of its own that writes into a byte of shared memory what it is doing. Writes are cut into small, slow
-pieces, so that a kill can hit the inside of one. The parent waits for the kind of moment that was hit least so far, a
-random while longer, and sends SIGKILL; the byte then says where the run died.
+A run is a process of its own that writes into a byte of shared memory what it is doing. Writes are
+cut into small, slow pieces, so that a kill can hit the inside of one. The parent waits for the kind
+of moment that was hit least so far, a random while longer, and sends SIGKILL; the byte then says
+where the run died.
 """
 
 import hashlib
@@ -29,7 +30,12 @@ from tests.conftest import make_toy_tokens, same_bits, toy_run
 PHASES = ("between", "training step", "checkpoint write", "record append", "summary write")
 BETWEEN, STEP, CHECKPOINT, APPEND, SUMMARY = range(len(PHASES))
 PIECES, PAUSE_S = 8, 0.001  # of one write
-LAST_OCCURRENCE = {STEP: 11, CHECKPOINT: 3, APPEND: 7, SUMMARY: 1}  # of each phase in the toy run of 12 steps
+LAST_OCCURRENCE = {
+    STEP: 11,
+    CHECKPOINT: 3,
+    APPEND: 7,
+    SUMMARY: 1,
+}  # of each phase in the toy run of 12 steps
 PATIENCE_S = 60.0
 
 
@@ -46,18 +52,23 @@ class Tally:
     def table(self) -> str:
         lines = [f"{name:18} {self.kills[name]:5} kills" for name in PHASES]
         lines += [f"{'in all':18} {self.kills.total():5} kills of {self.runs} runs"]
-        lines += [f"lost runs {len(self.lost)}, differing runs {len(self.differing)}, torn files {len(self.torn)}"]
+        lines += [
+            f"lost runs {len(self.lost)}, differing runs {len(self.differing)}, torn files {len(self.torn)}"
+        ]
         return "\n".join([*lines, *self.lost, *self.differing, *self.torn])
 
 
 def torment(kills: int, folder: Path, *, seed: int) -> Tally:
-    """Starts runs and kills each several times until `kills` in all; the last attempt of each may end."""
+    """Starts runs and kills each several times until `kills` in all; the last attempt of each may
+    end.
+    """
     random, tally = np.random.default_rng(seed), Tally()
     while tally.kills.total() < kills:
         number = tally.runs
         options = [f"seed={number}", f"model={('rope', 'crope')[number % 2]}", "model.dropout=0.1"]
         whole, broken = (
-            toy_run(folder / f"{name}-{number}", "runtime.checkpoint_every=3", *options) for name in ("whole", "broken")
+            toy_run(folder / f"{name}-{number}", "runtime.checkpoint_every=3", *options)
+            for name in ("whole", "broken")
         )
         Attempt(whole).join()
         for _ in range(random.integers(4, 12)):
@@ -91,7 +102,9 @@ def _kill_once(run: Run, tally: Tally, random: np.random.Generator) -> None:
     target = min(LAST_OCCURRENCE, key=lambda phase: (tally.kills[PHASES[phase]], random.random()))
     occurrence = random.integers(1, LAST_OCCURRENCE[target] + 1)
     attempt = Attempt(run)
-    while attempt.process.is_alive() and not (attempt.phase() == target and attempt.count(target) >= occurrence):
+    while attempt.process.is_alive() and not (
+        attempt.phase() == target and attempt.count(target) >= occurrence
+    ):
         time.sleep(0.0002)
     time.sleep(random.uniform(0, PIECES * PAUSE_S))
     attempt.process.kill()
@@ -101,7 +114,9 @@ def _kill_once(run: Run, tally: Tally, random: np.random.Generator) -> None:
 
 
 class Attempt:
-    """A process that trains the run, and the shared bytes: what it does now, and how often it did each."""
+    """A process that trains the run, and the shared bytes: what it does now, and how often it did
+    each.
+    """
 
     def __init__(self, run: Run) -> None:
         self.board = Path(run.config.results_dir) / "board"
@@ -146,7 +161,11 @@ def _child(run: Run, board: Path) -> None:
 
 def _slow_files(doing: Callable[[int], Any]) -> None:
     """Wraps what a run does in `doing`, and cuts every write into pieces with pauses between them."""
-    real_step, real_write, real_init = trainer.train_step, record.write_bytes, record.MetricsWriter.__init__
+    real_step, real_write, real_init = (
+        trainer.train_step,
+        record.write_bytes,
+        record.MetricsWriter.__init__,
+    )
     real_append, real_fdopen = record.MetricsWriter.write, os.fdopen
 
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -156,7 +175,13 @@ def _slow_files(doing: Callable[[int], Any]) -> None:
 
     def write(path: Path, data: bytes) -> None:
         name = path.name
-        with doing(CHECKPOINT if name.startswith("checkpoint") else SUMMARY if name == "summary.json" else BETWEEN):
+        with doing(
+            CHECKPOINT
+            if name.startswith("checkpoint")
+            else SUMMARY
+            if name == "summary.json"
+            else BETWEEN
+        ):
             real_write(path, data)
 
     def open_metrics(self: Any, *args: Any, **kwargs: Any) -> None:

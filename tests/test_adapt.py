@@ -1,4 +1,6 @@
-"""complexify and merge against least squares, dense weights and the rotation of each architecture of `transformers`."""
+"""complexify and merge against least squares, dense weights and the rotation of each architecture
+of `transformers`.
+"""
 
 import re
 import runpy
@@ -32,11 +34,17 @@ def channel_pairs(outputs: int, pairing: str, head_dim: int | None) -> list[tupl
     if pairing == "interleaved":
         return [(i, i + 1) for i in range(0, outputs, 2)]
     assert head_dim
-    return [(h + i, h + i + head_dim // 2) for h in range(0, outputs, head_dim) for i in range(head_dim // 2)]
+    return [
+        (h + i, h + i + head_dim // 2)
+        for h in range(0, outputs, head_dim)
+        for i in range(head_dim // 2)
+    ]
 
 
 @pytest.mark.parametrize(("pairing", "head_dim"), PAIRINGS)
-def test_outputs_are_complex_multiples_of_interleaved_inputs(pairing: Any, head_dim: int | None) -> None:
+def test_outputs_are_complex_multiples_of_interleaved_inputs(
+    pairing: Any, head_dim: int | None
+) -> None:
     layer = ComplexLinear(6, 8, pairing=pairing, head_dim=head_dim).double()
     torch.manual_seed(0)
     nn.init.normal_(layer.a)
@@ -45,7 +53,9 @@ def test_outputs_are_complex_multiples_of_interleaved_inputs(pairing: Any, head_
     z = (x[:, 0::2] + 1j * x[:, 1::2]) @ (layer.a - 1j * layer.b).T.detach()
     for j, (first, second) in enumerate(channel_pairs(8, pairing, head_dim)):
         found = layer(x).detach()
-        assert (found[:, first] + 1j * found[:, second]).numpy() == pytest.approx(z[:, j].numpy(), abs=1e-12)
+        assert (found[:, first] + 1j * found[:, second]).numpy() == pytest.approx(
+            z[:, j].numpy(), abs=1e-12
+        )
 
 
 @pytest.mark.parametrize(("pairing", "head_dim"), PAIRINGS)
@@ -63,11 +73,15 @@ def test_nearest_is_the_least_squares_projection(pairing: Any, head_dim: int | N
     matrix = torch.stack(basis, dim=1)
     weights = torch.linalg.lstsq(matrix, linear.weight.detach().flatten()[:, None]).solution
     nearest = ComplexLinear.from_linear(linear, pairing=pairing, head_dim=head_dim)
-    torch.testing.assert_close(nearest.weight.flatten(), (matrix @ weights)[:, 0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        nearest.weight.flatten(), (matrix @ weights)[:, 0], rtol=0, atol=1e-12
+    )
     torch.testing.assert_close(nearest.bias, linear.bias)
 
 
-@pytest.mark.parametrize("bad", [{"pairing": "half"}, {"pairing": "half", "head_dim": 3}, {"pairing": "other"}])
+@pytest.mark.parametrize(
+    "bad", [{"pairing": "half"}, {"pairing": "half", "head_dim": 3}, {"pairing": "other"}]
+)
 def test_a_pairing_needs_heads_of_even_width(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="pairing"):
         ComplexLinear(6, 8, **bad)
@@ -77,7 +91,11 @@ def test_named_layers_are_replaced_and_the_rest_is_left() -> None:
     model = nn.ModuleDict({"attn": Attention(bias=True)}).to(torch.bfloat16).eval()
     output = model["attn"].o_proj
     model["attn"].k_proj.requires_grad_(False)
-    expected = [Replaced("attn.q_proj", 72, 40), Replaced("attn.k_proj", 36, 20), Replaced("attn.v_proj", 36, 20)]
+    expected = [
+        Replaced("attn.q_proj", 72, 40),
+        Replaced("attn.k_proj", 36, 20),
+        Replaced("attn.v_proj", 36, 20),
+    ]
     assert complexify(model) == expected
     assert not model["attn"].k_proj.a.requires_grad and model["attn"].q_proj.a.requires_grad
     assert isinstance(model["attn"].q_proj, ComplexLinear) and model["attn"].o_proj is output
@@ -85,7 +103,10 @@ def test_named_layers_are_replaced_and_the_rest_is_left() -> None:
     assert not model["attn"].q_proj.training
     assert merge(model) == [one.name for one in expected]
     assert not model["attn"].k_proj.weight.requires_grad and not model["attn"].q_proj.training
-    assert type(model["attn"].q_proj) is nn.Linear and model["attn"].q_proj.weight.dtype == torch.bfloat16
+    assert (
+        type(model["attn"].q_proj) is nn.Linear
+        and model["attn"].q_proj.weight.dtype == torch.bfloat16
+    )
     assert merge(model) == []
 
 
@@ -108,7 +129,11 @@ class Lora(nn.Linear):
         (lambda m: None, {"names": ["q_proj", "kproj"]}, "named kproj"),
         (lambda m: None, {"names": "q_proj"}, "a sequence"),
         (lambda m: None, {"head_dim": 8}, "the width of a head is 4"),
-        (lambda m: setattr(m, "v_proj", m.v_proj.to(torch.float8_e4m3fn)), {}, "v_proj is a Linear"),
+        (
+            lambda m: setattr(m, "v_proj", m.v_proj.to(torch.float8_e4m3fn)),
+            {},
+            "v_proj is a Linear",
+        ),
         (lambda m: nn.utils.parametrizations.weight_norm(m.v_proj), {}, "v_proj is a Parametrized"),
         (lambda m: complexify(m), {}, "q_proj is a ComplexLinear"),
         (lambda m: setattr(m, "q_proj", Lora(8, 8)), {}, "q_proj is a Lora"),
@@ -122,7 +147,9 @@ class Lora(nn.Linear):
         (lambda m: None, {"pairing": "other"}, "pairing"),
     ],
 )
-def test_what_cannot_be_replaced_is_named_and_nothing_is_changed(change: Any, options: Any, word: str) -> None:
+def test_what_cannot_be_replaced_is_named_and_nothing_is_changed(
+    change: Any, options: Any, word: str
+) -> None:
     model = Attention()
     change(model)
     before = [type(layer) for layer in model.modules()]
@@ -137,7 +164,13 @@ def test_a_fused_projection_is_named() -> None:
         complexify(model)
 
 
-SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 GROUPED = SIZES | {"num_key_value_heads": 2, "attn_implementation": "eager"}
 ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
     "Llama": (GROUPED, "half"),
@@ -164,16 +197,25 @@ def attention_of(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_merged_and_complexified_models_have_equal_logits(architecture: str, tmp_path: Path) -> None:
+def test_merged_and_complexified_models_have_equal_logits(
+    architecture: str, tmp_path: Path
+) -> None:
     model, pairing = build(architecture)
     dense = sum(value.numel() for value in model.parameters())
     replaced = complexify(model, pairing=pairing)
     assert len(replaced) == 6
     biases = sum(
-        layer.bias.numel() for layer in model.modules() if isinstance(layer, ComplexLinear) and layer.bias is not None
+        layer.bias.numel()
+        for layer in model.modules()
+        if isinstance(layer, ComplexLinear) and layer.bias is not None
     )
-    assert 2 * (sum(one.after for one in replaced) - biases) == sum(one.before for one in replaced) - biases
-    assert dense - sum(value.numel() for value in model.parameters()) == sum(one.before - one.after for one in replaced)
+    assert (
+        2 * (sum(one.after for one in replaced) - biases)
+        == sum(one.before for one in replaced) - biases
+    )
+    assert dense - sum(value.numel() for value in model.parameters()) == sum(
+        one.before - one.after for one in replaced
+    )
     inputs = torch.arange(48).view(2, 24)
     before = model(input_ids=inputs).logits
     again, _ = build(architecture)
@@ -204,8 +246,9 @@ def rotated(model: Any, x_BTHK: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_projection_commutes_with_the_architectures_own_rotation(architecture: str) -> None:
-    """One angle per pair and position: rotating W x is multiplying the complex outputs by a phase. By linearity this is
-    so for all x exactly if the pairs of the layer are those of the rotation."""
+    """One angle per pair and position: rotating W x is multiplying the complex outputs by a phase.
+    By linearity this is so for all x exactly if the pairs of the layer are those of the
+    rotation."""
     model, right = build(architecture)
     width = attention_of(model).head_dim
     angle = torch.arange(24)[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
@@ -219,7 +262,9 @@ def test_the_projection_commutes_with_the_architectures_own_rotation(architectur
         z = ((x[0, :, 0::2] + 1j * x[0, :, 1::2]) @ (layer.a - 1j * layer.b).T).detach()
         z = (z * torch.exp(1j * angle).repeat(1, 2)).numpy()
         pairs = channel_pairs(2 * width, pairing, width)
-        error = max(np.abs(found[:, i] + 1j * found[:, k] - z[:, j]).max() for j, (i, k) in enumerate(pairs))
+        error = max(
+            np.abs(found[:, i] + 1j * found[:, k] - z[:, j]).max() for j, (i, k) in enumerate(pairs)
+        )
         assert (error < 1e-4) == (pairing == right), pairing
 
 
@@ -232,7 +277,9 @@ def test_partial_rotation_of_half_split_pairs_is_refused() -> None:
     with pytest.raises(ValueError, match="pairing='interleaved'"):
         complexify(gptj, pairing="half")
     for wrong in ("StableLm", "Llama"):  # StableLM also rotates a part of each head only
-        model = getattr(transformers, f"{wrong}ForCausalLM")(getattr(transformers, f"{wrong}Config")(**SIZES))
+        model = getattr(transformers, f"{wrong}ForCausalLM")(
+            getattr(transformers, f"{wrong}Config")(**SIZES)
+        )
         with pytest.raises(ValueError, match="pairing='half'"):
             complexify(model, pairing="interleaved")
     cohere = transformers.CohereForCausalLM(transformers.CohereConfig(**SIZES))
@@ -245,7 +292,9 @@ def test_partial_rotation_of_half_split_pairs_is_refused() -> None:
 
 def test_the_page_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="needs the extra `transformers`")
-    code = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "own-model.md").read_text(encoding="utf-8"), re.S)
+    code = re.search(
+        r"```python\n(.*?)```", (ROOT / "docs" / "own-model.md").read_text(encoding="utf-8"), re.S
+    )
     assert code
     (tmp_path / "page.py").write_text(code[1])
     runpy.run_path(str(tmp_path / "page.py"))

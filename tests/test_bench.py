@@ -29,16 +29,22 @@ def test_the_products_equal_the_dense_form(bench: ModuleType) -> None:
     x = torch.randn(5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     a, b, expected = layer.a, layer.b, x @ layer.weight.T
     torch.testing.assert_close(bench.two_products(x, a, b), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(bench.three_products(x, a, b - a, a + b), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        bench.three_products(x, a, b - a, a + b), expected, rtol=0, atol=1e-12
+    )
 
 
 def test_the_plain_baseline_is_gpt_2(bench: ModuleType) -> None:
     """Its number of parameters by the closed form, and log V before training."""
     width, model = CONFIG.model.d_model, bench.PlainGPT(CONFIG, TOY_VOCAB)
-    expected = (TOY_VOCAB + 16) * width + CONFIG.model.n_layers * (12 * width**2 + 13 * width) + 2 * width
+    expected = (
+        (TOY_VOCAB + 16) * width + CONFIG.model.n_layers * (12 * width**2 + 13 * width) + 2 * width
+    )
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
     tokens_BT = torch.arange(32).view(2, 16)
-    assert model(tokens_BT, tokens_BT)["loss"].item() == pytest.approx(math.log(TOY_VOCAB), rel=0.02)
+    assert model(tokens_BT, tokens_BT)["loss"].item() == pytest.approx(
+        math.log(TOY_VOCAB), rel=0.02
+    )
 
 
 def test_each_implementation_is_timed_in_turn(bench: ModuleType) -> None:
@@ -47,7 +53,9 @@ def test_each_implementation_is_timed_in_turn(bench: ModuleType) -> None:
     def build(name: str, seconds: float):
         return lambda: lambda: (calls.append(name), time.sleep(seconds))
 
-    times = bench.time_steps({"slow": build("slow", 0.01), "fast": build("fast", 0.001)}, torch.device("cpu"), rounds=2)
+    times = bench.time_steps(
+        {"slow": build("slow", 0.01), "fast": build("fast", 0.001)}, torch.device("cpu"), rounds=2
+    )
     turn = bench.TURN["cpu"]
     warm_up = ["slow"] * bench.WARM_UP + ["fast"] * bench.WARM_UP
     assert calls == warm_up + (["slow"] * turn + ["fast"] * turn) * 2
@@ -56,7 +64,9 @@ def test_each_implementation_is_timed_in_turn(bench: ModuleType) -> None:
 
 def test_a_table_has_rates_and_ratios_to_our_fastest_setting(bench: ModuleType) -> None:
     times = {f"{bench.OURS}: eager": 8.0, f"{bench.OURS}: compiled": 4.0, "plain": 10.0}
-    rows = [line.strip("| ").split(" | ") for line in bench.render_steps(CONFIG, times).splitlines()[4:]]
+    rows = [
+        line.strip("| ").split(" | ") for line in bench.render_steps(CONFIG, times).splitlines()[4:]
+    ]
     assert [row[2] for row in rows] == ["4,000", "8,000", "3,200"]
     assert [row[4] for row in rows] == ["2.00", "1.00", "2.50"]
 
@@ -66,13 +76,16 @@ def test_a_table_replaces_its_own_part_of_the_page(bench: ModuleType) -> None:
     head, end = "<!-- generated: bench projections cpu -->", "<!-- end of generated -->"
     before, rest = page.split(head)
     assert (
-        bench.with_table(page, "projections cpu", "NEW\n") == f"{before}{head}\n\nNEW\n\n{end}{rest.split(end, 1)[1]}"
+        bench.with_table(page, "projections cpu", "NEW\n")
+        == f"{before}{head}\n\nNEW\n\n{end}{rest.split(end, 1)[1]}"
     )
     assert "<!-- generated: bench steps cpu -->" in before
     assert bench.with_table(page, "steps cuda", "NEW\n").startswith(page.rstrip())
 
 
-def test_the_script_at_tiny_sizes(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_the_script_at_tiny_sizes(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     monkeypatch.setattr("sys.argv", ["bench.py", "--smoke"])
     bench.main()
     printed = capsys.readouterr().out

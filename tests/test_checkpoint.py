@@ -1,4 +1,6 @@
-"""Checkpoints that are corrupt, foreign or of another run: the run falls back and ends with the same bits."""
+"""Checkpoints that are corrupt, foreign or of another run: the run falls back and ends with the
+same bits.
+"""
 
 import hashlib
 import os
@@ -51,7 +53,11 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps that are trained from here on."""
     made: list[int] = []
     real = trainer.train_step
-    monkeypatch.setattr(trainer, "train_step", lambda *a, step, **k: (made.append(step), real(*a, step=step, **k))[1])
+    monkeypatch.setattr(
+        trainer,
+        "train_step",
+        lambda *a, step, **k: (made.append(step), real(*a, step=step, **k))[1],
+    )
     return made
 
 
@@ -61,9 +67,12 @@ def continues_to_the_same_bits(run: Run, whole: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "corrupt", [lambda data: data[:-100], lambda data: b"", lambda data: data[:500] + b"\x00" + data[501:]]
+    "corrupt",
+    [lambda data: data[:-100], lambda data: b"", lambda data: data[:500] + b"\x00" + data[501:]],
 )
-def test_a_corrupt_checkpoint_falls_back_to_the_previous_one(corrupt, broken, whole, updates, capsys) -> None:
+def test_a_corrupt_checkpoint_falls_back_to_the_previous_one(
+    corrupt, broken, whole, updates, capsys
+) -> None:
     newest = checkpoints(broken.path)[0]
     newest.write_bytes(corrupt(newest.read_bytes()))
     continues_to_the_same_bits(broken, whole)
@@ -99,7 +108,9 @@ def test_a_checkpoint_without_its_metrics_is_not_used(text: str, broken, whole, 
     assert updates[0] == 0
 
 
-def test_a_checkpoint_of_another_corpus_is_not_used(broken, updates, toy_data: TokenSet, capsys) -> None:
+def test_a_checkpoint_of_another_corpus_is_not_used(
+    broken, updates, toy_data: TokenSet, capsys
+) -> None:
     """`tiny` depends on Python's version; its run id does not."""
     toy_data.meta["splits"]["train"]["sha256"] = "other"
     assert execute(broken).status == "complete"

@@ -1,4 +1,6 @@
-"""Composition of conf/: every file composes, every mistake is one line with the place and the nearest valid name."""
+"""Composition of conf/: every file composes, every mistake is one line with the place and the
+nearest valid name.
+"""
 
 import shutil
 from pathlib import Path
@@ -21,9 +23,13 @@ def test_every_file_composes(group: str, name: str) -> None:
 
 @pytest.mark.parametrize("row", ["base", "b2_l512_g09_s2000", "b2_l512_g09_s1000", "b2_l512_d64"])
 def test_quick_runs_see_enough_tokens_and_decay_like_the_papers(row: str) -> None:
-    quick, paper = (load_run([f"scale={scale}", f"ablation={row}"]).config.train for scale in ("quick", "paper"))
+    quick, paper = (
+        load_run([f"scale={scale}", f"ablation={row}"]).config.train for scale in ("quick", "paper")
+    )
     assert quick.batch_size * quick.seq_len * quick.max_steps >= 400_000
-    assert quick.lr_step_size / quick.max_steps == pytest.approx(paper.lr_step_size / paper.max_steps)
+    assert quick.lr_step_size / quick.max_steps == pytest.approx(
+        paper.lr_step_size / paper.max_steps
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,7 +68,9 @@ def test_a_mistake_on_the_command_line_is_one_line(override: str, word: str) -> 
         ("model/crope.yaml", "n_layers: many", "conf/model/crope.yaml"),
     ],
 )
-def test_a_mistake_in_a_file_is_one_line(file: str, text: str, word: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_mistake_in_a_file_is_one_line(
+    file: str, text: str, word: str, tmp_path: Path, monkeypatch
+) -> None:
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     monkeypatch.setattr(compose, "CONF_DIR", tmp_path / "conf")
     with (tmp_path / "conf" / file).open("a") as handle:
@@ -82,7 +90,11 @@ def test_precision_is_resolved_before_naming(monkeypatch) -> None:
 
 def test_a_saved_config_loads_with_keys_of_older_schemas() -> None:
     run = load_run(["model=crope", "seed=3"])
-    saved = {**run.container, "runtime": {**run.container["runtime"], "loss": "plain"}, "old": {"key": 1}}
+    saved = {
+        **run.container,
+        "runtime": {**run.container["runtime"], "loss": "plain"},
+        "old": {"key": 1},
+    }
     assert load_config(saved) == run.config
 
 

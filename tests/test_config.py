@@ -25,7 +25,9 @@ SCIENTIFIC_KEYS = [key for key in keys() if key.split(".")[0] in SCIENTIFIC]
 
 @pytest.mark.parametrize(("section", "names"), STATED_KEYS.items())
 def test_keys_are_the_stated_ones(section: str, names: str) -> None:
-    assert {key.split(".")[1] for key in keys() if key.startswith(f"{section}.")} == set(names.split())
+    assert {key.split(".")[1] for key in keys() if key.startswith(f"{section}.")} == set(
+        names.split()
+    )
     assert {"seed", "results_dir", "data_dir"} <= keys().keys()
 
 
@@ -95,7 +97,11 @@ def test_identity_depends_on_nothing_else(key: str, resolved: dict[str, Any]) ->
 
 def test_the_numerics_version_is_part_of_the_name(resolved: dict[str, Any]) -> None:
     today = config_module.numerics_version(resolved["model"])
-    assert run_hash(resolved) == run_hash(resolved, version=today) != run_hash(resolved, version=today + 1)
+    assert (
+        run_hash(resolved)
+        == run_hash(resolved, version=today)
+        != run_hash(resolved, version=today + 1)
+    )
 
 
 def test_a_run_is_named_after_its_precision_is_resolved(resolved: dict[str, Any]) -> None:
@@ -122,7 +128,8 @@ def test_published_run_ids(resolved: dict[str, Any]) -> None:
 
 def test_models_differ_in_one_choice_each() -> None:
     xpos, rope, crope = (
-        dataclasses.asdict(load_run([f"model={name}"]).config.model) for name in ("xpos", "rope", "crope")
+        dataclasses.asdict(load_run([f"model={name}"]).config.model)
+        for name in ("xpos", "rope", "crope")
     )
     assert {key for key in rope if xpos[key] != rope[key]} == {"position"}
     assert {key for key in rope if crope[key] != rope[key]} == {"projection"}

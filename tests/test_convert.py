@@ -40,7 +40,9 @@ def build(config: ModelConfig = CONFIG, **changes: object) -> GPT:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.copy_(1 + 0.3 * drawn if "norm" in name and name.endswith("weight") else 0.4 * drawn)
+            parameter.copy_(
+                1 + 0.3 * drawn if "norm" in name and name.endswith("weight") else 0.4 * drawn
+            )
     return model
 
 
@@ -52,7 +54,10 @@ def logits(model: GPT) -> torch.Tensor:
 
 def anywhere() -> StreamStructure:
     """A random structure of the stream and of every head's values."""
-    heads = [[as_complex(random_rotation(10 * layer + head, 6).T).T for head in range(2)] for layer in (1, 2)]
+    heads = [
+        [as_complex(random_rotation(10 * layer + head, 6).T).T for head in range(2)]
+        for layer in (1, 2)
+    ]
     return StreamStructure(as_complex(random_rotation(5).T).T, heads, kept=math.nan)
 
 
@@ -75,9 +80,13 @@ def test_a_gain_of_zero_is_refused() -> None:
 
 
 def test_a_hidden_crope_model_is_recovered() -> None:
-    """A CRoPE model, made dense and rotated away at random, is found again and projected back without loss."""
+    """A CRoPE model, made dense and rotated away at random, is found again and projected back
+    without loss.
+    """
     crope = build(projection="complex", tied_head=False)
-    with torch.no_grad():  # equal gains in a pair: otherwise Q, K and V are not complex-linear from the stream
+    with (
+        torch.no_grad()
+    ):  # equal gains in a pair: otherwise Q, K and V are not complex-linear from the stream
         for block in crope.blocks:
             block.attn_norm.weight[1::2] = block.attn_norm.weight[0::2]
     plain = copy.deepcopy(crope)
@@ -87,7 +96,9 @@ def test_a_hidden_crope_model_is_recovered() -> None:
     assert found.kept == pytest.approx(1.0, abs=1e-6)
     recovered = project(rotate(hidden, found), CONFIG)
     assert (logits(project(hidden, CONFIG)) - logits(crope)).abs().max() > 0.1
-    torch.testing.assert_close(logits(recovered), logits(crope), rtol=0, atol=1e-2 * logits(crope).abs().max().item())
+    torch.testing.assert_close(
+        logits(recovered), logits(crope), rtol=0, atol=1e-2 * logits(crope).abs().max().item()
+    )
 
 
 def test_projection_keeps_the_stated_fraction_and_loads_into_a_plain_model() -> None:
@@ -96,7 +107,11 @@ def test_projection_keeps_the_stated_fraction_and_loads_into_a_plain_model() -> 
     rotated = rotate(model, found)
     projected = project(rotated, CONFIG)
     norms = [
-        sum((getattr(block.attn, name).weight ** 2).sum().item() for block in source.blocks for name in QKV)
+        sum(
+            (getattr(block.attn, name).weight ** 2).sum().item()
+            for block in source.blocks
+            for name in QKV
+        )
         for source in (projected, rotated)
     ]
     assert norms[0] / norms[1] == pytest.approx(found.kept, rel=1e-10)
@@ -108,10 +123,14 @@ def test_projection_keeps_the_stated_fraction_and_loads_into_a_plain_model() -> 
 def test_fresh_projections_are_initial_and_the_rest_is_kept() -> None:
     projected = project(rotate(build(), anywhere()), CONFIG)
     fresh = with_initial_qkv(projected, CONFIG, seed=5).state_dict()
-    initial = GPT(replace(CONFIG, projection="complex"), vocab_size=VOCAB, max_len=LENGTH, seed=5).state_dict()
+    initial = GPT(
+        replace(CONFIG, projection="complex"), vocab_size=VOCAB, max_len=LENGTH, seed=5
+    ).state_dict()
     for name, value in fresh.items():
         own = any(part in name for part in QKV)
-        assert torch.equal(value, initial[name].double() if own else projected.state_dict()[name]), name
+        assert torch.equal(
+            value, initial[name].double() if own else projected.state_dict()[name]
+        ), name
 
 
 @pytest.fixture(scope="module")
@@ -122,18 +141,28 @@ def rope(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
 
 
 def test_a_run_from_end_to_end(rope: Record, capsys: pytest.CaptureFixture[str]) -> None:
-    """Losses are those of the files; the rotated model's is the trained one's; every arm is fine-tuned."""
+    """Losses are those of the files; the rotated model's is the trained one's; every arm is
+    fine-tuned.
+    """
     convert(rope, steps=4, lr=0.003)
     result = json.loads((rope.path / "conversion.json").read_text())
     before, after, fractions = result["loss_nats"], result["tuned_loss_nats"], result["kept_share"]
     assert before["trained"] == pytest.approx(rope.summary["val_full"]["final_nats"], rel=1e-6)
     assert before["rope"] == pytest.approx(before["trained"], rel=1e-5)
     assert all(after[name] != before[name] for name in ARMS)
-    assert len(fractions["best_by_chance"]) == 3 and min(fractions["best_by_chance"]) > fractions["random"]
+    assert (
+        len(fractions["best_by_chance"]) == 3
+        and min(fractions["best_by_chance"]) > fractions["random"]
+    )
     assert fractions["best"] > fractions["random"] and len(fractions["by_layer"]) == 1
     trained, converted = result["parameters"]["trained"], result["parameters"]["converted"]
-    assert trained == {name: count for name, count in rope.summary["parameters"].items() if name != "total"}
-    assert (2 * converted["qkv"], converted["embeddings"]) == (trained["qkv"], 2 * trained["embeddings"])
+    assert trained == {
+        name: count for name, count in rope.summary["parameters"].items() if name != "total"
+    }
+    assert (2 * converted["qkv"], converted["embeddings"]) == (
+        trained["qkv"],
+        2 * trained["embeddings"],
+    )
     choices = ModelConfig(**rope.config["model"] | {"projection": "complex", "tied_head": False})
     model = GPT(choices, vocab_size=TOY_VOCAB, max_len=16, seed=0)
     model.load_state_dict(torch.load(rope.path / "converted.pt", weights_only=True))
@@ -148,7 +177,12 @@ def test_no_steps_leave_the_projected_model_and_the_default_rate_is_the_last(rop
 
 def test_what_cannot_be_converted_is_an_error(rope: Record) -> None:
     with pytest.raises(UserError, match="RoPE"):
-        convert(replace(rope, config=rope.config | {"model": rope.config["model"] | {"position": "none"}}), steps=1)
+        convert(
+            replace(
+                rope, config=rope.config | {"model": rope.config["model"] | {"position": "none"}}
+            ),
+            steps=1,
+        )
     with pytest.raises(UserError, match="steps"):
         convert(rope, steps=-1)
     with pytest.raises(UserError, match="diverged"):

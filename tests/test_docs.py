@@ -20,7 +20,12 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-COMMANDS = {line.strip() for page in PAGES for line in page.read_text().splitlines() if line.startswith("    ")}
+COMMANDS = {
+    line.strip()
+    for page in PAGES
+    for line in page.read_text().splitlines()
+    if line.startswith("    ")
+}
 
 
 def example(start: str) -> str:
@@ -37,23 +42,45 @@ def test_links_lead_to_files(page: Path) -> None:
 
 
 def test_make_commands_name_targets() -> None:
-    targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(
+        re.findall(
+            r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+        )
+    )
     named = {
-        name for page in PAGES for name in re.findall(r"(?:`|^    )make ([a-z-]+)", page.read_text(), re.MULTILINE)
+        name
+        for page in PAGES
+        for name in re.findall(r"(?:`|^    )make ([a-z-]+)", page.read_text(), re.MULTILINE)
     }
     assert named and named <= targets
 
 
-@pytest.mark.parametrize("command", sorted(line for line in COMMANDS if line.startswith("python scripts/train.py")))
+@pytest.mark.parametrize(
+    "command", sorted(line for line in COMMANDS if line.startswith("python scripts/train.py"))
+)
 def test_training_commands_name_valid_keys(command: str) -> None:
-    words = [word for word in command.split("#")[0].split()[2:] if "=" in word and not word.startswith("study=heads")]
-    known = [word for word in words if not re.search(r"\b(letters|gaussian)\b", word)]  # the tutorial creates these
+    words = [
+        word
+        for word in command.split("#")[0].split()[2:]
+        if "=" in word and not word.startswith("study=heads")
+    ]
+    known = [
+        word for word in words if not re.search(r"\b(letters|gaussian)\b", word)
+    ]  # the tutorial creates these
     check_overrides([word.strip("'") for word in known])
 
 
 def test_the_library_example_of_the_readme_runs() -> None:
-    lines = [line.strip() for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("    ")]
-    code = [line for line in lines if line.startswith("from crope import") or line.startswith("model = GPT(")]
+    lines = [
+        line.strip()
+        for line in (ROOT / "README.md").read_text().splitlines()
+        if line.startswith("    ")
+    ]
+    code = [
+        line
+        for line in lines
+        if line.startswith("from crope import") or line.startswith("model = GPT(")
+    ]
     space: dict = {}
     exec("\n".join(code).replace("50257", "300").replace("1024", "16"), space)
     assert space["model"].max_len == 16
@@ -64,7 +91,11 @@ def test_the_study_of_the_tutorial_expands(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "conf" / "study" / "heads.yaml").write_text(example("# @package _global_"))
     monkeypatch.setattr(compose, "CONF_DIR", tmp_path / "conf")
     runs = study.study_runs(["heads"], scale="smoke")
-    assert len(runs) == len({run.run_id for run in runs if run.config.train.precision != "auto"} or runs) == 20
+    assert (
+        len(runs)
+        == len({run.run_id for run in runs if run.config.train.precision != "auto"} or runs)
+        == 20
+    )
     assert {run.config.model.n_heads for run in runs} == {2, 4}
 
 
@@ -83,6 +114,9 @@ def test_the_scheme_of_the_tutorial_works() -> None:
 
 def test_readme_states_the_default_scale_and_its_length() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    before, after = text.split("<!-- generated: tables -->")[0], text.split("<!-- end of generated -->")[1]
+    before, after = (
+        text.split("<!-- generated: tables -->")[0],
+        text.split("<!-- end of generated -->")[1],
+    )
     assert len((before + after).split()) <= 1200
     assert load_run([]).scale == "quick"

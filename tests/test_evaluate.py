@@ -1,4 +1,6 @@
-"""The reference loss against a float64 log-softmax by hand; full and sampled validation; unigram entropy."""
+"""The reference loss against a float64 log-softmax by hand; full and sampled validation; unigram
+entropy.
+"""
 
 import math
 
@@ -15,10 +17,14 @@ CPU = torch.device("cpu")
 TOKENS = np.arange(400, dtype=np.uint16)
 
 
-def config(*, batch_size: int = 2, seq_len: int = 4, batches: int = 3, full_tokens: int = 0, seed: int = 0) -> Config:
+def config(
+    *, batch_size: int = 2, seq_len: int = 4, batches: int = 3, full_tokens: int = 0, seed: int = 0
+) -> Config:
     return Config(
         model=ModelConfig(position="rotary", projection="real", d_model=8),
-        train=TrainConfig(batch_size=batch_size, seq_len=seq_len, max_steps=10, lr_gamma=0.8, lr_step_size=1),
+        train=TrainConfig(
+            batch_size=batch_size, seq_len=seq_len, max_steps=10, lr_gamma=0.8, lr_step_size=1
+        ),
         eval=EvalConfig(batches=batches, full_every=10, full_tokens=full_tokens),
         seed=seed,
     )
@@ -43,7 +49,9 @@ class Recorder:
 
 
 def test_full_loss_weighs_windows_by_their_tokens() -> None:
-    """Targets 1 to 10 in windows of 4, 4 and 2: the mean is 5.5; of three windows alike it would be 6.17."""
+    """Targets 1 to 10 in windows of 4, 4 and 2: the mean is 5.5; of three windows alike it would be
+    6.17.
+    """
     assert full_loss(mean_target, TOKENS[:11], config=config(), device=CPU) == (5.5, 10)
 
 
@@ -52,7 +60,9 @@ def test_full_loss_weighs_windows_by_their_tokens() -> None:
 def test_full_loss_does_not_depend_on_batching(batch_size: int, at_once: int, monkeypatch) -> None:
     """Targets 1 to 398, mean 199.5, in 99 windows and a rest of 2."""
     monkeypatch.setattr(evaluate, "FULL_BATCH_TOKENS", at_once)
-    mean, count = full_loss(mean_target, TOKENS[:399], config=config(batch_size=batch_size), device=CPU)
+    mean, count = full_loss(
+        mean_target, TOKENS[:399], config=config(batch_size=batch_size), device=CPU
+    )
     assert (mean, count) == (pytest.approx(199.5, rel=1e-6), 398)
 
 
@@ -76,15 +86,23 @@ def test_sampled_loss_is_the_mean_over_distinct_batches() -> None:
 
 
 def test_unigram_cross_entropy_by_hand() -> None:
-    """Counts 3, 1, 0 and one more each: 4/7, 2/7, 1/7. Their mean cost is ln 7 - (ln 4 + ln 2) / 3 = ln 3.5."""
-    train, validation = np.array([0, 0, 1, 0], dtype=np.uint16), np.array([2, 0, 1], dtype=np.uint16)
+    """Counts 3, 1, 0 and one more each: 4/7, 2/7, 1/7.
+
+    Their mean cost is ln 7 - (ln 4 + ln 2) / 3 = ln 3.5.
+    """
+    train, validation = (
+        np.array([0, 0, 1, 0], dtype=np.uint16),
+        np.array([2, 0, 1], dtype=np.uint16),
+    )
     assert unigram_cross_entropy(train, validation, 3) == pytest.approx(math.log(3.5), rel=1e-12)
 
 
 def test_unigram_counts_tokens_that_no_split_has() -> None:
     """Five entries: counts 4, 2, 1, 1, 1 of 9; validation 0, 0 costs ln(9/4)."""
     train = np.array([0, 0, 1, 0], dtype=np.uint16)
-    assert unigram_cross_entropy(train, np.array([0, 0]), 5) == pytest.approx(math.log(9 / 4), rel=1e-12)
+    assert unigram_cross_entropy(train, np.array([0, 0]), 5) == pytest.approx(
+        math.log(9 / 4), rel=1e-12
+    )
 
 
 VOCAB = 70
@@ -105,7 +123,9 @@ class FixedLogits:
 
 def mean_loss(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> float:
     losses = []
-    for logits_V, target in zip(logits_BTV.flatten(0, 1).tolist(), targets_BT.flatten().tolist(), strict=True):
+    for logits_V, target in zip(
+        logits_BTV.flatten(0, 1).tolist(), targets_BT.flatten().tolist(), strict=True
+    ):
         top = max(logits_V)
         log_sum = top + math.log(math.fsum(math.exp(logit - top) for logit in logits_V))
         losses.append(log_sum - logits_V[target])
@@ -144,13 +164,20 @@ def test_without_information_a_token_costs_the_log_of_the_vocabulary() -> None:
     model = small_gpt()
     with torch.no_grad():
         model.embedding.weight.zero_()
-    assert cross_entropy(model, random_tokens(0), random_tokens(1)).item() == pytest.approx(math.log(70), rel=1e-6)
+    assert cross_entropy(model, random_tokens(0), random_tokens(1)).item() == pytest.approx(
+        math.log(70), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("autocast", [True, False])
 def test_bf16_logits_are_summed_in_float32(autocast: bool) -> None:
-    """Summed in bf16, a log-sum-exp near 11 keeps steps of 1/16. Without autocast torch itself would do so."""
-    logits_BTV = torch.randn(4, 64, 5000, generator=torch.Generator().manual_seed(0)).mul(2).bfloat16()
+    """Summed in bf16, a log-sum-exp near 11 keeps steps of 1/16.
+
+    Without autocast torch itself would do so.
+    """
+    logits_BTV = (
+        torch.randn(4, 64, 5000, generator=torch.Generator().manual_seed(0)).mul(2).bfloat16()
+    )
     targets_BT = torch.randint(5000, (4, 64), generator=torch.Generator().manual_seed(1))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         found = cross_entropy(FixedLogits(logits_BTV), targets_BT, targets_BT)

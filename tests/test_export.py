@@ -21,8 +21,12 @@ from tests.conftest import TOY_OVERRIDES, TOY_VOCAB
 LENGTH = 16
 
 
-def record_of(folder: Path, *overrides: str, weights: str = "weights.pt", **changes: object) -> tuple[Record, GPT]:
-    """A run with random weights of order 1; `changes` are made to the model whose weights are saved."""
+def record_of(
+    folder: Path, *overrides: str, weights: str = "weights.pt", **changes: object
+) -> tuple[Record, GPT]:
+    """A run with random weights of order 1; `changes` are made to the model whose weights are
+    saved.
+    """
     run = load_run([*TOY_OVERRIDES, f"results_dir={folder}", *overrides])
     model = GPT(replace(run.config.model, **changes), vocab_size=TOY_VOCAB, max_len=LENGTH, seed=3)
     with torch.no_grad():
@@ -48,9 +52,13 @@ def logits(model: GPT) -> torch.Tensor:
         return model.double().logits(model(torch.arange(LENGTH)[None]))
 
 
-@pytest.mark.parametrize("name", ["crope", "lowrank", "blockdiag", "complex_misaligned", "complex_v", "complex_alibi"])
+@pytest.mark.parametrize(
+    "name", ["crope", "lowrank", "blockdiag", "complex_misaligned", "complex_v", "complex_alibi"]
+)
 @pytest.mark.parametrize("more", [(), ("model.qkv_bias=true", "model.tied_head=false")])
-def test_dense_export_has_equal_logits_in_a_plain_model(name: str, more: tuple[str, ...], tmp_path: Path) -> None:
+def test_dense_export_has_equal_logits_in_a_plain_model(
+    name: str, more: tuple[str, ...], tmp_path: Path
+) -> None:
     record, source = record_of(tmp_path, f"model={name}", *more)
     export(record, tmp_path / "dense.safetensors", dense=True)
     about, plain = read_back(tmp_path / "dense.safetensors")
@@ -68,15 +76,21 @@ def test_as_trained_the_tensors_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_converted_weights_are_exported_with_the_configuration_that_loads_them(dense: bool, tmp_path: Path) -> None:
-    record, converted = record_of(tmp_path, "model=rope", weights="converted.pt", projection="complex", tied_head=False)
+def test_converted_weights_are_exported_with_the_configuration_that_loads_them(
+    dense: bool, tmp_path: Path
+) -> None:
+    record, converted = record_of(
+        tmp_path, "model=rope", weights="converted.pt", projection="complex", tied_head=False
+    )
     export(record, tmp_path / "converted.safetensors", dense=dense, converted=True)
     about, model = read_back(tmp_path / "converted.safetensors")
     assert json.loads(about["model"])["projection"] == ("real" if dense else "complex")
     torch.testing.assert_close(logits(model), logits(converted), rtol=0, atol=1e-5)
 
 
-def test_what_cannot_be_exported_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_exported_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record, _ = record_of(tmp_path, "model=complex_wide")
     with pytest.raises(UserError, match="width"):
         export(record, tmp_path / "out.safetensors", dense=True)

@@ -43,12 +43,16 @@ def slow_losses(model: GPT, tokens: np.ndarray, length: int) -> np.ndarray:
         window = tokens[start : start + length + 1].astype(np.int64)
         with torch.no_grad():
             logits = model.logits(model(torch.from_numpy(window[None, :-1])))[0].numpy()
-        found += list(np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(window) - 1), window[1:]])
+        found += list(
+            np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(window) - 1), window[1:]]
+        )
     model.float()
     return np.array(found)
 
 
-@pytest.mark.parametrize("name", ["xpos", "rope", "crope", "relative_bias", "alibi", "nope", "crope_linear"])
+@pytest.mark.parametrize(
+    "name", ["xpos", "rope", "crope", "relative_bias", "alibi", "nope", "crope_linear"]
+)
 def test_losses_at_each_length(name: str) -> None:
     """299 targets, not a multiple of any length: every length has all of them."""
     model, config = build(name)
@@ -80,16 +84,26 @@ def test_segments_are_means_over_positions() -> None:
 
 
 def test_the_file_of_a_run(folder: Path) -> None:
-    """The trained length has the recorded loss; a file that has the same settings is not measured again."""
+    """The trained length has the recorded loss; a file that has the same settings is not measured
+    again.
+    """
     record = train_toy(folder, "model=rope", "eval.full_tokens=0")
     result = extrapolate(record, factors=(4, 1, 32))
     assert json.loads((record.path / "extrapolation.json").read_text()) == result
-    assert (result["trained_seq_len"], result["factors"], result["max_tokens"]) == (16, [1, 4, 32], 0)
+    assert (result["trained_seq_len"], result["factors"], result["max_tokens"]) == (
+        16,
+        [1, 4, 32],
+        0,
+    )
     first, second, third = result["lengths"]
-    assert first["loss_nats"] == pytest.approx(record.summary["val_full"]["final_nats"], rel=1e-3)  # other spans
+    assert first["loss_nats"] == pytest.approx(
+        record.summary["val_full"]["final_nats"], rel=1e-3
+    )  # other spans
     assert (first["tokens"], second["tokens"], second["seq_len"]) == (299, 299, 64)
     assert third["loss_nats"] is None and "300 tokens" in third["note"]
-    assert [(row["first"], row["last"]) for row in result["by_position"]] == [(i, i + 3) for i in range(0, 64, 4)]
+    assert [(row["first"], row["last"]) for row in result["by_position"]] == [
+        (i, i + 3) for i in range(0, 64, 4)
+    ]
     recorded = extrapolate(record, factors=(1,))["lengths"][0]["loss_nats"]
     assert recorded == pytest.approx(record.summary["val_full"]["final_nats"], rel=1e-6)
     (record.path / "weights.pt").unlink()

@@ -1,4 +1,6 @@
-"""Golden losses of every model through both attention branches, and the numerics versions that depend on them."""
+"""Golden losses of every model through both attention branches, and the numerics versions that
+depend on them.
+"""
 
 import json
 
@@ -18,7 +20,9 @@ def test_every_model_has_golden_losses() -> None:
 
 @pytest.mark.parametrize("branch", BRANCHES)
 @pytest.mark.parametrize("model", config.GOLDEN)
-def test_losses_are_the_committed_ones(model: str, branch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_are_the_committed_ones(
+    model: str, branch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entry = config.GOLDEN[model]
     if entry["choices"][2] == "linear" and branch != "written out":
         return  # linear attention has one branch
@@ -46,13 +50,21 @@ def test_remake_raises_the_version_of_the_changed_model_only(tmp_path, monkeypat
         return {"choices": ["a", "b", "c"], "numerics_version": version, "losses": {"val": [loss]}}
 
     file = tmp_path / "golden.json"
-    file.write_text(json.dumps({"rope": entry(4, 2.0), "learned": entry(1, 3.0), "gone": entry(1, 5.0)}))
+    file.write_text(
+        json.dumps({"rope": entry(4, 2.0), "learned": entry(1, 3.0), "gone": entry(1, 5.0)})
+    )
     measured = {"rope": 2.0, "learned": 3.0 + 1e-7, "new": 1.0}
     monkeypatch.setattr(golden, "group_files", lambda group: measured)
-    monkeypatch.setattr(golden, "golden_losses", lambda name: (["a", "b", "c"], {"val": [measured[name]]}))
+    monkeypatch.setattr(
+        golden, "golden_losses", lambda name: (["a", "b", "c"], {"val": [measured[name]]})
+    )
     assert golden.remake(file) == ["learned", "new"]
     after = json.loads(file.read_text())
-    assert {name: after[name]["numerics_version"] for name in after} == {"rope": 4, "learned": 2, "new": 1}
+    assert {name: after[name]["numerics_version"] for name in after} == {
+        "rope": 4,
+        "learned": 2,
+        "new": 1,
+    }
     assert golden.remake(file) == []
 
 
@@ -64,12 +76,18 @@ def test_numerics_version_of_a_model_and_of_a_combination(monkeypatch) -> None:
         ("rotary", "complex", "softmax"): 1,
     }
     monkeypatch.setattr(
-        config, "GOLDEN", {str(c): {"choices": list(c), "numerics_version": v} for c, v in entries.items()}
+        config,
+        "GOLDEN",
+        {str(c): {"choices": list(c), "numerics_version": v} for c, v in entries.items()},
     )
 
     def version(*choices: str) -> int:
-        return config.numerics_version(dict(zip(("position", "projection", "attention"), choices, strict=True)))
+        return config.numerics_version(
+            dict(zip(("position", "projection", "attention"), choices, strict=True))
+        )
 
     assert all(version(*choices) == expected for choices, expected in entries.items())
-    assert version("learned", "halved", "softmax") == 2  # both models with learned positions are past version 1
+    assert (
+        version("learned", "halved", "softmax") == 2
+    )  # both models with learned positions are past version 1
     assert version("rotary", "halved", "softmax") == 1  # not every model with softmax is

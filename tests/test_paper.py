@@ -1,4 +1,6 @@
-"""The paper's numbers against a second, independent transcription, and the paper scale against its settings."""
+"""The paper's numbers against a second, independent transcription, and the paper scale against its
+settings.
+"""
 
 import pytest
 
@@ -30,11 +32,15 @@ def printed(by_model: dict[str, paper.PrintedLoss], decimals: int) -> list[str]:
 
 
 def test_table1_is_as_printed() -> None:
-    assert {paper.DATASET_LABELS[name]: printed(row, 4) for name, row in paper.TABLE1.items()} == read(TABLE1)
+    assert {
+        paper.DATASET_LABELS[name]: printed(row, 4) for name, row in paper.TABLE1.items()
+    } == read(TABLE1)
 
 
 def test_table2_is_as_printed() -> None:
-    assert {paper.row_label(name): printed(row, 3) for name, row in paper.TABLE2.items()} == read(TABLE2)
+    assert {paper.row_label(name): printed(row, 3) for name, row in paper.TABLE2.items()} == read(
+        TABLE2
+    )
 
 
 def test_orders_are_the_papers() -> None:
@@ -68,6 +74,8 @@ def test_scale_paper_is_the_papers_setting() -> None:
 def test_ablations_at_scale_paper_are_table2s_rows(row: str) -> None:
     overrides = ["model=rope", "data=pg19", f"ablation={row}", "scale=paper"]
     config = load_run(overrides).container
-    found = {name: config["model" if name == "d_model" else "train"][name] for name in paper.ROWS[row]}
+    found = {
+        name: config["model" if name == "d_model" else "train"][name] for name in paper.ROWS[row]
+    }
     assert found == paper.ROWS[row]
     assert config["train"]["max_steps"] == 10_000

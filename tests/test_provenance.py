@@ -23,7 +23,9 @@ def test_a_checkout_as_committed_is_clean(checkout: Path) -> None:
     assert is_dirty(checkout) is False
 
 
-@pytest.mark.parametrize("file", ["crope/gpt.py", "crope/new_scheme.py", "conf/model/new.yaml", "scripts/mine.py"])
+@pytest.mark.parametrize(
+    "file", ["crope/gpt.py", "crope/new_scheme.py", "conf/model/new.yaml", "scripts/mine.py"]
+)
 def test_changed_and_untracked_source_files_make_it_dirty(file: str, checkout: Path) -> None:
     (checkout / file).parent.mkdir(parents=True, exist_ok=True)
     (checkout / file).write_text("y = 2\n")

@@ -67,7 +67,11 @@ def test_a_resumed_writer_replaces_the_lines_after_its_checkpoint(tmp_path: Path
     with MetricsWriter(path, keep=kept) as metrics:
         metrics.write({"step": 2, "x": 7.0})
         assert metrics.sync() == path.stat().st_size
-    assert read_metrics(path) == [{"step": 0, "x": 0.0}, {"step": 1, "x": 0.1}, {"step": 2, "x": 7.0}]
+    assert read_metrics(path) == [
+        {"step": 0, "x": 0.0},
+        {"step": 1, "x": 0.1},
+        {"step": 2, "x": 7.0},
+    ]
 
 
 def test_a_file_shorter_than_its_checkpoint_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -84,7 +88,13 @@ def test_no_line_holds_a_nan(tmp_path: Path) -> None:
 
 
 ROWS = [
-    {"step": 0, "val/loss_nats": 9.0, "train/loss_nats": 9.1, "time/step_ms": 900.0, "speed/tokens_per_s": 1.0},
+    {
+        "step": 0,
+        "val/loss_nats": 9.0,
+        "train/loss_nats": 9.1,
+        "time/step_ms": 900.0,
+        "speed/tokens_per_s": 1.0,
+    },
     {"step": 10, "val/loss_nats": 4.0, "time/step_ms": 10.0, "speed/tokens_per_s": 70.0},
     {"step": 15, "train/loss_nats": 0.5, "time/step_ms": 30.0, "speed/tokens_per_s": 40.0},
     {"step": 20, "val/loss_nats": 2.9, "val_full/loss_nats": 2.8, "val_full/tokens": 100},
@@ -104,7 +114,9 @@ VALIDATION = {"tokens": 101, "bytes": 404}
 
 
 def test_every_number_of_a_summary_by_hand() -> None:
-    """The last 10 % of 40 steps are 36 to 40: 3.0, 3.2, 3.7, mean 3.3, variance (0.09 + 0.01 + 0.16) / 2 = 0.13."""
+    """The last 10 % of 40 steps are 36 to 40: 3.0, 3.2, 3.7, mean 3.3, variance (0.09 + 0.01 +
+    0.16) / 2 = 0.13.
+    """
     assert summarise(ROWS, max_steps=40, validation=VALIDATION) == {
         "val_sampled": {
             "mean_nats": pytest.approx(3.3, rel=1e-12),
@@ -115,7 +127,13 @@ def test_every_number_of_a_summary_by_hand() -> None:
             "best_nats": 2.9,
             "best_step": 20,
         },
-        "val_full": {"final_nats": 3.1, "best_nats": 2.8, "best_step": 20, "tokens": 100, "whole_split": True},
+        "val_full": {
+            "final_nats": 3.1,
+            "best_nats": 2.8,
+            "best_step": 20,
+            "tokens": 100,
+            "whole_split": True,
+        },
         "train": {"final_nats": 2.6, "tokens": 96},
         "train_val_gap_nats": pytest.approx(0.5, rel=1e-12),
         "val_nats_per_byte": pytest.approx(3.1 / 4, rel=1e-12),  # four bytes per token
@@ -125,7 +143,9 @@ def test_every_number_of_a_summary_by_hand() -> None:
 
 
 def test_a_subset_is_not_the_whole_split_and_one_measurement_has_no_spread() -> None:
-    found = summarise([ROWS[0], {**ROWS[-1], "step": 10}], max_steps=10, validation={"tokens": 102, "bytes": 404})
+    found = summarise(
+        [ROWS[0], {**ROWS[-1], "step": 10}], max_steps=10, validation={"tokens": 102, "bytes": 404}
+    )
     assert found["val_full"]["whole_split"] is False
     assert (found["val_sampled"]["n"], found["val_sampled"]["std_nats"]) == (1, None)
     assert found["time"]["median_step_ms"] == 900.0
@@ -147,7 +167,9 @@ def test_every_published_record_is_valid_and_of_committed_code() -> None:
     records, invalid = zip(*map(read_records, sorted(PUBLISHED.glob("*/"))), strict=True)
     every = [one for of_machine in records for one in of_machine]
     assert every and not any(invalid)
-    assert not any(one.provenance["dirty"] or Path(one.config["data_dir"]).is_absolute() for one in every)
+    assert not any(
+        one.provenance["dirty"] or Path(one.config["data_dir"]).is_absolute() for one in every
+    )
 
 
 def edit(name: str, change: Callable[[Any], object]) -> Callable[[Path], None]:
@@ -167,7 +189,9 @@ def edit_metrics(folder: Path) -> None:
     rows[-1]["val_full/loss_nats"] = 1.0
     text = "".join(f"{json.dumps(row)}\n" for row in rows)
     (folder / "metrics.jsonl").write_text(text)
-    edit("summary.json", lambda s: s.update(metrics_sha256=hashlib.sha256(text.encode()).hexdigest()))(folder)
+    edit(
+        "summary.json", lambda s: s.update(metrics_sha256=hashlib.sha256(text.encode()).hexdigest())
+    )(folder)
 
 
 @pytest.mark.parametrize(
@@ -178,14 +202,19 @@ def edit_metrics(folder: Path) -> None:
         (lambda folder: (folder / "metrics.jsonl").write_text('{"step": 0}\n'), "SHA-256"),
         (edit("summary.json", lambda s: s.update(status="done")), "status"),
         (edit("summary.json", lambda s: s.pop("parameters")), "parameters"),
-        (edit("summary.json", lambda s: s["val_full"].update(final_nats=4.5)), "val_full.final_nats"),
+        (
+            edit("summary.json", lambda s: s["val_full"].update(final_nats=4.5)),
+            "val_full.final_nats",
+        ),
         (edit("summary.json", lambda s: s.update(unigram_nats=float("nan"))), "unigram_nats"),
         (edit("config.yaml", lambda c: c["train"].update(lr=0.5)), "config.yaml"),
         (edit("config.yaml", lambda c: c.update(seed=7)), "config.yaml"),
         (edit_metrics, "val_full.final_nats"),
     ],
 )
-def test_an_invalid_record_is_named_in_one_line(spoil: Callable[[Path], object], word: str, tmp_path: Path) -> None:
+def test_an_invalid_record_is_named_in_one_line(
+    spoil: Callable[[Path], object], word: str, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(FIRST, tmp_path / FIRST.name))
     spoil(folder)
     with pytest.raises(InvalidRecord, match=word) as caught:

@@ -51,19 +51,32 @@ def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
     files = ["config.yaml", "metrics.jsonl", "provenance.json", "summary.json", "weights.pt"]
     assert sorted(file.name for file in run.path.iterdir()) == files
     assert found.config == run.container
-    identity = {"status": "complete", "model": "crope", "dataset": "tiny", "row": "base", "scale": "quick", "seed": 0}
+    identity = {
+        "status": "complete",
+        "model": "crope",
+        "dataset": "tiny",
+        "row": "base",
+        "scale": "quick",
+        "seed": 0,
+    }
     assert identity.items() <= found.summary.items()
     assert found.summary["train_tokens"] == 12 * 2 * 16
     assert found.summary["train_passes"] == pytest.approx(384 / 900)
     assert found.summary["weights_sha256"] == sha256_file(run.path / "weights.pt")
     assert found.summary["parameters"]["embeddings"] == 300 * 16
     facts = found.provenance
-    assert facts["packages"]["torch"] and facts["device_kind"] == "cpu" and facts["data"] == toy_data.meta
+    assert (
+        facts["packages"]["torch"]
+        and facts["device_kind"] == "cpu"
+        and facts["data"] == toy_data.meta
+    )
     assert facts["started_utc"] <= facts["finished_utc"]
 
 
 def test_a_run_starts_from_the_values_of_its_seed(tmp_path: Path) -> None:
-    first, again, other = (build_model(toy_run(tmp_path, f"seed={seed}").config).state_dict() for seed in (0, 0, 1))
+    first, again, other = (
+        build_model(toy_run(tmp_path, f"seed={seed}").config).state_dict() for seed in (0, 0, 1)
+    )
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["embedding.weight"], other["embedding.weight"])
 
@@ -104,7 +117,9 @@ def test_a_stopped_run_continues_to_the_same_bits(
     dropout: float, at: int, toy_data: TokenSet, tmp_path: Path, monkeypatch
 ) -> None:
     """Stopped by SIGTERM at a checkpoint's step and between two."""
-    whole, broken = (toy_run(tmp_path / name, f"model.dropout={dropout}") for name in ("whole", "broken"))
+    whole, broken = (
+        toy_run(tmp_path / name, f"model.dropout={dropout}") for name in ("whole", "broken")
+    )
     execute(whole)
     with monkeypatch.context() as patch:
         during_step(patch, at, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -120,7 +135,9 @@ def test_a_stopped_run_continues_to_the_same_bits(
 def test_a_killed_run_continues_from_its_checkpoint_to_the_same_bits(
     at: int, toy_data: TokenSet, tmp_path: Path, monkeypatch
 ) -> None:
-    """Nothing is saved on the way out, so the lines after the last checkpoint (steps 5 and 10) must be replaced."""
+    """Nothing is saved on the way out, so the lines after the last checkpoint (steps 5 and 10) must
+    be replaced.
+    """
     whole, broken = toy_run(tmp_path / "whole"), toy_run(tmp_path / "broken")
     execute(whole)
 
@@ -139,14 +156,18 @@ def test_a_killed_run_continues_from_its_checkpoint_to_the_same_bits(
 
 
 @pytest.mark.parametrize("bad_step", [4, 11])
-def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(bad_step, toy_data, tmp_path: Path, monkeypatch) -> None:
+def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
+    bad_step, toy_data, tmp_path: Path, monkeypatch
+) -> None:
     real = trainer.train_step
     run = toy_run(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(
             trainer,
             "train_step",
-            lambda *a, step, **k: real(*a, step=step, **k) * (math.nan if step == bad_step else 1.0),
+            lambda *a, step, **k: (
+                real(*a, step=step, **k) * (math.nan if step == bad_step else 1.0)
+            ),
         )
         outcome = execute(run)
     assert outcome.status == "failed" and f"step {bad_step}" in outcome.text
@@ -160,7 +181,9 @@ def test_divergence_is_caught(toy_data: TokenSet, tmp_path: Path) -> None:
     assert "not finite" in execute(toy_run(tmp_path, "train.lr=1e30")).text
 
 
-def test_a_failure_is_one_line_and_a_traceback_in_the_record(toy_data, tmp_path: Path, monkeypatch) -> None:
+def test_a_failure_is_one_line_and_a_traceback_in_the_record(
+    toy_data, tmp_path: Path, monkeypatch
+) -> None:
     def fault() -> None:
         raise RuntimeError("a fault\nof two lines")
 
@@ -173,10 +196,14 @@ def test_a_failure_is_one_line_and_a_traceback_in_the_record(toy_data, tmp_path:
 
 def test_running_out_of_memory_names_the_batch_size(toy_data: TokenSet, tmp_path: Path) -> None:
     """A batch of 2^40 sequences is more than any machine holds."""
-    assert f"train.batch_size={2**40}" in execute(toy_run(tmp_path, f"train.batch_size={2**40}")).text
+    assert (
+        f"train.batch_size={2**40}" in execute(toy_run(tmp_path, f"train.batch_size={2**40}")).text
+    )
 
 
-def test_a_missing_corpus_or_a_short_split_leaves_no_folder(toy_data: TokenSet, tmp_path: Path, monkeypatch) -> None:
+def test_a_missing_corpus_or_a_short_split_leaves_no_folder(
+    toy_data: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
     run = toy_run(tmp_path, "train.seq_len=300")
     with pytest.raises(ConfigError, match=r"train\.seq_len"):
         execute(run)
@@ -192,7 +219,9 @@ def test_a_missing_corpus_or_a_short_split_leaves_no_folder(toy_data: TokenSet, 
 
 
 @pytest.mark.parametrize("where", ["checkpoint", "summary", "metrics"])
-def test_a_full_disk_is_a_storage_error_and_loses_nothing(where, toy_data, tmp_path: Path, monkeypatch) -> None:
+def test_a_full_disk_is_a_storage_error_and_loses_nothing(
+    where, toy_data, tmp_path: Path, monkeypatch
+) -> None:
     run, whole = toy_run(tmp_path), toy_run(tmp_path / "whole")
     execute(whole)
     real_write, real_append = record.write_bytes, record.MetricsWriter.write
@@ -218,7 +247,9 @@ def test_a_full_disk_is_a_storage_error_and_loses_nothing(where, toy_data, tmp_p
     assert same_bits(run, whole)
 
 
-def test_a_folder_removed_during_training_is_reported(toy_data: TokenSet, tmp_path: Path, monkeypatch) -> None:
+def test_a_folder_removed_during_training_is_reported(
+    toy_data: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
     run = toy_run(tmp_path)
     with monkeypatch.context() as patch:
         during_step(patch, 3, lambda: shutil.rmtree(run.path))
@@ -227,7 +258,9 @@ def test_a_folder_removed_during_training_is_reported(toy_data: TokenSet, tmp_pa
     assert execute(run).status == "complete"
 
 
-def test_a_corrupt_record_is_neither_used_nor_overwritten(toy_data: TokenSet, tmp_path: Path) -> None:
+def test_a_corrupt_record_is_neither_used_nor_overwritten(
+    toy_data: TokenSet, tmp_path: Path
+) -> None:
     run = toy_run(tmp_path)
     execute(run)
     (run.path / "metrics.jsonl").write_text('{"step": 0}\n')

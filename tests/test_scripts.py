@@ -1,4 +1,6 @@
-"""The scripts as commands: output, one line per error, exit status; one subprocess test per script at most."""
+"""The scripts as commands: output, one line per error, exit status; one subprocess test per script
+at most.
+"""
 
 import csv
 import os
@@ -22,10 +24,14 @@ import train as train_script
 def run_script(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, f"scripts/{name}", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
 
 
-def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str, str]:
+def train(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[str, str, str]:
     """stdout, stderr and the error line of train.py in this process; no error: ''."""
     monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
     monkeypatch.setattr(train_script, "failures", [])
@@ -49,16 +55,22 @@ def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
         ("hydra/launcher=ray", "ray"),
     ],
 )
-def test_every_mistake_is_one_line(argument: str, word: str, toy_data, monkeypatch, capsys, tmp_path: Path) -> None:
+def test_every_mistake_is_one_line(
+    argument: str, word: str, toy_data, monkeypatch, capsys, tmp_path: Path
+) -> None:
     settings = [text for text in TOY_OVERRIDES if text.split("=")[0] != argument.split("=")[0]]
-    out, err, error = train(monkeypatch, capsys, *settings, "scale=smoke", argument, f"results_dir={tmp_path}")
+    out, err, error = train(
+        monkeypatch, capsys, *settings, "scale=smoke", argument, f"results_dir={tmp_path}"
+    )
     assert (out, err) == ("", "")
     assert error.startswith("error: ") and word in error and "\n" not in error
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.usefixtures("toy_data")
-def test_a_multirun_skips_what_is_complete_and_lists_what_failed(monkeypatch, capsys, tmp_path: Path) -> None:
+def test_a_multirun_skips_what_is_complete_and_lists_what_failed(
+    monkeypatch, capsys, tmp_path: Path
+) -> None:
     command = ["-m", *TOY_OVERRIDES, f"results_dir={tmp_path}", "model=rope,crope"]
     out, err, error = train(monkeypatch, capsys, *command)
     assert (err, error, out.count("nats per token")) == ("", "", 2)
@@ -69,7 +81,9 @@ def test_a_multirun_skips_what_is_complete_and_lists_what_failed(monkeypatch, ca
 
 
 def test_cfg_job_prints_the_resolved_configuration_and_the_run_id(monkeypatch, capsys) -> None:
-    out, _, error = train(monkeypatch, capsys, "--cfg", "job", "model=crope", "scale=smoke", "train.precision=fp32")
+    out, _, error = train(
+        monkeypatch, capsys, "--cfg", "job", "model=crope", "scale=smoke", "train.precision=fp32"
+    )
     assert error == "" and out.startswith("# crope-ptb-base-s0-")
     assert "d_model: 128" in out and "${" not in out
 
@@ -86,31 +100,55 @@ def test_train_as_a_command(tmp_path: Path) -> None:
 
 
 def test_reproduce_without_data_and_network(tmp_path: Path) -> None:
-    """Table 1 on `tiny`; the paper's rows say missing and why; run again, nothing is trained or changed."""
+    """Table 1 on `tiny`; the paper's rows say missing and why; run again, nothing is trained or
+    changed.
+    """
     hidden = {
         "CROPE_DATA_DIR": str(tmp_path / "none"),
         "CROPE_CACHE_DIR": str(tmp_path / "cache"),
         "HF_HUB_OFFLINE": "1",
     }
-    command = ["--scale", "smoke", "--study", "table1", "--seeds", "1", "--results-dir", str(tmp_path), "tracker=none"]
+    command = [
+        "--scale",
+        "smoke",
+        "--study",
+        "table1",
+        "--seeds",
+        "1",
+        "--results-dir",
+        str(tmp_path),
+        "tracker=none",
+    ]
     done = run_script("reproduce.py", *command, **hidden)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 runs, 3 to train" in done.stdout and "error: ptb" in done.stderr
     with (tmp_path / "report" / "table1.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {(row["dataset"] == "tiny", row["status"]) for row in rows} == {(True, "complete"), (False, "missing")}
+    assert {(row["dataset"] == "tiny", row["status"]) for row in rows} == {
+        (True, "complete"),
+        (False, "missing"),
+    }
     assert "HF_HUB_OFFLINE" in (tmp_path / "unavailable.json").read_text()
     before = {path: path.read_bytes() for path in tmp_path.glob("r*/*/*") if path.is_file()}
     assert "3 runs, 0 to train" in run_script("reproduce.py", *command, **hidden).stdout
     assert {path: path.read_bytes() for path in before} == before
-    assert all(read_record(path).config["runtime"]["threads"] >= 1 for path in (tmp_path / "runs").iterdir())
+    assert all(
+        read_record(path).config["runtime"]["threads"] >= 1
+        for path in (tmp_path / "runs").iterdir()
+    )
 
 
 def test_tools_find_runs_and_fail_in_one_line_per_run(monkeypatch, capsys, tmp_path: Path) -> None:
     sent = []
-    monkeypatch.setattr("crope.tracking.upload", lambda record, results_dir: sent.append(record.path.name))
+    monkeypatch.setattr(
+        "crope.tracking.upload", lambda record, results_dir: sent.append(record.path.name)
+    )
     published = next(PUBLISHED.glob("*/crope-ptb-base-s0-*"))
-    monkeypatch.setattr(sys, "argv", ["tools.py", "upload", "nosuch", str(published), "--results-dir", str(tmp_path)])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["tools.py", "upload", "nosuch", str(published), "--results-dir", str(tmp_path)],
+    )
     assert tools.main() == 1
     assert sent == [published.name]
     assert capsys.readouterr().err.startswith("error: run 'nosuch'")
@@ -118,11 +156,28 @@ def test_tools_find_runs_and_fail_in_one_line_per_run(monkeypatch, capsys, tmp_p
 
 def test_tools_measure_convert_and_export_a_run(monkeypatch, capsys, tmp_path: Path) -> None:
     with toy_corpus(tmp_path / "tokens"):
-        record, out = train_toy(tmp_path, "model=rope", "eval.full_tokens=0"), tmp_path / "out.safetensors"
-        for command, *options in (["extrapolate"], ["convert", "--steps=1"], ["export", str(out), "--converted"]):
-            arguments = ["tools.py", command, record.path.name[:12], *options, f"--results-dir={tmp_path}"]
+        record, out = (
+            train_toy(tmp_path, "model=rope", "eval.full_tokens=0"),
+            tmp_path / "out.safetensors",
+        )
+        for command, *options in (
+            ["extrapolate"],
+            ["convert", "--steps=1"],
+            ["export", str(out), "--converted"],
+        ):
+            arguments = [
+                "tools.py",
+                command,
+                record.path.name[:12],
+                *options,
+                f"--results-dir={tmp_path}",
+            ]
             monkeypatch.setattr(sys, "argv", arguments)
             assert not tools.main()
     printed = capsys.readouterr().out
     loss = f"{record.summary['val_full']['final_nats']:.4f}"
-    assert f"L=16 {loss}; L=32" in printed and f"trained {loss}; rope {loss} -> " in printed and out.exists()
+    assert (
+        f"L=16 {loss}; L=32" in printed
+        and f"trained {loss}; rope {loss} -> " in printed
+        and out.exists()
+    )

@@ -11,7 +11,9 @@ WORD = 2**64 - 1
 
 
 def philox(key: int, counter: int) -> list[int]:
-    """Philox4x64-10 of Salmon et al. (SC 2011): four 64-bit words from a 256-bit counter and a 128-bit key."""
+    """Philox4x64-10 of Salmon et al. (SC 2011): four 64-bit words from a 256-bit counter and a
+    128-bit key.
+    """
     c = [counter >> (64 * i) & WORD for i in range(4)]
     k = [key & WORD, key >> 64]
     for _ in range(10):
@@ -21,8 +23,12 @@ def philox(key: int, counter: int) -> list[int]:
     return c
 
 
-@pytest.mark.parametrize(("seed", "purpose", "index"), [(0, "batches/train", 0), (3, "init/a", 1), (0, "x", 9999)])
-def test_stream_is_philox_with_the_index_in_the_highest_word(seed: int, purpose: str, index: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "purpose", "index"), [(0, "batches/train", 0), (3, "init/a", 1), (0, "x", 9999)]
+)
+def test_stream_is_philox_with_the_index_in_the_highest_word(
+    seed: int, purpose: str, index: int
+) -> None:
     """So the streams of two steps lie 2^192 blocks apart: they cannot overlap."""
     key = int.from_bytes(hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:16], "little")
     start = index << 192
@@ -39,7 +45,12 @@ def test_equal_arguments_equal_draws_and_any_other_argument_others() -> None:
     every = [
         draws(seed, purpose, index)
         for seed in (0, 1, 11)
-        for purpose in ("batches/train", "batches/validation/0", "batches/validation/1", "init/embedding.weight")
+        for purpose in (
+            "batches/train",
+            "batches/validation/0",
+            "batches/validation/1",
+            "init/embedding.weight",
+        )
         for index in (0, 1, 2, 10_000)
     ]
     # Not only different: no number of one turns up in another.

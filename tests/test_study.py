@@ -1,4 +1,6 @@
-"""Studies: Hydra's composition as the oracle of their runs, the tables' cells, and status from run folders."""
+"""Studies: Hydra's composition as the oracle of their runs, the tables' cells, and status from run
+folders.
+"""
 
 import json
 import shutil
@@ -30,10 +32,17 @@ from crope.study import (
 @pytest.mark.parametrize("scale", group_files("scale"))
 def test_choices_compose_to_what_hydra_composes(scale: str) -> None:
     """The last run of every study; `runtime` stands for overrides that hold for all runs."""
-    common = [f"scale={scale}", "train.precision=fp32", "results_dir=elsewhere", "runtime=deterministic"]
+    common = [
+        f"scale={scale}",
+        "train.precision=fp32",
+        "results_dir=elsewhere",
+        "runtime=deterministic",
+    ]
     for name in group_files("study") if scale == "quick" else TABLES:
         choice = {axis: values[-1] for axis, values in study_axes(name).items()}
-        assert compose_runs([choice], common) == [load_run([*common, *(f"{k}={v}" for k, v in choice.items())])]
+        assert compose_runs([choice], common) == [
+            load_run([*common, *(f"{k}={v}" for k, v in choice.items())])
+        ]
 
 
 def test_both_tables_are_18_runs_per_seed_with_seeds_outermost() -> None:
@@ -41,13 +50,17 @@ def test_both_tables_are_18_runs_per_seed_with_seeds_outermost() -> None:
     assert len({run.run_id for run in runs}) == len(runs) == 54
     assert [run.config.seed for run in runs] == [0] * 18 + [1] * 18 + [2] * 18
     table2 = study_runs(["table2"], scale="quick", seeds=[0], overrides=["train.precision=fp32"])
-    assert [run.row for run in table2 if run in runs].count("base") == 3, "the base row is Table 1's"
+    assert [run.row for run in table2 if run in runs].count("base") == 3, (
+        "the base row is Table 1's"
+    )
 
 
 def test_a_study_is_composed_by_hydra_once(monkeypatch: pytest.MonkeyPatch) -> None:
     study._compose_base.cache_clear()
     calls, real = [], study.compose_config
-    monkeypatch.setattr(study, "compose_config", lambda overrides: (calls.append(overrides), real(overrides))[1])
+    monkeypatch.setattr(
+        study, "compose_config", lambda overrides: (calls.append(overrides), real(overrides))[1]
+    )
     runs = study_runs(["schemes"], scale="paper", seeds=[0, 1, 2])
     assert len(runs) == 3 * len(study_axes("schemes")["model"])
     assert calls == [("scale=paper", "train.max_steps=3200")]
@@ -56,9 +69,19 @@ def test_a_study_is_composed_by_hydra_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_cells_are_the_papers_in_its_order_and_those_of_the_runs() -> None:
     cells = expected_cells("quick")
     table1 = [(cell.dataset, cell.model) for cell in cells if cell.table == "table1"]
-    assert table1 == [(data, model) for data in ("pg19", "wikitext2", "ptb") for model in ("xpos", "rope", "crope")]
-    rows = [(cell.dataset, cell.row) for cell in cells if cell.table == "table2" and cell.model == "rope"]
-    assert rows == [("pg19", row) for row in ("base", "b2_l512_g09_s2000", "b2_l512_g09_s1000", "b2_l512_d64")]
+    assert table1 == [
+        (data, model)
+        for data in ("pg19", "wikitext2", "ptb")
+        for model in ("xpos", "rope", "crope")
+    ]
+    rows = [
+        (cell.dataset, cell.row)
+        for cell in cells
+        if cell.table == "table2" and cell.model == "rope"
+    ]
+    assert rows == [
+        ("pg19", row) for row in ("base", "b2_l512_g09_s2000", "b2_l512_g09_s1000", "b2_l512_d64")
+    ]
     runs = study_runs(TABLES, scale="quick", seeds=[3])
     assert {cell.key for cell in cells} == {cell_key(run.container) for run in runs}
     assert len({cell.key for cell in cells}) == 18
@@ -83,8 +106,12 @@ def test_tiny_stands_in_for_missing_datasets() -> None:
         ("pg19,ptb", ["ptb", "tiny"], ["ptb", "tiny"]),
     ],
 )
-def test_only_the_papers_datasets_are_restricted(axis: str, datasets: list[str] | None, expected: list[str]) -> None:
-    assert [choice["data"] for choice in study._grid({"data": axis.split(",")}, datasets)] == expected
+def test_only_the_papers_datasets_are_restricted(
+    axis: str, datasets: list[str] | None, expected: list[str]
+) -> None:
+    assert [
+        choice["data"] for choice in study._grid({"data": axis.split(",")}, datasets)
+    ] == expected
 
 
 def test_every_study_but_the_tables_has_rows() -> None:
@@ -92,9 +119,15 @@ def test_every_study_but_the_tables_has_rows() -> None:
     assert {row.study for row in rows} == set(group_files("study")) - set(TABLES)
     scaling = [(row.dataset, row.width, row.settings) for row in rows if row.study == "scaling"]
     assert scaling == [("ptb", width, ()) for width in (64, 128, 256)]
-    assert {row.seeds for row in rows if row.study == "base"} == {tuple(range(10))} == {study.planned_seeds("base")}
+    assert (
+        {row.seeds for row in rows if row.study == "base"}
+        == {tuple(range(10))}
+        == {study.planned_seeds("base")}
+    )
     rates = [row for row in rows if row.study == "fair_lr"]
-    assert [row.settings for row in rates] == 2 * [(f"train.lr={lr}",) for lr in (0.0003, 0.001, 0.003, 0.01)]
+    assert [row.settings for row in rates] == 2 * [
+        (f"train.lr={lr}",) for lr in (0.0003, 0.001, 0.003, 0.01)
+    ]
     assert len({cell.key for row in rates for cell in row.cells}) == 16
     assert {cell.key for cell in rates[1].cells} < {cell.key for cell in expected_cells("quick")}
 
@@ -118,7 +151,10 @@ def test_a_study_that_is_no_study_is_a_config_error(monkeypatch) -> None:
 def test_status_from_run_folders(tmp_path: Path) -> None:
     """One run each that is complete, failed, running, started; a free lock alone means nothing."""
     runs = study_runs(
-        ["table1"], scale="quick", seeds=[0], overrides=[f"results_dir={tmp_path}", "train.precision=fp32"]
+        ["table1"],
+        scale="quick",
+        seeds=[0],
+        overrides=[f"results_dir={tmp_path}", "train.precision=fp32"],
     )
     done, failed, running, started, locked_before = runs[:5]
     for run in (done, failed):
@@ -134,7 +170,9 @@ def test_status_from_run_folders(tmp_path: Path) -> None:
         pass
     with run_lock(running):
         lines = study_status(["table1"], scale=None, seeds=[0], results_dir=tmp_path).splitlines()
-    assert lines[0].startswith("table1, quick: 9 runs: 1 done, 1 running, 1 started, 1 failed, 5 missing; ")
+    assert lines[0].startswith(
+        "table1, quick: 9 runs: 1 done, 1 running, 1 started, 1 failed, 5 missing; "
+    )
     assert [line.split()[:2] for line in lines[1:]] == [
         ["running", running.run_id], ["started", started.run_id], ["failed", f"{failed.run_id}:"],
     ]  # fmt: skip
@@ -150,7 +188,9 @@ def test_time_left_takes_equal_shape_precision_and_device_only(tmp_path: Path) -
     step_s, steps = record.summary["time"]["median_step_ms"] / 1000, run.config.train.max_steps
     same = load_run(["model=rope", "scale=quick", "train.precision=fp32", *options])
     bf16 = load_run(["model=rope", "scale=quick", "train.precision=bf16", *options])
-    wider = load_run(["model=rope", "scale=quick", "train.precision=fp32", "model.d_model=256", *options])
+    wider = load_run(
+        ["model=rope", "scale=quick", "train.precision=fp32", "model.d_model=256", *options]
+    )
     states = [RunState(run, DONE, steps), RunState(same, MISSING), RunState(same, MISSING, 200)]
     states += [RunState(bf16, MISSING), RunState(wider, MISSING)]
     assert seconds_left(states, [record]) == (pytest.approx(step_s * (2 * steps - 200)), 2)

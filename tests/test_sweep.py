@@ -16,7 +16,9 @@ from tests.conftest import TOY_OVERRIDES
 
 
 def toy_runs(folder: Path, count: int) -> list[Run]:
-    return [load_run([*TOY_OVERRIDES, f"seed={seed}", f"results_dir={folder}"]) for seed in range(count)]
+    return [
+        load_run([*TOY_OVERRIDES, f"seed={seed}", f"results_dir={folder}"]) for seed in range(count)
+    ]
 
 
 def work(run: Run) -> Outcome:
@@ -44,7 +46,13 @@ def work_until_stopped(run: Run) -> Outcome:
 def test_a_run_that_fails_or_is_killed_stops_no_other(jobs: int, tmp_path: Path) -> None:
     runs = toy_runs(tmp_path, 5)
     outcomes = {outcome.run_id: outcome for outcome in run_all(runs, jobs=jobs, work=work)}
-    assert [outcomes[run.run_id].status for run in runs] == ["complete", "failed", "failed", "failed", "complete"]
+    assert [outcomes[run.run_id].status for run in runs] == [
+        "complete",
+        "failed",
+        "failed",
+        "failed",
+        "complete",
+    ]
     assert "signal 9" in outcomes[runs[1].run_id].text and "luck" in outcomes[runs[2].run_id].text
     order = (tmp_path / "order").read_text().split()
     assert order == sorted(order) if jobs == 1 else sorted(order) == ["0", "1", "2", "3", "4"]
@@ -77,6 +85,8 @@ def test_sigterm_stops_every_process_after_saving(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("seeds", "override"), [([], "tracker=none"), ([0], "train.lr=1")])
-def test_reproduce_takes_no_option_that_changes_a_number(seeds: list[int], override: str, tmp_path: Path) -> None:
+def test_reproduce_takes_no_option_that_changes_a_number(
+    seeds: list[int], override: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="SEEDS" if not seeds else "train.lr"):
         reproduce(scale="smoke", seeds=seeds, results_dir=tmp_path, overrides=[override])

@@ -1,4 +1,6 @@
-"""wandb: a finished run in its offline files, once; online, with a wandb that fails or hangs, at no cost to the run."""
+"""wandb: a finished run in its offline files, once; online, with a wandb that fails or hangs, at no
+cost to the run.
+"""
 
 import json
 import os
@@ -90,7 +92,9 @@ def history(file: Path) -> list[dict[str, Any]]:
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     records = [json.loads(line) for line in shown.splitlines() if line.strip()]
     items = [record["history"]["item"] for record in records if record["type"] == "history"]
-    return [{key: value for key, value in item.items() if not key.startswith("_")} for item in items]
+    return [
+        {key: value for key, value in item.items() if not key.startswith("_")} for item in items
+    ]
 
 
 @pytest.mark.usefixtures("toy_data", "no_wandb_settings")
@@ -109,10 +113,17 @@ def test_a_live_run_is_named_grouped_and_drawn_over_its_steps(monkeypatch, tmp_p
     assert execute(run).status == "complete"
     assert fake.lines == read_record(run.path).metrics()
     assert (fake.facts["id"], fake.facts["name"]) == (run.run_id, run.run_id)
-    assert (fake.facts["group"], fake.facts["job_type"], fake.facts["tags"]) == ("tiny", "rope", ["quick", "base"])
+    assert (fake.facts["group"], fake.facts["job_type"], fake.facts["tags"]) == (
+        "tiny",
+        "rope",
+        ["quick", "base"],
+    )
     assert (fake.facts["mode"], fake.facts["resume"]) == ("online", "allow")
     assert fake.axes["*"] == "step"
-    assert fake.exit_code == 0 and fake.summary["val_full"] == read_record(run.path).summary["val_full"]
+    assert (
+        fake.exit_code == 0
+        and fake.summary["val_full"] == read_record(run.path).summary["val_full"]
+    )
 
 
 def test_a_continued_run_logs_no_line_twice(monkeypatch, tmp_path: Path) -> None:
@@ -137,7 +148,11 @@ def test_upload_sends_any_finished_record(monkeypatch, tmp_path: Path) -> None:
     fake, record = use(FakeWandb(), monkeypatch), finished_run(tmp_path)
     upload(record, results_dir=tmp_path)
     assert fake.lines == record.metrics()
-    assert (fake.facts["mode"], fake.facts["resume"], fake.facts["group"]) == ("online", None, "ptb")
+    assert (fake.facts["mode"], fake.facts["resume"], fake.facts["group"]) == (
+        "online",
+        None,
+        "ptb",
+    )
     use(FakeWandb("init fails"), monkeypatch)
     with pytest.raises(UserError, match="no such key"):
         upload(record, results_dir=tmp_path)

@@ -21,8 +21,12 @@ from tests.conftest import toy_run
 CPU = torch.device("cpu")
 
 
-def trained(tokens: TokenSet, folder: Path, *overrides: str, enlarge: float = 1) -> tuple[GPT, list[dict[str, float]]]:
-    """A model after `train`, and the rows of its metrics.jsonl; `enlarge` moves its first logits away from zero."""
+def trained(
+    tokens: TokenSet, folder: Path, *overrides: str, enlarge: float = 1
+) -> tuple[GPT, list[dict[str, float]]]:
+    """A model after `train`, and the rows of its metrics.jsonl; `enlarge` moves its first logits
+    away from zero.
+    """
     config = toy_run(folder, "runtime.log_every=1", *overrides).config
     model = build_model(config)
     with torch.no_grad():
@@ -35,27 +39,39 @@ def by_step(rows: list[dict[str, float]], key: str) -> dict[int, float]:
     return {int(row["step"]): row[key] for row in rows if key in row}
 
 
-def test_each_line_has_what_is_due_and_the_rate_of_every_update(toy_tokens: TokenSet, tmp_path: Path) -> None:
+def test_each_line_has_what_is_due_and_the_rate_of_every_update(
+    toy_tokens: TokenSet, tmp_path: Path
+) -> None:
     """Update s + 1 uses lr * gamma^(s // step_size); step_size is 4."""
     _, rows = trained(toy_tokens, tmp_path)
     assert list(by_step(rows, "val/loss_nats")) == [0, 4, 8, 12]
     assert list(by_step(rows, "val_full/loss_nats")) == [6, 12]
     assert list(by_step(rows, "train_full/loss_nats")) == [12]
     rates = by_step(rows, "train/lr")
-    assert rates == {step: pytest.approx(0.001 * 0.8 ** (step // 4), rel=1e-12) for step in range(12)}
+    assert rates == {
+        step: pytest.approx(0.001 * 0.8 ** (step // 4), rel=1e-12) for step in range(12)
+    }
 
 
-def test_the_rate_of_a_line_is_the_one_its_update_used(toy_tokens: TokenSet, tmp_path: Path, monkeypatch) -> None:
+def test_the_rate_of_a_line_is_the_one_its_update_used(
+    toy_tokens: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
     """Read from the optimiser at the moment of each update."""
     used = []
     real = torch.optim.AdamW.step
-    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: (used.append(self.param_groups[0]["lr"]), real(self)))
+    monkeypatch.setattr(
+        torch.optim.AdamW,
+        "step",
+        lambda self: (used.append(self.param_groups[0]["lr"]), real(self)),
+    )
     trained(toy_tokens, tmp_path)
     assert used == pytest.approx([0.001 * 0.8 ** (step // 4) for step in range(12)], rel=1e-12)
 
 
 def test_final_losses_are_those_of_the_saved_weights(toy_tokens: TokenSet, tmp_path: Path) -> None:
-    """Both splits measured again from weights.pt; the training split on as many tokens as the validation split."""
+    """Both splits measured again from weights.pt; the training split on as many tokens as the
+    validation split.
+    """
     _, rows = trained(toy_tokens, tmp_path, "model=crope")
     config = toy_run(tmp_path, "model=crope").config
     model = build_model(config)
@@ -64,7 +80,10 @@ def test_final_losses_are_those_of_the_saved_weights(toy_tokens: TokenSet, tmp_p
     for split, key in (("train", "train_full"), ("validation", "val_full")):
         with torch.no_grad():
             loss, count = full_loss(
-                lambda x, y: cross_entropy(model, x, y), getattr(toy_tokens, split), config=config, device=CPU
+                lambda x, y: cross_entropy(model, x, y),
+                getattr(toy_tokens, split),
+                config=config,
+                device=CPU,
             )
         assert rows[-1][f"{key}/loss_nats"] == pytest.approx(loss, rel=1e-6)
         assert rows[-1][f"{key}/tokens"] == count == 64
@@ -72,7 +91,9 @@ def test_final_losses_are_those_of_the_saved_weights(toy_tokens: TokenSet, tmp_p
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_losses_have_the_precision_of_the_configuration(precision: str, toy_tokens: TokenSet, tmp_path: Path) -> None:
+def test_losses_have_the_precision_of_the_configuration(
+    precision: str, toy_tokens: TokenSet, tmp_path: Path
+) -> None:
     """With logits far from zero, fp32 agrees with float64 to 1e-6 and bf16 does not."""
     config = toy_run(tmp_path, f"train.precision={precision}").config
     model = build_model(config)
@@ -95,7 +116,9 @@ def test_dropout_depends_on_the_seed_and_is_off_in_validation(
     """Equal initial values and batches at two seeds: only the masks may differ."""
     real_batch, real_init = trainer.sample_batch, GPT._initialise
     monkeypatch.setattr(trainer, "sample_batch", lambda *a, seed, **k: real_batch(*a, seed=0, **k))
-    monkeypatch.setattr("crope.evaluate.sample_batch", lambda *a, seed, **k: real_batch(*a, seed=0, **k))
+    monkeypatch.setattr(
+        "crope.evaluate.sample_batch", lambda *a, seed, **k: real_batch(*a, seed=0, **k)
+    )
     monkeypatch.setattr(GPT, "_initialise", lambda self, seed, **k: real_init(self, 0, **k))
 
     def curves(seed: int, dropout: float) -> tuple[dict[int, float], dict[int, float]]:
@@ -110,7 +133,9 @@ def test_dropout_depends_on_the_seed_and_is_off_in_validation(
     assert val_0[0] == val_none[0] and train_0[0] != none_0[0]
 
 
-def test_batches_are_drawn_for_the_split_the_seed_and_the_step(toy_tokens, tmp_path: Path, monkeypatch) -> None:
+def test_batches_are_drawn_for_the_split_the_seed_and_the_step(
+    toy_tokens, tmp_path: Path, monkeypatch
+) -> None:
     """Equal for all models; the length of the tokens tells the split."""
     real, seen = trainer.sample_batch, []
 
@@ -121,31 +146,58 @@ def test_batches_are_drawn_for_the_split_the_seed_and_the_step(toy_tokens, tmp_p
     monkeypatch.setattr(trainer, "sample_batch", note)
     monkeypatch.setattr("crope.evaluate.sample_batch", note)
     expected = {(900, 3, step, "train") for step in range(12)}
-    expected |= {(300, 3, step, f"validation/{index}") for step in (0, 4, 8, 12) for index in (0, 1)}
+    expected |= {
+        (300, 3, step, f"validation/{index}") for step in (0, 4, 8, 12) for index in (0, 1)
+    }
     for model in ("xpos", "crope"):
         seen.clear()
         trained(toy_tokens, tmp_path / model, f"model={model}", "seed=3", "eval.batches=2")
         assert len(seen) == len(expected) and set(seen) == expected
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU"
+)
 def test_compiled_training_gives_the_same_losses(toy_tokens: TokenSet, tmp_path: Path) -> None:
-    """float32: they may differ by the order of sums, and by far less than bf16 would make of these logits."""
+    """float32: they may differ by the order of sums, and by far less than bf16 would make of these
+    logits.
+    """
     _, eager = trained(toy_tokens, tmp_path / "a", "model=crope", enlarge=40)
-    _, compiled = trained(toy_tokens, tmp_path / "b", "model=crope", "runtime.compile=true", enlarge=40)
+    _, compiled = trained(
+        toy_tokens, tmp_path / "b", "model=crope", "runtime.compile=true", enlarge=40
+    )
     for key in ("train/loss_nats", "val/loss_nats", "val_full/loss_nats", "train_full/loss_nats"):
         assert by_step(compiled, key) == pytest.approx(by_step(eager, key), rel=1e-5)
 
 
 def test_the_optimiser_has_the_configured_values_for_every_parameter() -> None:
-    sizes = ModelConfig(position="rotary", projection="complex", n_layers=1, n_heads=2, d_model=8, tied_head=False)
+    sizes = ModelConfig(
+        position="rotary", projection="complex", n_layers=1, n_heads=2, d_model=8, tied_head=False
+    )
     model = GPT(sizes, vocab_size=70, max_len=4, seed=0)
-    values = {"lr": 0.05, "beta1": 0.7, "beta2": 0.9, "eps": 0.01, "weight_decay": 0.2}  # none is a default
-    config = TrainConfig(batch_size=1, seq_len=1, max_steps=10, lr_gamma=0.5, lr_step_size=3, **values)
+    values = {
+        "lr": 0.05,
+        "beta1": 0.7,
+        "beta2": 0.9,
+        "eps": 0.01,
+        "weight_decay": 0.2,
+    }  # none is a default
+    config = TrainConfig(
+        batch_size=1, seq_len=1, max_steps=10, lr_gamma=0.5, lr_step_size=3, **values
+    )
     optimizer, scheduler = build_optimizer(model, config)
     (group,) = optimizer.param_groups
-    found = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize")}
-    expected = {"lr": 0.05, "betas": (0.7, 0.9), "eps": 0.01, "weight_decay": 0.2, "amsgrad": False, "maximize": False}
+    found = {
+        name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize")
+    }
+    expected = {
+        "lr": 0.05,
+        "betas": (0.7, 0.9),
+        "eps": 0.01,
+        "weight_decay": 0.2,
+        "amsgrad": False,
+        "maximize": False,
+    }
     assert found == expected
     assert list(map(id, group["params"])) == list(map(id, model.parameters()))
     assert (type(optimizer), scheduler.step_size, scheduler.gamma) == (torch.optim.AdamW, 3, 0.5)

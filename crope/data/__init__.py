@@ -1,1 +1,3 @@
-"""Data: corpora.py (files, canonical form, checksums), fetch.py (downloads), tokens.py (token arrays), batches.py."""
+"""Data: corpora.py (files, canonical form, checksums), fetch.py (downloads), tokens.py (token
+arrays), batches.py.
+"""

@@ -1,6 +1,7 @@
 """Batches as a pure function of (seed, step), and the fixed pass over a split.
 
-There is no loader state: a resumed run continues exactly, and all models see the same batches at the same seed.
+There is no loader state: a resumed run continues exactly, and all models see the same batches at
+the same seed.
 
 Shapes: B sequences, T = seq_len tokens, N windows.
 """
@@ -18,7 +19,9 @@ Corpus = np.ndarray | torch.Tensor  # flat token ids: mapped from disk, or on th
 
 
 def check_length(tokens: np.ndarray, seq_len: int, split: str) -> None:
-    """Raises ConfigError if the split holds no window of seq_len tokens plus the target after the last one."""
+    """Raises ConfigError if the split holds no window of seq_len tokens plus the target after the
+    last one.
+    """
     if len(tokens) < seq_len + 1:
         fits = f"at most {len(tokens) - 1} or " if len(tokens) > 1 else ""
         raise ConfigError(
@@ -33,16 +36,20 @@ def sample_batch(
 
     `purpose` ("train", "validation/0", ...) names an independent stream of offsets.
     """
-    offsets_B = stream(seed, f"batches/{purpose}", step).integers(len(tokens) - seq_len, size=batch_size)
+    offsets_B = stream(seed, f"batches/{purpose}", step).integers(
+        len(tokens) - seq_len, size=batch_size
+    )
     return _windows(tokens, offsets_B, seq_len)
 
 
 def full_pass(
     tokens: Corpus, *, seq_len: int, batch_size: int, max_tokens: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Each target of the split once, in order, in windows without overlap; a shorter last window takes the rest.
+    """Each target of the split once, in order, in windows without overlap; a shorter last window
+    takes the rest.
 
-    max_tokens > 0 keeps an evenly spaced subset of whole windows with at most max_tokens targets (at least one window).
+    max_tokens > 0 keeps an evenly spaced subset of whole windows with at most max_tokens targets
+    (at least one window).
     """
     starts_N = np.arange(0, len(tokens) - seq_len, seq_len)
     rest = (len(tokens) - 1) % seq_len
@@ -57,14 +64,20 @@ def full_pass(
 
 
 def resident(tokens: np.ndarray, device: torch.device) -> Any:
-    """The corpus as batches are cut from it: in GPU memory (4 bytes per token), otherwise mapped from disk."""
+    """The corpus as batches are cut from it: in GPU memory (4 bytes per token), otherwise mapped
+    from disk.
+    """
     return torch.from_numpy(tokens.astype(np.int32)).to(device) if device.type == "cuda" else tokens
 
 
-def _windows(tokens: Corpus, starts_N: np.ndarray, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _windows(
+    tokens: Corpus, starts_N: np.ndarray, seq_len: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     if isinstance(tokens, torch.Tensor):  # only the starts are copied to the device
         starts = torch.from_numpy(starts_N).to(tokens.device, non_blocking=True)
         window_NT = tokens[starts[:, None] + torch.arange(seq_len + 1, device=tokens.device)].long()
     else:
-        window_NT = torch.from_numpy(tokens[starts_N[:, None] + np.arange(seq_len + 1)].astype(np.int64))
+        window_NT = torch.from_numpy(
+            tokens[starts_N[:, None] + np.arange(seq_len + 1)].astype(np.int64)
+        )
     return window_NT[:, :-1].contiguous(), window_NT[:, 1:].contiguous()

@@ -1,8 +1,9 @@
 """Corpora: the files of each split, their canonical form and their checksums.
 
-A corpus has two splits, train and validation; test splits are never read. A file `<corpus>/...` is looked for in
-`data_dir`, then in RAW_DIR, where fetch.py writes. Files with a line in data/checksums.txt are pinned: other content is
-refused. A corpus of the user's own, `<name>/train.txt` and `<name>/valid.txt`, is not pinned.
+A corpus has two splits, train and validation; test splits are never read. A file `<corpus>/...` is
+looked for in `data_dir`, then in RAW_DIR, where fetch.py writes. Files with a line in
+data/checksums.txt are pinned: other content is refused. A corpus of the user's own,
+`<name>/train.txt` and `<name>/valid.txt`, is not pinned.
 """
 
 import hashlib
@@ -29,7 +30,8 @@ Texts = dict[str, list[Iterable[str]]]  # by split; a text is an iterable of blo
 class Document:
     """A file. Iterating yields its canonical form in blocks of whole lines.
 
-    Every iteration reads the file again: a corpus may be larger than memory. Raises OSError and UnicodeDecodeError.
+    Every iteration reads the file again: a corpus may be larger than memory. Raises OSError and
+    UnicodeDecodeError.
     """
 
     corpus: str
@@ -42,10 +44,12 @@ class Document:
 
 
 def canonical(corpus: str, text: str) -> str:
-    """The text with LF line endings; each line of a word-level corpus is a space, words, a space (if empty, one space).
+    """The text with LF line endings; each line of a word-level corpus is a space, words, a space
+    (if empty, one space).
 
-    Sources differ in just these points: the official PG-19 files have CRLF, the hub strips the spaces of PTB and of
-    WikiText's empty lines. The function is idempotent and acts on each line independently.
+    Sources differ in just these points: the official PG-19 files have CRLF, the hub strips the
+    spaces of PTB and of WikiText's empty lines. The function is idempotent and acts on each line
+    independently.
     """
     text = text.replace("\r\n", "\n")
     if corpus not in WORD_LEVEL:
@@ -70,29 +74,41 @@ def checksums() -> dict[str, str]:
 
 
 def corpus_files(corpus: str) -> dict[str, list[str]]:
-    """Relative paths of each split in reading order. PG-19: the pinned books, sorted by id as text; tiny has none."""
+    """Relative paths of each split in reading order.
+
+    PG-19: the pinned books, sorted by id as text; tiny has none.
+    """
     if corpus == "tiny":
         return {split: [] for split in SPLITS}
     if corpus == "pg19":
         pinned = sorted(checksums())
-        return {split: [path for path in pinned if path.startswith(f"pg19/{split}/")] for split in SPLITS}
+        return {
+            split: [path for path in pinned if path.startswith(f"pg19/{split}/")]
+            for split in SPLITS
+        }
     return {"train": [f"{corpus}/train.txt"], "validation": [f"{corpus}/valid.txt"]}
 
 
 def find_file(relative: str, data_dir: Path) -> Path | None:
     """The file in `data_dir` or RAW_DIR, or None."""
-    return next((folder / relative for folder in (data_dir, RAW_DIR) if (folder / relative).is_file()), None)
+    return next(
+        (folder / relative for folder in (data_dir, RAW_DIR) if (folder / relative).is_file()), None
+    )
 
 
 def missing_files(corpus: str, data_dir: Path) -> list[str]:
     """Relative paths of the corpus that are in neither folder."""
-    return [path for path in chain(*corpus_files(corpus).values()) if find_file(path, data_dir) is None]
+    return [
+        path for path in chain(*corpus_files(corpus).values()) if find_file(path, data_dir) is None
+    ]
 
 
 def load_corpus(corpus: str, data_dir: Path) -> Texts:
-    """The texts of each split (PG-19: one per book, otherwise one), after checking them against the checksums.
+    """The texts of each split (PG-19: one per book, otherwise one), after checking them against the
+    checksums.
 
-    Raises DataUnavailable if a file is missing, DataError if one is empty, not UTF-8, or not the pinned one.
+    Raises DataUnavailable if a file is missing, DataError if one is empty, not UTF-8, or not the
+    pinned one.
     """
     if corpus == "tiny":
         return tiny_corpus()
@@ -105,13 +121,21 @@ def load_corpus(corpus: str, data_dir: Path) -> Texts:
             path = find_file(relative, data_dir)
             assert path is not None
             document = Document(corpus, path)
-            check_content(relative, document, pinned, where="data/raw" if path.is_relative_to(RAW_DIR) else "data_dir")
+            check_content(
+                relative,
+                document,
+                pinned,
+                where="data/raw" if path.is_relative_to(RAW_DIR) else "data_dir",
+            )
             splits[split].append(document)
     return splits
 
 
-def check_content(relative: str, blocks: Iterable[str], pinned: dict[str, str], *, where: str) -> None:
-    """Raises DataError if the text is unreadable or blank, or if the file is pinned and its sha256 differs.
+def check_content(
+    relative: str, blocks: Iterable[str], pinned: dict[str, str], *, where: str
+) -> None:
+    """Raises DataError if the text is unreadable or blank, or if the file is pinned and its sha256
+    differs.
 
     Messages name the relative path and the kind of folder only, because the report prints them.
     """
@@ -121,11 +145,15 @@ def check_content(relative: str, blocks: Iterable[str], pinned: dict[str, str], 
             digest.update(block.encode())
             blank = blank and not block.strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{relative} (from {where}): not readable as UTF-8 ({type(error).__name__})") from error
+        raise DataError(
+            f"{relative} (from {where}): not readable as UTF-8 ({type(error).__name__})"
+        ) from error
     if blank:
         raise DataError(f"{relative} (from {where}): the file is empty; replace or remove it")
     if relative in pinned and digest.hexdigest() != pinned[relative]:
-        raise DataError(f"{relative} (from {where}): sha256 differs from data/checksums.txt; replace or remove it")
+        raise DataError(
+            f"{relative} (from {where}): sha256 differs from data/checksums.txt; replace or remove it"
+        )
 
 
 def missing_text(corpus: str, missing: Sequence[str], remedy: str = "") -> str:
@@ -133,14 +161,20 @@ def missing_text(corpus: str, missing: Sequence[str], remedy: str = "") -> str:
     files = missing[0] if len(missing) == 1 else f"{len(missing)} files ({missing[0]}, ...)"
     remedy = remedy or "copy them there, layout in data/README.md"
     named = os.environ.get("CROPE_DATA_DIR", "data_dir")
-    where = f"CROPE_DATA_DIR={named}, which does not exist," if "/" in named and not Path(named).is_dir() else named
+    where = (
+        f"CROPE_DATA_DIR={named}, which does not exist,"
+        if "/" in named and not Path(named).is_dir()
+        else named
+    )
     return f"{corpus}: {files} missing in {where} and data/raw; {remedy}"
 
 
 def corpus_sha256(corpus: str, data_dir: Path) -> dict[str, str]:
-    """The sha256 that identifies each split's text: from data/checksums.txt if pinned, else of the text itself.
+    """The sha256 that identifies each split's text: from data/checksums.txt if pinned, else of the
+    text itself.
 
-    For a pinned split of several files it is that of its lines in data/checksums.txt. Raises as load_corpus does.
+    For a pinned split of several files it is that of its lines in data/checksums.txt. Raises as
+    load_corpus does.
     """
     pinned = checksums()
     files = corpus_files(corpus)
@@ -148,7 +182,9 @@ def corpus_sha256(corpus: str, data_dir: Path) -> dict[str, str]:
         splits = load_corpus(corpus, data_dir)
         return {split: text_sha256(chain(*texts)) for split, texts in splits.items()}
     return {
-        split: pinned[paths[0]] if len(paths) == 1 else text_sha256(f"{pinned[path]}  {path}\n" for path in paths)
+        split: pinned[paths[0]]
+        if len(paths) == 1
+        else text_sha256(f"{pinned[path]}  {path}\n" for path in paths)
         for split, paths in files.items()
     }
 
@@ -156,8 +192,8 @@ def corpus_sha256(corpus: str, data_dir: Path) -> dict[str, str]:
 def tiny_corpus() -> Texts:
     """English prose that ships with Python: pydoc's help topics, about 0.7 MB.
 
-    Topics are sorted and separated by a blank line; validation is the last tenth of the characters, rounded to whole
-    topics. The text varies with the Python version, so it is not pinned.
+    Topics are sorted and separated by a blank line; validation is the last tenth of the characters,
+    rounded to whole topics. The text varies with the Python version, so it is not pinned.
     """
     from pydoc_data.topics import topics
 

@@ -3,10 +3,12 @@
     data/tokens/ptb-bpe4096-3f0c9a7be21d/
         train.npy, validation.npy    1-D, uint16 if the vocabulary fits, else uint32
         tokenizer.json               format of the `tokenizers` library
-        meta.json                    source, tokenizer, counts of tokens, words, bytes and lines, sha256
+        meta.json                    source, tokenizer, counts of tokens, words, bytes and lines,
+                                     sha256
 
-The folder's name hashes the source and the tokenizer's settings. The folder appears complete or not at all and is never
-changed. For a pinned corpus the name does not depend on the raw text, so prepared tokens need none.
+The folder's name hashes the source and the tokenizer's settings. The folder appears complete or not
+at all and is never changed. For a pinned corpus the name does not depend on the raw text, so
+prepared tokens need none.
 """
 
 import hashlib
@@ -29,25 +31,36 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from crope.config import CACHE_DIR, TokenizerConfig
-from crope.data.corpora import SPLITS, checksums, corpus_files, corpus_sha256, find_file, load_corpus, missing_files
+from crope.data.corpora import (
+    SPLITS,
+    checksums,
+    corpus_files,
+    corpus_sha256,
+    find_file,
+    load_corpus,
+    missing_files,
+)
 from crope.data.fetch import GPT2_FILE, fetch
 from crope.errors import ConfigError, DataError, StorageError, UserError
 from crope.record import sha256_file, write_json, write_text
 
 TOKENS_DIR = CACHE_DIR / "tokens"
 TOKENS_FORMAT = 2  # to be raised when the same corpus and tokenizer give other files
-# Of vocabulary and merges (vocabulary_sha256): the hub's file and one built from OpenAI's files differ in their JSON.
+# Of vocabulary and merges (vocabulary_sha256): the hub's file and one built from OpenAI's files
+# differ in their JSON.
 GPT2_SHA256 = "7af2255eedd60b16dd34cbba614d328a4b0726f23b66fb09c942a867f3ccac38"
 
-# GPT-2's pre-tokenizer always splits between a visible character and a space or line feed, and no alternative of its
-# pattern looks behind: pieces cut here have the token ids of the whole text.
+# GPT-2's pre-tokenizer always splits between a visible character and a space or line feed, and no
+# alternative of its pattern looks behind: pieces cut here have the token ids of the whole text.
 _CUT = re.compile(r"(?<=\S)(?=[ \n])")
 _PIECES_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class TokenSet:
-    """A prepared corpus; `train` and `validation` are 1-D arrays of token ids, mapped from disk, read-only."""
+    """A prepared corpus; `train` and `validation` are 1-D arrays of token ids, mapped from disk,
+    read-only.
+    """
 
     folder: Path
     meta: dict[str, Any]
@@ -60,10 +73,11 @@ class TokenSet:
 
 
 def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> TokenSet:
-    """Opens the token files of a corpus; makes them first if they are missing or corrupt, fetching text if needed.
+    """Opens the token files of a corpus; makes them first if they are missing or corrupt, fetching
+    text if needed.
 
-    Raises DataUnavailable if the text is nowhere to be had, DataError if it is corrupt, ConfigError if it is too small
-    for the vocabulary, StorageError if the files cannot be written.
+    Raises DataUnavailable if the text is nowhere to be had, DataError if it is corrupt, ConfigError
+    if it is too small for the vocabulary, StorageError if the files cannot be written.
     """
     folder = _folder(corpus, tokenizer, data_dir)
     if (tokens := _open_valid(folder)) is not None:
@@ -75,16 +89,24 @@ def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> T
             # Another process may have made them while this one waited.
             return _open_valid(folder) or _write_tokens(folder, corpus, tokenizer, data_dir)
     except OSError as error:
-        raise StorageError(f"{TOKENS_DIR}: cannot write token files ({error.strerror or error})") from error
+        raise StorageError(
+            f"{TOKENS_DIR}: cannot write token files ({error.strerror or error})"
+        ) from error
 
 
-def prepare(corpora: Sequence[str], tokenizer: TokenizerConfig, *, data_dir: Path) -> dict[str, UserError]:
-    """Makes the token files of each corpus and prints one line per corpus; returns the error of those that failed."""
+def prepare(
+    corpora: Sequence[str], tokenizer: TokenizerConfig, *, data_dir: Path
+) -> dict[str, UserError]:
+    """Makes the token files of each corpus and prints one line per corpus; returns the error of
+    those that failed.
+    """
     failed: dict[str, UserError] = {}
     for corpus in corpora:
         try:
             tokens = load_tokens(corpus, tokenizer, data_dir=data_dir)
-            counts = ", ".join(f"{split} {tokens.meta['splits'][split]['tokens']:,} tokens" for split in SPLITS)
+            counts = ", ".join(
+                f"{split} {tokens.meta['splits'][split]['tokens']:,} tokens" for split in SPLITS
+            )
             print(f"{corpus}: {counts}; data/tokens/{tokens.folder.name}", flush=True)
         except UserError as error:
             failed[corpus] = error
@@ -93,7 +115,10 @@ def prepare(corpora: Sequence[str], tokenizer: TokenizerConfig, *, data_dir: Pat
 
 
 def load_gpt2(path: Path) -> Tokenizer:
-    """GPT-2's tokenizer from its tokenizer.json, vocabulary and merges only. Raises DataError if they are others."""
+    """GPT-2's tokenizer from its tokenizer.json, vocabulary and merges only.
+
+    Raises DataError if they are others.
+    """
     try:
         vocabulary, merges = vocabulary_of(Tokenizer.from_file(str(path)))
     except Exception as error:  # tokenizers raises no narrower type
@@ -105,17 +130,24 @@ def load_gpt2(path: Path) -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE with exactly `vocab_size` entries, deterministic. Texts are iterables of blocks, as Documents are.
+    """Byte-level BPE with exactly `vocab_size` entries, deterministic. Texts are iterables of
+    blocks, as Documents are.
 
-    The alphabet is all 256 bytes, so every text can be encoded. There are no special tokens. Raises ConfigError if no
-    pair of tokens occurs twice before `vocab_size` is reached.
+    The alphabet is all 256 bytes, so every text can be encoded. There are no special tokens. Raises
+    ConfigError if no pair of tokens occurs twice before `vocab_size` is reached.
     """
     tokenizer = _byte_level(models.BPE())
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, min_frequency=2, show_progress=False, special_tokens=[], initial_alphabet=alphabet
+        vocab_size=vocab_size,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=[],
+        initial_alphabet=alphabet,
     )
-    tokenizer.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer=trainer)
+    tokenizer.train_from_iterator(
+        (piece for text in texts for piece in pieces(text)), trainer=trainer
+    )
     reached = tokenizer.get_vocab_size()
     if reached != vocab_size:
         raise ConfigError(
@@ -137,7 +169,9 @@ def encode(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[lis
 
 
 def pieces(blocks: Iterable[str], chars: int = 1 << 16) -> Iterator[str]:
-    """The text of the blocks in pieces of about `chars` characters, cut only at places that change no token."""
+    """The text of the blocks in pieces of about `chars` characters, cut only at places that change
+    no token.
+    """
     left = ""
     for block in blocks:
         left += block
@@ -149,7 +183,9 @@ def pieces(blocks: Iterable[str], chars: int = 1 << 16) -> Iterator[str]:
 
 def vocabulary_of(tokenizer: Tokenizer) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Vocabulary, special tokens included, and merges."""
-    return tokenizer.get_vocab(), [(a, b) for a, b in json.loads(tokenizer.to_str())["model"]["merges"]]
+    return tokenizer.get_vocab(), [
+        (a, b) for a, b in json.loads(tokenizer.to_str())["model"]["merges"]
+    ]
 
 
 def vocabulary_sha256(tokenizer: Tokenizer) -> str:
@@ -160,13 +196,19 @@ def _folder(corpus: str, tokenizer: TokenizerConfig, data_dir: Path) -> Path:
     made_from = {
         "format": TOKENS_FORMAT,
         "source": corpus_sha256(corpus, data_dir),
-        "tokenizer": [tokenizer.name, tokenizer.vocab_size, GPT2_SHA256 if tokenizer.name == "gpt2" else None],
+        "tokenizer": [
+            tokenizer.name,
+            tokenizer.vocab_size,
+            GPT2_SHA256 if tokenizer.name == "gpt2" else None,
+        ],
     }
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
     return TOKENS_DIR / f"{corpus}-{tokenizer.name}{tokenizer.vocab_size}-{digest[:12]}"
 
 
-def _missing(corpus: str, tokenizer: TokenizerConfig, data_dir: Path) -> Iterator[tuple[str, list[str]]]:
+def _missing(
+    corpus: str, tokenizer: TokenizerConfig, data_dir: Path
+) -> Iterator[tuple[str, list[str]]]:
     """What has to be fetched: files of the corpus, and GPT-2's tokenizer where it is used."""
     if files := missing_files(corpus, data_dir):
         yield corpus, files
@@ -191,11 +233,16 @@ def _open_valid(folder: Path) -> TokenSet | None:
 
 
 def _map(folder: Path, meta: dict[str, Any]) -> TokenSet:
-    return TokenSet(folder, meta, *(np.load(folder / f"{split}.npy", mmap_mode="r") for split in SPLITS))
+    return TokenSet(
+        folder, meta, *(np.load(folder / f"{split}.npy", mmap_mode="r") for split in SPLITS)
+    )
 
 
 def _write_tokens(folder: Path, corpus: str, config: TokenizerConfig, data_dir: Path) -> TokenSet:
-    """Encodes both splits into a partial folder, then renames it. The caller holds the lock of the corpus."""
+    """Encodes both splits into a partial folder, then renames it.
+
+    The caller holds the lock of the corpus.
+    """
     for name, files in _missing(corpus, config, data_dir):
         fetch(name, files)
     texts = load_corpus(corpus, data_dir)
@@ -219,7 +266,10 @@ def _write_tokens(folder: Path, corpus: str, config: TokenizerConfig, data_dir: 
                 "file_sha256": sha256_file(building / "tokenizer.json"),
             },
             "source": {"sha256": corpus_sha256(corpus, data_dir)},
-            "splits": {split: _write_split(building / f"{split}.npy", tokenizer, texts[split]) for split in SPLITS},
+            "splits": {
+                split: _write_split(building / f"{split}.npy", tokenizer, texts[split])
+                for split in SPLITS
+            },
             "made_by": {"tokenizers": version("tokenizers"), "python": platform.python_version()},
         }
         write_json(building / "meta.json", meta)
@@ -230,16 +280,26 @@ def _write_tokens(folder: Path, corpus: str, config: TokenizerConfig, data_dir: 
     return _map(folder, meta)
 
 
-def _write_split(path: Path, tokenizer: Tokenizer, texts: Sequence[Iterable[str]]) -> dict[str, Any]:
-    """Writes the ids as .npy and returns their entry in meta.json. Streams via a raw file, so memory stays flat."""
+def _write_split(
+    path: Path, tokenizer: Tokenizer, texts: Sequence[Iterable[str]]
+) -> dict[str, Any]:
+    """Writes the ids as .npy and returns their entry in meta.json.
+
+    Streams via a raw file, so memory stays flat.
+    """
     counts = Counter(words=0, bytes=0, lines=0)
 
     def counted(blocks: Iterable[str]) -> Iterator[str]:
         for block in blocks:  # of whole lines
-            counts.update(words=len(block.split()), bytes=len(block.encode()), lines=block.count("\n"))
+            counts.update(
+                words=len(block.split()), bytes=len(block.encode()), lines=block.count("\n")
+            )
             yield block
 
-    raw, dtype = path.with_suffix(".raw"), np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
+    raw, dtype = (
+        path.with_suffix(".raw"),
+        np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32),
+    )
     with raw.open("wb") as file:
         for ids in encode(tokenizer, map(counted, texts)):
             np.array(ids, dtype).tofile(file)

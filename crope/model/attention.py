@@ -15,10 +15,12 @@ SHORT = 512  # tokens up to which attention is written out on a CPU
 
 
 class CausalAttention(nn.Module):
-    """softmax(q k^T / sqrt(K) + bias) v over the tokens up to and including each one (Eqs. 2, 3 and 7).
+    """softmax(q k^T / sqrt(K) + bias) v over the tokens up to and including each one (Eqs. 2, 3 and
+    7).
 
-    `model.projection` selects Q, K and V, `model.position` rotation and bias; the output projection is a full nn.Linear
-    in every model. Channels of a head are contiguous and K is even, so no complex pair straddles two heads.
+    `model.projection` selects Q, K and V, `model.position` rotation and bias; the output projection
+    is a full nn.Linear in every model. Channels of a head are contiguous and K is even, so no
+    complex pair straddles two heads.
 
     Shapes    x_BTD -> y_BTD.
     """
@@ -30,8 +32,12 @@ class CausalAttention(nn.Module):
         self.out_proj = nn.Linear(config.attention_width, config.d_model)
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions) -> torch.Tensor:
-        q_BHTK, k_BHTK, v_BHTK = (self.heads(layer(x_BTD)) for layer in (self.q_proj, self.k_proj, self.v_proj))
-        return self.out_proj(self.mix(q_BHTK, k_BHTK, v_BHTK, positions).transpose(1, 2).flatten(-2))
+        q_BHTK, k_BHTK, v_BHTK = (
+            self.heads(layer(x_BTD)) for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return self.out_proj(
+            self.mix(q_BHTK, k_BHTK, v_BHTK, positions).transpose(1, 2).flatten(-2)
+        )
 
     def mix(
         self, q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, positions: Positions
@@ -52,27 +58,38 @@ class CausalAttention(nn.Module):
 
 
 def written_out_attention(
-    q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, *, bias: torch.Tensor | None, dropout: float
+    q_BHTK: torch.Tensor,
+    k_BHTK: torch.Tensor,
+    v_BHTK: torch.Tensor,
+    *,
+    bias: torch.Tensor | None,
+    dropout: float,
 ) -> torch.Tensor:
-    """Causal F.scaled_dot_product_attention as matrix products and a softmax, the latter in float32 or float64.
+    """Causal F.scaled_dot_product_attention as matrix products and a softmax, the latter in float32
+    or float64.
 
-    On a CPU it takes about half the time of torch's kernel while the scores fit in the cache (docs/performance.md).
+    On a CPU it takes about half the time of torch's kernel while the scores fit in the cache
+    (docs/performance.md).
     """
     dtype = torch.promote_types(q_BHTK.dtype, torch.float32)
     score_BHTT = (q_BHTK @ k_BHTK.mT).to(dtype) * q_BHTK.shape[-1] ** -0.5
     if bias is None:
-        bias = torch.full(score_BHTT.shape[-2:], -torch.inf, dtype=dtype, device=score_BHTT.device).triu(1)
+        bias = torch.full(
+            score_BHTT.shape[-2:], -torch.inf, dtype=dtype, device=score_BHTT.device
+        ).triu(1)
     weight_BHTT = F.dropout(torch.softmax(score_BHTT + bias, dim=-1), dropout)
     return weight_BHTT.to(v_BHTK.dtype) @ v_BHTK
 
 
 class LinearAttention(CausalAttention):
-    """Causal linear attention in O(T) time and memory, rotated in the numerator only (RoFormer, Eq. 19).
+    """Causal linear attention in O(T) time and memory, rotated in the numerator only (RoFormer, Eq.
+    19).
 
-    y_m = sum_{n<=m} (R_m f(q_m)).(R_n f(k_n)) v_n / sum_{n<=m} f(q_m).f(k_n), with the features f = elu + 1 and the
-    causal sum over chunks of Katharopoulos et al. 2020. The denominator is positive; the weights may be negative and
-    need not sum to 1. The score matrix is never formed: a position scheme cannot add a bias to it (such configurations
-    are rejected), and dropout does not act on it. Runs in float32 under autocast.
+    y_m = sum_{n<=m} (R_m f(q_m)).(R_n f(k_n)) v_n / sum_{n<=m} f(q_m).f(k_n), with the features f =
+    elu + 1 and the causal sum over chunks of Katharopoulos et al. 2020. The denominator is
+    positive; the weights may be negative and need not sum to 1. The score matrix is never formed: a
+    position scheme cannot add a bias to it (such configurations are rejected), and dropout does not
+    act on it. Runs in float32 under autocast.
     """
 
     def mix(
@@ -83,24 +100,34 @@ class LinearAttention(CausalAttention):
             q_BHTK, k_BHTK = features(q_BHTK.to(dtype)), features(k_BHTK.to(dtype))
             ones_BHT1 = torch.ones_like(q_BHTK[..., :1])
             total_BHT1 = causal_product(q_BHTK, k_BHTK, ones_BHT1)
-            sum_BHTK = causal_product(positions.rotate(q_BHTK), positions.rotate(k_BHTK), v_BHTK.to(dtype))
+            sum_BHTK = causal_product(
+                positions.rotate(q_BHTK), positions.rotate(k_BHTK), v_BHTK.to(dtype)
+            )
             return (sum_BHTK / total_BHT1).to(v_BHTK.dtype)
 
 
 def features(x: torch.Tensor) -> torch.Tensor:
-    """elu(x) + 1 (Katharopoulos et al. 2020), written so that it stays above 0: float32's elu(-20) is exactly -1."""
+    """elu(x) + 1 (Katharopoulos et al. 2020), written so that it stays above 0: float32's elu(-20)
+    is exactly -1.
+    """
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
-def causal_product(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTV: torch.Tensor) -> torch.Tensor:
-    """sum_{n<=m} (q_m . k_n) v_n, any value width V: (C, C) scores within chunks, a (K, V) state between them."""
+def causal_product(
+    q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTV: torch.Tensor
+) -> torch.Tensor:
+    """sum_{n<=m} (q_m . k_n) v_n, any value width V: (C, C) scores within chunks, a (K, V) state
+    between them.
+    """
     length = q_BHTK.shape[2]
     chunk = min(CHUNK, length)
     q, k, v = (
-        F.pad(x, (0, 0, 0, -length % chunk)).unflatten(2, (-1, chunk)) for x in (q_BHTK, k_BHTK, v_BHTV)
+        F.pad(x, (0, 0, 0, -length % chunk)).unflatten(2, (-1, chunk))
+        for x in (q_BHTK, k_BHTK, v_BHTV)
     )  # B, H, N, C, K or V
     within = (q @ k.mT).tril() @ v
-    # A loop, because torch.cumsum is not deterministic on CUDA; the products above are batched in any case.
+    # A loop, because torch.cumsum is not deterministic on CUDA; the products above are batched in
+    # any case.
     of_chunks = (k.mT @ v).unbind(2)
     states = [torch.zeros_like(of_chunks[0])]
     for of_chunk in of_chunks[:-1]:
@@ -108,4 +135,7 @@ def causal_product(q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTV: torch.Ten
     return (within + q @ torch.stack(states, dim=2)).flatten(2, 3)[:, :, :length]
 
 
-ATTENTIONS: dict[str, type[CausalAttention]] = {"softmax": CausalAttention, "linear": LinearAttention}
+ATTENTIONS: dict[str, type[CausalAttention]] = {
+    "softmax": CausalAttention,
+    "linear": LinearAttention,
+}

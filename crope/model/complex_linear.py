@@ -13,17 +13,18 @@ from torch import nn
 class ComplexLinear(nn.Module):
     """A real linear layer constrained to be complex-linear: half the weights of nn.Linear.
 
-    Channels (2j, 2j+1) are one complex number (Eq. 8). Each 2x2 block of the dense weight is [[a, b], [-b, a]]
-    (Eq. 30): multiplication by w = a - ib. Rotation and scaling remain, reflections are lost (Sec. 3.2).
-    The layer is complex-linear in its own input. After a LayerNorm with two different gains in a pair, it is not
-    complex-linear in the residual stream.
+    Channels (2j, 2j+1) are one complex number (Eq. 8). Each 2x2 block of the dense weight is [[a,
+    b], [-b, a]] (Eq. 30): multiplication by w = a - ib. Rotation and scaling remain, reflections
+    are lost (Sec. 3.2). The layer is complex-linear in its own input. After a LayerNorm with two
+    different gains in a pair, it is not complex-linear in the residual stream.
 
-    pairing   of the outputs, which has to be that of the rotation behind the layer: "interleaved" as above (GPT-J), or
-              "half", channels (i, i + K/2) of each head of width K = head_dim (Llama, GPT-NeoX). Input pairs are
-              interleaved in both: no rotation acts on the input, and a residual stream without pairs of its own
-              learns whichever it is given.
+    pairing   of the outputs, which has to be that of the rotation behind the layer: "interleaved"
+              as above (GPT-J), or "half", channels (i, i + K/2) of each head of width K = head_dim
+              (Llama, GPT-NeoX). Input pairs are interleaved in both: no rotation acts on the input,
+              and a residual stream without pairs of its own learns whichever it is given.
 
-    Shapes    x_BTD -> y_BTE; a and b: (E/2, D/2) each, E*D/2 weights in total; the optional bias is real: (E,).
+    Shapes    x_BTD -> y_BTE; a and b: (E/2, D/2) each, E*D/2 weights in total; the optional bias is
+              real: (E,).
     Raises    ValueError if a width is odd, or the heads of pairing="half" do not fill the outputs.
     """
 
@@ -38,7 +39,9 @@ class ComplexLinear(nn.Module):
     ) -> None:
         super().__init__()
         if in_features % 2 or out_features % 2:
-            raise ValueError(f"ComplexLinear pairs channels: widths {in_features} -> {out_features} must be even")
+            raise ValueError(
+                f"ComplexLinear pairs channels: widths {in_features} -> {out_features} must be even"
+            )
         if pairing not in ("interleaved", "half"):
             raise ValueError(f"pairing={pairing!r}: must be 'interleaved' or 'half'")
         if pairing == "half" and (not head_dim or head_dim % 2 or out_features % head_dim):
@@ -56,11 +59,16 @@ class ComplexLinear(nn.Module):
     def weight(self) -> torch.Tensor:
         """The dense real weight of Eq. 30, (E, D): the weight of the equivalent nn.Linear."""
         rows = (
-            torch.stack((self.a, self.b), dim=-1).flatten(-2),  # first channel of a pair: a x0 + b x1
+            torch.stack((self.a, self.b), dim=-1).flatten(
+                -2
+            ),  # first channel of a pair: a x0 + b x1
             torch.stack((-self.b, self.a), dim=-1).flatten(-2),  # second: -b x0 + a x1
         )
         if self.pairing == "half":
-            rows = (rows[0].unflatten(0, (-1, self.pairs[-1])), rows[1].unflatten(0, (-1, self.pairs[-1])))
+            rows = (
+                rows[0].unflatten(0, (-1, self.pairs[-1])),
+                rows[1].unflatten(0, (-1, self.pairs[-1])),
+            )
         return torch.stack(rows, dim=1).flatten(0, -2)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
@@ -68,14 +76,19 @@ class ComplexLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **pairing: Any) -> "ComplexLinear":
-        """The complex-linear layer nearest to `linear` (least squares): each 2x2 block loses its reflections.
+        """The complex-linear layer nearest to `linear` (least squares): each 2x2 block loses its
+        reflections.
 
         pairing: the arguments `pairing` and `head_dim` of the layer.
         """
-        layer = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, **pairing)
+        layer = cls(
+            linear.in_features, linear.out_features, bias=linear.bias is not None, **pairing
+        )
         layer.to(linear.weight).requires_grad_(linear.weight.requires_grad)
         first, second = linear.weight.detach().unflatten(0, layer.pairs).unbind(1)
-        first, second = (rows.flatten(0, -2).unflatten(-1, (-1, 2)) for rows in (first, second))  # E/2, D/2, 2
+        first, second = (
+            rows.flatten(0, -2).unflatten(-1, (-1, 2)) for rows in (first, second)
+        )  # E/2, D/2, 2
         with torch.no_grad():
             layer.a.copy_((first[..., 0] + second[..., 1]) / 2)
             layer.b.copy_((first[..., 1] - second[..., 0]) / 2)

@@ -1,7 +1,8 @@
 """Parameter counts by part, the savings as a share of each part, and FLOPs per token.
 
-The paper counts the weights of a block (Sec. 6.1: 50 % of Q/K/V, 37.5 % with the output projection, 12.5 % with the
-FFN); the share of the whole model, embeddings included, is much smaller. Both are reported side by side.
+The paper counts the weights of a block (Sec. 6.1: 50 % of Q/K/V, 37.5 % with the output projection,
+12.5 % with the FFN); the share of the whole model, embeddings included, is much smaller. Both are
+reported side by side.
 """
 
 from dataclasses import asdict, dataclass
@@ -15,9 +16,11 @@ if TYPE_CHECKING:  # the report uses this module without torch
 
 @dataclass(frozen=True)
 class Parameters:
-    """Numbers of trained parameters by part. Padding rows are not counted; a tied head counts once, as embedding.
+    """Numbers of trained parameters by part. Padding rows are not counted; a tied head counts once,
+    as embedding.
 
-    `embeddings` includes the trained parameters of position schemes (the learned table, T5's scalars).
+    `embeddings` includes the trained parameters of position schemes (the learned table, T5's
+    scalars).
     """
 
     qkv: int
@@ -51,12 +54,16 @@ def count_parameters(model: "GPT") -> Parameters:
 
 
 def savings(full: Parameters, lean: Parameters, *, n_layers: int, d_model: int) -> dict[str, float]:
-    """Parameters that `lean` saves compared with `full`, in per cent of Q/K/V, attention, a block and the whole model.
+    """Parameters that `lean` saves compared with `full`, in per cent of Q/K/V, attention, a block
+    and the whole model.
 
-    The first three are the paper's shares, of the weight matrices only (its 12.5 % leaves out biases and norms).
+    The first three are the paper's shares, of the weight matrices only (its 12.5 % leaves out
+    biases and norms).
     """
     qkv = full.qkv - lean.qkv
-    saved = qkv + full.output_projection - lean.output_projection  # `halved` narrows the output projection as well
+    saved = (
+        qkv + full.output_projection - lean.output_projection
+    )  # `halved` narrows the output projection as well
     square = n_layers * d_model**2
     return {
         "Q/K/V": 100 * qkv / (3 * square),
@@ -69,8 +76,8 @@ def savings(full: Parameters, lean: Parameters, *, n_layers: int, d_model: int) 
 def train_flops_per_token(model: ModelConfig, *, vocab_size: int, seq_len: int) -> int:
     """Training FLOPs: a multiply-add counts two, forward and backward three times the forward pass.
 
-    The causal half of the attention scores counts, not the full square. Complex projections multiply by their dense
-    weight (ComplexLinear.weight) and count like real ones.
+    The causal half of the attention scores counts, not the full square. Complex projections
+    multiply by their dense weight (ComplexLinear.weight) and count like real ones.
     """
     width, d_model = model.attention_width, model.d_model
     own_cost = {
@@ -78,7 +85,11 @@ def train_flops_per_token(model: ModelConfig, *, vocab_size: int, seq_len: int) 
         "blockdiag": d_model * width // 2,
     }
     qkv = 3 * own_cost.get(model.projection, d_model * width)
-    mix = _linear_attention_flops(model, seq_len) if model.attention == "linear" else 2 * seq_len * width
+    mix = (
+        _linear_attention_flops(model, seq_len)
+        if model.attention == "linear"
+        else 2 * seq_len * width
+    )
     block = 2 * (qkv + width * d_model + 2 * FFN_RATIO * d_model**2) + mix
     return 3 * (model.n_layers * block + 2 * d_model * vocab_size)
 
@@ -86,8 +97,9 @@ def train_flops_per_token(model: ModelConfig, *, vocab_size: int, seq_len: int) 
 def _linear_attention_flops(model: ModelConfig, seq_len: int) -> int:
     """Per token and layer, Eq. 19 in chunks of C tokens.
 
-    Per head: three half squares of C K (two score matrices, weighted values) and one of C (sum of scores), then
-    updating and reading a (K, K) state for the numerator and a (K,) state for the denominator.
+    Per head: three half squares of C K (two score matrices, weighted values) and one of C (sum of
+    scores), then updating and reading a (K, K) state for the numerator and a (K,) state for the
+    denominator.
     """
     chunk, width = min(CHUNK, seq_len), model.head_width
     return model.n_heads * (3 * chunk * width + chunk + 4 * width**2 + 4 * width)

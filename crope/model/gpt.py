@@ -1,4 +1,5 @@
-"""The one decoder (Sec. 5.1: GPT-2, pre-LN, GELU, FFN ratio 4). The configuration chooses its parts.
+"""The one decoder (Sec. 5.1: GPT-2, pre-LN, GELU, FFN ratio 4). The configuration chooses its
+parts.
 
 Shapes: B batch, T tokens, D model width, V vocabulary, P = V padded to a multiple of 64.
 """
@@ -40,11 +41,12 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Decoder-only language model (GPT-2).
 
-    Initial values depend on (seed, parameter name) only, so tensors shared by two models start equal.
-    Embedding rows past vocab_size are padding for speed: they start at zero, carry no probability mass and get no
-    gradient.
+    Initial values depend on (seed, parameter name) only, so tensors shared by two models start
+    equal. Embedding rows past vocab_size are padding for speed: they start at zero, carry no
+    probability mass and get no gradient.
 
-    Shapes    tokens_BT (int64) -> hidden_BTD; `logits` maps hidden_BTD to logits_BTV without the padding.
+    Shapes    tokens_BT (int64) -> hidden_BTD; `logits` maps hidden_BTD to logits_BTV without the
+              padding.
     Raises    ValueError if a size or combination in the config is invalid, or if T exceeds max_len.
     """
 
@@ -65,7 +67,9 @@ class GPT(nn.Module):
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         if tokens_BT.shape[1] > self.max_len:
-            raise ValueError(f"{tokens_BT.shape[1]} tokens in a sequence, but max_len is {self.max_len}")
+            raise ValueError(
+                f"{tokens_BT.shape[1]} tokens in a sequence, but max_len is {self.max_len}"
+            )
         x_BTD = self.embedding(tokens_BT) * self.embed_factor
         x_BTD = self.dropout(self.positions.embed(x_BTD))
         for block in self.blocks:
@@ -81,10 +85,11 @@ class GPT(nn.Module):
         return self.embedding.weight if self.head is None else self.head.weight
 
     def _initialise(self, seed: int, *, branch_std: float) -> None:
-        """N(0, 0.02), the projections into the residual stream N(0, branch_std) as in GPT-2; norms 1, biases 0.
+        """N(0, 0.02), the projections into the residual stream N(0, branch_std) as in GPT-2; norms
+        1, biases 0.
 
-        Modules with `init_stds` choose their own: structured projections, whose outputs then vary as those of a dense
-        N(0, 0.02) weight do, and learned positions.
+        Modules with `init_stds` choose their own: structured projections, whose outputs then vary
+        as those of a dense N(0, 0.02) weight do, and learned positions.
         """
         own_stds = {
             f"{prefix}.{name}": std
@@ -93,14 +98,24 @@ class GPT(nn.Module):
             for name, std in module.init_stds(INIT_STD).items()
         }
         for name, parameter in self.named_parameters():
-            std = branch_std if name.endswith(("out_proj.weight", "ffn_down.weight")) else own_stds.get(name, INIT_STD)
+            std = (
+                branch_std
+                if name.endswith(("out_proj.weight", "ffn_down.weight"))
+                else own_stds.get(name, INIT_STD)
+            )
             with torch.no_grad():
                 if name.endswith("bias"):
                     parameter.zero_()
                 elif "norm" in name:
                     parameter.fill_(1.0)
                 else:
-                    rows = self.vocab_size if name in ("embedding.weight", "head.weight") else parameter.shape[0]
-                    values = stream(seed, f"init/{name}").standard_normal((rows, *parameter.shape[1:]))
+                    rows = (
+                        self.vocab_size
+                        if name in ("embedding.weight", "head.weight")
+                        else parameter.shape[0]
+                    )
+                    values = stream(seed, f"init/{name}").standard_normal(
+                        (rows, *parameter.shape[1:])
+                    )
                     parameter.zero_()
                     parameter[:rows] = torch.from_numpy(values * std).to(parameter.dtype)

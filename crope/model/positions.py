@@ -1,6 +1,8 @@
-"""Position schemes. A scheme may act in three places: the token embedding, queries and keys, and attention scores.
+"""Position schemes. A scheme may act in three places: the token embedding, queries and keys, and
+attention scores.
 
-Shapes: B batch, T tokens, D model width, H heads, K head width, J channel pairs (K/2 or D/2), S = 2T - 1.
+Shapes: B batch, T tokens, D model width, H heads, K head width, J channel pairs (K/2 or D/2), S =
+2T - 1.
 """
 
 import math
@@ -17,10 +19,13 @@ BASE = 10000.0  # of the wavelengths, in Vaswani et al. (Sec. 3.5) and in RoForm
 class Positions(nn.Module):
     """Base class, and by itself the scheme `none`: order enters by the causal mask alone.
 
-    (Haviv et al. 2022; Kazemnejad et al. 2023.) A scheme overrides the methods for the places where it acts.
+    (Haviv et al. 2022; Kazemnejad et al. 2023.) A scheme overrides the methods for the places where
+    it acts.
     """
 
-    extends = True  # False: undefined beyond max_len, so that a longer sequence needs a retrained model
+    extends = (
+        True  # False: undefined beyond max_len, so that a longer sequence needs a retrained model
+    )
 
     def embed(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """The scaled token embedding as it enters the first block."""
@@ -31,7 +36,9 @@ class Positions(nn.Module):
         return x_BHTK
 
     def bias(self, length: int) -> torch.Tensor | None:
-        """The matrix added to the scores, causal mask included, (1, H, T, T); None: no bias, only the causal mask."""
+        """The matrix added to the scores, causal mask included, (1, H, T, T); None: no bias, only
+        the causal mask.
+        """
         return None
 
 
@@ -44,9 +51,9 @@ def angles(width: int, max_len: int) -> torch.Tensor:
 class SinusoidalPositions(Positions):
     """Fixed sinusoids added to the token embedding (Vaswani et al. Sec. 3.5; XPOS of Sec. 5.1).
 
-    Channel 2i is sin(m / 10000^(2i/D)), channel 2i+1 the cosine, both times `scale`. With scale 1 each token vector
-    gains a vector of norm sqrt(D/2): at D = 128 this is 3.1 times the initial norm of the token embedding scaled by
-    sqrt(D), and 35 times that of the unscaled one.
+    Channel 2i is sin(m / 10000^(2i/D)), channel 2i+1 the cosine, both times `scale`. With scale 1
+    each token vector gains a vector of norm sqrt(D/2): at D = 128 this is 3.1 times the initial
+    norm of the token embedding scaled by sqrt(D), and 35 times that of the unscaled one.
     """
 
     table_TD: torch.Tensor
@@ -83,10 +90,12 @@ class LearnedPositions(Positions):
 
 
 class RotaryEmbedding(Positions):
-    """Rotates channel pair (2i, 2i+1) of queries and keys at position m by +m theta_i (Eq. 6, RoFormer Eq. 15).
+    """Rotates channel pair (2i, 2i+1) of queries and keys at position m by +m theta_i (Eq. 6,
+    RoFormer Eq. 15).
 
-    theta_i = 10000^(-2i/K), i = 0 .. K/2 - 1, so that scores depend on m - n only (Eq. 7). Tables are computed in
-    float64 and stored in float32; under autocast the rotation itself runs in float32.
+    theta_i = 10000^(-2i/K), i = 0 .. K/2 - 1, so that scores depend on m - n only (Eq. 7). Tables
+    are computed in float64 and stored in float32; under autocast the rotation itself runs in
+    float32.
 
     Shapes    x_BHTK -> x_BHTK, dtype kept.
     Raises    ValueError if K is odd.
@@ -111,7 +120,9 @@ class RotaryEmbedding(Positions):
 
 
 class DistanceBias(Positions):
-    """Base class of the schemes that add to each score a number given by the head and the distance m - n >= 0."""
+    """Base class of the schemes that add to each score a number given by the head and the distance
+    m - n >= 0.
+    """
 
     def by_distance(self, length: int) -> torch.Tensor:
         """(H, T): the bias at distances 0 .. T - 1."""
@@ -120,18 +131,21 @@ class DistanceBias(Positions):
     def bias(self, length: int) -> torch.Tensor:
         past_HT = self.by_distance(length).flip(-1)
         future_HS = past_HT.new_full((len(past_HT), length - 1), -math.inf)
-        # Every row of the matrix is a window of this line. The windows are views in reverse order; `flip` copies once.
+        # Every row of the matrix is a window of this line. The windows are views in reverse order;
+        # `flip` copies once.
         line_HS = torch.cat((past_HT, future_HS), dim=-1)
         return line_HS.unfold(-1, length, 1).flip(-2)[None]
 
 
 class RelativeBias(DistanceBias):
-    """T5's relative positions, unidirectional: a trained scalar per head and bucket, shared by all layers.
+    """T5's relative positions, unidirectional: a trained scalar per head and bucket, shared by all
+    layers.
 
-    Raffel et al. (2020), Sec. 2.1: 32 buckets; distances below 16 have one each, then they grow logarithmically up to
-    128, and all distances beyond share the last. Unlike T5, scores are divided by sqrt(K) as in every model here.
-    Adam moves a scalar by at most the summed learning rate, 0.36 over the 800 steps of the base row at the quick
-    scale, so the biases stay small at that scale.
+    Raffel et al. (2020), Sec. 2.1: 32 buckets; distances below 16 have one each, then they grow
+    logarithmically up to 128, and all distances beyond share the last. Unlike T5, scores are
+    divided by sqrt(K) as in every model here. Adam moves a scalar by at most the summed learning
+    rate, 0.36 over the 800 steps of the base row at the quick scale, so the biases stay small at
+    that scale.
     """
 
     BUCKETS, FURTHEST = 32, 128
@@ -157,10 +171,12 @@ class RelativeBias(DistanceBias):
 
 
 class Alibi(DistanceBias):
-    """ALiBi: minus the distance, times a fixed slope per head (Press et al. 2022, Sec. 3). Not divided by sqrt(K).
+    """ALiBi: minus the distance, times a fixed slope per head (Press et al. 2022, Sec. 3). Not
+    divided by sqrt(K).
 
-    The slopes of H heads are 2^(-8/H), 2^(-16/H), ..., 2^-8. Where H is not a power of two, the authors take the slopes
-    for the power of two below H, then every other one of those for the next power.
+    The slopes of H heads are 2^(-8/H), 2^(-16/H), ..., 2^-8. Where H is not a power of two, the
+    authors take the slopes for the power of two below H, then every other one of those for the next
+    power.
     """
 
     slope_H: torch.Tensor
@@ -172,7 +188,9 @@ class Alibi(DistanceBias):
     @staticmethod
     def slopes(n_heads: int) -> list[float]:
         below = 1 << (n_heads.bit_length() - 1)
-        of_power, of_next = ([2.0 ** (-8 * i / n) for i in range(1, n + 1)] for n in (below, 2 * below))
+        of_power, of_next = (
+            [2.0 ** (-8 * i / n) for i in range(1, n + 1)] for n in (below, 2 * below)
+        )
         return of_power + of_next[: 2 * (n_heads - below) : 2]
 
     def by_distance(self, length: int) -> torch.Tensor:
@@ -183,11 +201,14 @@ class Alibi(DistanceBias):
 POSITIONS: dict[str, Callable[[ModelConfig, int], Positions]] = {
     "none": lambda model, max_len: Positions(),
     "sinusoidal": lambda model, max_len: SinusoidalPositions(model.d_model, max_len),
-    # The rms of a sinusoid is 1/sqrt(2); here it is that of the scaled token embedding, a ratio of 1 instead of 3.1.
+    # The rms of a sinusoid is 1/sqrt(2); here it is that of the scaled token embedding, a ratio of
+    # 1 instead of 3.1.
     "sinusoidal_balanced": lambda model, max_len: SinusoidalPositions(
         model.d_model, max_len, scale=math.sqrt(2) * INIT_STD * model.embed_factor
     ),
-    "learned": lambda model, max_len: LearnedPositions(model.d_model, max_len, embed_factor=model.embed_factor),
+    "learned": lambda model, max_len: LearnedPositions(
+        model.d_model, max_len, embed_factor=model.embed_factor
+    ),
     "rotary": lambda model, max_len: RotaryEmbedding(model.head_width, max_len),
     "relative_bias": lambda model, max_len: RelativeBias(model.n_heads),
     "alibi": lambda model, max_len: Alibi(model.n_heads),

@@ -1,9 +1,11 @@
-"""Q, K and V projections by `model.projection`: the paper's two, its literal wording, and matched controls.
+"""Q, K and V projections by `model.projection`: the paper's two, its literal wording, and matched
+controls.
 
 Shapes: B batch, T tokens, D in-features, E out-features, K head width, R rank.
 
-The controls isolate what Eq. 30 contributes. `lowrank` and `blockdiag` have as many weights as ComplexLinear without
-its structure; `complex_misaligned` has the structure, but not in the channel pairs that are rotated.
+The controls isolate what Eq. 30 contributes. `lowrank` and `blockdiag` have as many weights as
+ComplexLinear without its structure; `complex_misaligned` has the structure, but not in the channel
+pairs that are rotated.
 """
 
 from typing import Any
@@ -17,12 +19,16 @@ from crope.model.complex_linear import ComplexLinear
 
 
 class StructuredLinear(nn.Module):
-    """Base class of linear layers whose dense weight is built from fewer numbers, initialised by a std of their own."""
+    """Base class of linear layers whose dense weight is built from fewer numbers, initialised by a
+    std of their own.
+    """
 
     bias: nn.Parameter | None
 
     def init_stds(self, dense_std: float) -> dict[str, float]:
-        """Parameter name -> std for which each output has the variance that a dense N(0, dense_std) weight gives it."""
+        """Parameter name -> std for which each output has the variance that a dense N(0, dense_std)
+        weight gives it.
+        """
         raise NotImplementedError
 
     @property
@@ -44,7 +50,8 @@ def dense_linear(layer: Any) -> nn.Linear:
 
 
 class LowRankLinear(StructuredLinear):
-    """W = up down, of rank R = D E / (2 (D + E)): half the weights of nn.Linear, to within a row where 4 is no factor.
+    """W = up down, of rank R = D E / (2 (D + E)): half the weights of nn.Linear, to within a row
+    where 4 is no factor.
 
     Shapes    x_BTD -> y_BTE; down: (R, D), up: (E, R).
     """
@@ -70,7 +77,8 @@ class LowRankLinear(StructuredLinear):
 
 
 class BlockDiagonalLinear(StructuredLinear):
-    """Two blocks on the diagonal: the first half of the outputs (heads) reads only the first half of the inputs.
+    """Two blocks on the diagonal: the first half of the outputs (heads) reads only the first half
+    of the inputs.
 
     Shapes    x_BTD -> y_BTE; first and second: (E/2, D/2) each.
     """
@@ -91,14 +99,17 @@ class BlockDiagonalLinear(StructuredLinear):
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         first_BTD, second_BTD = x_BTD.chunk(2, dim=-1)
-        y_BTE = torch.cat((F.linear(first_BTD, self.first), F.linear(second_BTD, self.second)), dim=-1)
+        y_BTE = torch.cat(
+            (F.linear(first_BTD, self.first), F.linear(second_BTD, self.second)), dim=-1
+        )
         return y_BTE if self.bias is None else y_BTE + self.bias
 
 
-# Classes of Q, K and V. `halved` and `complex_wide` differ from `real` and `complex` in ModelConfig.attention_width.
-# `complex_misaligned` pairs channels (j, j + K/2) of a head, while the rotation pairs (2i, 2i+1). Without positions it
-# would be equivalent to `complex` (q.k does not depend on the order of channels, and the output projection undoes it
-# for V), so a difference in loss measures the alignment of Eqs. 10 and 13.
+# Classes of Q, K and V. `halved` and `complex_wide` differ from `real` and `complex` in
+# ModelConfig.attention_width. `complex_misaligned` pairs channels (j, j + K/2) of a head, while the
+# rotation pairs (2i, 2i+1). Without positions it would be equivalent to `complex` (q.k does not
+# depend on the order of channels, and the output projection undoes it for V), so a difference in
+# loss measures the alignment of Eqs. 10 and 13.
 PROJECTIONS: dict[str, tuple[type[nn.Module], type[nn.Module], type[nn.Module]]] = {
     "real": (nn.Linear, nn.Linear, nn.Linear),
     "complex": (ComplexLinear, ComplexLinear, ComplexLinear),
@@ -117,4 +128,7 @@ def build_projections(config: ModelConfig) -> list[nn.Module]:
     misaligned = config.projection == "complex_misaligned"
     own: dict[str, Any] = {"pairing": "half", "head_dim": config.head_width} if misaligned else {}
     layers = PROJECTIONS[config.projection]
-    return [layer(config.d_model, config.attention_width, bias=config.qkv_bias, **own) for layer in layers]
+    return [
+        layer(config.d_model, config.attention_width, bias=config.qkv_bias, **own)
+        for layer in layers
+    ]

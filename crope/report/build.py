@@ -52,13 +52,20 @@ def build_report(
     out_dir: Path | None = None,
     published: Path = PUBLISHED,
 ) -> list[InvalidRecord]:
-    """Reads the runs of `choose_source`, writes the report, and prints both tables, the verdicts and the page's path.
+    """Reads the runs of `choose_source`, writes the report, and prints both tables, the verdicts
+    and the page's path.
 
-    `out_dir` defaults to results_dir/report. Returns the invalid records, which enter no number and are named on the
-    page and on stderr. Raises UserError if runs of one table row are not comparable.
+    `out_dir` defaults to results_dir/report. Returns the invalid records, which enter no number and
+    are named on the page and on stderr. Raises UserError if runs of one table row are not
+    comparable.
     """
-    source = choose_source(results_dir=results_dir, scale=scale, folders=folders, published=published)
-    cells, out_dir = expected_cells(source.scale, source.datasets), out_dir or results_dir / "report"
+    source = choose_source(
+        results_dir=results_dir, scale=scale, folders=folders, published=published
+    )
+    cells, out_dir = (
+        expected_cells(source.scale, source.datasets),
+        out_dir or results_dir / "report",
+    )
     losses = [tables.loss_table(source, cells, name) for name in TABLES]
     found = find(source, cells)
     verdicts = claims.verdict_table(found.checks, found.judged, source.scale)
@@ -66,7 +73,11 @@ def build_report(
     _add(files, "md csv tex", *losses, verdicts)
     sections = [*_comparisons(files, found, cells, source.scale), *_studies(files, source, found)]
     sections.append(_runs(files, source))
-    origin = f"These are published records of {source.machine}." if source.machine else f"Your runs: {source.place}."
+    origin = (
+        f"These are published records of {source.machine}."
+        if source.machine
+        else f"Your runs: {source.place}."
+    )
     files["index.html"] = render_page(
         scale=source.scale, origin=origin, invalid=source.invalid, sections=sections, rule=verdicts.notes[0],
         verdicts=claims.verdicts(found.checks, found.judged), lead=findings.LEAD, statements=found.statements,
@@ -113,9 +124,13 @@ def find(source: Source, cells: Sequence[Cell]) -> Found:
     runs = claims.collect(source.frame, cells)
     rows = expected_rows(source.scale, source.datasets)
     judged = claims.collect(
-        source.frame, [*cells, *(cell for row in rows if row.study == claims.ABSOLUTE for cell in row.cells)]
+        source.frame,
+        [*cells, *(cell for row in rows if row.study == claims.ABSOLUTE for cell in row.cells)],
     )
-    checks, places = claims.judge(judged), list(dict.fromkeys((cell.dataset, cell.row) for cell in cells))
+    checks, places = (
+        claims.judge(judged),
+        list(dict.fromkeys((cell.dataset, cell.row) for cell in cells)),
+    )
     comparisons = claims.compare(runs, places)
     studied = studies.collect_studies(source.frame, rows, tables={cell.key for cell in cells})
     answers, phases = questions.answer(studied, rows), findings.by_phase(studied)
@@ -132,15 +147,21 @@ def find(source: Source, cells: Sequence[Cell]) -> Found:
 
 
 def _add(files: Files, kinds: str, *printed: Table) -> None:
-    files |= {f"{table.name}.{kind}": render(table, kind) for table in printed for kind in kinds.split()}
+    files |= {
+        f"{table.name}.{kind}": render(table, kind) for table in printed for kind in kinds.split()
+    }
 
 
 def _comparisons(files: Files, found: Found, cells: Sequence[Cell], scale: str) -> list[Section]:
-    """Draws Fig. 4; sections with differences against the step, those of the tables' rows, and repeated runs."""
+    """Draws Fig. 4; sections with differences against the step, those of the tables' rows, and
+    repeated runs.
+    """
     places = list(dict.fromkeys((cell.dataset, cell.row) for cell in cells))
     curves = figures.read_curves(found.runs)
     pairs = (("crope", "rope"), ("nope", "rope"))
-    gaps = {claims.pair_label(*pair): of for pair in pairs if (of := findings.gaps(found.phases, *pair))}
+    gaps = {
+        claims.pair_label(*pair): of for pair in pairs if (of := findings.gaps(found.phases, *pair))
+    }
     drawn = {
         "fig4": figures.fig4(curves, [dataset for dataset, row in places if row == "base"]),
         "forest": figures.comparisons(found.comparisons),
@@ -176,7 +197,9 @@ def _studies(files: Files, source: Source, found: Found) -> list[Section]:
         sections.append(Section(f"Study: {study}", [f"study-{study}"] if figure else [], both[:1]))
     if sections:
         files["studies.md"] = "\n".join(render(table, "md") for table in printed)
-        files["study_losses.csv"] = losses.drop(columns="reference").round(6).to_csv(index=False, lineterminator="\n")
+        files["study_losses.csv"] = (
+            losses.drop(columns="reference").round(6).to_csv(index=False, lineterminator="\n")
+        )
         if len(answers):
             files["studies.csv"] = render(questions.answers_table(answers, source.scale), "csv")
     if len(found.conversions):
@@ -191,20 +214,36 @@ def _runs(files: Files, source: Source) -> Section:
     found = runs_table(source.frame[source.frame["scale"] == source.scale], source.invalid)
     files["runs.csv"] = found.to_csv(index=False, lineterminator="\n")
     files["runs.parquet"] = found.to_parquet(index=False)
-    loss = found["val_full.final_nats"].map("{:.4f}".format, na_action="ignore").fillna(found["status"])
-    commits = found.reindex(columns=["provenance.commit"], fill_value="")["provenance.commit"].fillna("").str[:7]
+    loss = (
+        found["val_full.final_nats"]
+        .map("{:.4f}".format, na_action="ignore")
+        .fillna(found["status"])
+    )
+    commits = (
+        found.reindex(columns=["provenance.commit"], fill_value="")["provenance.commit"]
+        .fillna("")
+        .str[:7]
+    )
     printed = pd.DataFrame({"Run": found["run_id"], "Loss": loss, "Commit": commits})
-    return Section("Runs", tables=[Table("runs", "Final full validation loss, nats per token.", printed)])
+    return Section(
+        "Runs", tables=[Table("runs", "Final full validation loss, nats per token.", printed)]
+    )
 
 
 def render_page(**context: Any) -> str:
     """page.html filled in; text is escaped."""
-    loader = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    return loader.from_string(TEMPLATE.read_text(encoding="utf-8")).render(captions=CAPTIONS, **context)
+    loader = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return loader.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        captions=CAPTIONS, **context
+    )
 
 
 def interactive_curves(curves: pd.DataFrame) -> str:
-    """The sampled validation loss of every run as a plotly figure with its script; a menu selects the table row."""
+    """The sampled validation loss of every run as a plotly figure with its script; a menu selects
+    the table row.
+    """
     traces: list[dict[str, Any]] = []
     for place, of in curves.dropna(subset="val/loss_nats").groupby(["dataset", "row"], sort=False):
         row, named = claims.row_label(*map(str, place)), set()
@@ -220,7 +259,11 @@ def interactive_curves(curves: pd.DataFrame) -> str:
             })  # fmt: skip
             named.add(model)
     buttons = [
-        {"label": row, "method": "update", "args": [{"visible": [trace["meta"] == row for trace in traces]}]}
+        {
+            "label": row,
+            "method": "update",
+            "args": [{"visible": [trace["meta"] == row for trace in traces]}],
+        }
         for row in dict.fromkeys(trace["meta"] for trace in traces)
     ]
     layout = {
@@ -229,5 +272,12 @@ def interactive_curves(curves: pd.DataFrame) -> str:
         "xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": "sampled validation loss (nats per token)"}},
         "updatemenus": [{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.15, "yanchor": "bottom"}],
     }  # fmt: skip
-    figure = {"data": traces, "layout": layout}  # a dict, because plotly's Figure takes long to check its values
-    return str(plotly.io.to_html(figure, {"responsive": True}, full_html=False, div_id="curves", validate=False))
+    figure = {
+        "data": traces,
+        "layout": layout,
+    }  # a dict, because plotly's Figure takes long to check its values
+    return str(
+        plotly.io.to_html(
+            figure, {"responsive": True}, full_html=False, div_id="curves", validate=False
+        )
+    )

@@ -1,4 +1,6 @@
-"""One number of Table 1 or 2, from the runs behind it to the printed text: `make explain CELL=table1/ptb/crope`."""
+"""One number of Table 1 or 2, from the runs behind it to the printed text: `make explain
+CELL=table1/ptb/crope`.
+"""
 
 import difflib
 from collections.abc import Sequence
@@ -14,34 +16,57 @@ from crope.report.tables import CellLosses, cell_losses, loss_text, settings_of
 from crope.study import expected_cells
 
 
-def explain(name: str | None, *, results_dir: Path, scale: str | None = None, folders: Sequence[Path] = ()) -> str:
-    """How the cell `name` is computed, step by step; without a name the list of cells. Runs as in `choose_source`.
+def explain(
+    name: str | None, *, results_dir: Path, scale: str | None = None, folders: Sequence[Path] = ()
+) -> str:
+    """How the cell `name` is computed, step by step; without a name the list of cells. Runs as in
+    `choose_source`.
 
     Raises UserError with similar names if there is no such cell.
     """
     source = choose_source(results_dir=results_dir, scale=scale, folders=folders)
-    cells = {cell_name(cell): cell for cell in expected_cells(source.scale, datasets=source.datasets)}
+    cells = {
+        cell_name(cell): cell for cell in expected_cells(source.scale, datasets=source.datasets)
+    }
     if name is None:
         found = {key: cell_losses(source, cell) for key, cell in cells.items()}
-        return "\n".join([source.place, *(f"{key}  {one.status}, n = {len(one.runs)}" for key, one in found.items())])
+        return "\n".join(
+            [
+                source.place,
+                *(f"{key}  {one.status}, n = {len(one.runs)}" for key, one in found.items()),
+            ]
+        )
     if name not in cells:
         near = ", ".join(difflib.get_close_matches(name, cells) or list(cells)[:3])
-        raise UserError(f"cell '{name}': no such cell; did you mean {near}? `make explain` without CELL lists all")
+        raise UserError(
+            f"cell '{name}': no such cell; did you mean {near}? `make explain` without CELL lists all"
+        )
     cell = cell_losses(source, cells[name])
     head = [f"{name}: {cell.status} ({source.place})", *(f"  {note}" for note in cell.notes)]
-    paper = [f"paper: {loss_text(*cell.printed, cell.cell.table) if cell.printed else 'no such cell'}"]
+    paper = [
+        f"paper: {loss_text(*cell.printed, cell.cell.table) if cell.printed else 'no such cell'}"
+    ]
     if not cell.losses:
         return "\n".join([*head, *paper])
     head.append(f"  run with {settings_of(cell.runs)}, {cell.runs['steps'].iloc[0]:.0f} steps")
     runs = [_run_lines(run) for _, run in cell.runs.iterrows()]
-    return "\n\n".join("\n".join(part) for part in [head, _full_lines(cell), _sampled_lines(cell), paper, *runs])
+    return "\n\n".join(
+        "\n".join(part) for part in [head, _full_lines(cell), _sampled_lines(cell), paper, *runs]
+    )
 
 
 def _full_lines(found: CellLosses) -> list[str]:
-    losses, tokens = found.runs["val_full.final_nats"], f"{found.runs['val_full.tokens'].iloc[0]:,.0f} tokens"
+    losses, tokens = (
+        found.runs["val_full.final_nats"],
+        f"{found.runs['val_full.tokens'].iloc[0]:,.0f} tokens",
+    )
     mean, std = found.losses["full"]
-    lines = [f"full: loss after the last step on {tokens} of the validation split (val_full of summary.json)"]
-    lines += [f"  seed {seed}  {loss:.6f}" for seed, loss in zip(found.runs["seed"], losses, strict=True)]
+    lines = [
+        f"full: loss after the last step on {tokens} of the validation split (val_full of summary.json)"
+    ]
+    lines += [
+        f"  seed {seed}  {loss:.6f}" for seed, loss in zip(found.runs["seed"], losses, strict=True)
+    ]
     lines.append(_mean_line("mean over seeds", losses))
     if std is not None:
         squares = " + ".join(f"({loss - mean:.6f})²" for loss in losses)
@@ -52,7 +77,9 @@ def _full_lines(found: CellLosses) -> list[str]:
 
 def _sampled_lines(found: CellLosses) -> list[str]:
     """From metrics.jsonl, so that the values of summary.json are seen to follow from the curves."""
-    lines = [f"sampled: val/loss_nats over the last {100 * LAST_SHARE:g} % of steps (val_sampled of summary.json)"]
+    lines = [
+        f"sampled: val/loss_nats over the last {100 * LAST_SHARE:g} % of steps (val_sampled of summary.json)"
+    ]
     means, stds = [], []
     for _, run in found.runs.iterrows():
         curve = load_curves(run["path"]).dropna(subset="val/loss_nats")
@@ -65,7 +92,9 @@ def _sampled_lines(found: CellLosses) -> list[str]:
         stds += [] if std is None else [std]
     lines.append(_mean_line("mean over seeds", means))
     if len(stds) == len(means):
-        lines.append(_mean_line("± over sampled batches, mean of the runs' standard deviations", stds))
+        lines.append(
+            _mean_line("± over sampled batches, mean of the runs' standard deviations", stds)
+        )
     return [*lines, f"  in the table: {loss_text(*found.losses['sampled'], found.cell.table)}"]
 
 

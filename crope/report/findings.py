@@ -1,4 +1,5 @@
-"""The findings in plain sentences, for the first screen of the page and the README; differences against the step.
+"""The findings in plain sentences, for the first screen of the page and the README; differences
+against the step.
 
 A difference is first - second at equal seed, in nats per token, with its 95 % interval over seeds.
 """
@@ -19,7 +20,12 @@ from crope.study import TABLES, planned_seeds
 
 GAP_MODELS = ("crope", "rope", "nope")
 SAME, ANY = "the same precision", "any precision"
-PLAIN = ("base", "baselines", "horizon", "schemes")  # studies whose runs differ in the model and the steps alone
+PLAIN = (
+    "base",
+    "baselines",
+    "horizon",
+    "schemes",
+)  # studies whose runs differ in the model and the steps alone
 LEAD = (
     "Differences at equal seed, nats per token, of the final validation loss at the paper's learning rate unless said"
     " otherwise. An interval (95 %, over n seeds) is for one difference alone; answers are adjusted for all tests of"
@@ -45,10 +51,14 @@ def listed(lines: pd.DataFrame, statements: Sequence[str]) -> list[str]:
 
 
 def shown(lines: pd.DataFrame) -> list[str]:
-    """The questions that are not judged, one sentence each: the difference at every place that has an interval."""
+    """The questions that are not judged, one sentence each: the difference at every place that has
+    an interval.
+    """
     of = lines[(lines["share"] == 0) & lines["t_low_nats"].notna()] if len(lines) else lines
     found = []
-    for (question, label), part in of.groupby(["question", "difference"], sort=False) if len(of) else ():
+    for (question, label), part in (
+        of.groupby(["question", "difference"], sort=False) if len(of) else ()
+    ):
         places = [f"{line['where']} {number(line)}" for line in part.to_dict("records")]
         found.append(f"{question} (Not judged.) {label}: {'; '.join(places)}.")
     return found
@@ -58,14 +68,19 @@ def waiting(lines: pd.DataFrame) -> str:
     """How many questions have not all of their planned seeds."""
     judged, asked = lines[lines["judged"]], sum(bool(question.answers) for question in QUESTIONS)
     complete = int((judged["conclusion"] != MISSING).sum())
-    return f"Questions with all planned seeds: {complete} of {asked}." if len(judged) and complete < asked else ""
+    return (
+        f"Questions with all planned seeds: {complete} of {asked}."
+        if len(judged) and complete < asked
+        else ""
+    )
 
 
 def pooled(comparisons: pd.DataFrame) -> str:
     """CRoPE - RoPE averaged, seed by seed, over the rows of the tables.
 
-    Every row has the same weight. A few seeds give no usable weights: with three, a random-effects interval covers less
-    than 90 %, and Cochran's test finds heterogeneity between equal rows in 40 % of all cases.
+    Every row has the same weight. A few seeds give no usable weights: with three, a random-effects
+    interval covers less than 90 %, and Cochran's test finds heterogeneity between equal rows in 40
+    % of all cases.
     """
     of = comparisons[(comparisons["first"] == "crope") & (comparisons["second"] == "rope")]
     of = of[of["n"] == len(planned_seeds(TABLES[0]))].sort_values("mean_nats")
@@ -83,12 +98,16 @@ def pooled(comparisons: pd.DataFrame) -> str:
 
 
 def by_phase(runs: pd.DataFrame) -> pd.DataFrame:
-    """Sampled validation losses by place (dataset and steps), model, planned seed and phase; runs of PLAIN.
+    """Sampled validation losses by place (dataset and steps), model, planned seed and phase; runs
+    of PLAIN.
 
-    At equal seed and step all models are validated on the same batches, so that their differences are quiet.
+    At equal seed and step all models are validated on the same batches, so that their differences
+    are quiet.
     """
     of = runs[runs["study"].isin(PLAIN) & runs["model"].isin(GAP_MODELS)]
-    of = of[[run.seed in planned_seeds(run.study) for run in of.itertuples()]].drop_duplicates("run_id")
+    of = of[[run.seed in planned_seeds(run.study) for run in of.itertuples()]].drop_duplicates(
+        "run_id"
+    )
     parts = []
     for run in of.to_dict("records"):
         curve = load_curves(run["path"]).dropna(subset="val/loss_nats")
@@ -98,22 +117,35 @@ def by_phase(runs: pd.DataFrame) -> pd.DataFrame:
         losses = curve.groupby(phase)["val/loss_nats"].mean()
         place = f"{DATASET_LABELS.get(run['dataset'], run['dataset'])}, {last:,} steps"
         known = {"place": place, "model": run["model"], "seed": run["seed"], "steps": last}
-        parts.append(pd.DataFrame({"phase": losses.index, "loss": losses.to_numpy()}).assign(**known))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["place", "model", "phase", "steps"])
+        parts.append(
+            pd.DataFrame({"phase": losses.index, "loss": losses.to_numpy()}).assign(**known)
+        )
+    return (
+        pd.concat(parts, ignore_index=True)
+        if parts
+        else pd.DataFrame(columns=["place", "model", "phase", "steps"])
+    )
 
 
 def gaps(losses: pd.DataFrame, first: str, second: str) -> dict[str, pd.DataFrame]:
-    """By place: first - second, a row per seed and a column per phase; places without both models are left out."""
+    """By place: first - second, a row per seed and a column per phase; places without both models
+    are left out.
+    """
     found = {}
     for place, of in losses.groupby("place", sort=False):
-        wide = {model: part.pivot(index="seed", columns="phase", values="loss") for model, part in of.groupby("model")}
+        wide = {
+            model: part.pivot(index="seed", columns="phase", values="loss")
+            for model, part in of.groupby("model")
+        }
         if {first, second} <= wide.keys() and len(both := (wide[first] - wide[second]).dropna()):
             found[str(place)] = both
     return found
 
 
 def growth(losses: pd.DataFrame) -> list[str]:
-    """How CRoPE - RoPE changes while a run is trained, beside what positions are worth in its last part."""
+    """How CRoPE - RoPE changes while a run is trained, beside what positions are worth in its last
+    part.
+    """
     found, worth = [], gaps(losses, "nope", "rope")
     for place, of in gaps(losses, "crope", "rope").items():
         change = claims.describe(of[PHASES - 1] - of[0])
@@ -133,7 +165,9 @@ def by_rate(runs: pd.DataFrame) -> str:
     """
     of = runs[(runs["study"] == "fair_lr") & runs["seed"].isin(planned_seeds("fair_lr"))]
     rates = sorted(of["config.train.lr"].unique())
-    wide = of.pivot_table(index=["dataset", "seed"], columns=["model", "config.train.lr"], values="final")
+    wide = of.pivot_table(
+        index=["dataset", "seed"], columns=["model", "config.train.lr"], values="final"
+    )
     wide = wide.reindex(columns=pd.MultiIndex.from_product([("crope", "rope"), rates]))
     if len(rates) < 2 or not np.isfinite(wide).all(axis=None):
         return ""
@@ -168,7 +202,11 @@ def fraction(conversions: pd.DataFrame) -> str:
 def halved(lines: pd.DataFrame, runs: pd.DataFrame) -> str:
     """Sec. 5.1 to the letter, "halved output dimensions", next to Eq. 30: weights and loss."""
     of = lines[lines["judged"] & (lines["second"] == "halved") & (lines["study"] == "controls")]
-    counts = runs[runs["study"] == "controls"].drop_duplicates("model").set_index("model")["parameters.total"]
+    counts = (
+        runs[runs["study"] == "controls"]
+        .drop_duplicates("model")
+        .set_index("model")["parameters.total"]
+    )
     if of.empty or not {"rope", "crope", "halved"} <= set(counts.index):
         return ""
     saved = {model: counts["rope"] - counts[model] for model in ("halved", "crope")}
@@ -179,14 +217,18 @@ def halved(lines: pd.DataFrame, runs: pd.DataFrame) -> str:
 
 
 def repeats(frames: Mapping[str, pd.DataFrame], scale: str) -> pd.DataFrame:
-    """Runs of one configuration and seed that were executed more than once: one row per table row, dataset and `kind`.
+    """Runs of one configuration and seed that were executed more than once: one row per table row,
+    dataset and `kind`.
 
-    frames: by the name of their folder. Executions differ in machine or threads, and in rows of ANY in precision too.
-    largest, median: of the range of a run's final losses; std: over seeds, mean over models and executions.
+    frames: by the name of their folder. Executions differ in machine or threads, and in rows of ANY
+    in precision too. largest, median: of the range of a run's final losses; std: over seeds, mean
+    over models and executions.
     """
     parts = [frame[(frame["status"] == "complete") & (frame["scale"] == scale)].assign(folder=name)
              for name, frame in frames.items()]  # fmt: skip
-    runs = pd.concat(parts, ignore_index=True).drop_duplicates(["run_id", "finished_utc"])  # no copies
+    runs = pd.concat(parts, ignore_index=True).drop_duplicates(
+        ["run_id", "finished_utc"]
+    )  # no copies
     order = {name: i for i, name in enumerate(DATASET_LABELS)}
     runs = runs.sort_values("dataset", key=lambda names: names.map(order), kind="stable")
     lines = []
@@ -196,7 +238,9 @@ def repeats(frames: Mapping[str, pd.DataFrame], scale: str) -> pd.DataFrame:
             if again.empty or (kind == ANY and again["precision"].nunique() == 1):
                 continue
             ranges = again.groupby(keys)["val_full.final_nats"].agg(np.ptp)
-            spread = again.groupby(["folder", "cell_key", "model"])["val_full.final_nats"].std().dropna()
+            spread = (
+                again.groupby(["folder", "cell_key", "model"])["val_full.final_nats"].std().dropna()
+            )
             lines.append({
                 "dataset": dataset, "row": row, "kind": kind, "runs": len(ranges),
                 "executions": again["folder"].nunique(), "largest_nats": ranges.max(),
@@ -226,11 +270,19 @@ def rounding(lines: pd.DataFrame) -> str:
     parts = []
     for kind in (SAME, ANY) if len(of) else ():
         lines = of[of["kind"] == kind]
-        distances = zip(lines["dataset"], np.ceil((1e4 * lines["largest_nats"]).round(3)) / 1e4, strict=True)
-        found = ", ".join(f"{x:.4f} nats ({DATASET_LABELS.get(name, name)})" for name, x in distances)
+        distances = zip(
+            lines["dataset"], np.ceil((1e4 * lines["largest_nats"]).round(3)) / 1e4, strict=True
+        )
+        found = ", ".join(
+            f"{x:.4f} nats ({DATASET_LABELS.get(name, name)})" for name, x in distances
+        )
         parts += [f"in {kind} up to {found} away"] if found else []
     lead = "Runs of the base rows, repeated on another machine or with other threads, ended"
-    return f"{lead}, {'; '.join(parts)}. Yours should agree with published ones as closely." if parts else ""
+    return (
+        f"{lead}, {'; '.join(parts)}. Yours should agree with published ones as closely."
+        if parts
+        else ""
+    )
 
 
 def undecided(comparisons: pd.DataFrame) -> str:
@@ -252,7 +304,9 @@ def agreement(own: pd.DataFrame, published: Mapping[str, pd.DataFrame]) -> str:
     if not published:
         return ""
     every = pd.concat(list(published.values()))
-    every = every[~every["finished_utc"].isin(own["finished_utc"])].drop_duplicates("run_id")  # no copies
+    every = every[~every["finished_utc"].isin(own["finished_utc"])].drop_duplicates(
+        "run_id"
+    )  # no copies
     mine = own[own["status"] == "complete"].set_index("run_id")["val_full.final_nats"]
     differences = paired(mine, every.set_index("run_id")["val_full.final_nats"]).abs()
     if differences.empty:

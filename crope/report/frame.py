@@ -1,6 +1,8 @@
-"""The data frame of finished runs (one row per run) and the runs of a table cell: the source of every reported number.
+"""The data frame of finished runs (one row per run) and the runs of a table cell: the source of
+every reported number.
 
-A run belongs to the cell whose names and `cell_key` it has. Complete runs of the current numerics version count.
+A run belongs to the cell whose names and `cell_key` it has. Complete runs of the current numerics
+version count.
 """
 
 import json
@@ -21,7 +23,13 @@ from crope.study import Cell
 SCALES = ("paper", "quick", "smoke")
 TINY = "tiny"
 DATASET_LABELS = paper.DATASET_LABELS | {TINY: "tiny (Python's help texts)"}
-SCHEMES = {"xpos": "XPOS", "learned": "learned", "relative_bias": "T5 bias", "alibi": "ALiBi", "nope": "NoPE"}
+SCHEMES = {
+    "xpos": "XPOS",
+    "learned": "learned",
+    "relative_bias": "T5 bias",
+    "alibi": "ALiBi",
+    "nope": "NoPE",
+}
 MODEL_LABELS = {
     **paper.MODEL_LABELS,
     **SCHEMES,
@@ -47,47 +55,64 @@ COLUMNS = [
 
 
 def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecord]]:
-    """Every finished run of `folders`, one row each, sorted by run_id; and the folders that hold no valid record.
+    """Every finished run of `folders`, one row each, sorted by run_id; and the folders that hold no
+    valid record.
 
-    Columns: `path`, `status` (complete, failed or stale), `cell_key`, the fields of summary.json by their dotted names,
-    `config.<dotted>` and `provenance.<dotted>`. Losses are in nats per token.
+    Columns: `path`, `status` (complete, failed or stale), `cell_key`, the fields of summary.json by
+    their dotted names, `config.<dotted>` and `provenance.<dotted>`. Losses are in nats per token.
     """
     rows, invalid = [], []
     for folder in folders:
         records, errors = read_records(folder)
         invalid += errors
         for record in records:
-            known = {"path": str(record.path), "status": run_status(record), "cell_key": cell_key(record.config)}
-            rows.append(record.summary | known | {"config": record.config, "provenance": record.provenance})
+            known = {
+                "path": str(record.path),
+                "status": run_status(record),
+                "cell_key": cell_key(record.config),
+            }
+            rows.append(
+                record.summary | known | {"config": record.config, "provenance": record.provenance}
+            )
     frame = pd.json_normalize(rows)
     frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame.columns])))
     return compact(frame.sort_values(["run_id", "path"], ignore_index=True)), invalid
 
 
 def compact(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same values in one block of memory per type, from which rows are selected ten times as fast."""
+    """The same values in one block of memory per type, from which rows are selected ten times as
+    fast.
+    """
     return frame.astype(dict.fromkeys(frame.select_dtypes("str"), object)).copy()
 
 
 def load_curves(path: Path | str) -> pd.DataFrame:
-    """metrics.jsonl of one run directory: `step`, `val/loss_nats`, `train/loss_nats`, ...; NaN where not logged."""
+    """metrics.jsonl of one run directory: `step`, `val/loss_nats`, `train/loss_nats`, ...; NaN
+    where not logged.
+    """
     return pd.DataFrame(read_metrics(Path(path) / "metrics.jsonl"))
 
 
 def cell_runs(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
-    """The complete runs of one table cell, sorted by seed. Raises UserError for two runs of one seed."""
+    """The complete runs of one table cell, sorted by seed.
+
+    Raises UserError for two runs of one seed.
+    """
     runs = _of_cell(frame, cell)
     runs = runs[runs["status"] == "complete"].sort_values("seed", ignore_index=True)
     if runs["seed"].duplicated().any():
-        raise UserError(f"{cell_name(cell)}: two runs have one seed ({', '.join(runs['path'])}); keep one")
+        raise UserError(
+            f"{cell_name(cell)}: two runs have one seed ({', '.join(runs['path'])}); keep one"
+        )
     return runs
 
 
 def check_comparable(frame: pd.DataFrame, cells: Sequence[Cell]) -> None:
-    """Raises UserError if the complete runs of one table row differ in precision, device kind or data.
+    """Raises UserError if the complete runs of one table row differ in precision, device kind or
+    data.
 
-    Commits may differ: the numerics version says whether a commit changed a number. Corpora without a pinned text
-    (tiny, the user's own) may differ between machines.
+    Commits may differ: the numerics version says whether a commit changed a number. Corpora without
+    a pinned text (tiny, the user's own) may differ between machines.
     """
     runs = pd.concat([_of_cell(frame, cell) for cell in cells])
     runs = runs[runs["status"] == "complete"]
@@ -95,7 +120,10 @@ def check_comparable(frame: pd.DataFrame, cells: Sequence[Cell]) -> None:
     for what, columns in (("precision or device", ["precision", "device_kind"]), ("data", splits)):
         groups = runs.groupby(columns, dropna=False)
         if len(groups) > 1:
-            kinds = [f"{' '.join(str(k)[:12] for k in kind)}: {', '.join(of['run_id'])}" for kind, of in groups]
+            kinds = [
+                f"{' '.join(str(k)[:12] for k in kind)}: {', '.join(of['run_id'])}"
+                for kind, of in groups
+            ]
             cure = "move one kind to a folder of its own and name it with --runs"
             raise UserError(
                 f"{cell_name(cells[0]).rpartition('/')[0]}: runs differ in {what} ({'; '.join(kinds)}); {cure}"
@@ -103,20 +131,35 @@ def check_comparable(frame: pd.DataFrame, cells: Sequence[Cell]) -> None:
 
 
 def cell_status(
-    frame: pd.DataFrame, invalid: Sequence[InvalidRecord], cell: Cell, unavailable: Mapping[str, str]
+    frame: pd.DataFrame,
+    invalid: Sequence[InvalidRecord],
+    cell: Cell,
+    unavailable: Mapping[str, str],
 ) -> tuple[str, list[str]]:
-    """complete, failed, invalid, stale or missing; and one line for each reason why runs do not count."""
+    """complete, failed, invalid, stale or missing; and one line for each reason why runs do not
+    count.
+    """
     again, of = f"`make reproduce SCALE={cell.scale}`", _of_cell(frame, cell)
-    failed = [f"{run['run_id']} failed: {error_line(run)}" for _, run in of[of["status"] == "failed"].iterrows()]
+    failed = [
+        f"{run['run_id']} failed: {error_line(run)}"
+        for _, run in of[of["status"] == "failed"].iterrows()
+    ]
     name = re.compile(re.escape(f"{cell.model}-{cell.dataset}-{cell.row}-s") + r"\d+-\w+")
     corrupt = [str(error) for error in invalid if name.fullmatch(error.path.name)]
     ids = ", ".join(of.loc[of["status"] == "stale", "run_id"])
-    stale = [f"stale, of an earlier numerics version: {ids}; {again} trains them again"] if ids else []
+    stale = (
+        [f"stale, of an earlier numerics version: {ids}; {again} trains them again"] if ids else []
+    )
     complete, notes = (of["status"] == "complete").any(), [*failed, *corrupt, *stale]
     if complete or notes:
-        return "complete" if complete else "failed" if failed else "invalid" if corrupt else "stale", notes
+        return (
+            "complete" if complete else "failed" if failed else "invalid" if corrupt else "stale",
+            notes,
+        )
     why = one_line(unavailable.get(cell.dataset, f"no finished run; {again} trains it"))
-    return "missing", [f"{DATASET_LABELS.get(cell.dataset, cell.dataset)}: {why.removeprefix(f'{cell.dataset}: ')}"]
+    return "missing", [
+        f"{DATASET_LABELS.get(cell.dataset, cell.dataset)}: {why.removeprefix(f'{cell.dataset}: ')}"
+    ]
 
 
 def error_line(run: Mapping[Any, Any] | pd.Series) -> str:
@@ -137,22 +180,28 @@ def shown(path: Path) -> str:
 
 def cell_name(cell: Cell) -> str:
     """table1/<dataset>/<model> or table2/<row>/<dataset>/<model>."""
-    return "/".join([cell.table, *([] if cell.table == "table1" else [cell.row]), cell.dataset, cell.model])
+    return "/".join(
+        [cell.table, *([] if cell.table == "table1" else [cell.row]), cell.dataset, cell.model]
+    )
 
 
 def _of_cell(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
-    """By name as well as by key: a sweep of the user's own may compute what a cell computes, under another name."""
+    """By name as well as by key: a sweep of the user's own may compute what a cell computes, under
+    another name.
+    """
     of = frame[frame["cell_key"] == cell.key]
-    return of[(of["model"] == cell.model) & (of["dataset"] == cell.dataset) & (of["row"] == cell.row)]
+    return of[
+        (of["model"] == cell.model) & (of["dataset"] == cell.dataset) & (of["row"] == cell.row)
+    ]
 
 
 @dataclass(frozen=True)
 class Source:
     """The runs of some folders, of all scales, and the scale that is reported.
 
-    `machine` is the folder of results/published that they were read from; empty for the user's own runs.
-    `unavailable` maps a dataset to the reason why it could not be had. `others` are the published runs of other
-    folders, by folder.
+    `machine` is the folder of results/published that they were read from; empty for the user's own
+    runs. `unavailable` maps a dataset to the reason why it could not be had. `others` are the
+    published runs of other folders, by folder.
     """
 
     scale: str
@@ -165,7 +214,9 @@ class Source:
 
     @property
     def datasets(self) -> list[str] | None:
-        """For `expected_cells`: None stands for all of the paper's; tiny joins if it was run because one is missing."""
+        """For `expected_cells`: None stands for all of the paper's; tiny joins if it was run
+        because one is missing.
+        """
         has_tiny = ((self.frame["scale"] == self.scale) & (self.frame["dataset"] == TINY)).any()
         return list(DATASET_LABELS) if self.unavailable and has_tiny else None
 
@@ -175,9 +226,14 @@ class Source:
 
 
 def choose_source(
-    *, results_dir: Path, scale: str | None = None, folders: Sequence[Path] = (), published: Path = PUBLISHED
+    *,
+    results_dir: Path,
+    scale: str | None = None,
+    folders: Sequence[Path] = (),
+    published: Path = PUBLISHED,
 ) -> Source:
-    """The runs of `folders` (default: results_dir/runs), or the published ones if no folder is named and none is there.
+    """The runs of `folders` (default: results_dir/runs), or the published ones if no folder is
+    named and none is there.
 
     `scale` defaults to the first of SCALES that has a run.
     """
@@ -185,7 +241,12 @@ def choose_source(
     frame, invalid = load_frame(own)
     scales = [scale] if scale else SCALES
     found = next((name for name in scales if (frame["scale"] == name).any()), None)
-    if found is None and not folders and not invalid and (source := load_published(*scales, published=published)):
+    if (
+        found is None
+        and not folders
+        and not invalid
+        and (source := load_published(*scales, published=published))
+    ):
         return source
     others = {folder.name: load_frame([folder])[0] for folder in sorted(published.glob("*/"))}
     path = results_dir / "unavailable.json"  # written by `make reproduce`
@@ -194,8 +255,12 @@ def choose_source(
 
 
 def load_published(*scales: str, published: Path = PUBLISHED) -> Source | None:
-    """The published folder that has most runs, at the first of `scales` at which any has one; None if there is none."""
-    found = [Source("", (one,), *load_frame([one]), {}, one.name) for one in sorted(published.glob("*/"))]
+    """The published folder that has most runs, at the first of `scales` at which any has one; None
+    if there is none.
+    """
+    found = [
+        Source("", (one,), *load_frame([one]), {}, one.name) for one in sorted(published.glob("*/"))
+    ]
     for scale in scales:
         counts = [(one.frame["scale"] == scale).sum() for one in found]
         if any(counts):

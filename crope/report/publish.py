@@ -1,4 +1,6 @@
-"""Published records (results/published/<machine>/) and the README's tables, which are made from them alone."""
+"""Published records (results/published/<machine>/) and the README's tables, which are made from
+them alone.
+"""
 
 import json
 import re
@@ -11,7 +13,16 @@ import yaml
 
 from crope.config import ROOT
 from crope.errors import DataError, InvalidRecord, UserError
-from crope.record import PUBLISHED, Record, read_record, read_records, run_status, write_bytes, write_json, write_text
+from crope.record import (
+    PUBLISHED,
+    Record,
+    read_record,
+    read_records,
+    run_status,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from crope.report.frame import SCALES, load_frame, load_published
 from crope.report.tables import Table, loss_table, once, render, savings_line
 from crope.study import TABLES, expected_cells
@@ -19,27 +30,40 @@ from crope.study import TABLES, expected_cells
 README = ROOT / "README.md"
 FIGURE = "fig4.png"
 START, END = "<!-- generated: tables -->", "<!-- end of generated -->"
-COPIED = ("metrics.jsonl", "summary.json")  # byte by byte: summary.json has the hash of metrics.jsonl
+COPIED = (
+    "metrics.jsonl",
+    "summary.json",
+)  # byte by byte: summary.json has the hash of metrics.jsonl
 MEASURED_LATER = ("extrapolation.json", "conversion.json")
 
 
-def publish(results_dir: Path, machine: str, *, scale: str, published: Path = PUBLISHED) -> list[str]:
-    """Copies the complete runs of one scale to <published>/<machine>/, without weights; returns their run ids.
+def publish(
+    results_dir: Path, machine: str, *, scale: str, published: Path = PUBLISHED
+) -> list[str]:
+    """Copies the complete runs of one scale to <published>/<machine>/, without weights; returns
+    their run ids.
 
-    Absolute paths of results_dir, data_dir and the repository are replaced by `results`, `data` and `.`. Raises
-    UserError if a run was made from uncommitted code or there is none, DataError for invalid records.
+    Absolute paths of results_dir, data_dir and the repository are replaced by `results`, `data` and
+    `.`. Raises UserError if a run was made from uncommitted code or there is none, DataError for
+    invalid records.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", machine):
         raise UserError(f"machine '{machine}': use letters, digits, '.', '_' and '-'")
     records, invalid = read_records(results_dir / "runs")
     _check_valid(invalid)
-    chosen = [one for one in records if run_status(one) == "complete" and one.summary["scale"] == scale]
+    chosen = [
+        one for one in records if run_status(one) == "complete" and one.summary["scale"] == scale
+    ]
     if not chosen:
-        raise UserError(f"{results_dir / 'runs'}: no complete run; `make reproduce SCALE={scale}` makes them")
+        raise UserError(
+            f"{results_dir / 'runs'}: no complete run; `make reproduce SCALE={scale}` makes them"
+        )
     for record in chosen:
         attempts = [record.provenance, *record.provenance.get("resumed_from", [])]
         if any(attempt["commit"] is None or attempt["dirty"] for attempt in attempts):
-            raise UserError(f"{record.path}: made from uncommitted code; commit, remove the folder and run it again")
+            raise UserError(
+                f"{record.path}: made from uncommitted code; commit, remove the folder and run it again"
+            )
     for record in chosen:
         _copy(record, published / machine / record.path.name)
     frame, invalid = load_frame([published / machine])
@@ -55,14 +79,21 @@ def _copy(record: Record, target: Path) -> None:
     write_json(target / "provenance.json", _anonymise(record.provenance, record.config))
     for path in (record.path / name for name in MEASURED_LATER):
         if path.exists():
-            write_json(target / path.name, _anonymise(json.loads(path.read_text(encoding="utf-8")), record.config))
+            write_json(
+                target / path.name,
+                _anonymise(json.loads(path.read_text(encoding="utf-8")), record.config),
+            )
     for name in COPIED:
         write_bytes(target / name, (record.path / name).read_bytes())
     read_record(target)
 
 
 def _anonymise(value: Any, config: dict[str, Any]) -> Any:
-    names = {config["results_dir"].rstrip("/"): "results", config["data_dir"].rstrip("/"): "data", str(ROOT): "."}
+    names = {
+        config["results_dir"].rstrip("/"): "results",
+        config["data_dir"].rstrip("/"): "data",
+        str(ROOT): ".",
+    }
     text = json.dumps(value)
     for path in sorted(names, key=len, reverse=True):  # one may lie in another
         if Path(path).is_absolute():
@@ -76,21 +107,36 @@ def _check_valid(invalid: Sequence[InvalidRecord]) -> None:
 
 
 def render_machine(machine: str, frame: pd.DataFrame) -> str:
-    """README.md of one machine's records: one line for each combination of scale, commit, device and versions."""
-    facts = ("commit", "device", "driver", "python", "packages.torch", "packages.numpy", "packages.tokenizers")
+    """README.md of one machine's records: one line for each combination of scale, commit, device
+    and versions.
+    """
+    facts = (
+        "commit",
+        "device",
+        "driver",
+        "python",
+        "packages.torch",
+        "packages.numpy",
+        "packages.tokenizers",
+    )
     keys = ["scale", "precision", *(f"provenance.{name}" for name in facts)]
     frame = frame.assign(**{"provenance.commit": frame["provenance.commit"].str[:12]})
     groups = frame.fillna({"provenance.driver": "none"}).groupby(keys)
-    table = groups.agg(runs=("run_id", "size"), seeds=("seed", "nunique"), hours=("time.total_s", "sum")).reset_index()
+    table = groups.agg(
+        runs=("run_id", "size"), seeds=("seed", "nunique"), hours=("time.total_s", "sum")
+    ).reset_index()
     table["hours"] = (table["hours"] / 3600).map("{:.2f}".format)
     table.columns = [name.rsplit(".", 1)[-1] for name in table.columns]
     note = "Each folder is one run: its configuration, provenance, metrics and summary, without its weights."
     title = f"Records made on {machine}"
-    return render(Table("records", title, table.astype(str), notes=[note], text=range(len(keys))), "md")
+    return render(
+        Table("records", title, table.astype(str), notes=[note], text=range(len(keys))), "md"
+    )
 
 
 def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
-    """Rewrites the generated block of README.md and the figure in `published` from the largest published scale.
+    """Rewrites the generated block of README.md and the figure in `published` from the largest
+    published scale.
 
     Raises UserError without records or without the markers, DataError for an invalid record.
     """
@@ -102,7 +148,9 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     _check_valid(source.invalid)
     text, pattern = readme.read_text(encoding="utf-8"), re.compile(f"{START}\n.*?{END}", re.DOTALL)
     if not pattern.search(text):
-        raise UserError(f"{readme}: the markers '{START}' and '{END}' are missing; put them around the tables")
+        raise UserError(
+            f"{readme}: the markers '{START}' and '{END}' are missing; put them around the tables"
+        )
     cells = expected_cells(source.scale)
     found = build.find(source, cells)
     judged = claims.verdicts(found.checks, found.judged)
@@ -114,7 +162,9 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     tables = once([loss_table(source, cells, name) for name in TABLES])
     savings = [f"{line}\n"] if (line := savings_line(source, cells)) else []
     lead = f"Scale: {source.scale}. {findings.LEAD}"
-    block = "\n".join([START, "", lead, "", *lines, "", *(render(table, "md") for table in tables), *savings, END])
+    block = "\n".join(
+        [START, "", lead, "", *lines, "", *(render(table, "md") for table in tables), *savings, END]
+    )
     table1 = [cell.dataset for cell in cells if cell.table == TABLES[0]]
     figure = figures.fig4(figures.read_curves(found.runs), list(dict.fromkeys(table1)))
     write_bytes(published / FIGURE, figures.render(figure, "png"))

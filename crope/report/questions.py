@@ -1,4 +1,6 @@
-"""The questions of the studies as data, and their answers: what the planned seeds show on the mean of the datasets."""
+"""The questions of the studies as data, and their answers: what the planned seeds show on the mean
+of the datasets.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,29 +11,49 @@ import pandas as pd
 from scipy.interpolate import pchip_interpolate
 
 from crope.report import claims
-from crope.report.claims import DECIMALS, EQUIVALENT, HIGHER, LOWER, MARGIN, SLIGHTLY, model_label, signed
+from crope.report.claims import (
+    DECIMALS,
+    EQUIVALENT,
+    HIGHER,
+    LOWER,
+    MARGIN,
+    SLIGHTLY,
+    model_label,
+    signed,
+)
 from crope.report.frame import DATASET_LABELS, TINY
 from crope.report.stats import ALPHA, SHARES, paired
 from crope.report.tables import Table
 from crope.study import StudyRow
 
 HALVES = {"lowrank": "low rank", "blockdiag": "block-diagonal", "halved": "halved outputs"}
-AT_SIZE = ("equal_size", "size_cost")  # kinds that need the loss of one model at the size of another
+AT_SIZE = (
+    "equal_size",
+    "size_cost",
+)  # kinds that need the loss of one model at the size of another
 LENGTHS = 4  # length at which `length` judges a model, over its training length
-WORDS, ADJUSTED = ["conclusion", "answer", "seeds_needed"], ["p_different_adjusted", "p_equivalent_adjusted"]
+WORDS, ADJUSTED = (
+    ["conclusion", "answer", "seeds_needed"],
+    ["p_different_adjusted", "p_equivalent_adjusted"],
+)
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question of a study: what first - second is, on the mean over the study's datasets, widths and settings.
+    """One question of a study: what first - second is, on the mean over the study's datasets,
+    widths and settings.
 
-    answers   what a lower, an equivalent and a higher difference mean; empty: the differences are shown, not judged
+    answers   what a lower, an equivalent and a higher difference mean; empty: the differences are
+              shown, not judged
     kind      loss        validation loss at equal seed
-              equal_size  the loss of `second` is interpolated to the parameters of `first`, seed by seed
-              size_cost   the loss of `second`, interpolated to the parameters of `first`, less its own
-              length      loss of `first` at LENGTHS times its training length less that at this length, of the tokens
-                          beyond it; there is no `second`
-              best_rate   each model at its own best learning rate; a seed's rate is chosen on the other seeds
+              equal_size  the loss of `second` is interpolated to the parameters of `first`, seed by
+                          seed
+              size_cost   the loss of `second`, interpolated to the parameters of `first`, less its
+                          own
+              length      loss of `first` at LENGTHS times its training length less that at this
+                          length, of the tokens beyond it; there is no `second`
+              best_rate   each model at its own best learning rate; a seed's rate is chosen on the
+                          other seeds
     """
 
     study: str
@@ -58,17 +80,27 @@ WITHIN = f"within ±{MARGIN:g}"
 
 def _answers(lower: str, equivalent: str, higher: str, *, level: bool = False) -> dict[str, str]:
     """Also for differences that are shown, and shown to be below the margin."""
-    small = {word: f"{text}, by less than {MARGIN:g}" for word, text in ((LOWER, lower), (HIGHER, higher))}
+    small = {
+        word: f"{text}, by less than {MARGIN:g}"
+        for word, text in ((LOWER, lower), (HIGHER, higher))
+    }
     if level:
         small = {word: f"{word}, but {WITHIN}" for word in small}
-    return {LOWER: lower, EQUIVALENT: equivalent, HIGHER: higher} | {SLIGHTLY[word]: small[word] for word in small}
+    return {LOWER: lower, EQUIVALENT: equivalent, HIGHER: higher} | {
+        SLIGHTLY[word]: small[word] for word in small
+    }
 
 
-# A small difference may be real, so that an equivalent one is no "no"; a difference that is only shown not to be 0 may
-# still lie within the margin.
+# A small difference may be real, so that an equivalent one is no "no"; a difference that is only
+# shown not to be 0 may still lie within the margin.
 BETTER = _answers("yes, lower", f"equal {WITHIN}", "no, higher")
 COSTS = _answers("no, even lower", f"equal {WITHIN}", "yes, higher")
-LEVEL = _answers(f"lower; not shown to be {WITHIN}", f"yes, {WITHIN}", f"higher; not shown to be {WITHIN}", level=True)
+LEVEL = _answers(
+    f"lower; not shown to be {WITHIN}",
+    f"yes, {WITHIN}",
+    f"higher; not shown to be {WITHIN}",
+    level=True,
+)
 HOLDS = _answers("yes, it gains", f"yes, {WITHIN}", "it loses")
 SHOWN: dict[str, str] = {}
 QUESTIONS: list[Question] = [
@@ -101,9 +133,11 @@ QUESTIONS: list[Question] = [
 
 
 def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
-    """The answers of every started study: a row per question, and one for each of several datasets, widths, settings.
+    """The answers of every started study: a row per question, and one for each of several datasets,
+    widths, settings.
 
-    `judged` rows have a conclusion and an answer, about the mean of the others at equal seed, on the planned seeds.
+    `judged` rows have a conclusion and an answer, about the mean of the others at equal seed, on
+    the planned seeds.
     """
     started, lines = set(runs["study"]), []
     for question in QUESTIONS:
@@ -112,18 +146,24 @@ def answer(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
             of = runs[(runs["study"] == question.study) & runs["seed"].isin(own[0].seeds)]
             lines += [line | {"share": share(question)} for line in _lines(question, of, own)]
     if not lines:
-        return pd.DataFrame(columns=["study", "dataset", "judged", "conclusion", "second"]).astype({"judged": bool})
+        return pd.DataFrame(columns=["study", "dataset", "judged", "conclusion", "second"]).astype(
+            {"judged": bool}
+        )
     found = pd.DataFrame(lines)
     judged = claims.conclude(found[found["judged"]])
     answers = {(one.study, one.text): one.answers for one in QUESTIONS}
     keys = zip(judged["study"], judged["question"], judged["conclusion"], strict=True)
-    judged = judged.assign(answer=[answers[study, text].get(word, word) for study, text, word in keys])
+    judged = judged.assign(
+        answer=[answers[study, text].get(word, word) for study, text, word in keys]
+    )
     found = found.join(judged[[*WORDS, *ADJUSTED]])
     return found.assign(**{word: found[word].astype(object).fillna("") for word in WORDS})
 
 
 def share(question: Question) -> float:
-    """The part of the report's error rate of a question, whether or not the others of its study were run."""
+    """The part of the report's error rate of a question, whether or not the others of its study
+    were run.
+    """
 
     def part(one: Question) -> str:
         return one.study if one.study in SHARES else "own"
@@ -132,18 +172,32 @@ def share(question: Question) -> float:
     return SHARES[part(question)] / tests if question.answers else 0.0
 
 
-def _lines(question: Question, runs: pd.DataFrame, rows: Sequence[StudyRow]) -> Iterator[dict[str, Any]]:
-    """The lines of one question; `runs` and `rows` are those of its study. `tiny` stands in for no other dataset."""
+def _lines(
+    question: Question, runs: pd.DataFrame, rows: Sequence[StudyRow]
+) -> Iterator[dict[str, Any]]:
+    """The lines of one question; `runs` and `rows` are those of its study. `tiny` stands in for no
+    other dataset.
+    """
     rows = [row for row in rows if row.dataset != TINY] or rows
     if question.kind in AT_SIZE:  # the smallest CRoPE is smaller than every RoPE
         rows = [row for row in rows if row.width > min(one.width for one in rows)]
     found: dict[tuple[str, int, str], tuple[pd.Series, str]] = {}
     for row in rows:
         setting = "" if question.kind == "best_rate" else ", ".join(row.settings)
-        of = runs[(runs["dataset"] == row.dataset) & (runs["setting"].eq(setting) | (question.kind == "best_rate"))]
-        found[row.dataset, row.width, setting] = _values(question, of, row.width, len({one.settings for one in rows}))
+        of = runs[
+            (runs["dataset"] == row.dataset)
+            & (runs["setting"].eq(setting) | (question.kind == "best_rate"))
+        ]
+        found[row.dataset, row.width, setting] = _values(
+            question, of, row.width, len({one.settings for one in rows})
+        )
     several = [len({part[i] for part in found}) > 1 for i in range(3)]
-    line = {"study": question.study, "question": question.text, "first": question.first, "second": question.second}
+    line = {
+        "study": question.study,
+        "question": question.text,
+        "first": question.first,
+        "second": question.second,
+    }
     line["difference"] = question.label
     names = {}
     for (dataset, width, setting), (values, reason) in found.items():
@@ -157,7 +211,11 @@ def _lines(question: Question, runs: pd.DataFrame, rows: Sequence[StudyRow]) -> 
         } | claims.describe(values, reason, len(rows[0].seeds))  # fmt: skip
     if len(found) > 1 and question.answers:
         both = pd.concat([values for values, _ in found.values()], axis=1).dropna()
-        means = [f"{name} {signed(mean)}" for name, mean in zip(names.values(), both.mean(), strict=True) if len(both)]
+        means = [
+            f"{name} {signed(mean)}"
+            for name, mean in zip(names.values(), both.mean(), strict=True)
+            if len(both)
+        ]
         reason = next((f"{names[part]}: {why}" for part, (_, why) in found.items() if why), "")
         yield line | {
             "dataset": "", "width": 0, "where": f"mean of {' and '.join(names.values())}", "title": "mean",
@@ -165,8 +223,11 @@ def _lines(question: Question, runs: pd.DataFrame, rows: Sequence[StudyRow]) -> 
         } | claims.describe(both.mean(axis=1), reason, len(rows[0].seeds))  # fmt: skip
 
 
-def _values(question: Question, runs: pd.DataFrame, width: int, settings: int) -> tuple[pd.Series, str]:
-    """The differences on one dataset by seed, or why there are none; `runs` are those of all widths.
+def _values(
+    question: Question, runs: pd.DataFrame, width: int, settings: int
+) -> tuple[pd.Series, str]:
+    """The differences on one dataset by seed, or why there are none; `runs` are those of all
+    widths.
 
     settings: how many the study has.
     """
@@ -181,7 +242,10 @@ def _values(question: Question, runs: pd.DataFrame, width: int, settings: int) -
         if len(every) < settings:
             return pd.Series(dtype=float), f"{len(every)} of {settings} learning rates"
         return claims.paired_losses(
-            {name: held_out(losses.reindex(columns=every).dropna()) for name, losses in rates.items()}
+            {
+                name: held_out(losses.reindex(columns=every).dropna())
+                for name, losses in rates.items()
+            }
         )
     losses = {model: claims.by_seed(of, model, "final") for model in (first, second)}
     if question.kind in AT_SIZE and not losses[first].empty:
@@ -195,7 +259,8 @@ def _values(question: Question, runs: pd.DataFrame, width: int, settings: int) -
 
 
 def at_size(runs: pd.DataFrame, parameters: int) -> pd.Series:
-    """By seed: the loss of one model at a size between those of its runs, by a monotone cubic in the log of the size.
+    """By seed: the loss of one model at a size between those of its runs, by a monotone cubic in
+    the log of the size.
 
     A chord would lie above the loss, which is convex in the log of the size.
     """
@@ -208,23 +273,32 @@ def at_size(runs: pd.DataFrame, parameters: int) -> pd.Series:
 
 
 def held_out(losses_SR: pd.DataFrame) -> pd.Series:
-    """By seed: its loss at the rate with the lowest mean over the other seeds, which is free of selection bias.
+    """By seed: its loss at the rate with the lowest mean over the other seeds, which is free of
+    selection bias.
 
-    `losses_SR` has a row per seed and a column per rate. Empty with one seed, or if that rate diverged.
+    `losses_SR` has a row per seed and a column per rate. Empty with one seed, or if that rate
+    diverged.
     """
     seeds = list(losses_SR.index) if len(losses_SR) > 1 else []
-    found = pd.Series({seed: losses_SR.loc[seed, losses_SR.drop(seed).mean().idxmin()] for seed in seeds}, dtype=float)
+    found = pd.Series(
+        {seed: losses_SR.loc[seed, losses_SR.drop(seed).mean().idxmin()] for seed in seeds},
+        dtype=float,
+    )
     return found if np.isfinite(found).all() else found.iloc[:0]
 
 
 def change(of: pd.DataFrame, model: str) -> pd.Series:
-    """By seed: loss at LENGTHS times the training length less that at this length, of the tokens beyond it.
+    """By seed: loss at LENGTHS times the training length less that at this length, of the tokens
+    beyond it.
 
-    Tokens before it have the same context at both lengths and contribute 0, so the difference of the means over all
-    tokens is rescaled by the share of those beyond, 1 - 1 / LENGTHS. Below 0, more context helps.
+    Tokens before it have the same context at both lengths and contribute 0, so the difference of
+    the means over all tokens is rescaled by the share of those beyond, 1 - 1 / LENGTHS. Below 0,
+    more context helps.
     """
     times = of["seq_len"] / of["config.train.seq_len"]
-    return paired(*(claims.by_seed(of[times == one], model, "final") for one in (LENGTHS, 1))) / (1 - 1 / LENGTHS)
+    return paired(*(claims.by_seed(of[times == one], model, "final") for one in (LENGTHS, 1))) / (
+        1 - 1 / LENGTHS
+    )
 
 
 def answers_table(lines: pd.DataFrame, scale: str) -> Table:
@@ -245,7 +319,10 @@ def answers_table(lines: pd.DataFrame, scale: str) -> Table:
         " the standard deviation."
     ]
     words = [0, 1, 2, frame.shape[1] - 1]
-    caption, numbers = f"Questions and answers. Scale: {scale}.", lines.drop(columns=["values"]).round(DECIMALS)
+    caption, numbers = (
+        f"Questions and answers. Scale: {scale}.",
+        lines.drop(columns=["values"]).round(DECIMALS),
+    )
     return Table("studies", caption, frame, notes, text=words, numbers=numbers)
 
 

@@ -1,4 +1,6 @@
-"""Tables 1 and 2 next to the paper's numbers, the savings in parameters, and one renderer for every table."""
+"""Tables 1 and 2 next to the paper's numbers, the savings in parameters, and one renderer for every
+table.
+"""
 
 import itertools
 import re
@@ -11,7 +13,15 @@ from crope import paper
 from crope.config import GPT2_VOCAB_SIZE
 from crope.errors import InvalidRecord
 from crope.model.counting import Parameters, savings
-from crope.report.frame import DATASET_LABELS, Source, cell_runs, cell_status, check_comparable, error_line, one_line
+from crope.report.frame import (
+    DATASET_LABELS,
+    Source,
+    cell_runs,
+    cell_status,
+    check_comparable,
+    error_line,
+    one_line,
+)
 from crope.report.stats import mean_std
 from crope.study import Cell
 
@@ -41,26 +51,42 @@ class Table:
 
 
 def render(table: Table, kind: str) -> str:
-    """The table as GitHub's Markdown, CSV (no notes) or LaTeX (needs booktabs); page.html sets it as HTML."""
+    """The table as GitHub's Markdown, CSV (no notes) or LaTeX (needs booktabs); page.html sets it
+    as HTML.
+    """
     if kind == "csv":
-        return (table.frame if table.numbers is None else table.numbers).to_csv(index=False, lineterminator="\n")
+        return (table.frame if table.numbers is None else table.numbers).to_csv(
+            index=False, lineterminator="\n"
+        )
     escape = {"md": _escape_markdown, "tex": lambda text: text.translate(TEX)}[kind]
     headings = [escape(name) for name in table.frame.columns]
-    rows = [[escape(one_line(value)) for value in row] for row in table.frame.itertuples(index=False)]
+    rows = [
+        [escape(one_line(value)) for value in row] for row in table.frame.itertuples(index=False)
+    ]
     caption, *notes = [escape(one_line(text)) for text in (table.caption, *table.notes)]
     body = _markdown if kind == "md" else _tex
     return body(table, headings, rows, caption, notes)
 
 
-def _markdown(table: Table, headings: list[str], rows: list[list[str]], caption: str, notes: list[str]) -> str:
+def _markdown(
+    table: Table, headings: list[str], rows: list[list[str]], caption: str, notes: list[str]
+) -> str:
     alignment = ["---" if i in table.text else "---:" for i in range(len(headings))]
     lines = [f"| {' | '.join(cells)} |" for cells in [headings, alignment, *rows]]
-    return "\n".join([f"**{caption}**", "", *lines, "", *(f"- {note}" for note in notes)]).rstrip("\n") + "\n"
+    return (
+        "\n".join([f"**{caption}**", "", *lines, "", *(f"- {note}" for note in notes)]).rstrip("\n")
+        + "\n"
+    )
 
 
-def _tex(table: Table, headings: list[str], rows: list[list[str]], caption: str, notes: list[str]) -> str:
+def _tex(
+    table: Table, headings: list[str], rows: list[list[str]], caption: str, notes: list[str]
+) -> str:
     wide = [max(map(len, table.frame.iloc[:, i]), default=0) > 45 for i in range(len(headings))]
-    kinds = [(r"p{0.25\textwidth}" if wide[i] else "l") if i in table.text else "r" for i in range(len(headings))]
+    kinds = [
+        (r"p{0.25\textwidth}" if wide[i] else "l") if i in table.text else "r"
+        for i in range(len(headings))
+    ]
     text = pd.DataFrame(rows, columns=headings).style.hide(axis="index").to_latex(
         hrules=True,
         column_format="".join(kinds),
@@ -69,7 +95,9 @@ def _tex(table: Table, headings: list[str], rows: list[list[str]], caption: str,
         label=f"tab:{table.name}",
     )  # fmt: skip
     under = "".join(f"{note}\\par\n" for note in notes)
-    return text.replace(r"\end{table}", "\\par\\smallskip\\footnotesize\\raggedright\n" + under + r"\end{table}")
+    return text.replace(
+        r"\end{table}", "\\par\\smallskip\\footnotesize\\raggedright\n" + under + r"\end{table}"
+    )
 
 
 def _escape_markdown(text: str) -> str:
@@ -80,9 +108,11 @@ def _escape_markdown(text: str) -> str:
 
 @dataclass(frozen=True)
 class CellLosses:
-    """One cell: `losses` maps each protocol to (mean, ± or None) in nats per token; empty without runs.
+    """One cell: `losses` maps each protocol to (mean, ± or None) in nats per token; empty without
+    runs.
 
-    sampled  per run the mean and the standard deviation of its last sampled losses, each averaged over seeds
+    sampled  per run the mean and the standard deviation of its last sampled losses, each averaged
+             over seeds
     full     mean and sample standard deviation over seeds of the final loss on the fixed pass
     """
 
@@ -95,7 +125,9 @@ class CellLosses:
     @property
     def printed(self) -> tuple[float, float] | None:
         """The paper's mean and ±; None for a cell that the paper does not have."""
-        loss = paper.printed_loss(self.cell.table, self.cell.row, self.cell.dataset, self.cell.model)
+        loss = paper.printed_loss(
+            self.cell.table, self.cell.row, self.cell.dataset, self.cell.model
+        )
         return (loss.mean_nats, loss.std_nats) if loss else None
 
 
@@ -103,22 +135,37 @@ def cell_losses(source: Source, cell: Cell) -> CellLosses:
     runs, losses = cell_runs(source.frame, cell), {}
     if len(runs):
         spread = runs["val_sampled.std_nats"].astype(float)
-        losses["sampled"] = float(runs["val_sampled.mean_nats"].mean()), spread.mean() if spread.notna().all() else None
+        losses["sampled"] = (
+            float(runs["val_sampled.mean_nats"].mean()),
+            spread.mean() if spread.notna().all() else None,
+        )
         losses["full"] = mean_std(runs["val_full.final_nats"])
-    return CellLosses(cell, runs, *cell_status(source.frame, source.invalid, cell, source.unavailable), losses)
+    return CellLosses(
+        cell, runs, *cell_status(source.frame, source.invalid, cell, source.unavailable), losses
+    )
 
 
 def table_rows(cells: Sequence[Cell], table: str) -> list[list[Cell]]:
     """The cells of one table row by row, in the paper's order; rows of other datasets follow."""
-    chosen = sorted((c for c in cells if c.table == table), key=lambda cell: cell.dataset not in paper.DATASET_LABELS)
-    return [list(row) for _, row in itertools.groupby(chosen, key=lambda cell: (cell.dataset, cell.row))]
+    chosen = sorted(
+        (c for c in cells if c.table == table),
+        key=lambda cell: cell.dataset not in paper.DATASET_LABELS,
+    )
+    return [
+        list(row) for _, row in itertools.groupby(chosen, key=lambda cell: (cell.dataset, cell.row))
+    ]
 
 
 def once(tables: Sequence[Table]) -> list[Table]:
     """Tables 1 and 2 for one page: notes that both have stand below the second."""
     first, second = tables
     return [
-        replace(first, notes=[note for note in first.notes if note.startswith("[") or note not in second.notes]),
+        replace(
+            first,
+            notes=[
+                note for note in first.notes if note.startswith("[") or note not in second.notes
+            ],
+        ),
         second,
     ]
 
@@ -138,38 +185,61 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
     lines: list[list[str]] = []
     for row in found:  # a study is a grid, so that every row has the same models in the same order
         here = _settings(row)
-        labels = iter([_row_label(row[0].cell), f"here {here}" if here and name == "table2" else "", ""])
+        labels = iter(
+            [_row_label(row[0].cell), f"here {here}" if here and name == "table2" else "", ""]
+        )
         printed = [loss_text(*one.printed, name) if one.printed else "" for one in row]
         if any(printed):
             lines.append([next(labels), "paper", *printed])
         for protocol in PROTOCOLS:
-            lines.append([next(labels), protocol, *(_entry(one, row, protocol, name, marks) for one in row)])
+            lines.append(
+                [next(labels), protocol, *(_entry(one, row, protocol, name, marks) for one in row)]
+            )
     here = ", ".join(sorted({_settings(row) for row in found} - {""}))
-    settings = [f"Run with {here}; the paper: {paper.row_label('base')}."] if here and name == "table1" else []
+    settings = (
+        [f"Run with {here}; the paper: {paper.row_label('base')}."]
+        if here and name == "table1"
+        else []
+    )
     n = _range([len(one.runs) for one in every if one.losses])
     seeds = f"n = {n} {'seed' if n == '1' else 'seeds'} per cell" if n else "No complete cell"
-    first, title = "Dataset" if name == "table1" else "Configuration", f"Table {name[-1]}. {paper.TABLE_TITLES[name]}"
+    first, title = (
+        "Dataset" if name == "table1" else "Configuration",
+        f"Table {name[-1]}. {paper.TABLE_TITLES[name]}",
+    )
     return Table(
         name=name,
         caption=f"{title}, nats per token. Scale: {source.scale}. {seeds}.",
-        frame=pd.DataFrame(lines, columns=[first, "", *(paper.MODEL_LABELS.get(model, model) for model in models)]),
-        notes=[*settings, *(f"[{i}] {text}" for text, i in marks.items()), *_notes(every, source.scale)],
+        frame=pd.DataFrame(
+            lines, columns=[first, "", *(paper.MODEL_LABELS.get(model, model) for model in models)]
+        ),
+        notes=[
+            *settings,
+            *(f"[{i}] {text}" for text, i in marks.items()),
+            *_notes(every, source.scale),
+        ],
         text=(0, 1),
         numbers=pd.DataFrame([_csv_row(one, protocol) for one in every for protocol in PROTOCOLS]),
     )
 
 
-def _entry(one: CellLosses, row: Sequence[CellLosses], protocol: str, name: str, marks: dict[str, str]) -> str:
+def _entry(
+    one: CellLosses, row: Sequence[CellLosses], protocol: str, name: str, marks: dict[str, str]
+) -> str:
     text = one.status
     if one.losses:
         counts = {len(other.runs) for other in row if other.losses}
-        text = loss_text(*one.losses[protocol], name) + (f" (n={len(one.runs)})" if len(counts) > 1 else "")
+        text = loss_text(*one.losses[protocol], name) + (
+            f" (n={len(one.runs)})" if len(counts) > 1 else ""
+        )
     numbers = ", ".join(marks.setdefault(note, str(len(marks) + 1)) for note in one.notes)
     return f"{text} [{numbers}]" if numbers else text
 
 
 def loss_text(mean: float, std: float | None, name: str) -> str:
-    """`mean ± std` with the decimals of the paper's table `name`; the mean alone if there is no std."""
+    """`mean ± std` with the decimals of the paper's table `name`; the mean alone if there is no
+    std.
+    """
     decimals = paper.PRINTED_DECIMALS[name]
     return f"{mean:.{decimals}f}" if std is None else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
 
@@ -178,7 +248,12 @@ def _csv_row(one: CellLosses, protocol: str) -> dict[str, str]:
     cell, pairs = one.cell, (one.losses.get(protocol, (None, None)), one.printed or (None, None))
     values = ["" if value is None else f"{value:.6f}" for pair in pairs for value in pair]
     found = {name: getattr(cell, name) for name in ("table", "row", "dataset", "model", "scale")}
-    found |= {"protocol": protocol, "mean_nats": values[0], "std_nats": values[1], "n": str(len(one.runs))}
+    found |= {
+        "protocol": protocol,
+        "mean_nats": values[0],
+        "std_nats": values[1],
+        "n": str(len(one.runs)),
+    }
     return found | {"paper_mean_nats": values[2], "paper_std_nats": values[3], "status": one.status}
 
 
@@ -190,13 +265,21 @@ def _row_label(cell: Cell) -> str:
 
 def settings_of(runs: pd.DataFrame) -> str:
     """What the first run was trained with, in the wording of Table 2."""
-    keys = ("train.batch_size", "train.seq_len", "model.d_model", "train.lr_gamma", "train.lr_step_size")
+    keys = (
+        "train.batch_size",
+        "train.seq_len",
+        "model.d_model",
+        "train.lr_gamma",
+        "train.lr_step_size",
+    )
     return paper.configuration_label(*(runs[f"config.{key}"].iloc[0] for key in keys))
 
 
 def _settings(row: Sequence[CellLosses]) -> str:
     """Settings of a row's runs; empty without runs and at the paper scale."""
-    return next((settings_of(one.runs) for one in row if one.losses and one.cell.scale != "paper"), "")
+    return next(
+        (settings_of(one.runs) for one in row if one.losses and one.cell.scale != "paper"), ""
+    )
 
 
 def _range(values: Iterable[float]) -> str:
@@ -226,19 +309,34 @@ def _notes(found: Sequence[CellLosses], scale: str) -> list[str]:
 
 
 def savings_line(source: Source, cells: Sequence[Cell]) -> str:
-    """What CRoPE saves against RoPE, from the parameter counts of the runs; empty until one row has both."""
+    """What CRoPE saves against RoPE, from the parameter counts of the runs; empty until one row has
+    both.
+    """
     for row in table_rows(cells, "table1"):
-        runs = {cell.model: found.iloc[0] for cell in row if len(found := cell_runs(source.frame, cell))}
+        runs = {
+            cell.model: found.iloc[0] for cell in row if len(found := cell_runs(source.frame, cell))
+        }
         if not {"crope", "rope"} <= runs.keys():
             continue
         parts_of = [part.name for part in fields(Parameters)]
-        counts = [{part: int(runs[name][f"parameters.{part}"]) for part in parts_of} for name in ("rope", "crope")]
+        counts = [
+            {part: int(runs[name][f"parameters.{part}"]) for part in parts_of}
+            for name in ("rope", "crope")
+        ]
         full, lean = (Parameters(**count) for count in counts)
-        d_model, n_layers = (int(runs["rope"][f"config.model.{key}"]) for key in ("d_model", "n_layers"))
+        d_model, n_layers = (
+            int(runs["rope"][f"config.model.{key}"]) for key in ("d_model", "n_layers")
+        )
         saved = savings(full, lean, n_layers=n_layers, d_model=d_model)
-        parts = [f"{name} {saved[name]:.1f} % (paper: {stated:g} %)" for name, stated in paper.SAVED_PERCENT.items()]
+        parts = [
+            f"{name} {saved[name]:.1f} % (paper: {stated:g} %)"
+            for name, stated in paper.SAVED_PERCENT.items()
+        ]
         whole = f"{saved['model']:.1f} % ({full.total:,} to {lean.total:,} parameters)"
-        if runs["rope"]["config.model.tied_head"] and runs["rope"]["config.tokenizer.vocab_size"] != GPT2_VOCAB_SIZE:
+        if (
+            runs["rope"]["config.model.tied_head"]
+            and runs["rope"]["config.tokenizer.vocab_size"] != GPT2_VOCAB_SIZE
+        ):
             with_gpt2 = full.total - full.embeddings + GPT2_VOCAB_SIZE * d_model
             whole += f", with GPT-2's vocabulary {100 * (full.qkv - lean.qkv) / with_gpt2:.1f} %"
         return f"Weights that CRoPE saves against RoPE: {', '.join(parts)}; whole model with embeddings {whole}."
@@ -246,12 +344,20 @@ def savings_line(source: Source, cells: Sequence[Cell]) -> str:
 
 
 def runs_table(frame: pd.DataFrame, invalid: Sequence[InvalidRecord]) -> pd.DataFrame:
-    """runs.csv and runs.parquet: one row per run, errors as one line; then the names and reasons of invalid records."""
-    errors = [error_line(run) if run["status"] == "failed" else None for run in frame.to_dict("records")]
+    """runs.csv and runs.parquet: one row per run, errors as one line; then the names and reasons of
+    invalid records.
+    """
+    errors = [
+        error_line(run) if run["status"] == "failed" else None for run in frame.to_dict("records")
+    ]
     columns = [name for name in frame.columns if name != "path" and not name.startswith("error.")]
-    lists = [name for name in columns if frame[name].map(lambda value: isinstance(value, list)).any()]
+    lists = [
+        name for name in columns if frame[name].map(lambda value: isinstance(value, list)).any()
+    ]
     runs = frame[columns].drop(columns=lists).assign(error=pd.Series(errors, dtype=object))
     if invalid:
-        rows = [{"run_id": one.path.name, "status": "invalid", "error": one.reason} for one in invalid]
+        rows = [
+            {"run_id": one.path.name, "status": "invalid", "error": one.reason} for one in invalid
+        ]
         runs = pd.concat([runs.astype(object), pd.DataFrame(rows)], ignore_index=True)
     return runs.convert_dtypes()  # integers stay integers where a failed run has none

@@ -1,7 +1,9 @@
-"""Complex-linear maps (Sec. 3): channel pairs as complex numbers, and how much of a real matrix is complex-linear.
+"""Complex-linear maps (Sec. 3): channel pairs as complex numbers, and how much of a real matrix is
+complex-linear.
 
-A complex structure is an orthogonal J with J^2 = -1: it defines "times i" and so which directions form a pair. A real W
-is complex-linear if W J_in = J_out W. With interleaved pairs on both sides that is Eq. 30. numpy, float64.
+A complex structure is an orthogonal J with J^2 = -1: it defines "times i" and so which directions
+form a pair. A real W is complex-linear if W J_in = J_out W. With interleaved pairs on both sides
+that is Eq. 30. numpy, float64.
 
 Shapes: D in-features, E out-features (both even), C = D/2 complex coordinates, H heads.
 """
@@ -23,10 +25,13 @@ Array = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 QKV = tuple[Array, Array, Array]  # Q, K and V of one layer, (D, D) each
 
-# The real bases of Fig. 2(a). sigma_2 is the rotation by +90 degrees, multiplication by i; Pauli's sigma_2, with its
-# imaginary entries, is i times that. Eq. 30's block [[a, b], [-b, a]] is a sigma_0 - b sigma_2.
-# Identity, reflection about the line at 45 degrees, rotation by 90 degrees, reflection about the x-axis.
-SIGMA: Array = np.array([[[1, 0], [0, 1]], [[0, 1], [1, 0]], [[0, -1], [1, 0]], [[1, 0], [0, -1]]], dtype=float)
+# The real bases of Fig. 2(a). sigma_2 is the rotation by +90 degrees, multiplication by i; Pauli's
+# sigma_2, with its imaginary entries, is i times that. Eq. 30's block [[a, b], [-b, a]] is a
+# sigma_0 - b sigma_2. Identity, reflection about the line at 45 degrees, rotation by 90 degrees,
+# reflection about the x-axis.
+SIGMA: Array = np.array(
+    [[[1, 0], [0, 1]], [[0, 1], [1, 0]], [[0, -1], [1, 0]], [[1, 0], [0, -1]]], dtype=float
+)
 
 SWEEPS = 50  # alternating maximisations in `fit_stream`; a further one adds less than 1e-4
 
@@ -42,7 +47,9 @@ def as_real(z: Complex) -> Array:
 
 
 def dense(w: Complex) -> Array:
-    """The real matrix of a complex one, interleaved pairs: w = u + iv becomes blocks [[u, -v], [v, u]] (Eq. 30)."""
+    """The real matrix of a complex one, interleaved pairs: w = u + iv becomes blocks [[u, -v], [v,
+    u]] (Eq. 30).
+    """
     return np.kron(w.real, SIGMA[0]) + np.kron(w.imag, SIGMA[2])
 
 
@@ -52,7 +59,8 @@ def standard_structure(width: int) -> Array:
 
 
 def complex_part(w_ED: Array, j_in_DD: Array | None = None, j_out_EE: Array | None = None) -> Array:
-    """The nearest complex-linear matrix, (W - J_out W J_in) / 2: an orthogonal projection. Default: interleaved pairs.
+    """The nearest complex-linear matrix, (W - J_out W J_in) / 2: an orthogonal projection. Default:
+    interleaved pairs.
 
     In these it keeps the components of sigma_0 and sigma_2.
     """
@@ -62,24 +70,36 @@ def complex_part(w_ED: Array, j_in_DD: Array | None = None, j_out_EE: Array | No
 
 
 def complex_fraction(
-    weights: Sequence[Array], j_in_DD: Array | None = None, structures_out: Sequence[Array] | None = None
+    weights: Sequence[Array],
+    j_in_DD: Array | None = None,
+    structures_out: Sequence[Array] | None = None,
 ) -> float:
-    """Complex-linear fraction of the energy ||W||^2 of maps that read one space; 1/2 on average over random J_in."""
+    """Complex-linear fraction of the energy ||W||^2 of maps that read one space; 1/2 on average
+    over random J_in.
+    """
     outputs = [None] * len(weights) if structures_out is None else structures_out
-    return _energy([complex_part(w, j_in_DD, j) for w, j in zip(weights, outputs, strict=True)]) / _energy(weights)
+    return _energy(
+        [complex_part(w, j_in_DD, j) for w, j in zip(weights, outputs, strict=True)]
+    ) / _energy(weights)
 
 
-def best_structure(weights: Sequence[Array], structures_out: Sequence[Array] | None = None) -> Array:
-    """The J of the input space, (D, D), that maximises the joint complex-linear fraction of `weights`.
+def best_structure(
+    weights: Sequence[Array], structures_out: Sequence[Array] | None = None
+) -> Array:
+    """The J of the input space, (D, D), that maximises the joint complex-linear fraction of
+    `weights`.
 
-    The fraction is 1/2 - tr(A J) / (2 ||W||^2) with A = sum of W^T J_out W, antisymmetric. So the maximum over all
-    orthogonal J is the polar factor of A, which is itself antisymmetric; its negative gives the minimum. Because the
-    pairing of residual channels is arbitrary, only the best pairing is informative, and only in comparison with random
-    matrices for which the best pairing is chosen too. Raises ValueError if A is singular: no unique best J.
+    The fraction is 1/2 - tr(A J) / (2 ||W||^2) with A = sum of W^T J_out W, antisymmetric. So the
+    maximum over all orthogonal J is the polar factor of A, which is itself antisymmetric; its
+    negative gives the minimum. Because the pairing of residual channels is arbitrary, only the best
+    pairing is informative, and only in comparison with random matrices for which the best pairing
+    is chosen too. Raises ValueError if A is singular: no unique best J.
     """
     if structures_out is None:
         structures_out = [standard_structure(w_ED.shape[0]) for w_ED in weights]
-    return _polar_factor(np.sum([w.T @ j @ w for w, j in zip(weights, structures_out, strict=True)], axis=0))
+    return _polar_factor(
+        np.sum([w.T @ j @ w for w, j in zip(weights, structures_out, strict=True)], axis=0)
+    )
 
 
 def _best_output(w_ED: Array, j_in_DD: Array) -> Array:
@@ -88,10 +108,14 @@ def _best_output(w_ED: Array, j_in_DD: Array) -> Array:
 
 
 def _polar_factor(a_DD: Array) -> Array:
-    """The J nearest to antisymmetric A: i A is Hermitian, and i J has its eigenvectors and the signs of its values."""
+    """The J nearest to antisymmetric A: i A is Hermitian, and i J has its eigenvectors and the
+    signs of its values.
+    """
     values, vectors = np.linalg.eigh(1j * a_DD)
     if not np.abs(values).min() > 1e-12 * np.abs(values).max():
-        raise ValueError(f"no unique complex structure: the {len(a_DD)}-wide sum of W^T J W is singular")
+        raise ValueError(
+            f"no unique complex structure: the {len(a_DD)}-wide sum of W^T J W is singular"
+        )
     return np.imag((vectors * np.sign(values)) @ vectors.conj().T)
 
 
@@ -100,7 +124,9 @@ def _energy(weights: Sequence[Array]) -> float:
 
 
 def coordinates(j_DD: Array) -> Complex:
-    """A basis, (C, D), of complex coordinates z = basis x in which J is i; |z| = |x|, unique up to a unitary matrix."""
+    """A basis, (C, D), of complex coordinates z = basis x in which J is i; |z| = |x|, unique up to
+    a unitary matrix.
+    """
     _, vectors = np.linalg.eigh(-1j * j_DD)  # ascending, the first half -1: there J is -i
     return np.sqrt(2) * vectors[:, vectors.shape[1] // 2 :].conj().T
 
@@ -121,7 +147,9 @@ def rotation_of(basis_CD: Complex) -> Array:
 
 
 def keeping_mean(basis_CD: Complex) -> Complex:
-    """The same J in coordinates whose rotation keeps (1, ..., 1); unitary maps reach any unit vector."""
+    """The same J in coordinates whose rotation keeps (1, ..., 1); unitary maps reach any unit
+    vector.
+    """
     mean = np.full(basis_CD.shape[1], basis_CD.shape[1] ** -0.5)
     return _unitary(interleaved(len(mean)) @ mean) @ _unitary(basis_CD @ mean).conj().T @ basis_CD
 
@@ -148,19 +176,24 @@ class StreamStructure:
 def fit_stream(layers: Sequence[QKV], n_heads: int) -> StreamStructure:
     """The structure with the largest complex-linear fraction of Q, K and V of all layers.
 
-    The outputs of Q and K are paired by the rotation of positions. The values of a head may be paired in any way,
-    because the output projection can undo it: their structures and the stream's are maximised in turn, so `kept` never
-    decreases (a local maximum).
+    The outputs of Q and K are paired by the rotation of positions. The values of a head may be
+    paired in any way, because the output projection can undo it: their structures and the stream's
+    are maximised in turn, so `kept` never decreases (a local maximum).
     """
     heads = [[interleaved(len(v) // n_heads)] * n_heads for _, _, v in layers]
     for _ in range(SWEEPS):
         basis = coordinates(best_structure(*_maps(layers, heads)))
         j_DD = structure_of(basis)
-        heads = [[coordinates(_best_output(head, j_DD)) for head in np.split(v, n_heads)] for _, _, v in layers]
+        heads = [
+            [coordinates(_best_output(head, j_DD)) for head in np.split(v, n_heads)]
+            for _, _, v in layers
+        ]
     return _stream(layers, basis, heads)
 
 
-def random_stream(layers: Sequence[QKV], n_heads: int, generator: np.random.Generator) -> StreamStructure:
+def random_stream(
+    layers: Sequence[QKV], n_heads: int, generator: np.random.Generator
+) -> StreamStructure:
     """A random structure of the stream with interleaved heads: the baseline of `fit_stream`."""
     heads = [[interleaved(len(v) // n_heads)] * n_heads for _, _, v in layers]
     normal = generator.standard_normal((layers[0][0].shape[1],) * 2)
@@ -172,7 +205,9 @@ def _stream(layers: Sequence[QKV], basis: Complex, heads: list[list[Complex]]) -
     return StreamStructure(basis, heads, complex_fraction(weights, structure_of(basis), outputs))
 
 
-def _maps(layers: Sequence[QKV], heads: Sequence[Sequence[Complex]]) -> tuple[list[Array], list[Array]]:
+def _maps(
+    layers: Sequence[QKV], heads: Sequence[Sequence[Complex]]
+) -> tuple[list[Array], list[Array]]:
     """Every Q, K and V with the structure of its outputs."""
     rotary = standard_structure(len(layers[0][0]))
     outputs = [[rotary, rotary, block_diag(*map(structure_of, bases))] for bases in heads]
@@ -180,28 +215,37 @@ def _maps(layers: Sequence[QKV], heads: Sequence[Sequence[Complex]]) -> tuple[li
 
 
 def folded_qkv(model: GPT) -> list[QKV]:
-    """Q, K and V of each layer as they act on the normalised residual, the LayerNorm's gains folded in; float64.
+    """Q, K and V of each layer as they act on the normalised residual, the LayerNorm's gains folded
+    in; float64.
 
-    After training the gains of a pair differ, so CRoPE's maps are complex-linear from the scaled residual and not
-    exactly from the normalised one. The mean subtraction, which removes one direction, is not accounted for.
+    After training the gains of a pair differ, so CRoPE's maps are complex-linear from the scaled
+    residual and not exactly from the normalised one. The mean subtraction, which removes one
+    direction, is not accounted for.
     """
 
     def fold(layer: nn.Module, gain_D: torch.Tensor) -> Array:
         return (cast(torch.Tensor, layer.weight).double() * gain_D.double()).detach().cpu().numpy()
 
     blocks = [(block.attn, block.attn_norm.weight) for block in cast(Iterable[Block], model.blocks)]
-    return [(fold(attn.q_proj, g_D), fold(attn.k_proj, g_D), fold(attn.v_proj, g_D)) for attn, g_D in blocks]
+    return [
+        (fold(attn.q_proj, g_D), fold(attn.k_proj, g_D), fold(attn.v_proj, g_D))
+        for attn, g_D in blocks
+    ]
 
 
 def turned(layers: Sequence[QKV], *, n_heads: int, generator: np.random.Generator) -> list[QKV]:
-    """The same maps with the output channels of each head rotated at random, Q, K and V independently.
+    """The same maps with the output channels of each head rotated at random, Q, K and V
+    independently.
 
-    This keeps the subspace that each head reads and its singular values. Training lowers the rank of the maps, which
-    raises the best fraction of *any* pairing: the chance level of a trained map is that of its own rotations.
+    This keeps the subspace that each head reads and its singular values. Training lowers the rank
+    of the maps, which raises the best fraction of *any* pairing: the chance level of a trained map
+    is that of its own rotations.
     """
 
     def turn(w_ED: Array) -> Array:
         heads = np.split(w_ED, n_heads)
-        return np.concatenate([ortho_group.rvs(len(head), random_state=generator) @ head for head in heads])
+        return np.concatenate(
+            [ortho_group.rvs(len(head), random_state=generator) @ head for head in heads]
+        )
 
     return [(turn(q), turn(k), turn(v)) for q, k, v in layers]

@@ -1,9 +1,11 @@
-"""Secs. 4.1 to 4.3: attention with hand-set weights in the project's own modules (one head, float64).
+"""Secs. 4.1 to 4.3: attention with hand-set weights in the project's own modules (one head,
+float64).
 
-Each claim of Eqs. 14 to 29 can be read off a Construction's scores and weights; docs/equations.md lists the claims that
-do not hold as printed.
+Each claim of Eqs. 14 to 29 can be read off a Construction's scores and weights; docs/equations.md
+lists the claims that do not hold as printed.
 
-Shapes: B batch, T tokens, D model width, C = D/2 pairs, H heads, K head width, M query position, N key position.
+Shapes: B batch, T tokens, D model width, C = D/2 pairs, H heads, K head width, M query position, N
+key position.
 """
 
 import math
@@ -30,7 +32,9 @@ LEAN = 0.02  # of a query towards the tokens behind or ahead, see absolute_point
 WIDTHS, GAIN, WINDOW = (16, 4096), 1000.0, 64
 
 
-def attention_scores(attention: CausalAttention, positions: Positions, x_BTD: torch.Tensor) -> torch.Tensor:
+def attention_scores(
+    attention: CausalAttention, positions: Positions, x_BTD: torch.Tensor
+) -> torch.Tensor:
     """q_m . k_n of every head, before the division by sqrt(K): f of Eqs. 4 and 7. x_BTD -> BHMN."""
     q_BHTK = positions.rotate(attention.heads(attention.q_proj(x_BTD)))
     k_BHTK = positions.rotate(attention.heads(attention.k_proj(x_BTD)))
@@ -47,20 +51,29 @@ def attention_weights(
     score_BHMN = attention_scores(attention, positions, x_BTD)
     score_BHMN = score_BHMN / math.sqrt(x_BTD.shape[-1] // attention.n_heads)
     if causal:
-        ahead = torch.ones(score_BHMN.shape[-2:], dtype=torch.bool, device=score_BHMN.device).triu(1)
+        ahead = torch.ones(score_BHMN.shape[-2:], dtype=torch.bool, device=score_BHMN.device).triu(
+            1
+        )
         score_BHMN = score_BHMN.masked_fill(ahead, -math.inf)
     return score_BHMN.softmax(-1)
 
 
-def attend(attention: CausalAttention, positions: Positions, x_BTD: torch.Tensor, *, causal: bool) -> torch.Tensor:
-    """Eq. 3 and the output projection: with `causal` the same as the layer's forward pass without dropout."""
-    y_BHTK = attention_weights(attention, positions, x_BTD, causal=causal) @ attention.heads(attention.v_proj(x_BTD))
+def attend(
+    attention: CausalAttention, positions: Positions, x_BTD: torch.Tensor, *, causal: bool
+) -> torch.Tensor:
+    """Eq. 3 and the output projection: with `causal` the same as the layer's forward pass without
+    dropout.
+    """
+    y_BHTK = attention_weights(attention, positions, x_BTD, causal=causal) @ attention.heads(
+        attention.v_proj(x_BTD)
+    )
     return attention.out_proj(y_BHTK.transpose(1, 2).flatten(-2))
 
 
 @dataclass(frozen=True)
 class Construction:
-    """An attention layer with prescribed Q and K maps, its positions, and the embeddings that it is made for.
+    """An attention layer with prescribed Q and K maps, its positions, and the embeddings that it is
+    made for.
 
     V and the output projection are identities, so the layer returns a mixture of its inputs.
     """
@@ -70,12 +83,20 @@ class Construction:
     x_TD: Array
 
     def scores(self) -> Array:
-        """f(x_m, x_n, m, n) of Eqs. 4 and 7, (T, T): query m in rows, key n in columns, not divided by sqrt(D)."""
-        return attention_scores(self.attention, self.positions, self._embed())[0, 0].detach().numpy()
+        """f(x_m, x_n, m, n) of Eqs. 4 and 7, (T, T): query m in rows, key n in columns, not divided
+        by sqrt(D).
+        """
+        return (
+            attention_scores(self.attention, self.positions, self._embed())[0, 0].detach().numpy()
+        )
 
     def weights(self, *, causal: bool = False) -> Array:
         """a_{m,n} of Eq. 2, (T, T), from scores over sqrt(D)."""
-        return attention_weights(self.attention, self.positions, self._embed(), causal=causal)[0, 0].detach().numpy()
+        return (
+            attention_weights(self.attention, self.positions, self._embed(), causal=causal)[0, 0]
+            .detach()
+            .numpy()
+        )
 
     def _embed(self) -> torch.Tensor:
         return self.positions.embed(torch.from_numpy(self.x_TD)[None])
@@ -84,27 +105,34 @@ class Construction:
 def comparison(x_TD: Array, *, position: str, projection: str = "real") -> Construction:
     """W_q = W_k = 1, the identity: Eqs. 14 and 19 (`sinusoidal`), 17 and 22 (`rotary`).
 
-    The embeddings alone decide what is compared: large ones or ones on slow pairs (Eq. 16) compare tokens, small or
-    constant ones positions. The identity is complex-linear, so CRoPE has the same construction.
+    The embeddings alone decide what is compared: large ones or ones on slow pairs (Eq. 16) compare
+    tokens, small or constant ones positions. The identity is complex-linear, so CRoPE has the same
+    construction.
     """
     attention, positions = _build_layer(x_TD, position=position, projection=projection)
     return Construction(attention, positions, x_TD)
 
 
 def on_slow_pairs(tokens: Array, width: int) -> Array:
-    """Eq. 16: embeddings (T, channels) on the slowest pairs of `width` channels, zero elsewhere: (T, width)."""
+    """Eq. 16: embeddings (T, channels) on the slowest pairs of `width` channels, zero elsewhere:
+    (T, width).
+    """
     x_TD = np.zeros((len(tokens), width))
     x_TD[:, width - tokens.shape[1] :] = tokens
     return x_TD
 
 
-def pointing(offsets: Sequence[int], *, width: int, projection: str, sign: int = 1, gain: float = 1.0) -> Construction:
-    """Eqs. 27 to 29: token m attends to m + sign * offsets[m]; offsets are 1 ("next"), 2 ("nexnext"), 0 (any other).
+def pointing(
+    offsets: Sequence[int], *, width: int, projection: str, sign: int = 1, gain: float = 1.0
+) -> Construction:
+    """Eqs. 27 to 29: token m attends to m + sign * offsets[m]; offsets are 1 ("next"), 2
+    ("nexnext"), 0 (any other).
 
-    Under rotation by +m theta the score is Re[conj(q) e^{i(n-m) theta} k], so the query of "next" must be e^{+i theta};
-    `sign=-1` gives the printed e^{-i theta}, which attends to m - 1 and m - 2. The free numbers a_t are positive and
-    sum to 1, different for every token; W_k is all ones, so each token, of either kind or none, has the key 1. `gain`
-    scales the queries. `width` must be a multiple of 4.
+    Under rotation by +m theta the score is Re[conj(q) e^{i(n-m) theta} k], so the query of "next"
+    must be e^{+i theta}; `sign=-1` gives the printed e^{-i theta}, which attends to m - 1 and m -
+    2. The free numbers a_t are positive and sum to 1, different for every token; W_k is all ones,
+    so each token, of either kind or none, has the key 1. `gain` scales the queries. `width` must be
+    a multiple of 4.
     """
     x_TC = np.zeros((len(offsets), width // 2), dtype=np.complex128)
     generator = stream(0, "theory/pointing")
@@ -120,23 +148,32 @@ def pointing(offsets: Sequence[int], *, width: int, projection: str, sign: int =
 
 
 def absolute_pointing(offsets: Sequence[int], *, width: int, gain: float = 1.0) -> Construction:
-    """`pointing` with absolute sinusoids in one layer over a finite window; Sec. 4.3 calls it impossible.
+    """`pointing` with absolute sinusoids in one layer over a finite window; Sec. 4.3 calls it
+    impossible.
 
-    The position part of the query is shifted by 1.5 steps, so that m + 1 and m + 2 tie for the highest score; the token
-    breaks the tie with a key that grows slowly with position: sin(n theta_min), for n < pi / (2 theta_min). The margin
-    is LEAN at every m (times `gain`); over N positions it adds up to N times that, which must stay below the kernel's
-    fall at that distance.
-    For *all* positions the paper is right: the two tokens' scores differ by a bounded g(n), which would have to fall at
-    every step, so over N positions the margin is at most the range of g over N.
+    The position part of the query is shifted by 1.5 steps, so that m + 1 and m + 2 tie for the
+    highest score; the token breaks the tie with a key that grows slowly with position: sin(n
+    theta_min), for n < pi / (2 theta_min). The margin is LEAN at every m (times `gain`); over N
+    positions it adds up to N times that, which must stay below the kernel's fall at that distance.
+    For *all* positions the paper is right: the two tokens' scores differ by a bounded g(n), which
+    would have to fall at every step, so over N positions the margin is at most the range of g over
+    N.
     """
-    theta_C, token = frequencies(width), 100.0  # a large embedding, because W_q reads a sinusoid with the token
+    theta_C, token = (
+        frequencies(width),
+        100.0,
+    )  # a large embedding, because W_q reads a sinusoid with the token
     x_TD = np.zeros((len(offsets), width))
     for token_D, offset in zip(x_TD, offsets, strict=True):
         if offset:
             token_D[2 * (offset - 1)] = token
     attention, positions = _build_layer(x_TD, position="sinusoidal", projection="real")
-    seen_C = np.where(np.arange(width // 2) < 2, 0, 1)  # the two fastest pairs carry the token: keys do not read them
-    query_DD = dense(np.diag(seen_C * np.exp(-1.5j * theta_C)))  # a pair is (sin, cos): minus is forwards
+    seen_C = np.where(
+        np.arange(width // 2) < 2, 0, 1
+    )  # the two fastest pairs carry the token: keys do not read them
+    query_DD = dense(
+        np.diag(seen_C * np.exp(-1.5j * theta_C))
+    )  # a pair is (sin, cos): minus is forwards
     query_DD[width - 2, [0, 2]] = np.array([-1, 1]) * LEAN / (token * theta_C[-1])
     with torch.no_grad():
         attention.q_proj.get_parameter("weight").copy_(torch.from_numpy(gain * query_DD))
@@ -145,7 +182,9 @@ def absolute_pointing(offsets: Sequence[int], *, width: int, gain: float = 1.0) 
 
 
 def set_map(layer: nn.Module, w: NDArray[np.generic]) -> None:
-    """Gives either kind of projection the complex-linear map w, (C, C): in ComplexLinear w = a - ib, else dense(w)."""
+    """Gives either kind of projection the complex-linear map w, (C, C): in ComplexLinear w = a -
+    ib, else dense(w).
+    """
     value = torch.from_numpy(np.asarray(w, dtype=np.complex128))
     with torch.no_grad():
         if isinstance(layer, ComplexLinear):
@@ -155,9 +194,13 @@ def set_map(layer: nn.Module, w: NDArray[np.generic]) -> None:
             layer.get_parameter("weight").copy_(torch.from_numpy(dense(value.numpy())))
 
 
-def _build_layer(x_TD: Array, *, position: str, projection: str) -> tuple[CausalAttention, Positions]:
+def _build_layer(
+    x_TD: Array, *, position: str, projection: str
+) -> tuple[CausalAttention, Positions]:
     length, width = x_TD.shape
-    config = ModelConfig(position=position, projection=projection, n_layers=1, n_heads=1, d_model=width)
+    config = ModelConfig(
+        position=position, projection=projection, n_layers=1, n_heads=1, d_model=width
+    )
     attention = CausalAttention(config).double()
     for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
         set_map(layer, np.eye(width // 2))

@@ -1,7 +1,9 @@
-"""`make theory`: results/theory with one JSON file per topic, Figs. 1 to 3 and the decay figure, and theory.md.
+"""`make theory`: results/theory with one JSON file per topic, Figs. 1 to 3 and the decay figure,
+and theory.md.
 
-Everything is computed anew each time; the contents depend on the code only. Every number in theory.md is read from the
-JSON data. The same data give the same bytes: SVG with fixed ids, no date, text as outlines of matplotlib's font.
+Everything is computed anew each time; the contents depend on the code only. Every number in
+theory.md is read from the JSON data. The same data give the same bytes: SVG with fixed ids, no
+date, text as outlines of matplotlib's font.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +23,14 @@ from crope.model.complex_linear import ComplexLinear
 from crope.paper import MODEL_LABELS
 from crope.record import write_bytes, write_json, write_text
 from crope.report.figures import COLOURS, MUTED, STYLE, TEXT, render
-from crope.theory.complex_maps import SIGMA, Array, as_complex, complex_fraction, complex_part, dense
+from crope.theory.complex_maps import (
+    SIGMA,
+    Array,
+    as_complex,
+    complex_fraction,
+    complex_part,
+    dense,
+)
 from crope.theory.constructions import construction_results
 from crope.theory.pointer_task import EXAMPLE, Task, pointer_results
 from crope.theory.rotary import decay_curves
@@ -30,7 +39,8 @@ Data = Mapping[str, Any]
 
 GRID, REFLECTED = STYLE["grid.color"], COLOURS["learned"]
 
-# The letter F has no symmetry, so a rotation and a reflection of it cannot be confused. Corners, anticlockwise.
+# The letter F has no symmetry, so a rotation and a reflection of it cannot be confused. Corners,
+# anticlockwise.
 GLYPH: Array = np.array(
     [(0, 0), (0.25, 0), (0.25, 0.4), (0.6, 0.4), (0.6, 0.62), (0.25, 0.62), (0.25, 0.78), (0.75, 0.78), (0.75, 1),
      (0, 1)]
@@ -84,7 +94,10 @@ def make_theory(out_dir: Path, *, seeds: int = 5, task: Task | None = None) -> N
     }
     for name, value in data.items():
         write_json(out_dir / f"{name}.json", value)
-    ideal = [[float(t < 2 and n == m + t + 1) for n in range(len(EXAMPLE))] for m, t in enumerate(EXAMPLE)]
+    ideal = [
+        [float(t < 2 and n == m + t + 1) for n in range(len(EXAMPLE))]
+        for m, t in enumerate(EXAMPLE)
+    ]
     by_hand, learned = data["constructions"]["attention"], data["pointer_task"]["attention"]
     panels = {"ideal": ideal} | {f"{name}, by hand": weights for name, weights in by_hand.items()}
     panels |= {f"{label}, learned": learned[model] for model, label in MODEL_LABELS.items()}
@@ -105,7 +118,10 @@ def render_markdown(data: dict[str, Any]) -> str:
     lengths = [f"{length} tokens" for length in task["lengths"]]
     return TEMPLATE.format(
         limit=data["decay"]["limit"][1],
-        pointers=_table(["model", "measure", *lengths], _pointer_rows(data["pointer_task"]["runs"], task["lengths"])),
+        pointers=_table(
+            ["model", "measure", *lengths],
+            _pointer_rows(data["pointer_task"]["runs"], task["lengths"]),
+        ),
         **points,
         **task,
     )
@@ -131,7 +147,9 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [headings, ["---"] * len(headings), *rows])
 
 
-def render_svg(draw: Callable[[Figure, Data], None], data: Data, *, size: tuple[float, float]) -> bytes:
+def render_svg(
+    draw: Callable[[Figure, Data], None], data: Data, *, size: tuple[float, float]
+) -> bytes:
     """The figure as an SVG file in the report's style, `size` in inches."""
     matplotlib.style.use(["default", STYLE, {"axes.grid": False, "hatch.linewidth": 0.6}])
     figure = Figure(figsize=size, layout="constrained")
@@ -140,7 +158,8 @@ def render_svg(draw: Callable[[Figure, Data], None], data: Data, *, size: tuple[
 
 
 def tied_entries(width: int) -> dict[str, list[list[int]]]:
-    """Fig. 1: the number of the free parameter at each entry of a width x width weight, negative for its negative.
+    """Fig. 1: the number of the free parameter at each entry of a width x width weight, negative
+    for its negative.
 
     Numbers count from 1; RoPE has width^2 of them, CRoPE (Eq. 30) half as many.
     """
@@ -154,14 +173,17 @@ def tied_entries(width: int) -> dict[str, list[list[int]]]:
 
 
 def function_space() -> dict[str, Any]:
-    """Data of Figs. 1 and 2: tied entries; GLYPH under each basis (a) and under four maps of the plane (b).
+    """Data of Figs. 1 and 2: tied entries; GLYPH under each basis (a) and under four maps of the
+    plane (b).
 
-    The maps: a rotation with scaling, the reflection that moves the marked corner to the same place, a map with both,
-    and the complex part of that.
+    The maps: a rotation with scaling, the reflection that moves the marked corner to the same
+    place, a map with both, and the complex part of that.
     """
     w = 0.9 * np.exp(1j * np.pi / 3)
     corner = as_complex(GLYPH[MARKED])[0]
-    c = w * corner / np.conj(corner)  # z -> c conj(z): the reflections are the maps of sigma_1 and sigma_3
+    c = (
+        w * corner / np.conj(corner)
+    )  # z -> c conj(z): the reflections are the maps of sigma_1 and sigma_3
     turn, mirror = dense(np.array([[w]])), c.imag * SIGMA[1] + c.real * SIGMA[3]
     mixed = 0.8 * turn + 0.35 * mirror
     maps = {"complex": turn, "mirrored": mirror, "mixed": mixed, "kept": complex_part(mixed)}
@@ -195,17 +217,25 @@ def draw_entries(figure: Figure, data: Data) -> None:
             mix = 0.42 if letter == "b" else 0.15
             shade = tuple(mix * np.array(to_rgb(COLOURS[model])) + (1 - mix))
             hatch = "////" if entry < 0 else None
-            axis.add_patch(Rectangle((x, y), 1, 1, facecolor=shade, edgecolor="white", linewidth=1.5, hatch=hatch))
+            axis.add_patch(
+                Rectangle(
+                    (x, y), 1, 1, facecolor=shade, edgecolor="white", linewidth=1.5, hatch=hatch
+                )
+            )
             label = f"−{letter}{index}" if entry < 0 else letter + index
             axis.text(x + 0.5, y + 0.5, label, ha="center", va="center", fontsize=8)
         for edge in range(0, width + 1, 2):
-            axis.plot([0, width], [edge, edge], [edge, edge], [0, width], color=MUTED, linewidth=0.8)
+            axis.plot(
+                [0, width], [edge, edge], [edge, edge], [0, width], color=MUTED, linewidth=0.8
+            )
         axis.set(xlim=(0, width), ylim=(width, 0), aspect="equal")
         axis.set_axis_off()
 
 
 def draw_function_space(figure: Figure, data: Data) -> None:
-    """Fig. 2: (a) a letter under the four bases; (b) what complex maps can do to it, and what they cannot."""
+    """Fig. 2: (a) a letter under the four bases; (b) what complex maps can do to it, and what they
+    cannot.
+    """
     axes = figure.subplots(2, 4, gridspec_kw={"height_ratios": [2.3, 1.35]})
     for axis, picture, name in zip(axes[0], data["bases"], BASE_NAMES, strict=True):
         kept = picture["fraction"] > 0.5
@@ -223,7 +253,9 @@ def draw_function_space(figure: Figure, data: Data) -> None:
 
 def _draw_glyph(axis: Axes, data: Data, picture: Data, *, bottom: float) -> None:
     kept = picture["fraction"] > 0.999
-    axis.add_patch(Polygon(data["glyph"], closed=True, fill=False, edgecolor=MUTED, linestyle=(0, (2, 1.5))))
+    axis.add_patch(
+        Polygon(data["glyph"], closed=True, fill=False, edgecolor=MUTED, linestyle=(0, (2, 1.5)))
+    )
     image = Polygon(picture["image"], closed=True, edgecolor=TEXT, alpha=0.75)
     image.set(facecolor=COLOURS["crope"] if kept else REFLECTED, hatch=None if kept else "////")
     axis.add_patch(image)
@@ -234,8 +266,8 @@ def _draw_glyph(axis: Axes, data: Data, picture: Data, *, bottom: float) -> None
 
 
 def draw_attention(figure: Figure, data: Data) -> None:
-    """Fig. 3: attention of the pointers of one sequence, one panel per entry of `data["panels"]` (six); frames mark
-    the targets.
+    """Fig. 3: attention of the pointers of one sequence, one panel per entry of `data["panels"]`
+    (six); frames mark the targets.
     """
     tokens: Sequence[int] = data["tokens"]
     names = [("next", "nexnext")[token] if token < 2 else f"word {token - 1}" for token in tokens]
@@ -247,20 +279,35 @@ def draw_attention(figure: Figure, data: Data) -> None:
         image = axis.imshow(np.array(weights)[rows], cmap=shades, vmin=0, vmax=1, aspect="equal")
         for y, m in enumerate(rows):
             corner = (m + tokens[m] + 1 - 0.46, y - 0.46)
-            axis.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=REFLECTED, linewidth=1.3))
+            axis.add_patch(
+                Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=REFLECTED, linewidth=1.3)
+            )
         axis.set_xticks(range(len(tokens)), names, rotation=90)
         axis.set_yticks(range(len(rows)), [f"{names[m]} ({m})" for m in rows])
     figure.colorbar(image, ax=axes, shrink=0.7, label="attention weight")
 
 
 def draw_decay(figure: Figure, data: Data) -> None:
-    """RoFormer's Fig. 2 (left) and the score of equal queries and keys, which the bound is about (right)."""
+    """RoFormer's Fig. 2 (left) and the score of equal queries and keys, which the bound is about
+    (right).
+    """
     left, right = figure.subplots(1, 2)
     left.plot(data["distance"], data["bound"], color=TEXT, linewidth=1.3)
-    right.plot(data["distance"], data["kernel"], color=TEXT, linewidth=1.3, label=f"D = {data['width']}")
-    right.plot(data["distance"], data["limit"], color=MUTED, linestyle=(0, (4, 1.6)), linewidth=1.3, label="D → ∞")
+    right.plot(
+        data["distance"], data["kernel"], color=TEXT, linewidth=1.3, label=f"D = {data['width']}"
+    )
+    right.plot(
+        data["distance"],
+        data["limit"],
+        color=MUTED,
+        linestyle=(0, (4, 1.6)),
+        linewidth=1.3,
+        label="D → ∞",
+    )
     left.set(title=f"relative upper bound, D = {data['width']}", ylim=(0, None))
-    right.set(title="score of equal queries and keys", ylabel="fraction of its peak", ylim=(0, 1.05))
+    right.set(
+        title="score of equal queries and keys", ylabel="fraction of its peak", ylim=(0, 1.05)
+    )
     right.legend(loc="upper right")
     for axis in (left, right):
         axis.set_xlabel("relative distance (tokens)")

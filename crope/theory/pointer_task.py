@@ -1,8 +1,9 @@
-"""Sec. 4.3 as a training task: does one layer learn to attend to the targets of "next" and "nexnext"?
+"""Sec. 4.3 as a training task: does one layer learn to attend to the targets of "next" and
+"nexnext"?
 
-Sequences of random tokens, half of them pointers. At a pointer, the layer has to predict the token one or two places
-ahead. One attention layer of each model (no FFN, no norm, one head, no mask) between a token embedding and a head;
-trained on short sequences and evaluated on longer ones too.
+Sequences of random tokens, half of them pointers. At a pointer, the layer has to predict the token
+one or two places ahead. One attention layer of each model (no FFN, no norm, one head, no mask)
+between a token embedding and a head; trained on short sequences and evaluated on longer ones too.
 
 Shapes: B batch, T tokens, V vocabulary.
 """
@@ -23,7 +24,11 @@ from crope.model.positions import build_positions
 from crope.seeding import stream
 from crope.theory.constructions import attend, attention_weights
 
-MODELS = {"xpos": ("sinusoidal", "real"), "rope": ("rotary", "real"), "crope": ("rotary", "complex")}
+MODELS = {
+    "xpos": ("sinusoidal", "real"),
+    "rope": ("rotary", "real"),
+    "crope": ("rotary", "complex"),
+}
 NEXT, NEXNEXT = 0, 1  # token ids; a pointer's id + 1 is how far ahead it points
 EXAMPLE = (2, 0, 3, 1, 4, 0, 1, 5, 6, 1, 0, 7)  # the sequence of Fig. 3
 
@@ -53,37 +58,56 @@ class PointerModel(nn.Module):
     def __init__(self, model: str, task: Task, *, seed: int) -> None:
         super().__init__()
         position, projection = MODELS[model]
-        config = ModelConfig(position=position, projection=projection, n_layers=1, n_heads=1, d_model=task.width)
+        config = ModelConfig(
+            position=position, projection=projection, n_layers=1, n_heads=1, d_model=task.width
+        )
         self.embedding = nn.Embedding(task.vocab_size, task.width)
         self.positions = build_positions(config, max_len=max(task.lengths))
         self.attention = CausalAttention(config)
         self.head = nn.Linear(task.width, task.vocab_size)
         for name, parameter in self.named_parameters():
-            std = 1.0 if name == "embedding.weight" else task.width**-0.5  # activations start at order 1
+            std = (
+                1.0 if name == "embedding.weight" else task.width**-0.5
+            )  # activations start at order 1
             values = stream(seed, f"pointer/{name}").standard_normal(tuple(parameter.shape))
             with torch.no_grad():
                 parameter.copy_(torch.from_numpy(values * (0.0 if name.endswith("bias") else std)))
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        return self.head(attend(self.attention, self.positions, self._embed(tokens_BT), causal=False))
+        return self.head(
+            attend(self.attention, self.positions, self._embed(tokens_BT), causal=False)
+        )
 
     def weights(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """Attention weights of the one head, (B, T, T)."""
-        return attention_weights(self.attention, self.positions, self._embed(tokens_BT), causal=False)[:, 0]
+        return attention_weights(
+            self.attention, self.positions, self._embed(tokens_BT), causal=False
+        )[:, 0]
 
     def _embed(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         return self.positions.embed(self.embedding(tokens_BT))
 
 
-def sample_tokens(task: Task, *, seed: int, step: int, sequences: int, length: int, purpose: str) -> torch.Tensor:
-    """Random words, each replaced by a pointer of either kind with probability 1/4: (sequences, length), int64."""
+def sample_tokens(
+    task: Task, *, seed: int, step: int, sequences: int, length: int, purpose: str
+) -> torch.Tensor:
+    """Random words, each replaced by a pointer of either kind with probability 1/4: (sequences,
+    length), int64.
+    """
     generator, shape = stream(seed, f"pointer/{purpose}", step), (sequences, length)
-    words, pointers = generator.integers(2, task.vocab_size, size=shape), generator.integers(0, 2, size=shape)
-    return torch.from_numpy(pointers).where(torch.from_numpy(generator.random(shape) < 0.5), torch.from_numpy(words))
+    words, pointers = (
+        generator.integers(2, task.vocab_size, size=shape),
+        generator.integers(0, 2, size=shape),
+    )
+    return torch.from_numpy(pointers).where(
+        torch.from_numpy(generator.random(shape) < 0.5), torch.from_numpy(words)
+    )
 
 
 def targets(tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Position that each token points to, and whether it is a pointer to a token of the sequence; (B, T) both."""
+    """Position that each token points to, and whether it is a pointer to a token of the sequence;
+    (B, T) both.
+    """
     target_BT = torch.arange(tokens_BT.shape[1]) + tokens_BT + 1
     asked_BT = (tokens_BT <= NEXNEXT) & (target_BT < tokens_BT.shape[1])
     return target_BT.where(asked_BT, 0), asked_BT
@@ -97,11 +121,11 @@ def pointer_loss(model: PointerModel, tokens_BT: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def evaluate_pointers(model: PointerModel, tokens_BT: torch.Tensor) -> dict[str, float]:
-    """`weight`: mean attention weight of pointers on their targets. `accuracy`: fraction of pointers to a word whose
-    prediction is that word.
+    """`weight`: mean attention weight of pointers on their targets. `accuracy`: fraction of
+    pointers to a word whose prediction is that word.
 
-    Pointers to pointers do not count towards the accuracy: a quarter of all tokens are of one kind, so guessing that
-    kind would score.
+    Pointers to pointers do not count towards the accuracy: a quarter of all tokens are of one kind,
+    so guessing that kind would score.
     """
     target_BT, asked_BT = targets(tokens_BT)
     answer_BT = tokens_BT.gather(1, target_BT)
@@ -114,13 +138,20 @@ def evaluate_pointers(model: PointerModel, tokens_BT: torch.Tensor) -> dict[str,
 
 
 def train_pointers(name: str, task: Task, *, seed: int) -> tuple[PointerModel, float]:
-    """The trained model and its mean loss over the last 50 steps. All models see the same batches at the same seed."""
+    """The trained model and its mean loss over the last 50 steps.
+
+    All models see the same batches at the same seed.
+    """
     model, losses = PointerModel(name, task, seed=seed), []
-    optimizer = AdamW(model.parameters(), lr=task.lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, fused=True)
+    optimizer = AdamW(
+        model.parameters(), lr=task.lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, fused=True
+    )
     scheduler = StepLR(optimizer, step_size=max(1, task.max_steps // 10), gamma=task.lr_gamma)
     shape = {"sequences": task.batch_size, "length": task.seq_len}
     for step in range(task.max_steps):
-        loss = pointer_loss(model, sample_tokens(task, seed=seed, step=step, purpose="train", **shape))
+        loss = pointer_loss(
+            model, sample_tokens(task, seed=seed, step=step, purpose="train", **shape)
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -130,9 +161,11 @@ def train_pointers(name: str, task: Task, *, seed: int) -> tuple[PointerModel, f
 
 
 def pointer_results(task: Task, *, seeds: int) -> dict[str, Any]:
-    """Every model and seed: final loss, accuracy and weight at each length; the attention of seed 0 on EXAMPLE.
+    """Every model and seed: final loss, accuracy and weight at each length; the attention of seed 0
+    on EXAMPLE.
 
-    Prints one line per run. Uses one thread, so that the numbers do not depend on the number of cores.
+    Prints one line per run. Uses one thread, so that the numbers do not depend on the number of
+    cores.
     """
     sample = partial(sample_tokens, task, seed=0, sequences=task.sequences, purpose="test")
     test_tokens = {length: sample(step=length, length=length) for length in task.lengths}
@@ -142,12 +175,18 @@ def pointer_results(task: Task, *, seeds: int) -> dict[str, Any]:
         for seed in range(seeds):
             for name in MODELS:
                 model, loss = train_pointers(name, task, seed=seed)
-                found = {str(length): evaluate_pointers(model, tokens) for length, tokens in test_tokens.items()}
+                found = {
+                    str(length): evaluate_pointers(model, tokens)
+                    for length, tokens in test_tokens.items()
+                }
                 runs.append({"model": name, "seed": seed, "loss_nats": loss, "by_length": found})
                 if seed == 0:
                     example[name] = model.weights(torch.tensor([EXAMPLE]))[0].tolist()
                 accuracy = found[str(task.seq_len)]["accuracy"]
-                print(f"{name} seed {seed}: accuracy {accuracy:.3f} at {task.seq_len} tokens", flush=True)
+                print(
+                    f"{name} seed {seed}: accuracy {accuracy:.3f} at {task.seq_len} tokens",
+                    flush=True,
+                )
     finally:
         torch.set_num_threads(threads)
     return {"task": asdict(task), "runs": runs, "tokens": list(EXAMPLE), "attention": example}

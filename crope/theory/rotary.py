@@ -1,7 +1,9 @@
-"""Rotary positions: the rotation in its matrix, element-wise and complex forms, its kernel, and RoFormer's decay bound.
+"""Rotary positions: the rotation in its matrix, element-wise and complex forms, its kernel, and
+RoFormer's decay bound.
 
-Eqs. 21, 23 and 28 of the CRoPE paper end in sum_i cos(distance theta_i) and call it a delta function for large D. It is
-not one: the frequencies crowd at low values, so the limit decays logarithmically (0.974 of its peak at distance 1).
+Eqs. 21, 23 and 28 of the CRoPE paper end in sum_i cos(distance theta_i) and call it a delta
+function for large D. It is not one: the frequencies crowd at low values, so the limit decays
+logarithmically (0.974 of its peak at distance 1).
 
 Shapes: K head width, C = K/2 pairs (interleaved).
 """
@@ -39,12 +41,17 @@ def rotate_elementwise(x: Array, position: float) -> Array:
 
 
 def inner_product(q_C: Complex, k_C: Complex) -> float:
-    """q . k of the real vectors: Re[conj(q)^T k]. Eq. 11 prints a plain transpose, which is another number."""
+    """q . k of the real vectors: Re[conj(q)^T k].
+
+    Eq. 11 prints a plain transpose, which is another number.
+    """
     return float(np.real(np.conj(q_C) @ k_C))
 
 
 def rotary_score(q_C: Complex, k_C: Complex, m: int, n: int) -> float:
-    """f(x_m, x_n, m - n) = Re[conj(q)^T conj(R~_{m-n}) k], equal to Eq. 7 (Eq. 12 with the conjugate)."""
+    """f(x_m, x_n, m - n) = Re[conj(q)^T conj(R~_{m-n}) k], equal to Eq. 7 (Eq. 12 with the
+    conjugate).
+    """
     return inner_product(q_C, np.conj(phases(m - n, 2 * len(q_C))) * k_C)
 
 
@@ -54,7 +61,9 @@ def kernel(distance: ArrayLike, theta: Array) -> Array:
 
 
 def kernel_limit(distance: ArrayLike, base: float = BASE) -> Array:
-    """Limit of the kernel for D to infinity at distances > 0: the mean of cos(distance base^-u) over u in 0 .. 1."""
+    """Limit of the kernel for D to infinity at distances > 0: the mean of cos(distance base^-u)
+    over u in 0 .. 1.
+    """
     distance = np.asarray(distance, dtype=float)
     return (sici(distance)[1] - sici(distance / base)[1]) / np.log(base)
 
@@ -62,11 +71,12 @@ def kernel_limit(distance: ArrayLike, base: float = BASE) -> Array:
 def missed_weight(
     theta: Array, *, length: int, gain: float, offsets: Sequence[int] = (0,), scaled: bool = False
 ) -> float:
-    """Mean over positions of 1 - (softmax weight at position + offset), from scores gain * sum_i cos(... theta_i).
+    """Mean over positions of 1 - (softmax weight at position + offset), from scores gain * sum_i
+    cos(... theta_i).
 
-    `scaled` divides scores by sqrt(width) as attention does; Eq. 2 does not. This is the closed form of the
-    constructions, for widths at which their weight matrices would be too large. Positions whose target lies outside
-    0 .. length - 1 are left out.
+    `scaled` divides scores by sqrt(width) as attention does; Eq. 2 does not. This is the closed
+    form of the constructions, for widths at which their weight matrices would be too large.
+    Positions whose target lies outside 0 .. length - 1 are left out.
     """
     peak = gain * len(theta) / (np.sqrt(2 * len(theta)) if scaled else 1.0)
     fall = peak * (1 - kernel(np.arange(length), theta))  # by distance from the target
@@ -83,12 +93,17 @@ def partial_sums(distance: float, theta: Array) -> Complex:
 
 
 def relative_bound(distance: float, theta: Array) -> float:
-    """Mean of |S_j|, j = 1 .. C: RoFormer's Fig. 2. Times C and max_i |h_{i+1} - h_i|, the bound of Eq. 37."""
+    """Mean of |S_j|, j = 1 ..
+
+    C: RoFormer's Fig. 2. Times C and max_i |h_{i+1} - h_i|, the bound of Eq. 37.
+    """
     return float(np.abs(partial_sums(distance, theta)).mean())
 
 
 def decay_curves(*, width: int, longest: int) -> dict[str, Any]:
-    """Data of the decay figure: the bound and the kernel at distances 0 .. longest - 1, in units of the peak."""
+    """Data of the decay figure: the bound and the kernel at distances 0 .. longest - 1, in units of
+    the peak.
+    """
     distance, theta = np.arange(longest), frequencies(width)
     return {
         "width": width,

@@ -12,9 +12,11 @@ from crope.data.corpora import canonical
 SMALL = TokenizerConfig(name="bpe", vocab_size=280)
 NOWHERE = "http://127.0.0.1:9"  # the discard port: a connection is refused at once
 FILES = {
-    "ptb/train.txt": " mr. <unk> is chairman of <unk> n.v. the dutch group \n the board of the group is new \n" * 40,
+    "ptb/train.txt": " mr. <unk> is chairman of <unk> n.v. the dutch group \n the board of the group is new \n"
+    * 40,
     "ptb/valid.txt": " the chairman is new \n zyzzyva \n zyzzyva \n zyzzyva \n",
-    "wikitext2/train.txt": " \n = Senjō no Valkyria 3 = \n \n the game of the year @-@ 2 , the game \n" * 40,
+    "wikitext2/train.txt": " \n = Senjō no Valkyria 3 = \n \n the game of the year @-@ 2 , the game \n"
+    * 40,
     "wikitext2/valid.txt": " \n = Robert = \n",
     "pg19/train/10.txt": "A short book.\n\nThe end of the short book.\n" * 30,
     "pg19/train/9.txt": "Another book, naïve and short.\n" * 30,
@@ -30,11 +32,16 @@ def write(data_dir: Path, relative: str, text: str) -> None:
 
 @pytest.fixture
 def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with all FILES, which are pinned; data/raw and data/tokens are empty folders beside it."""
+    """A folder with all FILES, which are pinned; data/raw and data/tokens are empty folders beside
+    it.
+    """
     for relative, text in FILES.items():
         assert canonical(relative.split("/")[0], text) == text
         write(tmp_path / "local", relative, text)
-    lines = [f"{hashlib.sha256(text.encode()).hexdigest()}  {relative}\n" for relative, text in FILES.items()]
+    lines = [
+        f"{hashlib.sha256(text.encode()).hexdigest()}  {relative}\n"
+        for relative, text in FILES.items()
+    ]
     (tmp_path / "checksums.txt").write_text("".join(lines))
     monkeypatch.setattr("crope.data.corpora.CHECKSUMS", tmp_path / "checksums.txt")
     monkeypatch.setattr("crope.data.corpora.RAW_DIR", tmp_path / "raw")

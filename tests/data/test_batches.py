@@ -7,7 +7,9 @@ import torch
 from crope.data.batches import check_length, full_pass, sample_batch
 from crope.errors import ConfigError
 
-TOKENS = np.random.default_rng(0).permutation(500).astype(np.uint16)  # no token twice: each names its position
+TOKENS = (
+    np.random.default_rng(0).permutation(500).astype(np.uint16)
+)  # no token twice: each names its position
 PLACE = np.argsort(TOKENS)
 GOLDEN = [17, 236, 69, 442, 95, 79, 73, 106]
 
@@ -46,12 +48,16 @@ def test_equal_arguments_give_equal_batches_and_any_other_argument_another() -> 
 
 @pytest.mark.parametrize("vary", ["step", "seed", "purpose"])
 def test_offsets_are_uniform_from_the_first_window_to_the_last(vary: str) -> None:
-    """20 tokens hold windows of 12 + 1 at offsets 0 to 7; of 8,000 draws 1,000 per offset, sigma 29.6."""
+    """20 tokens hold windows of 12 + 1 at offsets 0 to 7; of 8,000 draws 1,000 per offset, sigma
+    29.6.
+    """
     counts = np.zeros(20, dtype=int)
     for i in range(1000):
         value = f"validation/{i}" if vary == "purpose" else i
         options = {"seed": 0, "step": 0, "purpose": "train", vary: value}
-        inputs_BT, targets_BT = sample_batch(np.arange(20, dtype=np.uint16), batch_size=8, seq_len=12, **options)
+        inputs_BT, targets_BT = sample_batch(
+            np.arange(20, dtype=np.uint16), batch_size=8, seq_len=12, **options
+        )
         assert targets_BT.max() <= 19
         counts += np.bincount(inputs_BT[:, 0].numpy(), minlength=20)
     assert counts[8:].sum() == 0

@@ -1,4 +1,6 @@
-"""Corpora: canonical form against hand-written samples and the real files, checksums, missing and corrupt files."""
+"""Corpora: canonical form against hand-written samples and the real files, checksums, missing and
+corrupt files.
+"""
 
 import hashlib
 import random
@@ -28,19 +30,27 @@ from tests.data.conftest import FILES, write
         ("ptb", "no it was n't black monday\nbut N\n", " no it was n't black monday \n but N \n"),
         ("ptb", " no it was \r\n but N", " no it was \n but N \n"),
         ("wikitext2", "\n = 東京 = \n\n\n text . \n", " \n = 東京 = \n \n \n text . \n"),
-        ("wikitext2", "\u00a0 a \u3000\n", " \u00a0 a \u3000 \n"),  # a no-break space is a word of WikiText-2
+        (
+            "wikitext2",
+            "\u00a0 a \u3000\n",
+            " \u00a0 a \u3000 \n",
+        ),  # a no-break space is a word of WikiText-2
         ("pg19", "CHAPTER I\r\n\r\n  indented \r\nend", "CHAPTER I\n\n  indented \nend"),
         ("letters", "as it is \n", "as it is \n"),
     ],
 )
-def test_canonical_form_and_that_it_is_idempotent(corpus: str, delivered: str, expected: str) -> None:
+def test_canonical_form_and_that_it_is_idempotent(
+    corpus: str, delivered: str, expected: str
+) -> None:
     assert canonical(corpus, delivered) == expected
     assert canonical(corpus, expected) == expected
 
 
 @pytest.mark.parametrize("corpus", ["ptb", "letters"])
 @pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n"])
-def test_blocks_join_to_the_canonical_form_of_the_whole_file(tmp_path, monkeypatch, corpus: str, end: str) -> None:
+def test_blocks_join_to_the_canonical_form_of_the_whole_file(
+    tmp_path, monkeypatch, corpus: str, end: str
+) -> None:
     parts = ["a", " bé", "東", "\n", "\r\n", "\n\n", " \n", "\u2028", "\x0c"]
     text = "".join(random.Random(0).choices(parts, k=400)) + "x" + end
     write(tmp_path, "text", text)
@@ -95,12 +105,20 @@ def test_tiny_is_all_topics_once_and_validation_about_a_tenth() -> None:
 
 def test_checksums_pin_the_papers_corpora_and_no_test_split() -> None:
     assert CHECKSUMS == ROOT / "data" / "checksums.txt"
-    counts = {(corpus, split): len(files) for corpus in CORPORA for split, files in corpus_files(corpus).items()}
+    counts = {
+        (corpus, split): len(files)
+        for corpus in CORPORA
+        for split, files in corpus_files(corpus).items()
+    }
     assert (counts["pg19", "train"], counts["pg19", "validation"]) == (133, 49)
-    assert {"ptb/train.txt", "ptb/valid.txt", "wikitext2/train.txt", "wikitext2/valid.txt"} <= set(checksums())
+    assert {"ptb/train.txt", "ptb/valid.txt", "wikitext2/train.txt", "wikitext2/valid.txt"} <= set(
+        checksums()
+    )
     assert not [path for path in checksums() if "test" in path]
 
 
 def test_every_file_of_conf_data_names_its_corpus() -> None:
     for name in CORPORA:
-        assert f"\ncorpus: {name}\n" in f"\n{(ROOT / 'conf' / 'data' / f'{name}.yaml').read_text()}\n"
+        assert (
+            f"\ncorpus: {name}\n" in f"\n{(ROOT / 'conf' / 'data' / f'{name}.yaml').read_text()}\n"
+        )

@@ -1,4 +1,6 @@
-"""Tokenizers and token files, against whole-text encoding, known counts and published hashes; corrupt files."""
+"""Tokenizers and token files, against whole-text encoding, known counts and published hashes;
+corrupt files.
+"""
 
 import json
 import os
@@ -16,7 +18,15 @@ from tokenizers import Tokenizer
 
 from crope.config import ROOT, TokenizerConfig
 from crope.data.corpora import load_corpus, tiny_corpus
-from crope.data.tokens import encode, load_gpt2, load_tokens, pieces, prepare, train_bpe, vocabulary_of
+from crope.data.tokens import (
+    encode,
+    load_gpt2,
+    load_tokens,
+    pieces,
+    prepare,
+    train_bpe,
+    vocabulary_of,
+)
 from crope.errors import ConfigError, DataError, StorageError
 from tests.data.conftest import FILES, SMALL, write
 
@@ -57,7 +67,9 @@ def test_trained_merges_are_the_most_frequent_pairs() -> None:
 
 
 @pytest.mark.parametrize("corpus", ["ptb", "wikitext2", "pg19"])
-def test_token_files_decode_to_the_canonical_text_of_their_split(data_dir: Path, corpus: str) -> None:
+def test_token_files_decode_to_the_canonical_text_of_their_split(
+    data_dir: Path, corpus: str
+) -> None:
     tokens = load_tokens(corpus, SMALL, data_dir=data_dir)
     tokenizer = Tokenizer.from_file(str(tokens.folder / "tokenizer.json"))
     for split, ids in (("train", tokens.train), ("validation", tokens.validation)):
@@ -66,7 +78,11 @@ def test_token_files_decode_to_the_canonical_text_of_their_split(data_dir: Path,
         counts = tokens.meta["splits"][split]
         assert counts["tokens"] == ids.size and counts["bytes"] == len(text.encode())
         assert counts["words"] == len(text.split()) and counts["lines"] == text.count("\n")
-    assert tokens.vocab_size == 280 and tokens.train.dtype == np.uint16 and not tokens.train.flags.writeable
+    assert (
+        tokens.vocab_size == 280
+        and tokens.train.dtype == np.uint16
+        and not tokens.train.flags.writeable
+    )
 
 
 def test_the_tokenizer_is_trained_on_the_train_split_only(data_dir: Path) -> None:
@@ -74,7 +90,9 @@ def test_the_tokenizer_is_trained_on_the_train_split_only(data_dir: Path) -> Non
     folder = load_tokens("ptb", SMALL, data_dir=data_dir).folder
     trained = vocabulary_of(Tokenizer.from_file(str(folder / "tokenizer.json")))
     assert trained == vocabulary_of(train_bpe([[FILES["ptb/train.txt"]]], 280))
-    assert "z" not in FILES["ptb/train.txt"] and not [token for token in trained[0] if "z" in token and len(token) > 1]
+    assert "z" not in FILES["ptb/train.txt"] and not [
+        token for token in trained[0] if "z" in token and len(token) > 1
+    ]
 
 
 def test_prepared_tokens_need_no_text_and_carry_no_private_path(data_dir: Path, capsys) -> None:
@@ -135,8 +153,13 @@ def test_of_two_processes_at_once_one_writes(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "CROPE_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code]
-    started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    lines = [line for process in started for line in process.communicate(timeout=120)[0].splitlines()]
+    started = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    lines = [
+        line for process in started for line in process.communicate(timeout=120)[0].splitlines()
+    ]
     assert lines.count("writes") == 1
     assert len(lines) == 3 and len(set(lines) - {"writes"}) == 1
 
@@ -164,7 +187,9 @@ def test_prepare_reports_each_corpus(data_dir: Path, capsys) -> None:
     assert captured.out.startswith("ptb: ") and captured.err.count("error: ") == 1
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"model": {"vocab": {"a": 0}, "merges": ["a b"]}}', "null"])
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"model": {"vocab": {"a": 0}, "merges": ["a b"]}}', "null"]
+)
 def test_a_wrong_gpt2_file_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(DataError, match=r"tokenizer\.json"):
@@ -172,20 +197,31 @@ def test_a_wrong_gpt2_file_is_refused(tmp_path: Path, content: str) -> None:
 
 
 def test_gpt2_counts_and_both_formats_of_its_file(real_data: Path, tmp_path: Path) -> None:
-    """Counts made with another encoder (tiktoken); older tokenizer.json files write merges as strings."""
+    """Counts made with another encoder (tiktoken); older tokenizer.json files write merges as
+    strings.
+    """
     tokenizer = load_gpt2(real_data / "tokenizers" / "gpt2" / "tokenizer.json")
     for corpus, count in (("ptb", 92_830), ("wikitext2", 258_659)):
-        assert sum(map(len, encode(tokenizer, load_corpus(corpus, real_data)["validation"]))) == count
-    content = json.loads((real_data / "tokenizers" / "gpt2" / "tokenizer.json").read_text(encoding="utf-8"))
+        assert (
+            sum(map(len, encode(tokenizer, load_corpus(corpus, real_data)["validation"]))) == count
+        )
+    content = json.loads(
+        (real_data / "tokenizers" / "gpt2" / "tokenizer.json").read_text(encoding="utf-8")
+    )
     content["model"]["merges"] = [" ".join(merge) for merge in content["model"]["merges"]]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     assert load_gpt2(tmp_path / "tokenizer.json").encode("Hello world").ids == [15496, 995]
 
 
-def test_token_ids_are_those_of_the_published_runs(real_data: Path, tmp_path: Path, monkeypatch) -> None:
+def test_token_ids_are_those_of_the_published_runs(
+    real_data: Path, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr("crope.data.tokens.TOKENS_DIR", tmp_path)
     tokens = load_tokens("ptb", TokenizerConfig(name="bpe", vocab_size=4096), data_dir=real_data)
-    records = [json.loads(path.read_text()) for path in ROOT.glob("results/published/*/*-ptb-*/provenance.json")]
+    records = [
+        json.loads(path.read_text())
+        for path in ROOT.glob("results/published/*/*-ptb-*/provenance.json")
+    ]
     assert records
     for record in records:
         assert record["data"]["splits"] == tokens.meta["splits"]

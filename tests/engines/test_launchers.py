@@ -1,4 +1,6 @@
-"""Hydra launchers: the same bits as in one process, nothing trained twice, failures reported (`make test-engines`)."""
+"""Hydra launchers: the same bits as in one process, nothing trained twice, failures reported (`make
+test-engines`).
+"""
 
 import json
 import os
@@ -24,17 +26,27 @@ LAUNCHERS = {
 def needed(launcher: str) -> pytest.MarkDecorator:
     plugin = f"hydra-{launcher.split('_')[0]}-launcher"
     installed = any(one.metadata["Name"] == plugin for one in metadata.distributions())
-    return pytest.mark.skipif(not installed, reason=f"{plugin} is not installed (make test-engines)")
+    return pytest.mark.skipif(
+        not installed, reason=f"{plugin} is not installed (make test-engines)"
+    )
 
 
 EVERY = [pytest.param(launcher, marks=needed(launcher)) for launcher in LAUNCHERS]
 
 
 def sweep(launcher: str, results: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "scripts/train.py", "-m", f"hydra/launcher={launcher}", *LAUNCHERS.get(launcher, ())]
+    command = [
+        sys.executable,
+        "scripts/train.py",
+        "-m",
+        f"hydra/launcher={launcher}",
+        *LAUNCHERS.get(launcher, ()),
+    ]
     command += [*OVERRIDES, f"results_dir={results}", *more]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # an installation in the processes' stead
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +71,23 @@ def test_a_launcher_makes_the_same_bits_once(launcher: str, alone: Path, tmp_pat
 
 
 @pytest.mark.parametrize("launcher", EVERY)
-def test_a_run_that_fails_stops_no_other_and_ends_in_status_1(launcher: str, tmp_path: Path) -> None:
+def test_a_run_that_fails_stops_no_other_and_ends_in_status_1(
+    launcher: str, tmp_path: Path
+) -> None:
     done = sweep(launcher, tmp_path, "model=crope", "train.lr=1e30,1e-3")
     assert done.returncode == 1 and "not finite" in done.stderr
-    statuses = [json.loads(path.read_text())["status"] for path in tmp_path.glob("runs/*/summary.json")]
+    statuses = [
+        json.loads(path.read_text())["status"] for path in tmp_path.glob("runs/*/summary.json")
+    ]
     assert sorted(statuses) == ["complete", "failed"]
 
 
 @pytest.mark.parametrize("name", ["submitit_slurm", "submitit_local", "ray"])
 def test_launcher_files_compose(name: str) -> None:
     """Of SLURM, which needs a cluster, this is all that is tested."""
-    pytest.importorskip("hydra_plugins." + ("hydra_ray_launcher" if name == "ray" else "hydra_submitit_launcher"))
+    pytest.importorskip(
+        "hydra_plugins." + ("hydra_ray_launcher" if name == "ray" else "hydra_submitit_launcher")
+    )
     shown = subprocess.run(
         [sys.executable, "scripts/train.py", "--cfg", "hydra", f"hydra/launcher={name}", "scale=smoke"],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100, check=True,

@@ -7,7 +7,9 @@ from crope.model import attention
 
 @pytest.fixture(params=["written_out", "sdpa"])
 def branch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Softmax attention as on a short CPU sequence, then through the kernel of CUDA and of long CPU sequences."""
+    """Softmax attention as on a short CPU sequence, then through the kernel of CUDA and of long CPU
+    sequences.
+    """
     if request.param == "sdpa":
         monkeypatch.setattr(attention, "SHORT", 0)
     return request.param

@@ -20,8 +20,11 @@ from crope.model.projections import BlockDiagonalLinear, LowRankLinear
 
 Array = np.ndarray
 Module = TypeVar("Module", bound=nn.Module)
-CHOICES: dict[str, dict[str, str]] = {  # position, projection and attention of every model of conf/model
-    path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "conf" / "model").glob("*.yaml"))
+CHOICES: dict[
+    str, dict[str, str]
+] = {  # position, projection and attention of every model of conf/model
+    path.stem: yaml.safe_load(path.read_text())
+    for path in sorted((ROOT / "conf" / "model").glob("*.yaml"))
 }
 VOCAB, LENGTH, WIDTH = (
     70,
@@ -31,8 +34,8 @@ VOCAB, LENGTH, WIDTH = (
 
 
 def model_config(name: str, **changes: object) -> ModelConfig:
-    """The model of conf/model/<name>.yaml at a small size: heads of three pairs, so that no split of channels is right
-    by coincidence."""
+    """The model of conf/model/<name>.yaml at a small size: heads of three pairs, so that no split
+    of channels is right by coincidence."""
     size = {"n_layers": 2, "n_heads": 4, "d_model": 24}
     return ModelConfig(**{**size, **CHOICES[name], **changes})  # type: ignore[arg-type]
 
@@ -51,7 +54,9 @@ def normal(*shape: int, seed: int = 3) -> torch.Tensor:
 
 
 def randomise(module: Module) -> Module:
-    """Float64, and every parameter of order 1: at the initial 0.02 all scores are nearly equal and hide mistakes."""
+    """Float64, and every parameter of order 1: at the initial 0.02 all scores are nearly equal and
+    hide mistakes.
+    """
     module.double()
     with torch.no_grad():
         for seed, parameter in enumerate(module.parameters()):
@@ -70,7 +75,8 @@ def numbers(tensor: torch.Tensor) -> Array:
 
 @dataclass(frozen=True)
 class Oracle:
-    """What a position scheme computes in each of its three places, for one token, pair of tokens or head at a time.
+    """What a position scheme computes in each of its three places, for one token, pair of tokens or
+    head at a time.
 
     embed      (positions, token m, x_D) -> x_D as it enters the first block
     product    (q_K at m, k_K at n, m, n) -> their product, not divided by sqrt(K)
@@ -83,7 +89,9 @@ class Oracle:
 
 
 def rotated_product(q_K: Array, k_K: Array, m: int, n: int) -> float:
-    """Re[conj(q) k e^{i (n - m) theta}], theta_i = 10000^(-2i/K), over pairs (2i, 2i+1) (Eqs. 7, 12)."""
+    """Re[conj(q) k e^{i (n - m) theta}], theta_i = 10000^(-2i/K), over pairs (2i, 2i+1) (Eqs. 7,
+    12).
+    """
     total = 0.0
     for i in range(len(q_K) // 2):
         angle = (n - m) * 10000.0 ** (-2 * i / len(q_K))
@@ -95,11 +103,15 @@ def rotated_product(q_K: Array, k_K: Array, m: int, n: int) -> float:
 def sinusoid(m: int, width: int) -> Array:
     """Vaswani et al., Sec. 3.5."""
     angles = [m / 10000.0 ** ((channel - channel % 2) / width) for channel in range(width)]
-    return np.array([math.cos(a) if channel % 2 else math.sin(a) for channel, a in enumerate(angles)])
+    return np.array(
+        [math.cos(a) if channel % 2 else math.sin(a) for channel, a in enumerate(angles)]
+    )
 
 
 def t5_bias(positions: Positions, head: int, distance: int) -> float:
-    """T5's buckets, unidirectional, 32 of them, furthest 128 (Raffel et al. 2020): 16 exact, 16 logarithmic."""
+    """T5's buckets, unidirectional, 32 of them, furthest 128 (Raffel et al. 2020): 16 exact, 16
+    logarithmic.
+    """
     logarithmic = 16 + math.floor(16 * math.log(max(distance, 1) / 16) / math.log(128 / 16))
     bucket = distance if distance < 16 else min(31, logarithmic)
     return float(numbers(positions.weight)[bucket, head])
@@ -125,7 +137,9 @@ ORACLES = {
 
 
 def project(layer: nn.Module, x_TD: Array) -> Array:
-    """Eqs. 13 and 30 in complex arithmetic, w = a - ib, for the complex layers; x W^T for the real ones."""
+    """Eqs. 13 and 30 in complex arithmetic, w = a - ib, for the complex layers; x W^T for the real
+    ones.
+    """
     if isinstance(layer, ComplexLinear):
         w = numbers(layer.a) - 1j * numbers(layer.b)
         y_complex = (x_TD[:, 0::2] + 1j * x_TD[:, 1::2]) @ w.T
@@ -141,19 +155,26 @@ def project(layer: nn.Module, x_TD: Array) -> Array:
         y_TE = (x_TD @ numbers(layer.down).T) @ numbers(layer.up).T
     elif isinstance(layer, BlockDiagonalLinear):
         half = x_TD.shape[1] // 2
-        y_TE = np.hstack([x_TD[:, :half] @ numbers(layer.first).T, x_TD[:, half:] @ numbers(layer.second).T])
+        y_TE = np.hstack(
+            [x_TD[:, :half] @ numbers(layer.first).T, x_TD[:, half:] @ numbers(layer.second).T]
+        )
     else:
         y_TE = x_TD @ numbers(layer.weight).T
     return y_TE if layer.bias is None else y_TE + numbers(layer.bias)
 
 
-def attention_by_loops(attention: CausalAttention, x_TD: Array, *, position: str, positions: Positions) -> Array:
-    """Eqs. 2, 3, 7 for one sequence: softmax over n <= m of the scheme's product / sqrt(K) + its bias.
+def attention_by_loops(
+    attention: CausalAttention, x_TD: Array, *, position: str, positions: Positions
+) -> Array:
+    """Eqs. 2, 3, 7 for one sequence: softmax over n <= m of the scheme's product / sqrt(K) + its
+    bias.
 
     LinearAttention: RoFormer's Eq. 19, the scheme's product of features over their plain product.
     """
     oracle, n_heads = ORACLES[position], attention.n_heads
-    q, k, v = (project(layer, x_TD) for layer in (attention.q_proj, attention.k_proj, attention.v_proj))
+    q, k, v = (
+        project(layer, x_TD) for layer in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
     k_width = q.shape[1] // n_heads
     linear = isinstance(attention, LinearAttention)
     if linear:
@@ -167,7 +188,10 @@ def attention_by_loops(attention: CausalAttention, x_TD: Array, *, position: str
                 weights, total = products, sum(q[m, part] @ k[n, part] for n in range(m + 1))
             else:
                 biases = [oracle.bias(positions, head, m - n) for n in range(m + 1)]
-                weights = [math.exp(p / math.sqrt(k_width) + b) for p, b in zip(products, biases, strict=True)]
+                weights = [
+                    math.exp(p / math.sqrt(k_width) + b)
+                    for p, b in zip(products, biases, strict=True)
+                ]
                 total = sum(weights)
             for n, weight in enumerate(weights):
                 y_TE[m, part] += weight / total * v[n, part]
@@ -184,10 +208,14 @@ def decoder_by_loops(model: GPT, tokens_T: Array, config: ModelConfig) -> Array:
     """GPT-2's pre-LN decoder for one sequence, up to the final norm."""
     scale = math.sqrt(config.d_model) if config.embed_scale == "sqrt_d" else 1.0
     x_TD = numbers(model.embedding.weight)[tokens_T] * scale
-    x_TD = np.stack([ORACLES[config.position].embed(model.positions, m, x_D) for m, x_D in enumerate(x_TD)])
+    x_TD = np.stack(
+        [ORACLES[config.position].embed(model.positions, m, x_D) for m, x_D in enumerate(x_TD)]
+    )
     for block in model.blocks:
         normed_TD = layer_norm(block.attn_norm, x_TD)
-        x_TD = x_TD + attention_by_loops(block.attn, normed_TD, position=config.position, positions=model.positions)
+        x_TD = x_TD + attention_by_loops(
+            block.attn, normed_TD, position=config.position, positions=model.positions
+        )
         up = project(block.ffn_up, layer_norm(block.ffn_norm, x_TD))
         gelu = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
         x_TD = x_TD + project(block.ffn_down, gelu)

@@ -1,4 +1,6 @@
-"""Softmax attention in both branches and linear attention, against loops in float64; causality; heads."""
+"""Softmax attention in both branches and linear attention, against loops in float64; causality;
+heads.
+"""
 
 import math
 
@@ -9,7 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from crope.config import CHUNK
 from crope.model import attention as module
-from crope.model.attention import ATTENTIONS, CausalAttention, LinearAttention, causal_product, features
+from crope.model.attention import (
+    ATTENTIONS,
+    CausalAttention,
+    LinearAttention,
+    causal_product,
+    features,
+)
 from crope.model.positions import Positions, build_positions
 from tests.model.oracles import attention_by_loops, model_config, normal, randomise
 
@@ -23,8 +31,12 @@ def build_layer(model: str, length: int, **changes: object) -> tuple[CausalAtten
     return layer, randomise(build_positions(config, max_len=length))
 
 
-def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: Positions) -> torch.Tensor:
-    """Masked softmax of each row by itself; the scheme's rotation and bias are checked in test_positions.py."""
+def reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: Positions
+) -> torch.Tensor:
+    """Masked softmax of each row by itself; the scheme's rotation and bias are checked in
+    test_positions.py.
+    """
     q, k, bias = positions.rotate(q), positions.rotate(k), positions.bias(q.shape[2])
     rows = []
     for m in range(q.shape[2]):
@@ -44,7 +56,11 @@ def test_values_and_gradients_over_many_tokens(model: str, branch: str) -> None:
         leaves = [normal(2, 4, 80, 6, seed=seed).requires_grad_() for seed in range(3)]
         y_BHTK = mix(*leaves, positions)
         outputs.append(y_BHTK.detach())
-        gradients.append(torch.autograd.grad((y_BHTK * normal(2, 4, 80, 6)).sum(), [*leaves, *positions.parameters()]))
+        gradients.append(
+            torch.autograd.grad(
+                (y_BHTK * normal(2, 4, 80, 6)).sum(), [*leaves, *positions.parameters()]
+            )
+        )
     torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-11)
     for found, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
@@ -68,13 +84,17 @@ def test_branch_is_chosen_by_length(monkeypatch) -> None:
 def test_attention_dropout_acts_in_training_only(branch: str) -> None:
     layer, positions = build_layer("rope", 9, dropout=0.5)
     plain, x_BTD = build_layer("rope", 9)[0], normal(2, 9, 24)
-    torch.testing.assert_close(layer.eval()(x_BTD, positions), plain(x_BTD, positions), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        layer.eval()(x_BTD, positions), plain(x_BTD, positions), rtol=0, atol=1e-12
+    )
     assert (layer.train()(x_BTD, positions) - plain(x_BTD, positions)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj"])
 def test_complex_pairs_do_not_straddle_heads(name: str) -> None:
-    """A complex row of Q or K changes the scores of the one head with both its channels; of V, only its own pair."""
+    """A complex row of Q or K changes the scores of the one head with both its channels; of V, only
+    its own pair.
+    """
     layer, positions = build_layer("crope", 9)
     x_BTD, projection = normal(2, 9, 24), getattr(layer, name)
     with torch.no_grad():
@@ -87,7 +107,9 @@ def test_complex_pairs_do_not_straddle_heads(name: str) -> None:
             moved = (layer(x_BTD, positions) - before).abs().amax(dim=(0, 1)) > 1e-9
             projection.a[row], projection.b[row] = kept
             head = row // 3  # three pairs per head
-            expected = range(2 * row, 2 * row + 2) if name == "v_proj" else range(6 * head, 6 * head + 6)
+            expected = (
+                range(2 * row, 2 * row + 2) if name == "v_proj" else range(6 * head, 6 * head + 6)
+            )
             assert moved.nonzero().flatten().tolist() == list(expected)
 
 
@@ -96,7 +118,11 @@ def test_complex_pairs_do_not_straddle_heads(name: str) -> None:
 
 @pytest.mark.parametrize("length", [1, 5, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 17])
 def test_causal_product_is_the_sum_over_the_past(length: int) -> None:
-    q, k, v = normal(2, 3, length, 6, seed=0), normal(2, 3, length, 6, seed=1), normal(2, 3, length, 4, seed=2)
+    q, k, v = (
+        normal(2, 3, length, 6, seed=0),
+        normal(2, 3, length, 6, seed=1),
+        normal(2, 3, length, 4, seed=2),
+    )
     found, expected = causal_product(q, k, v).numpy(), np.zeros(v.shape)
     for m in range(length):
         weights = (q[:, :, m, None] * k[:, :, : m + 1]).sum(-1, keepdim=True)
@@ -106,12 +132,16 @@ def test_causal_product_is_the_sum_over_the_past(length: int) -> None:
 
 @pytest.mark.parametrize("model", LINEAR)
 def test_linear_attention_by_loops(model: str) -> None:
-    """Beyond one chunk; the numerator is rotated and may be negative, the denominator is not rotated."""
+    """Beyond one chunk; the numerator is rotated and may be negative, the denominator is not
+    rotated.
+    """
     layer, positions = build_layer(model, CHUNK + 9)
     x_TD = normal(CHUNK + 9, 24)
     found = layer(x_TD[None], positions).detach().numpy()[0]
     expected = attention_by_loops(layer, x_TD.numpy(), position="rotary", positions=positions)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)  # float32 tables of angles up to 73
+    np.testing.assert_allclose(
+        found, expected, rtol=0, atol=1e-5
+    )  # float32 tables of angles up to 73
 
 
 def test_features_are_elu_plus_one_and_stay_positive() -> None:
@@ -136,10 +166,15 @@ def test_linear_attention_operations_grow_with_the_length_and_not_its_square() -
 
 def test_linear_attention_runs_in_float32_under_autocast() -> None:
     """Sums over hundreds of positive terms would stall in bf16 at 256 times the last term."""
-    layer, positions = LinearAttention(model_config("rope_linear")), build_layer("rope_linear", 400)[1].float()
+    layer, positions = (
+        LinearAttention(model_config("rope_linear")),
+        build_layer("rope_linear", 400)[1].float(),
+    )
     q, k, v = (normal(2, 3, 400, 6, seed=seed).bfloat16() for seed in range(3))
     with torch.autocast("cpu", torch.bfloat16):
         found = layer.mix(q, k, v, positions)
     assert found.dtype == torch.bfloat16
     exact = layer.mix(q.double(), k.double(), v.double(), positions.double())
-    assert np.all(np.abs((found.double() - exact).numpy()) <= 2.0**-8 * np.abs(exact.numpy()) + 1e-5)
+    assert np.all(
+        np.abs((found.double() - exact).numpy()) <= 2.0**-8 * np.abs(exact.numpy()) + 1e-5
+    )

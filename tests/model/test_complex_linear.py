@@ -36,8 +36,13 @@ def test_one_pair_by_hand() -> None:
 
 @pytest.mark.parametrize(("width_in", "width_out"), SHAPES)
 def test_gradients_are_those_of_complex_multiplication(width_in: int, width_out: int) -> None:
-    """L = Re[conj(g) w x] has dL/da = Re[conj(g) x], dL/db = Im[conj(g) x], and conj(w)^T g as gradient of x."""
-    layer, x_BD = randomise(ComplexLinear(width_in, width_out)), normal(7, width_in).requires_grad_()
+    """L = Re[conj(g) w x] has dL/da = Re[conj(g) x], dL/db = Im[conj(g) x], and conj(w)^T g as
+    gradient of x.
+    """
+    layer, x_BD = (
+        randomise(ComplexLinear(width_in, width_out)),
+        normal(7, width_in).requires_grad_(),
+    )
     upstream = normal(7, width_out, seed=4)
     (layer(x_BD) * upstream).sum().backward()
     assert layer.a.grad is not None and layer.b.grad is not None and x_BD.grad is not None
@@ -53,12 +58,20 @@ def test_dense_weight_is_laid_out_as_in_eq_30() -> None:
     with torch.no_grad():
         layer.a.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         layer.b.copy_(torch.tensor([[10.0, 20.0], [30.0, 40.0]]))
-    assert layer.weight.tolist() == [[1, 10, 2, 20], [-10, 1, -20, 2], [3, 30, 4, 40], [-30, 3, -40, 4]]
+    assert layer.weight.tolist() == [
+        [1, 10, 2, 20],
+        [-10, 1, -20, 2],
+        [3, 30, 4, 40],
+        [-30, 3, -40, 4],
+    ]
 
 
 @pytest.mark.parametrize(("width_in", "width_out"), SHAPES)
 def test_half_the_weights_and_by_default_nothing_else(width_in: int, width_out: int) -> None:
-    stored = {name: tuple(value.shape) for name, value in ComplexLinear(width_in, width_out).state_dict().items()}
+    stored = {
+        name: tuple(value.shape)
+        for name, value in ComplexLinear(width_in, width_out).state_dict().items()
+    }
     assert stored == dict.fromkeys(("a", "b"), (width_out // 2, width_in // 2))
 
 

@@ -1,4 +1,6 @@
-"""Parameters against closed forms of the architecture, the paper's shares, and FLOPs against torch's counter."""
+"""Parameters against closed forms of the architecture, the paper's shares, and FLOPs against
+torch's counter.
+"""
 
 from dataclasses import asdict
 
@@ -33,7 +35,10 @@ def counted(model: str, *, vocab: int = 300, **changes: object) -> Parameters:
 @pytest.mark.parametrize(("tied", "qkv_bias"), [(True, False), (False, True)])
 @pytest.mark.parametrize("model", CHOICES)
 def test_closed_forms(model: str, tied: bool, qkv_bias: bool) -> None:
-    """A block: Q, K, V; output projection and FFN (D -> 4D -> D) with biases; two LayerNorms. One more at the end."""
+    """A block: Q, K, V; output projection and FFN (D -> 4D -> D) with biases; two LayerNorms.
+
+    One more at the end.
+    """
     config = model_config(model, d_model=64, n_layers=3, tied_head=tied, qkv_bias=qkv_bias)
     width, decoder = WIDTHS.get(config.projection, 64), build(config, vocab=300, max_len=8)
     expected = {
@@ -46,28 +51,42 @@ def test_closed_forms(model: str, tied: bool, qkv_bias: bool) -> None:
     found = count_parameters(decoder)
     assert asdict(found) == expected
     padding = 20 * 64 * (2 - tied)  # 300 rows are stored as 320
-    assert found.total == sum(expected.values()) == sum(p.numel() for p in decoder.parameters()) - padding
+    assert (
+        found.total
+        == sum(expected.values())
+        == sum(p.numel() for p in decoder.parameters()) - padding
+    )
 
 
 @pytest.mark.parametrize("width", [128, 64])
 def test_savings_that_the_paper_states(width: int) -> None:
-    """Sec. 6.1: half of Q/K/V, 1.5 of 4 squares with the output projection, 1.5 of 12 with an FFN of ratio 4."""
+    """Sec. 6.1: half of Q/K/V, 1.5 of 4 squares with the output projection, 1.5 of 12 with an FFN
+    of ratio 4.
+    """
     rope, crope = (counted(name, d_model=width, n_layers=4) for name in ("rope", "crope"))
     found = savings(rope, crope, n_layers=4, d_model=width)
     assert {name: found[name] for name in SAVED_PERCENT} == SAVED_PERCENT
 
 
 def test_savings_of_the_literal_reading() -> None:
-    """Sec. 5.1's sentence halves the output projection's input as well: 50 % of attention, 2 of 12 squares."""
+    """Sec. 5.1's sentence halves the output projection's input as well: 50 % of attention, 2 of 12
+    squares.
+    """
     rope, halved = (counted(name, d_model=64, n_layers=3) for name in ("rope", "halved"))
     found = savings(rope, halved, n_layers=3, d_model=64)
     assert (found["Q/K/V"], found["attention"]) == (50.0, 50.0)
     assert found["block"] == pytest.approx(100 / 6, rel=1e-12)
 
 
-@pytest.mark.parametrize(("tied", "total", "share"), [(True, 7_224_704, 1.4), (False, 13_657_600, 0.7)])
-def test_share_of_the_whole_model_with_gpt2s_vocabulary(tied: bool, total: int, share: float) -> None:
-    """4 (12 D^2 + 10 D) + 2 D in blocks and norms, 50,257 D per embedding; CRoPE saves 4 (3/2) D^2 = 98,304."""
+@pytest.mark.parametrize(
+    ("tied", "total", "share"), [(True, 7_224_704, 1.4), (False, 13_657_600, 0.7)]
+)
+def test_share_of_the_whole_model_with_gpt2s_vocabulary(
+    tied: bool, total: int, share: float
+) -> None:
+    """4 (12 D^2 + 10 D) + 2 D in blocks and norms, 50,257 D per embedding; CRoPE saves 4 (3/2) D^2
+    = 98,304.
+    """
     size = {"d_model": 128, "n_layers": 4, "tied_head": tied}
     rope, crope = (counted(name, vocab=50257, **size) for name in ("rope", "crope"))
     assert (rope.total, rope.total - crope.total) == (total, 98_304)
@@ -79,13 +98,17 @@ def test_share_of_the_whole_model_with_gpt2s_vocabulary(tied: bool, total: int, 
 def test_flops_against_torchs_counter(model: str, length: int) -> None:
     """torch counts whole squares, the closed form the half that causality leaves.
 
-    The other half per token and layer: 2 T E for softmax; for linear attention in chunks of C = 64 tokens 3 C E (two
-    score matrices, weighted values) and C H (sum of scores). The backward pass of linear attention is counted as twice
-    the forward pass, although no gradient of the ones in its denominator is needed. 128 words need no padding.
+    The other half per token and layer: 2 T E for softmax; for linear attention in chunks of C = 64
+    tokens 3 C E (two score matrices, weighted values) and C H (sum of scores). The backward pass of
+    linear attention is counted as twice the forward pass, although no gradient of the ones in its
+    denominator is needed. 128 words need no padding.
     """
     batch, layers, backward = 2, 2, CHOICES[model]["attention"] == "softmax"
     config = model_config(model, n_layers=layers, d_model=64, tied_head=length == 16)
-    decoder, tokens_BT = build(config, vocab=128, max_len=length), torch.zeros(batch, length, dtype=torch.int64)
+    decoder, tokens_BT = (
+        build(config, vocab=128, max_len=length),
+        torch.zeros(batch, length, dtype=torch.int64),
+    )
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         loss = cross_entropy(decoder, tokens_BT, tokens_BT)
         if backward:

@@ -1,4 +1,6 @@
-"""Every model of conf/model against a decoder by loops; causality, gradients, padding rows, initial values, head."""
+"""Every model of conf/model against a decoder by loops; causality, gradients, padding rows, initial
+values, head.
+"""
 
 import functools
 import math
@@ -34,10 +36,14 @@ TARGETS = random_tokens().roll(-1, dims=1)
 def decoder_and_reference(name: str, embed_scale: str) -> tuple[GPT, Array]:
     config = model_config(name, d_model=WIDTH, qkv_bias=True, embed_scale=embed_scale)
     decoder = randomise(build(config))
-    return decoder, np.stack([decoder_by_loops(decoder, tokens_T, config) for tokens_T in random_tokens().numpy()])
+    return decoder, np.stack(
+        [decoder_by_loops(decoder, tokens_T, config) for tokens_T in random_tokens().numpy()]
+    )
 
 
-@pytest.mark.parametrize(("name", "embed_scale"), [*((name, "sqrt_d") for name in NAMES), ("xpos", "one")])
+@pytest.mark.parametrize(
+    ("name", "embed_scale"), [*((name, "sqrt_d") for name in NAMES), ("xpos", "one")]
+)
 def test_decoder_by_loops(name: str, embed_scale: str, branch: str) -> None:
     decoder, expected = decoder_and_reference(name, embed_scale)
     found = decoder(random_tokens()).detach().numpy()
@@ -102,12 +108,16 @@ def test_loss_and_gradients_are_those_without_padding(tied: bool, monkeypatch) -
     for loss in losses:
         loss.backward()
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-12)
-    for (name, one), (_, other) in zip(padded.named_parameters(), plain.named_parameters(), strict=True):
+    for (name, one), (_, other) in zip(
+        padded.named_parameters(), plain.named_parameters(), strict=True
+    ):
         assert one.grad is not None and other.grad is not None
         rows = slice(VOCAB) if name in ("embedding.weight", "head.weight") else slice(None)
         assert torch.equal(one[rows], other[rows]), name  # drawn unpadded
         torch.testing.assert_close(one.grad[rows], other.grad[rows], rtol=0, atol=1e-12, msg=name)
-        assert not one.grad[len(other) :].any(), name  # exactly zero, so that AdamW leaves the rows at zero
+        assert not one.grad[len(other) :].any(), (
+            name
+        )  # exactly zero, so that AdamW leaves the rows at zero
 
 
 # Initial values
@@ -116,11 +126,14 @@ def test_loss_and_gradients_are_those_without_padding(tied: bool, monkeypatch) -
 @pytest.mark.parametrize(("one", "other"), list(combinations([*MODELS, "learned", "lowrank"], 2)))
 def test_models_start_equal_where_they_share_tensors(one: str, other: str) -> None:
     found = [
-        dict(build(model_config(name, tied_head=False, qkv_bias=True)).named_parameters()) for name in (one, other)
+        dict(build(model_config(name, tied_head=False, qkv_bias=True)).named_parameters())
+        for name in (one, other)
     ]
     shared = set(found[0]) & set(found[1])
     differing = {key.rsplit(".", 1)[0] for key in set(found[0]) ^ set(found[1])}
-    assert all(key == "positions" or key.endswith(("q_proj", "k_proj", "v_proj")) for key in differing)
+    assert all(
+        key == "positions" or key.endswith(("q_proj", "k_proj", "v_proj")) for key in differing
+    )
     assert {"embedding.weight", "blocks.1.attn.out_proj.weight", "blocks.0.ffn_up.weight"} <= shared
     for name in shared:
         assert torch.equal(found[0][name], found[1][name]), name
@@ -142,11 +155,14 @@ def test_same_seed_same_values_and_no_two_matrices_alike(model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_initial_values(model: str) -> None:
-    """GPT-2: N(0, 0.02), projections into the residual stream 0.02 / sqrt(2 n_layers); biases 0, gains 1.
+    """GPT-2: N(0, 0.02), projections into the residual stream 0.02 / sqrt(2 n_layers); biases 0,
+    gains 1.
 
     The smallest tensor has 1,024 values: its std is off by 2.2 % (one sigma), its mean by std / 32.
     """
-    decoder = build(model_config(model, d_model=64, n_layers=4, tied_head=False, qkv_bias=True), vocab=150)
+    decoder = build(
+        model_config(model, d_model=64, n_layers=4, tied_head=False, qkv_bias=True), vocab=150
+    )
     pooled = []
     for name, parameter in decoder.named_parameters():
         values = parameter.detach().double()

@@ -7,7 +7,15 @@ import sys
 import pytest
 
 from crope.compose import load_run
-from crope.config import ATTENTIONS, POSITIONS, PROJECTIONS, SCORE_BIASES, ModelConfig, half_rank, model_problems
+from crope.config import (
+    ATTENTIONS,
+    POSITIONS,
+    PROJECTIONS,
+    SCORE_BIASES,
+    ModelConfig,
+    half_rank,
+    model_problems,
+)
 from crope.model import attention, positions, projections
 from tests.model.oracles import CHOICES, WIDTH, build, cross_entropy, random_tokens
 
@@ -15,7 +23,9 @@ ALL = list(itertools.product(POSITIONS, PROJECTIONS, ATTENTIONS))
 
 
 def wrong_keys(position: str, projection: str, attention: str) -> list[str]:
-    """From the definitions: linear attention has no score matrix, and only rotary has pairs to misalign with."""
+    """From the definitions: linear attention has no score matrix, and only rotary has pairs to
+    misalign with.
+    """
     no_scores = attention == "linear" and position in SCORE_BIASES
     no_pairs = projection == "complex_misaligned" and position != "rotary"
     return ["model.position"] * no_scores + ["model.projection"] * no_pairs
@@ -26,15 +36,23 @@ def test_names_are_those_of_the_classes() -> None:
     assert set(PROJECTIONS) == set(projections.PROJECTIONS)
     assert set(ATTENTIONS) == set(attention.ATTENTIONS)
     model = ModelConfig("none", "real")
-    biased = {name for name, build in positions.POSITIONS.items() if build(model, 4).bias(4) is not None}
+    biased = {
+        name for name, build in positions.POSITIONS.items() if build(model, 4).bias(4) is not None
+    }
     assert biased == set(SCORE_BIASES)
 
 
 def test_models_of_conf_are_distinct_and_use_every_name() -> None:
-    chosen = [(node["position"], node["projection"], node["attention"]) for node in CHOICES.values()]
+    chosen = [
+        (node["position"], node["projection"], node["attention"]) for node in CHOICES.values()
+    ]
     assert len(set(chosen)) == len(chosen)
     assert not any(wrong_keys(*choice) for choice in chosen)
-    assert [set(column) for column in zip(*chosen, strict=True)] == [set(POSITIONS), set(PROJECTIONS), set(ATTENTIONS)]
+    assert [set(column) for column in zip(*chosen, strict=True)] == [
+        set(POSITIONS),
+        set(PROJECTIONS),
+        set(ATTENTIONS),
+    ]
 
 
 @pytest.mark.parametrize("choice", ALL, ids="-".join)
@@ -47,7 +65,10 @@ def test_combinations_are_rejected_or_can_be_trained(choice: tuple[str, str, str
         return
     decoder, tokens_BT = build(model), random_tokens()
     cross_entropy(decoder, tokens_BT, tokens_BT.roll(-1, dims=1)).backward()
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in decoder.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.isfinite().all()
+        for parameter in decoder.parameters()
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,13 +83,19 @@ def test_combinations_are_rejected_or_can_be_trained(choice: tuple[str, str, str
     ],
 )
 def test_impossible_sizes_are_rejected(changes: dict[str, object], word: str) -> None:
-    ((_, text),) = model_problems(ModelConfig(**{"position": "rotary", "projection": "real", **changes}))  # type: ignore[arg-type]
+    ((_, text),) = model_problems(
+        ModelConfig(**{"position": "rotary", "projection": "real", **changes})
+    )  # type: ignore[arg-type]
     assert word in text
 
 
 @pytest.mark.parametrize(
     ("projection", "d_model", "width"),
-    [("real", 64, 64), ("halved", 64, 32), *(("complex_wide", d, e) for d, e in ((64, 104), (128, 208), (512, 816)))],
+    [
+        ("real", 64, 64),
+        ("halved", 64, 32),
+        *(("complex_wide", d, e) for d, e in ((64, 104), (128, 208), (512, 816))),
+    ],
 )
 def test_attention_width(projection: str, d_model: int, width: int) -> None:
     """Half of D, and 1.6 D to the nearest multiple of 8 (4 heads of even width)."""
@@ -84,7 +111,9 @@ def test_half_rank_is_the_largest_within_half_the_weights(d_in: int, d_out: int)
 
 def test_row_of_table_2_sets_width_and_decay_unless_overridden() -> None:
     row = ["ablation=b2_l512_d64", "train.precision=fp32"]
-    plain, own = (load_run(row + more).config for more in ([], ["model.d_model=32", "train.lr_gamma=0.5"]))
+    plain, own = (
+        load_run(row + more).config for more in ([], ["model.d_model=32", "train.lr_gamma=0.5"])
+    )
     assert (plain.model.d_model, plain.train.lr_gamma) == (64, 0.9)
     assert (own.model.d_model, own.train.lr_gamma) == (32, 0.5)
 

@@ -15,7 +15,16 @@ from crope.model.positions import (
     build_positions,
 )
 from crope.seeding import stream
-from tests.model.oracles import alibi_bias, build, model_config, normal, randomise, rotated_product, sinusoid, t5_bias
+from tests.model.oracles import (
+    alibi_bias,
+    build,
+    model_config,
+    normal,
+    randomise,
+    rotated_product,
+    sinusoid,
+    t5_bias,
+)
 
 
 def rotate_by_complex_multiplication(x_BHTK: torch.Tensor) -> np.ndarray:
@@ -24,7 +33,9 @@ def rotate_by_complex_multiplication(x_BHTK: torch.Tensor) -> np.ndarray:
     y = np.empty_like(x)
     for m in range(x.shape[2]):
         for i in range(width // 2):
-            rotated = (x[:, :, m, 2 * i] + 1j * x[:, :, m, 2 * i + 1]) * cmath.exp(1j * m * 10000 ** (-2 * i / width))
+            rotated = (x[:, :, m, 2 * i] + 1j * x[:, :, m, 2 * i + 1]) * cmath.exp(
+                1j * m * 10000 ** (-2 * i / width)
+            )
             y[:, :, m, 2 * i], y[:, :, m, 2 * i + 1] = rotated.real, rotated.imag
     return y
 
@@ -39,7 +50,9 @@ def test_rotary_by_complex_multiplication(width: int) -> None:
 
 
 def test_scores_depend_on_the_distance_only() -> None:
-    """The same q and k everywhere: the score at (m, n) is Re[conj(q) k e^{i (n - m) theta}] (Eqs. 7, 12)."""
+    """The same q and k everywhere: the score at (m, n) is Re[conj(q) k e^{i (n - m) theta}] (Eqs.
+    7, 12).
+    """
     rotary, (q, k) = RotaryEmbedding(8, max_len=30).double(), normal(2, 8)
     q_TK, k_TK = (rotary.rotate(x.expand(1, 1, 30, 8))[0, 0] for x in (q, k))
     expected = [[rotated_product(q.numpy(), k.numpy(), m, n) for n in range(30)] for m in range(30)]
@@ -49,7 +62,10 @@ def test_scores_depend_on_the_distance_only() -> None:
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_bf16_keeps_its_dtype_and_is_rotated_in_float32(autocast: bool) -> None:
-    """Rounded once, at the end: within half a unit in the last place. In bf16, cancellation exceeds that by far."""
+    """Rounded once, at the end: within half a unit in the last place.
+
+    In bf16, cancellation exceeds that by far.
+    """
     x_BHTK = normal(2, 3, 200, 8).bfloat16()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         found = RotaryEmbedding(8, max_len=200).rotate(x_BHTK)
@@ -78,20 +94,29 @@ def rms(tensor: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(("embed_scale", "factor"), [("one", 1.0), ("sqrt_d", 8.0)])
-@pytest.mark.parametrize(("model", "ratio"), [("xpos", 1 / (0.02 * math.sqrt(2))), ("xpos_balanced", None)])
+@pytest.mark.parametrize(
+    ("model", "ratio"), [("xpos", 1 / (0.02 * math.sqrt(2))), ("xpos_balanced", None)]
+)
 def test_ratio_of_sinusoids_to_the_initial_embedding(
     model: str, ratio: float | None, embed_scale: str, factor: float
 ) -> None:
-    """At D = 64 the embedding starts at rms 0.02 (8 times that if scaled). Balanced: ratio 1; XPOS: rms 1/sqrt(2)."""
+    """At D = 64 the embedding starts at rms 0.02 (8 times that if scaled).
+
+    Balanced: ratio 1; XPOS: rms 1/sqrt(2).
+    """
     decoder = build(model_config(model, d_model=64, embed_scale=embed_scale), vocab=2000)
     added = decoder.positions.embed(torch.zeros(1, 12, 64))
     expected = 0.02 * factor if ratio is None else 1 / math.sqrt(2)
     assert rms(added) == pytest.approx(expected, rel=1e-6)
     embedding = factor * decoder.embedding.weight[:2000]
     # 128,000 draws: the rms of the embedding is within 0.2 % (one sigma) of its closed form.
-    assert rms(added) / rms(embedding) == pytest.approx(1.0 if ratio is None else ratio / factor, rel=0.01)
+    assert rms(added) / rms(embedding) == pytest.approx(
+        1.0 if ratio is None else ratio / factor, rel=0.01
+    )
     if model == "xpos_balanced":
-        np.testing.assert_allclose(added[0, 7], 0.02 * factor * math.sqrt(2) * sinusoid(7, 64), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(
+            added[0, 7], 0.02 * factor * math.sqrt(2) * sinusoid(7, 64), rtol=0, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(("embed_scale", "factor"), [("one", 1.0), ("sqrt_d", 8.0)])
@@ -99,7 +124,9 @@ def test_ratio_of_sinusoids_to_the_initial_embedding(
 def test_learned_positions_start_at_the_rms_of_the_scaled_embedding(
     model: str, embed_scale: str, factor: float
 ) -> None:
-    weight = build(model_config(model, d_model=64, embed_scale=embed_scale), max_len=300, seed=3).positions.weight
+    weight = build(
+        model_config(model, d_model=64, embed_scale=embed_scale), max_len=300, seed=3
+    ).positions.weight
     expected = 0.02 * factor * stream(3, "init/positions.weight").standard_normal((300, 64))
     np.testing.assert_allclose(weight.detach(), expected, rtol=1e-6)
     assert rms(weight) == pytest.approx(0.02 * factor, rel=0.02)
@@ -115,12 +142,15 @@ def test_only_the_learned_table_ends() -> None:
 
 
 def test_buckets_are_t5s() -> None:
-    """The first distance of each bucket: 16 exact ones, then bucket b from the first n with 16 + 16 log_8(n/16) >= b.
+    """The first distance of each bucket: 16 exact ones, then bucket b from the first n with 16 + 16
+    log_8(n/16) >= b.
 
     8^(1/16) = 2^(3/16): bucket 17 starts past 16 * 1.139 = 18.2, 18 past 20.7, ..., 31 past 112.4.
     """
     starts = {RelativeBias.bucket(n): n for n in reversed(range(2000))}
-    expected = {b: b for b in range(17)} | {b: math.ceil(16 * 2 ** (3 * (b - 16) / 16)) for b in range(17, 32)}
+    expected = {b: b for b in range(17)} | {
+        b: math.ceil(16 * 2 ** (3 * (b - 16) / 16)) for b in range(17, 32)
+    }
     assert starts == expected
     assert (starts[17], starts[18], starts[24], starts[31]) == (19, 21, 46, 113)
 
@@ -141,7 +171,9 @@ def test_slopes_are_alibis(heads: int, exponents: list[float]) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 7, 200])
 @pytest.mark.parametrize(("scheme", "expected"), [(RelativeBias, t5_bias), (Alibi, alibi_bias)])
-def test_bias_matrix_by_loops(scheme: type[RelativeBias] | type[Alibi], expected, length: int) -> None:
+def test_bias_matrix_by_loops(
+    scheme: type[RelativeBias] | type[Alibi], expected, length: int
+) -> None:
     """Entry (m, n): the head's number at distance m - n, and -inf where n > m."""
     positions = randomise(scheme(4))
     found = positions.bias(length).detach()

@@ -1,4 +1,6 @@
-"""The Q, K and V projections: what they store, what they compute, and the variance of their outputs at the start."""
+"""The Q, K and V projections: what they store, what they compute, and the variance of their outputs
+at the start.
+"""
 
 import numpy as np
 import pytest
@@ -26,24 +28,37 @@ def layers_of(attention: CausalAttention) -> list[torch.nn.Module]:
 
 @pytest.mark.parametrize(
     ("name", "kinds"),
-    [("real", "rrr"), ("complex", "ccc"), ("complex_qk", "ccr"), ("complex_v", "rrc"), ("complex_wide", "ccc")],
+    [
+        ("real", "rrr"),
+        ("complex", "ccc"),
+        ("complex_qk", "ccr"),
+        ("complex_v", "rrc"),
+        ("complex_wide", "ccc"),
+    ],
 )
 def test_which_of_q_k_v_are_complex(name: str, kinds: str) -> None:
     classes = {"c": ComplexLinear, "r": torch.nn.Linear}
-    assert [type(layer) for layer in layers_of(attention_of(name, width=48))] == [classes[kind] for kind in kinds]
+    assert [type(layer) for layer in layers_of(attention_of(name, width=48))] == [
+        classes[kind] for kind in kinds
+    ]
 
 
 @pytest.mark.parametrize("width", [64, 128, 256])
 def test_wide_is_as_large_as_real(width: int) -> None:
     """A block is RoPE's 12 D^2 within 0.65 % (128 / D); at D = 128 it is 0.52 % larger."""
-    sizes = [sum(p.numel() for p in attention_of(name, width=width).parameters()) for name in ("complex_wide", "real")]
+    sizes = [
+        sum(p.numel() for p in attention_of(name, width=width).parameters())
+        for name in ("complex_wide", "real")
+    ]
     assert abs(sizes[0] - sizes[1]) / (12 * width**2) <= 0.0065 * 128 / width
     if width == 128:
         assert round(100 * (sizes[0] - sizes[1]) / (12 * width**2), 2) == 0.52
 
 
 def test_misaligned_is_not_complex_in_the_rotated_pairs() -> None:
-    """W i = i W holds for the aligned weight and fails for the misaligned one; i rotates (2i, 2i+1) by 90 degrees."""
+    """W i = i W holds for the aligned weight and fails for the misaligned one; i rotates (2i, 2i+1)
+    by 90 degrees.
+    """
     i = torch.block_diag(*[torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)] * 6)
     gaps = []
     for layer in (ComplexLinear(12, 12), ComplexLinear(12, 12, pairing="half", head_dim=6)):
@@ -53,19 +68,30 @@ def test_misaligned_is_not_complex_in_the_rotated_pairs() -> None:
 
 
 def test_misalignment_has_no_effect_without_rotation() -> None:
-    """Why the configuration rejects it: q.k does not depend on the order of channels, and out_proj undoes V's."""
-    plain, other = randomise(attention_of("complex", width=48)), attention_of("complex_misaligned", width=48).double()
+    """Why the configuration rejects it: q.k does not depend on the order of channels, and out_proj
+    undoes V's.
+    """
+    plain, other = (
+        randomise(attention_of("complex", width=48)),
+        attention_of("complex_misaligned", width=48).double(),
+    )
     other.load_state_dict(plain.state_dict())
-    order = torch.arange(48).view(4, 6, 2).transpose(1, 2).flatten()  # where each misaligned channel came from
+    order = (
+        torch.arange(48).view(4, 6, 2).transpose(1, 2).flatten()
+    )  # where each misaligned channel came from
     with torch.no_grad():
         other.out_proj.weight.copy_(plain.out_proj.weight[:, order])
         x_BTD = normal(2, 7, 48)
-        torch.testing.assert_close(other(x_BTD, Positions()), plain(x_BTD, Positions()), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            other(x_BTD, Positions()), plain(x_BTD, Positions()), rtol=0, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("layer", STRUCTURED)
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_dense_weight_is_what_the_layer_multiplies_by(layer: type[StructuredLinear], bias: bool) -> None:
+def test_the_dense_weight_is_what_the_layer_multiplies_by(
+    layer: type[StructuredLinear], bias: bool
+) -> None:
     made, x_BD = randomise(layer(8, 12, bias=bias)), normal(5, 8)  # type: ignore[call-arg]
     expected = x_BD @ made.weight.T + (made.bias if bias else 0.0)
     torch.testing.assert_close(made(x_BD), expected, rtol=0, atol=1e-12)
@@ -75,9 +101,11 @@ def test_the_dense_weight_is_what_the_layer_multiplies_by(layer: type[Structured
 
 @pytest.mark.parametrize("name", ["real", *HALF])
 def test_outputs_start_with_the_variance_of_the_real_projection(name: str) -> None:
-    """Of a white input x_D: 0.02^2 D. Over 128 to 1,024 outputs and 400 inputs in each of 3 projections: within 7 %.
+    """Of a white input x_D: 0.02^2 D. Over 128 to 1,024 outputs and 400 inputs in each of 3
+    projections: within 7 %.
 
-    (Outputs share the weights: at rank 64 the variance estimate has a relative spread of about 2 %.)
+    (Outputs share the weights: at rank 64 the variance estimate has a relative spread of about 2
+    %.)
     """
     x_BD = normal(400, 256).float()
     with torch.no_grad():

@@ -9,12 +9,18 @@ from crope.report.frame import COLUMNS
 from crope.study import Cell, StudyRow
 
 
-def make_key(model: str, dataset: str, row: str = "base", width: int = 128, setting: str = "") -> str:
+def make_key(
+    model: str, dataset: str, row: str = "base", width: int = 128, setting: str = ""
+) -> str:
     return f"{model}/{dataset}/{row}/{width}/{setting}"
 
 
-def make_cell(model: str, dataset: str, row: str = "base", *, width: int = 128, setting: str = "") -> Cell:
-    return Cell("table1", row, dataset, model, "quick", make_key(model, dataset, row, width, setting))
+def make_cell(
+    model: str, dataset: str, row: str = "base", *, width: int = 128, setting: str = ""
+) -> Cell:
+    return Cell(
+        "table1", row, dataset, model, "quick", make_key(model, dataset, row, width, setting)
+    )
 
 
 def make_row(

@@ -14,15 +14,30 @@ from crope.record import summarise
 from crope.study import Cell
 
 STEPS, SCALE = 100, "quick"
-CHOICES = {"xpos": ("sinusoidal", "real"), "rope": ("rotary", "real"), "crope": ("rotary", "complex")}
-PARAMETERS = {"qkv": 196_608, "output_projection": 66_048, "ffn": 526_848, "norms": 2_304, "embeddings": 524_288}
+CHOICES = {
+    "xpos": ("sinusoidal", "real"),
+    "rope": ("rotary", "real"),
+    "crope": ("rotary", "complex"),
+}
+PARAMETERS = {
+    "qkv": 196_608,
+    "output_projection": 66_048,
+    "ffn": 526_848,
+    "norms": 2_304,
+    "embeddings": 524_288,
+}
 
 
 def make_config(
     model: str, dataset: str, row: str = "base", *, seed: int = 0, precision: str = "fp32"
 ) -> dict[str, Any]:
     position, projection = CHOICES[model]
-    train: dict[str, Any] = {**paper.ROWS[row], "lr": 0.001, "max_steps": STEPS, "precision": precision}
+    train: dict[str, Any] = {
+        **paper.ROWS[row],
+        "lr": 0.001,
+        "max_steps": STEPS,
+        "precision": precision,
+    }
     d_model = train.pop("d_model")
     return {
         "model": {
@@ -62,14 +77,28 @@ def write_run(
     config: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Path:
-    """One finished run: `sampled` are its losses at steps 90 and 100, `best` and `final` the full at 50 and 100."""
-    settings = {**make_config(model, dataset, row, seed=seed, precision=precision), **(config or {})}
+    """One finished run: `sampled` are its losses at steps 90 and 100, `best` and `final` the full
+    at 50 and 100.
+    """
+    settings = {
+        **make_config(model, dataset, row, seed=seed, precision=precision),
+        **(config or {}),
+    }
     version = numerics_version(settings["model"]) if version is None else version
     name = f"{model}-{dataset}-{row}-s{seed}-{run_hash(settings, version=version)}"
-    splits = {key: {"tokens": 100_001, "bytes": 300_003, "sha256": sha256} for key in ("train", "validation")}
+    splits = {
+        key: {"tokens": 100_001, "bytes": 300_003, "sha256": sha256}
+        for key in ("train", "validation")
+    }
     full = {"train_full/loss_nats": 4.0, "train_full/tokens": 1000, "val_full/tokens": 65_536}
     rows: list[dict[str, Any]] = [
-        {"step": 10, "val/loss_nats": 9.0, "train/loss_nats": 9.0, "time/step_ms": 10.0, "speed/tokens_per_s": 1e4},
+        {
+            "step": 10,
+            "val/loss_nats": 9.0,
+            "train/loss_nats": 9.0,
+            "time/step_ms": 10.0,
+            "speed/tokens_per_s": 1e4,
+        },
         {"step": 50, "val/loss_nats": 8.0, "val_full/loss_nats": best, **full},
         {"step": 90, "val/loss_nats": sampled[0], "time/step_ms": 12.0, "speed/tokens_per_s": 1e4},
         {"step": 100, "val/loss_nats": sampled[1], "val_full/loss_nats": final, **full},

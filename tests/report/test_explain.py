@@ -34,11 +34,15 @@ def test_every_printed_mean_is_that_of_its_terms(text: str) -> None:
         assert sum(values) / len(values) == pytest.approx(float(mean), abs=1.5e-6)
     squares, n, std = re.findall(r"sqrt\(\((.*)\) / (\d+)\) = ([\d.]+)", text)[0]
     values = [float(term.strip("()²")) for term in squares.split(" + ")]
-    assert (sum(value**2 for value in values) / int(n)) ** 0.5 == pytest.approx(float(std), abs=2e-6)
+    assert (sum(value**2 for value in values) / int(n)) ** 0.5 == pytest.approx(
+        float(std), abs=2e-6
+    )
 
 
 def test_it_ends_at_the_numbers_of_the_table_and_of_the_paper(text: str) -> None:
-    """The sampled losses are taken from the curves, so that this also checks summary.json against them."""
+    """The sampled losses are taken from the curves, so that this also checks summary.json against
+    them.
+    """
     assert re.findall("in the table: (.*)", text) == ["4.9990 ± 0.0066", "5.0616 ± 0.1504"]
     assert "(5.025132 + 5.187645 + 4.972134) / 3 = 5.061637" in text
     assert text.count("5 losses at steps 720 to 800") == 3
@@ -46,7 +50,9 @@ def test_it_ends_at_the_numbers_of_the_table_and_of_the_paper(text: str) -> None
 
 
 def test_an_empty_cell_is_explained_by_its_reason(tmp_path: Path) -> None:
-    text = explain("table2/b2_l512_d64/pg19/rope", results_dir=tmp_path, folders=[tmp_path], scale="paper")
+    text = explain(
+        "table2/b2_l512_d64/pg19/rope", results_dir=tmp_path, folders=[tmp_path], scale="paper"
+    )
     assert "missing" in text and "make reproduce SCALE=paper" in text
     assert "paper: 6.699 ± 0.111" in text
 

@@ -19,12 +19,16 @@ STEPS = np.arange(0, 101, 10)
 def drawn(axis: Axes, gid: str) -> list[tuple[list[float], list[float]]]:
     """x and y of the lines of one kind."""
     lines = [line for line in axis.get_lines() if line.get_gid() == gid]
-    return [(list(map(float, line.get_xdata())), list(map(float, line.get_ydata()))) for line in lines]
+    return [
+        (list(map(float, line.get_xdata())), list(map(float, line.get_ydata()))) for line in lines
+    ]
 
 
 @pytest.fixture
 def curves() -> pd.DataFrame:
-    """Two seeds of two models on two datasets; validation losses are 3 above training losses, seed 1 lacks step 100."""
+    """Two seeds of two models on two datasets; validation losses are 3 above training losses, seed
+    1 lacks step 100.
+    """
     parts = []
     for dataset, level in {"pg19": 6.0, "ptb": 4.0}.items():
         for model, extra in {"rope": 0.0, "crope": 0.5}.items():
@@ -38,28 +42,42 @@ def curves() -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def test_fig4_has_validation_on_top_and_training_below_for_each_dataset(curves: pd.DataFrame) -> None:
+def test_fig4_has_validation_on_top_and_training_below_for_each_dataset(
+    curves: pd.DataFrame,
+) -> None:
     figure = figures.fig4(curves, ["pg19", "ptb"])
     top, bottom = figure.axes[:2], figure.axes[2:]
-    assert ["validation" in top[0].get_ylabel(), "training" in bottom[0].get_ylabel()] == [True, True]
+    assert ["validation" in top[0].get_ylabel(), "training" in bottom[0].get_ylabel()] == [
+        True,
+        True,
+    ]
     assert [axis.get_title(loc="left") for axis in top] == ["PG-19", "Penn Treebank"]
     for column, level in enumerate((6.0, 4.0)):
         for axis, extra in ((top[column], 3.0), (bottom[column], 0.0)):
             by_label = {line.get_label(): line for line in axis.get_lines()}
             for model, offset in {"rope": 0.0, "crope": 0.5}.items():
-                expected = level + extra + offset + 0.1 + np.exp(-STEPS[:-1] / 20)  # mean of seeds, at common steps
+                expected = (
+                    level + extra + offset + 0.1 + np.exp(-STEPS[:-1] / 20)
+                )  # mean of seeds, at common steps
                 assert by_label[model].get_xdata() == pytest.approx(STEPS[:-1])
                 assert by_label[model].get_ydata() == pytest.approx(expected)
     full = drawn(top[0], "full")
     assert full == [([50.0], [13.0]), ([50.0], [13.5])]
 
 
-def test_a_training_curve_is_smoothed_and_a_dataset_without_runs_says_so(curves: pd.DataFrame) -> None:
-    many = pd.DataFrame({"step": range(400), "train/loss_nats": [5.0, 6.0] * 200, "val/loss_nats": [5.0, 6.0] * 200})
-    many = many.assign(dataset="ptb", row="base", model="rope", seed=0, **{"val_full/loss_nats": np.nan})
+def test_a_training_curve_is_smoothed_and_a_dataset_without_runs_says_so(
+    curves: pd.DataFrame,
+) -> None:
+    many = pd.DataFrame(
+        {"step": range(400), "train/loss_nats": [5.0, 6.0] * 200, "val/loss_nats": [5.0, 6.0] * 200}
+    )
+    many = many.assign(
+        dataset="ptb", row="base", model="rope", seed=0, **{"val_full/loss_nats": np.nan}
+    )
     figure = figures.fig4(many, ["ptb", "pg19"])
     validation, training = (
-        next(line for line in figure.axes[i].get_lines() if line.get_label() == "rope") for i in (0, 2)
+        next(line for line in figure.axes[i].get_lines() if line.get_label() == "rope")
+        for i in (0, 2)
     )
     assert np.ptp(validation.get_ydata()) == 1.0
     assert np.ptp(training.get_ydata()[20:-20]) < 0.2
@@ -69,10 +87,15 @@ def test_a_training_curve_is_smoothed_and_a_dataset_without_runs_says_so(curves:
 def test_the_forest_draws_95_percent_intervals_means_seeds_and_the_papers_difference() -> None:
     crope, rope = {0: 5.0, 1: 5.3, 2: 5.1}, {0: 4.9, 1: 5.0, 2: 5.1}
     values = [0.1, 0.3, 0.0]
-    frame = make_frame(make_runs("crope", crope), make_runs("rope", rope), make_runs("xpos", {0: 6.0}))
+    frame = make_frame(
+        make_runs("crope", crope), make_runs("rope", rope), make_runs("xpos", {0: 6.0})
+    )
     lines = claims.compare(frame, [("ptb", "base"), ("pg19", "base")])
     left, right = figures.comparisons(lines).axes
-    assert [left.get_title(loc="left"), right.get_title(loc="left")] == ["CRoPE − RoPE", "XPOS − RoPE"]
+    assert [left.get_title(loc="left"), right.get_title(loc="left")] == [
+        "CRoPE − RoPE",
+        "XPOS − RoPE",
+    ]
     low, high = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
     ((x, y), (missing, _)) = drawn(left, "interval")
     assert x == pytest.approx([low, high])
@@ -92,7 +115,11 @@ def test_length_draws_loss_by_length_and_by_position() -> None:
     lines = []
     for seed, loss in {0: 5.0, 1: 5.2}.items():
         for length in (256, 512):
-            own = {"seq_len": length, "final": loss + length / 1000, "positions": ((128.0, 5.5), (384.0, 5.1 + loss))}
+            own = {
+                "seq_len": length,
+                "final": loss + length / 1000,
+                "positions": ((128.0, 5.5), (384.0, 5.1 + loss)),
+            }
             lines += [line | own for line in make_runs("rope", {seed: loss})]
     left, right = figures.study(make_frame(lines).assign(width=128), pd.DataFrame()).axes  # type: ignore[union-attr]
     (line, *_) = left.get_lines()
@@ -133,13 +160,17 @@ def test_a_study_of_one_width_and_length_is_a_forest_of_its_answers() -> None:
 
 def test_curves_are_read_from_the_records(tmp_path: Path) -> None:
     path = write_run(tmp_path, "rope", seed=3, final=5.25)
-    found = figures.read_curves(make_frame(make_runs("rope", {3: 5.25}, path=str(path))).assign(path=str(path)))
+    found = figures.read_curves(
+        make_frame(make_runs("rope", {3: 5.25}, path=str(path))).assign(path=str(path))
+    )
     last = found[found["step"] == 100].iloc[0]
     assert [last["model"], last["seed"], last["val_full/loss_nats"]] == ["rope", 3, 5.25]
     assert figures.read_curves(make_frame().reindex(columns=["path"])).empty
 
 
-def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings(curves: pd.DataFrame) -> None:
+def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings(
+    curves: pd.DataFrame,
+) -> None:
     first = [figures.render(figures.fig4(curves, ["ptb"]), kind) for kind in ("svg", "png")]
     with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 20, "svg.hashsalt": "other"}):
         second = [figures.render(figures.fig4(curves, ["ptb"]), kind) for kind in ("svg", "png")]

@@ -22,28 +22,40 @@ def write_curve(folder: Path, losses: list[float], every: int = 20) -> None:
 
 @pytest.fixture
 def phases(tmp_path: Path) -> pd.DataFrame:
-    """21 losses at steps 0 to 400: CRoPE - RoPE is 0.5 before training, then 0.01 (seed + 1), 0.03 in the second half;
-    NoPE has seed 0."""
+    """21 losses at steps 0 to 400: CRoPE - RoPE is 0.5 before training, then 0.01 (seed + 1), 0.03
+    in the second half; NoPE has seed 0."""
     parts = [make_runs(model, dict.fromkeys((0, 1, 2), 5.0)) for model in ("rope", "crope")]
     frame = make_frame(*parts, make_runs("nope", {0: 5.0}))
     for run in frame.to_dict("records"):
-        gaps = {"crope": [0.5] + [0.01 * (run["seed"] + 1)] * 10 + [0.03] * 10, "rope": [0.0] * 21, "nope": [0.2] * 21}
+        gaps = {
+            "crope": [0.5] + [0.01 * (run["seed"] + 1)] * 10 + [0.03] * 10,
+            "rope": [0.0] * 21,
+            "nope": [0.2] * 21,
+        }
         losses = [6.0 - 0.1 * i + run["seed"] + gap for i, gap in enumerate(gaps[run["model"]])]
         write_curve(tmp_path / Path(run["path"]).name, losses)
-    return findings.by_phase(frame.assign(study="base", path=[str(tmp_path / Path(p).name) for p in frame["path"]]))
+    return findings.by_phase(
+        frame.assign(study="base", path=[str(tmp_path / Path(p).name) for p in frame["path"]])
+    )
 
 
-def test_differences_against_the_step_are_means_over_tenths_at_equal_seed(phases: pd.DataFrame) -> None:
+def test_differences_against_the_step_are_means_over_tenths_at_equal_seed(
+    phases: pd.DataFrame,
+) -> None:
     ((place, found),) = findings.gaps(phases, "crope", "rope").items()
     assert place == "Penn Treebank, 400 steps"
     assert found.shape == (3, findings.PHASES)
     for seed in (0, 1, 2):
         assert found.loc[seed].tolist() == pytest.approx([0.01 * (seed + 1)] * 5 + [0.03] * 5)
-    assert findings.gaps(phases, "nope", "rope")[place].to_numpy().tolist() == [pytest.approx([0.2] * 10)]
+    assert findings.gaps(phases, "nope", "rope")[place].to_numpy().tolist() == [
+        pytest.approx([0.2] * 10)
+    ]
     assert findings.gaps(phases, "alibi", "rope") == {}
 
 
-def test_growth_names_both_ends_their_difference_and_the_worth_of_positions(phases: pd.DataFrame) -> None:
+def test_growth_names_both_ends_their_difference_and_the_worth_of_positions(
+    phases: pd.DataFrame,
+) -> None:
     (text,) = findings.growth(phases)
     low, high = scipy.stats.ttest_1samp([0.02, 0.01, 0.0], 0).confidence_interval()
     for part in (
@@ -71,7 +83,9 @@ def test_the_figure_draws_mean_interval_and_seeds(phases: pd.DataFrame) -> None:
 
 def test_repeats_are_ranges_of_one_run_over_executions_next_to_the_spread_over_seeds() -> None:
     here = make_frame(make_runs("rope", {0: 5.0, 1: 5.2}), make_runs("crope", {0: 9.0}))
-    there = make_frame(make_runs("rope", {0: 5.01, 1: 5.16}, finished_utc="2027"), make_runs("nope", {0: 1.0}))
+    there = make_frame(
+        make_runs("rope", {0: 5.01, 1: 5.16}, finished_utc="2027"), make_runs("nope", {0: 1.0})
+    )
     failed = make_frame(make_runs("crope", {0: 0.0}, status="failed"))
     everything = {"a": here, "b": there, "c": failed, "copy": here}
     (found,) = findings.repeats(everything, "quick").to_dict("records")
@@ -79,7 +93,9 @@ def test_repeats_are_ranges_of_one_run_over_executions_next_to_the_spread_over_s
     assert (found["largest_nats"], found["median_nats"]) == pytest.approx((0.04, 0.025))
     spread = [pd.Series([5.0, 5.2]).std(), pd.Series([5.01, 5.16]).std()]
     assert found["std_over_seeds_nats"] == pytest.approx(sum(spread) / 2)
-    bf16 = make_frame([line | {"run_id": "other"} for line in make_runs("rope", {0: 4.9}, precision="bf16")])
+    bf16 = make_frame(
+        [line | {"run_id": "other"} for line in make_runs("rope", {0: 4.9}, precision="bf16")]
+    )
     both = findings.repeats(everything | {"d": bf16.assign(finished_utc="2028")}, "quick")
     assert both["kind"].tolist() == [findings.SAME, findings.ANY]
     assert both["largest_nats"].tolist() == pytest.approx([0.04, 0.11])
@@ -91,7 +107,9 @@ def test_repeats_are_ranges_of_one_run_over_executions_next_to_the_spread_over_s
 
 def test_own_runs_are_compared_with_published_runs_of_the_same_id() -> None:
     own = make_frame(make_runs("rope", {0: 5.0, 1: 5.2, 2: 5.4}))
-    text = findings.agreement(own, {"machine": make_frame(make_runs("rope", {0: 5.001, 1: 5.17}, finished_utc="2027"))})
+    text = findings.agreement(
+        own, {"machine": make_frame(make_runs("rope", {0: 5.001, 1: 5.17}, finished_utc="2027"))}
+    )
     assert "2 of your runs" in text and "0.0300" in text
     assert findings.agreement(own, {"machine": make_frame(make_runs("nope", {0: 5.0}))}) == ""
     assert findings.agreement(own, {}) == findings.agreement(own, {"a copy": own}) == ""
@@ -105,7 +123,11 @@ def test_all_rows_together_are_averaged_seed_by_seed() -> None:
     lines = []
     for dataset, values in losses.items():
         lines.append(make_runs("rope", dict.fromkeys(range(5), 5.0), dataset=dataset))
-        lines.append(make_runs("crope", {seed: 5.0 + value for seed, value in enumerate(values)}, dataset=dataset))
+        lines.append(
+            make_runs(
+                "crope", {seed: 5.0 + value for seed, value in enumerate(values)}, dataset=dataset
+            )
+        )
     places = [(dataset, "base") for dataset in losses]
     text = findings.pooled(claims.compare(make_frame(*lines), places))
     means = pd.DataFrame(losses).mean(axis=1)
@@ -130,17 +152,23 @@ def test_questions_that_are_not_judged_are_shown_where_they_have_an_interval() -
 
 def test_answers_are_the_judged_lines_that_could_be_tested() -> None:
     rows = [
-        make_row("controls", ["rope", "crope", "complex_qk", "halved"], dataset=name) for name in ("ptb", "wikitext2")
+        make_row("controls", ["rope", "crope", "complex_qk", "halved"], dataset=name)
+        for name in ("ptb", "wikitext2")
     ]
     parts = []
     for dataset, loss in {"ptb": 5.1, "wikitext2": 5.3}.items():
-        parts += [make_runs("rope", at(5.0), dataset=dataset), make_runs("complex_qk", at(loss, 2), dataset=dataset)]
+        parts += [
+            make_runs("rope", at(5.0), dataset=dataset),
+            make_runs("complex_qk", at(loss, 2), dataset=dataset),
+        ]
     lines = answers_of(make_frame(*parts), rows)
     (one,) = findings.answers(lines)
     assert "Q and K" in one["question"] and one["answer"] == "yes, higher"
     for part in ("Q/K only − RoPE +0.2000", "Penn Treebank +0.1000; Wikitext-2 +0.3000", "n = 3"):
         assert part in one["text"]
-    assert f"1 of {sum(bool(question.answers) for question in QUESTIONS)}." in findings.waiting(lines)
+    assert f"1 of {sum(bool(question.answers) for question in QUESTIONS)}." in findings.waiting(
+        lines
+    )
     assert findings.listed(lines, ["More."])[1:] == ["- More."]
     nothing = answers_of(make_frame(), rows)
     assert findings.answers(nothing) == [] and findings.waiting(nothing) == ""
@@ -149,7 +177,12 @@ def test_answers_are_the_judged_lines_that_could_be_tested() -> None:
 def test_the_literal_reading_of_sec_5_1_is_compared_in_weights_and_loss() -> None:
     rows = [make_row("controls", ["rope", "crope", "halved"])]
     sizes = {"rope": 1000, "crope": 900, "halved": 850}
-    frame = make_frame(*(make_runs(m, at(5.0, 1 + i), **{"parameters.total": sizes[m]}) for i, m in enumerate(sizes)))
+    frame = make_frame(
+        *(
+            make_runs(m, at(5.0, 1 + i), **{"parameters.total": sizes[m]})
+            for i, m in enumerate(sizes)
+        )
+    )
     runs = frame.assign(study="controls")
     text = findings.halved(answers_of(frame, rows), runs)
     assert "saves 150 weights" in text and "Eq. 30 100" in text and "CRoPE − halved" in text
@@ -162,7 +195,11 @@ def test_learning_rates_are_compared_each_with_its_difference_and_the_best_of_ea
     frame = make_frame(*rope, *crope)
     runs = frame.assign(study="fair_lr", final=frame["val_full.final_nats"])
     text = findings.by_rate(runs)
-    for part in ("0.001 (RoPE 5.0000): +0.5000", "0.003 (RoPE 5.1000): −0.1000", "CRoPE 0.003, RoPE 0.001"):
+    for part in (
+        "0.001 (RoPE 5.0000): +0.5000",
+        "0.003 (RoPE 5.1000): −0.1000",
+        "CRoPE 0.003, RoPE 0.001",
+    ):
         assert part in text
     assert findings.by_rate(runs[runs["config.train.lr"] == 0.001]) == ""
     assert findings.by_rate(runs.iloc[1:]) == ""  # a seed that one model lacks at one rate

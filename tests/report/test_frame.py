@@ -1,4 +1,6 @@
-"""The frame of runs: one row per record, the runs of a cell, why a cell is empty, what must not be compared."""
+"""The frame of runs: one row per record, the runs of a cell, why a cell is empty, what must not be
+compared.
+"""
 
 import json
 from pathlib import Path
@@ -7,7 +9,14 @@ from typing import Any
 import pytest
 
 from crope.errors import UserError
-from crope.report.frame import cell_runs, cell_status, check_comparable, choose_source, load_frame, load_published
+from crope.report.frame import (
+    cell_runs,
+    cell_status,
+    check_comparable,
+    choose_source,
+    load_frame,
+    load_published,
+)
 from tests.report.records import make_cell, write_run
 
 CELL = make_cell("crope")
@@ -46,10 +55,17 @@ def test_runs_of_a_cell_are_its_complete_ones_by_seed(tmp_path: Path) -> None:
     write_run(tmp_path, seed=4, version=0)  # stale
     write_run(tmp_path, "rope", seed=5)
     write_run(tmp_path, "crope", "wikitext2", seed=6)
-    write_run(tmp_path, seed=8, config={"eval": {"every": 40}})  # under the cell's name, but not its experiment
-    other = write_run(tmp_path, seed=7)  # the same numbers under another name: a sweep of the user's own
+    write_run(
+        tmp_path, seed=8, config={"eval": {"every": 40}}
+    )  # under the cell's name, but not its experiment
+    other = write_run(
+        tmp_path, seed=7
+    )  # the same numbers under another name: a sweep of the user's own
     renamed = other.with_name(other.name.replace("-base-", "-mine-"))
-    summary = json.loads((other / "summary.json").read_text()) | {"row": "mine", "run_id": renamed.name}
+    summary = json.loads((other / "summary.json").read_text()) | {
+        "row": "mine",
+        "run_id": renamed.name,
+    }
     (other / "summary.json").write_text(json.dumps(summary))
     other.rename(renamed)
     frame, invalid = load_frame([tmp_path])
@@ -67,13 +83,18 @@ def test_one_seed_twice_in_a_cell_is_refused(tmp_path: Path) -> None:
 def test_an_empty_cell_says_why(tmp_path: Path) -> None:
     status, reason = status_of(tmp_path / "none")
     assert status == "missing" and "SCALE=quick" in reason
-    assert status_of(tmp_path / "none", ptb="ptb: no network") == ("missing", "Penn Treebank: no network")
+    assert status_of(tmp_path / "none", ptb="ptb: no network") == (
+        "missing",
+        "Penn Treebank: no network",
+    )
     stale = write_run(tmp_path / "stale", version=0)
     status, reason = status_of(tmp_path / "stale")
     assert status == "stale" and stale.name in reason
     write_run(tmp_path / "failed", error=FAILED)
     status, reason = status_of(tmp_path / "failed")
-    assert status == "failed" and "ValueError: loss is nan (step 20)" in reason and "..." not in reason
+    assert (
+        status == "failed" and "ValueError: loss is nan (step 20)" in reason and "..." not in reason
+    )
     broken = write_run(tmp_path / "invalid")
     (broken / "summary.json").write_text("{")  # torn
     status, reason = status_of(tmp_path / "invalid")
@@ -82,14 +103,18 @@ def test_an_empty_cell_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [({"precision": "bf16"}, "precision"), ({"device_kind": "cuda"}, "device"), ({"sha256": "b" * 64}, "data")],
+    [
+        ({"precision": "bf16"}, "precision"),
+        ({"device_kind": "cuda"}, "device"),
+        ({"sha256": "b" * 64}, "data"),
+    ],
 )
 @pytest.mark.parametrize("model", ["crope", "rope"])
 def test_runs_of_different_kinds_are_not_compared(
     tmp_path: Path, change: dict[str, Any], word: str, model: str
 ) -> None:
-    """Neither averaged (two seeds of one model) nor subtracted (two models of one row); other rows and
-    the commit may differ."""
+    """Neither averaged (two seeds of one model) nor subtracted (two models of one row); other rows
+    and the commit may differ."""
     cells = [CELL, make_cell("rope")]
     write_run(tmp_path, "crope", seed=0)
     write_run(tmp_path, "crope", seed=2, provenance={"commit": "d" * 40})
@@ -111,7 +136,10 @@ def test_own_runs_are_reported_before_published_ones(tmp_path: Path) -> None:
     found = choose_source(results_dir=results, published=published)
     assert (found.machine, list(found.frame["model"])) == ("", ["xpos"])
     found = choose_source(results_dir=results, scale="paper", published=published)
-    assert (found.machine, found.scale) == ("", "paper")  # no folder has one: the own folder, whose cells are missing
+    assert (found.machine, found.scale) == (
+        "",
+        "paper",
+    )  # no folder has one: the own folder, whose cells are missing
     found = choose_source(results_dir=results, folders=[published / "small"], published=published)
     assert (found.machine, list(found.frame["model"])) == ("", ["rope"])
 
@@ -127,7 +155,9 @@ def test_without_published_records_of_a_scale_there_are_none() -> None:
     assert load_published("smoke") is None
 
 
-def test_tiny_joins_the_tables_if_it_was_run_because_a_dataset_is_unavailable(tmp_path: Path) -> None:
+def test_tiny_joins_the_tables_if_it_was_run_because_a_dataset_is_unavailable(
+    tmp_path: Path,
+) -> None:
     write_run(tmp_path / "runs", dataset="ptb")
     write_run(tmp_path / "runs", dataset="tiny")
     assert choose_source(results_dir=tmp_path).datasets is None

@@ -1,4 +1,6 @@
-"""The report as files: a page that works offline, same bytes twice, nothing stale, corrupt records named, no torch."""
+"""The report as files: a page that works offline, same bytes twice, nothing stale, corrupt records
+named, no torch.
+"""
 
 import json
 import re
@@ -18,11 +20,18 @@ from tests.report.records import write_run
 LOSSES = {"xpos": 5.4, "rope": 5.0, "crope": 5.01}
 CELLS = [
     *(records.make_cell(model) for model in LOSSES),
-    *(records.make_cell(model, "pg19", table=table) for table in ("table1", "table2") for model in LOSSES),
+    *(
+        records.make_cell(model, "pg19", table=table)
+        for table in ("table1", "table2")
+        for model in LOSSES
+    ),
 ]
 LONG = {**records.make_config("rope", "ptb"), "tokenizer": {"name": "bpe", "vocab_size": 8192}}
 STUDY = StudyRow(
-    "mine", "ptb", 128, (records.make_cell("crope"), Cell("mine", "base", "ptb", "rope", "quick", cell_key(LONG)))
+    "mine",
+    "ptb",
+    128,
+    (records.make_cell("crope"), Cell("mine", "base", "ptb", "rope", "quick", cell_key(LONG))),
 )
 
 
@@ -31,7 +40,8 @@ def studies() -> object:
     """The cells and the study of these records in place of those of conf/."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "crope.report.build.expected_cells", lambda scale, datasets=None, models=(): [] if models else CELLS
+            "crope.report.build.expected_cells",
+            lambda scale, datasets=None, models=(): [] if models else CELLS,
         )
         patch.setattr("crope.report.build.expected_rows", lambda scale, datasets=None: [STUDY])
         yield
@@ -69,7 +79,14 @@ def test_the_page_begins_with_answers_and_verdicts_then_the_tables_then_fig4(rep
     page = (report / "index.html").read_text(encoding="utf-8")
     places = [
         page.index(part)
-        for part in ('id="answers"', 'id="claims"', 'id="table1"', 'id="table2"', 'id="fig4"', "<details")
+        for part in (
+            'id="answers"',
+            'id="claims"',
+            'id="table1"',
+            'id="table2"',
+            'id="fig4"',
+            "<details",
+        )
     ]
     assert places == sorted(places)
     assert "scale: quick" in page
@@ -129,16 +146,25 @@ def test_a_study_without_questions_is_on_the_page_with_its_losses(report: Path) 
     page = text_of((report / "index.html").read_text(encoding="utf-8"))
     assert "6.2500" in page.partition("Study: mine")[2]
     losses = pd.read_csv(report / "study_losses.csv").set_index("model")
-    assert losses.loc[["crope", "rope"], ["n", "mean_nats"]].to_numpy().tolist() == [[3, 5.11], [1, 6.25]]
+    assert losses.loc[["crope", "rope"], ["n", "mean_nats"]].to_numpy().tolist() == [
+        [3, 5.11],
+        [1, 6.25],
+    ]
 
 
 def test_interactive_curves_hold_every_run_once_per_row() -> None:
-    curves = pd.DataFrame({"step": range(500), "val/loss_nats": [5.0 - 0.001 * step for step in range(500)]})
+    curves = pd.DataFrame(
+        {"step": range(500), "val/loss_nats": [5.0 - 0.001 * step for step in range(500)]}
+    )
     parts = [
-        curves.assign(dataset="ptb", row=row, model="rope", seed=seed) for row in ("base", "other") for seed in (0, 1)
+        curves.assign(dataset="ptb", row=row, model="rope", seed=seed)
+        for row in ("base", "other")
+        for seed in (0, 1)
     ]
     chart = interactive_curves(pd.concat(parts))
-    traces = json.loads(re.search(r'Plotly\.newPlot\(\s*"curves",\s*(\[.*?\]),\s*\{', chart, re.S)[1])  # type: ignore[index]
+    traces = json.loads(
+        re.search(r'Plotly\.newPlot\(\s*"curves",\s*(\[.*?\]),\s*\{', chart, re.S)[1]
+    )  # type: ignore[index]
     assert [trace["visible"] for trace in traces] == [True, True, False, False]
     assert all(len(trace["x"]) == 100 for trace in traces)
     assert traces[0]["y"][1] == 4.995
@@ -146,7 +172,11 @@ def test_interactive_curves_hold_every_run_once_per_row() -> None:
 
 
 def test_the_report_imports_no_torch_and_no_wandb() -> None:
-    names = [f"crope.report.{path.stem}" for path in sorted((ROOT / "crope" / "report").glob("*.py"))]
+    names = [
+        f"crope.report.{path.stem}" for path in sorted((ROOT / "crope" / "report").glob("*.py"))
+    ]
     code = f"import sys, {', '.join(names)}; print([name for name in ('torch', 'wandb') if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert found.stdout.strip() == "[]"

@@ -22,21 +22,38 @@ def test_complete_runs_of_the_scale_are_copied_without_weights(tmp_path: Path) -
     write_run(runs, seed=1, error={"type": "ValueError", "message": "loss is nan", "step": 20})
     write_run(runs, seed=2, version=0)  # stale
     assert publish(tmp_path, "machine", scale="quick", published=published) == [path.name]
-    names = ["config.yaml", "extrapolation.json", "metrics.jsonl", "provenance.json", "summary.json"]
+    names = [
+        "config.yaml",
+        "extrapolation.json",
+        "metrics.jsonl",
+        "provenance.json",
+        "summary.json",
+    ]
     assert sorted(file.name for file in (published / "machine" / path.name).iterdir()) == names
     before, after = load_frame([runs])[0], load_frame([published / "machine"])[0]
     assert (
-        after.drop(columns="path").iloc[0].dropna().to_dict() == before.drop(columns="path").iloc[0].dropna().to_dict()
+        after.drop(columns="path").iloc[0].dropna().to_dict()
+        == before.drop(columns="path").iloc[0].dropna().to_dict()
     )
     readme = (published / "machine" / "README.md").read_text()
-    assert f"| quick | fp32 | {'c' * 12} | a CPU | none |" in readme and "| 1 | 1 | 1.00 |" in readme
+    assert (
+        f"| quick | fp32 | {'c' * 12} | a CPU | none |" in readme and "| 1 | 1 | 1.00 |" in readme
+    )
 
 
 def test_no_absolute_path_is_published_and_the_record_stays_valid(tmp_path: Path) -> None:
-    """Also in the command and in the place that the text was read from; with a blank, which YAML may fold at."""
-    home = tmp_path / "home of somebody with a name that is long enough to be folded by a writer of YAML"
+    """Also in the command and in the place that the text was read from; with a blank, which YAML
+    may fold at.
+    """
+    home = (
+        tmp_path
+        / "home of somebody with a name that is long enough to be folded by a writer of YAML"
+    )
     config = {"results_dir": str(home / "crope" / "results"), "data_dir": f"{home}/crope/"}
-    splits = {key: {"tokens": 100_001, "bytes": 300_003, "sha256": "a" * 64} for key in ("train", "validation")}
+    splits = {
+        key: {"tokens": 100_001, "bytes": 300_003, "sha256": "a" * 64}
+        for key in ("train", "validation")
+    }
     provenance = {
         "command": f"{ROOT}/scripts/train.py 'results_dir={config['results_dir']}' data=ptb",
         "data": {"source": {"kind": "local", "where": f"{home}/crope/ptb"}, "splits": splits},
@@ -54,7 +71,12 @@ def test_no_absolute_path_is_published_and_the_record_stays_valid(tmp_path: Path
     [
         ("machine", "quick", {"dirty": True}, "uncommitted"),
         ("machine", "quick", {"commit": None}, "uncommitted"),
-        ("machine", "quick", {"resumed_from": [{"commit": "c" * 40, "dirty": True}]}, "uncommitted"),
+        (
+            "machine",
+            "quick",
+            {"resumed_from": [{"commit": "c" * 40, "dirty": True}]},
+            "uncommitted",
+        ),
         ("machine", "quick", None, r"metrics\.jsonl"),  # an invalid record
         ("machine", "paper", {}, "no complete run"),
         ("../up", "quick", {}, "machine"),

@@ -34,13 +34,17 @@ def answers_of(frame: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
 def test_every_question_is_of_a_study_and_of_models_that_exist() -> None:
     known, models = set(group_files("study")), set(group_files("model"))
     assert {question.study for question in QUESTIONS} <= known
-    assert {name for question in QUESTIONS for name in (question.first, question.second) if name} <= models
+    assert {
+        name for question in QUESTIONS for name in (question.first, question.second) if name
+    } <= models
     assert {question.kind for question in QUESTIONS} == {
         "loss", "equal_size", "size_cost", "length", "best_rate"
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("crope", "expected"), [(4.8, "yes, lower"), (5.0, "equal within ±0.02"), (5.2, "no, higher")])
+@pytest.mark.parametrize(
+    ("crope", "expected"), [(4.8, "yes, lower"), (5.0, "equal within ±0.02"), (5.2, "no, higher")]
+)
 def test_an_answer_follows_the_sign_of_first_minus_second(crope: float, expected: str) -> None:
     rows = [make_row("controls", ["rope", "crope", "lowrank", "blockdiag", "halved"])]
     halves = [make_runs(model, at(5.0)) for model in ("lowrank", "blockdiag", "halved")]
@@ -49,10 +53,16 @@ def test_an_answer_follows_the_sign_of_first_minus_second(crope: float, expected
 
 
 def test_an_answer_is_about_the_mean_over_the_studys_datasets() -> None:
-    rows = [make_row("controls", ["rope", "complex_qk"], dataset=dataset) for dataset in ("ptb", "wikitext2")]
+    rows = [
+        make_row("controls", ["rope", "complex_qk"], dataset=dataset)
+        for dataset in ("ptb", "wikitext2")
+    ]
     ptb = make_runs("rope", at(5.0)), make_runs("complex_qk", {0: 5.10, 1: 5.12, 2: 5.14})
     other = {"dataset": "wikitext2"}
-    wikitext2 = make_runs("rope", {0: 4.0, 1: 4.1, 2: 4.2}, **other), make_runs("complex_qk", at(4.2), **other)
+    wikitext2 = (
+        make_runs("rope", {0: 4.0, 1: 4.1, 2: 4.2}, **other),
+        make_runs("complex_qk", at(4.2), **other),
+    )
     found = lines_of(answers_of(make_frame(*ptb, *wikitext2), rows), "in Q and K")
     assert found["judged"].tolist() == [False, False, True]
     # ptb: 0.101, 0.12, 0.139; wikitext2: 0.199, 0.1, 0.001.
@@ -69,21 +79,29 @@ def test_all_tests_of_the_report_share_its_error_rate() -> None:
     total = sum(questions.share(question) for question in QUESTIONS)
     assert total + stats.SHARES["claims"] + stats.SHARES["own"] == pytest.approx(1)
     frame = make_frame(make_runs("rope", at(5.0)), make_runs("complex_qk", at(5.1, 2)))
-    (line,) = lines_of(answers_of(frame, [make_row("controls", ["rope", "complex_qk"])]), "in Q and K").to_dict(
-        "records"
-    )
+    (line,) = lines_of(
+        answers_of(frame, [make_row("controls", ["rope", "complex_qk"])]), "in Q and K"
+    ).to_dict("records")
     tests = sum(question.study == "controls" for question in QUESTIONS)
-    assert line["p_different_adjusted"] == pytest.approx(line["p_different"] * tests / stats.SHARES["controls"])
+    assert line["p_different_adjusted"] == pytest.approx(
+        line["p_different"] * tests / stats.SHARES["controls"]
+    )
 
 
-def test_a_study_of_ones_own_is_judged_on_the_mean_of_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_of_ones_own_is_judged_on_the_mean_of_its_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     own = questions.Question("mine", "Does it?", "crope", "rope", questions.COSTS)
     monkeypatch.setattr(questions, "QUESTIONS", [*QUESTIONS, own])
     rows = [make_row("mine", ["rope", "crope"], lr=lr) for lr in ("0.002", "0.003")]
     parts = [make_runs("rope", at(5.0), lr=row.settings[0][-5:]) for row in rows]
-    parts += [make_runs("crope", at(5.1 + i, 2), lr=row.settings[0][-5:]) for i, row in enumerate(rows)]
+    parts += [
+        make_runs("crope", at(5.1 + i, 2), lr=row.settings[0][-5:]) for i, row in enumerate(rows)
+    ]
     lines = answers_of(make_frame(*parts), rows)
-    assert lines["label"].tolist() == [f"CRoPE − RoPE, train.lr={lr}" for lr in ("0.002", "0.003")] + ["CRoPE − RoPE"]
+    assert lines["label"].tolist() == [
+        f"CRoPE − RoPE, train.lr={lr}" for lr in ("0.002", "0.003")
+    ] + ["CRoPE − RoPE"]
     assert lines["mean_nats"].tolist() == pytest.approx([0.1, 1.1, 0.6])
     assert lines["judged"].tolist() == [False, False, True]
     assert set(lines["share"]) == {stats.SHARES["own"]}
@@ -92,29 +110,41 @@ def test_a_study_of_ones_own_is_judged_on_the_mean_of_its_settings(monkeypatch: 
 def test_a_question_without_answers_is_shown_and_not_judged() -> None:
     rows = [make_row("pilot", ["rope", "crope"], lr=lr) for lr in ("0.002", "0.003")]
     parts = [
-        make_runs(model, at(loss), lr=lr) for lr in ("0.002", "0.003") for model, loss in (("rope", 5), ("crope", 6))
+        make_runs(model, at(loss), lr=lr)
+        for lr in ("0.002", "0.003")
+        for model, loss in (("rope", 5), ("crope", 6))
     ]
     lines = answers_of(make_frame(*parts), rows)
     assert lines["judged"].tolist() == [False, False] and lines["p_different_adjusted"].isna().all()
     printed = questions.answers_table(lines, "quick").frame
-    assert printed["Answer"].tolist() == ["not judged"] * 2 and printed["Mean, nats"].tolist() == ["+1.0000"] * 2
+    assert (
+        printed["Answer"].tolist() == ["not judged"] * 2
+        and printed["Mean, nats"].tolist() == ["+1.0000"] * 2
+    )
 
 
 def test_tiny_stands_in_for_no_dataset_of_a_question() -> None:
-    rows = [make_row("controls", ["rope", "complex_qk"], dataset=dataset) for dataset in ("ptb", "tiny")]
+    rows = [
+        make_row("controls", ["rope", "complex_qk"], dataset=dataset) for dataset in ("ptb", "tiny")
+    ]
     frame = make_frame(make_runs("rope", at(5.0)), make_runs("complex_qk", at(5.1, 2)))
     (line,) = lines_of(answers_of(frame, rows), "in Q and K").to_dict("records")
     assert (line["where"], line["judged"]) == ("Penn Treebank", True)
 
 
 def test_a_difference_that_may_lie_within_the_margin_is_no_evidence_against_equality() -> None:
-    rows, losses = [make_row("base", ["rope", "crope"], seeds=range(4, 8))], {4: 5.0, 5: 5.1, 6: 5.2, 7: 5.3}
+    rows, losses = (
+        [make_row("base", ["rope", "crope"], seeds=range(4, 8))],
+        {4: 5.0, 5: 5.1, 6: 5.2, 7: 5.3},
+    )
     for gaps, expected in (
         ((0.018, 0.02, 0.022, 0.02), "higher; not shown to be within ±0.02"),
         ((0.0095, 0.0105, 0.0102, 0.0098), "higher, but within ±0.02"),
     ):
         crope = {seed: losses[seed] + gap for seed, gap in enumerate(gaps, 4)}
-        (line,) = answers_of(make_frame(make_runs("rope", losses), make_runs("crope", crope)), rows).to_dict("records")
+        (line,) = answers_of(
+            make_frame(make_runs("rope", losses), make_runs("crope", crope)), rows
+        ).to_dict("records")
         assert line["answer"] == expected
 
 
@@ -122,16 +152,23 @@ def test_no_answer_before_all_planned_seeds_and_none_from_others() -> None:
     rows = [make_row("controls", ["rope", "complex_qk"], seeds=range(4))]
     three = [make_runs("rope", at(5.0)), make_runs("complex_qk", at(5.1, 2.0))]
     (found,) = lines_of(answers_of(make_frame(*three), rows), "in Q and K").to_dict("records")
-    assert found["conclusion"] == "not tested" and "3 of 4" in found["reason"] and found["t_low_nats"] > 0
+    assert (
+        found["conclusion"] == "not tested"
+        and "3 of 4" in found["reason"]
+        and found["t_low_nats"] > 0
+    )
     more = [make_runs("rope", {7: 5.0, 8: 5.0}), make_runs("complex_qk", {7: 9.0, 8: 9.0})]
-    (found,) = lines_of(answers_of(make_frame(*three, *more), rows), "in Q and K").to_dict("records")
+    (found,) = lines_of(answers_of(make_frame(*three, *more), rows), "in Q and K").to_dict(
+        "records"
+    )
     assert (found["n"], found["conclusion"]) == (3, "not tested")
 
 
 def test_at_equal_size_the_loss_of_rope_is_a_monotone_cubic_in_the_log_of_its_parameters() -> None:
     sizes, losses = {64: 100, 128: 400, 256: 1600}, {64: 6.0, 128: 5.5, 256: 5.3}
     rope = [
-        make_runs("rope", at(losses[width]), width=width, **{"parameters.total": size}) for width, size in sizes.items()
+        make_runs("rope", at(losses[width]), width=width, **{"parameters.total": size})
+        for width, size in sizes.items()
     ]
     crope = make_runs("crope", at(5.4, 3.0), width=128, **{"parameters.total": 300})
     rows = [make_row("scaling", ["rope", "crope"], width=width) for width in sizes]
@@ -162,13 +199,18 @@ def test_each_model_is_judged_at_its_own_best_rate_and_a_diverged_run_is_an_infi
         make_runs("rope", at(5.0), lr="0.001"), make_runs("crope", at(5.6), lr="0.001"),
         make_runs("rope", {0: math.nan}, lr="0.001", **error),  # of an earlier version, beside a complete run
     ]  # fmt: skip
-    rope, crope = make_runs("rope", at(5.5), lr="0.003"), make_runs("crope", at(5.0, 3.0), lr="0.003")
+    rope, crope = (
+        make_runs("rope", at(5.5), lr="0.003"),
+        make_runs("crope", at(5.0, 3.0), lr="0.003"),
+    )
     (line,) = answers_of(make_frame(*slow, rope, crope), rows).to_dict("records")
     assert line["values"] == pytest.approx((-0.002, 0.0, 0.002))
     assert line["p_equivalent"] == pytest.approx(scipy.stats.ttest_1samp(
         [-0.002, 0.0, 0.002], -0.02, alternative="greater").pvalue)  # fmt: skip
     # Seed 2 diverges at the rate that seeds 0 and 1 choose: no held-out loss.
-    frame = make_frame(*slow, rope, crope[:2], make_runs("crope", {2: math.nan}, lr="0.003", **error))
+    frame = make_frame(
+        *slow, rope, crope[:2], make_runs("crope", {2: math.nan}, lr="0.003", **error)
+    )
     (line,) = answers_of(frame, rows).to_dict("records")
     assert (line["n"], line["answer"]) == (0, "not tested")
     (early,) = answers_of(make_frame(*slow), rows).to_dict("records")
@@ -179,7 +221,15 @@ def test_each_model_is_judged_at_its_own_best_rate_and_a_diverged_run_is_an_infi
 
 def test_answers_print_their_question_difference_and_interval() -> None:
     rows = [make_row("controls", ["rope", "complex_qk"])]
-    lines = answers_of(make_frame(make_runs("rope", at(5.0)), make_runs("complex_qk", at(5.1, 2.0))), rows)
-    (printed,) = questions.answers_table(lines_of(lines, "in Q and K"), "quick").frame.to_dict("records")
-    assert (printed["Difference"], printed["Mean, nats"], printed["n"]) == ("Q/K only − RoPE", "+0.1000", "3")
+    lines = answers_of(
+        make_frame(make_runs("rope", at(5.0)), make_runs("complex_qk", at(5.1, 2.0))), rows
+    )
+    (printed,) = questions.answers_table(lines_of(lines, "in Q and K"), "quick").frame.to_dict(
+        "records"
+    )
+    assert (printed["Difference"], printed["Mean, nats"], printed["n"]) == (
+        "Q/K only − RoPE",
+        "+0.1000",
+        "3",
+    )
     assert printed["95 %"] == "[+0.0975, +0.1025]"

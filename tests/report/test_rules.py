@@ -1,4 +1,6 @@
-"""Simulations of the whole report: how often its rules draw a false conclusion, and how often intervals cover."""
+"""Simulations of the whole report: how often its rules draw a false conclusion, and how often
+intervals cover.
+"""
 
 import math
 
@@ -41,7 +43,9 @@ def planned_tests() -> list[tuple[int, float]]:
 
 
 def false_verdicts(draw: np.random.Generator) -> int:
-    """Verdicts on claims of which every check lies exactly at the border between true and false, at either look."""
+    """Verdicts on claims of which every check lies exactly at the border between true and false, at
+    either look.
+    """
     count, n = 0, len(planned_seeds("table1"))
     for claim in CLAIMS:
         drawn = [
@@ -58,12 +62,19 @@ def false_verdicts(draw: np.random.Generator) -> int:
 
 @pytest.mark.parametrize("truth", [0.0, MARGIN])
 def test_a_report_draws_any_false_conclusion_in_at_most_5_percent(truth: float) -> None:
-    """Of models that are equal, or exactly at the margin; most reports would without the adjustment."""
+    """Of models that are equal, or exactly at the margin; most reports would without the
+    adjustment.
+    """
     draw, tests = np.random.default_rng(0), planned_tests()
     false, unadjusted = 0, 0
     for _ in range(REPORTS):
         values = [pd.Series(draw.normal(truth, STD, n)) for n, _ in tests]
-        lines = pd.DataFrame([describe(one) | {"share": share} for one, (_, share) in zip(values, tests, strict=True)])
+        lines = pd.DataFrame(
+            [
+                describe(one) | {"share": share}
+                for one, (_, share) in zip(values, tests, strict=True)
+            ]
+        )
         wrong = set(conclude(lines)["conclusion"]) & FALSE[truth]
         false += bool(wrong) or false_verdicts(draw) > 0
         unadjusted += (lines["p_different" if truth == 0 else "p_equivalent"] < ALPHA).any()

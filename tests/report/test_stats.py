@@ -1,4 +1,6 @@
-"""Statistics against values worked out by hand, scipy's distributions and tests, and simulations of known truth."""
+"""Statistics against values worked out by hand, scipy's distributions and tests, and simulations of
+known truth.
+"""
 
 import itertools
 
@@ -47,13 +49,19 @@ def test_tests_are_the_t_distribution_of_the_t_statistic() -> None:
             t = (values.mean() - bound) / (values.std(ddof=1) / 5**0.5)
             assert stats.p_above(values, bound) == pytest.approx(scipy.stats.t.sf(t, 4), rel=1e-9)
             assert stats.p_below(values, bound) == pytest.approx(scipy.stats.t.cdf(t, 4), rel=1e-9)
-        assert stats.p_different(values) == pytest.approx(scipy.stats.ttest_1samp(values, 0).pvalue, rel=1e-9)
+        assert stats.p_different(values) == pytest.approx(
+            scipy.stats.ttest_1samp(values, 0).pvalue, rel=1e-9
+        )
 
 
 def test_p_values_and_intervals_decide_alike() -> None:
-    """Equivalent exactly if the 90 % interval lies inside the margins; different if the 95 % one excludes them."""
+    """Equivalent exactly if the 90 % interval lies inside the margins; different if the 95 % one
+    excludes them.
+    """
     decided = set()
-    for values in itertools.chain(draws(60, 4), draws(60, 4, mean=0.02, seed=1), draws(60, 4, mean=-0.06, seed=2)):
+    for values in itertools.chain(
+        draws(60, 4), draws(60, 4, mean=0.02, seed=1), draws(60, 4, mean=-0.06, seed=2)
+    ):
         low, high = stats.interval(values, level=0.9)
         equivalent = low > -MARGIN and high < MARGIN
         assert (stats.p_equivalent(values, MARGIN) < ALPHA) == equivalent
@@ -66,7 +74,8 @@ def test_p_values_and_intervals_decide_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "above", "below", "equivalent"), [(0.01, 0.0, 1.0, 0.0), (0.0, 1.0, 1.0, 0.0), (0.02, 0.0, 1.0, 1.0)]
+    ("value", "above", "below", "equivalent"),
+    [(0.01, 0.0, 1.0, 0.0), (0.0, 1.0, 1.0, 0.0), (0.02, 0.0, 1.0, 1.0)],
 )
 def test_values_without_spread(value: float, above: float, below: float, equivalent: float) -> None:
     values = [value] * 3
@@ -78,7 +87,9 @@ def test_values_without_spread(value: float, above: float, below: float, equival
     ("mean", "std", "different"),
     [(0.011, 0.0065, True), (0.0, 0.01, False), (0.4416, 0.19, True), (0.003, 0.02, False)],
 )
-def test_seeds_needed_give_the_power_of_the_likelier_test(mean: float, std: float, different: bool) -> None:
+def test_seeds_needed_give_the_power_of_the_likelier_test(
+    mean: float, std: float, different: bool
+) -> None:
     """Simulated at the true mean and deviation; one seed fewer has less than the power."""
     n = stats.seeds_needed(mean, std, MARGIN, 0.05)
     power = []

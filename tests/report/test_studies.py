@@ -20,7 +20,9 @@ def test_a_study_starts_with_a_run_of_its_own() -> None:
     tables_only = make_frame(make_runs("rope", at(5.0)), make_runs("crope", at(5.0)))
     assert collect_studies(tables_only, rows, tables=TABLES).empty
     assert answers_of(tables_only, rows).empty
-    started = make_frame(make_runs("rope", at(5.0)), make_runs("crope", at(5.0)), make_runs("halved", {0: 5.2}))
+    started = make_frame(
+        make_runs("rope", at(5.0)), make_runs("crope", at(5.0)), make_runs("halved", {0: 5.2})
+    )
     assert len(collect_studies(started, rows, tables=TABLES)) == 7
     both = [*rows, make_row("horizon", ["rope", "halved"])]  # no study alone has `halved`
     assert collect_studies(started, both, tables=TABLES).empty
@@ -29,7 +31,10 @@ def test_a_study_starts_with_a_run_of_its_own() -> None:
 def test_a_study_of_the_tables_models_starts_with_a_seed_of_its_own() -> None:
     rows = [make_row("base", ["rope", "crope"], seeds=range(4))]
     assert collect_studies(make_frame(make_runs("rope", at(5.0))), rows, tables=TABLES).empty
-    assert len(collect_studies(make_frame(make_runs("rope", at(5.0) | {5: 5.0})), rows, tables=TABLES)) == 4
+    assert (
+        len(collect_studies(make_frame(make_runs("rope", at(5.0) | {5: 5.0})), rows, tables=TABLES))
+        == 4
+    )
 
 
 def test_losses_are_means_and_deviations_over_seeds_and_missing_models_are_named() -> None:
@@ -48,7 +53,9 @@ def test_losses_are_means_and_deviations_over_seeds_and_missing_models_are_named
 
 def test_a_study_without_questions_has_a_table_of_losses_by_its_own_setting() -> None:
     rows = [make_row("mine", ["rope", "alibi"], lr=lr) for lr in ("0.001", "0.003")]
-    frame = make_frame(make_runs("alibi", at(5.0), lr="0.001"), make_runs("alibi", at(6.0), lr="0.003"))
+    frame = make_frame(
+        make_runs("alibi", at(5.0), lr="0.001"), make_runs("alibi", at(6.0), lr="0.003")
+    )
     runs = collect_studies(frame, rows, tables=TABLES)
     lines = study_losses(runs, rows)
     found = lines[lines["n"] > 0].set_index("setting")["mean_nats"].to_dict()
@@ -66,14 +73,22 @@ def measured(tmp_path: Path) -> pd.DataFrame:
         seed, path = line["seed"], Path(line["path"])
         path.mkdir()
         losses = {256: 5.1, 512: None, 1024: 5.0 + 0.001 * seed}
-        lengths = [{"seq_len": n, "loss_nats": loss, "tokens": 1024, "note": "too long"} for n, loss in losses.items()]
-        segments = [{"first": 0, "last": 255, "loss_nats": 5.2}, {"first": 256, "last": 511, "loss_nats": 4.8}]
+        lengths = [
+            {"seq_len": n, "loss_nats": loss, "tokens": 1024, "note": "too long"}
+            for n, loss in losses.items()
+        ]
+        segments = [
+            {"first": 0, "last": 255, "loss_nats": 5.2},
+            {"first": 256, "last": 511, "loss_nats": 4.8},
+        ]
         found = {"trained_seq_len": 256, "lengths": lengths, "by_position": segments}
         (path / "extrapolation.json").write_text(json.dumps(found))
     return make_frame(lines, make_runs("rope", at(5.0)))
 
 
-def test_the_length_study_compares_the_tokens_beyond_the_training_length(measured: pd.DataFrame) -> None:
+def test_the_length_study_compares_the_tokens_beyond_the_training_length(
+    measured: pd.DataFrame,
+) -> None:
     rows = [make_row("length", ["rope", "alibi"])]
     runs = collect_studies(measured, rows, tables=TABLES)
     lines = study_losses(runs, rows)
@@ -82,10 +97,16 @@ def test_the_length_study_compares_the_tokens_beyond_the_training_length(measure
     ]  # fmt: skip
     assert lines["mean_nats"].tolist()[1:] == pytest.approx([5.1, 5.001])
     found = lines_of(answer(runs, rows), "ALiBi hold at 4 times").iloc[0]
-    # Three quarters of the tokens stand beyond 256: the difference of the means is 4/3 as large there.
-    assert found["values"] == pytest.approx(tuple(4 / 3 * value for value in (-0.1, -0.099, -0.098)))
+    # Three quarters of the tokens stand beyond 256: the difference of the means is 4/3 as large
+    # there.
+    assert found["values"] == pytest.approx(
+        tuple(4 / 3 * value for value in (-0.1, -0.099, -0.098))
+    )
     assert found["answer"] == "yes, it gains"
-    assert lines_of(answer(runs, rows), "RoPE hold at 4 times")["answer"].tolist() == ["not tested"] * 2
+    assert (
+        lines_of(answer(runs, rows), "RoPE hold at 4 times")["answer"].tolist()
+        == ["not tested"] * 2
+    )
 
 
 def test_a_file_that_is_not_json_is_named(measured: pd.DataFrame) -> None:
@@ -102,8 +123,15 @@ def test_conversions_are_read_and_compared_by_seed(tmp_path: Path) -> None:
         Path(line["path"]).mkdir()
         tuned = {"rope": 5.0, "best": 5.1 + NOISE[line["seed"]], "random": 5.3, "fresh": 6.0}
         share = {"best": 0.7, "best_by_chance": [0.5, 0.6]}
-        found = {"steps": 200, "lr": 1e-4, "loss_nats": {**tuned, "trained": 5.0}, "tuned_loss_nats": tuned}
-        (Path(line["path"]) / "conversion.json").write_text(json.dumps(found | {"kept_share": share}))
+        found = {
+            "steps": 200,
+            "lr": 1e-4,
+            "loss_nats": {**tuned, "trained": 5.0},
+            "tuned_loss_nats": tuned,
+        }
+        (Path(line["path"]) / "conversion.json").write_text(
+            json.dumps(found | {"kept_share": share})
+        )
     found_lines = studies.conversions(make_frame(lines, make_runs("crope", at(5.0))))
     assert len(found_lines) == 3 * len(studies.ARMS)
     (printed,) = studies.conversions_table(found_lines, "quick").frame.to_dict("records")

@@ -1,4 +1,6 @@
-"""Tables 1 and 2 against frozen files, numbers worked out by hand and the records themselves; the renderer."""
+"""Tables 1 and 2 against frozen files, numbers worked out by hand and the records themselves; the
+renderer.
+"""
 
 import csv
 import html
@@ -47,7 +49,13 @@ def three_seeds(tmp_path: Path) -> Source:
 def test_savings_are_the_papers_percentages_and_need_both_models() -> None:
     source, cells = load_published("quick"), expected_cells("quick")
     assert source
-    for part in ("Q/K/V 50.0 %", "attention 37.5 %", "block 12.5 %", "1,316,096 to 1,217,792", "vocabulary 1.4 %"):
+    for part in (
+        "Q/K/V 50.0 %",
+        "attention 37.5 %",
+        "block 12.5 %",
+        "1,316,096 to 1,217,792",
+        "vocabulary 1.4 %",
+    ):
         assert part in savings_line(source, cells)
     assert savings_line(source, cells[:2]) == ""  # without CRoPE
 
@@ -56,9 +64,12 @@ def test_the_numbers_of_a_row(three_seeds: Source) -> None:
     table = loss_table(three_seeds, CELLS, "table1")
     assert list(table.frame.columns) == ["Dataset", "", "XPOS", "RoPE", "CRoPE"]
     assert line(table, "paper") == ["4.4288 ± 0.0224", "4.0212 ± 0.0243", "4.0158 ± 0.0233"]
-    # full: m + 0.1, sample standard deviation of (0, 0.1, 0.2) is 0.1; sampled: m + 0.3, that of two values 0.2 apart.
+    # full: m + 0.1, sample standard deviation of (0, 0.1, 0.2) is 0.1; sampled: m + 0.3, that of
+    # two values 0.2 apart.
     assert line(table, "full") == ["6.1000 ± 0.1000", "5.1000 ± 0.1000", "4.1000 ± 0.1000"]
-    assert line(table, "sampled") == [f"{mean:.4f} ± {0.2 / 2**0.5:.4f}" for mean in (6.3, 5.3, 4.3)]
+    assert line(table, "sampled") == [
+        f"{mean:.4f} ± {0.2 / 2**0.5:.4f}" for mean in (6.3, 5.3, 4.3)
+    ]
     assert "n = 3 seeds per cell" in table.caption
     assert any("B=16, L=1024, D=128" in note for note in table.notes)
     assert any("65,536 tokens" in note for note in table.notes)
@@ -83,7 +94,16 @@ def test_the_numbers_of_a_row(three_seeds: Source) -> None:
         "0.023300",
         "complete",
     ]
-    assert list(rows[5].values()) == [*where, "full", "4.100000", "0.100000", "3", "4.015800", "0.023300", "complete"]
+    assert list(rows[5].values()) == [
+        *where,
+        "full",
+        "4.100000",
+        "0.100000",
+        "3",
+        "4.015800",
+        "0.023300",
+        "complete",
+    ]
 
 
 def test_one_seed_has_no_spread_and_unequal_counts_are_printed(tmp_path: Path) -> None:
@@ -101,7 +121,9 @@ def test_reasons_of_empty_cells_are_notes_and_each_is_printed_once(tmp_path: Pat
     source = source_of(tmp_path / "none", ptb="no network")
     table = loss_table(source, CELLS, "table1")
     assert line(table, "sampled") == line(table, "full") == ["missing [1]"] * 3
-    assert [note for note in table.notes if note.startswith("[")] == ["[1] Penn Treebank: no network"]
+    assert [note for note in table.notes if note.startswith("[")] == [
+        "[1] Penn Treebank: no network"
+    ]
     assert "No complete cell" in table.caption
     write_run(tmp_path, "crope", error={"type": "ValueError", "message": "loss is nan", "step": 20})
     assert line(loss_table(source_of(tmp_path), CELLS, "table1"), "full")[2] == "failed [2]"
@@ -110,8 +132,14 @@ def test_reasons_of_empty_cells_are_notes_and_each_is_printed_once(tmp_path: Pat
 def test_a_failed_seed_beside_complete_ones_is_marked(tmp_path: Path) -> None:
     for model in MODELS:
         write_run(tmp_path, model, final=5.0)
-    write_run(tmp_path, "rope", seed=1, error={"type": "ValueError", "message": "loss is nan", "step": 20})
-    assert line(loss_table(source_of(tmp_path), CELLS, "table1"), "full") == ["5.0000", "5.0000 [1]", "5.0000"]
+    write_run(
+        tmp_path, "rope", seed=1, error={"type": "ValueError", "message": "loss is nan", "step": 20}
+    )
+    assert line(loss_table(source_of(tmp_path), CELLS, "table1"), "full") == [
+        "5.0000",
+        "5.0000 [1]",
+        "5.0000",
+    ]
 
 
 def test_runs_that_do_not_compare_give_no_table(tmp_path: Path) -> None:
@@ -130,7 +158,11 @@ def test_rows_of_other_datasets_follow_without_the_papers_line(tmp_path: Path) -
 
 
 def test_table2_has_a_row_for_each_configuration(tmp_path: Path) -> None:
-    cells = [make_cell(model, "pg19", row, "table2") for row in ("base", "b2_l512_d64") for model in MODELS]
+    cells = [
+        make_cell(model, "pg19", row, "table2")
+        for row in ("base", "b2_l512_d64")
+        for model in MODELS
+    ]
     write_run(tmp_path, "crope", "pg19", "b2_l512_d64", final=3.0)
     table = loss_table(source_of(tmp_path), cells, "table2")
     label = "B=2, L=512, D=64, γ=0.9, step=1000"
@@ -172,7 +204,10 @@ def test_markdown_escapes_everything_that_github_would_interpret(hostile: Table)
 
 def test_latex_escapes_everything_and_has_booktabs_rules(hostile: Table) -> None:
     text = render(hostile, "tex")
-    assert r"a\textbar{}b\_c*d \textless{}i\textgreater{}\&\$x\$ 50 \% [e](f) \#\{g\}\textasciitilde{}" in text
+    assert (
+        r"a\textbar{}b\_c*d \textless{}i\textgreater{}\&\$x\$ 50 \% [e](f) \#\{g\}\textasciitilde{}"
+        in text
+    )
     assert r"\textasciicircum{}\textbackslash{} $\gamma$$\pm$$-$ & 1 \\" in text
     assert r"x & 2 \\" in text
     assert r"\caption{Of all}" in text and r"\label{tab:t}" in text
@@ -183,11 +218,18 @@ def test_latex_escapes_everything_and_has_booktabs_rules(hostile: Table) -> None
 def test_the_runs_table_has_one_row_per_run_and_keeps_types(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_run(tmp_path, seed=seed)
-    write_run(tmp_path, seed=2, error={"type": "ValueError", "message": "loss is\nnan", "step": 20, "traceback": "..."})
+    write_run(
+        tmp_path,
+        seed=2,
+        error={"type": "ValueError", "message": "loss is\nnan", "step": 20, "traceback": "..."},
+    )
     (write_run(tmp_path, "rope") / "metrics.jsonl").unlink()
     runs_table(*load_frame([tmp_path])).to_parquet(tmp_path / "runs.parquet")
     table = pd.read_parquet(tmp_path / "runs.parquet")
     assert list(table["status"]) == ["complete", "complete", "failed", "invalid"]
-    assert table["error"][2] == "ValueError: loss is nan (step 20)" and "metrics.jsonl" in table["error"][3]
+    assert (
+        table["error"][2] == "ValueError: loss is nan (step 20)"
+        and "metrics.jsonl" in table["error"][3]
+    )
     assert str(table["steps"].dtype) == "Int64" and list(table["steps"].dropna()) == [100, 100]
     assert runs_table(*load_frame([])).empty

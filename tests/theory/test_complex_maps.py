@@ -1,4 +1,6 @@
-"""Complex parts against least squares, hidden structures that must be found again, random matrices in closed form."""
+"""Complex parts against least squares, hidden structures that must be found again, random matrices
+in closed form.
+"""
 
 import numpy as np
 import pytest
@@ -44,12 +46,20 @@ def gaussian_layers(count: int = 2) -> list[tuple[np.ndarray, ...]]:
 
 
 def planted_layers() -> list[tuple[np.ndarray, ...]]:
-    """Complex maps behind one rotation of the residual stream; value channels rotated inside their heads too."""
+    """Complex maps behind one rotation of the residual stream; value channels rotated inside their
+    heads too.
+    """
     basis, layers = hidden_basis(WIDTH, seed=3), []
     for number, layer in enumerate(gaussian_layers(3)):
         query, key, value = (complex_part(w) @ basis.T for w in layer)
         turns = [hidden_basis(WIDTH // HEADS, seed=10 * number + n) for n in range(HEADS)]
-        layers.append((query, key, np.concatenate([t @ v for t, v in zip(turns, np.split(value, HEADS), strict=True)])))
+        layers.append(
+            (
+                query,
+                key,
+                np.concatenate([t @ v for t, v in zip(turns, np.split(value, HEADS), strict=True)]),
+            )
+        )
     return layers
 
 
@@ -58,7 +68,9 @@ def test_pairs_are_interleaved_and_dense_is_complex_multiplication() -> None:
     assert dense(np.array([[1 + 2j, 3 - 1j]])).tolist() == [[1, -2, 3, 1], [2, 1, -1, 3]]
     x = gaussian(5, 8)
     assert as_real(as_complex(x)).tolist() == x.tolist()
-    np.testing.assert_allclose(as_complex(x @ standard_structure(8).T), 1j * as_complex(x), atol=1e-14)
+    np.testing.assert_allclose(
+        as_complex(x @ standard_structure(8).T), 1j * as_complex(x), atol=1e-14
+    )
 
 
 def test_complex_part_is_the_nearest_weight_that_complexlinear_can_hold() -> None:
@@ -76,7 +88,9 @@ def test_complex_part_is_the_nearest_weight_that_complexlinear_can_hold() -> Non
 
 
 def test_complex_maps_keep_two_of_the_four_bases() -> None:
-    """Sec. 3.2: identity and rotation by +90 degrees; the reflections about 45 degrees and the x-axis are lost."""
+    """Sec. 3.2: identity and rotation by +90 degrees; the reflections about 45 degrees and the
+    x-axis are lost.
+    """
     assert [complex_fraction([base]) for base in SIGMA] == [1, 0, 1, 0]
     images = [(base @ [2.0, 1.0]).tolist() for base in SIGMA]
     assert images == [[2, 1], [1, 2], [-1, 2], [2, -1]]
@@ -84,11 +98,15 @@ def test_complex_maps_keep_two_of_the_four_bases() -> None:
 
 @pytest.mark.parametrize(("rows", "width"), [(2, 4), (8, 6), (32, 32)])
 def test_a_complex_map_in_a_hidden_basis_is_recovered(rows: int, width: int) -> None:
-    """In the given pairing it shows about one half, which says nothing; the best pairing shows what it is."""
+    """In the given pairing it shows about one half, which says nothing; the best pairing shows what
+    it is.
+    """
     basis = hidden_basis(width)
     maps = [dense(a + 1j * b) @ basis.T for a, b in gaussian(3, 2, rows // 2, width // 2)]
     found = best_structure(maps)
-    np.testing.assert_allclose(found, basis @ standard_structure(width) @ basis.T, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(
+        found, basis @ standard_structure(width) @ basis.T, rtol=0, atol=1e-9
+    )
     np.testing.assert_allclose(found @ found, -np.eye(width), rtol=0, atol=1e-12)
     assert complex_fraction(maps, found) == pytest.approx(1, abs=1e-12)
     assert complex_fraction(maps) < 0.8
@@ -99,7 +117,9 @@ def test_best_fraction_is_the_maximum_and_its_negative_the_minimum() -> None:
     best = best_structure(maps)
     a = sum(w.T @ standard_structure(8) @ w for w in maps)
     nuclear = np.linalg.svd(a, compute_uv=False).sum()
-    top = 0.5 + nuclear / (2 * sum(np.sum(w**2) for w in maps))  # duality of nuclear and spectral norm
+    top = 0.5 + nuclear / (
+        2 * sum(np.sum(w**2) for w in maps)
+    )  # duality of nuclear and spectral norm
     assert complex_fraction(maps, best) == pytest.approx(top, abs=1e-12)
     assert complex_fraction(maps, -best) == pytest.approx(1 - top, abs=1e-12)
     for seed in range(300):
@@ -108,7 +128,9 @@ def test_best_fraction_is_the_maximum_and_its_negative_the_minimum() -> None:
 
 
 def test_random_matrices_in_the_given_pairing_show_one_half() -> None:
-    """The four components are independent Gaussians: the fraction is Beta(n, n), n = rows * width / 4."""
+    """The four components are independent Gaussians: the fraction is Beta(n, n), n = rows * width /
+    4.
+    """
     found = np.array([complex_fraction([w]) for w in gaussian(4000, 6, 4)])
     n = 6 * 4 / 4
     variance = 1 / (4 * (2 * n + 1))
@@ -130,10 +152,16 @@ def test_coordinates_and_their_rotation_carry_a_structure_to_eq_8() -> None:
     for one in (basis, keeping_mean(basis)):
         rotation = rotation_of(one)
         np.testing.assert_allclose(rotation @ rotation.T, np.eye(12), rtol=0, atol=1e-10)
-        np.testing.assert_allclose(rotation @ j_DD @ rotation.T, standard_structure(12), rtol=0, atol=1e-10)
-    np.testing.assert_allclose(rotation @ np.ones(12), np.ones(12), rtol=0, atol=1e-10)  # the mean is kept
+        np.testing.assert_allclose(
+            rotation @ j_DD @ rotation.T, standard_structure(12), rtol=0, atol=1e-10
+        )
+    np.testing.assert_allclose(
+        rotation @ np.ones(12), np.ones(12), rtol=0, atol=1e-10
+    )  # the mean is kept
     np.testing.assert_array_equal(rotation_of(interleaved(12)), np.eye(12))
-    np.testing.assert_allclose(structure_of(interleaved(12)), standard_structure(12), rtol=0, atol=1e-15)
+    np.testing.assert_allclose(
+        structure_of(interleaved(12)), standard_structure(12), rtol=0, atol=1e-15
+    )
 
 
 def test_fit_finds_stream_and_heads_that_are_planted() -> None:
@@ -161,11 +189,17 @@ def test_turned_maps_keep_what_each_head_reads() -> None:
 
 @pytest.mark.parametrize("projection", ["real", "complex"])
 def test_gains_are_folded_into_the_maps(projection: str) -> None:
-    """W diag(gain), against the layer's own output; gains of 1 leave Eq. 30 as it is, others bend it a little."""
-    config = ModelConfig(position="rotary", projection=projection, n_layers=2, n_heads=HEADS, d_model=WIDTH)
+    """W diag(gain), against the layer's own output; gains of 1 leave Eq. 30 as it is, others bend
+    it a little.
+    """
+    config = ModelConfig(
+        position="rotary", projection=projection, n_layers=2, n_heads=HEADS, d_model=WIDTH
+    )
     gpt = GPT(config, vocab_size=300, max_len=8, seed=5)
     if projection == "complex":
-        assert complex_fraction([w for layer in folded_qkv(gpt) for w in layer]) == pytest.approx(1, abs=1e-12)
+        assert complex_fraction([w for layer in folded_qkv(gpt) for w in layer]) == pytest.approx(
+            1, abs=1e-12
+        )
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for block in gpt.blocks:
@@ -174,7 +208,11 @@ def test_gains_are_folded_into_the_maps(projection: str) -> None:
     layers = folded_qkv(gpt)
     for block, layer in zip(gpt.blocks, layers, strict=True):
         normed = x_D * block.attn_norm.weight
-        for projected, w in zip((block.attn.q_proj, block.attn.k_proj, block.attn.v_proj), layer, strict=True):
-            np.testing.assert_allclose(w @ x_D.double().numpy(), projected(normed).detach().numpy(), atol=1e-6)
+        for projected, w in zip(
+            (block.attn.q_proj, block.attn.k_proj, block.attn.v_proj), layer, strict=True
+        ):
+            np.testing.assert_allclose(
+                w @ x_D.double().numpy(), projected(normed).detach().numpy(), atol=1e-6
+            )
     if projection == "complex":
         assert 0.9 < complex_fraction([w for layer in layers for w in layer]) < 1 - 1e-4

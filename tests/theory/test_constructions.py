@@ -1,4 +1,6 @@
-"""Secs. 4.1 to 4.3 in the model's own layers: what the prescribed weights do, for RoPE and CRoPE alike."""
+"""Secs. 4.1 to 4.3 in the model's own layers: what the prescribed weights do, for RoPE and CRoPE
+alike.
+"""
 
 import numpy as np
 import pytest
@@ -38,18 +40,27 @@ def asking(text: np.ndarray) -> np.ndarray:
     return rows[text[rows] > 0]
 
 
-@pytest.mark.parametrize("model", [("sinusoidal", "real"), ("rotary", "real"), ("rotary", "complex")])
+@pytest.mark.parametrize(
+    "model", [("sinusoidal", "real"), ("rotary", "real"), ("rotary", "complex")]
+)
 def test_opened_attention_is_the_models(model: tuple[str, str]) -> None:
-    """`attend` with the mask gives the layer's forward pass; weights are a softmax of the scores over sqrt(K)."""
+    """`attend` with the mask gives the layer's forward pass; weights are a softmax of the scores
+    over sqrt(K).
+    """
     position, projection = model
-    config = ModelConfig(position=position, projection=projection, n_layers=1, n_heads=2, d_model=12)
+    config = ModelConfig(
+        position=position, projection=projection, n_layers=1, n_heads=2, d_model=12
+    )
     attention, positions = CausalAttention(config).double(), build_positions(config, max_len=9)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in attention.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
         x_BTD = torch.randn(2, 9, 12, generator=generator, dtype=torch.float64)
-        expected, found = attention(x_BTD, positions), attend(attention, positions, x_BTD, causal=True)
+        expected, found = (
+            attention(x_BTD, positions),
+            attend(attention, positions, x_BTD, causal=True),
+        )
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
         score = attention_scores(attention, positions, x_BTD)[1, 1, 4].numpy() / np.sqrt(6)
         weight = attention_weights(attention, positions, x_BTD, causal=False)[1, 1, 4].numpy()
@@ -57,7 +68,9 @@ def test_opened_attention_is_the_models(model: tuple[str, str]) -> None:
 
 
 def test_eq_2_needs_the_exponential_below_the_fraction_too() -> None:
-    """Printed, the denominator sums attn, not exp attn: such weights are neither positive nor a mean."""
+    """Printed, the denominator sums attn, not exp attn: such weights are neither positive nor a
+    mean.
+    """
     scores = comparison(tokens(6, 8), position="rotary").scores()
     printed = np.exp(scores) / scores.sum(1, keepdims=True)
     assert np.abs(printed.sum(1) - 1).min() > 0.1
@@ -71,50 +84,73 @@ def test_large_embeddings_compare_tokens() -> None:
     for scale in (10, 100, 1000):
         x_TD = scale * tokens(20, 32)
         wanted = x_TD @ x_TD.T
-        errors.append(np.abs(comparison(x_TD, position="sinusoidal").scores() - wanted).max() / np.abs(wanted).max())
-    assert errors[0] / errors[1] == pytest.approx(10, rel=0.2) and errors[1] / errors[2] == pytest.approx(10, rel=0.05)
+        errors.append(
+            np.abs(comparison(x_TD, position="sinusoidal").scores() - wanted).max()
+            / np.abs(wanted).max()
+        )
+    assert errors[0] / errors[1] == pytest.approx(10, rel=0.2) and errors[1] / errors[
+        2
+    ] == pytest.approx(10, rel=0.05)
     assert errors[2] < 0.003
 
 
 def test_small_embeddings_compare_positions() -> None:
-    """Eqs. 19 and 20, XPOS: p_m . p_n, which for sinusoids is the rotary kernel and no delta (Eq. 21)."""
+    """Eqs. 19 and 20, XPOS: p_m . p_n, which for sinusoids is the rotary kernel and no delta (Eq.
+    21).
+    """
     length, width = 40, 64
     scores = comparison(1e-6 * tokens(length, width), position="sinusoidal").scores()
     distance = np.arange(length)[:, None] - np.arange(length)
-    np.testing.assert_allclose(scores, width / 2 * kernel(distance, frequencies(width)), rtol=0, atol=1e-3)
+    np.testing.assert_allclose(
+        scores, width / 2 * kernel(distance, frequencies(width)), rtol=0, atol=1e-3
+    )
     assert (scores.argmax(1) == np.arange(length)).all()
     assert (np.diagonal(scores, 1) > 0.96 * scores.max()).all()
 
 
 @BOTH
 def test_slow_pairs_compare_tokens(projection: str) -> None:
-    """Eqs. 16 to 18: a turn by at most w theta moves a score by at most w theta |x_m| |x_n|, theta the fastest used."""
+    """Eqs. 16 to 18: a turn by at most w theta moves a score by at most w theta |x_m| |x_n|, theta
+    the fastest used.
+    """
     window, width, channels = 50, 64, 16
     token_TC = tokens(window, channels)
-    found = comparison(on_slow_pairs(token_TC, width), position="rotary", projection=projection).scores()
+    found = comparison(
+        on_slow_pairs(token_TC, width), position="rotary", projection=projection
+    ).scores()
     norms = np.linalg.norm(token_TC, axis=1)
     fastest = frequencies(width)[-channels // 2]
     assert window * fastest < 0.5
-    assert (np.abs(found - token_TC @ token_TC.T) <= window * fastest * np.outer(norms, norms)).all()
+    assert (
+        np.abs(found - token_TC @ token_TC.T) <= window * fastest * np.outer(norms, norms)
+    ).all()
     same = np.abs(np.diagonal(found) - norms**2).max()  # at distance 0 nothing turns
     assert same < 1e-5
     fast = np.zeros((window, width))
     fast[:, :channels] = token_TC  # the same tokens on the fastest pairs: what Eq. 16 avoids
-    off = np.abs(comparison(fast, position="rotary", projection=projection).scores() - token_TC @ token_TC.T).max()
+    off = np.abs(
+        comparison(fast, position="rotary", projection=projection).scores() - token_TC @ token_TC.T
+    ).max()
     assert off > 10 * np.abs(found - token_TC @ token_TC.T).max()
 
 
 def test_eq_16_holds_for_falling_frequencies_only() -> None:
-    """The text sorts theta ascending and wants 1/theta_l >> w for l >= l_t: so sorted, the late ones are the fast."""
+    """The text sorts theta ascending and wants 1/theta_l >> w for l >= l_t: so sorted, the late
+    ones are the fast.
+    """
     ascending = np.sort(frequencies(64))
     window, half = 20, 16
-    assert (1 / ascending[half:] < window).sum() > half // 2 and (1 / ascending[:half] > 4 * window).all()
+    assert (1 / ascending[half:] < window).sum() > half // 2 and (
+        1 / ascending[:half] > 4 * window
+    ).all()
     assert (1 / frequencies(64)[half:] > 4 * window).all()  # RoFormer's order
 
 
 @BOTH
 def test_a_constant_embedding_compares_positions(projection: str) -> None:
-    """Eqs. 22 and 23: real ones give *twice* the printed sum; complex ones, (1, 0) in each pair, give it."""
+    """Eqs. 22 and 23: real ones give *twice* the printed sum; complex ones, (1, 0) in each pair,
+    give it.
+    """
     length, width = 30, 16
     distance = np.arange(length)[:, None] - np.arange(length)
     printed = width / 2 * kernel(distance, frequencies(width))
@@ -128,11 +164,15 @@ def test_a_constant_embedding_compares_positions(projection: str) -> None:
 @BOTH
 @pytest.mark.parametrize("width", [16, 64, 128])
 def test_next_and_nexnext_with_the_conjugate_phase(width: int, projection: str) -> None:
-    """Eqs. 27 to 29 with q = e^{+i theta}: each pointer's highest score is where it points, for any other tokens."""
+    """Eqs. 27 to 29 with q = e^{+i theta}: each pointer's highest score is where it points, for any
+    other tokens.
+    """
     text = offsets(60)
     scores, rows = pointing(text, width=width, projection=projection).scores(), asking(text)
     assert (scores[rows].argmax(1) == rows + text[rows]).all()
-    expected = width / 2 * kernel(np.arange(60) - rows[:, None] - text[rows, None], frequencies(width))
+    expected = (
+        width / 2 * kernel(np.arange(60) - rows[:, None] - text[rows, None], frequencies(width))
+    )
     np.testing.assert_allclose(scores[rows], expected, rtol=0, atol=1e-4)
 
 
@@ -166,7 +206,9 @@ def test_a_target_ahead_needs_attention_without_a_mask() -> None:
 
 @pytest.mark.parametrize("width", [16, 64, 128])
 def test_the_sums_are_no_delta_but_softmax_sharpens_them(width: int) -> None:
-    """Eq. 28: next to its target the score keeps 0.9 or more of its peak; the weight there falls as the gain grows."""
+    """Eq. 28: next to its target the score keeps 0.9 or more of its peak; the weight there falls as
+    the gain grows.
+    """
     missed = []
     for gain in (1.0, 30.0, 900.0):
         made = pointing([1] * 48, width=width, projection="complex", gain=gain)
@@ -190,34 +232,55 @@ def test_the_free_numbers_must_sum_to_one_positive_value() -> None:
 
 
 def test_absolute_sinusoids_can_point_within_a_window() -> None:
-    """Sec. 4.3 (Eqs. 24 to 26) calls it impossible for one layer: over 200 positions it is not. The margin is small."""
+    """Sec. 4.3 (Eqs. 24 to 26) calls it impossible for one layer: over 200 positions it is not.
+
+    The margin is small.
+    """
     text = offsets(200)
     made, rows = absolute_pointing(text, width=64, gain=10_000), asking(text)
     assert (made.scores()[rows].argmax(1) == rows + text[rows]).all()
     assert made.weights()[rows, rows + text[rows]].min() > 0.999
-    other = made.scores()[rows, rows + 3 - text[rows]]  # where a pointer of the other kind would look
+    other = made.scores()[
+        rows, rows + 3 - text[rows]
+    ]  # where a pointer of the other kind would look
     margin = (made.scores()[rows, rows + text[rows]] - other) / 10_000
     np.testing.assert_allclose(margin, 0.02, rtol=0.05)
 
 
 def test_absolute_sinusoids_cannot_point_at_every_position() -> None:
-    """The two kinds' scores at (i, j) differ by g(j) alone, which must fall at every step: margin <= range(g) / N."""
+    """The two kinds' scores at (i, j) differ by g(j) alone, which must fall at every step: margin
+    <= range(g) / N.
+    """
     length, width = 200, 64
     scores = [absolute_pointing([kind] * length, width=width).scores() for kind in (1, 2)]
     g_TT = scores[0] - scores[1]
-    np.testing.assert_allclose(g_TT - g_TT[0], 0, rtol=0, atol=1e-6)  # the query's position drops out
-    margins = [s[np.arange(length - 2), np.arange(length - 2) + k] for s, k in ((scores[0], 1), (scores[1], 2))]
-    others = [s[np.arange(length - 2), np.arange(length - 2) + 3 - k] for s, k in ((scores[0], 1), (scores[1], 2))]
+    np.testing.assert_allclose(
+        g_TT - g_TT[0], 0, rtol=0, atol=1e-6
+    )  # the query's position drops out
+    margins = [
+        s[np.arange(length - 2), np.arange(length - 2) + k]
+        for s, k in ((scores[0], 1), (scores[1], 2))
+    ]
+    others = [
+        s[np.arange(length - 2), np.arange(length - 2) + 3 - k]
+        for s, k in ((scores[0], 1), (scores[1], 2))
+    ]
     smallest = min((a - b).min() for a, b in zip(margins, others, strict=True))
     assert 0 < smallest <= np.ptp(g_TT[0]) / (2 * (length - 2)) + 1e-6
     slow = frequencies(width)[-1]
-    assert np.diff(np.sin(slow * np.arange(30_000))).min() < 0  # the lean of this construction ends too
+    assert (
+        np.diff(np.sin(slow * np.arange(30_000))).min() < 0
+    )  # the lean of this construction ends too
 
 
 def test_position_part_of_absolute_queries_points_at_a_fixed_offset() -> None:
-    """Sec. 4.3 says that not even a fixed relative position can be had for all i; a turned sinusoid is one."""
+    """Sec. 4.3 says that not even a fixed relative position can be had for all i; a turned sinusoid
+    is one.
+    """
     length, width = 60, 32
     made = comparison(np.zeros((length, width)), position="sinusoidal")
-    set_map(made.attention.q_proj, np.diag(np.exp(-1j * frequencies(width))))  # a pair is (sin, cos)
+    set_map(
+        made.attention.q_proj, np.diag(np.exp(-1j * frequencies(width)))
+    )  # a pair is (sin, cos)
     rows = np.arange(length - 1)
     assert (made.scores()[rows].argmax(1) == rows + 1).all()

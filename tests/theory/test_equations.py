@@ -1,4 +1,6 @@
-"""docs/equations.md: every name of code and test in it exists, and every equation has one row in order."""
+"""docs/equations.md: every name of code and test in it exists, and every equation has one row in
+order.
+"""
 
 import re
 from importlib import import_module
@@ -19,9 +21,15 @@ def test_code_exists(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`(tests/[\w/.:]+)`", TEXT))))
 def test_tests_exist(name: str) -> None:
     file, _, function = name.partition("::")
-    assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8") if function else (ROOT / file).exists()
+    assert (
+        f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
+        if function
+        else (ROOT / file).exists()
+    )
 
 
 def test_every_equation_has_one_row_in_order() -> None:
-    numbers = [int(number) for number in re.findall(r"^\| (\d+)(?: E)? \|", TEXT, flags=re.MULTILINE)]
+    numbers = [
+        int(number) for number in re.findall(r"^\| (\d+)(?: E)? \|", TEXT, flags=re.MULTILINE)
+    ]
     assert numbers == [*range(1, 31), *range(11, 38)]

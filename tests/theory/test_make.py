@@ -21,10 +21,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_files_are_the_same_twice_whatever_matplotlib_was_set_to(folder: Path, tmp_path: Path) -> None:
+def test_files_are_the_same_twice_whatever_matplotlib_was_set_to(
+    folder: Path, tmp_path: Path
+) -> None:
     with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 20, "axes.grid": False}):
         make.make_theory(tmp_path, seeds=2, task=TASK)
-    first, second = ({path.name: path.read_bytes() for path in one.iterdir()} for one in (folder, tmp_path))
+    first, second = (
+        {path.name: path.read_bytes() for path in one.iterdir()} for one in (folder, tmp_path)
+    )
     assert first == second
     assert {*FIGURES, "theory.md", "pointer_task.json"} < set(first)
 
@@ -33,12 +37,18 @@ def test_files_are_the_same_twice_whatever_matplotlib_was_set_to(folder: Path, t
 def test_figures_are_svg_that_theory_md_shows(name: str, folder: Path) -> None:
     text = (folder / name).read_text(encoding="utf-8")
     ElementTree.fromstring(text)
-    assert "dc:date" not in text and f"({name})" in (folder / "theory.md").read_text(encoding="utf-8")
+    assert "dc:date" not in text and f"({name})" in (folder / "theory.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_figures_1_and_2_show_half_a_function_space() -> None:
     data = make.function_space()
-    assert len({abs(n) for row in data["entries"]["crope"] for n in row}) == 18 == len(data["entries"]["rope"]) ** 2 / 2
+    assert (
+        len({abs(n) for row in data["entries"]["crope"] for n in row})
+        == 18
+        == len(data["entries"]["rope"]) ** 2 / 2
+    )
     assert [picture["fraction"] for picture in data["bases"]] == [1, 0, 1, 0]
     maps = {picture["name"]: picture for picture in data["maps"]}
     corners = [maps[name]["image"][data["marked"]] for name in ("complex", "mirrored")]

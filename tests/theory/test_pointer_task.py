@@ -1,4 +1,6 @@
-"""The pointer task: tokens and targets by hand, and that evaluation tells a solved task from an unsolved one."""
+"""The pointer task: tokens and targets by hand, and that evaluation tells a solved task from an
+unsolved one.
+"""
 
 import math
 
@@ -20,7 +22,9 @@ from crope.theory.pointer_task import (
 )
 from crope.theory.rotary import frequencies
 
-SMALL = Task(width=16, words=6, seq_len=12, batch_size=8, max_steps=6, lengths=(12, 24), sequences=4)
+SMALL = Task(
+    width=16, words=6, seq_len=12, batch_size=8, max_steps=6, lengths=(12, 24), sequences=4
+)
 
 
 def sample(task: Task, **changes: object) -> torch.Tensor:
@@ -44,7 +48,9 @@ def test_a_quarter_of_the_tokens_is_of_either_kind_and_words_are_uniform() -> No
 
 
 def solved(task: Task) -> PointerModel:
-    """A CRoPE model set by hand (Eqs. 27 to 29): real channel of complex pair t is token t; one value a token."""
+    """A CRoPE model set by hand (Eqs. 27 to 29): real channel of complex pair t is token t; one
+    value a token.
+    """
     model = PointerModel("crope", task, seed=0)
     pairs, phase_J = task.width // 2, np.exp(1j * frequencies(task.width))
     query = np.zeros((pairs, pairs), dtype=complex)
@@ -73,7 +79,9 @@ def test_a_solved_model_scores_one_at_every_length() -> None:
 
 
 def test_accuracy_leaves_pointers_to_pointers_out() -> None:
-    """A head that always names word 2: right where the answer is that word, among answers that are words."""
+    """A head that always names word 2: right where the answer is that word, among answers that are
+    words.
+    """
     model = solved(SMALL)
     with torch.no_grad():
         model.head.weight.zero_()

@@ -1,4 +1,6 @@
-"""The rotation in its three forms, RoFormer's derivation, the kernel against integrals, the decay bound."""
+"""The rotation in its three forms, RoFormer's derivation, the kernel against integrals, the decay
+bound.
+"""
 
 import cmath
 import itertools
@@ -46,7 +48,11 @@ def model_score(q: np.ndarray, k: np.ndarray) -> float:
 def test_matrix_elementwise_and_complex_forms_are_the_models_rotation(width: int) -> None:
     """Eq. 6, 10 and RoFormer's Eqs. 15 and 34; theta_i = 10000^(-2i/width), written out here."""
     x_TK = gaussian(1024, width)
-    model = RotaryEmbedding(width, max_len=1024).rotate(torch.from_numpy(x_TK)[None, None])[0, 0].numpy()
+    model = (
+        RotaryEmbedding(width, max_len=1024)
+        .rotate(torch.from_numpy(x_TK)[None, None])[0, 0]
+        .numpy()
+    )
     for m in (0, 1, 17, 1023):
         expected = np.empty(width)
         for i in range(width // 2):
@@ -55,20 +61,26 @@ def test_matrix_elementwise_and_complex_forms_are_the_models_rotation(width: int
             expected[2 * i + 1] = even * math.sin(angle) + odd * math.cos(angle)
         np.testing.assert_allclose(rotary_matrix(m, width) @ x_TK[m], expected, rtol=0, atol=1e-12)
         np.testing.assert_allclose(rotate_elementwise(x_TK[m], m), expected, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(phases(m, width) * as_complex(x_TK[m]), as_complex(expected), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            phases(m, width) * as_complex(x_TK[m]), as_complex(expected), rtol=0, atol=1e-12
+        )
         np.testing.assert_allclose(model[m], expected, rtol=0, atol=1e-6)
 
 
 @WIDTHS
 def test_rotations_compose_and_are_orthogonal(width: int) -> None:
-    """R_m^T R_n = R_{n-m}: what makes the score relative (RoFormer's Eqs. 11, 14, 16; CRoPE's Eqs. 6 and 7)."""
+    """R_m^T R_n = R_{n-m}: what makes the score relative (RoFormer's Eqs. 11, 14, 16; CRoPE's Eqs.
+    6 and 7).
+    """
     r_m, r_n = rotary_matrix(7, width), rotary_matrix(19, width)
     np.testing.assert_allclose(r_m.T @ r_n, rotary_matrix(12, width), rtol=0, atol=1e-12)
     np.testing.assert_allclose(r_m.T @ r_m, np.eye(width), rtol=0, atol=1e-12)
 
 
 def test_inner_product_needs_the_conjugate() -> None:
-    """Eq. 11: by hand (1 + 2i) and (3 + 4i): 1*3 + 2*4 = 11; the plain product's real part is 3 - 8 = -5."""
+    """Eq. 11: by hand (1 + 2i) and (3 + 4i): 1*3 + 2*4 = 11; the plain product's real part is 3 - 8
+    = -5.
+    """
     q, k = gaussian(2, 8)
     assert inner_product(np.array([1 + 2j]), np.array([3 + 4j])) == 11
     assert inner_product(as_complex(q), as_complex(k)) == pytest.approx(q @ k, abs=1e-12)
@@ -80,13 +92,17 @@ def test_rotary_score_is_the_models_and_depends_on_the_distance() -> None:
     q, k = gaussian(2, 8)
     q_C, k_C = as_complex(q), as_complex(k)
     assert rotary_score(q_C, k_C, M, N) == pytest.approx(model_score(q, k), abs=1e-6)
-    assert rotary_score(q_C, k_C, M + 5, N + 5) == pytest.approx(rotary_score(q_C, k_C, M, N), abs=1e-12)
+    assert rotary_score(q_C, k_C, M + 5, N + 5) == pytest.approx(
+        rotary_score(q_C, k_C, M, N), abs=1e-12
+    )
     printed = float(np.real(q_C @ (np.conj(phases(M - N, 8)) * k_C)))
     assert abs(printed - model_score(q, k)) > 0.1
 
 
 def test_complex_maps_give_cropes_score() -> None:
-    """Eq. 13 with both conjugates is what two ComplexLinear layers and rotary compute; as printed it is not."""
+    """Eq. 13 with both conjugates is what two ComplexLinear layers and rotary compute; as printed
+    it is not.
+    """
     x_m, x_n = gaussian(2, 8, seed=3)
     layers = [ComplexLinear(8, 8).double() for _ in range(2)]
     for layer, values in zip(layers, gaussian(2, 2, 4, 4, seed=1), strict=True):
@@ -94,16 +110,23 @@ def test_complex_maps_give_cropes_score() -> None:
             layer.a.copy_(torch.from_numpy(values[0]))
             layer.b.copy_(torch.from_numpy(values[1]))
     w_q, w_k = ((layer.a - 1j * layer.b).detach().numpy() for layer in layers)
-    q, k = (layer(torch.from_numpy(x)).detach().numpy() for layer, x in zip(layers, (x_m, x_n), strict=True))
+    q, k = (
+        layer(torch.from_numpy(x)).detach().numpy()
+        for layer, x in zip(layers, (x_m, x_n), strict=True)
+    )
     score = rotary_score(w_q @ as_complex(x_m), w_k @ as_complex(x_n), M, N)
     assert score == pytest.approx(model_score(q, k), abs=1e-5)
     middle = w_q.conj().T @ np.diag(phases(N - M, 8)) @ w_k
-    assert (as_complex(x_m).conj() @ middle @ as_complex(x_n)).real == pytest.approx(score, abs=1e-10)
+    assert (as_complex(x_m).conj() @ middle @ as_complex(x_n)).real == pytest.approx(
+        score, abs=1e-10
+    )
     assert abs((as_complex(x_m) @ middle @ as_complex(x_n)).real - score) > 0.1
 
 
 def test_relative_score_needs_the_transpose_of_w_q() -> None:
-    """RoFormer's Eq. 16: x_m^T W_q^T R_{n-m} W_k x_n; the printed W_q without transpose is another number."""
+    """RoFormer's Eq. 16: x_m^T W_q^T R_{n-m} W_k x_n; the printed W_q without transpose is another
+    number.
+    """
     w_q, w_k = gaussian(2, 6, 6)
     x_m, x_n = gaussian(2, 6, seed=1)
     score = (rotary_matrix(4, 6) @ w_q @ x_m) @ (rotary_matrix(9, 6) @ w_k @ x_n)
@@ -112,7 +135,8 @@ def test_relative_score_needs_the_transpose_of_w_q() -> None:
 
 
 def test_the_derivation_in_the_plane() -> None:
-    """RoFormer's Eqs. 20 to 33, for f(x, m) = W x e^{i(m theta + gamma)}: the radius ignores m, the angle is m theta.
+    """RoFormer's Eqs. 20 to 33, for f(x, m) = W x e^{i(m theta + gamma)}: the radius ignores m, the
+    angle is m theta.
 
     gamma cancels in every score, so Eq. 33 may set it to zero.
     """
@@ -123,7 +147,9 @@ def test_the_derivation_in_the_plane() -> None:
 
     for m, n in ((0, 0), (4, 9), (30, 2)):
         g = f(q, m).conjugate() * f(k, n)  # inner product is its real part
-        assert abs(f(q, m)) == pytest.approx(abs(q)) and abs(g) == pytest.approx(abs(q) * abs(k))  # 24, 26a, 27
+        assert abs(f(q, m)) == pytest.approx(abs(q)) and abs(g) == pytest.approx(
+            abs(q) * abs(k)
+        )  # 24, 26a, 27
         angle = cmath.phase(k) - cmath.phase(q) + (n - m) * theta
         assert cmath.exp(1j * cmath.phase(g)) == pytest.approx(cmath.exp(1j * angle))  # 24, 26b, 28
         assert g == pytest.approx(f(q, m, 0.0).conjugate() * f(k, n, 0.0))  # 31, 33
@@ -141,11 +167,14 @@ def test_limit_of_the_kernel_is_an_integral(distance: float) -> None:
     """Against quadrature over frequencies: u = log theta, so cos(distance theta) d theta / theta."""
     value, _ = quad(lambda theta: math.cos(distance * theta) / theta, 1e-4, 1, limit=2000)
     assert kernel_limit(distance) == pytest.approx(value / math.log(1e4), abs=1e-7)
-    assert kernel(distance, frequencies(200_000)) == pytest.approx(float(kernel_limit(distance)), abs=1e-4)
+    assert kernel(distance, frequencies(200_000)) == pytest.approx(
+        float(kernel_limit(distance)), abs=1e-4
+    )
 
 
 def test_the_kernel_is_no_delta_at_any_width() -> None:
-    """Eqs. 21, 23 and 28: at distance 1 the score stays at 0.97 of its peak, and at 100 it is still 0.44.
+    """Eqs. 21, 23 and 28: at distance 1 the score stays at 0.97 of its peak, and at 100 it is still
+    0.44.
 
     Evenly spaced frequencies in (0, pi) would give the delta that the paper wants.
     """
@@ -159,16 +188,25 @@ def test_the_kernel_is_no_delta_at_any_width() -> None:
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_softmax_makes_a_delta_of_the_kernel(scaled: bool) -> None:
-    """What holds of Eqs. 21, 23 and 28: the missed weight goes to zero with the width and with the gain."""
-    by_width = [missed_weight(frequencies(d), length=64, gain=10, scaled=scaled) for d in (16, 64, 256, 1024)]
-    by_gain = [missed_weight(frequencies(64), length=64, gain=g, scaled=scaled) for g in (1, 10, 100, 1000)]
+    """What holds of Eqs. 21, 23 and 28: the missed weight goes to zero with the width and with the
+    gain.
+    """
+    by_width = [
+        missed_weight(frequencies(d), length=64, gain=10, scaled=scaled)
+        for d in (16, 64, 256, 1024)
+    ]
+    by_gain = [
+        missed_weight(frequencies(64), length=64, gain=g, scaled=scaled) for g in (1, 10, 100, 1000)
+    ]
     for missed in (by_width, by_gain):
         assert all(a > b for a, b in itertools.pairwise(missed) if b > 1e-12)
         assert missed[-1] < 0.03
 
 
 def test_abel_transformation_and_the_bound() -> None:
-    """RoFormer's Eqs. 35 to 37 on random q and k: the sum, its rearrangement with h_{d/2} = 0, and the bound."""
+    """RoFormer's Eqs. 35 to 37 on random q and k: the sum, its rearrangement with h_{d/2} = 0, and
+    the bound.
+    """
     rng, theta = np.random.default_rng(0), frequencies(32)
     for distance in (0, 1, 10, 200):
         q, k = rng.standard_normal((2, 16, 2)) @ np.array([1, 1j])
@@ -181,7 +219,9 @@ def test_abel_transformation_and_the_bound() -> None:
 
 
 def test_decay_is_that_of_roformers_figure_2() -> None:
-    """d = 128: about 20 at small distances, 6 to 8 towards 250; 32.5 = mean of 1 .. 64 at distance 0."""
+    """d = 128: about 20 at small distances, 6 to 8 towards 250; 32.5 = mean of 1 .. 64 at distance
+    0.
+    """
     bound = np.array(decay_curves(width=128, longest=256)["bound"])
     assert bound[0] == pytest.approx(32.5, abs=1e-12) and bound[5] == pytest.approx(20.85, abs=0.01)
     assert 6 < bound[200:].mean() < 8 and bound[200:].max() < 10
@@ -189,7 +229,9 @@ def test_decay_is_that_of_roformers_figure_2() -> None:
 
 
 def test_the_bound_decays_but_not_at_every_step_nor_does_the_score() -> None:
-    """Long-term decay is a trend of an upper bound: it rises on the way, and a query can peak at any distance."""
+    """Long-term decay is a trend of an upper bound: it rises on the way, and a query can peak at
+    any distance.
+    """
     theta = frequencies(128)
     bound = np.array([relative_bound(d, theta) for d in range(256)])
     assert (np.diff(bound) > 0).sum() > 50
