@@ -27,6 +27,10 @@ KEPT = 2
 NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{16})\.pt")
 
 
+class CorruptCheckpoint(ValueError):
+    """A checkpoint, or the metrics it was saved with, does not have its SHA-256."""
+
+
 @dataclass(frozen=True)
 class TrainState:
     """The live objects whose state a checkpoint holds."""
@@ -62,32 +66,38 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, state: TrainState, *, made_with: Mapping[str, str]
 ) -> tuple[int, int]:
-    """Restores `state` from the newest usable checkpoint; returns (updates done, bytes of
-    metrics.jsonl to keep).
+    """Restores `state` from the newest checkpoint that is not corrupt; returns (updates done, bytes
+    of metrics.jsonl to keep), (0, 0) if there is none.
 
-    Returns (0, 0) if there is none. Unusable checkpoints are reported on stderr and deleted. No
-    code from a file runs. Raises UserError if the checkpoint belongs to another model than the code
-    builds.
+    A corrupt checkpoint is reported on stderr and deleted. No code from a file runs. Raises
+    UserError for a checkpoint of another run, device, corpus or model, and keeps it.
     """
     for path in checkpoints(folder):
-        found, problem = _read(path, folder / "metrics.jsonl", made_with)
-        if found is None:
+        try:
+            content = _read(path, folder / "metrics.jsonl")
+        except CorruptCheckpoint as error:
             print(
-                f"{path}: {problem}; continuing from the previous checkpoint or from the start",
+                f"{path}: {error}; continuing from the previous checkpoint or from the start",
                 file=sys.stderr,
             )
             path.unlink()
             continue
         try:
-            state.model.load_state_dict(found["model"])
-            state.optimizer.load_state_dict(found["optimizer"])
-            state.scheduler.load_state_dict(found["scheduler"])
+            for key, value in made_with.items():
+                if content["made_with"].get(key) != value:
+                    raise UserError(
+                        f"{path}: made with another {key} ({content['made_with'].get(key)}, now "
+                        f"{value}); continue it with that one, or remove {folder} to start again"
+                    )
+            state.model.load_state_dict(content["model"])
+            state.optimizer.load_state_dict(content["optimizer"])
+            state.scheduler.load_state_dict(content["scheduler"])
+            return int(content["step"]), int(content["metrics_size"])
         except (RuntimeError, ValueError, KeyError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(
                 f"{path}: does not fit the model that this code builds ({reason}); remove {folder}"
             ) from error
-        return int(found["step"]), int(found["metrics_size"])
     return 0, 0
 
 
@@ -111,29 +121,30 @@ def save_weights(path: Path, model: nn.Module) -> None:
     write_bytes(path, _bytes(model.state_dict()))
 
 
-def _read(
-    path: Path, metrics: Path, made_with: Mapping[str, str]
-) -> tuple[dict[str, Any] | None, str]:
-    """The content of a checkpoint, or None and the reason why it cannot be used."""
+def _read(path: Path, metrics: Path) -> dict[str, Any]:
+    """The content of a checkpoint.
+
+    Raises CorruptCheckpoint if its bytes or those of metrics.jsonl do not have their SHA-256,
+    UserError if they have it and are no checkpoint of this version of the program.
+    """
     data, name = path.read_bytes(), NAME.fullmatch(path.name)
     if name is None or _digest(data) != name[2]:
-        return None, "corrupt (its bytes do not have the SHA-256 in its name)"
+        raise CorruptCheckpoint("corrupt (its bytes do not have the SHA-256 in its name)")
     try:
-        found: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        size, digest, made_before = (
-            found["metrics_size"],
-            found["metrics_sha256"],
-            found["made_with"],
+        content: dict[str, Any] = torch.load(
+            io.BytesIO(data), map_location="cpu", weights_only=True
         )
+        size, metrics_sha256 = content["metrics_size"], content["metrics_sha256"]
+        content["made_with"].keys()
     except Exception as error:  # any content is possible; weights_only=True runs no code from it
-        return None, f"not a checkpoint of this program ({' '.join(str(error).split())[:120]})"
-    for key, value in made_with.items():
-        if made_before.get(key) != value:
-            return None, f"made with another {key} ({made_before.get(key)}, now {value})"
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(
+            f"{path}: not a checkpoint of this version of the program ({reason}); remove it"
+        ) from error
     before = metrics.read_bytes()[:size] if metrics.exists() else b""
-    if hashlib.sha256(before).hexdigest() != digest:
-        return None, "metrics.jsonl is not the one it was saved with"
-    return found, ""
+    if hashlib.sha256(before).hexdigest() != metrics_sha256:
+        raise CorruptCheckpoint("metrics.jsonl is not the one it was saved with")
+    return content
 
 
 def _bytes(value: Any) -> bytes:

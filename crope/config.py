@@ -35,8 +35,14 @@ GOLDEN: dict[str, dict[str, Any]] = json.loads(GOLDEN_FILE.read_text(encoding="u
 # cannot enter.
 SCIENTIFIC = ("model", "data", "tokenizer", "train", "eval", "seed")
 
+# Scientific keys that were added after runs had been published, with the value that every earlier
+# run had. A key with that value stays out of the identity, so that no earlier run is renamed.
+ADDED_LATER = {
+    "model": {"ffn_ratio": 4.0},
+    "train": {"warmup_steps": 0, "qkv_lr_factor": 1.0},
+}
+
 GPT2_VOCAB_SIZE = 50257
-FFN_RATIO = 4  # width of the feed-forward layer over d_model, in every model (Sec. 6.1: "expansion ratio of 4")
 INIT_STD = 0.02  # of the initial weights, as in GPT-2
 CHUNK = 64  # tokens per chunk of linear attention
 
@@ -62,6 +68,8 @@ PROJECTIONS = (
     "complex_qk",
     "complex_v",
     "complex_wide",
+    "conjugate",
+    "multi_query",
 )
 ATTENTIONS = ("softmax", "linear")
 
@@ -86,6 +94,9 @@ class ModelConfig:
     n_layers: int = option(4, "L of Sec. 5.1", least=1)
     n_heads: int = option(4, "H of Sec. 5.1", least=1)
     d_model: int = option(128, "D; d_model / n_heads must be even", least=2)
+    ffn_ratio: float = option(
+        4.0, "width of the feed-forward layer over d_model (Sec. 6.1)", above=0
+    )
     dropout: float = option(
         0.0, "on embedding, attention weights and residual branches", least=0, below=1
     )
@@ -118,6 +129,16 @@ class ModelConfig:
     def head_width(self) -> int:
         """K = E / n_heads."""
         return self.attention_width // self.n_heads
+
+    @property
+    def kv_width(self) -> int:
+        """Width of K and of V over all heads: that of one head in `multi_query`, else E."""
+        return self.head_width if self.projection == "multi_query" else self.attention_width
+
+    @property
+    def ffn_width(self) -> int:
+        """F, the width of the feed-forward layer."""
+        return round(self.ffn_ratio * self.d_model)
 
     @property
     def embed_factor(self) -> float:
@@ -165,6 +186,10 @@ class TrainConfig:
     lr: float = option(0.001, "initial learning rate", above=0)
     lr_gamma: float = option(0.8, "factor on lr every lr_step_size steps", above=0)
     lr_step_size: int = option(MISSING, "steps between decays", least=1)
+    warmup_steps: int = option(
+        0, "first updates, over which lr rises linearly to its value", least=0
+    )
+    qkv_lr_factor: float = option(1.0, "factor on lr for the weights of Q, K and V", above=0)
     beta1: float = option(0.9, "AdamW", least=0, below=1)
     beta2: float = option(0.999, "AdamW", least=0, below=1)
     eps: float = option(1e-8, "AdamW", above=0)
@@ -324,8 +349,15 @@ def half_rank(in_features: int, out_features: int) -> int:
 
 
 def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a resolved configuration that a number can depend on."""
-    return {name: config[name] for name in SCIENTIFIC}
+    """The part of a resolved configuration that a number can depend on; see ADDED_LATER."""
+    part = {name: config[name] for name in SCIENTIFIC}
+    for section, added in ADDED_LATER.items():
+        part[section] = {
+            key: value
+            for key, value in config[section].items()
+            if key not in added or value != added[key]
+        }
+    return part
 
 
 def cell_key(config: Mapping[str, Any]) -> str:
@@ -334,10 +366,8 @@ def cell_key(config: Mapping[str, Any]) -> str:
     Precision is left out because `auto` depends on the machine; the report refuses to mix two in
     one cell.
     """
-    part = {
-        **scientific(config),
-        "train": {k: v for k, v in config["train"].items() if k != "precision"},
-    }
+    part = scientific(config)
+    part["train"] = {key: value for key, value in part["train"].items() if key != "precision"}
     del part["seed"]
     return _digest(part)
 

@@ -6,11 +6,11 @@ rotated into the basis in which Q, K and V are closest to complex-linear. The ro
 change the model's function:
 
 - LayerNorm subtracts the mean, so the rotation keeps the direction (1, ..., 1). LayerNorm gains are
-  folded into the projections that read the norm; LayerNorm shifts are rotated with the stream. -
-  The values of each head are rotated as well, and the output projection rotates them back. - A tied
-  head cannot absorb the last norm's gain without changing the embedding, so the converted model has
-  an untied head: V D weights more where the trained head was tied. All layers share one basis of
-  the stream.
+  folded into the projections that read the norm; LayerNorm shifts are rotated with the stream.
+- The values of each head are rotated as well, and the output projection rotates them back.
+- A tied head cannot absorb the last norm's gain without changing the embedding, so the converted
+  model has an untied head: V D weights more where the trained head was tied. All layers share one
+  basis of the stream.
 
 (A fixed matrix before Q, K and V would allow one basis per layer, but would store D^2 numbers to
 save 1.5 D^2.)

@@ -14,6 +14,7 @@ from crope.model.gpt import GPT
 # device idle.
 FULL_BATCH_TOKENS = 4096
 
+# (inputs_BT, targets_BT) -> nats: the mean over all tokens in training, (B,) in validation.
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -48,7 +49,7 @@ def sampled_loss(
             seq_len=config.train.seq_len,
             purpose=f"validation/{index}",
         )
-        total += loss(inputs_BT.to(device), targets_BT.to(device))
+        total += loss(inputs_BT.to(device), targets_BT.to(device)).double().mean()
     return total.item() / config.eval.batches
 
 
@@ -59,13 +60,14 @@ def full_loss(
     config: Config,
     device: torch.device,
     max_tokens: int | None = None,
-) -> tuple[float, int]:
-    """Mean loss in nats over the split, and the number of targets in that mean.
+) -> tuple[float, int, torch.Tensor]:
+    """Mean loss in nats over the split, the number of targets in that mean, and the mean loss of
+    each window, (N,) in float64.
 
     max_tokens (default eval.full_tokens) selects an evenly spaced subset of windows; 0 is the whole
     split.
     """
-    total, count = torch.zeros((), dtype=torch.float64, device=device), 0
+    total, count, window_nats = torch.zeros((), dtype=torch.float64, device=device), 0, []
     windows = full_pass(
         tokens,
         seq_len=config.train.seq_len,
@@ -73,9 +75,11 @@ def full_loss(
         max_tokens=config.eval.full_tokens if max_tokens is None else max_tokens,
     )
     for inputs_BT, targets_BT in windows:
-        total += loss(inputs_BT.to(device), targets_BT.to(device)).double() * targets_BT.numel()
+        loss_B = loss(inputs_BT.to(device), targets_BT.to(device)).double()
+        total += loss_B.sum() * targets_BT.shape[1]
         count += targets_BT.numel()
-    return total.item() / count, count
+        window_nats.append(loss_B)
+    return total.item() / count, count, torch.cat(window_nats).cpu()
 
 
 def full_batch_size(config: Config) -> int:

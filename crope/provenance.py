@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from crope.config import ROOT
+from crope.config import ROOT, RuntimeConfig
 from crope.device import device_name, resolve_device
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "tokenizers", "wandb", "pandas", "triton")
@@ -25,9 +25,9 @@ def now_utc() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def collect(device_choice: str, data_meta: dict[str, Any]) -> dict[str, Any]:
+def collect(runtime: RuntimeConfig, data_meta: dict[str, Any]) -> dict[str, Any]:
     """Everything that is known when a run starts."""
-    device, parent = resolve_device(device_choice), multiprocessing.parent_process()
+    device, parent = resolve_device(runtime.device), multiprocessing.parent_process()
     return {
         "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
         "dirty": is_dirty(ROOT),
@@ -42,7 +42,8 @@ def collect(device_choice: str, data_meta: dict[str, Any]) -> dict[str, Any]:
         "device_kind": device.type,
         "driver": _driver() if device.type == "cuda" else None,
         "cuda": torch.version.cuda,
-        "threads": torch.get_num_threads(),
+        # The run sets the configured number only when it trains.
+        "threads": runtime.threads or torch.get_num_threads(),
         "data": data_meta,
         "started_utc": now_utc(),
     }

@@ -5,10 +5,12 @@ results/runs/<run_id>/
     provenance.json   commit, command, versions, device, data hashes, start and end (UTC)
     metrics.jsonl     one JSON object per line, each with "step" = optimiser updates done
     summary.json      written last; `status: complete` in it is the only definition of done
+    val_windows.npy   validation loss of each window of the last full pass, in nats per token, float32
     weights.pt        state dict after the last step
 """
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import yaml
 
 from crope.config import ROOT, numerics_version, run_hash
@@ -220,6 +223,7 @@ class MetricsWriter:
             raise ValueError(f"{path}: {size} bytes, but the checkpoint was saved after {keep}")
         self.file = path.open("ab")
         self.file.truncate(keep)
+        self.file.seek(keep)  # truncate leaves the position, which sync() returns, at the old end
 
     def write(self, row: Mapping[str, Any]) -> None:
         self.file.write((json.dumps(row, allow_nan=False) + "\n").encode())
@@ -310,6 +314,13 @@ def write_bytes(path: Path, data: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_array(path: Path, values: Any) -> None:
+    """A .npy file in float32."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.asarray(values, dtype=np.float32))
+    write_bytes(path, buffer.getvalue())
 
 
 def remove_temporary_files(folder: Path) -> None:

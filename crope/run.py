@@ -129,7 +129,7 @@ def _execute(run: Run, stop: Stop) -> Outcome:
     started = time.monotonic()
     remove_temporary_files(run.path)
     write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
-    facts = provenance.collect(config.runtime.device, tokens.meta)
+    facts = provenance.collect(config.runtime, tokens.meta)
     if checkpoints(run.path) and (run.path / "provenance.json").exists():
         facts["resumed_from"] = provenance.earlier_attempts(run.path / "provenance.json")
     write_json(run.path / "provenance.json", facts)
@@ -213,6 +213,7 @@ def _results(run: Run, tokens: TokenSet, model: GPT, *, seconds: float) -> dict[
         "unigram_nats": unigram_cross_entropy(tokens.train, tokens.validation, tokens.vocab_size),
         "parameters": {**asdict(parameters), "total": parameters.total},
         "metrics_sha256": sha256_file(metrics),
+        "val_windows_sha256": sha256_file(run.path / "val_windows.npy"),
         "weights_sha256": sha256_file(run.path / "weights.pt"),
     }
 

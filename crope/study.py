@@ -63,18 +63,36 @@ def _yaml(group: str, name: str) -> Any:
 
 
 def study_axes(study: str) -> dict[str, list[str]]:
-    """Axis -> values, the first axis varying slowest.
+    """Axis -> values, the first axis varying slowest, without the scale.
 
     Raises ConfigError for no such study or one without axes.
     """
-    try:
-        params = dict(_yaml("study", study)["hydra"]["sweeper"]["params"])
-    except (KeyError, TypeError):
-        params = {}
-    if not {"data", "model"} <= params.keys():
+    axes = _axes(study)
+    axes.pop("scale", None)
+    if not {"data", "model"} <= axes.keys():
         raise ConfigError(
             f"conf/study/{study}.yaml: give the axes data and model in hydra.sweeper.params"
         )
+    return axes
+
+
+def planned_scale(studies: Iterable[str]) -> str | None:
+    """The scale that the files of these studies fix; None if none does. Raises ConfigError if they
+    fix different ones.
+    """
+    scales = {study: _axes(study).get("scale") for study in studies}
+    fixed = {scale[0]: study for study, scale in scales.items() if scale}
+    if len(fixed) > 1:
+        plans = ", ".join(f"{study} at scale {scale}" for scale, study in fixed.items())
+        raise ConfigError(f"these studies are planned at different scales ({plans}); run one first")
+    return next(iter(fixed), None)
+
+
+def _axes(study: str) -> dict[str, list[str]]:
+    try:
+        params = dict(_yaml("study", study)["hydra"]["sweeper"]["params"])
+    except (KeyError, TypeError):
+        return {}
     parse = OverridesParser.create().parse_override
     parsed = {name: parse(f"{name}={values}") for name, values in params.items()}
     return {
@@ -135,7 +153,11 @@ def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[Stu
 
 
 def _rows(study: str, scale: str, datasets: Sequence[str] | None) -> list[StudyRow]:
-    """One row per combination of the axes other than seed and model."""
+    """One row per combination of the axes other than seed and model; none at another scale than
+    that of the study's file.
+    """
+    if planned_scale([study]) not in (None, scale):
+        return []
     axes = study_axes(study)
     models = axes.pop("model")
     axes.pop("seed", None)
@@ -239,12 +261,12 @@ def study_status(
     """Counts of each study's runs, the time left, and one line per run that is running, started or
     failed.
 
-    scale    None: the first scale of paper, quick, smoke that has a finished run, else quick
+    scale    None: that of the study's file, else the first that has a finished run, else quick
     seeds    None: those of each study's file
     """
     records, invalid = read_records(results_dir / "runs")
     scales = {record.summary["scale"] for record in records}
-    scale = scale or next((name for name in group_files("scale") if name in scales), "quick")
+    default = next((name for name in group_files("scale") if name in scales), "quick")
     complete = [record for record in records if record.summary["status"] == "complete"]
     complete.sort(key=lambda record: record.summary["finished_utc"])
     precision = complete[-1].summary["precision"] if complete else "fp32"
@@ -255,7 +277,8 @@ def study_status(
     lines, datasets = [], _available_datasets(results_dir)
     for study in studies:
         overrides = [f"results_dir={results_dir}"]
-        runs = study_runs([study], scale=scale, seeds=seeds, datasets=datasets, overrides=overrides)
+        at = scale or planned_scale([study]) or default
+        runs = study_runs([study], scale=at, seeds=seeds, datasets=datasets, overrides=overrides)
         states = [
             _state(_recorded(run, precision), {r.path.name for r in complete}, reasons)
             for run in runs
@@ -263,7 +286,7 @@ def study_status(
         counts = Counter(state.status for state in states)
         parts = [f"{counts[name]} {name}" for name in STATUSES if counts[name]]
         lines.append(
-            f"{study}, {scale}: {len(states)} runs: {', '.join(parts)}{_render_left(states, complete)}"
+            f"{study}, {at}: {len(states)} runs: {', '.join(parts)}{_render_left(states, complete)}"
         )
         for state in sorted(states, key=lambda state: STATUSES.index(state.status)):
             if state.status in (RUNNING, STARTED):

@@ -9,35 +9,40 @@ import gc
 import math
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, LRScheduler, StepLR
 from tqdm import tqdm
 
 from crope.checkpoint import TrainState, load_checkpoint, save_checkpoint, save_weights
-from crope.config import Config, TrainConfig
+from crope.config import Config, TrainConfig, run_hash
 from crope.data.batches import Corpus, resident, sample_batch
+from crope.data.corpora import SPLITS
 from crope.data.tokens import TokenSet
 from crope.device import keep_freed_memory, peak_flops, resolve_device
 from crope.evaluate import LossFunction, cross_entropy, full_batch_size, full_loss, sampled_loss
 from crope.model.counting import train_flops_per_token
 from crope.model.gpt import GPT
-from crope.record import MetricsWriter
+from crope.record import MetricsWriter, write_array
 from crope.seeding import torch_seed
 
 # On two CPU cores compiling takes about 30 s and saves about a quarter of each step
 # (docs/performance.md).
 COMPILE_PAYS_TOKENS = 5_000_000
 NO_STEP = 2**62  # sentinel: no non-finite loss so far
+
+QKV = re.compile(r"\.[qkv]_proj\.")
 
 Line = dict[str, float]
 
@@ -85,10 +90,9 @@ def train(
     corpus = replace(
         tokens, train=resident(tokens.train, device), validation=resident(tokens.validation, device)
     )
-    made_with = {"kind of device": device.type} | {
-        f"{split} corpus": str(tokens.meta["splits"][split]["sha256"])
-        for split in ("train", "validation")
-    }
+    made_with = {"run": run_hash(asdict(config)), "kind of device": device.type}
+    for split in SPLITS:
+        made_with[f"{split} corpus"] = str(tokens.meta["splits"][split]["sha256"])
     start, kept_bytes = load_checkpoint(folder, state, made_with=made_with)
     meter = Meter(config, tokens.vocab_size, device)
     with MetricsWriter(folder / "metrics.jsonl", keep=kept_bytes) as metrics:
@@ -104,7 +108,7 @@ def train(
                 save(step)
             try:
                 with meter.paused(config.validates_at(step)):
-                    line = validate(
+                    line, window_nats = validate(
                         validation_loss, state, corpus, config, step, device, stop_requested
                     )
             except Stopped:  # after `step` updates, before or within their validation
@@ -122,6 +126,8 @@ def train(
                 meter.check_finite(line, step)
                 metrics.write({"step": step, **line})
                 log({"step": step, **line})
+    assert window_nats is not None  # of the last step
+    write_array(folder / "val_windows.npy", window_nats)
     save_weights(folder / "weights.pt", model)
 
 
@@ -163,9 +169,9 @@ def validate(
     step: int,
     device: torch.device,
     stop_requested: Callable[[], bool] = lambda: False,
-) -> Line:
+) -> tuple[Line, Tensor | None]:
     """The validation losses that are due after `step` updates; after the last one also the training
-    split's.
+    split's, and the loss of each window of the full validation pass.
 
     Raises Stopped on a stop request, also between validation batches, because a full pass can take
     minutes.
@@ -181,23 +187,24 @@ def validate(
     if stop_requested():
         raise Stopped(step)
     if not config.validates_at(step):
-        return line
+        return line, None
     state.model.eval()
+    window_nats = None
     if last or step % config.eval.every == 0:
         line["val/loss_nats"] = sampled_loss(
             loss, tokens.validation, config=config, step=step, device=device
         )
     if last or (step and step % config.eval.full_every == 0):
-        line["val_full/loss_nats"], count = full_loss(
+        line["val_full/loss_nats"], count, windows = full_loss(
             loss, tokens.validation, config=config, device=device
         )
         line["val_full/tokens"] = count
         if last:
-            same_size = full_loss(
+            window_nats = windows
+            line["train_full/loss_nats"], line["train_full/tokens"], _ = full_loss(
                 loss, tokens.train, config=config, device=device, max_tokens=count
             )
-            line["train_full/loss_nats"], line["train_full/tokens"] = same_size
-    return line
+    return line, window_nats
 
 
 def prepare_device(config: Config) -> torch.device:
@@ -224,26 +231,40 @@ def prepare_device(config: Config) -> torch.device:
     return device
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> tuple[AdamW, StepLR]:
-    """AdamW and StepLR of Sec. 5.3.
+def build_optimizer(model: nn.Module, config: TrainConfig) -> tuple[AdamW, LRScheduler]:
+    """AdamW and StepLR of Sec. 5.3; on request a linear warm-up, and another rate for Q, K and V.
 
-    Weight decay applies to every parameter, as with torch's model.parameters().
+    Weight decay applies to every parameter, as with torch's model.parameters(). The scheduler's
+    first rate is that of the parameters outside Q, K and V.
     """
+    groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
+    if config.qkv_lr_factor != 1:
+        qkv = [p for name, p in model.named_parameters() if QKV.search(name)]
+        others = [p for name, p in model.named_parameters() if not QKV.search(name)]
+        groups = [{"params": others}, {"params": qkv, "lr": config.qkv_lr_factor * config.lr}]
     optimizer = AdamW(
-        model.parameters(),
+        groups,
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         weight_decay=config.weight_decay,
         fused=True,
     )
-    return optimizer, StepLR(optimizer, step_size=config.lr_step_size, gamma=config.lr_gamma)
+    decay = StepLR(optimizer, step_size=config.lr_step_size, gamma=config.lr_gamma)
+    if not config.warmup_steps:
+        return optimizer, decay
+    # Update s (from 0) of the warm-up has (s + 1) / warmup_steps of the rate.
+    rise = LinearLR(
+        optimizer, start_factor=1 / config.warmup_steps, total_iters=config.warmup_steps - 1
+    )
+    return optimizer, ChainedScheduler([rise, decay])
 
 
 def build_losses(
     model: GPT, config: Config, device: torch.device
 ) -> tuple[LossFunction, LossFunction]:
-    """Loss functions for training and for validation: (inputs_BT, targets_BT) -> mean loss in nats.
+    """Loss functions of (inputs_BT, targets_BT) in nats: for training the mean over all tokens, for
+    validation the mean of each window, (B,).
 
     Under bf16 autocast if train.precision says so; compiled where that pays, as one graph without
     fallback to eager. The shorter last batches of a full pass run eagerly and row by row: each
@@ -252,15 +273,20 @@ def build_losses(
     """
     bf16 = config.train.precision == "bf16"
 
-    def eager(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    def mean_loss(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             return cross_entropy(model, inputs_BT, targets_BT)
 
+    def window_losses(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            losses = cross_entropy(model, inputs_BT, targets_BT, reduction="none")
+        return losses.view_as(targets_BT).mean(dim=-1)
+
     if not compiles(config, device):
-        return eager, eager
-    compiled = training = torch.compile(eager, dynamic=False, fullgraph=True)
-    if config.runtime.cuda_graphs and device.type == "cuda":
-        training = torch.compile(eager, dynamic=False, fullgraph=True, mode="reduce-overhead")
+        return mean_loss, window_losses
+    mode = "reduce-overhead" if config.runtime.cuda_graphs and device.type == "cuda" else None
+    training = torch.compile(mean_loss, dynamic=False, fullgraph=True, mode=mode)
+    compiled = torch.compile(window_losses, dynamic=False, fullgraph=True)
     shapes = {
         (batch, config.train.seq_len)
         for batch in (config.train.batch_size, full_batch_size(config))
@@ -270,7 +296,7 @@ def build_losses(
         if tuple(inputs_BT.shape) in shapes:
             return compiled(inputs_BT, targets_BT)
         rows = zip(inputs_BT.split(1), targets_BT.split(1), strict=True)
-        return torch.stack([eager(*row) for row in rows]).mean()
+        return torch.cat([window_losses(*row) for row in rows])
 
     return training, validation
 

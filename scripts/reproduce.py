@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 from crope.errors import Parser, main_errors
-from crope.study import TABLES
+from crope.study import TABLES, planned_scale
 
 
 def main() -> int:
     parser = Parser(description=__doc__)
-    parser.add_argument("--scale", help="default: paper with a CUDA device, else quick")
+    parser.add_argument(
+        "--scale", help="default: the studies' own; else paper with a CUDA device, quick without"
+    )
     parser.add_argument(
         "--seeds", type=int, help="number of seeds, from 0 (default: those of the study's file)"
     )
@@ -30,11 +32,12 @@ def main() -> int:
     from crope.device import default_scale
     from crope.sweep import reproduce
 
+    studies = options.study or TABLES
     return reproduce(
-        scale=options.scale or default_scale(),
+        scale=options.scale or planned_scale(studies) or default_scale(),
         seeds=None if options.seeds is None else range(options.seeds),
         results_dir=options.results_dir,
-        studies=options.study or TABLES,
+        studies=studies,
         overrides=options.overrides,
     )
 

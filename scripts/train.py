@@ -75,6 +75,16 @@ def check_launcher(overrides: list[str]) -> None:
                 ) from None
 
 
+def study_scale(overrides: list[str]) -> str | None:
+    """The scale that the file of the chosen study fixes."""
+    names = [text.split("=")[1] for text in overrides if text.startswith("study=")]
+    if not names:
+        return None
+    from crope.study import planned_scale
+
+    return planned_scale(names)
+
+
 def main() -> None:
     overrides = [
         text
@@ -84,7 +94,7 @@ def main() -> None:
     check_overrides(overrides)
     check_launcher(overrides)
     if not any(text.startswith("scale=") for text in overrides):
-        overrides.append(f"scale={default_scale()}")
+        overrides.append(f"scale={study_scale(overrides) or default_scale()}")
         sys.argv.append(overrides[-1])
     if {"--cfg", "-c"} & set(sys.argv) and "job" in sys.argv:
         run = load_run(overrides)

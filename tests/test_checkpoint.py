@@ -5,6 +5,7 @@ same bits.
 import hashlib
 import os
 import pickle
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from crope.checkpoint import checkpoints
 from crope.compose import Run
 from crope.data.tokens import TokenSet
 from crope.errors import UserError
+from crope.record import read_metrics
 from crope.run import execute
 from tests.conftest import same_bits, toy_run
 
@@ -86,7 +88,7 @@ def test_without_a_usable_checkpoint_the_run_starts_again(broken, whole, updates
     assert updates[0] == 0
 
 
-def test_a_foreign_checkpoint_runs_no_code(broken, whole, capsys, tmp_path: Path) -> None:
+def test_a_foreign_checkpoint_runs_no_code_and_is_kept(broken, tmp_path: Path) -> None:
     """A pickle that would create a folder, under a name whose SHA-256 fits it."""
 
     class Bomb:
@@ -94,10 +96,12 @@ def test_a_foreign_checkpoint_runs_no_code(broken, whole, capsys, tmp_path: Path
             return os.mkdir, (str(tmp_path / "boom"),)
 
     data = pickle.dumps(Bomb())
-    (broken.path / f"checkpoint-11-{hashlib.sha256(data).hexdigest()[:16]}.pt").write_bytes(data)
-    continues_to_the_same_bits(broken, whole)
+    foreign = broken.path / f"checkpoint-11-{hashlib.sha256(data).hexdigest()[:16]}.pt"
+    foreign.write_bytes(data)
+    with pytest.raises(UserError, match="not a checkpoint"):
+        execute(broken)
     assert not (tmp_path / "boom").exists()
-    assert "not a checkpoint" in capsys.readouterr().err
+    assert foreign.exists() and len(checkpoints(broken.path)) == 3
 
 
 @pytest.mark.parametrize("text", ["", '{"step": 0, "val/loss_nats": 1.0}\n'])
@@ -108,13 +112,63 @@ def test_a_checkpoint_without_its_metrics_is_not_used(text: str, broken, whole, 
     assert updates[0] == 0
 
 
-def test_a_checkpoint_of_another_corpus_is_not_used(
-    broken, updates, toy_data: TokenSet, capsys
+@pytest.mark.parametrize("other", ["corpus", "device", "run"])
+def test_a_checkpoint_made_with_something_else_is_refused_and_kept(
+    other: str, broken: Run, whole: Run, toy_data: TokenSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`tiny` depends on Python's version; its run id does not."""
-    toy_data.meta["splits"]["train"]["sha256"] = "other"
-    assert execute(broken).status == "complete"
-    assert updates[0] == 0 and "train corpus" in capsys.readouterr().err
+    """`tiny` depends on Python's version; a login node has no GPU; the files of one run lie in the
+    folder of another. Afterwards the run still continues where it stopped.
+    """
+    kept = checkpoints(broken.path)
+    with monkeypatch.context() as patch:
+        resumed = broken
+        if other == "corpus":
+            patch.setitem(toy_data.meta["splits"]["validation"], "sha256", "other")
+        elif other == "device":
+            real = trainer.load_checkpoint
+            patch.setattr(
+                trainer,
+                "load_checkpoint",
+                lambda folder, state, made_with: real(
+                    folder, state, made_with=made_with | {"kind of device": "cuda"}
+                ),
+            )
+        else:
+            resumed = toy_run(Path(broken.config.results_dir), *OVERRIDES, "train.lr=0.01")
+            shutil.copytree(broken.path, resumed.path)
+        with pytest.raises(UserError, match=other):
+            execute(resumed)
+    assert checkpoints(broken.path) == kept
+    continues_to_the_same_bits(broken, whole)
+
+
+def test_a_stop_before_the_first_new_line_of_a_resumed_run(
+    whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed with lines beyond the last checkpoint, then stopped as soon as it was continued."""
+    run = toy_run(tmp_path / "killed", *OVERRIDES)
+
+    class Killed(BaseException):
+        pass
+
+    def killed_step(*args: object, step: int, **kwargs: object) -> torch.Tensor:
+        if step == 5:
+            raise Killed
+        return real_step(*args, step=step, **kwargs)
+
+    def load_and_stop(*args: object, **kwargs: object) -> tuple[int, int]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real_load(*args, **kwargs)
+
+    real_step, real_load = trainer.train_step, trainer.load_checkpoint
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(trainer, "train_step", killed_step)
+        execute(run)
+    assert read_metrics(run.path / "metrics.jsonl")[-1]["step"] == 4
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "load_checkpoint", load_and_stop)
+        assert execute(run).status == "stopped"
+    continues_to_the_same_bits(run, whole)
 
 
 def test_a_checkpoint_of_another_architecture_is_an_error(broken, monkeypatch) -> None:

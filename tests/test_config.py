@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -9,14 +10,16 @@ import yaml
 
 from crope import config as config_module
 from crope.compose import load_run
-from crope.config import SCIENTIFIC, cell_key, keys, run_hash
+from crope.config import ADDED_LATER, SCIENTIFIC, cell_key, keys, run_hash
 from crope.errors import ConfigError
+from crope.record import PUBLISHED
 
 # The keys that users and other tools rely on, typed here independently of the schema.
 STATED_KEYS = {
-    "model": "position projection attention n_layers n_heads d_model dropout tied_head qkv_bias embed_scale",
+    "model": "position projection attention n_layers n_heads d_model ffn_ratio dropout tied_head qkv_bias embed_scale",
     "tokenizer": "name vocab_size",
-    "train": "batch_size seq_len max_steps lr lr_gamma lr_step_size beta1 beta2 eps weight_decay precision",
+    "train": "batch_size seq_len max_steps lr lr_gamma lr_step_size warmup_steps qkv_lr_factor "
+    "beta1 beta2 eps weight_decay precision",
     "eval": "every batches full_every full_tokens",
     "runtime": "device compile cuda_graphs jobs threads deterministic log_every checkpoint_every",
 }
@@ -124,6 +127,26 @@ def test_published_run_ids(resolved: dict[str, Any]) -> None:
         ),
     }.items():
         assert load_run(overrides.split()).run_id == run_id
+
+
+def test_keys_added_later_rename_no_published_run() -> None:
+    """Each saved configuration, completed by the added keys at the value of all earlier runs."""
+    for file in PUBLISHED.glob("*/*/config.yaml"):
+        config = yaml.load(file.read_text(), yaml.CSafeLoader)
+        version = json.loads((file.parent / "summary.json").read_text())["numerics_version"]
+        assert file.parent.name.endswith(run_hash(config, version=version))
+        completed = {
+            name: {**ADDED_LATER.get(name, {}), **section} if isinstance(section, dict) else section
+            for name, section in config.items()
+        }
+        assert run_hash(completed) == run_hash(config)
+        assert cell_key(completed) == cell_key(config)
+
+
+@pytest.mark.parametrize("key", [f"{s}.{key}" for s, added in ADDED_LATER.items() for key in added])
+def test_an_added_key_has_the_schemas_default(key: str, resolved: dict[str, Any]) -> None:
+    section, name = key.split(".")
+    assert keys()[key].default == ADDED_LATER[section][name] == resolved[section][name]
 
 
 def test_models_differ_in_one_choice_each() -> None:

@@ -31,8 +31,8 @@ def config(
 
 
 def mean_target(inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-    """A loss known by hand: a target costs its own value."""
-    return targets_BT.float().mean()
+    """A loss known by hand: a target costs its own value. By window."""
+    return targets_BT.float().mean(dim=-1)
 
 
 class Recorder:
@@ -45,14 +45,15 @@ class Recorder:
     def __call__(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         self.batches.append((inputs_BT.tolist(), targets_BT.tolist()))
         self.losses.append(targets_BT.double().mean().item())
-        return targets_BT.double().mean()
+        return targets_BT.double().mean(dim=-1)
 
 
 def test_full_loss_weighs_windows_by_their_tokens() -> None:
     """Targets 1 to 10 in windows of 4, 4 and 2: the mean is 5.5; of three windows alike it would be
     6.17.
     """
-    assert full_loss(mean_target, TOKENS[:11], config=config(), device=CPU) == (5.5, 10)
+    mean, count, window_nats = full_loss(mean_target, TOKENS[:11], config=config(), device=CPU)
+    assert (mean, count, window_nats.tolist()) == (5.5, 10, [2.5, 6.5, 9.5])
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 500])
@@ -60,18 +61,23 @@ def test_full_loss_weighs_windows_by_their_tokens() -> None:
 def test_full_loss_does_not_depend_on_batching(batch_size: int, at_once: int, monkeypatch) -> None:
     """Targets 1 to 398, mean 199.5, in 99 windows and a rest of 2."""
     monkeypatch.setattr(evaluate, "FULL_BATCH_TOKENS", at_once)
-    mean, count = full_loss(
+    mean, count, window_nats = full_loss(
         mean_target, TOKENS[:399], config=config(batch_size=batch_size), device=CPU
     )
     assert (mean, count) == (pytest.approx(199.5, rel=1e-6), 398)
+    assert window_nats.tolist() == [*(4 * n + 2.5 for n in range(99)), 397.5]
 
 
 def test_full_loss_takes_the_configured_subset_unless_told() -> None:
     """400 tokens hold 99 windows of 4. Two of them: targets 1-4 and 393-396, mean 198.5."""
     chosen = config(full_tokens=8)
-    assert full_loss(mean_target, TOKENS, config=chosen, device=CPU) == (198.5, 8)
-    assert full_loss(mean_target, TOKENS, config=chosen, device=CPU, max_tokens=0) == (200.0, 399)
-    assert full_loss(mean_target, TOKENS, config=config(), device=CPU, max_tokens=8) == (198.5, 8)
+    for settings, max_tokens, expected in (
+        (chosen, None, (198.5, 8)),
+        (chosen, 0, (200.0, 399)),
+        (config(), 8, (198.5, 8)),
+    ):
+        loss = full_loss(mean_target, TOKENS, config=settings, device=CPU, max_tokens=max_tokens)
+        assert loss[:2] == expected
 
 
 def test_sampled_loss_is_the_mean_over_distinct_batches() -> None:

@@ -48,7 +48,8 @@ def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
     run = toy_run(tmp_path, "model=crope")
     assert execute(run).status == "complete"
     found = read_record(run.path)
-    files = ["config.yaml", "metrics.jsonl", "provenance.json", "summary.json", "weights.pt"]
+    files = ["config.yaml", "metrics.jsonl", "provenance.json", "summary.json"]
+    files += ["val_windows.npy", "weights.pt"]
     assert sorted(file.name for file in run.path.iterdir()) == files
     assert found.config == run.container
     identity = {
@@ -71,6 +72,25 @@ def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
         and facts["data"] == toy_data.meta
     )
     assert facts["started_utc"] <= facts["finished_utc"]
+
+
+def test_provenance_has_the_threads_that_trained(
+    toy_data: TokenSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those that the process had when the run started."""
+    run, real, threads = toy_run(tmp_path, "runtime.threads=2"), trainer.train_step, set()
+
+    def step(*args: object, **kwargs: object) -> torch.Tensor:
+        threads.add(torch.get_num_threads())
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(trainer, "train_step", step)
+    before = torch.get_num_threads()
+    try:
+        execute(run)
+    finally:
+        torch.set_num_threads(before)
+    assert threads == {2} == {read_record(run.path).provenance["threads"]}
 
 
 def test_a_run_starts_from_the_values_of_its_seed(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from crope.study import (
     compose_runs,
     expected_cells,
     expected_rows,
+    planned_scale,
     seconds_left,
     study_axes,
     study_runs,
@@ -116,7 +117,11 @@ def test_only_the_papers_datasets_are_restricted(
 
 def test_every_study_but_the_tables_has_rows() -> None:
     rows = expected_rows("quick", datasets=["wikitext2", "ptb"])
-    assert {row.study for row in rows} == set(group_files("study")) - set(TABLES)
+    at_other_scales = {name for name in group_files("study") if planned_scale([name]) == "paper"}
+    at_other_scales |= {"medium", "medium_halves", "medium_nope"}
+    assert {"paper_row", "early_lead"} < at_other_scales
+    assert {row.study for row in rows} == set(group_files("study")) - set(TABLES) - at_other_scales
+    assert {row.study for row in expected_rows("medium")} >= {"medium", "medium_nope"}
     scaling = [(row.dataset, row.width, row.settings) for row in rows if row.study == "scaling"]
     assert scaling == [("ptb", width, ()) for width in (64, 128, 256)]
     assert (

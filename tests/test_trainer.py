@@ -68,6 +68,30 @@ def test_the_rate_of_a_line_is_the_one_its_update_used(
     assert used == pytest.approx([0.001 * 0.8 ** (step // 4) for step in range(12)], rel=1e-12)
 
 
+def test_warm_up_is_linear_and_the_decay_counts_from_the_first_step(
+    toy_tokens: TokenSet, tmp_path: Path
+) -> None:
+    _, rows = trained(toy_tokens, tmp_path, "train.warmup_steps=5", "runtime.log_every=1")
+    rates = [row["train/lr"] for row in rows if "train/lr" in row]
+    expected = [0.001 * min(1, (s + 1) / 5) * 0.8 ** (s // 4) for s in range(12)]
+    assert rates == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_q_k_and_v_have_a_rate_of_their_own(
+    factor: float, toy_tokens: TokenSet, tmp_path: Path
+) -> None:
+    """Adam's first update of a weight is its rate times the sign of the gradient (and the decay)."""
+    before = build_model(toy_run(tmp_path, "model=rope").config).state_dict()
+    after, _ = trained(
+        toy_tokens, tmp_path, "train.max_steps=1", "model=rope", f"train.qkv_lr_factor={factor}"
+    )
+    for name, rate in (("q_proj", factor), ("k_proj", factor), ("v_proj", factor), ("out_proj", 1)):
+        key = f"blocks.0.attn.{name}.weight"
+        moved = (after.state_dict()[key] - before[key]).abs().max().item()
+        assert moved == pytest.approx(0.001 * rate, rel=1e-2)
+
+
 def test_final_losses_are_those_of_the_saved_weights(toy_tokens: TokenSet, tmp_path: Path) -> None:
     """Both splits measured again from weights.pt; the training split on as many tokens as the
     validation split.
@@ -79,8 +103,8 @@ def test_final_losses_are_those_of_the_saved_weights(toy_tokens: TokenSet, tmp_p
     model.eval()
     for split, key in (("train", "train_full"), ("validation", "val_full")):
         with torch.no_grad():
-            loss, count = full_loss(
-                lambda x, y: cross_entropy(model, x, y),
+            loss, count, window_nats = full_loss(
+                lambda x, y: cross_entropy(model, x, y, reduction="none").view_as(y).mean(dim=-1),
                 getattr(toy_tokens, split),
                 config=config,
                 device=CPU,
@@ -88,6 +112,8 @@ def test_final_losses_are_those_of_the_saved_weights(toy_tokens: TokenSet, tmp_p
         assert rows[-1][f"{key}/loss_nats"] == pytest.approx(loss, rel=1e-6)
         assert rows[-1][f"{key}/tokens"] == count == 64
     assert abs(rows[-1]["train_full/loss_nats"] - rows[-1]["val_full/loss_nats"]) > 1e-3
+    stored = np.load(tmp_path / "val_windows.npy")
+    np.testing.assert_allclose(stored, window_nats, rtol=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -103,7 +129,7 @@ def test_losses_have_the_precision_of_the_configuration(
         training, validation = build_losses(model, config, CPU)
         losses = [training(x_BT, x_BT.flip(1)).item()]
         model.eval()
-        losses.append(validation(x_BT, x_BT.flip(1)).item())
+        losses.append(validation(x_BT, x_BT.flip(1)).mean().item())
         exact = cross_entropy(model.double(), x_BT, x_BT.flip(1)).item()
     for loss in losses:
         assert (abs(loss / exact - 1) < 1e-6) == (precision == "fp32")

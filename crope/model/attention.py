@@ -20,14 +20,15 @@ class CausalAttention(nn.Module):
 
     `model.projection` selects Q, K and V, `model.position` rotation and bias; the output projection
     is a full nn.Linear in every model. Channels of a head are contiguous and K is even, so no
-    complex pair straddles two heads.
+    complex pair straddles two heads. A single head of K and V (`multi_query`) serves all heads of Q.
 
     Shapes    x_BTD -> y_BTD.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.n_heads, self.dropout = config.n_heads, config.dropout
+        self.n_heads, self.head_width = config.n_heads, config.head_width
+        self.dropout = config.dropout
         self.q_proj, self.k_proj, self.v_proj = build_projections(config)
         self.out_proj = nn.Linear(config.attention_width, config.d_model)
 
@@ -54,7 +55,8 @@ class CausalAttention(nn.Module):
         )
 
     def heads(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        return x_BTD.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        heads_BHTK = x_BTD.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        return heads_BHTK.expand(-1, self.n_heads, -1, -1)
 
 
 def written_out_attention(

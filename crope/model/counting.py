@@ -8,10 +8,15 @@ reported side by side.
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from crope.config import CHUNK, FFN_RATIO, ModelConfig, half_rank
+from crope.config import CHUNK, ModelConfig, half_rank
 
 if TYPE_CHECKING:  # the report uses this module without torch
     from crope.model.gpt import GPT
+
+
+BLOCK_SQUARES = (
+    12  # weights of the paper's block over D^2: Q, K, V, output, FFN in and out (4 each)
+)
 
 
 @dataclass(frozen=True)
@@ -61,16 +66,22 @@ def savings(full: Parameters, lean: Parameters, *, n_layers: int, d_model: int) 
     biases and norms).
     """
     qkv = full.qkv - lean.qkv
-    saved = (
-        qkv + full.output_projection - lean.output_projection
-    )  # `halved` narrows the output projection as well
+    # `halved` narrows the output projection as well.
+    attention = qkv + full.output_projection - lean.output_projection
+    # A channel of the feed-forward layer has 2 D weights and a bias.
+    ffn = (full.ffn - lean.ffn) * 2 * d_model // (2 * d_model + 1)
     square = n_layers * d_model**2
     return {
         "Q/K/V": 100 * qkv / (3 * square),
-        "attention": 100 * saved / (4 * square),
-        "block": 100 * saved / ((4 + 2 * FFN_RATIO) * square),
-        "model": 100 * saved / full.total,
+        "attention": 100 * attention / (4 * square),
+        "block": 100 * (attention + ffn) / (BLOCK_SQUARES * square),
+        "model": 100 * (full.total - lean.total) / full.total,
     }
+
+
+def kv_cache_values(model: ModelConfig) -> int:
+    """Numbers that generation keeps per token: K and V of every layer."""
+    return 2 * model.n_layers * model.kv_width
 
 
 def train_flops_per_token(model: ModelConfig, *, vocab_size: int, seq_len: int) -> int:
@@ -84,13 +95,14 @@ def train_flops_per_token(model: ModelConfig, *, vocab_size: int, seq_len: int) 
         "lowrank": half_rank(d_model, width) * (d_model + width),
         "blockdiag": d_model * width // 2,
     }
-    qkv = 3 * own_cost.get(model.projection, d_model * width)
+    dense = d_model * (width + 2 * model.kv_width)
+    qkv = 3 * own_cost[model.projection] if model.projection in own_cost else dense
     mix = (
         _linear_attention_flops(model, seq_len)
         if model.attention == "linear"
         else 2 * seq_len * width
     )
-    block = 2 * (qkv + width * d_model + 2 * FFN_RATIO * d_model**2) + mix
+    block = 2 * (qkv + width * d_model + 2 * d_model * model.ffn_width) + mix
     return 3 * (model.n_layers * block + 2 * d_model * vocab_size)
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from crope.config import FFN_RATIO, INIT_STD, ModelConfig, model_problems
+from crope.config import INIT_STD, ModelConfig, model_problems
 from crope.model.attention import ATTENTIONS
 from crope.model.positions import LearnedPositions, Positions, build_positions
 from crope.model.projections import StructuredLinear
@@ -28,8 +28,8 @@ class Block(nn.Module):
         self.attn_norm = nn.LayerNorm(width, eps=1e-5)
         self.attn = ATTENTIONS[config.attention](config)
         self.ffn_norm = nn.LayerNorm(width, eps=1e-5)
-        self.ffn_up = nn.Linear(width, FFN_RATIO * width)
-        self.ffn_down = nn.Linear(FFN_RATIO * width, width)
+        self.ffn_up = nn.Linear(width, config.ffn_width)
+        self.ffn_down = nn.Linear(config.ffn_width, width)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions) -> torch.Tensor:

@@ -105,11 +105,42 @@ class BlockDiagonalLinear(StructuredLinear):
         return y_BTE if self.bias is None else y_BTE + self.bias
 
 
+class ConjugateLinear(StructuredLinear):
+    """y = w conj(x) on the channel pairs of ComplexLinear: each 2x2 block is [[a, -b], [-b, -a]].
+
+    A common phase of all inputs turns its outputs the other way. In Q alone it makes the score
+    depend on that phase, in which CRoPE's score is invariant; in Q, K and V alike it is CRoPE with
+    the two channels of each input pair swapped.
+
+    Shapes    x_BTD -> y_BTE; a and b: (E/2, D/2) each.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.zeros(out_features // 2, in_features // 2))
+        self.b = nn.Parameter(torch.zeros(out_features // 2, in_features // 2))
+        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+
+    def init_stds(self, dense_std: float) -> dict[str, float]:
+        """Each output sums over all inputs, as with a dense weight."""
+        return {"a": dense_std, "b": dense_std}
+
+    @property
+    def weight(self) -> torch.Tensor:
+        first = torch.stack((self.a, -self.b), dim=-1).flatten(-2)
+        second = torch.stack((-self.b, -self.a), dim=-1).flatten(-2)
+        return torch.stack((first, second), dim=1).flatten(0, 1)
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        return F.linear(x_BTD, self.weight, self.bias)
+
+
 # Classes of Q, K and V. `halved` and `complex_wide` differ from `real` and `complex` in
-# ModelConfig.attention_width. `complex_misaligned` pairs channels (j, j + K/2) of a head, while the
-# rotation pairs (2i, 2i+1). Without positions it would be equivalent to `complex` (q.k does not
-# depend on the order of channels, and the output projection undoes it for V), so a difference in
-# loss measures the alignment of Eqs. 10 and 13.
+# ModelConfig.attention_width, `multi_query` from `real` in ModelConfig.kv_width.
+# `complex_misaligned` pairs channels (j, j + K/2) of a head, while the rotation pairs (2i, 2i+1).
+# Without positions it would be equivalent to `complex` (q.k does not depend on the order of
+# channels, and the output projection undoes it for V), so a difference in loss measures the
+# alignment of Eqs. 10 and 13.
 PROJECTIONS: dict[str, tuple[type[nn.Module], type[nn.Module], type[nn.Module]]] = {
     "real": (nn.Linear, nn.Linear, nn.Linear),
     "complex": (ComplexLinear, ComplexLinear, ComplexLinear),
@@ -120,15 +151,17 @@ PROJECTIONS: dict[str, tuple[type[nn.Module], type[nn.Module], type[nn.Module]]]
     "complex_qk": (ComplexLinear, ComplexLinear, nn.Linear),
     "complex_v": (nn.Linear, nn.Linear, ComplexLinear),
     "complex_wide": (ComplexLinear, ComplexLinear, ComplexLinear),
+    "conjugate": (ConjugateLinear, ComplexLinear, ComplexLinear),
+    "multi_query": (nn.Linear, nn.Linear, nn.Linear),
 }
 
 
 def build_projections(config: ModelConfig) -> list[nn.Module]:
-    """Q, K and V: D -> E, with a bias if `model.qkv_bias` is set."""
+    """Q: D -> E; K and V: D -> E, or one head's width; with a bias if `model.qkv_bias` is set."""
     misaligned = config.projection == "complex_misaligned"
     own: dict[str, Any] = {"pairing": "half", "head_dim": config.head_width} if misaligned else {}
-    layers = PROJECTIONS[config.projection]
+    widths = (config.attention_width, config.kv_width, config.kv_width)
     return [
-        layer(config.d_model, config.attention_width, bias=config.qkv_bias, **own)
-        for layer in layers
+        layer(config.d_model, width, bias=config.qkv_bias, **own)
+        for layer, width in zip(PROJECTIONS[config.projection], widths, strict=True)
     ]

@@ -20,7 +20,7 @@ from crope.errors import InvalidRecord, UserError
 from crope.record import PUBLISHED, read_metrics, read_records, run_status
 from crope.study import Cell
 
-SCALES = ("paper", "quick", "smoke")
+SCALES = ("paper", "medium", "quick", "smoke")
 TINY = "tiny"
 DATASET_LABELS = paper.DATASET_LABELS | {TINY: "tiny (Python's help texts)"}
 SCHEMES = {

@@ -30,10 +30,8 @@ from crope.study import TABLES, expected_cells
 README = ROOT / "README.md"
 FIGURE = "fig4.png"
 START, END = "<!-- generated: tables -->", "<!-- end of generated -->"
-COPIED = (
-    "metrics.jsonl",
-    "summary.json",
-)  # byte by byte: summary.json has the hash of metrics.jsonl
+# Byte by byte: summary.json, which is copied last, has the hashes of the others.
+COPIED = ("metrics.jsonl", "val_windows.npy", "summary.json")
 MEASURED_LATER = ("extrapolation.json", "conversion.json")
 
 
@@ -83,8 +81,9 @@ def _copy(record: Record, target: Path) -> None:
                 target / path.name,
                 _anonymise(json.loads(path.read_text(encoding="utf-8")), record.config),
             )
-    for name in COPIED:
-        write_bytes(target / name, (record.path / name).read_bytes())
+    for path in (record.path / name for name in COPIED):
+        if path.exists():  # runs of earlier versions have no val_windows.npy
+            write_bytes(target / path.name, path.read_bytes())
     read_record(target)
 
 

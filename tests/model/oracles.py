@@ -16,7 +16,7 @@ from crope.model.attention import CausalAttention, LinearAttention
 from crope.model.complex_linear import ComplexLinear
 from crope.model.gpt import GPT
 from crope.model.positions import Positions
-from crope.model.projections import BlockDiagonalLinear, LowRankLinear
+from crope.model.projections import BlockDiagonalLinear, ConjugateLinear, LowRankLinear
 
 Array = np.ndarray
 Module = TypeVar("Module", bound=nn.Module)
@@ -137,16 +137,19 @@ ORACLES = {
 
 
 def project(layer: nn.Module, x_TD: Array) -> Array:
-    """Eqs. 13 and 30 in complex arithmetic, w = a - ib, for the complex layers; x W^T for the real
-    ones.
+    """Eqs. 13 and 30 in complex arithmetic, w = a - ib, for the complex layers (of conj(x) for the
+    conjugate-linear one); x W^T for the real ones.
     """
-    if isinstance(layer, ComplexLinear):
+    if isinstance(layer, ComplexLinear | ConjugateLinear):
         w = numbers(layer.a) - 1j * numbers(layer.b)
-        y_complex = (x_TD[:, 0::2] + 1j * x_TD[:, 1::2]) @ w.T
+        sign = -1 if isinstance(layer, ConjugateLinear) else 1
+        y_complex = (x_TD[:, 0::2] + sign * 1j * x_TD[:, 1::2]) @ w.T
         y_TE = np.empty((len(x_TD), 2 * len(w)))
         for j in range(len(w)):
             real, imaginary = 2 * j, 2 * j + 1
-            if layer.pairing == "half":  # pair j of a head is in channels (j, j + K/2)
+            if (
+                isinstance(layer, ComplexLinear) and layer.pairing == "half"
+            ):  # pair j of a head is in channels (j, j + K/2)
                 half = layer.pairs[-1]
                 real = 2 * half * (j // half) + j % half
                 imaginary = real + half
@@ -182,10 +185,11 @@ def attention_by_loops(
     y_TE = np.zeros(q.shape)
     for head in range(n_heads):
         part = slice(head * k_width, (head + 1) * k_width)
+        shared = part if k.shape == q.shape else slice(k_width)  # one head of K and V for all
         for m in range(len(x_TD)):
-            products = [oracle.product(q[m, part], k[n, part], m, n) for n in range(m + 1)]
+            products = [oracle.product(q[m, part], k[n, shared], m, n) for n in range(m + 1)]
             if linear:
-                weights, total = products, sum(q[m, part] @ k[n, part] for n in range(m + 1))
+                weights, total = products, sum(q[m, part] @ k[n, shared] for n in range(m + 1))
             else:
                 biases = [oracle.bias(positions, head, m - n) for n in range(m + 1)]
                 weights = [
@@ -194,7 +198,7 @@ def attention_by_loops(
                 ]
                 total = sum(weights)
             for n, weight in enumerate(weights):
-                y_TE[m, part] += weight / total * v[n, part]
+                y_TE[m, part] += weight / total * v[n, shared]
     return y_TE @ numbers(attention.out_proj.weight).T + numbers(attention.out_proj.bias)
 
 

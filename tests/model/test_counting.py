@@ -9,7 +9,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from crope.model.counting import Parameters, count_parameters, savings, train_flops_per_token
+from crope.model.counting import (
+    Parameters,
+    count_parameters,
+    kv_cache_values,
+    savings,
+    train_flops_per_token,
+)
 from crope.paper import SAVED_PERCENT
 from tests.model.oracles import CHOICES, build, cross_entropy, model_config
 
@@ -24,6 +30,8 @@ MATRICES = {  # weights of Q, K and V in one layer at D = E = 64 unless named: 4
     "complex_qk": 2 * 2048 + 4096,
     "complex_v": 2 * 4096 + 2048,
     "complex_wide": 3 * 64 * 104 // 2,
+    "conjugate": 3 * 2048,
+    "multi_query": 4096 + 2 * 64 * 16,  # heads of 16
 }
 TABLES = {"learned": 8 * 64, "relative_bias": 32 * 4}  # max_len 8
 
@@ -41,10 +49,12 @@ def test_closed_forms(model: str, tied: bool, qkv_bias: bool) -> None:
     """
     config = model_config(model, d_model=64, n_layers=3, tied_head=tied, qkv_bias=qkv_bias)
     width, decoder = WIDTHS.get(config.projection, 64), build(config, vocab=300, max_len=8)
+    kv_width = 16 if config.projection == "multi_query" else width
+    channels = 208 if model == "thin_ffn" else 256  # 3.25 * 64
     expected = {
-        "qkv": 3 * (MATRICES[config.projection] + 3 * width * qkv_bias),
+        "qkv": 3 * (MATRICES[config.projection] + (width + 2 * kv_width) * qkv_bias),
         "output_projection": 3 * (width * 64 + 64),
-        "ffn": 3 * (2 * 4 * 64 * 64 + 5 * 64),
+        "ffn": 3 * (2 * 64 * channels + channels + 64),
         "norms": (2 * 3 + 1) * 2 * 64,
         "embeddings": 300 * 64 * (2 - tied) + TABLES.get(config.position, 0),
     }
@@ -66,6 +76,23 @@ def test_savings_that_the_paper_states(width: int) -> None:
     rope, crope = (counted(name, d_model=width, n_layers=4) for name in ("rope", "crope"))
     found = savings(rope, crope, n_layers=4, d_model=width)
     assert {name: found[name] for name in SAVED_PERCENT} == SAVED_PERCENT
+
+
+@pytest.mark.parametrize("model", ["mqa", "thin_ffn", "conjugate"])
+def test_comparators_save_exactly_what_eq_30_saves(model: str) -> None:
+    """At 4 heads: 24,576 weights a layer at D = 128, 12.5 % of a block."""
+    rope, lean = (counted(name, d_model=128, n_layers=1) for name in ("rope", model))
+    bias_of_thin_ffn = 96 * (model == "thin_ffn")
+    assert rope.total - lean.total == 24_576 + bias_of_thin_ffn
+    assert savings(rope, lean, n_layers=1, d_model=128)["block"] == 12.5
+
+
+@pytest.mark.parametrize(
+    ("model", "values"), [("rope", 1024), ("crope", 1024), ("halved", 512), ("mqa", 256)]
+)
+def test_kv_cache_by_hand(model: str, values: int) -> None:
+    """K and V of 4 layers: 2 x 4 x 128, of half the width, of one head of four."""
+    assert kv_cache_values(model_config(model, d_model=128, n_layers=4)) == values
 
 
 def test_savings_of_the_literal_reading() -> None:

@@ -2,6 +2,8 @@
 at the start.
 """
 
+import cmath
+
 import numpy as np
 import pytest
 import torch
@@ -9,12 +11,17 @@ import torch
 from crope.config import INIT_STD
 from crope.model.attention import CausalAttention
 from crope.model.complex_linear import ComplexLinear
-from crope.model.positions import Positions
-from crope.model.projections import BlockDiagonalLinear, LowRankLinear, StructuredLinear
+from crope.model.positions import Positions, RotaryEmbedding
+from crope.model.projections import (
+    BlockDiagonalLinear,
+    ConjugateLinear,
+    LowRankLinear,
+    StructuredLinear,
+)
 from tests.model.oracles import build, model_config, normal, randomise
 
-HALF = ["lowrank", "blockdiag", "halved", "complex", "complex_misaligned"]
-STRUCTURED: list[type[StructuredLinear]] = [LowRankLinear, BlockDiagonalLinear]
+HALF = ["lowrank", "blockdiag", "halved", "complex", "complex_misaligned", "conjugate"]
+STRUCTURED: list[type[StructuredLinear]] = [LowRankLinear, BlockDiagonalLinear, ConjugateLinear]
 
 
 def attention_of(projection: str, *, width: int, seed: int = 0) -> CausalAttention:
@@ -34,10 +41,12 @@ def layers_of(attention: CausalAttention) -> list[torch.nn.Module]:
         ("complex_qk", "ccr"),
         ("complex_v", "rrc"),
         ("complex_wide", "ccc"),
+        ("conjugate", "jcc"),
+        ("multi_query", "rrr"),
     ],
 )
 def test_which_of_q_k_v_are_complex(name: str, kinds: str) -> None:
-    classes = {"c": ComplexLinear, "r": torch.nn.Linear}
+    classes = {"c": ComplexLinear, "r": torch.nn.Linear, "j": ConjugateLinear}
     assert [type(layer) for layer in layers_of(attention_of(name, width=48))] == [
         classes[kind] for kind in kinds
     ]
@@ -65,6 +74,39 @@ def test_misaligned_is_not_complex_in_the_rotated_pairs() -> None:
         weight = randomise(layer).weight.detach()
         gaps.append((weight @ i - i @ weight).norm() / weight.norm())
     assert gaps[0] < 1e-12 and gaps[1] > 0.5
+
+
+def swap_pairs(x_BTD: torch.Tensor) -> torch.Tensor:
+    return x_BTD.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+
+
+def test_all_three_conjugate_would_be_crope_with_swapped_pairs() -> None:
+    """w conj(x) = (-i w) swap(x), since the swap of a pair is i conj(x): -i (a - ib) = -b - ia."""
+    conjugate = randomise(ConjugateLinear(12, 8))
+    swapped = ComplexLinear(12, 8).double()
+    with torch.no_grad():
+        swapped.a.copy_(-conjugate.b)
+        swapped.b.copy_(conjugate.a)
+    x_BTD = normal(2, 7, 12)
+    torch.testing.assert_close(swapped(swap_pairs(x_BTD)), conjugate(x_BTD), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("projection", "invariant"), [("complex", True), ("complex_qk", True), ("conjugate", False)]
+)
+def test_a_common_phase_of_all_tokens_changes_the_score_of_conjugate_alone(
+    projection: str, invariant: bool
+) -> None:
+    """Every complex channel of the input times e^{0.7i}: Eq. 12's scores of CRoPE stay the same."""
+    attention = randomise(attention_of(projection, width=48))
+    rotary = RotaryEmbedding(12, 8).double()
+    x_BTD = normal(2, 7, 48)
+    turned_BTD = torch.view_as_complex(x_BTD.unflatten(-1, (-1, 2))) * cmath.exp(0.7j)
+    scores = []
+    for inputs_BTD in (x_BTD, torch.view_as_real(turned_BTD).flatten(-2)):
+        q, k = (attention.heads(layer(inputs_BTD)) for layer in layers_of(attention)[:2])
+        scores.append(rotary.rotate(q) @ rotary.rotate(k).mT)
+    assert torch.allclose(*scores, rtol=0, atol=1e-9) == invariant
 
 
 def test_misalignment_has_no_effect_without_rotation() -> None:
