@@ -1,9 +1,9 @@
-"""Kills real runs at random moments, continues them, compares bits.
+"""Kills and stops real runs at random moments, continues them, compares bits.
 
 A run is a process of its own that writes into a byte of shared memory what it is doing. Writes are
-cut into small, slow pieces, so that a kill can hit the inside of one. The parent waits for the kind
-of moment that was hit least so far, a random while longer, and sends SIGKILL; the byte then says
-where the run died.
+cut into small, slow pieces, so that a signal can hit the inside of one. The parent waits for the
+kind of moment that was hit least so far, a random while longer, and sends SIGKILL, SIGTERM or
+SIGINT, whichever that kind of moment had least of; the byte then says where the run was.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,19 @@ from crope import run as run_module
 from crope.compose import Run
 from tests.conftest import make_toy_tokens, same_bits, toy_run
 
-PHASES = ("between", "training step", "checkpoint write", "record append", "summary write")
-BETWEEN, STEP, CHECKPOINT, APPEND, SUMMARY = range(len(PHASES))
+PHASES = (
+    "between",
+    "resume",  # from reading the checkpoint to the first new line or update
+    "training step",
+    "checkpoint write",
+    "record append",
+    "summary write",
+)
+BETWEEN, RESUME, STEP, CHECKPOINT, APPEND, SUMMARY = range(len(PHASES))
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 PIECES, PAUSE_S = 8, 0.001  # of one write
 LAST_OCCURRENCE = {
+    RESUME: 1,
     STEP: 11,
     CHECKPOINT: 3,
     APPEND: 7,
@@ -41,19 +50,26 @@ PATIENCE_S = 60.0
 
 @dataclass
 class Tally:
-    """Kills by phase; runs that never completed, runs that ended in other bits, torn files."""
+    """Signals by phase; runs that never completed, runs that ended in other bits, torn files."""
 
-    kills: Counter[str] = field(default_factory=Counter)
+    kills: Counter[tuple[int, int]] = field(default_factory=Counter)  # (phase, signal)
     runs: int = 0
     lost: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     torn: list[str] = field(default_factory=list)
 
+    def in_phase(self, phase: int) -> int:
+        return sum(self.kills[phase, number] for number in SIGNALS)
+
     def table(self) -> str:
-        lines = [f"{name:18} {self.kills[name]:5} kills" for name in PHASES]
-        lines += [f"{'in all':18} {self.kills.total():5} kills of {self.runs} runs"]
+        lines = [f"{'':18}" + "".join(f"{number.name:>9}" for number in SIGNALS)]
+        for phase, name in enumerate(PHASES):
+            counts = "".join(f"{self.kills[phase, number]:9}" for number in SIGNALS)
+            lines.append(f"{name:18}{counts}")
+        lines += [f"{self.kills.total()} signals to {self.runs} runs"]
         lines += [
-            f"lost runs {len(self.lost)}, differing runs {len(self.differing)}, torn files {len(self.torn)}"
+            f"lost runs {len(self.lost)}, differing runs {len(self.differing)}, "
+            f"torn files {len(self.torn)}"
         ]
         return "\n".join([*lines, *self.lost, *self.differing, *self.torn])
 
@@ -99,7 +115,8 @@ def torn_files(path: Path) -> list[str]:
 
 
 def _kill_once(run: Run, tally: Tally, random: np.random.Generator) -> None:
-    target = min(LAST_OCCURRENCE, key=lambda phase: (tally.kills[PHASES[phase]], random.random()))
+    target = min(LAST_OCCURRENCE, key=lambda phase: (tally.in_phase(phase), random.random()))
+    number = min(SIGNALS, key=lambda one: (tally.kills[target, one], random.random()))
     occurrence = random.integers(1, LAST_OCCURRENCE[target] + 1)
     attempt = Attempt(run)
     while attempt.process.is_alive() and not (
@@ -107,10 +124,14 @@ def _kill_once(run: Run, tally: Tally, random: np.random.Generator) -> None:
     ):
         time.sleep(0.0002)
     time.sleep(random.uniform(0, PIECES * PAUSE_S))
-    attempt.process.kill()
+    phase, was_alive = attempt.phase(), attempt.process.is_alive()
+    with suppress(ProcessLookupError):
+        os.kill(attempt.process.pid, number)
     attempt.join()
     if attempt.process.exitcode == -signal.SIGKILL:
-        tally.kills[PHASES[attempt.phase()]] += 1
+        phase = attempt.phase()
+    if was_alive:  # a run that is stopped while it writes its summary may complete
+        tally.kills[phase, number] += 1
 
 
 class Attempt:
@@ -152,15 +173,22 @@ def _child(run: Run, board: Path) -> None:
         yield
         shared[0] = BETWEEN
 
-    _slow_files(doing)
+    def enter_resume() -> None:
+        shared[1 + RESUME], shared[0] = 1, RESUME
+
+    _slow_files(doing, enter_resume)
     run_module.load_tokens = lambda *_, **__: make_toy_tokens(board.parent)
     outcome = run_module.execute(run)
     if outcome.status not in ("complete", "skipped"):
         os._exit(1)
 
 
-def _slow_files(doing: Callable[[int], Any]) -> None:
-    """Wraps what a run does in `doing`, and cuts every write into pieces with pauses between them."""
+def _slow_files(doing: Callable[[int], Any], enter_resume: Callable[[], None]) -> None:
+    """Wraps what a run does in `doing`, and cuts every write into pieces with pauses between them.
+
+    The phase "resume" lasts from `enter_resume` to the first other phase.
+    """
+    real_load = trainer.load_checkpoint
     real_step, real_write, real_init = (
         trainer.train_step,
         record.write_bytes,
@@ -184,15 +212,20 @@ def _slow_files(doing: Callable[[int], Any]) -> None:
         ):
             real_write(path, data)
 
+    def load(*args: Any, **kwargs: Any) -> Any:
+        enter_resume()
+        return real_load(*args, **kwargs)
+
     def open_metrics(self: Any, *args: Any, **kwargs: Any) -> None:
         real_init(self, *args, **kwargs)
         self.file = _Slow(self.file)
+        time.sleep(PIECES * PAUSE_S)
 
     def append(self: Any, row: Any) -> None:
         with doing(APPEND):
             real_append(self, row)
 
-    trainer.train_step = step
+    trainer.train_step, trainer.load_checkpoint = step, load
     record.write_bytes = checkpoint.write_bytes = write
     record.MetricsWriter.__init__, record.MetricsWriter.write = open_metrics, append
     record.os.fdopen = lambda *args, **kwargs: _Slow(real_fdopen(*args, **kwargs))
