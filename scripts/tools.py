@@ -17,7 +17,7 @@ Options = argparse.Namespace
 
 
 def prepare(options: Options) -> int:
-    """Download, check and tokenise datasets ahead of training."""
+    """Download, check and tokenise datasets ahead of training; print their n-gram losses."""
     from crope import paper
     from crope.compose import load_run
     from crope.data.tokens import prepare
@@ -51,7 +51,7 @@ def explain(options: Options) -> None:
 
 
 def publish(options: Options) -> None:
-    """Copy the complete runs of one scale into results/published/MACHINE, to be committed."""
+    """Copy the complete runs of one scale and n-gram losses into results/published, to be committed."""
     from crope.report.publish import publish
 
     run_ids = publish(options.results_dir, options.machine, scale=options.scale)

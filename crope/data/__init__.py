@@ -1,3 +1,3 @@
 """Data: corpora.py (files, canonical form, checksums), fetch.py (downloads), tokens.py (token
-arrays), batches.py.
+arrays), ngrams.py (losses of n-gram models), batches.py.
 """

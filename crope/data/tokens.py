@@ -5,10 +5,11 @@
         tokenizer.json               format of the `tokenizers` library
         meta.json                    source, tokenizer, counts of tokens, words, bytes and lines,
                                      sha256
+        ngrams.json                  losses of n-gram models; added by `prepare`
 
 The folder's name hashes the source and the tokenizer's settings. The folder appears complete or not
-at all and is never changed. For a pinned corpus the name does not depend on the raw text, so
-prepared tokens need none.
+at all; nothing but ngrams.json is changed later. For a pinned corpus the name does not depend on
+the raw text, so prepared tokens need none.
 """
 
 import hashlib
@@ -85,7 +86,7 @@ def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> T
     _log(f"preparing {corpus}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
     try:
         TOKENS_DIR.mkdir(parents=True, exist_ok=True)
-        with FileLock(TOKENS_DIR / f".{corpus}.lock"):
+        with corpus_lock(corpus):
             # Another process may have made them while this one waited.
             return _open_valid(folder) or _write_tokens(folder, corpus, tokenizer, data_dir)
     except OSError as error:
@@ -97,9 +98,11 @@ def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> T
 def prepare(
     corpora: Sequence[str], tokenizer: TokenizerConfig, *, data_dir: Path
 ) -> dict[str, UserError]:
-    """Makes the token files of each corpus and prints one line per corpus; returns the error of
-    those that failed.
+    """Makes the token files and n-gram losses of each corpus and prints two lines per corpus;
+    returns the error of those that failed.
     """
+    from crope.data.ngrams import NGRAMS_FILE, ORDERS, load_ngrams
+
     failed: dict[str, UserError] = {}
     for corpus in corpora:
         try:
@@ -108,10 +111,20 @@ def prepare(
                 f"{split} {tokens.meta['splits'][split]['tokens']:,} tokens" for split in SPLITS
             )
             print(f"{corpus}: {counts}; data/tokens/{tokens.folder.name}", flush=True)
+            losses = load_ngrams(tokens)["loss_nats"]
+            values = " / ".join(f"{losses[name]:.4f}" for name in ORDERS)
+            print(f"{corpus}: {' / '.join(ORDERS)} loss {values} nats per token", flush=True)
         except UserError as error:
             failed[corpus] = error
             _log(f"error: {error}")
+        except OSError as error:  # a run needs the tokens alone
+            _log(f"warning: {corpus}: cannot write {NGRAMS_FILE} ({error.strerror or error})")
     return failed
+
+
+def corpus_lock(corpus: str) -> FileLock:
+    """Held by the process that writes into the token folders of a corpus."""
+    return FileLock(TOKENS_DIR / f".{corpus}.lock")
 
 
 def load_gpt2(path: Path) -> Tokenizer:

@@ -16,7 +16,8 @@ import pandas as pd
 
 from crope import paper
 from crope.config import ROOT, cell_key
-from crope.errors import InvalidRecord, UserError
+from crope.data.ngrams import NGRAMS_FILE
+from crope.errors import DataError, InvalidRecord, UserError
 from crope.record import PUBLISHED, read_metrics, read_records, run_status
 from crope.study import Cell
 
@@ -201,7 +202,7 @@ class Source:
 
     `machine` is the folder of results/published that they were read from; empty for the user's own
     runs. `unavailable` maps a dataset to the reason why it could not be had. `others` are the
-    published runs of other folders, by folder.
+    published runs of other folders, by folder. `ngrams` are the published n-gram losses.
     """
 
     scale: str
@@ -211,6 +212,7 @@ class Source:
     unavailable: Mapping[str, str]
     machine: str = ""
     others: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    ngrams: Sequence[Mapping[str, Any]] = ()
 
     @property
     def datasets(self) -> list[str] | None:
@@ -251,7 +253,15 @@ def choose_source(
     others = {folder.name: load_frame([folder])[0] for folder in sorted(published.glob("*/"))}
     path = results_dir / "unavailable.json"  # written by `make reproduce`
     unavailable = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return Source(found or scale or "quick", own, frame, invalid, unavailable, others=others)
+    return Source(
+        found or scale or "quick",
+        own,
+        frame,
+        invalid,
+        unavailable,
+        others=others,
+        ngrams=read_ngrams(published),
+    )
 
 
 def load_published(*scales: str, published: Path = PUBLISHED) -> Source | None:
@@ -265,5 +275,19 @@ def load_published(*scales: str, published: Path = PUBLISHED) -> Source | None:
         counts = [(one.frame["scale"] == scale).sum() for one in found]
         if any(counts):
             chosen = found.pop(counts.index(max(counts)))
-            return replace(chosen, scale=scale, others={one.machine: one.frame for one in found})
+            others = {one.machine: one.frame for one in found}
+            return replace(chosen, scale=scale, others=others, ngrams=read_ngrams(published))
     return None
+
+
+def read_ngrams(published: Path = PUBLISHED) -> list[dict[str, Any]]:
+    """The n-gram losses of <published>/ngrams.json, one entry per pair of token files; none if
+    there is no file.
+
+    Raises DataError if it cannot be read.
+    """
+    path = published / NGRAMS_FILE
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON ({error}); restore the committed file") from error

@@ -4,14 +4,17 @@ them alone.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
 
+from crope import paper
 from crope.config import ROOT
+from crope.data.ngrams import NGRAMS_FILE, stored_ngrams
+from crope.data.tokens import TOKENS_DIR
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.record import (
     PUBLISHED,
@@ -23,7 +26,7 @@ from crope.record import (
     write_json,
     write_text,
 )
-from crope.report.frame import SCALES, load_frame, load_published
+from crope.report.frame import SCALES, load_frame, load_published, read_ngrams
 from crope.report.tables import Table, loss_table, once, render, savings_line
 from crope.study import TABLES, expected_cells
 
@@ -36,10 +39,15 @@ MEASURED_LATER = ("extrapolation.json", "conversion.json")
 
 
 def publish(
-    results_dir: Path, machine: str, *, scale: str, published: Path = PUBLISHED
+    results_dir: Path,
+    machine: str,
+    *,
+    scale: str,
+    published: Path = PUBLISHED,
+    tokens_dir: Path = TOKENS_DIR,
 ) -> list[str]:
-    """Copies the complete runs of one scale to <published>/<machine>/, without weights; returns
-    their run ids.
+    """Copies the complete runs of one scale to <published>/<machine>/, without weights, and the
+    n-gram losses of their corpora and the paper's from `tokens_dir`; returns the run ids.
 
     Absolute paths of results_dir, data_dir and the repository are replaced by `results`, `data` and
     `.`. Raises UserError if a run was made from uncommitted code or there is none, DataError for
@@ -67,7 +75,20 @@ def publish(
     frame, invalid = load_frame([published / machine])
     _check_valid(invalid)
     write_text(published / machine / "README.md", render_machine(machine, frame))
+    corpora = {*paper.DATASET_LABELS, *(record.config["data"]["corpus"] for record in chosen)}
+    _publish_ngrams(published, tokens_dir, corpora)
     return [record.path.name for record in chosen]
+
+
+def _publish_ngrams(published: Path, tokens_dir: Path, corpora: Collection[str]) -> None:
+    """Merges the n-gram losses stored with the prepared tokens of `corpora` into those published."""
+    prepared = [ngrams for path in tokens_dir.glob("*/") if (ngrams := stored_ngrams(path))]
+    chosen = [ngrams for ngrams in prepared if ngrams["corpus"] in corpora]
+    merged = {
+        json.dumps([ngrams[key] for key in ("corpus", "tokenizer", "sha256")]): ngrams
+        for ngrams in (*read_ngrams(published), *chosen)
+    }
+    write_json(published / NGRAMS_FILE, [merged[key] for key in sorted(merged)])
 
 
 def _copy(record: Record, target: Path) -> None:

@@ -3,6 +3,7 @@ table.
 """
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -11,6 +12,8 @@ import pandas as pd
 
 from crope import paper
 from crope.config import GPT2_VOCAB_SIZE
+from crope.data.corpora import SPLITS, corpus_files
+from crope.data.ngrams import ORDERS
 from crope.errors import InvalidRecord
 from crope.model.counting import Parameters, savings
 from crope.report.frame import (
@@ -216,6 +219,7 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
         notes=[
             *settings,
             *(f"[{i}] {text}" for text, i in marks.items()),
+            *_ngram_notes(source, every, name),
             *_notes(every, source.scale),
         ],
         text=(0, 1),
@@ -306,6 +310,48 @@ def _notes(found: Sequence[CellLosses], scale: str) -> list[str]:
             " do not compare with the paper's; only the order and the differences of the models are of interest."
         )
     return [*notes, XPOS]
+
+
+def _ngram_notes(source: Source, found: Sequence[CellLosses], name: str) -> list[str]:
+    """Losses of n-gram models with the tokens of the runs; bigram losses with GPT-2's tokens for
+    the corpora on which all losses that the paper prints are higher.
+    """
+    by_digests = {
+        tuple(ngrams["sha256"][split] for split in SPLITS): ngrams["loss_nats"]
+        for ngrams in source.ngrams
+    }
+    with_gpt2 = {
+        ngrams["corpus"]: ngrams["loss_nats"]["bigram"]
+        for ngrams in source.ngrams
+        if ngrams["tokenizer"]["name"] == "gpt2"
+    }
+    columns = [f"provenance.data.splits.{split}.sha256" for split in SPLITS]
+    here: dict[str, str] = {}
+    lowest: dict[str, float] = {}  # printed in the paper
+    for one in found:
+        dataset = one.cell.dataset
+        if one.losses and (losses := by_digests.get(tuple(one.runs[columns].iloc[0]))):
+            here[dataset] = " / ".join(loss_text(losses[order], None, name) for order in ORDERS)
+        if one.printed:
+            lowest[dataset] = min(one.printed[0], lowest.get(dataset, math.inf))
+    above = {
+        dataset: f"{loss_text(loss, None, name)} above {loss_text(with_gpt2[dataset], None, name)}"
+        for dataset, loss in lowest.items()
+        if loss > with_gpt2.get(dataset, math.inf)
+    }
+    if "pg19" in above:
+        above["pg19"] += f" (on our {len(corpus_files('pg19')['train'])} training books)"
+    leads = {
+        f"{' / '.join(ORDERS)} losses with the tokens of these runs (interpolated Witten-Bell, counts"
+        " of the whole train split, loss over the whole validation split)": here,
+        "If the paper used GPT-2's tokens, which it does not state, its lowest losses on these"
+        " corpora are above our bigram losses with those tokens": above,
+    }
+    return [
+        f"{lead}: {', '.join(f'{DATASET_LABELS.get(key, key)} {text}' for key, text in of.items())}."
+        for lead, of in leads.items()
+        if of
+    ]
 
 
 def savings_line(source: Source, cells: Sequence[Cell]) -> str:

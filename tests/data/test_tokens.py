@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from crope.config import ROOT, TokenizerConfig
 from crope.data.corpora import load_corpus, tiny_corpus
+from crope.data.ngrams import load_ngrams
 from crope.data.tokens import (
     encode,
     load_gpt2,
@@ -28,6 +29,7 @@ from crope.data.tokens import (
     vocabulary_of,
 )
 from crope.errors import ConfigError, DataError, StorageError
+from crope.report.frame import read_ngrams
 from tests.data.conftest import FILES, SMALL, write
 
 
@@ -223,6 +225,7 @@ def test_token_ids_are_those_of_the_published_runs(
         for path in ROOT.glob("results/published/*/*-ptb-*/provenance.json")
     ]
     assert records
+    assert load_ngrams(tokens) in read_ngrams()
     for record in records:
         assert record["data"]["splits"] == tokens.meta["splits"]
         assert record["data"]["tokenizer"]["sha256"] == tokens.meta["tokenizer"]["sha256"]

@@ -59,6 +59,20 @@ def make_cell(model: str, dataset: str = "ptb", row: str = "base", table: str = 
     return Cell(table, row, dataset, model, SCALE, cell_key(make_config(model, dataset, row)))
 
 
+def make_ngrams(
+    corpus: str, digest: str, tokenizer: str = "bpe", bigram: float = 4.5
+) -> dict[str, Any]:
+    """An entry of ngrams.json: both splits have `digest`, unigrams lose a nat more than bigrams,
+    trigrams half a nat less.
+    """
+    return {
+        "corpus": corpus,
+        "tokenizer": {"name": tokenizer, "vocab_size": 4096},
+        "sha256": {"train": digest, "validation": digest},
+        "loss_nats": {"unigram": bigram + 1, "bigram": bigram, "trigram": bigram - 0.5},
+    }
+
+
 def write_run(
     folder: Path,
     model: str = "crope",

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from crope.data.ngrams import NGRAMS_FILE
 from crope.errors import UserError
+from crope.record import write_json
 from crope.report.frame import (
     cell_runs,
     cell_status,
@@ -17,7 +19,7 @@ from crope.report.frame import (
     load_frame,
     load_published,
 )
-from tests.report.records import make_cell, write_run
+from tests.report.records import make_cell, make_ngrams, write_run
 
 CELL = make_cell("crope")
 FAILED = {"type": "ValueError", "message": "loss is nan", "step": 20, "traceback": "..."}
@@ -130,11 +132,15 @@ def test_own_runs_are_reported_before_published_ones(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_run(published / "large", seed=seed)
     write_run(published / "small", "rope")
+    ngrams = [make_ngrams("ptb", "d")]
+    write_json(published / NGRAMS_FILE, ngrams)
     found = choose_source(results_dir=results, published=published)
     assert (found.machine, found.scale, len(found.frame)) == ("large", "quick", 2)
+    assert found.ngrams == ngrams
     write_run(results / "runs", "xpos")
     found = choose_source(results_dir=results, published=published)
     assert (found.machine, list(found.frame["model"])) == ("", ["xpos"])
+    assert found.ngrams == ngrams
     found = choose_source(results_dir=results, scale="paper", published=published)
     assert (found.machine, found.scale) == (
         "",

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from crope.config import ROOT
-from crope.errors import UserError
-from crope.record import PUBLISHED, read_records
-from crope.report.frame import load_frame
+from crope.data.corpora import SPLITS
+from crope.data.ngrams import NGRAMS_FILE
+from crope.errors import DataError, UserError
+from crope.record import PUBLISHED, read_records, write_json
+from crope.report.frame import load_frame, read_ngrams
 from crope.report.publish import FIGURE, publish, update_readme
-from tests.report.records import write_run
+from tests.report.records import make_ngrams, write_run
 
 MARKERS = "before\n<!-- generated: tables -->\noutdated\n<!-- end of generated -->\nafter\n"
 
@@ -94,13 +96,39 @@ def test_nothing_is_copied_when_one_run_cannot_be_published(
     assert not (tmp_path / "published").exists()
 
 
+def test_ngrams_of_prepared_tokens_are_merged_into_the_published_ones(tmp_path: Path) -> None:
+    """New, renewed and kept entries; not those of stale files or of corpora that no run has."""
+    published, tokens_dir = tmp_path / "published", tmp_path / "tokens"
+    write_run(tmp_path / "runs", dataset="tiny")
+    kept, renewed = make_ngrams("letters", "k", bigram=1.0), make_ngrams("ptb", "r", bigram=2.0)
+    write_json(published / NGRAMS_FILE, [renewed, kept])
+    renewed = make_ngrams("ptb", "r", bigram=3.0)
+    new = [make_ngrams("ptb", "n"), make_ngrams("ptb", "n", "gpt2"), make_ngrams("tiny", "n")]
+    stored = [*new, renewed, make_ngrams("diary", "d"), make_ngrams("wikitext2", "stale")]
+    for number, ngrams in enumerate(stored):
+        digests = {} if ngrams["corpus"] == "wikitext2" else ngrams["sha256"]
+        splits = {split: {"sha256": digests.get(split)} for split in SPLITS}
+        meta = {"corpus": ngrams["corpus"], "tokenizer": ngrams["tokenizer"], "splits": splits}
+        write_json(tokens_dir / str(number) / "meta.json", meta)
+        write_json(tokens_dir / str(number) / NGRAMS_FILE, ngrams)
+    for _ in range(2):
+        publish(tmp_path, "machine", scale="quick", published=published, tokens_dir=tokens_dir)
+        assert read_ngrams(published) == [kept, new[0], renewed, new[1], new[2]]
+
+
+def test_a_corrupt_file_of_ngrams_is_named(tmp_path: Path) -> None:
+    (tmp_path / NGRAMS_FILE).write_text("<<<<<<< HEAD")
+    with pytest.raises(DataError, match=NGRAMS_FILE):
+        read_ngrams(tmp_path)
+
+
 def test_the_committed_readme_is_what_the_published_records_give(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     committed = (ROOT / "README.md").read_text(encoding="utf-8")
     readme.write_text(committed.replace("| PG-19 |", "| edited |"), encoding="utf-8")
     (tmp_path / "published").mkdir()
-    for folder in PUBLISHED.glob("*/"):
-        (tmp_path / "published" / folder.name).symlink_to(folder)
+    for path in (*PUBLISHED.glob("*/"), PUBLISHED / NGRAMS_FILE):
+        (tmp_path / "published" / path.name).symlink_to(path)
     update_readme(readme, tmp_path / "published")
     assert readme.read_text(encoding="utf-8") == committed
     assert (tmp_path / "published" / FIGURE).read_bytes().startswith(b"\x89PNG")

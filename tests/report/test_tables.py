@@ -6,17 +6,20 @@ import csv
 import html
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from crope import paper
+from crope.data.corpora import corpus_files
 from crope.errors import UserError
 from crope.report.build import render_page
 from crope.report.frame import Source, load_frame, load_published
 from crope.report.tables import Table, loss_table, render, runs_table, savings_line
 from crope.study import expected_cells
-from tests.report.records import make_cell, write_run
+from tests.report.records import make_cell, make_ngrams, write_run
 
 MODELS = ("xpos", "rope", "crope")
 CELLS = [make_cell(model) for model in MODELS]
@@ -168,6 +171,39 @@ def test_table2_has_a_row_for_each_configuration(tmp_path: Path) -> None:
     label = "B=2, L=512, D=64, γ=0.9, step=1000"
     assert list(table.frame["Configuration"])[3:5] == [label, f"here {label}"]
     assert list(table.frame.iloc[5])[1:] == ["full", "missing [1]", "missing [1]", "3.000"]
+
+
+def test_ngram_losses_are_those_of_the_runs_tokens(tmp_path: Path) -> None:
+    """Of runs with these digests only; the paper's losses are named where all of them are above
+    the bigrams with GPT-2's tokens: its lowest are 4.0158 (PTB) and 6.5809 (PG-19).
+    """
+    cells = [make_cell(model, dataset) for dataset in ("pg19", "ptb") for model in MODELS]
+    write_run(tmp_path, "crope", "ptb", sha256="d")
+    write_run(tmp_path, "crope", "pg19", sha256="e")
+    ngrams = [
+        make_ngrams("ptb", "g", "gpt2", bigram=4.0159), make_ngrams("pg19", "g", "gpt2", bigram=5.0),
+        make_ngrams("ptb", "d"), make_ngrams("ptb", "other", bigram=1.0), make_ngrams("pg19", "other", bigram=1.0),
+    ]  # fmt: skip
+    source = replace(source_of(tmp_path), ngrams=ngrams)
+    here, above = (note for note in loss_table(source, cells, "table1").notes if "gram" in note)
+    assert here.endswith(": Penn Treebank 5.5000 / 4.5000 / 4.0000.")
+    assert above.startswith("If ") and "GPT-2's tokens" in above
+    books = len(corpus_files("pg19")["train"])
+    assert above.endswith(f": PG-19 6.5809 above 5.0000 (on our {books} training books).")
+    assert not [
+        note for note in loss_table(source_of(tmp_path), cells, "table1").notes if "gram" in note
+    ]
+
+
+@pytest.mark.parametrize("name", ["table1", "table2"])
+def test_published_ngrams_have_the_tokens_of_every_table_and_of_gpt2(name: str) -> None:
+    source = load_published("quick")
+    assert source
+    notes = loss_table(source, expected_cells("quick"), name).notes
+    here, above = (note for note in notes if "gram" in note)
+    labels = list(paper.DATASET_LABELS.values()) if name == "table1" else ["PG-19"]
+    assert [label for label in paper.DATASET_LABELS.values() if label in here] == labels
+    assert [label for label in paper.DATASET_LABELS.values() if label in above] == labels[:2]
 
 
 HOSTILE = "a|b_c*d <i>&$x$ 50 % [e](f) #{g}~^\\ γ±−"
