@@ -100,6 +100,7 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
         raise UserError(f"{path}: {error}; convert another run") from error
     shuffled = [turned(layers, n_heads=n_heads, generator=generator) for _ in range(CHANCE_DRAWS)]
     rotated = rotate(model, best)
+    converted = replace(config.model, projection="complex", tied_head=False)
     arms = {
         "rope": rotated,
         "best": project(rotated, config.model),
@@ -116,8 +117,10 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
             "best_by_chance": [fit_stream(each, n_heads).kept for each in shuffled],
         },
         "parameters": {
-            "trained": asdict(count_parameters(model)),
-            "converted": asdict(count_parameters(arms["best"])),
+            name: asdict(
+                count_parameters(counted, vocab_size=model.vocab_size, max_len=config.train.seq_len)
+            )
+            for name, counted in (("trained", config.model), ("converted", converted))
         },
         "loss_nats": {"trained": measure(model, tokens, config=config)},
         "tuned_loss_nats": {},

@@ -16,50 +16,92 @@ import math
 import os
 import statistics
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, NotRequired, Self
 
 import numpy as np
 import yaml
+from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from crope.config import ROOT, numerics_version, run_hash
+from crope.config import ROOT, ModelConfig, numerics_version, run_hash
 from crope.errors import DataError, InvalidRecord, UserError
+from crope.model.counting import count_parameters
 
 PUBLISHED = ROOT / "results" / "published"
 LAST_SHARE = 0.1  # the paper's final loss: the sampled validation losses of the last 10 % of steps
 TEMPORARY = ".tmp"
 
-# Fields without which a complete run cannot enter a table.
-REQUIRED = [
-    *(
-        "model",
-        "dataset",
-        "row",
-        "scale",
-        "seed",
-        "precision",
-        "device_kind",
-        "steps",
-        "train_tokens",
-        "train_passes",
-    ),
-    *(
-        "train_val_gap_nats",
-        "val_nats_per_byte",
-        "unigram_nats",
-        "val_sampled.mean_nats",
-        "val_full.final_nats",
-    ),
-    *(
-        "val_full.best_nats",
-        "val_full.tokens",
-        "train.final_nats",
-        "parameters.total",
-        "time.median_step_ms",
-    ),
-]
+Nats = Annotated[FiniteFloat, Field(gt=0)]
+
+
+class Split(TypedDict):
+    """A split's entry in the data's meta.json."""
+
+    tokens: PositiveInt
+    bytes: PositiveInt
+    sha256: str
+
+
+class Splits(TypedDict):
+    train: Split
+    validation: Split
+
+
+class Meta(TypedDict):
+    splits: Splits
+
+
+class Attempt(TypedDict):
+    commit: str | None
+    dirty: bool | None
+    command: str
+    device: str
+    started_utc: str
+
+
+class Provenance(Attempt):
+    """provenance.json: what the report and the publication read of it."""
+
+    device_kind: str
+    threads: NonNegativeInt
+    data: Meta
+    resumed_from: NotRequired[list[Attempt]]
+
+
+class Failure(TypedDict):
+    type: str
+    message: str
+    step: NonNegativeInt | None
+
+
+class Identity(TypedDict):
+    """What summary.json has for a failed run too."""
+
+    run_id: str
+    model: str
+    dataset: str
+    row: str
+    scale: str
+    seed: NonNegativeInt
+    numerics_version: NonNegativeInt
+    precision: str
+    device_kind: str
+    finished_utc: str
+    status: Literal["complete", "failed"]
+    error: Failure | None
+
+
+class Measured(TypedDict):
+    """What summary.json has of a complete run besides the values of `derive`."""
+
+    unigram_nats: Nats
+    metrics_sha256: str
+    weights_sha256: NotRequired[str]  # runs of earlier versions lack the last two
+    val_windows_sha256: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -90,7 +132,15 @@ def read_record(path: Path) -> Record:
             ),
         )
         reason = _invalid(record)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        yaml.YAMLError,
+    ) as error:
         reason = f"cannot be read ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
     if reason:
         raise InvalidRecord(path, reason)
@@ -99,7 +149,7 @@ def read_record(path: Path) -> Record:
 
 def read_records(folder: Path) -> tuple[list[Record], list[InvalidRecord]]:
     """Every finished (complete or failed) run directly below `folder`, sorted by name: valid ones
-    and invalid ones.
+    and invalid ones. Records that share their metrics are all invalid: one is a copy.
     """
     valid, invalid = [], []
     for path in sorted(summary.parent for summary in folder.glob("*/summary.json")):
@@ -107,6 +157,16 @@ def read_records(folder: Path) -> tuple[list[Record], list[InvalidRecord]]:
             valid.append(read_record(path))
         except InvalidRecord as error:
             invalid.append(error)
+    sharing: dict[str, list[Record]] = {}
+    for record in valid:
+        sharing.setdefault(record.summary.get("metrics_sha256", record.path.name), []).append(
+            record
+        )
+    for copies in sharing.values():
+        for record in copies[1:] and copies:
+            others = ", ".join(copy.path.name for copy in copies if copy is not record)
+            invalid.append(InvalidRecord(record.path, f"has the same metrics.jsonl as {others}"))
+            valid.remove(record)
     return valid, invalid
 
 
@@ -163,8 +223,10 @@ def _read_object(path: Path) -> dict[str, Any]:
 def _invalid(record: Record) -> str:
     """Why a record that could be read is not valid; empty if it is."""
     summary, config, name = record.summary, record.config, record.path.name
-    if summary["status"] not in ("complete", "failed"):
-        return f"summary.json: invalid status {summary['status']!r} (expected complete or failed)"
+    problem = type_problem(Identity, summary, "summary.json")
+    problem = problem or type_problem(Provenance, record.provenance, "provenance.json")
+    if problem:
+        return problem
     stated = f"{summary['model']}-{summary['dataset']}-{summary['row']}-s{config['seed']}"
     if (
         name != summary["run_id"]
@@ -172,36 +234,107 @@ def _invalid(record: Record) -> str:
     ):
         return "config.yaml, summary.json and the folder's name do not describe the same run"
     if summary["status"] == "failed":
-        summary["error"]["message"]  # KeyError: an invalid record
-        return ""
+        return "" if summary["error"] else "summary.json: status failed without an error"
+    if problem := type_problem(Measured, summary, "summary.json"):
+        return problem
     data = (record.path / "metrics.jsonl").read_bytes()
     if hashlib.sha256(data).hexdigest() != summary["metrics_sha256"]:
         return "metrics.jsonl does not have the SHA-256 that summary.json states"
     if (summary["seed"], summary["precision"]) != (config["seed"], config["train"]["precision"]):
         return "summary.json and config.yaml differ in seed or precision"
-    for key in REQUIRED:
-        value = _at(summary, key)
-        if value is None or (isinstance(value, float) and not math.isfinite(value)):
-            return f"summary.json: {key} is missing or not finite"
-    splits = record.provenance["data"]["splits"]
+    if summary["device_kind"] != record.provenance["device_kind"]:
+        return "summary.json and provenance.json differ in device_kind"
     rows = [json.loads(line) for line in data.splitlines()]
-    found = summarise(rows, max_steps=config["train"]["max_steps"], validation=splits["validation"])
-    for key in (
-        "val_sampled.mean_nats",
-        "val_sampled.std_nats",
-        "val_full.final_nats",
-        "train.final_nats",
-    ):
-        if _at(found, key) != _at(summary, key):
-            return f"summary.json: {key} is not the value that metrics.jsonl gives"
+    if problem := invalid_rows(rows, config):
+        return f"metrics.jsonl: {problem}"
+    derived = derive(config, rows, record.provenance["data"]["splits"])
+    if key := first_difference(derived, summary):
+        return f"summary.json: {key} is not the value that the run's other files give"
+    return _invalid_windows(record)
+
+
+def type_problem(schema: Any, value: Any, name: str) -> str:
+    """The first key of `value`, read from the file `name`, that is missing or of another type than
+    in `schema`; empty if there is none.
+    """
+    try:
+        _adapter(schema).validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     return ""
 
 
-def _at(values: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key."""
-    for part in key.split("."):
-        values = values[part]
-    return values
+@cache
+def _adapter(schema: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(schema)
+
+
+def invalid_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> str:
+    """Why metrics.jsonl is not that of a whole run of this configuration; empty if it is.
+
+    The validations must be at the steps that the configuration names, every loss positive, and
+    every learning rate that of its step.
+    """
+    train, max_steps = config["train"], config["train"]["max_steps"]
+    every, full_every = config["eval"]["every"], config["eval"]["full_every"]
+    due = {
+        "val/loss_nats": sorted({*range(0, max_steps + 1, every), max_steps}),
+        "val_full/loss_nats": sorted({*range(full_every, max_steps + 1, full_every), max_steps}),
+        "train_full/loss_nats": [max_steps],
+    }
+    for key, steps in due.items():
+        if [row["step"] for row in rows if key in row] != steps:
+            return f"{key} is not at the steps of the configuration"
+    steps = [row["step"] for row in rows]
+    if steps != sorted(set(steps)):
+        return "steps are repeated or not in order"
+    for row in rows:
+        for key, value in row.items():
+            if key.endswith("_nats") and not (type(value) is float and 0 < value < math.inf):
+                return f"{key} at step {row['step']} is not a positive number"
+        lr = learning_rate(train, row["step"])
+        if "train/lr" in row and not math.isclose(row["train/lr"], lr, rel_tol=1e-9):
+            return f"train/lr at step {row['step']} is not that of the configuration"
+    return ""
+
+
+def learning_rate(train: Mapping[str, Any], step: int) -> float:
+    """The rate of the update after `step` updates: StepLR with a linear warm-up."""
+    warmup = train.get("warmup_steps", 0)
+    rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    return float(rise * train["lr"] * train["lr_gamma"] ** (step // train["lr_step_size"]))
+
+
+def first_difference(derived: Mapping[str, Any], stated: Mapping[str, Any]) -> str:
+    """Dotted name of the first derived value that `stated` lacks or has another; empty if none."""
+    for key, value in derived.items():
+        if isinstance(value, Mapping):
+            inner = stated.get(key)
+            if not isinstance(inner, Mapping):
+                return key
+            if name := first_difference(value, inner):
+                return f"{key}.{name}"
+        elif key not in stated or stated[key] != value:
+            return key
+    return ""
+
+
+def _invalid_windows(record: Record) -> str:
+    """Why val_windows.npy does not belong to the summary; empty if it does."""
+    summary = record.summary
+    if "val_windows_sha256" not in summary:
+        return ""
+    data = (record.path / "val_windows.npy").read_bytes()
+    if hashlib.sha256(data).hexdigest() != summary["val_windows_sha256"]:
+        return "val_windows.npy does not have the SHA-256 that summary.json states"
+    window_nats = np.load(io.BytesIO(data)).astype(np.float64)
+    lengths = np.full(len(window_nats), record.config["train"]["seq_len"])
+    lengths[-1] -= lengths.sum() - summary["val_full"]["tokens"]  # the last window may be shorter
+    mean_nats = np.average(window_nats, weights=lengths)
+    if not math.isclose(mean_nats, summary["val_full"]["final_nats"], rel_tol=1e-6):
+        return "val_windows.npy does not have the mean val_full.final_nats"
+    return ""
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -240,6 +373,24 @@ class MetricsWriter:
     def __exit__(self, *exception: object) -> None:
         self.sync()
         self.file.close()
+
+
+def derive(
+    config: Mapping[str, Any], rows: list[dict[str, Any]], splits: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The part of summary.json that follows from the configuration, metrics.jsonl and the data."""
+    train, model = config["train"], ModelConfig(**config["model"])
+    seen = train["max_steps"] * train["batch_size"] * train["seq_len"]
+    parameters = count_parameters(
+        model, vocab_size=config["tokenizer"]["vocab_size"], max_len=train["seq_len"]
+    )
+    return {
+        "steps": train["max_steps"],
+        "train_tokens": seen,
+        "train_passes": seen / splits["train"]["tokens"],
+        **summarise(rows, max_steps=train["max_steps"], validation=splits["validation"]),
+        "parameters": {**asdict(parameters), "total": parameters.total},
+    }
 
 
 def summarise(

@@ -26,14 +26,13 @@ from crope.data.tokens import TokenSet, load_tokens
 from crope.device import resolve_device
 from crope.errors import UserError, storage_error
 from crope.evaluate import unigram_cross_entropy
-from crope.model.counting import count_parameters
 from crope.model.gpt import GPT
 from crope.record import (
+    derive,
     is_complete,
     read_metrics,
     remove_temporary_files,
     sha256_file,
-    summarise,
     write_json,
     write_text,
 )
@@ -138,7 +137,7 @@ def _execute(run: Run, stop: Stop) -> Outcome:
     try:
         model = build_model(config)
         train(model, tokens, config, run.path, log=tracker.log, stop_requested=stop.requested)
-        summary |= _results(run, tokens, model, seconds=time.monotonic() - started)
+        summary |= _results(run, tokens, seconds=time.monotonic() - started)
     except UserError:
         tracker.finish(summary | {"status": "stopped"})
         raise
@@ -194,24 +193,13 @@ def _identity(run: Run) -> dict[str, Any]:
     }
 
 
-def _results(run: Run, tokens: TokenSet, model: GPT, *, seconds: float) -> dict[str, Any]:
-    config, metrics = run.config, run.path / "metrics.jsonl"
-    found = summarise(
-        read_metrics(metrics),
-        max_steps=config.train.max_steps,
-        validation=tokens.meta["splits"]["validation"],
-    )
-    parameters = count_parameters(model)
-    seen = config.train.max_steps * config.train.batch_size * config.train.seq_len
-    return {
+def _results(run: Run, tokens: TokenSet, *, seconds: float) -> dict[str, Any]:
+    metrics = run.path / "metrics.jsonl"
+    derived = derive(run.container, read_metrics(metrics), tokens.meta["splits"])
+    derived["time"]["total_s"] = seconds
+    return derived | {
         "status": "complete",
-        "steps": config.train.max_steps,
-        "train_tokens": seen,
-        "train_passes": seen / len(tokens.train),
-        **found,
-        "time": {"total_s": seconds, **found["time"]},
         "unigram_nats": unigram_cross_entropy(tokens.train, tokens.validation, tokens.vocab_size),
-        "parameters": {**asdict(parameters), "total": parameters.total},
         "metrics_sha256": sha256_file(metrics),
         "val_windows_sha256": sha256_file(run.path / "val_windows.npy"),
         "weights_sha256": sha256_file(run.path / "weights.pt"),

@@ -6,17 +6,13 @@ reported side by side.
 """
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from crope.config import CHUNK, ModelConfig, half_rank
 
-if TYPE_CHECKING:  # the report uses this module without torch
-    from crope.model.gpt import GPT
-
-
-BLOCK_SQUARES = (
-    12  # weights of the paper's block over D^2: Q, K, V, output, FFN in and out (4 each)
-)
+T5_BUCKETS = 32  # trained scalars per head of `relative_bias`
+FACTORED = ("lowrank", "blockdiag")  # projections that never form their dense weight
+# Weights of the paper's block over D^2: Q, K, V, output projection, FFN in and out (4 each).
+BLOCK_SQUARES = 12
 
 
 @dataclass(frozen=True)
@@ -39,23 +35,38 @@ class Parameters:
         return sum(asdict(self).values())
 
 
-def count_parameters(model: "GPT") -> Parameters:
-    """Parameters of `model` by part; a bias counts with its weight."""
-    found = {"qkv": 0, "output_projection": 0, "ffn": 0, "norms": 0, "embeddings": 0}
-    for name, parameter in model.named_parameters():
-        if name in ("embedding.weight", "head.weight"):
-            found["embeddings"] += model.vocab_size * parameter.shape[1]
-        elif name.startswith("positions."):
-            found["embeddings"] += parameter.numel()
-        elif "norm" in name:
-            found["norms"] += parameter.numel()
-        elif ".ffn_" in name:
-            found["ffn"] += parameter.numel()
-        elif ".out_proj." in name:
-            found["output_projection"] += parameter.numel()
-        else:
-            found["qkv"] += parameter.numel()
-    return Parameters(**found)
+def count_parameters(model: ModelConfig, *, vocab_size: int, max_len: int) -> Parameters:
+    """Parameters of the decoder by part, in closed form; a bias counts with its weight."""
+    width, d_model, ffn = model.attention_width, model.d_model, model.ffn_width
+    qkv_biases = (width + 2 * model.kv_width) * model.qkv_bias
+    trained_positions = {"learned": max_len * d_model, "relative_bias": T5_BUCKETS * model.n_heads}
+    return Parameters(
+        qkv=model.n_layers * (qkv_weights(model) + qkv_biases),
+        output_projection=model.n_layers * (width * d_model + d_model),
+        ffn=model.n_layers * (2 * d_model * ffn + ffn + d_model),
+        norms=(2 * model.n_layers + 1) * 2 * d_model,
+        embeddings=vocab_size * d_model * (1 if model.tied_head else 2)
+        + trained_positions.get(model.position, 0),
+    )
+
+
+def qkv_weights(model: ModelConfig) -> int:
+    """Stored weights of Q, K and V in one layer, without biases."""
+    d_model, width = model.d_model, model.attention_width
+    dense = d_model * width
+    return {
+        "real": 3 * dense,
+        "halved": 3 * dense,
+        "complex": 3 * dense // 2,
+        "complex_misaligned": 3 * dense // 2,
+        "complex_wide": 3 * dense // 2,
+        "conjugate": 3 * dense // 2,
+        "blockdiag": 3 * dense // 2,
+        "complex_qk": 2 * dense,
+        "complex_v": 5 * dense // 2,
+        "lowrank": 3 * half_rank(d_model, width) * (d_model + width),
+        "multi_query": dense + 2 * d_model * model.kv_width,
+    }[model.projection]
 
 
 def savings(full: Parameters, lean: Parameters, *, n_layers: int, d_model: int) -> dict[str, float]:
@@ -91,12 +102,8 @@ def train_flops_per_token(model: ModelConfig, *, vocab_size: int, seq_len: int) 
     multiply by their dense weight (ComplexLinear.weight) and count like real ones.
     """
     width, d_model = model.attention_width, model.d_model
-    own_cost = {
-        "lowrank": half_rank(d_model, width) * (d_model + width),
-        "blockdiag": d_model * width // 2,
-    }
     dense = d_model * (width + 2 * model.kv_width)
-    qkv = 3 * own_cost[model.projection] if model.projection in own_cost else dense
+    qkv = qkv_weights(model) if model.projection in FACTORED else dense
     mix = (
         _linear_attention_flops(model, seq_len)
         if model.attention == "linear"
