@@ -95,8 +95,8 @@ def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
         for cell in row.cells:
             known = dict(
                 zip(
-                    (*PLACE, "model", "status", "n"),
-                    (*_place(row), cell.model, "missing", 0),
+                    (*PLACE, "model", "status", "n", "reference"),
+                    (*_place(row), cell.model, "missing", 0, ""),
                     strict=True,
                 )
             )
@@ -157,7 +157,7 @@ def losses_table(lines: pd.DataFrame, study: str, scale: str) -> Table:
         "L": counts["seq_len"], "Q/K/V weights": counts["qkv"], "Parameters": counts["parameters"],
         "n": of["n"].astype(str),
         "Loss": [_loss(*line) for line in of[["mean_nats", "std_nats", "status"]].itertuples(index=False)],
-        "− RoPE": of["reference"].fillna(""),
+        "− RoPE": of["reference"],
     })  # fmt: skip
     frame = frame[
         [name for name in frame if name not in ("D", "Setting", "L") or frame[name].nunique() > 1]

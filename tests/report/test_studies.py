@@ -51,6 +51,14 @@ def test_losses_are_means_and_deviations_over_seeds_and_missing_models_are_named
     assert printed["Loss"].tolist() == ["5.3000 ± 0.3606", "missing", "5.5000"]
 
 
+def test_a_study_of_rope_alone_has_a_table_without_differences() -> None:
+    rows = [make_row("mine", ["rope", "alibi"])]
+    runs = collect_studies(make_frame(make_runs("rope", at(5.0))), rows, tables=set())
+    printed = studies.losses_table(study_losses(runs, rows), "mine", "quick").frame
+    assert printed["Loss"].tolist() == ["5.0000 ± 0.0010", "missing"]
+    assert printed["− RoPE"].tolist() == ["", ""]
+
+
 def test_a_study_without_questions_has_a_table_of_losses_by_its_own_setting() -> None:
     rows = [make_row("mine", ["rope", "alibi"], lr=lr) for lr in ("0.001", "0.003")]
     frame = make_frame(
