@@ -216,6 +216,7 @@ def _runs(files: Files, source: Source) -> Section:
     files["runs.parquet"] = found.to_parquet(index=False)
     loss = (
         found["val_full.final_nats"]
+        .astype(object)  # without a complete run the column is of integers, which take no status
         .map("{:.4f}".format, na_action="ignore")
         .fillna(found["status"])
     )

@@ -109,6 +109,16 @@ def test_without_runs_no_claim_is_tested(tmp_path: Path) -> None:
     assert set(pd.read_csv(tmp_path / "claims.csv")["verdict"]) == {"not tested"}
 
 
+def test_failed_runs_alone_are_listed(tmp_path: Path) -> None:
+    error = {"type": "ValueError", "message": "loss is nan", "step": 20}
+    failed = write_run(tmp_path / "runs", error=error)
+    invalid = write_run(tmp_path / "runs", seed=1)
+    (invalid / "metrics.jsonl").unlink()
+    assert len(build_report(results_dir=tmp_path)) == 1
+    printed = text_of((tmp_path / "report" / "index.html").read_text(encoding="utf-8"))
+    assert f"{failed.name} failed" in printed and f"{invalid.name} invalid" in printed
+
+
 def test_stale_files_are_removed_and_others_kept(report: Path) -> None:
     assert not (report / "study-old.svg").exists()
     assert (report / "notes.txt").exists()
