@@ -146,10 +146,11 @@ def cell_status(
     ]
     name = re.compile(re.escape(f"{cell.model}-{cell.dataset}-{cell.row}-s") + r"\d+-\w+")
     corrupt = [str(error) for error in invalid if name.fullmatch(error.path.name)]
-    ids = ", ".join(of.loc[of["status"] == "stale", "run_id"])
-    stale = (
-        [f"stale, of an earlier numerics version: {ids}; {again} trains them again"] if ids else []
-    )
+    stale = [
+        f"stale, of numerics version {version}, which is not this code's: {', '.join(runs['run_id'])};"
+        f" {again} trains them again"
+        for version, runs in of[of["status"] == "stale"].groupby("numerics_version")
+    ]
     complete, notes = (of["status"] == "complete").any(), [*failed, *corrupt, *stale]
     if complete or notes:
         return (

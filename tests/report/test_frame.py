@@ -90,6 +90,10 @@ def test_an_empty_cell_says_why(tmp_path: Path) -> None:
     stale = write_run(tmp_path / "stale", version=0)
     status, reason = status_of(tmp_path / "stale")
     assert status == "stale" and stale.name in reason
+    newer = write_run(tmp_path / "newer", version=99)
+    status, reason = status_of(tmp_path / "newer")
+    assert status == "stale" and newer.name in reason and "version 99" in reason
+    assert "earlier" not in reason
     write_run(tmp_path / "failed", error=FAILED)
     status, reason = status_of(tmp_path / "failed")
     assert (
