@@ -13,7 +13,7 @@ import plotly.io
 from crope.errors import InvalidRecord
 from crope.record import PUBLISHED, write_bytes
 from crope.report import claims, figures, findings, questions, studies, tables
-from crope.report.frame import Source, choose_source
+from crope.report.frame import Source, choose_source, mixture
 from crope.report.tables import Table, render, runs_table
 from crope.study import TABLES, Cell, StudyRow, expected_cells, expected_rows
 
@@ -191,6 +191,7 @@ def _studies(files: Files, source: Source, found: Found) -> list[Section]:
         if printed:  # one explanation is enough
             both = [replace(table, notes=[]) for table in both]
         both.append(studies.losses_table(losses, str(study), source.scale))
+        both[0] = replace(both[0], notes=[*both[0].notes, *mixture(of_study)])
         printed += both
         figure = figures.study(of_study, of)
         files |= {f"study-{study}.svg": figures.render(figure)} if figure else {}

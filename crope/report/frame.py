@@ -52,6 +52,7 @@ COLUMNS = [
     "val_full.best_step", "val_full.tokens", "val_full.whole_split", "train.final_nats", "error.type", "error.message",
     "error.step", "finished_utc", "provenance.data.splits.train.sha256", "provenance.data.splits.validation.sha256",
 ]  # fmt: skip
+KIND = ["precision", "device_kind"]  # columns that the runs of one seed have in common
 
 
 def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecord]]:
@@ -108,26 +109,40 @@ def cell_runs(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
 
 
 def check_comparable(frame: pd.DataFrame, cells: Sequence[Cell]) -> None:
-    """Raises UserError if the complete runs of one table row differ in precision, device kind or
-    data.
+    """Raises UserError if the complete runs of one table row differ in data, or those of one seed in
+    precision or device kind.
 
-    Commits may differ: the numerics version says whether a commit changed a number. Corpora without
-    a pinned text (tiny, the user's own) may differ between machines.
+    Differences are formed within a seed, so that another seed may have another precision or device.
+    Commits may differ: the numerics version says whether a commit changed more than rounding.
+    Corpora without a pinned text (tiny, the user's own) may differ between machines.
     """
     runs = pd.concat([_of_cell(frame, cell) for cell in cells])
     runs = runs[runs["status"] == "complete"]
     splits = [f"provenance.data.splits.{split}.sha256" for split in ("train", "validation")]
-    for what, columns in (("precision or device", ["precision", "device_kind"]), ("data", splits)):
-        groups = runs.groupby(columns, dropna=False)
+    checks = [("runs", "data", splits, runs)]
+    for seed, block in runs.groupby("seed"):
+        checks.append((f"runs of seed {seed}", "precision or device", KIND, block))
+    for which, what, columns, block in checks:
+        groups = block.groupby(columns, dropna=False)
         if len(groups) > 1:
             kinds = [
-                f"{' '.join(str(k)[:12] for k in kind)}: {', '.join(of['run_id'])}"
-                for kind, of in groups
+                f"{' '.join(str(value)[:12] for value in kind)}: {', '.join(group['run_id'])}"
+                for kind, group in groups
             ]
+            row = cell_name(cells[0]).rpartition("/")[0]
             cure = "move one kind to a folder of its own and name it with --runs"
-            raise UserError(
-                f"{cell_name(cells[0]).rpartition('/')[0]}: runs differ in {what} ({'; '.join(kinds)}); {cure}"
-            )
+            raise UserError(f"{row}: {which} differ in {what} ({'; '.join(kinds)}); {cure}")
+
+
+def mixture(runs: pd.DataFrame) -> list[str]:
+    """One line that names the seeds of each precision and device kind; none if all runs have the
+    same.
+    """
+    kinds = [
+        f"{precision} on {device} ({', '.join(map(str, sorted(group['seed'].unique())))})"
+        for (precision, device), group in runs.groupby(KIND)
+    ]
+    return [f"seeds differ in precision or device: {', '.join(kinds)}"] if len(kinds) > 1 else []
 
 
 def cell_status(

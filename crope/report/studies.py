@@ -11,7 +11,7 @@ import pandas as pd
 from crope.errors import DataError
 from crope.report import claims
 from crope.report.claims import DECIMALS, MEASURES, model_label
-from crope.report.frame import DATASET_LABELS, cell_runs, check_comparable, compact
+from crope.report.frame import DATASET_LABELS, KIND, cell_runs, check_comparable, compact
 from crope.report.questions import QUESTIONS
 from crope.report.stats import mean_std, paired
 from crope.report.tables import Table
@@ -30,7 +30,7 @@ ARMS = {
 COLUMNS = [  # of the frame, that a study needs
     "path", "status", "cell_key", "run_id", "model", "dataset", "row", "seed", "error.type", "parameters.qkv",
     "parameters.total", "config.train.seq_len", "config.train.lr", "config.model.projection", "config.model.d_model",
-    MEASURES["final"],
+    MEASURES["final"], *KIND,
 ]  # fmt: skip
 PLACE = ["study", "dataset", "width", "setting"]
 Place = tuple[str, str, int, str]

@@ -20,6 +20,7 @@ from crope.report.frame import (
     cell_status,
     check_comparable,
     error_line,
+    mixture,
     one_line,
 )
 from crope.report.stats import mean_std
@@ -140,9 +141,8 @@ def cell_losses(source: Source, cell: Cell) -> CellLosses:
             spread.mean() if spread.notna().all() else None,
         )
         losses["full"] = mean_std(runs["val_full.final_nats"])
-    return CellLosses(
-        cell, runs, *cell_status(source.frame, source.invalid, cell, source.unavailable), losses
-    )
+    status, notes = cell_status(source.frame, source.invalid, cell, source.unavailable)
+    return CellLosses(cell, runs, status, [*notes, *mixture(runs)], losses)
 
 
 def table_rows(cells: Sequence[Cell], table: str) -> list[list[Cell]]:

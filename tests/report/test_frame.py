@@ -105,27 +105,39 @@ def test_an_empty_cell_says_why(tmp_path: Path) -> None:
     assert status == "invalid" and str(broken) in reason
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"precision": "bf16"}, "precision"),
-        ({"device_kind": "cuda"}, "device"),
-        ({"sha256": "b" * 64}, "data"),
-    ],
-)
-@pytest.mark.parametrize("model", ["crope", "rope"])
-def test_runs_of_different_kinds_are_not_compared(
-    tmp_path: Path, change: dict[str, Any], word: str, model: str
+@pytest.mark.parametrize("change", [{"precision": "bf16"}, {"device_kind": "cuda"}])
+def test_models_are_compared_within_a_seed_on_one_device_in_one_precision(
+    tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    """Neither averaged (two seeds of one model) nor subtracted (two models of one row); other rows
-    and the commit may differ."""
+    """Seeds, other rows and the commit may differ."""
     cells = [CELL, make_cell("rope")]
     write_run(tmp_path, "crope", seed=0)
-    write_run(tmp_path, "crope", seed=2, provenance={"commit": "d" * 40})
+    write_run(tmp_path, "rope", seed=0, provenance={"commit": "d" * 40})
     write_run(tmp_path, "crope", "wikitext2", seed=0, **change)
+    for model in ("crope", "rope"):
+        write_run(tmp_path, model, seed=1, **change)
+    write_run(tmp_path, "crope", seed=2)
     check_comparable(load_frame([tmp_path])[0], cells)
-    write_run(tmp_path, model, seed=1, **change)
-    with pytest.raises(UserError, match=word):
+    write_run(tmp_path, "rope", seed=2, **change)
+    with pytest.raises(UserError, match="seed 2"):
+        check_comparable(load_frame([tmp_path])[0], cells)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("model", ["crope", "rope"])
+def test_runs_on_other_tokens_are_not_compared(tmp_path: Path, split: str, model: str) -> None:
+    """Neither averaged (two seeds of one model) nor subtracted (two models); other rows may differ."""
+    cells = [CELL, make_cell("rope")]
+    splits = {
+        name: {"tokens": 100_001, "bytes": 300_003, "sha256": ("b" if name == split else "a") * 64}
+        for name in ("train", "validation")
+    }
+    other = {"data": {"splits": splits}}
+    write_run(tmp_path, "crope", seed=0)
+    write_run(tmp_path, "crope", "wikitext2", seed=0, provenance=other)
+    check_comparable(load_frame([tmp_path])[0], cells)
+    write_run(tmp_path, model, seed=1, provenance=other)
+    with pytest.raises(UserError, match="data"):
         check_comparable(load_frame([tmp_path])[0], cells)
 
 

@@ -49,12 +49,14 @@ def studies() -> object:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three seeds of three models on PTB, and a corrupt record."""
+    """Three seeds of three models on PTB, the last in bf16, and a corrupt record."""
     folder = tmp_path_factory.mktemp("results")
     for model, loss in LOSSES.items():
         for seed in range(3):
             final = loss + 0.1 * seed + 0.001 * (seed - 1) * (model != "rope")
-            write_run(folder / "runs", model, seed=seed, final=final, best=final)
+            precision = "bf16" if seed == 2 else "fp32"
+            losses = {"final": final, "best": final}
+            write_run(folder / "runs", model, seed=seed, precision=precision, **losses)
     write_run(folder / "runs", "rope", final=6.25, config={"tokenizer": LONG["tokenizer"]})
     corrupt = write_run(folder / "runs", "rope", seed=9)
     (corrupt / "metrics.jsonl").write_text("{}\n")
@@ -93,6 +95,12 @@ def test_the_page_begins_with_answers_and_verdicts_then_the_tables_then_fig4(rep
     before_the_tables = text_of(page[: places[2]])
     assert "not tested : CRoPE equals RoPE within noise" in before_the_tables
     assert "5.1100 ± 0.1010" in text_of(page)
+
+
+def test_a_mix_of_precisions_is_named_under_its_table_and_study(report: Path) -> None:
+    tables, _, study = text_of((report / "index.html").read_text()).partition("Study: mine")
+    for part in (tables, study):
+        assert "bf16 on cpu (2), fp32 on cpu (0, 1)" in part
 
 
 def test_the_page_works_offline_and_its_files_are_there(report: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from crope.errors import DataError
+from crope.errors import DataError, UserError
 from crope.report import studies
 from crope.report.questions import answer
 from crope.report.studies import collect_studies, study_losses
@@ -35,6 +35,28 @@ def test_a_study_of_the_tables_models_starts_with_a_seed_of_its_own() -> None:
         len(collect_studies(make_frame(make_runs("rope", at(5.0) | {5: 5.0})), rows, tables=TABLES))
         == 4
     )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"precision": "bf16"},
+        {"device_kind": "cuda"},
+        {"provenance.data.splits.train.sha256": "b"},
+        {"provenance.data.splits.validation.sha256": "b"},
+    ],
+)
+def test_a_study_of_runs_that_do_not_compare_is_refused(change: dict[str, str]) -> None:
+    rows = [make_row("controls", ["rope", "halved"]), make_row("mine", ["alibi", "nope"])]
+    columns = {f"provenance.data.splits.{split}.sha256": "a" for split in ("train", "validation")}
+    columns |= {"precision": "fp32", "device_kind": "cpu"}
+    frame = make_frame(
+        *(make_runs(model, at(5.0), **columns) for model in ("rope", "halved", "alibi")),
+        make_runs("nope", {0: 5.0, 1: 5.0}, **columns),
+        make_runs("nope", {2: 5.0}, **columns | change),
+    )
+    with pytest.raises(UserError, match="nope"):
+        collect_studies(frame, rows, tables=TABLES)
 
 
 def test_losses_are_means_and_deviations_over_seeds_and_missing_models_are_named() -> None:
