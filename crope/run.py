@@ -29,6 +29,7 @@ from crope.evaluate import unigram_cross_entropy
 from crope.model.counting import count_parameters
 from crope.model.gpt import GPT
 from crope.record import (
+    Record,
     is_complete,
     read_metrics,
     remove_temporary_files,
@@ -274,6 +275,19 @@ def load_trained(
             f"{path}: {weights} does not fit config.yaml; remove the folder and train again"
         ) from error
     return model
+
+
+def weights_digest(record: Record) -> str:
+    """SHA-256 of the weights of a finished run.
+
+    Raises UserError if its weights.pt has another.
+    """
+    weights, digest = record.path / "weights.pt", record.summary.get("weights_sha256", "unknown")
+    if weights.exists() and sha256_file(weights) != digest:
+        raise UserError(
+            f"{weights}: SHA-256 is not that of summary.json ({digest[:12]}); remove the folder and train again"
+        )
+    return digest
 
 
 def load_run_tokens(config: Config) -> TokenSet:

@@ -6,8 +6,10 @@ version count.
 """
 
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import pandas as pd
 from crope import paper
 from crope.config import ROOT, cell_key
 from crope.errors import InvalidRecord, UserError
-from crope.record import PUBLISHED, read_metrics, read_records, run_status
+from crope.record import PUBLISHED, read_measurement, read_metrics, read_records, run_status
 from crope.study import Cell
 
 SCALES = ("paper", "quick", "smoke")
@@ -44,6 +46,12 @@ MODEL_LABELS = {
     "complex_v": "V only",
     "complex_wide": "wide CRoPE",
 }
+ARMS = {  # of a conversion
+    "rope": "RoPE, tuned on",
+    "best": "best structure",
+    "random": "random structure",
+    "fresh": "new Q, K, V",
+}
 
 # Present also where no run has them, so that a selection from an empty frame is empty.
 COLUMNS = [
@@ -57,10 +65,11 @@ KIND = ["precision", "device_kind"]  # columns that the runs of one seed have in
 
 def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecord]]:
     """Every finished run of `folders`, one row each, sorted by run_id; and the folders that hold no
-    valid record.
+    valid record, and invalid files that were measured on a run.
 
     Columns: `path`, `status` (complete, failed or stale), `cell_key`, the fields of summary.json by
     their dotted names, `config.<dotted>` and `provenance.<dotted>`. Losses are in nats per token.
+    Where a run has them, `lengths`, `positions` (of extrapolation.json) and `conversion`.
     """
     rows, invalid = [], []
     for folder in folders:
@@ -72,12 +81,63 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
                 "status": run_status(record),
                 "cell_key": cell_key(record.config),
             }
-            rows.append(
-                record.summary | known | {"config": record.config, "provenance": record.provenance}
-            )
+            files = {"config": record.config, "provenance": record.provenance}
+            rows.append(record.summary | known | files)
+            for name, parse in MEASUREMENTS.items():
+                path = record.path / name
+                if path.exists():
+                    try:
+                        rows[-1] |= read_measurement(path, record.summary, parse)
+                    except InvalidRecord as error:
+                        invalid.append(error)
     frame = pd.json_normalize(rows)
     frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame.columns])))
     return compact(frame.sort_values(["run_id", "path"], ignore_index=True)), invalid
+
+
+def _extrapolation(measured: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    """`lengths`: (length, loss); `positions`: (middle of a segment of positions, loss)."""
+    lengths = [
+        (_number(part["seq_len"]), _number(part["loss_nats"]))
+        for part in measured["lengths"]
+        if part["loss_nats"] is not None
+    ]
+    positions = [
+        ((_number(part["first"]) + _number(part["last"]) + 1) / 2, _number(part["loss_nats"]))
+        for part in measured["by_position"]
+    ]
+    return {"lengths": lengths, "positions": positions}
+
+
+def _conversion(measured: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """`conversion`: one line per arm."""
+    fractions = measured["kept_share"]
+    lines = [
+        {
+            "steps": _number(measured["steps"]),
+            "lr": _number(measured["lr"]),
+            "arm": arm,
+            "trained_nats": _number(measured["loss_nats"]["trained"]),
+            "loss_nats": _number(measured["loss_nats"][arm]),
+            "tuned_loss_nats": _number(measured["tuned_loss_nats"][arm]),
+            "kept_share": _number(fractions["best"]),
+            "kept_share_by_chance": statistics.fmean(map(_number, fractions["best_by_chance"])),
+        }
+        for arm in ARMS
+    ]
+    return {"conversion": lines}
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError(f"{value!r} is not a finite number")
+    return value
+
+
+MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "extrapolation.json": _extrapolation,
+    "conversion.json": _conversion,
+}
 
 
 def compact(frame: pd.DataFrame) -> pd.DataFrame:

@@ -14,6 +14,7 @@ import yaml
 from crope.config import ROOT
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.record import (
+    MEASURED_LATER,
     PUBLISHED,
     Record,
     read_record,
@@ -34,7 +35,6 @@ COPIED = (
     "metrics.jsonl",
     "summary.json",
 )  # byte by byte: summary.json has the hash of metrics.jsonl
-MEASURED_LATER = ("extrapolation.json", "conversion.json")
 
 
 def publish(
@@ -49,8 +49,8 @@ def publish(
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", machine):
         raise UserError(f"machine '{machine}': use letters, digits, '.', '_' and '-'")
-    records, invalid = read_records(results_dir / "runs")
-    _check_valid(invalid)
+    _check_valid(load_frame([results_dir / "runs"])[1])
+    records, _ = read_records(results_dir / "runs")
     chosen = [
         one for one in records if run_status(one) == "complete" and one.summary["scale"] == scale
     ]

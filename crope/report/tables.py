@@ -15,6 +15,7 @@ from crope.errors import InvalidRecord
 from crope.model.counting import Parameters, savings
 from crope.report.frame import (
     DATASET_LABELS,
+    MEASUREMENTS,
     Source,
     cell_runs,
     cell_status,
@@ -355,9 +356,11 @@ def runs_table(frame: pd.DataFrame, invalid: Sequence[InvalidRecord]) -> pd.Data
         name for name in columns if frame[name].map(lambda value: isinstance(value, list)).any()
     ]
     runs = frame[columns].drop(columns=lists).assign(error=pd.Series(errors, dtype=object))
-    if invalid:
-        rows = [
-            {"run_id": one.path.name, "status": "invalid", "error": one.reason} for one in invalid
-        ]
+    rows = [
+        {"run_id": one.path.name, "status": "invalid", "error": one.reason}
+        for one in invalid
+        if one.path.name not in MEASUREMENTS
+    ]
+    if rows:
         runs = pd.concat([runs.astype(object), pd.DataFrame(rows)], ignore_index=True)
     return runs.convert_dtypes()  # integers stay integers where a failed run has none

@@ -3,9 +3,11 @@ compared.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from crope.errors import UserError
@@ -17,6 +19,7 @@ from crope.report.frame import (
     load_frame,
     load_published,
 )
+from tests.report import records
 from tests.report.records import make_cell, write_run
 
 CELL = make_cell("crope")
@@ -39,6 +42,74 @@ def test_one_row_per_run_with_every_field_of_its_files(tmp_path: Path) -> None:
         "config.runtime.loss": "plain", "provenance.data.splits.train.sha256": "a" * 64,
     }  # fmt: skip
     assert frame.iloc[0][list(known)].to_dict() == known
+
+
+def test_what_was_measured_on_the_weights_of_a_run_is_in_its_row(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "rope")
+    (path / "extrapolation.json").write_text(json.dumps(records.make_extrapolation()))
+    (path / "conversion.json").write_text(json.dumps(records.make_conversion()))
+    write_run(tmp_path, "rope", seed=1)
+    frame, invalid = load_frame([tmp_path])
+    assert not invalid
+    run, other = frame.to_dict("records")
+    assert run["lengths"] == [(16, 5.25)]
+    assert run["positions"] == [(4, 5.5), (12, 5)]
+    tuned = {line["arm"]: line["tuned_loss_nats"] for line in run["conversion"]}
+    assert tuned == {"rope": 4.95, "best": 5.05, "random": 5.25, "fresh": 5.95}
+    assert run["conversion"][1]["kept_share_by_chance"] == 0.55
+    assert pd.isna([other["lengths"], other["positions"], other["conversion"]]).all()
+
+
+EXTRAPOLATION, CONVERSION = records.make_extrapolation(), records.make_conversion()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("extrapolation.json", "{"),
+        ("extrapolation.json", "[]"),
+        ("extrapolation.json", "[" * 100_000),
+        ("extrapolation.json", EXTRAPOLATION | {"weights_sha256": "e" * 64}),
+        ("extrapolation.json", {k: v for k, v in EXTRAPOLATION.items() if k != "weights_sha256"}),
+        ("extrapolation.json", EXTRAPOLATION | {"lengths": [{}]}),
+        ("extrapolation.json", EXTRAPOLATION | {"lengths": [{"seq_len": 16, "loss_nats": "5"}]}),
+        (
+            "extrapolation.json",
+            EXTRAPOLATION | {"lengths": [{"seq_len": 16, "loss_nats": math.nan}]},
+        ),
+        ("extrapolation.json", EXTRAPOLATION | {"by_position": 5}),
+        ("conversion.json", {k: v for k, v in CONVERSION.items() if k != "lr"}),
+        ("conversion.json", CONVERSION | {"tuned_loss_nats": {"rope": 5.0}}),
+        ("conversion.json", CONVERSION | {"kept_share": {"best": 0.7, "best_by_chance": []}}),
+    ],
+)
+def test_an_invalid_measurement_is_named_and_costs_only_itself(
+    tmp_path: Path, name: str, content: object
+) -> None:
+    path = write_run(tmp_path, "rope")
+    (path / "extrapolation.json").write_text(json.dumps(EXTRAPOLATION))
+    (path / "conversion.json").write_text(json.dumps(CONVERSION))
+    text = content if isinstance(content, str) else json.dumps(content)
+    (path / name).write_text(text)
+    frame, (error,) = load_frame([tmp_path])
+    assert str(path / name) in str(error) and "remove the file" in str(error)
+    (run,) = frame.to_dict("records")
+    assert run["status"] == "complete"
+    assert ("lengths" in run) == (name == "conversion.json")
+    assert ("conversion" in run) == (name == "extrapolation.json")
+
+
+def test_measurements_of_a_record_that_does_not_name_its_weights_do_not_count(
+    tmp_path: Path,
+) -> None:
+    path = write_run(tmp_path, "rope")
+    for name, values in (
+        ("summary.json", json.loads((path / "summary.json").read_text())),
+        ("extrapolation.json", EXTRAPOLATION),
+    ):
+        without = {key: value for key, value in values.items() if key != "weights_sha256"}
+        (path / name).write_text(json.dumps(without))
+    assert len(load_frame([tmp_path])[1]) == 1
 
 
 def test_a_frame_without_runs_is_empty_and_can_be_selected_from(tmp_path: Path) -> None:
