@@ -29,7 +29,7 @@ class DataUnavailable(DataError):
 
 
 class InvalidRecord(DataError):
-    """A finished run, or a file measured on one, that is corrupt or was edited. It enters no table."""
+    """A finished run, or a file measured on one, that is corrupt or edited. It enters no table."""
 
     def __init__(
         self,

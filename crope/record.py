@@ -28,7 +28,7 @@ from crope.errors import DataError, InvalidRecord, UserError
 PUBLISHED = ROOT / "results" / "published"
 LAST_SHARE = 0.1  # the paper's final loss: the sampled validation losses of the last 10 % of steps
 TEMPORARY = ".tmp"
-MEASURED_LATER = {  # files measured on the weights of a finished run -> sub-command that writes them
+MEASURED_LATER = {  # files measured on the weights of a finished run -> their sub-command
     "extrapolation.json": "extrapolate",
     "conversion.json": "convert",
 }

@@ -285,7 +285,8 @@ def weights_digest(record: Record) -> str:
     weights, digest = record.path / "weights.pt", record.summary.get("weights_sha256", "unknown")
     if weights.exists() and sha256_file(weights) != digest:
         raise UserError(
-            f"{weights}: SHA-256 is not that of summary.json ({digest[:12]}); remove the folder and train again"
+            f"{weights}: SHA-256 is not that of summary.json ({digest[:12]});"
+            " remove the folder and train again"
         )
     return digest
 

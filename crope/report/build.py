@@ -78,6 +78,9 @@ def build_report(
         if source.machine
         else f"Your runs: {source.place}."
     )
+    runs = source.frame[source.frame["scale"] == source.scale]
+    commits = {str(commit)[:12] for commit in runs.get("provenance.commit", ())}
+    origin += f" Commit: {', '.join(sorted(commits))}." if commits else ""
     files["index.html"] = render_page(
         scale=source.scale, origin=origin, invalid=source.invalid, sections=sections, rule=verdicts.notes[0],
         verdicts=claims.verdicts(found.checks, found.judged), lead=findings.LEAD, statements=found.statements,
@@ -135,12 +138,13 @@ def find(source: Source, cells: Sequence[Cell]) -> Found:
     studied = studies.collect_studies(source.frame, rows, tables={cell.key for cell in cells})
     answers, phases = questions.answer(studied, rows), findings.by_phase(studied)
     converted = studies.conversions(source.frame[source.frame["scale"] == source.scale])
-    repeats = findings.repeats({source.machine: source.frame, **source.others}, source.scale)
+    published = {source.machine: source.frame} if source.machine else {}
+    repeats = findings.repeats({**published, **source.others}, source.scale)
     statements = [
         findings.waiting(answers), findings.pooled(comparisons), *findings.growth(phases),
         findings.by_rate(studied), *findings.shown(answers), findings.halved(answers, studied),
         findings.fraction(converted), findings.rounding(repeats), findings.undecided(comparisons),
-        "" if source.machine else findings.agreement(source.frame, source.others),
+        "" if source.machine else findings.agreement(source.frame, source.others, source.scale),
     ]  # fmt: skip
     return Found(runs, judged, checks, comparisons, rows, studied, answers, phases, converted, repeats,
                  [text for text in statements if text])  # fmt: skip

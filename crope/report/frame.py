@@ -67,9 +67,10 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
     """Every finished run of `folders`, one row each, sorted by run_id; and the folders that hold no
     valid record, and invalid files that were measured on a run.
 
-    Columns: `path`, `status` (complete, failed or stale), `cell_key`, the fields of summary.json by
-    their dotted names, `config.<dotted>` and `provenance.<dotted>`. Losses are in nats per token.
-    Where a run has them, `lengths`, `positions` (of extrapolation.json) and `conversion`.
+    Columns: `path`, `status` (complete, failed or stale), `cell_key`, `threads`, the fields of
+    summary.json by their dotted names, `config.<dotted>` and `provenance.<dotted>`. Losses are in
+    nats per token. Where a run has them, `lengths`, `positions` (of extrapolation.json) and
+    `conversion`.
     """
     rows, invalid = [], []
     for folder in folders:
@@ -80,6 +81,9 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
                 "path": str(record.path),
                 "status": run_status(record),
                 "cell_key": cell_key(record.config),
+                # The provenance of older runs states the threads before runtime.threads was set.
+                "threads": record.config.get("runtime", {}).get("threads")
+                or record.provenance.get("threads"),
             }
             files = {"config": record.config, "provenance": record.provenance}
             rows.append(record.summary | known | files)
@@ -169,8 +173,8 @@ def cell_runs(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
 
 
 def check_comparable(frame: pd.DataFrame, cells: Sequence[Cell]) -> None:
-    """Raises UserError if the complete runs of one table row differ in data, or those of one seed in
-    precision or device kind.
+    """Raises UserError if the complete runs of one table row differ in data, or those of one seed
+    in precision or device kind.
 
     Differences are formed within a seed, so that another seed may have another precision or device.
     Commits may differ: the numerics version says whether a commit changed more than rounding.
@@ -222,8 +226,8 @@ def cell_status(
     name = re.compile(re.escape(f"{cell.model}-{cell.dataset}-{cell.row}-s") + r"\d+-\w+")
     corrupt = [str(error) for error in invalid if name.fullmatch(error.path.name)]
     stale = [
-        f"stale, of numerics version {version}, which is not this code's: {', '.join(runs['run_id'])};"
-        f" {again} trains them again"
+        f"stale, of numerics version {version}, which is not this code's:"
+        f" {', '.join(runs['run_id'])}; {again} trains them again"
         for version, runs in of[of["status"] == "stale"].groupby("numerics_version")
     ]
     complete, notes = (of["status"] == "complete").any(), [*failed, *corrupt, *stale]

@@ -77,6 +77,7 @@ def write_run(
     sha256: str = "a" * 64,
     config: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
+    finished: str = "2026-01-01T01:00:00+00:00",
 ) -> Path:
     """One finished run: `sampled` are its losses at steps 90 and 100, `best` and `final` the full
     at 50 and 100.
@@ -111,7 +112,7 @@ def write_run(
     summary = {
         "run_id": name, "model": model, "dataset": dataset, "row": row, "scale": SCALE, "seed": seed, "error": error,
         "status": "failed" if error else "complete", "numerics_version": version, "precision": precision,
-        "device_kind": device_kind,
+        "device_kind": device_kind, "finished_utc": finished,
     } | ({} if error else results | {
         "steps": STEPS, "train_tokens": 1_638_400, "train_passes": 16.4, "unigram_nats": 6.0,
         "parameters": parts | {"total": sum(parts.values())}, "time": results["time"] | {"total_s": 3600.0},

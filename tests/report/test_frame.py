@@ -44,6 +44,16 @@ def test_one_row_per_run_with_every_field_of_its_files(tmp_path: Path) -> None:
     assert frame.iloc[0][list(known)].to_dict() == known
 
 
+@pytest.mark.parametrize(("configured", "recorded", "expected"), [(1, 2, 1), (0, 2, 2)])
+def test_threads_are_the_configured_ones_unless_torch_chose(
+    tmp_path: Path, configured: int, recorded: int, expected: int
+) -> None:
+    """Provenance of runs of one thread may state the number before it was set."""
+    threads = {"runtime": {"threads": configured}}
+    write_run(tmp_path, config=threads, provenance={"threads": recorded})
+    assert list(load_frame([tmp_path])[0]["threads"]) == [expected]
+
+
 def test_what_was_measured_on_the_weights_of_a_run_is_in_its_row(tmp_path: Path) -> None:
     path = write_run(tmp_path, "rope")
     (path / "extrapolation.json").write_text(json.dumps(records.make_extrapolation()))
@@ -197,7 +207,9 @@ def test_models_are_compared_within_a_seed_on_one_device_in_one_precision(
 @pytest.mark.parametrize("split", ["train", "validation"])
 @pytest.mark.parametrize("model", ["crope", "rope"])
 def test_runs_on_other_tokens_are_not_compared(tmp_path: Path, split: str, model: str) -> None:
-    """Neither averaged (two seeds of one model) nor subtracted (two models); other rows may differ."""
+    """Neither averaged (two seeds of one model) nor subtracted (two models); other rows may
+    differ.
+    """
     cells = [CELL, make_cell("rope")]
     splits = {
         name: {"tokens": 100_001, "bytes": 300_003, "sha256": ("b" if name == split else "a") * 64}

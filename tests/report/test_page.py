@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from crope.config import ROOT, cell_key
-from crope.report.build import build_report, interactive_curves
+from crope.report.build import build_report, find, interactive_curves
+from crope.report.frame import choose_source, load_published
 from crope.study import Cell, StudyRow
 from tests.report import records
 from tests.report.records import write_run
@@ -91,7 +92,7 @@ def test_the_page_begins_with_answers_and_verdicts_then_the_tables_then_fig4(rep
         )
     ]
     assert places == sorted(places)
-    assert "scale: quick" in page
+    assert "scale: quick" in page and "Commit: cccccccccccc" in page
     before_the_tables = text_of(page[: places[2]])
     assert "not tested : CRoPE equals RoPE within noise" in before_the_tables
     assert "5.1100 ± 0.1010" in text_of(page)
@@ -101,6 +102,18 @@ def test_a_mix_of_precisions_is_named_under_its_table_and_study(report: Path) ->
     tables, _, study = text_of((report / "index.html").read_text()).partition("Study: mine")
     for part in (tables, study):
         assert "bf16 on cpu (2), fp32 on cpu (0, 1)" in part
+
+
+def test_own_runs_are_no_yardstick_for_themselves(tmp_path: Path) -> None:
+    published, finals = tmp_path / "published", {"one": 5.0, "other": 5.001}
+    for name, final in finals.items():
+        write_run(published / name, "rope", final=final, finished=name)
+    write_run(tmp_path / "runs", "rope", final=5.5, finished="own")
+    source = choose_source(results_dir=tmp_path, published=published)
+    found = find(source, CELLS)
+    assert found.repeats["largest_nats"].tolist() == pytest.approx([0.001])
+    assert any("0.5000 nats (Penn Treebank; 1 run" in text for text in found.statements)
+    assert find(load_published("quick", published=published), CELLS).repeats.equals(found.repeats)
 
 
 def test_the_page_works_offline_and_its_files_are_there(report: Path) -> None:
