@@ -29,10 +29,15 @@ class DataUnavailable(DataError):
 
 
 class InvalidRecord(DataError):
-    """A finished run whose files are corrupt or were edited. It enters no table."""
+    """A finished run, or a file measured on one, that is corrupt or edited. It enters no table."""
 
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path}: {reason}; remove the folder and run the same command again")
+    def __init__(
+        self,
+        path: Path,
+        reason: str,
+        cure: str = "remove the folder and run the same command again",
+    ) -> None:
+        super().__init__(f"{path}: {reason}; {cure}")
         self.path, self.reason = path, reason
 
 

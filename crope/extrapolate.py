@@ -8,8 +8,8 @@ context a target has.
 Shapes: B spans, T tokens of the longest length.
 """
 
-import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,11 @@ from crope.compose import load_config
 from crope.config import Config
 from crope.data.batches import full_pass
 from crope.device import resolve_device
-from crope.errors import UserError
+from crope.errors import InvalidRecord, UserError
 from crope.evaluate import FULL_BATCH_TOKENS, cross_entropy
 from crope.model.gpt import GPT
-from crope.record import Record, write_json
-from crope.run import load_run_tokens, load_trained
+from crope.record import Record, read_measurement, write_json
+from crope.run import load_run_tokens, load_trained, weights_digest
 
 FACTORS = (1, 2, 4)
 SEGMENTS = 4  # means over positions per training length
@@ -37,7 +37,8 @@ def extrapolate(
     folder.
 
     max_tokens is as eval.full_tokens, by default the run's own; 0 is the whole split. An existing
-    file with the same factors and max_tokens is returned as it is. Losses in nats per token:
+    file with the same factors and max_tokens is returned as it is; one that cannot be read or is of
+    other weights is replaced. Losses in nats per token:
 
     lengths       seq_len, loss_nats (None and a note where the positions or the split end before),
                   tokens
@@ -50,12 +51,17 @@ def extrapolate(
         )
     trained, factors = config.train.seq_len, sorted(factors)
     limit = config.eval.full_tokens if max_tokens is None else max_tokens
-    settings = {"trained_seq_len": trained, "factors": factors, "max_tokens": limit}
+    settings = {
+        "weights_sha256": weights_digest(record),
+        "trained_seq_len": trained,
+        "factors": factors,
+        "max_tokens": limit,
+    }
     file = path / "extrapolation.json"
-    if file.exists():
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if {key: found[key] for key in settings} == settings:
-            return found
+    with suppress(InvalidRecord):  # absent too
+        measured_before: dict[str, Any] = read_measurement(file, record.summary)
+        if settings.items() <= measured_before.items():
+            return measured_before
     model, split = load_trained(path, config), load_run_tokens(config).validation
     notes = {}
     for length in (factor * trained for factor in factors):

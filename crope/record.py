@@ -7,6 +7,7 @@ results/runs/<run_id>/
     summary.json      written last; `status: complete` in it is the only definition of done
     val_windows.npy   validation loss of each window of the last full pass, in nats per token, float32
     weights.pt        state dict after the last step
+    extrapolation.json, conversion.json    measured on the weights later, with their SHA-256
 """
 
 import hashlib
@@ -16,7 +17,7 @@ import math
 import os
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -34,6 +35,20 @@ from crope.model.counting import count_parameters
 PUBLISHED = ROOT / "results" / "published"
 LAST_SHARE = 0.1  # the paper's final loss: the sampled validation losses of the last 10 % of steps
 TEMPORARY = ".tmp"
+MEASURED_LATER = {  # files measured on the weights of a finished run -> their sub-command
+    "extrapolation.json": "extrapolate",
+    "conversion.json": "convert",
+}
+UNREADABLE = (  # raised by content of a wrong form
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    yaml.YAMLError,
+)
 
 Nats = Annotated[FiniteFloat, Field(gt=0)]
 
@@ -132,19 +147,37 @@ def read_record(path: Path) -> Record:
             ),
         )
         reason = _invalid(record)
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        yaml.YAMLError,
-    ) as error:
-        reason = f"cannot be read ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
+    except UNREADABLE as error:
+        reason = _unreadable(error)
     if reason:
         raise InvalidRecord(path, reason)
     return record
+
+
+def read_measurement(
+    path: Path, summary: Mapping[str, Any], parse: Callable[[dict[str, Any]], Any] = dict
+) -> Any:
+    """One of MEASURED_LATER, by `parse`; `summary` is that of its run.
+
+    Raises InvalidRecord if it cannot be read or was measured on other weights than the run's.
+    """
+    try:
+        measured = _read_object(path)
+        parsed = parse(measured)
+        same = measured["weights_sha256"] == summary["weights_sha256"]
+        reason = "" if same else "was measured on other weights than this run's"
+    except UNREADABLE as error:
+        reason = _unreadable(error)
+    if reason:
+        command = MEASURED_LATER[path.name]
+        raise InvalidRecord(
+            path, reason, f"remove the file and run scripts/tools.py {command} again"
+        )
+    return parsed
+
+
+def _unreadable(error: Exception) -> str:
+    return f"cannot be read ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
 
 
 def read_records(folder: Path) -> tuple[list[Record], list[InvalidRecord]]:

@@ -28,6 +28,7 @@ from crope.errors import UserError, storage_error
 from crope.evaluate import unigram_cross_entropy
 from crope.model.gpt import GPT
 from crope.record import (
+    Record,
     derive,
     is_complete,
     read_metrics,
@@ -263,6 +264,20 @@ def load_trained(
             f"{path}: {weights} does not fit config.yaml; remove the folder and train again"
         ) from error
     return model
+
+
+def weights_digest(record: Record) -> str:
+    """SHA-256 of the weights of a finished run.
+
+    Raises UserError if its weights.pt has another.
+    """
+    weights, digest = record.path / "weights.pt", record.summary.get("weights_sha256", "unknown")
+    if weights.exists() and sha256_file(weights) != digest:
+        raise UserError(
+            f"{weights}: SHA-256 is not that of summary.json ({digest[:12]});"
+            " remove the folder and train again"
+        )
+    return digest
 
 
 def load_run_tokens(config: Config) -> TokenSet:

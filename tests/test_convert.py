@@ -146,6 +146,7 @@ def test_a_run_from_end_to_end(rope: Record, capsys: pytest.CaptureFixture[str])
     """
     convert(rope, steps=4, lr=0.003)
     result = json.loads((rope.path / "conversion.json").read_text())
+    assert result["weights_sha256"] == rope.summary["weights_sha256"]
     before, after, fractions = result["loss_nats"], result["tuned_loss_nats"], result["kept_share"]
     assert before["trained"] == pytest.approx(rope.summary["val_full"]["final_nats"], rel=1e-6)
     assert before["rope"] == pytest.approx(before["trained"], rel=1e-5)

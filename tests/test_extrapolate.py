@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from crope.compose import load_run
+from crope.convert import convert
 from crope.errors import UserError
 from crope.extrapolate import extrapolate, losses, segments
 from crope.model.gpt import GPT
@@ -110,6 +112,27 @@ def test_the_file_of_a_run(folder: Path) -> None:
     assert extrapolate(record, factors=(1,))["lengths"][0]["loss_nats"] == recorded
     with pytest.raises(UserError, match=r"weights\.pt"):
         extrapolate(record, factors=(2,))
+
+
+def test_a_file_that_cannot_be_read_or_is_of_other_weights_is_measured_again(folder: Path) -> None:
+    record = train_toy(folder, "model=rope", "seed=1")
+    result = extrapolate(record, factors=(1,))
+    assert result["weights_sha256"] == record.summary["weights_sha256"]
+    file = record.path / "extrapolation.json"
+    for content in ("{", "[]", "{}", json.dumps(result | {"weights_sha256": "0", "lengths": []})):
+        file.write_text(content)
+        assert extrapolate(record, factors=(1,)) == result == json.loads(file.read_text())
+
+
+def test_weights_of_another_run_are_not_measured(folder: Path) -> None:
+    record = train_toy(folder, "model=rope", "seed=2")
+    weights = record.path / "weights.pt"
+    for content in ((train_toy(folder, "model=rope").path / "weights.pt").read_bytes(), b"garbage"):
+        weights.write_bytes(content)
+        for measure in (extrapolate, partial(convert, steps=0)):
+            with pytest.raises(UserError, match=r"weights\.pt"):
+                measure(record)
+    assert not (record.path / "extrapolation.json").exists()
 
 
 def test_learned_positions_are_not_defined_past_their_table(folder: Path) -> None:

@@ -13,7 +13,7 @@ import plotly.io
 from crope.errors import InvalidRecord
 from crope.record import PUBLISHED, write_bytes
 from crope.report import claims, figures, findings, questions, studies, tables
-from crope.report.frame import Source, choose_source
+from crope.report.frame import Source, choose_source, mixture
 from crope.report.tables import Table, render, runs_table
 from crope.study import TABLES, Cell, StudyRow, expected_cells, expected_rows
 
@@ -78,6 +78,9 @@ def build_report(
         if source.machine
         else f"Your runs: {source.place}."
     )
+    runs = source.frame[source.frame["scale"] == source.scale]
+    commits = {str(commit)[:12] for commit in runs.get("provenance.commit", ())}
+    origin += f" Commit: {', '.join(sorted(commits))}." if commits else ""
     files["index.html"] = render_page(
         scale=source.scale, origin=origin, invalid=source.invalid, sections=sections, rule=verdicts.notes[0],
         verdicts=claims.verdicts(found.checks, found.judged), lead=findings.LEAD, statements=found.statements,
@@ -135,12 +138,13 @@ def find(source: Source, cells: Sequence[Cell]) -> Found:
     studied = studies.collect_studies(source.frame, rows, tables={cell.key for cell in cells})
     answers, phases = questions.answer(studied, rows), findings.by_phase(studied)
     converted = studies.conversions(source.frame[source.frame["scale"] == source.scale])
-    repeats = findings.repeats({source.machine: source.frame, **source.others}, source.scale)
+    published = {source.machine: source.frame} if source.machine else {}
+    repeats = findings.repeats({**published, **source.others}, source.scale)
     statements = [
         findings.waiting(answers), findings.pooled(comparisons), *findings.growth(phases),
         findings.by_rate(studied), *findings.shown(answers), findings.halved(answers, studied),
         findings.fraction(converted), findings.rounding(repeats), findings.undecided(comparisons),
-        "" if source.machine else findings.agreement(source.frame, source.others),
+        "" if source.machine else findings.agreement(source.frame, source.others, source.scale),
     ]  # fmt: skip
     return Found(runs, judged, checks, comparisons, rows, studied, answers, phases, converted, repeats,
                  [text for text in statements if text])  # fmt: skip
@@ -191,6 +195,7 @@ def _studies(files: Files, source: Source, found: Found) -> list[Section]:
         if printed:  # one explanation is enough
             both = [replace(table, notes=[]) for table in both]
         both.append(studies.losses_table(losses, str(study), source.scale))
+        both[0] = replace(both[0], notes=[*both[0].notes, *mixture(of_study)])
         printed += both
         figure = figures.study(of_study, of)
         files |= {f"study-{study}.svg": figures.render(figure)} if figure else {}
@@ -216,6 +221,7 @@ def _runs(files: Files, source: Source) -> Section:
     files["runs.parquet"] = found.to_parquet(index=False)
     loss = (
         found["val_full.final_nats"]
+        .astype(object)  # without a complete run the column is of integers, which take no status
         .map("{:.4f}".format, na_action="ignore")
         .fillna(found["status"])
     )

@@ -14,12 +14,22 @@ from crope.report.claims import DECIMALS, MARGIN, MISSING, number, pair_label, r
 from crope.report.figures import PHASES
 from crope.report.frame import DATASET_LABELS, load_curves
 from crope.report.questions import QUESTIONS, answer_text
-from crope.report.stats import paired, seeds_range
+from crope.report.stats import seeds_range
 from crope.report.tables import Table
 from crope.study import TABLES, planned_seeds
 
 GAP_MODELS = ("crope", "rope", "nope")
 SAME, ANY = "the same precision", "any precision"
+FACTS = {  # in which two executions of a run may differ -> column
+    "commit": "provenance.commit",
+    "device": "provenance.device",
+    "threads": "threads",
+    "precision": "precision",
+}
+ORDER = (
+    "The order of operations, and so rounding, may change between commits under one run id: compare"
+    " devices at equal commits."
+)
 PLAIN = (
     "base",
     "baselines",
@@ -217,15 +227,17 @@ def halved(lines: pd.DataFrame, runs: pd.DataFrame) -> str:
 
 
 def repeats(frames: Mapping[str, pd.DataFrame], scale: str) -> pd.DataFrame:
-    """Runs of one configuration and seed that were executed more than once: one row per table row,
-    dataset and `kind`.
+    """Published runs of one configuration and seed that were executed more than once: one row per
+    table row, dataset and `kind`.
 
-    frames: by the name of their folder. Executions differ in machine or threads, and in rows of ANY
-    in precision too. largest, median: of the range of a run's final losses; std: over seeds, mean
-    over models and executions.
+    frames: by the name of their folder. `differ` names those of FACTS in which executions of a run
+    differ; in rows of ANY precision is one of them. largest, median: of the range of a run's final
+    losses; std: over seeds, mean over models and executions.
     """
     parts = [frame[(frame["status"] == "complete") & (frame["scale"] == scale)].assign(folder=name)
              for name, frame in frames.items()]  # fmt: skip
+    if not parts:
+        return pd.DataFrame()
     runs = pd.concat(parts, ignore_index=True).drop_duplicates(
         ["run_id", "finished_utc"]
     )  # no copies
@@ -241,10 +253,15 @@ def repeats(frames: Mapping[str, pd.DataFrame], scale: str) -> pd.DataFrame:
             spread = (
                 again.groupby(["folder", "cell_key", "model"])["val_full.final_nats"].std().dropna()
             )
+            varies = again.groupby(keys)[list(FACTS.values())].nunique(dropna=False).max() > 1
+            sets = [
+                f"{folder} ({', '.join(sorted(commits.str[:7].unique()))})"
+                for folder, commits in again.groupby("folder")["provenance.commit"]
+            ]
             lines.append({
-                "dataset": dataset, "row": row, "kind": kind, "runs": len(ranges),
-                "executions": again["folder"].nunique(), "largest_nats": ranges.max(),
-                "median_nats": ranges.median(), "std_over_seeds_nats": spread.mean(),
+                "dataset": dataset, "row": row, "kind": kind, "runs": len(ranges), "sets": ", ".join(sets),
+                "differ": ", ".join(name for name, column in FACTS.items() if varies[column]),
+                "largest_nats": ranges.max(), "median_nats": ranges.median(), "std_over_seeds_nats": spread.mean(),
             })  # fmt: skip
     return pd.DataFrame(lines)
 
@@ -252,20 +269,21 @@ def repeats(frames: Mapping[str, pd.DataFrame], scale: str) -> pd.DataFrame:
 def repeats_table(lines: pd.DataFrame, scale: str) -> Table:
     frame = pd.DataFrame({
         "Row": [row_label(*place) for place in zip(lines["dataset"], lines["row"], strict=True)],
-        "Executed": lines["kind"], "Runs": lines["runs"].astype(str), "Executions": lines["executions"].astype(str),
+        "Executed": lines["kind"], "Sets (commits)": lines["sets"], "Differ": lines["differ"],
+        "Runs": lines["runs"].astype(str),
         "Largest": lines["largest_nats"].map("{:.4f}".format), "Median": lines["median_nats"].map("{:.4f}".format),
         "Std over seeds": lines["std_over_seeds_nats"].map("{:.4f}".format, na_action="ignore").fillna(""),
     })  # fmt: skip
     notes = [
-        "Runs of one configuration and seed on other machines or with another number of threads: how far their final"
-        " full validation losses, nats per token, lie apart, next to the spread over seeds."
+        "Published runs of one configuration and seed that were executed more than once: how far their final full"
+        f" validation losses, nats per token, lie apart, next to the spread over seeds. {ORDER}"
     ]
     caption = f"Runs executed more than once. Scale: {scale}."
-    return Table("repeats", caption, frame, notes, text=(0, 1), numbers=lines.round(DECIMALS))
+    return Table("repeats", caption, frame, notes, text=(0, 1, 2, 3), numbers=lines.round(DECIMALS))
 
 
 def rounding(lines: pd.DataFrame) -> str:
-    """How closely numbers of another machine should agree."""
+    """How far published runs of the base rows lie apart that were executed more than once."""
     of = lines[lines["row"] == "base"] if len(lines) else lines
     parts = []
     for kind in (SAME, ANY) if len(of) else ():
@@ -276,13 +294,10 @@ def rounding(lines: pd.DataFrame) -> str:
         found = ", ".join(
             f"{x:.4f} nats ({DATASET_LABELS.get(name, name)})" for name, x in distances
         )
-        parts += [f"in {kind} up to {found} away"] if found else []
-    lead = "Runs of the base rows, repeated on another machine or with other threads, ended"
-    return (
-        f"{lead}, {'; '.join(parts)}. Yours should agree with published ones as closely."
-        if parts
-        else ""
-    )
+        differ = ", ".join(name for name in FACTS if lines["differ"].str.contains(name).any())
+        parts += [f"in {kind} up to {found} away ({differ} differ)"] if found else []
+    lead = "Published runs of the base rows that were executed again ended"
+    return f"{lead}, {'; '.join(parts)}. {ORDER}" if parts else ""
 
 
 def undecided(comparisons: pd.DataFrame) -> str:
@@ -299,16 +314,35 @@ def undecided(comparisons: pd.DataFrame) -> str:
     return f"PG-19's base row has {of[0]['n']} seeds; even if CRoPE and RoPE are equal there, {needed}."
 
 
-def agreement(own: pd.DataFrame, published: Mapping[str, pd.DataFrame]) -> str:
-    """The user's runs against published runs of the same id."""
-    if not published:
+def agreement(own: pd.DataFrame, published: Mapping[str, pd.DataFrame], scale: str) -> str:
+    """The user's runs against published runs of the same id and scale, by which FACTS differ."""
+    columns = ["run_id", "dataset", "row", "finished_utc", "val_full.final_nats", *FACTS.values()]
+    mine, *others = (
+        frame[(frame["status"] == "complete") & (frame["scale"] == scale)].reindex(columns=columns)
+        for frame in (own, *published.values())
+    )
+    if mine.empty or all(frame.empty for frame in others):
         return ""
-    every = pd.concat(list(published.values()))
-    every = every[~every["finished_utc"].isin(own["finished_utc"])].drop_duplicates(
-        "run_id"
-    )  # no copies
-    mine = own[own["status"] == "complete"].set_index("run_id")["val_full.final_nats"]
-    differences = paired(mine, every.set_index("run_id")["val_full.final_nats"]).abs()
-    if differences.empty:
+    pairs = mine.merge(pd.concat(others), on="run_id", suffixes=("", " published"))
+    pairs = pairs[pairs["finished_utc"] != pairs["finished_utc published"]]  # no copies
+    if pairs.empty:
         return ""
-    return f"{len(differences)} of your runs are published too; they differ by up to {differences.max():.4f} nats."
+    distance = (pairs["val_full.final_nats"] - pairs["val_full.final_nats published"]).abs()
+    differ = [
+        ", ".join(name for name, key in FACTS.items() if pair[key] != pair[f"{key} published"])
+        for pair in pairs.to_dict("records")
+    ]
+    pairs = pairs.assign(distance=distance, differ=differ).sort_values("distance", ascending=False)
+    parts = []
+    for names in pairs["differ"].unique():
+        group = pairs[pairs["differ"] == names]
+        farthest, n = group.iloc[0], group["run_id"].nunique()
+        row = row_label(farthest["dataset"], farthest["row"])
+        what = f"another {names}" if names else f"the same {', '.join(FACTS)}"
+        runs = f"{n} {'run' if n == 1 else 'runs'} with {what}"
+        parts.append(f"{farthest['distance']:.4f} nats ({row}; {runs})")
+    text = (
+        f"{pairs['run_id'].nunique()} of your runs are published too."
+        f" Largest difference of their final losses: {'; '.join(parts)}."
+    )
+    return f"{text} {ORDER}" if any("commit" in names for names in differ) else text

@@ -6,8 +6,10 @@ version count.
 """
 
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from crope import paper
 from crope.config import ROOT, cell_key
 from crope.data.ngrams import NGRAMS_FILE
 from crope.errors import DataError, InvalidRecord, UserError
-from crope.record import PUBLISHED, read_metrics, read_records, run_status
+from crope.record import PUBLISHED, read_measurement, read_metrics, read_records, run_status
 from crope.study import Cell
 
 SCALES = ("paper", "medium", "quick", "smoke")
@@ -45,6 +47,12 @@ MODEL_LABELS = {
     "complex_v": "V only",
     "complex_wide": "wide CRoPE",
 }
+ARMS = {  # of a conversion
+    "rope": "RoPE, tuned on",
+    "best": "best structure",
+    "random": "random structure",
+    "fresh": "new Q, K, V",
+}
 
 # Present also where no run has them, so that a selection from an empty frame is empty.
 COLUMNS = [
@@ -53,14 +61,17 @@ COLUMNS = [
     "val_full.best_step", "val_full.tokens", "val_full.whole_split", "train.final_nats", "error.type", "error.message",
     "error.step", "finished_utc", "provenance.data.splits.train.sha256", "provenance.data.splits.validation.sha256",
 ]  # fmt: skip
+KIND = ["precision", "device_kind"]  # columns that the runs of one seed have in common
 
 
 def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecord]]:
     """Every finished run of `folders`, one row each, sorted by run_id; and the folders that hold no
-    valid record.
+    valid record, and invalid files that were measured on a run.
 
-    Columns: `path`, `status` (complete, failed or stale), `cell_key`, the fields of summary.json by
-    their dotted names, `config.<dotted>` and `provenance.<dotted>`. Losses are in nats per token.
+    Columns: `path`, `status` (complete, failed or stale), `cell_key`, `threads`, the fields of
+    summary.json by their dotted names, `config.<dotted>` and `provenance.<dotted>`. Losses are in
+    nats per token. Where a run has them, `lengths`, `positions` (of extrapolation.json) and
+    `conversion`.
     """
     rows, invalid = [], []
     for folder in folders:
@@ -71,13 +82,67 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
                 "path": str(record.path),
                 "status": run_status(record),
                 "cell_key": cell_key(record.config),
+                # The provenance of older runs states the threads before runtime.threads was set.
+                "threads": record.config.get("runtime", {}).get("threads")
+                or record.provenance.get("threads"),
             }
-            rows.append(
-                record.summary | known | {"config": record.config, "provenance": record.provenance}
-            )
+            files = {"config": record.config, "provenance": record.provenance}
+            rows.append(record.summary | known | files)
+            for name, parse in MEASUREMENTS.items():
+                path = record.path / name
+                if path.exists():
+                    try:
+                        rows[-1] |= read_measurement(path, record.summary, parse)
+                    except InvalidRecord as error:
+                        invalid.append(error)
     frame = pd.json_normalize(rows)
     frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame.columns])))
     return compact(frame.sort_values(["run_id", "path"], ignore_index=True)), invalid
+
+
+def _extrapolation(measured: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    """`lengths`: (length, loss); `positions`: (middle of a segment of positions, loss)."""
+    lengths = [
+        (_number(part["seq_len"]), _number(part["loss_nats"]))
+        for part in measured["lengths"]
+        if part["loss_nats"] is not None
+    ]
+    positions = [
+        ((_number(part["first"]) + _number(part["last"]) + 1) / 2, _number(part["loss_nats"]))
+        for part in measured["by_position"]
+    ]
+    return {"lengths": lengths, "positions": positions}
+
+
+def _conversion(measured: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """`conversion`: one line per arm."""
+    fractions = measured["kept_share"]
+    lines = [
+        {
+            "steps": _number(measured["steps"]),
+            "lr": _number(measured["lr"]),
+            "arm": arm,
+            "trained_nats": _number(measured["loss_nats"]["trained"]),
+            "loss_nats": _number(measured["loss_nats"][arm]),
+            "tuned_loss_nats": _number(measured["tuned_loss_nats"][arm]),
+            "kept_share": _number(fractions["best"]),
+            "kept_share_by_chance": statistics.fmean(map(_number, fractions["best_by_chance"])),
+        }
+        for arm in ARMS
+    ]
+    return {"conversion": lines}
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError(f"{value!r} is not a finite number")
+    return value
+
+
+MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "extrapolation.json": _extrapolation,
+    "conversion.json": _conversion,
+}
 
 
 def compact(frame: pd.DataFrame) -> pd.DataFrame:
@@ -109,26 +174,40 @@ def cell_runs(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
 
 
 def check_comparable(frame: pd.DataFrame, cells: Sequence[Cell]) -> None:
-    """Raises UserError if the complete runs of one table row differ in precision, device kind or
-    data.
+    """Raises UserError if the complete runs of one table row differ in data, or those of one seed
+    in precision or device kind.
 
-    Commits may differ: the numerics version says whether a commit changed a number. Corpora without
-    a pinned text (tiny, the user's own) may differ between machines.
+    Differences are formed within a seed, so that another seed may have another precision or device.
+    Commits may differ: the numerics version says whether a commit changed more than rounding.
+    Corpora without a pinned text (tiny, the user's own) may differ between machines.
     """
     runs = pd.concat([_of_cell(frame, cell) for cell in cells])
     runs = runs[runs["status"] == "complete"]
     splits = [f"provenance.data.splits.{split}.sha256" for split in ("train", "validation")]
-    for what, columns in (("precision or device", ["precision", "device_kind"]), ("data", splits)):
-        groups = runs.groupby(columns, dropna=False)
+    checks = [("runs", "data", splits, runs)]
+    for seed, block in runs.groupby("seed"):
+        checks.append((f"runs of seed {seed}", "precision or device", KIND, block))
+    for which, what, columns, block in checks:
+        groups = block.groupby(columns, dropna=False)
         if len(groups) > 1:
             kinds = [
-                f"{' '.join(str(k)[:12] for k in kind)}: {', '.join(of['run_id'])}"
-                for kind, of in groups
+                f"{' '.join(str(value)[:12] for value in kind)}: {', '.join(group['run_id'])}"
+                for kind, group in groups
             ]
+            row = cell_name(cells[0]).rpartition("/")[0]
             cure = "move one kind to a folder of its own and name it with --runs"
-            raise UserError(
-                f"{cell_name(cells[0]).rpartition('/')[0]}: runs differ in {what} ({'; '.join(kinds)}); {cure}"
-            )
+            raise UserError(f"{row}: {which} differ in {what} ({'; '.join(kinds)}); {cure}")
+
+
+def mixture(runs: pd.DataFrame) -> list[str]:
+    """One line that names the seeds of each precision and device kind; none if all runs have the
+    same.
+    """
+    kinds = [
+        f"{precision} on {device} ({', '.join(map(str, sorted(group['seed'].unique())))})"
+        for (precision, device), group in runs.groupby(KIND)
+    ]
+    return [f"seeds differ in precision or device: {', '.join(kinds)}"] if len(kinds) > 1 else []
 
 
 def cell_status(
@@ -147,10 +226,11 @@ def cell_status(
     ]
     name = re.compile(re.escape(f"{cell.model}-{cell.dataset}-{cell.row}-s") + r"\d+-\w+")
     corrupt = [str(error) for error in invalid if name.fullmatch(error.path.name)]
-    ids = ", ".join(of.loc[of["status"] == "stale", "run_id"])
-    stale = (
-        [f"stale, of an earlier numerics version: {ids}; {again} trains them again"] if ids else []
-    )
+    stale = [
+        f"stale, of numerics version {version}, which is not this code's:"
+        f" {', '.join(runs['run_id'])}; {again} trains them again"
+        for version, runs in of[of["status"] == "stale"].groupby("numerics_version")
+    ]
     complete, notes = (of["status"] == "complete").any(), [*failed, *corrupt, *stale]
     if complete or notes:
         return (

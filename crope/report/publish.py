@@ -17,6 +17,7 @@ from crope.data.ngrams import NGRAMS_FILE, stored_ngrams
 from crope.data.tokens import TOKENS_DIR
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.record import (
+    MEASURED_LATER,
     PUBLISHED,
     Record,
     read_record,
@@ -35,7 +36,6 @@ FIGURE = "fig4.png"
 START, END = "<!-- generated: tables -->", "<!-- end of generated -->"
 # Byte by byte: summary.json, which is copied last, has the hashes of the others.
 COPIED = ("metrics.jsonl", "val_windows.npy", "summary.json")
-MEASURED_LATER = ("extrapolation.json", "conversion.json")
 
 
 def publish(
@@ -55,8 +55,8 @@ def publish(
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", machine):
         raise UserError(f"machine '{machine}': use letters, digits, '.', '_' and '-'")
-    records, invalid = read_records(results_dir / "runs")
-    _check_valid(invalid)
+    _check_valid(load_frame([results_dir / "runs"])[1])
+    records, _ = read_records(results_dir / "runs")
     chosen = [
         one for one in records if run_status(one) == "complete" and one.summary["scale"] == scale
     ]

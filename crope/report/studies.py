@@ -1,17 +1,14 @@
 """Studies: the runs of conf/study, a table of losses for each, and conversions of trained models."""
 
-import json
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from crope.errors import DataError
 from crope.report import claims
 from crope.report.claims import DECIMALS, MEASURES, model_label
-from crope.report.frame import DATASET_LABELS, cell_runs, check_comparable, compact
+from crope.report.frame import ARMS, DATASET_LABELS, KIND, cell_runs, check_comparable, compact
 from crope.report.questions import QUESTIONS
 from crope.report.stats import mean_std, paired
 from crope.report.tables import Table
@@ -21,16 +18,10 @@ REFERENCE = "rope"
 DIVERGED = (
     "NonFiniteLoss"  # the error of a run whose loss became infinite: a result of its learning rate
 )
-ARMS = {
-    "rope": "RoPE, tuned on",
-    "best": "best structure",
-    "random": "random structure",
-    "fresh": "new Q, K, V",
-}
 COLUMNS = [  # of the frame, that a study needs
     "path", "status", "cell_key", "run_id", "model", "dataset", "row", "seed", "error.type", "parameters.qkv",
     "parameters.total", "config.train.seq_len", "config.train.lr", "config.model.projection", "config.model.d_model",
-    MEASURES["final"],
+    MEASURES["final"], *KIND, "lengths", "positions",
 ]  # fmt: skip
 PLACE = ["study", "dataset", "width", "setting"]
 Place = tuple[str, str, int, str]
@@ -95,8 +86,8 @@ def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
         for cell in row.cells:
             known = dict(
                 zip(
-                    (*PLACE, "model", "status", "n"),
-                    (*_place(row), cell.model, "missing", 0),
+                    (*PLACE, "model", "status", "n", "reference"),
+                    (*_place(row), cell.model, "missing", 0, ""),
                     strict=True,
                 )
             )
@@ -130,18 +121,13 @@ def study_losses(runs: pd.DataFrame, rows: Sequence[StudyRow]) -> pd.DataFrame:
 
 
 def conversions(runs: pd.DataFrame) -> pd.DataFrame:
-    """conversion.json of the runs that have one, one row per run and arm; losses in nats per token."""
+    """The runs that were converted, one row per run and arm; losses in nats per token."""
+    columns = ["run_id", "dataset", "config.model.d_model", "seed", "conversion"]
+    converted = runs.reindex(columns=columns).dropna(subset="conversion")
     lines = []
-    for run in runs.to_dict("records"):
-        found = _read(Path(run["path"]) / "conversion.json")
-        for arm in ARMS if found else ():
-            lines.append({
-                "run_id": run["run_id"], "dataset": run["dataset"], "d_model": run["config.model.d_model"],
-                "seed": run["seed"], "steps": found["steps"], "lr": found["lr"], "arm": arm,
-                "trained_nats": found["loss_nats"]["trained"], "loss_nats": found["loss_nats"][arm],
-                "tuned_loss_nats": found["tuned_loss_nats"][arm], "kept_share": found["kept_share"]["best"],
-                "kept_share_by_chance": float(np.mean(found["kept_share"]["best_by_chance"])),
-            })  # fmt: skip
+    for run in converted.rename(columns={columns[2]: "d_model"}).to_dict("records"):
+        arms = run.pop("conversion")
+        lines += [run | arm for arm in arms]
     return pd.DataFrame(lines)
 
 
@@ -157,7 +143,7 @@ def losses_table(lines: pd.DataFrame, study: str, scale: str) -> Table:
         "L": counts["seq_len"], "Q/K/V weights": counts["qkv"], "Parameters": counts["parameters"],
         "n": of["n"].astype(str),
         "Loss": [_loss(*line) for line in of[["mean_nats", "std_nats", "status"]].itertuples(index=False)],
-        "− RoPE": of["reference"].fillna(""),
+        "− RoPE": of["reference"],
     })  # fmt: skip
     frame = frame[
         [name for name in frame if name not in ("D", "Setting", "L") or frame[name].nunique() > 1]
@@ -210,27 +196,13 @@ def _loss(mean: float, std: float, status: str) -> str:
 
 
 def _measured(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs with an extrapolation.json, one row per length: its loss is `final`."""
-    lines = []
-    for run in runs.to_dict("records"):
-        found = _read(Path(run["path"]) / "extrapolation.json")
-        segments = tuple(
-            ((s["first"] + s["last"] + 1) / 2, s["loss_nats"]) for s in found.get("by_position", ())
-        )
-        known = run | {"own": True, "positions": segments}
-        parts = [part for part in found.get("lengths", ()) if part["loss_nats"] is not None]
-        lines += [
-            known | {"seq_len": part["seq_len"], "final": part["loss_nats"]} for part in parts
-        ]
+    """The runs that were measured at several lengths, one row per length: its loss is `final`."""
+    lines = [
+        run | {"own": True, "seq_len": length, "final": loss}
+        for run in runs.dropna(subset="lengths").to_dict("records")
+        for length, loss in run["lengths"]
+    ]
     return pd.DataFrame(lines) if lines else runs.iloc[:0]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A file that was added to a finished run; empty if there is none. Raises DataError."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error}); remove the file and make it again") from error
 
 
 def _place(row: StudyRow) -> Place:

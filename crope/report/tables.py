@@ -18,11 +18,13 @@ from crope.errors import InvalidRecord
 from crope.model.counting import Parameters, savings
 from crope.report.frame import (
     DATASET_LABELS,
+    MEASUREMENTS,
     Source,
     cell_runs,
     cell_status,
     check_comparable,
     error_line,
+    mixture,
     one_line,
 )
 from crope.report.stats import mean_std
@@ -143,9 +145,8 @@ def cell_losses(source: Source, cell: Cell) -> CellLosses:
             spread.mean() if spread.notna().all() else None,
         )
         losses["full"] = mean_std(runs["val_full.final_nats"])
-    return CellLosses(
-        cell, runs, *cell_status(source.frame, source.invalid, cell, source.unavailable), losses
-    )
+    status, notes = cell_status(source.frame, source.invalid, cell, source.unavailable)
+    return CellLosses(cell, runs, status, [*notes, *mixture(runs)], losses)
 
 
 def table_rows(cells: Sequence[Cell], table: str) -> list[list[Cell]]:
@@ -401,9 +402,11 @@ def runs_table(frame: pd.DataFrame, invalid: Sequence[InvalidRecord]) -> pd.Data
         name for name in columns if frame[name].map(lambda value: isinstance(value, list)).any()
     ]
     runs = frame[columns].drop(columns=lists).assign(error=pd.Series(errors, dtype=object))
-    if invalid:
-        rows = [
-            {"run_id": one.path.name, "status": "invalid", "error": one.reason} for one in invalid
-        ]
+    rows = [
+        {"run_id": one.path.name, "status": "invalid", "error": one.reason}
+        for one in invalid
+        if one.path.name not in MEASUREMENTS
+    ]
+    if rows:
         runs = pd.concat([runs.astype(object), pd.DataFrame(rows)], ignore_index=True)
     return runs.convert_dtypes()  # integers stay integers where a failed run has none

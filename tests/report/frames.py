@@ -56,7 +56,7 @@ def make_runs(
         "config.train.seq_len": 256, "config.train.lr": float(lr or 1e-3), "parameters.qkv": 10 * width,
         "parameters.total": 1000 * width, "parameters.output_projection": width, "parameters.ffn": width,
         "parameters.norms": width, "parameters.embeddings": width, "provenance.commit": "c" * 40,
-        "finished_utc": "2026", "precision": "fp32",
+        "provenance.device": "a CPU", "threads": 1, "finished_utc": "2026", "precision": "fp32",
     }  # fmt: skip
     return [
         known | columns | {

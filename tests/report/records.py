@@ -14,6 +14,7 @@ from crope.record import summarise
 from crope.study import Cell
 
 STEPS, SCALE = 100, "quick"
+WEIGHTS = "d" * 64  # SHA-256
 CHOICES = {
     "xpos": ("sinusoidal", "real"),
     "rope": ("rotary", "real"),
@@ -90,6 +91,7 @@ def write_run(
     sha256: str = "a" * 64,
     config: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
+    finished: str = "2026-01-01T01:00:00+00:00",
 ) -> Path:
     """One finished run: `sampled` are its losses at steps 90 and 100, `best` and `final` the full
     at 50 and 100.
@@ -124,11 +126,11 @@ def write_run(
     summary = {
         "run_id": name, "model": model, "dataset": dataset, "row": row, "scale": SCALE, "seed": seed, "error": error,
         "status": "failed" if error else "complete", "numerics_version": version, "precision": precision,
-        "device_kind": device_kind,
+        "device_kind": device_kind, "finished_utc": finished,
     } | ({} if error else results | {
         "steps": STEPS, "train_tokens": 1_638_400, "train_passes": 16.4, "unigram_nats": 6.0,
         "parameters": parts | {"total": sum(parts.values())}, "time": results["time"] | {"total_s": 3600.0},
-        "metrics_sha256": hashlib.sha256(metrics.encode()).hexdigest(),
+        "metrics_sha256": hashlib.sha256(metrics.encode()).hexdigest(), "weights_sha256": WEIGHTS,
     })  # fmt: skip
     facts = {
         "commit": "c" * 40, "dirty": False, "command": "scripts/train.py", "python": "3.11.7", "device": "a CPU",
@@ -143,3 +145,20 @@ def write_run(
     (path / "metrics.jsonl").write_text(metrics, encoding="utf-8")
     (path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     return path
+
+
+def make_extrapolation() -> dict[str, Any]:
+    """extrapolation.json of a run: the loss at 32 tokens is not defined."""
+    lengths = [{"seq_len": 16, "loss_nats": 5.25, "tokens": 64}, {"seq_len": 32, "loss_nats": None}]
+    segments = [{"first": 0, "last": 7, "loss_nats": 5.5}, {"first": 8, "last": 15, "loss_nats": 5}]
+    return {"weights_sha256": WEIGHTS, "lengths": lengths, "by_position": segments}
+
+
+def make_conversion() -> dict[str, Any]:
+    """conversion.json of a run."""
+    losses = {"rope": 5.0, "best": 5.1, "random": 5.3, "fresh": 6.0}
+    return {
+        "weights_sha256": WEIGHTS, "steps": 200, "lr": 1e-4, "loss_nats": losses | {"trained": 4.9},
+        "tuned_loss_nats": {arm: loss - 0.05 for arm, loss in losses.items()},
+        "kept_share": {"best": 0.7, "best_by_chance": [0.5, 0.6]},
+    }  # fmt: skip

@@ -65,6 +65,44 @@ def test_fig4_has_validation_on_top_and_training_below_for_each_dataset(
     assert full == [([50.0], [13.0]), ([50.0], [13.5])]
 
 
+LOSSES = {0: 5.0, 1: 5.1, 2: 5.7}  # by seed: mean, middle and median differ
+
+
+def band(axis: Axes) -> list[float]:
+    """Lower and upper end of the filled area of a level curve."""
+    box = axis.collections[0].get_paths()[0].get_extents()
+    return [box.y0, box.y1]
+
+
+def error_bars(axis: Axes) -> list[list[float]]:
+    """Lower and upper end of each error bar."""
+    (container,) = axis.containers
+    return [segment[:, 1].tolist() for segment in container.lines[2][0].get_segments()]
+
+
+def test_fig4_fills_the_range_over_seeds_and_marks_the_mean_full_loss() -> None:
+    parts = [
+        pd.DataFrame({
+            "dataset": "ptb", "row": "base", "model": "rope", "seed": seed, "step": STEPS, "train/loss_nats": loss - 1,
+            "val/loss_nats": loss, "val_full/loss_nats": np.where(STEPS == 50, loss + 1, np.nan),
+        })
+        for seed, loss in LOSSES.items()
+    ]  # fmt: skip
+    validation, training = figures.fig4(pd.concat(parts), ["ptb"]).axes
+    assert band(validation) == pytest.approx([5.0, 5.7])
+    assert band(training) == pytest.approx([4.0, 4.7])
+    assert drawn(validation, "full") == [([50.0], [pytest.approx(6.2666667)])]
+
+
+def test_differences_against_the_step_are_drawn_with_their_interval_and_every_seed() -> None:
+    by_phase = pd.DataFrame([[loss] * figures.PHASES for loss in LOSSES.values()])
+    (axis,) = figures.gaps({"CRoPE − RoPE": {"Penn Treebank": by_phase}}).axes
+    low, high = scipy.stats.ttest_1samp(list(LOSSES.values()), 0).confidence_interval(0.95)
+    assert band(axis) == pytest.approx([low, high])
+    single = [line.get_ydata()[0] for line in axis.get_lines() if line.get_linewidth() == 0.5]
+    assert single == list(LOSSES.values())
+
+
 def test_a_training_curve_is_smoothed_and_a_dataset_without_runs_says_so(
     curves: pd.DataFrame,
 ) -> None:
@@ -113,7 +151,7 @@ def test_the_forest_draws_95_percent_intervals_means_seeds_and_the_papers_differ
 
 def test_length_draws_loss_by_length_and_by_position() -> None:
     lines = []
-    for seed, loss in {0: 5.0, 1: 5.2}.items():
+    for seed, loss in LOSSES.items():
         for length in (256, 512):
             own = {
                 "seq_len": length,
@@ -124,8 +162,11 @@ def test_length_draws_loss_by_length_and_by_position() -> None:
     left, right = figures.study(make_frame(lines).assign(width=128), pd.DataFrame()).axes  # type: ignore[union-attr]
     (line, *_) = left.get_lines()
     assert line.get_xdata() == pytest.approx([256, 512])
-    assert line.get_ydata() == pytest.approx([5.356, 5.612])
-    assert right.get_lines()[0].get_ydata() == pytest.approx([5.5, 10.2])
+    assert line.get_ydata() == pytest.approx([5.5226667, 5.7786667])
+    mean, std = np.mean([*LOSSES.values()]), np.std([*LOSSES.values()], ddof=1)
+    ends = [[mean + extra - std, mean + extra + std] for extra in (0.256, 0.512)]
+    assert np.array(error_bars(left)) == pytest.approx(np.array(ends))
+    assert right.get_lines()[0].get_ydata() == pytest.approx([5.5, 5.1 + mean])
     assert right.get_lines()[1].get_xdata()[0] == 256
 
 
@@ -133,16 +174,24 @@ def test_scaling_draws_loss_by_parameters_and_differences_by_width() -> None:
     runs = [
         line | {"width": width, "seq_len": 256, "final": line["val_full.final_nats"]}
         for width in (64, 256)
-        for line in make_runs("rope", {0: 6.0 - width / 256, 1: 6.2 - width / 256}, width=width)
+        for line in make_runs(
+            "rope", {seed: loss - width / 256 for seed, loss in LOSSES.items()}, width=width
+        )
     ]
     answers = pd.DataFrame([
         {"dataset": "ptb", "where": f"D = {width}", "width": width, "first": "crope", "second": "rope", "at": "final",
-         "t_low_nats": -0.1, "t_high_nats": 0.3, "mean_nats": 0.1, "values": (0.0, 0.2)}
+         "t_low_nats": -0.1, "t_high_nats": 0.3, "mean_nats": 0.1, "values": (0.0, 0.05, 0.25)}
         for width in (64, 256)
     ])  # fmt: skip
     left, right = figures.study(make_frame(runs), answers).axes  # type: ignore[union-attr]
     assert left.get_lines()[0].get_xdata() == pytest.approx([64_000, 256_000])
-    assert left.get_lines()[0].get_ydata() == pytest.approx([5.85, 5.1])
+    mean, std = np.mean([*LOSSES.values()]), np.std([*LOSSES.values()], ddof=1)
+    means = np.array([mean - 0.25, mean - 1])
+    assert left.get_lines()[0].get_ydata() == pytest.approx(means)
+    ends = np.stack([means - std, means + std], axis=1)
+    assert np.array(error_bars(left)) == pytest.approx(ends)
+    dots = [line for line in right.get_lines() if line.get_marker() == "."]
+    assert [list(line.get_ydata()) for line in dots] == [[0.0, 0.05, 0.25]] * 2
     assert drawn(right, "interval") == [([6, 6], [-0.1, 0.3]), ([8, 8], [-0.1, 0.3])]
 
 

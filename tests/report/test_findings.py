@@ -83,13 +83,13 @@ def test_the_figure_draws_mean_interval_and_seeds(phases: pd.DataFrame) -> None:
 
 def test_repeats_are_ranges_of_one_run_over_executions_next_to_the_spread_over_seeds() -> None:
     here = make_frame(make_runs("rope", {0: 5.0, 1: 5.2}), make_runs("crope", {0: 9.0}))
-    there = make_frame(
-        make_runs("rope", {0: 5.01, 1: 5.16}, finished_utc="2027"), make_runs("nope", {0: 1.0})
-    )
+    later = {"finished_utc": "2027", "provenance.commit": "d" * 40}
+    there = make_frame(make_runs("rope", {0: 5.01, 1: 5.16}, **later), make_runs("nope", {0: 1.0}))
     failed = make_frame(make_runs("crope", {0: 0.0}, status="failed"))
     everything = {"a": here, "b": there, "c": failed, "copy": here}
     (found,) = findings.repeats(everything, "quick").to_dict("records")
-    assert (found["runs"], found["executions"]) == (2, 2)
+    assert (found["runs"], found["differ"]) == (2, "commit")
+    assert found["sets"] == "a (ccccccc), b (ddddddd)"
     assert (found["largest_nats"], found["median_nats"]) == pytest.approx((0.04, 0.025))
     spread = [pd.Series([5.0, 5.2]).std(), pd.Series([5.01, 5.16]).std()]
     assert found["std_over_seeds_nats"] == pytest.approx(sum(spread) / 2)
@@ -101,18 +101,46 @@ def test_repeats_are_ranges_of_one_run_over_executions_next_to_the_spread_over_s
     assert both["largest_nats"].tolist() == pytest.approx([0.04, 0.11])
     text = findings.rounding(both)
     assert text.index("0.0400 nats (Penn Treebank)") < text.index("0.1100 nats (Penn Treebank)")
+    assert "machine" not in text and "commit, precision differ" in text
+    printed = findings.repeats_table(both, "quick").frame
+    assert printed["Sets (commits)"][1] == "a (ccccccc), b (ddddddd), d (ccccccc)"
     assert findings.repeats({"a": here}, "quick").empty
     assert findings.rounding(pd.DataFrame()) == ""
 
 
-def test_own_runs_are_compared_with_published_runs_of_the_same_id() -> None:
-    own = make_frame(make_runs("rope", {0: 5.0, 1: 5.2, 2: 5.4}))
-    text = findings.agreement(
-        own, {"machine": make_frame(make_runs("rope", {0: 5.001, 1: 5.17}, finished_utc="2027"))}
+def test_own_runs_are_compared_with_published_runs_of_the_same_id_by_what_differs() -> None:
+    own = make_frame(
+        make_runs("rope", {0: 5.0, 1: 5.2, 2: 5.4}),
+        make_runs("rope", {0: 6.0}, dataset="pg19", row="b2_l512_d64"),
+        make_runs("crope", {0: 9.0}, scale="smoke"),
     )
-    assert "2 of your runs" in text and "0.0300" in text
-    assert findings.agreement(own, {"machine": make_frame(make_runs("nope", {0: 5.0}))}) == ""
-    assert findings.agreement(own, {}) == findings.agreement(own, {"a copy": own}) == ""
+    elsewhere = {"finished_utc": "2027", "provenance.device": "a GPU", "threads": 2}
+    later = {"finished_utc": "2028", "provenance.commit": "d" * 40}
+    published = {
+        "machine": make_frame(make_runs("rope", {0: 5.001, 1: 5.17}, **elsewhere)),
+        "commit": make_frame(
+            make_runs("rope", {0: 5.0}, **later),
+            make_runs("rope", {0: 5.6}, dataset="pg19", row="b2_l512_d64", **later),
+        ),
+        "smoke": make_frame(make_runs("crope", {0: 1.0}, scale="smoke", finished_utc="2029")),
+    }
+    text = findings.agreement(own, published, "quick")
+    assert text.startswith("3 of your runs")
+    device = text.index("0.0300 nats (Penn Treebank; 2 runs with another device, threads)")
+    row = claims.row_label("pg19", "b2_l512_d64")
+    commit = text.index(f"0.4000 nats ({row}; 2 runs with another commit)")
+    assert commit < device < text.index("order of operations")
+    same = {"copy": own, "again": make_frame(make_runs("rope", {1: 5.2}, finished_utc="2027"))}
+    text = findings.agreement(own, same, "quick")
+    assert "0.0000 nats (Penn Treebank; 1 run with the same commit, device, threads" in text
+    assert "order of operations" not in text
+    assert "1 of your runs" in findings.agreement(own, published, "smoke")
+    assert (
+        findings.agreement(own, {"machine": make_frame(make_runs("nope", {0: 5.0}))}, "quick") == ""
+    )
+    assert (
+        findings.agreement(own, {}, "quick") == findings.agreement(own, {"a": own}, "quick") == ""
+    )
 
 
 def test_all_rows_together_are_averaged_seed_by_seed() -> None:

@@ -3,9 +3,11 @@ compared.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from crope.data.ngrams import NGRAMS_FILE
@@ -19,6 +21,7 @@ from crope.report.frame import (
     load_frame,
     load_published,
 )
+from tests.report import records
 from tests.report.records import make_cell, make_ngrams, write_run
 
 CELL = make_cell("crope")
@@ -41,6 +44,84 @@ def test_one_row_per_run_with_every_field_of_its_files(tmp_path: Path) -> None:
         "config.runtime.loss": "plain", "provenance.data.splits.train.sha256": "a" * 64,
     }  # fmt: skip
     assert frame.iloc[0][list(known)].to_dict() == known
+
+
+@pytest.mark.parametrize(("configured", "recorded", "expected"), [(1, 2, 1), (0, 2, 2)])
+def test_threads_are_the_configured_ones_unless_torch_chose(
+    tmp_path: Path, configured: int, recorded: int, expected: int
+) -> None:
+    """Provenance of runs of one thread may state the number before it was set."""
+    threads = {"runtime": {"threads": configured}}
+    write_run(tmp_path, config=threads, provenance={"threads": recorded})
+    assert list(load_frame([tmp_path])[0]["threads"]) == [expected]
+
+
+def test_what_was_measured_on_the_weights_of_a_run_is_in_its_row(tmp_path: Path) -> None:
+    path = write_run(tmp_path, "rope")
+    (path / "extrapolation.json").write_text(json.dumps(records.make_extrapolation()))
+    (path / "conversion.json").write_text(json.dumps(records.make_conversion()))
+    write_run(tmp_path, "rope", seed=1)
+    frame, invalid = load_frame([tmp_path])
+    assert not invalid
+    run, other = frame.to_dict("records")
+    assert run["lengths"] == [(16, 5.25)]
+    assert run["positions"] == [(4, 5.5), (12, 5)]
+    tuned = {line["arm"]: line["tuned_loss_nats"] for line in run["conversion"]}
+    assert tuned == {"rope": 4.95, "best": 5.05, "random": 5.25, "fresh": 5.95}
+    assert run["conversion"][1]["kept_share_by_chance"] == 0.55
+    assert pd.isna([other["lengths"], other["positions"], other["conversion"]]).all()
+
+
+EXTRAPOLATION, CONVERSION = records.make_extrapolation(), records.make_conversion()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("extrapolation.json", "{"),
+        ("extrapolation.json", "[]"),
+        ("extrapolation.json", "[" * 100_000),
+        ("extrapolation.json", EXTRAPOLATION | {"weights_sha256": "e" * 64}),
+        ("extrapolation.json", {k: v for k, v in EXTRAPOLATION.items() if k != "weights_sha256"}),
+        ("extrapolation.json", EXTRAPOLATION | {"lengths": [{}]}),
+        ("extrapolation.json", EXTRAPOLATION | {"lengths": [{"seq_len": 16, "loss_nats": "5"}]}),
+        (
+            "extrapolation.json",
+            EXTRAPOLATION | {"lengths": [{"seq_len": 16, "loss_nats": math.nan}]},
+        ),
+        ("extrapolation.json", EXTRAPOLATION | {"by_position": 5}),
+        ("conversion.json", {k: v for k, v in CONVERSION.items() if k != "lr"}),
+        ("conversion.json", CONVERSION | {"tuned_loss_nats": {"rope": 5.0}}),
+        ("conversion.json", CONVERSION | {"kept_share": {"best": 0.7, "best_by_chance": []}}),
+    ],
+)
+def test_an_invalid_measurement_is_named_and_costs_only_itself(
+    tmp_path: Path, name: str, content: object
+) -> None:
+    path = write_run(tmp_path, "rope")
+    (path / "extrapolation.json").write_text(json.dumps(EXTRAPOLATION))
+    (path / "conversion.json").write_text(json.dumps(CONVERSION))
+    text = content if isinstance(content, str) else json.dumps(content)
+    (path / name).write_text(text)
+    frame, (error,) = load_frame([tmp_path])
+    assert str(path / name) in str(error) and "remove the file" in str(error)
+    (run,) = frame.to_dict("records")
+    assert run["status"] == "complete"
+    assert ("lengths" in run) == (name == "conversion.json")
+    assert ("conversion" in run) == (name == "extrapolation.json")
+
+
+def test_measurements_of_a_record_that_does_not_name_its_weights_do_not_count(
+    tmp_path: Path,
+) -> None:
+    path = write_run(tmp_path, "rope")
+    for name, values in (
+        ("summary.json", json.loads((path / "summary.json").read_text())),
+        ("extrapolation.json", EXTRAPOLATION),
+    ):
+        without = {key: value for key, value in values.items() if key != "weights_sha256"}
+        (path / name).write_text(json.dumps(without))
+    assert len(load_frame([tmp_path])[1]) == 1
 
 
 def test_a_frame_without_runs_is_empty_and_can_be_selected_from(tmp_path: Path) -> None:
@@ -92,6 +173,10 @@ def test_an_empty_cell_says_why(tmp_path: Path) -> None:
     stale = write_run(tmp_path / "stale", version=0)
     status, reason = status_of(tmp_path / "stale")
     assert status == "stale" and stale.name in reason
+    newer = write_run(tmp_path / "newer", version=99)
+    status, reason = status_of(tmp_path / "newer")
+    assert status == "stale" and newer.name in reason and "version 99" in reason
+    assert "earlier" not in reason
     write_run(tmp_path / "failed", error=FAILED)
     status, reason = status_of(tmp_path / "failed")
     assert (
@@ -103,27 +188,41 @@ def test_an_empty_cell_says_why(tmp_path: Path) -> None:
     assert status == "invalid" and str(broken) in reason
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"precision": "bf16"}, "precision"),
-        ({"device_kind": "cuda"}, "device"),
-        ({"sha256": "b" * 64}, "data"),
-    ],
-)
-@pytest.mark.parametrize("model", ["crope", "rope"])
-def test_runs_of_different_kinds_are_not_compared(
-    tmp_path: Path, change: dict[str, Any], word: str, model: str
+@pytest.mark.parametrize("change", [{"precision": "bf16"}, {"device_kind": "cuda"}])
+def test_models_are_compared_within_a_seed_on_one_device_in_one_precision(
+    tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    """Neither averaged (two seeds of one model) nor subtracted (two models of one row); other rows
-    and the commit may differ."""
+    """Seeds, other rows and the commit may differ."""
     cells = [CELL, make_cell("rope")]
     write_run(tmp_path, "crope", seed=0)
-    write_run(tmp_path, "crope", seed=2, provenance={"commit": "d" * 40})
+    write_run(tmp_path, "rope", seed=0, provenance={"commit": "d" * 40})
     write_run(tmp_path, "crope", "wikitext2", seed=0, **change)
+    for model in ("crope", "rope"):
+        write_run(tmp_path, model, seed=1, **change)
+    write_run(tmp_path, "crope", seed=2)
     check_comparable(load_frame([tmp_path])[0], cells)
-    write_run(tmp_path, model, seed=1, **change)
-    with pytest.raises(UserError, match=word):
+    write_run(tmp_path, "rope", seed=2, **change)
+    with pytest.raises(UserError, match="seed 2"):
+        check_comparable(load_frame([tmp_path])[0], cells)
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("model", ["crope", "rope"])
+def test_runs_on_other_tokens_are_not_compared(tmp_path: Path, split: str, model: str) -> None:
+    """Neither averaged (two seeds of one model) nor subtracted (two models); other rows may
+    differ.
+    """
+    cells = [CELL, make_cell("rope")]
+    splits = {
+        name: {"tokens": 100_001, "bytes": 300_003, "sha256": ("b" if name == split else "a") * 64}
+        for name in ("train", "validation")
+    }
+    other = {"data": {"splits": splits}}
+    write_run(tmp_path, "crope", seed=0)
+    write_run(tmp_path, "crope", "wikitext2", seed=0, provenance=other)
+    check_comparable(load_frame([tmp_path])[0], cells)
+    write_run(tmp_path, model, seed=1, provenance=other)
+    with pytest.raises(UserError, match="data"):
         check_comparable(load_frame([tmp_path])[0], cells)
 
 

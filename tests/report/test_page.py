@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from crope.config import ROOT, cell_key
-from crope.report.build import build_report, interactive_curves
+from crope.report.build import build_report, find, interactive_curves
+from crope.report.frame import choose_source, load_published
 from crope.study import Cell, StudyRow
 from tests.report import records
 from tests.report.records import write_run
@@ -49,12 +50,14 @@ def studies() -> object:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three seeds of three models on PTB, and a corrupt record."""
+    """Three seeds of three models on PTB, the last in bf16, and a corrupt record."""
     folder = tmp_path_factory.mktemp("results")
     for model, loss in LOSSES.items():
         for seed in range(3):
             final = loss + 0.1 * seed + 0.001 * (seed - 1) * (model != "rope")
-            write_run(folder / "runs", model, seed=seed, final=final, best=final)
+            precision = "bf16" if seed == 2 else "fp32"
+            losses = {"final": final, "best": final}
+            write_run(folder / "runs", model, seed=seed, precision=precision, **losses)
     write_run(folder / "runs", "rope", final=6.25, config={"tokenizer": LONG["tokenizer"]})
     corrupt = write_run(folder / "runs", "rope", seed=9)
     (corrupt / "metrics.jsonl").write_text("{}\n")
@@ -89,10 +92,28 @@ def test_the_page_begins_with_answers_and_verdicts_then_the_tables_then_fig4(rep
         )
     ]
     assert places == sorted(places)
-    assert "scale: quick" in page
+    assert "scale: quick" in page and "Commit: cccccccccccc" in page
     before_the_tables = text_of(page[: places[2]])
     assert "not tested : CRoPE equals RoPE within noise" in before_the_tables
     assert "5.1100 ± 0.1010" in text_of(page)
+
+
+def test_a_mix_of_precisions_is_named_under_its_table_and_study(report: Path) -> None:
+    tables, _, study = text_of((report / "index.html").read_text()).partition("Study: mine")
+    for part in (tables, study):
+        assert "bf16 on cpu (2), fp32 on cpu (0, 1)" in part
+
+
+def test_own_runs_are_no_yardstick_for_themselves(tmp_path: Path) -> None:
+    published, finals = tmp_path / "published", {"one": 5.0, "other": 5.001}
+    for name, final in finals.items():
+        write_run(published / name, "rope", final=final, finished=name)
+    write_run(tmp_path / "runs", "rope", final=5.5, finished="own")
+    source = choose_source(results_dir=tmp_path, published=published)
+    found = find(source, CELLS)
+    assert found.repeats["largest_nats"].tolist() == pytest.approx([0.001])
+    assert any("0.5000 nats (Penn Treebank; 1 run" in text for text in found.statements)
+    assert find(load_published("quick", published=published), CELLS).repeats.equals(found.repeats)
 
 
 def test_the_page_works_offline_and_its_files_are_there(report: Path) -> None:
@@ -107,6 +128,16 @@ def test_the_page_works_offline_and_its_files_are_there(report: Path) -> None:
 def test_without_runs_no_claim_is_tested(tmp_path: Path) -> None:
     assert build_report(results_dir=tmp_path, folders=[tmp_path / "runs"], out_dir=tmp_path) == []
     assert set(pd.read_csv(tmp_path / "claims.csv")["verdict"]) == {"not tested"}
+
+
+def test_failed_runs_alone_are_listed(tmp_path: Path) -> None:
+    error = {"type": "ValueError", "message": "loss is nan", "step": 20}
+    failed = write_run(tmp_path / "runs", error=error)
+    invalid = write_run(tmp_path / "runs", seed=1)
+    (invalid / "metrics.jsonl").unlink()
+    assert len(build_report(results_dir=tmp_path)) == 1
+    printed = text_of((tmp_path / "report" / "index.html").read_text(encoding="utf-8"))
+    assert f"{failed.name} failed" in printed and f"{invalid.name} invalid" in printed
 
 
 def test_stale_files_are_removed_and_others_kept(report: Path) -> None:

@@ -1,5 +1,6 @@
 """Published records: whole, valid, anonymous; the README's generated block."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from crope.errors import DataError, UserError
 from crope.record import PUBLISHED, read_records, write_json
 from crope.report.frame import load_frame, read_ngrams
 from crope.report.publish import FIGURE, publish, update_readme
-from tests.report.records import make_ngrams, write_run
+from tests.report.records import make_extrapolation, make_ngrams, write_run
 
 MARKERS = "before\n<!-- generated: tables -->\noutdated\n<!-- end of generated -->\nafter\n"
 
@@ -20,7 +21,7 @@ def test_complete_runs_of_the_scale_are_copied_without_weights(tmp_path: Path) -
     runs, published = tmp_path / "runs", tmp_path / "published"
     path = write_run(runs, seed=0)
     (path / "weights.pt").write_bytes(b"weights")
-    (path / "extrapolation.json").write_text('{"losses": [1.5]}')
+    (path / "extrapolation.json").write_text(json.dumps(make_extrapolation()))
     write_run(runs, seed=1, error={"type": "ValueError", "message": "loss is nan", "step": 20})
     write_run(runs, seed=2, version=0)  # stale
     assert publish(tmp_path, "machine", scale="quick", published=published) == [path.name]
@@ -41,6 +42,15 @@ def test_complete_runs_of_the_scale_are_copied_without_weights(tmp_path: Path) -
     assert (
         f"| quick | fp32 | {'c' * 12} | a CPU | none |" in readme and "| 1 | 1 | 1.00 |" in readme
     )
+
+
+def test_a_file_of_other_weights_is_not_published(tmp_path: Path) -> None:
+    other = make_extrapolation() | {"weights_sha256": "e" * 64}
+    path = write_run(tmp_path / "runs")
+    (path / "extrapolation.json").write_text(json.dumps(other))
+    with pytest.raises(DataError, match=r"extrapolation\.json"):
+        publish(tmp_path, "machine", scale="quick", published=tmp_path / "published")
+    assert not (tmp_path / "published").exists()
 
 
 def test_no_absolute_path_is_published_and_the_record_stays_valid(tmp_path: Path) -> None:

@@ -1,14 +1,13 @@
-"""The runs of a study on chosen losses, lengths and conversions from files of finished runs."""
+"""The runs of a study on chosen losses, lengths and conversions of finished runs."""
 
-import json
 import math
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from crope.errors import DataError
+from crope.errors import UserError
 from crope.report import studies
+from crope.report.frame import ARMS
 from crope.report.questions import answer
 from crope.report.studies import collect_studies, study_losses
 from tests.report.frames import make_frame, make_row, make_runs
@@ -37,6 +36,28 @@ def test_a_study_of_the_tables_models_starts_with_a_seed_of_its_own() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"precision": "bf16"},
+        {"device_kind": "cuda"},
+        {"provenance.data.splits.train.sha256": "b"},
+        {"provenance.data.splits.validation.sha256": "b"},
+    ],
+)
+def test_a_study_of_runs_that_do_not_compare_is_refused(change: dict[str, str]) -> None:
+    rows = [make_row("controls", ["rope", "halved"]), make_row("mine", ["alibi", "nope"])]
+    columns = {f"provenance.data.splits.{split}.sha256": "a" for split in ("train", "validation")}
+    columns |= {"precision": "fp32", "device_kind": "cpu"}
+    frame = make_frame(
+        *(make_runs(model, at(5.0), **columns) for model in ("rope", "halved", "alibi")),
+        make_runs("nope", {0: 5.0, 1: 5.0}, **columns),
+        make_runs("nope", {2: 5.0}, **columns | change),
+    )
+    with pytest.raises(UserError, match="nope"):
+        collect_studies(frame, rows, tables=TABLES)
+
+
 def test_losses_are_means_and_deviations_over_seeds_and_missing_models_are_named() -> None:
     rows = [make_row("controls", ["rope", "crope", "halved"])]
     frame = make_frame(make_runs("rope", {0: 5.0, 1: 5.2, 2: 5.7}), make_runs("halved", {0: 5.5}))
@@ -49,6 +70,14 @@ def test_losses_are_means_and_deviations_over_seeds_and_missing_models_are_named
     assert "+0.5000" in lines.loc["halved", "reference"]
     printed = studies.losses_table(lines.reset_index(), "controls", "quick").frame
     assert printed["Loss"].tolist() == ["5.3000 ± 0.3606", "missing", "5.5000"]
+
+
+def test_a_study_of_rope_alone_has_a_table_without_differences() -> None:
+    rows = [make_row("mine", ["rope", "alibi"])]
+    runs = collect_studies(make_frame(make_runs("rope", at(5.0))), rows, tables=set())
+    printed = studies.losses_table(study_losses(runs, rows), "mine", "quick").frame
+    assert printed["Loss"].tolist() == ["5.0000 ± 0.0010", "missing"]
+    assert printed["− RoPE"].tolist() == ["", ""]
 
 
 def test_a_study_without_questions_has_a_table_of_losses_by_its_own_setting() -> None:
@@ -65,24 +94,12 @@ def test_a_study_without_questions_has_a_table_of_losses_by_its_own_setting() ->
 
 
 @pytest.fixture
-def measured(tmp_path: Path) -> pd.DataFrame:
-    """ALiBi over three seeds: losses at 1, 2 and 4 times the length of 256 tokens."""
+def measured() -> pd.DataFrame:
+    """ALiBi over three seeds: losses at 1 and 4 times the length of 256 tokens."""
     lines = make_runs("alibi", at(5.0))
     for line in lines:
-        line["path"] = str(tmp_path / f"s{line['seed']}")
-        seed, path = line["seed"], Path(line["path"])
-        path.mkdir()
-        losses = {256: 5.1, 512: None, 1024: 5.0 + 0.001 * seed}
-        lengths = [
-            {"seq_len": n, "loss_nats": loss, "tokens": 1024, "note": "too long"}
-            for n, loss in losses.items()
-        ]
-        segments = [
-            {"first": 0, "last": 255, "loss_nats": 5.2},
-            {"first": 256, "last": 511, "loss_nats": 4.8},
-        ]
-        found = {"trained_seq_len": 256, "lengths": lengths, "by_position": segments}
-        (path / "extrapolation.json").write_text(json.dumps(found))
+        line["lengths"] = [(256, 5.1), (1024, 5.0 + 0.001 * line["seed"])]
+        line["positions"] = [(128.0, 5.2), (384.0, 4.8)]
     return make_frame(lines, make_runs("rope", at(5.0)))
 
 
@@ -109,31 +126,18 @@ def test_the_length_study_compares_the_tokens_beyond_the_training_length(
     )
 
 
-def test_a_file_that_is_not_json_is_named(measured: pd.DataFrame) -> None:
-    path = Path(measured["path"].iloc[0]) / "extrapolation.json"
-    path.write_text("{")
-    with pytest.raises(DataError, match=r"extrapolation\.json"):
-        collect_studies(measured, [make_row("length", ["alibi"])], tables=TABLES)
-
-
-def test_conversions_are_read_and_compared_by_seed(tmp_path: Path) -> None:
+def test_conversions_are_compared_by_seed() -> None:
     lines = make_runs("rope", at(5.0))
     for line in lines:
-        line["path"] = str(tmp_path / f"s{line['seed']}")
-        Path(line["path"]).mkdir()
         tuned = {"rope": 5.0, "best": 5.1 + NOISE[line["seed"]], "random": 5.3, "fresh": 6.0}
-        share = {"best": 0.7, "best_by_chance": [0.5, 0.6]}
-        found = {
-            "steps": 200,
-            "lr": 1e-4,
-            "loss_nats": {**tuned, "trained": 5.0},
-            "tuned_loss_nats": tuned,
-        }
-        (Path(line["path"]) / "conversion.json").write_text(
-            json.dumps(found | {"kept_share": share})
-        )
+        known = {"steps": 200, "lr": 1e-4, "trained_nats": 5.0}
+        known |= {"kept_share": 0.7, "kept_share_by_chance": 0.55}
+        line["conversion"] = [
+            known | {"arm": arm, "loss_nats": loss, "tuned_loss_nats": loss}
+            for arm, loss in tuned.items()
+        ]
     found_lines = studies.conversions(make_frame(lines, make_runs("crope", at(5.0))))
-    assert len(found_lines) == 3 * len(studies.ARMS)
+    assert len(found_lines) == 3 * len(ARMS)
     (printed,) = studies.conversions_table(found_lines, "quick").frame.to_dict("records")
     assert printed["best structure"] == "5.1000 → 5.1000"
     assert printed["Best − random, tuned"].startswith("−0.2000 (95 % −0.2025 to −0.1975")

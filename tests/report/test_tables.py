@@ -5,6 +5,7 @@ renderer.
 import csv
 import html
 import io
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from crope.report.build import render_page
 from crope.report.frame import Source, load_frame, load_published
 from crope.report.tables import Table, loss_table, render, runs_table, savings_line
 from crope.study import expected_cells
-from tests.report.records import make_cell, make_ngrams, write_run
+from tests.report.records import make_cell, make_extrapolation, make_ngrams, write_run
 
 MODELS = ("xpos", "rope", "crope")
 CELLS = [make_cell(model) for model in MODELS]
@@ -252,8 +253,8 @@ def test_latex_escapes_everything_and_has_booktabs_rules(hostile: Table) -> None
 
 
 def test_the_runs_table_has_one_row_per_run_and_keeps_types(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        write_run(tmp_path, seed=seed)
+    for seed, content in enumerate(["{", json.dumps(make_extrapolation())]):
+        (write_run(tmp_path, seed=seed) / "extrapolation.json").write_text(content)
     write_run(
         tmp_path,
         seed=2,
