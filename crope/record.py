@@ -17,7 +17,7 @@ import math
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -35,10 +35,6 @@ from crope.model.counting import count_parameters
 PUBLISHED = ROOT / "results" / "published"
 LAST_SHARE = 0.1  # the paper's final loss: the sampled validation losses of the last 10 % of steps
 TEMPORARY = ".tmp"
-MEASURED_LATER = {  # files measured on the weights of a finished run -> their sub-command
-    "extrapolation.json": "extrapolate",
-    "conversion.json": "convert",
-}
 UNREADABLE = (  # raised by content of a wrong form
     OSError,
     ValueError,
@@ -119,6 +115,59 @@ class Measured(TypedDict):
     val_windows_sha256: NotRequired[str]
 
 
+class Length(TypedDict):
+    seq_len: PositiveInt
+    loss_nats: Nats | None  # None where the positions or the split end before
+
+
+class Segment(TypedDict):
+    first: NonNegativeInt
+    last: NonNegativeInt
+    loss_nats: Nats
+
+
+class Extrapolation(TypedDict):
+    """extrapolation.json"""
+
+    weights_sha256: str
+    lengths: list[Length]
+    by_position: list[Segment]
+
+
+class Arms(TypedDict):
+    rope: Nats
+    best: Nats
+    random: Nats
+    fresh: Nats
+
+
+class ConvertedLosses(Arms):
+    trained: Nats
+
+
+class Fractions(TypedDict):
+    best: FiniteFloat
+    best_by_chance: Annotated[list[FiniteFloat], Field(min_length=1)]
+
+
+class Conversion(TypedDict):
+    """conversion.json"""
+
+    weights_sha256: str
+    steps: NonNegativeInt
+    lr: FiniteFloat
+    loss_nats: ConvertedLosses
+    tuned_loss_nats: Arms
+    kept_share: Fractions
+
+
+# Files measured on the weights of a finished run, with their schema and their sub-command.
+MEASURED_LATER = {
+    "extrapolation.json": (Extrapolation, "extrapolate"),
+    "conversion.json": (Conversion, "convert"),
+}
+
+
 @dataclass(frozen=True)
 class Record:
     """One finished run, read from disk and validated."""
@@ -130,6 +179,11 @@ class Record:
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_metrics(self.path / "metrics.jsonl")
+
+    @property
+    def metrics_sha256(self) -> str:
+        """Of a complete run; a failed one has none, so its name stands for it."""
+        return str(self.summary.get("metrics_sha256", self.path.name))
 
 
 def read_record(path: Path) -> Record:
@@ -154,52 +208,52 @@ def read_record(path: Path) -> Record:
     return record
 
 
-def read_measurement(
-    path: Path, summary: Mapping[str, Any], parse: Callable[[dict[str, Any]], Any] = dict
-) -> Any:
-    """One of MEASURED_LATER, by `parse`; `summary` is that of its run.
+def read_measurement(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """One of MEASURED_LATER; `summary` is that of its run.
 
     Raises InvalidRecord if it cannot be read or was measured on other weights than the run's.
     """
+    schema, command = MEASURED_LATER[path.name]
     try:
         measured = _read_object(path)
-        parsed = parse(measured)
-        same = measured["weights_sha256"] == summary["weights_sha256"]
-        reason = "" if same else "was measured on other weights than this run's"
+        reason = type_problem(schema, measured, path.name)
+        if not reason and measured["weights_sha256"] != summary.get("weights_sha256"):
+            reason = "was measured on other weights than this run's"
     except UNREADABLE as error:
         reason = _unreadable(error)
     if reason:
-        command = MEASURED_LATER[path.name]
-        raise InvalidRecord(
-            path, reason, f"remove the file and run scripts/tools.py {command} again"
-        )
-    return parsed
+        remedy = f"remove the file and run scripts/tools.py {command} again"
+        raise InvalidRecord(path, reason, remedy)
+    return measured
 
 
 def _unreadable(error: Exception) -> str:
     return f"cannot be read ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
 
 
-def read_records(folder: Path) -> tuple[list[Record], list[InvalidRecord]]:
-    """Every finished (complete or failed) run directly below `folder`, sorted by name: valid ones
-    and invalid ones. Records that share their metrics are all invalid: one is a copy.
+def read_records(*folders: Path) -> tuple[list[Record], list[InvalidRecord]]:
+    """Every finished (complete or failed) run directly below `folders`, sorted by folder and name:
+    valid ones and invalid ones. Runs of different names that share their metrics are all invalid,
+    because all but one are copies.
     """
-    valid, invalid = [], []
-    for path in sorted(summary.parent for summary in folder.glob("*/summary.json")):
-        try:
-            valid.append(read_record(path))
-        except InvalidRecord as error:
-            invalid.append(error)
-    sharing: dict[str, list[Record]] = {}
-    for record in valid:
-        sharing.setdefault(record.summary.get("metrics_sha256", record.path.name), []).append(
-            record
-        )
-    for copies in sharing.values():
-        for record in copies[1:] and copies:
-            others = ", ".join(copy.path.name for copy in copies if copy is not record)
-            invalid.append(InvalidRecord(record.path, f"has the same metrics.jsonl as {others}"))
-            valid.remove(record)
+    records, invalid = [], []
+    for folder in folders:
+        for path in sorted(summary.parent for summary in folder.glob("*/summary.json")):
+            try:
+                records.append(read_record(path))
+            except InvalidRecord as error:
+                invalid.append(error)
+    names: dict[str, set[str]] = {}
+    for record in records:
+        names.setdefault(record.metrics_sha256, set()).add(record.path.name)
+    valid = []
+    for record in records:
+        others = names[record.metrics_sha256] - {record.path.name}
+        if others:
+            reason = f"metrics.jsonl is the same as that of {', '.join(sorted(others))}"
+            invalid.append(InvalidRecord(record.path, reason))
+        else:
+            valid.append(record)
     return valid, invalid
 
 
@@ -324,7 +378,7 @@ def invalid_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -
         return "steps are repeated or not in order"
     for row in rows:
         for key, value in row.items():
-            if key.endswith("_nats") and not (type(value) is float and 0 < value < math.inf):
+            if key.endswith("_nats") and not (type(value) in (int, float) and 0 < value < math.inf):
                 return f"{key} at step {row['step']} is not a positive number"
         lr = learning_rate(train, row["step"])
         if "train/lr" in row and not math.isclose(row["train/lr"], lr, rel_tol=1e-9):

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from crope import record
+from crope.config import run_hash
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.record import (
     PUBLISHED,
@@ -183,15 +185,26 @@ def edit(name: str, change: Callable[[Any], object]) -> Callable[[Path], None]:
     return apply
 
 
-def edit_metrics(folder: Path) -> None:
-    """A loss edited in metrics.jsonl, and the summary's SHA-256 with it."""
-    rows = read_metrics(folder / "metrics.jsonl")
-    rows[-1]["val_full/loss_nats"] = 1.0
-    text = "".join(f"{json.dumps(row)}\n" for row in rows)
-    (folder / "metrics.jsonl").write_text(text)
-    edit(
-        "summary.json", lambda s: s.update(metrics_sha256=hashlib.sha256(text.encode()).hexdigest())
-    )(folder)
+def set_key(key: str, value: Any, summary: dict[str, Any]) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        summary = summary[section]
+    assert summary[last] != value
+    summary[last] = value
+
+
+def edit_rows(change: Callable[[list[dict[str, Any]]], object]) -> Callable[[Path], None]:
+    """Changes metrics.jsonl, and its SHA-256 in summary.json with it."""
+
+    def apply(folder: Path) -> None:
+        rows = read_metrics(folder / "metrics.jsonl")
+        change(rows)
+        text = "".join(f"{json.dumps(row)}\n" for row in rows)
+        (folder / "metrics.jsonl").write_text(text)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        edit("summary.json", lambda summary: summary.update(metrics_sha256=digest))(folder)
+
+    return apply
 
 
 @pytest.mark.parametrize(
@@ -209,7 +222,42 @@ def edit_metrics(folder: Path) -> None:
         (edit("summary.json", lambda s: s.update(unigram_nats=float("nan"))), "unigram_nats"),
         (edit("config.yaml", lambda c: c["train"].update(lr=0.5)), "config.yaml"),
         (edit("config.yaml", lambda c: c.update(seed=7)), "config.yaml"),
-        (edit_metrics, "val_full.final_nats"),
+        (edit_rows(lambda rows: rows[-1].update({"val_full/loss_nats": 1.0})), "final_nats"),
+        # Numbers that follow from the other files.
+        *(
+            (edit("summary.json", partial(set_key, key, value)), key)
+            for key, value in {
+                "steps": 801,
+                "train_tokens": 1,
+                "train_passes": 0.5,
+                "parameters.qkv": 1000,
+                "val_full.best_nats": 1.0,
+                "val_full.tokens": 1,
+                "val_full.whole_split": True,
+                "val_sampled.mean_nats": 1.0,
+                "val_sampled.best_step": 3,
+                "train.final_nats": 1.0,
+                "train_val_gap_nats": 0.0,
+                "val_nats_per_byte": 0.5,
+                "time.median_step_ms": 0.1,
+                "seed": 5,
+                "precision": "bf16x",
+                "device_kind": "cuda",
+            }.items()
+        ),
+        # Values of a wrong type.
+        (edit("summary.json", lambda s: s.update(unigram_nats="6.4")), "unigram_nats"),
+        (edit("summary.json", lambda s: s.update(seed="0")), "seed"),
+        (edit("summary.json", lambda s: s["parameters"].update(qkv=None)), "qkv"),
+        (edit("provenance.json", lambda p: p["data"]["splits"].pop("train")), "train"),
+        (edit("provenance.json", lambda p: p.update(dirty="no")), "dirty"),
+        (lambda folder: (folder / "summary.json").write_text("[" * 100_000), "read"),
+        # Rows that the run cannot have written.
+        (edit_rows(lambda rows: rows.pop(8)), "steps"),
+        (edit_rows(lambda rows: rows.insert(5, dict(rows[4]))), "steps"),
+        (edit_rows(lambda rows: rows[2].update({"val/loss_nats": -5.0})), "positive"),
+        (edit_rows(lambda rows: rows[2].update({"val/loss_nats": "5.0"})), "positive"),
+        (edit_rows(lambda rows: rows[0].update({"train/lr": 0.01})), "train/lr"),
     ],
 )
 def test_an_invalid_record_is_named_in_one_line(
@@ -222,6 +270,25 @@ def test_an_invalid_record_is_named_in_one_line(
     assert "\n" not in str(caught.value)
     valid, invalid = read_records(tmp_path)
     assert valid == [] and [error.path for error in invalid] == [folder]
+
+
+def test_a_copy_under_another_seed_is_refused_with_its_original(tmp_path: Path) -> None:
+    """A record whose configuration, summary and folder were adjusted, but not its metrics."""
+    original = Path(shutil.copytree(FIRST, tmp_path / "a" / FIRST.name))
+    config = yaml.safe_load((original / "config.yaml").read_text()) | {"seed": 9}
+    version = read_record(original).summary["numerics_version"]
+    name = f"{FIRST.name.split('-s0-')[0]}-s9-{run_hash(config, version=version)}"
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        copy = Path(shutil.copytree(FIRST, folder / name))
+        edit("config.yaml", lambda c: c.update(seed=9))(copy)
+        edit("summary.json", lambda s: s.update(seed=9, run_id=name))(copy)
+        assert read_record(copy).summary["seed"] == 9
+        valid, invalid = read_records(*{tmp_path / "a", folder})
+        assert valid == [] and original in [error.path for error in invalid]
+        assert all("same" in error.reason for error in invalid)
+        shutil.rmtree(copy)
+    shutil.copytree(FIRST, tmp_path / "b" / FIRST.name)  # the same record twice is no copy
+    assert len(read_records(tmp_path / "a", tmp_path / "b")[0]) == 2
 
 
 def test_a_renamed_record_is_invalid(tmp_path: Path) -> None:

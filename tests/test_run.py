@@ -8,6 +8,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -72,6 +73,22 @@ def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
         and facts["data"] == toy_data.meta
     )
     assert facts["started_utc"] <= facts["finished_utc"]
+
+
+def test_losses_by_window_belong_to_their_run(toy_data: TokenSet, tmp_path: Path) -> None:
+    """Other bytes are refused, and so are windows of another mean with their own SHA-256."""
+    run = toy_run(tmp_path)
+    execute(run)
+    file = run.path / "val_windows.npy"
+    window_nats = np.load(file)
+    assert len(window_nats) == 4 and len(set(window_nats)) == 4  # 64 tokens in windows of 16
+    record.write_array(file, window_nats + np.float32([0.1, 0, 0, 0]))
+    with pytest.raises(InvalidRecord, match="SHA-256"):
+        read_record(run.path)
+    digest = {"val_windows_sha256": sha256_file(file)}
+    record.write_json(run.path / "summary.json", summary(run) | digest)
+    with pytest.raises(InvalidRecord, match="mean"):
+        read_record(run.path)
 
 
 def test_provenance_has_the_threads_that_trained(

@@ -6,7 +6,6 @@ version count.
 """
 
 import json
-import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -73,28 +72,26 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
     nats per token. Where a run has them, `lengths`, `positions` (of extrapolation.json) and
     `conversion`.
     """
-    rows, invalid = [], []
-    for folder in folders:
-        records, errors = read_records(folder)
-        invalid += errors
-        for record in records:
-            known = {
-                "path": str(record.path),
-                "status": run_status(record),
-                "cell_key": cell_key(record.config),
-                # The provenance of older runs states the threads before runtime.threads was set.
-                "threads": record.config.get("runtime", {}).get("threads")
-                or record.provenance.get("threads"),
-            }
-            files = {"config": record.config, "provenance": record.provenance}
-            rows.append(record.summary | known | files)
-            for name, parse in MEASUREMENTS.items():
-                path = record.path / name
-                if path.exists():
-                    try:
-                        rows[-1] |= read_measurement(path, record.summary, parse)
-                    except InvalidRecord as error:
-                        invalid.append(error)
+    rows = []
+    records, invalid = read_records(*folders)
+    for record in records:
+        row = record.summary | {
+            "path": str(record.path),
+            "status": run_status(record),
+            "cell_key": cell_key(record.config),
+            # The provenance of older runs states the threads before runtime.threads was set.
+            "threads": record.config["runtime"].get("threads") or record.provenance["threads"],
+            "config": record.config,
+            "provenance": record.provenance,
+        }
+        for name, parse in MEASUREMENTS.items():
+            path = record.path / name
+            if path.exists():
+                try:
+                    row |= parse(read_measurement(path, record.summary))
+                except InvalidRecord as error:
+                    invalid.append(error)
+        rows.append(row)
     frame = pd.json_normalize(rows)
     frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame.columns])))
     return compact(frame.sort_values(["run_id", "path"], ignore_index=True)), invalid
@@ -103,12 +100,12 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
 def _extrapolation(measured: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
     """`lengths`: (length, loss); `positions`: (middle of a segment of positions, loss)."""
     lengths = [
-        (_number(part["seq_len"]), _number(part["loss_nats"]))
+        (part["seq_len"], part["loss_nats"])
         for part in measured["lengths"]
         if part["loss_nats"] is not None
     ]
     positions = [
-        ((_number(part["first"]) + _number(part["last"]) + 1) / 2, _number(part["loss_nats"]))
+        ((part["first"] + part["last"] + 1) / 2, part["loss_nats"])
         for part in measured["by_position"]
     ]
     return {"lengths": lengths, "positions": positions}
@@ -119,24 +116,18 @@ def _conversion(measured: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     fractions = measured["kept_share"]
     lines = [
         {
-            "steps": _number(measured["steps"]),
-            "lr": _number(measured["lr"]),
+            "steps": measured["steps"],
+            "lr": measured["lr"],
             "arm": arm,
-            "trained_nats": _number(measured["loss_nats"]["trained"]),
-            "loss_nats": _number(measured["loss_nats"][arm]),
-            "tuned_loss_nats": _number(measured["tuned_loss_nats"][arm]),
-            "kept_share": _number(fractions["best"]),
-            "kept_share_by_chance": statistics.fmean(map(_number, fractions["best_by_chance"])),
+            "trained_nats": measured["loss_nats"]["trained"],
+            "loss_nats": measured["loss_nats"][arm],
+            "tuned_loss_nats": measured["tuned_loss_nats"][arm],
+            "kept_share": fractions["best"],
+            "kept_share_by_chance": statistics.fmean(fractions["best_by_chance"]),
         }
         for arm in ARMS
     ]
     return {"conversion": lines}
-
-
-def _number(value: Any) -> Any:
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError(f"{value!r} is not a finite number")
-    return value
 
 
 MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

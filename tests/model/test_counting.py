@@ -16,6 +16,7 @@ from crope.model.counting import (
     savings,
     train_flops_per_token,
 )
+from crope.model.gpt import GPT
 from crope.paper import SAVED_PERCENT
 from tests.model.oracles import CHOICES, build, cross_entropy, model_config
 
@@ -37,7 +38,19 @@ TABLES = {"learned": 8 * 64, "relative_bias": 32 * 4}  # max_len 8
 
 
 def counted(model: str, *, vocab: int = 300, **changes: object) -> Parameters:
-    return count_parameters(build(model_config(model, **changes), vocab=vocab, max_len=8))
+    return count_parameters(model_config(model, **changes), vocab_size=vocab, max_len=8)
+
+
+def stored(decoder: GPT) -> dict[str, int]:
+    """Numbers of the decoder's parameters by part, without padding rows."""
+    counts = dict.fromkeys(("qkv", "output_projection", "ffn", "norms", "embeddings"), 0)
+    parts = {"norm": "norms", ".ffn_": "ffn", ".out_proj.": "output_projection", "_proj.": "qkv"}
+    for name, parameter in decoder.named_parameters():
+        part = next((part for key, part in parts.items() if key in name), "embeddings")
+        padded = name in ("embedding.weight", "head.weight")
+        rows = decoder.vocab_size if padded else len(parameter)
+        counts[part] += rows * parameter[0].numel()
+    return counts
 
 
 @pytest.mark.parametrize(("tied", "qkv_bias"), [(True, False), (False, True)])
@@ -58,8 +71,8 @@ def test_closed_forms(model: str, tied: bool, qkv_bias: bool) -> None:
         "norms": (2 * 3 + 1) * 2 * 64,
         "embeddings": 300 * 64 * (2 - tied) + TABLES.get(config.position, 0),
     }
-    found = count_parameters(decoder)
-    assert asdict(found) == expected
+    found = count_parameters(config, vocab_size=300, max_len=8)
+    assert asdict(found) == expected == stored(decoder)
     padding = 20 * 64 * (2 - tied)  # 300 rows are stored as 320
     assert (
         found.total

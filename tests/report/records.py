@@ -10,7 +10,7 @@ import yaml
 
 from crope import paper
 from crope.config import cell_key, numerics_version, run_hash
-from crope.record import summarise
+from crope.record import derive
 from crope.study import Cell
 
 STEPS, SCALE = 100, "quick"
@@ -19,13 +19,6 @@ CHOICES = {
     "xpos": ("sinusoidal", "real"),
     "rope": ("rotary", "real"),
     "crope": ("rotary", "complex"),
-}
-PARAMETERS = {
-    "qkv": 196_608,
-    "output_projection": 66_048,
-    "ffn": 526_848,
-    "norms": 2_304,
-    "embeddings": 524_288,
 }
 
 
@@ -48,7 +41,7 @@ def make_config(
         "data": {"corpus": dataset},
         "tokenizer": {"name": "bpe", "vocab_size": 4096},
         "train": train,
-        "eval": {"every": 20},
+        "eval": {"every": 10, "full_every": 50},
         "runtime": {"loss": "plain"},  # published configurations have keys that no longer exist
         "seed": seed,
         "results_dir": "results",
@@ -106,35 +99,34 @@ def write_run(
         key: {"tokens": 100_001, "bytes": 300_003, "sha256": sha256}
         for key in ("train", "validation")
     }
-    full = {"train_full/loss_nats": 4.0, "train_full/tokens": 1000, "val_full/tokens": 65_536}
     rows: list[dict[str, Any]] = [
-        {
-            "step": 10,
-            "val/loss_nats": 9.0,
-            "train/loss_nats": 9.0,
-            "time/step_ms": 10.0,
-            "speed/tokens_per_s": 1e4,
-        },
-        {"step": 50, "val/loss_nats": 8.0, "val_full/loss_nats": best, **full},
-        {"step": 90, "val/loss_nats": sampled[0], "time/step_ms": 12.0, "speed/tokens_per_s": 1e4},
-        {"step": 100, "val/loss_nats": sampled[1], "val_full/loss_nats": final, **full},
+        {"step": step, "val/loss_nats": 9.0 if step < 50 else 8.0} for step in range(0, STEPS, 10)
     ]
+    rows[1] |= {"train/loss_nats": 9.0, "time/step_ms": 10.0, "speed/tokens_per_s": 1e4}
+    rows[5] |= {"val_full/loss_nats": best, "val_full/tokens": 65_536}
+    rows[9] = {
+        "step": 90,
+        "val/loss_nats": sampled[0],
+        "time/step_ms": 12.0,
+        "speed/tokens_per_s": 1e4,
+    }
+    rows.append({
+        "step": STEPS, "val/loss_nats": sampled[1], "val_full/loss_nats": final, "val_full/tokens": 65_536,
+        "train_full/loss_nats": 4.0, "train_full/tokens": 1000, "run": name,  # no two runs share their metrics
+    })  # fmt: skip
     metrics = "".join(json.dumps(line) + "\n" for line in rows)
-    halved = 98_304 if model == "crope" else 0
-    parts = {**PARAMETERS, "qkv": PARAMETERS["qkv"] - halved}
-    results = summarise(rows, max_steps=STEPS, validation=splits["validation"])
+    derived = derive(settings, rows, splits)
     summary = {
         "run_id": name, "model": model, "dataset": dataset, "row": row, "scale": SCALE, "seed": seed, "error": error,
         "status": "failed" if error else "complete", "numerics_version": version, "precision": precision,
         "device_kind": device_kind, "finished_utc": finished,
-    } | ({} if error else results | {
-        "steps": STEPS, "train_tokens": 1_638_400, "train_passes": 16.4, "unigram_nats": 6.0,
-        "parameters": parts | {"total": sum(parts.values())}, "time": results["time"] | {"total_s": 3600.0},
+    } | ({} if error else derived | {
+        "unigram_nats": 6.0, "time": derived["time"] | {"total_s": 3600.0},
         "metrics_sha256": hashlib.sha256(metrics.encode()).hexdigest(), "weights_sha256": WEIGHTS,
     })  # fmt: skip
     facts = {
         "commit": "c" * 40, "dirty": False, "command": "scripts/train.py", "python": "3.11.7", "device": "a CPU",
-        "device_kind": "cpu", "driver": None, "started_utc": "2026-01-01T00:00:00+00:00",
+        "device_kind": device_kind, "threads": 1, "driver": None, "started_utc": "2026-01-01T00:00:00+00:00",
         "packages": {"torch": "2.13", "numpy": "2.4", "tokenizers": "0.23"}, "data": {"splits": splits},
         **(provenance or {}),
     }  # fmt: skip

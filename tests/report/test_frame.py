@@ -139,7 +139,7 @@ def test_runs_of_a_cell_are_its_complete_ones_by_seed(tmp_path: Path) -> None:
     write_run(tmp_path, "rope", seed=5)
     write_run(tmp_path, "crope", "wikitext2", seed=6)
     write_run(
-        tmp_path, seed=8, config={"eval": {"every": 40}}
+        tmp_path, seed=8, config={"eval": {"every": 10, "full_every": 50, "batches": 40}}
     )  # under the cell's name, but not its experiment
     other = write_run(
         tmp_path, seed=7

@@ -14,6 +14,7 @@ from crope.report.frame import load_frame, read_ngrams
 from crope.report.publish import FIGURE, publish, update_readme
 from tests.report.records import make_extrapolation, make_ngrams, write_run
 
+ATTEMPT = {"commit": "c" * 40, "command": "train", "device": "a CPU", "started_utc": "2026-01-01"}
 MARKERS = "before\n<!-- generated: tables -->\noutdated\n<!-- end of generated -->\nafter\n"
 
 
@@ -86,7 +87,7 @@ def test_no_absolute_path_is_published_and_the_record_stays_valid(tmp_path: Path
         (
             "machine",
             "quick",
-            {"resumed_from": [{"commit": "c" * 40, "dirty": True}]},
+            {"resumed_from": [ATTEMPT | {"dirty": True}]},
             "uncommitted",
         ),
         ("machine", "quick", None, r"metrics\.jsonl"),  # an invalid record
