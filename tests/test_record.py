@@ -180,7 +180,8 @@ def edit(name: str, change: Callable[[Any], object]) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
         value = yaml.safe_load((folder / name).read_text())
         change(value)
-        (folder / name).write_text(json.dumps(value))  # JSON is YAML
+        dump = json.dumps if name.endswith(".json") else yaml.safe_dump
+        (folder / name).write_text(dump(value))
 
     return apply
 
