@@ -21,7 +21,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from tqdm import tqdm
 
 from crope import paper
-from crope.compose import Run, build_run, check, check_overrides, compose_config, group_files, typed
+from crope.compose import (
+    Run,
+    build_run,
+    check,
+    check_overrides,
+    compose_config,
+    group_files,
+    quoted_override,
+    typed,
+)
 from crope.config import DataConfig, ModelConfig, cell_key
 from crope.errors import ConfigError
 from crope.record import Record, read_metrics, read_records
@@ -254,7 +263,7 @@ def study_status(
     }
     lines, datasets = [], _available_datasets(results_dir)
     for study in studies:
-        overrides = [f"results_dir={results_dir}"]
+        overrides = [quoted_override("results_dir", results_dir)]
         runs = study_runs([study], scale=scale, seeds=seeds, datasets=datasets, overrides=overrides)
         states = [
             _state(_recorded(run, precision), {r.path.name for r in complete}, reasons)

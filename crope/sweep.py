@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from crope import paper
-from crope.compose import Run, load_run, resolve_precision
+from crope.compose import Run, load_run, quoted_override, resolve_precision
 from crope.data.tokens import prepare
 from crope.device import resolve_device
 from crope.errors import ConfigError, DataUnavailable, InvalidRecord, UserError
@@ -55,7 +55,7 @@ def reproduce(
             raise ConfigError(
                 f"'{text}': only tracker and runtime can be set here; scripts/train.py accepts every key"
             )
-    common = [*overrides, f"results_dir={results_dir}"]
+    common = [*overrides, quoted_override("results_dir", results_dir)]
     config = load_run([f"scale={scale}", *common]).config
 
     def expand(datasets: Sequence[str] | None) -> tuple[list[Run], list[Run]]:

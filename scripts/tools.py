@@ -19,11 +19,11 @@ Options = argparse.Namespace
 def prepare(options: Options) -> int:
     """Download, check and tokenise datasets ahead of training."""
     from crope import paper
-    from crope.compose import load_run
+    from crope.compose import load_run, quoted_override
     from crope.data.tokens import prepare
     from crope.device import default_scale
 
-    overrides = [f"data_dir={options.data_dir}"] if options.data_dir else []
+    overrides = [quoted_override("data_dir", options.data_dir)] if options.data_dir else []
     config = load_run([f"scale={options.scale or default_scale()}", *overrides]).config
     corpora = options.corpora or list(paper.DATASET_LABELS)
     return int(bool(prepare(corpora, config.tokenizer, data_dir=Path(config.data_dir))))

@@ -26,6 +26,7 @@ from crope.compose import (
     check_overrides,
     load_run,
     one_line,
+    quote_path,
     register,
     resolve_precision,
 )
@@ -76,6 +77,7 @@ def check_launcher(overrides: list[str]) -> None:
 
 
 def main() -> None:
+    sys.argv[1:] = map(quote_path, sys.argv[1:])
     overrides = [
         text
         for text in sys.argv[1:]

@@ -71,13 +71,15 @@ def test_every_mistake_is_one_line(
 def test_a_multirun_skips_what_is_complete_and_lists_what_failed(
     monkeypatch, capsys, tmp_path: Path
 ) -> None:
-    command = ["-m", *TOY_OVERRIDES, f"results_dir={tmp_path}", "model=rope,crope"]
+    results = f"results_dir={tmp_path}/räs, a=b ~[1]#"
+    command = ["-m", *TOY_OVERRIDES, results, "model=rope,crope"]
     out, err, error = train(monkeypatch, capsys, *command)
     assert (err, error, out.count("nats per token")) == ("", "", 2)
     out, err, error = train(monkeypatch, capsys, *command, "train.lr=0.001,1e30,nan")
     assert out.count("already complete") == 2
     assert err.startswith("4 runs failed") and len(error.splitlines()) == 4
     assert error.count("not finite") == 2 and error.count("train.lr=nan") == 2
+    assert [folder.name for folder in tmp_path.iterdir()] == ["räs, a=b ~[1]#"]
 
 
 def test_cfg_job_prints_the_resolved_configuration_and_the_run_id(monkeypatch, capsys) -> None:

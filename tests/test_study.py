@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crope import study
-from crope.compose import group_files, load_run
+from crope.compose import group_files, load_run, quoted_override
 from crope.config import cell_key
 from crope.errors import ConfigError
 from crope.record import PUBLISHED, read_records
@@ -150,11 +150,12 @@ def test_a_study_that_is_no_study_is_a_config_error(monkeypatch) -> None:
 
 def test_status_from_run_folders(tmp_path: Path) -> None:
     """One run each that is complete, failed, running, started; a free lock alone means nothing."""
+    results = tmp_path / "räs, a=b"
     runs = study_runs(
         ["table1"],
         scale="quick",
         seeds=[0],
-        overrides=[f"results_dir={tmp_path}", "train.precision=fp32"],
+        overrides=[quoted_override("results_dir", results), "train.precision=fp32"],
     )
     done, failed, running, started, locked_before = runs[:5]
     for run in (done, failed):
@@ -169,7 +170,7 @@ def test_status_from_run_folders(tmp_path: Path) -> None:
     with run_lock(locked_before):
         pass
     with run_lock(running):
-        lines = study_status(["table1"], scale=None, seeds=[0], results_dir=tmp_path).splitlines()
+        lines = study_status(["table1"], scale=None, seeds=[0], results_dir=results).splitlines()
     assert lines[0].startswith(
         "table1, quick: 9 runs: 1 done, 1 running, 1 started, 1 failed, 5 missing; "
     )
