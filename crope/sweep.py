@@ -88,7 +88,7 @@ def reproduce(
     with tqdm(total=len(todo), unit="run", disable=None) as bar:
         for outcome in run_all(todo, jobs=jobs):
             bar.write(outcome.text)
-            bar.update()
+            bar.update(outcome.status != "stopped")
             problems += [outcome.text] if outcome.status not in ("complete", "skipped") else []
     if EXTRAPOLATED in studies:
         measured = study_runs(
@@ -110,8 +110,9 @@ def run_all(
 ) -> Iterator[Outcome]:
     """The outcome of each run as it ends, `jobs` at a time, started in the order given.
 
-    Runs that another command trains are left for last. After SIGINT or SIGTERM every process saves
-    its run; then KeyboardInterrupt is raised. A second signal ends all of them at once.
+    Runs that another command trains are left for last. After SIGINT, SIGTERM or SIGHUP every
+    process saves its run; then KeyboardInterrupt is raised. A second signal ends all of them at
+    once.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
@@ -120,9 +121,16 @@ def run_all(
     waiting, gpus, stopping = list(runs), _visible_gpus(), False
     active: dict[Any, tuple[Any, Run, int]] = {}
     with stop_on_signal() as stop, ExitStack() as stack:
-        # The processes that are left save and end, also after an error in this one.
-        stack.callback(lambda: [process.terminate() for process, _, _ in active.values()])
-        while waiting or active:
+
+        def stop_all() -> None:
+            """Once, because a process that gets a second signal ends without saving."""
+            nonlocal stopping
+            for process, _, _ in () if stopping else active.values():
+                process.terminate()
+            stopping = True
+
+        stack.callback(stop_all)  # also after an error in this process
+        while active or (waiting and not stop.requested()):
             while len(active) < jobs and not stop.requested():
                 run = next((run for run in waiting if not is_locked(run)), None)
                 if run is None:
@@ -140,12 +148,8 @@ def run_all(
                 process.start()
                 sender.close()  # so that the end of the process is the end of the pipe
                 active[receiver] = (process, run, slot)
-            if stop.requested() and not stopping:
-                stopping = True
-                for process, _, _ in active.values():
-                    process.terminate()
-            if stopping and not active:
-                raise KeyboardInterrupt
+            if stop.requested():
+                stop_all()
             ready: list[Any] = wait(list(active), timeout=POLL_SECONDS)
             for receiver in ready:
                 process, run, _ = active.pop(receiver)
@@ -154,6 +158,8 @@ def run_all(
                     waiting.append(run)
                 else:
                     yield outcome
+        if stop.requested():
+            raise KeyboardInterrupt(stop.signal)
 
 
 def _run_in_process(
