@@ -9,7 +9,6 @@ corrupt one costs one interval.
 import hashlib
 import io
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from crope.errors import UserError
+from crope.errors import UserError, log_line
 from crope.record import write_bytes
 
 KEPT = 2
@@ -72,9 +71,8 @@ def load_checkpoint(
     for path in checkpoints(folder):
         found, problem = _read(path, folder / "metrics.jsonl", made_with)
         if found is None:
-            print(
-                f"{path}: {problem}; continuing from the previous checkpoint or from the start",
-                file=sys.stderr,
+            log_line(
+                f"{path}: {problem}; continuing from the previous checkpoint or from the start"
             )
             path.unlink()
             continue

@@ -98,11 +98,14 @@ class Stop:
 
 @contextmanager
 def stop_on_signal() -> Iterator[Stop]:
-    """SIGINT and SIGTERM request a stop after a checkpoint; a second one exits immediately."""
+    """SIGINT, SIGTERM and SIGHUP request a stop after a checkpoint; a second one exits immediately.
+
+    Except SIGHUP, which a closing terminal may send twice and which nohup lets a run ignore.
+    """
     stop = Stop()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if stop.signal:
+        if stop.signal and number != signal.SIGHUP:
             os._exit(128 + number)  # every file on disk is complete at any moment
         stop.signal = number
         if sys.stderr.isatty():  # os.write: the signal may arrive within a write to the stream
@@ -112,7 +115,9 @@ def stop_on_signal() -> Iterator[Stop]:
             )
 
     before = {
-        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+        number: signal.signal(number, on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN)
     }
     try:
         yield stop

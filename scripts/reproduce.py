@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 from crope.errors import Parser, main_errors
-from crope.study import TABLES
 
 
 def main() -> int:
@@ -28,6 +27,7 @@ def main() -> int:
     options = parser.parse_args()
 
     from crope.device import default_scale
+    from crope.study import TABLES
     from crope.sweep import reproduce
 
     return reproduce(

@@ -17,15 +17,23 @@ from crope.compose import Run
 from crope.data.tokens import TokenSet
 from crope.errors import ConfigError, DataUnavailable, InvalidRecord, StorageError, UserError
 from crope.record import is_complete, read_metrics, read_record, sha256_file
-from crope.run import build_model, execute, load_trained, record_failure, run_lock
+from crope.run import (
+    build_model,
+    execute,
+    load_trained,
+    record_failure,
+    run_lock,
+    stop_on_signal,
+)
 from tests.conftest import losses, same_bits, toy_run
 
 
 @pytest.fixture(autouse=True)
 def handlers_are_restored():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
     yield
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 def during_step(monkeypatch: pytest.MonkeyPatch, at: int, action) -> None:
@@ -129,6 +137,18 @@ def test_a_stopped_run_continues_to_the_same_bits(
     assert not is_complete(broken.path)
     assert execute(broken).status == "complete"
     assert same_bits(broken, whole)
+
+
+@pytest.mark.parametrize(
+    ("handler", "number"), [(signal.SIG_DFL, signal.SIGHUP), (signal.SIG_IGN, 0)]
+)
+def test_a_closing_terminal_stops_a_run_once_and_not_under_nohup(handler, number: int) -> None:
+    before = signal.signal(signal.SIGHUP, handler)
+    with stop_on_signal() as stop:
+        for _ in range(2):  # from the kernel and from the shell
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.signal == number
+    assert signal.signal(signal.SIGHUP, before) == handler
 
 
 @pytest.mark.parametrize("at", [5, 7, 11])

@@ -16,7 +16,6 @@ import json
 import platform
 import re
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from crope.data.corpora import (
     missing_files,
 )
 from crope.data.fetch import GPT2_FILE, fetch
-from crope.errors import ConfigError, DataError, StorageError, UserError
+from crope.errors import ConfigError, DataError, StorageError, UserError, log_line
 from crope.record import sha256_file, write_json, write_text
 
 TOKENS_DIR = CACHE_DIR / "tokens"
@@ -82,7 +81,7 @@ def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> T
     folder = _folder(corpus, tokenizer, data_dir)
     if (tokens := _open_valid(folder)) is not None:
         return tokens
-    _log(f"preparing {corpus}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
+    log_line(f"preparing {corpus}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
     try:
         TOKENS_DIR.mkdir(parents=True, exist_ok=True)
         with FileLock(TOKENS_DIR / f".{corpus}.lock"):
@@ -110,7 +109,7 @@ def prepare(
             print(f"{corpus}: {counts}; data/tokens/{tokens.folder.name}", flush=True)
         except UserError as error:
             failed[corpus] = error
-            _log(f"error: {error}")
+            log_line(f"error: {error}")
     return failed
 
 
@@ -228,7 +227,7 @@ def _open_valid(folder: Path) -> TokenSet | None:
                 raise ValueError(f"{name}: sha256 differs from meta.json")
         return _map(folder, meta)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _log(f"data/tokens/{folder.name}: corrupt ({error}); making it again")
+        log_line(f"data/tokens/{folder.name}: corrupt ({error}); making it again")
         return None
 
 
@@ -247,7 +246,9 @@ def _write_tokens(folder: Path, corpus: str, config: TokenizerConfig, data_dir: 
         fetch(name, files)
     texts = load_corpus(corpus, data_dir)
     if corpus != "tiny" and corpus_files(corpus)["train"][0] not in checksums():
-        _log(f"warning: {corpus} has no checksum in data/checksums.txt; its text is used as it is")
+        log_line(
+            f"warning: {corpus} has no checksum in data/checksums.txt; its text is used as it is"
+        )
     gpt2 = find_file(GPT2_FILE, data_dir) if config.name == "gpt2" else None
     tokenizer = load_gpt2(gpt2) if gpt2 else train_bpe(texts["train"], config.vocab_size)
 
@@ -314,7 +315,3 @@ def _byte_level(model: models.BPE) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
