@@ -26,7 +26,7 @@ from crope.device import resolve_device
 from crope.errors import ConfigError, DataUnavailable, InvalidRecord, UserError
 from crope.record import is_complete, read_record, write_json
 from crope.run import Outcome, execute, record_failure, stop_on_signal
-from crope.study import TABLES, is_locked, study_runs
+from crope.study import TABLES, UNAVAILABLE, is_locked, study_runs
 
 EXTRAPOLATED = "length"  # the study whose runs are measured beyond their training length as well
 POLL_SECONDS = 0.2
@@ -43,7 +43,7 @@ def reproduce(
     """Trains every run of the studies at one scale that is not complete, then writes the report.
 
     Returns the exit status: 1 if a run failed or data is corrupt. Unavailable data is not a
-    failure: results_dir/ unavailable.json says why, and `tiny` is added.
+    failure: results_dir/unavailable.json says why, and `tiny` is added.
 
     seeds       None: those of each study's file
     overrides   of tracker and runtime
@@ -77,13 +77,11 @@ def reproduce(
         failed |= prepare(["tiny"], config.tokenizer, data_dir=Path(config.data_dir))
         datasets = [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]
         runs, todo = expand(datasets)
-    write_json(
-        results_dir / "unavailable.json", {name: str(error) for name, error in failed.items()}
-    )
+    write_json(results_dir / UNAVAILABLE, {name: str(failed[name]) for name in missing})
     on_gpu = resolve_device(config.runtime.device).type == "cuda"
     jobs = config.runtime.jobs or (torch.cuda.device_count() if on_gpu else _cores())
     print(f"scale {scale}: {len(runs)} runs, {len(todo)} to train, {jobs} at a time", flush=True)
-    problems = []
+    problems = [str(error) for name, error in failed.items() if name not in missing]
     todo = [run for run in todo if run.dataset not in failed]
     with tqdm(total=len(todo), unit="run", disable=None) as bar:
         for outcome in run_all(todo, jobs=jobs):
@@ -102,7 +100,7 @@ def reproduce(
     invalid = build_report(results_dir=results_dir, scale=scale)
     if problems:
         print(f"{len(problems)} failed:", *problems, sep="\n  ", flush=True)
-    return 1 if problems or failed.keys() - missing or invalid else 0
+    return 1 if problems or invalid else 0
 
 
 def run_all(

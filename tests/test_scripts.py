@@ -53,6 +53,9 @@ def train(
         ("+foo=1", "foo"),
         ("model=rope,crope", "-m"),
         ("hydra/launcher=ray", "ray"),
+        ("model=glob(*x)", "glob"),
+        ("--nosuch", "--nosuch"),
+        ("--cfg=nosuch", "--cfg"),
     ],
 )
 def test_every_mistake_is_one_line(

@@ -180,6 +180,24 @@ def test_status_from_run_folders(tmp_path: Path) -> None:
     assert "step 20 of 800" in lines[2] and "no such luck" in lines[3]
 
 
+@pytest.mark.parametrize("content", ["", "{", "null", "7", "[" * 100_000])
+def test_status_reads_over_corrupt_files_of_unfinished_runs(
+    content: str, tmp_path: Path, capsys
+) -> None:
+    (tmp_path / "unavailable.json").write_text(content)
+    options = ["train.precision=fp32", f"results_dir={tmp_path}"]
+    run = study_runs(["table1"], scale="quick", seeds=[0], overrides=options)[0]
+    run.path.mkdir(parents=True)
+    (run.path / "config.yaml").touch()
+    (run.path / "metrics.jsonl").write_text(f"{content}\n")
+    first, second = study_status(
+        ["table1"], scale=None, seeds=[0], results_dir=tmp_path
+    ).splitlines()
+    assert first.startswith("table1, quick: 9 runs: 1 started, 8 missing")
+    assert "step 0" in second
+    assert "unavailable.json" in capsys.readouterr().err
+
+
 def test_time_left_takes_equal_shape_precision_and_device_only(tmp_path: Path) -> None:
     options = ["data=ptb", f"results_dir={tmp_path}"]
     run = load_run(["model=crope", "scale=quick", "train.precision=fp32", *options])

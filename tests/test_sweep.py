@@ -1,5 +1,6 @@
 """Several runs at a time, each in a process: order, failures, kills, other commands, signals."""
 
+import json
 import os
 import signal
 import threading
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from crope import study
 from crope.compose import Run, load_run
-from crope.errors import ConfigError, UserError
+from crope.errors import ConfigError, DataError, DataUnavailable, UserError
 from crope.run import Outcome, run_lock, stop_on_signal
 from crope.sweep import reproduce, run_all
 from tests.conftest import TOY_OVERRIDES
@@ -111,6 +113,24 @@ def test_processes_that_are_stopping_get_no_second_signal(tmp_path: Path) -> Non
     while not (tmp_path / "saved 1").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert (tmp_path / "saved 1").exists()
+
+
+def test_only_a_missing_dataset_of_the_papers_is_replaced_by_tiny(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """A corrupt one is a failure, and status expects no runs in its place."""
+    errors: dict[str, UserError] = {"ptb": DataError("ptb: corrupt")}
+    results = tmp_path / "räs, a=b"
+    monkeypatch.setattr("crope.sweep.prepare", lambda *_, **__: dict(errors))
+    monkeypatch.setattr("crope.sweep.run_all", lambda *_, **__: iter(()))
+    monkeypatch.setattr("crope.report.build.build_report", lambda **_: [])
+    for missing, datasets in (({}, None), ({"wikitext2": "no"}, ["pg19", "ptb", "tiny"])):
+        errors |= {name: DataUnavailable(reason) for name, reason in missing.items()}
+        options = {"scale": "smoke", "seeds": [0], "studies": ["table1"], "results_dir": results}
+        assert reproduce(**options, overrides=["tracker=none"]) == 1
+        assert json.loads((results / "unavailable.json").read_text()) == missing
+        assert study._available_datasets(results) == datasets
+        assert "1 failed:\n  ptb: corrupt" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("seeds", "override"), [([], "tracker=none"), ([0], "train.lr=1")])
