@@ -128,9 +128,8 @@ def find_record(name: str, *, results_dir: Path) -> Record:
     path = Path(name)
     if not (path / "config.yaml").exists():
         folders = [results_dir / "runs", *sorted(PUBLISHED.glob("*/"))]
-        found = {
-            path.name: path for folder in reversed(folders) for path in folder.glob(f"{name}*/")
-        }
+        paths = [path for folder in reversed(folders) for path in folder.glob("*/")]
+        found = {path.name: path for path in paths if path.name.startswith(name)}
         if len(found) != 1 and name not in found:
             problem = (
                 f"{len(found)} runs match: {', '.join(sorted(found)[:5])}"
@@ -307,8 +306,10 @@ def write_bytes(path: Path, data: bytes) -> None:
             os.fsync(folder)  # the new name outlasts a power cut too
         finally:
             os.close(folder)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)
         raise
 
 

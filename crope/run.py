@@ -135,7 +135,7 @@ def _execute(run: Run, stop: Stop) -> Outcome:
     remove_temporary_files(run.path)
     write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
     facts = provenance.collect(config.runtime.device, tokens.meta)
-    if checkpoints(run.path) and (run.path / "provenance.json").exists():
+    if checkpoints(run.path):
         facts["resumed_from"] = provenance.earlier_attempts(run.path / "provenance.json")
     write_json(run.path / "provenance.json", facts)
     tracker = Tracker(run)
@@ -262,8 +262,8 @@ def load_trained(
     """The trained model of a finished run, on the CPU. max_len: length that its position tables
     must reach.
 
-    Raises UserError if the weights are missing or of another model, or if the trained positions end
-    before max_len.
+    Raises UserError if the weights are missing, corrupt or of another model, or if the trained
+    positions end before max_len.
     """
     if not (path / weights).exists():
         raise UserError(f"{path}: no {weights}; train the run here with scripts/train.py")
@@ -273,8 +273,15 @@ def load_trained(
             f"{path}: position={config.model.position} is not defined past {config.train.seq_len} tokens"
         )
     try:
-        model.load_state_dict(torch.load(path / weights, map_location="cpu", weights_only=True))
-    except RuntimeError as error:
+        values = torch.load(path / weights, map_location="cpu", weights_only=True)
+    except Exception as error:  # any content is possible; weights_only=True runs no code from it
+        raise UserError(
+            f"{path / weights}: corrupt or unreadable ({type(error).__name__}); remove the folder "
+            "and train again"
+        ) from error
+    try:
+        model.load_state_dict(values)
+    except (RuntimeError, TypeError) as error:
         raise UserError(
             f"{path}: {weights} does not fit config.yaml; remove the folder and train again"
         ) from error

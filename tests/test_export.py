@@ -69,8 +69,9 @@ def test_dense_export_has_equal_logits_in_a_plain_model(
 
 def test_as_trained_the_tensors_are_those_of_the_run(tmp_path: Path) -> None:
     record, source = record_of(tmp_path, "model=crope")
-    export(record, tmp_path / "crope.safetensors", dense=False)
-    read, expected = load_file(tmp_path / "crope.safetensors"), source.state_dict()
+    out = tmp_path / "new" / "crope.safetensors"
+    export(record, out, dense=False)
+    read, expected = load_file(out), source.state_dict()
     assert read.keys() == expected.keys() and any(name.endswith("q_proj.b") for name in read)
     assert all(torch.equal(read[name], expected[name]) for name in expected)
 
@@ -98,6 +99,11 @@ def test_what_cannot_be_exported_is_an_error(
         export(record, tmp_path / "out.bin", dense=False)
     with pytest.raises(UserError, match=r"converted\.pt"):
         export(record, tmp_path / "out.safetensors", dense=False, converted=True)
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.safetensors").mkdir()
+    for out in ("file/out.safetensors", "folder.safetensors"):
+        with pytest.raises(UserError, match=out):
+            export(record, tmp_path / out, dense=False)
     other, _ = record_of(tmp_path, "model=rope", n_layers=2)
     with pytest.raises(UserError, match=r"weights\.pt"):
         export(other, tmp_path / "out.safetensors", dense=False)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeyp
         write_json(path, {"status": "other"})
     assert path.read_text() == '{\n  "status": "complete"\n}\n'
     assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_an_error_of_a_write_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        write_json(tmp_path / "summary.json", {})
+    assert caught.value.filename == str(tmp_path / "summary.json")
 
 
 def test_a_file_is_flushed_before_and_after_it_is_named(tmp_path: Path, monkeypatch) -> None:
@@ -241,8 +249,8 @@ def test_find_record_by_folder_id_and_unique_start(tmp_path: Path) -> None:
     for name in (str(own), FIRST.name, FIRST.name[:-3]):
         assert find_record(name, results_dir=tmp_path).path == own
     assert find_record(FIRST.name, results_dir=tmp_path / "none").path == FIRST
-    for name in ("nothing", "crope-"):
-        with pytest.raises(UserError, match=name):
+    for name in ("nothing", "crope-", "/nothing", "**", "[", f"*{FIRST.name[1:]}"):
+        with pytest.raises(UserError, match=re.escape(name)):
             find_record(name, results_dir=tmp_path)
     (own / "summary.json").unlink()
     with pytest.raises(DataError, match="finished"):

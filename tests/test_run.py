@@ -101,6 +101,13 @@ def test_the_trained_model_is_read_back(toy_data: TokenSet, tmp_path: Path) -> N
     execute(learned)
     with pytest.raises(UserError, match="learned"):
         load_trained(learned.path, learned.config, max_len=32)
+    for data in (b"", b"garbage", (run.path / "weights.pt").read_bytes()[:-100]):
+        (run.path / "weights.pt").write_bytes(data)
+        with pytest.raises(UserError, match=r"weights\.pt: corrupt"):
+            load_trained(run.path, run.config)
+    torch.save([1], run.path / "weights.pt")
+    with pytest.raises(UserError, match="fit"):
+        load_trained(run.path, run.config)
 
 
 def test_a_complete_run_is_skipped(toy_data: TokenSet, tmp_path: Path, monkeypatch) -> None:
@@ -149,6 +156,20 @@ def test_a_closing_terminal_stops_a_run_once_and_not_under_nohup(handler, number
             os.kill(os.getpid(), signal.SIGHUP)
         assert stop.signal == number
     assert signal.signal(signal.SIGHUP, before) == handler
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), Path.unlink])
+def test_a_run_continues_without_its_provenance_and_says_so(
+    spoil, toy_data: TokenSet, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    run = toy_run(tmp_path)
+    with monkeypatch.context() as patch:
+        during_step(patch, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        execute(run)
+    spoil(run.path / "provenance.json")
+    assert execute(run).status == "complete"
+    assert [one["commit"] for one in read_record(run.path).provenance["resumed_from"]] == [None]
+    assert "provenance.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("at", [5, 7, 11])
