@@ -94,7 +94,7 @@ def checkpoints(folder: Path) -> list[Path]:
     found = [
         (int(match[1]), path)
         for path in folder.glob("checkpoint-*.pt")
-        if (match := NAME.fullmatch(path.name))
+        if (match := NAME.fullmatch(path.name)) and path.is_file()
     ]
     return [path for _, path in sorted(found, reverse=True)]
 

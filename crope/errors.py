@@ -71,6 +71,30 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
+def positive(text: str) -> int:
+    """A number of the command line, at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
+def folder(text: str) -> Path:
+    """A folder of the command line, which need not exist; `--results-dir=~/x` is left to us by
+    shells.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("names no folder")
+    return Path(os.path.expanduser(text))
+
+
+def existing_folder(text: str) -> Path:
+    path = folder(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: no such folder")
+    return path
+
+
 def log_line(text: str) -> None:
     """Prints a line on stderr, which may have lost its reader: that must not fail a run."""
     try:

@@ -99,11 +99,14 @@ def read_records(folder: Path) -> tuple[list[Record], list[InvalidRecord]]:
     and invalid ones.
     """
     valid, invalid = [], []
-    for path in sorted(summary.parent for summary in folder.glob("*/summary.json")):
+    for path in sorted(folder.iterdir()) if folder.exists() else ():
         try:
-            valid.append(read_record(path))
+            if (path / "summary.json").exists():
+                valid.append(read_record(path))
         except InvalidRecord as error:
             invalid.append(error)
+        except OSError as error:  # no permission
+            invalid.append(InvalidRecord(path, f"cannot be read ({error.strerror})"))
     return valid, invalid
 
 

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -228,9 +229,11 @@ def _describe(error: Exception, config: Config) -> dict[str, Any]:
         isinstance(error, torch.OutOfMemoryError | MemoryError)
         or "can't allocate memory" in message
     ):
+        sizes = ("model.n_layers", "model.d_model", "train.batch_size", "train.seq_len")
+        named = ", ".join(f"{key}={attrgetter(key)(config)}" for key in sizes)
         message = (
-            f"out of memory at train.batch_size={config.train.batch_size}, train.seq_len={config.train.seq_len}; stop "
-            "other programs, or use a smaller ablation.batch_size (another experiment: its losses do not compare)"
+            f"out of memory with {named}; stop other programs, or use a smaller model or "
+            "ablation.batch_size (another experiment: its losses do not compare)"
         )
     return {
         "type": type(error).__name__,

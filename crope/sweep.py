@@ -48,8 +48,6 @@ def reproduce(
     seeds       None: those of each study's file
     overrides   of tracker and runtime
     """
-    if seeds is not None and not seeds:
-        raise ConfigError("SEEDS (--seeds) must be at least 1")
     for text in overrides:
         if not text.startswith(("tracker=", "tracker.", "runtime=", "runtime.")):
             raise ConfigError(

@@ -232,6 +232,19 @@ def test_an_invalid_record_is_named_in_one_line(
     assert valid == [] and [error.path for error in invalid] == [folder]
 
 
+def test_a_folder_without_permission_is_no_valid_record(tmp_path: Path, monkeypatch) -> None:
+    folder = Path(shutil.copytree(FIRST, tmp_path / FIRST.name))
+
+    def refuse(path: Path) -> bool:
+        if path.parent == folder:
+            raise PermissionError(13, "Permission denied", str(path))
+        return True
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    valid, invalid = read_records(tmp_path)
+    assert valid == [] and [error.path for error in invalid] == [folder]
+
+
 def test_a_renamed_record_is_invalid(tmp_path: Path) -> None:
     other = FIRST.name.replace("-s0-", "-s1-")
     with pytest.raises(InvalidRecord, match="folder"):

@@ -235,11 +235,10 @@ def test_a_failure_is_one_line_and_a_traceback_in_the_record(
     assert "in fault" in summary(run)["error"]["traceback"] and summary(run)["finished_utc"]
 
 
-def test_running_out_of_memory_names_the_batch_size(toy_data: TokenSet, tmp_path: Path) -> None:
+def test_running_out_of_memory_names_the_sizes(toy_data: TokenSet, tmp_path: Path) -> None:
     """A batch of 2^40 sequences is more than any machine holds."""
-    assert (
-        f"train.batch_size={2**40}" in execute(toy_run(tmp_path, f"train.batch_size={2**40}")).text
-    )
+    text = execute(toy_run(tmp_path, f"train.batch_size={2**40}")).text
+    assert f"train.batch_size={2**40}" in text and "model.d_model=16" in text
 
 
 def test_a_missing_corpus_or_a_short_split_leaves_no_folder(

@@ -7,16 +7,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from crope.config import ROOT
-from crope.errors import UserError
+from crope.errors import ConfigError, UserError
 from crope.record import PUBLISHED, read_record
 from tests.conftest import TOY_OVERRIDES
 from tests.toy_runs import toy_corpus, train_toy
 
 sys.path.insert(0, str(ROOT / "scripts"))
+import report
+import reproduce
 import tools
 import train as train_script
 
@@ -68,6 +71,30 @@ def test_every_mistake_is_one_line(
     assert (out, err) == ("", "")
     assert error.startswith("error: ") and word in error and "\n" not in error
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "word"),
+    [
+        (tools, "status --seeds -1", "seeds"),
+        (tools, "status --results-dir=", "results-dir"),
+        (tools, "theory --seeds 0", "seeds"),
+        (tools, "explain --runs nosuch", "nosuch"),
+        (tools, "prepare ../data/ptb", "../data/ptb"),
+        (tools, "prepare pbt", "did you mean ptb"),
+        (report, "--runs nosuch", "nosuch"),
+        (reproduce, "--seeds 0", "seeds"),
+    ],
+)
+def test_arguments_that_the_other_scripts_refuse(
+    script: ModuleType, arguments: str, word: str, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *arguments.split()])
+    with pytest.raises(ConfigError, match=word) as caught:
+        script.main()
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("toy_data")

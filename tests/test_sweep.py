@@ -133,9 +133,6 @@ def test_only_a_missing_dataset_of_the_papers_is_replaced_by_tiny(
         assert "1 failed:\n  ptb: corrupt" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("seeds", "override"), [([], "tracker=none"), ([0], "train.lr=1")])
-def test_reproduce_takes_no_option_that_changes_a_number(
-    seeds: list[int], override: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match="SEEDS" if not seeds else "train.lr"):
-        reproduce(scale="smoke", seeds=seeds, results_dir=tmp_path, overrides=[override])
+def test_reproduce_takes_no_option_that_changes_a_number(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.lr"):
+        reproduce(scale="smoke", seeds=[0], results_dir=tmp_path, overrides=["train.lr=1"])

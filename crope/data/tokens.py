@@ -79,7 +79,7 @@ def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> T
     if it is too small for the vocabulary, StorageError if the files cannot be written.
     """
     folder = _folder(corpus, tokenizer, data_dir)
-    if (tokens := _open_valid(folder)) is not None:
+    if (tokens := _open_valid(folder, log=False)) is not None:
         return tokens
     log_line(f"preparing {corpus}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
     try:
@@ -89,7 +89,8 @@ def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> T
             return _open_valid(folder) or _write_tokens(folder, corpus, tokenizer, data_dir)
     except OSError as error:
         raise StorageError(
-            f"{TOKENS_DIR}: cannot write token files ({error.strerror or error})"
+            f"{error.filename or TOKENS_DIR}: {error.strerror or error}; free space or fix "
+            f"permissions to prepare {corpus}"
         ) from error
 
 
@@ -215,7 +216,7 @@ def _missing(
         yield "gpt2", [GPT2_FILE]
 
 
-def _open_valid(folder: Path) -> TokenSet | None:
+def _open_valid(folder: Path, *, log: bool = True) -> TokenSet | None:
     """The token files after verifying their sha256 (PG-19: 40 ms), or None if they have to be made."""
     if not folder.exists():
         return None
@@ -227,7 +228,8 @@ def _open_valid(folder: Path) -> TokenSet | None:
                 raise ValueError(f"{name}: sha256 differs from meta.json")
         return _map(folder, meta)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        log_line(f"data/tokens/{folder.name}: corrupt ({error}); making it again")
+        if log:
+            log_line(f"data/tokens/{folder.name}: corrupt ({error}); making it again")
         return None
 
 
