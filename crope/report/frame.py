@@ -5,7 +5,6 @@ A run belongs to the cell whose names and `cell_key` it has. Complete runs of th
 version count.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from crope import paper
 from crope.config import ROOT, cell_key
 from crope.errors import InvalidRecord, UserError
 from crope.record import PUBLISHED, read_metrics, read_records, run_status
-from crope.study import Cell
+from crope.study import Cell, unavailable_datasets
 
 SCALES = ("paper", "quick", "smoke")
 TINY = "tiny"
@@ -249,8 +248,7 @@ def choose_source(
     ):
         return source
     others = {folder.name: load_frame([folder])[0] for folder in sorted(published.glob("*/"))}
-    path = results_dir / "unavailable.json"  # written by `make reproduce`
-    unavailable = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    unavailable = unavailable_datasets(results_dir)
     return Source(found or scale or "quick", own, frame, invalid, unavailable, others=others)
 
 
