@@ -8,6 +8,14 @@ STUDIES := $(addprefix --study ,$(STUDY))
 SEED_COUNT := $(if $(SEEDS),--seeds $(SEEDS))
 SCALES := $(if $(SCALE),--scale $(SCALE))
 
+# A misspelt variable must not start other runs than were meant.
+VARIABLES := PYTHON KILLS STUDY SEEDS SCALE CELL RUNS ARGS
+ON_COMMAND_LINE := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
+UNKNOWN := $(filter-out $(VARIABLES) SHELL MAKEFLAGS,$(ON_COMMAND_LINE))
+ifneq ($(UNKNOWN),)
+$(error unknown variable $(UNKNOWN); use one of $(VARIABLES))
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help setup reproduce smoke status report explain theory bench upload golden lint test test-engines faults readme \
 	constraints clean

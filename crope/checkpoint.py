@@ -9,7 +9,6 @@ corrupt one costs one interval.
 import hashlib
 import io
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from crope.errors import UserError
+from crope.errors import UserError, log_line
 from crope.record import write_bytes
 
 KEPT = 2
@@ -76,10 +75,7 @@ def load_checkpoint(
         try:
             content = _read(path, folder / "metrics.jsonl")
         except CorruptCheckpoint as error:
-            print(
-                f"{path}: {error}; continuing from the previous checkpoint or from the start",
-                file=sys.stderr,
-            )
+            log_line(f"{path}: {error}; continuing from the previous checkpoint or from the start")
             path.unlink()
             continue
         try:
@@ -106,7 +102,7 @@ def checkpoints(folder: Path) -> list[Path]:
     found = [
         (int(match[1]), path)
         for path in folder.glob("checkpoint-*.pt")
-        if (match := NAME.fullmatch(path.name))
+        if (match := NAME.fullmatch(path.name)) and path.is_file()
     ]
     return [path for _, path in sorted(found, reverse=True)]
 

@@ -5,7 +5,10 @@ Here every mistake is a ConfigError of one line with the nearest valid name.
 """
 
 import difflib
+import os
+import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +16,7 @@ from typing import Any, TypeVar
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -23,6 +27,7 @@ from crope.errors import ConfigError
 CONF_DIR = ROOT / "conf"
 Schema = TypeVar("Schema")
 GROUPS = ("model", "data", "ablation", "scale", "runtime", "tracker", "study")
+PATHS = ("results_dir", "data_dir")
 
 
 @dataclass(frozen=True)
@@ -163,10 +168,7 @@ def _share(total: int, part: int, whole: int) -> int:
 def check_overrides(overrides: Sequence[str]) -> None:
     """Rejects unknown keys, groups and group files, also after `+` and `++`. Raises ConfigError."""
     for text in overrides:
-        try:
-            override = OverridesParser.create().parse_override(text)
-        except HydraException as error:
-            raise ConfigError(f"command line: '{text}' is not of the form key=value") from error
+        override = _parse(text)
         key = override.key_or_group
         if key.split(".")[0].split("/")[0] == "hydra":
             continue
@@ -174,10 +176,9 @@ def check_overrides(overrides: Sequence[str]) -> None:
             raise ConfigError(
                 f"command line: '{text}': no key can be removed; set it to another value"
             )
+        values = _values(override)
         if key in GROUPS:
-            sweep = override.is_sweep_override()
-            names = list(override.sweep_string_iterator()) if sweep else [str(override.value())]
-            for name in (name.strip("'\"") for name in names):
+            for name in (value.strip("'\"") for value in values):
                 if name not in group_files(key) and (key, name) != ("study", "None"):
                     raise ConfigError(
                         f"command line: no conf/{key}/{name}.yaml;{nearest(name, list(group_files(key)))}"
@@ -186,6 +187,52 @@ def check_overrides(overrides: Sequence[str]) -> None:
             raise ConfigError(
                 f"command line: unknown key '{key}';{nearest(key, [*keys(), *GROUPS])}"
             )
+
+
+def _parse(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        key, equals, value = text.partition("=")
+        problem = "has a value that needs quotes:" if equals else "is not of the form key=value"
+        quoted = shlex.quote(quoted_override(key, value)) if equals else ""
+        raise ConfigError(f"command line: '{text}' {problem} {quoted}".rstrip()) from error
+
+
+def _values(override: Override) -> list[str]:
+    """The values that an override gives its key: several in a sweep. Raises ConfigError if none."""
+    value = override.value()
+    try:
+        if isinstance(value, Glob):
+            values = value.filter(list(group_files(override.key_or_group)))
+        elif override.is_sweep_override():
+            values = list(override.sweep_string_iterator())
+        else:
+            return [str(value)]
+    except (HydraException, ValueError) as error:  # an interval; a range with step 0
+        raise ConfigError(f"command line: '{override.input_line}': {error}") from error
+    if not values:
+        raise ConfigError(f"command line: '{override.input_line}' matches or spans no value")
+    return values
+
+
+def quoted_override(key: str, value: Path | str) -> str:
+    """`key="value"` for Hydra, whatever characters the value has."""
+    quoted = QuotedString(str(value).replace("${", r"\${"), Quote.double)
+    return f"{key}={quoted.with_quotes()}"
+
+
+def quote_path(text: str) -> str:
+    """The argument of the command line in Hydra's grammar; a path is one value, whatever characters
+    it has.
+    """
+    key, _, path = text.partition("=")
+    if key not in PATHS:
+        return text
+    with suppress(ConfigError):
+        if isinstance(_parse(text).value(), str):  # also one that the user has quoted
+            return text
+    return quoted_override(key, os.path.expanduser(path))
 
 
 def nearest(name: str, valid: Sequence[str]) -> str:

@@ -75,8 +75,8 @@ ATTENTIONS = ("softmax", "linear")
 
 
 def option(default: Any, text: str, **rule: Any) -> Any:
-    """A schema field: its default, what it means, and the values it allows: least, above, below
-    (numbers), one_of.
+    """A schema field: its default, what it means, and the values it allows: least, most, above,
+    below (numbers), one_of.
     """
     return field(default=default, metadata={"text": text, **rule})
 
@@ -91,9 +91,9 @@ class ModelConfig:
     position: str = option(MISSING, "position scheme", one_of=POSITIONS)
     projection: str = option(MISSING, "class of the Q, K and V projections", one_of=PROJECTIONS)
     attention: str = option("softmax", "softmax, or RoFormer's linear attention", one_of=ATTENTIONS)
-    n_layers: int = option(4, "L of Sec. 5.1", least=1)
+    n_layers: int = option(4, "L of Sec. 5.1", least=1, most=1000)
     n_heads: int = option(4, "H of Sec. 5.1", least=1)
-    d_model: int = option(128, "D; d_model / n_heads must be even", least=2)
+    d_model: int = option(128, "D; d_model / n_heads must be even", least=2, most=2**16)
     ffn_ratio: float = option(
         4.0, "width of the feed-forward layer over d_model (Sec. 6.1)", above=0
     )
@@ -170,7 +170,7 @@ class TokenizerConfig:
     name: str = option(
         MISSING, "byte-level BPE: OpenAI's, or trained on the train split", one_of=("gpt2", "bpe")
     )
-    vocab_size: int = option(MISSING, "entries, padding not counted", least=257)
+    vocab_size: int = option(MISSING, "entries, padding not counted", least=257, most=10**6)
 
 
 @dataclass
@@ -225,7 +225,7 @@ class RuntimeConfig:
     jobs: int = option(
         0, "parallel runs in `make reproduce`; 0: one per CPU core, or one on a GPU", least=0
     )
-    threads: int = option(0, "CPU threads; 0: torch's own choice", least=0)
+    threads: int = option(0, "CPU threads; 0: torch's own choice", least=0, most=4096)
     deterministic: bool = option(False, "only deterministic CUDA kernels")
     log_every: int = option(10, "steps between training lines in metrics.jsonl", least=1)
     checkpoint_every: int = option(500, "steps between checkpoints", least=1)
@@ -284,10 +284,16 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
             yield key, "must be a finite number"
         elif "least" in rule and value < rule["least"]:
             yield key, f"must be at least {rule['least']}"
+        elif "most" in rule and value > rule["most"]:
+            yield key, f"must be at most {rule['most']}"
+        elif isinstance(value, int) and value >= 2**63:
+            yield key, "must be below 2^63"
         elif "above" in rule and value <= rule["above"]:
             yield key, f"must be above {rule['above']}"
         elif "below" in rule and not value < rule["below"]:
             yield key, f"must be below {rule['below']}"
+    if not config.results_dir:
+        yield "results_dir", "must name a folder"
     yield from model_problems(config.model)
     # A replay reuses the memory of the last one and draws no new dropout masks.
     conflicts = {

@@ -38,8 +38,8 @@ from crope.evaluate import full_loss
 from crope.export import blocks_of
 from crope.model.counting import count_parameters
 from crope.model.gpt import GPT
-from crope.record import Record, write_json
-from crope.run import load_run_tokens, load_trained, weights_digest
+from crope.record import Record, sha256_file, write_json
+from crope.run import load_run_tokens, load_trained
 from crope.seeding import stream
 from crope.theory.complex_maps import (
     StreamStructure,
@@ -86,8 +86,7 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
         raise UserError(
             f"steps={steps}, lr={lr}: steps must be at least 0 and lr a finite number above 0"
         )
-    digest = weights_digest(record)
-    model, tokens = load_trained(path, config), load_run_tokens(config)
+    model, tokens = load_trained(record), load_run_tokens(config)
     decay = config.train.lr_gamma ** ((config.train.max_steps - 1) // config.train.lr_step_size)
     rate = config.train.lr * decay if lr is None else lr
     layers, n_heads, generator = (
@@ -109,7 +108,7 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
         "fresh": with_initial_qkv(project(rotated, config.model), config.model, seed=config.seed),
     }
     result: dict[str, Any] = {
-        "weights_sha256": digest,
+        "weights_sha256": record.summary["weights_sha256"],
         "steps": steps,
         "lr": rate,
         "kept_share": {
@@ -137,6 +136,7 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
                 f"{path}: fine-tuning of '{name}' diverged at lr={rate}; choose a lower lr"
             )
     save_weights(path / "converted.pt", arms["best"])
+    result["converted_sha256"] = sha256_file(path / "converted.pt")
     write_json(path / "conversion.json", result)
     return result
 

@@ -5,11 +5,14 @@ Each message says what is wrong, where, and what to do.
 
 import argparse
 import errno
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any, NoReturn, TextIO
 
 
 class UserError(Exception):
@@ -73,22 +76,81 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
+def positive(text: str) -> int:
+    """A number of the command line, at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
+def folder(text: str) -> Path:
+    """A folder of the command line, which need not exist; `--results-dir=~/x` is left to us by
+    shells.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("names no folder")
+    return Path(os.path.expanduser(text))
+
+
+def existing_folder(text: str) -> Path:
+    path = folder(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: no such folder")
+    return path
+
+
+def log_line(text: str) -> None:
+    """Prints a line on stderr, which may have lost its reader: that must not fail a run."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        _discard(sys.stderr)
+
+
 @contextmanager
 def main_errors() -> Iterator[None]:
-    """For scripts: `error: <one line>` on stderr and exit status 1 for a UserError, also for files
-    and Ctrl-C.
+    """For scripts: `error: <one line>` on stderr and exit status 1 for a UserError, also for files.
+
+    Ctrl-C, SIGTERM and SIGHUP end with one line and status 128 + signal; a stdout that has lost its
+    reader (`| head`) with the status of SIGPIPE.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by `2>&-`: a file of a run would get its number
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+            os.set_inheritable(getattr(sys, name).fileno(), True)
+    before = {
+        number: signal.signal(number, _interrupt)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) == signal.SIG_DFL  # under nohup SIGHUP is ignored
+    }
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # not at exit, where its errors are tracebacks
     except UserError as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
-    except KeyboardInterrupt:
-        print(
-            "interrupted; run the same command again to continue from the last checkpoint",
-            file=sys.stderr,
-        )
-        sys.exit(130)
+    except KeyboardInterrupt as error:
+        log_line("interrupted; run the same command again to continue from the last checkpoint")
+        sys.exit(128 + (error.args[0] if error.args else signal.SIGINT))
     except OSError as error:
-        sys.exit(
-            f"error: {storage_error(error, 'file') or f'{error.filename}: {error.strerror or error}'}"
-        )
+        if error.filename is None:
+            _discard(sys.stdout)
+        if isinstance(error, BrokenPipeError):
+            sys.exit(128 + signal.SIGPIPE)
+        named = error.filename or "output"
+        sys.exit(f"error: {storage_error(error, named) or f'{named}: {error.strerror or error}'}")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal may send it twice
+    raise KeyboardInterrupt(number)
+
+
+def _discard(stream: TextIO) -> None:
+    """Sends what a stream holds and gets to /dev/null: it would be written again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -15,7 +15,7 @@ from crope.adapt import merge
 from crope.compose import load_config
 from crope.errors import UserError
 from crope.model.gpt import GPT, Block
-from crope.record import Record
+from crope.record import Record, write_bytes
 from crope.run import load_trained
 
 
@@ -25,40 +25,38 @@ def export(record: Record, out: Path, *, dense: bool, converted: bool = False) -
 
     The metadata hold the model's configuration (JSON under "model"), vocabulary size, context
     length and run id. Raises UserError if the weights or the package safetensors are missing, if
-    `out` has another suffix, or, with `dense`, if the projection's width differs from d_model,
-    which no plain model has.
+    `out` has another suffix or cannot be written, or, with `dense`, if the projection's width
+    differs from d_model, which no plain model has.
     """
     config, path = load_config(record.config), record.path
     if converted:
-        if not (path / "converted.pt").exists():
-            raise UserError(
-                f"{path}: no converted.pt; convert the run first (scripts/tools.py convert)"
-            )
         config.model = replace(config.model, projection="complex", tied_head=False)
     if out.suffix != ".safetensors":
         raise UserError(f"{out}: not a safetensors file; choose a name that ends in .safetensors")
-    model = load_trained(path, config, weights="converted.pt" if converted else "weights.pt")
+    model = load_trained(record, converted=converted)
     model_config = config.model
     if dense:
-        if any(
-            block.attn.out_proj.in_features != model_config.d_model for block in blocks_of(model)
-        ):
+        if model_config.kv_width != model_config.d_model:
             raise UserError(
                 f"{path}: {model_config.projection} Q, K and V have another width; export without --dense"
             )
         merge(model)
         model_config = replace(model_config, projection="real")
     try:
-        from safetensors.torch import save_file
+        from safetensors.torch import save
     except ImportError as error:
         raise UserError(
             f"{out}: the package safetensors is missing; install it: pip install safetensors"
         ) from error
     sizes = {"vocab_size": str(config.tokenizer.vocab_size), "max_len": str(config.train.seq_len)}
     metadata = {"model": json.dumps(asdict(model_config)), "run_id": path.name, **sizes}
-    save_file(
-        {name: value.contiguous() for name, value in model.state_dict().items()}, out, metadata
-    )
+    data = save({name: value.contiguous() for name, value in model.state_dict().items()}, metadata)
+    try:
+        write_bytes(out, data)
+    except OSError as error:
+        raise UserError(
+            f"{out}: cannot be written ({error.strerror}); choose another name or folder"
+        ) from error
 
 
 def blocks_of(model: GPT) -> Iterable[Block]:

@@ -24,7 +24,7 @@ from crope.errors import InvalidRecord, UserError
 from crope.evaluate import FULL_BATCH_TOKENS, cross_entropy
 from crope.model.gpt import GPT
 from crope.record import Record, read_measurement, write_json
-from crope.run import load_run_tokens, load_trained, weights_digest
+from crope.run import load_run_tokens, load_trained
 
 FACTORS = (1, 2, 4)
 SEGMENTS = 4  # means over positions per training length
@@ -52,7 +52,7 @@ def extrapolate(
     trained, factors = config.train.seq_len, sorted(factors)
     limit = config.eval.full_tokens if max_tokens is None else max_tokens
     settings = {
-        "weights_sha256": weights_digest(record),
+        "weights_sha256": record.summary.get("weights_sha256"),
         "trained_seq_len": trained,
         "factors": factors,
         "max_tokens": limit,
@@ -62,7 +62,7 @@ def extrapolate(
         measured_before: dict[str, Any] = read_measurement(file, record.summary)
         if settings.items() <= measured_before.items():
             return measured_before
-    model, split = load_trained(path, config), load_run_tokens(config).validation
+    model, split = load_trained(record), load_run_tokens(config).validation
     notes = {}
     for length in (factor * trained for factor in factors):
         if length > trained and not model.positions.extends:
@@ -74,7 +74,7 @@ def extrapolate(
     ]
     by_position: list[dict[str, Any]] = []
     if measured := [factor * trained for factor in factors if factor * trained not in notes]:
-        model = load_trained(path, config, max_len=max(measured)).to(
+        model = load_trained(record, max_len=max(measured)).to(
             resolve_device(config.runtime.device)
         )
         means, count, curve_T = losses(model, split, measured, config=config, max_tokens=limit)

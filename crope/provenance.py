@@ -16,9 +16,11 @@ import torch
 
 from crope.config import ROOT, RuntimeConfig
 from crope.device import device_name, resolve_device
+from crope.errors import log_line
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "tokenizers", "wandb", "pandas", "triton")
 SOURCE = ("crope/", "conf/", "scripts/")
+ATTEMPT = ("commit", "dirty", "command", "device", "started_utc")
 
 
 def now_utc() -> str:
@@ -66,10 +68,16 @@ def is_dirty(root: Path) -> bool | None:
 def earlier_attempts(path: Path) -> list[dict[str, Any]]:
     """The earlier attempts at a run, oldest first, from the provenance.json that a resumed run
     finds.
+
+    If it is missing or corrupt, one attempt of which nothing is known: such a run is not published.
     """
-    before = json.loads(path.read_text(encoding="utf-8"))
-    kept = {name: before[name] for name in ("commit", "dirty", "command", "device", "started_utc")}
-    return [*before.get("resumed_from", []), kept]
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        attempts = [*before.get("resumed_from", []), before]
+        return [{name: attempt[name] for name in ATTEMPT} for attempt in attempts]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        log_line(f"{path}: corrupt or missing ({type(error).__name__}); earlier attempts unknown")
+        return [dict.fromkeys(ATTEMPT)]
 
 
 def _driver() -> str | None:

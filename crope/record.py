@@ -67,11 +67,13 @@ class Meta(TypedDict):
 
 
 class Attempt(TypedDict):
+    """An execution of a run; None where it is unknown."""
+
     commit: str | None
     dirty: bool | None
-    command: str
-    device: str
-    started_utc: str
+    command: str | None
+    device: str | None
+    started_utc: str | None
 
 
 class Provenance(Attempt):
@@ -156,6 +158,7 @@ class Conversion(TypedDict):
     weights_sha256: str
     steps: NonNegativeInt
     lr: FiniteFloat
+    converted_sha256: NotRequired[str]  # of converted.pt; not in conversions of earlier versions
     loss_nats: ConvertedLosses
     tuned_loss_nats: Arms
     kept_share: Fractions
@@ -238,11 +241,14 @@ def read_records(*folders: Path) -> tuple[list[Record], list[InvalidRecord]]:
     """
     records, invalid = [], []
     for folder in folders:
-        for path in sorted(summary.parent for summary in folder.glob("*/summary.json")):
+        for path in sorted(folder.iterdir()) if folder.exists() else ():
             try:
-                records.append(read_record(path))
+                if (path / "summary.json").exists():
+                    records.append(read_record(path))
             except InvalidRecord as error:
                 invalid.append(error)
+            except OSError as error:  # no permission
+                invalid.append(InvalidRecord(path, f"cannot be read ({error.strerror})"))
     names: dict[str, set[str]] = {}
     for record in records:
         names.setdefault(record.metrics_sha256, set()).add(record.path.name)
@@ -278,9 +284,8 @@ def find_record(name: str, *, results_dir: Path) -> Record:
     path = Path(name)
     if not (path / "config.yaml").exists():
         folders = [results_dir / "runs", *sorted(PUBLISHED.glob("*/"))]
-        found = {
-            path.name: path for folder in reversed(folders) for path in folder.glob(f"{name}*/")
-        }
+        paths = [path for folder in reversed(folders) for path in folder.glob("*/")]
+        found = {path.name: path for path in paths if path.name.startswith(name)}
         if len(found) != 1 and name not in found:
             problem = (
                 f"{len(found)} runs match: {', '.join(sorted(found)[:5])}"
@@ -549,8 +554,10 @@ def write_bytes(path: Path, data: bytes) -> None:
             os.fsync(folder)  # the new name outlasts a power cut too
         finally:
             os.close(folder)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)
         raise
 
 

@@ -8,7 +8,8 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from crope import provenance
 from crope.checkpoint import checkpoints, remove_checkpoints
-from crope.compose import Run
+from crope.compose import Run, load_config
 from crope.config import Config, numerics_version
 from crope.data.batches import check_length
 from crope.data.tokens import TokenSet, load_tokens
@@ -31,6 +32,7 @@ from crope.record import (
     Record,
     derive,
     is_complete,
+    read_measurement,
     read_metrics,
     remove_temporary_files,
     sha256_file,
@@ -98,11 +100,14 @@ class Stop:
 
 @contextmanager
 def stop_on_signal() -> Iterator[Stop]:
-    """SIGINT and SIGTERM request a stop after a checkpoint; a second one exits immediately."""
+    """SIGINT, SIGTERM and SIGHUP request a stop after a checkpoint; a second one exits immediately.
+
+    Except SIGHUP, which a closing terminal may send twice and which nohup lets a run ignore.
+    """
     stop = Stop()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if stop.signal:
+        if stop.signal and number != signal.SIGHUP:
             os._exit(128 + number)  # every file on disk is complete at any moment
         stop.signal = number
         if sys.stderr.isatty():  # os.write: the signal may arrive within a write to the stream
@@ -112,7 +117,9 @@ def stop_on_signal() -> Iterator[Stop]:
             )
 
     before = {
-        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+        number: signal.signal(number, on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN)
     }
     try:
         yield stop
@@ -130,7 +137,7 @@ def _execute(run: Run, stop: Stop) -> Outcome:
     remove_temporary_files(run.path)
     write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
     facts = provenance.collect(config.runtime, tokens.meta)
-    if checkpoints(run.path) and (run.path / "provenance.json").exists():
+    if checkpoints(run.path):
         facts["resumed_from"] = provenance.earlier_attempts(run.path / "provenance.json")
     write_json(run.path / "provenance.json", facts)
     tracker = Tracker(run)
@@ -213,9 +220,11 @@ def _describe(error: Exception, config: Config) -> dict[str, Any]:
         isinstance(error, torch.OutOfMemoryError | MemoryError)
         or "can't allocate memory" in message
     ):
+        sizes = ("model.n_layers", "model.d_model", "train.batch_size", "train.seq_len")
+        named = ", ".join(f"{key}={attrgetter(key)(config)}" for key in sizes)
         message = (
-            f"out of memory at train.batch_size={config.train.batch_size}, train.seq_len={config.train.seq_len}; stop "
-            "other programs, or use a smaller ablation.batch_size (another experiment: its losses do not compare)"
+            f"out of memory with {named}; stop other programs, or use a smaller model or "
+            "ablation.batch_size (another experiment: its losses do not compare)"
         )
     return {
         "type": type(error).__name__,
@@ -241,43 +250,41 @@ def build_model(config: Config, *, max_len: int | None = None) -> GPT:
     )
 
 
-def load_trained(
-    path: Path, config: Config, *, max_len: int | None = None, weights: str = "weights.pt"
-) -> GPT:
-    """The trained model of a finished run, on the CPU. max_len: length that its position tables
-    must reach.
+def load_trained(record: Record, *, max_len: int | None = None, converted: bool = False) -> GPT:
+    """The trained model of a finished run, on the CPU.
 
-    Raises UserError if the weights are missing or of another model, or if the trained positions end
-    before max_len.
+    max_len     length that its position tables must reach
+    converted   the model that `convert` made of a RoPE run
+
+    Raises UserError if the weights are missing, not those that were recorded or of another model,
+    or if the trained positions end before max_len.
     """
-    if not (path / weights).exists():
-        raise UserError(f"{path}: no {weights}; train the run here with scripts/train.py")
+    config, path = load_config(record.config), record.path
+    weights, digest = path / "weights.pt", record.summary.get("weights_sha256")
+    remedy = f"remove {path} and train again with scripts/train.py"
+    if converted:
+        weights, digest = path / "converted.pt", None
+        if weights.exists() and (path / "conversion.json").exists():
+            digest = read_measurement(path / "conversion.json", record.summary).get(
+                "converted_sha256"
+            )
+        config.model = replace(config.model, projection="complex", tied_head=False)
+        remedy = "convert the run again with scripts/tools.py convert"
+    if not weights.exists():
+        raise UserError(f"{path}: no {weights.name}; {remedy}")
+    if sha256_file(weights) != digest:
+        raise UserError(f"{weights}: corrupt (SHA-256 is not the recorded one); {remedy}")
     model = build_model(config, max_len=max_len)
     if model.max_len > config.train.seq_len and not model.positions.extends:
         raise UserError(
-            f"{path}: position={config.model.position} is not defined past {config.train.seq_len} tokens"
+            f"{path}: position={config.model.position} is not defined past "
+            f"{config.train.seq_len} tokens"
         )
     try:
-        model.load_state_dict(torch.load(path / weights, map_location="cpu", weights_only=True))
+        model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
     except RuntimeError as error:
-        raise UserError(
-            f"{path}: {weights} does not fit config.yaml; remove the folder and train again"
-        ) from error
+        raise UserError(f"{weights}: does not fit config.yaml; {remedy}") from error
     return model
-
-
-def weights_digest(record: Record) -> str:
-    """SHA-256 of the weights of a finished run.
-
-    Raises UserError if its weights.pt has another.
-    """
-    weights, digest = record.path / "weights.pt", record.summary.get("weights_sha256", "unknown")
-    if weights.exists() and sha256_file(weights) != digest:
-        raise UserError(
-            f"{weights}: SHA-256 is not that of summary.json ({digest[:12]});"
-            " remove the folder and train again"
-        )
-    return digest
 
 
 def load_run_tokens(config: Config) -> TokenSet:

@@ -21,12 +21,22 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from tqdm import tqdm
 
 from crope import paper
-from crope.compose import Run, build_run, check, check_overrides, compose_config, group_files, typed
+from crope.compose import (
+    Run,
+    build_run,
+    check,
+    check_overrides,
+    compose_config,
+    group_files,
+    quoted_override,
+    typed,
+)
 from crope.config import DataConfig, ModelConfig, cell_key
-from crope.errors import ConfigError
+from crope.errors import ConfigError, log_line
 from crope.record import Record, read_metrics, read_records
 
 TABLES = ("table1", "table2")
+UNAVAILABLE = "unavailable.json"  # in results_dir, written by `make reproduce`
 
 
 @dataclass(frozen=True)
@@ -276,7 +286,7 @@ def study_status(
     }
     lines, datasets = [], _available_datasets(results_dir)
     for study in studies:
-        overrides = [f"results_dir={results_dir}"]
+        overrides = [quoted_override("results_dir", results_dir)]
         at = scale or planned_scale([study]) or default
         runs = study_runs([study], scale=at, seeds=seeds, datasets=datasets, overrides=overrides)
         states = [
@@ -297,18 +307,28 @@ def study_status(
     return "\n".join(lines)
 
 
+def unavailable_datasets(results_dir: Path) -> dict[str, str]:
+    """Those of the paper's datasets that the last `make reproduce` could not have, and why.
+
+    Reports a corrupt file on stderr and counts it as none.
+    """
+    path = results_dir / UNAVAILABLE
+    try:
+        found = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        log_line(f"{path}: corrupt ({type(error).__name__}); `make reproduce` makes it again")
+        return {}
+    return {name: str(found[name]) for name in paper.DATASET_LABELS if name in found}
+
+
 def _available_datasets(results_dir: Path) -> list[str] | None:
     """The paper's datasets after a `make reproduce` that could not have all of them: `tiny` joins.
 
     None: all.
     """
-    path = results_dir / "unavailable.json"
-    missing = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return (
-        [name for name in paper.DATASET_LABELS if name not in missing] + ["tiny"]
-        if missing
-        else None
-    )
+    if missing := unavailable_datasets(results_dir):
+        return [name for name in paper.DATASET_LABELS if name not in missing] + ["tiny"]
+    return None
 
 
 def _recorded(run: Run, default: str) -> Run:
@@ -328,14 +348,20 @@ def _recorded(run: Run, default: str) -> Run:
 def _state(run: Run, complete: set[str], reasons: Mapping[str, str]) -> RunState:
     if run.run_id in complete:
         return RunState(run, DONE, run.config.train.max_steps)
-    metrics = run.path / "metrics.jsonl"
-    rows = read_metrics(metrics) if metrics.exists() else []
-    step = int(rows[-1]["step"]) if rows else 0
+    step = _last_step(run.path / "metrics.jsonl")
     if is_locked(run):
         return RunState(run, RUNNING, step)
     if run.run_id in reasons:
         return RunState(run, FAILED, step, " ".join(reasons[run.run_id].split()))
     return RunState(run, STARTED if (run.path / "config.yaml").exists() else MISSING, step)
+
+
+def _last_step(metrics: Path) -> int:
+    """0 also if the file is corrupt: the run will start again."""
+    try:
+        return int(read_metrics(metrics)[-1]["step"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return 0
 
 
 def is_locked(run: Run) -> bool:

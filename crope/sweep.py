@@ -20,13 +20,13 @@ import torch
 from tqdm import tqdm
 
 from crope import paper
-from crope.compose import Run, load_run, resolve_precision
+from crope.compose import Run, load_run, quoted_override, resolve_precision
 from crope.data.tokens import prepare
 from crope.device import resolve_device
 from crope.errors import ConfigError, DataUnavailable, InvalidRecord, UserError
 from crope.record import is_complete, read_record, write_json
 from crope.run import Outcome, execute, record_failure, stop_on_signal
-from crope.study import TABLES, is_locked, study_runs
+from crope.study import TABLES, UNAVAILABLE, is_locked, study_runs
 
 EXTRAPOLATED = "length"  # the study whose runs are measured beyond their training length as well
 POLL_SECONDS = 0.2
@@ -43,19 +43,17 @@ def reproduce(
     """Trains every run of the studies at one scale that is not complete, then writes the report.
 
     Returns the exit status: 1 if a run failed or data is corrupt. Unavailable data is not a
-    failure: results_dir/ unavailable.json says why, and `tiny` is added.
+    failure: results_dir/unavailable.json says why, and `tiny` is added.
 
     seeds       None: those of each study's file
     overrides   of tracker and runtime
     """
-    if seeds is not None and not seeds:
-        raise ConfigError("SEEDS (--seeds) must be at least 1")
     for text in overrides:
         if not text.startswith(("tracker=", "tracker.", "runtime=", "runtime.")):
             raise ConfigError(
                 f"'{text}': only tracker and runtime can be set here; scripts/train.py accepts every key"
             )
-    common = [*overrides, f"results_dir={results_dir}"]
+    common = [*overrides, quoted_override("results_dir", results_dir)]
     config = load_run([f"scale={scale}", *common]).config
 
     def expand(datasets: Sequence[str] | None) -> tuple[list[Run], list[Run]]:
@@ -77,18 +75,16 @@ def reproduce(
         failed |= prepare(["tiny"], config.tokenizer, data_dir=Path(config.data_dir))
         datasets = [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]
         runs, todo = expand(datasets)
-    write_json(
-        results_dir / "unavailable.json", {name: str(error) for name, error in failed.items()}
-    )
+    write_json(results_dir / UNAVAILABLE, {name: str(failed[name]) for name in missing})
     on_gpu = resolve_device(config.runtime.device).type == "cuda"
     jobs = config.runtime.jobs or (torch.cuda.device_count() if on_gpu else _cores())
     print(f"scale {scale}: {len(runs)} runs, {len(todo)} to train, {jobs} at a time", flush=True)
-    problems = []
+    problems = [str(error) for name, error in failed.items() if name not in missing]
     todo = [run for run in todo if run.dataset not in failed]
     with tqdm(total=len(todo), unit="run", disable=None) as bar:
         for outcome in run_all(todo, jobs=jobs):
             bar.write(outcome.text)
-            bar.update()
+            bar.update(outcome.status != "stopped")
             problems += [outcome.text] if outcome.status not in ("complete", "skipped") else []
     if EXTRAPOLATED in studies:
         measured = study_runs(
@@ -102,7 +98,7 @@ def reproduce(
     invalid = build_report(results_dir=results_dir, scale=scale)
     if problems:
         print(f"{len(problems)} failed:", *problems, sep="\n  ", flush=True)
-    return 1 if problems or failed.keys() - missing or invalid else 0
+    return 1 if problems or invalid else 0
 
 
 def run_all(
@@ -110,8 +106,9 @@ def run_all(
 ) -> Iterator[Outcome]:
     """The outcome of each run as it ends, `jobs` at a time, started in the order given.
 
-    Runs that another command trains are left for last. After SIGINT or SIGTERM every process saves
-    its run; then KeyboardInterrupt is raised. A second signal ends all of them at once.
+    Runs that another command trains are left for last. After SIGINT, SIGTERM or SIGHUP every
+    process saves its run; then KeyboardInterrupt is raised. A second signal ends all of them at
+    once.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
@@ -120,9 +117,16 @@ def run_all(
     waiting, gpus, stopping = list(runs), _visible_gpus(), False
     active: dict[Any, tuple[Any, Run, int]] = {}
     with stop_on_signal() as stop, ExitStack() as stack:
-        # The processes that are left save and end, also after an error in this one.
-        stack.callback(lambda: [process.terminate() for process, _, _ in active.values()])
-        while waiting or active:
+
+        def stop_all() -> None:
+            """Once, because a process that gets a second signal ends without saving."""
+            nonlocal stopping
+            for process, _, _ in () if stopping else active.values():
+                process.terminate()
+            stopping = True
+
+        stack.callback(stop_all)  # also after an error in this process
+        while active or (waiting and not stop.requested()):
             while len(active) < jobs and not stop.requested():
                 run = next((run for run in waiting if not is_locked(run)), None)
                 if run is None:
@@ -140,12 +144,8 @@ def run_all(
                 process.start()
                 sender.close()  # so that the end of the process is the end of the pipe
                 active[receiver] = (process, run, slot)
-            if stop.requested() and not stopping:
-                stopping = True
-                for process, _, _ in active.values():
-                    process.terminate()
-            if stopping and not active:
-                raise KeyboardInterrupt
+            if stop.requested():
+                stop_all()
             ready: list[Any] = wait(list(active), timeout=POLL_SECONDS)
             for receiver in ready:
                 process, run, _ = active.pop(receiver)
@@ -154,6 +154,8 @@ def run_all(
                     waiting.append(run)
                 else:
                     yield outcome
+        if stop.requested():
+            raise KeyboardInterrupt(stop.signal)
 
 
 def _run_in_process(

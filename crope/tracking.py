@@ -12,7 +12,6 @@ Group = dataset, job type = model, tags = scale and row, name = id = run id; x a
 
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from crope.compose import Run
-from crope.errors import UserError
+from crope.errors import UserError, log_line
 from crope.record import Record, read_record
 
 INIT_SECONDS = 20  # wandb's own default is 90
@@ -162,11 +161,7 @@ def _contained(path: Path) -> Iterator[None]:
         yield
     except Exception as error:
         command = f"`python scripts/tools.py upload {path.name}` sends the finished run"
-        print(
-            f"{path.name}: not logged to wandb: {_one_line(error)}; {command}",
-            file=sys.stderr,
-            flush=True,
-        )
+        log_line(f"{path.name}: not logged to wandb: {_one_line(error)}; {command}")
 
 
 def _one_line(error: Exception) -> str:

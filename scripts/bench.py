@@ -36,7 +36,7 @@ from crope.compose import load_run
 from crope.config import ROOT, Config
 from crope.data.batches import resident
 from crope.device import device_name, peak_flops, resolve_device
-from crope.errors import Parser, main_errors
+from crope.errors import Parser, main_errors, positive
 from crope.model.complex_linear import ComplexLinear
 from crope.model.counting import train_flops_per_token
 from crope.record import write_text
@@ -69,7 +69,10 @@ def main() -> None:
         "--part", choices=("steps", "projections", "profile"), help="default: steps and projections"
     )
     parser.add_argument(
-        "--rounds", type=int, default=10, help="turns of each implementation (default %(default)s)"
+        "--rounds",
+        type=positive,
+        default=10,
+        help="turns of each implementation (default %(default)s)",
     )
     parser.add_argument(
         "--write", action="store_true", help="write the tables into docs/performance.md"

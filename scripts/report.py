@@ -10,7 +10,7 @@ If results/runs has no run of the scale, the published records of results/publis
 import sys
 from pathlib import Path
 
-from crope.errors import Parser, main_errors
+from crope.errors import Parser, existing_folder, folder, main_errors
 
 
 def main() -> None:
@@ -19,15 +19,20 @@ def main() -> None:
 
     parser = Parser(description=__doc__)
     parser.add_argument(
-        "--results-dir", type=Path, default=Path("results"), help="holds runs/ (default: results)"
+        "--results-dir", type=folder, default=Path("results"), help="holds runs/ (default: results)"
     )
     parser.add_argument(
         "--scale", choices=SCALES, help="default: the first of %(choices)s that has a run"
     )
     parser.add_argument(
-        "--runs", type=Path, action="append", default=[], metavar="DIR", help="may be repeated"
+        "--runs",
+        type=existing_folder,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="may be repeated",
     )
-    parser.add_argument("--out", type=Path, help="default: RESULTS_DIR/report")
+    parser.add_argument("--out", type=folder, help="default: RESULTS_DIR/report")
     args = parser.parse_args()
     out = args.out or args.results_dir / "report"
     invalid = build_report(

@@ -8,7 +8,7 @@ controls] [tracker=none]
 import sys
 from pathlib import Path
 
-from crope.errors import Parser, main_errors
+from crope.errors import Parser, folder, main_errors, positive
 from crope.study import TABLES, planned_scale
 
 
@@ -18,12 +18,14 @@ def main() -> int:
         "--scale", help="default: the studies' own; else paper with a CUDA device, quick without"
     )
     parser.add_argument(
-        "--seeds", type=int, help="number of seeds, from 0 (default: those of the study's file)"
+        "--seeds",
+        type=positive,
+        help="number of seeds, from 0 (default: those of the study's file)",
     )
     parser.add_argument(
         "--study", action="append", metavar="NAME", help="file of conf/study (default: both tables)"
     )
-    parser.add_argument("--results-dir", type=Path, default=Path("results"))
+    parser.add_argument("--results-dir", type=folder, default=Path("results"))
     parser.add_argument(
         "overrides", nargs="*", help="of tracker and runtime: tracker=none, runtime.jobs=4"
     )

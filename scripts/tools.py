@@ -11,7 +11,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from crope.errors import Parser, UserError, main_errors
+from crope.errors import (
+    ConfigError,
+    Parser,
+    UserError,
+    existing_folder,
+    folder,
+    main_errors,
+    positive,
+)
 
 Options = argparse.Namespace
 
@@ -19,13 +27,16 @@ Options = argparse.Namespace
 def prepare(options: Options) -> int:
     """Download, check and tokenise datasets ahead of training; print their n-gram losses."""
     from crope import paper
-    from crope.compose import load_run
+    from crope.compose import load_run, nearest, quoted_override
+    from crope.config import CORPORA
     from crope.data.tokens import prepare
     from crope.device import default_scale
 
-    overrides = [f"data_dir={options.data_dir}"] if options.data_dir else []
+    overrides = [quoted_override("data_dir", options.data_dir)] if options.data_dir else []
     config = load_run([f"scale={options.scale or default_scale()}", *overrides]).config
     corpora = options.corpora or list(paper.DATASET_LABELS)
+    if unknown := [name for name in corpora if name not in CORPORA]:
+        raise ConfigError(f"no conf/data/{unknown[0]}.yaml;{nearest(unknown[0], CORPORA)}")
     return int(bool(prepare(corpora, config.tokenizer, data_dir=Path(config.data_dir))))
 
 
@@ -164,7 +175,7 @@ def build_parser() -> Parser:
         sub.set_defaults(call=call)
         shared = {
             "results_dir": {
-                "type": Path,
+                "type": folder,
                 "default": Path("results"),
                 "help": "holds runs/ (default: results)",
             },
@@ -184,15 +195,24 @@ def build_parser() -> Parser:
     sub.add_argument(
         "--scale", help="whose tokenizer (default: paper with a CUDA device, else quick)"
     )
-    sub.add_argument("--data-dir", help="raw text (default: CROPE_DATA_DIR, else data/raw)")
+    sub.add_argument(
+        "--data-dir", type=folder, help="raw text (default: CROPE_DATA_DIR, else data/raw)"
+    )
     sub = command(status, "study", "scale", "results_dir")
-    sub.add_argument("--seeds", type=int, help="number of seeds, from 0 (default: the study's own)")
+    sub.add_argument(
+        "--seeds", type=positive, help="number of seeds, from 0 (default: the study's own)"
+    )
     sub = command(explain, "scale", "results_dir")
     sub.add_argument(
         "cell", nargs="?", help="table1/<dataset>/<model> or table2/<row>/<dataset>/<model>"
     )
     sub.add_argument(
-        "--runs", type=Path, action="append", default=[], metavar="DIR", help="may be repeated"
+        "--runs",
+        type=existing_folder,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="may be repeated",
     )
     sub = command(publish, "results_dir")
     sub.add_argument(
@@ -204,7 +224,7 @@ def build_parser() -> Parser:
     command(readme)
     sub = command(theory, "results_dir")
     sub.add_argument(
-        "--seeds", type=int, default=5, help="of the pointer task, per model (default: 5)"
+        "--seeds", type=positive, default=5, help="of the pointer task, per model (default: 5)"
     )
     sub = command(extrapolate, "results_dir")
     sub.add_argument("runs", nargs="+", metavar="RUN")

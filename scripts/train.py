@@ -8,30 +8,34 @@ python scripts/train.py -m hydra/launcher=submitit_slurm study=table1 scale=pape
 python scripts/train.py --cfg job                      # the resolved configuration and the run's id
 """
 
-import os
-import sys
-import warnings
-from importlib import metadata
+from crope.errors import ConfigError, Parser, UserError, log_line, main_errors
 
-import hydra
-import yaml
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+with main_errors():  # Ctrl-C while modules load
+    import argparse
+    import os
+    import sys
+    import warnings
+    from importlib import metadata
 
-from crope.compose import (
-    CONF_DIR,
-    build_run,
-    check_overrides,
-    load_run,
-    one_line,
-    register,
-    resolve_precision,
-)
-from crope.device import default_scale
-from crope.errors import ConfigError, UserError, main_errors
-from crope.run import execute
+    import hydra
+    import yaml
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig
+    from omegaconf.errors import OmegaConfBaseException
+
+    from crope.compose import (
+        CONF_DIR,
+        build_run,
+        check_overrides,
+        load_run,
+        one_line,
+        quote_path,
+        register,
+        resolve_precision,
+    )
+    from crope.device import default_scale
+    from crope.run import execute
 
 EXTRAS = {
     "joblib": "joblib",
@@ -58,9 +62,10 @@ def train(cfg: DictConfig) -> None:
             ) from None  # the only way out of another process; it has to be picklable
         return
     if outcome.signal:
-        print(outcome.text, file=sys.stderr)
+        log_line(outcome.text)
         sys.exit(128 + outcome.signal)
-    print(outcome.text, flush=True)
+    with main_errors():  # Hydra would add a line to an error of stdout
+        print(outcome.text, flush=True)
 
 
 def check_launcher(overrides: list[str]) -> None:
@@ -86,6 +91,7 @@ def study_scale(overrides: list[str]) -> str | None:
 
 
 def main() -> None:
+    sys.argv[1:] = map(quote_path, sys.argv[1:])
     overrides = [
         text
         for text in sys.argv[1:]
@@ -106,6 +112,7 @@ def main() -> None:
         "ignore", message="(?s).*validated against ConfigStore schema"
     )  # of conf/hydra/launcher
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints errors itself, over many lines
+    argparse.ArgumentParser.error = Parser.error  # and the usage of its own parser before one
     try:
         train()
     except (HydraException, OmegaConfBaseException) as error:

@@ -88,6 +88,14 @@ def test_without_a_usable_checkpoint_the_run_starts_again(broken, whole, updates
     assert updates[0] == 0
 
 
+def test_what_is_no_file_is_no_checkpoint(broken, whole, updates) -> None:
+    """A fifo would be read for ever."""
+    (broken.path / f"checkpoint-10-{'0' * 16}.pt").mkdir()
+    os.mkfifo(broken.path / f"checkpoint-11-{'0' * 16}.pt")
+    continues_to_the_same_bits(broken, whole)
+    assert updates[0] == STOP_AT
+
+
 def test_a_foreign_checkpoint_runs_no_code_and_is_kept(broken, tmp_path: Path) -> None:
     """A pickle that would create a folder, under a name whose SHA-256 fits it."""
 

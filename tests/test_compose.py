@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from crope import compose
-from crope.compose import GROUPS, compose_config, group_files, load_config, load_run
+from crope.compose import (
+    GROUPS,
+    check_overrides,
+    compose_config,
+    group_files,
+    load_config,
+    load_run,
+    quote_path,
+    quoted_override,
+)
 from crope.config import ROOT
 from crope.errors import ConfigError
 
@@ -52,12 +61,39 @@ def test_quick_runs_see_enough_tokens_and_decay_like_the_papers(row: str) -> Non
         ("study=tabel1", "did you mean table1"),
         ("scale=huge", "paper, quick, smoke"),
         ("seed=0,1", "-m"),
+        ("seed=range(5,1)", "no value"),
+        ("seed=range(1,5,0)", "zero"),
+        ("seed=interval(0,5)", "interval"),
+        ("model=glob(*x)", "no value"),
+        ("tracker.project=café", '"café"'),
+        ("tracker.project=a=b", '"a=b"'),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line(override: str, word: str) -> None:
     with pytest.raises(ConfigError, match=word) as caught:
         load_run(override.split())
     assert "\n" not in str(caught.value)
+
+
+def test_a_sweep_may_name_files_by_a_pattern() -> None:
+    check_overrides(["model=glob(complex_*,exclude=*v)"])
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["räs", "~x=y, [z]#{a}(b)'c'\"d\"\\", "a,b", "x=${y}", "1_000", "null", "a\\'b", "'"],
+)
+def test_a_path_may_have_any_character(path: str) -> None:
+    for override in (quoted_override("data_dir", path), quote_path(f"data_dir={path}")):
+        check_overrides([override])
+        assert load_run([override, "train.precision=fp32"]).config.data_dir == path
+
+
+def test_a_path_that_hydra_reads_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("results_dir=a/b c", 'results_dir="a,b"', "data_dir=${results_dir}/x", "seed=0,1"):
+        assert quote_path(text) == text
+    monkeypatch.setenv("HOME", "/home/me")
+    assert quote_path("data_dir=~/x") == 'data_dir="/home/me/x"'  # some shells leave it to us
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,13 @@ def test_keys_are_the_stated_ones(section: str, names: str) -> None:
     ("override", "word"),
     [
         ("seed=-1", "seed=-1"),
+        ("seed=9223372036854775808", "2.63"),
+        ("train.batch_size=9223372036854775808", "2.63"),
+        ("model.n_layers=1001", "model.n_layers"),
+        ("model.d_model=65664", "at most"),
+        ("tokenizer.vocab_size=1000001", "at most"),
+        ("runtime.threads=4097", "at most"),
+        ("results_dir=", "results_dir"),
         ("train.lr=0", "train.lr"),
         ("train.lr=-1e-3", "train.lr"),
         ("train.lr=nan", "finite"),

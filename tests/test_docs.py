@@ -1,8 +1,10 @@
 """README and docs: their links, commands and examples work."""
 
 import math
+import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,21 @@ def test_make_commands_name_targets() -> None:
         for name in re.findall(r"(?:`|^    )make ([a-z-]+)", page.read_text(), re.MULTILINE)
     }
     assert named and named <= targets
+
+
+@pytest.mark.parametrize(
+    ("variables", "known"), [("SEEDS=1 STUDY=base", True), ("SEEDS=1 SEED=1", False)]
+)
+def test_make_takes_the_variables_of_its_help_only(variables: str, known: bool) -> None:
+    """SEED=1 for SEEDS=1 would start every seed."""
+    environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    command = ["make", "-n", "help", *variables.split()]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode == 0) == known
+    assert len(done.stderr.splitlines()) == (0 if known else 1)
+    assert ("SEED;" in done.stderr) != known
 
 
 @pytest.mark.parametrize(

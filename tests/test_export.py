@@ -15,8 +15,10 @@ from crope.config import ModelConfig
 from crope.errors import UserError
 from crope.export import export
 from crope.model.gpt import GPT
-from crope.record import Record
-from tests.conftest import TOY_OVERRIDES, TOY_VOCAB
+from crope.record import Record, sha256_file, write_json
+from crope.run import build_model
+from tests.conftest import TOY_OVERRIDES, TOY_VOCAB, toy_run
+from tests.report.records import make_conversion
 
 LENGTH = 16
 
@@ -35,7 +37,11 @@ def record_of(
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     run.path.mkdir(parents=True)
     torch.save(model.state_dict(), run.path / weights)
-    return Record(run.path, run.container, {}, {}), model
+    digest = sha256_file(run.path / weights)
+    if weights == "converted.pt":
+        write_json(run.path / "conversion.json", make_conversion() | {"converted_sha256": digest})
+        digest = make_conversion()["weights_sha256"]
+    return Record(run.path, run.container, {"weights_sha256": digest}, {}), model
 
 
 def read_back(path: Path) -> tuple[dict[str, str], GPT]:
@@ -53,7 +59,7 @@ def logits(model: GPT) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "name", ["crope", "lowrank", "blockdiag", "complex_misaligned", "complex_v", "complex_alibi"]
+    "name", ["crope", "lowrank", "blockdiag", "complex_misaligned", "complex_v", "conjugate"]
 )
 @pytest.mark.parametrize("more", [(), ("model.qkv_bias=true", "model.tied_head=false")])
 def test_dense_export_has_equal_logits_in_a_plain_model(
@@ -69,8 +75,9 @@ def test_dense_export_has_equal_logits_in_a_plain_model(
 
 def test_as_trained_the_tensors_are_those_of_the_run(tmp_path: Path) -> None:
     record, source = record_of(tmp_path, "model=crope")
-    export(record, tmp_path / "crope.safetensors", dense=False)
-    read, expected = load_file(tmp_path / "crope.safetensors"), source.state_dict()
+    out = tmp_path / "new" / "crope.safetensors"
+    export(record, out, dense=False)
+    read, expected = load_file(out), source.state_dict()
     assert read.keys() == expected.keys() and any(name.endswith("q_proj.b") for name in read)
     assert all(torch.equal(read[name], expected[name]) for name in expected)
 
@@ -88,16 +95,38 @@ def test_converted_weights_are_exported_with_the_configuration_that_loads_them(
     torch.testing.assert_close(logits(model), logits(converted), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("weights", ["weights.pt", "converted.pt"])
+def test_weights_that_are_not_the_recorded_ones_are_not_exported(
+    weights: str, tmp_path: Path
+) -> None:
+    record, _ = record_of(
+        tmp_path / "a", "model=rope", weights=weights, projection="complex", tied_head=False
+    )
+    torch.save(build_model(toy_run(tmp_path, "seed=5").config).state_dict(), record.path / weights)
+    with pytest.raises(UserError, match=f"{weights}: corrupt"):
+        export(record, tmp_path / "x.safetensors", dense=False, converted="conv" in weights)
+
+
+@pytest.mark.parametrize("name", ["mqa", "halved", "complex_wide"])
+def test_no_dense_export_where_k_and_v_have_another_width(name: str, tmp_path: Path) -> None:
+    record, _ = record_of(tmp_path, f"model={name}")
+    with pytest.raises(UserError, match="width"):
+        export(record, tmp_path / "out.safetensors", dense=True)
+
+
 def test_what_cannot_be_exported_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record, _ = record_of(tmp_path, "model=complex_wide")
-    with pytest.raises(UserError, match="width"):
-        export(record, tmp_path / "out.safetensors", dense=True)
     with pytest.raises(UserError, match=r"\.safetensors"):
         export(record, tmp_path / "out.bin", dense=False)
     with pytest.raises(UserError, match=r"converted\.pt"):
         export(record, tmp_path / "out.safetensors", dense=False, converted=True)
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.safetensors").mkdir()
+    for out in ("file/out.safetensors", "folder.safetensors"):
+        with pytest.raises(UserError, match=out):
+            export(record, tmp_path / out, dense=False)
     other, _ = record_of(tmp_path, "model=rope", n_layers=2)
     with pytest.raises(UserError, match=r"weights\.pt"):
         export(other, tmp_path / "out.safetensors", dense=False)

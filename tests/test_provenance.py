@@ -1,11 +1,12 @@
 """Whether a run's code is that of its commit."""
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from crope.provenance import is_dirty
+from crope.provenance import ATTEMPT, earlier_attempts, is_dirty
 
 
 @pytest.fixture
@@ -34,3 +35,32 @@ def test_changed_and_untracked_source_files_make_it_dirty(file: str, checkout: P
 
 def test_without_git_it_is_unknown(tmp_path: Path) -> None:
     assert is_dirty(tmp_path) is None
+
+
+FACTS = dict.fromkeys(ATTEMPT, "known")
+
+
+def test_earlier_attempts_are_kept_oldest_first(tmp_path: Path) -> None:
+    path = tmp_path / "provenance.json"
+    path.write_text(json.dumps(FACTS | {"python": "3", "resumed_from": [FACTS | {"commit": "0"}]}))
+    assert earlier_attempts(path) == [FACTS | {"commit": "0"}, FACTS]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        '{"commit": ',
+        "null",
+        "[]",
+        "{}",
+        json.dumps(FACTS | {"resumed_from": [{}]}),
+        "[" * 100_000,
+    ],
+)
+def test_of_a_corrupt_file_no_attempt_is_known(content: str, tmp_path: Path, capsys) -> None:
+    """Without a commit it is not published (tests/report/test_publish.py)."""
+    path = tmp_path / "provenance.json"
+    path.write_text(content)
+    assert earlier_attempts(path) == [dict.fromkeys(ATTEMPT)]
+    assert capsys.readouterr().err.count("provenance.json") == 1

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -42,6 +43,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeyp
         write_json(path, {"status": "other"})
     assert path.read_text() == '{\n  "status": "complete"\n}\n'
     assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_an_error_of_a_write_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        write_json(tmp_path / "summary.json", {})
+    assert caught.value.filename == str(tmp_path / "summary.json")
 
 
 def test_a_file_is_flushed_before_and_after_it_is_named(tmp_path: Path, monkeypatch) -> None:
@@ -292,6 +300,19 @@ def test_a_copy_under_another_seed_is_refused_with_its_original(tmp_path: Path) 
     assert len(read_records(tmp_path / "a", tmp_path / "b")[0]) == 2
 
 
+def test_a_folder_without_permission_is_no_valid_record(tmp_path: Path, monkeypatch) -> None:
+    folder = Path(shutil.copytree(FIRST, tmp_path / FIRST.name))
+
+    def refuse(path: Path) -> bool:
+        if path.parent == folder:
+            raise PermissionError(13, "Permission denied", str(path))
+        return True
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    valid, invalid = read_records(tmp_path)
+    assert valid == [] and [error.path for error in invalid] == [folder]
+
+
 def test_a_renamed_record_is_invalid(tmp_path: Path) -> None:
     other = FIRST.name.replace("-s0-", "-s1-")
     with pytest.raises(InvalidRecord, match="folder"):
@@ -309,8 +330,8 @@ def test_find_record_by_folder_id_and_unique_start(tmp_path: Path) -> None:
     for name in (str(own), FIRST.name, FIRST.name[:-3]):
         assert find_record(name, results_dir=tmp_path).path == own
     assert find_record(FIRST.name, results_dir=tmp_path / "none").path == FIRST
-    for name in ("nothing", "crope-"):
-        with pytest.raises(UserError, match=name):
+    for name in ("nothing", "crope-", "/nothing", "**", "[", f"*{FIRST.name[1:]}"):
+        with pytest.raises(UserError, match=re.escape(name)):
             find_record(name, results_dir=tmp_path)
     (own / "summary.json").unlink()
     with pytest.raises(DataError, match="finished"):

@@ -18,15 +18,23 @@ from crope.compose import Run
 from crope.data.tokens import TokenSet
 from crope.errors import ConfigError, DataUnavailable, InvalidRecord, StorageError, UserError
 from crope.record import is_complete, read_metrics, read_record, sha256_file
-from crope.run import build_model, execute, load_trained, record_failure, run_lock
+from crope.run import (
+    build_model,
+    execute,
+    load_trained,
+    record_failure,
+    run_lock,
+    stop_on_signal,
+)
 from tests.conftest import losses, same_bits, toy_run
 
 
 @pytest.fixture(autouse=True)
 def handlers_are_restored():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
     yield
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 def during_step(monkeypatch: pytest.MonkeyPatch, at: int, action) -> None:
@@ -121,15 +129,21 @@ def test_a_run_starts_from_the_values_of_its_seed(tmp_path: Path) -> None:
 def test_the_trained_model_is_read_back(toy_data: TokenSet, tmp_path: Path) -> None:
     run = toy_run(tmp_path)
     execute(run)
-    model = load_trained(run.path, run.config)
+    trained = read_record(run.path)
+    model = load_trained(trained)
     saved = torch.load(run.path / "weights.pt", weights_only=True)
     assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
-    with pytest.raises(UserError, match=r"weights\.pt"):
-        load_trained(tmp_path, run.config)
     learned = toy_run(tmp_path, "model=learned")
     execute(learned)
     with pytest.raises(UserError, match="learned"):
-        load_trained(learned.path, learned.config, max_len=32)
+        load_trained(read_record(learned.path), max_len=32)
+    for data in (b"", b"garbage", (run.path / "weights.pt").read_bytes()[:-100]):
+        (run.path / "weights.pt").write_bytes(data)
+        with pytest.raises(UserError, match=r"weights\.pt: corrupt"):
+            load_trained(trained)
+    (run.path / "weights.pt").unlink()
+    with pytest.raises(UserError, match=r"no weights\.pt"):
+        load_trained(trained)
 
 
 def test_a_complete_run_is_skipped(toy_data: TokenSet, tmp_path: Path, monkeypatch) -> None:
@@ -166,6 +180,32 @@ def test_a_stopped_run_continues_to_the_same_bits(
     assert not is_complete(broken.path)
     assert execute(broken).status == "complete"
     assert same_bits(broken, whole)
+
+
+@pytest.mark.parametrize(
+    ("handler", "number"), [(signal.SIG_DFL, signal.SIGHUP), (signal.SIG_IGN, 0)]
+)
+def test_a_closing_terminal_stops_a_run_once_and_not_under_nohup(handler, number: int) -> None:
+    before = signal.signal(signal.SIGHUP, handler)
+    with stop_on_signal() as stop:
+        for _ in range(2):  # from the kernel and from the shell
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.signal == number
+    assert signal.signal(signal.SIGHUP, before) == handler
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), Path.unlink])
+def test_a_run_continues_without_its_provenance_and_says_so(
+    spoil, toy_data: TokenSet, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    run = toy_run(tmp_path)
+    with monkeypatch.context() as patch:
+        during_step(patch, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        execute(run)
+    spoil(run.path / "provenance.json")
+    assert execute(run).status == "complete"
+    assert [one["commit"] for one in read_record(run.path).provenance["resumed_from"]] == [None]
+    assert "provenance.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("at", [5, 7, 11])
@@ -231,11 +271,10 @@ def test_a_failure_is_one_line_and_a_traceback_in_the_record(
     assert "in fault" in summary(run)["error"]["traceback"] and summary(run)["finished_utc"]
 
 
-def test_running_out_of_memory_names_the_batch_size(toy_data: TokenSet, tmp_path: Path) -> None:
+def test_running_out_of_memory_names_the_sizes(toy_data: TokenSet, tmp_path: Path) -> None:
     """A batch of 2^40 sequences is more than any machine holds."""
-    assert (
-        f"train.batch_size={2**40}" in execute(toy_run(tmp_path, f"train.batch_size={2**40}")).text
-    )
+    text = execute(toy_run(tmp_path, f"train.batch_size={2**40}")).text
+    assert f"train.batch_size={2**40}" in text and "model.d_model=16" in text
 
 
 def test_a_missing_corpus_or_a_short_split_leaves_no_folder(

@@ -7,16 +7,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from crope.config import ROOT
-from crope.errors import UserError
+from crope.errors import ConfigError, UserError
 from crope.record import PUBLISHED, read_record
 from tests.conftest import TOY_OVERRIDES
 from tests.toy_runs import toy_corpus, train_toy
 
 sys.path.insert(0, str(ROOT / "scripts"))
+import report
+import reproduce
 import tools
 import train as train_script
 
@@ -53,6 +56,9 @@ def train(
         ("+foo=1", "foo"),
         ("model=rope,crope", "-m"),
         ("hydra/launcher=ray", "ray"),
+        ("model=glob(*x)", "glob"),
+        ("--nosuch", "--nosuch"),
+        ("--cfg=nosuch", "--cfg"),
     ],
 )
 def test_every_mistake_is_one_line(
@@ -67,17 +73,43 @@ def test_every_mistake_is_one_line(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("script", "arguments", "word"),
+    [
+        (tools, "status --seeds -1", "seeds"),
+        (tools, "status --results-dir=", "results-dir"),
+        (tools, "theory --seeds 0", "seeds"),
+        (tools, "explain --runs nosuch", "nosuch"),
+        (tools, "prepare ../data/ptb", "../data/ptb"),
+        (tools, "prepare pbt", "did you mean ptb"),
+        (report, "--runs nosuch", "nosuch"),
+        (reproduce, "--seeds 0", "seeds"),
+    ],
+)
+def test_arguments_that_the_other_scripts_refuse(
+    script: ModuleType, arguments: str, word: str, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *arguments.split()])
+    with pytest.raises(ConfigError, match=word) as caught:
+        script.main()
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.usefixtures("toy_data")
 def test_a_multirun_skips_what_is_complete_and_lists_what_failed(
     monkeypatch, capsys, tmp_path: Path
 ) -> None:
-    command = ["-m", *TOY_OVERRIDES, f"results_dir={tmp_path}", "model=rope,crope"]
+    results = f"results_dir={tmp_path}/räs, a=b ~[1]#"
+    command = ["-m", *TOY_OVERRIDES, results, "model=rope,crope"]
     out, err, error = train(monkeypatch, capsys, *command)
     assert (err, error, out.count("nats per token")) == ("", "", 2)
     out, err, error = train(monkeypatch, capsys, *command, "train.lr=0.001,1e30,nan")
     assert out.count("already complete") == 2
     assert err.startswith("4 runs failed") and len(error.splitlines()) == 4
     assert error.count("not finite") == 2 and error.count("train.lr=nan") == 2
+    assert [folder.name for folder in tmp_path.iterdir()] == ["räs, a=b ~[1]#"]
 
 
 def test_cfg_job_prints_the_resolved_configuration_and_the_run_id(monkeypatch, capsys) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crope import study
-from crope.compose import group_files, load_run
+from crope.compose import group_files, load_run, quoted_override
 from crope.config import cell_key
 from crope.errors import ConfigError
 from crope.record import PUBLISHED, read_records
@@ -155,18 +155,19 @@ def test_a_study_that_is_no_study_is_a_config_error(monkeypatch) -> None:
 
 def test_status_from_run_folders(tmp_path: Path) -> None:
     """One run each that is complete, failed, running, started; a free lock alone means nothing."""
+    results = tmp_path / "räs, a=b"
     runs = study_runs(
         ["table1"],
         scale="quick",
         seeds=[0],
-        overrides=[f"results_dir={tmp_path}", "train.precision=fp32"],
+        overrides=[quoted_override("results_dir", results), "train.precision=fp32"],
     )
     done, failed, running, started, locked_before = runs[:5]
     for run in (done, failed):
         source, *_ = PUBLISHED.glob(f"*/{run.run_id}")
         shutil.copytree(source, run.path)
     summary = json.loads((failed.path / "summary.json").read_text())
-    summary |= {"status": "failed", "error": {"message": "no such luck"}}
+    summary |= {"status": "failed", "error": {"type": "E", "message": "no such luck", "step": None}}
     (failed.path / "summary.json").write_text(json.dumps(summary))
     started.path.mkdir()
     (started.path / "config.yaml").touch()
@@ -174,7 +175,7 @@ def test_status_from_run_folders(tmp_path: Path) -> None:
     with run_lock(locked_before):
         pass
     with run_lock(running):
-        lines = study_status(["table1"], scale=None, seeds=[0], results_dir=tmp_path).splitlines()
+        lines = study_status(["table1"], scale=None, seeds=[0], results_dir=results).splitlines()
     assert lines[0].startswith(
         "table1, quick: 9 runs: 1 done, 1 running, 1 started, 1 failed, 5 missing; "
     )
@@ -182,6 +183,24 @@ def test_status_from_run_folders(tmp_path: Path) -> None:
         ["running", running.run_id], ["started", started.run_id], ["failed", f"{failed.run_id}:"],
     ]  # fmt: skip
     assert "step 20 of 800" in lines[2] and "no such luck" in lines[3]
+
+
+@pytest.mark.parametrize("content", ["", "{", "null", "7", "[" * 100_000])
+def test_status_reads_over_corrupt_files_of_unfinished_runs(
+    content: str, tmp_path: Path, capsys
+) -> None:
+    (tmp_path / "unavailable.json").write_text(content)
+    options = ["train.precision=fp32", f"results_dir={tmp_path}"]
+    run = study_runs(["table1"], scale="quick", seeds=[0], overrides=options)[0]
+    run.path.mkdir(parents=True)
+    (run.path / "config.yaml").touch()
+    (run.path / "metrics.jsonl").write_text(f"{content}\n")
+    first, second = study_status(
+        ["table1"], scale=None, seeds=[0], results_dir=tmp_path
+    ).splitlines()
+    assert first.startswith("table1, quick: 9 runs: 1 started, 8 missing")
+    assert "step 0" in second
+    assert "unavailable.json" in capsys.readouterr().err
 
 
 def test_time_left_takes_equal_shape_precision_and_device_only(tmp_path: Path) -> None:

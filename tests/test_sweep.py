@@ -1,5 +1,6 @@
 """Several runs at a time, each in a process: order, failures, kills, other commands, signals."""
 
+import json
 import os
 import signal
 import threading
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from crope import study
 from crope.compose import Run, load_run
-from crope.errors import ConfigError, UserError
+from crope.errors import ConfigError, DataError, DataUnavailable, UserError
 from crope.run import Outcome, run_lock, stop_on_signal
 from crope.sweep import reproduce, run_all
 from tests.conftest import TOY_OVERRIDES
@@ -35,10 +37,12 @@ def work(run: Run) -> Outcome:
 
 
 def work_until_stopped(run: Run) -> Outcome:
+    folder, seed = Path(run.config.results_dir), run.config.seed
     with stop_on_signal() as stop:
-        (Path(run.config.results_dir) / str(run.config.seed)).touch()
-        while not stop.requested():
+        (folder / str(seed)).touch()
+        while not stop.requested() or (seed == 1 and (folder / "slow").exists()):
             time.sleep(0.01)
+        (folder / f"saved {seed}").touch()
     return Outcome(run.run_id, "stopped", "saved")
 
 
@@ -70,23 +74,65 @@ def test_runs_of_another_command_are_left_for_last(tmp_path: Path) -> None:
     assert next(outcomes, None) is None
 
 
-def test_sigterm_stops_every_process_after_saving(tmp_path: Path) -> None:
-    def kill_when_started() -> None:
-        while not (tmp_path / "0").exists() or not (tmp_path / "1").exists():
+def signal_when_started(folder: Path, number: signal.Signals) -> None:
+    """Sends a signal to this process as soon as the runs of seeds 0 and 1 have started."""
+
+    def wait_and_send() -> None:
+        while not (folder / "0").exists() or not (folder / "1").exists():
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
-    threading.Thread(target=kill_when_started).start()
-    outcomes = []
-    with pytest.raises(KeyboardInterrupt):
-        for outcome in run_all(toy_runs(tmp_path, 3), jobs=2, work=work_until_stopped):
-            outcomes.append(outcome)
-    assert [outcome.text for outcome in outcomes] == ["saved", "saved"], "the third was not started"
+    threading.Thread(target=wait_and_send).start()
 
 
-@pytest.mark.parametrize(("seeds", "override"), [([], "tracker=none"), ([0], "train.lr=1")])
-def test_reproduce_takes_no_option_that_changes_a_number(
-    seeds: list[int], override: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("count", "number"), [(3, signal.SIGTERM), (2, signal.SIGINT)], ids=["waiting", "last batch"]
+)
+def test_a_signal_stops_every_process_after_saving(
+    count: int, number: signal.Signals, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="SEEDS" if not seeds else "train.lr"):
-        reproduce(scale="smoke", seeds=seeds, results_dir=tmp_path, overrides=[override])
+    signal_when_started(tmp_path, number)
+    outcomes = []
+    with pytest.raises(KeyboardInterrupt, match=str(int(number))):
+        for outcome in run_all(toy_runs(tmp_path, count), jobs=2, work=work_until_stopped):
+            outcomes.append(outcome)
+    assert [outcome.text for outcome in outcomes] == ["saved", "saved"], "a third was not started"
+
+
+def test_processes_that_are_stopping_get_no_second_signal(tmp_path: Path) -> None:
+    """It would end them before they have saved. The reader of the outcomes fails after the first,
+    as on a closed terminal.
+    """
+    (tmp_path / "slow").touch()
+    signal_when_started(tmp_path, signal.SIGTERM)
+    outcomes = run_all(toy_runs(tmp_path, 2), jobs=2, work=work_until_stopped)
+    next(outcomes)
+    outcomes.close()
+    (tmp_path / "slow").unlink()
+    deadline = time.monotonic() + 10
+    while not (tmp_path / "saved 1").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (tmp_path / "saved 1").exists()
+
+
+def test_only_a_missing_dataset_of_the_papers_is_replaced_by_tiny(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """A corrupt one is a failure, and status expects no runs in its place."""
+    errors: dict[str, UserError] = {"ptb": DataError("ptb: corrupt")}
+    results = tmp_path / "räs, a=b"
+    monkeypatch.setattr("crope.sweep.prepare", lambda *_, **__: dict(errors))
+    monkeypatch.setattr("crope.sweep.run_all", lambda *_, **__: iter(()))
+    monkeypatch.setattr("crope.report.build.build_report", lambda **_: [])
+    for missing, datasets in (({}, None), ({"wikitext2": "no"}, ["pg19", "ptb", "tiny"])):
+        errors |= {name: DataUnavailable(reason) for name, reason in missing.items()}
+        options = {"scale": "smoke", "seeds": [0], "studies": ["table1"], "results_dir": results}
+        assert reproduce(**options, overrides=["tracker=none"]) == 1
+        assert json.loads((results / "unavailable.json").read_text()) == missing
+        assert study._available_datasets(results) == datasets
+        assert "1 failed:\n  ptb: corrupt" in capsys.readouterr().out
+
+
+def test_reproduce_takes_no_option_that_changes_a_number(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.lr"):
+        reproduce(scale="smoke", seeds=[0], results_dir=tmp_path, overrides=["train.lr=1"])

@@ -11,7 +11,6 @@ import http.client
 import io
 import os
 import socket
-import sys
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ import pandas as pd
 
 from crope.data import corpora
 from crope.data.corpora import canonical, check_content, checksums, missing_text
-from crope.errors import DataError, DataUnavailable, StorageError
+from crope.errors import DataError, DataUnavailable, StorageError, log_line
 from crope.record import write_text
 
 # On the hub: the parquet file of a split ({}) and its text column.
@@ -71,7 +70,7 @@ def fetch(corpus: str, files: Sequence[str]) -> None:
 
     for url, download in reachable_sites(corpus, files):
         site = urlsplit(url).netloc
-        print(f"fetching {corpus}: {len(wanted)} files from {site}", file=sys.stderr, flush=True)
+        log_line(f"fetching {corpus}: {len(wanted)} files from {site}")
         with ThreadPoolExecutor(8 if corpus == "pg19" else 1) as pool:
             try:
                 list(

@@ -17,7 +17,6 @@ import json
 import platform
 import re
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ from crope.data.corpora import (
     missing_files,
 )
 from crope.data.fetch import GPT2_FILE, fetch
-from crope.errors import ConfigError, DataError, StorageError, UserError
+from crope.errors import ConfigError, DataError, StorageError, UserError, log_line
 from crope.record import sha256_file, write_json, write_text
 
 TOKENS_DIR = CACHE_DIR / "tokens"
@@ -81,9 +80,9 @@ def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> T
     if it is too small for the vocabulary, StorageError if the files cannot be written.
     """
     folder = _folder(corpus, tokenizer, data_dir)
-    if (tokens := _open_valid(folder)) is not None:
+    if (tokens := _open_valid(folder, log=False)) is not None:
         return tokens
-    _log(f"preparing {corpus}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
+    log_line(f"preparing {corpus}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
     try:
         TOKENS_DIR.mkdir(parents=True, exist_ok=True)
         with corpus_lock(corpus):
@@ -91,7 +90,8 @@ def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> T
             return _open_valid(folder) or _write_tokens(folder, corpus, tokenizer, data_dir)
     except OSError as error:
         raise StorageError(
-            f"{TOKENS_DIR}: cannot write token files ({error.strerror or error})"
+            f"{error.filename or TOKENS_DIR}: {error.strerror or error}; free space or fix "
+            f"permissions to prepare {corpus}"
         ) from error
 
 
@@ -116,9 +116,9 @@ def prepare(
             print(f"{corpus}: {' / '.join(ORDERS)} loss {values} nats per token", flush=True)
         except UserError as error:
             failed[corpus] = error
-            _log(f"error: {error}")
+            log_line(f"error: {error}")
         except OSError as error:  # a run needs the tokens alone
-            _log(f"warning: {corpus}: cannot write {NGRAMS_FILE} ({error.strerror or error})")
+            log_line(f"warning: {corpus}: cannot write {NGRAMS_FILE} ({error.strerror or error})")
     return failed
 
 
@@ -229,7 +229,7 @@ def _missing(
         yield "gpt2", [GPT2_FILE]
 
 
-def _open_valid(folder: Path) -> TokenSet | None:
+def _open_valid(folder: Path, *, log: bool = True) -> TokenSet | None:
     """The token files after verifying their sha256 (PG-19: 40 ms), or None if they have to be made."""
     if not folder.exists():
         return None
@@ -241,7 +241,8 @@ def _open_valid(folder: Path) -> TokenSet | None:
                 raise ValueError(f"{name}: sha256 differs from meta.json")
         return _map(folder, meta)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _log(f"data/tokens/{folder.name}: corrupt ({error}); making it again")
+        if log:
+            log_line(f"data/tokens/{folder.name}: corrupt ({error}); making it again")
         return None
 
 
@@ -260,7 +261,9 @@ def _write_tokens(folder: Path, corpus: str, config: TokenizerConfig, data_dir: 
         fetch(name, files)
     texts = load_corpus(corpus, data_dir)
     if corpus != "tiny" and corpus_files(corpus)["train"][0] not in checksums():
-        _log(f"warning: {corpus} has no checksum in data/checksums.txt; its text is used as it is")
+        log_line(
+            f"warning: {corpus} has no checksum in data/checksums.txt; its text is used as it is"
+        )
     gpt2 = find_file(GPT2_FILE, data_dir) if config.name == "gpt2" else None
     tokenizer = load_gpt2(gpt2) if gpt2 else train_bpe(texts["train"], config.vocab_size)
 
@@ -327,7 +330,3 @@ def _byte_level(model: models.BPE) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

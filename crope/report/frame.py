@@ -20,7 +20,7 @@ from crope.config import ROOT, cell_key
 from crope.data.ngrams import NGRAMS_FILE
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.record import PUBLISHED, read_measurement, read_metrics, read_records, run_status
-from crope.study import Cell
+from crope.study import Cell, unavailable_datasets
 
 SCALES = ("paper", "medium", "quick", "smoke")
 TINY = "tiny"
@@ -322,8 +322,7 @@ def choose_source(
     ):
         return source
     others = {folder.name: load_frame([folder])[0] for folder in sorted(published.glob("*/"))}
-    path = results_dir / "unavailable.json"  # written by `make reproduce`
-    unavailable = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    unavailable = unavailable_datasets(results_dir)
     return Source(
         found or scale or "quick",
         own,

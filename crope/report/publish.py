@@ -68,7 +68,7 @@ def publish(
         attempts = [record.provenance, *record.provenance.get("resumed_from", [])]
         if any(attempt["commit"] is None or attempt["dirty"] for attempt in attempts):
             raise UserError(
-                f"{record.path}: made from uncommitted code; commit, remove the folder and run it again"
+                f"{record.path}: made from uncommitted or unknown code; commit, remove the folder and run it again"
             )
     for record in chosen:
         _copy(record, published / machine / record.path.name)

@@ -130,7 +130,8 @@ def test_corrupt_token_files_are_made_again(data_dir: Path, capsys, name: str) -
         capsys.readouterr()
         load_tokens("ptb", SMALL, data_dir=data_dir)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
-        assert folder.name in capsys.readouterr().err
+        printed = capsys.readouterr().err
+        assert folder.name in printed and printed.count("making it again") == 1
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_folder(data_dir: Path, monkeypatch) -> None:
@@ -142,6 +143,15 @@ def test_a_full_disk_is_one_line_and_leaves_no_folder(data_dir: Path, monkeypatc
         load_tokens("ptb", SMALL, data_dir=data_dir)
     assert "\n" not in str(caught.value)
     assert not list((data_dir.parent / "tokens").glob("*ptb-*"))
+
+
+def test_a_corpus_that_cannot_be_read_is_named(data_dir: Path, monkeypatch) -> None:
+    def refuse(relative: str, folder: Path) -> Path:
+        raise PermissionError(13, "Permission denied", str(folder / relative))
+
+    monkeypatch.setattr("crope.data.corpora.find_file", refuse)
+    with pytest.raises(StorageError, match=r"ptb/train\.txt: Permission"):
+        load_tokens("ptb", SMALL, data_dir=data_dir)
 
 
 def test_of_two_processes_at_once_one_writes(tmp_path: Path) -> None:

@@ -273,3 +273,5 @@ def test_tiny_joins_the_tables_if_it_was_run_because_a_dataset_is_unavailable(
 def test_unavailable_datasets_are_read_from_the_last_reproduce(tmp_path: Path) -> None:
     (tmp_path / "unavailable.json").write_text('{"pg19": "no network"}')
     assert choose_source(results_dir=tmp_path, scale="paper").unavailable == {"pg19": "no network"}
+    (tmp_path / "unavailable.json").write_text("{")
+    assert choose_source(results_dir=tmp_path, scale="paper").unavailable == {}
