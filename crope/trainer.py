@@ -218,10 +218,12 @@ def prepare_device(config: Config) -> torch.device:
         )  # cuBLAS reads it when it starts
     torch.use_deterministic_algorithms(config.runtime.deterministic)
     torch._dynamo.reset()
-    # Falling back silently, to eager or to single kernel launches, would cost speed without notice.
-    # torch has no public setting for either.
+    # torch has no public setting for any of these. Falling back silently, to eager or to single
+    # kernel launches, would cost speed without notice.
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     torch._inductor.config.triton.cudagraph_or_error = True
+    # Inductor's own generator draws other dropout masks than eager torch at the same seed.
+    torch._inductor.config.fallback_random = True
     if device.type == "cuda":
         gc.collect()  # the last run's optimiser and schedule form a cycle and would count in this run's peak
         torch.cuda.empty_cache()
