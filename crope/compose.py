@@ -226,8 +226,8 @@ def quote_path(text: str) -> str:
     """The argument of the command line in Hydra's grammar; a path is one value, whatever characters
     it has.
     """
-    key, _, path = text.partition("=")
-    if key not in PATHS:
+    key, equals, path = text.partition("=")
+    if not equals or key not in PATHS:
         return text
     with suppress(ConfigError):
         if isinstance(_parse(text).value(), str):  # also one that the user has quoted

@@ -90,7 +90,13 @@ def test_a_path_may_have_any_character(path: str) -> None:
 
 
 def test_a_path_that_hydra_reads_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    for text in ("results_dir=a/b c", 'results_dir="a,b"', "data_dir=${results_dir}/x", "seed=0,1"):
+    for text in (
+        "results_dir",
+        "results_dir=a/b c",
+        'results_dir="a,b"',
+        "data_dir=${results_dir}/x",
+        "seed=0,1",
+    ):
         assert quote_path(text) == text
     monkeypatch.setenv("HOME", "/home/me")
     assert quote_path("data_dir=~/x") == 'data_dir="/home/me/x"'  # some shells leave it to us
