@@ -162,6 +162,11 @@ def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[Stu
     ]
 
 
+def table_places(scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
+    """Rows of Tables 1 and 2, with their planned seeds."""
+    return [row for table in TABLES for row in _rows(table, scale, datasets)]
+
+
 def _rows(study: str, scale: str, datasets: Sequence[str] | None) -> list[StudyRow]:
     """One row per combination of the axes other than seed and model; none at another scale than
     that of the study's file.

@@ -11,9 +11,15 @@ import pandas as pd
 from crope.errors import UserError
 from crope.record import LAST_SHARE
 from crope.report.frame import cell_name, choose_source, load_curves, shown
-from crope.report.stats import mean_std
-from crope.report.tables import CellLosses, cell_losses, loss_text, settings_of
-from crope.study import expected_cells
+from crope.report.tables import (
+    CellLosses,
+    loss_text,
+    mean_std,
+    row_losses,
+    settings_of,
+    table_rows,
+)
+from crope.study import TABLES, expected_cells
 
 
 def explain(
@@ -25,23 +31,18 @@ def explain(
     Raises UserError with similar names if there is no such cell.
     """
     source = choose_source(results_dir=results_dir, scale=scale, folders=folders)
-    cells = {
-        cell_name(cell): cell for cell in expected_cells(source.scale, datasets=source.datasets)
-    }
+    expected = expected_cells(source.scale, datasets=source.datasets)
+    rows = [row for table in TABLES for row in table_rows(expected, table)]
+    cells = {cell_name(losses.cell): losses for row in rows for losses in row_losses(source, row)}
     if name is None:
-        found = {key: cell_losses(source, cell) for key, cell in cells.items()}
-        return "\n".join(
-            [
-                source.place,
-                *(f"{key}  {one.status}, n = {len(one.runs)}" for key, one in found.items()),
-            ]
-        )
+        lines = [f"{key}  {cell.status}, n = {len(cell.runs)}" for key, cell in cells.items()]
+        return "\n".join([source.place, *lines])
     if name not in cells:
         near = ", ".join(difflib.get_close_matches(name, cells) or list(cells)[:3])
         raise UserError(
             f"cell '{name}': no such cell; did you mean {near}? `make explain` without CELL lists all"
         )
-    cell = cell_losses(source, cells[name])
+    cell = cells[name]
     head = [f"{name}: {cell.status} ({source.place})", *(f"  {note}" for note in cell.notes)]
     paper = [
         f"paper: {loss_text(*cell.printed, cell.cell.table) if cell.printed else 'no such cell'}"

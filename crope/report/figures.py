@@ -2,12 +2,10 @@
 length, scaling.
 
 `render` gives the same bytes for the same numbers. Each model has one colour, marker and line style
-everywhere. The functions take data frames of claims.py and studies.py, one row per run or per
-difference.
+everywhere. The functions take places and lines of evidence.py, one row per run or per difference.
 """
 
 import io
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,9 +18,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from crope.report.claims import MARGIN, model_label, pair_label, row_label
-from crope.report.frame import DATASET_LABELS, load_curves
-from crope.report.stats import interval
+from crope.report.evidence import LEVEL, MARGIN, Place, interval
+from crope.report.frame import DATASET_LABELS, load_curves, model_label
 
 TEXT, MUTED, SHADE = "#1c2128", "#66707c", "#f3e9cf"
 COLOURS = {
@@ -50,7 +47,7 @@ CURVES = {
     "training": "train/loss_nats",
 }  # the panels of Fig. 4 from the top
 FULL = "val_full/loss_nats"
-PHASES = 10  # equal parts of a run, over each of which sampled validation losses are averaged
+EDGE = 0.14  # nats: larger differences leave the frame of the forest
 EARLY = 0.15  # share of steps whose high losses may leave the frame, so that the models can be told apart
 NATS = "nats per token"
 
@@ -135,31 +132,24 @@ def fig4(curves: pd.DataFrame, datasets: Sequence[str]) -> Figure:
     return figure
 
 
-def gaps(found: dict[str, dict[str, pd.DataFrame]]) -> Figure:
-    """Differences against the step: for each pair (title) and place a frame with a row per seed, a
-    column per phase.
-
-    Lines are means over seeds, bands 95 % t intervals, thin lines single seeds.
+def phases(by_place: dict[str, pd.DataFrame]) -> Figure:
+    """CRoPE - RoPE against the tokens seen: a panel per place, a row per seed and a column per
+    phase. The line is the mean over seeds, the band its 95 % interval, thin lines single seeds.
     """
-    places = list(dict.fromkeys(place for of in found.values() for place in of))
-    figure, axes = _axes(len(found), max(1, len(places)), (3.5, 2.3))
-    for line, (title, by_place) in zip(axes, found.items(), strict=True):
-        for axis, place in zip(line, places, strict=False):
-            axis.set_title(f"{place}")
-            axis.set_ylabel(title if axis is line[0] else "")
-            axis.set_xlabel("share of the steps" if line is axes[-1] else "")
-            axis.axhline(0, color=MUTED, linewidth=0.8)
-            if place not in by_place:
-                _absent(axis)
-                continue
-            of = by_place[place]
-            x = (of.columns.to_numpy(float) + 0.5) / PHASES
-            bounds = np.array([interval(values) for values in of.to_numpy(float).T])
-            axis.plot(x, of.T, color=MUTED, linewidth=0.5, alpha=0.5)
-            axis.fill_between(
-                x, bounds[:, 0], bounds[:, 1], color=COLOURS["crope"], alpha=0.2, linewidth=0
-            )
-            axis.plot(x, of.mean(), color=COLOURS["crope"], gid="mean")
+    figure, axes = _axes(1, max(1, len(by_place)), (3.3, 2.3))
+    for axis, (place, differences) in zip(axes[0], by_place.items(), strict=False):
+        tokens = differences.columns.to_numpy(float) / 1e6
+        bounds = np.array(
+            [interval([values], LEVEL)[1:] for values in differences.to_numpy(float).T]
+        )
+        axis.axhline(0, color=MUTED, linewidth=0.8)
+        axis.plot(tokens, differences.T, color=MUTED, linewidth=0.5, alpha=0.5)
+        axis.fill_between(
+            tokens, bounds[:, 0], bounds[:, 1], color=COLOURS["crope"], alpha=0.2, linewidth=0
+        )
+        axis.plot(tokens, differences.mean(), color=COLOURS["crope"], gid="mean")
+        axis.set(title=place, xlabel="training tokens (millions)")
+        axis.set_ylabel(f"CRoPE − RoPE ({NATS})" if axis is axes[0][0] else "")
     return figure
 
 
@@ -171,157 +161,124 @@ def _over_seeds(runs: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def forest(lines: pd.DataFrame) -> Figure:
-    """Paired final losses: one panel per `title`, one line per `label`; the equivalence margin is
-    shaded.
+    """Every model less RoPE: one panel per `title`, one line per model; +-MARGIN is shaded.
 
-    Bars are 95 % t intervals of the mean (none below three seeds), dots the seeds, crosses the
-    paper's difference.
+    Bars are the intervals of the mean, dots the seeds. A difference beyond EDGE is an arrow with its
+    value.
     """
-    lines = lines.drop_duplicates(["title", "label"])
-    labels, panels = list(lines["label"].unique()), dict([*lines.groupby("title", sort=False)])
-    wrapped = [textwrap.fill(label, 40) for label in labels]
-    height = 0.15 + 0.15 * max(text.count("\n") + 1 for text in wrapped)  # of a line, inches
-    figure, axes = _axes(1, len(panels), (4.4, 0.9 + height * len(labels)))
-    for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
+    models = list(lines.groupby("first")["mean_nats"].min().sort_values().index)
+    panels = dict([*lines.groupby("title", sort=False)])
+    figure, axes = _axes(1, max(1, len(panels)), (4.2, 0.8 + 0.24 * len(models)))
+    for axis, (title, of_panel) in zip(axes[0], panels.items(), strict=False):
         axis.axvspan(-MARGIN, MARGIN, color=SHADE, linewidth=0, zorder=0)
         axis.axvline(0, color=MUTED, linewidth=0.8, zorder=1)
-        for line in lines.to_dict("records"):
-            y, colour = labels.index(line["label"]), _colour(line["first"])
+        for line in of_panel.to_dict("records"):
+            y, colour, mean = models.index(line["first"]), _colour(line["first"]), line["mean_nats"]
+            if abs(mean) > EDGE:
+                axis.annotate(
+                    f"{mean:+.2f} →", (EDGE, y), ha="right", va="center", color=colour, gid="beyond"
+                )
+                continue
             axis.plot(
-                [line["t_low_nats"], line["t_high_nats"]],
+                [line["low_nats"], line["high_nats"]],
                 [y, y],
                 color=colour,
                 linewidth=1.6,
                 gid="interval",
             )
+            seeds = [value for value in line["values"] if abs(value) <= EDGE]
             axis.plot(
-                line["values"],
-                [y] * len(line["values"]),
-                ".",
-                color=TEXT,
-                markersize=3,
-                gid="seeds",
-                zorder=5,
+                seeds, [y] * len(seeds), ".", color=TEXT, markersize=2.5, gid="seeds", zorder=5
             )
             axis.plot(
-                [line["mean_nats"]],
+                [mean],
                 [y],
                 MARKERS.get(line["first"], "o"),
                 color=colour,
                 markersize=5,
                 gid="mean",
             )
-            if not np.isnan(line.get("paper_nats", np.nan)):
-                axis.plot([line["paper_nats"]], [y], "x", color=TEXT, markersize=5, gid="paper")
         axis.set(
             title=title,
-            yticks=range(len(labels)),
-            ylim=(len(labels) - 0.5, -0.5),
-            xlabel=f"difference ({NATS})",
+            yticks=range(len(models)),
+            ylim=(len(models) - 0.5, -0.5),
+            xlim=(-0.5 * EDGE, EDGE),
+            xlabel=f"model − RoPE ({NATS})",
         )
-        axis.set_yticklabels(wrapped if axis is axes[0][0] else [])
-        axis.locator_params(axis="x", nbins=4)
+        axis.set_yticklabels(map(model_label, models) if axis is axes[0][0] else [])
+        axis.locator_params(axis="x", nbins=5)
         axis.grid(False, axis="y")
     return figure
 
 
-def comparisons(lines: pd.DataFrame) -> Figure:
-    """The forest of `claims.compare` at the final loss: both pairs with RoPE, a line per table row."""
-    places = zip(lines["dataset"], lines["row"], strict=True)
-    lines = lines.assign(title=lines["first"].map(lambda model: pair_label(model, "rope")))
-    return forest(
-        lines.assign(label=[row_label(*place) for place in places])[lines["second"] == "rope"]
-    )
-
-
-def study(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure | None:
-    """The figure of one study: by length or by width if it has several, else a forest of its
-    answers, if it has any.
-    """
-    if runs["seq_len"].nunique() > 1:
-        return length(runs)
-    if runs["width"].nunique() > 1:
-        return scaling(runs, answers)
-    if answers.empty:
-        return None
-    return forest(answers)
-
-
-def length(runs: pd.DataFrame) -> Figure:
+def length(places: Sequence[Place]) -> Figure:
     """Loss by length (± standard deviation over seeds), and by position in the longest sequences: a
-    row per dataset.
-
-    The dashed line is the training length.
+    row per dataset. The dashed line is the training length.
     """
-    datasets = list(runs["dataset"].unique())
-    figure, axes = _axes(len(datasets), 2, (4.6, 2.8))
-    for (left, right), dataset in zip(axes, datasets, strict=True):
-        of_dataset = runs[runs["dataset"] == dataset]
-        _error_lines(left, of_dataset, "seq_len")
-        for model, of in _by_model(of_dataset):
-            segments = of.drop_duplicates("seed")["positions"].explode().dropna()
-            by_position = (
-                pd.DataFrame(segments.to_list(), columns=["at", "loss"])
-                .groupby("at")["loss"]
-                .mean()
+    figure, axes = _axes(len(places), 2, (4.6, 2.8))
+    for (left, right), place in zip(axes, places, strict=True):
+        runs = place.runs.dropna(subset="lengths")
+        measured = runs.explode("lengths")
+        measured["length"], measured["loss"] = zip(*measured["lengths"], strict=True)
+        _error_lines(left, measured, "length", "loss")
+        for model, of_model in _by_model(runs):
+            segments = pd.DataFrame(
+                of_model["positions"].explode().to_list(), columns=["at", "loss"]
             )
+            by_position = segments.groupby("at")["loss"].mean()
             right.plot(by_position.index, by_position, label=model, **_line(model))
-        right.axvline(
-            runs["config.train.seq_len"].iloc[0], color=MUTED, linewidth=0.9, linestyle="--"
-        )
-        lengths, label = sorted(runs["seq_len"].unique()), DATASET_LABELS.get(dataset, dataset)
+        right.axvline(runs["seq_len"].iloc[0], color=MUTED, linewidth=0.9, linestyle="--")
+        lengths = sorted(measured["length"].unique())
+        label = DATASET_LABELS.get(place.row.dataset, place.row.dataset)
         left.set_xscale("log", base=2)
         left.set(
             xticks=lengths, xticklabels=[f"{n:.0f}" for n in lengths], xlabel="length (tokens)"
         )
         left.set(title=f"{label}: by length", ylabel=f"loss ({NATS})")
         right.set(title=f"{label}: by position", xlabel="position (tokens)")
-    _legend(figure, runs["model"].unique())
+    _legend(figure, places[0].runs["model"].unique())
     return figure
 
 
-def scaling(runs: pd.DataFrame, answers: pd.DataFrame) -> Figure:
-    """Loss by parameters (± standard deviation over seeds), and the differences of `answers` by
-    width.
+def scaling(places: Sequence[Place], lines: pd.DataFrame) -> Figure:
+    """Loss by parameters (± standard deviation over seeds) on one dataset, and the differences
+    `lines` by width.
     """
-    datasets = list(runs["dataset"].unique())
-    figure, axes = _axes(len(datasets), 2, (4.6, 2.8))
-    for (left, right), dataset in zip(axes, datasets, strict=True):
-        of_dataset = runs[runs["dataset"] == dataset]
-        _error_lines(left, of_dataset, "parameters.total")
-        right.axhspan(-MARGIN, MARGIN, color=SHADE, linewidth=0)
-        right.axhline(0, color=MUTED, linewidth=0.8)
-        lines = answers[answers["dataset"] == dataset].drop_duplicates(["where", "first", "second"])
-        for line in lines.to_dict("records"):
-            x, colour = (
-                np.log2(line["width"]) + 0.12 * (line["first"] != "crope"),
-                _colour(line["first"]),
-            )
-            right.plot(
-                [x, x],
-                [line["t_low_nats"], line["t_high_nats"]],
-                color=colour,
-                linewidth=1.4,
-                gid="interval",
-            )
-            right.plot(
-                [x] * len(line["values"]), line["values"], ".", color=TEXT, markersize=3, zorder=5
-            )
-            right.plot(
-                [x], [line["mean_nats"]], MARKERS.get(line["first"], "o"), color=colour, gid="mean"
-            )
-        widths = sorted(of_dataset["width"].unique())
-        left.set_xscale("log")
-        sizes = of_dataset.groupby("width")["parameters.total"].max()
-        left.set_xticks(sizes, [f"{size / 1e6:.2g}" for size in sizes])
-        left.set_xticks([], minor=True)
-        left.set(
-            title=f"{DATASET_LABELS.get(dataset, dataset)}: by size", xlabel="parameters (millions)"
+    figure, axes = _axes(1, 2, (4.6, 2.8))
+    left, right = axes[0]
+    runs = places[0].siblings
+    _error_lines(left, runs, "parameters", "final")
+    right.axhspan(-MARGIN, MARGIN, color=SHADE, linewidth=0)
+    right.axhline(0, color=MUTED, linewidth=0.8)
+    for line in lines.to_dict("records"):
+        colour = _colour(line["first"])
+        x = np.log2(line["width"]) + 0.12 * (line["first"] != "crope")
+        right.plot(
+            [x, x],
+            [line["low_nats"], line["high_nats"]],
+            color=colour,
+            linewidth=1.4,
+            gid="interval",
         )
-        left.set_ylabel(f"loss ({NATS})")
-        right.set(
-            title="difference to RoPE", xlabel="width D", xticks=np.log2(widths), xticklabels=widths
+        right.plot(
+            [x] * len(line["values"]), line["values"], ".", color=TEXT, markersize=3, zorder=5
         )
+        right.plot(
+            [x], [line["mean_nats"]], MARKERS.get(line["first"], "o"), color=colour, gid="mean"
+        )
+    sizes = runs.groupby("d_model")["parameters"].max()
+    left.set_xscale("log")
+    left.set_xticks(sizes, [f"{size / 1e6:.2g}" for size in sizes])
+    left.set_xticks([], minor=True)
+    dataset = places[0].row.dataset
+    left.set(title=f"{DATASET_LABELS.get(dataset, dataset)}: by size", ylabel=f"loss ({NATS})")
+    left.set(xlabel="parameters (millions)")
+    right.set(
+        title="difference to RoPE",
+        xlabel="width D",
+        xticks=np.log2(sizes.index),
+        xticklabels=sizes.index,
+    )
     _legend(figure, runs["model"].unique())
     return figure
 
@@ -332,9 +289,9 @@ def _axes(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, n
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _error_lines(axis: Axes, runs: pd.DataFrame, by: str) -> None:
-    for model, of in _by_model(runs):
-        at = of.groupby(by)["final"].agg(["mean", "std"])
+def _error_lines(axis: Axes, runs: pd.DataFrame, by: str, column: str) -> None:
+    for model, of_model in _by_model(runs):
+        at = of_model.groupby(by)[column].agg(["mean", "std"])
         axis.errorbar(
             at.index, at["mean"], at["std"].fillna(0), capsize=2, label=model, **_marked(model)
         )

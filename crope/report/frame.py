@@ -53,12 +53,25 @@ ARMS = {  # of a conversion
     "fresh": "new Q, K, V",
 }
 
+
+def model_label(model: str) -> str:
+    return MODEL_LABELS.get(model, model)
+
+
+def row_label(dataset: str, row: str) -> str:
+    """A row of Table 1 or 2."""
+    label = DATASET_LABELS.get(dataset, dataset)
+    return label if row == "base" else f"{label}, {paper.row_label(row)}"
+
+
 # Present also where no run has them, so that a selection from an empty frame is empty.
 COLUMNS = [
     "run_id", "status", "model", "dataset", "row", "scale", "seed", "cell_key", "path", "numerics_version", "precision",
     "device_kind", "val_sampled.mean_nats", "val_sampled.std_nats", "val_full.final_nats", "val_full.best_nats",
     "val_full.best_step", "val_full.tokens", "val_full.whole_split", "train.final_nats", "error.type", "error.message",
     "error.step", "finished_utc", "provenance.data.splits.train.sha256", "provenance.data.splits.validation.sha256",
+    "train_tokens", "parameters.total", "config.train.lr", "config.train.seq_len", "config.model.d_model", "lengths",
+    "positions", "conversion",
 ]  # fmt: skip
 KIND = ["precision", "device_kind"]  # columns that the runs of one seed have in common
 

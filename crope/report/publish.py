@@ -28,11 +28,10 @@ from crope.record import (
     write_text,
 )
 from crope.report.frame import SCALES, load_frame, load_published, read_ngrams
-from crope.report.tables import Table, loss_table, once, render, savings_line
-from crope.study import TABLES, expected_cells
+from crope.report.tables import Table, headline, once, render, savings_line
 
 README = ROOT / "README.md"
-FIGURE = "fig4.png"
+FIGURE = "forest.png"
 START, END = "<!-- generated: tables -->", "<!-- end of generated -->"
 # Byte by byte: summary.json, which is copied last, has the hashes of the others.
 COPIED = ("metrics.jsonl", "val_windows.npy", "summary.json")
@@ -155,12 +154,12 @@ def render_machine(machine: str, frame: pd.DataFrame) -> str:
 
 
 def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
-    """Rewrites the generated block of README.md and the figure in `published` from the largest
-    published scale.
+    """Rewrites the generated block of README.md and the figures in `published` from the published
+    records.
 
     Raises UserError without records or without the markers, DataError for an invalid record.
     """
-    from crope.report import build, claims, figures, findings
+    from crope.report import build, figures
 
     source = load_published(*SCALES, published=published)
     if source is None:
@@ -171,21 +170,21 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
         raise UserError(
             f"{readme}: the markers '{START}' and '{END}' are missing; put them around the tables"
         )
-    cells = expected_cells(source.scale)
-    found = build.find(source, cells)
-    judged = claims.verdicts(found.checks, found.judged)
-    lines = [
-        f"- The paper's claim: {one['claim'].text} ({one['claim'].source}). Verdict: {one['verdict']}. {one['text']}."
-        for one in judged
+    report = build.collect(source)
+    picture = f"![{build.CAPTIONS['forest']}](results/published/{FIGURE})"
+    evidence = [render(table, "md") for table in (report.primary, report.claims)]
+    losses = [render(table, "md") for table in once(report.losses)]
+    savings = savings_line(source, report.cells)
+    parts = [
+        START,
+        headline(source.scale, report.evidence.primary),
+        picture,
+        *evidence,
+        "\n".join(report.others),
+        *losses,
+        savings,
+        END,
     ]
-    lines += findings.listed(found.answers, found.statements)
-    tables = once([loss_table(source, cells, name) for name in TABLES])
-    savings = [f"{line}\n"] if (line := savings_line(source, cells)) else []
-    lead = f"Scale: {source.scale}. {findings.LEAD}"
-    block = "\n".join(
-        [START, "", lead, "", *lines, "", *(render(table, "md") for table in tables), *savings, END]
-    )
-    table1 = [cell.dataset for cell in cells if cell.table == TABLES[0]]
-    figure = figures.fig4(figures.read_curves(found.runs), list(dict.fromkeys(table1)))
-    write_bytes(published / FIGURE, figures.render(figure, "png"))
+    block = "\n\n".join(part.strip("\n") for part in parts if part)
+    write_bytes(published / FIGURE, figures.render(figures.forest(report.evidence.forest), "png"))
     write_text(readme, pattern.sub(lambda _: block, text))

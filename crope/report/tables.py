@@ -5,10 +5,13 @@ table.
 import itertools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from crope import paper
 from crope.config import GPT2_VOCAB_SIZE
@@ -16,7 +19,9 @@ from crope.data.corpora import SPLITS, corpus_files
 from crope.data.ngrams import ORDERS
 from crope.errors import InvalidRecord
 from crope.model.counting import Parameters, savings
+from crope.report.evidence import Place, place_label, random_effects
 from crope.report.frame import (
+    ARMS,
     DATASET_LABELS,
     MEASUREMENTS,
     Source,
@@ -25,11 +30,12 @@ from crope.report.frame import (
     check_comparable,
     error_line,
     mixture,
+    model_label,
     one_line,
 )
-from crope.report.stats import mean_std
-from crope.study import Cell
+from crope.study import TABLES, Cell
 
+DECIMALS = 6  # of CSV files
 PROTOCOLS = ("sampled", "full")
 XPOS = "XPOS is the paper's name for sinusoidal absolute positions (Sec. 5.1), not the later rotary method called xPos."
 TEX = str.maketrans({
@@ -111,6 +117,217 @@ def _escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*_|~$])|(?<=\])(?=\()", lambda match: "\\" + (match[1] or ""), text)
 
 
+def mean_std(values: ArrayLike) -> tuple[float, float | None]:
+    """Mean and sample standard deviation (n - 1); None for the standard deviation of one value."""
+    array = np.asarray(values, dtype=float)
+    return float(array.mean()), float(array.std(ddof=1)) if array.size > 1 else None
+
+
+def signed(value: float) -> str:
+    """A difference as printed, with a true minus sign; empty for NaN."""
+    return "" if pd.isna(value) else f"{round(value, 4) + 0.0:+.4f}".replace("-", "−")
+
+
+def estimate(line: Mapping[Any, Any]) -> str:
+    """Mean and interval of a line of evidence; without an interval, why there is none."""
+    if pd.isna(line["low_nats"]):
+        return f"{signed(line['mean_nats'])} ({line['reason'] or 'one seed'})".strip()
+    return (
+        f"{signed(line['mean_nats'])} ({signed(line['low_nats'])} to {signed(line['high_nats'])})"
+    )
+
+
+def primary_table(lines: pd.DataFrame) -> Table:
+    """The primary contrasts, or what stands in their place."""
+    frame = pd.DataFrame({
+        "Question": lines["question"], "Answer": lines["answer"], "Difference": lines["difference"],
+        "Where": lines["where"], "Estimate": [estimate(line) for line in lines.to_dict("records")],
+        "Interval": [f"{100 * level:.0f} %" for level in lines["level"]], "n": lines["n"].astype(str),
+    })  # fmt: skip
+    notes = [
+        "Differences at equal seed of the final validation loss, nats per token; several corpora"
+        " count equally. n: seeds per corpus."
+    ]
+    stand_ins = int((~lines["planned"].astype(bool)).sum())
+    if stand_ins:
+        notes.append(
+            f"{stand_ins} of {len(lines)} lines are exploratory: earlier, smaller runs, chosen after their results,"
+            " in the place of planned runs that are not complete."
+        )
+    if stand_ins < len(lines):
+        notes.append("The 99 % intervals were fixed before their runs and hold together with 95 %.")
+    return Table(
+        "primary", "Primary questions.", frame, notes, text=(0, 1, 2, 3), numbers=csv(lines)
+    )
+
+
+def claims_table(lines: pd.DataFrame) -> Table:
+    """What the paper says and prints, beside the differences of the runs."""
+    rows = []
+    for (source, text), of_claim in lines.groupby(["family", "question"], sort=False):
+        for i, line in enumerate(of_claim.to_dict("records")):
+            rows.append({
+                "The paper says": "" if i else f"{text} ({source})", "Where": line["where"],
+                "It prints": signed(line["paper_nats"]), "Here (95 %)": estimate(line), "n": str(line["n"]),
+                "So": line["answer"],
+            })  # fmt: skip
+    columns = ["The paper says", "Where", "It prints", "Here (95 %)", "n", "So"]
+    caption = "What the paper says, and the same differences in these runs."
+    frame = pd.DataFrame(rows, columns=columns)
+    notes = [across_rows(lines)] if across_rows(lines) else []
+    return Table("claims", caption, frame, notes, text=(0, 1, 5), numbers=csv(lines))
+
+
+def across_rows(lines: pd.DataFrame) -> str:
+    """CRoPE - RoPE over all rows of Tables 1 and 2, whose true differences may vary."""
+    rows = lines[(lines["first"] == "crope") & (lines["family"] != "Fig. 4")]
+    rows = rows.dropna(subset="low_nats").drop_duplicates(["dataset", "row"])
+    if len(rows) < 3:
+        return ""
+    errors = rows["std_over_seeds_nats"] / np.sqrt(rows["n"])
+    mean, low, high, tau = random_effects(rows["mean_nats"], errors)
+    line = {"mean_nats": mean, "low_nats": low, "high_nats": high}
+    return (
+        f"CRoPE − RoPE over these {len(rows)} rows: {estimate(line)}, standard deviation between rows {tau:.4f}"
+        " (random effects, REML; interval of Hartung and Knapp)."
+    )
+
+
+def exploratory_table(lines: pd.DataFrame) -> Table:
+    """Every other contrast."""
+    frame = pd.DataFrame({
+        "Question": lines["question"], "Difference": lines["difference"], "Where": lines["where"],
+        "Estimate (95 %)": [estimate(line) for line in lines.to_dict("records")],
+        "n": lines["n"].astype(str), "Answer": lines["answer"],
+    })  # fmt: skip
+    answered = int(lines["low_nats"].notna().sum())
+    notes = [f"Exploratory: of {answered} such intervals, about {round(answered / 20)} will miss."]
+    caption = "All other differences."
+    return Table("evidence", caption, frame, notes, text=(0, 1, 2, 5), numbers=csv(lines))
+
+
+def headline(scale: str, primary: pd.DataFrame) -> str:
+    """What was found, in two sentences read off the primary lines."""
+    line = {row["family"]: row for row in primary.to_dict("records")}
+    if "P1" not in line:
+        return ""
+    cost = line["P1"]
+    words = {
+        "higher": "cost loss",
+        "lower": "gain",
+        "no": "cost no more than the margin",
+        "open": "are undecided",
+    }
+    verb = words.get(cost["answer"].split(" ")[0], "are undecided")
+    text = f"Scale {scale}: **complex-linear Q, K and V {verb}: {cost['difference']} {estimate(cost)} nats**"
+    if "P2" in line:
+        text += (
+            f"; beside other ways to halve them, {line['P2']['difference']} {estimate(line['P2'])}"
+        )
+    return f"{text}."
+
+
+FAMILIES = {
+    "cost": "Cost of Eq. 30",
+    "place": "Where it arises",
+    "half": "Beside other halves",
+    "positions": "What positions are worth",
+    "rate": "Learning rates",
+    "length": "Beyond the training length",
+}
+
+
+def other_lines(lines: pd.DataFrame) -> list[str]:
+    """One line per family: its differences over all corpora, or on the only one."""
+    found = []
+    for family, title in FAMILIES.items():
+        by_question: dict[str, list[str]] = {}
+        of_family = lines[(lines["family"] == family) & lines["low_nats"].notna()]
+        for _, contrast in of_family.groupby(["study", "question", "difference"], sort=False):
+            pooled = contrast[contrast["dataset"] == ""] if len(contrast) > 1 else contrast
+            for line in pooled.to_dict("records"):
+                at = f" at {line['setting']}" if len(pooled) > 1 else ""
+                text = f"{line['difference']}{at} {estimate(line)}"
+                by_question.setdefault(line["question"], []).append(text)
+        parts = [f"{question}: {', '.join(texts)}" for question, texts in by_question.items()]
+        found += [f"- **{title}.** {'. '.join(parts)}."] if parts else []
+    return found
+
+
+def losses_table(places: Sequence[Place]) -> Table:
+    """The losses of every study: mean and standard deviation over seeds."""
+    rows = []
+    for place in places:
+        if place.row.study in TABLES:
+            continue
+        for model, runs in place.runs.groupby("model", sort=False):
+            mean, std = (
+                mean_std(runs["final"]) if np.isfinite(runs["final"]).all() else (np.inf, None)
+            )
+            rows.append({
+                "study": place.row.study, "dataset": place.row.dataset, "width": place.row.width,
+                "setting": ", ".join(place.row.settings), "model": model, "n": len(runs), "mean_nats": mean,
+                "std_nats": std, "where": place_label(place), "parameters": runs["parameters"].iloc[0],
+            })  # fmt: skip
+    columns = ["study", "dataset", "width", "setting", "model", "n", "mean_nats", "std_nats"]
+    lines = pd.DataFrame(rows, columns=[*columns, "where", "parameters"])
+    frame = pd.DataFrame({
+        "Study": lines["study"], "Where": lines["where"], "Model": lines["model"].map(model_label),
+        "n": lines["n"].astype(str),
+        "Loss": [
+            "diverged" if np.isinf(mean) else f"{mean:.4f}" + ("" if pd.isna(std) else f" ± {std:.4f}")
+            for mean, std in zip(lines["mean_nats"], lines["std_nats"], strict=True)
+        ],
+    })  # fmt: skip
+    notes = [
+        "Full validation after the last step, nats per token, mean ± standard deviation over seeds."
+    ]
+    numbers = lines.drop(columns="where").round(DECIMALS)
+    return Table("study_losses", "Losses of every study.", frame, notes, (0, 1, 2), numbers)
+
+
+def conversions(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs that were converted, one row per run and arm; losses in nats per token."""
+    lines = []
+    for run in runs.dropna(subset="conversion").to_dict("records"):
+        names = ("run_id", "dataset", "seed")
+        known = {name: run[name] for name in names} | {"d_model": run["config.model.d_model"]}
+        lines += [known | arm for arm in run["conversion"]]
+    return pd.DataFrame(lines)
+
+
+def conversions_table(lines: pd.DataFrame) -> Table:
+    rows = []
+    for (dataset, width, steps, _), of_place in lines.groupby(
+        ["dataset", "d_model", "steps", "lr"]
+    ):
+        means = of_place.groupby("arm")[["loss_nats", "tuned_loss_nats"]].mean()
+        row = {
+            "Dataset": DATASET_LABELS.get(str(dataset), str(dataset)),
+            "D": str(width),
+            "n": str(of_place["seed"].nunique()),
+            "Steps": str(steps),
+            "Trained": f"{of_place['trained_nats'].mean():.4f}",
+        }
+        for arm, name in ARMS.items():
+            row[name] = " → ".join(f"{loss:.4f}" for loss in means.loc[arm])
+        fraction, by_chance = of_place[["kept_share", "kept_share_by_chance"]].mean()
+        row["Complex-linear fraction"] = f"{fraction:.3f} (by chance {by_chance:.3f})"
+        rows.append(row)
+    notes = [
+        "Trained RoPE models with Q, K and V projected onto Eq. 30: validation loss in nats per token, right after the"
+        " conversion → after tuning at the run's last learning rate, means over seeds. By chance: the fraction of the"
+        " same projections after a random rotation of channels."
+    ]
+    caption = "RoPE models converted to CRoPE."
+    return Table("conversion", caption, pd.DataFrame(rows), notes, numbers=lines.round(DECIMALS))
+
+
+def csv(lines: pd.DataFrame) -> pd.DataFrame:
+    """Lines of evidence without their single values, rounded."""
+    return lines.drop(columns=["values"]).round(DECIMALS)
+
+
 @dataclass(frozen=True)
 class CellLosses:
     """One cell: `losses` maps each protocol to (mean, ± or None) in nats per token; empty without
@@ -136,8 +353,21 @@ class CellLosses:
         return (loss.mean_nats, loss.std_nats) if loss else None
 
 
-def cell_losses(source: Source, cell: Cell) -> CellLosses:
-    runs, losses = cell_runs(source.frame, cell), {}
+def row_losses(source: Source, cells: Sequence[Cell]) -> list[CellLosses]:
+    """The cells of one table row, on the seeds that all its models have, so that the columns
+    subtract to the printed differences. A model without runs restricts no other.
+    """
+    runs_of = [cell_runs(source.frame, cell) for cell in cells]
+    seeds = [set(runs["seed"]) for runs in runs_of if len(runs)]
+    common = set.intersection(*seeds) if seeds else set()
+    return [
+        cell_losses(source, cell, runs[runs["seed"].isin(common)] if common else runs)
+        for cell, runs in zip(cells, runs_of, strict=True)
+    ]
+
+
+def cell_losses(source: Source, cell: Cell, runs: pd.DataFrame) -> CellLosses:
+    losses = {}
     if len(runs):
         spread = runs["val_sampled.std_nats"].astype(float)
         losses["sampled"] = (
@@ -182,7 +412,7 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
     rows = table_rows(cells, name)
     for row_cells in rows:
         check_comparable(source.frame, row_cells)
-    found = [[cell_losses(source, cell) for cell in row_cells] for row_cells in rows]
+    found = [row_losses(source, row_cells) for row_cells in rows]
     every = [one for row in found for one in row]
     models = dict.fromkeys(one.cell.model for one in every)
     marks: dict[str, str] = {}  # reason -> number of its note, so that one reason is printed once
@@ -302,8 +532,7 @@ def _notes(found: Sequence[CellLosses], scale: str) -> list[str]:
         f"full (this repository's protocol): loss after the last step on {split}, mean over seeds; ± is the sample"
         " standard deviation over seeds (none for one seed).",
         "paper: as printed; the paper does not say what its ± is a spread of.",
-        "All seeds of a cell enter its mean; verdicts use the planned ones, of conf/study, and say which differences a"
-        " test separates.",
+        "A row uses the seeds that all its models have.",
     ]
     if scale != "paper":
         notes.append(

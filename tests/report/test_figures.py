@@ -9,8 +9,9 @@ import pytest
 import scipy.stats
 from matplotlib.axes import Axes
 
-from crope.report import claims, figures
-from tests.report.frames import make_frame, make_runs
+from crope.report import figures
+from crope.report.evidence import MARGIN, find_places
+from tests.report.frames import make_frame, make_row, make_runs
 from tests.report.records import write_run
 
 STEPS = np.arange(0, 101, 10)
@@ -94,13 +95,14 @@ def test_fig4_fills_the_range_over_seeds_and_marks_the_mean_full_loss() -> None:
     assert drawn(validation, "full") == [([50.0], [pytest.approx(6.2666667)])]
 
 
-def test_differences_against_the_step_are_drawn_with_their_interval_and_every_seed() -> None:
-    by_phase = pd.DataFrame([[loss] * figures.PHASES for loss in LOSSES.values()])
-    (axis,) = figures.gaps({"CRoPE − RoPE": {"Penn Treebank": by_phase}}).axes
+def test_differences_against_tokens_are_drawn_with_their_interval_and_every_seed() -> None:
+    by_phase = pd.DataFrame([dict.fromkeys((0.5e6, 1.5e6), loss) for loss in LOSSES.values()])
+    (axis,) = figures.phases({"Penn Treebank": by_phase}).axes
     low, high = scipy.stats.ttest_1samp(list(LOSSES.values()), 0).confidence_interval(0.95)
     assert band(axis) == pytest.approx([low, high])
     single = [line.get_ydata()[0] for line in axis.get_lines() if line.get_linewidth() == 0.5]
     assert single == list(LOSSES.values())
+    assert drawn(axis, "mean") == [([0.5, 1.5], [pytest.approx(5.2666667)] * 2)]
 
 
 def test_a_training_curve_is_smoothed_and_a_dataset_without_runs_says_so(
@@ -122,44 +124,50 @@ def test_a_training_curve_is_smoothed_and_a_dataset_without_runs_says_so(
     assert "no complete run" in [text.get_text() for text in figure.axes[1].texts]
 
 
-def test_the_forest_draws_95_percent_intervals_means_seeds_and_the_papers_difference() -> None:
-    crope, rope = {0: 5.0, 1: 5.3, 2: 5.1}, {0: 4.9, 1: 5.0, 2: 5.1}
-    values = [0.1, 0.3, 0.0]
-    frame = make_frame(
-        make_runs("crope", crope), make_runs("rope", rope), make_runs("xpos", {0: 6.0})
-    )
-    lines = claims.compare(frame, [("ptb", "base"), ("pg19", "base")])
-    left, right = figures.comparisons(lines).axes
-    assert [left.get_title(loc="left"), right.get_title(loc="left")] == [
-        "CRoPE − RoPE",
-        "XPOS − RoPE",
-    ]
+def line_of(model: str, mean: float, **changes: object) -> dict[str, object]:
+    values = (mean - 0.01, mean + 0.005, mean + 0.005)
     low, high = scipy.stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    ((x, y), (missing, _)) = drawn(left, "interval")
-    assert x == pytest.approx([low, high])
-    assert y == [0, 0]
-    assert np.isnan(missing).all()
-    assert drawn(left, "mean")[0][0] == pytest.approx([np.mean(values)])
-    assert drawn(left, "seeds")[0][0] == pytest.approx(values)
-    assert drawn(left, "paper")[0][0] == pytest.approx([4.0158 - 4.0212])
-    assert np.isnan(drawn(right, "interval")[0][0]).all()  # one seed: no interval
-    assert drawn(right, "mean")[0][0] == pytest.approx([1.1])
-    assert [label.get_text() for label in left.get_yticklabels()] == ["Penn Treebank", "PG-19"]
+    line = {"title": "800 steps", "first": model, "mean_nats": mean, "values": values}
+    return line | {"low_nats": low, "high_nats": high} | changes
+
+
+def test_the_forest_draws_intervals_means_and_seeds_and_names_what_is_beyond() -> None:
+    lines = [
+        line_of("crope", 0.01),
+        line_of("nope", 0.045),
+        line_of("xpos", 0.325),
+        line_of("crope", -0.03, title="3,200 steps"),
+    ]
+    left, right = figures.forest(pd.DataFrame(lines)).axes
+    assert [axis.get_title(loc="left") for axis in (left, right)] == ["800 steps", "3,200 steps"]
+    names = [label.get_text() for label in left.get_yticklabels()]
+    assert names == ["CRoPE", "NoPE", "XPOS"]
+    for axis, mean, y in ((left, 0.01, 0), (right, -0.03, 0)):
+        low, high = scipy.stats.ttest_1samp(
+            [mean - 0.01, mean + 0.005, mean + 0.005], 0
+        ).confidence_interval(0.95)
+        assert drawn(axis, "interval")[0] == ([pytest.approx(low), pytest.approx(high)], [y, y])
+        assert drawn(axis, "mean")[0] == ([pytest.approx(mean)], [y])
+        assert len(drawn(axis, "seeds")[0][0]) == 3
+    assert drawn(left, "mean")[1][0] == pytest.approx([0.045])
+    assert len(drawn(left, "mean")) == 2
+    assert [text.get_text() for text in left.texts] == ["+0.33 →"]
     shaded = left.patches[0].get_extents().transformed(left.transData.inverted())
-    assert [shaded.x0, shaded.x1] == pytest.approx([-claims.MARGIN, claims.MARGIN])
+    assert [shaded.x0, shaded.x1] == pytest.approx([-MARGIN, MARGIN])
 
 
 def test_length_draws_loss_by_length_and_by_position() -> None:
-    lines = []
-    for seed, loss in LOSSES.items():
-        for length in (256, 512):
-            own = {
-                "seq_len": length,
-                "final": loss + length / 1000,
-                "positions": ((128.0, 5.5), (384.0, 5.1 + loss)),
-            }
-            lines += [line | own for line in make_runs("rope", {seed: loss})]
-    left, right = figures.study(make_frame(lines).assign(width=128), pd.DataFrame()).axes  # type: ignore[union-attr]
+    runs = [
+        run
+        | {
+            "lengths": [(256, loss + 0.256), (512, loss + 0.512)],
+            "positions": [(128.0, 5.5), (384.0, 5.1 + loss)],
+        }
+        for seed, loss in LOSSES.items()
+        for run in make_runs("rope", {seed: loss})
+    ]
+    places = find_places(make_frame(runs), [make_row("length", ["rope"])])
+    left, right = figures.length(places).axes
     (line, *_) = left.get_lines()
     assert line.get_xdata() == pytest.approx([256, 512])
     assert line.get_ydata() == pytest.approx([5.5226667, 5.7786667])
@@ -172,18 +180,16 @@ def test_length_draws_loss_by_length_and_by_position() -> None:
 
 def test_scaling_draws_loss_by_parameters_and_differences_by_width() -> None:
     runs = [
-        line | {"width": width, "seq_len": 256, "final": line["val_full.final_nats"]}
+        make_runs("rope", {seed: loss - width / 256 for seed, loss in LOSSES.items()}, width=width)
         for width in (64, 256)
-        for line in make_runs(
-            "rope", {seed: loss - width / 256 for seed, loss in LOSSES.items()}, width=width
-        )
     ]
-    answers = pd.DataFrame([
-        {"dataset": "ptb", "where": f"D = {width}", "width": width, "first": "crope", "second": "rope", "at": "final",
-         "t_low_nats": -0.1, "t_high_nats": 0.3, "mean_nats": 0.1, "values": (0.0, 0.05, 0.25)}
+    rows = [make_row("scaling", ["rope"], width=width) for width in (64, 256)]
+    lines = pd.DataFrame([
+        {"width": width, "first": "crope", "low_nats": -0.1, "high_nats": 0.3, "mean_nats": 0.1,
+         "values": (0.0, 0.05, 0.25)}
         for width in (64, 256)
     ])  # fmt: skip
-    left, right = figures.study(make_frame(runs), answers).axes  # type: ignore[union-attr]
+    left, right = figures.scaling(find_places(make_frame(*runs), rows), lines).axes
     assert left.get_lines()[0].get_xdata() == pytest.approx([64_000, 256_000])
     mean, std = np.mean([*LOSSES.values()]), np.std([*LOSSES.values()], ddof=1)
     means = np.array([mean - 0.25, mean - 1])
@@ -193,18 +199,6 @@ def test_scaling_draws_loss_by_parameters_and_differences_by_width() -> None:
     dots = [line for line in right.get_lines() if line.get_marker() == "."]
     assert [list(line.get_ydata()) for line in dots] == [[0.0, 0.05, 0.25]] * 2
     assert drawn(right, "interval") == [([6, 6], [-0.1, 0.3]), ([8, 8], [-0.1, 0.3])]
-
-
-def test_a_study_of_one_width_and_length_is_a_forest_of_its_answers() -> None:
-    runs = make_frame(make_runs("rope", {0: 5.0})).assign(width=128, seq_len=256)
-    assert figures.study(runs, pd.DataFrame()) is None
-    answers = pd.DataFrame([
-        {"title": "Penn Treebank", "label": "Q/K only − RoPE", "first": "complex_qk", "at": "final", "t_low_nats": 0.1,
-         "t_high_nats": 0.3, "mean_nats": 0.2, "values": (0.15, 0.25)}
-    ])  # fmt: skip
-    figure = figures.study(runs, answers)
-    assert figure is not None
-    assert drawn(figure.axes[0], "interval") == [([0.1, 0.3], [0, 0])]
 
 
 def test_curves_are_read_from_the_records(tmp_path: Path) -> None:

@@ -107,8 +107,8 @@ def test_an_invalid_measurement_is_named_and_costs_only_itself(
     assert str(path / name) in str(error) and "remove the file" in str(error)
     (run,) = frame.to_dict("records")
     assert run["status"] == "complete"
-    assert ("lengths" in run) == (name == "conversion.json")
-    assert ("conversion" in run) == (name == "extrapolation.json")
+    assert isinstance(run["lengths"], list) == (name == "conversion.json")
+    assert isinstance(run["conversion"], list) == (name == "extrapolation.json")
 
 
 def test_measurements_of_a_record_that_does_not_name_its_weights_do_not_count(

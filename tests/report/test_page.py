@@ -2,7 +2,6 @@
 named, no torch.
 """
 
-import json
 import re
 import subprocess
 import sys
@@ -12,8 +11,8 @@ import pandas as pd
 import pytest
 
 from crope.config import ROOT, cell_key
-from crope.report.build import build_report, find, interactive_curves
-from crope.report.frame import choose_source, load_published
+from crope.report.build import build_report
+from crope.report.evidence import PRIMARY_LEVEL, Contrast
 from crope.study import Cell, StudyRow
 from tests.report import records
 from tests.report.records import write_run
@@ -28,23 +27,33 @@ CELLS = [
     ),
 ]
 LONG = {**records.make_config("rope", "ptb"), "tokenizer": {"name": "bpe", "vocab_size": 8192}}
+ROWS = [
+    StudyRow("table1", dataset, 128, tuple(cells), (), (0, 1, 2))
+    for dataset, cells in (("ptb", CELLS[:3]), ("pg19", CELLS[3:6]))
+]
+TODAY = StudyRow("today", "ptb", 128, tuple(CELLS[:3]), (), (0, 1, 2))
 STUDY = StudyRow(
     "mine",
     "ptb",
     128,
     (records.make_cell("crope"), Cell("mine", "base", "ptb", "rope", "quick", cell_key(LONG))),
+    seeds=(0, 1, 2),
 )
 
 
 @pytest.fixture(scope="module", autouse=True)
 def studies() -> object:
     """The cells and the study of these records in place of those of conf/."""
+    contrast = Contrast("P1", "today", "Cost?", "crope", "rope")
+    planned = Contrast("P1", "mine", "Cost?", "crope", "rope", level=PRIMARY_LEVEL)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("crope.report.build.expected_cells", lambda scale, datasets=None: CELLS)
         patch.setattr(
-            "crope.report.build.expected_cells",
-            lambda scale, datasets=None, models=(): [] if models else CELLS,
+            "crope.report.build.expected_rows", lambda scale, datasets=None: [STUDY, TODAY]
         )
-        patch.setattr("crope.report.build.expected_rows", lambda scale, datasets=None: [STUDY])
+        patch.setattr("crope.report.build.table_places", lambda scale, datasets=None: ROWS)
+        patch.setattr("crope.report.evidence.PRIMARY", [(planned, contrast)])
+        patch.setattr("crope.report.evidence.FOREST", {"here": ("today",)})
         yield
 
 
@@ -78,56 +87,48 @@ def text_of(page: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", page).split())
 
 
-def test_the_page_begins_with_answers_and_verdicts_then_the_tables_then_fig4(report: Path) -> None:
+def test_the_page_begins_with_the_primary_questions_and_the_claims(report: Path) -> None:
     page = (report / "index.html").read_text(encoding="utf-8")
-    places = [
-        page.index(part)
-        for part in (
-            'id="answers"',
-            'id="claims"',
-            'id="table1"',
-            'id="table2"',
-            'id="fig4"',
-            "<details",
-        )
-    ]
+    parts = ('id="primary"', 'id="claims"', 'id="table1"', 'id="table2"', 'id="fig4"', "<details")
+    places = [page.index(part) for part in parts]
     assert places == sorted(places)
     assert "scale: quick" in page and "Commit: cccccccccccc" in page
-    before_the_tables = text_of(page[: places[2]])
-    assert "not tested : CRoPE equals RoPE within noise" in before_the_tables
+    primary = text_of(page[places[0] : places[1]])
+    assert "Cost? higher by less than 0.02 CRoPE − RoPE Penn Treebank +0.0100" in primary
+    assert "1 of 1 lines are exploratory" in primary
+    claims = text_of(page[places[1] : places[2]])
+    assert "CRoPE equals RoPE within noise (Table 1) Penn Treebank −0.0054 +0.0100" in claims
     assert "5.1100 ± 0.1010" in text_of(page)
 
 
-def test_a_mix_of_precisions_is_named_under_its_table_and_study(report: Path) -> None:
-    tables, _, study = text_of((report / "index.html").read_text()).partition("Study: mine")
-    for part in (tables, study):
-        assert "bf16 on cpu (2), fp32 on cpu (0, 1)" in part
+def test_a_mix_of_precisions_is_named_under_its_table(report: Path) -> None:
+    page = text_of((report / "index.html").read_text())
+    assert "bf16 on cpu (2), fp32 on cpu (0, 1)" in page
 
 
-def test_own_runs_are_no_yardstick_for_themselves(tmp_path: Path) -> None:
+def test_own_runs_are_no_yardstick_for_themselves(tmp_path: Path, capsys) -> None:
     published, finals = tmp_path / "published", {"one": 5.0, "other": 5.001}
     for name, final in finals.items():
         write_run(published / name, "rope", final=final, finished=name)
     write_run(tmp_path / "runs", "rope", final=5.5, finished="own")
-    source = choose_source(results_dir=tmp_path, published=published)
-    found = find(source, CELLS)
-    assert found.repeats["largest_nats"].tolist() == pytest.approx([0.001])
-    assert any("0.5000 nats (Penn Treebank; 1 run" in text for text in found.statements)
-    assert find(load_published("quick", published=published), CELLS).repeats.equals(found.repeats)
+    build_report(results_dir=tmp_path, published=published)
+    repeats = pd.read_csv(tmp_path / "report" / "repeats.csv")
+    assert repeats["largest_nats"].tolist() == pytest.approx([0.001])
+    assert "0.5000 nats (Penn Treebank; 1 run" in capsys.readouterr().out
 
 
 def test_the_page_works_offline_and_its_files_are_there(report: Path) -> None:
     page = (report / "index.html").read_text(encoding="utf-8")
     linked = re.findall(r'(?:src|href)="([^"]+)"', re.sub(r"(?s)<script.*?</script>", "", page))
-    assert {"fig4.svg", "forest.svg", "table1.tex", "runs.parquet"} <= set(linked)
+    assert {"fig4.svg", "forest.svg", "table1.tex", "runs.csv"} <= set(linked)
     assert all((report / name).exists() for name in linked)
-    assert page.count("Plotly.newPlot(") >= 1
-    assert not re.search(r"<script[^>]+src=", page)
+    assert "<script" not in page and len(text_of(page).split()) < 4000
 
 
-def test_without_runs_no_claim_is_tested(tmp_path: Path) -> None:
+def test_without_runs_there_is_no_evidence(tmp_path: Path) -> None:
     assert build_report(results_dir=tmp_path, folders=[tmp_path / "runs"], out_dir=tmp_path) == []
-    assert set(pd.read_csv(tmp_path / "claims.csv")["verdict"]) == {"not tested"}
+    assert pd.read_csv(tmp_path / "claims.csv").empty
+    assert "Primary" not in (tmp_path / "index.html").read_text()
 
 
 def test_failed_runs_alone_are_listed(tmp_path: Path) -> None:
@@ -136,8 +137,8 @@ def test_failed_runs_alone_are_listed(tmp_path: Path) -> None:
     invalid = write_run(tmp_path / "runs", seed=1)
     (invalid / "metrics.jsonl").unlink()
     assert len(build_report(results_dir=tmp_path)) == 1
-    printed = text_of((tmp_path / "report" / "index.html").read_text(encoding="utf-8"))
-    assert f"{failed.name} failed" in printed and f"{invalid.name} invalid" in printed
+    runs = pd.read_csv(tmp_path / "report" / "runs.csv").set_index("run_id")["status"]
+    assert runs.to_dict() == {failed.name: "failed", invalid.name: "invalid"}
 
 
 def test_stale_files_are_removed_and_others_kept(report: Path) -> None:
@@ -162,44 +163,19 @@ def test_a_corrupt_record_is_named_and_enters_no_number(
 
 
 def test_numbers_for_other_programs(report: Path) -> None:
-    comparisons = pd.read_csv(report / "comparisons.csv").set_index(["dataset", "first", "second"])
-    found = comparisons.loc[("ptb", "crope", "rope")]
+    claims = pd.read_csv(report / "claims.csv").set_index(["dataset", "family", "first"])
+    found = claims.loc[("ptb", "Table 1", "crope")]
     assert found[["n", "mean_nats"]].tolist() == pytest.approx([3, 0.01])
-    assert comparisons.loc[("pg19", "crope", "rope"), "n"] == 0
-    claims = pd.read_csv(report / "claims.csv")
-    assert set(claims["verdict"]) == {"not tested"}
-    runs = pd.read_csv(report / "runs.csv")
-    assert len(runs) == 11
-    assert runs["run_id"].tolist() == pd.read_parquet(report / "runs.parquet")["run_id"].tolist()
+    assert claims.loc[("pg19", "Table 1", "crope"), "n"] == 0
+    assert len(pd.read_csv(report / "runs.csv")) == 11
 
 
-def test_a_study_without_questions_is_on_the_page_with_its_losses(report: Path) -> None:
+def test_a_study_without_contrasts_is_on_the_page_with_its_losses(report: Path) -> None:
     page = text_of((report / "index.html").read_text(encoding="utf-8"))
-    assert "6.2500" in page.partition("Study: mine")[2]
-    losses = pd.read_csv(report / "study_losses.csv").set_index("model")
-    assert losses.loc[["crope", "rope"], ["n", "mean_nats"]].to_numpy().tolist() == [
-        [3, 5.11],
-        [1, 6.25],
-    ]
-
-
-def test_interactive_curves_hold_every_run_once_per_row() -> None:
-    curves = pd.DataFrame(
-        {"step": range(500), "val/loss_nats": [5.0 - 0.001 * step for step in range(500)]}
-    )
-    parts = [
-        curves.assign(dataset="ptb", row=row, model="rope", seed=seed)
-        for row in ("base", "other")
-        for seed in (0, 1)
-    ]
-    chart = interactive_curves(pd.concat(parts))
-    traces = json.loads(
-        re.search(r'Plotly\.newPlot\(\s*"curves",\s*(\[.*?\]),\s*\{', chart, re.S)[1]
-    )  # type: ignore[index]
-    assert [trace["visible"] for trace in traces] == [True, True, False, False]
-    assert all(len(trace["x"]) == 100 for trace in traces)
-    assert traces[0]["y"][1] == 4.995
-    assert [trace["showlegend"] for trace in traces] == [True, False, True, False]
+    assert "mine Penn Treebank RoPE 1 6.2500" in page
+    losses = pd.read_csv(report / "study_losses.csv").set_index(["study", "model"])
+    assert losses.loc[("mine", "crope"), ["n", "mean_nats"]].tolist() == [3, 5.11]
+    assert losses.loc[("mine", "rope"), ["n", "mean_nats"]].tolist() == [1, 6.25]
 
 
 def test_the_report_imports_no_torch_and_no_wandb() -> None:

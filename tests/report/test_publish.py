@@ -90,7 +90,7 @@ def test_no_absolute_path_is_published_and_the_record_stays_valid(tmp_path: Path
             {"resumed_from": [ATTEMPT | {"dirty": True}]},
             "uncommitted",
         ),
-        ("machine", "quick", {"resumed_from": [{"commit": None, "dirty": None}]}, "unknown"),
+        ("machine", "quick", {"resumed_from": [dict.fromkeys([*ATTEMPT, "dirty"])]}, "unknown"),
         ("machine", "quick", None, r"metrics\.jsonl"),  # an invalid record
         ("machine", "paper", {}, "no complete run"),
         ("../up", "quick", {}, "machine"),

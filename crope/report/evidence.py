@@ -1,0 +1,633 @@
+"""Contrasts as data, their differences by seed, intervals, and the words that are read off them.
+
+A difference is first - second at equal seed, in nats per token. Pairing removes what two runs of a
+seed share, data order and initial values. Intervals are Student's: they assume that differences
+are normal and independent from seed to seed.
+
+The rules. At most five contrasts are primary: named here with their study before its runs, answered
+from exactly the study's seeds, each with a 99 % interval, so that together they hold with 95 %. All
+others are exploratory, with 95 % intervals of which one in twenty will miss. A contrast is answered
+from planned seeds alone, and only when all of a plan are there, so that nobody adds seeds after a
+look; where studies share runs, the seeds of all of them are used.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+from scipy import optimize, stats
+from scipy.interpolate import pchip_interpolate
+
+from crope import paper
+from crope.report.frame import (
+    DATASET_LABELS,
+    TINY,
+    cell_runs,
+    check_comparable,
+    compact,
+    load_curves,
+    model_label,
+)
+from crope.study import TABLES, Cell, StudyRow
+
+LEVEL, PRIMARY_LEVEL = 0.95, 0.99
+# Differences below it are called small. It lies a little below the smallest ± of Table 1 (0.0224),
+# the paper's range of noise (Sec. 6.1), and is a tenth of the smallest gap that the paper prints
+# between XPOS and RoPE (0.22).
+MARGIN = 0.02
+LENGTHS = 4  # the length at which `length_change` measures, over the training length
+DIVERGED = "NonFiniteLoss"  # error of a run whose loss became infinite: a result of its rate
+HIGHER, LOWER, LEVEL_WITHIN, OPEN, MISSING = (
+    "higher",
+    "lower",
+    f"no difference above {MARGIN:g}",
+    "open",
+    "missing",
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A row of a study, one dataset at one width and setting, with its runs.
+
+    runs       one row per run: model, seed, final, train, lr, parameters, lengths, ...
+    siblings   those of all widths and settings of the study on this dataset
+    settings, smallest_width   of those, planned
+    """
+
+    row: StudyRow
+    runs: pd.DataFrame
+    siblings: pd.DataFrame
+    settings: int
+    smallest_width: int
+
+    def by_seed(self, model: str, column: str = "final") -> pd.Series:
+        """The finite values of one model, indexed by seed."""
+        return by_seed(self.runs[self.runs["model"] == model], column)
+
+
+Value = Callable[[Place, "Contrast"], pd.Series]
+
+
+def final_loss(place: Place, contrast: "Contrast") -> pd.Series:
+    """Final full validation loss; several seconds are averaged."""
+    second = pd.concat([place.by_seed(model) for model in contrast.seconds], axis=1)
+    return (place.by_seed(contrast.first) - second.mean(axis=1, skipna=False)).dropna()
+
+
+def train_loss(place: Place, contrast: "Contrast") -> pd.Series:
+    """Final loss on the training split, measured as the validation loss is."""
+    first, second = (place.by_seed(model, "train") for model in (contrast.first, *contrast.seconds))
+    return (first - second).dropna()
+
+
+def best_rate(place: Place, contrast: "Contrast") -> pd.Series:
+    """Each model at its own best learning rate: a seed's rate is the one with the lowest mean over
+    the *other* seeds, because choosing and comparing on the same losses is biased.
+    """
+    runs = place.siblings
+    if runs["lr"].nunique() < place.settings:
+        return pd.Series(dtype=float)
+    chosen = []
+    for model in (contrast.first, *contrast.seconds):
+        losses_SR = runs[runs["model"] == model].pivot(index="seed", columns="lr", values="final")
+        chosen.append(held_out(losses_SR.dropna()))
+    first, second = chosen
+    return (first - second).dropna()
+
+
+def equal_size(place: Place, contrast: "Contrast") -> pd.Series:
+    """Final loss beside that of `second` interpolated to the parameters of `first`."""
+    runs = place.runs[place.runs["model"] == contrast.first]
+    if runs.empty:
+        return pd.Series(dtype=float)
+    others = place.siblings[place.siblings["model"].isin(contrast.seconds)]
+    interpolated = at_size(others, parameters=int(runs["parameters"].iloc[0]))
+    return (by_seed(runs, "final") - interpolated).dropna()
+
+
+def size_cost(place: Place, contrast: "Contrast") -> pd.Series:
+    """Final loss of `second` interpolated to the parameters of `first`, less its own."""
+    own = place.by_seed(contrast.seconds[0])
+    at_first = place.by_seed(contrast.first) - equal_size(place, contrast)
+    return (at_first - own).dropna()
+
+
+def length_change(place: Place, contrast: "Contrast") -> pd.Series:
+    """Loss of `first` at LENGTHS times its training length less that at this length, of the tokens
+    beyond it. Below 0, more context helps.
+
+    Tokens before it have the same context at both lengths and contribute 0, so the difference of
+    the means over all tokens is divided by the share of those beyond, 1 - 1 / LENGTHS.
+    """
+    runs = place.runs[place.runs["model"] == contrast.first].dropna(subset="lengths")
+    changes = {}
+    for seed, length, measured in zip(runs["seed"], runs["seq_len"], runs["lengths"], strict=True):
+        loss_at = dict(measured)
+        if {length, LENGTHS * length} <= loss_at.keys():
+            changes[seed] = (loss_at[LENGTHS * length] - loss_at[length]) / (1 - 1 / LENGTHS)
+    return pd.Series(changes, dtype=float)
+
+
+# Values that need other runs of the study or what was measured on its runs later.
+OWN_SEEDS = (best_rate, equal_size, size_cost, length_change)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One question to a study: what first - second is. `value` gives the difference by seed.
+
+    ablation   restricts it to one row of Table 2
+    level      of its interval
+    """
+
+    family: str
+    study: str
+    question: str
+    first: str
+    second: str | tuple[str, ...] = ""
+    value: Value = final_loss
+    ablation: str = ""
+    level: float = LEVEL
+
+    @property
+    def seconds(self) -> tuple[str, ...]:
+        return (self.second,) if isinstance(self.second, str) else self.second
+
+    @property
+    def label(self) -> str:
+        """What is subtracted from what."""
+        first = model_label(self.first)
+        seconds = [model_label(model) for model in self.seconds]
+        if self.value is length_change:
+            return f"{first} at {LENGTHS} L − at L"
+        if self.value is equal_size:
+            return f"{first} − {seconds[0]} of its size"
+        if self.value is size_cost:
+            return f"{seconds[0]} of {first}'s size − {seconds[0]}"
+        second = seconds[0] if len(seconds) == 1 else f"mean of {', '.join(seconds)}"
+        return f"{first} − {second}"
+
+
+def _primary(
+    number: int, study: str, question: str, first: str, second: str | tuple[str, ...]
+) -> Contrast:
+    return Contrast(f"P{number}", study, question, first, second, level=PRIMARY_LEVEL)
+
+
+HALVES = ("lowrank", "halved")
+COST = "What does Eq. 30 cost?"
+HALF = "Complex, or just half?"
+PLACE_OF_COST = "Where does the cost arise?"
+PAIRS = "Must the complex pairs be those of the rotation?"
+PAPER_ROW = "The cost in a row of the paper"
+# Each primary contrast with the one that stands in its place until its runs are there: of the runs
+# of today, chosen after them, and so exploratory.
+PRIMARY: list[tuple[Contrast, Contrast]] = [
+    (
+        _primary(1, "cost", COST, "crope", "rope"),
+        Contrast("P1", "base", COST, "crope", "rope"),
+    ),
+    (
+        _primary(2, "cost", HALF, "crope", HALVES),
+        Contrast("P2", "controls", HALF, "crope", HALVES),
+    ),
+    (
+        _primary(3, "cost", PLACE_OF_COST, "complex_qk", "complex_v"),
+        Contrast("P3", "controls", PLACE_OF_COST, "complex_qk", "complex_v"),
+    ),
+    (
+        _primary(4, "cost", PAIRS, "complex_misaligned", "crope"),
+        Contrast("P4", "controls", PAIRS, "complex_misaligned", "crope"),
+    ),
+    (
+        _primary(5, "paper_row", PAPER_ROW, "crope", "rope"),
+        Contrast("P5", "table2", PAPER_ROW, "crope", "rope", ablation="b2_l512_g09_s1000"),
+    ),
+]
+
+CONTRASTS: list[Contrast] = [
+    Contrast("cost", "base", "After 800 steps", "crope", "rope"),
+    Contrast("cost", "horizon", "After 3,200 steps", "crope", "rope"),
+    Contrast("cost", "scaling", "At each width", "crope", "rope"),
+    Contrast("cost", "pilot", "In what the paper leaves open", "crope", "rope"),
+    Contrast("cost", "baselines", "Without positions", "complex_nope", "nope"),
+    Contrast("place", "controls", "Eq. 30 in Q and K alone", "complex_qk", "rope"),
+    Contrast("place", "controls", "Eq. 30 in V alone", "complex_v", "rope"),
+    Contrast("half", "controls", "At half of Q, K and V", "crope", "lowrank"),
+    Contrast("half", "controls", "At half of Q, K and V", "crope", "blockdiag"),
+    Contrast("half", "controls", "At half of Q, K and V", "crope", "halved"),
+    Contrast("half", "horizon", "After 3,200 steps", "crope", "lowrank"),
+    Contrast("half", "horizon", "After 3,200 steps", "crope", "halved"),
+    Contrast("half", "horizon", "After 3,200 steps", "lowrank", "rope"),
+    Contrast("half", "horizon", "After 3,200 steps", "halved", "rope"),
+    Contrast("half", "scaling", "Wider at equal weights", "complex_wide", "rope"),
+    Contrast("half", "scaling", "At equal parameters", "crope", "rope", equal_size),
+    Contrast("half", "scaling", "A narrower RoPE", "crope", "rope", size_cost),
+    Contrast("positions", "baselines", "What rotation is worth", "rope", "nope"),
+    Contrast("positions", "baselines", "Against no positions", "xpos", "nope"),
+    Contrast("positions", "baselines", "Against no positions", "xpos_balanced", "nope"),
+    Contrast("positions", "baselines", "Against RoPE", "xpos_balanced", "rope"),
+    Contrast("positions", "schemes", "After 3,200 steps", "rope", "nope"),
+    Contrast("positions", "schemes", "After 3,200 steps", "alibi", "nope"),
+    Contrast("positions", "schemes", "After 3,200 steps", "relative_bias", "nope"),
+    Contrast("positions", "schemes", "After 3,200 steps", "learned", "nope"),
+    Contrast("positions", "schemes", "After 3,200 steps", "xpos_balanced", "nope"),
+    Contrast("positions", "schemes", "After 3,200 steps", "xpos_balanced", "rope"),
+    Contrast("rate", "fair_lr", "At each learning rate", "crope", "rope"),
+    Contrast("rate", "fair_lr", "Each at its best rate", "crope", "rope", best_rate),
+    Contrast("rate", "tuned_lr", "Each at its best rate", "crope", "rope", best_rate),
+    Contrast("length", "length", "Beyond the training length", "xpos", value=length_change),
+    Contrast(
+        "length", "length", "Beyond the training length", "relative_bias", value=length_change
+    ),
+    Contrast("length", "length", "Beyond the training length", "alibi", value=length_change),
+    Contrast("length", "length", "Beyond the training length", "nope", value=length_change),
+    Contrast("length", "length", "Beyond the training length", "rope", value=length_change),
+    Contrast("length", "length", "Beyond the training length", "crope", value=length_change),
+]
+
+
+# What the paper says of its tables and of Fig. 4: the same contrasts, beside what it prints.
+CLAIMS: list[Contrast] = [
+    Contrast("Table 1", "table1", "XPOS is markedly worse than RoPE", "xpos", "rope"),
+    Contrast("Table 1", "table1", "CRoPE equals RoPE within noise", "crope", "rope"),
+    Contrast("Table 2", "table2", "CRoPE equals RoPE within noise", "crope", "rope"),
+    Contrast("Fig. 4", "table1", "Training loss: CRoPE above RoPE", "crope", "rope", train_loss),
+    Contrast("Fig. 4", "table1", "Training loss: XPOS above CRoPE", "xpos", "crope", train_loss),
+]
+# Every model beside RoPE, by how long it was trained: title of a panel -> studies that have it.
+FOREST = {
+    "800 steps": ("base", "controls", "baselines"),
+    "3,200 steps": ("cost", "horizon", "schemes"),
+    "medium": ("medium", "medium_halves", "medium_nope"),
+    "the paper's row": ("paper_row", "paper_row_xpos"),
+}
+PHASES = 10  # equal parts of a run, over each of which sampled validation losses are averaged
+CURVES = ("base", "horizon", "cost", "medium", "paper_row")  # studies whose phases are compared
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the runs say: frames with a row per line, see `answer`.
+
+    primary       one line per primary contrast, of its stand-in where `planned` is False
+    exploratory   every line of CONTRASTS
+    claims        every line of CLAIMS, with `paper_nats`, the difference that the paper prints
+    forest        every model less RoPE; `title` is the panel
+    phases        by place: CRoPE - RoPE, a row per seed, a column per phase (tokens seen)
+    """
+
+    primary: pd.DataFrame
+    exploratory: pd.DataFrame
+    claims: pd.DataFrame
+    forest: pd.DataFrame
+    phases: dict[str, pd.DataFrame]
+
+
+def weigh(places: Sequence[Place]) -> Evidence:
+    chosen = []
+    for planned, stand_in in PRIMARY:
+        line = overall(answer(planned, places))
+        if line is None or line["reason"]:
+            line = overall(answer(stand_in, places)) or line
+        if line is not None:
+            chosen.append(line | {"planned": line["level"] == PRIMARY_LEVEL})
+    claims = []
+    for line in _lines(CLAIMS, places):
+        first, second = (
+            paper.printed_loss(line["study"], line["row"], line["dataset"], line[model])
+            for model in ("first", "second")
+        )
+        stated = np.nan  # Fig. 4 has no numbers
+        if line["family"] != "Fig. 4" and first and second:
+            stated = first.mean_nats - second.mean_nats
+        claims.append(line | {"paper_nats": stated})
+    forest = []
+    for title, studies in FOREST.items():
+        for model in dict.fromkeys(cell.model for place in places for cell in place.row.cells):
+            contrasts = [Contrast("forest", study, title, model, "rope") for study in studies]
+            lines = [overall(answer(contrast, places)) for contrast in contrasts if model != "rope"]
+            complete = [line for line in lines if line is not None and not line["reason"]]
+            forest += [line | {"title": title} for line in complete[:1]]
+    return Evidence(
+        primary=pd.DataFrame(chosen, columns=[*COLUMNS, "planned"]),
+        exploratory=pd.DataFrame(_lines(CONTRASTS, places), columns=COLUMNS),
+        claims=pd.DataFrame(claims, columns=[*COLUMNS, "paper_nats"]),
+        forest=pd.DataFrame(forest, columns=[*COLUMNS, "title"]),
+        phases=_phases(places),
+    )
+
+
+def _lines(contrasts: Sequence[Contrast], places: Sequence[Place]) -> list[dict[str, Any]]:
+    """The lines of every contrast that has at least one seed."""
+    lines = []
+    for contrast in contrasts:
+        answered = answer(contrast, places)
+        if any(line["n"] for line in answered):
+            lines += answered
+    return lines
+
+
+def overall(lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The line over all corpora, or the only one; None if there is no single one with a seed."""
+    pooled = [line for line in lines if not line["dataset"]] or list(lines)
+    return pooled[0] if len(pooled) == 1 and pooled[0]["n"] else None
+
+
+def _phases(places: Sequence[Place]) -> dict[str, pd.DataFrame]:
+    """At equal seed and step all models are validated on the same batches, so that differences of
+    sampled losses are quiet.
+    """
+    found: dict[str, pd.DataFrame] = {}
+    for place in places:
+        if place.row.study not in CURVES:
+            continue
+        losses = {
+            model: {run["seed"]: _by_phase(run) for run in runs.to_dict("records")}
+            for model, runs in place.runs[np.isfinite(place.runs["final"])].groupby("model")
+        }
+        if {"crope", "rope"} <= losses.keys():
+            first, second = (pd.DataFrame(losses[model]).T for model in ("crope", "rope"))
+            both = (first - second).dropna()
+            title = place_label(place) + ("" if len(place.row.settings) else ", 800 steps")
+            if len(both):
+                found[title] = both
+    return found
+
+
+def _by_phase(run: Mapping[Any, Any]) -> dict[float, float]:
+    """Mean sampled validation loss of each phase, by the tokens seen in its middle."""
+    curve = load_curves(run["path"]).dropna(subset="val/loss_nats")
+    curve = curve[curve["step"] > 0]  # at step 0 nothing is trained
+    last = int(curve["step"].max())
+    phase = (curve["step"] - 1) * PHASES // last
+    means = curve.groupby(phase)["val/loss_nats"].mean()
+    middles = (means.index.to_numpy(float) + 0.5) / PHASES * run["train_tokens"]
+    return dict(zip(middles, means, strict=True))
+
+
+def place_label(place: Place) -> str:
+    """Dataset, width if the study has several, and the values of its other axes."""
+    dataset = DATASET_LABELS.get(place.row.dataset, place.row.dataset)
+    several = place.siblings["d_model"].nunique() > 1 and place.row.study not in TABLES
+    width = [f"D = {place.row.width}"] if several else []
+    return ", ".join([dataset, *width, *map(setting_label, place.row.settings)])
+
+
+def setting_label(setting: str) -> str:
+    """`train.max_steps=3200` as "3,200 steps", a row of Table 2 in the paper's words."""
+    key, _, value = setting.partition("=")
+    if key == "train.max_steps":
+        return f"{int(value):,} steps"
+    if key == "ablation":
+        return paper.row_label(value)
+    return f"{key.rpartition('.')[2]} {value}"
+
+
+def find_places(frame: pd.DataFrame, rows: Sequence[StudyRow]) -> list[Place]:
+    """The rows of studies, each with its runs. Raises UserError as `check_comparable` does."""
+    runs_of = []
+    for row in rows:
+        check_comparable(frame, row.cells)
+        runs_of.append(pd.concat([_runs(frame, cell) for cell in row.cells], ignore_index=True))
+    places = []
+    for row, runs in zip(rows, runs_of, strict=True):
+        siblings = [
+            (other.width, other_runs)
+            for other, other_runs in zip(rows, runs_of, strict=True)
+            if (other.study, other.dataset) == (row.study, row.dataset)
+        ]
+        widths, parts = zip(*siblings, strict=True)
+        both = compact(pd.concat(parts, ignore_index=True))
+        places.append(Place(row, runs, both, settings=len(parts), smallest_width=min(widths)))
+    return places
+
+
+def _runs(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
+    """The complete runs of a cell, and those that diverged; the loss of these is infinite."""
+    complete = cell_runs(frame, cell)
+    failed = frame[(frame["cell_key"] == cell.key) & (frame["status"] == "failed")]
+    diverged = failed[failed["error.type"] == DIVERGED]
+    runs = pd.concat([complete, diverged], ignore_index=True).drop_duplicates("seed")
+    columns = {
+        "model": cell.model,
+        "seed": runs["seed"].astype(int),
+        "final": runs["val_full.final_nats"].astype(float).mask(runs["status"] == "failed", np.inf),
+        "train": runs["train.final_nats"].astype(float),
+        "lr": runs["config.train.lr"],
+        "seq_len": runs["config.train.seq_len"],
+        "parameters": runs["parameters.total"],
+        "lengths": runs["lengths"],
+        "positions": runs["positions"],
+        "d_model": runs["config.model.d_model"],
+        "train_tokens": runs["train_tokens"],
+        "path": runs["path"],
+    }
+    return pd.DataFrame(columns, index=runs.index)
+
+
+def answer(contrast: Contrast, places: Sequence[Place]) -> list[dict[str, Any]]:
+    """One line for each place of the contrast's study, and one for all corpora of a setting.
+
+    `places` are those of all studies, because studies share runs and so seeds. A line without
+    answer says why in `reason`.
+    """
+    chosen = [place for place in places if _belongs(contrast, place)]
+    if any(place.row.dataset != TINY for place in chosen):  # tiny stands in for no other corpus
+        chosen = [place for place in chosen if place.row.dataset != TINY]
+    if contrast.value is best_rate:  # over all settings of a corpus
+        chosen = list({place.row.dataset: place for place in reversed(chosen)}.values())[::-1]
+    lines: list[dict[str, Any]] = []
+    values_of: dict[tuple[int, str], list[pd.Series]] = {}
+    for place in chosen:
+        if contrast.value is best_rate:
+            place = replace(place, row=replace(place.row, settings=()))
+        values, reason = planned_values(contrast, place, places)
+        setting = ", ".join(map(setting_label, place.row.settings))
+        where = {
+            "dataset": place.row.dataset,
+            "row": place.row.cells[0].row,
+            "width": place.row.width,
+            "setting": setting,
+            "where": place_label(place),
+        }
+        lines.append(_line(contrast, [values], reason) | where)
+        values_of.setdefault((place.row.width, setting), []).append(values)
+    if contrast.study in TABLES:  # the paper has no mean over its datasets
+        return lines
+    for key, groups in values_of.items():
+        parts = [line for line in lines if (line["width"], line["setting"]) == key]
+        if len(parts) > 1:
+            names = [DATASET_LABELS.get(line["dataset"], line["dataset"]) for line in parts]
+            where = {"dataset": "", "where": ", ".join(filter(None, [" and ".join(names), key[1]]))}
+            reason = next((line["reason"] for line in parts if line["reason"]), "")
+            lines.append(parts[0] | _line(contrast, groups, reason) | where)
+    return lines
+
+
+def _belongs(contrast: Contrast, place: Place) -> bool:
+    if contrast.study != place.row.study:
+        return False
+    if contrast.ablation and contrast.ablation != place.row.cells[0].row:
+        return False
+    if contrast.value in (equal_size, size_cost) and place.row.width == place.smallest_width:
+        return False  # the smallest CRoPE is smaller than every RoPE
+    models = {cell.model for cell in place.row.cells}
+    return {contrast.first, *contrast.seconds} - {""} <= models
+
+
+def planned_values(
+    contrast: Contrast, place: Place, places: Sequence[Place]
+) -> tuple[pd.Series, str]:
+    """The differences of planned seeds, and why they are no answer yet (empty if they are one).
+
+    The seeds are those of every plan that holds the contrast's cells and is complete; of a primary
+    contrast, and of a value of OWN_SEEDS, those of its own study.
+    """
+    own = place.row.seeds
+    if contrast.level == PRIMARY_LEVEL or contrast.value in OWN_SEEDS:
+        plans = [own]
+        siblings = place.siblings[place.siblings["seed"].isin(own)]
+        place = replace(place, siblings=siblings)
+    else:
+        keys = {
+            cell.key
+            for cell in place.row.cells
+            if cell.model in (contrast.first, *contrast.seconds)
+        }
+        plans = [
+            other.row.seeds for other in places if keys <= {cell.key for cell in other.row.cells}
+        ]
+    values = contrast.value(place, contrast).sort_index()
+    complete = [plan for plan in plans if set(plan) <= set(values.index)]
+    if complete:
+        return values[values.index.isin(set().union(*complete))], ""
+    values = values[values.index.isin(own)]
+    return values, f"{len(values)} of {len(own)} planned seeds"
+
+
+COLUMNS = [
+    *("family", "study", "question", "first", "second", "difference", "dataset", "row", "width"),
+    *("setting", "where", "n", "mean_nats", "std_over_seeds_nats", "low_nats", "high_nats"),
+    *("level", "answer", "reason", "values"),
+]
+
+
+def _line(contrast: Contrast, groups: Sequence[pd.Series], reason: str) -> dict[str, Any]:
+    """Mean, interval and words; `groups` are the differences of each corpus."""
+    mean, low, high = np.nan, np.nan, np.nan
+    if all(len(values) for values in groups):
+        mean, low, high = interval(groups, contrast.level)
+    if reason:
+        low, high = np.nan, np.nan
+    std = groups[0].std() if len(groups) == 1 else np.nan
+    return {
+        "family": contrast.family,
+        "study": contrast.study,
+        "question": contrast.question,
+        "first": contrast.first,
+        "second": " ".join(contrast.seconds),
+        "difference": contrast.label,
+        "n": min(len(values) for values in groups),
+        "mean_nats": mean,
+        "std_over_seeds_nats": std,
+        "low_nats": low,
+        "high_nats": high,
+        "level": contrast.level,
+        "answer": word(low, high),
+        "reason": reason,
+        "values": tuple(np.concatenate([values.to_numpy() for values in groups])),
+    }
+
+
+def interval(groups: Sequence[ArrayLike], level: float) -> tuple[float, float, float]:
+    """Mean of the groups' means with its interval (mean, low, high); NaN ends where a group has one
+    value.
+
+    A group holds the differences of one corpus. Its seeds share nothing with those of another, so
+    the variances of the means add up and the degrees of freedom are Welch's (Satterthwaite); for
+    one group this is Student's interval.
+    """
+    arrays = [np.asarray(values, dtype=float) for values in groups]
+    mean = float(np.mean([values.mean() for values in arrays]))
+    if min(values.size for values in arrays) < 2:
+        return mean, np.nan, np.nan
+    parts = np.array([values.var(ddof=1) / values.size for values in arrays])
+    if not parts.any():
+        return mean, mean, mean
+    df = parts.sum() ** 2 / sum(
+        part**2 / (values.size - 1) for part, values in zip(parts, arrays, strict=True)
+    )
+    error = np.sqrt(parts.sum()) / len(arrays)
+    low, high = stats.t.interval(level, df, loc=mean, scale=error)
+    return mean, float(low), float(high)
+
+
+def word(low: float, high: float) -> str:
+    """What an interval says, by one rule."""
+    if np.isnan(low):
+        return MISSING
+    within = low > -MARGIN and high < MARGIN
+    if low > 0 or high < 0:
+        return (HIGHER if low > 0 else LOWER) + (f" by less than {MARGIN:g}" if within else "")
+    return LEVEL_WITHIN if within else OPEN
+
+
+def random_effects(
+    means: ArrayLike, errors: ArrayLike, level: float = LEVEL
+) -> tuple[float, float, float, float]:
+    """Mean over rows whose true differences vary around it: (mean, low, high, tau), tau the standard
+    deviation between rows.
+
+    REML for tau, and the interval of Hartung and Knapp (2001), Student's with k - 1 degrees of
+    freedom. errors: standard errors of the means.
+    """
+    y, variance = np.asarray(means, dtype=float), np.asarray(errors, dtype=float) ** 2
+
+    def weights(tau2: float) -> tuple[np.ndarray, float]:
+        w = 1 / (variance + tau2)
+        return w, float((w * y).sum() / w.sum())
+
+    def negative_likelihood(tau: float) -> float:
+        w, mean = weights(tau**2)
+        return float(-np.log(w).sum() + np.log(w.sum()) + (w * (y - mean) ** 2).sum()) / 2
+
+    largest = 10 * max(np.ptp(y), np.sqrt(variance.max()))
+    tau = float(optimize.minimize_scalar(negative_likelihood, bounds=(0, largest), method="bounded",
+                                         options={"xatol": 1e-7 * largest}).x)  # fmt: skip
+    w, mean = weights(tau**2)
+    error = np.sqrt((w * (y - mean) ** 2).sum() / ((len(y) - 1) * w.sum()))
+    low, high = stats.t.interval(level, len(y) - 1, loc=mean, scale=error)
+    return mean, float(low), float(high), tau
+
+
+def by_seed(runs: pd.DataFrame, column: str) -> pd.Series:
+    """The finite values of a column, indexed by seed."""
+    values = runs.set_index("seed")[column].astype(float)
+    return values[np.isfinite(values)]
+
+
+def held_out(losses_SR: pd.DataFrame) -> pd.Series:
+    """By seed: its loss at the rate (column) with the lowest mean over the other seeds. Empty with
+    one seed, or if that rate diverged.
+    """
+    seeds = list(losses_SR.index) if len(losses_SR) > 1 else []
+    chosen = {s: losses_SR.loc[s, losses_SR.drop(s).mean().idxmin()] for s in seeds}
+    values = pd.Series(chosen, dtype=float)
+    return values if np.isfinite(values).all() else values.iloc[:0]
+
+
+def at_size(runs: pd.DataFrame, *, parameters: int) -> pd.Series:
+    """By seed: the loss of one model at a size between those of its runs, by a monotone cubic in
+    the log of the size (a chord would lie above the loss, which is convex in it).
+    """
+    values: dict[Any, float] = {}
+    for seed, of_seed in runs.dropna(subset="final").groupby("seed"):
+        curve = of_seed.groupby("parameters")["final"].mean()
+        if len(curve) > 2 and curve.index.min() <= parameters <= curve.index.max():
+            values[seed] = float(pchip_interpolate(np.log(curve.index), curve, np.log(parameters)))
+    return pd.Series(values, dtype=float)

@@ -1,0 +1,370 @@
+"""Contrasts on made runs, intervals and words against other code, and the promise of the rules."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.interpolate
+import scipy.stats
+import yaml
+
+from crope.compose import group_files
+from crope.errors import UserError
+from crope.record import PUBLISHED
+from crope.report import evidence
+from crope.report.evidence import (
+    CLAIMS,
+    CONTRASTS,
+    FOREST,
+    LEVEL,
+    MARGIN,
+    PRIMARY,
+    PRIMARY_LEVEL,
+    Contrast,
+    answer,
+    best_rate,
+    equal_size,
+    find_places,
+    interval,
+    length_change,
+    random_effects,
+    size_cost,
+    train_loss,
+    weigh,
+    word,
+)
+from crope.report.frame import load_frame
+from crope.study import StudyRow, expected_rows, study_axes, table_places
+from tests.report.frames import make_frame, make_row, make_runs
+
+NOISE = {0: 0.02, 1: -0.01, 2: 0.03}
+COST = Contrast("cost", "mine", "Cost?", "crope", "rope")
+
+
+def shifted(by: float, scale: float = 1.0) -> dict[int, float]:
+    return {seed: 5.0 + by + scale * noise for seed, noise in NOISE.items()}
+
+
+def lines_of(contrast: Contrast, rows: list[StudyRow], *runs: list) -> list[dict]:
+    return answer(contrast, find_places(make_frame(*runs), rows))
+
+
+def test_every_contrast_is_of_a_study_that_has_its_models() -> None:
+    every = [*CONTRASTS, *CLAIMS, *(contrast for pair in PRIMARY for contrast in pair)]
+    for contrast in every:
+        assert {contrast.first, *contrast.seconds} - {""} <= set(
+            study_axes(contrast.study)["model"]
+        )
+        if contrast.ablation:
+            assert contrast.ablation in study_axes(contrast.study)["ablation"]
+    assert {study for studies in FOREST.values() for study in studies} <= set(group_files("study"))
+    assert len(PRIMARY) <= 5
+    assert all(planned.level == PRIMARY_LEVEL for planned, _ in PRIMARY)
+    exploratory = [*CONTRASTS, *CLAIMS, *(stand_in for _, stand_in in PRIMARY)]
+    assert all(contrast.level == LEVEL for contrast in exploratory)
+
+
+@pytest.mark.parametrize("level", [0.95, 0.99])
+def test_the_interval_of_one_corpus_is_students(level: float) -> None:
+    values = [0.01, 0.03, -0.02, 0.015, 0.04]
+    expected = scipy.stats.ttest_1samp(values, 0).confidence_interval(level)
+    assert interval([values], level) == pytest.approx((np.mean(values), *expected), rel=1e-12)
+
+
+def test_the_interval_over_two_corpora_is_welchs() -> None:
+    """The mean of two means is half the difference of one and minus the other."""
+    first, second = np.array([0.01, 0.03, -0.02, 0.015]), np.array([0.3, 0.1, 0.25, 0.2, 0.35, 0.1])
+    welch = scipy.stats.ttest_ind(first, -second, equal_var=False).confidence_interval(0.95)
+    mean = (first.mean() + second.mean()) / 2
+    expected = (mean, welch.low / 2, welch.high / 2)
+    assert interval([first, second], 0.95) == pytest.approx(expected, rel=1e-12)
+
+
+def test_one_seed_has_no_interval_and_equal_values_have_no_width() -> None:
+    mean, low, high = interval([[0.1, 0.2], [0.3]], 0.95)
+    assert mean == pytest.approx(0.225) and math.isnan(low) and math.isnan(high)
+    assert interval([[0.1, 0.1]], 0.95) == (0.1, 0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.001, 0.5, "higher"),
+        (0.001, 0.019, "higher by less than 0.02"),
+        (-0.5, -0.001, "lower"),
+        (-0.019, -0.001, "lower by less than 0.02"),
+        (-0.019, 0.019, "no difference above 0.02"),
+        (-0.021, 0.019, "open"),
+        (-0.019, 0.021, "open"),
+        (math.nan, math.nan, "missing"),
+    ],
+)
+def test_words_are_read_off_the_interval(low: float, high: float, expected: str) -> None:
+    assert MARGIN == 0.02
+    assert word(low, high) == expected
+
+
+def test_random_effects_of_equally_precise_rows_are_those_of_their_values() -> None:
+    """REML then gives tau^2 = variance of the means - error^2, and the interval is Student's."""
+    means, error = np.array([0.01, -0.03, 0.05, 0.02, 0.04]), 0.01
+    mean, low, high, tau = random_effects(means, np.full(5, error))
+    expected = scipy.stats.ttest_1samp(means, 0).confidence_interval(0.95)
+    assert (mean, low, high) == pytest.approx((means.mean(), *expected), rel=1e-5)
+    assert tau == pytest.approx(math.sqrt(means.var(ddof=1) - error**2), rel=1e-4)
+
+
+def test_random_effects_maximise_the_restricted_likelihood() -> None:
+    """The same likelihood as a multivariate normal of contrasts to the first row, on a grid."""
+    means, errors = np.array([0.01, -0.05, 0.08, 0.0]), np.array([0.01, 0.02, 0.03, 0.005])
+    contrasts = np.hstack([-np.ones((3, 1)), np.eye(3)])
+    grid = np.linspace(0, 0.1, 2001)
+    likelihood = [
+        scipy.stats.multivariate_normal.logpdf(
+            contrasts @ means, cov=contrasts @ np.diag(errors**2 + tau**2) @ contrasts.T
+        )
+        for tau in grid
+    ]
+    tau = random_effects(means, errors)[3]
+    assert tau == pytest.approx(grid[np.argmax(likelihood)], abs=1e-4) and tau > 0.01
+
+
+def test_a_difference_is_first_minus_second_at_equal_seed() -> None:
+    rows = [make_row("mine", ["rope", "crope", "halved"])]
+    runs = [make_runs("rope", shifted(0)), make_runs("halved", shifted(0.3, 3))]
+    runs.append(make_runs("crope", dict(reversed(shifted(0.1, 2).items())), train=shifted(0.7)))
+    (line,) = lines_of(COST, rows, *runs)
+    assert line["values"] == pytest.approx([0.12, 0.09, 0.13])
+    assert (line["n"], line["mean_nats"]) == (3, pytest.approx(0.34 / 3))
+    assert line["answer"] == "higher" and line["difference"] == "CRoPE − RoPE"
+    both = Contrast("half", "mine", "?", "crope", ("rope", "halved"))
+    (line,) = lines_of(both, rows, *runs)
+    expected = [0.1 + 2 * x - (x + 0.3 + 3 * x) / 2 for x in NOISE.values()]
+    assert line["values"] == pytest.approx(expected)
+    of_training = Contrast("cost", "mine", "?", "crope", "rope", train_loss)
+    assert lines_of(of_training, rows, *runs)[0]["mean_nats"] == pytest.approx(0.7)
+
+
+def test_corpora_are_strata_and_tiny_is_none() -> None:
+    rows = [
+        make_row("mine", ["rope", "crope"], dataset=name) for name in ("ptb", "wikitext2", "tiny")
+    ]
+    runs = [make_runs("rope", shifted(0), dataset=row.dataset) for row in rows]
+    for row, scale in zip(rows, (2.0, 5.0, 90.0), strict=True):
+        runs.append(make_runs("crope", shifted(0.1, scale), dataset=row.dataset))
+    ptb, wikitext2, both = lines_of(COST, rows, *runs)
+    assert (ptb["dataset"], wikitext2["dataset"], both["dataset"]) == ("ptb", "wikitext2", "")
+    expected = interval([ptb["values"], wikitext2["values"]], LEVEL)
+    assert [both[key] for key in ("mean_nats", "low_nats", "high_nats")] == pytest.approx(expected)
+    assert both["where"] == "Penn Treebank and Wikitext-2"
+    (alone,) = lines_of(COST, rows[2:], *runs)
+    assert alone["dataset"] == "tiny"
+
+
+def test_planned_seeds_answer_and_no_others() -> None:
+    rows = [make_row("mine", ["rope", "crope"], seeds=[0, 1, 2])]
+    rope = dict.fromkeys(range(5), 5.0)
+    crope = {0: 5.1, 1: 5.2, 2: 5.3, 3: 9.0, 4: 9.0}
+    (line,) = lines_of(COST, rows, make_runs("rope", rope), make_runs("crope", crope))
+    assert line["values"] == pytest.approx([0.1, 0.2, 0.3])
+    del crope[1]
+    (line,) = lines_of(COST, rows, make_runs("rope", rope), make_runs("crope", crope))
+    assert (line["answer"], line["reason"], line["n"]) == ("missing", "2 of 3 planned seeds", 2)
+    assert math.isnan(line["low_nats"])
+
+
+def test_studies_share_their_seeds_but_a_primary_contrast_has_its_own() -> None:
+    rows = [
+        make_row("mine", ["rope", "crope"], seeds=[0, 1]),
+        make_row("more", ["rope", "crope", "nope"], seeds=[1, 2, 3]),
+        make_row("unfinished", ["rope", "crope"], seeds=[4, 5]),
+    ]
+    losses = {0: 5.1, 1: 5.2, 2: 5.3, 3: 5.4, 4: 9.0}
+    runs = [make_runs("crope", losses), make_runs("rope", dict.fromkeys(losses, 5.0))]
+    (line,) = lines_of(COST, rows, *runs)
+    assert line["values"] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    primary = Contrast("P1", "mine", "?", "crope", "rope", level=PRIMARY_LEVEL)
+    (line,) = lines_of(primary, rows, *runs)
+    assert line["values"] == pytest.approx([0.1, 0.2]) and line["level"] == 0.99
+    _, low, high = interval([[0.1, 0.2]], 0.99)
+    assert (line["low_nats"], line["high_nats"]) == pytest.approx((low, high))
+
+
+def test_a_primary_line_stands_in_until_its_own_runs_are_there(monkeypatch) -> None:
+    planned = Contrast("P1", "mine", "Cost?", "crope", "rope", level=PRIMARY_LEVEL)
+    stand_in = Contrast("P1", "today", "Cost?", "crope", "rope")
+    monkeypatch.setattr(evidence, "PRIMARY", [(planned, stand_in)])
+    rows = [
+        make_row("mine", ["rope", "crope"], lr="0.5", seeds=[0, 1, 2]),
+        make_row("today", ["rope", "crope"], seeds=[0, 1]),
+    ]
+    runs = [make_runs(model, {0: 5.0, 1: 5.1}) for model in ("rope", "crope")]
+    line = weigh(find_places(make_frame(*runs), rows)).primary.iloc[0]
+    assert (line["study"], line["planned"], line["level"]) == ("today", False, LEVEL)
+    runs += [make_runs(model, shifted(0), lr="0.5") for model in ("rope", "crope")]
+    line = weigh(find_places(make_frame(*runs), rows)).primary.iloc[0]
+    assert (line["study"], line["planned"], line["level"]) == ("mine", True, PRIMARY_LEVEL)
+
+
+def test_runs_that_do_not_compare_are_refused() -> None:
+    rows = [make_row("mine", ["rope", "crope"])]
+    for change in ({"precision": "bf16"}, {"provenance.data.splits.train.sha256": "other"}):
+        with pytest.raises(UserError, match="differ"):
+            lines_of(
+                COST, rows, make_runs("rope", {0: 5.0}), make_runs("crope", {0: 5.0}, **change)
+            )
+
+
+RATES = {"0.001": 5.0, "0.003": 4.9}
+
+
+def rate_study(*, without: str = "", diverged: bool = False) -> list[dict]:
+    """At 0.003 the mean of seeds 1 and 2 of CRoPE is higher than at 0.001, with seed 0 it is lower."""
+    rows = [make_row("rates", ["rope", "crope"], lr=lr) for lr in RATES]
+    crope = {"0.001": {0: 5.0, 1: 5.0, 2: 5.0}, "0.003": {0: 4.0, 1: 5.2, 2: 4.9}}
+    runs = []
+    for lr, level in RATES.items():
+        runs.append(make_runs("rope", dict.fromkeys(range(3), level), lr=lr))
+        if lr != without:
+            runs.append(make_runs("crope", crope[lr], lr=lr))
+    if without:
+        runs = [part for part in runs if part[0]["config.train.lr"] != float(without)]
+    if diverged:
+        runs[-1][2] |= {"status": "failed", "error.type": evidence.DIVERGED}
+    contrast = Contrast("rate", "rates", "?", "crope", "rope", best_rate)
+    return lines_of(contrast, rows, *runs)
+
+
+def test_a_seeds_best_rate_is_chosen_on_the_other_seeds() -> None:
+    """Seed 0: the others have mean 5.05 at 0.003 and 5.0 at 0.001, so 5.0; seeds 1 and 2: 0.003."""
+    (line,) = rate_study()
+    assert line["values"] == pytest.approx([5.0 - 4.9, 5.2 - 4.9, 4.9 - 4.9])
+
+
+def test_no_best_rate_before_all_rates_are_there_and_an_infinite_loss_is_never_chosen() -> None:
+    (line,) = rate_study(without="0.003")
+    assert line["reason"] and not line["n"]
+    (line,) = rate_study(diverged=True)
+    assert line["values"] == pytest.approx([0.1, 0.1]) or line["reason"]
+    assert all(math.isfinite(value) for value in line["values"])
+
+
+def test_a_size_between_those_of_the_runs_is_interpolated_and_none_beyond() -> None:
+    """Parameters are 1,000 times the width; CRoPE's are 900 times. A cubic through the logs."""
+    rows = [make_row("sizes", ["rope", "crope"], width=width) for width in (64, 128, 256)]
+    curve = {64: 5.5, 128: 5.0, 256: 4.8}
+    runs = []
+    for width, loss in curve.items():
+        runs.append(
+            make_runs("rope", {seed: loss + noise for seed, noise in NOISE.items()}, width=width)
+        )
+        crope = make_runs("crope", dict.fromkeys(NOISE, loss), width=width)
+        runs.append([run | {"parameters.total": 900 * width} for run in crope])
+    spline = scipy.interpolate.PchipInterpolator(np.log([64e3, 128e3, 256e3]), [5.5, 5.0, 4.8])
+    at_equal_size = lines_of(
+        Contrast("half", "sizes", "?", "crope", "rope", equal_size), rows, *runs
+    )
+    assert [line["width"] for line in at_equal_size] == [128, 256]
+    for line in at_equal_size:
+        at_size = float(spline(np.log(900 * line["width"])))
+        expected = [curve[line["width"]] - at_size - noise for noise in NOISE.values()]
+        assert line["values"] == pytest.approx(expected)
+    cost = lines_of(Contrast("half", "sizes", "?", "crope", "rope", size_cost), rows, *runs)
+    at_size = float(spline(np.log(900 * 128)))
+    assert cost[0]["mean_nats"] == pytest.approx(at_size - 5.0)
+    larger = [[run | {"parameters.total": 10**9} for run in part] for part in runs[1::2]]
+    beyond = lines_of(
+        Contrast("half", "sizes", "?", "crope", "rope", equal_size), rows, *runs[::2], *larger
+    )
+    assert all(line["reason"] and not line["n"] for line in beyond)
+
+
+def test_the_change_with_length_is_of_the_tokens_beyond_the_training_length() -> None:
+    """Over all tokens 0.3 at 4 L; a quarter of them contributes nothing, so 0.4."""
+    rows = [make_row("long", ["alibi"])]
+    runs = make_runs("alibi", shifted(0))
+    runs = [run | {"lengths": [(256, 5.0), (512, 7.0), (1024, 5.3)]} for run in runs]
+    contrast = Contrast("length", "long", "?", "alibi", value=length_change)
+    (line,) = lines_of(contrast, rows, runs)
+    assert line["values"] == pytest.approx([0.4] * 3)
+
+
+def test_the_papers_differences_stand_beside_those_of_their_rows() -> None:
+    """CRoPE - RoPE as printed: 6.5836 - 6.5809 in Table 1, 6.584 - 6.607 in a row of Table 2."""
+    rows = table_places("quick")
+    keys = {
+        (row.study, row.dataset, cell.row, cell.model): cell.key
+        for row in rows
+        for cell in row.cells
+    }
+    runs = []
+    for row in ("base", "b2_l512_g09_s1000"):
+        for model, level in {"rope": 5.0, "crope": 5.1, "xpos": 5.9}.items():
+            made = make_runs(model, dict.fromkeys(range(5), level), dataset="pg19", row=row)
+            runs.append([run | {"cell_key": keys["table2", "pg19", row, model]} for run in made])
+    claims = weigh(find_places(make_frame(*runs), rows)).claims
+    of_final = claims[(claims["first"] == "crope") & (claims["family"] != "Fig. 4")]
+    printed = of_final.set_index(["study", "row"])["paper_nats"]
+    assert printed["table1", "base"].iloc[0] == pytest.approx(6.5836 - 6.5809)
+    assert printed["table2", "b2_l512_g09_s1000"] == pytest.approx(6.584 - 6.607)
+    answered = of_final.dropna(subset="low_nats").set_index(["study", "row"])["mean_nats"]
+    assert answered["table2", "b2_l512_g09_s1000"] == pytest.approx(0.1)
+
+
+def final_losses(model: str, dataset: str, folder: Path) -> pd.Series:
+    """Final losses of the runs at the default settings by seed, read without the project's code."""
+    losses = {}
+    for path in folder.glob(f"{model}-{dataset}-base-s*"):
+        config = yaml.load((path / "config.yaml").read_text(), yaml.CSafeLoader)
+        chosen = config["model"], config["train"]
+        keys = ("embed_scale", "dropout", "tied_head", "d_model"), ("lr", "max_steps")
+        found = [part[key] for part, names in zip(chosen, keys, strict=True) for key in names]
+        if found == ["sqrt_d", 0, True, 128, 0.001, 800]:
+            summary = json.loads((path / "summary.json").read_text())
+            losses[summary["seed"]] = summary["val_full"]["final_nats"]
+    return pd.Series(losses)
+
+
+def test_published_differences_recomputed_with_other_code() -> None:
+    folder = PUBLISHED / "cpu-fp32"
+    rows = [row for row in expected_rows("quick") if row.study == "base"]
+    frame, _ = load_frame([folder])
+    contrast = Contrast("cost", "base", "?", "crope", "rope")
+    lines = answer(contrast, find_places(frame, rows))
+    groups = []
+    for line, dataset in zip(lines, ("ptb", "wikitext2"), strict=False):
+        difference = (
+            final_losses("crope", dataset, folder) - final_losses("rope", dataset, folder)
+        ).dropna()
+        assert len(difference) == 10
+        expected = scipy.stats.ttest_1samp(difference, 0).confidence_interval(0.95)
+        assert (line["low_nats"], line["high_nats"]) == pytest.approx(expected, rel=1e-9)
+        groups.append(difference)
+    welch = scipy.stats.ttest_ind(groups[0], -groups[1], equal_var=False).confidence_interval(0.95)
+    assert (lines[2]["low_nats"], lines[2]["high_nats"]) == pytest.approx(
+        (welch.low / 2, welch.high / 2)
+    )
+
+
+@pytest.mark.parametrize(("groups", "n", "level"), [(1, 5, 0.95), (2, 8, 0.95), (2, 10, 0.99)])
+def test_intervals_cover_as_often_as_they_say(groups: int, n: int, level: float) -> None:
+    """2,000 draws; corpora with deviations of 0.013 and 0.009."""
+    random, covered = np.random.default_rng(n), 0
+    for _ in range(2000):
+        values = [random.normal(0.01, sd, n) for sd in (0.013, 0.009)[:groups]]
+        _, low, high = interval(values, level)
+        covered += low <= 0.01 <= high
+    assert covered / 2000 == pytest.approx(level, abs=3.5 * math.sqrt(level * (1 - level) / 2000))
+
+
+def test_the_primary_intervals_hold_together_with_95_percent() -> None:
+    """P1 to P4 share runs of ten seeds on two corpora, P5 has five seeds: 500 draws of all."""
+    random, wrong = np.random.default_rng(1), 0
+    for _ in range(500):
+        corpora = random.normal(0, 0.01, (2, 4, 10)) + random.normal(0, 0.005, (2, 1, 10))
+        intervals = [interval(corpora[:, i], PRIMARY_LEVEL) for i in range(4)]
+        intervals.append(interval([random.normal(0, 0.012, 5)], PRIMARY_LEVEL))
+        wrong += any(not low <= 0 <= high for _, low, high in intervals)
+    assert wrong / 500 <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 500)
