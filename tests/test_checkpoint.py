@@ -79,6 +79,23 @@ def test_a_corrupt_checkpoint_falls_back_to_the_previous_one(
     assert updates[0] == 6 and "corrupt" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("part", ["model", "optimizer"])
+def test_one_changed_bit_of_a_tensor_is_noticed(part: str, broken, whole, updates, capsys) -> None:
+    """torch.load alone would not notice."""
+    newest = checkpoints(broken.path)[0]
+    saved = torch.load(newest, weights_only=True)
+    tensor = saved["model"]["blocks.0.ffn_up.weight"]
+    if part == "optimizer":
+        states = saved["optimizer"]["state"].values()
+        (tensor,) = (s["exp_avg_sq"] for s in states if s["exp_avg_sq"].shape == tensor.shape)
+    data, values = bytearray(newest.read_bytes()), tensor.numpy().tobytes()
+    data[data.index(values) + len(values) // 2] ^= 1
+    newest.write_bytes(data)
+    torch.load(newest, weights_only=True)
+    continues_to_the_same_bits(broken, whole)
+    assert updates[0] == 6 and "corrupt" in capsys.readouterr().err
+
+
 def test_without_a_usable_checkpoint_the_run_starts_again(broken, whole, updates) -> None:
     for path in checkpoints(broken.path):
         path.write_bytes(b"zeros")

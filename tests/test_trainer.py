@@ -1,7 +1,9 @@
 """The training loop against closed forms and slow references, on a toy corpus."""
 
+import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +14,12 @@ from crope import trainer
 from crope.config import ModelConfig, TrainConfig
 from crope.data.tokens import TokenSet
 from crope.evaluate import cross_entropy, full_loss
+from crope.model.counting import train_flops_per_token
 from crope.model.gpt import GPT
 from crope.record import read_metrics
 from crope.run import build_model
 from crope.trainer import build_losses, build_optimizer, train
-from tests.conftest import toy_run
+from tests.conftest import TOY_VOCAB, toy_run
 
 CPU = torch.device("cpu")
 
@@ -88,6 +91,82 @@ def test_final_losses_are_those_of_the_saved_weights(toy_tokens: TokenSet, tmp_p
         assert rows[-1][f"{key}/loss_nats"] == pytest.approx(loss, rel=1e-6)
         assert rows[-1][f"{key}/tokens"] == count == 64
     assert abs(rows[-1]["train_full/loss_nats"] - rows[-1]["val_full/loss_nats"]) > 1e-3
+
+
+def test_the_training_split_is_measured_on_as_many_tokens_as_the_validation_split(
+    toy_tokens: TokenSet, tmp_path: Path
+) -> None:
+    """The whole validation split has 299 targets; 18 of the 56 whole windows of 16 in the training
+    split have 288.
+    """
+    model, rows = trained(toy_tokens, tmp_path, "eval.full_tokens=0")
+    starts = 16 * np.linspace(0, 55, 18).round().astype(int)
+    windows = np.stack([toy_tokens.train[start : start + 17] for start in starts]).astype(np.int64)
+    tokens_BT = torch.from_numpy(windows)
+    with torch.no_grad():
+        loss = cross_entropy(model.eval(), tokens_BT[:, :-1], tokens_BT[:, 1:]).item()
+    assert (rows[-1]["val_full/tokens"], rows[-1]["train_full/tokens"]) == (299, 288)
+    assert rows[-1]["train_full/loss_nats"] == pytest.approx(loss, rel=1e-6)
+
+
+def test_speeds_are_those_of_the_steps_without_validation(
+    toy_tokens: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
+    """By a clock that step s moves by s + 1 seconds and every validation by 50; a line has the mean
+    of the steps since the last line: 1; 2 to 4; 5 to 7; 8 to 10 seconds.
+    """
+    clock, real_step, real_validate = SimpleNamespace(now=0.0), trainer.train_step, trainer.validate
+
+    def step(*args: object, step: int, **kwargs: object) -> torch.Tensor:
+        clock.now += step + 1
+        return real_step(*args, step=step, **kwargs)
+
+    def validate(*args: object) -> dict[str, float]:
+        line = real_validate(*args)
+        clock.now += 50 if line else 0
+        return line
+
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(trainer, "train_step", step)
+    monkeypatch.setattr(trainer, "validate", validate)
+    monkeypatch.setattr(trainer, "peak_flops", lambda device, precision: 1e6)
+    config = toy_run(tmp_path).config
+    train(build_model(config), toy_tokens, config, tmp_path)
+    rows, seconds = read_metrics(tmp_path / "metrics.jsonl"), {0: 1.0, 3: 3.0, 6: 6.0, 9: 9.0}
+    flops = 2 * 16 * train_flops_per_token(config.model, vocab_size=TOY_VOCAB, seq_len=16)
+    for key, of_a_second in (
+        ("time/step_ms", lambda s: 1000 * s),
+        ("speed/tokens_per_s", lambda s: 2 * 16 / s),
+        ("speed/mfu_pct", lambda s: 100 * flops / s / 1e6),
+    ):
+        expected = {step: pytest.approx(of_a_second(s)) for step, s in seconds.items()}
+        assert by_step(rows, key) == expected
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_runtime_options_are_those_of_the_process_that_trains(
+    deterministic: bool, toy_tokens: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
+    """Also where an earlier run of the process had set the opposite."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that monkeypatch restores it
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    seen, real = set(), trainer.train_step
+
+    def step(*args: object, **kwargs: object) -> torch.Tensor:
+        seen.add((torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(trainer, "train_step", step)
+    try:
+        torch.use_deterministic_algorithms(not deterministic)
+        options = (f"runtime.deterministic={deterministic}", "runtime.threads=2")
+        trained(toy_tokens, tmp_path, *options)
+        workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+        assert workspace == (":4096:8" if deterministic else None)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_num_threads(1)
+    assert seen == {(deterministic, 2)}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
