@@ -66,6 +66,7 @@ def write_run(
     row: str = "base",
     *,
     seed: int = 0,
+    scale: str = SCALE,
     precision: str = "fp32",
     device_kind: str = "cpu",
     sampled: Sequence[float] = (5.1, 5.3),
@@ -108,7 +109,7 @@ def write_run(
     parts = {**PARAMETERS, "qkv": PARAMETERS["qkv"] - halved}
     results = summarise(rows, max_steps=STEPS, validation=splits["validation"])
     summary = {
-        "run_id": name, "model": model, "dataset": dataset, "row": row, "scale": SCALE, "seed": seed, "error": error,
+        "run_id": name, "model": model, "dataset": dataset, "row": row, "scale": scale, "seed": seed, "error": error,
         "status": "failed" if error else "complete", "numerics_version": version, "precision": precision,
         "device_kind": device_kind,
     } | ({} if error else results | {
