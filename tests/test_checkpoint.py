@@ -125,13 +125,14 @@ def test_a_checkpoint_without_its_metrics_is_not_used(text: str, broken, whole, 
     assert updates[0] == 0
 
 
+@pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_checkpoint_of_another_corpus_is_not_used(
-    broken, updates, toy_data: TokenSet, capsys
+    split: str, broken, updates, toy_data: TokenSet, capsys
 ) -> None:
     """`tiny` depends on Python's version; its run id does not."""
-    toy_data.meta["splits"]["train"]["sha256"] = "other"
+    toy_data.meta["splits"][split]["sha256"] = "other"
     assert execute(broken).status == "complete"
-    assert updates[0] == 0 and "train corpus" in capsys.readouterr().err
+    assert updates[0] == 0 and f"{split} corpus" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_another_architecture_is_an_error(broken, monkeypatch) -> None:

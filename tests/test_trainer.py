@@ -12,6 +12,7 @@ from torch import nn
 
 from crope import trainer
 from crope.config import ModelConfig, TrainConfig
+from crope.data.batches import sample_batch
 from crope.data.tokens import TokenSet
 from crope.evaluate import cross_entropy, full_loss
 from crope.model.counting import train_flops_per_token
@@ -69,6 +70,29 @@ def test_the_rate_of_a_line_is_the_one_its_update_used(
     )
     trained(toy_tokens, tmp_path)
     assert used == pytest.approx([0.001 * 0.8 ** (step // 4) for step in range(12)], rel=1e-12)
+
+
+def test_the_loop_is_a_plain_one(toy_tokens: TokenSet, tmp_path: Path) -> None:
+    """torch's AdamW at the stated rates on the batches of seed 3, written out."""
+    options = ("seed=3", "model=crope", "train.weight_decay=0.3", "train.beta2=0.9")
+    found, rows = trained(toy_tokens, tmp_path, *options)
+    model, losses = build_model(toy_run(tmp_path, *options).config), []
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.9), weight_decay=0.3)
+    for step in range(12):
+        optimizer.param_groups[0]["lr"] = 0.001 * 0.8 ** (step // 4)
+        inputs_BT, targets_BT = sample_batch(
+            toy_tokens.train, seed=3, step=step, batch_size=2, seq_len=16, purpose="train"
+        )
+        loss = cross_entropy(model, inputs_BT, targets_BT)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    expected = dict(enumerate(losses))
+    assert by_step(rows, "train/loss_nats") == pytest.approx(expected, rel=1e-6)
+    torch.testing.assert_close(
+        dict(found.state_dict()), dict(model.state_dict()), rtol=0, atol=1e-6
+    )
 
 
 def test_final_losses_are_those_of_the_saved_weights(toy_tokens: TokenSet, tmp_path: Path) -> None:

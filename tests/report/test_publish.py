@@ -74,7 +74,7 @@ def test_no_absolute_path_is_published_and_the_record_stays_valid(tmp_path: Path
         (
             "machine",
             "quick",
-            {"resumed_from": [{"commit": "c" * 40, "dirty": True}]},
+            {"resumed_from": [{"commit": "c" * 40, "dirty": n == 1} for n in range(3)]},
             "uncommitted",
         ),
         ("machine", "quick", None, r"metrics\.jsonl"),  # an invalid record

@@ -1,0 +1,19 @@
+"""Peak rates that MFU is relative to."""
+
+import pytest
+import torch
+
+from crope.device import peak_flops
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"), [("NVIDIA H200", 989), ("NVIDIA A100-SXM4-80GB", 312), ("another", None)]
+)
+def test_peak_is_the_dense_bf16_rate_of_known_gpus(
+    name: str, tera: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vendors print twice as much for sparse matrices."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    cuda = torch.device("cuda")
+    assert peak_flops(cuda, "bf16") == (tera and tera * 1e12)
+    assert peak_flops(cuda, "fp32") is peak_flops(torch.device("cpu"), "bf16") is None
