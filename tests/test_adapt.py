@@ -168,8 +168,6 @@ def test_head_width_of_the_attention_layer_or_of_its_configuration(
     ("pairing", "config"),
     [
         ("interleaved", {"rotary_dim": 2}),
-        ("half", {"rotary_dim": 4}),
-        ("half", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.0}}),
         ("half", {"rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 0.5}}),
     ],
 )

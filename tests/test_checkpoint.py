@@ -79,17 +79,13 @@ def test_a_corrupt_checkpoint_falls_back_to_the_previous_one(
     assert updates[0] == 6 and "corrupt" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("part", ["model", "optimizer"])
-def test_one_changed_bit_of_a_tensor_is_noticed(part: str, broken, whole, updates, capsys) -> None:
-    """torch.load alone would not notice."""
+def test_one_changed_bit_of_a_tensor_is_noticed(broken, whole, updates, capsys) -> None:
+    """In the middle of the optimiser's second moments: torch.load alone does not notice."""
     newest = checkpoints(broken.path)[0]
-    saved = torch.load(newest, weights_only=True)
-    tensor = saved["model"]["blocks.0.ffn_up.weight"]
-    if part == "optimizer":
-        states = saved["optimizer"]["state"].values()
-        (tensor,) = (s["exp_avg_sq"] for s in states if s["exp_avg_sq"].shape == tensor.shape)
-    data, values = bytearray(newest.read_bytes()), tensor.numpy().tobytes()
-    data[data.index(values) + len(values) // 2] ^= 1
+    states = torch.load(newest, weights_only=True)["optimizer"]["state"].values()
+    moments = max((state["exp_avg_sq"].numpy().tobytes() for state in states), key=len)
+    data = bytearray(newest.read_bytes())
+    data[data.index(moments) + len(moments) // 2] ^= 1
     newest.write_bytes(data)
     torch.load(newest, weights_only=True)
     continues_to_the_same_bits(broken, whole)

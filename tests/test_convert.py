@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from crope import convert as convert_module
 from crope.adapt import merge
 from crope.config import ModelConfig
-from crope.convert import MIN_GAIN, QKV, convert, project, rotate, with_initial_qkv
+from crope.convert import MIN_GAIN, QKV, convert, project, rotate
 from crope.data.batches import sample_batch
 from crope.data.tokens import TokenSet
 from crope.errors import UserError
@@ -69,6 +69,11 @@ def anywhere() -> StreamStructure:
     return StreamStructure(as_complex(random_rotation(5).T).T, heads, kept=math.nan)
 
 
+def qkv_energy(model: GPT) -> float:
+    weights = [getattr(block.attn, name).weight for block in model.blocks for name in QKV]
+    return sum(weight.double().square().sum().item() for weight in weights)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("qkv_bias", [True, False])
 def test_rotation_changes_no_output(tied: bool, qkv_bias: bool) -> None:
@@ -114,31 +119,11 @@ def test_projection_keeps_the_stated_fraction_and_loads_into_a_plain_model() -> 
     found = fit_stream(folded_qkv(model), 2)
     rotated = rotate(model, found)
     projected = project(rotated, CONFIG)
-    norms = [
-        sum(
-            (getattr(block.attn, name).weight ** 2).sum().item()
-            for block in source.blocks
-            for name in QKV
-        )
-        for source in (projected, rotated)
-    ]
-    assert norms[0] / norms[1] == pytest.approx(found.kept, rel=1e-10)
+    fraction = qkv_energy(projected) / qkv_energy(rotated)
+    assert fraction == pytest.approx(found.kept, rel=1e-10)
     plain = build(projection="complex", tied_head=False, qkv_bias=True)
     plain.load_state_dict(projected.state_dict())
     torch.testing.assert_close(logits(plain), logits(projected), rtol=0, atol=1e-12)
-
-
-def test_fresh_projections_are_initial_and_the_rest_is_kept() -> None:
-    projected = project(rotate(build(), anywhere()), CONFIG)
-    fresh = with_initial_qkv(projected, CONFIG, seed=5).state_dict()
-    initial = GPT(
-        replace(CONFIG, projection="complex"), vocab_size=VOCAB, max_len=LENGTH, seed=5
-    ).state_dict()
-    for name, value in fresh.items():
-        own = any(part in name for part in QKV)
-        assert torch.equal(
-            value, initial[name].double() if own else projected.state_dict()[name]
-        ), name
 
 
 @pytest.fixture(scope="module")
@@ -198,11 +183,6 @@ def tuned(model: GPT, tokens: TokenSet, *, steps: int, lr: float) -> GPT:
         F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten()).backward()
         optimizer.step()
     return model
-
-
-def qkv_energy(model: GPT) -> float:
-    weights = [getattr(block.attn, name).weight for block in model.blocks for name in QKV]
-    return sum(weight.double().square().sum().item() for weight in weights)
 
 
 def folded_weights(record: Record) -> list[tuple[np.ndarray, ...]]:
@@ -278,9 +258,9 @@ def test_chance_is_the_level_of_the_same_maps_with_rotated_heads(
         generator = np.random.default_rng(seed)
         layers = [tuple(turn(w, generator) for w in layer) for layer in folded_weights(planted)]
         draws.append(fit_stream(layers, 2).kept)
-    found = converted[0]["kept_share"]["best_by_chance"]
-    assert len(set(found)) == 3
-    assert np.mean(found) == pytest.approx(np.mean(draws), abs=4 * np.std(draws) / 3**0.5)
+    reported = converted[0]["kept_share"]["best_by_chance"]
+    assert len(set(reported)) == 3
+    assert np.mean(reported) == pytest.approx(np.mean(draws), abs=4 * np.std(draws) / 3**0.5)
 
 
 @pytest.fixture(scope="module")
@@ -291,19 +271,12 @@ def rope(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
 
 
 def test_a_run_from_end_to_end(rope: Record, capsys: pytest.CaptureFixture[str]) -> None:
-    """Losses are those of the files; the rotated model's is the trained one's; every arm is
-    fine-tuned.
-    """
+    """Losses are those of the files; the rotated model's is the trained one's."""
     convert(rope, steps=4, lr=0.003)
     result = json.loads((rope.path / "conversion.json").read_text())
-    before, after, fractions = result["loss_nats"], result["tuned_loss_nats"], result["kept_share"]
+    before, fractions = result["loss_nats"], result["kept_share"]
     assert before["trained"] == pytest.approx(rope.summary["val_full"]["final_nats"], rel=1e-6)
     assert before["rope"] == pytest.approx(before["trained"], rel=1e-5)
-    assert all(after[name] != before[name] for name in ARMS)
-    assert (
-        len(fractions["best_by_chance"]) == 3
-        and min(fractions["best_by_chance"]) > fractions["random"]
-    )
     assert fractions["best"] > fractions["random"]
     by_layer = [fit_stream([layer], 4).kept for layer in folded_weights(rope)]
     assert fractions["by_layer"] == pytest.approx(by_layer, rel=1e-6)
@@ -315,9 +288,6 @@ def test_a_run_from_end_to_end(rope: Record, capsys: pytest.CaptureFixture[str])
         trained["qkv"],
         2 * trained["embeddings"],
     )
-    choices = ModelConfig(**rope.config["model"] | {"projection": "complex", "tied_head": False})
-    model = GPT(choices, vocab_size=TOY_VOCAB, max_len=16, seed=0)
-    model.load_state_dict(torch.load(rope.path / "converted.pt", weights_only=True))
 
 
 def test_no_steps_leave_the_projected_model_and_the_default_rate_is_the_last(rope: Record) -> None:

@@ -40,8 +40,8 @@ def test_facts_name_the_newest_commit_and_say_whether_the_code_differs(
     git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "second"], check=True)
     log = subprocess.run([*git, "log", "--format=%H"], check=True, capture_output=True, text=True)
-    found = collect("cpu", {})
-    assert (found["commit"], found["dirty"]) == (log.stdout.split()[0], False)
+    facts = collect("cpu", {})
+    assert (facts["commit"], facts["dirty"]) == (log.stdout.split()[0], False)
     (checkout / "crope" / "gpt.py").write_text("y = 2\n")
     assert collect("cpu", {})["dirty"] is True
 

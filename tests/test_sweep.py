@@ -143,19 +143,21 @@ def test_reproduce_trains_the_studies_at_the_seeds_and_reports_the_scale(
 def test_reproduce_ends_with_status_1_after_a_problem(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    found: set[str] = set()
+    problems: set[str] = set()
 
     def ended(runs: list[Run], jobs: int) -> Iterator[Outcome]:
-        status = "failed" if "a run" in found else "complete"
+        status = "failed" if "a run" in problems else "complete"
         yield from (Outcome(run.run_id, status, run.run_id) for run in runs)
 
     corrupt = {"wikitext2": DataError("corrupt")}
     monkeypatch.setattr(sweep, "run_all", ended)
-    monkeypatch.setattr(sweep, "prepare", lambda *_, **__: corrupt if "data" in found else {})
-    monkeypatch.setattr(sweep, "_extrapolate", lambda runs: list(found & {"a length"}))
-    monkeypatch.setattr("crope.report.build.build_report", lambda **_: list(found & {"a record"}))
+    monkeypatch.setattr(sweep, "prepare", lambda *_, **__: corrupt if "data" in problems else {})
+    monkeypatch.setattr(sweep, "_extrapolate", lambda runs: list(problems & {"a length"}))
+    monkeypatch.setattr(
+        "crope.report.build.build_report", lambda **_: list(problems & {"a record"})
+    )
     options = {"scale": "smoke", "seeds": [0], "results_dir": tmp_path, "overrides": []}
     for problem in ("", "a run", "data", "a length", "a record"):
-        found.clear()
-        found.add(problem)
+        problems.clear()
+        problems.add(problem)
         assert reproduce(studies=["length"], **options) == bool(problem), problem

@@ -75,8 +75,8 @@ def test_scores_of_bf16_inputs_are_not_rounded_to_bf16(branch: str) -> None:
     v = torch.eye(6, dtype=torch.float64)[torch.arange(30) % 6].expand(2, 4, 30, 6)
     assert torch.equal((q @ k.mT).bfloat16().double(), q @ k.mT)
     with torch.autocast("cpu", torch.bfloat16):
-        found = layer.mix(q.bfloat16(), k.bfloat16(), v.bfloat16(), positions).double()
-    torch.testing.assert_close(found, reference(q, k, v, positions), rtol=2.0**-7, atol=0)
+        y_BHTK = layer.mix(q.bfloat16(), k.bfloat16(), v.bfloat16(), positions).double()
+    torch.testing.assert_close(y_BHTK, reference(q, k, v, positions), rtol=2.0**-7, atol=0)
 
 
 def test_branch_is_chosen_by_length(monkeypatch) -> None:
