@@ -4,7 +4,9 @@ of `transformers`.
 
 import re
 import runpy
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,12 +24,12 @@ PAIRINGS = [("interleaved", None), ("half", 4)]
 class Attention(nn.Module):
     """Two layers by the default names, grouped keys, and one that stays."""
 
-    def __init__(self, width: int = 8, *, bias: bool = False) -> None:
+    def __init__(self, width: int = 8, *, bias: bool = False, head_dim: int = 4) -> None:
         super().__init__()
-        self.head_dim = 4
-        self.q_proj, self.k_proj = nn.Linear(width, 8, bias=bias), nn.Linear(width, 4, bias=bias)
-        self.v_proj = nn.Linear(width, 4, bias=bias)
-        self.o_proj = nn.Linear(8, width)
+        self.head_dim = head_dim
+        self.q_proj = nn.Linear(width, 2 * head_dim, bias=bias)
+        self.k_proj, self.v_proj = (nn.Linear(width, head_dim, bias=bias) for _ in range(2))
+        self.o_proj = nn.Linear(2 * head_dim, width)
 
 
 def channel_pairs(outputs: int, pairing: str, head_dim: int | None) -> list[tuple[int, int]]:
@@ -39,6 +41,20 @@ def channel_pairs(outputs: int, pairing: str, head_dim: int | None) -> list[tupl
         for h in range(0, outputs, head_dim)
         for i in range(head_dim // 2)
     ]
+
+
+def times_i(channels: int, pairing: str, head_dim: int | None = None) -> torch.Tensor:
+    """Multiplication by i in the channel pairs: a weight W is complex-linear if W i = i W."""
+    matrix = torch.zeros(channels, channels)
+    for first, second in channel_pairs(channels, pairing, head_dim):
+        matrix[second, first], matrix[first, second] = 1.0, -1.0
+    return matrix
+
+
+def is_complex_linear(layer: nn.Module, pairing: str, head_dim: int) -> bool:
+    weight = layer.weight.detach()
+    i_in, i_out = times_i(weight.shape[1], "interleaved"), times_i(len(weight), pairing, head_dim)
+    return bool(weight.any()) and torch.allclose(weight @ i_in, i_out @ weight)
 
 
 @pytest.mark.parametrize(("pairing", "head_dim"), PAIRINGS)
@@ -110,6 +126,71 @@ def test_named_layers_are_replaced_and_the_rest_is_left() -> None:
     assert merge(model) == []
 
 
+@pytest.mark.parametrize("init", ["nearest", "fresh"])
+@pytest.mark.parametrize("pairing", ["interleaved", "half"])
+def test_no_pair_of_a_replaced_layer_straddles_heads(pairing: Any, init: Any) -> None:
+    """Two heads of queries, one of keys and values, and another head width in the second layer."""
+    widths = {"first": 4, "second": 6}
+    model = nn.ModuleDict({name: Attention(head_dim=width) for name, width in widths.items()})
+    dense = {name: value.clone() for name, value in model.state_dict().items()}
+    assert len(complexify(model, pairing=pairing, init=init)) == 6
+    for name, width in widths.items():
+        for child in ("q_proj", "k_proj", "v_proj"):
+            layer, weight = getattr(model[name], child), dense[f"{name}.{child}.weight"]
+            assert is_complex_linear(layer, pairing, width)
+            i_in, i_out = times_i(8, "interleaved"), times_i(len(weight), pairing, width)
+            nearest = (weight - i_out @ weight @ i_in) / 2
+            assert torch.allclose(layer.weight, nearest, atol=1e-6) == (init == "nearest")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "config"),
+    [
+        ({"qk_head_dim": 4, "head_dim": 2}, {}),
+        ({"head_dim": 4}, {"hidden_size": 8, "num_attention_heads": 4}),
+        ({}, {"head_dim": 4, "hidden_size": 8, "num_attention_heads": 4}),
+        ({}, {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}),
+    ],
+)
+def test_head_width_of_the_attention_layer_or_of_its_configuration(
+    attributes: dict[str, int], config: dict[str, int]
+) -> None:
+    model = Attention()
+    del model.head_dim
+    for name, value in attributes.items():
+        setattr(model, name, value)
+    model.config = SimpleNamespace(**config)
+    complexify(model)
+    assert all(is_complex_linear(getattr(model, name), "half", 4) for name in ["q_proj", "k_proj"])
+
+
+@pytest.mark.parametrize(
+    ("pairing", "config"),
+    [
+        ("interleaved", {"rotary_dim": 2}),
+        ("half", {"rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 0.5}}),
+    ],
+)
+def test_rotations_of_whole_pairs_are_accepted(pairing: Any, config: dict[str, Any]) -> None:
+    model = Attention()
+    model.config = SimpleNamespace(**config)
+    assert len(complexify(model, pairing=pairing)) == 3
+
+
+@pytest.mark.parametrize(("name", "partner"), [("rotate_half", 2), ("rotate_every_two", 1)])
+def test_pairs_are_those_of_the_function_that_rotates(
+    name: str, partner: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `transformers`: a function of this name in the module of the attention layer."""
+    monkeypatch.setattr(
+        sys.modules[__name__], name, lambda x: -x.roll(-partner, dims=-1), raising=False
+    )
+    right, wrong = ("half", "interleaved") if partner == 2 else ("interleaved", "half")
+    with pytest.raises(ValueError, match=f"pairing='{right}'"):
+        complexify(Attention(), pairing=wrong)  # type: ignore[arg-type]
+    assert len(complexify(Attention(), pairing=right)) == 3  # type: ignore[arg-type]
+
+
 def test_fresh_values_have_the_deviation_of_the_replaced_weight() -> None:
     model = Attention(width=2048)
     nn.init.normal_(model.q_proj.weight, std=0.03)
@@ -120,6 +201,18 @@ def test_fresh_values_have_the_deviation_of_the_replaced_weight() -> None:
 
 class Lora(nn.Linear):
     """A layer that only looks plain."""
+
+
+HALF, WHOLE = {"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 1.0}
+PARTIAL: list[dict[str, Any]] = [  # configurations that rotate a part of each head, in some layers
+    {"rotary_pct": 0.5},
+    HALF,
+    {"rotary_dim": 2},
+    {"qk_rope_head_dim": 2},
+    {"rope_parameters": HALF},
+    {"rope_parameters": {"full_attention": HALF, "sliding_attention": WHOLE}},
+    {"rope_parameters": {"full_attention": WHOLE, "sliding_attention": HALF}},
+]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +235,10 @@ class Lora(nn.Linear):
         (lambda m: setattr(m.o_proj, "weight", m.q_proj.weight), {}, "q_proj shares"),
         (lambda m: delattr(m, "head_dim"), {}, "head_dim="),
         (lambda m: setattr(m, "head_dim", 1), {}, "width 1"),
-        (lambda m: setattr(m, "config", type("C", (), {"rotary_pct": 0.5})), {}, "2 of 4 channels"),
+        *(
+            (lambda m, c=c: setattr(m, "config", SimpleNamespace(**c)), {}, "2 of 4 channels")
+            for c in PARTIAL
+        ),
         (lambda m: None, {"init": "zero"}, "init"),
         (lambda m: None, {"pairing": "other"}, "pairing"),
     ],

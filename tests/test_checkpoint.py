@@ -81,6 +81,19 @@ def test_a_corrupt_checkpoint_falls_back_to_the_previous_one(
     assert updates[0] == 6 and "corrupt" in capsys.readouterr().err
 
 
+def test_one_changed_bit_of_a_tensor_is_noticed(broken, whole, updates, capsys) -> None:
+    """In the middle of the optimiser's second moments: torch.load alone does not notice."""
+    newest = checkpoints(broken.path)[0]
+    states = torch.load(newest, weights_only=True)["optimizer"]["state"].values()
+    moments = max((state["exp_avg_sq"].numpy().tobytes() for state in states), key=len)
+    data = bytearray(newest.read_bytes())
+    data[data.index(moments) + len(moments) // 2] ^= 1
+    newest.write_bytes(data)
+    torch.load(newest, weights_only=True)
+    continues_to_the_same_bits(broken, whole)
+    assert updates[0] == 6 and "corrupt" in capsys.readouterr().err
+
+
 def test_without_a_usable_checkpoint_the_run_starts_again(broken, whole, updates) -> None:
     for path in checkpoints(broken.path):
         path.write_bytes(b"zeros")
@@ -120,7 +133,7 @@ def test_a_checkpoint_without_its_metrics_is_not_used(text: str, broken, whole, 
     assert updates[0] == 0
 
 
-@pytest.mark.parametrize("other", ["corpus", "device", "run"])
+@pytest.mark.parametrize("other", ["train corpus", "validation corpus", "device", "run"])
 def test_a_checkpoint_made_with_something_else_is_refused_and_kept(
     other: str, broken: Run, whole: Run, toy_data: TokenSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,8 +143,8 @@ def test_a_checkpoint_made_with_something_else_is_refused_and_kept(
     kept = checkpoints(broken.path)
     with monkeypatch.context() as patch:
         resumed = broken
-        if other == "corpus":
-            patch.setitem(toy_data.meta["splits"]["validation"], "sha256", "other")
+        if "corpus" in other:
+            patch.setitem(toy_data.meta["splits"][other.split()[0]], "sha256", "other")
         elif other == "device":
             real = trainer.load_checkpoint
             patch.setattr(

@@ -1,27 +1,35 @@
-"""Conversion: rotation without effect on outputs, exact projections, a run from end to end."""
+"""Conversion: rotation without effect on outputs, exact projections, every arm of a run, a run from
+end to end.
+"""
 
 import copy
 import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
+from crope import convert as convert_module
 from crope.adapt import merge
 from crope.config import ModelConfig
-from crope.convert import MIN_GAIN, QKV, convert, project, rotate, with_initial_qkv
+from crope.convert import MIN_GAIN, QKV, convert, project, rotate
+from crope.data.batches import sample_batch
+from crope.data.tokens import TokenSet
 from crope.errors import UserError
 from crope.model.gpt import GPT
 from crope.record import Record
 from crope.theory.complex_maps import StreamStructure, as_complex, fit_stream, folded_qkv
-from tests.conftest import TOY_VOCAB
+from tests.conftest import TOY_VOCAB, make_toy_tokens, toy_run
 from tests.toy_runs import toy_corpus, train_toy
 
 ARMS = ("rope", "best", "random", "fresh")
-WIDTH, VOCAB, LENGTH = 12, 70, 9
+WIDTH, VOCAB, LENGTH = 12, TOY_VOCAB, 16
 CONFIG = ModelConfig(position="rotary", projection="real", n_layers=2, n_heads=2, d_model=WIDTH)
 
 
@@ -59,6 +67,11 @@ def anywhere() -> StreamStructure:
         for layer in (1, 2)
     ]
     return StreamStructure(as_complex(random_rotation(5).T).T, heads, kept=math.nan)
+
+
+def qkv_energy(model: GPT) -> float:
+    weights = [getattr(block.attn, name).weight for block in model.blocks for name in QKV]
+    return sum(weight.double().square().sum().item() for weight in weights)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -106,56 +119,168 @@ def test_projection_keeps_the_stated_fraction_and_loads_into_a_plain_model() -> 
     found = fit_stream(folded_qkv(model), 2)
     rotated = rotate(model, found)
     projected = project(rotated, CONFIG)
-    norms = [
-        sum(
-            (getattr(block.attn, name).weight ** 2).sum().item()
-            for block in source.blocks
-            for name in QKV
-        )
-        for source in (projected, rotated)
-    ]
-    assert norms[0] / norms[1] == pytest.approx(found.kept, rel=1e-10)
+    fraction = qkv_energy(projected) / qkv_energy(rotated)
+    assert fraction == pytest.approx(found.kept, rel=1e-10)
     plain = build(projection="complex", tied_head=False, qkv_bias=True)
     plain.load_state_dict(projected.state_dict())
     torch.testing.assert_close(logits(plain), logits(projected), rtol=0, atol=1e-12)
 
 
-def test_fresh_projections_are_initial_and_the_rest_is_kept() -> None:
-    projected = project(rotate(build(), anywhere()), CONFIG)
-    fresh = with_initial_qkv(projected, CONFIG, seed=5).state_dict()
-    initial = GPT(
-        replace(CONFIG, projection="complex"), vocab_size=VOCAB, max_len=LENGTH, seed=5
-    ).state_dict()
-    for name, value in fresh.items():
-        own = any(part in name for part in QKV)
-        assert torch.equal(
-            value, initial[name].double() if own else projected.state_dict()[name]
-        ), name
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
+    """A RoPE run whose Q, K and V are complex-linear in a hidden basis, with LayerNorm gains between
+    0.5 and 2 and a weak second head.
+    """
+    folder = tmp_path_factory.mktemp("planted")
+    crope = build(projection="complex", tied_head=False)
+    with torch.no_grad():
+        for block in crope.blocks:
+            block.attn_norm.weight[1::2] = block.attn_norm.weight[0::2]
+            for name in QKV:
+                for part in (getattr(block.attn, name).a, getattr(block.attn, name).b):
+                    part[WIDTH // 4 :] *= 0.2
+        merge(crope)
+        hidden = rotate(crope, anywhere())
+        for layer, block in enumerate(hidden.blocks):
+            gain_D = torch.from_numpy(2 ** np.random.default_rng(layer).uniform(-1, 1, WIDTH))
+            for name in QKV:
+                getattr(block.attn, name).weight /= gain_D
+            block.attn_norm.weight *= gain_D
+            block.attn_norm.bias *= gain_D
+    sizes = ("model.n_layers=2", "model.n_heads=2", f"model.d_model={WIDTH}")
+    run = toy_run(
+        folder, "model=rope", *sizes, "model.tied_head=false", "eval.full_tokens=0", "seed=3"
+    )
+    run.path.mkdir(parents=True)
+    torch.save(hidden.float().state_dict(), run.path / "weights.pt")
+    with toy_corpus(folder):
+        yield Record(run.path, run.container, {}, {})
+
+
+def validation_loss(model: GPT, tokens: TokenSet) -> float:
+    """Of all 299 targets, in windows of 16 and a rest of 11."""
+    split, total = torch.from_numpy(tokens.validation.astype(np.int64)), 0.0
+    with torch.no_grad():
+        for start in range(0, len(split) - 1, LENGTH):
+            window = split[start : start + LENGTH + 1]
+            logits_TV = model.logits(model(window[None, :-1]))[0]
+            total += F.cross_entropy(logits_TV, window[1:], reduction="sum").item()
+    return total / (len(split) - 1)
+
+
+def tuned(model: GPT, tokens: TokenSet, *, steps: int, lr: float) -> GPT:
+    """A copy after `steps` updates by torch's AdamW on the training batches of seed 3 from step 12
+    on: the run had 12 steps.
+    """
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    for step in range(12, 12 + steps):
+        inputs_BT, targets_BT = sample_batch(
+            tokens.train, seed=3, step=step, batch_size=2, seq_len=LENGTH, purpose="train"
+        )
+        optimizer.zero_grad()
+        logits_BTV = model.logits(model(inputs_BT))
+        F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten()).backward()
+        optimizer.step()
+    return model
+
+
+def folded_weights(record: Record) -> list[tuple[np.ndarray, ...]]:
+    """Q, K and V of both layers of weights.pt, times the gains of the LayerNorm before them."""
+    weights, layers = torch.load(record.path / "weights.pt", weights_only=True), []
+    for layer in ("blocks.0", "blocks.1"):
+        gain_D = weights[f"{layer}.attn_norm.weight"]
+        folded = (weights[f"{layer}.attn.{name}.weight"] * gain_D for name in QKV)
+        layers.append(tuple(weight.double().numpy() for weight in folded))
+    return layers
+
+
+@pytest.fixture(scope="module")
+def converted(planted: Record) -> tuple[dict[str, Any], dict[str, GPT]]:
+    """What `convert` returns, and each arm as it was before its fine-tuning."""
+    arms: list[GPT] = []
+    fine_tune = convert_module.fine_tune
+
+    def keep_and_fine_tune(model: GPT, *args: Any, **kwargs: Any) -> None:
+        arms.append(copy.deepcopy(model))
+        fine_tune(model, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convert_module, "fine_tune", keep_and_fine_tune)
+        result = convert(planted, steps=3, lr=0.01)
+    return result, dict(zip(ARMS, arms, strict=True))
+
+
+def test_every_arm_has_the_weights_of_its_name(converted: tuple[Any, Any]) -> None:
+    """The best basis loses nothing of a planted model, a random one about half of the energy."""
+    result, arms = converted
+    fractions = {name: qkv_energy(arms[name]) / qkv_energy(arms["rope"]) for name in ARMS}
+    for name in ("best", "random"):
+        assert result["kept_share"][name] == pytest.approx(fractions[name], rel=1e-4)
+    assert fractions["best"] == pytest.approx(1, abs=1e-4)
+    assert fractions["random"] == pytest.approx(0.5, abs=0.15)
+    assert result["loss_nats"]["best"] == pytest.approx(result["loss_nats"]["trained"], rel=1e-3)
+    complex_config = replace(CONFIG, projection="complex")
+    initial = GPT(complex_config, vocab_size=VOCAB, max_len=LENGTH, seed=3).state_dict()
+    best = arms["best"].state_dict()
+    for name, value in arms["fresh"].state_dict().items():
+        expected = initial if any(part in name for part in QKV) else best
+        assert torch.equal(value, expected[name]), name
+
+
+def test_losses_of_every_arm_before_and_after_fine_tuning(
+    converted: tuple[Any, Any], planted: Record, tmp_path: Path
+) -> None:
+    (result, arms), tokens = converted, make_toy_tokens(tmp_path)
+    after = {name: tuned(arm, tokens, steps=3, lr=0.01) for name, arm in arms.items()}
+    for models, losses in ((arms, result["loss_nats"]), (after, result["tuned_loss_nats"])):
+        for name in ARMS:
+            expected = validation_loss(models[name], tokens)
+            assert losses[name] == pytest.approx(expected, rel=1e-6), name
+        assert np.diff(sorted(losses[name] for name in ARMS[1:])).min() > 1e-4
+    saved = torch.load(planted.path / "converted.pt", weights_only=True)
+    torch.testing.assert_close(saved, dict(after["best"].state_dict()), rtol=0, atol=1e-5)
+
+
+def test_chance_is_the_level_of_the_same_maps_with_rotated_heads(
+    converted: tuple[Any, Any], planted: Record
+) -> None:
+    """Random orthogonal matrices on the output channels of every head, drawn by the test."""
+
+    def turn(weight: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        turns = np.linalg.qr(generator.standard_normal((2, 6, 6)))[0]
+        return np.concatenate(
+            [t @ head for t, head in zip(turns, np.split(weight, 2), strict=True)]
+        )
+
+    draws = []
+    for seed in range(8):
+        generator = np.random.default_rng(seed)
+        layers = [tuple(turn(w, generator) for w in layer) for layer in folded_weights(planted)]
+        draws.append(fit_stream(layers, 2).kept)
+    reported = converted[0]["kept_share"]["best_by_chance"]
+    assert len(set(reported)) == 3
+    assert np.mean(reported) == pytest.approx(np.mean(draws), abs=4 * np.std(draws) / 3**0.5)
 
 
 @pytest.fixture(scope="module")
 def rope(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
     folder = tmp_path_factory.mktemp("runs")
     with toy_corpus(folder / "tokens"):
-        yield train_toy(folder, "model=rope")
+        yield train_toy(folder, "model=rope", "model.n_layers=2")
 
 
 def test_a_run_from_end_to_end(rope: Record, capsys: pytest.CaptureFixture[str]) -> None:
-    """Losses are those of the files; the rotated model's is the trained one's; every arm is
-    fine-tuned.
-    """
+    """Losses are those of the files; the rotated model's is the trained one's."""
     convert(rope, steps=4, lr=0.003)
     result = json.loads((rope.path / "conversion.json").read_text())
     assert result["weights_sha256"] == rope.summary["weights_sha256"]
-    before, after, fractions = result["loss_nats"], result["tuned_loss_nats"], result["kept_share"]
+    before, fractions = result["loss_nats"], result["kept_share"]
     assert before["trained"] == pytest.approx(rope.summary["val_full"]["final_nats"], rel=1e-6)
     assert before["rope"] == pytest.approx(before["trained"], rel=1e-5)
-    assert all(after[name] != before[name] for name in ARMS)
-    assert (
-        len(fractions["best_by_chance"]) == 3
-        and min(fractions["best_by_chance"]) > fractions["random"]
-    )
-    assert fractions["best"] > fractions["random"] and len(fractions["by_layer"]) == 1
+    assert fractions["best"] > fractions["random"]
+    by_layer = [fit_stream([layer], 4).kept for layer in folded_weights(rope)]
+    assert fractions["by_layer"] == pytest.approx(by_layer, rel=1e-6)
     trained, converted = result["parameters"]["trained"], result["parameters"]["converted"]
     assert trained == {
         name: count for name, count in rope.summary["parameters"].items() if name != "total"
@@ -164,9 +289,6 @@ def test_a_run_from_end_to_end(rope: Record, capsys: pytest.CaptureFixture[str])
         trained["qkv"],
         2 * trained["embeddings"],
     )
-    choices = ModelConfig(**rope.config["model"] | {"projection": "complex", "tied_head": False})
-    model = GPT(choices, vocab_size=TOY_VOCAB, max_len=16, seed=0)
-    model.load_state_dict(torch.load(rope.path / "converted.pt", weights_only=True))
 
 
 def test_no_steps_leave_the_projected_model_and_the_default_rate_is_the_last(rope: Record) -> None:

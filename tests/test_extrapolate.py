@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from crope.compose import load_run
+from crope.compose import load_config, load_run
 from crope.convert import convert
 from crope.errors import UserError
 from crope.extrapolate import extrapolate, losses, segments
 from crope.model.gpt import GPT
-from tests.conftest import TOY_OVERRIDES, TOY_VOCAB
+from crope.run import load_trained
+from tests.conftest import TOY_OVERRIDES, TOY_VOCAB, make_toy_tokens
 from tests.toy_runs import toy_corpus, train_toy
 
 LENGTH = 16  # train.seq_len of TOY_OVERRIDES
@@ -108,6 +109,13 @@ def test_the_file_of_a_run(folder: Path) -> None:
     ]
     recorded = extrapolate(record, factors=(1,))["lengths"][0]["loss_nats"]
     assert recorded == pytest.approx(record.summary["val_full"]["final_nats"], rel=1e-6)
+    subset = extrapolate(record, factors=(1, 2), max_tokens=70)["lengths"]
+    assert [row["tokens"] for row in subset] == [64, 64]
+    model = load_trained(record.path, load_config(record.config))
+    validation = make_toy_tokens(folder).validation
+    spans = [slow_losses(model, validation[start : start + 33], 16) for start in (0, 256)]
+    assert subset[0]["loss_nats"] == pytest.approx(np.mean(spans), rel=1e-5)
+    assert extrapolate(record, factors=(1,))["max_tokens"] == 0
     (record.path / "weights.pt").unlink()
     assert extrapolate(record, factors=(1,))["lengths"][0]["loss_nats"] == recorded
     with pytest.raises(UserError, match=r"weights\.pt"):
@@ -133,6 +141,14 @@ def test_weights_of_another_run_are_not_measured(folder: Path) -> None:
             with pytest.raises(UserError, match=r"weights\.pt"):
                 measure(record)
     assert not (record.path / "extrapolation.json").exists()
+
+
+def test_subset_and_precision_are_those_of_the_run(folder: Path) -> None:
+    """64 tokens under bf16 autocast: otherwise the loss would not be the recorded one."""
+    record = train_toy(folder, "model=crope", "train.precision=bf16")
+    (row,) = extrapolate(record, factors=(1,))["lengths"]
+    assert row["tokens"] == 64
+    assert row["loss_nats"] == pytest.approx(record.summary["val_full"]["final_nats"], rel=1e-6)
 
 
 def test_learned_positions_are_not_defined_past_their_table(folder: Path) -> None:

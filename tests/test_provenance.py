@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from crope.provenance import ATTEMPT, earlier_attempts, is_dirty
+from crope import provenance
+from crope.provenance import ATTEMPT, collect, earlier_attempts, is_dirty
 
 
 @pytest.fixture
@@ -31,6 +32,19 @@ def test_changed_and_untracked_source_files_make_it_dirty(file: str, checkout: P
     (checkout / file).parent.mkdir(parents=True, exist_ok=True)
     (checkout / file).write_text("y = 2\n")
     assert is_dirty(checkout) is True
+
+
+def test_facts_name_the_newest_commit_and_say_whether_the_code_differs(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "ROOT", checkout)
+    git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "second"], check=True)
+    log = subprocess.run([*git, "log", "--format=%H"], check=True, capture_output=True, text=True)
+    facts = collect("cpu", {})
+    assert (facts["commit"], facts["dirty"]) == (log.stdout.split()[0], False)
+    (checkout / "crope" / "gpt.py").write_text("y = 2\n")
+    assert collect("cpu", {})["dirty"] is True
 
 
 def test_without_git_it_is_unknown(tmp_path: Path) -> None:

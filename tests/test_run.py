@@ -6,13 +6,15 @@ import math
 import os
 import shutil
 import signal
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from crope import record, trainer
+from crope import provenance, record, trainer
 from crope import run as run_module
 from crope.compose import Run
 from crope.data.tokens import TokenSet
@@ -49,12 +51,17 @@ def during_step(monkeypatch: pytest.MonkeyPatch, at: int, action) -> None:
     monkeypatch.setattr(trainer, "train_step", step_with_action)
 
 
+def die() -> None:
+    raise KeyboardInterrupt
+
+
 def summary(run: Run) -> dict:
     return json.loads((run.path / "summary.json").read_text())
 
 
-def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
-    run = toy_run(tmp_path, "model=crope")
+def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path, monkeypatch) -> None:
+    run, clock = toy_run(tmp_path, "model=crope"), iter([100.0, 107.5])
+    monkeypatch.setattr(run_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     assert execute(run).status == "complete"
     found = read_record(run.path)
     files = ["config.yaml", "metrics.jsonl", "provenance.json", "summary.json"]
@@ -74,6 +81,10 @@ def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
     assert found.summary["train_passes"] == pytest.approx(384 / 900)
     assert found.summary["weights_sha256"] == sha256_file(run.path / "weights.pt")
     assert found.summary["parameters"]["embeddings"] == 300 * 16
+    assert found.summary["time"]["total_s"] == 7.5
+    counts = Counter(toy_data.train.tolist())  # plus one each (Laplace): 900 + 300 in all
+    costs = [math.log(1200 / (counts[token] + 1)) for token in toy_data.validation.tolist()]
+    assert found.summary["unigram_nats"] == pytest.approx(sum(costs) / 300, rel=1e-12)
     facts = found.provenance
     assert (
         facts["packages"]["torch"]
@@ -217,10 +228,6 @@ def test_a_killed_run_continues_from_its_checkpoint_to_the_same_bits(
     """
     whole, broken = toy_run(tmp_path / "whole"), toy_run(tmp_path / "broken")
     execute(whole)
-
-    def die() -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
         during_step(patch, at, die)
         with pytest.raises(KeyboardInterrupt):
@@ -228,8 +235,27 @@ def test_a_killed_run_continues_from_its_checkpoint_to_the_same_bits(
     assert max(row["step"] for row in read_metrics(broken.path / "metrics.jsonl")) >= 4
     assert execute(broken).status == "complete"
     assert same_bits(broken, whole)
-    facts = read_record(broken.path).provenance
-    assert [attempt["commit"] for attempt in facts["resumed_from"]] == [facts["commit"]]
+
+
+def test_every_earlier_attempt_is_in_the_record(
+    toy_data: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
+    """The first from uncommitted code, the second and third from two other commits."""
+    run, real = toy_run(tmp_path), provenance.collect
+
+    def attempt(commit: str, *, dirty: bool, stop_at: int) -> dict[str, object]:
+        facts = {"commit": commit, "dirty": dirty, "command": f"train.py {commit}"}
+        facts |= {"device": f"CPU {commit}", "started_utc": f"day {commit}"}
+        with monkeypatch.context() as patch:
+            patch.setattr(provenance, "collect", lambda *arguments: real(*arguments) | facts)
+            during_step(patch, stop_at, lambda: os.kill(os.getpid(), signal.SIGTERM))
+            execute(run)
+        return facts
+
+    earlier = [attempt("a", dirty=True, stop_at=3), attempt("b", dirty=False, stop_at=7)]
+    attempt("c", dirty=False, stop_at=99)
+    last = read_record(run.path).provenance
+    assert (last["commit"], last["dirty"], last["resumed_from"]) == ("c", False, earlier)
 
 
 @pytest.mark.parametrize("bad_step", [4, 11])
@@ -252,6 +278,8 @@ def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
     assert "NonFiniteLoss" in summary(run)["error"]["traceback"]
     assert all(math.isfinite(value) for _, _, value in losses(run))
     assert execute(run).status == "complete", "a failed run is tried again"
+    continued = bad_step > 5  # the first checkpoint's step
+    assert ("resumed_from" in read_record(run.path).provenance) == continued
 
 
 def test_divergence_is_caught(toy_data: TokenSet, tmp_path: Path) -> None:

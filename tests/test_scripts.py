@@ -3,23 +3,33 @@ at most.
 """
 
 import csv
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from safetensors import safe_open
 
-from crope.config import ROOT
-from crope.errors import ConfigError, UserError
+from crope import golden
+from crope.compose import load_run
+from crope.config import ROOT, TokenizerConfig, cell_key
+from crope.data.tokens import TokenSet
+from crope.errors import ConfigError, DataUnavailable, UserError
 from crope.record import PUBLISHED, read_record
-from tests.conftest import TOY_OVERRIDES
+from crope.report import build, explain, frame, publish
+from crope.study import TABLES, Cell
+from tests.conftest import TOY_OVERRIDES, make_toy_tokens
+from tests.report.records import make_cell, make_config, write_run
 from tests.toy_runs import toy_corpus, train_toy
 
 sys.path.insert(0, str(ROOT / "scripts"))
-import report
-import reproduce
+import report as report_script
+import reproduce as reproduce_script
 import tools
 import train as train_script
 
@@ -82,8 +92,8 @@ def test_every_mistake_is_one_line(
         (tools, "explain --runs nosuch", "nosuch"),
         (tools, "prepare ../data/ptb", "../data/ptb"),
         (tools, "prepare pbt", "did you mean ptb"),
-        (report, "--runs nosuch", "nosuch"),
-        (reproduce, "--seeds 0", "seeds"),
+        (report_script, "--runs nosuch", "nosuch"),
+        (reproduce_script, "--seeds 0", "seeds"),
     ],
 )
 def test_arguments_that_the_other_scripts_refuse(
@@ -161,6 +171,7 @@ def test_reproduce_without_data_and_network(tmp_path: Path) -> None:
         (False, "missing"),
     }
     assert "HF_HUB_OFFLINE" in (tmp_path / "unavailable.json").read_text()
+    assert {path.name.split("-")[3] for path in (tmp_path / "runs").iterdir()} == {"s0"}
     before = {path: path.read_bytes() for path in tmp_path.glob("r*/*/*") if path.is_file()}
     assert "3 runs, 0 to train" in run_script("reproduce.py", *command, **hidden).stdout
     assert {path: path.read_bytes() for path in before} == before
@@ -170,46 +181,191 @@ def test_reproduce_without_data_and_network(tmp_path: Path) -> None:
     )
 
 
+def call(monkeypatch: pytest.MonkeyPatch, script: ModuleType, *arguments: object) -> Any:
+    """What `main` of a script returns, or the status that it exits with."""
+    monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, arguments)])
+    try:
+        return script.main()
+    except SystemExit as ended:
+        return ended.code
+
+
+def test_reproduce_passes_its_options_on(monkeypatch, tmp_path: Path) -> None:
+    seen = []
+    names = ("scale", "seeds", "results_dir", "studies", "overrides")
+    monkeypatch.setattr(
+        "crope.sweep.reproduce", lambda **o: seen.append([o[n] for n in names]) or 3
+    )
+    monkeypatch.setattr("crope.device.default_scale", lambda: "medium")
+    options = ["--scale=smoke", "--seeds=2", "--study=base", "--study=length", "tracker=none"]
+    options.append(f"--results-dir={tmp_path}")
+    assert call(monkeypatch, reproduce_script, *options) == 3
+    assert call(monkeypatch, reproduce_script) == 3
+    assert seen == [
+        ["smoke", range(2), tmp_path, ["base", "length"], ["tracker=none"]],
+        ["medium", None, Path("results"), ("table1", "table2"), []],
+    ]
+
+
+@pytest.fixture
+def two_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Path, Path]:
+    """results/ and other/ with a run of RoPE at both scales: losses 5 and 6 at quick, 7 and 8 at
+    smoke. Nothing is published, and both tables have this one cell.
+    """
+    folders, tokenizer = (tmp_path / "results", tmp_path / "other"), {"tokenizer": {"name": "gpt2"}}
+    for loss, runs in enumerate((folders[0] / "runs", folders[1])):
+        write_run(runs, "rope", final=5.0 + loss)
+        write_run(runs, "rope", scale="smoke", final=7.0 + loss, config=tokenizer)
+    smoke = cell_key({**make_config("rope", "ptb"), **tokenizer})
+
+    def cells(scale: str, datasets: object = None, **_: object) -> list[Cell]:
+        key = smoke if scale == "smoke" else make_cell("rope").key
+        return [Cell(name, "base", "ptb", "rope", scale, key) for name in TABLES]
+
+    for module in (build, explain):
+        monkeypatch.setattr(module, "expected_cells", cells)
+    monkeypatch.setattr(build, "expected_rows", lambda scale, datasets=None: [])
+    for function in (build.build_report, frame.choose_source):
+        monkeypatch.setitem(function.__kwdefaults__, "published", tmp_path / "published")
+    return folders
+
+
+@pytest.mark.parametrize(
+    ("scale", "other", "loss"),
+    [("", False, 5), ("", True, 6), ("smoke", False, 7), ("smoke", True, 8)],
+)
+def test_explain_takes_the_named_folders_and_scale(
+    scale: str, other: bool, loss: int, two_folders, monkeypatch, capsys
+) -> None:
+    options = [f"--results-dir={two_folders[0]}"]
+    options += [f"--scale={scale}"] * bool(scale) + [f"--runs={two_folders[1]}"] * other
+    assert call(monkeypatch, tools, "explain", "table1/ptb/rope", *options) == 0
+    assert f"({loss}.000000) / 1 = {loss}.000000" in capsys.readouterr().out
+
+
+def test_report_takes_the_named_folders_and_scale(two_folders, monkeypatch, capsys) -> None:
+    results, other = two_folders
+    invalid = write_run(other, "rope", seed=9)
+    (invalid / "metrics.jsonl").write_text("{}\n")
+    options = [f"--results-dir={results}", "--scale=smoke", f"--runs={other}", f"--out={other}/out"]
+    assert call(monkeypatch, report_script, *options) == 1
+    assert invalid.name in capsys.readouterr().err
+    with (other / "out" / "table1.csv").open() as file:
+        full = [row["mean_nats"] for row in csv.DictReader(file) if row["protocol"] == "full"]
+    assert full == ["8.000000"]
+    assert "scale: smoke" in (other / "out" / "index.html").read_text(encoding="utf-8")
+    seen = []
+    monkeypatch.setattr(build, "build_report", lambda **options: seen.append(options) or [])
+    assert call(monkeypatch, report_script) == 0
+    assert seen[0]["scale"] is None and seen[0]["folders"] == []
+    assert seen[0]["out_dir"] == Path("results/report")
+
+
+def test_publish_copies_the_runs_of_the_scale(monkeypatch, capsys, tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", "rope")
+    path = write_run(tmp_path / "runs", "rope", seed=1, scale="smoke")
+    monkeypatch.setitem(publish.publish.__kwdefaults__, "published", tmp_path / "published")
+    options = ["mine", "--scale=smoke", f"--results-dir={tmp_path}"]
+    assert call(monkeypatch, tools, "publish", *options) == 0
+    folders = [folder.name for folder in (tmp_path / "published" / "mine").glob("*/")]
+    assert folders == [path.name]
+    assert capsys.readouterr().out.startswith("1 runs published for mine")
+
+
+def test_status_of_the_named_studies_seeds_and_scale(monkeypatch, capsys, tmp_path: Path) -> None:
+    """Seed 1 of one run is there: `--seeds 1` is seed 0, `--seeds 2` are 0 and 1."""
+    run = load_run(["model=rope", "data=ptb", "seed=1", "scale=quick", "train.precision=fp32"])
+    source, *_ = PUBLISHED.glob(f"*/{run.run_id}")
+    shutil.copytree(source, tmp_path / "runs" / source.name)
+    monkeypatch.setattr("crope.study.TABLES", ("base",))
+    for options, expected in (
+        (["--study=length", "--scale=smoke"], ["length, smoke: 35 runs: 35 missing"]),
+        (["--study=base", "--seeds=1"], ["base, quick: 4 runs: 4 missing"]),
+        (["--study=base", "--seeds=2"], ["base, quick: 8 runs: 1 done, 7 missing"]),
+        ([], ["base, quick: 40 runs: 1 done, 39 missing"]),
+    ):
+        assert call(monkeypatch, tools, "status", f"--results-dir={tmp_path}", *options) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split(";")[0] for line in lines] == expected
+
+
+def test_prepare_makes_the_named_corpora_of_the_scale(monkeypatch, capsys, tmp_path: Path) -> None:
+    asked = []
+
+    def load(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> TokenSet:
+        asked.append((corpus, tokenizer.vocab_size, data_dir))
+        if corpus == "tiny":
+            raise DataUnavailable("tiny: not here")
+        return make_toy_tokens(tmp_path)
+
+    monkeypatch.setattr("crope.data.tokens.load_tokens", load)
+    monkeypatch.setattr("crope.device.default_scale", lambda: "quick")
+    monkeypatch.setenv("CROPE_DATA_DIR", "elsewhere")
+    options = ["tiny", "ptb", "--scale=paper", f"--data-dir={tmp_path}"]
+    assert call(monkeypatch, tools, "prepare", *options) == 1
+    assert asked == [("tiny", 50257, tmp_path), ("ptb", 50257, tmp_path)]
+    out, err = capsys.readouterr()
+    assert out.startswith("ptb: train 900 tokens, validation 300") and "tiny: not here" in err
+    asked.clear()
+    assert call(monkeypatch, tools, "prepare") == 0
+    assert asked == [(name, 4096, Path("elsewhere")) for name in ("pg19", "wikitext2", "ptb")]
+
+
+def test_golden_prints_the_models_that_changed(monkeypatch, capsys, tmp_path: Path) -> None:
+    """Two new models; the second time they are as before."""
+    (tmp_path / "golden.json").write_text("{}")
+    monkeypatch.setattr(golden.remake, "__defaults__", (tmp_path / "golden.json",))
+    monkeypatch.setattr(golden, "group_files", lambda group: ["rope", "crope"])
+    monkeypatch.setattr(golden, "golden_losses", lambda name: ([], {"val": [2.0]}))
+    for _ in range(2):
+        assert call(monkeypatch, tools, "golden") == 0
+    assert capsys.readouterr().out == "changed: rope, crope\nchanged: none\n"
+
+
+def test_theory_and_readme_write_their_files(monkeypatch, tmp_path: Path) -> None:
+    """What they write is tested in theory/test_make.py and report/test_publish.py."""
+    seen = []
+    monkeypatch.setattr("crope.theory.make.make_theory", lambda *a, **k: seen.append((*a, k)))
+    monkeypatch.setattr(publish, "update_readme", lambda *a, **k: seen.append((*a, k)))
+    assert call(monkeypatch, tools, "theory", f"--results-dir={tmp_path}", "--seeds=2") == 0
+    assert call(monkeypatch, tools, "readme") == 0
+    assert seen == [(tmp_path / "theory", {"seeds": 2}), ({},)]
+
+
 def test_tools_find_runs_and_fail_in_one_line_per_run(monkeypatch, capsys, tmp_path: Path) -> None:
     sent = []
     monkeypatch.setattr(
         "crope.tracking.upload", lambda record, results_dir: sent.append(record.path.name)
     )
     published = next(PUBLISHED.glob("*/crope-ptb-base-s0-*"))
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["tools.py", "upload", "nosuch", str(published), "--results-dir", str(tmp_path)],
-    )
-    assert tools.main() == 1
+    options = ["nosuch", published, "--results-dir", tmp_path]
+    assert call(monkeypatch, tools, "upload", *options) == 1
     assert sent == [published.name]
     assert capsys.readouterr().err.startswith("error: run 'nosuch'")
 
 
 def test_tools_measure_convert_and_export_a_run(monkeypatch, capsys, tmp_path: Path) -> None:
     with toy_corpus(tmp_path / "tokens"):
-        record, out = (
-            train_toy(tmp_path, "model=rope", "eval.full_tokens=0"),
-            tmp_path / "out.safetensors",
-        )
+        record = train_toy(tmp_path, "model=rope")
+        name, out = record.path.name[:12], tmp_path / "out.safetensors"
         for command, *options in (
-            ["extrapolate"],
-            ["convert", "--steps=1"],
-            ["export", str(out), "--converted"],
+            ["extrapolate", name, "--factors", 4, 1, "--tokens", 130],
+            ["convert", name, "--steps=1", "--lr=0.02"],
+            ["export", name, out, "--converted", "--dense"],
         ):
-            arguments = [
-                "tools.py",
-                command,
-                record.path.name[:12],
-                *options,
-                f"--results-dir={tmp_path}",
-            ]
-            monkeypatch.setattr(sys, "argv", arguments)
-            assert not tools.main()
-    printed = capsys.readouterr().out
-    loss = f"{record.summary['val_full']['final_nats']:.4f}"
-    assert (
-        f"L=16 {loss}; L=32" in printed
-        and f"trained {loss}; rope {loss} -> " in printed
-        and out.exists()
+            assert call(monkeypatch, tools, command, *options, f"--results-dir={tmp_path}") == 0
+    measured, converted = (
+        json.loads((record.path / f"{name}.json").read_text())
+        for name in ("extrapolation", "conversion")
     )
+    losses = [row["loss_nats"] for row in measured["lengths"]]
+    assert (measured["factors"], measured["max_tokens"]) == ([1, 4], 130)
+    assert (converted["steps"], converted["lr"]) == (1, 0.02)
+    with safe_open(out, "pt") as file:
+        assert json.loads(file.metadata()["model"])["projection"] == "real"
+    printed = capsys.readouterr().out.splitlines()
+    assert f": L=16 {losses[0]:.4f}; L=64 {losses[1]:.4f} " in printed[0]
+    loss = f"{record.summary['val_full']['final_nats']:.4f}"
+    tuned = f"{converted['tuned_loss_nats']['rope']:.4f}"
+    assert f": trained {loss}; rope {loss} -> {tuned}; best " in printed[1]
+    assert printed[2] == str(out)

@@ -3,6 +3,7 @@ folders.
 """
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from crope.study import (
     expected_cells,
     expected_rows,
     planned_scale,
+    planned_seeds,
     seconds_left,
     study_axes,
     study_runs,
@@ -54,6 +56,23 @@ def test_both_tables_are_18_runs_per_seed_with_seeds_outermost() -> None:
     assert [run.row for run in table2 if run in runs].count("base") == 3, (
         "the base row is Table 1's"
     )
+
+
+@pytest.mark.parametrize("name", group_files("study"))
+def test_planned_seeds_are_those_of_the_file(name: str) -> None:
+    text = group_files("study")[name].read_text(encoding="utf-8")
+    expected = re.findall(r"\d+", re.findall(r"^ +seed: (.*)$", text, re.M)[0])
+    assert planned_seeds(name) == tuple(map(int, expected))
+
+
+def test_without_seeds_every_study_has_its_own() -> None:
+    """`length` has seeds 3 to 7, `pilot` has seed 0."""
+    planned = {"wikitext2": {3, 4, 5, 6, 7}, "ptb": {0}}
+    for seeds in (None, [9, 2]):
+        runs = study_runs(["length", "pilot"], scale="smoke", seeds=seeds)
+        for dataset in planned:
+            listed = {run.config.seed for run in runs if run.dataset == dataset}
+            assert listed == set(seeds or planned[dataset])
 
 
 def test_a_study_is_composed_by_hydra_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +146,7 @@ def test_every_study_but_the_tables_has_rows() -> None:
     assert (
         {row.seeds for row in rows if row.study == "base"}
         == {tuple(range(10))}
-        == {study.planned_seeds("base")}
+        == {planned_seeds("base")}
     )
     rates = [row for row in rows if row.study == "fair_lr"]
     assert [row.settings for row in rates] == 2 * [

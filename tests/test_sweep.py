@@ -5,11 +5,12 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from crope import study
+from crope import study, sweep
 from crope.compose import Run, load_run
 from crope.errors import ConfigError, DataError, DataUnavailable, UserError
 from crope.run import Outcome, run_lock, stop_on_signal
@@ -136,3 +137,72 @@ def test_only_a_missing_dataset_of_the_papers_is_replaced_by_tiny(
 def test_reproduce_takes_no_option_that_changes_a_number(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.lr"):
         reproduce(scale="smoke", seeds=[0], results_dir=tmp_path, overrides=["train.lr=1"])
+
+
+def test_reproduce_trains_the_studies_at_the_seeds_and_reports_the_scale(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In place of training, runs are noted; without WikiText-2, `tiny` joins."""
+    trained: list[Run] = []
+    measured: list[Run] = []
+    reported: list[dict[str, object]] = []
+
+    def train(runs: list[Run], jobs: int) -> Iterator[Outcome]:
+        assert jobs == 3
+        trained.extend(runs)
+        yield from (Outcome(run.run_id, "complete", run.run_id) for run in runs)
+
+    def prepare(corpora: list[str], *_: object, **__: object) -> dict[str, UserError]:
+        return {name: DataUnavailable("no network") for name in corpora if name == "wikitext2"}
+
+    monkeypatch.setattr(sweep, "run_all", train)
+    monkeypatch.setattr(sweep, "prepare", prepare)
+    monkeypatch.setattr(
+        sweep, "_is_complete", lambda run: run.run_id in {r.run_id for r in trained}
+    )
+    monkeypatch.setattr(sweep, "_extrapolate", lambda runs: measured.extend(runs) or [])
+    monkeypatch.setattr(
+        "crope.report.build.build_report", lambda **options: reported.append(options) or []
+    )
+
+    def call(*studies: str) -> int:
+        options = {"overrides": ["tracker=none", "runtime.jobs=3"], "results_dir": tmp_path}
+        return reproduce(scale="smoke", seeds=[2, 5], studies=studies, **options)
+
+    def listed(runs: list[Run]) -> list[tuple[int, str, str]]:
+        return [(run.config.seed, run.dataset, run.model) for run in runs]
+
+    length = ["xpos", "learned", "relative_bias", "alibi", "nope", "rope", "crope"]
+    horizon = ["rope", "crope", "halved", "lowrank"]
+    both = [("tiny", model) for model in length]
+    both += [(dataset, model) for dataset in ("ptb", "tiny") for model in horizon]
+    assert call("length", "horizon") == 0
+    assert sorted(listed(trained)) == sorted((seed, *names) for seed in (2, 5) for names in both)
+    assert listed(measured) == [(seed, "tiny", model) for seed in (2, 5) for model in length]
+    assert {(run.scale, run.config.results_dir) for run in trained} == {("smoke", str(tmp_path))}
+    assert reported == [{"results_dir": tmp_path, "scale": "smoke"}]
+    assert call("horizon") == 0
+    assert (len(trained), len(measured)) == (30, 14), "nothing is trained or measured twice"
+
+
+def test_reproduce_ends_with_status_1_after_a_problem(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    problems: set[str] = set()
+
+    def ended(runs: list[Run], jobs: int) -> Iterator[Outcome]:
+        status = "failed" if "a run" in problems else "complete"
+        yield from (Outcome(run.run_id, status, run.run_id) for run in runs)
+
+    corrupt = {"wikitext2": DataError("corrupt")}
+    monkeypatch.setattr(sweep, "run_all", ended)
+    monkeypatch.setattr(sweep, "prepare", lambda *_, **__: corrupt if "data" in problems else {})
+    monkeypatch.setattr(sweep, "_extrapolate", lambda runs: list(problems & {"a length"}))
+    monkeypatch.setattr(
+        "crope.report.build.build_report", lambda **_: list(problems & {"a record"})
+    )
+    options = {"scale": "smoke", "seeds": [0], "results_dir": tmp_path, "overrides": []}
+    for problem in ("", "a run", "data", "a length", "a record"):
+        problems.clear()
+        problems.add(problem)
+        assert reproduce(studies=["length"], **options) == bool(problem), problem

@@ -1,7 +1,9 @@
 """The training loop against closed forms and slow references, on a toy corpus."""
 
+import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,14 +11,16 @@ import torch
 from torch import nn
 
 from crope import trainer
-from crope.config import ModelConfig, TrainConfig
+from crope.config import TrainConfig
+from crope.data.batches import sample_batch
 from crope.data.tokens import TokenSet
 from crope.evaluate import cross_entropy, full_loss
+from crope.model.counting import train_flops_per_token
 from crope.model.gpt import GPT
 from crope.record import read_metrics
 from crope.run import build_model
 from crope.trainer import build_losses, build_optimizer, train
-from tests.conftest import toy_run
+from tests.conftest import TOY_VOCAB, toy_run
 
 CPU = torch.device("cpu")
 
@@ -53,19 +57,33 @@ def test_each_line_has_what_is_due_and_the_rate_of_every_update(
     }
 
 
-def test_the_rate_of_a_line_is_the_one_its_update_used(
-    toy_tokens: TokenSet, tmp_path: Path, monkeypatch
-) -> None:
-    """Read from the optimiser at the moment of each update."""
-    used = []
-    real = torch.optim.AdamW.step
-    monkeypatch.setattr(
-        torch.optim.AdamW,
-        "step",
-        lambda self: (used.append(self.param_groups[0]["lr"]), real(self)),
-    )
-    trained(toy_tokens, tmp_path)
-    assert used == pytest.approx([0.001 * 0.8 ** (step // 4) for step in range(12)], rel=1e-12)
+def test_the_loop_is_a_plain_one(toy_tokens: TokenSet, tmp_path: Path) -> None:
+    """torch's AdamW for every parameter at the configured values, none of them a default, on the
+    batches of seed 3.
+    """
+    values = ("lr=0.02", "lr_gamma=0.5", "beta1=0.7", "beta2=0.9", "eps=0.001", "weight_decay=0.3")
+    options = [
+        "seed=3",
+        "model=crope",
+        "model.tied_head=false",
+        *(f"train.{value}" for value in values),
+    ]
+    trained_model, rows = trained(toy_tokens, tmp_path, *options)
+    model, losses = build_model(toy_run(tmp_path, *options).config), {}
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.7, 0.9), eps=0.001, weight_decay=0.3)
+    for step in range(12):
+        optimizer.param_groups[0]["lr"] = 0.02 * 0.5 ** (step // 4)
+        inputs_BT, targets_BT = sample_batch(
+            toy_tokens.train, seed=3, step=step, batch_size=2, seq_len=16, purpose="train"
+        )
+        loss = cross_entropy(model, inputs_BT, targets_BT)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses[step] = loss.item()
+    assert by_step(rows, "train/loss_nats") == pytest.approx(losses, rel=1e-6)
+    states = (dict(each.state_dict()) for each in (trained_model, model))
+    torch.testing.assert_close(*states, rtol=0, atol=1e-5)
 
 
 def test_warm_up_is_linear_and_the_decay_counts_from_the_first_step(
@@ -93,27 +111,89 @@ def test_q_k_and_v_have_a_rate_of_their_own(
 
 
 def test_final_losses_are_those_of_the_saved_weights(toy_tokens: TokenSet, tmp_path: Path) -> None:
-    """Both splits measured again from weights.pt; the training split on as many tokens as the
-    validation split.
+    """Both splits measured again from weights.pt; the training split in as many whole windows as the
+    299 targets of the validation split fill: 18.
     """
-    _, rows = trained(toy_tokens, tmp_path, "model=crope")
-    config = toy_run(tmp_path, "model=crope").config
+    options = ("model=crope", "eval.full_tokens=0")
+    _, rows = trained(toy_tokens, tmp_path, *options)
+    config = toy_run(tmp_path, *options).config
     model = build_model(config)
     model.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
     model.eval()
-    for split, key in (("train", "train_full"), ("validation", "val_full")):
+    for split, key, tokens in (("train", "train_full", 18 * 16), ("validation", "val_full", 299)):
         with torch.no_grad():
             loss, count, window_nats = full_loss(
                 lambda x, y: cross_entropy(model, x, y, reduction="none").view_as(y).mean(dim=-1),
                 getattr(toy_tokens, split),
                 config=config,
                 device=CPU,
+                max_tokens=tokens,
             )
         assert rows[-1][f"{key}/loss_nats"] == pytest.approx(loss, rel=1e-6)
-        assert rows[-1][f"{key}/tokens"] == count == 64
+        assert rows[-1][f"{key}/tokens"] == count == tokens
     assert abs(rows[-1]["train_full/loss_nats"] - rows[-1]["val_full/loss_nats"]) > 1e-3
     stored = np.load(tmp_path / "val_windows.npy")
     np.testing.assert_allclose(stored, window_nats, rtol=1e-6)
+
+
+def test_speeds_are_those_of_the_steps_without_validation(
+    toy_tokens: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
+    """By a clock that step s moves by s + 1 seconds and every validation by 50; a line has the mean
+    of the steps since the last line: 1; 2 to 4; 5 to 7; 8 to 10 seconds.
+    """
+    clock, real_step, real_validate = SimpleNamespace(now=0.0), trainer.train_step, trainer.validate
+
+    def step(*args: object, step: int, **kwargs: object) -> torch.Tensor:
+        clock.now += step + 1
+        return real_step(*args, step=step, **kwargs)
+
+    def validate(*args: object) -> dict[str, float]:
+        line = real_validate(*args)
+        clock.now += 50 if line else 0
+        return line
+
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(trainer, "train_step", step)
+    monkeypatch.setattr(trainer, "validate", validate)
+    monkeypatch.setattr(trainer, "peak_flops", lambda device, precision: 1e6)
+    config = toy_run(tmp_path).config
+    train(build_model(config), toy_tokens, config, tmp_path)
+    rows, seconds = read_metrics(tmp_path / "metrics.jsonl"), {0: 1.0, 3: 3.0, 6: 6.0, 9: 9.0}
+    flops = 2 * 16 * train_flops_per_token(config.model, vocab_size=TOY_VOCAB, seq_len=16)
+    for key, of_a_second in (
+        ("time/step_ms", lambda s: 1000 * s),
+        ("speed/tokens_per_s", lambda s: 2 * 16 / s),
+        ("speed/mfu_pct", lambda s: 100 * flops / s / 1e6),
+    ):
+        expected = {step: pytest.approx(of_a_second(s)) for step, s in seconds.items()}
+        assert by_step(rows, key) == expected
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_runtime_options_are_set_before_training(
+    deterministic: bool, toy_tokens: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
+    """Also where an earlier run of the process had set the opposite."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that monkeypatch restores it
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    threads, seen, real = [], [], trainer.train_step
+
+    def step(*args: object, **kwargs: object) -> torch.Tensor:
+        seen.append((torch.are_deterministic_algorithms_enabled(), threads.copy()))
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(trainer, "train_step", step)
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)  # a second one would be slow
+    options = (f"runtime.deterministic={deterministic}", "runtime.threads=2", "train.max_steps=1")
+    try:
+        torch.use_deterministic_algorithms(not deterministic)
+        trained(toy_tokens, tmp_path, *options)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen == [(deterministic, [2])]
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    assert workspace == (":4096:8" if deterministic else None)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -193,39 +273,6 @@ def test_compiled_training_gives_the_same_losses(toy_tokens: TokenSet, tmp_path:
     _, compiled = trained(toy_tokens, tmp_path / "b", *options, "runtime.compile=true", enlarge=40)
     for key in ("train/loss_nats", "val/loss_nats", "val_full/loss_nats", "train_full/loss_nats"):
         assert by_step(compiled, key) == pytest.approx(by_step(eager, key), rel=1e-5)
-
-
-def test_the_optimiser_has_the_configured_values_for_every_parameter() -> None:
-    sizes = ModelConfig(
-        position="rotary", projection="complex", n_layers=1, n_heads=2, d_model=8, tied_head=False
-    )
-    model = GPT(sizes, vocab_size=70, max_len=4, seed=0)
-    values = {
-        "lr": 0.05,
-        "beta1": 0.7,
-        "beta2": 0.9,
-        "eps": 0.01,
-        "weight_decay": 0.2,
-    }  # none is a default
-    config = TrainConfig(
-        batch_size=1, seq_len=1, max_steps=10, lr_gamma=0.5, lr_step_size=3, **values
-    )
-    optimizer, scheduler = build_optimizer(model, config)
-    (group,) = optimizer.param_groups
-    found = {
-        name: group[name] for name in ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize")
-    }
-    expected = {
-        "lr": 0.05,
-        "betas": (0.7, 0.9),
-        "eps": 0.01,
-        "weight_decay": 0.2,
-        "amsgrad": False,
-        "maximize": False,
-    }
-    assert found == expected
-    assert list(map(id, group["params"])) == list(map(id, model.parameters()))
-    assert (type(optimizer), scheduler.step_size, scheduler.gamma) == (torch.optim.AdamW, 3, 0.5)
 
 
 def test_defaults_are_those_of_torch() -> None:

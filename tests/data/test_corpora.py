@@ -67,7 +67,13 @@ def test_books_are_read_in_order_of_their_id_as_text(data_dir: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "word"),
-    [(b" the chairman \n", "sha256"), (b"", "empty"), (b"\n \n", "empty"), (b"caf\xe9\n", "UTF-8")],
+    [
+        (b" the chairman \n", "sha256"),
+        (FILES["ptb/valid.txt"].encode(), "sha256"),
+        (b"", "empty"),
+        (b"\n \n", "empty"),
+        (b"caf\xe9\n", "UTF-8"),
+    ],
 )
 def test_corrupt_files_are_refused_by_name(data_dir: Path, content: bytes, word: str) -> None:
     (data_dir / "ptb" / "train.txt").write_bytes(content)
@@ -92,6 +98,26 @@ def test_an_own_corpus_is_named_by_its_text(data_dir: Path) -> None:
     (data_dir / "letters" / "valid.txt").unlink()
     with pytest.raises(DataUnavailable, match=r"letters/valid\.txt"):
         corpus_sha256("letters", data_dir)
+
+
+@pytest.mark.parametrize("corpus", ["ptb", "pg19"])
+def test_a_pinned_corpus_is_named_by_the_checksums_of_all_its_files(
+    corpus: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another text of any one file changes the name of its split, and of no other."""
+    pinned, before = checksums(), corpus_sha256(corpus, data_dir)
+    books = [path for path in sorted(pinned) if path.startswith("pg19/train/")]
+    text = "".join(f"{pinned[path]}  {path}\n" for path in books)
+    named = (
+        hashlib.sha256(text.encode()).hexdigest() if corpus == "pg19" else pinned["ptb/train.txt"]
+    )
+    assert before["train"] == named
+    for split, files in corpus_files(corpus).items():
+        for file in files:
+            changed = pinned | {file: "0" * 64}
+            monkeypatch.setattr("crope.data.corpora.checksums", lambda changed=changed: changed)
+            after = corpus_sha256(corpus, data_dir)
+            assert [name for name in before if after[name] != before[name]] == [split], file
 
 
 def test_tiny_is_all_topics_once_and_validation_about_a_tenth() -> None:

@@ -120,10 +120,14 @@ def test_an_own_corpus_gets_other_files_when_its_text_changes(data_dir: Path, ca
 
 @pytest.mark.parametrize("name", ["meta.json", "train.npy", "validation.npy", "tokenizer.json"])
 def test_corrupt_token_files_are_made_again(data_dir: Path, capsys, name: str) -> None:
-    """Cut, changed in the first byte (meta.json has no checksum of its own), and removed."""
+    """Cut, one bit of the first byte or of the last changed (of an array: of its last token id), and
+    removed; meta.json has no checksum of its own.
+    """
     folder = load_tokens("ptb", SMALL, data_dir=data_dir).folder
     expected = {path.name: path.read_bytes() for path in folder.iterdir()}
-    for content in (expected[name][:-3], bytes([expected[name][0] ^ 1]) + expected[name][1:], None):
+    data = expected[name]
+    first, last = bytes([data[0] ^ 1]) + data[1:], data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]
+    for content in (data[:-3], first, last, None):
         (folder / name).unlink()
         if content is not None:
             (folder / name).write_bytes(content)

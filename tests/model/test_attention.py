@@ -66,6 +66,19 @@ def test_values_and_gradients_over_many_tokens(model: str, branch: str) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
+def test_scores_of_bf16_inputs_are_not_rounded_to_bf16(branch: str) -> None:
+    """Products of integers are exact in bf16, divided by sqrt(6) they are not: scores near 50 would
+    be off by 0.1, weights by 10 %. Values are 0 or 1: outputs are sums of weights, rounded twice.
+    """
+    layer, positions = build_layer("nope", 30)
+    q, k = (normal(2, 4, 30, 6, seed=seed).mul(3).round() for seed in range(2))
+    v = torch.eye(6, dtype=torch.float64)[torch.arange(30) % 6].expand(2, 4, 30, 6)
+    assert torch.equal((q @ k.mT).bfloat16().double(), q @ k.mT)
+    with torch.autocast("cpu", torch.bfloat16):
+        y_BHTK = layer.mix(q.bfloat16(), k.bfloat16(), v.bfloat16(), positions).double()
+    torch.testing.assert_close(y_BHTK, reference(q, k, v, positions), rtol=2.0**-7, atol=0)
+
+
 def test_branch_is_chosen_by_length(monkeypatch) -> None:
     """On a CPU up to SHORT tokens are written out; one more goes to torch's kernel."""
     lengths = []

@@ -74,6 +74,7 @@ def write_run(
     row: str = "base",
     *,
     seed: int = 0,
+    scale: str = SCALE,
     precision: str = "fp32",
     device_kind: str = "cpu",
     sampled: Sequence[float] = (5.1, 5.3),
@@ -117,7 +118,7 @@ def write_run(
     metrics = "".join(json.dumps(line) + "\n" for line in rows)
     derived = derive(settings, rows, splits)
     summary = {
-        "run_id": name, "model": model, "dataset": dataset, "row": row, "scale": SCALE, "seed": seed, "error": error,
+        "run_id": name, "model": model, "dataset": dataset, "row": row, "scale": scale, "seed": seed, "error": error,
         "status": "failed" if error else "complete", "numerics_version": version, "precision": precision,
         "device_kind": device_kind, "finished_utc": finished,
     } | ({} if error else derived | {

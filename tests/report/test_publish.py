@@ -87,7 +87,7 @@ def test_no_absolute_path_is_published_and_the_record_stays_valid(tmp_path: Path
         (
             "machine",
             "quick",
-            {"resumed_from": [ATTEMPT | {"dirty": True}]},
+            {"resumed_from": [ATTEMPT | {"dirty": n == 1} for n in range(3)]},
             "uncommitted",
         ),
         ("machine", "quick", {"resumed_from": [dict.fromkeys([*ATTEMPT, "dirty"])]}, "unknown"),
