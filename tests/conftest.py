@@ -39,6 +39,7 @@ def make_toy_tokens(folder: Path) -> TokenSet:
     ids = np.random.default_rng(1).integers(TOY_VOCAB, size=1200).astype(np.uint16)
     splits = {"train": ids[:900], "validation": ids[900:]}
     meta = {
+        "corpus": "tiny",
         "tokenizer": {"name": "bpe", "vocab_size": TOY_VOCAB},
         "splits": {
             name: {"tokens": len(part), "bytes": 3 * len(part), "sha256": name}

@@ -23,7 +23,7 @@ from crope.data.batches import sample_batch
 from crope.data.tokens import TokenSet
 from crope.errors import UserError
 from crope.model.gpt import GPT
-from crope.record import Record
+from crope.record import Record, sha256_file
 from crope.theory.complex_maps import StreamStructure, as_complex, fit_stream, folded_qkv
 from tests.conftest import TOY_VOCAB, make_toy_tokens, toy_run
 from tests.toy_runs import toy_corpus, train_toy
@@ -154,7 +154,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
     run.path.mkdir(parents=True)
     torch.save(hidden.float().state_dict(), run.path / "weights.pt")
     with toy_corpus(folder):
-        yield Record(run.path, run.container, {}, {})
+        digest = {"weights_sha256": sha256_file(run.path / "weights.pt")}
+        yield Record(run.path, run.container, digest, {})
 
 
 def validation_loss(model: GPT, tokens: TokenSet) -> float:

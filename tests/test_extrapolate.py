@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from crope.compose import load_config, load_run
+from crope.compose import load_run
 from crope.convert import convert
 from crope.errors import UserError
 from crope.extrapolate import extrapolate, losses, segments
@@ -111,7 +111,7 @@ def test_the_file_of_a_run(folder: Path) -> None:
     assert recorded == pytest.approx(record.summary["val_full"]["final_nats"], rel=1e-6)
     subset = extrapolate(record, factors=(1, 2), max_tokens=70)["lengths"]
     assert [row["tokens"] for row in subset] == [64, 64]
-    model = load_trained(record.path, load_config(record.config))
+    model = load_trained(record)
     validation = make_toy_tokens(folder).validation
     spans = [slow_losses(model, validation[start : start + 33], 16) for start in (0, 256)]
     assert subset[0]["loss_nats"] == pytest.approx(np.mean(spans), rel=1e-5)

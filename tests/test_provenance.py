@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from crope import provenance
+from crope.config import RuntimeConfig
 from crope.provenance import ATTEMPT, collect, earlier_attempts, is_dirty
 
 
@@ -41,10 +42,10 @@ def test_facts_name_the_newest_commit_and_say_whether_the_code_differs(
     git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "second"], check=True)
     log = subprocess.run([*git, "log", "--format=%H"], check=True, capture_output=True, text=True)
-    facts = collect("cpu", {})
+    facts = collect(RuntimeConfig(device="cpu"), {})
     assert (facts["commit"], facts["dirty"]) == (log.stdout.split()[0], False)
     (checkout / "crope" / "gpt.py").write_text("y = 2\n")
-    assert collect("cpu", {})["dirty"] is True
+    assert collect(RuntimeConfig(device="cpu"), {})["dirty"] is True
 
 
 def test_without_git_it_is_unknown(tmp_path: Path) -> None:

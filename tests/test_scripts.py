@@ -212,7 +212,10 @@ def two_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Path, 
     """results/ and other/ with a run of RoPE at both scales: losses 5 and 6 at quick, 7 and 8 at
     smoke. Nothing is published, and both tables have this one cell.
     """
-    folders, tokenizer = (tmp_path / "results", tmp_path / "other"), {"tokenizer": {"name": "gpt2"}}
+    folders, tokenizer = (
+        (tmp_path / "results", tmp_path / "other"),
+        {"tokenizer": {"name": "gpt2", "vocab_size": 50257}},
+    )
     for loss, runs in enumerate((folders[0] / "runs", folders[1])):
         write_run(runs, "rope", final=5.0 + loss)
         write_run(runs, "rope", scale="smoke", final=7.0 + loss, config=tokenizer)

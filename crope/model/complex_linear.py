@@ -15,8 +15,8 @@ class ComplexLinear(nn.Module):
 
     Channels (2j, 2j+1) are one complex number (Eq. 8). Each 2x2 block of the dense weight is [[a,
     b], [-b, a]] (Eq. 30): multiplication by w = a - ib. Rotation and scaling remain, reflections
-    are lost (Sec. 3.2). The layer is complex-linear in its own input. After a LayerNorm with two
-    different gains in a pair, it is not complex-linear in the residual stream.
+    are lost (Sec. 3.2). The layer is complex-linear in its own input, and never in the residual
+    stream before a LayerNorm: subtracting the mean does not commute with i, whatever the gains.
 
     pairing   of the outputs, which has to be that of the rotation behind the layer: "interleaved"
               as above (GPT-J), or "half", channels (i, i + K/2) of each head of width K = head_dim

@@ -73,7 +73,10 @@ def collect(source: Source) -> Report:
         losses,
         tables.primary_table(evidence.primary),
         tables.claims_table(evidence.claims),
-        tables.other_lines(evidence.exploratory),
+        [
+            tables.yardsticks(evidence.exploratory, places),
+            *tables.other_lines(evidence.exploratory),
+        ],
     )
 
 
@@ -118,7 +121,7 @@ def build_report(
         write_bytes(out_dir / name, content.encode() if isinstance(content, str) else content)
     printed = [*report.losses, report.primary, report.claims]
     print(_origin(source), *(files[f"{table.name}.md"] for table in printed), sep="\n\n")
-    print(*report.others, agreement(source), sep="\n")
+    print(*filter(None, [*report.others, agreement(source)]), sep="\n")
     for error in source.invalid:
         print(f"invalid: {error}", file=sys.stderr)
     print(out_dir / "index.html")

@@ -28,7 +28,7 @@ from crope.record import (
     write_text,
 )
 from crope.report.frame import SCALES, load_frame, load_published, read_ngrams
-from crope.report.tables import Table, headline, once, render, savings_line
+from crope.report.tables import Table, headline, once, render, savings_line, without_sampled
 
 README = ROOT / "README.md"
 FIGURE = "forest.png"
@@ -171,16 +171,16 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
             f"{readme}: the markers '{START}' and '{END}' are missing; put them around the tables"
         )
     report = build.collect(source)
-    picture = f"![{build.CAPTIONS['forest']}](results/published/{FIGURE})"
+    picture = f"![Each model less RoPE, with 95 % intervals](results/published/{FIGURE})"
     evidence = [render(table, "md") for table in (report.primary, report.claims)]
-    losses = [render(table, "md") for table in once(report.losses)]
+    losses = [render(without_sampled(table), "md") for table in once(report.losses)]
     savings = savings_line(source, report.cells)
     parts = [
         START,
         headline(source.scale, report.evidence.primary),
         picture,
         *evidence,
-        "\n".join(report.others),
+        "\n".join(filter(None, report.others)),
         *losses,
         savings,
         END,

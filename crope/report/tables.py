@@ -37,7 +37,12 @@ from crope.study import TABLES, Cell
 
 DECIMALS = 6  # of CSV files
 PROTOCOLS = ("sampled", "full")
-XPOS = "XPOS is the paper's name for sinusoidal absolute positions (Sec. 5.1), not the later rotary method called xPos."
+NGRAM_LEADS = (
+    f"{' / '.join(ORDERS)} losses with the tokens of these runs (interpolated Witten-Bell, whole splits)",
+    "If the paper used GPT-2's tokens, which it does not state, its lowest losses on these corpora are above our bigram"
+    " losses with those tokens",
+)
+XPOS = "XPOS: the paper's name for sinusoidal absolute positions, not the later rotary method xPos."
 TEX = str.maketrans({
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -123,59 +128,77 @@ def mean_std(values: ArrayLike) -> tuple[float, float | None]:
     return float(array.mean()), float(array.std(ddof=1)) if array.size > 1 else None
 
 
-def signed(value: float) -> str:
+def signed(value: float, decimals: int = 4) -> str:
     """A difference as printed, with a true minus sign; empty for NaN."""
-    return "" if pd.isna(value) else f"{round(value, 4) + 0.0:+.4f}".replace("-", "−")
+    if pd.isna(value):
+        return ""
+    return f"{round(value, decimals) + 0.0:+.{decimals}f}".replace("-", "−")
 
 
-def estimate(line: Mapping[Any, Any]) -> str:
+def estimate(line: Mapping[Any, Any], decimals: int = 4) -> str:
     """Mean and interval of a line of evidence; without an interval, why there is none."""
-    if pd.isna(line["low_nats"]):
-        return f"{signed(line['mean_nats'])} ({line['reason'] or 'one seed'})".strip()
+    mean, low, high = (signed(line[f"{end}_nats"], decimals) for end in ("mean", "low", "high"))
     return (
-        f"{signed(line['mean_nats'])} ({signed(line['low_nats'])} to {signed(line['high_nats'])})"
+        f"{mean} ({low} to {high})" if low else f"{mean} ({line['reason'] or 'one seed'})".strip()
     )
 
 
 def primary_table(lines: pd.DataFrame) -> Table:
     """The primary contrasts, or what stands in their place."""
-    frame = pd.DataFrame({
-        "Question": lines["question"], "Answer": lines["answer"], "Difference": lines["difference"],
-        "Where": lines["where"], "Estimate": [estimate(line) for line in lines.to_dict("records")],
-        "Interval": [f"{100 * level:.0f} %" for level in lines["level"]], "n": lines["n"].astype(str),
-    })  # fmt: skip
-    notes = [
-        "Differences at equal seed of the final validation loss, nats per token; several corpora"
-        " count equally. n: seeds per corpus."
+    rows = [
+        {
+            "Question": line["question"],
+            "Answer": line["answer"],
+            "Difference": f"{line['difference']}; {line['where']}",
+            "Nats": estimate(line),
+            "Level": f"{100 * line['level']:.0f} %",
+            "n": str(line["n"]),
+        }
+        for line in lines.to_dict("records")
     ]
-    stand_ins = int((~lines["planned"].astype(bool)).sum())
-    if stand_ins:
+    notes = ["Final validation loss at equal seed; corpora count equally; n seeds each."]
+    if stand_ins := int((~lines["planned"].astype(bool)).sum()):
         notes.append(
             f"{stand_ins} of {len(lines)} lines are exploratory: earlier, smaller runs, chosen after their results,"
-            " in the place of planned runs that are not complete."
+            " where planned runs are not complete."
         )
     if stand_ins < len(lines):
         notes.append("The 99 % intervals were fixed before their runs and hold together with 95 %.")
-    return Table(
-        "primary", "Primary questions.", frame, notes, text=(0, 1, 2, 3), numbers=csv(lines)
-    )
+    frame = pd.DataFrame(rows, columns=["Question", "Answer", "Difference", "Nats", "Level", "n"])
+    return Table("primary", "Primary questions.", frame, notes, text=(0, 1, 2), numbers=csv(lines))
 
 
 def claims_table(lines: pd.DataFrame) -> Table:
     """What the paper says and prints, beside the differences of the runs."""
     rows = []
     for (source, text), of_claim in lines.groupby(["family", "question"], sort=False):
-        for i, line in enumerate(of_claim.to_dict("records")):
-            rows.append({
-                "The paper says": "" if i else f"{text} ({source})", "Where": line["where"],
-                "It prints": signed(line["paper_nats"]), "Here (95 %)": estimate(line), "n": str(line["n"]),
-                "So": line["answer"],
-            })  # fmt: skip
-    columns = ["The paper says", "Where", "It prints", "Here (95 %)", "n", "So"]
-    caption = "What the paper says, and the same differences in these runs."
-    frame = pd.DataFrame(rows, columns=columns)
+        parts = of_claim.to_dict("records")
+        names = [line["where"] for line in parts]
+        short = without_common_start(names)
+        rows.append({
+            "The paper says": f"{text} ({source})",
+            "It prints": "; ".join(
+                f"{name} {signed(line['paper_nats'], 3)}" for name, line in zip(short, parts, strict=True)
+                if signed(line["paper_nats"])
+            ),
+            "Here (95 %)": "; ".join(
+                f"{name} {estimate(line, 3)}" for name, line in zip(short, parts, strict=True)
+            ),
+        })  # fmt: skip
+    columns = ["The paper says", "It prints", "Here (95 %)"]
+    caption = "What the paper says, and the same differences in these runs (nats)."
     notes = [across_rows(lines)] if across_rows(lines) else []
-    return Table("claims", caption, frame, notes, text=(0, 1, 5), numbers=csv(lines))
+    frame = pd.DataFrame(rows, columns=columns)
+    return Table("claims", caption, frame, notes, text=(0, 1, 2), numbers=csv(lines))
+
+
+def without_common_start(names: Sequence[str]) -> list[str]:
+    """Names of parts between commas, without the first parts that all have."""
+    parts = [name.split(", ") for name in names]
+    shared = 0
+    while len({tuple(part[: shared + 1]) for part in parts}) == 1 and len(parts) > 1:
+        shared += 1
+    return [", ".join(part[shared:]) for part in parts]
 
 
 def across_rows(lines: pd.DataFrame) -> str:
@@ -206,34 +229,98 @@ def exploratory_table(lines: pd.DataFrame) -> Table:
     return Table("evidence", caption, frame, notes, text=(0, 1, 2, 5), numbers=csv(lines))
 
 
+# What the first word of a primary answer means, for the first sentences.
+READINGS = {
+    "P1": {
+        "higher": "complex-linear Q, K and V cost loss",
+        "lower": "complex-linear Q, K and V lower the loss",
+        "no": "complex-linear Q, K and V cost nothing above the margin",
+    },
+    "P2": {
+        "higher": "Other ways to halve them do better",
+        "lower": "Other ways to halve them do worse",
+        "no": "Other ways to halve them do as well",
+    },
+    "P3": {
+        "higher": "The cost arises in Q and K, not in V",
+        "lower": "The cost arises in V",
+        "no": "The cost arises in Q, K and V alike",
+    },
+    "P4": {
+        "higher": "The pairs must be those of the rotation",
+        "no": "The pairs need not be those of the rotation",
+    },
+}
+
+
 def headline(scale: str, primary: pd.DataFrame) -> str:
-    """What was found, in two sentences read off the primary lines."""
-    line = {row["family"]: row for row in primary.to_dict("records")}
-    if "P1" not in line:
+    """What was found and what is open, read off the primary lines."""
+    sentences = []
+    for line in primary.to_dict("records"):
+        reading = READINGS.get(line["family"], {}).get(line["answer"].split(" ")[0])
+        if reading:
+            sentences.append(f"{reading}: {line['difference']} {estimate(line)}")
+    if not sentences:
         return ""
-    cost = line["P1"]
-    words = {
-        "higher": "cost loss",
-        "lower": "gain",
-        "no": "cost no more than the margin",
-        "open": "are undecided",
+    first, *others = sentences
+    text = f"At the {scale} scale **{first} nats per token.** " + "".join(
+        f"{one}. " for one in others
+    )
+    waiting = primary.loc[~primary["planned"].astype(bool), "family"]
+    if len(waiting):
+        text += f"**Open:** {', '.join(waiting)} on their planned, longer runs, and anything at the paper's own size."
+    return text
+
+
+def yardsticks(lines: pd.DataFrame, places: Sequence[Place]) -> str:
+    """The cost in units: of what rotation is worth, and of training tokens."""
+    parts, costs = [], {}
+    for steps, study, worth_study in (
+        ("800", "base", "baselines"),
+        ("3,200", "horizon", "schemes"),
+    ):
+        cost = _line_of(lines, study, "crope", "rope")
+        worth = _line_of(lines, worth_study, "rope", "nope")
+        if cost and worth:
+            low, mean, high = (
+                -100 * cost[f"{end}_nats"] / worth["mean_nats"] for end in ("low", "mean", "high")
+            )
+            costs[steps] = cost
+            parts.append(f"{mean:.0f} % ({low:.0f} to {high:.0f}) after {steps} steps")
+    text = (
+        f"- **Yardsticks.** Of what rotation is worth, Eq. 30 costs {' and '.join(parts)}"
+        if parts
+        else ""
+    )
+    finals = {
+        place.row.study: place.by_seed("rope").mean()
+        for place in places
+        if place.row.study in ("base", "horizon") and place.row.dataset == "ptb"
     }
-    verb = words.get(cost["answer"].split(" ")[0], "are undecided")
-    text = f"Scale {scale}: **complex-linear Q, K and V {verb}: {cost['difference']} {estimate(cost)} nats**"
-    if "P2" in line:
-        text += (
-            f"; beside other ways to halve them, {line['P2']['difference']} {estimate(line['P2'])}"
+    if text and len(finals) == 2 and "800" in costs:
+        per_fold = (finals["base"] - finals["horizon"]) / math.log(4)  # nats per e-fold of tokens
+        low, mean, high = (
+            100 * math.expm1(costs["800"][f"{end}_nats"] / per_fold)
+            for end in ("low", "mean", "high")
         )
-    return f"{text}."
+        text += f"; about {mean:.1f} % ({low:.1f} to {high:.1f}) more training tokens undo it"
+    return f"{text}." if text else ""
 
 
-FAMILIES = {
-    "cost": "Cost of Eq. 30",
-    "place": "Where it arises",
+def _line_of(lines: pd.DataFrame, study: str, first: str, second: str) -> dict[str, Any] | None:
+    """The line over all corpora, or on the only one, of a contrast."""
+    chosen = lines[
+        (lines["study"] == study) & (lines["first"] == first) & (lines["second"] == second)
+    ]
+    chosen = chosen[(chosen["dataset"] == "") | (len(chosen) == 1)].dropna(subset="low_nats")
+    return chosen.to_dict("records")[0] if len(chosen) == 1 else None  # type: ignore[return-value]
+
+
+FAMILIES = {  # of the first screen; all others are in the table of all differences
+    "place": "Where the cost arises",
     "half": "Beside other halves",
     "positions": "What positions are worth",
     "rate": "Learning rates",
-    "length": "Beyond the training length",
 }
 
 
@@ -242,12 +329,12 @@ def other_lines(lines: pd.DataFrame) -> list[str]:
     found = []
     for family, title in FAMILIES.items():
         by_question: dict[str, list[str]] = {}
-        of_family = lines[(lines["family"] == family) & lines["low_nats"].notna()]
+        of_family = lines[lines["family"] == family]
         for _, contrast in of_family.groupby(["study", "question", "difference"], sort=False):
             pooled = contrast[contrast["dataset"] == ""] if len(contrast) > 1 else contrast
-            for line in pooled.to_dict("records"):
+            for line in pooled.dropna(subset="low_nats").to_dict("records"):
                 at = f" at {line['setting']}" if len(pooled) > 1 else ""
-                text = f"{line['difference']}{at} {estimate(line)}"
+                text = f"{line['difference']}{at} {estimate(line, 3)}"
                 by_question.setdefault(line["question"], []).append(text)
         parts = [f"{question}: {', '.join(texts)}" for question, texts in by_question.items()]
         found += [f"- **{title}.** {'. '.join(parts)}."] if parts else []
@@ -390,17 +477,22 @@ def table_rows(cells: Sequence[Cell], table: str) -> list[list[Cell]]:
     ]
 
 
+def without_sampled(table: Table) -> Table:
+    """Table 1 or 2 with the paper's numbers and the full losses alone, for the README."""
+    kept = table.frame[table.frame[""] != "sampled"]
+    return replace(table, frame=kept, notes=[n for n in table.notes if not n.startswith("sampled")])
+
+
 def once(tables: Sequence[Table]) -> list[Table]:
-    """Tables 1 and 2 for one page: notes that both have stand below the second."""
+    """Tables 1 and 2 for one page: notes that both have stand below the second, n-gram losses, of
+    which Table 2 has a part, below the first.
+    """
     first, second = tables
+    common = [note for note in first.notes if note in second.notes and not note.startswith("[")]
+    partial = [note for note in second.notes if note.startswith(NGRAM_LEADS)]
     return [
-        replace(
-            first,
-            notes=[
-                note for note in first.notes if note.startswith("[") or note not in second.notes
-            ],
-        ),
-        second,
+        replace(first, notes=[note for note in first.notes if note not in common]),
+        replace(second, notes=[note for note in second.notes if note not in partial]),
     ]
 
 
@@ -425,9 +517,9 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
         printed = [loss_text(*one.printed, name) if one.printed else "" for one in row]
         if any(printed):
             lines.append([next(labels), "paper", *printed])
-        for protocol in PROTOCOLS:
+        for protocol in reversed(PROTOCOLS):
             lines.append(
-                [next(labels), protocol, *(_entry(one, row, protocol, name, marks) for one in row)]
+                [next(labels), protocol, *(_entry(one, protocol, name, marks) for one in row)]
             )
     here = ", ".join(sorted({_settings(row) for row in found} - {""}))
     settings = (
@@ -458,16 +550,9 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
     )
 
 
-def _entry(
-    one: CellLosses, row: Sequence[CellLosses], protocol: str, name: str, marks: dict[str, str]
-) -> str:
-    text = one.status
-    if one.losses:
-        counts = {len(other.runs) for other in row if other.losses}
-        text = loss_text(*one.losses[protocol], name) + (
-            f" (n={len(one.runs)})" if len(counts) > 1 else ""
-        )
-    numbers = ", ".join(marks.setdefault(note, str(len(marks) + 1)) for note in one.notes)
+def _entry(losses: CellLosses, protocol: str, name: str, marks: dict[str, str]) -> str:
+    text = loss_text(*losses.losses[protocol], name) if losses.losses else losses.status
+    numbers = ", ".join(marks.setdefault(note, str(len(marks) + 1)) for note in losses.notes)
     return f"{text} [{numbers}]" if numbers else text
 
 
@@ -527,17 +612,16 @@ def _notes(found: Sequence[CellLosses], scale: str) -> list[str]:
     if not runs["val_full.whole_split"].astype(bool).all():
         split = f"a fixed, evenly spaced subset of the validation split ({_range(runs['val_full.tokens'])} tokens)"
     notes = [
-        "sampled (the paper's protocol): mean and standard deviation of a run's sampled validation losses over the last"
-        " 10 % of steps, each averaged over seeds; ± is a spread over sampled batches, not over seeds.",
-        f"full (this repository's protocol): loss after the last step on {split}, mean over seeds; ± is the sample"
-        " standard deviation over seeds (none for one seed).",
-        "paper: as printed; the paper does not say what its ± is a spread of.",
-        "A row uses the seeds that all its models have.",
+        "sampled (the paper's protocol): mean ± standard deviation of a run's sampled validation losses over the last"
+        " 10 % of steps, averaged over seeds.",
+        f"full (ours): loss after the last step on {split}, mean ± standard deviation over seeds, those that all models"
+        " of a row have.",
+        "paper: as printed; what its ± is a spread of is not said.",
     ]
     if scale != "paper":
         notes.append(
-            f"Scale {scale}: vocabulary, sequence length, batch and steps are smaller than the paper's, so the levels"
-            " do not compare with the paper's; only the order and the differences of the models are of interest."
+            f"Scale {scale}: vocabulary, sequences, batches or steps are smaller, so levels do not"
+            " compare with the paper's."
         )
     return [*notes, XPOS]
 
@@ -571,12 +655,7 @@ def _ngram_notes(source: Source, found: Sequence[CellLosses], name: str) -> list
     }
     if "pg19" in above:
         above["pg19"] += f" (on our {len(corpus_files('pg19')['train'])} training books)"
-    leads = {
-        f"{' / '.join(ORDERS)} losses with the tokens of these runs (interpolated Witten-Bell, counts"
-        " of the whole train split, loss over the whole validation split)": here,
-        "If the paper used GPT-2's tokens, which it does not state, its lowest losses on these"
-        " corpora are above our bigram losses with those tokens": above,
-    }
+    leads = dict(zip(NGRAM_LEADS, (here, above), strict=True))
     return [
         f"{lead}: {', '.join(f'{DATASET_LABELS.get(key, key)} {text}' for key, text in of.items())}."
         for lead, of in leads.items()

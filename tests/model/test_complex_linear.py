@@ -95,3 +95,19 @@ def test_to_linear_is_the_same_layer(bias: bool) -> None:
     assert again.state_dict().keys() == layer.state_dict().keys()
     for name, value in again.state_dict().items():
         torch.testing.assert_close(value, layer.state_dict()[name], rtol=0, atol=1e-15)
+
+
+def test_a_layer_norm_before_it_is_not_complex_linear() -> None:
+    """f(i x) differs from i f(x) after a LayerNorm without gains, and not after an RMSNorm."""
+    layer, x_BD = randomise(ComplexLinear(12, 8)), normal(5, 12)
+    gaps = []
+    for norm in (torch.nn.LayerNorm(12), torch.nn.RMSNorm(12)):
+        turned_BD, turned_BE = (turn(x) for x in (x_BD, layer(norm.double()(x_BD))))
+        gaps.append((layer(norm(turned_BD)) - turned_BE).abs().max().item())
+    assert gaps[0] > 0.1 and gaps[1] < 1e-12
+
+
+def turn(x_BD: torch.Tensor) -> torch.Tensor:
+    """Multiplies each channel pair by i: (x0, x1) -> (-x1, x0)."""
+    pairs = x_BD.unflatten(-1, (-1, 2))
+    return torch.stack((-pairs[..., 1], pairs[..., 0]), dim=-1).flatten(-2)

@@ -9,6 +9,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -25,6 +26,9 @@ from tests.report.records import make_cell, make_extrapolation, make_ngrams, wri
 MODELS = ("xpos", "rope", "crope")
 CELLS = [make_cell(model) for model in MODELS]
 MEANS = {"xpos": 6.0, "rope": 5.0, "crope": 4.0}
+
+
+NO_TABLE = Table("none", "", pd.DataFrame())
 
 
 def source_of(folder: Path, **unavailable: str) -> Source:
@@ -110,13 +114,17 @@ def test_the_numbers_of_a_row(three_seeds: Source) -> None:
     ]
 
 
-def test_one_seed_has_no_spread_and_unequal_counts_are_printed(tmp_path: Path) -> None:
-    write_run(tmp_path, "rope", final=5.0)
+def test_a_row_uses_the_seeds_that_all_its_models_have(tmp_path: Path) -> None:
+    """One seed has no spread; a model without runs restricts no other."""
+    write_run(tmp_path, "rope", seed=1, final=5.0)
     for seed in (0, 1):
         write_run(tmp_path, "crope", seed=seed, final=4.0 + seed)
     table = loss_table(source_of(tmp_path), CELLS, "table1")
-    assert line(table, "full") == ["missing [1]", "5.0000 (n=1)", "4.5000 ± 0.7071 (n=2)"]
-    assert "n = 1 to 2 seeds per cell" in table.caption
+    assert line(table, "full") == ["missing [1]", "5.0000", "5.0000"]
+    write_run(tmp_path, "rope", seed=0, final=5.4)
+    table = loss_table(source_of(tmp_path), CELLS, "table1")
+    assert line(table, "full")[1:] == ["5.2000 ± 0.2828", "4.5000 ± 0.7071"]
+    assert "n = 2 seeds per cell" in table.caption
     row = rows_of(table)[1]
     assert (row["status"], row["n"], row["mean_nats"], row["std_nats"]) == ("missing", "0", "", "")
 
@@ -158,7 +166,7 @@ def test_rows_of_other_datasets_follow_without_the_papers_line(tmp_path: Path) -
     write_run(tmp_path, "crope", "tiny", final=3.0)
     frame = loss_table(source_of(tmp_path), cells, "table1").frame
     assert list(frame["Dataset"]) == ["Penn Treebank", "", "", "tiny (Python's help texts)", ""]
-    assert list(frame[""]) == ["paper", "sampled", "full", "sampled", "full"]
+    assert list(frame[""]) == ["paper", "full", "sampled", "full", "sampled"]
 
 
 def test_table2_has_a_row_for_each_configuration(tmp_path: Path) -> None:
@@ -171,7 +179,7 @@ def test_table2_has_a_row_for_each_configuration(tmp_path: Path) -> None:
     table = loss_table(source_of(tmp_path), cells, "table2")
     label = "B=2, L=512, D=64, γ=0.9, step=1000"
     assert list(table.frame["Configuration"])[3:5] == [label, f"here {label}"]
-    assert list(table.frame.iloc[5])[1:] == ["full", "missing [1]", "missing [1]", "3.000"]
+    assert list(table.frame.iloc[4])[1:] == ["full", "missing [1]", "missing [1]", "3.000"]
 
 
 def test_ngram_losses_are_those_of_the_runs_tokens(tmp_path: Path) -> None:
@@ -217,11 +225,14 @@ def hostile() -> Table:
 
 
 def test_the_page_shows_the_text_as_it_is(hostile: Table) -> None:
-    texts = dict.fromkeys(("scale", "origin", "rule", "lead", "savings"), HOSTILE)
-    lists = dict.fromkeys(("invalid", "sections", "verdicts", "answers", "data"), ())
-    page = render_page(**texts, **lists, statements=[HOSTILE], tables=[hostile])
+    source = SimpleNamespace(scale=HOSTILE, invalid=[HOSTILE])
+    evidence = SimpleNamespace(forest=())
+    report = SimpleNamespace(source=source, evidence=evidence, primary=hostile, claims=NO_TABLE)
+    page = render_page(
+        report=report, origin=HOSTILE, savings=HOSTILE, sections=(), data=(), tables=()
+    )
     assert HOSTILE not in page
-    assert html.unescape(page).count(f"<li>{HOSTILE}</li>") == 2  # statement, note
+    assert html.unescape(page).count(f"<li>{HOSTILE}</li>") == 2  # invalid record, note
     cells = re.findall(r"<t([dh])(?: class=\"number\")?>(.*?)</t\1>", page)
     assert [html.unescape(cell) for _, cell in cells] == ["name <b>", "n", HOSTILE, "1", "x", "2"]
     assert page.count('class="number"') == 3

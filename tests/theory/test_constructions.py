@@ -185,13 +185,15 @@ def test_printed_phases_attend_to_the_tokens_before(projection: str) -> None:
 
 
 def test_printed_real_queries_attend_elsewhere() -> None:
-    """Below Eq. 28: (cos, -sin) for "next" attends to m - 1, (cos, sin) for "nexnext" to m + 1."""
+    """Below Eq. 28: (cos, -sin), printed for "next" and "nexnext" alike, attends to m - 1;
+    (cos k theta, sin k theta) attends to m + k.
+    """
     theta, length, width = frequencies(64), 40, 64
-    for sine, target in ((-1, -1), (1, 1)):
-        q_D = np.stack((np.cos(theta), sine * np.sin(theta)), axis=1).ravel()
+    for sine, times, target in ((-1, 1, -1), (1, 1, 1), (1, 2, 2)):
+        q_D = np.stack((np.cos(times * theta), sine * np.sin(times * theta)), axis=1).ravel()
         query = comparison(np.tile([1.0, 0.0], (length, width // 2)), position="rotary")
         set_map(query.attention.q_proj, np.diag(as_complex(q_D)))
-        rows = np.arange(1, length - 1)
+        rows = np.arange(1, length - 2)
         assert (query.scores()[rows].argmax(1) == rows + target).all()
 
 
