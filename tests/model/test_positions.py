@@ -120,13 +120,12 @@ def test_ratio_of_sinusoids_to_the_initial_embedding(
 
 
 @pytest.mark.parametrize(("embed_scale", "factor"), [("one", 1.0), ("sqrt_d", 8.0)])
-@pytest.mark.parametrize("model", ["learned", "complex_learned"])
+@pytest.mark.parametrize("projection", ["real", "complex"])
 def test_learned_positions_start_at_the_rms_of_the_scaled_embedding(
-    model: str, embed_scale: str, factor: float
+    projection: str, embed_scale: str, factor: float
 ) -> None:
-    weight = build(
-        model_config(model, d_model=64, embed_scale=embed_scale), max_len=300, seed=3
-    ).positions.weight
+    config = model_config("learned", projection=projection, d_model=64, embed_scale=embed_scale)
+    weight = build(config, max_len=300, seed=3).positions.weight
     expected = 0.02 * factor * stream(3, "init/positions.weight").standard_normal((300, 64))
     np.testing.assert_allclose(weight.detach(), expected, rtol=1e-6)
     assert rms(weight) == pytest.approx(0.02 * factor, rel=0.02)
