@@ -91,12 +91,12 @@ The bound decays as a trend and not at every step.
 """
 
 RECALL_TEMPLATE = """One layer with one head (D = {d_model}) stores pairs of a key and a value and is asked for the
-value of each key. Cells: the head width at which {level:.0%} of the answers are right (median over seeds, lowest to
-highest), by the number of pairs. `halved` is RoPE at half the head width. Predicted: CRoPE needs twice RoPE's head
-width, as `halved` does. What speaks for and against it, and the plan of the runs: `crope/theory/recall.py`. The runs:
-recall.csv.
+value of each key. Cells: the head width at which {level:.0f} % of the answers are right (median over seeds, lowest to
+highest; ≤ and > mark the ends of the grid), by the number of pairs. `halved` is RoPE at half the head width.
+Predicted: CRoPE needs twice RoPE's head width, as `halved` does. What speaks for and against it, and the plan of the
+runs: `crope/theory/recall.py`. The runs: recall.csv.
 
-![Left: accuracy at {most} pairs (mean, lowest to highest seed). Right: the head width for {level:.0%}](recall.svg)
+![Left: accuracy at {most} pairs (mean, lowest to highest seed). Right: the head width for {level:.0f} %](recall.svg)
 
 {table}
 """
@@ -171,7 +171,10 @@ def write_recall(out_dir: Path, plan: Plan) -> str:
         finished = by_pairs[most][model].count()
         rows.append([f"{label} (n = {finished})", *cells, _widths(ratio, 0, math.inf, digits=2)])
     return RECALL_TEMPLATE.format(
-        d_model=plan.d_model, level=plan.level, most=most, table=_table(["model", *headings], rows)
+        d_model=plan.d_model,
+        level=100 * plan.level,
+        most=most,
+        table=_table(["model", *headings], rows),
     )
 
 
@@ -412,7 +415,7 @@ def draw_recall(figure: Figure, data: Data) -> None:
         right.vlines(found.columns, found.min(), found.max(), color=colour)
     left.axhline(data["level"], color=MUTED, linewidth=0.8, linestyle="--")
     left.set(title=f"accuracy at {most} pairs", xlabel="head width", ylim=(0, 1.02))
-    right.set(title=f"head width for {data['level']:.0%}", xlabel="pairs stored")
+    right.set(title=f"head width for {100 * data['level']:.0f} %", xlabel="pairs stored")
     for axis, ticks in (
         (left, sorted(data["runs"]["width"].unique())),
         (right, data["thresholds"]),
