@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.nn import Linear
 
 from crope.model.complex_linear import ComplexLinear
+from crope.model.projections import ConjugateLinear, LowRankLinear
 from crope.theory import make, recall
 from crope.theory.complex_maps import dense
 from crope.theory.recall import (
@@ -146,6 +148,13 @@ def test_only_the_projections_follow_the_head_width() -> None:
         ]  # fmt: skip
         changed = {name for name in shapes[0] if shapes[0][name] != shapes[1][name]}
         assert changed and all(".attn." in name for name in changed)
+
+
+def test_q_of_each_model() -> None:
+    kinds = {"rope": Linear, "crope": ComplexLinear, "conjugate": ConjugateLinear}
+    for model, kind in (kinds | {"lowrank": LowRankLinear}).items():
+        gpt = recall_model(PROJECTIONS[model], SMALL, width=8, seed=0)
+        assert type(gpt.blocks[0].attn.q_proj) is kind
 
 
 @pytest.mark.parametrize(
