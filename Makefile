@@ -46,7 +46,7 @@ report: .venv/.stamp  ## results/report/index.html and tables from the records [
 explain: .venv/.stamp  ## the runs behind a number [CELL=table1/ptb/crope SCALE=...]
 	@$(PY) scripts/tools.py explain $(CELL) $(SCALES)
 
-theory: .venv/.stamp  ## the papers' constructions and identities in numbers: results/theory (minutes)
+theory: .venv/.stamp  ## the papers' constructions and identities in numbers: results/theory (minutes) [ARGS="--part recall"]
 	@$(PY) scripts/tools.py theory $(ARGS)
 
 bench: .venv/.stamp  ## step times next to transformers and a plain loop, into docs/performance.md [ARGS=...]

@@ -78,9 +78,12 @@ def readme(options: Options) -> None:
 
 def theory(options: Options) -> None:
     """The papers' constructions and identities in numbers: results/theory."""
-    from crope.theory.make import make_theory
+    from crope.theory.make import make_recall, make_theory
 
-    make_theory(options.results_dir / "theory", seeds=options.seeds)
+    if options.part == "recall":
+        make_recall(options.results_dir / "theory")
+    else:
+        make_theory(options.results_dir / "theory", seeds=options.seeds)
 
 
 def extrapolate(options: Options) -> int:
@@ -225,6 +228,11 @@ def build_parser() -> Parser:
     sub = command(theory, "results_dir")
     sub.add_argument(
         "--seeds", type=positive, default=5, help="of the pointer task, per model (default: 5)"
+    )
+    sub.add_argument(
+        "--part",
+        choices=["recall"],
+        help="train the runs of the recall experiment (hours; continues where it stopped)",
     )
     sub = command(extrapolate, "results_dir")
     sub.add_argument("runs", nargs="+", metavar="RUN")

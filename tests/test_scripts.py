@@ -372,3 +372,12 @@ def test_tools_measure_convert_and_export_a_run(monkeypatch, capsys, tmp_path: P
     tuned = f"{converted['tuned_loss_nats']['rope']:.4f}"
     assert f": trained {loss}; rope {loss} -> {tuned}; best " in printed[1]
     assert printed[2] == str(out)
+
+
+def test_the_recall_experiment_is_a_command_of_its_own(monkeypatch, tmp_path: Path) -> None:
+    folders = []
+    monkeypatch.setattr("crope.theory.make.make_recall", folders.append)
+    command = ["tools.py", "theory", "--part=recall", f"--results-dir={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", command)
+    assert not tools.main()
+    assert folders == [tmp_path / "theory"]

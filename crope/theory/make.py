@@ -1,11 +1,13 @@
 """`make theory`: results/theory with one JSON file per topic, Figs. 1 to 3 and the decay figure,
 and theory.md.
 
-Everything is computed anew each time; the contents depend on the code only. Every number in
-theory.md is read from the JSON data. The same data give the same bytes: SVG with fixed ids, no
-date, text as outlines of matplotlib's font.
+Everything is computed anew each time and depends on the code only, except the section on recall:
+its runs take hours, so it is made of stored results. Every number in theory.md is read from the
+data beside it. The same data give the same bytes: SVG with fixed ids, no date, text as outlines of
+matplotlib's font.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -13,6 +15,7 @@ from typing import Any
 
 import matplotlib.style
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
@@ -21,7 +24,7 @@ from matplotlib.patches import Polygon, Rectangle
 
 from crope.model.complex_linear import ComplexLinear
 from crope.paper import MODEL_LABELS
-from crope.record import write_bytes, write_json, write_text
+from crope.record import PUBLISHED, write_bytes, write_json, write_text
 from crope.report.figures import COLOURS, MUTED, STYLE, TEXT, render
 from crope.theory.complex_maps import (
     SIGMA,
@@ -33,6 +36,7 @@ from crope.theory.complex_maps import (
 )
 from crope.theory.constructions import construction_results
 from crope.theory.pointer_task import EXAMPLE, Task, pointer_results
+from crope.theory.recall import LABELS, Plan, recall_frame, run_recall, thresholds, with_halved
 from crope.theory.rotary import decay_curves
 
 Data = Mapping[str, Any]
@@ -80,7 +84,31 @@ weight near one half: the layer decodes the answer from a mixture.
 ![Left: mean of |S_j| of Eq. 37. Right: score of equal queries and keys](decay.svg)
 
 The bound decays as a trend and not at every step.
+
+## Recall: the head width that stored pairs need
+
+{recall}
 """
+
+RECALL_TEMPLATE = """One layer with one head (D = {d_model}) stores pairs of a key and a value and is asked for the
+value of each key. Cells: the head width at which {level:.0f} % of the answers are right (median over seeds, lowest to
+highest; ≤ and > mark the ends of the grid), by the number of pairs. `halved` is RoPE at half the head width.
+Predicted: CRoPE needs twice RoPE's head width, as `halved` does. What speaks for and against it, and the plan of the
+runs: `crope/theory/recall.py`. The runs: recall.csv.
+
+![Left: accuracy at {most} pairs (mean, lowest to highest seed). Right: the head width for {level:.0f} %](recall.svg)
+
+{table}
+"""
+
+NO_RECALL = "No runs yet: `python scripts/tools.py theory --part recall` (about 2.5 core-hours)."
+RECALL_COLOURS = {
+    "rope": COLOURS["rope"],
+    "crope": COLOURS["crope"],
+    "conjugate": COLOURS["relative_bias"],
+    "halved": COLOURS["nope"],
+    "lowrank": COLOURS["alibi"],
+}
 
 
 def make_theory(out_dir: Path, *, seeds: int = 5, task: Task | None = None) -> None:
@@ -108,16 +136,71 @@ def make_theory(out_dir: Path, *, seeds: int = 5, task: Task | None = None) -> N
         ("decay", draw_decay, data["decay"], (7.6, 2.9)),
     ):
         write_bytes(out_dir / f"{name}.svg", render_svg(draw, value, size=size))
-    write_text(out_dir / "theory.md", render_markdown(data))
+    write_text(out_dir / "theory.md", render_markdown(data, recall=write_recall(out_dir, Plan())))
     print(f"{out_dir / 'theory.md'}: written, with {len(data)} JSON and 4 SVG files", flush=True)
 
 
-def render_markdown(data: dict[str, Any]) -> str:
+def make_recall(out_dir: Path, *, plan: Plan | None = None) -> None:
+    """Trains the missing runs of the recall experiment and prints its section of theory.md."""
+    plan = plan or Plan()
+    run_recall(plan, out_dir / "recall")
+    print(write_recall(out_dir, plan), flush=True)
+
+
+def write_recall(out_dir: Path, plan: Plan) -> str:
+    """The section on recall; writes recall.csv and recall.svg from the results in `out_dir`/recall,
+    without any from the published ones.
+    """
+    runs, published = recall_frame(plan, out_dir / "recall"), PUBLISHED / "recall.csv"
+    if runs.empty and published.exists():
+        runs = pd.read_csv(published)
+    if runs.empty:
+        return NO_RECALL
+    write_text(out_dir / "recall.csv", runs.to_csv(index=False))
+    by_pairs = {pairs: thresholds(runs, plan, pairs=pairs) for pairs in plan.pairs}
+    data = {"runs": with_halved(runs), "thresholds": by_pairs, "level": plan.level}
+    write_bytes(out_dir / "recall.svg", render_svg(draw_recall, data, size=(7.6, 3.3)))
+    most = max(plan.pairs)
+    headings = [*(f"{pairs} pairs" for pairs in plan.pairs), f"over RoPE's, {most} pairs"]
+    rows = []
+    for model, label in LABELS.items():
+        scale = 2 if model == "halved" else 1
+        first, last = scale * plan.widths[0], scale * plan.widths[-1]
+        cells = [_widths(table[model].dropna(), first, last) for table in by_pairs.values()]
+        ratio = (by_pairs[most][model] / by_pairs[most]["rope"]).dropna()
+        finished = by_pairs[most][model].count()
+        rows.append([f"{label} (n = {finished})", *cells, _widths(ratio, 0, math.inf, digits=2)])
+    return RECALL_TEMPLATE.format(
+        d_model=plan.d_model,
+        level=100 * plan.level,
+        most=most,
+        table=_table(["model", *headings], rows),
+    )
+
+
+def _widths(values: pd.Series, first: float, last: float, *, digits: int = 1) -> str:
+    """Median, lowest and highest; ≤ the first width of the grid and > the last mark bounds."""
+    if values.empty:
+        return "—"
+    median, low, high = (
+        f"≤ {value:g}"
+        if value <= first
+        else f"> {last:g}"
+        if value > last
+        else f"{value:.{digits}f}"
+        for value in (values.median(), values.min(), values.max())
+    )
+    cell = median if low == high else f"{median} ({low} to {high})"
+    return cell.replace("inf", "∞")
+
+
+def render_markdown(data: dict[str, Any], *, recall: str) -> str:
     """theory.md: figures, captions and tables; `data` as in the JSON files."""
     points, task = data["constructions"], data["pointer_task"]["task"]
     lengths = [f"{length} tokens" for length in task["lengths"]]
     return TEMPLATE.format(
         limit=data["decay"]["limit"][1],
+        recall=recall,
         pointers=_table(
             ["model", "measure", *lengths],
             _pointer_rows(data["pointer_task"]["runs"], task["lengths"]),
@@ -312,3 +395,33 @@ def draw_decay(figure: Figure, data: Data) -> None:
     for axis in (left, right):
         axis.set_xlabel("relative distance (tokens)")
         axis.grid(color=GRID, linewidth=0.7)
+
+
+def draw_recall(figure: Figure, data: Data) -> None:
+    """Accuracy at the most pairs by head width (mean, band from lowest to highest seed), and the
+    head width for `level` by the number of pairs (median, lowest to highest).
+    """
+    left, right = figure.subplots(1, 2)
+    most = max(data["thresholds"])
+    for model, colour in RECALL_COLOURS.items():
+        of = data["runs"][data["runs"]["model"] == model]
+        band = of.groupby("width")[f"accuracy_{most}"].agg(["mean", "min", "max"])
+        line = {"color": colour, "label": LABELS[model], "marker": "o", "markersize": 3}
+        left.plot(band.index, band["mean"], **line)
+        left.fill_between(band.index, band["min"], band["max"], color=colour, alpha=0.15)
+        found = pd.DataFrame({pairs: table[model] for pairs, table in data["thresholds"].items()})
+        found = found.where(np.isfinite(found))
+        right.plot(found.columns, found.median(), **line)
+        right.vlines(found.columns, found.min(), found.max(), color=colour)
+    left.axhline(data["level"], color=MUTED, linewidth=0.8, linestyle="--")
+    left.set(title=f"accuracy at {most} pairs", xlabel="head width", ylim=(0, 1.02))
+    right.set(title=f"head width for {100 * data['level']:.0f} %", xlabel="pairs stored")
+    for axis, ticks in (
+        (left, sorted(data["runs"]["width"].unique())),
+        (right, data["thresholds"]),
+    ):
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(list(ticks), [str(tick) for tick in ticks])
+        axis.set_xticks([], minor=True)
+        axis.grid(color=GRID, linewidth=0.7)
+    right.legend(loc="upper left")

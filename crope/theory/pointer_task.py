@@ -8,6 +8,7 @@ between a token embedding and a head; trained on short sequences and evaluated o
 Shapes: B batch, T tokens, V vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -137,27 +138,48 @@ def evaluate_pointers(model: PointerModel, tokens_BT: torch.Tensor) -> dict[str,
     }
 
 
-def train_pointers(name: str, task: Task, *, seed: int) -> tuple[PointerModel, float]:
-    """The trained model and its mean loss over the last 50 steps.
+def optimise(
+    model: nn.Module,
+    batch_loss: Callable[[int], torch.Tensor],
+    *,
+    steps: int,
+    lr: float,
+    lr_gamma: float,
+) -> float:
+    """Trains `model` on the loss of each step's batch; returns the mean loss over the last 50 steps.
 
-    All models see the same batches at the same seed.
+    AdamW; the rate decays by `lr_gamma` every tenth of the run.
     """
-    model, losses = PointerModel(name, task, seed=seed), []
     optimizer = AdamW(
-        model.parameters(), lr=task.lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, fused=True
+        model.parameters(), lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, fused=True
     )
-    scheduler = StepLR(optimizer, step_size=max(1, task.max_steps // 10), gamma=task.lr_gamma)
-    shape = {"sequences": task.batch_size, "length": task.seq_len}
-    for step in range(task.max_steps):
-        loss = pointer_loss(
-            model, sample_tokens(task, seed=seed, step=step, purpose="train", **shape)
-        )
+    scheduler, losses = StepLR(optimizer, step_size=max(1, steps // 10), gamma=lr_gamma), []
+    for step in range(steps):
+        loss = batch_loss(step)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         scheduler.step()
         losses.append(loss.item())
-    return model, sum(losses[-50:]) / len(losses[-50:])
+    return sum(losses[-50:]) / len(losses[-50:])
+
+
+def train_pointers(name: str, task: Task, *, seed: int) -> tuple[PointerModel, float]:
+    """The trained model and its mean loss over the last 50 steps.
+
+    All models see the same batches at the same seed.
+    """
+    model = PointerModel(name, task, seed=seed)
+    shape = {"sequences": task.batch_size, "length": task.seq_len}
+
+    def batch_loss(step: int) -> torch.Tensor:
+        return pointer_loss(
+            model, sample_tokens(task, seed=seed, step=step, purpose="train", **shape)
+        )
+
+    return model, optimise(
+        model, batch_loss, steps=task.max_steps, lr=task.lr, lr_gamma=task.lr_gamma
+    )
 
 
 def pointer_results(task: Task, *, seeds: int) -> dict[str, Any]:
