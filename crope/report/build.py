@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pandas as pd
 from crope.errors import InvalidRecord
 from crope.record import PUBLISHED, write_bytes
 from crope.report import figures, repeats, tables
-from crope.report.evidence import Evidence, Place, find_places, weigh
+from crope.report.evidence import CONTRASTS, PRIMARY, Evidence, Place, find_places, weigh
 from crope.report.frame import Source, choose_source
 from crope.report.tables import Table, render
 from crope.study import TABLES, Cell, expected_cells, expected_rows, table_places
@@ -50,6 +50,7 @@ class Report:
     places: list[Place]
     evidence: Evidence
     losses: list[Table]
+    lead: str
     primary: Table
     claims: Table
     others: list[str] = field(default_factory=list)
@@ -65,18 +66,17 @@ def collect(source: Source) -> Report:
     ]
     places = find_places(source.frame, rows)
     evidence = weigh(places)
+    yardsticks = tables.yardsticks(evidence.exploratory, places)
     return Report(
         source,
         cells,
         places,
         evidence,
         losses,
+        tables.headline(source.scale, evidence.primary),
         tables.primary_table(evidence.primary),
         tables.claims_table(evidence.claims),
-        [
-            tables.yardsticks(evidence.exploratory, places),
-            *tables.other_lines(evidence.exploratory),
-        ],
+        list(filter(None, [yardsticks, *tables.other_lines(evidence.exploratory)])),
     )
 
 
@@ -121,7 +121,7 @@ def build_report(
         write_bytes(out_dir / name, content.encode() if isinstance(content, str) else content)
     printed = [*report.losses, report.primary, report.claims]
     print(_origin(source), *(files[f"{table.name}.md"] for table in printed), sep="\n\n")
-    print(*filter(None, [*report.others, agreement(source)]), sep="\n")
+    print(*report.others, agreement(source), sep="\n")
     for error in source.invalid:
         print(f"invalid: {error}", file=sys.stderr)
     print(out_dir / "index.html")
@@ -179,9 +179,12 @@ def _sections(files: Files, report: Report) -> list[Section]:
         drawn["scaling"] = figures.scaling(widths, beside_rope)
         sections.append(Section("Width", ["scaling"]))
     losses = tables.losses_table(report.places)
-    if len(losses.frame):
-        _add(files, "csv", losses)
-        sections.append(Section("Losses of every study", tables=[losses]))
+    _add(files, "csv", losses)
+    asked = {contrast.study for contrast in (*CONTRASTS, *(planned for planned, _ in PRIMARY))}
+    unasked = losses.frame[~losses.frame["Study"].isin(asked)]
+    if len(unasked):
+        title = "Losses of studies without a contrast"
+        sections.append(Section(title, tables=[replace(losses, frame=unasked)]))
     converted = tables.conversions(_of_scale(source))
     if len(converted):
         table = tables.conversions_table(converted)

@@ -28,7 +28,7 @@ from crope.record import (
     write_text,
 )
 from crope.report.frame import SCALES, load_frame, load_published, read_ngrams
-from crope.report.tables import Table, headline, once, render, savings_line, without_sampled
+from crope.report.tables import Table, once, render, savings_line, without_sampled
 
 README = ROOT / "README.md"
 FIGURE = "forest.png"
@@ -177,10 +177,10 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     savings = savings_line(source, report.cells)
     parts = [
         START,
-        headline(source.scale, report.evidence.primary),
+        report.lead,
         picture,
         *evidence,
-        "\n".join(filter(None, report.others)),
+        "\n".join(report.others),
         *losses,
         savings,
         END,

@@ -227,7 +227,9 @@ def hostile() -> Table:
 def test_the_page_shows_the_text_as_it_is(hostile: Table) -> None:
     source = SimpleNamespace(scale=HOSTILE, invalid=[HOSTILE])
     evidence = SimpleNamespace(forest=())
-    report = SimpleNamespace(source=source, evidence=evidence, primary=hostile, claims=NO_TABLE)
+    report = SimpleNamespace(
+        source=source, evidence=evidence, primary=hostile, claims=NO_TABLE, lead=HOSTILE, others=[]
+    )
     page = render_page(
         report=report, origin=HOSTILE, savings=HOSTILE, sections=(), data=(), tables=()
     )
