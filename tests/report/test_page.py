@@ -132,6 +132,15 @@ def test_without_runs_there_is_no_evidence(tmp_path: Path) -> None:
     assert "Primary" not in (tmp_path / "index.html").read_text()
 
 
+def test_a_study_of_rope_alone_is_reported(tmp_path: Path) -> None:
+    """RoPE is the first model of nearly every study, so its runs are finished first."""
+    for seed in range(3):
+        write_run(tmp_path / "runs", "rope", seed=seed, final=5.0 + 0.1 * seed)
+    assert build_report(results_dir=tmp_path) == []
+    losses = pd.read_csv(tmp_path / "report" / "study_losses.csv").set_index("study")
+    assert losses.loc["today", ["model", "n"]].tolist() == ["rope", 3]
+
+
 def test_failed_runs_alone_are_listed(tmp_path: Path) -> None:
     error = {"type": "ValueError", "message": "loss is nan", "step": 20}
     failed = write_run(tmp_path / "runs", error=error)
