@@ -341,8 +341,8 @@ def overall(lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _phases(places: Sequence[Place]) -> dict[str, pd.DataFrame]:
-    """At equal seed and step all models are validated on the same batches, so that differences of
-    sampled losses are quiet.
+    """Of complete plans. At equal seed and step all models are validated on the same batches, so
+    that differences of sampled losses are quiet.
     """
     found: dict[str, pd.DataFrame] = {}
     for place in places:
@@ -356,8 +356,8 @@ def _phases(places: Sequence[Place]) -> dict[str, pd.DataFrame]:
             first, second = (pd.DataFrame(losses[model]).T for model in ("crope", "rope"))
             both = (first - second).dropna()
             title = place_label(place) + ("" if len(place.row.settings) else ", 800 steps")
-            if len(both):
-                found[title] = both
+            if set(place.row.seeds) <= set(both.index):
+                found[title] = both.loc[list(place.row.seeds)]
     return found
 
 

@@ -251,6 +251,16 @@ def test_no_best_rate_before_all_rates_are_there_and_an_infinite_loss_is_never_c
     assert all(math.isfinite(value) for value in line["values"])
 
 
+def test_a_seed_that_lacks_a_rate_does_not_count() -> None:
+    """Seed 2 would choose the rate that it has: the others are worse at the one that it lacks."""
+    rows = [make_row("rates", ["rope", "crope"], lr=lr) for lr in RATES]
+    runs = [make_runs("rope", dict.fromkeys(range(3), 5.0), lr=lr) for lr in RATES]
+    runs.append(make_runs("crope", dict.fromkeys(range(3), 5.0), lr="0.001"))
+    runs.append(make_runs("crope", {0: 5.2, 1: 5.2}, lr="0.003"))
+    (line,) = lines_of(Contrast("rate", "rates", "?", "crope", "rope", best_rate), rows, *runs)
+    assert line["reason"] == "2 of 3 planned seeds"
+
+
 def test_a_size_between_those_of_the_runs_is_interpolated_and_none_beyond() -> None:
     """Parameters are 1,000 times the width; CRoPE's are 900 times. A cubic through the logs."""
     rows = [make_row("sizes", ["rope", "crope"], width=width) for width in (64, 128, 256)]

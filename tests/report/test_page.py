@@ -54,6 +54,7 @@ def studies() -> object:
         patch.setattr("crope.report.build.table_places", lambda scale, datasets=None: ROWS)
         patch.setattr("crope.report.evidence.PRIMARY", [(planned, contrast)])
         patch.setattr("crope.report.evidence.FOREST", {"here": ("today",)})
+        patch.setattr("crope.report.evidence.CURVES", ("today",))
         yield
 
 
@@ -139,6 +140,15 @@ def test_a_study_of_rope_alone_is_reported(tmp_path: Path) -> None:
     assert build_report(results_dir=tmp_path) == []
     losses = pd.read_csv(tmp_path / "report" / "study_losses.csv").set_index("study")
     assert losses.loc["today", ["model", "n"]].tolist() == ["rope", 3]
+
+
+def test_curves_are_compared_when_all_planned_seeds_are_there(report: Path, tmp_path: Path) -> None:
+    assert (report / "phases.svg").exists()
+    for model in ("rope", "crope"):
+        for seed in (0, 1):
+            write_run(tmp_path / "runs", model, seed=seed)
+    build_report(results_dir=tmp_path)
+    assert not (tmp_path / "report" / "phases.svg").exists()
 
 
 def test_failed_runs_alone_are_listed(tmp_path: Path) -> None:
