@@ -1,4 +1,4 @@
-"""From run records to tables, claims, studies, figures and a page.
+"""From run records to evidence, tables, figures and a page.
 
 Nothing here imports torch or wandb.
 """

@@ -699,7 +699,7 @@ def savings_line(source: Source, cells: Sequence[Cell]) -> str:
 
 
 def runs_table(frame: pd.DataFrame, invalid: Sequence[InvalidRecord]) -> pd.DataFrame:
-    """runs.csv and runs.parquet: one row per run, errors as one line; then the names and reasons of
+    """runs.csv: one row per run, errors as one line; then the names and reasons of
     invalid records.
     """
     errors = [

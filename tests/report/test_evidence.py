@@ -175,6 +175,14 @@ def test_planned_seeds_answer_and_no_others() -> None:
     assert math.isnan(line["low_nats"])
 
 
+def test_a_diverged_run_has_no_difference() -> None:
+    runs = [make_runs("rope", dict.fromkeys(range(3), 5.0)), make_runs("crope", shifted(0.1))]
+    runs[1][0] |= {"status": "failed", "error.type": evidence.DIVERGED}
+    (line,) = lines_of(COST, [make_row("mine", ["rope", "crope"])], *runs)
+    assert line["values"] == pytest.approx([0.1 + NOISE[1], 0.1 + NOISE[2]])
+    assert line["reason"] == "2 of 3 planned seeds"
+
+
 def test_studies_share_their_seeds_but_a_primary_contrast_has_its_own() -> None:
     rows = [
         make_row("mine", ["rope", "crope"], seeds=[0, 1]),
