@@ -19,7 +19,15 @@ from crope.data.corpora import corpus_files
 from crope.errors import UserError
 from crope.report.build import render_page
 from crope.report.frame import Source, load_frame, load_published
-from crope.report.tables import Table, loss_table, render, runs_table, savings_line
+from crope.report.tables import (
+    Table,
+    headline,
+    loss_table,
+    render,
+    runs_table,
+    savings_line,
+    yardsticks,
+)
 from crope.study import expected_cells
 from tests.report.records import make_cell, make_extrapolation, make_ngrams, write_run
 
@@ -283,3 +291,42 @@ def test_the_runs_table_has_one_row_per_run_and_keeps_types(tmp_path: Path) -> N
     )
     assert str(table["steps"].dtype) == "Int64" and list(table["steps"].dropna()) == [100, 100]
     assert runs_table(*load_frame([])).empty
+
+
+def evidence_line(family: str, answer: str, mean: float, **more: object) -> dict[str, object]:
+    line = {"family": family, "answer": answer, "difference": "A − B", "planned": False}
+    ends = {"mean_nats": mean, "low_nats": mean - 0.001, "high_nats": mean + 0.001}
+    return line | ends | {"reason": "", "dataset": "", "first": "crope", "second": "rope"} | more
+
+
+@pytest.mark.parametrize(
+    ("family", "answer", "reading"),
+    [
+        ("P1", "higher by less than 0.02", "cost loss"),
+        ("P1", "lower", "lower the loss"),
+        ("P1", "no difference above 0.02", "cost nothing"),
+        ("P2", "higher", "do better"),
+        ("P2", "lower", "do worse"),
+        ("P2", "no difference above 0.02", "do as well"),
+        ("P3", "higher", "in Q and K, not in V"),
+        ("P3", "lower", "in V"),
+        ("P4", "higher", "must be those"),
+        ("P4", "no difference above 0.02", "need not be"),
+    ],
+)
+def test_the_headline_reads_the_answers(family: str, answer: str, reading: str) -> None:
+    """CRoPE higher than the others means that the others do better."""
+    line = evidence_line(family, answer, 0.5)
+    text = headline("quick", pd.DataFrame([line]))
+    assert f"{reading}: A − B +0.5000 (+0.4990 to +0.5010)" in text and "Open" in text
+    assert "Open" not in headline("quick", pd.DataFrame([line | {"planned": True}]))
+    assert headline("quick", pd.DataFrame([evidence_line(family, "open", 0.5)])) == ""
+
+
+def test_the_cost_in_units_of_what_rotation_is_worth() -> None:
+    """0.01 of 0.05 nats is 20 %, its ends are 18 and 22 %."""
+    cost = evidence_line("cost", "higher", 0.01, study="base")
+    worth = evidence_line(
+        "positions", "lower", -0.05, study="baselines", first="rope", second="nope"
+    )
+    assert "20 % (18 to 22) after 800 steps" in yardsticks(pd.DataFrame([cost, worth]), [])
