@@ -304,14 +304,14 @@ def evidence_line(family: str, answer: str, mean: float, **more: object) -> dict
     [
         ("P1", "higher by less than 0.02", "cost loss"),
         ("P1", "lower", "lower the loss"),
-        ("P1", "no difference above 0.02", "cost nothing"),
+        ("P1", "no difference above 0.02", "cost nothing above the margin"),
         ("P2", "higher", "do better"),
         ("P2", "lower", "do worse"),
         ("P2", "no difference above 0.02", "do as well"),
         ("P3", "higher", "in Q and K, not in V"),
         ("P3", "lower", "in V"),
-        ("P4", "higher", "must be those"),
-        ("P4", "no difference above 0.02", "need not be"),
+        ("P4", "higher", "must be those of the rotation"),
+        ("P4", "no difference above 0.02", "need not be those of the rotation"),
     ],
 )
 def test_the_headline_reads_the_answers(family: str, answer: str, reading: str) -> None:
