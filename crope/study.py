@@ -168,11 +168,13 @@ def table_places(scale: str, datasets: Sequence[str] | None = None) -> list[Stud
 
 
 def _rows(study: str, scale: str, datasets: Sequence[str] | None) -> list[StudyRow]:
-    """One row per combination of the axes other than seed and model; none at another scale than
-    that of the study's file.
+    """One row per combination of the axes other than seed and model, at the scale that the study's
+    file fixes, else at `scale`; a smoke test shows no study of another scale.
     """
-    if planned_scale([study]) not in (None, scale):
+    planned = planned_scale([study])
+    if scale == "smoke" and planned not in (None, scale):
         return []
+    scale = planned or scale
     axes = study_axes(study)
     models = axes.pop("model")
     axes.pop("seed", None)

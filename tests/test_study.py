@@ -136,11 +136,12 @@ def test_only_the_papers_datasets_are_restricted(
 
 def test_every_study_but_the_tables_has_rows() -> None:
     rows = expected_rows("quick", datasets=["wikitext2", "ptb"])
-    at_other_scales = {name for name in group_files("study") if planned_scale([name]) == "paper"}
-    at_other_scales |= {"medium", "medium_halves", "medium_nope"}
-    assert {"paper_row", "early_lead"} < at_other_scales
-    assert {row.study for row in rows} == set(group_files("study")) - set(TABLES) - at_other_scales
-    assert {row.study for row in expected_rows("medium")} >= {"medium", "medium_nope"}
+    everything = expected_rows("quick")
+    assert {row.study for row in everything} == set(group_files("study")) - set(TABLES)
+    planned = {"paper_row": "paper", "medium_nope": "medium", "cost": "quick", "controls": "quick"}
+    scales = {row.study: {cell.scale for cell in row.cells} for row in everything}
+    assert {study: scales[study] for study in planned} == {s: {at} for s, at in planned.items()}
+    assert not {"paper_row", "cost"} & {row.study for row in expected_rows("smoke")}
     scaling = [(row.dataset, row.width, row.settings) for row in rows if row.study == "scaling"]
     assert scaling == [("ptb", width, ()) for width in (64, 128, 256)]
     assert (
@@ -238,3 +239,10 @@ def test_time_left_takes_equal_shape_precision_and_device_only(tmp_path: Path) -
     states += [RunState(bf16, MISSING), RunState(wider, MISSING)]
     assert seconds_left(states, [record]) == (pytest.approx(step_s * (2 * steps - 200)), 2)
     assert seconds_left(states, []) == (0.0, 4)
+
+
+def test_a_study_may_fix_its_scale() -> None:
+    assert planned_scale(["controls"]) is None
+    assert planned_scale(["controls", "paper_row"]) == "paper"
+    with pytest.raises(ConfigError, match="different scales"):
+        planned_scale(["paper_row", "cost"])

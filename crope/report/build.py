@@ -64,7 +64,11 @@ def collect(source: Source) -> Report:
         *table_places(source.scale, source.datasets),
         *expected_rows(source.scale, source.datasets),
     ]
-    places = find_places(source.frame, rows)
+    runs = source.frame
+    if source.machine:  # a part of the plan has a published folder of its own; repeats count once
+        runs = pd.concat([runs, *source.others.values()], ignore_index=True)
+        runs = runs.drop_duplicates(["cell_key", "seed", "status"])
+    places = find_places(runs, rows)
     evidence = weigh(places)
     yardsticks = tables.yardsticks(evidence.exploratory, places)
     return Report(

@@ -348,19 +348,21 @@ def choose_source(
 
 
 def load_published(*scales: str, published: Path = PUBLISHED) -> Source | None:
-    """The published folder that has most runs, at the first of `scales` at which any has one; None
-    if there is none.
-    """
+    """The published folder and scale, of `scales`, with most runs; None if there is none."""
     found = [
         Source("", (one,), *load_frame([one]), {}, one.name) for one in sorted(published.glob("*/"))
     ]
-    for scale in scales:
-        counts = [(one.frame["scale"] == scale).sum() for one in found]
-        if any(counts):
-            chosen = found.pop(counts.index(max(counts)))
-            others = {one.machine: one.frame for one in found}
-            return replace(chosen, scale=scale, others=others, ngrams=read_ngrams(published))
-    return None
+    counts = [
+        ((one.frame["scale"] == scale).sum(), -scales.index(scale), -place, scale)
+        for place, one in enumerate(found)
+        for scale in scales
+    ]
+    most, _, place, scale = max(counts, default=(0, 0, 0, ""))
+    if not most:
+        return None
+    chosen = found.pop(-place)
+    others = {one.machine: one.frame for one in found}
+    return replace(chosen, scale=scale, others=others, ngrams=read_ngrams(published))
 
 
 def read_ngrams(published: Path = PUBLISHED) -> list[dict[str, Any]]:

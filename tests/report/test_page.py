@@ -142,6 +142,19 @@ def test_a_study_of_rope_alone_is_reported(tmp_path: Path) -> None:
     assert losses.loc["today", ["model", "n"]].tolist() == ["rope", 3]
 
 
+def test_published_parts_of_a_study_are_read_together(tmp_path: Path) -> None:
+    """Two seeds in the folder that has most runs, the third in one of its own, once more a repeat."""
+    for seed, folder in ((0, "most"), (1, "most"), (2, "part"), (1, "part")):
+        for model in ("rope", "crope"):
+            final = 5.0 + 0.01 * seed + 0.5 * (model == "crope")
+            repeat = 9.0 * (folder == "part" and seed == 1)
+            write_run(tmp_path / "published" / folder, model, seed=seed, final=final + repeat)
+    write_run(tmp_path / "published" / "most", "xpos", seed=0)
+    build_report(results_dir=tmp_path, published=tmp_path / "published")
+    primary = pd.read_csv(tmp_path / "report" / "primary.csv").iloc[0]
+    assert (primary["n"], primary["mean_nats"]) == (3, pytest.approx(0.5))
+
+
 def test_curves_are_compared_when_all_planned_seeds_are_there(report: Path, tmp_path: Path) -> None:
     assert (report / "phases.svg").exists()
     for model in ("rope", "crope"):
