@@ -6,6 +6,7 @@ Here every mistake is a ConfigError of one line with the nearest valid name.
 
 import difflib
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -165,8 +166,10 @@ def _share(total: int, part: int, whole: int) -> int:
     return max(1, round(total * part / whole))
 
 
-def check_overrides(overrides: Sequence[str]) -> None:
-    """Rejects unknown keys, groups and group files, also after `+` and `++`. Raises ConfigError."""
+def check_overrides(overrides: Sequence[str], *, multirun: bool = False) -> None:
+    """Rejects unknown keys, groups and group files, also after `+` and `++`, and several values
+    for a key unless they are for a multirun. Raises ConfigError.
+    """
     for text in overrides:
         override = _parse(text)
         key = override.key_or_group
@@ -178,15 +181,22 @@ def check_overrides(overrides: Sequence[str]) -> None:
             )
         values = _values(override)
         if key in GROUPS:
-            for name in (value.strip("'\"") for value in values):
-                if name not in group_files(key) and (key, name) != ("study", "None"):
-                    raise ConfigError(
-                        f"command line: no conf/{key}/{name}.yaml;{nearest(name, list(group_files(key)))}"
-                    )
+            for value in values:
+                _check_group_file(key, value.strip("'\""))
         elif key not in keys():
+            near = nearest(key, [*keys(), *GROUPS])
+            raise ConfigError(f"command line: unknown key '{key}';{near}")
+        if override.is_sweep_override() and not multirun:
             raise ConfigError(
-                f"command line: unknown key '{key}';{nearest(key, [*keys(), *GROUPS])}"
+                f"command line: '{text}' is a list of runs; add -m to run all of them"
             )
+
+
+def _check_group_file(group: str, name: str) -> None:
+    names = list(group_files(group))
+    if name not in names and (group, name) != ("study", "None"):
+        near = nearest(name, names)
+        raise ConfigError(f"command line: no conf/{group}/{name}.yaml;{near}")
 
 
 def _parse(text: str) -> Override:
@@ -253,19 +263,13 @@ def nearest(name: str, valid: Sequence[str]) -> str:
 
 def one_line(error: Exception) -> ConfigError:
     """Hydra's or OmegaConf's error in one line: the cause, the key and the file if they are named."""
-    text, cause = str(error), str(error.__cause__ or error)
-    if "Ambiguous value for argument" in text:
-        argument = text.splitlines()[0].split(" argument ")[1]
-        return ConfigError(f"command line: {argument} is a list of runs; add -m to run all of them")
-    key = next(
-        (
-            line.split(": ", 1)[1]
-            for line in cause.splitlines()
-            if line.strip().startswith("full_key: ")
-        ),
-        "",
-    )
-    where = f"conf/{text.split(chr(39))[1]}.yaml: " if text.startswith("In '") else ""
-    first = next(line for line in cause.splitlines() if line and not line.startswith("In '"))
-    hint = nearest(key, list(keys())) if key and key not in keys() else ""
-    return ConfigError(f"{where}{key + ': ' if key else ''}{first}{';' if hint else ''}{hint}")
+    causes = (error.__cause__, error, error.__context__)
+    cause = next((item for item in causes if isinstance(item, OmegaConfBaseException)), error)
+    file = re.match(r"In '([^']+)'", str(error))
+    key = getattr(cause, "full_key", None)
+    where = f"conf/{file[1]}.yaml: " if file else ""
+    if key:
+        where += f"{key}: "
+    hint = f";{nearest(key, list(keys()))}" if key and key not in keys() else ""
+    message = re.sub(r"^In '[^']+': ", "", str(cause)).splitlines()[0]
+    return ConfigError(f"{where}{message}{hint}")

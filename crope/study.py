@@ -218,28 +218,30 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
     """
     runs = []
     for choice in choices:
-        others = [
-            f"{axis}={value}"
-            for axis, value in choice.items()
-            if not axis.startswith(("model", "data"))
-        ]
+        model_keys, others = [], []
+        for axis, value in choice.items():
+            if axis.startswith("model."):
+                model_keys.append((axis.removeprefix("model."), value))
+            elif axis not in ("model", "data"):
+                others.append(f"{axis}={value}")
         base = _compose_base((*overrides, *sorted(others)))
-        own = tuple((axis, value) for axis, value in choice.items() if axis.startswith("model."))
-        model = _model(choice.get("model", base.model), base.config.model.d_model, own)
-        config = replace(base.config, model=model, data=_data(choice.get("data", base.dataset)))
-        check(config)
         names = {
             "model": choice.get("model", base.model),
             "dataset": choice.get("data", base.dataset),
         }
+        model = _model(names["model"], base.config.model.d_model, tuple(model_keys))
+        config = replace(base.config, model=model, data=_data(names["dataset"]))
+        check(config)
         runs.append(replace(base, config=config, **names))
     return runs
 
 
 @cache
 def _model(name: str, d_model: int, keys: tuple[tuple[str, str], ...]) -> ModelConfig:
-    own = {axis.removeprefix("model."): value for axis, value in keys}
-    return typed(ModelConfig, {"d_model": d_model} | _yaml("model", name) | own)
+    values: dict[str, Any] = {"d_model": d_model}
+    values.update(_yaml("model", name))
+    values.update(keys)
+    return typed(ModelConfig, values)
 
 
 @cache

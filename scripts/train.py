@@ -3,8 +3,7 @@ ones continued.
 
 python scripts/train.py model=crope data=ptb seed=3
 python scripts/train.py -m study=table1 seed=0,1,2
-python scripts/train.py -m hydra/launcher=submitit_slurm study=table1 scale=paper      #
-                                                                                       docs/sweeps.md
+python scripts/train.py -m hydra/launcher=submitit_slurm study=table1    # docs/sweeps.md
 python scripts/train.py --cfg job                      # the resolved configuration and the run's id
 """
 
@@ -97,7 +96,7 @@ def main() -> None:
         for text in sys.argv[1:]
         if text.startswith("~") or ("=" in text and not text.startswith("-"))
     ]
-    check_overrides(overrides)
+    check_overrides(overrides, multirun=bool({"-m", "--multirun"} & set(sys.argv)))
     check_launcher(overrides)
     if not any(text.startswith("scale=") for text in overrides):
         overrides.append(f"scale={study_scale(overrides) or default_scale()}")

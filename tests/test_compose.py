@@ -76,7 +76,7 @@ def test_a_mistake_on_the_command_line_is_one_line(override: str, word: str) -> 
 
 
 def test_a_sweep_may_name_files_by_a_pattern() -> None:
-    check_overrides(["model=glob(complex_*,exclude=*v)"])
+    check_overrides(["model=glob(complex_*,exclude=*v)"], multirun=True)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_training_commands_name_valid_keys(command: str) -> None:
     known = [
         word for word in words if not re.search(r"\b(letters|gaussian)\b", word)
     ]  # the tutorial creates these
-    check_overrides([word.strip("'") for word in known])
+    check_overrides([word.strip("'") for word in known], multirun=" -m " in command)
 
 
 def test_the_library_example_of_the_readme_runs() -> None:
