@@ -114,7 +114,7 @@ def build_report(
         report=report,
         origin=_origin(source),
         sections=sections,
-        savings=tables.savings_line(source, report.cells),
+        savings=tables.savings_line(),
         tables=tables.once(report.losses),
         data=[name for name in files if name.endswith(".csv")],
     )

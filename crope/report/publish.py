@@ -174,7 +174,7 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     picture = f"![Each model less RoPE, with 95 % intervals](results/published/{FIGURE})"
     evidence = [render(table, "md") for table in (report.primary, report.claims)]
     losses = [render(without_sampled(table), "md") for table in once(report.losses)]
-    savings = savings_line(source, report.cells)
+    savings = savings_line()
     parts = [
         START,
         report.lead,

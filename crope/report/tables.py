@@ -5,8 +5,8 @@ table.
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,10 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from crope import paper
-from crope.config import GPT2_VOCAB_SIZE
 from crope.data.corpora import SPLITS, corpus_files
 from crope.data.ngrams import ORDERS
 from crope.errors import InvalidRecord
-from crope.model.counting import Parameters, savings
+from crope.model.counting import count_parameters, kv_cache_values, savings
 from crope.report.evidence import Place, place_label, random_effects
 from crope.report.frame import (
     ARMS,
@@ -33,10 +32,11 @@ from crope.report.frame import (
     model_label,
     one_line,
 )
-from crope.study import TABLES, Cell
+from crope.study import TABLES, Cell, compose_runs
 
 DECIMALS = 6  # of CSV files
 PROTOCOLS = ("sampled", "full")
+FIRST_COLUMN = {"table1": "Dataset", "table2": "Configuration"}
 NGRAM_LEADS = (
     f"{' / '.join(ORDERS)} losses with the tokens of these runs (interpolated Witten-Bell, whole splits)",
     "If the paper used GPT-2's tokens, which it does not state, its lowest losses on these corpora are above our bigram"
@@ -348,29 +348,30 @@ def losses_table(places: Sequence[Place]) -> Table:
         if place.row.study in TABLES:
             continue
         for model, runs in place.runs.groupby("model", sort=False):
-            mean, std = (
-                mean_std(runs["final"]) if np.isfinite(runs["final"]).all() else (np.inf, None)
-            )
+            mean, std = mean_std(runs["final"])
+            text = loss_text(mean, std, "table1") if np.isfinite(mean) else "diverged"
             rows.append({
                 "study": place.row.study, "dataset": place.row.dataset, "width": place.row.width,
                 "setting": ", ".join(place.row.settings), "model": model, "n": len(runs), "mean_nats": mean,
-                "std_nats": std, "where": place_label(place), "parameters": runs["parameters"].iloc[0],
+                "std_nats": std if np.isfinite(mean) else None, "parameters": runs["parameters"].iloc[0],
+                "Study": place.row.study, "Where": place_label(place), "Model": model_label(str(model)),
+                "Loss": text,
             })  # fmt: skip
-    columns = ["study", "dataset", "width", "setting", "model", "n", "mean_nats", "std_nats"]
-    lines = pd.DataFrame(rows, columns=[*columns, "where", "parameters"])
-    frame = pd.DataFrame({
-        "Study": lines["study"], "Where": lines["where"], "Model": lines["model"].map(model_label),
-        "n": lines["n"].astype(str),
-        "Loss": [
-            "diverged" if np.isinf(mean) else f"{mean:.4f}" + ("" if pd.isna(std) else f" ± {std:.4f}")
-            for mean, std in zip(lines["mean_nats"], lines["std_nats"], strict=True)
-        ],
-    })  # fmt: skip
-    notes = [
+    printed = ["Study", "Where", "Model", "n", "Loss"]
+    numbers = ["study", "dataset", "width", "setting", "model", "n", "mean_nats", "std_nats"]
+    numbers.append("parameters")
+    lines = pd.DataFrame(rows, columns=[*numbers, "Study", "Where", "Model", "Loss"])
+    note = (
         "Full validation after the last step, nats per token, mean ± standard deviation over seeds."
-    ]
-    numbers = lines.drop(columns="where").round(DECIMALS)
-    return Table("study_losses", "Losses of every study.", frame, notes, (0, 1, 2), numbers)
+    )
+    return Table(
+        "study_losses",
+        "Losses of every study.",
+        lines[printed].astype(str),
+        [note],
+        text=(0, 1, 2),
+        numbers=lines[numbers].round(DECIMALS),
+    )
 
 
 def conversions(runs: pd.DataFrame) -> pd.DataFrame:
@@ -468,13 +469,10 @@ def cell_losses(source: Source, cell: Cell, runs: pd.DataFrame) -> CellLosses:
 
 def table_rows(cells: Sequence[Cell], table: str) -> list[list[Cell]]:
     """The cells of one table row by row, in the paper's order; rows of other datasets follow."""
-    chosen = sorted(
-        (c for c in cells if c.table == table),
-        key=lambda cell: cell.dataset not in paper.DATASET_LABELS,
-    )
-    return [
-        list(row) for _, row in itertools.groupby(chosen, key=lambda cell: (cell.dataset, cell.row))
-    ]
+    of_table = [cell for cell in cells if cell.table == table]
+    of_table.sort(key=lambda cell: cell.dataset not in paper.DATASET_LABELS)
+    groups = itertools.groupby(of_table, key=lambda cell: (cell.dataset, cell.row))
+    return [list(row) for _, row in groups]
 
 
 def without_sampled(table: Table) -> Table:
@@ -501,58 +499,48 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
 
     Raises UserError if runs of one row are not comparable.
     """
-    rows = table_rows(cells, name)
-    for row_cells in rows:
+    rows = []
+    for row_cells in table_rows(cells, name):
         check_comparable(source.frame, row_cells)
-    found = [row_losses(source, row_cells) for row_cells in rows]
-    every = [one for row in found for one in row]
-    models = dict.fromkeys(one.cell.model for one in every)
-    marks: dict[str, str] = {}  # reason -> number of its note, so that one reason is printed once
-    lines: list[list[str]] = []
-    for row in found:  # a study is a grid, so that every row has the same models in the same order
-        here = _settings(row)
-        labels = iter(
-            [_row_label(row[0].cell), f"here {here}" if here and name == "table2" else "", ""]
-        )
-        printed = [loss_text(*one.printed, name) if one.printed else "" for one in row]
+        rows.append(row_losses(source, row_cells))
+    losses = [cell for row in rows for cell in row]
+    reasons = list(dict.fromkeys(note for cell in losses for note in cell.notes))
+    lines = []
+    for row in rows:  # a study is a grid, so that every row has the same models in the same order
+        label, settings = _row_label(row[0].cell), _settings(row)
+        printed = [loss_text(*cell.printed, name) if cell.printed else "" for cell in row]
         if any(printed):
-            lines.append([next(labels), "paper", *printed])
-        for protocol in reversed(PROTOCOLS):
-            lines.append(
-                [next(labels), protocol, *(_entry(one, protocol, name, marks) for one in row)]
-            )
-    here = ", ".join(sorted({_settings(row) for row in found} - {""}))
-    settings = (
-        [f"Run with {here}; the paper: {paper.row_label('base')}."]
-        if here and name == "table1"
-        else []
-    )
-    n = _range([len(one.runs) for one in every if one.losses])
+            lines.append([label, "paper", *printed])
+            label = f"here {settings}" if settings and name == "table2" else ""
+        full, sampled = (
+            [_entry(cell, protocol, reasons) for cell in row] for protocol in ("full", "sampled")
+        )
+        lines += [[label, "full", *full], ["", "sampled", *sampled]]
+    models = dict.fromkeys(cell.cell.model for cell in losses)
+    columns = [paper.MODEL_LABELS.get(model, model) for model in models]
+    notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
+    settings = ", ".join(sorted({_settings(row) for row in rows} - {""}))
+    if settings and name == "table1":
+        notes.insert(0, f"Run with {settings}; the paper: {paper.row_label('base')}.")
+    n = _range([len(cell.runs) for cell in losses if cell.losses])
     seeds = f"n = {n} {'seed' if n == '1' else 'seeds'} per cell" if n else "No complete cell"
-    first, title = (
-        "Dataset" if name == "table1" else "Configuration",
-        f"Table {name[-1]}. {paper.TABLE_TITLES[name]}",
-    )
+    title = f"Table {name[-1]}. {paper.TABLE_TITLES[name]}"
     return Table(
         name=name,
         caption=f"{title}, nats per token. Scale: {source.scale}. {seeds}.",
-        frame=pd.DataFrame(
-            lines, columns=[first, "", *(paper.MODEL_LABELS.get(model, model) for model in models)]
-        ),
-        notes=[
-            *settings,
-            *(f"[{i}] {text}" for text, i in marks.items()),
-            *_ngram_notes(source, every, name),
-            *_notes(every, source.scale),
-        ],
+        frame=pd.DataFrame(lines, columns=[FIRST_COLUMN[name], "", *columns]),
+        notes=[*notes, *_ngram_notes(source, losses, name), *_notes(losses, source.scale)],
         text=(0, 1),
-        numbers=pd.DataFrame([_csv_row(one, protocol) for one in every for protocol in PROTOCOLS]),
+        numbers=pd.DataFrame([_csv_row(cell, name) for cell in losses for name in PROTOCOLS]),
     )
 
 
-def _entry(losses: CellLosses, protocol: str, name: str, marks: dict[str, str]) -> str:
-    text = loss_text(*losses.losses[protocol], name) if losses.losses else losses.status
-    numbers = ", ".join(marks.setdefault(note, str(len(marks) + 1)) for note in losses.notes)
+def _entry(cell: CellLosses, protocol: str, reasons: list[str]) -> str:
+    """The loss, or the status of an empty cell, and the numbers of the notes that say why."""
+    text = cell.status
+    if cell.losses:
+        text = loss_text(*cell.losses[protocol], cell.cell.table)
+    numbers = ", ".join(str(reasons.index(note) + 1) for note in cell.notes)
     return f"{text} [{numbers}]" if numbers else text
 
 
@@ -564,17 +552,19 @@ def loss_text(mean: float, std: float | None, name: str) -> str:
     return f"{mean:.{decimals}f}" if std is None else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
 
 
-def _csv_row(one: CellLosses, protocol: str) -> dict[str, str]:
-    cell, pairs = one.cell, (one.losses.get(protocol, (None, None)), one.printed or (None, None))
-    values = ["" if value is None else f"{value:.6f}" for pair in pairs for value in pair]
-    found = {name: getattr(cell, name) for name in ("table", "row", "dataset", "model", "scale")}
-    found |= {
-        "protocol": protocol,
-        "mean_nats": values[0],
-        "std_nats": values[1],
-        "n": str(len(one.runs)),
-    }
-    return found | {"paper_mean_nats": values[2], "paper_std_nats": values[3], "status": one.status}
+def _csv_row(losses: CellLosses, protocol: str) -> dict[str, str]:
+    names = ("table", "row", "dataset", "model", "scale")
+    line = {name: str(getattr(losses.cell, name)) for name in names}
+    line["protocol"] = protocol
+    line["mean_nats"], line["std_nats"] = _csv_values(losses.losses.get(protocol))
+    line["n"] = str(len(losses.runs))
+    line["paper_mean_nats"], line["paper_std_nats"] = _csv_values(losses.printed)
+    line["status"] = losses.status
+    return line
+
+
+def _csv_values(values: tuple[float, float | None] | None) -> list[str]:
+    return ["" if value is None else f"{value:.{DECIMALS}f}" for value in values or (None, None)]
 
 
 def _row_label(cell: Cell) -> str:
@@ -597,20 +587,20 @@ def settings_of(runs: pd.DataFrame) -> str:
 
 def _settings(row: Sequence[CellLosses]) -> str:
     """Settings of a row's runs; empty without runs and at the paper scale."""
-    return next(
-        (settings_of(one.runs) for one in row if one.losses and one.cell.scale != "paper"), ""
-    )
+    run = [losses.runs for losses in row if losses.losses and losses.cell.scale != "paper"]
+    return settings_of(run[0]) if run else ""
 
 
-def _range(values: Iterable[float]) -> str:
-    found = sorted(set(values))
-    return " to ".join(f"{value:,.0f}" for value in dict.fromkeys([*found[:1], *found[-1:]]))
+def _range(values: Sequence[float]) -> str:
+    """The smallest and the largest value; one of them if they are equal, none of no values."""
+    ends = sorted({min(values), max(values)}) if values else []
+    return " to ".join(f"{value:,.0f}" for value in ends)
 
 
-def _notes(found: Sequence[CellLosses], scale: str) -> list[str]:
-    runs, split = pd.concat([one.runs for one in found]), "the whole validation split"
+def _notes(cells: Sequence[CellLosses], scale: str) -> list[str]:
+    runs, split = pd.concat([cell.runs for cell in cells]), "the whole validation split"
     if not runs["val_full.whole_split"].astype(bool).all():
-        split = f"a fixed, evenly spaced subset of the validation split ({_range(runs['val_full.tokens'])} tokens)"
+        split = f"a fixed, evenly spaced subset of the validation split ({_range(list(runs['val_full.tokens']))} tokens)"
     notes = [
         "sampled (the paper's protocol): mean ± standard deviation of a run's sampled validation losses over the last"
         " 10 % of steps, averaged over seeds.",
@@ -626,94 +616,80 @@ def _notes(found: Sequence[CellLosses], scale: str) -> list[str]:
     return [*notes, XPOS]
 
 
-def _ngram_notes(source: Source, found: Sequence[CellLosses], name: str) -> list[str]:
+def _ngram_notes(source: Source, cells: Sequence[CellLosses], name: str) -> list[str]:
     """Losses of n-gram models with the tokens of the runs; bigram losses with GPT-2's tokens for
     the corpora on which all losses that the paper prints are higher.
     """
-    by_digests = {
-        tuple(ngrams["sha256"][split] for split in SPLITS): ngrams["loss_nats"]
-        for ngrams in source.ngrams
-    }
-    with_gpt2 = {
-        ngrams["corpus"]: ngrams["loss_nats"]["bigram"]
-        for ngrams in source.ngrams
-        if ngrams["tokenizer"]["name"] == "gpt2"
-    }
+    losses_of = {}  # by the tokens
+    with_gpt2 = {}
+    for ngrams in source.ngrams:
+        losses_of[tuple(ngrams["sha256"][split] for split in SPLITS)] = ngrams["loss_nats"]
+        if ngrams["tokenizer"]["name"] == "gpt2":
+            with_gpt2[ngrams["corpus"]] = ngrams["loss_nats"]["bigram"]
     columns = [f"provenance.data.splits.{split}.sha256" for split in SPLITS]
     here: dict[str, str] = {}
     lowest: dict[str, float] = {}  # printed in the paper
-    for one in found:
-        dataset = one.cell.dataset
-        if one.losses and (losses := by_digests.get(tuple(one.runs[columns].iloc[0]))):
+    for cell in cells:
+        dataset = cell.cell.dataset
+        losses = losses_of.get(tuple(cell.runs[columns].iloc[0])) if cell.losses else None
+        if losses:
             here[dataset] = " / ".join(loss_text(losses[order], None, name) for order in ORDERS)
-        if one.printed:
-            lowest[dataset] = min(one.printed[0], lowest.get(dataset, math.inf))
-    above = {
-        dataset: f"{loss_text(loss, None, name)} above {loss_text(with_gpt2[dataset], None, name)}"
-        for dataset, loss in lowest.items()
-        if loss > with_gpt2.get(dataset, math.inf)
-    }
+        if cell.printed:
+            lowest[dataset] = min(cell.printed[0], lowest.get(dataset, math.inf))
+    above = {}
+    for dataset, loss in lowest.items():
+        bigram = with_gpt2.get(dataset, math.inf)
+        if loss > bigram:
+            above[dataset] = f"{loss_text(loss, None, name)} above {loss_text(bigram, None, name)}"
     if "pg19" in above:
         above["pg19"] += f" (on our {len(corpus_files('pg19')['train'])} training books)"
-    leads = dict(zip(NGRAM_LEADS, (here, above), strict=True))
-    return [
-        f"{lead}: {', '.join(f'{DATASET_LABELS.get(key, key)} {text}' for key, text in of.items())}."
-        for lead, of in leads.items()
-        if of
-    ]
+    notes = []
+    for lead, texts in zip(NGRAM_LEADS, (here, above), strict=True):
+        parts = [f"{DATASET_LABELS.get(key, key)} {text}" for key, text in texts.items()]
+        notes += [f"{lead}: {', '.join(parts)}."] if parts else []
+    return notes
 
 
-def savings_line(source: Source, cells: Sequence[Cell]) -> str:
-    """What CRoPE saves against RoPE, from the parameter counts of the runs; empty until one row has
-    both.
-    """
-    for row in table_rows(cells, "table1"):
-        runs = {
-            cell.model: found.iloc[0] for cell in row if len(found := cell_runs(source.frame, cell))
-        }
-        if not {"crope", "rope"} <= runs.keys():
-            continue
-        parts_of = [part.name for part in fields(Parameters)]
-        counts = [
-            {part: int(runs[name][f"parameters.{part}"]) for part in parts_of}
-            for name in ("rope", "crope")
-        ]
-        full, lean = (Parameters(**count) for count in counts)
-        d_model, n_layers = (
-            int(runs["rope"][f"config.model.{key}"]) for key in ("d_model", "n_layers")
+def savings_line() -> str:
+    """What CRoPE saves at the paper's sizes, and what multi-query attention of its size saves."""
+    models = ({"model": name} for name in ("rope", "crope", "mqa"))
+    rope, crope, mqa = (run.config for run in compose_runs(models, ["scale=paper"]))
+    full, lean = (
+        count_parameters(
+            config.model, vocab_size=config.tokenizer.vocab_size, max_len=config.train.seq_len
         )
-        saved = savings(full, lean, n_layers=n_layers, d_model=d_model)
-        parts = [
-            f"{name} {saved[name]:.1f} % (paper: {stated:g} %)"
-            for name, stated in paper.SAVED_PERCENT.items()
-        ]
-        whole = f"{saved['model']:.1f} % ({full.total:,} to {lean.total:,} parameters)"
-        if (
-            runs["rope"]["config.model.tied_head"]
-            and runs["rope"]["config.tokenizer.vocab_size"] != GPT2_VOCAB_SIZE
-        ):
-            with_gpt2 = full.total - full.embeddings + GPT2_VOCAB_SIZE * d_model
-            whole += f", with GPT-2's vocabulary {100 * (full.qkv - lean.qkv) / with_gpt2:.1f} %"
-        return f"Weights that CRoPE saves against RoPE: {', '.join(parts)}; whole model with embeddings {whole}."
-    return ""
+        for config in (rope, crope)
+    )
+    saved = savings(full, lean, n_layers=rope.model.n_layers, d_model=rope.model.d_model)
+    parts = [
+        f"{name} {saved[name]:.1f} % (paper: {stated:g} %)"
+        for name, stated in paper.SAVED_PERCENT.items()
+    ]
+    cached = [
+        100 - 100 * kv_cache_values(config.model) / kv_cache_values(rope.model)
+        for config in (crope, mqa)
+    ]
+    return (
+        f"Weights that CRoPE saves: {', '.join(parts)}, whole model with embeddings"
+        f" {saved['model']:.1f} % ({full.total:,} to {lean.total:,}). Of the KV cache it saves {cached[0]:.0f} %;"
+        f" multi-query attention, which saves the same weights, {cached[1]:.0f} %."
+    )
 
 
 def runs_table(frame: pd.DataFrame, invalid: Sequence[InvalidRecord]) -> pd.DataFrame:
     """runs.csv: one row per run, errors as one line; then the names and reasons of
     invalid records.
     """
+    runs = frame.drop(columns="path").drop(columns=frame.filter(like="error.").columns)
+    lists = [name for name in runs if runs[name].map(lambda value: isinstance(value, list)).any()]
     errors = [
         error_line(run) if run["status"] == "failed" else None for run in frame.to_dict("records")
     ]
-    columns = [name for name in frame.columns if name != "path" and not name.startswith("error.")]
-    lists = [
-        name for name in columns if frame[name].map(lambda value: isinstance(value, list)).any()
-    ]
-    runs = frame[columns].drop(columns=lists).assign(error=pd.Series(errors, dtype=object))
+    runs = runs.drop(columns=lists).assign(error=pd.Series(errors, dtype=object))
     rows = [
-        {"run_id": one.path.name, "status": "invalid", "error": one.reason}
-        for one in invalid
-        if one.path.name not in MEASUREMENTS
+        {"run_id": record.path.name, "status": "invalid", "error": record.reason}
+        for record in invalid
+        if record.path.name not in MEASUREMENTS
     ]
     if rows:
         runs = pd.concat([runs.astype(object), pd.DataFrame(rows)], ignore_index=True)
