@@ -671,8 +671,8 @@ def savings_line() -> str:
     ]
     return (
         f"Weights that CRoPE saves: {', '.join(parts)}, whole model with embeddings"
-        f" {saved['model']:.1f} % ({full.total:,} to {lean.total:,}). Of the KV cache it saves {cached[0]:.0f} %;"
-        f" multi-query attention, which saves the same weights, {cached[1]:.0f} %."
+        f" {saved['model']:.1f} %; of the KV cache {cached[0]:.0f} % (multi-query attention of its"
+        f" size: {cached[1]:.0f} %)."
     )
 
 
