@@ -1,15 +1,16 @@
-"""Logging to wandb. metrics.jsonl comes first; nothing is ever read back from wandb.
+"""Logging to wandb while a run trains. metrics.jsonl comes first; nothing is read back from wandb.
 
-offline   a finished run is written to wandb's files under <results_dir>/wandb in one go, from its
-          metrics.jsonl: a resumed run neither lacks lines nor has any twice. `wandb sync` or
-          `tools.py upload` sends it.
-online    lines are logged while the run trains; a failure costs one line on stderr and a bounded
-          wait, never the run.
+offline   into files under <results_dir>/wandb; `wandb sync` or `tools.py upload` sends them.
+online    to the server; a failure costs one line on stderr and a bounded wait, never the run.
 
-Group = dataset, job type = model, tags = scale and row, name = id = run id; x axis of every curve:
-`step`.
+A run that continues from its checkpoint is logged whole again (offline, in place of its earlier
+files) or from where wandb has it (online), so that it neither lacks lines nor has any twice.
+
+Group = scale, dataset and row: its runs differ in model and seed alone, so that wandb's mean over
+a group and job type (the model) is the mean over seeds. The x axis of every curve is `step`.
 """
 
+import math
 import os
 import shutil
 import threading
@@ -21,7 +22,7 @@ from typing import Any
 
 from crope.compose import Run
 from crope.errors import UserError, log_line
-from crope.record import Record, read_record
+from crope.record import Record, read_metrics
 
 INIT_SECONDS = 20  # wandb's own default is 90
 FINISH_SECONDS = 30
@@ -31,37 +32,40 @@ class Tracker:
     """Logs one run to wandb as its configuration says. No method raises."""
 
     def __init__(self, run: Run) -> None:
-        self.path, self.wandb_run = run.path, None
-        self.mode = "none" if run.config.tracker.name == "none" else run.config.tracker.mode
-        if self.mode == "online":
-            names = {"model": run.model, "dataset": run.dataset, "row": run.row, "scale": run.scale}
-            folder = Path(run.config.results_dir)
-            with _contained(run.path):
-                # `allow`: a run that continues from its checkpoint continues its curves.
-                self.wandb_run = _init(
-                    run.container, names, run.run_id, mode="online", folder=folder, resume="allow"
-                )
+        self.run, self.path = run, run.path
+        self.enabled = run.config.tracker.name == "wandb"
+        self.wandb_run: Any = None
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Takes one line that is in metrics.jsonl already."""
-        # A run that continues from its checkpoint repeats lines that wandb has already.
-        if self.wandb_run is not None and line["step"] >= self.wandb_run.starting_step:
-            wandb_run, self.wandb_run = self.wandb_run, None  # an error ends the logging
-            with _contained(self.path):
-                wandb_run.log(dict(line), step=line["step"])
-                self.wandb_run = wandb_run
+        if not self.enabled:
+            return
+        self.enabled = False  # an error ends the logging
+        with _contained(self.path):
+            lines = [line]
+            if self.wandb_run is None:
+                self.wandb_run = self._start()
+                rows = read_metrics(self.path / "metrics.jsonl")
+                lines = [row for row in rows if row["step"] <= line["step"]]
+            for row in lines:
+                _log(self.wandb_run, row)
+            self.enabled = True
+
+    def _start(self) -> Any:
+        run, mode = self.run, self.run.config.tracker.mode
+        folder = Path(run.config.results_dir)
+        names = {"model": run.model, "dataset": run.dataset, "row": run.row, "scale": run.scale}
+        if mode == "offline":
+            for earlier in (folder / "wandb").glob(f"offline-run-*-{run.run_id}/"):
+                shutil.rmtree(earlier)  # `wandb sync` would send both
+        resume = "allow" if mode == "online" else None
+        return _init(run.container, names, run.run_id, mode=mode, folder=folder, resume=resume)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Called when the run ends; `summary` is its summary.json, or has only `status: stopped`."""
-        with _contained(self.path):
-            if self.wandb_run is not None:
+        if self.wandb_run is not None:
+            with _contained(self.path):
                 _finish(self.wandb_run, summary)
-            elif (
-                self.mode == "offline"
-                and summary["status"] != "stopped"
-                and (self.path / "metrics.jsonl").exists()
-            ):
-                _write_whole(read_record(self.path), mode="offline", folder=self.path.parent.parent)
 
 
 def upload(record: Record, *, results_dir: Path) -> None:
@@ -70,21 +74,27 @@ def upload(record: Record, *, results_dir: Path) -> None:
     Raises UserError.
     """
     try:
-        _write_whole(record, mode="online", folder=results_dir)
+        names = {key: record.summary[key] for key in ("model", "dataset", "row", "scale")}
+        wandb_run = _init(
+            record.config, names, record.path.name, mode="online", folder=results_dir, resume=None
+        )
+        for row in record.metrics():
+            _log(wandb_run, row)
+        _finish(wandb_run, record.summary)
     except Exception as error:
         raise UserError(f"{record.path.name}: not uploaded to wandb: {_one_line(error)}") from error
 
 
-def _write_whole(record: Record, *, mode: str, folder: Path) -> None:
-    names = {key: record.summary[key] for key in ("model", "dataset", "row", "scale")}
-    for earlier in (
-        (folder / "wandb").glob(f"offline-run-*-{record.path.name}") if mode == "offline" else ()
-    ):
-        shutil.rmtree(earlier)  # of a failed attempt: `wandb sync` would send both
-    wandb_run = _init(record.config, names, record.path.name, mode=mode, folder=folder, resume=None)
-    for row in record.metrics():
-        wandb_run.log(row, step=row["step"])
-    _finish(wandb_run, record.summary)
+def _log(wandb_run: Any, row: Mapping[str, Any]) -> None:
+    """One line of metrics.jsonl, with the perplexity of each loss; not a line that wandb has."""
+    if row["step"] < wandb_run.starting_step:
+        return
+    perplexities = {
+        key.replace("loss_nats", "perplexity"): math.exp(loss) if loss < 700 else math.inf
+        for key, loss in row.items()
+        if key.endswith("loss_nats")
+    }
+    wandb_run.log({**row, **perplexities}, step=row["step"])
 
 
 def _init(
@@ -108,15 +118,15 @@ def _init(
     arguments = {
         "project": config["tracker"]["project"],
         "id": run_id,
-        "name": run_id,
-        "group": names["dataset"],
+        "name": f"{run_id} {names['scale']}",
+        "group": f"{names['scale']} {names['dataset']} {names['row']}",
         "job_type": names["model"],
-        "tags": [names["scale"], names["row"]],
+        "tags": list(names.values()),
         "config": {**config, "names": dict(names)},
         "dir": str(folder),
         "mode": mode,
         "resume": resume,
-        "settings": wandb.Settings(silent=True, console="off", x_disable_stats=True),
+        "settings": wandb.Settings(silent=True, console="off"),
     }
     wandb_run = _bounded(lambda: wandb.init(**arguments), INIT_SECONDS + 5)
     wandb_run.define_metric("step", hidden=True)

@@ -3,8 +3,10 @@ cost to the run.
 """
 
 import json
+import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -98,12 +100,29 @@ def history(file: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("toy_data", "no_wandb_settings")
-def test_a_finished_run_is_whole_and_once_in_the_offline_files(tmp_path: Path) -> None:
-    run = toy_run(tmp_path, "tracker=wandb")
+def test_a_continued_run_is_whole_and_once_in_the_offline_files(
+    monkeypatch, tmp_path: Path
+) -> None:
+    """Stopped before its last validation, then run to its end."""
+    run = toy_run(tmp_path, "tracker=wandb", "train.max_steps=6")
+    log = Tracker.log
+
+    def log_and_stop(tracker: Tracker, line: dict[str, Any]) -> None:
+        log(tracker, line)
+        if line["step"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tracker, "log", log_and_stop)
+        assert execute(run).status == "stopped"
     assert execute(run).status == "complete"
-    Tracker(run).finish({"status": "complete"})  # as after a kill before the end
     (file,) = tmp_path.glob(f"wandb/offline-run-*-{run.run_id}/*.wandb")
-    assert history(file) == read_record(run.path).metrics()
+    metrics = read_record(run.path).metrics()
+    lines = history(file)
+    assert [
+        {key: line[key] for key in row} for line, row in zip(lines, metrics, strict=True)
+    ] == metrics
+    assert lines[-1]["val_full/perplexity"] == math.exp(metrics[-1]["val_full/loss_nats"])
 
 
 @pytest.mark.usefixtures("toy_data")
@@ -111,25 +130,23 @@ def test_a_live_run_is_named_grouped_and_drawn_over_its_steps(monkeypatch, tmp_p
     fake = use(FakeWandb(), monkeypatch)
     run = toy_run(tmp_path, *ONLINE, "model=rope")
     assert execute(run).status == "complete"
-    assert fake.lines == read_record(run.path).metrics()
-    assert (fake.facts["id"], fake.facts["name"]) == (run.run_id, run.run_id)
-    assert (fake.facts["group"], fake.facts["job_type"], fake.facts["tags"]) == (
-        "tiny",
-        "rope",
-        ["quick", "base"],
-    )
+    metrics = read_record(run.path).metrics()
+    assert [line["step"] for line in fake.lines] == [row["step"] for row in metrics]
+    assert (fake.facts["id"], fake.facts["name"]) == (run.run_id, f"{run.run_id} quick")
+    assert (fake.facts["group"], fake.facts["job_type"]) == ("quick tiny base", "rope")
     assert (fake.facts["mode"], fake.facts["resume"]) == ("online", "allow")
     assert fake.axes["*"] == "step"
-    assert (
-        fake.exit_code == 0
-        and fake.summary["val_full"] == read_record(run.path).summary["val_full"]
-    )
+    assert fake.exit_code == 0
+    assert fake.summary["val_full"] == read_record(run.path).summary["val_full"]
 
 
 def test_a_continued_run_logs_no_line_twice(monkeypatch, tmp_path: Path) -> None:
     fake = use(FakeWandb(starting_step=5), monkeypatch)
-    tracker = Tracker(toy_run(tmp_path, *ONLINE))
-    for step in (3, 4, 5, 6):
+    run = toy_run(tmp_path, *ONLINE)
+    run.path.mkdir(parents=True)
+    (run.path / "metrics.jsonl").write_text("".join(f'{{"step": {n}}}\n' for n in range(5)))
+    tracker = Tracker(run)
+    for step in (4, 5, 6):
         tracker.log({"step": step})
     assert [line["step"] for line in fake.lines] == [5, 6]
 
@@ -147,12 +164,9 @@ def test_a_wandb_that_fails_costs_one_line(fault: str, monkeypatch, tmp_path: Pa
 def test_upload_sends_any_finished_record(monkeypatch, tmp_path: Path) -> None:
     fake, record = use(FakeWandb(), monkeypatch), finished_run(tmp_path)
     upload(record, results_dir=tmp_path)
-    assert fake.lines == record.metrics()
-    assert (fake.facts["mode"], fake.facts["resume"], fake.facts["group"]) == (
-        "online",
-        None,
-        "ptb",
-    )
+    assert [line["step"] for line in fake.lines] == [row["step"] for row in record.metrics()]
+    assert (fake.facts["mode"], fake.facts["resume"]) == ("online", None)
+    assert fake.facts["group"] == "quick ptb base"
     use(FakeWandb("init fails"), monkeypatch)
     with pytest.raises(UserError, match="no such key"):
         upload(record, results_dir=tmp_path)

@@ -600,7 +600,8 @@ def _range(values: Sequence[float]) -> str:
 def _notes(cells: Sequence[CellLosses], scale: str) -> list[str]:
     runs, split = pd.concat([cell.runs for cell in cells]), "the whole validation split"
     if not runs["val_full.whole_split"].astype(bool).all():
-        split = f"a fixed, evenly spaced subset of the validation split ({_range(list(runs['val_full.tokens']))} tokens)"
+        tokens = _range(list(runs["val_full.tokens"]))
+        split = f"a fixed, evenly spaced subset of the validation split ({tokens} tokens)"
     notes = [
         "sampled (the paper's protocol): mean ± standard deviation of a run's sampled validation losses over the last"
         " 10 % of steps, averaged over seeds.",
