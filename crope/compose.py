@@ -11,9 +11,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -22,7 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from crope.config import ROOT, Config, keys, problems, run_hash
+from crope.config import ROOT, Config, ModelConfig, keys, problems, run_hash
 from crope.errors import ConfigError
 
 CONF_DIR = ROOT / "conf"
@@ -90,7 +92,21 @@ def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
         config.runtime.compile.lower()
     )  # Hydra reads `true` as a bool, which becomes "True"
     check(config)
-    return Run(config, choices["model"], choices["data"], choices["ablation"], choices["scale"])
+    model = variant_name(choices["model"], config.model)
+    return Run(config, model, choices["data"], choices["ablation"], choices["scale"])
+
+
+def variant_name(name: str, model: ModelConfig) -> str:
+    """The name of a model's file; `name+value` where another position, projection or attention was
+    chosen than the file's.
+    """
+    stated = {"attention": "softmax"} | group_values("model", name)
+    values = [
+        getattr(model, key)
+        for key in ("position", "projection", "attention")
+        if getattr(model, key) != stated[key]
+    ]
+    return "+".join([name, *values])
 
 
 def typed(schema: type[Schema], values: Any) -> Schema:
@@ -150,6 +166,13 @@ def register() -> None:
 def group_files(group: str) -> dict[str, Path]:
     """The files of conf/<group> by name."""
     return {path.stem: path for path in sorted((CONF_DIR / group).glob("*.yaml"))}
+
+
+@cache
+def group_values(group: str, name: str) -> Any:
+    """Content of conf/<group>/<name>.yaml. Raises ConfigError if there is no such file."""
+    _check_group_file(group, name)
+    return yaml.safe_load(group_files(group)[name].read_text(encoding="utf-8"))
 
 
 def _div(value: int, *divisors: int) -> int:

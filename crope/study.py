@@ -15,7 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from filelock import FileLock, Timeout
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from tqdm import tqdm
@@ -25,11 +24,12 @@ from crope.compose import (
     Run,
     build_run,
     check,
-    check_overrides,
     compose_config,
     group_files,
+    group_values,
     quoted_override,
     typed,
+    variant_name,
 )
 from crope.config import DataConfig, ModelConfig, cell_key
 from crope.errors import ConfigError, log_line
@@ -65,13 +65,6 @@ class StudyRow:
     seeds: tuple[int, ...] = ()  # planned: a conclusion needs all of these, and uses no other
 
 
-@cache
-def _yaml(group: str, name: str) -> Any:
-    """Content of conf/<group>/<name>.yaml. Raises ConfigError if there is no such file."""
-    check_overrides([f"{group}={name}"])
-    return yaml.safe_load(group_files(group)[name].read_text(encoding="utf-8"))
-
-
 def study_axes(study: str) -> dict[str, list[str]]:
     """Axis -> values, the first axis varying slowest, without the scale.
 
@@ -100,7 +93,7 @@ def planned_scale(studies: Iterable[str]) -> str | None:
 
 def _axes(study: str) -> dict[str, list[str]]:
     try:
-        params = dict(_yaml("study", study)["hydra"]["sweeper"]["params"])
+        params = dict(group_values("study", study)["hydra"]["sweeper"]["params"])
     except (KeyError, TypeError):
         return {}
     parse = OverridesParser.create().parse_override
@@ -225,28 +218,26 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
             elif axis not in ("model", "data"):
                 others.append(f"{axis}={value}")
         base = _compose_base((*overrides, *sorted(others)))
-        names = {
-            "model": choice.get("model", base.model),
-            "dataset": choice.get("data", base.dataset),
-        }
-        model = _model(names["model"], base.config.model.d_model, tuple(model_keys))
-        config = replace(base.config, model=model, data=_data(names["dataset"]))
+        name, dataset = choice.get("model", base.model), choice.get("data", base.dataset)
+        model = _model(name, base.config.model.d_model, tuple(model_keys))
+        config = replace(base.config, model=model, data=_data(dataset))
         check(config)
-        runs.append(replace(base, config=config, **names))
+        variant = variant_name(name, model)
+        runs.append(replace(base, config=config, model=variant, dataset=dataset))
     return runs
 
 
 @cache
 def _model(name: str, d_model: int, keys: tuple[tuple[str, str], ...]) -> ModelConfig:
     values: dict[str, Any] = {"d_model": d_model}
-    values.update(_yaml("model", name))
+    values.update(group_values("model", name))
     values.update(keys)
     return typed(ModelConfig, values)
 
 
 @cache
 def _data(name: str) -> DataConfig:
-    return typed(DataConfig, _yaml("data", name))
+    return typed(DataConfig, group_values("data", name))
 
 
 @cache

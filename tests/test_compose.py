@@ -122,6 +122,18 @@ def test_a_mistake_in_a_file_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_composed_variant_has_a_name_of_its_own() -> None:
+    """Sizes are no part of it: the hash of the run id has them."""
+    keys = [
+        "model=alibi",
+        "model.projection=complex",
+        "model.attention=softmax",
+        "model.d_model=64",
+    ]
+    assert load_run(keys).model == "alibi+complex"
+    assert load_run(["model=rope", "model.d_model=64"]).model == "rope"
+
+
 def test_precision_is_resolved_before_naming(monkeypatch) -> None:
     for has_bf16, precision in ((True, "bf16"), (False, "fp32")):
         monkeypatch.setattr("crope.device.cpu_has_bf16", lambda has_bf16=has_bf16: has_bf16)
