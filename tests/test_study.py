@@ -168,7 +168,9 @@ def test_a_mistake_in_a_study_file_is_a_config_error(axis: dict[str, str]) -> No
 def test_a_study_that_is_no_study_is_a_config_error(monkeypatch) -> None:
     with pytest.raises(ConfigError, match="nosuch"):
         study_axes("nosuch")
-    monkeypatch.setattr("crope.study.group_values", lambda group, name: {"hydra": {"mode": "MULTIRUN"}})
+    monkeypatch.setattr(
+        "crope.study.group_values", lambda group, name: {"hydra": {"mode": "MULTIRUN"}}
+    )
     with pytest.raises(ConfigError, match="axes"):
         study_axes("empty")
 

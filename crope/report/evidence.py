@@ -54,15 +54,14 @@ class Place:
     """A row of a study, one dataset at one width and setting, with its runs.
 
     runs       one row per run: model, seed, final, train, lr, parameters, lengths, ...
-    siblings   those of all widths and settings of the study on this dataset
-    settings, smallest_width   of those, planned
+    rows       the study's rows on this dataset: all widths and settings, planned
+    siblings   the runs of all of them; `setting` is the position of the row
     """
 
     row: StudyRow
     runs: pd.DataFrame
+    rows: tuple[StudyRow, ...]
     siblings: pd.DataFrame
-    settings: int
-    smallest_width: int
 
     def by_seed(self, model: str, column: str = "final") -> pd.Series:
         """The finite values of one model, indexed by seed."""
@@ -89,7 +88,7 @@ def best_rate(place: Place, contrast: "Contrast") -> pd.Series:
     the *other* seeds, because choosing and comparing on the same losses is biased.
     """
     runs = place.siblings
-    if runs["lr"].nunique() < place.settings:
+    if runs["lr"].nunique() < len(place.rows):
         return pd.Series(dtype=float)
     chosen = []
     for model in (contrast.first, *contrast.seconds):
@@ -132,8 +131,15 @@ def length_change(place: Place, contrast: "Contrast") -> pd.Series:
     return pd.Series(changes, dtype=float)
 
 
+def from_first_setting(place: Place, contrast: "Contrast") -> pd.Series:
+    """Final loss of `first` at the study's first setting less that of `second` at this one."""
+    runs = place.siblings[place.siblings["setting"] == 0]
+    first = by_seed(runs[runs["model"] == contrast.first], "final")
+    return (first - place.by_seed(contrast.seconds[0])).dropna()
+
+
 # Values that need other runs of the study or what was measured on its runs later.
-OWN_SEEDS = (best_rate, equal_size, size_cost, length_change)
+OWN_SEEDS = (best_rate, equal_size, size_cost, length_change, from_first_setting)
 
 
 @dataclass(frozen=True)
@@ -168,6 +174,8 @@ class Contrast:
             return f"{first} − {seconds[0]} of its size"
         if self.value is size_cost:
             return f"{seconds[0]} of {first}'s size − {seconds[0]}"
+        if self.value is from_first_setting:
+            return f"{first} at the first setting − {seconds[0]}"
         second = seconds[0] if len(seconds) == 1 else f"mean of {', '.join(seconds)}"
         return f"{first} − {second}"
 
@@ -240,6 +248,13 @@ CONTRASTS: list[Contrast] = [
     Contrast("rate", "fair_lr", "At each learning rate", "crope", "rope"),
     Contrast("rate", "fair_lr", "Each at its best rate", "crope", "rope", best_rate),
     Contrast("rate", "tuned_lr", "Each at its best rate", "crope", "rope", best_rate),
+    Contrast("rate", "early_lead", "At each learning rate", "crope", "rope"),
+    Contrast(
+        "rate", "early_lead", "CRoPE beside RoPE at more", "crope", "rope", from_first_setting
+    ),
+    Contrast(
+        "rate", "early_lead_qkv", "A larger rate of Q, K, V", "rope", "rope", from_first_setting
+    ),
     Contrast("length", "length", "Beyond the training length", "xpos", value=length_change),
     Contrast(
         "length", "length", "Beyond the training length", "relative_bias", value=length_change
@@ -392,20 +407,18 @@ def setting_label(setting: str) -> str:
 
 def find_places(frame: pd.DataFrame, rows: Sequence[StudyRow]) -> list[Place]:
     """The rows of studies, each with its runs. Raises UserError as `check_comparable` does."""
-    runs_of = []
+    runs_of: dict[StudyRow, pd.DataFrame] = {}
     for row in rows:
         check_comparable(frame, row.cells)
-        runs_of.append(pd.concat([_runs(frame, cell) for cell in row.cells], ignore_index=True))
+        runs_of[row] = pd.concat([_runs(frame, cell) for cell in row.cells], ignore_index=True)
     places = []
-    for row, runs in zip(rows, runs_of, strict=True):
-        siblings = [
-            (other.width, other_runs)
-            for other, other_runs in zip(rows, runs_of, strict=True)
-            if (other.study, other.dataset) == (row.study, row.dataset)
+    for row, runs in runs_of.items():
+        beside = [
+            other for other in rows if (other.study, other.dataset) == (row.study, row.dataset)
         ]
-        widths, parts = zip(*siblings, strict=True)
-        both = compact(pd.concat(parts, ignore_index=True))
-        places.append(Place(row, runs, both, settings=len(parts), smallest_width=min(widths)))
+        parts = [runs_of[other].assign(setting=at) for at, other in enumerate(beside)]
+        siblings = compact(pd.concat(parts, ignore_index=True))
+        places.append(Place(row, runs, tuple(beside), siblings))
     return places
 
 
@@ -476,8 +489,11 @@ def _belongs(contrast: Contrast, place: Place) -> bool:
         return False
     if contrast.ablation and contrast.ablation != place.row.cells[0].row:
         return False
-    if contrast.value in (equal_size, size_cost) and place.row.width == place.smallest_width:
+    smallest = min(row.width for row in place.rows)
+    if contrast.value in (equal_size, size_cost) and place.row.width == smallest:
         return False  # the smallest CRoPE is smaller than every RoPE
+    if contrast.value is from_first_setting and place.row == place.rows[0]:
+        return False
     models = {cell.model for cell in place.row.cells}
     return {contrast.first, *contrast.seconds} - {""} <= models
 

@@ -28,6 +28,7 @@ from crope.report.evidence import (
     best_rate,
     equal_size,
     find_places,
+    from_first_setting,
     interval,
     length_change,
     random_effects,
@@ -267,6 +268,18 @@ def test_a_seed_that_lacks_a_rate_does_not_count() -> None:
     runs.append(make_runs("crope", {0: 5.2, 1: 5.2}, lr="0.003"))
     (line,) = lines_of(Contrast("rate", "rates", "?", "crope", "rope", best_rate), rows, *runs)
     assert line["reason"] == "2 of 3 planned seeds"
+
+
+def test_another_setting_is_compared_with_the_first_one() -> None:
+    """CRoPE at the first rate, RoPE at each larger one; not at the first itself."""
+    rows, runs = [], []
+    for lr, crope, rope in (("1", 0.3, 9.0), ("2", 9.0, 0.1), ("3", 9.0, 0.5)):
+        rows.append(make_row("mine", ["rope", "crope"], lr=lr))
+        runs += [make_runs("crope", shifted(crope), lr=lr), make_runs("rope", shifted(rope), lr=lr)]
+    contrast = Contrast("rate", "mine", "More?", "crope", "rope", from_first_setting)
+    lines = lines_of(contrast, rows, *runs)
+    assert [(line["setting"], line["n"]) for line in lines] == [("lr 2", 3), ("lr 3", 3)]
+    assert [line["mean_nats"] for line in lines] == pytest.approx([0.2, -0.2])
 
 
 def test_a_size_between_those_of_the_runs_is_interpolated_and_none_beyond() -> None:
