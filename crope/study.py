@@ -11,13 +11,13 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from tqdm import tqdm
 
 from crope import paper
 from crope.compose import (
@@ -127,15 +127,15 @@ def study_runs(
     datasets    restricts the paper's datasets on the data axis; `tiny`, if listed, joins them
     overrides   of runtime, tracker and paths
     """
-    found: dict[tuple[object, ...], tuple[int, Run]] = {}
+    runs: dict[tuple[object, ...], Run] = {}
     for study in studies:
         axes = study_axes(study)
         axes.pop("seed", None)
         for run in compose_runs(_grid(axes, datasets), [f"scale={scale}", *overrides]):
             for seed in planned_seeds(study) if seeds is None else seeds:
                 key = (seed, run.model, run.dataset, run.row, cell_key(run.container))
-                found.setdefault(key, (seed, replace(run, config=replace(run.config, seed=seed))))
-    return [run for _, run in sorted(found.values(), key=lambda item: item[0])]
+                runs.setdefault(key, replace(run, config=replace(run.config, seed=seed)))
+    return sorted(runs.values(), key=lambda run: run.config.seed)
 
 
 def expected_cells(scale: str, datasets: Sequence[str] | None = None) -> list[Cell]:
@@ -268,8 +268,8 @@ class RunState:
 def study_status(
     studies: Sequence[str], *, scale: str | None, seeds: Sequence[int] | None, results_dir: Path
 ) -> str:
-    """Counts of each study's runs, the time left, and one line per run that is running, started or
-    failed.
+    """Counts of each study's runs, one line per run that is running, started or failed, and the
+    time left; a run that several studies share counts there once.
 
     scale    None: that of the study's file, else the first that has a finished run, else quick
     seeds    None: those of each study's file
@@ -284,27 +284,29 @@ def study_status(
     reasons |= {
         r.path.name: str(r.summary["error"]["message"]) for r in records if r not in complete
     }
-    lines, datasets = [], _available_datasets(results_dir)
+    done = {record.path.name for record in complete}
+    datasets = _available_datasets(results_dir)
+    lines = []
+    states: dict[str, RunState] = {}
     for study in studies:
         overrides = [quoted_override("results_dir", results_dir)]
         at = scale or planned_scale([study]) or default
         runs = study_runs([study], scale=at, seeds=seeds, datasets=datasets, overrides=overrides)
-        states = [
-            _state(_recorded(run, precision), {r.path.name for r in complete}, reasons)
-            for run in runs
-        ]
-        counts = Counter(state.status for state in states)
+        of_study = {}
+        for run in runs:
+            run = _recorded(run, precision)
+            of_study[run.run_id] = states.get(run.run_id) or _state(run, done, reasons)
+        states.update(of_study)
+        counts = Counter(state.status for state in of_study.values())
         parts = [f"{counts[name]} {name}" for name in STATUSES if counts[name]]
-        lines.append(
-            f"{study}, {at}: {len(states)} runs: {', '.join(parts)}{_render_left(states, complete)}"
-        )
-        for state in sorted(states, key=lambda state: STATUSES.index(state.status)):
-            if state.status in (RUNNING, STARTED):
-                steps = f"step {state.step:,} of {state.run.config.train.max_steps:,}"
-                lines.append(f"  {state.status:<8}{state.run.run_id}  {steps}")
-            elif state.status == FAILED:
-                lines.append(f"  {state.status:<8}{state.run.run_id}: {state.reason}")
-    return "\n".join(lines)
+        lines.append(f"{study}, {at}: {len(of_study)} runs: {', '.join(parts)}")
+    for state in sorted(states.values(), key=lambda state: STATUSES.index(state.status)):
+        if state.status in (RUNNING, STARTED):
+            steps = f"step {state.step:,} of {state.run.config.train.max_steps:,}"
+            lines.append(f"  {state.status:<8}{state.run.run_id}  {steps}")
+        elif state.status == FAILED:
+            lines.append(f"  {state.status:<8}{state.run.run_id}: {state.reason}")
+    return "\n".join(lines + _render_left(list(states.values()), complete))
 
 
 def unavailable_datasets(results_dir: Path) -> dict[str, str]:
@@ -314,11 +316,11 @@ def unavailable_datasets(results_dir: Path) -> dict[str, str]:
     """
     path = results_dir / UNAVAILABLE
     try:
-        found = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        reasons = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
     except (OSError, ValueError, TypeError, RecursionError) as error:
         log_line(f"{path}: corrupt ({type(error).__name__}); `make reproduce` makes it again")
         return {}
-    return {name: str(found[name]) for name in paper.DATASET_LABELS if name in found}
+    return {name: str(reasons[name]) for name in paper.DATASET_LABELS if name in reasons}
 
 
 def _available_datasets(results_dir: Path) -> list[str] | None:
@@ -337,12 +339,16 @@ def _recorded(run: Run, default: str) -> Run:
     """
     if run.config.train.precision != "auto":
         return run
-    trains = [
-        replace(run.config.train, precision=name)
-        for name in (default, *({"fp32", "bf16"} - {default}))
-    ]
-    both = [replace(run, config=replace(run.config, train=train)) for train in trains]
-    return next((one for one in both if (one.path / "config.yaml").exists()), both[0])
+    for precision in ("fp32", "bf16"):
+        resolved = _at_precision(run, precision)
+        if (resolved.path / "config.yaml").exists():
+            return resolved
+    return _at_precision(run, default)
+
+
+def _at_precision(run: Run, precision: str) -> Run:
+    train = replace(run.config.train, precision=precision)
+    return replace(run, config=replace(run.config, train=train))
 
 
 def _state(run: Run, complete: set[str], reasons: Mapping[str, str]) -> RunState:
@@ -390,12 +396,11 @@ def seconds_left(states: Sequence[RunState], complete: Sequence[Record]) -> tupl
             )
     seconds, unknown = 0.0, 0
     for state in states:
-        known = times.get(_shape(state.run.container), [])
-        if known:
-            seconds += (
-                statistics.median(known) / 1000 * (state.run.config.train.max_steps - state.step)
-            )
-        unknown += state.status != DONE and not known
+        step_ms = times.get(_shape(state.run.container), [])
+        if step_ms:
+            steps = state.run.config.train.max_steps - state.step
+            seconds += statistics.median(step_ms) / 1000 * steps
+        unknown += state.status != DONE and not step_ms
     return seconds, unknown
 
 
@@ -411,8 +416,13 @@ def _shape(config: Mapping[str, Any]) -> tuple[object, ...]:
     return (train["precision"], train["batch_size"], train["seq_len"], model["attention"], *sizes)
 
 
-def _render_left(states: Sequence[RunState], complete: Sequence[Record]) -> str:
+def _render_left(states: Sequence[RunState], complete: Sequence[Record]) -> list[str]:
     seconds, unknown = seconds_left(states, complete)
-    running = max(1, sum(state.status == RUNNING for state in states))
-    left = f"; about {tqdm.format_interval(seconds / running)} of steps left" if seconds else ""
-    return left + (f"; no step time yet for {unknown} runs" if unknown else "")
+    at_once = max(1, sum(state.status == RUNNING for state in states))
+    parts = []
+    if seconds:
+        left = timedelta(seconds=round(seconds / at_once))
+        parts.append(f"about {left} (h:min:s) of steps left, {at_once} at a time")
+    if unknown:
+        parts.append(f"no step time yet for {unknown} runs")
+    return ["; ".join(parts)] if parts else []

@@ -198,12 +198,11 @@ def test_status_from_run_folders(tmp_path: Path) -> None:
         pass
     with run_lock(running):
         lines = study_status(["table1"], scale=None, seeds=[0], results_dir=results).splitlines()
-    assert lines[0].startswith(
-        "table1, quick: 9 runs: 1 done, 1 running, 1 started, 1 failed, 5 missing; "
-    )
-    assert [line.split()[:2] for line in lines[1:]] == [
+    assert lines[0] == "table1, quick: 9 runs: 1 done, 1 running, 1 started, 1 failed, 5 missing"
+    assert [line.split()[:2] for line in lines[1:4]] == [
         ["running", running.run_id], ["started", started.run_id], ["failed", f"{failed.run_id}:"],
     ]  # fmt: skip
+    assert re.match(r"about \d+:\d\d:\d\d \(h:min:s\) .* 1 at a time", lines[4])
     assert "step 20 of 800" in lines[2] and "no such luck" in lines[3]
 
 
@@ -217,11 +216,10 @@ def test_status_reads_over_corrupt_files_of_unfinished_runs(
     run.path.mkdir(parents=True)
     (run.path / "config.yaml").touch()
     (run.path / "metrics.jsonl").write_text(f"{content}\n")
-    first, second = study_status(
-        ["table1"], scale=None, seeds=[0], results_dir=tmp_path
-    ).splitlines()
-    assert first.startswith("table1, quick: 9 runs: 1 started, 8 missing")
-    assert "step 0" in second
+    text = study_status(["table1", "table2"], scale=None, seeds=[0], results_dir=tmp_path)
+    assert text.startswith("table1, quick: 9 runs: 1 started, 8 missing\ntable2, quick: 12 runs: ")
+    assert text.count("step 0") == 1
+    assert text.endswith("for 18 runs")  # three of them in both tables
     assert "unavailable.json" in capsys.readouterr().err
 
 
