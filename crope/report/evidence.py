@@ -349,7 +349,7 @@ def _lines(contrasts: Sequence[Contrast], places: Sequence[Place]) -> list[dict[
     return lines
 
 
-def overall(lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def overall(lines: Sequence[dict[Any, Any]]) -> dict[Any, Any] | None:
     """The line over all corpora, or the only one; None if there is no single one with a seed."""
     pooled = [line for line in lines if not line["dataset"]] or list(lines)
     return pooled[0] if len(pooled) == 1 and pooled[0]["n"] else None

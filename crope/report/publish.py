@@ -28,7 +28,7 @@ from crope.record import (
     write_text,
 )
 from crope.report.frame import SCALES, load_frame, load_published, read_ngrams
-from crope.report.tables import Table, once, render, savings_line, without_sampled
+from crope.report.tables import Table, claims_table, once, render, savings_line, without_sampled
 
 README = ROOT / "README.md"
 FIGURE = "forest.png"
@@ -172,17 +172,18 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
         )
     report = build.collect(source)
     picture = f"![Each model less RoPE, with 95 % intervals](results/published/{FIGURE})"
-    evidence = [render(table, "md") for table in (report.primary, report.claims)]
+    printed = report.evidence.claims  # Fig. 4 has no numbers
+    claims = claims_table(printed[printed["family"] != "Fig. 4"])
+    evidence = [render(table, "md") for table in (report.primary, claims)]
     losses = [render(without_sampled(table), "md") for table in once(report.losses)]
-    savings = savings_line()
     parts = [
         START,
         report.lead,
+        savings_line(),
         picture,
         *evidence,
         "\n".join(report.others),
         *losses,
-        savings,
         END,
     ]
     block = "\n\n".join(part.strip("\n") for part in parts if part)

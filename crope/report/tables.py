@@ -18,7 +18,7 @@ from crope.data.corpora import SPLITS, corpus_files
 from crope.data.ngrams import ORDERS
 from crope.errors import InvalidRecord
 from crope.model.counting import count_parameters, kv_cache_values, savings
-from crope.report.evidence import Place, place_label, random_effects
+from crope.report.evidence import PRIMARY, Place, overall, place_label, random_effects
 from crope.report.frame import (
     ARMS,
     DATASET_LABELS,
@@ -229,6 +229,11 @@ def exploratory_table(lines: pd.DataFrame) -> Table:
     return Table("evidence", caption, frame, notes, text=(0, 1, 2, 5), numbers=csv(lines))
 
 
+# What the studies of the primary contrasts add to the runs that stand in their place.
+LONGER = {
+    "cost": "after 3,200 steps",
+    "paper_row": "in a row of the paper at its own size",
+}
 # What the first word of a primary answer means, for the first sentences.
 READINGS = {
     "P1": {
@@ -263,12 +268,12 @@ def headline(scale: str, primary: pd.DataFrame) -> str:
     if not sentences:
         return ""
     first, *others = sentences
-    text = f"At the {scale} scale **{first} nats per token.** " + "".join(
-        f"{one}. " for one in others
-    )
-    waiting = primary.loc[~primary["planned"].astype(bool), "family"]
-    if len(waiting):
-        text += f"**Open:** {', '.join(waiting)} on their planned, longer runs, and anything at the paper's own size."
+    text = ". ".join([f"At the {scale} scale **{first} nats per token**", *others]) + "."
+    waiting = set(primary.loc[~primary["planned"].astype(bool), "family"])
+    studies = {planned.study for planned, _ in PRIMARY if planned.family in waiting}
+    longer = [words for study, words in LONGER.items() if study in studies]
+    if longer:
+        text += f" **Open:** whether this holds {' and '.join(longer)}; those runs are planned, not complete."
     return text
 
 
@@ -286,7 +291,8 @@ def yardsticks(lines: pd.DataFrame, places: Sequence[Place]) -> str:
                 -100 * cost[f"{end}_nats"] / worth["mean_nats"] for end in ("low", "mean", "high")
             )
             costs[steps] = cost
-            parts.append(f"{mean:.0f} % ({low:.0f} to {high:.0f}) after {steps} steps")
+            text = f"{mean:.0f} % ({low:.0f} to {high:.0f}) after {steps} steps"
+            parts.append(text.replace("-", "−"))
     text = (
         f"- **Yardsticks.** Of what rotation is worth, Eq. 30 costs {' and '.join(parts)}"
         if parts
@@ -307,13 +313,12 @@ def yardsticks(lines: pd.DataFrame, places: Sequence[Place]) -> str:
     return f"{text}." if text else ""
 
 
-def _line_of(lines: pd.DataFrame, study: str, first: str, second: str) -> dict[str, Any] | None:
-    """The line over all corpora, or on the only one, of a contrast."""
-    chosen = lines[
-        (lines["study"] == study) & (lines["first"] == first) & (lines["second"] == second)
-    ]
-    chosen = chosen[(chosen["dataset"] == "") | (len(chosen) == 1)].dropna(subset="low_nats")
-    return chosen.to_dict("records")[0] if len(chosen) == 1 else None  # type: ignore[return-value]
+def _line_of(lines: pd.DataFrame, study: str, first: str, second: str) -> dict[Any, Any] | None:
+    """The line over all corpora, or on the only one, of a contrast; None if it is not answered."""
+    names = {"study": study, "first": first, "second": second}
+    contrast = lines[(lines[list(names)] == pd.Series(names)).all(axis=1)]
+    line = overall(contrast.to_dict("records"))
+    return line if line and not line["reason"] else None
 
 
 FAMILIES = {  # of the first screen; all others are in the table of all differences
@@ -326,19 +331,21 @@ FAMILIES = {  # of the first screen; all others are in the table of all differen
 
 def other_lines(lines: pd.DataFrame) -> list[str]:
     """One line per family: its differences over all corpora, or on the only one."""
-    found = []
+    sentences = []
     for family, title in FAMILIES.items():
         by_question: dict[str, list[str]] = {}
         of_family = lines[lines["family"] == family]
-        for _, contrast in of_family.groupby(["study", "question", "difference"], sort=False):
-            pooled = contrast[contrast["dataset"] == ""] if len(contrast) > 1 else contrast
-            for line in pooled.dropna(subset="low_nats").to_dict("records"):
-                at = f" at {line['setting']}" if len(pooled) > 1 else ""
-                text = f"{line['difference']}{at} {estimate(line, 3)}"
-                by_question.setdefault(line["question"], []).append(text)
+        for (_, question, difference), contrast in of_family.groupby(
+            ["study", "question", "difference"], sort=False
+        ):
+            line = overall(contrast.to_dict("records"))  # a contrast at several settings has none
+            if line and not line["reason"]:
+                by_question.setdefault(str(question), []).append(
+                    f"{difference} {estimate(line, 3)}"
+                )
         parts = [f"{question}: {', '.join(texts)}" for question, texts in by_question.items()]
-        found += [f"- **{title}.** {'. '.join(parts)}."] if parts else []
-    return found
+        sentences += [f"- **{title}.** {'. '.join(parts)}."] if parts else []
+    return sentences
 
 
 def losses_table(places: Sequence[Place]) -> Table:
@@ -671,9 +678,9 @@ def savings_line() -> str:
         for config in (crope, mqa)
     ]
     return (
-        f"Weights that CRoPE saves: {', '.join(parts)}, whole model with embeddings"
-        f" {saved['model']:.1f} %; of the KV cache {cached[0]:.0f} % (multi-query attention of its"
-        f" size: {cached[1]:.0f} %)."
+        f"**For whom it matters:** those who must save weights. Eq. 30 saves {', '.join(parts)}, whole model with"
+        f" embeddings {saved['model']:.1f} %, and {cached[0]:.0f} % of the KV cache, of which"
+        f" multi-query attention of the same size saves {cached[1]:.0f} %."
     )
 
 

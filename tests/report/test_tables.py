@@ -66,7 +66,7 @@ def test_savings_are_the_papers_percentages() -> None:
     """Of a tied model with GPT-2's vocabulary: 4 layers x 1.5 D^2 = 98,304 weights, 1.4 %."""
     text = savings_line()
     assert "Q/K/V 50.0 %" in text and "attention 37.5 %" in text and "block 12.5 %" in text
-    assert "embeddings 1.4 %" in text and "cache 0 %" in text and "size: 75 %" in text
+    assert "embeddings 1.4 %" in text and "0 % of the KV" in text and "saves 75 %" in text
 
 
 def test_the_numbers_of_a_row(three_seeds: Source) -> None:
@@ -289,7 +289,12 @@ def test_the_runs_table_has_one_row_per_run_and_keeps_types(tmp_path: Path) -> N
 def evidence_line(family: str, answer: str, mean: float, **more: object) -> dict[str, object]:
     line = {"family": family, "answer": answer, "difference": "A − B", "planned": False}
     ends = {"mean_nats": mean, "low_nats": mean - 0.001, "high_nats": mean + 0.001}
-    return line | ends | {"reason": "", "dataset": "", "first": "crope", "second": "rope"} | more
+    return (
+        line
+        | ends
+        | {"reason": "", "n": 5, "dataset": "", "first": "crope", "second": "rope"}
+        | more
+    )
 
 
 @pytest.mark.parametrize(
