@@ -47,8 +47,8 @@ from crope.theory.complex_maps import (
     folded_qkv,
     keeping_mean,
     random_stream,
+    rotate_heads,
     rotation_of,
-    turned,
 )
 from crope.trainer import build_losses, build_optimizer, prepare_device, train_step
 
@@ -98,7 +98,9 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
         best, random = fit_stream(layers, n_heads), random_stream(layers, n_heads, generator)
     except ValueError as error:
         raise UserError(f"{path}: {error}; convert another run") from error
-    shuffled = [turned(layers, n_heads=n_heads, generator=generator) for _ in range(CHANCE_DRAWS)]
+    shuffled = [
+        rotate_heads(layers, n_heads=n_heads, generator=generator) for _ in range(CHANCE_DRAWS)
+    ]
     rotated = rotate(model, best)
     converted = replace(config.model, projection="complex", tied_head=False)
     arms = {

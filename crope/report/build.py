@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import pandas as pd
+from matplotlib.figure import Figure
 
 from crope.errors import InvalidRecord
 from crope.record import PUBLISHED, write_bytes
@@ -53,34 +55,32 @@ class Report:
     lead: str
     primary: Table
     claims: Table
-    others: list[str] = field(default_factory=list)
+    others: list[str]
 
 
 def collect(source: Source) -> Report:
     """Raises UserError if runs of one table or study row are not comparable."""
-    cells = expected_cells(source.scale, source.datasets)
+    plan = (source.scale, source.datasets)
+    cells = expected_cells(*plan)
     losses = [tables.loss_table(source, cells, name) for name in TABLES]
-    rows = [
-        *table_places(source.scale, source.datasets),
-        *expected_rows(source.scale, source.datasets),
-    ]
     runs = source.frame
     if source.machine:  # a part of the plan has a published folder of its own; repeats count once
         runs = pd.concat([runs, *source.others.values()], ignore_index=True)
         runs = runs.drop_duplicates(["cell_key", "seed", "status"])
-    places = find_places(runs, rows)
+    places = find_places(runs, [*table_places(*plan), *expected_rows(*plan)])
     evidence = weigh(places)
     yardsticks = tables.yardsticks(evidence.exploratory, places)
+    others = [yardsticks, *tables.other_lines(evidence.exploratory)]
     return Report(
         source,
         cells,
         places,
         evidence,
         losses,
-        tables.headline(source.scale, evidence.primary),
-        tables.primary_table(evidence.primary),
-        tables.claims_table(evidence.claims),
-        list(filter(None, [yardsticks, *tables.other_lines(evidence.exploratory)])),
+        lead=tables.headline(source.scale, evidence.primary),
+        primary=tables.primary_table(evidence.primary),
+        claims=tables.claims_table(evidence.claims),
+        others=[line for line in others if line],
     )
 
 
@@ -102,14 +102,14 @@ def build_report(
     source = choose_source(
         results_dir=results_dir, scale=scale, folders=folders, published=published
     )
-    report, out_dir = collect(source), out_dir or results_dir / "report"
+    report = collect(source)
+    out_dir = out_dir or results_dir / "report"
     files: Files = {}
     sections = _sections(files, report)
     _add(files, "md csv tex", *report.losses)
     _add(files, "md csv", report.primary, report.claims)
-    files["runs.csv"] = tables.runs_table(_of_scale(source), source.invalid).to_csv(
-        index=False, lineterminator="\n"
-    )
+    runs = tables.runs_table(_of_scale(source), source.invalid)
+    files["runs.csv"] = runs.to_csv(index=False, lineterminator="\n")
     files["index.html"] = render_page(
         report=report,
         origin=_origin(source),
@@ -139,8 +139,11 @@ def _of_scale(source: Source) -> pd.DataFrame:
 def _origin(source: Source) -> str:
     place = f"published records of {source.machine}" if source.machine else source.place
     runs = _of_scale(source)
-    commits = sorted({str(commit)[:12] for commit in runs.get("provenance.commit", ())})
-    return f"{len(runs)} runs: {place}." + (f" Commit: {', '.join(commits)}." if commits else "")
+    text = f"{len(runs)} runs: {place}."
+    if len(runs):
+        commits = runs["provenance.commit"].astype(str).str[:12]
+        text += f" Commit: {', '.join(sorted(commits.unique()))}."
+    return text
 
 
 def agreement(source: Source) -> str:
@@ -151,37 +154,41 @@ def agreement(source: Source) -> str:
 
 
 def _add(files: Files, kinds: str, *printed: Table) -> None:
-    for table in printed:
-        files |= {f"{table.name}.{kind}": render(table, kind) for kind in kinds.split()}
+    for table, kind in product(printed, kinds.split()):
+        files[f"{table.name}.{kind}"] = render(table, kind)
 
 
 def _sections(files: Files, report: Report) -> list[Section]:
     """The folded parts of the page; draws all figures."""
     evidence, source = report.evidence, report.source
-    curves = figures.read_curves(_table_runs(report))
-    datasets = [cell.dataset for cell in report.cells if cell.table == TABLES[0]]
-    drawn = {"fig4": figures.fig4(curves, list(dict.fromkeys(datasets)))}
     sections = []
+
+    def fold(title: str, *parts: Table, **drawn: Figure) -> None:
+        for name, figure in drawn.items():
+            files[f"{name}.svg"] = figures.render(figure)
+        _add(files, "md csv", *parts)
+        sections.append(Section(title, list(drawn), parts))
+
+    curves = figures.read_curves(_table_runs(report))
+    datasets = dict.fromkeys(cell.dataset for cell in report.cells if cell.table == TABLES[0])
+    fig4 = figures.fig4(curves, list(datasets))
+    files["fig4.svg"] = figures.render(fig4)
+    files["fig4.png"] = figures.render(fig4, "png")
     if len(evidence.forest):
-        drawn["forest"] = figures.forest(evidence.forest)
+        files["forest.svg"] = figures.render(figures.forest(evidence.forest))
     if evidence.phases:
-        drawn["phases"] = figures.phases(evidence.phases)
-        sections.append(Section("CRoPE − RoPE while they are trained", ["phases"]))
+        fold("CRoPE − RoPE while they are trained", phases=figures.phases(evidence.phases))
     if len(evidence.exploratory):
-        table = tables.exploratory_table(evidence.exploratory)
-        _add(files, "md csv", table)
-        sections.append(Section("All other differences", tables=[table]))
+        fold("All other differences", tables.exploratory_table(evidence.exploratory))
     measured = [place for place in report.places if place.row.study == "length"]
     measured = [place for place in measured if place.runs["lengths"].notna().any()]
     if measured:
-        drawn["length"] = figures.length(measured)
-        sections.append(Section("Beyond the training length", ["length"]))
+        fold("Beyond the training length", length=figures.length(measured))
     lines = evidence.exploratory[evidence.exploratory["study"] == "scaling"]
     if len(lines):
         widths = [place for place in report.places if place.row.study == "scaling"]
         beside_rope = lines[~lines["difference"].str.contains("size")]
-        drawn["scaling"] = figures.scaling(widths, beside_rope)
-        sections.append(Section("Width", ["scaling"]))
+        fold("Width", scaling=figures.scaling(widths, beside_rope))
     losses = tables.losses_table(report.places)
     _add(files, "csv", losses)
     asked = {contrast.study for contrast in (*CONTRASTS, *(planned for planned, _ in PRIMARY))}
@@ -191,17 +198,14 @@ def _sections(files: Files, report: Report) -> list[Section]:
         sections.append(Section(title, tables=[replace(losses, frame=unasked)]))
     converted = tables.conversions(_of_scale(source))
     if len(converted):
-        table = tables.conversions_table(converted)
-        _add(files, "md csv", table)
-        sections.append(Section("Conversion of trained models", tables=[table]))
-    published = {source.machine: source.frame} if source.machine else {}
-    again = repeats.repeats({**published, **source.others}, source.scale)
+        fold("Conversion of trained models", tables.conversions_table(converted))
+    published = dict(source.others)
+    if source.machine:
+        published = {source.machine: source.frame} | published
+    again = repeats.repeats(published, source.scale)
     if len(again):
-        table = repeats.repeats_table(again, source.scale)
-        _add(files, "md csv", table)
-        sections.append(Section("Rounding: the same runs executed again", tables=[table]))
-    files |= {f"{name}.svg": figures.render(figure) for name, figure in drawn.items()}
-    files["fig4.png"] = figures.render(drawn["fig4"], "png")
+        title = "Rounding: the same runs executed again"
+        fold(title, repeats.repeats_table(again, source.scale))
     return sections
 
 

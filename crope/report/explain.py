@@ -44,45 +44,39 @@ def explain(
         )
     cell = cells[name]
     head = [f"{name}: {cell.status} ({source.place})", *(f"  {note}" for note in cell.notes)]
-    paper = [
-        f"paper: {loss_text(*cell.printed, cell.cell.table) if cell.printed else 'no such cell'}"
-    ]
+    printed = loss_text(*cell.printed, cell.cell.table) if cell.printed else "no such cell"
+    paper = [f"paper: {printed}"]
     if not cell.losses:
         return "\n".join([*head, *paper])
     head.append(f"  run with {settings_of(cell.runs)}, {cell.runs['steps'].iloc[0]:.0f} steps")
     runs = [_run_lines(run) for _, run in cell.runs.iterrows()]
-    return "\n\n".join(
-        "\n".join(part) for part in [head, _full_lines(cell), _sampled_lines(cell), paper, *runs]
-    )
+    parts = [head, _full_lines(cell), _sampled_lines(cell), paper, *runs]
+    return "\n\n".join("\n".join(lines) for lines in parts)
 
 
-def _full_lines(found: CellLosses) -> list[str]:
-    losses, tokens = (
-        found.runs["val_full.final_nats"],
-        f"{found.runs['val_full.tokens'].iloc[0]:,.0f} tokens",
-    )
-    mean, std = found.losses["full"]
-    lines = [
-        f"full: loss after the last step on {tokens} of the validation split (val_full of summary.json)"
-    ]
-    lines += [
-        f"  seed {seed}  {loss:.6f}" for seed, loss in zip(found.runs["seed"], losses, strict=True)
-    ]
+def _full_lines(cell: CellLosses) -> list[str]:
+    losses = cell.runs["val_full.final_nats"]
+    tokens = f"{cell.runs['val_full.tokens'].iloc[0]:,.0f} tokens"
+    mean, std = cell.losses["full"]
+    split = f"{tokens} of the validation split (val_full of summary.json)"
+    lines = [f"full: loss after the last step on {split}"]
+    for seed, loss in zip(cell.runs["seed"], losses, strict=True):
+        lines.append(f"  seed {seed}  {loss:.6f}")
     lines.append(_mean_line("mean over seeds", losses))
     if std is not None:
         squares = " + ".join(f"({loss - mean:.6f})²" for loss in losses)
         root = f"sqrt(({squares}) / {len(losses) - 1}) = {std:.6f}"
         lines.append(f"  ± over seeds, sample standard deviation: {root}")
-    return [*lines, f"  in the table: {loss_text(mean, std, found.cell.table)}"]
+    return [*lines, f"  in the table: {loss_text(mean, std, cell.cell.table)}"]
 
 
-def _sampled_lines(found: CellLosses) -> list[str]:
+def _sampled_lines(cell: CellLosses) -> list[str]:
     """From metrics.jsonl, so that the values of summary.json are seen to follow from the curves."""
     lines = [
         f"sampled: val/loss_nats over the last {100 * LAST_SHARE:g} % of steps (val_sampled of summary.json)"
     ]
     means, stds = [], []
-    for _, run in found.runs.iterrows():
+    for _, run in cell.runs.iterrows():
         curve = load_curves(run["path"]).dropna(subset="val/loss_nats")
         tail = curve[curve["step"] >= (1 - LAST_SHARE) * run["config.train.max_steps"]]
         mean, std = mean_std(tail["val/loss_nats"])
@@ -90,13 +84,13 @@ def _sampled_lines(found: CellLosses) -> list[str]:
         spread = "" if std is None else f", standard deviation {std:.6f}"
         lines.append(f"  seed {run['seed']}  {steps}: mean {mean:.6f}{spread}")
         means.append(mean)
-        stds += [] if std is None else [std]
+        if std is not None:
+            stds.append(std)
     lines.append(_mean_line("mean over seeds", means))
     if len(stds) == len(means):
-        lines.append(
-            _mean_line("± over sampled batches, mean of the runs' standard deviations", stds)
-        )
-    return [*lines, f"  in the table: {loss_text(*found.losses['sampled'], found.cell.table)}"]
+        name = "± over sampled batches, mean of the runs' standard deviations"
+        lines.append(_mean_line(name, stds))
+    return [*lines, f"  in the table: {loss_text(*cell.losses['sampled'], cell.cell.table)}"]
 
 
 def _mean_line(name: str, values: Sequence[float] | pd.Series) -> str:
@@ -106,7 +100,7 @@ def _mean_line(name: str, values: Sequence[float] | pd.Series) -> str:
 
 def _run_lines(run: pd.Series) -> list[str]:
     best = f"best {run['val_full.best_nats']:.6f} at step {run['val_full.best_step']:.0f}"
-    known = f"final {run['val_full.final_nats']:.6f}, {best}, {run['precision']} on {run['provenance.device']}"
+    losses = f"final {run['val_full.final_nats']:.6f}, {best}, {run['precision']} on {run['provenance.device']}"
     changed = " with uncommitted changes" if run["provenance.dirty"] is True else ""
     commit = f"  commit {run['provenance.commit'] or 'unknown'}{changed}"
-    return [shown(Path(run["path"])), f"  seed {run['seed']}, {known}", commit]
+    return [shown(Path(run["path"])), f"  seed {run['seed']}, {losses}", commit]

@@ -6,7 +6,8 @@ everywhere. The functions take places and lines of evidence.py, one row per run 
 """
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib.style
@@ -23,9 +24,15 @@ from crope.report.frame import DATASET_LABELS, load_curves, model_label
 
 TEXT, MUTED, SHADE = "#1c2128", "#66707c", "#f3e9cf"
 COLOURS = {
-    "xpos": "#3fa796", "rope": "#123f7c", "crope": "#c44c10", "learned": "#8a6bb1", "relative_bias": "#a3195b",
-    "alibi": "#6b7a1c", "nope": "#2f8fc4", "complex_wide": "#8a6bb1",
-}  # fmt: skip
+    "xpos": "#3fa796",
+    "rope": "#123f7c",
+    "crope": "#c44c10",
+    "learned": "#8a6bb1",
+    "relative_bias": "#a3195b",
+    "alibi": "#6b7a1c",
+    "nope": "#2f8fc4",
+    "complex_wide": "#8a6bb1",
+}
 MARKERS = {"xpos": "^", "rope": "o", "crope": "D", "relative_bias": "v", "alibi": "s", "nope": "P"}
 # Line style as well as colour: RoPE and CRoPE nearly coincide, and the dashes let the line below
 # show through.
@@ -34,22 +41,20 @@ LINES: dict[str, Any] = {
     "crope": (0, (4, 1.6)),
     "relative_bias": (0, (3, 1, 1, 1)),
 }
-STYLE: dict[str, Any] = {
-    "svg.hashsalt": "crope", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 8.5,
-    "axes.titley": 1.0, "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": MUTED, "axes.labelcolor": TEXT,
-    "axes.grid": True, "axes.axisbelow": True, "grid.color": "#e4e7eb", "grid.linewidth": 0.7, "xtick.color": MUTED,
-    "ytick.color": MUTED, "xtick.labelcolor": TEXT, "ytick.labelcolor": TEXT, "text.color": TEXT,
-    "text.parse_math": False, "legend.frameon": False,
-}  # fmt: skip
-CURVES = {
-    "validation": "val/loss_nats",
-    "training": "train/loss_nats",
-}  # the panels of Fig. 4 from the top
+STYLE = Path(__file__).with_name("figures.mplstyle")
+CURVES = {"validation": "val/loss_nats", "training": "train/loss_nats"}  # the panels of Fig. 4
 FULL = "val_full/loss_nats"
 EDGE = 0.14  # nats: larger differences leave the frame of the forest
-EARLY = 0.15  # share of steps whose high losses may leave the frame, so that the models can be told apart
+EARLY = 0.15  # fraction of steps whose high losses may leave the frame, to tell the models apart
 NATS = "nats per token"
+
+
+def new_figure(width: float, height: float, **style: Any) -> Figure:
+    """An empty figure, in inches, in the report's style (and `style`), whatever the user's own
+    matplotlibrc says.
+    """
+    matplotlib.style.use(["default", STYLE, style])
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def render(figure: Figure, kind: str = "svg") -> bytes:
@@ -69,16 +74,12 @@ def render(figure: Figure, kind: str = "svg") -> bytes:
 def read_curves(runs: pd.DataFrame) -> pd.DataFrame:
     """The logged losses of all runs: one row per run and step."""
     names = ["dataset", "row", "model", "seed"]
-    parts = [
-        load_curves(run["path"]).assign(**{name: run[name] for name in names})
-        for _, run in runs.iterrows()
-    ]
     columns = [*names, "step", *CURVES.values(), FULL]
-    return (
-        pd.concat(parts, ignore_index=True).reindex(columns=columns)
-        if parts
-        else pd.DataFrame(columns=columns)
-    )
+    if runs.empty:
+        return pd.DataFrame(columns=columns)
+    logged = pd.concat({path: load_curves(path) for path in runs["path"]}, names=["path"])
+    curves = runs[["path", *names]].merge(logged.reset_index("path"), on="path")
+    return curves.reindex(columns=columns)
 
 
 def fig4(curves: pd.DataFrame, datasets: Sequence[str]) -> Figure:
@@ -87,77 +88,71 @@ def fig4(curves: pd.DataFrame, datasets: Sequence[str]) -> Figure:
     training on top, its caption validation.
     """
     figure, axes = _axes(2, len(datasets), (3.5, 2.6))
-    for column, dataset in enumerate(datasets):
-        of = curves[(curves["dataset"] == dataset) & (curves["row"] == "base")]
-        axes[0][column].set_title(DATASET_LABELS.get(dataset, dataset))
-        axes[1][column].set_xlabel("step")
-        for axis, (panel, name) in zip(axes[:, column], CURVES.items(), strict=True):
-            axis.set_ylabel(f"{panel} loss ({NATS})" if column == 0 else "")
-            late: list[float] = []
-            for model, runs in _by_model(of):
-                band = _over_seeds(runs, name)
-                window = 2 * (len(band) // 100) + 1 if panel == "training" else 1
-                band = band.rolling(window, center=True, min_periods=1).mean()
-                axis.fill_between(
-                    band.index,
-                    band["min"],
-                    band["max"],
-                    color=_colour(model),
-                    alpha=0.15,
-                    linewidth=0,
-                )
-                axis.plot(band.index, band["mean"], label=model, **_line(model))
-                late += (
-                    band.loc[band.index >= EARLY * band.index.max(), ["min", "mean"]]
-                    .to_numpy()
-                    .ravel()
-                    .tolist()
-                )
-                if panel == "validation":
-                    full = _over_seeds(runs, FULL)["mean"]
-                    axis.plot(
-                        full.index,
-                        full,
-                        MARKERS.get(model, "o"),
-                        color=_colour(model),
-                        markersize=4,
-                        gid="full",
-                    )
-            if not late:
-                _absent(axis)
-                continue
-            room = 0.06 * (max(late) - min(late)) or 0.1
-            axis.set_ylim(min(late) - room, max(late) + room)
+    base = curves[curves["row"] == "base"]
+    for (top, bottom), dataset in zip(axes.T, datasets, strict=True):
+        runs = base[base["dataset"] == dataset]
+        top.set_title(_dataset_label(dataset))
+        _draw_losses(top, runs, "validation")
+        _draw_losses(bottom, runs, "training")
+        bottom.set_xlabel("step")
+    for axis, panel in zip(axes[:, 0], CURVES, strict=True):
+        axis.set_ylabel(f"{panel} loss ({NATS})")
     _legend(figure, curves["model"].unique())
     return figure
+
+
+def _draw_losses(axis: Axes, runs: pd.DataFrame, panel: str) -> None:
+    """One panel of Fig. 4; training losses are smoothed over a fiftieth of the run."""
+    late = []
+    for model, of_model in _by_model(runs):
+        losses = _over_seeds(of_model, CURVES[panel])
+        window = 2 * (len(losses) // 100) + 1 if panel == "training" else 1
+        losses = losses.rolling(window, center=True, min_periods=1).mean()
+        axis.fill_between(
+            losses.index,
+            losses["min"],
+            losses["max"],
+            color=_colour(model),
+            alpha=0.15,
+            linewidth=0,
+        )
+        axis.plot(losses.index, losses["mean"], label=model, **_line(model))
+        late.append(losses[losses.index >= EARLY * losses.index.max()])
+        if panel == "validation":
+            full = _over_seeds(of_model, FULL)["mean"]
+            axis.plot(full.index, full, **_marked(model) | {"linestyle": "none"}, gid="full")
+    if not late:
+        axis.text(0.5, 0.5, "no complete run", transform=axis.transAxes, ha="center", color=MUTED)
+        return
+    lowest = min(losses["min"].min() for losses in late)
+    highest = max(losses["mean"].max() for losses in late)
+    room = 0.06 * (highest - lowest) or 0.1
+    axis.set_ylim(lowest - room, highest + room)
+
+
+def _over_seeds(runs: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Mean, min and max over seeds by step, at the steps that every seed has."""
+    logged = runs.dropna(subset=name)
+    losses = logged.groupby("step")[name].agg(["mean", "min", "max", "count"])
+    return losses[losses["count"] == logged["seed"].nunique()]
 
 
 def phases(by_place: dict[str, pd.DataFrame]) -> Figure:
     """CRoPE - RoPE against the tokens seen: a panel per place, a row per seed and a column per
     phase. The line is the mean over seeds, the band its 95 % interval, thin lines single seeds.
     """
-    figure, axes = _axes(1, max(1, len(by_place)), (3.3, 2.3))
-    for axis, (place, differences) in zip(axes[0], by_place.items(), strict=False):
+    figure, axes = _axes(1, len(by_place), (3.3, 2.3))
+    for axis, (place, differences) in zip(axes[0], by_place.items(), strict=True):
         tokens = differences.columns.to_numpy(float) / 1e6
-        bounds = np.array(
-            [interval([values], LEVEL)[1:] for values in differences.to_numpy(float).T]
-        )
+        by_phase = differences.to_numpy(float).T
+        bounds = np.array([interval([values], LEVEL)[1:] for values in by_phase])
         axis.axhline(0, color=MUTED, linewidth=0.8)
-        axis.plot(tokens, differences.T, color=MUTED, linewidth=0.5, alpha=0.5)
-        axis.fill_between(
-            tokens, bounds[:, 0], bounds[:, 1], color=COLOURS["crope"], alpha=0.2, linewidth=0
-        )
-        axis.plot(tokens, differences.mean(), color=COLOURS["crope"], gid="mean")
+        axis.plot(tokens, by_phase, color=MUTED, linewidth=0.5, alpha=0.5)
+        axis.fill_between(tokens, *bounds.T, color=_colour("crope"), alpha=0.2, linewidth=0)
+        axis.plot(tokens, differences.mean(), color=_colour("crope"), gid="mean")
         axis.set(title=place, xlabel="training tokens (millions)")
-        axis.set_ylabel(f"CRoPE − RoPE ({NATS})" if axis is axes[0][0] else "")
+    axes[0][0].set_ylabel(f"CRoPE − RoPE ({NATS})")
     return figure
-
-
-def _over_seeds(runs: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Mean, min and max over seeds by step, at the steps that every seed has."""
-    logged = runs.dropna(subset=name)
-    found = logged.groupby("step")[name].agg(["mean", "min", "max", "count"])
-    return found[found["count"] == logged["seed"].nunique()].drop(columns="count")
 
 
 def forest(lines: pd.DataFrame) -> Figure:
@@ -167,48 +162,47 @@ def forest(lines: pd.DataFrame) -> Figure:
     value.
     """
     models = list(lines.groupby("first")["mean_nats"].min().sort_values().index)
-    panels = dict([*lines.groupby("title", sort=False)])
+    panels = lines.groupby("title", sort=False)
     figure, axes = _axes(1, max(1, len(panels)), (4.2, 0.8 + 0.24 * len(models)))
-    for axis, (title, of_panel) in zip(axes[0], panels.items(), strict=False):
+    for axis, (title, of_panel) in zip(axes[0], panels, strict=False):
         axis.axvspan(-MARGIN, MARGIN, color=SHADE, linewidth=0, zorder=0)
         axis.axvline(0, color=MUTED, linewidth=0.8, zorder=1)
         for line in of_panel.to_dict("records"):
-            y, colour, mean = models.index(line["first"]), _colour(line["first"]), line["mean_nats"]
+            y, mean = models.index(line["first"]), line["mean_nats"]
             if abs(mean) > EDGE:
                 axis.annotate(
-                    f"{mean:+.2f} →", (EDGE, y), ha="right", va="center", color=colour, gid="beyond"
+                    f"{mean:+.2f} →",
+                    (EDGE, y),
+                    ha="right",
+                    va="center",
+                    color=_colour(line["first"]),
+                    gid="beyond",
                 )
-                continue
-            axis.plot(
-                [line["low_nats"], line["high_nats"]],
-                [y, y],
-                color=colour,
-                linewidth=1.6,
-                gid="interval",
-            )
-            seeds = [value for value in line["values"] if abs(value) <= EDGE]
-            axis.plot(
-                seeds, [y] * len(seeds), ".", color=TEXT, markersize=2.5, gid="seeds", zorder=5
-            )
-            axis.plot(
-                [mean],
-                [y],
-                MARKERS.get(line["first"], "o"),
-                color=colour,
-                markersize=5,
-                gid="mean",
-            )
-        axis.set(
-            title=title,
-            yticks=range(len(models)),
-            ylim=(len(models) - 0.5, -0.5),
-            xlim=(-0.5 * EDGE, EDGE),
-            xlabel=f"model − RoPE ({NATS})",
-        )
-        axis.set_yticklabels(map(model_label, models) if axis is axes[0][0] else [])
+            else:
+                _draw_difference(axis, line, y, horizontal=True)
+        axis.set(title=title, xlabel=f"model − RoPE ({NATS})", xlim=(-0.5 * EDGE, EDGE))
+        axis.set(yticks=range(len(models)), yticklabels=[], ylim=(len(models) - 0.5, -0.5))
         axis.locator_params(axis="x", nbins=5)
         axis.grid(False, axis="y")
+    axes[0][0].set_yticklabels(map(model_label, models))
     return figure
+
+
+def _draw_difference(axis: Axes, line: Mapping[Any, Any], at: float, *, horizontal: bool) -> None:
+    """The interval (bar), the seeds (dots) and the mean of one line of evidence."""
+
+    def draw(values: Sequence[float], **style: Any) -> None:
+        places = [at] * len(values)
+        points = (values, places) if horizontal else (places, values)
+        axis.plot(*points, **style)
+
+    colour = _colour(line["first"])
+    marker = MARKERS.get(line["first"], "o")
+    draw([line["low_nats"], line["high_nats"]], color=colour, linewidth=1.6, gid="interval")
+    draw(
+        line["values"], color=TEXT, linestyle="", marker=".", markersize=2.5, gid="seeds", zorder=5
+    )
+    draw([line["mean_nats"]], color=colour, linestyle="", marker=marker, markersize=5, gid="mean")
 
 
 def length(places: Sequence[Place]) -> Figure:
@@ -218,26 +212,27 @@ def length(places: Sequence[Place]) -> Figure:
     figure, axes = _axes(len(places), 2, (4.6, 2.8))
     for (left, right), place in zip(axes, places, strict=True):
         runs = place.runs.dropna(subset="lengths")
-        measured = runs.explode("lengths")
-        measured["length"], measured["loss"] = zip(*measured["lengths"], strict=True)
-        _error_lines(left, measured, "length", "loss")
-        for model, of_model in _by_model(runs):
-            segments = pd.DataFrame(
-                of_model["positions"].explode().to_list(), columns=["at", "loss"]
-            )
-            by_position = segments.groupby("at")["loss"].mean()
+        by_length = _measured(runs, "lengths")
+        _error_lines(left, by_length, "at", "loss")
+        for model, of_model in _by_model(_measured(runs, "positions")):
+            by_position = of_model.groupby("at")["loss"].mean()
             right.plot(by_position.index, by_position, label=model, **_line(model))
         right.axvline(runs["seq_len"].iloc[0], color=MUTED, linewidth=0.9, linestyle="--")
-        lengths = sorted(measured["length"].unique())
-        label = DATASET_LABELS.get(place.row.dataset, place.row.dataset)
+        lengths = sorted(by_length["at"].unique())
+        label = _dataset_label(place.row.dataset)
         left.set_xscale("log", base=2)
-        left.set(
-            xticks=lengths, xticklabels=[f"{n:.0f}" for n in lengths], xlabel="length (tokens)"
-        )
-        left.set(title=f"{label}: by length", ylabel=f"loss ({NATS})")
+        left.set_xticks(lengths, [f"{tokens:.0f}" for tokens in lengths])
+        left.set(title=f"{label}: by length", xlabel="length (tokens)", ylabel=f"loss ({NATS})")
         right.set(title=f"{label}: by position", xlabel="position (tokens)")
     _legend(figure, places[0].runs["model"].unique())
     return figure
+
+
+def _measured(runs: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The pairs (length or position, loss) of `column`: one row per run and pair."""
+    measured = runs[["model", column]].explode(column, ignore_index=True)
+    pairs = pd.DataFrame(measured[column].to_list(), columns=["at", "loss"])
+    return measured[["model"]].join(pairs)
 
 
 def scaling(places: Sequence[Place], lines: pd.DataFrame) -> Figure:
@@ -247,58 +242,40 @@ def scaling(places: Sequence[Place], lines: pd.DataFrame) -> Figure:
     figure, axes = _axes(1, 2, (4.6, 2.8))
     left, right = axes[0]
     runs = places[0].siblings
-    _error_lines(left, runs, "parameters", "final")
-    right.axhspan(-MARGIN, MARGIN, color=SHADE, linewidth=0)
-    right.axhline(0, color=MUTED, linewidth=0.8)
-    for line in lines.to_dict("records"):
-        colour = _colour(line["first"])
-        x = np.log2(line["width"]) + 0.12 * (line["first"] != "crope")
-        right.plot(
-            [x, x],
-            [line["low_nats"], line["high_nats"]],
-            color=colour,
-            linewidth=1.4,
-            gid="interval",
-        )
-        right.plot(
-            [x] * len(line["values"]), line["values"], ".", color=TEXT, markersize=3, zorder=5
-        )
-        right.plot(
-            [x], [line["mean_nats"]], MARKERS.get(line["first"], "o"), color=colour, gid="mean"
-        )
     sizes = runs.groupby("d_model")["parameters"].max()
+    _error_lines(left, runs, "parameters", "final")
     left.set_xscale("log")
     left.set_xticks(sizes, [f"{size / 1e6:.2g}" for size in sizes])
     left.set_xticks([], minor=True)
-    dataset = places[0].row.dataset
-    left.set(title=f"{DATASET_LABELS.get(dataset, dataset)}: by size", ylabel=f"loss ({NATS})")
-    left.set(xlabel="parameters (millions)")
-    right.set(
-        title="difference to RoPE",
-        xlabel="width D",
-        xticks=np.log2(sizes.index),
-        xticklabels=sizes.index,
-    )
+    left.set(title=f"{_dataset_label(places[0].row.dataset)}: by size")
+    left.set(xlabel="parameters (millions)", ylabel=f"loss ({NATS})")
+    right.axhspan(-MARGIN, MARGIN, color=SHADE, linewidth=0)
+    right.axhline(0, color=MUTED, linewidth=0.8)
+    for line in lines.to_dict("records"):
+        aside = 0.0 if line["first"] == "crope" else 0.12
+        _draw_difference(right, line, np.log2(line["width"]) + aside, horizontal=False)
+    right.set_xticks(np.log2(sizes.index), sizes.index)
+    right.set(title="difference to RoPE", xlabel="width D")
     _legend(figure, runs["model"].unique())
     return figure
 
 
 def _axes(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
-    matplotlib.style.use(["default", STYLE])  # whatever the user's own matplotlibrc says
-    figure = Figure(figsize=(columns * size[0], rows * size[1] + 0.3), layout="constrained")
+    width, height = size
+    figure = new_figure(columns * width, rows * height + 0.3)
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def _error_lines(axis: Axes, runs: pd.DataFrame, by: str, column: str) -> None:
     for model, of_model in _by_model(runs):
-        at = of_model.groupby(by)[column].agg(["mean", "std"])
-        axis.errorbar(
-            at.index, at["mean"], at["std"].fillna(0), capsize=2, label=model, **_marked(model)
-        )
+        losses = of_model.groupby(by)[column].agg(["mean", "std"])
+        error = losses["std"].fillna(0)
+        style = _marked(model)
+        axis.errorbar(losses.index, losses["mean"], error, capsize=2, label=model, **style)
 
 
-def _by_model(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    return [(str(model), of) for model, of in runs.groupby("model", sort=False)]
+def _by_model(runs: pd.DataFrame) -> Iterable[tuple[Any, pd.DataFrame]]:
+    return runs.groupby("model", sort=False)
 
 
 def _legend(figure: Figure, models: Iterable[str]) -> None:
@@ -306,8 +283,12 @@ def _legend(figure: Figure, models: Iterable[str]) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) or 1)
 
 
-def _absent(axis: Axes) -> None:
-    axis.text(0.5, 0.5, "no complete run", transform=axis.transAxes, ha="center", color=MUTED)
+def _dataset_label(dataset: str) -> str:
+    return DATASET_LABELS.get(dataset, dataset)
+
+
+def _colour(model: str) -> str:
+    return COLOURS.get(model, "#3d3d3d")
 
 
 def _line(model: str) -> dict[str, Any]:
@@ -316,7 +297,3 @@ def _line(model: str) -> dict[str, Any]:
 
 def _marked(model: str) -> dict[str, Any]:
     return {**_line(model), "marker": MARKERS.get(model, "o"), "markersize": 4}
-
-
-def _colour(model: str) -> str:
-    return COLOURS.get(model, "#3d3d3d")

@@ -4,7 +4,7 @@ them alone.
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,15 @@ from crope.report.tables import Table, claims_table, once, render, savings_line,
 README = ROOT / "README.md"
 FIGURE = "forest.png"
 START, END = "<!-- generated: tables -->", "<!-- end of generated -->"
+FACTS = [  # that tell the runs of one machine apart
+    "provenance.commit",
+    "provenance.device",
+    "provenance.driver",
+    "provenance.python",
+    "provenance.packages.torch",
+    "provenance.packages.numpy",
+    "provenance.packages.tokenizers",
+]
 # Byte by byte: summary.json, which is copied last, has the hashes of the others.
 COPIED = ("metrics.jsonl", "val_windows.npy", "summary.json")
 
@@ -56,9 +65,8 @@ def publish(
         raise UserError(f"machine '{machine}': use letters, digits, '.', '_' and '-'")
     _check_valid(load_frame([results_dir / "runs"])[1])
     records, _ = read_records(results_dir / "runs")
-    chosen = [
-        one for one in records if run_status(one) == "complete" and one.summary["scale"] == scale
-    ]
+    complete = [record for record in records if run_status(record) == "complete"]
+    chosen = [record for record in complete if record.summary["scale"] == scale]
     if not chosen:
         raise UserError(
             f"{results_dir / 'runs'}: no complete run; `make reproduce SCALE={scale}` makes them"
@@ -81,13 +89,16 @@ def publish(
 
 def _publish_ngrams(published: Path, tokens_dir: Path, corpora: Collection[str]) -> None:
     """Merges the n-gram losses stored with the prepared tokens of `corpora` into those published."""
-    prepared = [ngrams for path in tokens_dir.glob("*/") if (ngrams := stored_ngrams(path))]
-    chosen = [ngrams for ngrams in prepared if ngrams["corpus"] in corpora]
-    merged = {
-        json.dumps([ngrams[key] for key in ("corpus", "tokenizer", "sha256")]): ngrams
-        for ngrams in (*read_ngrams(published), *chosen)
-    }
+    merged = {_ngrams_key(ngrams): ngrams for ngrams in read_ngrams(published)}
+    for path in tokens_dir.glob("*/"):
+        ngrams = stored_ngrams(path)
+        if ngrams and ngrams["corpus"] in corpora:
+            merged[_ngrams_key(ngrams)] = ngrams
     write_json(published / NGRAMS_FILE, [merged[key] for key in sorted(merged)])
+
+
+def _ngrams_key(ngrams: Mapping[str, Any]) -> str:
+    return json.dumps([ngrams[key] for key in ("corpus", "tokenizer", "sha256")])
 
 
 def _copy(record: Record, target: Path) -> None:
@@ -95,24 +106,21 @@ def _copy(record: Record, target: Path) -> None:
     config = _anonymise(record.config, record.config)
     write_text(target / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     write_json(target / "provenance.json", _anonymise(record.provenance, record.config))
-    for path in (record.path / name for name in MEASURED_LATER):
+    for name in MEASURED_LATER:
+        path = record.path / name
         if path.exists():
-            write_json(
-                target / path.name,
-                _anonymise(json.loads(path.read_text(encoding="utf-8")), record.config),
-            )
-    for path in (record.path / name for name in COPIED):
+            measured = json.loads(path.read_text(encoding="utf-8"))
+            write_json(target / name, _anonymise(measured, record.config))
+    for name in COPIED:
+        path = record.path / name
         if path.exists():  # runs of earlier versions have no val_windows.npy
-            write_bytes(target / path.name, path.read_bytes())
+            write_bytes(target / name, path.read_bytes())
     read_record(target)
 
 
 def _anonymise(value: Any, config: dict[str, Any]) -> Any:
-    names = {
-        config["results_dir"].rstrip("/"): "results",
-        config["data_dir"].rstrip("/"): "data",
-        str(ROOT): ".",
-    }
+    results_dir, data_dir = config["results_dir"].rstrip("/"), config["data_dir"].rstrip("/")
+    names = {results_dir: "results", data_dir: "data", str(ROOT): "."}
     text = json.dumps(value)
     for path in sorted(names, key=len, reverse=True):  # one may lie in another
         if Path(path).is_absolute():
@@ -129,28 +137,18 @@ def render_machine(machine: str, frame: pd.DataFrame) -> str:
     """README.md of one machine's records: one line for each combination of scale, commit, device
     and versions.
     """
-    facts = (
-        "commit",
-        "device",
-        "driver",
-        "python",
-        "packages.torch",
-        "packages.numpy",
-        "packages.tokenizers",
-    )
-    keys = ["scale", "precision", *(f"provenance.{name}" for name in facts)]
-    frame = frame.assign(**{"provenance.commit": frame["provenance.commit"].str[:12]})
-    groups = frame.fillna({"provenance.driver": "none"}).groupby(keys)
-    table = groups.agg(
+    keys = ["scale", "precision", *FACTS]
+    frame = frame.fillna({"provenance.driver": "none"})
+    frame["provenance.commit"] = frame["provenance.commit"].str[:12]
+    table = frame.groupby(keys, as_index=False).agg(
         runs=("run_id", "size"), seeds=("seed", "nunique"), hours=("time.total_s", "sum")
-    ).reset_index()
+    )
     table["hours"] = (table["hours"] / 3600).map("{:.2f}".format)
     table.columns = [name.rsplit(".", 1)[-1] for name in table.columns]
     note = "Each folder is one run: its configuration, provenance, metrics and summary, without its weights."
     title = f"Records made on {machine}"
-    return render(
-        Table("records", title, table.astype(str), notes=[note], text=range(len(keys))), "md"
-    )
+    words = range(len(keys))
+    return render(Table("records", title, table.astype(str), notes=[note], text=words), "md")
 
 
 def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
@@ -165,27 +163,28 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     if source is None:
         raise UserError(f"{published}: no published records; `scripts/tools.py publish` makes them")
     _check_valid(source.invalid)
-    text, pattern = readme.read_text(encoding="utf-8"), re.compile(f"{START}\n.*?{END}", re.DOTALL)
-    if not pattern.search(text):
+    text = readme.read_text(encoding="utf-8")
+    before, start, generated = text.partition(f"{START}\n")
+    _, end, after = generated.partition(END)
+    if not (start and end):
         raise UserError(
             f"{readme}: the markers '{START}' and '{END}' are missing; put them around the tables"
         )
     report = build.collect(source)
-    picture = f"![Each model less RoPE, with 95 % intervals](results/published/{FIGURE})"
-    printed = report.evidence.claims  # Fig. 4 has no numbers
-    claims = claims_table(printed[printed["family"] != "Fig. 4"])
-    evidence = [render(table, "md") for table in (report.primary, claims)]
-    losses = [render(without_sampled(table), "md") for table in once(report.losses)]
+    printed = report.evidence.claims
+    claims = claims_table(printed[printed["family"] != "Fig. 4"])  # it has no numbers
     parts = [
         START,
         report.lead,
         savings_line(),
-        picture,
-        *evidence,
+        f"![Each model less RoPE, with 95 % intervals](results/published/{FIGURE})",
+        render(report.primary, "md"),
+        render(claims, "md"),
         "\n".join(report.others),
-        *losses,
+        *(render(without_sampled(table), "md") for table in once(report.losses)),
         END,
     ]
     block = "\n\n".join(part.strip("\n") for part in parts if part)
-    write_bytes(published / FIGURE, figures.render(figures.forest(report.evidence.forest), "png"))
-    write_text(readme, pattern.sub(lambda _: block, text))
+    picture = figures.render(figures.forest(report.evidence.forest), "png")
+    write_bytes(published / FIGURE, picture)
+    write_text(readme, before + block + after)

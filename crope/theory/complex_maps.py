@@ -30,7 +30,12 @@ QKV = tuple[Array, Array, Array]  # Q, K and V of one layer, (D, D) each
 # sigma_0 - b sigma_2. Identity, reflection about the line at 45 degrees, rotation by 90 degrees,
 # reflection about the x-axis.
 SIGMA: Array = np.array(
-    [[[1, 0], [0, 1]], [[0, 1], [1, 0]], [[0, -1], [1, 0]], [[1, 0], [0, -1]]], dtype=float
+    [
+        [[1.0, 0.0], [0.0, 1.0]],
+        [[0.0, 1.0], [1.0, 0.0]],
+        [[0.0, -1.0], [1.0, 0.0]],
+        [[1.0, 0.0], [0.0, -1.0]],
+    ]
 )
 
 SWEEPS = 50  # alternating maximisations in `fit_stream`; a further one adds less than 1e-4
@@ -64,8 +69,10 @@ def complex_part(w_ED: Array, j_in_DD: Array | None = None, j_out_EE: Array | No
 
     In these it keeps the components of sigma_0 and sigma_2.
     """
-    j_in_DD = standard_structure(w_ED.shape[1]) if j_in_DD is None else j_in_DD
-    j_out_EE = standard_structure(w_ED.shape[0]) if j_out_EE is None else j_out_EE
+    if j_in_DD is None:
+        j_in_DD = standard_structure(w_ED.shape[1])
+    if j_out_EE is None:
+        j_out_EE = standard_structure(w_ED.shape[0])
     return (w_ED - j_out_EE @ w_ED @ j_in_DD) / 2
 
 
@@ -77,10 +84,11 @@ def complex_fraction(
     """Complex-linear fraction of the energy ||W||^2 of maps that read one space; 1/2 on average
     over random J_in.
     """
-    outputs = [None] * len(weights) if structures_out is None else structures_out
-    return _energy(
-        [complex_part(w, j_in_DD, j) for w, j in zip(weights, outputs, strict=True)]
-    ) / _energy(weights)
+    if structures_out is None:
+        structures_out = [standard_structure(len(w_ED)) for w_ED in weights]
+    pairs = zip(weights, structures_out, strict=True)
+    parts = [complex_part(w_ED, j_in_DD, j_EE) for w_ED, j_EE in pairs]
+    return _energy(parts) / _energy(weights)
 
 
 def best_structure(
@@ -96,10 +104,9 @@ def best_structure(
     is chosen too. Raises ValueError if A is singular: no unique best J.
     """
     if structures_out is None:
-        structures_out = [standard_structure(w_ED.shape[0]) for w_ED in weights]
-    return _polar_factor(
-        np.sum([w.T @ j @ w for w, j in zip(weights, structures_out, strict=True)], axis=0)
-    )
+        structures_out = [standard_structure(len(w_ED)) for w_ED in weights]
+    terms = [w.T @ j @ w for w, j in zip(weights, structures_out, strict=True)]
+    return _polar_factor(np.sum(terms, axis=0))
 
 
 def _best_output(w_ED: Array, j_in_DD: Array) -> Array:
@@ -113,9 +120,7 @@ def _polar_factor(a_DD: Array) -> Array:
     """
     values, vectors = np.linalg.eigh(1j * a_DD)
     if not np.abs(values).min() > 1e-12 * np.abs(values).max():
-        raise ValueError(
-            f"no unique complex structure: the {len(a_DD)}-wide sum of W^T J W is singular"
-        )
+        raise ValueError(f"no unique complex structure: A, {len(a_DD)} wide, is singular")
     return np.imag((vectors * np.sign(values)) @ vectors.conj().T)
 
 
@@ -150,8 +155,10 @@ def keeping_mean(basis_CD: Complex) -> Complex:
     """The same J in coordinates whose rotation keeps (1, ..., 1); unitary maps reach any unit
     vector.
     """
-    mean = np.full(basis_CD.shape[1], basis_CD.shape[1] ** -0.5)
-    return _unitary(interleaved(len(mean)) @ mean) @ _unitary(basis_CD @ mean).conj().T @ basis_CD
+    width = basis_CD.shape[1]
+    mean = np.full(width, width**-0.5)
+    wanted = _unitary(interleaved(width) @ mean)
+    return wanted @ _unitary(basis_CD @ mean).conj().T @ basis_CD
 
 
 def _unitary(first: Complex) -> Complex:
@@ -180,24 +187,28 @@ def fit_stream(layers: Sequence[QKV], n_heads: int) -> StreamStructure:
     paired in any way, because the output projection can undo it: their structures and the stream's
     are maximised in turn, so `kept` never decreases (a local maximum).
     """
-    heads = [[interleaved(len(v) // n_heads)] * n_heads for _, _, v in layers]
+    heads = _interleaved_heads(layers, n_heads)
     for _ in range(SWEEPS):
-        basis = coordinates(best_structure(*_maps(layers, heads)))
-        j_DD = structure_of(basis)
-        heads = [
-            [coordinates(_best_output(head, j_DD)) for head in np.split(v, n_heads)]
-            for _, _, v in layers
-        ]
-    return _stream(layers, basis, heads)
+        weights, outputs = _maps(layers, heads)
+        j_DD = best_structure(weights, outputs)
+        for layer, (_, _, v) in enumerate(layers):
+            best = [_best_output(head, j_DD) for head in np.split(v, n_heads)]
+            heads[layer] = [coordinates(j) for j in best]
+    return _stream(layers, coordinates(j_DD), heads)
 
 
 def random_stream(
     layers: Sequence[QKV], n_heads: int, generator: np.random.Generator
 ) -> StreamStructure:
     """A random structure of the stream with interleaved heads: the baseline of `fit_stream`."""
-    heads = [[interleaved(len(v) // n_heads)] * n_heads for _, _, v in layers]
-    normal = generator.standard_normal((layers[0][0].shape[1],) * 2)
-    return _stream(layers, coordinates(_polar_factor(normal - normal.T)), heads)
+    width = layers[0][0].shape[1]
+    normal = generator.standard_normal((width, width))
+    basis = coordinates(_polar_factor(normal - normal.T))
+    return _stream(layers, basis, _interleaved_heads(layers, n_heads))
+
+
+def _interleaved_heads(layers: Sequence[QKV], n_heads: int) -> list[list[Complex]]:
+    return [[interleaved(len(v) // n_heads)] * n_heads for _, _, v in layers]
 
 
 def _stream(layers: Sequence[QKV], basis: Complex, heads: list[list[Complex]]) -> StreamStructure:
@@ -209,9 +220,13 @@ def _maps(
     layers: Sequence[QKV], heads: Sequence[Sequence[Complex]]
 ) -> tuple[list[Array], list[Array]]:
     """Every Q, K and V with the structure of its outputs."""
-    rotary = standard_structure(len(layers[0][0]))
-    outputs = [[rotary, rotary, block_diag(*map(structure_of, bases))] for bases in heads]
-    return [w for layer in layers for w in layer], [j for layer in outputs for j in layer]
+    weights: list[Array] = []
+    outputs: list[Array] = []
+    for (q, k, v), bases in zip(layers, heads, strict=True):
+        rotary = standard_structure(len(q))
+        weights += [q, k, v]
+        outputs += [rotary, rotary, block_diag(*map(structure_of, bases))]
+    return weights, outputs
 
 
 def folded_qkv(model: GPT) -> list[QKV]:
@@ -223,17 +238,21 @@ def folded_qkv(model: GPT) -> list[QKV]:
     direction, is not accounted for.
     """
 
-    def fold(layer: nn.Module, gain_D: torch.Tensor) -> Array:
-        return (cast(torch.Tensor, layer.weight).double() * gain_D.double()).detach().cpu().numpy()
+    layers = []
+    for block in cast(Iterable[Block], model.blocks):
+        attention, gain_D = block.attn, block.attn_norm.weight.double()
 
-    blocks = [(block.attn, block.attn_norm.weight) for block in cast(Iterable[Block], model.blocks)]
-    return [
-        (fold(attn.q_proj, g_D), fold(attn.k_proj, g_D), fold(attn.v_proj, g_D))
-        for attn, g_D in blocks
-    ]
+        def fold(projection: nn.Module, gain_D: torch.Tensor = gain_D) -> Array:
+            weight = cast(torch.Tensor, projection.weight).double()
+            return (weight * gain_D).detach().cpu().numpy()
+
+        layers.append((fold(attention.q_proj), fold(attention.k_proj), fold(attention.v_proj)))
+    return layers
 
 
-def turned(layers: Sequence[QKV], *, n_heads: int, generator: np.random.Generator) -> list[QKV]:
+def rotate_heads(
+    layers: Sequence[QKV], *, n_heads: int, generator: np.random.Generator
+) -> list[QKV]:
     """The same maps with the output channels of each head rotated at random, Q, K and V
     independently.
 
@@ -242,10 +261,9 @@ def turned(layers: Sequence[QKV], *, n_heads: int, generator: np.random.Generato
     is that of its own rotations.
     """
 
-    def turn(w_ED: Array) -> Array:
+    def rotate(w_ED: Array) -> Array:
         heads = np.split(w_ED, n_heads)
-        return np.concatenate(
-            [ortho_group.rvs(len(head), random_state=generator) @ head for head in heads]
-        )
+        rotations = [ortho_group.rvs(len(head), random_state=generator) for head in heads]
+        return np.concatenate([r @ head for r, head in zip(rotations, heads, strict=True)])
 
-    return [(turn(q), turn(k), turn(v)) for q, k, v in layers]
+    return [(rotate(q), rotate(k), rotate(v)) for q, k, v in layers]

@@ -51,9 +51,7 @@ def attention_weights(
     score_BHMN = attention_scores(attention, positions, x_BTD)
     score_BHMN = score_BHMN / math.sqrt(x_BTD.shape[-1] // attention.n_heads)
     if causal:
-        ahead = torch.ones(score_BHMN.shape[-2:], dtype=torch.bool, device=score_BHMN.device).triu(
-            1
-        )
+        ahead = torch.ones_like(score_BHMN, dtype=torch.bool).triu(1)
         score_BHMN = score_BHMN.masked_fill(ahead, -math.inf)
     return score_BHMN.softmax(-1)
 
@@ -64,9 +62,8 @@ def attend(
     """Eq. 3 and the output projection: with `causal` the same as the layer's forward pass without
     dropout.
     """
-    y_BHTK = attention_weights(attention, positions, x_BTD, causal=causal) @ attention.heads(
-        attention.v_proj(x_BTD)
-    )
+    weight_BHMN = attention_weights(attention, positions, x_BTD, causal=causal)
+    y_BHTK = weight_BHMN @ attention.heads(attention.v_proj(x_BTD))
     return attention.out_proj(y_BHTK.transpose(1, 2).flatten(-2))
 
 
@@ -86,17 +83,15 @@ class Construction:
         """f(x_m, x_n, m, n) of Eqs. 4 and 7, (T, T): query m in rows, key n in columns, not divided
         by sqrt(D).
         """
-        return (
-            attention_scores(self.attention, self.positions, self._embed())[0, 0].detach().numpy()
-        )
+        score_BHMN = attention_scores(self.attention, self.positions, self._embed())
+        return score_BHMN[0, 0].detach().numpy()
 
     def weights(self, *, causal: bool = False) -> Array:
         """a_{m,n} of Eq. 2, (T, T), from scores over sqrt(D)."""
-        return (
-            attention_weights(self.attention, self.positions, self._embed(), causal=causal)[0, 0]
-            .detach()
-            .numpy()
+        weight_BHMN = attention_weights(
+            self.attention, self.positions, self._embed(), causal=causal
         )
+        return weight_BHMN[0, 0].detach().numpy()
 
     def _embed(self) -> torch.Tensor:
         return self.positions.embed(torch.from_numpy(self.x_TD)[None])
@@ -159,21 +154,17 @@ def absolute_pointing(offsets: Sequence[int], *, width: int, gain: float = 1.0) 
     would have to fall at every step, so over N positions the margin is at most the range of g over
     N.
     """
-    theta_C, token = (
-        frequencies(width),
-        100.0,
-    )  # a large embedding, because W_q reads a sinusoid with the token
+    theta_C = frequencies(width)
+    token = 100.0  # a large embedding, because W_q reads a sinusoid with the token
     x_TD = np.zeros((len(offsets), width))
     for token_D, offset in zip(x_TD, offsets, strict=True):
         if offset:
             token_D[2 * (offset - 1)] = token
     attention, positions = _build_layer(x_TD, position="sinusoidal", projection="real")
-    seen_C = np.where(
-        np.arange(width // 2) < 2, 0, 1
-    )  # the two fastest pairs carry the token: keys do not read them
-    query_DD = dense(
-        np.diag(seen_C * np.exp(-1.5j * theta_C))
-    )  # a pair is (sin, cos): minus is forwards
+    seen_C = np.ones(width // 2)
+    seen_C[:2] = 0.0  # the two fastest pairs carry the token: keys do not read them
+    # A pair is (sin, cos): minus is forwards.
+    query_DD = dense(np.diag(seen_C * np.exp(-1.5j * theta_C)))
     query_DD[width - 2, [0, 2]] = np.array([-1, 1]) * LEAN / (token * theta_C[-1])
     with torch.no_grad():
         attention.q_proj.get_parameter("weight").copy_(torch.from_numpy(gain * query_DD))

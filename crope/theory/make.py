@@ -7,13 +7,10 @@ data beside it. The same data give the same bytes: SVG with fixed ids, no date, 
 matplotlib's font.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import matplotlib.style
 import numpy as np
 import pandas as pd
 import torch
@@ -21,11 +18,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon, Rectangle
+from numpy.typing import ArrayLike
 
 from crope.model.complex_linear import ComplexLinear
 from crope.paper import MODEL_LABELS
 from crope.record import PUBLISHED, write_bytes, write_json, write_text
-from crope.report.figures import COLOURS, MUTED, STYLE, TEXT, render
+from crope.report.figures import COLOURS, MUTED, TEXT, new_figure, render
 from crope.theory.complex_maps import (
     SIGMA,
     Array,
@@ -35,20 +33,30 @@ from crope.theory.complex_maps import (
     dense,
 )
 from crope.theory.constructions import construction_results
-from crope.theory.pointer_task import EXAMPLE, Task, pointer_results
+from crope.theory.pointer_task import EXAMPLE, Task, pointer_results, targets
 from crope.theory.recall import LABELS, Plan, recall_frame, run_recall, thresholds, with_halved
 from crope.theory.rotary import decay_curves
 
 Data = Mapping[str, Any]
 
-GRID, REFLECTED = STYLE["grid.color"], COLOURS["learned"]
+GRID, REFLECTED = "#e4e7eb", COLOURS["learned"]
 
 # The letter F has no symmetry, so a rotation and a reflection of it cannot be confused. Corners,
 # anticlockwise.
 GLYPH: Array = np.array(
-    [(0, 0), (0.25, 0), (0.25, 0.4), (0.6, 0.4), (0.6, 0.62), (0.25, 0.62), (0.25, 0.78), (0.75, 0.78), (0.75, 1),
-     (0, 1)]
-)  # fmt: skip
+    [
+        (0, 0),
+        (0.25, 0),
+        (0.25, 0.4),
+        (0.6, 0.4),
+        (0.6, 0.62),
+        (0.25, 0.62),
+        (0.25, 0.78),
+        (0.75, 0.78),
+        (0.75, 1),
+        (0, 1),
+    ]
+)
 MARKED = 8  # the corner that the first two maps of Fig. 2(b) take to the same place
 BASE_NAMES = ("identity", "reflection about 45°", "rotation by 90°", "reflection about x")
 
@@ -120,23 +128,24 @@ def make_theory(out_dir: Path, *, seeds: int = 5, task: Task | None = None) -> N
         "constructions": construction_results(EXAMPLE, width=task.width),
         "pointer_task": pointer_results(task, seeds=seeds),
     }
-    for name, value in data.items():
-        write_json(out_dir / f"{name}.json", value)
-    ideal = [
-        [float(t < 2 and n == m + t + 1) for n in range(len(EXAMPLE))]
-        for m, t in enumerate(EXAMPLE)
-    ]
-    by_hand, learned = data["constructions"]["attention"], data["pointer_task"]["attention"]
-    panels = {"ideal": ideal} | {f"{name}, by hand": weights for name, weights in by_hand.items()}
-    panels |= {f"{label}, learned": learned[model] for model, label in MODEL_LABELS.items()}
-    for name, draw, value, size in (
-        ("fig1", draw_entries, data["function_space"], (6.6, 3.3)),
-        ("fig2", draw_function_space, data["function_space"], (7.6, 4.0)),
-        ("fig3", draw_attention, {"tokens": EXAMPLE, "panels": panels}, (9.0, 4.3)),
-        ("decay", draw_decay, data["decay"], (7.6, 2.9)),
-    ):
-        write_bytes(out_dir / f"{name}.svg", render_svg(draw, value, size=size))
-    write_text(out_dir / "theory.md", render_markdown(data, recall=write_recall(out_dir, Plan())))
+    for topic, values in data.items():
+        write_json(out_dir / f"{topic}.json", values)
+    figures = {
+        "fig1": draw_entries(data["function_space"]["entries"]),
+        "fig2": draw_function_space(data["function_space"]),
+        "fig3": draw_attention(attention_panels(data)),
+        "decay": draw_decay(data["decay"]),
+    }
+    for name, figure in figures.items():
+        write_bytes(out_dir / f"{name}.svg", render(figure))
+    numbers = data["constructions"] | data["pointer_task"]["task"]
+    text = TEMPLATE.format(
+        limit=data["decay"]["limit"][1],
+        pointers=pointer_table(data["pointer_task"]),
+        recall=write_recall(out_dir, Plan()),
+        **numbers,
+    )
+    write_text(out_dir / "theory.md", text)
     print(f"{out_dir / 'theory.md'}: written, with {len(data)} JSON and 4 SVG files", flush=True)
 
 
@@ -156,88 +165,70 @@ def write_recall(out_dir: Path, plan: Plan) -> str:
         runs = pd.read_csv(published)
     if runs.empty:
         return NO_RECALL
-    write_text(out_dir / "recall.csv", runs.to_csv(index=False))
     by_pairs = {pairs: thresholds(runs, plan, pairs=pairs) for pairs in plan.pairs}
-    data = {"runs": with_halved(runs), "thresholds": by_pairs, "level": plan.level}
-    write_bytes(out_dir / "recall.svg", render_svg(draw_recall, data, size=(7.6, 3.3)))
-    most = max(plan.pairs)
-    headings = [*(f"{pairs} pairs" for pairs in plan.pairs), f"over RoPE's, {most} pairs"]
-    rows = []
-    for model, label in LABELS.items():
-        scale = 2 if model == "halved" else 1
-        first, last = scale * plan.widths[0], scale * plan.widths[-1]
-        cells = [_widths(table[model].dropna(), first, last) for table in by_pairs.values()]
-        ratio = (by_pairs[most][model] / by_pairs[most]["rope"]).dropna()
-        finished = by_pairs[most][model].count()
-        rows.append([f"{label} (n = {finished})", *cells, _widths(ratio, 0, math.inf, digits=2)])
+    figure = draw_recall(with_halved(runs), by_pairs, level=plan.level)
+    write_text(out_dir / "recall.csv", runs.to_csv(index=False))
+    write_bytes(out_dir / "recall.svg", render(figure))
     return RECALL_TEMPLATE.format(
         d_model=plan.d_model,
         level=100 * plan.level,
-        most=most,
-        table=_table(["model", *headings], rows),
+        most=max(plan.pairs),
+        table=recall_table(by_pairs, plan),
     )
 
 
-def _widths(values: pd.Series, first: float, last: float, *, digits: int = 1) -> str:
-    """Median, lowest and highest; ≤ the first width of the grid and > the last mark bounds."""
-    if values.empty:
-        return "—"
-    median, low, high = (
-        f"≤ {value:g}"
-        if value <= first
-        else f"> {last:g}"
-        if value > last
-        else f"{value:.{digits}f}"
-        for value in (values.median(), values.min(), values.max())
-    )
-    cell = median if low == high else f"{median} ({low} to {high})"
-    return cell.replace("inf", "∞")
+def recall_table(by_pairs: Mapping[int, pd.DataFrame], plan: Plan) -> str:
+    """The thresholds of each model by the number of pairs, and over RoPE's at the most pairs."""
+    most = max(plan.pairs)
+    rows = []
+    for model, label in LABELS.items():
+        at_most = by_pairs[most][model]
+        scale = 2 if model == "halved" else 1
+        first, last = scale * plan.widths[0], scale * plan.widths[-1]
+
+        def width_text(width: float, first: int = first, last: int = last) -> str:
+            """≤ the first width of the grid and > the last mark bounds."""
+            if width <= first:
+                return f"≤ {width:g}"
+            return f"> {last}" if width > last else f"{width:.1f}"
+
+        widths = [_with_range(table[model], "median", width_text) for table in by_pairs.values()]
+        ratio = _with_range(at_most / by_pairs[most]["rope"], "median", "{:.2f}".format)
+        rows.append([f"{label} (n = {at_most.count()})", *widths, ratio.replace("inf", "∞")])
+    headings = [f"{pairs} pairs" for pairs in plan.pairs]
+    return _table(["model", *headings, f"over RoPE's, {most} pairs"], rows)
 
 
-def render_markdown(data: dict[str, Any], *, recall: str) -> str:
-    """theory.md: figures, captions and tables; `data` as in the JSON files."""
-    points, task = data["constructions"], data["pointer_task"]["task"]
-    lengths = [f"{length} tokens" for length in task["lengths"]]
-    return TEMPLATE.format(
-        limit=data["decay"]["limit"][1],
-        recall=recall,
-        pointers=_table(
-            ["model", "measure", *lengths],
-            _pointer_rows(data["pointer_task"]["runs"], task["lengths"]),
-        ),
-        **points,
-        **task,
-    )
-
-
-def _pointer_rows(runs: Sequence[dict[str, Any]], lengths: Sequence[int]) -> list[list[str]]:
+def pointer_table(results: Data) -> str:
+    """Accuracy and attention weight of the pointer task by model and length."""
+    runs = pd.json_normalize(results["runs"])
+    lengths = results["task"]["lengths"]
     rows = []
     for model, label in MODEL_LABELS.items():
-        found = [run["by_length"] for run in runs if run["model"] == model]
+        of_model = runs[runs["model"] == model]
         for measure in ("accuracy", "weight"):
-            cells = [_spread([one[str(length)][measure] for one in found]) for length in lengths]
-            rows.append([f"{label} (n = {len(found)})", measure, *cells])
-    return rows
+            columns = [f"by_length.{length}.{measure}" for length in lengths]
+            cells = [_with_range(of_model[name], "mean", "{:.3f}".format) for name in columns]
+            rows.append([f"{label} (n = {len(of_model)})", measure, *cells])
+    return _table(["model", "measure", *(f"{length} tokens" for length in lengths)], rows)
 
 
-def _spread(values: Sequence[float]) -> str:
-    """Mean, and lowest to highest if they differ."""
-    mean, low, high = (f"{value:.3f}" for value in (fmean(values), min(values), max(values)))
-    return mean if low == high else f"{mean} ({low} to {high})"
+def _with_range(values: pd.Series, middle: str, text: Callable[[float], str]) -> str:
+    """Mean or median (`middle`), and lowest to highest if they differ."""
+    finished = values.dropna()
+    if finished.empty:
+        return "—"
+    centre, low, high = map(text, finished.agg([middle, "min", "max"]))
+    return centre if low == high else f"{centre} ({low} to {high})"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in [headings, ["---"] * len(headings), *rows])
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def render_svg(
-    draw: Callable[[Figure, Data], None], data: Data, *, size: tuple[float, float]
-) -> bytes:
-    """The figure as an SVG file in the report's style, `size` in inches."""
-    matplotlib.style.use(["default", STYLE, {"axes.grid": False, "hatch.linewidth": 0.6}])
-    figure = Figure(figsize=size, layout="constrained")
-    draw(figure, data)
-    return render(figure)
+def _figure(width: float, height: float) -> Figure:
+    return new_figure(width, height, **{"axes.grid": False, "hatch.linewidth": 0.6})
 
 
 def tied_entries(width: int) -> dict[str, list[list[int]]]:
@@ -246,13 +237,14 @@ def tied_entries(width: int) -> dict[str, list[list[int]]]:
 
     Numbers count from 1; RoPE has width^2 of them, CRoPE (Eq. 30) half as many.
     """
-    pairs = width // 2
     layer = ComplexLinear(width, width)
+    numbers = torch.arange(1, width**2 + 1)
     with torch.no_grad():
-        layer.a.copy_(torch.arange(1, pairs**2 + 1).view(pairs, pairs))
-        layer.b.copy_(torch.arange(pairs**2 + 1, 2 * pairs**2 + 1).view(pairs, pairs))
+        halves = numbers[: width**2 // 2].view(2, width // 2, width // 2)
+        layer.a.copy_(halves[0])
+        layer.b.copy_(halves[1])
         crope = layer.weight.int().tolist()
-    return {"rope": np.arange(1, width**2 + 1).reshape(width, width).tolist(), "crope": crope}
+    return {"rope": numbers.view(width, width).tolist(), "crope": crope}
 
 
 def function_space() -> dict[str, Any]:
@@ -264,12 +256,12 @@ def function_space() -> dict[str, Any]:
     """
     w = 0.9 * np.exp(1j * np.pi / 3)
     corner = as_complex(GLYPH[MARKED])[0]
-    c = (
-        w * corner / np.conj(corner)
-    )  # z -> c conj(z): the reflections are the maps of sigma_1 and sigma_3
-    turn, mirror = dense(np.array([[w]])), c.imag * SIGMA[1] + c.real * SIGMA[3]
-    mixed = 0.8 * turn + 0.35 * mirror
-    maps = {"complex": turn, "mirrored": mirror, "mixed": mixed, "kept": complex_part(mixed)}
+    rotation = dense(np.array([[w]]))
+    # z -> c conj(z): the reflections are the maps of sigma_1 and sigma_3
+    c = w * corner / np.conj(corner)
+    mirror = c.imag * SIGMA[1] + c.real * SIGMA[3]
+    mixed = 0.8 * rotation + 0.35 * mirror
+    maps = {"complex": rotation, "mirrored": mirror, "mixed": mixed, "kept": complex_part(mixed)}
     return {
         "entries": tied_entries(6),
         "glyph": GLYPH.tolist(),
@@ -288,59 +280,62 @@ def _picture(name: str, matrix: Array) -> dict[str, Any]:
     }
 
 
-def draw_entries(figure: Figure, data: Data) -> None:
+def draw_entries(entries: Data) -> Figure:
     """Fig. 1: the free numbers of a weight. Cells with the same letter and index are one number."""
+    figure = _figure(6.6, 3.3)
     for axis, model in zip(figure.subplots(1, 2), ("rope", "crope"), strict=True):
-        rows = data["entries"][model]
-        width, free = len(rows), len({abs(entry) for row in rows for entry in row})
+        weight = np.array(entries[model])
+        width, free = len(weight), len(np.unique(np.abs(weight)))
+        letters, block = ("w", 1) if model == "rope" else ("ab", 2)
         axis.set_title(f"{MODEL_LABELS[model]}: {free} free numbers")
-        for (y, x), entry in np.ndenumerate(np.array(rows)):
-            letter = "w" if model == "rope" else "b" if abs(entry) > free // 2 else "a"
-            index = f"{y + 1}{x + 1}" if model == "rope" else f"{y // 2 + 1}{x // 2 + 1}"
-            mix = 0.42 if letter == "b" else 0.15
-            shade = tuple(mix * np.array(to_rgb(COLOURS[model])) + (1 - mix))
-            hatch = "////" if entry < 0 else None
-            axis.add_patch(
-                Rectangle(
-                    (x, y), 1, 1, facecolor=shade, edgecolor="white", linewidth=1.5, hatch=hatch
-                )
-            )
-            label = f"−{letter}{index}" if entry < 0 else letter + index
+        for (y, x), entry in np.ndenumerate(weight):
+            letter = letters[(abs(entry) - 1) * len(letters) // free]
+            label = f"{letter}{y // block + 1}{x // block + 1}"
+            strength = 0.42 if letter == "b" else 0.15
+            cell = Rectangle((x, y), 1, 1, edgecolor="white", linewidth=1.5)
+            red, green, blue = strength * np.array(to_rgb(COLOURS[model])) + (1 - strength)
+            cell.set_facecolor((red, green, blue))
+            if entry < 0:
+                label = f"−{label}"
+                cell.set_hatch("////")
+            axis.add_patch(cell)
             axis.text(x + 0.5, y + 0.5, label, ha="center", va="center", fontsize=8)
+        ends = [0, width]
         for edge in range(0, width + 1, 2):
-            axis.plot(
-                [0, width], [edge, edge], [edge, edge], [0, width], color=MUTED, linewidth=0.8
-            )
+            axis.plot(ends, [edge, edge], [edge, edge], ends, color=MUTED, linewidth=0.8)
         axis.set(xlim=(0, width), ylim=(width, 0), aspect="equal")
         axis.set_axis_off()
+    return figure
 
 
-def draw_function_space(figure: Figure, data: Data) -> None:
+def draw_function_space(data: Data) -> Figure:
     """Fig. 2: (a) a letter under the four bases; (b) what complex maps can do to it, and what they
     cannot.
     """
-    axes = figure.subplots(2, 4, gridspec_kw={"height_ratios": [2.3, 1.35]})
+    figure = _figure(7.6, 4.0)
+    axes = figure.subplots(2, 4, height_ratios=[2.3, 1.35])
     for axis, picture, name in zip(axes[0], data["bases"], BASE_NAMES, strict=True):
-        kept = picture["fraction"] > 0.5
-        axis.set_title(f"{picture['name']}: {name}", fontsize=8.5)
         _draw_glyph(axis, data, picture, bottom=-1.15)
-        axis.set_xlabel("kept by CRoPE" if kept else "lost")
+        axis.set_title(f"{picture['name']}: {name}", fontsize=8.5)
+        axis.set_xlabel("kept by CRoPE" if picture["fraction"] > 0.5 else "lost")
     names = ("a complex map", "a reflection", "a real map", "its complex part")
     for axis, picture, name in zip(axes[1], data["maps"], names, strict=True):
-        axis.set_title(name, fontsize=8.5)
         _draw_glyph(axis, data, picture, bottom=-0.15)
+        axis.set_title(name, fontsize=8.5)
+        axis.set_xlabel(f"complex-linear fraction {picture['fraction']:.2f}")
         if picture["name"] in ("complex", "mirrored"):
             axis.plot(*picture["image"][data["marked"]], "o", color=TEXT, markersize=5)
-        axis.set_xlabel(f"complex-linear fraction {picture['fraction']:.2f}")
+    return figure
 
 
 def _draw_glyph(axis: Axes, data: Data, picture: Data, *, bottom: float) -> None:
-    kept = picture["fraction"] > 0.999
-    axis.add_patch(
-        Polygon(data["glyph"], closed=True, fill=False, edgecolor=MUTED, linestyle=(0, (2, 1.5)))
-    )
-    image = Polygon(picture["image"], closed=True, edgecolor=TEXT, alpha=0.75)
-    image.set(facecolor=COLOURS["crope"] if kept else REFLECTED, hatch=None if kept else "////")
+    outline = Polygon(data["glyph"], fill=False, edgecolor=MUTED, linestyle=(0, (2, 1.5)))
+    image = Polygon(picture["image"], edgecolor=TEXT, alpha=0.75)
+    if picture["fraction"] > 0.999:
+        image.set(facecolor=COLOURS["crope"])
+    else:
+        image.set(facecolor=REFLECTED, hatch="////")
+    axis.add_patch(outline)
     axis.add_patch(image)
     axis.set(xlim=(-1.15, 1.15), ylim=(bottom, 1.2), aspect="equal", xticks=[], yticks=[])
     axis.axhline(0, color=GRID, linewidth=0.8, zorder=0)
@@ -348,80 +343,96 @@ def _draw_glyph(axis: Axes, data: Data, picture: Data, *, bottom: float) -> None
     axis.spines[:].set_visible(False)
 
 
-def draw_attention(figure: Figure, data: Data) -> None:
-    """Fig. 3: attention of the pointers of one sequence, one panel per entry of `data["panels"]`
-    (six); frames mark the targets.
-    """
-    tokens: Sequence[int] = data["tokens"]
-    names = [("next", "nexnext")[token] if token < 2 else f"word {token - 1}" for token in tokens]
-    rows = [m for m, token in enumerate(tokens) if token < 2 and m + token + 1 < len(tokens)]
+def attention_panels(data: Data) -> dict[str, ArrayLike]:
+    """The weights of Fig. 3 on EXAMPLE, (T, T): ideal, set by hand, learned."""
+    target_BT, _ = targets(torch.tensor([EXAMPLE]))
+    panels: dict[str, ArrayLike] = {"ideal": np.eye(len(EXAMPLE))[target_BT[0]]}
+    for name, weights in data["constructions"]["attention"].items():
+        panels[f"{name}, by hand"] = weights
+    for model, label in MODEL_LABELS.items():
+        panels[f"{label}, learned"] = data["pointer_task"]["attention"][model]
+    return panels
+
+
+def draw_attention(panels: Mapping[str, ArrayLike]) -> Figure:
+    """Fig. 3: attention of the pointers of EXAMPLE, one panel each (six); frames mark the targets."""
+    words = [f"word {number}" for number in range(1, max(EXAMPLE))]
+    names = [["next", "nexnext", *words][token] for token in EXAMPLE]
+    target_BT, asked_BT = targets(torch.tensor([EXAMPLE]))
+    rows = asked_BT[0].nonzero().flatten().tolist()
+    shades = LinearSegmentedColormap.from_list("shades", ["white", TEXT])
+    figure = _figure(9.0, 4.3)
     axes = figure.subplots(2, 3, sharex=True, sharey=True)
-    for axis, (title, weights) in zip(axes.flat, data["panels"].items(), strict=True):
-        axis.set_title(title)
-        shades = LinearSegmentedColormap.from_list("shades", ["white", TEXT])
+    for axis, (title, weights) in zip(axes.flat, panels.items(), strict=True):
         image = axis.imshow(np.array(weights)[rows], cmap=shades, vmin=0, vmax=1, aspect="equal")
-        for y, m in enumerate(rows):
-            corner = (m + tokens[m] + 1 - 0.46, y - 0.46)
-            axis.add_patch(
-                Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=REFLECTED, linewidth=1.3)
-            )
-        axis.set_xticks(range(len(tokens)), names, rotation=90)
-        axis.set_yticks(range(len(rows)), [f"{names[m]} ({m})" for m in rows])
+        for y, target in enumerate(target_BT[0, rows].tolist()):
+            corner = (target - 0.46, y - 0.46)
+            frame = Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=REFLECTED, linewidth=1.3)
+            axis.add_patch(frame)
+        axis.set_title(title)
+        axis.set_xticks(range(len(names)), names, rotation=90)
+        axis.set_yticks(range(len(rows)), [f"{names[row]} ({row})" for row in rows])
     figure.colorbar(image, ax=axes, shrink=0.7, label="attention weight")
+    return figure
 
 
-def draw_decay(figure: Figure, data: Data) -> None:
+def draw_decay(data: Data) -> Figure:
     """RoFormer's Fig. 2 (left) and the score of equal queries and keys, which the bound is about
     (right).
     """
+    figure = _figure(7.6, 2.9)
     left, right = figure.subplots(1, 2)
-    left.plot(data["distance"], data["bound"], color=TEXT, linewidth=1.3)
-    right.plot(
-        data["distance"], data["kernel"], color=TEXT, linewidth=1.3, label=f"D = {data['width']}"
-    )
-    right.plot(
-        data["distance"],
-        data["limit"],
-        color=MUTED,
-        linestyle=(0, (4, 1.6)),
-        linewidth=1.3,
-        label="D → ∞",
-    )
-    left.set(title=f"relative upper bound, D = {data['width']}", ylim=(0, None))
-    right.set(
-        title="score of equal queries and keys", ylabel="fraction of its peak", ylim=(0, 1.05)
-    )
+    distance, width = data["distance"], f"D = {data['width']}"
+    dashed = {"color": MUTED, "linestyle": (0, (4, 1.6)), "label": "D → ∞"}
+    left.plot(distance, data["bound"], color=TEXT, linewidth=1.3)
+    right.plot(distance, data["kernel"], color=TEXT, linewidth=1.3, label=width)
+    right.plot(distance, data["limit"], linewidth=1.3, **dashed)
+    left.set(title=f"relative upper bound, {width}", ylim=(0, None))
+    right.set(title="score of equal queries and keys")
+    right.set(ylabel="fraction of its peak", ylim=(0, 1.05))
     right.legend(loc="upper right")
     for axis in (left, right):
         axis.set_xlabel("relative distance (tokens)")
         axis.grid(color=GRID, linewidth=0.7)
+    return figure
 
 
-def draw_recall(figure: Figure, data: Data) -> None:
+def draw_recall(
+    runs: pd.DataFrame, by_pairs: Mapping[int, pd.DataFrame], *, level: float
+) -> Figure:
     """Accuracy at the most pairs by head width (mean, band from lowest to highest seed), and the
     head width for `level` by the number of pairs (median, lowest to highest).
     """
+    figure = _figure(7.6, 3.3)
     left, right = figure.subplots(1, 2)
-    most = max(data["thresholds"])
+    most = max(by_pairs)
     for model, colour in RECALL_COLOURS.items():
-        of = data["runs"][data["runs"]["model"] == model]
-        band = of.groupby("width")[f"accuracy_{most}"].agg(["mean", "min", "max"])
-        line = {"color": colour, "label": LABELS[model], "marker": "o", "markersize": 3}
-        left.plot(band.index, band["mean"], **line)
-        left.fill_between(band.index, band["min"], band["max"], color=colour, alpha=0.15)
-        found = pd.DataFrame({pairs: table[model] for pairs, table in data["thresholds"].items()})
-        found = found.where(np.isfinite(found))
-        right.plot(found.columns, found.median(), **line)
-        right.vlines(found.columns, found.min(), found.max(), color=colour)
-    left.axhline(data["level"], color=MUTED, linewidth=0.8, linestyle="--")
+        style = {"color": colour, "label": LABELS[model], "marker": "o", "markersize": 3}
+        by_width = runs[runs["model"] == model].groupby("width")[f"accuracy_{most}"]
+        accuracy = by_width.agg(["mean", "min", "max"])
+        left.plot(accuracy.index, accuracy["mean"], **style)
+        left.fill_between(
+            accuracy.index,
+            accuracy["min"],
+            accuracy["max"],
+            color=colour,
+            alpha=0.15,
+        )
+        widths = pd.DataFrame({pairs: table[model] for pairs, table in by_pairs.items()})
+        widths = widths.where(np.isfinite(widths))
+        right.plot(widths.columns, widths.median(), **style)
+        right.vlines(widths.columns, widths.min(), widths.max(), color=colour)
+    left.axhline(level, color=MUTED, linewidth=0.8, linestyle="--")
     left.set(title=f"accuracy at {most} pairs", xlabel="head width", ylim=(0, 1.02))
-    right.set(title=f"head width for {100 * data['level']:.0f} %", xlabel="pairs stored")
-    for axis, ticks in (
-        (left, sorted(data["runs"]["width"].unique())),
-        (right, data["thresholds"]),
-    ):
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(list(ticks), [str(tick) for tick in ticks])
-        axis.set_xticks([], minor=True)
-        axis.grid(color=GRID, linewidth=0.7)
+    right.set(title=f"head width for {100 * level:.0f} %", xlabel="pairs stored")
     right.legend(loc="upper left")
+    _log_ticks(left, sorted(runs["width"].unique()))
+    _log_ticks(right, list(by_pairs))
+    return figure
+
+
+def _log_ticks(axis: Axes, ticks: Sequence[int]) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [str(tick) for tick in ticks])
+    axis.set_xticks([], minor=True)
+    axis.grid(color=GRID, linewidth=0.7)

@@ -8,11 +8,13 @@ between a token embedding and a head; trained on short sequences and evaluated o
 Shapes: B batch, T tokens, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
+from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -67,23 +69,22 @@ class PointerModel(nn.Module):
         self.attention = CausalAttention(config)
         self.head = nn.Linear(task.width, task.vocab_size)
         for name, parameter in self.named_parameters():
-            std = (
-                1.0 if name == "embedding.weight" else task.width**-0.5
-            )  # activations start at order 1
-            values = stream(seed, f"pointer/{name}").standard_normal(tuple(parameter.shape))
+            # Activations start at order 1.
+            std = 1.0 if name == "embedding.weight" else task.width**-0.5
+            if name.endswith("bias"):
+                std = 0.0
+            values = stream(seed, f"pointer/{name}").normal(0.0, std, tuple(parameter.shape))
             with torch.no_grad():
-                parameter.copy_(torch.from_numpy(values * (0.0 if name.endswith("bias") else std)))
+                parameter.copy_(torch.from_numpy(values))
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        return self.head(
-            attend(self.attention, self.positions, self._embed(tokens_BT), causal=False)
-        )
+        x_BTD = self._embed(tokens_BT)
+        return self.head(attend(self.attention, self.positions, x_BTD, causal=False))
 
     def weights(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """Attention weights of the one head, (B, T, T)."""
-        return attention_weights(
-            self.attention, self.positions, self._embed(tokens_BT), causal=False
-        )[:, 0]
+        x_BTD = self._embed(tokens_BT)
+        return attention_weights(self.attention, self.positions, x_BTD, causal=False)[:, 0]
 
     def _embed(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         return self.positions.embed(self.embedding(tokens_BT))
@@ -95,14 +96,11 @@ def sample_tokens(
     """Random words, each replaced by a pointer of either kind with probability 1/4: (sequences,
     length), int64.
     """
-    generator, shape = stream(seed, f"pointer/{purpose}", step), (sequences, length)
-    words, pointers = (
-        generator.integers(2, task.vocab_size, size=shape),
-        generator.integers(0, 2, size=shape),
-    )
-    return torch.from_numpy(pointers).where(
-        torch.from_numpy(generator.random(shape) < 0.5), torch.from_numpy(words)
-    )
+    generator = stream(seed, f"pointer/{purpose}", step)
+    shape = (sequences, length)
+    words = generator.integers(2, task.vocab_size, size=shape)
+    pointers = generator.integers(0, 2, size=shape)
+    return torch.from_numpy(np.where(generator.random(shape) < 0.5, pointers, words))
 
 
 def targets(tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,7 +151,8 @@ def optimise(
     optimizer = AdamW(
         model.parameters(), lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, fused=True
     )
-    scheduler, losses = StepLR(optimizer, step_size=max(1, steps // 10), gamma=lr_gamma), []
+    scheduler = StepLR(optimizer, step_size=max(1, steps // 10), gamma=lr_gamma)
+    losses = []
     for step in range(steps):
         loss = batch_loss(step)
         optimizer.zero_grad()
@@ -161,7 +160,19 @@ def optimise(
         optimizer.step()
         scheduler.step()
         losses.append(loss.item())
-    return sum(losses[-50:]) / len(losses[-50:])
+    last = losses[-50:]
+    return sum(last) / len(last)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch on one thread, so that numbers do not depend on the number of cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def train_pointers(name: str, task: Task, *, seed: int) -> tuple[PointerModel, float]:
@@ -170,45 +181,50 @@ def train_pointers(name: str, task: Task, *, seed: int) -> tuple[PointerModel, f
     All models see the same batches at the same seed.
     """
     model = PointerModel(name, task, seed=seed)
-    shape = {"sequences": task.batch_size, "length": task.seq_len}
 
     def batch_loss(step: int) -> torch.Tensor:
-        return pointer_loss(
-            model, sample_tokens(task, seed=seed, step=step, purpose="train", **shape)
+        tokens_BT = sample_tokens(
+            task,
+            seed=seed,
+            step=step,
+            sequences=task.batch_size,
+            length=task.seq_len,
+            purpose="train",
         )
+        return pointer_loss(model, tokens_BT)
 
-    return model, optimise(
-        model, batch_loss, steps=task.max_steps, lr=task.lr, lr_gamma=task.lr_gamma
-    )
+    loss = optimise(model, batch_loss, steps=task.max_steps, lr=task.lr, lr_gamma=task.lr_gamma)
+    return model, loss
 
 
+@one_thread()
 def pointer_results(task: Task, *, seeds: int) -> dict[str, Any]:
     """Every model and seed: final loss, accuracy and weight at each length; the attention of seed 0
     on EXAMPLE.
 
-    Prints one line per run. Uses one thread, so that the numbers do not depend on the number of
-    cores.
+    Prints one line per run.
     """
-    sample = partial(sample_tokens, task, seed=0, sequences=task.sequences, purpose="test")
-    test_tokens = {length: sample(step=length, length=length) for length in task.lengths}
-    threads, runs, example = torch.get_num_threads(), [], {}
-    torch.set_num_threads(1)
-    try:
-        for seed in range(seeds):
-            for name in MODELS:
-                model, loss = train_pointers(name, task, seed=seed)
-                found = {
-                    str(length): evaluate_pointers(model, tokens)
-                    for length, tokens in test_tokens.items()
-                }
-                runs.append({"model": name, "seed": seed, "loss_nats": loss, "by_length": found})
-                if seed == 0:
-                    example[name] = model.weights(torch.tensor([EXAMPLE]))[0].tolist()
-                accuracy = found[str(task.seq_len)]["accuracy"]
-                print(
-                    f"{name} seed {seed}: accuracy {accuracy:.3f} at {task.seq_len} tokens",
-                    flush=True,
-                )
-    finally:
-        torch.set_num_threads(threads)
+    test_tokens = {
+        length: sample_tokens(
+            task,
+            seed=0,
+            step=length,
+            sequences=task.sequences,
+            length=length,
+            purpose="test",
+        )
+        for length in task.lengths
+    }
+    runs, example = [], {}
+    for seed, name in product(range(seeds), MODELS):
+        model, loss = train_pointers(name, task, seed=seed)
+        by_length = {
+            str(length): evaluate_pointers(model, tokens_BT)
+            for length, tokens_BT in test_tokens.items()
+        }
+        runs.append({"model": name, "seed": seed, "loss_nats": loss, "by_length": by_length})
+        if seed == 0:
+            example[name] = model.weights(torch.tensor([EXAMPLE]))[0].tolist()
+        accuracy = by_length[str(task.seq_len)]["accuracy"]
+        print(f"{name} seed {seed}: accuracy {accuracy:.3f} at {task.seq_len} tokens", flush=True)
     return {"task": asdict(task), "runs": runs, "tokens": list(EXAMPLE), "attention": example}

@@ -26,6 +26,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from crope.model.gpt import GPT
 from crope.model.positions import RotaryEmbedding
 from crope.record import write_json
 from crope.seeding import stream
-from crope.theory.pointer_task import optimise
+from crope.theory.pointer_task import one_thread, optimise
 
 PROJECTIONS = {"rope": "real", "crope": "complex", "conjugate": "conjugate", "lowrank": "lowrank"}
 LABELS = {
@@ -149,9 +150,8 @@ def sample_recall(
     values_BP = plan.keys + generator.integers(plan.values, size=keys_BP.shape)
     order_BP = generator.permuted(np.tile(np.arange(pairs), (sequences, 1)), axis=1)
     stored_BT = np.stack((keys_BP, values_BP), axis=-1).reshape(sequences, -1)
-    queries_BP, answers_BP = (
-        np.take_along_axis(tokens_BP, order_BP, axis=1) for tokens_BP in (keys_BP, values_BP)
-    )
+    queries_BP = np.take_along_axis(keys_BP, order_BP, axis=1)
+    answers_BP = np.take_along_axis(values_BP, order_BP, axis=1)
     tokens_BT = np.concatenate((stored_BT, queries_BP), axis=1)
     return torch.from_numpy(tokens_BT), torch.from_numpy(answers_BP)
 
@@ -191,43 +191,32 @@ def train_recall(model: str, plan: Plan, *, width: int, seed: int) -> dict[str, 
             plan, seed=0, step=0, pairs=pairs, sequences=plan.sequences, purpose="test"
         )
         with torch.no_grad():
-            accuracy = recall_accuracy(query_logits(gpt, tokens_BT), answers_BP)
-        result[f"accuracy_{pairs}"] = accuracy
+            logits_BPV = query_logits(gpt, tokens_BT)
+        result[f"accuracy_{pairs}"] = recall_accuracy(logits_BPV, answers_BP)
     return result
 
 
+@one_thread()
 def run_recall(plan: Plan, folder: Path) -> None:
     """Trains the runs of the plan without a valid result in `folder`, and writes one file for each.
 
-    Prints one line per run. Uses one thread, so that the numbers do not depend on the number of
-    cores.
+    Prints one line per run.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for run in plan_runs(plan):
-            if read_result(folder, plan, *run):
-                continue
-            model, width, seed = run
-            result = train_recall(model, plan, width=width, seed=seed)
-            write_json(result_path(folder, *run), result | {"settings": plan.run_settings})
-            accuracies = (f"{result[f'accuracy_{pairs}']:.3f} at {pairs}" for pairs in plan.pairs)
-            print(
-                f"{model} width {width} seed {seed}: accuracy {', '.join(accuracies)} pairs",
-                flush=True,
-            )
-    finally:
-        torch.set_num_threads(threads)
+    for run in plan_runs(plan):
+        if read_result(folder, plan, *run):
+            continue
+        model, width, seed = run
+        result = train_recall(model, plan, width=width, seed=seed)
+        write_json(result_path(folder, *run), result | {"settings": plan.run_settings})
+        accuracies = [f"{result[f'accuracy_{pairs}']:.3f} at {pairs}" for pairs in plan.pairs]
+        text = f"accuracy {', '.join(accuracies)} pairs"
+        print(f"{model} width {width} seed {seed}: {text}", flush=True)
 
 
 def plan_runs(plan: Plan) -> list[tuple[str, int, int]]:
     """(model, width, seed) of every run; seeds outermost, so that one full seed is finished first."""
-    return [
-        (model, width, seed)
-        for seed in plan.seeds
-        for width in plan.widths
-        for model in PROJECTIONS
-    ]
+    runs = product(plan.seeds, plan.widths, PROJECTIONS)
+    return [(model, width, seed) for seed, width, model in runs]
 
 
 def result_path(folder: Path, model: str, width: int, seed: int) -> Path:
@@ -257,8 +246,9 @@ def read_result(
 def recall_frame(plan: Plan, folder: Path) -> pd.DataFrame:
     """The finished runs in `folder`: one row per run, without its settings."""
     results = [read_result(folder, plan, *run) for run in plan_runs(plan)]
-    columns = ["model", "width", "seed", "loss_nats", *(f"accuracy_{p}" for p in plan.pairs)]
-    return pd.DataFrame([result for result in results if result], columns=columns)
+    accuracies = [f"accuracy_{pairs}" for pairs in plan.pairs]
+    columns = ["model", "width", "seed", "loss_nats", *accuracies]
+    return pd.DataFrame(filter(None, results), columns=columns)
 
 
 def with_halved(runs: pd.DataFrame) -> pd.DataFrame:
@@ -273,21 +263,24 @@ def threshold(widths: Sequence[int], accuracies: Sequence[float], level: float) 
 
     The smallest width of the grid if that one does (an upper bound), inf if none does.
     """
-    for index, accuracy in enumerate(accuracies):
-        if accuracy >= level:
-            if index == 0:
-                return float(widths[0])
-            width, below = widths[index - 1], accuracies[index - 1]
-            return width * (widths[index] / width) ** ((level - below) / (accuracy - below))
-    return math.inf
+    reached = np.asarray(accuracies) >= level
+    if not reached.any():
+        return math.inf
+    first = int(reached.argmax())
+    if first == 0:
+        return float(widths[0])
+    around = slice(first - 1, first + 1)
+    return float(np.exp(np.interp(level, accuracies[around], np.log(widths[around]))))
 
 
 def thresholds(runs: pd.DataFrame, plan: Plan, *, pairs: int) -> pd.DataFrame:
     """Threshold of each seed (row) and model (column); NaN where a width is not finished."""
-    rows = [
-        (seed, model, threshold(list(of["width"]), list(of[f"accuracy_{pairs}"]), plan.level))
-        for (seed, model), of in with_halved(runs).sort_values("width").groupby(["seed", "model"])
-        if len(of) == len(plan.widths)
-    ]
+    rows = []
+    by_model = with_halved(runs).sort_values("width").groupby(["seed", "model"])
+    for (seed, model), of_model in by_model:
+        if len(of_model) == len(plan.widths):
+            accuracies = of_model[f"accuracy_{pairs}"].tolist()
+            width = threshold(of_model["width"].tolist(), accuracies, plan.level)
+            rows.append((seed, model, width))
     table = pd.DataFrame(rows, columns=["seed", "model", "width"])
     return table.pivot(index="seed", columns="model", values="width").reindex(columns=list(LABELS))

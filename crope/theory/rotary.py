@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.linalg import toeplitz
 from scipy.special import sici
 
 from crope.model.positions import BASE
@@ -78,13 +79,13 @@ def missed_weight(
     form of the constructions, for widths at which their weight matrices would be too large.
     Positions whose target lies outside 0 .. length - 1 are left out.
     """
-    peak = gain * len(theta) / (np.sqrt(2 * len(theta)) if scaled else 1.0)
+    peak = gain * len(theta)
+    if scaled:
+        peak /= np.sqrt(2 * len(theta))
     fall = peak * (1 - kernel(np.arange(length), theta))  # by distance from the target
-    missed = []
-    for offset in offsets:
-        for target in range(max(0, offset), min(length, length + offset)):
-            missed.append(1 - 1 / np.exp(-fall[np.abs(np.arange(length) - target)]).sum())
-    return float(np.mean(missed))
+    missed = 1 - 1 / np.exp(-toeplitz(fall)).sum(axis=1)  # by position of the target
+    inside = [missed[max(0, offset) : length + min(0, offset)] for offset in offsets]
+    return float(np.concatenate(inside).mean())
 
 
 def partial_sums(distance: float, theta: Array) -> Complex:
@@ -104,11 +105,12 @@ def decay_curves(*, width: int, longest: int) -> dict[str, Any]:
     """Data of the decay figure: the bound and the kernel at distances 0 .. longest - 1, in units of
     the peak.
     """
-    distance, theta = np.arange(longest), frequencies(width)
+    theta = frequencies(width)
+    distance = np.arange(longest)
     return {
         "width": width,
         "distance": distance.tolist(),
-        "bound": [relative_bound(float(d), theta) for d in distance],
+        "bound": [relative_bound(steps, theta) for steps in range(longest)],
         "kernel": kernel(distance, theta).tolist(),
         "limit": [1.0, *kernel_limit(distance[1:]).tolist()],
     }

@@ -24,10 +24,10 @@ from crope.theory.complex_maps import (
     interleaved,
     keeping_mean,
     random_stream,
+    rotate_heads,
     rotation_of,
     standard_structure,
     structure_of,
-    turned,
 )
 
 WIDTH, HEADS = 16, 2
@@ -179,7 +179,7 @@ def test_fit_keeps_more_than_one_step_and_one_step_more_than_chance() -> None:
 
 def test_turned_maps_keep_what_each_head_reads() -> None:
     layers = planted_layers()
-    null = turned(layers, n_heads=HEADS, generator=np.random.default_rng(0))
+    null = rotate_heads(layers, n_heads=HEADS, generator=np.random.default_rng(0))
     for layer, other in zip(layers, null, strict=True):
         for w, v in zip(layer, other, strict=True):
             for head, rotated in zip(np.split(w, HEADS), np.split(v, HEADS), strict=True):
