@@ -19,7 +19,7 @@ from crope.report.frame import Source, choose_source
 from crope.report.tables import Table, render
 from crope.study import TABLES, Cell, expected_cells, expected_rows, table_places
 
-STALE = ("study*", "conversion.*", "repeats.*", "phases.*", "length.*", "scaling.*")
+STALE = ("study*", "conversion.*", "repeats.*", "phases.*", "training.*", "length.*", "scaling.*")
 Files = dict[str, str | bytes]
 TEMPLATE = Path(__file__).with_name("page.html")
 CAPTIONS = {
@@ -27,8 +27,8 @@ CAPTIONS = {
     " ±0.02; arrows: beyond the frame.",
     "fig4": "Validation (top) and training loss (bottom), mean over seeds; band: lowest to highest seed; markers: full"
     " validation loss.",
-    "phases": "CRoPE − RoPE of sampled validation losses at equal seed and step, averaged over tenths of the run: mean"
-    " over seeds, 95 % interval, single seeds.",
+    "training": "CRoPE − RoPE of sampled validation losses at equal seed and step, by tenths of the run: mean"
+    " over seeds, single seeds (thin), 95 % interval once all planned seeds are there. On top: RoPE's loss then.",
     "length": "Bars of losses: ± standard deviation over seeds; dashed: the training length.",
     "scaling": "Bars of losses: ± standard deviation over seeds; of differences: 95 % intervals.",
 }
@@ -175,9 +175,9 @@ def _sections(files: Files, report: Report) -> list[Section]:
     files["fig4.svg"] = figures.render(fig4)
     files["fig4.png"] = figures.render(fig4, "png")
     if len(evidence.forest):
-        files["forest.svg"] = figures.render(figures.forest(evidence.forest))
-    if evidence.phases:
-        fold("CRoPE − RoPE while they are trained", phases=figures.phases(evidence.phases))
+        files["forest.svg"] = figures.render(figures.forest(evidence.forest, evidence.paper_row))
+    if evidence.training:
+        fold("CRoPE − RoPE while they are trained", training=figures.training(evidence.training))
     if len(evidence.exploratory):
         fold("All other differences", tables.exploratory_table(evidence.exploratory))
     measured = [place for place in report.places if place.row.study == "length"]

@@ -11,7 +11,7 @@ from planned seeds alone, and only when all of a plan are there, so that nobody 
 look; where studies share runs, the seeds of all of them are used.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -286,6 +286,25 @@ CURVES = ("base", "horizon", "cost", "medium", "paper_row")  # studies whose pha
 
 
 @dataclass(frozen=True)
+class Training:
+    """CRoPE - RoPE of sampled validation losses while both are trained, at one place.
+
+    differences   a row per seed, a column per phase, named by the tokens seen in its middle
+    rope_nats     RoPE's loss in each phase, mean over seeds
+    planned       number of planned seeds; before all of them are there, nothing is inferred
+    paper         what the paper prints as the final difference, at the tokens after which RoPE's
+                  loss here has fallen to the one that it prints; None without such a row or loss
+    """
+
+    study: str
+    title: str
+    differences: pd.DataFrame
+    rope_nats: pd.Series
+    planned: int
+    paper: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What the runs say: frames with a row per line, see `answer`.
 
@@ -293,14 +312,19 @@ class Evidence:
     exploratory   every line of CONTRASTS
     claims        every line of CLAIMS, with `paper_nats`, the difference that the paper prints
     forest        every model less RoPE; `title` is the panel
-    phases        by place: CRoPE - RoPE, a row per seed, a column per phase (tokens seen)
+    training      CRoPE - RoPE while both are trained
     """
 
     primary: pd.DataFrame
     exploratory: pd.DataFrame
     claims: pd.DataFrame
     forest: pd.DataFrame
-    phases: dict[str, pd.DataFrame]
+    training: list[Training]
+
+    @property
+    def paper_row(self) -> Training | None:
+        """Of the paper's own row."""
+        return next((place for place in self.training if place.study == "paper_row"), None)
 
 
 def weigh(places: Sequence[Place]) -> Evidence:
@@ -335,7 +359,7 @@ def weigh(places: Sequence[Place]) -> Evidence:
         exploratory=pd.DataFrame(_lines(CONTRASTS, places), columns=COLUMNS),
         claims=pd.DataFrame(claims, columns=[*COLUMNS, "paper_nats"]),
         forest=pd.DataFrame(forest, columns=[*COLUMNS, "title"]),
-        phases=_phases(places),
+        training=_training(places),
     )
 
 
@@ -355,36 +379,58 @@ def overall(lines: Sequence[dict[Any, Any]]) -> dict[Any, Any] | None:
     return pooled[0] if len(pooled) == 1 and pooled[0]["n"] else None
 
 
-def _phases(places: Sequence[Place]) -> dict[str, pd.DataFrame]:
-    """Of complete plans. At equal seed and step all models are validated on the same batches, so
-    that differences of sampled losses are quiet.
+def _training(places: Sequence[Place]) -> list[Training]:
+    """At equal seed and step all models are validated on the same batches, so that differences of
+    sampled losses are quiet.
     """
-    found: dict[str, pd.DataFrame] = {}
+    compared = []
     for place in places:
-        if place.row.study not in CURVES:
+        runs = place.runs[np.isfinite(place.runs["final"])]
+        runs = runs[runs["seed"].isin(place.row.seeds)]
+        if place.row.study not in CURVES or not {"crope", "rope"} <= set(runs["model"]):
             continue
-        losses = {
-            model: {run["seed"]: _by_phase(run) for run in runs.to_dict("records")}
-            for model, runs in place.runs[np.isfinite(place.runs["final"])].groupby("model")
-        }
-        if {"crope", "rope"} <= losses.keys():
-            first, second = (pd.DataFrame(losses[model]).T for model in ("crope", "rope"))
-            both = (first - second).dropna()
-            title = place_label(place) + ("" if len(place.row.settings) else ", 800 steps")
-            if set(place.row.seeds) <= set(both.index):
-                found[title] = both.loc[list(place.row.seeds)]
-    return found
+        crope, rope = (_by_phase(runs[runs["model"] == model]) for model in ("crope", "rope"))
+        differences = (crope - rope).dropna()
+        title = place_label(place) + ("" if len(place.row.settings) else ", 800 steps")
+        paper_point = _paper_point(place.row, runs[runs["model"] == "rope"])
+        if len(differences):
+            rope_nats = rope.loc[differences.index].mean()
+            planned = len(place.row.seeds)
+            compared.append(
+                Training(place.row.study, title, differences, rope_nats, planned, paper_point)
+            )
+    return compared
 
 
-def _by_phase(run: Mapping[Any, Any]) -> dict[float, float]:
-    """Mean sampled validation loss of each phase, by the tokens seen in its middle."""
-    curve = load_curves(run["path"]).dropna(subset="val/loss_nats")
-    curve = curve[curve["step"] > 0]  # at step 0 nothing is trained
-    last = int(curve["step"].max())
-    phase = (curve["step"] - 1) * PHASES // last
-    means = curve.groupby(phase)["val/loss_nats"].mean()
-    middles = (means.index.to_numpy(float) + 0.5) / PHASES * run["train_tokens"]
-    return dict(zip(middles, means, strict=True))
+def _by_phase(runs: pd.DataFrame) -> pd.DataFrame:
+    """Mean sampled validation loss: a row per seed, a column per phase, named by the tokens seen in
+    its middle.
+    """
+    losses = {}
+    for run in runs.to_dict("records"):
+        curve = load_curves(run["path"]).dropna(subset="val/loss_nats")
+        curve = curve[curve["step"] > 0]  # at step 0 nothing is trained
+        phase = (curve["step"] - 1) * PHASES // int(curve["step"].max())
+        means = curve.groupby(phase)["val/loss_nats"].mean()
+        losses[run["seed"]] = means.set_axis((means.index + 0.5) / PHASES * run["train_tokens"])
+    return pd.DataFrame(losses).T
+
+
+def _paper_point(row: StudyRow, rope: pd.DataFrame) -> tuple[float, float] | None:
+    """See `Training.paper`; RoPE's loss is the mean over seeds and over five validations."""
+    cell = row.cells[0]
+    crope, printed = (
+        paper.printed_loss("table2", cell.row, row.dataset, model) for model in ("crope", "rope")
+    )
+    if cell.scale != "paper" or crope is None or printed is None:
+        return None
+    curves = pd.concat([load_curves(path) for path in rope["path"]])
+    losses = curves.groupby("step")["val/loss_nats"].mean().dropna().rolling(5).mean()
+    below = losses[losses <= printed.mean_nats]
+    if below.empty:
+        return None
+    tokens = below.index[0] / losses.index[-1] * rope["train_tokens"].iloc[0]
+    return float(tokens), crope.mean_nats - printed.mean_nats
 
 
 def place_label(place: Place) -> str:

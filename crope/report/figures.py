@@ -19,7 +19,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from crope.report.evidence import LEVEL, MARGIN, Place, interval
+from crope.report.evidence import LEVEL, MARGIN, Place, Training, interval
 from crope.report.frame import DATASET_LABELS, load_curves, model_label
 
 TEXT, MUTED, SHADE = "#1c2128", "#66707c", "#f3e9cf"
@@ -137,33 +137,58 @@ def _over_seeds(runs: pd.DataFrame, name: str) -> pd.DataFrame:
     return losses[losses["count"] == logged["seed"].nunique()]
 
 
-def phases(by_place: dict[str, pd.DataFrame]) -> Figure:
-    """CRoPE - RoPE against the tokens seen: a panel per place, a row per seed and a column per
-    phase. The line is the mean over seeds, the band its 95 % interval, thin lines single seeds.
-    """
-    figure, axes = _axes(1, len(by_place), (3.3, 2.3))
-    for axis, (place, differences) in zip(axes[0], by_place.items(), strict=True):
-        tokens = differences.columns.to_numpy(float) / 1e6
-        by_phase = differences.to_numpy(float).T
-        bounds = np.array([interval([values], LEVEL)[1:] for values in by_phase])
-        axis.axhline(0, color=MUTED, linewidth=0.8)
-        axis.plot(tokens, by_phase, color=MUTED, linewidth=0.5, alpha=0.5)
-        axis.fill_between(tokens, *bounds.T, color=_colour("crope"), alpha=0.2, linewidth=0)
-        axis.plot(tokens, differences.mean(), color=_colour("crope"), gid="mean")
-        axis.set(title=place, xlabel="training tokens (millions)")
+def training(places: Sequence[Training]) -> Figure:
+    """CRoPE - RoPE against the tokens seen, a panel per place."""
+    figure, axes = _axes(1, len(places), (3.3, 2.6))
+    for axis, place in zip(axes[0], places, strict=True):
+        _draw_training(axis, place)
     axes[0][0].set_ylabel(f"CRoPE − RoPE ({NATS})")
     return figure
 
 
-def forest(lines: pd.DataFrame) -> Figure:
-    """Every model less RoPE: one panel per `title`, one line per model; +-MARGIN is shaded.
+def _draw_training(axis: Axes, place: Training) -> None:
+    """The mean over seeds, single seeds (thin), and, with all planned seeds, the 95 % interval; on
+    top RoPE's loss at that moment; the cross is the paper's difference where RoPE has its loss.
+    """
+    tokens = place.differences.columns.to_numpy(float) / 1e6
+    by_phase = place.differences.to_numpy(float).T
+    colour = _colour("crope")
+    axis.axhline(0, color=MUTED, linewidth=0.8)
+    axis.plot(tokens, by_phase, color=MUTED, linewidth=0.5, alpha=0.5)
+    title = place.title
+    if len(place.differences) == place.planned:
+        bounds = np.array([interval([values], LEVEL)[1:] for values in by_phase])
+        axis.fill_between(tokens, *bounds.T, color=colour, alpha=0.2, linewidth=0)
+    else:
+        title += f" ({len(place.differences)} of {place.planned} seeds)"
+    axis.plot(tokens, place.differences.mean(), color=colour, gid="mean")
+    if place.paper:
+        paper_tokens, difference = place.paper
+        axis.plot([paper_tokens / 1e6], [difference], "x", color=TEXT, gid="paper")
+        axis.annotate(
+            "the paper", (paper_tokens / 1e6, difference), (6, -3), textcoords="offset points"
+        )
+    axis.set(title=title, xlabel="training tokens (millions)")
+    top = axis.secondary_xaxis("top")
+    shown = slice(0, None, 3)
+    top.set_xticks(tokens[shown], [f"{loss:.2f}" for loss in place.rope_nats.iloc[shown]])
+    top.set_xlabel("RoPE's loss", fontsize="small")
+
+
+def forest(lines: pd.DataFrame, paper_row: Training | None = None) -> Figure:
+    """Every model less RoPE: one panel per `title`, one line per model; +-MARGIN is shaded. On the
+    right CRoPE - RoPE while a row of the paper is trained at its own size.
 
     Bars are the intervals of the mean, dots the seeds. A difference beyond EDGE is an arrow with its
     value.
     """
     models = list(lines.groupby("first")["mean_nats"].min().sort_values().index)
     panels = lines.groupby("title", sort=False)
-    figure, axes = _axes(1, max(1, len(panels)), (4.2, 0.8 + 0.24 * len(models)))
+    columns = max(1, len(panels)) + (paper_row is not None)
+    figure, axes = _axes(1, columns, (4.2, 0.8 + 0.24 * len(models)))
+    if paper_row:
+        _draw_training(axes[0][-1], paper_row)
+        axes[0][-1].set_ylabel(f"CRoPE − RoPE ({NATS})")
     for axis, (title, of_panel) in zip(axes[0], panels, strict=False):
         axis.axvspan(-MARGIN, MARGIN, color=SHADE, linewidth=0, zorder=0)
         axis.axvline(0, color=MUTED, linewidth=0.8, zorder=1)

@@ -185,6 +185,6 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
         END,
     ]
     block = "\n\n".join(part.strip("\n") for part in parts if part)
-    picture = figures.render(figures.forest(report.evidence.forest), "png")
-    write_bytes(published / FIGURE, picture)
+    picture = figures.forest(report.evidence.forest, report.evidence.paper_row)
+    write_bytes(published / FIGURE, figures.render(picture, "png"))
     write_text(readme, before + block + after)

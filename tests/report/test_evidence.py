@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -356,6 +357,32 @@ def final_losses(model: str, dataset: str, folder: Path) -> pd.Series:
             summary = json.loads((path / "summary.json").read_text())
             losses[summary["seed"]] = summary["val_full"]["final_nats"]
     return pd.Series(losses)
+
+
+def test_the_difference_while_training_and_the_papers_where_rope_has_its_loss(monkeypatch) -> None:
+    """RoPE: 8 - step / 100, five validations average to at most 6.607 at step 180 of 1,000."""
+    row = make_row("paper_row", ["rope", "crope"], dataset="pg19", seeds=(1, 2))
+    cells = [replace(cell, row="b2_l512_g09_s1000", scale="paper") for cell in row.cells]
+    cells = [replace(cell, key=f"{cell.model}/paper") for cell in cells]
+    runs = [
+        make_runs(
+            cell.model, {1: 5.0, 2: 5.0}, dataset="pg19", row=cell.row, cell_key=cell.key, train_tokens=1e6
+        )
+        for cell in cells
+    ]  # fmt: skip
+
+    def curve(path: str) -> pd.DataFrame:
+        steps = np.arange(0, 1001, 20)
+        losses = 8 - steps / 100 + ("crope" in path) * (0.1 + ("s2" in path))
+        return pd.DataFrame({"step": steps, "val/loss_nats": losses})
+
+    monkeypatch.setattr(evidence, "load_curves", curve)
+    (place,) = weigh(find_places(make_frame(*runs), [replace(row, cells=tuple(cells))])).training
+    assert place.paper == pytest.approx((180_000, 6.584 - 6.607))
+    assert place.differences.loc[1].to_numpy() == pytest.approx([0.1] * 10)
+    assert place.differences.loc[2].to_numpy() == pytest.approx([1.1] * 10)
+    assert place.rope_nats.iloc[0] == pytest.approx(8 - 0.6)  # steps 20 to 100
+    assert list(place.differences.columns[:2]) == pytest.approx([50_000, 150_000])
 
 
 def test_published_differences_recomputed_with_other_code() -> None:

@@ -1,5 +1,6 @@
 """What the figures draw, read from their axes; and that they are drawn to the same bytes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -10,7 +11,7 @@ import scipy.stats
 from matplotlib.axes import Axes
 
 from crope.report import figures
-from crope.report.evidence import MARGIN, find_places
+from crope.report.evidence import MARGIN, Training, find_places
 from tests.report.frames import make_frame, make_row, make_runs
 from tests.report.records import write_run
 
@@ -96,13 +97,18 @@ def test_fig4_fills_the_range_over_seeds_and_marks_the_mean_full_loss() -> None:
 
 
 def test_differences_against_tokens_are_drawn_with_their_interval_and_every_seed() -> None:
+    """No interval before all planned seeds are there."""
     by_phase = pd.DataFrame([dict.fromkeys((0.5e6, 1.5e6), loss) for loss in LOSSES.values()])
-    (axis,) = figures.phases({"Penn Treebank": by_phase}).axes
+    place = Training("base", "Penn Treebank", by_phase, by_phase.mean(), len(LOSSES), (1e6, -0.5))
+    axis = figures.training([place]).axes[0]
     low, high = scipy.stats.ttest_1samp(list(LOSSES.values()), 0).confidence_interval(0.95)
     assert band(axis) == pytest.approx([low, high])
     single = [line.get_ydata()[0] for line in axis.get_lines() if line.get_linewidth() == 0.5]
     assert single == list(LOSSES.values())
     assert drawn(axis, "mean") == [([0.5, 1.5], [pytest.approx(5.2666667)] * 2)]
+    assert drawn(axis, "paper") == [([1.0], [-0.5])]
+    incomplete = figures.training([replace(place, planned=4)]).axes[0]
+    assert not incomplete.collections and "3 of 4 seeds" in incomplete.get_title("left")
 
 
 def test_a_training_curve_is_smoothed_and_a_dataset_without_runs_says_so(

@@ -155,15 +155,6 @@ def test_published_parts_of_a_study_are_read_together(tmp_path: Path) -> None:
     assert (primary["n"], primary["mean_nats"]) == (3, pytest.approx(0.5))
 
 
-def test_curves_are_compared_when_all_planned_seeds_are_there(report: Path, tmp_path: Path) -> None:
-    assert (report / "phases.svg").exists()
-    for model in ("rope", "crope"):
-        for seed in (0, 1):
-            write_run(tmp_path / "runs", model, seed=seed)
-    build_report(results_dir=tmp_path)
-    assert not (tmp_path / "report" / "phases.svg").exists()
-
-
 def test_failed_runs_alone_are_listed(tmp_path: Path) -> None:
     error = {"type": "ValueError", "message": "loss is nan", "step": 20}
     failed = write_run(tmp_path / "runs", error=error)
