@@ -168,7 +168,8 @@ def _draw_training(axis: Axes, place: Training) -> None:
         axis.annotate(
             "the paper", (paper_tokens / 1e6, difference), (6, -3), textcoords="offset points"
         )
-    axis.set(title=title, xlabel="training tokens (millions)")
+    axis.set(xlabel="training tokens (millions)")
+    axis.set_title(title, pad=28)  # points, above the second axis
     top = axis.secondary_xaxis("top")
     shown = slice(0, None, 3)
     top.set_xticks(tokens[shown], [f"{loss:.2f}" for loss in place.rope_nats.iloc[shown]])
