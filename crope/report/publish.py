@@ -27,7 +27,7 @@ from crope.record import (
     write_json,
     write_text,
 )
-from crope.report.frame import SCALES, load_frame, load_published, read_ngrams
+from crope.report.frame import SCALES, cell_name, cell_runs, load_frame, load_published, read_ngrams
 from crope.report.tables import Table, claims_table, once, render, savings_line, without_sampled
 
 README = ROOT / "README.md"
@@ -157,7 +157,8 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
 
     Raises UserError without records or without the markers, DataError for an invalid record.
     """
-    from crope.report import build, figures
+    from crope.report import build, figures, repeats
+    from crope.theory.make import draw_entries, function_space
 
     source = load_published(*SCALES, published=published)
     if source is None:
@@ -171,6 +172,8 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
             f"{readme}: the markers '{START}' and '{END}' are missing; put them around the tables"
         )
     report = build.collect(source)
+    frames = {source.machine: source.frame, **source.others}
+    (rope,) = [cell for cell in report.cells if cell_name(cell) == "table1/ptb/rope"]
     printed = report.evidence.claims
     claims = claims_table(printed[printed["family"] != "Fig. 4"])  # it has no numbers
     parts = [
@@ -182,9 +185,12 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
         render(claims, "md"),
         "\n".join(report.others),
         *(render(without_sampled(table), "md") for table in once(report.losses)),
+        repeats.expectation(cell_runs(source.frame, rope), repeats.repeats(frames, source.scale)),
         END,
     ]
     block = "\n\n".join(part.strip("\n") for part in parts if part)
     picture = figures.forest(report.evidence.forest, report.evidence.paper_row)
     write_bytes(published / FIGURE, figures.render(picture, "png"))
+    entries = draw_entries(function_space()["entries"])
+    write_bytes(published / "fig1.png", figures.render(entries, "png"))
     write_text(readme, before + block + after)

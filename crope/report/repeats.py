@@ -97,6 +97,21 @@ def repeats_table(lines: pd.DataFrame, scale: str) -> Table:
     return Table("repeats", caption, frame, notes, text=(0, 1, 2, 3), numbers=lines.round(DECIMALS))
 
 
+def expectation(runs: pd.DataFrame, lines: pd.DataFrame) -> str:
+    """What the first of `runs` (of RoPE on PTB) ended at, and how far repeats of the base rows
+    (`repeats`) ended away; empty without either.
+    """
+    if runs.empty or lines.empty:
+        return ""
+    base = lines[lines["row"] == "base"].groupby("dataset", sort=False)["largest_nats"].max()
+    parts = [f"{DATASET_LABELS[str(dataset)]} {largest:.2f}" for dataset, largest in base.items()]
+    return (
+        f"**What you should see.** RoPE on {DATASET_LABELS['ptb']}, seed {runs['seed'].iloc[0]}:"
+        f" {runs[LOSS].iloc[0]:.3f}. Repeats on other machines or in another precision ended up to"
+        f" {', '.join(parts)} nats away (rounding)."
+    )
+
+
 def agreement(own: pd.DataFrame, published: Mapping[str, pd.DataFrame], scale: str) -> str:
     """The user's runs against published runs of the same id and scale, by which FACTS differ."""
     if not published:

@@ -150,8 +150,7 @@ def primary_table(lines: pd.DataFrame) -> Table:
             "Question": line["question"],
             "Answer": line["answer"],
             "Difference": f"{line['difference']}; {line['where']}",
-            "Nats": estimate(line),
-            "Level": f"{100 * line['level']:.0f} %",
+            "Nats (95 %)": estimate(line) + (" at 99 %" if line["planned"] else ""),
             "n": str(line["n"]),
         }
         for line in lines.to_dict("records")
@@ -164,7 +163,7 @@ def primary_table(lines: pd.DataFrame) -> Table:
         )
     if stand_ins < len(lines):
         notes.append("The 99 % intervals were fixed before their runs and hold together with 95 %.")
-    frame = pd.DataFrame(rows, columns=["Question", "Answer", "Difference", "Nats", "Level", "n"])
+    frame = pd.DataFrame(rows, columns=["Question", "Answer", "Difference", "Nats (95 %)", "n"])
     return Table("primary", "Primary questions.", frame, notes, text=(0, 1, 2), numbers=csv(lines))
 
 
