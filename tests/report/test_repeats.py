@@ -5,6 +5,7 @@ import pytest
 
 from crope.report import repeats
 from crope.report.frame import row_label
+from crope.report.repeats import expectation
 from tests.report.frames import make_frame, make_runs
 
 
