@@ -113,8 +113,9 @@ def remove_checkpoints(folder: Path) -> None:
 
 
 def save_weights(path: Path, model: nn.Module) -> None:
-    """The state dict alone, for use after training. Atomic."""
-    write_bytes(path, _bytes(model.state_dict()))
+    """The state dict alone, for use after training on any machine: CPU tensors. Atomic."""
+    weights = {name: value.cpu() for name, value in model.state_dict().items()}
+    write_bytes(path, _bytes(weights))
 
 
 def _read(path: Path, metrics: Path) -> dict[str, Any]:

@@ -223,8 +223,9 @@ def _describe(error: Exception, config: Config) -> dict[str, Any]:
         sizes = ("model.n_layers", "model.d_model", "train.batch_size", "train.seq_len")
         named = ", ".join(f"{key}={attrgetter(key)(config)}" for key in sizes)
         message = (
-            f"out of memory with {named}; stop other programs, or use a smaller model or "
-            "ablation.batch_size (another experiment: its losses do not compare)"
+            f"out of memory with {named}; stop other programs, take fewer runs at a time "
+            "(runtime.jobs=1), or use a smaller model or ablation.batch_size (another experiment: "
+            "its losses do not compare)"
         )
     return {
         "type": type(error).__name__,
