@@ -255,9 +255,9 @@ def default_jobs(runs: Sequence[Run], device: str) -> int:
 def _gpu_bytes(config: Config) -> int:
     """Upper estimate of the GPU memory of a run.
 
-    Logits in bfloat16 and float32, each with its gradient, are 12 bytes; activations about 100 per
-    channel and layer; weights with gradients and AdamW's two moments 16. The context and libraries
-    take about 1 GiB.
+    Bytes: 12 per logit (three float32 copies in an eager backward pass of the loss), about 100 per
+    activation of a layer, 16 per weight with its gradient and AdamW's two moments; and 1 GiB for
+    CUDA's context and libraries.
     """
     model, vocab_size = config.model, config.tokenizer.vocab_size
     tokens = config.train.batch_size * config.train.seq_len

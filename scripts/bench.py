@@ -32,7 +32,7 @@ from crope.compose import load_run
 from crope.config import ROOT, Config
 from crope.data.batches import resident
 from crope.device import can_compile, device_name, peak_flops, prepare_device, resolve_device
-from crope.errors import Parser, main_errors, positive
+from crope.errors import Parser, log_line, main_errors, positive
 from crope.model.counting import train_flops_per_token
 from crope.record import write_text
 from crope.run import build_model
@@ -144,12 +144,19 @@ def implementations(config: Config) -> dict[str, Callable[[], Step]]:
 def time_steps(
     chosen: dict[str, Callable[[], Step]], device: torch.device, *, rounds: int
 ) -> dict[str, float]:
-    """Median milliseconds of a step of each implementation."""
+    """Median milliseconds of a step of each implementation; one that fails is reported and left
+    out.
+    """
     steps = {}
     for name, build in chosen.items():
-        steps[name] = build()
-        for _ in range(WARM_UP):
-            steps[name]()
+        try:
+            step = build()
+            for _ in range(WARM_UP):
+                step()
+        except Exception as error:  # a library's compiler or too little memory
+            log_line(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        else:
+            steps[name] = step
     times: dict[str, list[float]] = {name: [] for name in steps}
     for name in list(steps) * rounds:
         synchronize()

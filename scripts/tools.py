@@ -10,11 +10,14 @@ machine   gpu-check
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from crope.errors import (
     ConfigError,
@@ -36,6 +39,7 @@ CHECKS = {
     "seeds": "scripts/reproduce.py --scale {scale} --results-dir {results} tracker=none",
     "publish": "scripts/tools.py publish {machine} --scale {scale} --results-dir {results}",
 }
+CHECKS_OF_RUNS = ("seed0", "seeds", "publish")
 
 
 def prepare(options: Options) -> int:
@@ -185,8 +189,6 @@ def gpu_check(options: Options) -> int:
     shown = ("device", "driver", "cuda", "python", "packages", "commit", "dirty")
     print(*(f"{name}: {facts[name]}" for name in shown), sep="\n", flush=True)
     can_compile(facts["device_kind"])
-    if facts["commit"] is None or facts["dirty"]:
-        raise UserError("uncommitted or unknown code, whose runs cannot be published; commit first")
     folder = (options.results_dir / "gpu-check").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     passed_file = folder / "passed.json"
@@ -196,9 +198,12 @@ def gpu_check(options: Options) -> int:
     environment = os.environ | {"CROPE_TEST_DEVICE": facts["device_kind"], "PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     for part in options.parts or CHECKS:
-        if not options.parts and passed.get(part, {}).get("commit") == facts["commit"]:
+        passed_at = passed.get(part, {}).get("commit")
+        if passed_at and passed_at == facts["commit"] and not options.parts:
             print(f"{part}: passed before", flush=True)
             continue
+        if part in CHECKS_OF_RUNS and (facts["commit"] is None or facts["dirty"]):
+            raise UserError(f"{part}: runs of uncommitted code cannot be published; commit first")
         words = [word.format(**names) for word in CHECKS[part].split()]
         if part == "bench" and names["scale"] == "smoke":
             words.append("--smoke")
@@ -214,36 +219,36 @@ def gpu_check(options: Options) -> int:
 
 
 def _run_and_log(command: list[str], log: Path, environment: dict[str, str]) -> int:
-    """Runs a command, its output here and in a file; a signal to this process stops it once, and it
-    saves its runs.
+    """Runs a command, its output here and in a file; returns its exit status.
+
+    SIGINT and SIGTERM are passed on to it, once each, and raise KeyboardInterrupt when it has saved
+    its runs and ended.
     """
     from crope.config import ROOT
 
-    with (
-        log.open("w", encoding="utf-8") as file,
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            process_group=0,
-        ) as process,
-    ):
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    options |= {"cwd": ROOT, "env": environment, "text": True}
+    options["process_group"] = 0  # Ctrl-C reaches this process only
+    signals: list[int] = []
 
-        def show_output() -> None:
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        process.terminate()
+
+    with log.open("w", encoding="utf-8") as file, subprocess.Popen(command, **options) as process:
+        before = {
+            number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
             for line in process.stdout or ():
                 print(line, end="", flush=True)
                 file.write(line)
                 file.flush()
-
-        try:
-            show_output()
-        except KeyboardInterrupt:
-            process.terminate()
-            show_output()  # until it has saved
-            raise
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    if signals:
+        raise KeyboardInterrupt(signals[0])
     return process.returncode
 
 

@@ -52,6 +52,15 @@ def test_each_implementation_is_timed_in_turn(bench: ModuleType) -> None:
     assert times["slow"] >= 10 and times["slow"] > 2 * times["fast"] >= 2
 
 
+def test_an_implementation_that_fails_costs_no_other(bench: ModuleType, capsys) -> None:
+    def broken() -> None:
+        raise RuntimeError("out of\nmemory")
+
+    chosen = {"broken": lambda: broken, "sound": lambda: lambda: None}
+    assert list(bench.time_steps(chosen, torch.device("cpu"), rounds=1)) == ["sound"]
+    assert capsys.readouterr().err == "broken: RuntimeError: out of memory\n"
+
+
 def test_a_table_has_rates_and_ratios_to_our_fastest_setting(bench: ModuleType) -> None:
     times = {f"{bench.OURS}: eager": 8.0, f"{bench.OURS}: compiled": 4.0, "plain": 10.0}
     rows = [

@@ -231,14 +231,15 @@ def test_gpu_check_continues_at_the_part_that_failed(gpu_check) -> None:
 def test_gpu_check_refuses_what_would_be_in_vain(gpu_check) -> None:
     with pytest.raises(ConfigError, match="nosuch"):
         gpu_check("nosuch")
-    with pytest.raises(UserError, match="commit"):
+    with pytest.raises(UserError, match=r"seed0.*commit"):
         gpu_check(commit=None)
+    assert len(gpu_check("tests", "bench", commit=None)[1]) == 2
 
 
 def test_gpu_check_logs_a_command_and_stops_it_once(tmp_path: Path) -> None:
     """The command saves, and prints, after the signal; both are seen to the end."""
     code = "import os, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit('saved')); "
-    code += "print('started', flush=True); os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+    code += "print('started', flush=True); time.sleep(0.1); os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
     log = tmp_path / "log"
     with pytest.raises(KeyboardInterrupt):
         tools._run_and_log([sys.executable, "-c", code], log, dict(os.environ))
