@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import astuple, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -64,18 +64,18 @@ def reproduce(
         runs = [resolve_precision(run) for run in runs]
         return runs, [run for run in runs if not _is_complete(run)]
 
-    datasets, (runs, todo) = None, expand(None)
+    datasets: list[str] | None = None
+    runs, todo = expand(datasets)
     # Token files are made once here; otherwise every process would wait for the first one.
-    failed = prepare(
-        sorted({run.dataset for run in todo}), config.tokenizer, data_dir=Path(config.data_dir)
-    )
+    data_dir = Path(config.data_dir)
+    failed = prepare(sorted({run.dataset for run in todo}), config.tokenizer, data_dir=data_dir)
     missing = {
-        n
-        for n, error in failed.items()
-        if n in paper.DATASET_LABELS and isinstance(error, DataUnavailable)
+        name
+        for name in failed.keys() & paper.DATASET_LABELS.keys()
+        if isinstance(failed[name], DataUnavailable)
     }
     if missing:
-        failed |= prepare(["tiny"], config.tokenizer, data_dir=Path(config.data_dir))
+        failed |= prepare(["tiny"], config.tokenizer, data_dir=data_dir)
         datasets = [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]
         runs, todo = expand(datasets)
     write_json(results_dir / UNAVAILABLE, {name: str(failed[name]) for name in missing})
@@ -87,7 +87,8 @@ def reproduce(
         for outcome in run_all(todo, jobs=jobs):
             bar.write(outcome.text)
             bar.update(outcome.status != "stopped")
-            problems += [outcome.text] if outcome.status not in ("complete", "skipped") else []
+            if outcome.status not in ("complete", "skipped"):
+                problems.append(outcome.text)
     if EXTRAPOLATED in studies:
         measured = study_runs(
             [EXTRAPOLATED], scale=scale, seeds=seeds, datasets=datasets, overrides=common
@@ -103,6 +104,14 @@ def reproduce(
     return 1 if problems or invalid else 0
 
 
+class Worker(NamedTuple):
+    """A process that trains a run; its slot, from 0 to jobs - 1, selects the GPU."""
+
+    process: Any
+    run: Run
+    slot: int
+
+
 def run_all(
     runs: Sequence[Run], *, jobs: int, work: Callable[[Run], Outcome] = execute
 ) -> Iterator[Outcome]:
@@ -115,40 +124,43 @@ def run_all(
     context = multiprocessing.get_context("forkserver")
     # A second each per process otherwise.
     context.set_forkserver_preload(["crope.run", "torch._dynamo"])
-    waiting, gpus, stopping = [_resolved(run, jobs) for run in runs], _visible_gpus(), False
-    active: dict[Any, tuple[Any, Run, int]] = {}
+    waiting = [_resolved(run, jobs) for run in runs]
+    workers: dict[Any, Worker] = {}  # by the connection that receives the outcome
+    gpus = _visible_gpus()
+    stopping = False
     with stop_on_signal() as stop, ExitStack() as stack:
 
         def stop_all() -> None:
             """Once, because a process that gets a second signal ends without saving."""
             nonlocal stopping
-            for process, _, _ in () if stopping else active.values():
-                process.terminate()
+            if not stopping:
+                for worker in workers.values():
+                    worker.process.terminate()
             stopping = True
 
         stack.callback(stop_all)  # also after an error in this process
-        while active or (waiting and not stop.requested()):
-            while len(active) < jobs and not stop.requested():
-                run = _next_run(waiting, [run for _, run, _ in active.values()])
+        while workers or (waiting and not stop.requested()):
+            while len(workers) < jobs and not stop.requested():
+                run = _next_run(waiting, [worker.run for worker in workers.values()])
                 if run is None:
                     break
                 waiting.remove(run)
-                slot = min(set(range(jobs)) - {slot for _, _, slot in active.values()})
+                slot = min(set(range(jobs)) - {worker.slot for worker in workers.values()})
                 gpu = gpus[slot % len(gpus)] if gpus else None
                 receiver, sender = context.Pipe(duplex=False)
                 arguments = (run, sender, gpu, work)
                 process = context.Process(target=_run_in_process, args=arguments)
                 process.start()
                 sender.close()  # so that the end of the process is the end of the pipe
-                active[receiver] = (process, run, slot)
+                workers[receiver] = Worker(process, run, slot)
             if stop.requested():
                 stop_all()
-            ready: list[Any] = wait(list(active), timeout=POLL_SECONDS)
+            ready: list[Any] = wait(list(workers), timeout=POLL_SECONDS)
             for receiver in ready:
-                process, run, _ = active.pop(receiver)
-                outcome = _receive(receiver, process, run, stopping)
+                worker = workers.pop(receiver)
+                outcome = _receive(receiver, worker, stopping)
                 if outcome.status == "busy":
-                    waiting.append(run)
+                    waiting.append(worker.run)
                 else:
                     yield outcome
         if stop.requested():
@@ -177,23 +189,20 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _receive(receiver: Connection, process: Any, run: Run, stopping: bool) -> Outcome:
+def _receive(receiver: Connection, worker: Worker, stopping: bool) -> Outcome:
+    """What a process sent before it ended, or how it ended."""
+    run, process = worker.run, worker.process
     with suppress(EOFError):
         outcome: Outcome = receiver.recv()
         process.join()
         return outcome
     process.join()
-    code = process.exitcode
-    how = (
-        f"killed by signal {-code} (out of memory?)"
-        if code < 0
-        else f"ended with exit status {code}"
-    )
     if stopping:  # before it started to train
         return Outcome(run.run_id, "stopped", f"{run.run_id}: stopped")
-    message = (
-        f"its process was {how}; run the same command again to continue from the last checkpoint"
-    )
+    how = f"ended with exit status {process.exitcode}"
+    if process.exitcode < 0:
+        how = f"was killed by signal {-process.exitcode} (out of memory?)"
+    message = f"its process {how}; run the same command again to continue from the last checkpoint"
     record_failure(run, message)
     return Outcome(run.run_id, "failed", f"{run.run_id}: {message}")
 

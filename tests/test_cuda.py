@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ OURS = "this project"  # rows of the benchmark
 
 
 @pytest.fixture(autouse=True)
-def kernel_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def kernel_of_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Attention through the kernel that a GPU uses, also in a rehearsal."""
     monkeypatch.setattr(attention, "SHORT", 0)
     yield
