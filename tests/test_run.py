@@ -308,6 +308,36 @@ def test_running_out_of_memory_names_the_sizes(toy_data: TokenSet, tmp_path: Pat
     assert f"train.batch_size={2**40}" in text and "model.d_model=16" in text
 
 
+@pytest.mark.usefixtures("step_clock")
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB"),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+    ],
+    ids=["allocator", "driver", "cublas"],
+)
+def test_a_run_that_is_out_of_memory_continues_from_its_checkpoint(
+    error: Exception, toy_data: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
+    """One line that says what to do; afterwards the same bits as a whole run."""
+
+    def exhaust() -> None:
+        raise error
+
+    run, whole = toy_run(tmp_path), toy_run(tmp_path / "whole")
+    execute(whole)
+    with monkeypatch.context() as patch:
+        during_step(patch, 7, exhaust)
+        outcome = execute(run)
+    assert outcome.status == "failed" and "runtime.jobs" in outcome.text
+    assert len(outcome.text.splitlines()) == 1
+    assert execute(run).status == "complete"
+    assert read_record(run.path).provenance["resumed_from"]
+    assert same_bits(run, whole)
+
+
 def test_a_missing_corpus_or_a_short_split_leaves_no_folder(
     toy_data: TokenSet, tmp_path: Path, monkeypatch
 ) -> None:
