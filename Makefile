@@ -17,7 +17,7 @@ $(error unknown variable $(UNKNOWN); use one of $(VARIABLES))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce smoke status report explain theory bench upload golden lint test test-engines faults readme \
+.PHONY: help setup reproduce smoke status report explain theory bench gpu-check upload golden lint test test-engines faults readme \
 	constraints clean
 
 help:  ## list the targets
@@ -52,6 +52,10 @@ theory: .venv/.stamp  ## the papers' constructions and identities in numbers: re
 bench: .venv/.stamp  ## step times next to transformers and a plain loop, into docs/performance.md [ARGS=...]
 	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[transformers]'
 	@$(PY) scripts/bench.py --write $(ARGS)
+
+gpu-check: .venv/.stamp  ## on a new GPU machine: tests, step times, both tables, publication [ARGS="tests bench"]
+	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[transformers]'
+	@$(PY) scripts/tools.py gpu-check $(ARGS)
 
 upload: .venv/.stamp  ## send finished runs to wandb, after `wandb login` [RUNS="results/runs/*"]
 	@$(PY) scripts/tools.py upload $(or $(RUNS),results/runs/*)

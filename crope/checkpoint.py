@@ -113,8 +113,9 @@ def remove_checkpoints(folder: Path) -> None:
 
 
 def save_weights(path: Path, model: nn.Module) -> None:
-    """The state dict alone, for use after training. Atomic."""
-    write_bytes(path, _bytes(model.state_dict()))
+    """The state dict alone, for use after training on any machine: CPU tensors. Atomic."""
+    weights = {name: value.cpu() for name, value in model.state_dict().items()}
+    write_bytes(path, _bytes(weights))
 
 
 def _read(path: Path, metrics: Path) -> dict[str, Any]:
@@ -123,7 +124,8 @@ def _read(path: Path, metrics: Path) -> dict[str, Any]:
     Raises CorruptCheckpoint if its bytes or those of metrics.jsonl do not have their SHA-256,
     UserError if they have it and are no checkpoint of this version of the program.
     """
-    data, name = path.read_bytes(), NAME.fullmatch(path.name)
+    data = path.read_bytes()
+    name = NAME.fullmatch(path.name)
     if name is None or _digest(data) != name[2]:
         raise CorruptCheckpoint("corrupt (its bytes do not have the SHA-256 in its name)")
     try:

@@ -223,12 +223,16 @@ class RuntimeConfig:
         False, "replay a compiled step as CUDA graphs: for steps of many short kernels"
     )
     jobs: int = option(
-        0, "parallel runs in `make reproduce`; 0: one per CPU core, or one on a GPU", least=0
+        0,
+        "parallel runs in `make reproduce`; 0: one per CPU core, or up to 4 per GPU by its memory",
+        least=0,
     )
     threads: int = option(0, "CPU threads; 0: torch's own choice", least=0, most=4096)
-    deterministic: bool = option(False, "only deterministic CUDA kernels")
+    deterministic: bool = option(False, "the same bits in every run of one GPU machine")
     log_every: int = option(10, "steps between training lines in metrics.jsonl", least=1)
-    checkpoint_every: int = option(500, "steps between checkpoints", least=1)
+    checkpoint_seconds: float = option(
+        60.0, "between checkpoints; one at a stop always", least=0, most=1e9
+    )
 
 
 @dataclass

@@ -33,6 +33,7 @@ from crope.checkpoint import TrainState, save_weights
 from crope.compose import load_config
 from crope.config import Config, ModelConfig
 from crope.data.tokens import TokenSet
+from crope.device import prepare_device
 from crope.errors import UserError
 from crope.evaluate import full_loss
 from crope.export import blocks_of
@@ -50,7 +51,7 @@ from crope.theory.complex_maps import (
     rotate_heads,
     rotation_of,
 )
-from crope.trainer import build_losses, build_optimizer, prepare_device, train_step
+from crope.trainer import build_losses, build_optimizer, train_step
 
 CHANCE_DRAWS = 3
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -78,6 +79,7 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
     fine-tuning diverges.
     """
     config, path = load_config(record.config), record.path
+    config.runtime.compile = "false"  # a dozen models, each for a few hundred steps
     if (config.model.position, config.model.projection) != ("rotary", "real"):
         raise UserError(
             f"{path}: not a RoPE run (model.position=rotary, model.projection=real); choose one to convert"
@@ -214,7 +216,7 @@ def fine_tune(model: GPT, tokens: TokenSet, *, config: Config, steps: int, lr: f
     last.
     """
     train = replace(config.train, lr=lr, lr_gamma=1.0)
-    config, device = replace(config, train=train), prepare_device(config)
+    config, device = replace(config, train=train), prepare_device(config.runtime)
     model.to(device)
     state, loss_function = (
         TrainState(model, *build_optimizer(model, train)),
@@ -227,7 +229,7 @@ def fine_tune(model: GPT, tokens: TokenSet, *, config: Config, steps: int, lr: f
 @torch.no_grad()
 def measure(model: GPT, tokens: TokenSet, *, config: Config) -> float:
     """The run's full validation loss, in nats per token."""
-    device = prepare_device(config)
+    device = prepare_device(config.runtime)
     model.to(device).eval()
     return full_loss(
         build_losses(model, config, device)[1], tokens.validation, config=config, device=device

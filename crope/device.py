@@ -1,13 +1,19 @@
-"""Device, precision, peak rate, and CPU allocator settings."""
+"""Device, precision, numerics, compiler, peak rate, and CPU allocator settings."""
 
 import ctypes
+import gc
 import os
 import platform
+import shutil
+import sysconfig
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
-from crope.errors import ConfigError
+from crope.config import RuntimeConfig
+from crope.errors import ConfigError, log_line
 
 # Dense rates of the vendor's data sheets for speed/mfu_pct; other devices get no MFU.
 PEAK_BF16_FLOPS = {
@@ -15,6 +21,10 @@ PEAK_BF16_FLOPS = {
     "NVIDIA H100 80GB HBM3": 989e12,
     "NVIDIA A100-SXM4-80GB": 312e12,
 }
+
+# What torch.compile builds with: an environment variable, else the first of the names. Inductor
+# compiles C++ for a CPU; Triton compiles its launcher in C for a GPU.
+COMPILERS = {"cpu": ("CXX", ("g++",)), "cuda": ("CC", ("gcc", "clang"))}
 
 
 def resolve_device(name: str) -> torch.device:
@@ -37,6 +47,71 @@ def auto_precision(device: str) -> str:
 def cpu_has_bf16() -> bool:
     """AVX512-BF16 or AMX; elsewhere bf16 on a CPU is emulated and slower than fp32."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def prepare_device(runtime: RuntimeConfig) -> torch.device:
+    """Sets torch's process-wide options and clears what an earlier run of this process left there."""
+    device = resolve_device(runtime.device)
+    if runtime.threads:
+        torch.set_num_threads(runtime.threads)
+    set_numerics(deterministic=runtime.deterministic)
+    torch._dynamo.reset()
+    # torch has no public setting for these two. Falling back silently, to eager or to single kernel
+    # launches, would cost speed without notice.
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    torch._inductor.config.triton.cudagraph_or_error = True
+    if device.type == "cuda":
+        gc.collect()  # the last run's optimiser and schedule form a cycle and would count in this run's peak
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        keep_freed_memory()
+    return device
+
+
+def set_numerics(*, deterministic: bool) -> None:
+    """Sets how torch computes, explicitly instead of by its defaults.
+
+    fp32 products      in full float32, not TF32, which rounds the factors to 10 bits: fp32 runs are
+                       the reference for bf16 runs.
+    bf16 products      summed in float32: the head's weight gradient has B L terms, 16,384 in the
+                       base row, and split sums that are rounded to bf16 would lose digits.
+    dropout masks      those of eager torch at the same seed also where a step is compiled.
+    deterministic      kernels without atomic sums, and none chosen by timing in Inductor: the same
+                       bits on every run of one machine.
+    """
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch._inductor.config.fallback_random = True
+    torch.use_deterministic_algorithms(deterministic)
+    if hasattr(torch._inductor.config, "deterministic"):  # not in the oldest supported torch
+        torch._inductor.config.deterministic = deterministic
+    if deterministic:  # cuBLAS reads it when it starts
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+@cache
+def can_compile(kind: str) -> bool:
+    """Whether torch.compile has what it needs on a device of this kind; prints once what to install
+    if it has not.
+    """
+    variable, names = COMPILERS[kind]
+    if variable in os.environ:
+        names = (os.environ[variable].split(" ")[0],)
+    missing = []
+    if not any(shutil.which(name) for name in names):
+        missing.append(f"a compiler ({' or '.join(names)}; {variable} may name another)")
+    headers = [sysconfig.get_path("include"), sysconfig.get_path("include", "posix_prefix")]
+    if not any(Path(folder, "Python.h").exists() for folder in headers):
+        missing.append("Python's headers (Python.h; Debian: python3-dev)")
+    if kind == "cuda" and not find_spec("triton"):
+        missing.append("the Python package triton")
+    if missing:
+        log_line(
+            f"torch.compile needs {' and '.join(missing)}; until it is installed, runs train "
+            "without compilation, more slowly"
+        )
+    return not missing
 
 
 def device_name(device: torch.device) -> str:

@@ -67,7 +67,8 @@ def full_loss(
     max_tokens (default eval.full_tokens) selects an evenly spaced subset of windows; 0 is the whole
     split.
     """
-    total, count, window_nats = torch.zeros((), dtype=torch.float64, device=device), 0, []
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    count, window_nats = 0, []
     windows = full_pass(
         tokens,
         seq_len=config.train.seq_len,

@@ -42,6 +42,10 @@ from crope.record import (
 from crope.tracking import Tracker
 from crope.trainer import Stopped, train
 
+# In the messages of errors without a type of their own: torch's CPU allocator, CUDA's driver (also
+# within an error of the compiler), cuBLAS.
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -216,15 +220,14 @@ def _results(run: Run, tokens: TokenSet, *, seconds: float) -> dict[str, Any]:
 
 def _describe(error: Exception, config: Config) -> dict[str, Any]:
     message = " ".join(str(error).split()) or type(error).__name__
-    if (
-        isinstance(error, torch.OutOfMemoryError | MemoryError)
-        or "can't allocate memory" in message
-    ):
+    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    if out_of_memory or any(words in message for words in OUT_OF_MEMORY):
         sizes = ("model.n_layers", "model.d_model", "train.batch_size", "train.seq_len")
         named = ", ".join(f"{key}={attrgetter(key)(config)}" for key in sizes)
         message = (
-            f"out of memory with {named}; stop other programs, or use a smaller model or "
-            "ablation.batch_size (another experiment: its losses do not compare)"
+            f"out of memory with {named}; stop other programs, take fewer runs at a time "
+            "(runtime.jobs=1), or use a smaller model or ablation.batch_size (another experiment: "
+            "its losses do not compare)"
         )
     return {
         "type": type(error).__name__,

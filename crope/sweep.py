@@ -11,23 +11,26 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
 
 from crope import paper
 from crope.compose import Run, load_run, quoted_override, resolve_precision
+from crope.config import Config
 from crope.data.tokens import prepare
 from crope.device import resolve_device
 from crope.errors import ConfigError, DataUnavailable, InvalidRecord, UserError
 from crope.record import is_complete, read_record, write_json
 from crope.run import Outcome, execute, record_failure, stop_on_signal
 from crope.study import TABLES, UNAVAILABLE, is_locked, study_runs
+from crope.trainer import compiles
 
+RUNS_PER_GPU = 4  # several fill the gaps that one leaves: start-up, compilation, short kernels
 EXTRAPOLATED = "length"  # the study whose runs are measured beyond their training length as well
 POLL_SECONDS = 0.2
 
@@ -61,23 +64,22 @@ def reproduce(
         runs = [resolve_precision(run) for run in runs]
         return runs, [run for run in runs if not _is_complete(run)]
 
-    datasets, (runs, todo) = None, expand(None)
+    datasets: list[str] | None = None
+    runs, todo = expand(datasets)
     # Token files are made once here; otherwise every process would wait for the first one.
-    failed = prepare(
-        sorted({run.dataset for run in todo}), config.tokenizer, data_dir=Path(config.data_dir)
-    )
+    data_dir = Path(config.data_dir)
+    failed = prepare(sorted({run.dataset for run in todo}), config.tokenizer, data_dir=data_dir)
     missing = {
-        n
-        for n, error in failed.items()
-        if n in paper.DATASET_LABELS and isinstance(error, DataUnavailable)
+        name
+        for name in failed.keys() & paper.DATASET_LABELS.keys()
+        if isinstance(failed[name], DataUnavailable)
     }
     if missing:
-        failed |= prepare(["tiny"], config.tokenizer, data_dir=Path(config.data_dir))
+        failed |= prepare(["tiny"], config.tokenizer, data_dir=data_dir)
         datasets = [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]
         runs, todo = expand(datasets)
     write_json(results_dir / UNAVAILABLE, {name: str(failed[name]) for name in missing})
-    on_gpu = resolve_device(config.runtime.device).type == "cuda"
-    jobs = config.runtime.jobs or (torch.cuda.device_count() if on_gpu else _cores())
+    jobs = config.runtime.jobs or default_jobs(todo, config.runtime.device)
     print(f"scale {scale}: {len(runs)} runs, {len(todo)} to train, {jobs} at a time", flush=True)
     problems = [str(error) for name, error in failed.items() if name not in missing]
     todo = [run for run in todo if run.dataset not in failed]
@@ -85,7 +87,8 @@ def reproduce(
         for outcome in run_all(todo, jobs=jobs):
             bar.write(outcome.text)
             bar.update(outcome.status != "stopped")
-            problems += [outcome.text] if outcome.status not in ("complete", "skipped") else []
+            if outcome.status not in ("complete", "skipped"):
+                problems.append(outcome.text)
     if EXTRAPOLATED in studies:
         measured = study_runs(
             [EXTRAPOLATED], scale=scale, seeds=seeds, datasets=datasets, overrides=common
@@ -101,6 +104,14 @@ def reproduce(
     return 1 if problems or invalid else 0
 
 
+class Worker(NamedTuple):
+    """A process that trains a run; its slot, from 0 to jobs - 1, selects the GPU."""
+
+    process: Any
+    run: Run
+    slot: int
+
+
 def run_all(
     runs: Sequence[Run], *, jobs: int, work: Callable[[Run], Outcome] = execute
 ) -> Iterator[Outcome]:
@@ -111,47 +122,45 @@ def run_all(
     once.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["crope.run", "torch._dynamo"]
-    )  # a second each per process otherwise
-    waiting, gpus, stopping = list(runs), _visible_gpus(), False
-    active: dict[Any, tuple[Any, Run, int]] = {}
+    # A second each per process otherwise.
+    context.set_forkserver_preload(["crope.run", "torch._dynamo"])
+    waiting = [_resolved(run, jobs) for run in runs]
+    workers: dict[Any, Worker] = {}  # by the connection that receives the outcome
+    gpus = _visible_gpus()
+    stopping = False
     with stop_on_signal() as stop, ExitStack() as stack:
 
         def stop_all() -> None:
             """Once, because a process that gets a second signal ends without saving."""
             nonlocal stopping
-            for process, _, _ in () if stopping else active.values():
-                process.terminate()
+            if not stopping:
+                for worker in workers.values():
+                    worker.process.terminate()
             stopping = True
 
         stack.callback(stop_all)  # also after an error in this process
-        while active or (waiting and not stop.requested()):
-            while len(active) < jobs and not stop.requested():
-                run = next((run for run in waiting if not is_locked(run)), None)
+        while workers or (waiting and not stop.requested()):
+            while len(workers) < jobs and not stop.requested():
+                run = _next_run(waiting, [worker.run for worker in workers.values()])
                 if run is None:
                     break
                 waiting.remove(run)
-                slot = min(set(range(jobs)) - {slot for _, _, slot in active.values()})
+                slot = min(set(range(jobs)) - {worker.slot for worker in workers.values()})
+                gpu = gpus[slot % len(gpus)] if gpus else None
                 receiver, sender = context.Pipe(duplex=False)
-                arguments = (
-                    _share_threads(run, jobs),
-                    sender,
-                    gpus[slot % len(gpus)] if gpus else None,
-                    work,
-                )
+                arguments = (run, sender, gpu, work)
                 process = context.Process(target=_run_in_process, args=arguments)
                 process.start()
                 sender.close()  # so that the end of the process is the end of the pipe
-                active[receiver] = (process, run, slot)
+                workers[receiver] = Worker(process, run, slot)
             if stop.requested():
                 stop_all()
-            ready: list[Any] = wait(list(active), timeout=POLL_SECONDS)
+            ready: list[Any] = wait(list(workers), timeout=POLL_SECONDS)
             for receiver in ready:
-                process, run, _ = active.pop(receiver)
-                outcome = _receive(receiver, process, run, stopping)
+                worker = workers.pop(receiver)
+                outcome = _receive(receiver, worker, stopping)
                 if outcome.status == "busy":
-                    waiting.append(run)
+                    waiting.append(worker.run)
                 else:
                     yield outcome
         if stop.requested():
@@ -180,33 +189,90 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _receive(receiver: Connection, process: Any, run: Run, stopping: bool) -> Outcome:
+def _receive(receiver: Connection, worker: Worker, stopping: bool) -> Outcome:
+    """What a process sent before it ended, or how it ended."""
+    run, process = worker.run, worker.process
     with suppress(EOFError):
         outcome: Outcome = receiver.recv()
         process.join()
         return outcome
     process.join()
-    code = process.exitcode
-    how = (
-        f"killed by signal {-code} (out of memory?)"
-        if code < 0
-        else f"ended with exit status {code}"
-    )
     if stopping:  # before it started to train
         return Outcome(run.run_id, "stopped", f"{run.run_id}: stopped")
-    message = (
-        f"its process was {how}; run the same command again to continue from the last checkpoint"
-    )
+    how = f"ended with exit status {process.exitcode}"
+    if process.exitcode < 0:
+        how = f"was killed by signal {-process.exitcode} (out of memory?)"
+    message = f"its process {how}; run the same command again to continue from the last checkpoint"
     record_failure(run, message)
     return Outcome(run.run_id, "failed", f"{run.run_id}: {message}")
 
 
-def _share_threads(run: Run, jobs: int) -> Run:
-    """On small models, one run per core is faster than one step on all cores."""
+def _resolved(run: Run, jobs: int) -> Run:
+    """The run with its share of the cores (on small models, one run per core is faster than one
+    step on all cores) and with `compile=auto` decided, which prints what is missing once.
+    """
+    device = resolve_device(run.config.runtime.device)
     runtime = replace(
-        run.config.runtime, threads=run.config.runtime.threads or max(1, _cores() // jobs)
+        run.config.runtime,
+        threads=run.config.runtime.threads or max(1, _cores() // jobs),
+        compile=str(compiles(run.config, device)).lower(),
     )
     return replace(run, config=replace(run.config, runtime=runtime))
+
+
+def _next_run(waiting: Sequence[Run], active: Sequence[Run]) -> Run | None:
+    """The first run that no other command trains and whose compiled code nobody is making.
+
+    The first active run of a shape compiles it into torch's cache on disk, until it has written its
+    first line of metrics; another one that starts meanwhile would compile the same code again.
+    """
+    compiling = [
+        _shape(run)
+        for run in active
+        if run.config.runtime.compile == "true" and not _has_metrics(run)
+    ]
+    for run in waiting:
+        if _shape(run) not in compiling and not is_locked(run):
+            return run
+    return None
+
+
+def _shape(run: Run) -> tuple[Any, ...]:
+    """What compiled code depends on."""
+    train = run.config.train
+    sizes = (train.batch_size, train.seq_len, run.config.tokenizer.vocab_size, train.precision)
+    return (*astuple(run.config.model), *sizes)
+
+
+def _has_metrics(run: Run) -> bool:
+    path = run.path / "metrics.jsonl"
+    return path.exists() and path.stat().st_size > 0
+
+
+def default_jobs(runs: Sequence[Run], device: str) -> int:
+    """Runs at a time: one per CPU core; on each GPU as many as its memory holds, at most
+    RUNS_PER_GPU.
+    """
+    if resolve_device(device).type == "cpu":
+        return _cores()
+    memory = torch.cuda.get_device_properties(0).total_memory
+    largest = max((_gpu_bytes(run.config) for run in runs), default=1)
+    per_gpu = min(RUNS_PER_GPU, memory // largest)
+    return torch.cuda.device_count() * max(1, per_gpu)
+
+
+def _gpu_bytes(config: Config) -> int:
+    """Upper estimate of the GPU memory of a run.
+
+    Bytes: 12 per logit (three float32 copies in an eager backward pass of the loss), about 100 per
+    activation of a layer, 16 per weight with its gradient and AdamW's two moments; and 1 GiB for
+    CUDA's context and libraries.
+    """
+    model, vocab_size = config.model, config.tokenizer.vocab_size
+    tokens = config.train.batch_size * config.train.seq_len
+    activations = tokens * (12 * vocab_size + 100 * model.n_layers * model.d_model)
+    weights = model.d_model * (vocab_size + 12 * model.n_layers * model.d_model)
+    return activations + 16 * weights + 2**30
 
 
 def _cores() -> int:

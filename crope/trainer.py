@@ -5,15 +5,12 @@ save if due.
 after s updates and the training loss of the batch that makes update s + 1.
 """
 
-import gc
 import math
 import multiprocessing
-import os
 import re
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,17 +27,18 @@ from crope.config import Config, TrainConfig, run_hash
 from crope.data.batches import Corpus, resident, sample_batch
 from crope.data.corpora import SPLITS
 from crope.data.tokens import TokenSet
-from crope.device import keep_freed_memory, peak_flops, resolve_device
+from crope.device import can_compile, peak_flops, prepare_device
 from crope.evaluate import LossFunction, cross_entropy, full_batch_size, full_loss, sampled_loss
 from crope.model.counting import train_flops_per_token
 from crope.model.gpt import GPT
 from crope.record import MetricsWriter, write_array
 from crope.seeding import torch_seed
 
-# On two CPU cores compiling takes about 30 s and saves about a quarter of each step
+# Compiling takes about 30 s. On two CPU cores it saves about a quarter of each step; on a GPU it
+# saves the launches of several hundred kernels, an estimated 5 to 10 ms per step
 # (docs/performance.md).
-COMPILE_PAYS_TOKENS = 5_000_000
-NO_STEP = 2**62  # sentinel: no non-finite loss so far
+COMPILE_PAYS_TOKENS = 5_000_000  # of a run on a CPU
+COMPILE_PAYS_STEPS = 2_000  # of a run on a GPU
 
 QKV = re.compile(r"\.[qkv]_proj\.")
 
@@ -82,7 +80,7 @@ def train(
 
     Raises NonFiniteLoss; Stopped after saving, if `stop_requested()`.
     """
-    device = prepare_device(config)
+    device = prepare_device(config.runtime)
     model.to(device)
     optimizer, scheduler = build_optimizer(model, config.train)
     state = TrainState(model, optimizer, scheduler)
@@ -99,13 +97,16 @@ def train(
 
         def save(step: int) -> None:
             meter.check_finite()
-            save_checkpoint(
-                folder, state, step=step, metrics_size=metrics.sync(), made_with=made_with
-            )
+            size = metrics.sync()
+            save_checkpoint(folder, state, step=step, metrics_size=size, made_with=made_with)
 
+        saved_at = time.perf_counter()
         for step in progress(start, config.train.max_steps):
-            if step > start and step % config.runtime.checkpoint_every == 0:
-                save(step)
+            unsaved_seconds = time.perf_counter() - saved_at
+            if step > start and unsaved_seconds >= config.runtime.checkpoint_seconds:
+                with meter.paused():
+                    save(step)
+                saved_at = time.perf_counter()
             try:
                 with meter.paused(config.validates_at(step)):
                     line, window_nats = validate(
@@ -123,7 +124,9 @@ def train(
                     line |= meter.read(loss, lr=float(scheduler.get_last_lr()[0]))
                 scheduler.step()
             if line:
-                meter.check_finite(line, step)
+                meter.check_finite()
+                if not all(map(math.isfinite, line.values())):
+                    raise NonFiniteLoss("validation", step)
                 metrics.write({"step": step, **line})
                 log({"step": step, **line})
     assert window_nats is not None  # of the last step
@@ -207,32 +210,6 @@ def validate(
     return line, window_nats
 
 
-def prepare_device(config: Config) -> torch.device:
-    """Sets torch's process-wide options and clears what an earlier run of this process left there."""
-    device = resolve_device(config.runtime.device)
-    if config.runtime.threads:
-        torch.set_num_threads(config.runtime.threads)
-    if config.runtime.deterministic:
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # cuBLAS reads it when it starts
-    torch.use_deterministic_algorithms(config.runtime.deterministic)
-    torch._dynamo.reset()
-    # torch has no public setting for any of these. Falling back silently, to eager or to single
-    # kernel launches, would cost speed without notice.
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
-    torch._inductor.config.triton.cudagraph_or_error = True
-    # Inductor's own generator draws other dropout masks than eager torch at the same seed.
-    torch._inductor.config.fallback_random = True
-    if device.type == "cuda":
-        gc.collect()  # the last run's optimiser and schedule form a cycle and would count in this run's peak
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        keep_freed_memory()
-    return device
-
-
 def build_optimizer(model: nn.Module, config: TrainConfig) -> tuple[AdamW, LRScheduler]:
     """AdamW and StepLR of Sec. 5.3; on request a linear warm-up, and another rate for Q, K and V.
 
@@ -304,13 +281,19 @@ def build_losses(
 
 
 def compiles(config: Config, device: torch.device) -> bool:
-    """Whether to use torch.compile; `auto`: if it pays within the run's length."""
-    if config.runtime.compile != "auto":
-        return config.runtime.compile == "true"
-    tokens = config.train.max_steps * config.train.batch_size * config.train.seq_len
-    return device.type == "cuda" or (
-        tokens >= COMPILE_PAYS_TOKENS and shutil.which("g++") is not None
-    )
+    """Whether a run uses torch.compile: if asked to, or by `auto` if it pays within the run's
+    length; never where the machine cannot compile.
+    """
+    wanted = config.runtime.compile == "true"
+    if config.runtime.compile == "auto":
+        tokens = config.train.max_steps * config.train.batch_size * config.train.seq_len
+        on_cpu = device.type == "cpu"
+        wanted = (
+            tokens >= COMPILE_PAYS_TOKENS
+            if on_cpu
+            else config.train.max_steps >= COMPILE_PAYS_STEPS
+        )
+    return wanted and can_compile(device.type)
 
 
 def progress(start: int, total: int) -> Iterator[int]:
@@ -343,25 +326,24 @@ class Meter:
             config.model, vocab_size=vocab_size, seq_len=config.train.seq_len
         )
         self.peak = peak_flops(device, config.train.precision)
-        self.no_step = torch.tensor(NO_STEP, device=device)
-        self.first_bad = self.no_step.clone()
+        self.losses: list[Tensor] = []  # not yet checked, the last one that of step `last_step`
+        self.last_step = 0
         self.steps, self.started, self.pause = 0, time.perf_counter(), 0.0
 
     def add(self, loss: Tensor, step: int) -> None:
         self.steps += 1
-        self.first_bad = torch.minimum(
-            self.first_bad, torch.where(loss.isfinite(), self.no_step, step)
-        )
+        self.last_step = step
+        self.losses.append(loss)
 
-    def check_finite(self, line: Mapping[str, float] | None = None, step: int = 0) -> None:
-        """Raises NonFiniteLoss for the first non-finite training loss so far, or for a non-finite
-        value in `line`.
-        """
-        first_bad = int(self.first_bad)
-        if first_bad != NO_STEP:
-            raise NonFiniteLoss("training", first_bad)
-        if line and not all(map(math.isfinite, line.values())):
-            raise NonFiniteLoss("validation", step)
+    def check_finite(self) -> None:
+        """Raises NonFiniteLoss for the first non-finite training loss since the last call."""
+        if not self.losses:
+            return
+        finite = torch.stack(self.losses).isfinite().tolist()
+        first_step = self.last_step - len(finite) + 1
+        self.losses.clear()
+        if not all(finite):
+            raise NonFiniteLoss("training", first_step + finite.index(False))
 
     def read(self, loss: Tensor, *, lr: float) -> Line:
         """A training line: this batch's loss, and the mean speed since the last line without
@@ -379,9 +361,9 @@ class Meter:
         return line
 
     @contextmanager
-    def paused(self, wanted: bool) -> Iterator[None]:
-        """Excludes the block (validation) from the step times; waits first for steps queued on a
-        GPU.
+    def paused(self, wanted: bool = True) -> Iterator[None]:
+        """Excludes the block (validation, a checkpoint) from the step times; waits first for steps
+        queued on a GPU.
         """
         if wanted and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

@@ -1,12 +1,9 @@
 """Times this project's training step against `transformers` GPT-2 and a plain PyTorch loop, all in
 one run.
 
-python scripts/bench.py                               # the shapes of docs/performance.md, and one
-                                                      projection alone
+python scripts/bench.py --write                       # the shapes of docs/performance.md, into it
 python scripts/bench.py scale=paper model=rope        # any configuration, as for train.py
-python scripts/bench.py --part projections --write    # one part; --write puts the tables into
-                                                      docs/performance.md
-python scripts/bench.py --part profile scale=paper    # torch.profiler's table of this project's
+python scripts/bench.py --profile scale=paper         # torch.profiler's table of this project's
                                                       step
 python scripts/bench.py --smoke                       # tiny sizes: shows that it runs, not how fast
 
@@ -19,7 +16,7 @@ import itertools
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -29,36 +26,28 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.benchmark import Timer
 
 from crope.checkpoint import TrainState
 from crope.compose import load_run
 from crope.config import ROOT, Config
 from crope.data.batches import resident
-from crope.device import device_name, peak_flops, resolve_device
-from crope.errors import Parser, main_errors, positive
-from crope.model.complex_linear import ComplexLinear
+from crope.device import can_compile, device_name, peak_flops, prepare_device, resolve_device
+from crope.errors import Parser, log_line, main_errors, positive
 from crope.model.counting import train_flops_per_token
 from crope.record import write_text
 from crope.run import build_model
-from crope.trainer import build_losses, build_optimizer, prepare_device, train_step
+from crope.trainer import build_losses, build_optimizer, compiles, train_step
 
 PAGE = ROOT / "docs" / "performance.md"
 OURS = "this project"
 WARM_UP, TURN = 5, {"cpu": 4, "cuda": 20}  # steps
-SHAPES = (  # the head dominates at the paper's vocabulary, the layers at the quick scale's
-    ("scale=paper", "ablation=b2_l512_g09_s1000", "model=crope"),
-    ("scale=quick", "model=crope", "train.batch_size=8", "train.seq_len=256"),
-)
-SMOKE = (
-    "scale=smoke",
-    "data=tiny",
-    "model=crope",
-    "train.batch_size=2",
-    "train.seq_len=16",
-    "runtime.compile=false",
-)
-WIDTHS = (128, 256, 512, 1024, 2048, 4096)
+B2_ROW = ("scale=paper", "ablation=b2_l512_g09_s1000", "model=crope")
+SHAPES = {
+    # The head dominates at the paper's vocabulary, the layers at the quick scale's.
+    "cpu": (B2_ROW, ("scale=quick", "model=crope", "train.batch_size=8", "train.seq_len=256")),
+    "cuda": (("scale=paper", "model=crope"), B2_ROW),
+}
+SMOKE = ("scale=smoke", "data=tiny", "model=crope", "train.batch_size=2", "train.seq_len=16")
 
 Step = Callable[[], None]
 
@@ -66,7 +55,7 @@ Step = Callable[[], None]
 def main() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument(
-        "--part", choices=("steps", "projections", "profile"), help="default: steps and projections"
+        "--profile", action="store_true", help="torch.profiler's table of a step instead of times"
     )
     parser.add_argument(
         "--rounds",
@@ -84,27 +73,28 @@ def main() -> None:
         help="one configuration (default: the shapes of docs/performance.md)",
     )
     options = parser.parse_args()
-    shapes = [SMOKE] if options.smoke else [options.overrides] if options.overrides else SHAPES
-    configs = [load_run([*shape, "tracker=none"]).config for shape in shapes]
-    device = resolve_device(configs[0].runtime.device)
-    if options.part == "profile":
-        print(profile(configs[0]))
-    rounds, widths, seconds = (1, (8,), 0.01) if options.smoke else (options.rounds, WIDTHS, 0.5)
+    if options.smoke:
+        shapes = [(*SMOKE, *options.overrides)]
+    else:
+        default = SHAPES[resolve_device("auto").type]
+        shapes = [options.overrides] if options.overrides else default
     tables = []
-    if options.part in (None, "steps"):
-        timed = [
+    for shape in shapes:
+        config = load_run([*shape, "tracker=none"]).config
+        device = prepare_device(config.runtime)
+        if options.profile:
+            print(profile(config, device))
+            continue
+        rounds = 1 if options.smoke else options.rounds
+        tables.append(
             render_steps(config, time_steps(implementations(config), device, rounds=rounds))
-            for config in configs
-        ]
-        tables.append(("steps", "\n".join(timed)))
-    if options.part in (None, "projections"):
-        tables.append(("projections", time_projections(widths, device, seconds=seconds)))
-    for part, table in tables:
-        print(table)
-        if options.write:
-            write_text(
-                PAGE, with_table(PAGE.read_text(encoding="utf-8"), f"{part} {device.type}", table)
-            )
+        )
+        print(tables[-1], flush=True)
+    if options.write and tables:
+        page = with_table(
+            PAGE.read_text(encoding="utf-8"), f"steps {device.type}", "\n".join(tables)
+        )
+        write_text(PAGE, page)
 
 
 def with_table(page: str, name: str, table: str) -> str:
@@ -124,41 +114,49 @@ def with_table(page: str, name: str, table: str) -> str:
 
 
 def implementations(config: Config) -> dict[str, Callable[[], Step]]:
-    """This project and each baseline, as shipped and at their strongest (no compilation with
-    runtime.compile=false).
+    """This project and each baseline, as shipped and at their strongest; nothing is compiled with
+    runtime.compile=false or without a compiler.
     """
-    precision, compiles = config.train.precision, config.runtime.compile != "false"
-    found: dict[str, Callable[[], Step]] = {
-        f"{OURS}: eager, {precision}": lambda: our_step(config, compiled=False)
+    precision, kind = config.train.precision, resolve_device(config.runtime.device).type
+    compiled = config.runtime.compile != "false" and can_compile(kind)
+    ours = partial(our_step, config)
+    builders: dict[str, Callable[[], Step]] = {
+        f"{OURS}: eager, {precision}": partial(ours, compiled=False)
     }
-    if compiles:
-        found[f"{OURS}: compiled, {precision}"] = lambda: our_step(config, compiled=True)
-    if compiles and resolve_device(config.runtime.device).type == "cuda":
-        graphs = f"{OURS}: compiled, {precision}, CUDA graphs"
-        found[graphs] = lambda: our_step(config, compiled=True, cuda_graphs=True)
-    mode = "compiled" if compiles else "eager"
-    for name, build in (
-        ("plain PyTorch loop", PlainGPT),
-        ("transformers GPT-2", transformers_gpt2),
-    ):
-        if build is PlainGPT or find_spec("transformers"):
-            found[f"{name}: as shipped (eager, fp32)"] = partial(
-                baseline_step, config, build, "fp32", False, 1
-            )
-            strongest = partial(baseline_step, config, build, precision, compiles, 64)
-            found[f"{name}: {mode}, {precision}, vocabulary padded"] = strongest
-    return found
+    if compiled:
+        builders[f"{OURS}: compiled, {precision}"] = partial(ours, compiled=True)
+    if compiled and kind == "cuda":
+        builders[f"{OURS}: compiled, {precision}, CUDA graphs"] = partial(
+            ours, compiled=True, cuda_graphs=True
+        )
+    baselines = {"plain PyTorch loop": PlainGPT}
+    if find_spec("transformers"):
+        baselines["transformers GPT-2"] = transformers_gpt2
+    mode = "compiled" if compiled else "eager"
+    for name, build in baselines.items():
+        baseline = partial(baseline_step, config, build)
+        builders[f"{name}: as shipped (eager, fp32)"] = partial(baseline, "fp32", False, 1)
+        strongest = f"{name}: {mode}, {precision}, vocabulary padded"
+        builders[strongest] = partial(baseline, precision, compiled, 64)
+    return builders
 
 
 def time_steps(
     chosen: dict[str, Callable[[], Step]], device: torch.device, *, rounds: int
 ) -> dict[str, float]:
-    """Median milliseconds of a step of each implementation."""
+    """Median milliseconds of a step of each implementation; one that fails is reported and left
+    out.
+    """
     steps = {}
     for name, build in chosen.items():
-        steps[name] = build()
-        for _ in range(WARM_UP):
-            steps[name]()
+        try:
+            step = build()
+            for _ in range(WARM_UP):
+                step()
+        except Exception as error:  # a library's compiler or too little memory
+            log_line(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        else:
+            steps[name] = step
     times: dict[str, list[float]] = {name: [] for name in steps}
     for name in list(steps) * rounds:
         synchronize()
@@ -181,7 +179,8 @@ def our_step(config: Config, *, compiled: bool, cuda_graphs: bool = False) -> St
         config.runtime, compile="true" if compiled else "false", cuda_graphs=cuda_graphs
     )
     config = replace(config, runtime=runtime)
-    device, vocab_size = prepare_device(config), config.tokenizer.vocab_size
+    device = resolve_device(config.runtime.device)
+    vocab_size = config.tokenizer.vocab_size
     tokens = resident(
         np.random.default_rng(0).integers(vocab_size, size=1_000_000).astype(np.uint16), device
     )
@@ -304,107 +303,34 @@ def render_steps(config: Config, times: dict[str, float]) -> str:
     rows = [
         (
             name,
-            f"{ms:.1f}",
+            f"{ms:.4g}",
             f"{1000 * batch * length / ms:,.0f}",
             f"{1e5 * flops / ms / peak:.1f} %" if peak else "–",
             f"{ms / best:.2f}",
         )
         for name, ms in times.items()
     ]
-    about = f"B {batch}, L {length}, D {config.model.d_model}, V {vocab_size:,}; {machine(device)}"
-    return render(about, ("implementation", "ms/step", "tokens/s", "MFU", "time / our best"), rows)
-
-
-def render(about: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = ("implementation", "ms/step", "tokens/s", "MFU", "time / our best")
     dashes = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join(
-        [about, "", *(f"| {' | '.join(cells)} |" for cells in (head, dashes, *rows)), ""]
-    )
+    sizes = f"B {batch}, L {length}, D {config.model.d_model}, V {vocab_size:,}"
+    machine = f"{device_name(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    lines = [f"{sizes}; {machine}", ""]
+    lines += [f"| {' | '.join(cells)} |" for cells in (head, dashes, *rows)]
+    return "\n".join([*lines, ""])
 
 
-def machine(device: torch.device) -> str:
-    return f"{device_name(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-
-
-def profile(config: Config) -> str:
-    """torch.profiler's table of ten steps of this project, sorted by the device's own time."""
-    runtime = config.runtime
-    step = our_step(config, compiled=runtime.compile == "true", cuda_graphs=runtime.cuda_graphs)
+def profile(config: Config, device: torch.device) -> str:
+    """torch.profiler's table of ten steps as they are trained, sorted by the device's own time."""
+    compiled = compiles(config, device)
+    step = our_step(config, compiled=compiled, cuda_graphs=config.runtime.cuda_graphs)
     for _ in range(WARM_UP):
         step()
     with torch.profiler.profile() as recorded:
         for _ in range(10):
             step()
         synchronize()
-    order = f"self_{resolve_device(runtime.device).type}_time_total"
+    order = f"self_{device.type}_time_total"
     return recorded.key_averages().table(sort_by=order, row_limit=25)
-
-
-# One D x D projection. a, b: (D/2, D/2) of Eq. 30; x0, x1: the even and odd channels.
-
-
-def two_products(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """(a x0 + b x1, a x1 - b x0): as many multiplications as the dense product, from half as many
-    weights.
-    """
-    pair = torch.stack(x.unflatten(-1, (-1, 2)).unbind(-1))
-    (a_even, a_odd), (b_even, b_odd) = F.linear(pair, a), F.linear(pair, b)
-    return torch.stack((a_even + b_odd, a_odd - b_even), dim=-1).flatten(-2)
-
-
-def three_products(x: Tensor, a: Tensor, b_minus_a: Tensor, a_plus_b: Tensor) -> Tensor:
-    """Gauss: with s = a (x0 + x1), outputs s + (b - a) x1 and s - (a + b) x0: 3/4 of the
-    multiplications.
-    """
-    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
-    both = F.linear(even + odd, a)
-    return torch.stack(
-        (both + F.linear(odd, b_minus_a), both - F.linear(even, a_plus_b)), dim=-1
-    ).flatten(-2)
-
-
-def time_projections(
-    widths: Sequence[int], device: torch.device, *, seconds: float, tokens: int = 512
-) -> str:
-    """A Markdown table: times of a dense projection in fp32, and those of three forms of Eq. 30
-    relative to it.
-
-    training    forward and backward of `tokens` tokens
-    decoding    forward of one token without gradients, the sums of weights for three products made
-                beforehand
-    """
-    rows = []
-    for width in widths:
-        linear = nn.Linear(width, width, bias=False, device=device)
-        layer = ComplexLinear.from_linear(linear)
-        a, b, sums = layer.a, layer.b, ((layer.b - layer.a).detach(), (layer.a + layer.b).detach())
-        x_ND = torch.randn(tokens, width, device=device, requires_grad=True)
-        names = {"x": x_ND, "gradient": torch.randn_like(x_ND), "one": x_ND[:1], "sums": sums}
-        names |= {"linear": linear, "w": linear.weight, "layer": layer, "a": a, "b": b}
-        names |= {"two": two_products, "three": three_products, "grad": torch.autograd.grad}
-        trained = ["linear(x), (x, w)", "layer(x), (x, a, b)", "two(x, a, b), (x, a, b)"]
-        trained += ["three(x, a, b - a, a + b), (x, a, b)"]
-        training = [
-            median_seconds(f"grad({arguments}, gradient)", names, seconds) for arguments in trained
-        ]
-        decoded = ("linear(one)", "layer(one)", "two(one, a, b)", "three(one, a, *sums)")
-        with torch.no_grad():
-            decoding = [median_seconds(statement, names, seconds) for statement in decoded]
-        cells = [f"{width:,}"]
-        for times, scale, unit in ((training, 1e3, "ms"), (decoding, 1e6, "µs")):
-            cells += [
-                f"{scale * times[0]:.3g} {unit}",
-                *(f"{other / times[0]:.2f}" for other in times[1:]),
-            ]
-        rows.append(cells)
-    forms = ("dense", "dense from (a, b)", "two products", "three products")
-    head = ["D", *(f"{what}, {form}" for what in ("training", "decoding") for form in forms)]
-    return render(f"fp32; {tokens} tokens per training step; {machine(device)}", head, rows)
-
-
-def median_seconds(statement: str, names: dict[str, Any], seconds: float) -> float:
-    timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
-    return timer.blocked_autorange(min_run_time=seconds).median
 
 
 if __name__ == "__main__":

@@ -4,12 +4,20 @@ before    prepare, status
 results   explain, publish, readme, theory
 a run     extrapolate, convert, export, upload (RUN is a folder, a run id or a unique start of one)
 code      golden
+machine   gpu-check
 """
 
 import argparse
+import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from crope.errors import (
     ConfigError,
@@ -22,6 +30,16 @@ from crope.errors import (
 )
 
 Options = argparse.Namespace
+
+# Parts of `gpu-check`, in this order; each is one command and continues where it was interrupted.
+CHECKS = {
+    "tests": "-m pytest -q --durations=10 tests/test_cuda.py",
+    "bench": "scripts/bench.py",
+    "seed0": "scripts/reproduce.py --scale {scale} --seeds 1 --results-dir {results} tracker=none",
+    "seeds": "scripts/reproduce.py --scale {scale} --results-dir {results} tracker=none",
+    "publish": "scripts/tools.py publish {machine} --scale {scale} --results-dir {results}",
+}
+CHECKS_OF_RUNS = ("seed0", "seeds", "publish")
 
 
 def prepare(options: Options) -> int:
@@ -153,6 +171,87 @@ def golden(options: Options) -> None:
     print(f"changed: {', '.join(remake()) or 'none'}")
 
 
+def gpu_check(options: Options) -> int:
+    """Tests, step times, seed 0 of both tables, all seeds and publication on a new GPU machine.
+
+    Parts that passed at this commit are skipped unless they are named; the first that fails ends
+    the command. Their output is also in <results>/gpu-check.
+    """
+    from crope import provenance
+    from crope.compose import load_run
+    from crope.config import ROOT
+    from crope.device import can_compile
+    from crope.record import write_json
+
+    if unknown := set(options.parts) - CHECKS.keys():
+        raise ConfigError(f"no part {min(unknown)}; the parts are {', '.join(CHECKS)}")
+    facts = provenance.collect(load_run().config.runtime, {})
+    shown = ("device", "driver", "cuda", "python", "packages", "commit", "dirty")
+    print(*(f"{name}: {facts[name]}" for name in shown), sep="\n", flush=True)
+    can_compile(facts["device_kind"])
+    folder = (options.results_dir / "gpu-check").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    passed_file = folder / "passed.json"
+    passed = json.loads(passed_file.read_text()) if passed_file.exists() else {}
+    names = {"scale": options.scale or "paper", "machine": options.machine}
+    names["results"] = options.results_dir.absolute()
+    environment = os.environ | {"CROPE_TEST_DEVICE": facts["device_kind"], "PYTHONUNBUFFERED": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    for part in options.parts or CHECKS:
+        passed_at = passed.get(part, {}).get("commit")
+        if passed_at and passed_at == facts["commit"] and not options.parts:
+            print(f"{part}: passed before", flush=True)
+            continue
+        if part in CHECKS_OF_RUNS and (facts["commit"] is None or facts["dirty"]):
+            raise UserError(f"{part}: runs of uncommitted code cannot be published; commit first")
+        words = [word.format(**names) for word in CHECKS[part].split()]
+        if part == "bench" and names["scale"] == "smoke":
+            words.append("--smoke")
+        started = time.monotonic()
+        status = _run_and_log([sys.executable, *words], folder / f"{part}.log", environment)
+        minutes = round((time.monotonic() - started) / 60, 1)
+        print(f"{part}: exit status {status} after {minutes} minutes", flush=True)
+        if status:
+            return status
+        passed[part] = {"commit": facts["commit"], "minutes": minutes}
+        write_json(passed_file, passed)
+    return 0
+
+
+def _run_and_log(command: list[str], log: Path, environment: dict[str, str]) -> int:
+    """Runs a command, its output here and in a file; returns its exit status.
+
+    SIGINT and SIGTERM are passed on to it, once each, and raise KeyboardInterrupt when it has saved
+    its runs and ended.
+    """
+    from crope.config import ROOT
+
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    options |= {"cwd": ROOT, "env": environment, "text": True}
+    options["process_group"] = 0  # Ctrl-C reaches this process only
+    signals: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        process.terminate()
+
+    with log.open("w", encoding="utf-8") as file, subprocess.Popen(command, **options) as process:
+        before = {
+            number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            for line in process.stdout or ():
+                print(line, end="", flush=True)
+                file.write(line)
+                file.flush()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    if signals:
+        raise KeyboardInterrupt(signals[0])
+    return process.returncode
+
+
 def _each(names: list[str], call: Callable[[str], None]) -> int:
     """Exit status 1 if `call` failed for one of the runs; the others are done anyway."""
     failed = False
@@ -172,9 +271,9 @@ def build_parser() -> Parser:
     def command(call: Callable[[Options], int | None], *arguments: str) -> Parser:
         """A sub-parser with the options that several sub-commands share."""
         assert call.__doc__
-        sub = commands.add_parser(
-            call.__name__, help=call.__doc__.rstrip("."), description=call.__doc__
-        )
+        name = call.__name__.replace("_", "-")
+        summary = call.__doc__.split("\n\n")[0].rstrip(".")
+        sub = commands.add_parser(name, help=summary, description=call.__doc__)
         sub.set_defaults(call=call)
         shared = {
             "results_dir": {
@@ -260,6 +359,9 @@ def build_parser() -> Parser:
     sub = command(upload, "results_dir")
     sub.add_argument("runs", nargs="+", metavar="RUN")
     command(golden)
+    sub = command(gpu_check, "scale", "results_dir")
+    sub.add_argument("parts", nargs="*", metavar="PART", help=f"default: {', '.join(CHECKS)}")
+    sub.add_argument("--machine", default="h200", help="name to publish under (default: h200)")
     return parser
 
 

@@ -1,11 +1,15 @@
 """Fixtures shared by all tests: a toy corpus and toy runs."""
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from crope import trainer
 from crope.compose import Run, load_run
 from crope.data.tokens import TokenSet
 from crope.record import read_metrics
@@ -30,7 +34,7 @@ TOY_OVERRIDES = (
     "model.n_layers=1",
     "runtime.device=cpu",
     "runtime.log_every=3",
-    "runtime.checkpoint_every=5",
+    "runtime.checkpoint_seconds=5",
 )
 
 
@@ -63,6 +67,24 @@ def toy_data(toy_tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> TokenSet:
 
 def toy_run(results: Path, *more: str) -> Run:
     return load_run([*TOY_OVERRIDES, f"results_dir={results}", *more])
+
+
+def count_steps_as_seconds(set_attribute: Callable[..., None] = setattr) -> None:
+    """Replaces the trainer's clock by one that each update moves by a second."""
+    clock, real = SimpleNamespace(now=0.0), trainer.train_step
+
+    def step(*args: Any, **kwargs: Any) -> torch.Tensor:
+        clock.now += 1
+        return real(*args, **kwargs)
+
+    set_attribute(trainer, "train_step", step)
+    set_attribute(trainer, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+
+@pytest.fixture
+def step_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it, runtime.checkpoint_seconds=5 saves every 5 steps."""
+    count_steps_as_seconds(monkeypatch.setattr)
 
 
 def losses(run: Run) -> list[tuple[int, str, float]]:

@@ -25,7 +25,7 @@ import torch
 from crope import checkpoint, record, trainer
 from crope import run as run_module
 from crope.compose import Run
-from tests.conftest import make_toy_tokens, same_bits, toy_run
+from tests.conftest import count_steps_as_seconds, make_toy_tokens, same_bits, toy_run
 
 PHASES = (
     "between",
@@ -83,7 +83,7 @@ def torment(kills: int, folder: Path, *, seed: int) -> Tally:
         number = tally.runs
         options = [f"seed={number}", f"model={('rope', 'crope')[number % 2]}", "model.dropout=0.1"]
         whole, broken = (
-            toy_run(folder / f"{name}-{number}", "runtime.checkpoint_every=3", *options)
+            toy_run(folder / f"{name}-{number}", "runtime.checkpoint_seconds=3", *options)
             for name in ("whole", "broken")
         )
         Attempt(whole).join()
@@ -176,6 +176,7 @@ def _child(run: Run, board: Path) -> None:
     def enter_resume() -> None:
         shared[1 + RESUME], shared[0] = 1, RESUME
 
+    count_steps_as_seconds()
     _slow_files(doing, enter_resume)
     run_module.load_tokens = lambda *_, **__: make_toy_tokens(board.parent)
     outcome = run_module.execute(run)

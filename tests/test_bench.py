@@ -1,7 +1,8 @@
-"""The benchmark script: equal projections in every form, what it counts, and where its tables go."""
+"""The benchmark script: what it times and counts, and where its tables go."""
 
 import math
 import time
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -9,7 +10,6 @@ import torch
 
 from crope.compose import load_run
 from crope.config import ROOT
-from crope.model.complex_linear import ComplexLinear
 
 from .conftest import TOY_OVERRIDES, TOY_VOCAB
 
@@ -22,16 +22,6 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     import bench
 
     return bench
-
-
-def test_the_products_equal_the_dense_form(bench: ModuleType) -> None:
-    layer = ComplexLinear.from_linear(torch.nn.Linear(12, 8, bias=False, dtype=torch.float64))
-    x = torch.randn(5, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    a, b, expected = layer.a, layer.b, x @ layer.weight.T
-    torch.testing.assert_close(bench.two_products(x, a, b), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(
-        bench.three_products(x, a, b - a, a + b), expected, rtol=0, atol=1e-12
-    )
 
 
 def test_the_plain_baseline_is_gpt_2(bench: ModuleType) -> None:
@@ -62,6 +52,15 @@ def test_each_implementation_is_timed_in_turn(bench: ModuleType) -> None:
     assert times["slow"] >= 10 and times["slow"] > 2 * times["fast"] >= 2
 
 
+def test_an_implementation_that_fails_costs_no_other(bench: ModuleType, capsys) -> None:
+    def broken() -> None:
+        raise RuntimeError("out of\nmemory")
+
+    chosen = {"broken": lambda: broken, "sound": lambda: lambda: None}
+    assert list(bench.time_steps(chosen, torch.device("cpu"), rounds=1)) == ["sound"]
+    assert capsys.readouterr().err == "broken: RuntimeError: out of memory\n"
+
+
 def test_a_table_has_rates_and_ratios_to_our_fastest_setting(bench: ModuleType) -> None:
     times = {f"{bench.OURS}: eager": 8.0, f"{bench.OURS}: compiled": 4.0, "plain": 10.0}
     rows = [
@@ -73,24 +72,66 @@ def test_a_table_has_rates_and_ratios_to_our_fastest_setting(bench: ModuleType) 
 
 def test_a_table_replaces_its_own_part_of_the_page(bench: ModuleType) -> None:
     page = bench.PAGE.read_text(encoding="utf-8")
-    head, end = "<!-- generated: bench projections cpu -->", "<!-- end of generated -->"
+    head, end = "<!-- generated: bench steps cpu -->", "<!-- end of generated -->"
     before, rest = page.split(head)
     assert (
-        bench.with_table(page, "projections cpu", "NEW\n")
+        bench.with_table(page, "steps cpu", "NEW\n")
         == f"{before}{head}\n\nNEW\n\n{end}{rest.split(end, 1)[1]}"
     )
-    assert "<!-- generated: bench steps cpu -->" in before
-    assert bench.with_table(page, "steps cuda", "NEW\n").startswith(page.rstrip())
+    assert bench.with_table(page, "steps tpu", "NEW\n").startswith(page.rstrip())
 
 
-def test_the_script_at_tiny_sizes(
-    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    monkeypatch.setattr("sys.argv", ["bench.py", "--smoke"])
-    bench.main()
+@pytest.fixture
+def command(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """bench.py with a page of its own; returns the page after `arguments`."""
+    monkeypatch.setattr(bench, "PAGE", tmp_path / "page.md")
+
+    def call(*arguments: str) -> str:
+        bench.PAGE.write_text("# Page\n")
+        monkeypatch.setattr("sys.argv", ["bench.py", *arguments])
+        bench.main()
+        return bench.PAGE.read_text()
+
+    return call
+
+
+def test_the_script_at_tiny_sizes(command, capsys) -> None:
+    page = command("--smoke", "--write", "runtime.compile=false")
     printed = capsys.readouterr().out
     assert "| this project: eager, " in printed and "| plain PyTorch loop: as shipped" in printed
-    assert "three products" in printed and "\n| 8 | " in printed
-    monkeypatch.setattr("sys.argv", ["bench.py", "--part", "profile", *TOY_OVERRIDES])
-    bench.main()
+    assert "<!-- generated: bench steps" in page and printed.strip() in page
+
+
+def test_the_profile_is_of_the_step_that_is_trained(
+    command, bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """Eager here; `compile=auto` compiles as in training."""
+    command("--profile", *TOY_OVERRIDES)
     assert "aten::addmm" in capsys.readouterr().out
+    chosen: list[bool] = []
+
+    def our_step(config: object, *, compiled: bool, cuda_graphs: bool):
+        chosen.append(compiled)
+        return lambda: None
+
+    monkeypatch.setattr(bench, "our_step", our_step)
+    monkeypatch.setattr(bench, "compiles", lambda config, device: config.train.max_steps == 13)
+    for steps in (12, 13):
+        command("--profile", *TOY_OVERRIDES, f"train.max_steps={steps}")
+    assert chosen == [False, True]
+
+
+def test_compiled_code_of_one_implementation_is_kept_for_the_next(
+    command, bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's compiler is reset once per shape, before the first implementation."""
+    events: list[str] = []
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: events.append("reset"))
+    monkeypatch.setattr(bench, "implementations", lambda config: {"a": None, "b": None})
+    times = {f"{bench.OURS}: a": 1.0}
+    monkeypatch.setattr(bench, "time_steps", lambda *_, **__: events.append("timed") or times)
+    command("--smoke")
+    assert events == ["reset", "timed"]
+    step = bench.our_step(CONFIG, compiled=False)
+    step()
+    assert events == ["reset", "timed"]

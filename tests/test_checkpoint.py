@@ -24,11 +24,11 @@ from crope.run import execute
 from tests.conftest import same_bits, toy_run
 
 STOP_AT = 9  # checkpoints at 3, 6 and, on the way out, 9: the newest two are kept
-OVERRIDES = ("runtime.checkpoint_every=3", "model.dropout=0.1")
+OVERRIDES = ("runtime.checkpoint_seconds=3", "model.dropout=0.1")
 
 
 @pytest.fixture
-def whole(toy_data: TokenSet, tmp_path: Path) -> Run:
+def whole(toy_data: TokenSet, step_clock: None, tmp_path: Path) -> Run:
     run = toy_run(tmp_path / "whole", *OVERRIDES)
     assert execute(run).status == "complete"
     return run

@@ -21,7 +21,7 @@ STATED_KEYS = {
     "train": "batch_size seq_len max_steps lr lr_gamma lr_step_size warmup_steps qkv_lr_factor "
     "beta1 beta2 eps weight_decay precision",
     "eval": "every batches full_every full_tokens",
-    "runtime": "device compile cuda_graphs jobs threads deterministic log_every checkpoint_every",
+    "runtime": "device compile cuda_graphs jobs threads deterministic log_every checkpoint_seconds",
 }
 SCIENTIFIC_KEYS = [key for key in keys() if key.split(".")[0] in SCIENTIFIC]
 
@@ -54,7 +54,7 @@ def test_keys_are_the_stated_ones(section: str, names: str) -> None:
         ("eval.every=0", "eval.every"),
         ("eval.full_every=0", "eval.full_every"),
         ("runtime.log_every=0", "runtime.log_every"),
-        ("runtime.checkpoint_every=0", "runtime.checkpoint_every"),
+        ("runtime.checkpoint_seconds=-1", "runtime.checkpoint_seconds"),
         ("model.dropout=1", "below"),
         ("model.n_heads=0", "model.n_heads"),
         ("model.position=rotry", "model.position"),

@@ -173,6 +173,7 @@ def test_a_run_that_another_process_trains_is_busy(toy_data: TokenSet, tmp_path:
     assert execute(run).status == "complete"
 
 
+@pytest.mark.usefixtures("step_clock")
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("at", [5, 7])
 def test_a_stopped_run_continues_to_the_same_bits(
@@ -219,6 +220,7 @@ def test_a_run_continues_without_its_provenance_and_says_so(
     assert "provenance.json" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("step_clock")
 @pytest.mark.parametrize("at", [5, 7, 11])
 def test_a_killed_run_continues_from_its_checkpoint_to_the_same_bits(
     at: int, toy_data: TokenSet, tmp_path: Path, monkeypatch
@@ -258,6 +260,7 @@ def test_every_earlier_attempt_is_in_the_record(
     assert (last["commit"], last["dirty"], last["resumed_from"]) == ("c", False, earlier)
 
 
+@pytest.mark.usefixtures("step_clock")
 @pytest.mark.parametrize("bad_step", [4, 11])
 def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
     bad_step, toy_data, tmp_path: Path, monkeypatch
@@ -305,6 +308,36 @@ def test_running_out_of_memory_names_the_sizes(toy_data: TokenSet, tmp_path: Pat
     assert f"train.batch_size={2**40}" in text and "model.d_model=16" in text
 
 
+@pytest.mark.usefixtures("step_clock")
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB"),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"),
+    ],
+    ids=["allocator", "driver", "cublas"],
+)
+def test_a_run_that_is_out_of_memory_continues_from_its_checkpoint(
+    error: Exception, toy_data: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
+    """One line that says what to do; afterwards the same bits as a whole run."""
+
+    def exhaust() -> None:
+        raise error
+
+    run, whole = toy_run(tmp_path), toy_run(tmp_path / "whole")
+    execute(whole)
+    with monkeypatch.context() as patch:
+        during_step(patch, 7, exhaust)
+        outcome = execute(run)
+    assert outcome.status == "failed" and "runtime.jobs" in outcome.text
+    assert len(outcome.text.splitlines()) == 1
+    assert execute(run).status == "complete"
+    assert read_record(run.path).provenance["resumed_from"]
+    assert same_bits(run, whole)
+
+
 def test_a_missing_corpus_or_a_short_split_leaves_no_folder(
     toy_data: TokenSet, tmp_path: Path, monkeypatch
 ) -> None:
@@ -322,6 +355,7 @@ def test_a_missing_corpus_or_a_short_split_leaves_no_folder(
     assert not run.path.exists()
 
 
+@pytest.mark.usefixtures("step_clock")
 @pytest.mark.parametrize("where", ["checkpoint", "summary", "metrics"])
 def test_a_full_disk_is_a_storage_error_and_loses_nothing(
     where, toy_data, tmp_path: Path, monkeypatch

@@ -190,6 +190,65 @@ def call(monkeypatch: pytest.MonkeyPatch, script: ModuleType, *arguments: object
         return ended.code
 
 
+@pytest.fixture
+def gpu_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """gpu-check with commands that are only noted, of which those with the word `failing` fail; a
+    call returns the exit status and the commands.
+    """
+
+    def call_it(
+        *arguments: str, commit: str | None = "a", failing: str = "nothing"
+    ) -> tuple[int, list[str]]:
+        commands: list[str] = []
+
+        def run(command: list[str], log: Path, environment: dict[str, str]) -> int:
+            commands.append(" ".join(command[1:]))
+            return 3 if failing in commands[-1] else 0
+
+        facts = {"commit": commit, "dirty": False, "device_kind": "cpu"}
+        known = dict.fromkeys(("device", "driver", "cuda", "python", "packages"), "?")
+        monkeypatch.setattr("crope.provenance.collect", lambda *_: known | facts)
+        monkeypatch.setattr(tools, "_run_and_log", run)
+        monkeypatch.setattr(
+            sys, "argv", ["tools.py", "gpu-check", *arguments, f"--results-dir={tmp_path}"]
+        )
+        return tools.main(), commands
+
+    return call_it
+
+
+def test_gpu_check_continues_at_the_part_that_failed(gpu_check) -> None:
+    status, commands = gpu_check(failing="--seeds 1")
+    assert status == 3 and len(commands) == 3 and "test_cuda" in commands[0]
+    status, commands = gpu_check()
+    assert status == 0 and len(commands) == 3
+    assert "--seeds 1" in commands[0] and "publish h200 --scale paper" in commands[2]
+    assert gpu_check() == (0, []), "everything has passed"
+    assert len(gpu_check("bench")[1]) == 1, "a part that is named runs again"
+    assert len(gpu_check(commit="b")[1]) == 5, "another commit"
+
+
+def test_gpu_check_refuses_what_would_be_in_vain(gpu_check) -> None:
+    with pytest.raises(ConfigError, match="nosuch"):
+        gpu_check("nosuch")
+    with pytest.raises(UserError, match=r"seed0.*commit"):
+        gpu_check(commit=None)
+    assert len(gpu_check("tests", "bench", commit=None)[1]) == 2
+
+
+def test_gpu_check_logs_a_command_and_stops_it_once(tmp_path: Path) -> None:
+    """The command saves, and prints, after the signal; both are seen to the end."""
+    code = "import os, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit('saved')); "
+    code += "print('started', flush=True); time.sleep(0.1); os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+    log = tmp_path / "log"
+    with pytest.raises(KeyboardInterrupt):
+        tools._run_and_log([sys.executable, "-c", code], log, dict(os.environ))
+    assert log.read_text().split() == ["started", "saved"]
+    command = [sys.executable, "-c", "print('out'); import sys; sys.exit('err')"]
+    assert tools._run_and_log(command, log, dict(os.environ)) == 1
+    assert sorted(log.read_text().split()) == ["err", "out"]
+
+
 def test_reproduce_passes_its_options_on(monkeypatch, tmp_path: Path) -> None:
     seen = []
     names = ("scale", "seeds", "results_dir", "studies", "overrides")

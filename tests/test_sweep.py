@@ -7,15 +7,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from crope import study, sweep
+from crope import study, sweep, trainer
 from crope.compose import Run, load_run
 from crope.errors import ConfigError, DataError, DataUnavailable, UserError
 from crope.run import Outcome, run_lock, stop_on_signal
-from crope.sweep import reproduce, run_all
-from tests.conftest import TOY_OVERRIDES
+from crope.sweep import default_jobs, reproduce, run_all
+from tests.conftest import TOY_OVERRIDES, toy_run
 
 
 def toy_runs(folder: Path, count: int) -> list[Run]:
@@ -73,6 +75,59 @@ def test_runs_of_another_command_are_left_for_last(tmp_path: Path) -> None:
         assert [next(outcomes).run_id, next(outcomes).run_id] == [runs[1].run_id, runs[2].run_id]
     assert next(outcomes).run_id == runs[0].run_id
     assert next(outcomes, None) is None
+
+
+def work_compiling(run: Run) -> Outcome:
+    """Stands in for a run that compiles for 0.3 s, then writes its first line and trains for 0.3 s."""
+    order = Path(run.config.results_dir) / "order"
+    for event in ("started", "compiled"):
+        with order.open("a") as file:
+            file.write(f"{event} {run.config.seed}\n")
+        time.sleep(0.3)
+        run.path.mkdir(parents=True, exist_ok=True)
+        (run.path / "metrics.jsonl").write_text("{}\n")
+    return Outcome(run.run_id, "complete", run.config.runtime.compile)
+
+
+@pytest.mark.parametrize("compiled", ["true", "false"])
+def test_the_first_run_of_a_shape_compiles_and_the_others_wait(
+    compiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seeds 0 and 1 share a shape, the run of seed 2 has another."""
+    monkeypatch.setattr(trainer, "can_compile", lambda kind: True)
+    sizes = ("", "", "model.d_model=32")
+    runs = [
+        toy_run(tmp_path, f"seed={seed}", f"runtime.compile={compiled}", *size.split())
+        for seed, size in enumerate(sizes)
+    ]
+    outcomes = list(run_all(runs, jobs=3, work=work_compiling))
+    assert [outcome.text for outcome in outcomes] == [compiled] * 3
+    events = (tmp_path / "order").read_text().splitlines()
+    waited = events.index("started 1") > events.index("compiled 0")
+    assert waited == (compiled == "true")
+    assert events.index("started 2") < events.index("compiled 0")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gib", "expected"),
+    [
+        ("scale=paper", 140, 8),  # four per GPU at most
+        ("scale=paper", 24, 4),  # logits of 16 x 1,024 tokens: 9.2 GiB
+        ("scale=paper", 8, 2),  # too small, but a run of its own may fit
+        ("scale=quick", 8, 8),
+        ("scale=paper runtime.device=cpu", 24, len(os.sched_getaffinity(0))),
+    ],
+)
+def test_runs_at_a_time_by_the_memory_of_two_gpus(
+    overrides: str, gib: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = load_run(["runtime.device=auto", *overrides.split()])
+    properties = SimpleNamespace(total_memory=gib * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: properties)
+    assert default_jobs([run], run.config.runtime.device) == expected
 
 
 def signal_when_started(folder: Path, number: signal.Signals) -> None:

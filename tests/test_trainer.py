@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,16 +12,19 @@ import torch
 from torch import nn
 
 from crope import trainer
+from crope.compose import load_run
 from crope.config import TrainConfig
 from crope.data.batches import sample_batch
 from crope.data.tokens import TokenSet
 from crope.evaluate import cross_entropy, full_loss
+from crope.model import attention
 from crope.model.counting import train_flops_per_token
 from crope.model.gpt import GPT
 from crope.record import read_metrics
 from crope.run import build_model
-from crope.trainer import build_losses, build_optimizer, train
+from crope.trainer import build_losses, build_optimizer, compiles, train
 from tests.conftest import TOY_VOCAB, toy_run
+from tests.model.oracles import CHOICES
 
 CPU = torch.device("cpu")
 
@@ -139,8 +143,8 @@ def test_final_losses_are_those_of_the_saved_weights(toy_tokens: TokenSet, tmp_p
 def test_speeds_are_those_of_the_steps_without_validation(
     toy_tokens: TokenSet, tmp_path: Path, monkeypatch
 ) -> None:
-    """By a clock that step s moves by s + 1 seconds and every validation by 50; a line has the mean
-    of the steps since the last line: 1; 2 to 4; 5 to 7; 8 to 10 seconds.
+    """By a clock that step s moves by s + 1 seconds, every validation by 50 and every checkpoint by
+    20; a line has the mean of the steps since the last line: 1; 2 to 4; 5 to 7; 8 to 10 seconds.
     """
     clock, real_step, real_validate = SimpleNamespace(now=0.0), trainer.train_step, trainer.validate
 
@@ -153,6 +157,10 @@ def test_speeds_are_those_of_the_steps_without_validation(
         clock.now += 50 if line else 0
         return line
 
+    def save(*args: object, **kwargs: object) -> None:
+        clock.now += 20
+
+    monkeypatch.setattr(trainer, "save_checkpoint", save)
     monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     monkeypatch.setattr(trainer, "train_step", step)
     monkeypatch.setattr(trainer, "validate", validate)
@@ -273,6 +281,68 @@ def test_compiled_training_gives_the_same_losses(toy_tokens: TokenSet, tmp_path:
     _, compiled = trained(toy_tokens, tmp_path / "b", *options, "runtime.compile=true", enlarge=40)
     for key in ("train/loss_nats", "val/loss_nats", "val_full/loss_nats", "train_full/loss_nats"):
         assert by_step(compiled, key) == pytest.approx(by_step(eager, key), rel=1e-5)
+
+
+@pytest.mark.parametrize("model", CHOICES)
+def test_each_model_is_one_graph_through_the_kernel_of_torch(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, but for the code generator: training and validation under autocast, without a
+    graph break (fullgraph), with the losses of the eager step.
+    """
+    monkeypatch.setattr(attention, "SHORT", 0)
+    monkeypatch.setattr(trainer, "can_compile", lambda kind: True)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    options = (f"model={model}", "train.precision=bf16", "runtime.compile")
+    x_BT = torch.arange(32).view(2, 16)
+    losses = []
+    for compiled in ("false", "true"):
+        config = toy_run(tmp_path, *options[:2], f"{options[2]}={compiled}").config
+        decoder = build_model(config)
+        training, validation = build_losses(decoder, config, CPU)
+        loss = training(x_BT, x_BT.flip(1))
+        loss.backward()
+        assert all(parameter.grad is not None for parameter in decoder.parameters())
+        with torch.no_grad():
+            losses.append([loss.item(), *validation(x_BT, x_BT.flip(1)).tolist()])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("device", "overrides", "expected"),
+    [
+        ("cuda", "scale=paper", True),
+        ("cuda", "scale=paper ablation=b2_l512_g09_s1000", True),
+        ("cuda", "scale=smoke", False),
+        ("cuda", "scale=quick", False),
+        ("cuda", "scale=smoke runtime.compile=true", True),
+        ("cuda", "scale=paper runtime.compile=false", False),
+        ("cpu", "scale=paper", True),
+        ("cpu", "scale=quick", False),
+    ],
+)
+def test_a_run_compiles_where_its_length_pays_for_it(
+    device: str, overrides: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_run(overrides.split()).config
+    for possible in (True, False):
+        monkeypatch.setattr(trainer, "can_compile", lambda kind, answer=possible: answer)
+        assert compiles(config, torch.device(device)) == (expected and possible)
+
+
+@pytest.mark.usefixtures("step_clock")
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(5, [5, 10]), (5.5, [6, 12]), (60, []), (0, range(1, 13))]
+)
+def test_checkpoints_are_made_by_time(
+    seconds: float, expected: list[int], toy_tokens: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
+    """By a clock of one second per update."""
+    saved: list[int] = []
+    monkeypatch.setattr(trainer, "save_checkpoint", lambda *_, step, **__: saved.append(step))
+    trained(toy_tokens, tmp_path, f"runtime.checkpoint_seconds={seconds}")
+    assert saved == list(expected)
 
 
 def test_defaults_are_those_of_torch() -> None:
