@@ -39,6 +39,7 @@ from crope.record import (
     write_json,
     write_text,
 )
+from crope.terminal import RunProgress
 from crope.tracking import Tracker
 from crope.trainer import Stopped, train
 
@@ -148,7 +149,13 @@ def _execute(run: Run, stop: Stop) -> Outcome:
     summary = _identity(run)
     try:
         model = build_model(config)
-        train(model, tokens, config, run.path, log=tracker.log, stop_requested=stop.requested)
+        with RunProgress(run) as progress:
+
+            def log(line: dict[str, float]) -> None:
+                tracker.log(line)
+                progress.log(line)
+
+            train(model, tokens, config, run.path, log=log, stop_requested=stop.requested)
         summary |= _results(run, tokens, seconds=time.monotonic() - started)
     except UserError:
         tracker.finish(summary | {"status": "stopped"})

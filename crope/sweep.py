@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import track
 
 from crope import paper
 from crope.compose import Run, load_run, quoted_override, resolve_precision
@@ -28,6 +29,7 @@ from crope.errors import ConfigError, DataUnavailable, InvalidRecord, UserError
 from crope.record import is_complete, read_record, write_json
 from crope.run import Outcome, execute, record_failure, stop_on_signal
 from crope.study import TABLES, UNAVAILABLE, is_locked, study_runs
+from crope.terminal import SweepProgress
 from crope.trainer import compiles
 
 RUNS_PER_GPU = 4  # several fill the gaps that one leaves: start-up, compilation, short kernels
@@ -83,10 +85,9 @@ def reproduce(
     print(f"scale {scale}: {len(runs)} runs, {len(todo)} to train, {jobs} at a time", flush=True)
     problems = [str(error) for name, error in failed.items() if name not in missing]
     todo = [run for run in todo if run.dataset not in failed]
-    with tqdm(total=len(todo), unit="run", disable=None) as bar:
-        for outcome in run_all(todo, jobs=jobs):
-            bar.write(outcome.text)
-            bar.update(outcome.status != "stopped")
+    with SweepProgress(todo) as progress:
+        for outcome in run_all(todo, jobs=jobs, show=progress.update):
+            progress.end(outcome.run_id, outcome.text, stopped=outcome.status == "stopped")
             if outcome.status not in ("complete", "skipped"):
                 problems.append(outcome.text)
     if EXTRAPOLATED in studies:
@@ -113,9 +114,14 @@ class Worker(NamedTuple):
 
 
 def run_all(
-    runs: Sequence[Run], *, jobs: int, work: Callable[[Run], Outcome] = execute
+    runs: Sequence[Run],
+    *,
+    jobs: int,
+    work: Callable[[Run], Outcome] = execute,
+    show: Callable[[Sequence[Run]], None] = lambda active: None,
 ) -> Iterator[Outcome]:
-    """The outcome of each run as it ends, `jobs` at a time, started in the order given.
+    """The outcome of each run as it ends, `jobs` at a time, started in the order given. `show` is
+    called often with those that run now.
 
     Runs that another command trains are left for last. After SIGINT, SIGTERM or SIGHUP every
     process saves its run; then KeyboardInterrupt is raised. A second signal ends all of them at
@@ -155,6 +161,7 @@ def run_all(
                 workers[receiver] = Worker(process, run, slot)
             if stop.requested():
                 stop_all()
+            show([worker.run for worker in workers.values()])
             ready: list[Any] = wait(list(workers), timeout=POLL_SECONDS)
             for receiver in ready:
                 worker = workers.pop(receiver)
@@ -299,7 +306,7 @@ def _extrapolate(runs: Sequence[Run]) -> list[str]:
     from crope.extrapolate import extrapolate
 
     problems = []
-    for run in tqdm(runs, unit="run", desc="extrapolation", disable=None):
+    for run in track(runs, "extrapolation", console=Console(stderr=True), transient=True):
         try:
             extrapolate(read_record(run.path))
         except UserError as error:

@@ -6,9 +6,7 @@ after s updates and the training loss of the batch that makes update s + 1.
 """
 
 import math
-import multiprocessing
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, LRScheduler, StepLR
-from tqdm import tqdm
 
 from crope.checkpoint import TrainState, load_checkpoint, save_checkpoint, save_weights
 from crope.config import Config, TrainConfig, run_hash
@@ -101,7 +98,7 @@ def train(
             save_checkpoint(folder, state, step=step, metrics_size=size, made_with=made_with)
 
         saved_at = time.perf_counter()
-        for step in progress(start, config.train.max_steps):
+        for step in range(start, config.train.max_steps + 1):
             unsaved_seconds = time.perf_counter() - saved_at
             if step > start and unsaved_seconds >= config.runtime.checkpoint_seconds:
                 with meter.paused():
@@ -294,23 +291,6 @@ def compiles(config: Config, device: torch.device) -> bool:
             else config.train.max_steps >= COMPILE_PAYS_STEPS
         )
     return wanted and can_compile(device.type)
-
-
-def progress(start: int, total: int) -> Iterator[int]:
-    """The steps from `start` to `total` inclusive, with a progress bar in a terminal (not in a
-    pool's workers).
-    """
-    hidden = not sys.stderr.isatty() or multiprocessing.parent_process() is not None
-    return iter(
-        tqdm(
-            range(start, total + 1),
-            initial=start,
-            total=total + 1,
-            unit="step",
-            leave=False,
-            disable=hidden,
-        )
-    )
 
 
 class Meter:

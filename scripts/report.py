@@ -1,8 +1,8 @@
 """Tables, figures and index.html from run directories. Trains and downloads nothing; exits 1 if a
 record is invalid.
 
-python scripts/report.py python scripts/report.py --scale quick --runs results/published/cpu-bf16
---out results/published-report
+python scripts/report.py
+python scripts/report.py --scale quick --runs results/published/cpu-bf16 --out results/bf16-report
 
 If results/runs has no run of the scale, the published records of results/published are reported.
 """

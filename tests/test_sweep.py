@@ -202,7 +202,7 @@ def test_reproduce_trains_the_studies_at_the_seeds_and_reports_the_scale(
     measured: list[Run] = []
     reported: list[dict[str, object]] = []
 
-    def train(runs: list[Run], jobs: int) -> Iterator[Outcome]:
+    def train(runs: list[Run], *, jobs: int, show: object) -> Iterator[Outcome]:
         assert jobs == 3
         trained.extend(runs)
         yield from (Outcome(run.run_id, "complete", run.run_id) for run in runs)
@@ -245,7 +245,7 @@ def test_reproduce_ends_with_status_1_after_a_problem(
 ) -> None:
     problems: set[str] = set()
 
-    def ended(runs: list[Run], jobs: int) -> Iterator[Outcome]:
+    def ended(runs: list[Run], *, jobs: int, show: object) -> Iterator[Outcome]:
         status = "failed" if "a run" in problems else "complete"
         yield from (Outcome(run.run_id, status, run.run_id) for run in runs)
 

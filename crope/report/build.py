@@ -18,6 +18,7 @@ from crope.report.evidence import CONTRASTS, PRIMARY, Evidence, Place, find_plac
 from crope.report.frame import Source, choose_source
 from crope.report.tables import Table, render
 from crope.study import TABLES, Cell, expected_cells, expected_rows, table_places
+from crope.terminal import print_grid
 
 STALE = ("study*", "conversion.*", "repeats.*", "phases.*", "training.*", "length.*", "scaling.*")
 Files = dict[str, str | bytes]
@@ -123,13 +124,44 @@ def build_report(
             path.unlink()
     for name, content in files.items():  # the page is last: it links to the others
         write_bytes(out_dir / name, content.encode() if isinstance(content, str) else content)
-    printed = [*report.losses, report.primary, report.claims]
-    print(_origin(source), *(files[f"{table.name}.md"] for table in printed), sep="\n\n")
-    print(*report.others, agreement(source), sep="\n")
-    for error in source.invalid:
-        print(f"invalid: {error}", file=sys.stderr)
-    print(out_dir / "index.html")
+    print_report(report, out_dir / "index.html")
     return source.invalid
+
+
+def print_report(report: Report, page: Path) -> None:
+    """Both tables with the reasons of empty cells, what was found, where the page is, and what
+    would answer more.
+    """
+    print(_origin(report.source))
+    for table in report.losses:
+        print()
+        rows = table.frame.itertuples(index=False)
+        print_grid(table.caption, table.frame.columns, rows, text_columns=table.text)
+        for note in table.notes:
+            if note.startswith("["):
+                print(note)
+    print()
+    print(*closing_lines(report), agreement(report.source), sep="\n")
+    for error in report.source.invalid:
+        print(f"invalid: {error}", file=sys.stderr)
+    print(page)
+
+
+def closing_lines(report: Report) -> list[str]:
+    """CRoPE - RoPE in Table 1, or of how many runs it lacks, and the commands that answer more."""
+    claims = report.evidence.claims
+    cost = claims[(claims["family"] == "Table 1") & (claims["first"] == "crope")]
+    parts = [f"{line['where']} {tables.estimate(line, 3)}" for line in cost.to_dict("records")]
+    lines = [f"CRoPE − RoPE (nats): {', '.join(parts)}"] if parts else []
+    more = []
+    if cost["reason"].any():
+        more.append(f"make reproduce SCALE={report.source.scale}")
+    waiting = report.evidence.primary.loc[
+        ~report.evidence.primary["planned"].astype(bool), "family"
+    ]
+    studies = [planned.study for planned, _ in PRIMARY if planned.family in set(waiting)]
+    more += [f"make reproduce STUDY={study}" for study in dict.fromkeys(studies)]
+    return [*lines, f"More answers: {'; '.join(more)}"] if more else lines
 
 
 def _of_scale(source: Source) -> pd.DataFrame:
