@@ -118,7 +118,7 @@ def train(
                 )
                 meter.add(loss, step)
                 if step % config.runtime.log_every == 0:
-                    line |= meter.read(loss, lr=float(scheduler.get_last_lr()[0]))
+                    line |= meter.read(loss, model, lr=float(scheduler.get_last_lr()[0]))
                 scheduler.step()
             if line:
                 meter.check_finite()
@@ -153,10 +153,12 @@ def train_step(
         torch.manual_seed(torch_seed(config.seed, "dropout", step))
     if not state.model.training:  # setting it walks through all modules
         state.model.train()
+    state.optimizer.zero_grad(
+        set_to_none=True
+    )  # not after the update: `Meter.read` takes their norm
     loss = loss_function(inputs_BT.to(device), targets_BT.to(device))
     loss.backward()
     state.optimizer.step()
-    state.optimizer.zero_grad(set_to_none=True)
     return loss.detach().clone()  # a CUDA graph's next replay overwrites the loss itself
 
 
@@ -325,11 +327,13 @@ class Meter:
         if not all(finite):
             raise NonFiniteLoss("training", first_step + finite.index(False))
 
-    def read(self, loss: Tensor, *, lr: float) -> Line:
-        """A training line: this batch's loss, and the mean speed since the last line without
-        validation.
+    def read(self, loss: Tensor, model: nn.Module, *, lr: float) -> Line:
+        """A training line: this batch's loss and the norm of its gradient, and the mean speed since
+        the last line without validation.
         """
-        line: Line = {"train/loss_nats": loss.item(), "train/lr": lr}
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients).item()
+        line: Line = {"train/loss_nats": loss.item(), "train/grad_norm": norm, "train/lr": lr}
         seconds = (time.perf_counter() - self.started - self.pause) / self.steps
         line["time/step_ms"] = 1000 * seconds
         line["speed/tokens_per_s"] = self.tokens_per_step / seconds

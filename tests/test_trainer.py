@@ -73,7 +73,7 @@ def test_the_loop_is_a_plain_one(toy_tokens: TokenSet, tmp_path: Path) -> None:
         *(f"train.{value}" for value in values),
     ]
     trained_model, rows = trained(toy_tokens, tmp_path, *options)
-    model, losses = build_model(toy_run(tmp_path, *options).config), {}
+    model, losses, norms = build_model(toy_run(tmp_path, *options).config), {}, {}
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.7, 0.9), eps=0.001, weight_decay=0.3)
     for step in range(12):
         optimizer.param_groups[0]["lr"] = 0.02 * 0.5 ** (step // 4)
@@ -85,7 +85,9 @@ def test_the_loop_is_a_plain_one(toy_tokens: TokenSet, tmp_path: Path) -> None:
         loss.backward()
         optimizer.step()
         losses[step] = loss.item()
+        norms[step] = sum(float(p.grad.square().sum()) for p in model.parameters()) ** 0.5
     assert by_step(rows, "train/loss_nats") == pytest.approx(losses, rel=1e-6)
+    assert by_step(rows, "train/grad_norm") == pytest.approx(norms, rel=1e-4)
     states = (dict(each.state_dict()) for each in (trained_model, model))
     torch.testing.assert_close(*states, rtol=0, atol=1e-5)
 
