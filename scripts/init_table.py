@@ -85,11 +85,7 @@ def complex_linear(model: GPT, batches: list[Tensor], *, init: str) -> None:
 def low_rank(model: GPT, batches: list[Tensor], *, init: str) -> None:
     """Replaces Q, K and V by LowRankLinear: the truncated SVD of W, or of W S^(1/2) for input
     moments S."""
-    layers = {
-        name: layer
-        for name, layer in model.named_modules()
-        if name.endswith(NAMES)
-    }
+    layers = {name: layer for name, layer in model.named_modules() if name.endswith(NAMES)}
     moments = input_moments(model, layers, batches)
     for name, layer in layers.items():
         dense = layer.weight.detach().double()
