@@ -101,17 +101,17 @@ def complexify(
     commute with the projection.
     """
     layers = _select(model, names)
-    _check_replaceable(model, layers)
-    parents = {name: model.get_submodule(name.rpartition(".")[0]) for name in layers}
+    attentions = {name: model.get_submodule(name.rpartition(".")[0]) for name in layers}
     configs = {
-        name: getattr(parent, "config", getattr(model, "config", None))
-        for name, parent in parents.items()
+        name: getattr(attention, "config", getattr(model, "config", None))
+        for name, attention in attentions.items()
     }
     pairing = _pairing(configs, pairing)
     if pairing == "half":
         _check_whole_heads(configs)
+    _check_replaceable(model, layers)
     widths = {
-        name: _head_dim(name, parents[name], layer, configs[name], head_dim)
+        name: _head_dim(name, attentions[name], layer, configs[name], head_dim)
         for name, layer in layers.items()
     }
     if init not in ("nearest", "activations", "fresh"):
@@ -130,7 +130,7 @@ def complexify(
         replaced.append(Replaced(name, _size(layer), _size(new), kept))
     if not dry_run:
         for name, new in complex_layers.items():
-            setattr(parents[name], name.rpartition(".")[2], new)
+            model.set_submodule(name, new)
     return replaced
 
 
@@ -141,11 +141,7 @@ def merge(model: nn.Module) -> list[str]:
     The model then has its original architecture and equal outputs, and every stack saves and serves
     it. For a merged copy, merge `copy.deepcopy(model)`.
     """
-    layers = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, ComplexLinear | StructuredLinear)
-    }
+    layers = _layers(model, ComplexLinear | StructuredLinear)
     for name, layer in layers.items():
         _check_hooks(name, layer)
     for name, layer in layers.items():
@@ -168,33 +164,16 @@ def check(model: nn.Module, inputs: Inputs) -> list[Checked]:
     two may pass. Norms with unequal gains in a pair do not commute. An attention of which Q and K
     are not both complex-linear has nothing to compare and is refused.
     """
-    attentions: dict[str, list[ComplexLinear]] = {}
-    for name, layer in model.named_modules():
-        if isinstance(layer, ComplexLinear):
-            attentions.setdefault(name.rpartition(".")[0], []).append(layer)
+    attentions: dict[str, list[Any]] = {}
+    for name, layer in _layers(model, ComplexLinear).items():
+        attentions.setdefault(name.rpartition(".")[0], []).append(layer)
     if not attentions:
         raise ValueError("the model has no ComplexLinear; call complexify before check")
     checked: dict[str, Checked] = {}
 
     def compare(name: str) -> Callable[..., None]:
         def hook(attention: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-            fresh = {key: value for key, value in kwargs.items() if "past" not in key}  # no cache
-
-            def changed(*layers: ComplexLinear) -> Tensor:
-                with _noise(attentions[name], times_i=layers):
-                    result = attention.forward(*args, **fresh)
-                return (result if isinstance(result, Tensor) else result[0]).double()
-
-            before, errors = changed(), []
-            for first, second in combinations(attentions[name], 2):
-                reference = (changed(first) - before).norm()
-                errors.append(((changed(first, second) - before).norm() / reference).item())
-            error = min(errors, default=float("nan"))
-            if error != error:
-                raise ValueError(
-                    f"{name}: nothing to compare; make Q and K both complex-linear and give inputs"
-                    " of two tokens or more"
-                )
+            error = _rotation_error(name, attention, attentions[name], args, kwargs)
             checked[name] = Checked(name, error, error < TOLERANCE)
 
         return hook
@@ -204,19 +183,42 @@ def check(model: nn.Module, inputs: Inputs) -> list[Checked]:
         for name in attentions
     ]
     _run(model, inputs, handles)
-    if missed := [name for name in attentions if name not in checked]:
-        raise ValueError(f"{missed[0]} was not run on these inputs; give inputs that reach it")
+    for name in attentions:
+        if name not in checked:
+            raise ValueError(f"{name} was not run on these inputs; give inputs that reach it")
     return list(checked.values())
+
+
+def _rotation_error(
+    name: str, attention: nn.Module, layers: list[Any], args: Any, kwargs: dict[str, Any]
+) -> float:
+    """`Checked.error` of an attention layer, which was called with these arguments."""
+    kwargs = {key: value for key, value in kwargs.items() if "past" not in key}  # no cache
+
+    def run(*times_i: Any) -> Tensor:
+        with _noise(layers, times_i=times_i):
+            output = attention.forward(*args, **kwargs)
+        return (output if isinstance(output, Tensor) else output[0]).double()
+
+    before = run()
+    alone = {layer: (run(layer) - before).norm() for layer in layers}
+    if len(layers) < 2 or min(alone.values()) == 0:
+        raise ValueError(
+            f"{name}: nothing to compare; make Q and K both complex-linear and give inputs of two"
+            " tokens or more"
+        )
+    errors = [
+        (run(first, second) - before).norm() / alone[first]
+        for first, second in combinations(layers, 2)
+    ]
+    return min(errors).item()
 
 
 def layout(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Name -> arguments of each ComplexLinear: what `restore` needs besides the state dict."""
-    layers = {
-        name: layer for name, layer in model.named_modules() if isinstance(layer, ComplexLinear)
-    }
     return {
         name: {"pairing": layer.pairing, "head_dim": layer.head_dim}
-        for name, layer in layers.items()
+        for name, layer in _layers(model, ComplexLinear).items()
     }
 
 
@@ -267,24 +269,26 @@ def load(folder: str | Path, **options: Any) -> Any:
     return model
 
 
-def _select(model: nn.Module, names: Iterable[str] | str) -> dict[str, nn.Module]:
+def _layers(model: nn.Module, kind: Any) -> dict[str, Any]:
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, kind)}
+
+
+def _select(model: nn.Module, names: Iterable[str] | str) -> dict[str, Any]:
     """Path -> layer, for the suffixes or the regular expression `names`."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    if isinstance(names, str):
-        chosen = [path for path in modules if re.fullmatch(names, path)]
-        absent = [] if chosen else [names]
-    else:
-        wanted = {f".{name}": name for name in names}
-        if not wanted:
-            raise ValueError("names is empty; name the layers of Q, K and V")
-        chosen = [path for path in modules if f".{path}".endswith(tuple(wanted))]
-        ends = tuple(f".{path}" for path in chosen)
-        absent = [
-            name for end, name in wanted.items() if not any(path.endswith(end) for path in ends)
-        ]
-    if absent:
-        raise ValueError(_no_layer(modules, absent))
-    return {path: modules[path] for path in chosen}
+    patterns = {names: names} if isinstance(names, str) else {}
+    if not patterns:
+        patterns = {name: rf"(.*\.)?{re.escape(name)}" for name in names}
+    chosen: set[str] = set()
+    absent = []
+    for name, pattern in patterns.items():
+        matches = {path for path in modules if re.fullmatch(pattern, path)}
+        chosen |= matches
+        if not matches:
+            absent.append(name)
+    if absent or not patterns:
+        raise ValueError(_no_layer(modules, absent or ["(nothing)"]))
+    return {path: layer for path, layer in modules.items() if path in chosen}
 
 
 def _no_layer(modules: Mapping[str, nn.Module], absent: list[str]) -> str:
@@ -299,7 +303,7 @@ def _no_layer(modules: Mapping[str, nn.Module], absent: list[str]) -> str:
     return f"{message}; name the layers of Q, K and V (names=...): {choice}"
 
 
-def _check_replaceable(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+def _check_replaceable(model: nn.Module, layers: Mapping[str, Any]) -> None:
     """Raises for a layer that is not plain, or that something else holds on to."""
     uses = Counter(id(value) for _, value in model.named_parameters(remove_duplicate=False))
     holders = _holders()
@@ -307,7 +311,7 @@ def _check_replaceable(model: nn.Module, layers: Mapping[str, nn.Module]) -> Non
         gc.collect()  # of what is left over from before
         holders = _holders()
     for name, layer in layers.items():
-        weight = getattr(layer, "weight", None)
+        weight: Any = getattr(layer, "weight", None)
         plain = type(layer) is nn.Linear and type(weight) is nn.Parameter
         if not plain or not weight.is_floating_point() or weight.itemsize < 2:
             raise ValueError(
@@ -329,7 +333,10 @@ def _check_replaceable(model: nn.Module, layers: Mapping[str, nn.Module]) -> Non
 
 
 def _check_hooks(name: str, layer: nn.Module) -> None:
-    """Raises for hooks, which a replaced layer would lose; accelerate offloads by such."""
+    """Raises for hooks, which a replaced layer would lose; accelerate offloads by such.
+
+    torch lists the hooks of a module or a tensor in private attributes only.
+    """
     hooks = [value for key, value in vars(layer).items() if key.endswith("_hooks")]
     hooks += [value._backward_hooks for value in layer.parameters()]
     hooks += [value._post_accumulate_grad_hooks for value in layer.parameters()]
@@ -349,7 +356,7 @@ def _holders() -> dict[int, str]:
         if issubclass(kind, torch.optim.Optimizer | DistributedDataParallel)
     }
     holders = {}
-    for value in objects:
+    for value in objects if kinds else []:
         if type(value) in kinds:
             held = value.parameters() if isinstance(value, nn.Module) else _optimised(value)
             holders.update({id(weight): f"a {type(value).__name__}" for weight in held})

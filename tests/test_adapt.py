@@ -315,7 +315,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (lambda m: None, {"names": ["query"]}, "k_proj, o_proj, q_proj, v_proj"),
     (lambda m: None, {"names": ["q_proj", "kproj"]}, "named kproj"),
     (lambda m: None, {"names": r"layers.*"}, "named layers"),
-    (lambda m: None, {"names": []}, "names is empty"),
+    (lambda m: None, {"names": []}, "named (nothing)"),
     (lambda m: None, {"head_dim": 8}, "the width of a head is 4"),
     (lambda m: m.v_proj.to(torch.float8_e4m3fn), {}, "v_proj is a Linear"),
     (lambda m: nn.utils.parametrizations.weight_norm(m.v_proj), {}, "v_proj is a Parametrized"),
