@@ -1,17 +1,15 @@
-"""Compares the ways in which `crope.adapt` starts complex-linear layers from trained ones, on finished
-RoPE runs.
+"""Compares the ways in which `crope.adapt` starts complex-linear layers from trained weights, on
+finished RoPE runs.
 
-python scripts/init_table.py RUN... --write    # folders of runs; --write puts the table into
-                                               # docs/own-model.md
+python scripts/init_table.py RUN... --write    # --write puts the table into docs/own-model.md
 
-Losses are full validation losses, before and after 200 steps of tuning all weights at the run's last
-learning rate on the batches after its last. Low rank has as many weights as complex-linear; on
-activations it is the projection of the outputs onto their leading directions.
+Losses are full validation losses, right after the conversion and after 200 steps of tuning all
+weights at the run's last learning rate, on the batches after its last. Low rank has as many weights
+as complex-linear: the truncated singular value decomposition of W, or with "activations" of W L for
+the inputs' second moments L L^T, which is nearest in the outputs.
 """
 
 import copy
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -32,94 +30,80 @@ from crope.run import load_run_tokens, load_trained
 
 PAGE = ROOT / "docs" / "own-model.md"
 STEPS, BATCHES = 200, 16
-HEAD = 32
 NAMES = ("q_proj", "k_proj", "v_proj")
+ARMS = (
+    ("dense", "unchanged"),
+    ("complex-linear", "fresh"),
+    ("complex-linear", "nearest"),
+    ("complex-linear", "activations"),
+    ("low rank", "nearest"),
+    ("low rank", "activations"),
+)
 
-Arm = Callable[[GPT, list[Tensor]], object]
+Losses = dict[tuple[str, str], tuple[float, float]]  # arm -> right after, after tuning
 
 
 def main() -> None:
     parser = Parser(description=__doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a finished RoPE run")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a finished RoPE run")
     parser.add_argument("--write", action="store_true", help="write the table into the page")
     options = parser.parse_args()
-    losses = [losses_of_run(run) for run in options.runs]
-    table = render(losses)
+    table = render([losses_of_run(run) for run in options.runs])
     print(table)
     if options.write:
         write_text(PAGE, with_table(PAGE.read_text(encoding="utf-8"), "init", table))
 
 
-def losses_of_run(run: str) -> dict[str, tuple[float, float]]:
-    """Arm -> validation loss right after the conversion and after tuning, in nats per token."""
+def losses_of_run(run: str) -> Losses:
     record = find_record(run, results_dir=Path("results"))
-    config, tokens = load_config(record.config), load_run_tokens(load_config(record.config))
-    model = load_trained(record)
-    train = config.train
+    config = load_config(record.config)
+    train, tokens, model = config.train, load_run_tokens(config), load_trained(record)
     rate = train.lr * train.lr_gamma ** ((train.max_steps - 1) // train.lr_step_size)
+    sizes = {"batch_size": train.batch_size, "seq_len": train.seq_len}
     batches = [
-        sample_batch(
-            tokens.train,
-            batch_size=train.batch_size,
-            seq_len=train.seq_len,
-            seed=config.seed,
-            purpose="train",
-            step=step,
-        )[0]
+        sample_batch(tokens.train, seed=config.seed, step=step, purpose="train", **sizes)[0]
         for step in range(BATCHES)
     ]
     losses = {}
-    for name, change in ARMS.items():
+    for kind, init in ARMS:
         arm = copy.deepcopy(model)
-        change(arm, batches)
+        if kind == "complex-linear":
+            options = {"head_dim": config.model.head_width, "inputs": batches}
+            complexify(arm, pairing="interleaved", init=init, **options)
+        elif kind == "low rank":
+            make_low_rank(arm, batches if init == "activations" else [])
         before = measure(arm, tokens, config=config)
         fine_tune(arm, tokens, config=config, steps=STEPS, lr=rate)
-        losses[name] = before, measure(arm, tokens, config=config)
+        losses[kind, init] = before, measure(arm, tokens, config=config)
     return losses
 
 
-def complex_linear(model: GPT, batches: list[Tensor], *, init: str) -> None:
-    complexify(model, pairing="interleaved", init=init, inputs=batches, head_dim=HEAD)
-
-
-def low_rank(model: GPT, batches: list[Tensor], *, init: str) -> None:
-    """Replaces Q, K and V by LowRankLinear: the truncated SVD of W, or of W S^(1/2) for input
-    moments S."""
+@torch.no_grad()
+def make_low_rank(model: GPT, batches: list[Tensor]) -> None:
+    """Replaces Q, K and V by the nearest LowRankLinear, in the outputs on `batches` if any."""
     layers = {name: layer for name, layer in model.named_modules() if name.endswith(NAMES)}
-    moments = input_moments(model, layers, batches)
+    moments = input_moments(model, layers, batches) if batches else {}
     for name, layer in layers.items():
-        dense = layer.weight.detach().double()
-        new = LowRankLinear(dense.shape[1], len(dense))
-        root = torch.eye(dense.shape[1]).double()
-        if init == "activations":
-            root = torch.linalg.cholesky(moments[name][:-1, :-1])
-        left, _, _ = torch.linalg.svd(dense @ root, full_matrices=False)
-        up = left[:, : new.up.shape[1]]
-        with torch.no_grad():
-            new.up.copy_(up)
-            new.down.copy_(up.T @ dense)
+        dense = layer.weight.double()
+        weighted = dense
+        if batches:
+            weighted = dense @ torch.linalg.cholesky(moments[name][:-1, :-1])
+        new = LowRankLinear(layer.in_features, layer.out_features)
+        directions = torch.linalg.svd(weighted).U[:, : new.up.shape[1]]
+        new.up.copy_(directions)
+        new.down.copy_(directions.T @ dense)
         model.set_submodule(name, new)
 
 
-ARMS: dict[str, Arm] = {
-    "dense (no change)": lambda model, batches: None,
-    "complex-linear, fresh": partial(complex_linear, init="fresh"),
-    "complex-linear, nearest": partial(complex_linear, init="nearest"),
-    "complex-linear, activations": partial(complex_linear, init="activations"),
-    "low rank, nearest": partial(low_rank, init="nearest"),
-    "low rank, activations": partial(low_rank, init="activations"),
-}
-
-
-def render(losses: list[dict[str, tuple[float, float]]]) -> str:
+def render(losses: list[Losses]) -> str:
     lines = [
-        f"| Q, K and V ({len(losses)} runs) | right after | after {STEPS} steps |",
-        "|---|---:|---:|",
+        f"| Q, K and V | start | right after | after {STEPS} steps |",
+        "|---|---|---:|---:|",
     ]
-    for name in ARMS:
-        columns = [f"{mean(run[name][index] for run in losses):.3f}" for index in (0, 1)]
-        lines.append(f"| {name} | {' | '.join(columns)} |")
-    return "\n".join(lines) + "\n"
+    for arm in ARMS:
+        columns = [*arm, *(f"{mean(run[arm][index] for run in losses):.3f}" for index in (0, 1))]
+        lines.append(f"| {' | '.join(columns)} |")
+    return "\n".join(lines) + f"\n\nMeans over {len(losses)} runs.\n"
 
 
 if __name__ == "__main__":

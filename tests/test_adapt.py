@@ -5,6 +5,8 @@
 import copy
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -606,6 +608,31 @@ def test_lora_on_a_and_b_stays_complex_linear() -> None:
         merged = adapted.merge_and_unload()
         assert len(layout(merged)) == 6
         torch.testing.assert_close(merged(input_ids=INPUTS).logits, logits, rtol=0, atol=1e-3)
+
+
+def test_low_rank_baseline_is_the_truncated_svd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eckart-Young: the squared error is the sum of the discarded squared singular values."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from init_table import make_low_rank
+
+    torch.manual_seed(0)
+    x = torch.randn(1, 40, 8) @ torch.randn(8, 8)
+    for batches in ([], [x]):
+        model = Attention()
+        dense = model.q_proj.weight.detach().clone()
+        make_low_rank(model, batches)  # type: ignore[arg-type]
+        inputs = x[0] if batches else torch.eye(8)
+        values = torch.linalg.svdvals(inputs @ dense.T)
+        error = (inputs @ (dense - model.q_proj.weight.detach()).T).square().sum().item()
+        assert error == pytest.approx(values[2:].square().sum().item(), rel=1e-4)
+
+
+def test_layers_and_adapter_import_without_the_pipeline() -> None:
+    """`pip install crope` brings torch and numpy only."""
+    absent = ["hydra", "omegaconf", "yaml", "wandb", "pandas", "matplotlib", "scipy", "pydantic"]
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"
+    code += "import crope.adapt; from crope import GPT, ComplexLinear, ModelConfig, RotaryEmbedding"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_page_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
