@@ -7,6 +7,7 @@ import re
 import runpy
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -583,6 +584,52 @@ def test_families_that_cannot_be_converted_are_refused(family: str, word: str) -
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     with pytest.raises(ValueError, match=word):
         complexify(model)
+
+
+@pytest.mark.parametrize(("package", "family"), [("glm4v", "Glm4v"), ("glm_ocr", "GlmOcr")])
+def test_text_models_beside_a_vision_tower_of_other_pairs(
+    package: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their modules have a half-split rotation for the tower and an interleaved one for the text."""
+    pytest.importorskip("transformers", reason="needs the extra `transformers`")
+    code = import_module(f"transformers.models.{package}.modeling_{package}")
+    text_model = getattr(code, f"{family}TextModel")
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+    config = text_model.config_class(**GROUPED, rope_parameters=rope)
+    model, other = text_model(config), text_model(config)
+    with pytest.raises(ValueError, match="pairing='interleaved'"):
+        complexify(other, pairing="half")
+    complexify(model)
+    assert all(one.commutes for one in check(model, {"input_ids": INPUTS}))
+    monkeypatch.setattr(adapt, "PAIRINGS", {})
+    complexify(other, pairing="half")
+    assert not any(one.commutes for one in check(other, {"input_ids": INPUTS}))
+
+
+def test_queries_of_latent_attention_are_interleaved() -> None:
+    """Only part of a query head is rotated, by its own function: multiplying queries and keys by i
+    leaves the scores."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra `transformers`")
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as code
+
+    latent = {"q_lora_rank": None, "kv_lora_rank": 16, "v_head_dim": 8}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    widths = {"qk_nope_head_dim": 4, "qk_rope_head_dim": 8, "moe_intermediate_size": 16}
+    config = transformers.DeepseekV3Config(**SIZES | latent | experts | widths)
+    model = transformers.DeepseekV3ForCausalLM(config)
+    with pytest.raises(ValueError, match="pairing='interleaved'"):
+        complexify(model, names=["q_proj"], pairing="half")
+    complexify(model, names=["q_proj"])
+    assert {one["pairing"] for one in layout(model).values()} == {"interleaved"}
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 4, 6, 8)
+    cos, sin = model.model.rotary_emb(q, torch.arange(6)[None])
+    scores = []
+    for turn in (torch.eye(8), times_i(8, "interleaved"), times_i(8, "half", 8)):
+        rotated = code.apply_rotary_pos_emb_interleave(q @ turn.T, k @ turn.T, cos, sin)
+        scores.append(rotated[0] @ rotated[1].mT)
+    torch.testing.assert_close(scores[0], scores[1])
+    assert not torch.allclose(scores[0], scores[2], atol=0.1)
 
 
 def test_load_and_save_need_a_complexified_model(tmp_path: Path) -> None:
