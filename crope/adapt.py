@@ -441,14 +441,14 @@ def _size(layer: nn.Module) -> int:
 @torch.no_grad()
 def _kept(new: ComplexLinear, layer: Any, moments_DD: Tensor | None = None) -> float:
     """1 - |W - M|^2 / |W|^2, as the norm of the outputs if moments are given."""
-    dense = layer.weight.double()
-    if dense.is_meta:
+    if layer.weight.is_meta:
         return float("nan")
-    lost = dense - new.weight.double()
-    norms = [
-        ((part if moments_DD is None else part @ moments_DD) * part).sum() for part in (lost, dense)
-    ]
-    return 1 - (norms[0] / norms[1]).item()
+    dense = layer.weight.float()
+    lost = dense - new.weight.float()
+    if moments_DD is None:
+        return 1 - (lost.square().sum() / dense.square().sum()).item()
+    moments_DD = moments_DD.float()
+    return 1 - ((lost @ moments_DD * lost).sum() / (dense @ moments_DD * dense).sum()).item()
 
 
 @torch.no_grad()
