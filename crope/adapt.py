@@ -34,7 +34,8 @@ LAYERS_FILE, VARIANT = "complex_layers.json", "complex"
 RIDGE = 1e-4  # of the inputs' mean second moment: unseen directions are fitted in weights
 TOLERANCE = 0.01  # the error is 0 to rounding, also in bfloat16; with other pairs about 0.6
 
-# Pairs of the rotation by `config.model_type` of `transformers`, each verified by `check`.
+# Pairs of the rotation by `config.model_type` of `transformers`, verified by `check` on tiny models
+# (DeepSeek's, where `check` has no K to compare, by its rotation itself).
 HALF = """
     afmoe apertus arcee aria_text bitnet cwm diffllama doge emu3 exaone4 exaone_moe flex_olmo gemma
     gemma2 gemma3_text gpt_oss granite granitemoe granitemoeshared hyperclovax internlm3 jais2 lfm2
