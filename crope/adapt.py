@@ -1,105 +1,137 @@
-"""CRoPE in a model that you already have: its Q, K and V layers made complex-linear in place, and
-dense again.
+"""CRoPE in a model that you already have: its Q, K and V layers made complex-linear in place, saved
+and loaded, checked against the model's own rotation, and made dense again.
 
 Any `torch.nn.Module` whose projections are separate `nn.Linear` layers, such as Llama, Mistral,
-Qwen2, Gemma and GPT-J in `transformers` (docs/own-model.md).
+Qwen2, Gemma and GPT-J in `transformers` (docs/own-model.md). Needs no other package than torch,
+`save` and `load` also `transformers`. Errors are ValueErrors of one line, raised before anything is
+changed.
 
 Shapes: D in-features, E out-features, K width of a head.
 """
 
-import sys
+import gc
+import json
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from crope.model.complex_linear import ComplexLinear
 from crope.model.projections import StructuredLinear, dense_linear
 
+Pairing = Literal["interleaved", "half"]
+Inputs = Mapping[str, Any] | Tensor
+
 FUSED = ("query_key_value", "qkv_proj", "c_attn", "Wqkv", "qkv")  # one layer for Q, K and V
+LAYERS_FILE, VARIANT = "complex_layers.json", "complex"
+RIDGE = 1e-4  # of the inputs' mean second moment: unseen directions are fitted in weights
+TOLERANCE = 0.01  # the error is 0 to rounding, also in bfloat16; with other pairs about 0.6
+
+# Pairs of the rotation by `config.model_type` of `transformers`, verified by `check` on tiny models
+# (DeepSeek's, where `check` has no K to compare, by its rotation itself).
+HALF = """
+    afmoe apertus arcee aria_text bitnet cwm diffllama doge emu3 exaone4 exaone_moe flex_olmo gemma
+    gemma2 gemma3_text gpt_oss granite granitemoe granitemoeshared hyperclovax internlm3 jais2 lfm2
+    llama minimax minimax_m2 ministral3 mistral mixtral mllama_text_model nanochat nemotron olmo
+    olmo2 olmo3 olmoe phi phimoe qwen2 qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 qwen3_moe
+    qwen3_vl_text seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma
+"""
+INTERLEAVED = """
+    cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text glm glm4
+    glm4v_text glm_ocr_text gptj helium llama4_text
+"""
+PAIRINGS: dict[str, Pairing] = dict.fromkeys(HALF.split(), "half")
+PAIRINGS |= dict.fromkeys(INTERLEAVED.split(), "interleaved")
 
 
 class Replaced(NamedTuple):
-    """One replaced layer: its name in the model, and its parameters before and after."""
+    """One replaced layer: its name, its parameters before and after, and what is kept of it.
+
+    kept    1 - |W - M|^2 / |W|^2 of the dense weight W and the complex-linear M; the same of the
+            outputs on the calibration inputs for init="activations"; 0 for "fresh"
+    """
 
     name: str
     before: int
     after: int
+    kept: float
+
+
+class Checked(NamedTuple):
+    """One attention layer: how far its rotation is from commuting with the pairs of its Q and K."""
+
+    name: str
+    error: float
+    commutes: bool
 
 
 def complexify(
     model: nn.Module,
     *,
-    names: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
-    pairing: Literal["interleaved", "half"] = "half",
+    names: Iterable[str] | str = ("q_proj", "k_proj", "v_proj"),
+    pairing: Pairing | None = None,
     head_dim: int | None = None,
-    init: Literal["nearest", "fresh"] = "nearest",
+    init: Literal["nearest", "activations", "fresh"] = "nearest",
+    inputs: Inputs | Iterable[Inputs] = (),
+    dry_run: bool = False,
 ) -> list[Replaced]:
-    """Replaces every `nn.Linear` with one of `names` by a `ComplexLinear` of half its weights, in
-    place.
+    """Replaces `nn.Linear` layers by a `ComplexLinear` of half the weights, in place.
 
-    pairing    of the model's rotation: "half" (Llama, GPT-NeoX) or "interleaved" (GPT-J, Cohere)
+    names      layers whose path ends with one of these, whole parts of it ("q_proj", a full path);
+               a single string is a regular expression for the full path
+    pairing    of the model's rotation: "half" (Llama), "interleaved" (GPT-J); None: from PAIRINGS.
+               For a model that is not listed there it has to be named, and `check` verifies it
     head_dim   K; None: `head_dim` of the attention layer or of its configuration
-    init       nearest: least squares (Eq. 30's part of each 2x2 block), for a trained model; fresh:
-               normal, with the standard deviation of the replaced weight, biases 0
+    init       nearest: least squares (Eq. 30's part of each 2x2 block), for a trained model;
+               activations: least squares of the outputs on `inputs`; fresh: normal, with the
+               standard deviation of the replaced weight (a zero weight stays zero), biases 0
+    inputs     for "activations": a batch or several, each a tensor or a mapping of the arguments of
+               the model's forward; more tokens than D, none of them padding
+    dry_run    replaces nothing and returns what would be replaced
 
-    Keeps dtype, device, biases and requires_grad. Norms between projection and rotation (Qwen3's)
-    keep their gains: only with equal gains in a pair does the rotation still commute with the
-    projection. Raises ValueError, before anything is replaced, for a name without a layer, a layer
-    that is no plain `nn.Linear` (quantised, adapted), a shared weight, a width that heads do not
-    fill, a rotation of other pairs or, half-split, of a part of each head.
+    Keeps dtype, device and requires_grad of each parameter. Biases are kept, except that
+    "activations" adds the mean output that the projection loses. Norms between projection and
+    rotation (Qwen3's) keep their gains: only with equal gains in a pair does the rotation still
+    commute with the projection.
     """
-    if init not in ("nearest", "fresh") or isinstance(names, str):
-        raise ValueError(
-            f"init={init!r}, names={names!r}: init must be 'nearest' or 'fresh', names a sequence"
-        )
-    found = {
-        f"{path}.{child}".lstrip("."): (parent, child)
-        for path, parent in model.named_modules()
-        for child in names
-        if parent._modules.get(child)
-        is not None  # getattr would also find those of a wrapped model
+    layers = _select(model, names)
+    attentions = {name: model.get_submodule(name.rpartition(".")[0]) for name in layers}
+    configs = {
+        name: getattr(attention, "config", getattr(model, "config", None))
+        for name, attention in attentions.items()
     }
-    if absent := [child for child in names if child not in {child for _, child in found.values()}]:
-        raise ValueError(_no_layer(model, absent))
-    owners = Counter(id(value) for _, value in model.named_parameters(remove_duplicate=False))
-    widths = {}
-    for name, (parent, child) in found.items():
-        layer, config = (
-            getattr(parent, child),
-            getattr(parent, "config", getattr(model, "config", None)),
-        )
-        plain = type(layer) is nn.Linear and type(layer.weight) is nn.Parameter
-        if not plain or not layer.weight.is_floating_point() or layer.weight.itemsize < 2:
-            raise ValueError(
-                f"{name} is a {type(layer).__name__}, not an nn.Linear with a plain floating-point weight; complexify"
-                " the model once, before it is quantised or gets adapters"
-            )
-        if owners[id(layer.weight)] > 1:
-            raise ValueError(
-                f"{name} shares its weight with another layer; give each a weight of its own first"
-            )
-        widths[name] = _head_dim(name, parent, layer, config, head_dim)
-        _check_rotation(name, parent, config, widths[name], pairing)
-    replaced = []
-    for name, (parent, child) in found.items():
-        layer = getattr(parent, child)
+    pairing = _pairing(configs, pairing)
+    if pairing == "half":
+        _check_whole_heads(configs)
+    _check_replaceable(model, layers)
+    widths = {
+        name: _head_dim(name, attentions[name], layer, configs[name], head_dim)
+        for name, layer in layers.items()
+    }
+    if init not in ("nearest", "activations", "fresh"):
+        raise ValueError(f"init={init!r}: must be 'nearest', 'activations' or 'fresh'")
+    moments = input_moments(model, layers, inputs) if init == "activations" else {}
+    complex_layers, replaced = {}, []
+    for name, layer in layers.items():
         new = ComplexLinear.from_linear(layer, pairing=pairing, head_dim=widths[name])
-        if init == "fresh":
-            with torch.no_grad():
-                for part in (new.a, new.b):
-                    part.normal_().mul_(layer.weight.float().std())
-                if new.bias is not None:
-                    new.bias.zero_()
-        new.train(layer.training)
-        setattr(parent, child, new)
-        replaced.append(
-            Replaced(
-                name, *(sum(value.numel() for value in one.parameters()) for one in (layer, new))
-            )
-        )
+        if init == "activations":
+            kept = _fit_outputs(new, layer, moments.pop(name))
+        elif init == "fresh":
+            kept = _initialise(new, layer.weight)
+        else:
+            kept = _kept(new, layer)
+        complex_layers[name] = new.train(layer.training)
+        replaced.append(Replaced(name, _size(layer), _size(new), kept))
+    if not dry_run:
+        for name, new in complex_layers.items():
+            model.set_submodule(name, new)
     return replaced
 
 
@@ -108,98 +140,411 @@ def merge(model: nn.Module) -> list[str]:
     returns the names.
 
     The model then has its original architecture and equal outputs, and every stack saves and serves
-    it.
+    it. For a merged copy, merge `copy.deepcopy(model)`.
     """
-    merged = []
-    for path, parent in list(model.named_modules()):
-        for child, layer in list(parent.named_children()):
-            if isinstance(layer, ComplexLinear | StructuredLinear):
-                setattr(parent, child, dense_linear(layer).train(layer.training))
-                merged.append(f"{path}.{child}".lstrip("."))
-    return merged
+    layers = _layers(model, ComplexLinear | StructuredLinear)
+    for name, layer in layers.items():
+        _check_hooks(name, layer)
+    for name, layer in layers.items():
+        model.set_submodule(name, dense_linear(layer).train(layer.training))
+    return list(layers)
+
+
+@torch.no_grad()
+def check(model: nn.Module, inputs: Inputs) -> list[Checked]:
+    """Measures for each attention layer of a complexified model whether its rotation commutes with
+    the complex structure of Q and K.
+
+    inputs    one batch of at least two tokens per sequence, a tensor or a mapping of the arguments
+              of the model's forward
+
+    In each attention layer the outputs of Q, K and V are replaced by normal noise. If Q and K are
+    both multiplied by i, then the attention is unchanged exactly if the code between projection and
+    score commutes with i: (Jq)^T R (Jk) = q^T R k. `error` is the change of the attention's output
+    relative to the change when Q alone is multiplied; which layers are Q and K is not asked, any
+    two may pass. Norms with unequal gains in a pair do not commute. An attention of which Q and K
+    are not both complex-linear has nothing to compare and is refused.
+    """
+    attentions: dict[str, list[Any]] = {}
+    for name, layer in _layers(model, ComplexLinear).items():
+        attentions.setdefault(name.rpartition(".")[0], []).append(layer)
+    if not attentions:
+        raise ValueError("the model has no ComplexLinear; call complexify before check")
+    checked: dict[str, Checked] = {}
+
+    def compare(name: str) -> Callable[..., None]:
+        def hook(attention: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+            error = _rotation_error(name, attention, attentions[name], args, kwargs)
+            checked[name] = Checked(name, error, error < TOLERANCE)
+
+        return hook
+
+    handles = [
+        model.get_submodule(name).register_forward_hook(compare(name), with_kwargs=True)
+        for name in attentions
+    ]
+    _run(model, inputs, handles)
+    for name in attentions:
+        if name not in checked:
+            raise ValueError(f"{name} was not run on these inputs; give inputs that reach it")
+    return list(checked.values())
+
+
+def _rotation_error(
+    name: str, attention: nn.Module, layers: list[Any], args: Any, kwargs: dict[str, Any]
+) -> float:
+    """`Checked.error` of an attention layer, which was called with these arguments."""
+    kwargs = {key: value for key, value in kwargs.items() if "past" not in key}  # no cache
+
+    def run(*times_i: Any) -> Tensor:
+        with _noise(layers, times_i=times_i):
+            output = attention.forward(*args, **kwargs)
+        return (output if isinstance(output, Tensor) else output[0]).double()
+
+    before = run()
+    alone = {layer: (run(layer) - before).norm() for layer in layers}
+    if len(layers) < 2 or min(alone.values()) == 0:
+        raise ValueError(
+            f"{name}: nothing to compare; make Q and K both complex-linear and give inputs of two"
+            " tokens or more"
+        )
+    errors = [
+        (run(first, second) - before).norm() / alone[first]
+        for first, second in combinations(layers, 2)
+    ]
+    return min(errors).item()
+
+
+def layout(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Name -> arguments of each ComplexLinear: what `restore` needs besides the state dict."""
+    return {
+        name: {"pairing": layer.pairing, "head_dim": layer.head_dim}
+        for name, layer in _layers(model, ComplexLinear).items()
+    }
+
+
+def restore(model: nn.Module, layers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Gives a dense model the layers of a `layout`, in place; their weights come from the state
+    dict of the complexified model.
+    """
+    for name, arguments in layers.items():
+        linear = model.get_submodule(name)
+        if not isinstance(linear, nn.Linear):
+            raise ValueError(f"{name} is a {type(linear).__name__}; restore needs the dense model")
+        model.set_submodule(name, ComplexLinear.from_linear(linear, **arguments))
+
+
+def save(model: Any, folder: str | Path, **options: Any) -> None:
+    """Saves a complexified model of `transformers` with its halved weights; `load` opens it.
+
+    The weights are model.complex.safetensors, which `from_pretrained` does not find: it would fill
+    Q, K and V with random values. options: those of `save_pretrained`.
+    """
+    layers = layout(model)
+    if not layers:
+        raise ValueError("the model has no ComplexLinear; save it with save_pretrained")
+    model.save_pretrained(folder, variant=VARIANT, **options)
+    (Path(folder) / LAYERS_FILE).write_text(json.dumps(layers, indent=1), encoding="utf-8")
+
+
+def load(folder: str | Path, **options: Any) -> Any:
+    """The model that `save` wrote. options: those of `from_pretrained` (dtype, device_map, ...)."""
+    import transformers
+
+    file = Path(folder) / LAYERS_FILE
+    if not file.is_file():
+        raise ValueError(f"{file} is missing; give a folder that crope.adapt.save wrote")
+    layers = json.loads(file.read_text(encoding="utf-8"))
+    config = transformers.AutoConfig.from_pretrained(folder)
+    architecture = getattr(transformers, config.architectures[0])
+
+    class Complexified(architecture):  # type: ignore[misc, valid-type]
+        """Has its complex layers when from_pretrained looks for the weights."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            restore(self, layers)
+
+    model = Complexified.from_pretrained(folder, variant=VARIANT, **options)
+    model.__class__ = architecture
+    return model
+
+
+def _layers(model: nn.Module, kind: Any) -> dict[str, Any]:
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, kind)}
+
+
+def _select(model: nn.Module, names: Iterable[str] | str) -> dict[str, Any]:
+    """Path -> layer, for the suffixes or the regular expression `names`."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    patterns = {names: names} if isinstance(names, str) else {}
+    if not patterns:
+        patterns = {name: rf"(.*\.)?{re.escape(name)}" for name in names}
+    chosen: set[str] = set()
+    absent = []
+    for name, pattern in patterns.items():
+        matches = {path for path in modules if re.fullmatch(pattern, path)}
+        chosen |= matches
+        if not matches:
+            absent.append(name)
+    if absent or not patterns:
+        raise ValueError(_no_layer(modules, absent or ["(nothing)"]))
+    return {path: layer for path, layer in modules.items() if path in chosen}
+
+
+def _no_layer(modules: Mapping[str, nn.Module], absent: list[str]) -> str:
+    message = f"no layer is named {', '.join(absent)}"
+    for name in modules:
+        if name.rpartition(".")[2] in FUSED:
+            return f"{message}: {name} holds Q, K and V in one; split it into three nn.Linear first"
+    linear = {
+        name.rpartition(".")[2] for name, layer in modules.items() if isinstance(layer, nn.Linear)
+    }
+    choice = ", ".join(sorted(linear)) or "there is no nn.Linear"
+    return f"{message}; name the layers of Q, K and V (names=...): {choice}"
+
+
+def _check_replaceable(model: nn.Module, layers: Mapping[str, Any]) -> None:
+    """Raises for a layer that is not plain, or that something else holds on to."""
+    uses = Counter(id(value) for _, value in model.named_parameters(remove_duplicate=False))
+    holders = _holders()
+    if holders:
+        gc.collect()  # of what is left over from before
+        holders = _holders()
+    for name, layer in layers.items():
+        weight: Any = getattr(layer, "weight", None)
+        plain = type(layer) is nn.Linear and type(weight) is nn.Parameter
+        if not plain or not weight.is_floating_point() or weight.itemsize < 2:
+            raise ValueError(
+                f"{name} is a {type(layer).__name__}, not an nn.Linear with a plain floating-point"
+                " weight; complexify the model once, before it is quantised or gets adapters"
+            )
+        if uses[id(weight)] > 1:
+            raise ValueError(
+                f"{name} shares its weight with another layer; give each a weight of its own first"
+            )
+        if not weight.is_meta and not weight.isfinite().all():
+            raise ValueError(f"{name} has weights that are not finite; load the model again")
+        if id(weight) in holders:
+            raise ValueError(
+                f"{name}: its weight is held by {holders[id(weight)]}, which would keep the old"
+                " one; complexify first and delete or remake that afterwards"
+            )
+        _check_hooks(name, layer)
+
+
+def _check_hooks(name: str, layer: nn.Module) -> None:
+    """Raises for hooks, which a replaced layer would lose; accelerate offloads by such.
+
+    torch lists the hooks of a module or a tensor in private attributes only.
+    """
+    hooks = [value for key, value in vars(layer).items() if key.endswith("_hooks")]
+    hooks += [value._backward_hooks for value in layer.parameters()]
+    hooks += [value._post_accumulate_grad_hooks for value in layer.parameters()]
+    if any(hooks) or "forward" in vars(layer):
+        raise ValueError(
+            f"{name} has hooks (as offloading by accelerate sets them), which would be lost; load"
+            " the model without them (no device_map) and add them afterwards"
+        )
+
+
+def _holders() -> dict[int, str]:
+    """id of a parameter -> the optimiser or data-parallel wrapper that holds it, of all alive."""
+    objects = gc.get_objects()
+    kinds = {
+        kind
+        for kind in set(map(type, objects))
+        if issubclass(kind, torch.optim.Optimizer | DistributedDataParallel)
+    }
+    holders = {}
+    for value in objects if kinds else []:
+        if type(value) in kinds:
+            held = value.parameters() if isinstance(value, nn.Module) else _optimised(value)
+            holders.update({id(weight): f"a {type(value).__name__}" for weight in held})
+    return holders
+
+
+def _optimised(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    weights: list[Tensor] = []
+    for group in optimizer.param_groups:
+        weights += group["params"]
+    return weights
+
+
+def _pairing(configs: Mapping[str, Any], pairing: Pairing | None) -> Pairing:
+    """The pairing of the rotation of all layers, from PAIRINGS or as given where it is not known."""
+    if pairing not in (None, "interleaved", "half"):
+        raise ValueError(f"pairing={pairing!r}: must be 'interleaved' or 'half'")
+    families = {getattr(config, "model_type", None) for config in configs.values()}
+    if len(families) > 1:
+        raise ValueError(
+            f"the layers belong to several parts ({', '.join(sorted(map(str, families)))}); choose"
+            " those of one by names=..., or pass that part of the model"
+        )
+    family = families.pop()
+    right = PAIRINGS.get(str(family), pairing)
+    if right is None:
+        raise ValueError(
+            f"the pairs of the rotation of model_type {family!r} are not known; name them"
+            " (pairing='half' or 'interleaved') and verify them with crope.adapt.check"
+        )
+    if pairing not in (None, right):
+        raise ValueError(f"the rotation of {family} pairs other channels; use pairing={right!r}")
+    return right
+
+
+def _check_whole_heads(configs: Mapping[str, Any]) -> None:
+    """Raises where only a part of each head is rotated, by pairs (i, i + rotated / 2)."""
+    for name, config in configs.items():
+        rope = getattr(config, "rope_parameters", None) or {}  # or one dictionary per type of layer
+        settings = [getattr(config, "__dict__", {}), rope, *rope.values()]
+        for values in settings:
+            if isinstance(values, Mapping) and values.get("rope_type") != "proportional":
+                share = values.get("partial_rotary_factor")
+                if share is not None and share < 1:
+                    raise ValueError(
+                        f"{name}: only {share:.0%} of each head is rotated, which pairing='half'"
+                        " does not support; use a model that rotates whole heads"
+                    )
 
 
 def _head_dim(
-    name: str, parent: nn.Module, layer: nn.Linear, config: Any, head_dim: int | None
+    name: str, attention: nn.Module, layer: Any, config: Any, head_dim: int | None
 ) -> int:
-    own = (
-        getattr(parent, "qk_head_dim", None)
-        or getattr(parent, "head_dim", None)
+    """K as the attention layer or its configuration says it; raises unless heads fill the layer."""
+    stated = (
+        getattr(attention, "qk_head_dim", None)
+        or getattr(attention, "head_dim", None)
         or getattr(config, "head_dim", None)
     )
-    heads, hidden = (
-        getattr(config, "num_attention_heads", None),
-        getattr(config, "hidden_size", None),
-    )
-    if own is None and isinstance(heads, int) and isinstance(hidden, int):
-        own = hidden // heads
-    width = own if head_dim is None else head_dim
-    if width is None or width != (own or width):
+    if stated is None:
+        heads = getattr(config, "num_attention_heads", None)
+        hidden = getattr(config, "hidden_size", None)
+        stated = hidden // heads if heads and hidden else None
+    width = stated if head_dim is None else head_dim
+    if width is None or (stated and width != stated):
         raise ValueError(
-            f"{name}: the width of a head is {own or 'unknown'}; name it (head_dim=...)"
+            f"{name}: the width of a head is {stated or 'unknown'}; name it (head_dim=...)"
         )
     if width < 2 or width % 2 or layer.out_features % width or layer.in_features % 2:
         raise ValueError(
-            f"{name}: {layer.in_features} inputs and {layer.out_features} outputs do not divide into channel pairs of"
-            f" heads of width {width}; head_dim must be even and divide the outputs, and the inputs must be even. Leave"
-            " a layer that has no such heads out of `names`"
+            f"{name}: {layer.in_features} inputs and {layer.out_features} outputs do not divide"
+            f" into channel pairs of heads of width {width}; head_dim must be even and divide the"
+            " outputs, and the inputs must be even. Leave a layer without such heads out of `names`"
         )
     return int(width)
 
 
-def _check_rotation(name: str, parent: nn.Module, config: Any, head_dim: int, pairing: str) -> None:
-    """By the function that rotates in the code of the attention layer, as `transformers` names it,
-    and its settings.
+def _size(layer: nn.Module) -> int:
+    return sum(value.numel() for value in layer.parameters())
+
+
+@torch.no_grad()
+def _kept(new: ComplexLinear, layer: Any, moments_DD: Tensor | None = None) -> float:
+    """1 - |W - M|^2 / |W|^2, as the norm of the outputs if moments are given."""
+    if layer.weight.is_meta:
+        return float("nan")
+    dense = layer.weight.float()
+    lost = dense - new.weight.float()
+    if moments_DD is None:
+        return 1 - (lost.square().sum() / dense.square().sum()).item()
+    moments_DD = moments_DD.float()
+    return 1 - ((lost @ moments_DD * lost).sum() / (dense @ moments_DD * dense).sum()).item()
+
+
+@torch.no_grad()
+def _initialise(new: ComplexLinear, dense: Tensor) -> float:
+    std = dense.float().std()
+    for part in (new.a, new.b):
+        part.normal_().mul_(std)
+    if new.bias is not None:
+        new.bias.zero_()
+    return 0.0
+
+
+@torch.no_grad()
+def _fit_outputs(new: ComplexLinear, layer: Any, moments: Tensor) -> float:
+    """Sets `new` to the least-squares fit of the outputs of `layer`; returns what is kept of them.
+
+    moments    of the inputs x and 1, (D+1, D+1): mean of (x, 1) (x, 1)^T. With a bias, the outputs
+               are fitted around their mean, which the bias then restores.
+
+    With complex inputs z_j = x_2j + i x_2j+1 and complex outputs y = C x, the weight w of y = w z is
+    E[y z^H] E[z z^H]^-1.
     """
-    code = vars(sys.modules.get(type(parent).__module__, sys))
-    turns = [
-        turn
-        for key, turn in code.items()
-        if key.startswith("rotate_half") or key == "rotate_every_two"
-    ]
-    partners = {
-        abs(int(turn(torch.arange(4.0).view(1, 1, 1, 4)).flatten()[0])) for turn in turns
-    }  # of channel 0 of 4
-    for wrong, partner, right in (("half", 1, "interleaved"), ("interleaved", 2, "half")):
-        if pairing == wrong and partners == {partner}:
-            raise ValueError(
-                f"{name}: the rotation of this model pairs channels otherwise; use pairing={right!r}"
-            )
-    rope = (
-        getattr(config, "rope_parameters", None) or {}
-    )  # may hold one dictionary per type of layer
-    ropes = [
-        one
-        for one in (rope, *rope.values())
-        if isinstance(one, dict) and one.get("rope_type") != "proportional"
-    ]
-    factors = [one.get("partial_rotary_factor") for one in ropes]
-    factors += [getattr(config, key, None) for key in ("partial_rotary_factor", "rotary_pct")]
-    rotated = min(
-        (round(factor * head_dim) for factor in factors if factor is not None), default=head_dim
-    )
-    rotated = (
-        getattr(config, "qk_rope_head_dim", None) or getattr(config, "rotary_dim", None) or rotated
-    )
-    if pairing == "half" and rotated < head_dim:  # pairs are (i, i + rotated / 2)
-        raise ValueError(
-            f"{name}: only {rotated} of {head_dim} channels of a head are rotated, which pairing='half' does not"
-            " support; use a model that rotates whole heads"
-        )
+    mean_D, moments_DD = moments[:-1, -1], moments[:-1, :-1].clone()
+    if layer.bias is not None:
+        moments_DD -= mean_D.outer(mean_D)
+    moments_DD.diagonal().add_(RIDGE * moments_DD.diagonal().mean())
+    dense = layer.weight.double()
+    rows = dense.unflatten(0, new.pairs).transpose(0, 1).flatten(1, -2)  # 2, E/2, D
+    xz = torch.complex(moments_DD[:, 0::2], -moments_DD[:, 1::2])  # E[x z^H], (D, D/2)
+    zz = xz[0::2] + 1j * xz[1::2]
+    weight = torch.linalg.solve(zz, torch.complex(*rows) @ xz, left=False)
+    new.a.copy_(weight.real)
+    new.b.copy_(-weight.imag)
+    if new.bias is not None:
+        new.bias.add_((dense - new.weight.double()) @ mean_D)
+    return _kept(new, layer, moments_DD)
 
 
-def _no_layer(model: nn.Module, names: Sequence[str]) -> str:
-    linear = sorted(
-        {
-            name.rpartition(".")[2]
-            for name, layer in model.named_modules()
-            if isinstance(layer, nn.Linear)
-        }
-    )
-    modules = [name for name, layer in model.named_modules() if name.rpartition(".")[2] in FUSED]
-    absent = f"no layer is named {', '.join(names)}"
-    if modules:
-        return (
-            f"{absent}: {modules[0]} holds Q, K and V in one; split it into three nn.Linear first"
-        )
-    return f"{absent}; name the layers of Q, K and V (names=...): {', '.join(linear) or 'there is no nn.Linear'}"
+def input_moments(
+    model: nn.Module, layers: Mapping[str, nn.Module], inputs: Inputs | Iterable[Inputs]
+) -> dict[str, Tensor]:
+    """Name -> second moments of the layer's inputs and 1, (D+1, D+1), float64."""
+    sums: dict[str, Tensor] = {}
+
+    def add(name: str) -> Callable[..., None]:
+        def hook(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+            x = args[0].detach().flatten(0, -2).double()
+            x = torch.cat((x, x.new_ones(len(x), 1)), dim=1)
+            sums[name] = sums.get(name, 0) + x.T @ x
+
+        return hook
+
+    handles = [layer.register_forward_pre_hook(add(name)) for name, layer in layers.items()]
+    _run(model, inputs, handles)
+    for name in layers:
+        if name not in sums:
+            raise ValueError(f"{name} was not run on the inputs; init='activations' needs inputs=")
+    return {name: value / value[-1, -1] for name, value in sums.items()}
+
+
+@torch.no_grad()
+def _run(model: nn.Module, inputs: Inputs | Iterable[Inputs], handles: list[Any]) -> None:
+    """Runs the model on each batch, in evaluation mode, and removes the hooks."""
+    batches = [inputs] if isinstance(inputs, Mapping | Tensor) else inputs
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        for batch in batches:
+            if isinstance(batch, Mapping):
+                model(**batch)
+            else:
+                model(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextmanager
+def _noise(layers: Iterable[ComplexLinear], *, times_i: Iterable[ComplexLinear]) -> Iterator[None]:
+    """Replaces the outputs of layers by noise, equal at each call, in some multiplied by i."""
+
+    def hook(layer: Any, args: Any, y: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(seeds[layer])
+        noise = torch.randn(y.shape, generator=generator).to(y)
+        if layer not in times_i:
+            return noise
+        first, second = noise.unflatten(-1, layer.pairs).unbind(y.dim())
+        return torch.stack((-second, first), dim=y.dim()).flatten(y.dim() - 1)
+
+    seeds = {layer: seed for seed, layer in enumerate(layers)}
+    handles = [layer.register_forward_hook(hook) for layer in seeds]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -14,12 +14,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING
-
 ROOT = Path(__file__).resolve().parents[1]
 CACHE_DIR = Path(
     os.environ.get("CROPE_CACHE_DIR") or ROOT / "data"
 )  # fetched text (raw/) and token files (tokens/)
+MISSING: Any = "???"  # omegaconf.MISSING: layers and adapter need no package but torch
 GOLDEN_FILE = Path(__file__).with_name("golden_losses.json")
 
 # A text is known by its file: conf/data/<corpus>.yaml. One that crope/data has no source for is the

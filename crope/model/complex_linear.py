@@ -48,7 +48,8 @@ class ComplexLinear(nn.Module):
             raise ValueError(
                 f"pairing='half' needs an even head_dim that divides {out_features} outputs, not {head_dim}"
             )
-        self.in_features, self.out_features, self.pairing = in_features, out_features, pairing
+        self.in_features, self.out_features = in_features, out_features
+        self.pairing, self.head_dim = pairing, head_dim
         # Shape of the outputs with the two channels of a pair along dimension 1.
         self.pairs = (-1, 2, head_dim // 2) if pairing == "half" and head_dim else (-1, 2)
         self.a = nn.Parameter(torch.zeros(out_features // 2, in_features // 2))
@@ -79,21 +80,27 @@ class ComplexLinear(nn.Module):
         """The complex-linear layer nearest to `linear` (least squares): each 2x2 block loses its
         reflections.
 
-        pairing: the arguments `pairing` and `head_dim` of the layer.
+        pairing: the arguments `pairing` and `head_dim` of the layer. Weight and bias keep dtype,
+        device and requires_grad, each its own.
         """
         layer = cls(
             linear.in_features, linear.out_features, bias=linear.bias is not None, **pairing
         )
-        layer.to(linear.weight).requires_grad_(linear.weight.requires_grad)
-        first, second = linear.weight.detach().unflatten(0, layer.pairs).unbind(1)
-        first, second = (
-            rows.flatten(0, -2).unflatten(-1, (-1, 2)) for rows in (first, second)
-        )  # E/2, D/2, 2
-        with torch.no_grad():
-            layer.a.copy_((first[..., 0] + second[..., 1]) / 2)
-            layer.b.copy_((first[..., 1] - second[..., 0]) / 2)
-            if layer.bias is not None:
-                layer.bias.copy_(linear.bias)
+        weight = linear.weight.detach().unflatten(0, layer.pairs)
+        # In float32 at least: the sum of two float16 numbers may overflow.
+        weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        # (E/2, D/2, 2) each: the rows of the first and second output channels of the pairs.
+        first, second = (rows.flatten(0, -2).unflatten(-1, (-1, 2)) for rows in weight.unbind(1))
+        values = {
+            "a": (first[..., 0] + second[..., 1]) / 2,
+            "b": (first[..., 1] - second[..., 0]) / 2,
+        }
+        for name, value in values.items():
+            value = value.to(linear.weight.dtype)
+            setattr(layer, name, nn.Parameter(value, requires_grad=linear.weight.requires_grad))
+        if linear.bias is not None:
+            bias = linear.bias.detach().clone()
+            layer.bias = nn.Parameter(bias, requires_grad=linear.bias.requires_grad)
         return layer
 
     def extra_repr(self) -> str:

@@ -38,14 +38,18 @@ class StructuredLinear(nn.Module):
 
 
 def dense_linear(layer: Any) -> nn.Linear:
-    """The equivalent nn.Linear of a ComplexLinear or StructuredLinear, with its dense weight."""
+    """The equivalent nn.Linear of a ComplexLinear or StructuredLinear, with its dense weight.
+
+    Its weight is trained if a part of it was; dtype and device stay, and the bias keeps its own.
+    """
     outputs, inputs = layer.weight.shape
-    linear = nn.Linear(inputs, outputs, bias=layer.bias is not None).to(layer.weight)
-    linear.requires_grad_(next(layer.parameters()).requires_grad)
-    with torch.no_grad():
-        linear.weight.copy_(layer.weight)
-        if layer.bias is not None:
-            linear.bias.copy_(layer.bias)
+    linear = nn.Linear(inputs, outputs, bias=layer.bias is not None, device="meta")
+    parts = [value for name, value in layer.named_parameters() if name != "bias"]
+    trained = any(value.requires_grad for value in parts)
+    linear.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=trained)
+    if layer.bias is not None:
+        bias = layer.bias.detach().clone()
+        linear.bias = nn.Parameter(bias, requires_grad=layer.bias.requires_grad)
     return linear
 
 
