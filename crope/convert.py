@@ -35,9 +35,8 @@ from crope.config import Config, ModelConfig
 from crope.data.tokens import TokenSet
 from crope.errors import UserError
 from crope.evaluate import full_loss
-from crope.export import blocks_of
 from crope.model.counting import count_parameters
-from crope.model.gpt import GPT
+from crope.model.gpt import GPT, blocks_of
 from crope.record import Record, sha256_file, write_json
 from crope.run import load_run_tokens, load_trained
 from crope.seeding import stream

@@ -8,7 +8,7 @@ that is Eq. 30. numpy, float64.
 Shapes: D in-features, E out-features (both even), C = D/2 complex coordinates, H heads.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,7 +19,7 @@ from scipy.linalg import block_diag
 from scipy.stats import ortho_group
 from torch import nn
 
-from crope.model.gpt import GPT, Block
+from crope.model.gpt import GPT, blocks_of
 
 Array = NDArray[np.float64]
 Complex = NDArray[np.complex128]
@@ -226,7 +226,7 @@ def folded_qkv(model: GPT) -> list[QKV]:
     def fold(layer: nn.Module, gain_D: torch.Tensor) -> Array:
         return (cast(torch.Tensor, layer.weight).double() * gain_D.double()).detach().cpu().numpy()
 
-    blocks = [(block.attn, block.attn_norm.weight) for block in cast(Iterable[Block], model.blocks)]
+    blocks = [(block.attn, block.attn_norm.weight) for block in blocks_of(model)]
     return [
         (fold(attn.q_proj, g_D), fold(attn.k_proj, g_D), fold(attn.v_proj, g_D))
         for attn, g_D in blocks
