@@ -1,8 +1,9 @@
 """Export of a finished run's weights: a folder that `transformers` opens, or one safetensors file.
 
 The folder needs no code of this project. Rotary models become GPT-NeoX, models with absolute
-positions or none GPT-2; their logits are ours (tests/test_export.py). What the two architectures do
-otherwise is folded into the weights:
+positions or none GPT-2. Logits are equal to 1e-5 in float32 (tests/test_export.py); at 1,024 tokens
+GPT-NeoX's angles, computed in float32, add as much. What the two architectures do otherwise is
+folded into the weights:
 
 - Structured Q, K and V are written as their dense matrices (Eq. 30 and all others).
 - GPT-NeoX rotates channels (j, j + K/2) of a head, our models (2j, 2j+1): rows of Q and K are
