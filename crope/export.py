@@ -181,7 +181,10 @@ def refusal(config: ModelConfig) -> str:
     if config.attention != "softmax":
         return f"attention={config.attention}: GPT-NeoX and GPT-2 have softmax attention only"
     if config.position not in ("rotary", *ABSOLUTE):
-        return f"position={config.position}: GPT-NeoX and GPT-2 add no bias to the scores"
+        return (
+            f"position={config.position}: GPT-NeoX has rotary positions only, GPT-2 absolute ones or"
+            " none"
+        )
     if config.attention_width > config.d_model:
         return (
             f"projection={config.projection}: its heads have {config.head_width} channels, those of"
@@ -333,7 +336,7 @@ def render_card(record: Record, exported: Any, config: ModelConfig) -> str:
         "training": f"{train['max_steps']:,} steps of {train['batch_size']} x {train['seq_len']:,}"
         f" tokens, AdamW, learning rate {train['lr']:g}, seed {record.config['seed']},"
         f" {train['precision']}; scale {summary['scale']}",
-        "validation loss": f"{loss:.4f} nats per token ({measured})",
+        "validation loss": f"{loss:.4f} nats per token ({measured}, {train['precision']})",
         "training loss": f"{summary['train']['final_nats']:.4f} nats per token",
         "commit": f"{provenance['commit']}{edits}",
     }

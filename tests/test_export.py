@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -31,6 +32,16 @@ from tests.toy_runs import toy_corpus, train_toy
 LENGTH = 16
 
 
+def randomised(config: ModelConfig) -> GPT:
+    """A model whose parameters are all of order 1."""
+    model = GPT(config, vocab_size=TOY_VOCAB, max_len=LENGTH, seed=3)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
 def record_of(
     folder: Path, *overrides: str, weights: str = "weights.pt", **changes: object
 ) -> tuple[Record, GPT]:
@@ -38,11 +49,7 @@ def record_of(
     saved.
     """
     run = load_run([*TOY_OVERRIDES, f"results_dir={folder}", *overrides])
-    model = GPT(replace(run.config.model, **changes), vocab_size=TOY_VOCAB, max_len=LENGTH, seed=3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            generator = torch.Generator().manual_seed(parameter.numel())
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    model = randomised(replace(run.config.model, **changes))
     run.path.mkdir(parents=True)
     torch.save(model.state_dict(), run.path / weights)
     digest = sha256_file(run.path / weights)
@@ -61,8 +68,10 @@ def read_back(path: Path) -> tuple[dict[str, str], GPT]:
     return about, model
 
 
-def model_config(record: Record) -> ModelConfig:
-    return ModelConfig(**record.config["model"])
+def small_config(name: str) -> ModelConfig:
+    """A model of conf/model with two layers of width 16."""
+    choices = yaml.safe_load(group_files("model")[name].read_text(encoding="utf-8"))
+    return ModelConfig(**choices, n_layers=2, n_heads=4, d_model=16)
 
 
 def logits(model: GPT) -> torch.Tensor:
@@ -157,18 +166,18 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", [name for name in group_files("model") if name not in REFUSED])
-@pytest.mark.parametrize(
-    "more", [(), ("model.qkv_bias=true", "model.tied_head=false", "model.embed_scale=one")]
-)
+@pytest.mark.parametrize("other", [False, True])
 def test_transformers_computes_the_logits_of_every_model(
-    name: str, more: tuple[str, ...], tmp_path: Path
+    name: str, other: bool, tmp_path: Path
 ) -> None:
     """Random weights of order 1, so that attention, positions and biases matter."""
-    record, source = record_of(tmp_path, f"model={name}", "model.n_layers=2", *more)
-    as_transformers(source, model_config(record)).save_pretrained(tmp_path / "out")
-    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    rotary = record.config["model"]["position"] == "rotary"
-    assert opened.config.model_type == ("gpt_neox" if rotary else "gpt2")
+    config = small_config(name)
+    if other:
+        config = replace(config, qkv_bias=True, tied_head=False, embed_scale="one")
+    source = randomised(config)
+    as_transformers(source, config).save_pretrained(tmp_path)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert opened.config.model_type == ("gpt_neox" if config.position == "rotary" else "gpt2")
     tokens_BT = torch.randint(TOY_VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = source.logits(source(tokens_BT))
@@ -182,7 +191,10 @@ def test_what_neither_architecture_has_is_refused_by_name(name: str, tmp_path: P
     with pytest.raises(UserError, match=REFUSED[name]):
         export_transformers(record, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    assert refusal(replace(model_config(record), position="nosuch", attention="softmax"))
+
+
+def test_a_scheme_of_ones_own_is_refused() -> None:
+    assert "gaussian" in refusal(replace(small_config("rope"), position="gaussian"))
 
 
 @pytest.fixture(scope="module")
@@ -269,6 +281,18 @@ def test_a_folder_that_is_no_export_is_left_alone(crope: Record, tmp_path: Path)
     with pytest.raises(UserError, match="no earlier export"):
         export_transformers(crope, tmp_path)
     assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_what_cannot_be_written_is_one_line(
+    crope: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written"):
+        export_transformers(crope, tmp_path / "file" / "out")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match="install"):
+        export_transformers(crope, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_tokens_of_another_corpus_are_not_packed_with_the_weights(
