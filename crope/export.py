@@ -8,7 +8,8 @@ folded into the weights:
 - Structured Q, K and V are written as their dense matrices (Eq. 30 and all others).
 - GPT-NeoX rotates channels (j, j + K/2) of a head, our models (2j, 2j+1): rows of Q and K are
   reordered. Scores do not change, because Q and K are reordered alike.
-- The token embedding is multiplied by `embed_factor`, the output head is not: the head is untied.
+- The token embedding is multiplied by `embed_factor`, and so is a tied head with it: the last norm,
+  which the head reads, is divided by it.
 - A single head of K and V (`multi_query`) is repeated for every head of Q.
 - Narrower heads (`halved`) are filled up with zeros, and Q is multiplied by the square root of the
   ratio of widths, by which the scores are divided.
@@ -205,12 +206,15 @@ def weights_for(model: GPT, config: ModelConfig) -> dict[str, Tensor]:
     """The state dict of the `transformers` model."""
     rotary = config.position == "rotary"
     names = GPT_NEOX if rotary else GPT2
-    embedding = model.embedding.weight[: model.vocab_size]
+    embedding = model.embedding.weight[: model.vocab_size] * model.embed_factor
+    head, head_factor = embedding, model.embed_factor
+    if model.head is not None:
+        head, head_factor = model.head.weight[: model.vocab_size], 1.0
     state = {
-        f"{names['embedding']}.weight": embedding * model.embed_factor,
-        f"{names['norm']}.weight": model.norm.weight,
-        f"{names['norm']}.bias": model.norm.bias,
-        "lm_head.weight": model.head_weight[: model.vocab_size],
+        f"{names['embedding']}.weight": embedding,
+        f"{names['norm']}.weight": model.norm.weight / head_factor,
+        f"{names['norm']}.bias": model.norm.bias / head_factor,
+        "lm_head.weight": head,
     }
     if not rotary:
         no_tokens_1TD = torch.zeros(1, model.max_len, config.d_model)
@@ -277,7 +281,7 @@ def _gpt_neox(model: GPT, config: ModelConfig) -> Any:
         hidden_dropout=config.dropout,
         attention_dropout=config.dropout,
         use_parallel_residual=False,
-        tie_word_embeddings=False,
+        tie_word_embeddings=config.tied_head,
         bos_token_id=None,
         eos_token_id=None,
         rope_parameters={
@@ -307,7 +311,7 @@ def _gpt2(model: GPT, config: ModelConfig) -> Any:
             resid_pdrop=config.dropout,
             embd_pdrop=config.dropout,
             attn_pdrop=config.dropout,
-            tie_word_embeddings=False,
+            tie_word_embeddings=config.tied_head,
             bos_token_id=None,
             eos_token_id=None,
         )
@@ -330,7 +334,7 @@ def render_card(record: Record, exported: Any, config: ModelConfig) -> str:
         "model": f"{model}: position {config.position}, projection {config.projection}",
         "size": f"{config.n_layers} layers, {config.n_heads} heads, width {config.d_model}",
         "parameters": f"{trained.total:,} trained, {exported.num_parameters():,} in this form"
-        f" ({exported.config.model_type}: dense Q, K and V, head untied)",
+        f" ({exported.config.model_type}, with dense Q, K and V)",
         "data": f"{summary['dataset']}, {provenance['data']['splits']['train']['tokens']:,} tokens",
         "tokenizer": f"byte-level BPE, {tokenizer['vocab_size']:,} entries ({tokenizer['name']})",
         "training": f"{train['max_steps']:,} steps of {train['batch_size']} x {train['seq_len']:,}"
