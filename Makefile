@@ -17,7 +17,7 @@ $(error unknown variable $(UNKNOWN); use one of $(VARIABLES))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce smoke status report explain theory bench gpu-check upload golden lint test test-engines faults readme \
+.PHONY: help setup reproduce smoke status report explain theory bench gpu-check upload release golden lint test test-engines faults readme \
 	constraints clean
 
 help:  ## list the targets
@@ -59,6 +59,10 @@ gpu-check: .venv/.stamp  ## on a new GPU machine: tests, step times, both tables
 
 upload: .venv/.stamp  ## send finished runs to wandb, after `wandb login` [RUNS="results/runs/*"]
 	@$(PY) scripts/tools.py upload $(or $(RUNS),results/runs/*)
+
+release: .venv/.stamp  ## an archive of the tables' models in transformers format, from runs on disk [SCALE=...]
+	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[transformers]'
+	@$(PY) scripts/tools.py release $(SCALES)
 
 golden: .venv/.stamp  ## remake the golden losses; runs of models whose losses changed become stale
 	@$(PY) scripts/tools.py golden

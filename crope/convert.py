@@ -21,7 +21,7 @@ Shapes: D width of the stream, E common width of Q, K and V.
 import copy
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,10 +36,8 @@ from crope.data.tokens import TokenSet
 from crope.device import prepare_device
 from crope.errors import UserError
 from crope.evaluate import full_loss
-from crope.export import blocks_of
-from crope.model.counting import count_parameters
-from crope.model.gpt import GPT
-from crope.record import Record, sha256_file, write_json
+from crope.model.gpt import GPT, blocks_of
+from crope.record import Record, learning_rate, sha256_file, write_json
 from crope.run import load_run_tokens, load_trained
 from crope.seeding import stream
 from crope.theory.complex_maps import (
@@ -88,61 +86,56 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
         raise UserError(
             f"steps={steps}, lr={lr}: steps must be at least 0 and lr a finite number above 0"
         )
+    rate = lr or learning_rate(record.config["train"], config.train.max_steps - 1)
     model, tokens = load_trained(record), load_run_tokens(config)
-    decay = config.train.lr_gamma ** ((config.train.max_steps - 1) // config.train.lr_step_size)
-    rate = config.train.lr * decay if lr is None else lr
-    layers, n_heads, generator = (
-        folded_qkv(model),
-        config.model.n_heads,
-        stream(config.seed, "convert/structure"),
-    )
     try:
-        best, random = fit_stream(layers, n_heads), random_stream(layers, n_heads, generator)
+        arms, kept_share = build_arms(model, config)
     except ValueError as error:
         raise UserError(f"{path}: {error}; convert another run") from error
-    shuffled = [
-        rotate_heads(layers, n_heads=n_heads, generator=generator) for _ in range(CHANCE_DRAWS)
-    ]
-    rotated = rotate(model, best)
-    converted = replace(config.model, projection="complex", tied_head=False)
-    arms = {
-        "rope": rotated,
-        "best": project(rotated, config.model),
-        "random": project(rotate(model, random), config.model),
-        "fresh": with_initial_qkv(project(rotated, config.model), config.model, seed=config.seed),
-    }
-    result: dict[str, Any] = {
-        "weights_sha256": record.summary["weights_sha256"],
-        "steps": steps,
-        "lr": rate,
-        "kept_share": {
-            "best": best.kept,
-            "random": random.kept,
-            "by_layer": [fit_stream([layer], n_heads).kept for layer in layers],
-            "best_by_chance": [fit_stream(each, n_heads).kept for each in shuffled],
-        },
-        "parameters": {
-            name: asdict(
-                count_parameters(counted, vocab_size=model.vocab_size, max_len=config.train.seq_len)
-            )
-            for name, counted in (("trained", config.model), ("converted", converted))
-        },
-        "loss_nats": {"trained": measure(model, tokens, config=config)},
-        "tuned_loss_nats": {},
-    }
+    losses, tuned = {"trained": measure(model, tokens, config=config)}, {}
     for name, arm in arms.items():
         arm.to(model.head_weight.dtype)
-        result["loss_nats"][name] = measure(arm, tokens, config=config)
+        losses[name] = measure(arm, tokens, config=config)
         fine_tune(arm, tokens, config=config, steps=steps, lr=rate)
-        result["tuned_loss_nats"][name] = measure(arm, tokens, config=config)
-        if not math.isfinite(result["tuned_loss_nats"][name]):
+        tuned[name] = measure(arm, tokens, config=config)
+        if not math.isfinite(tuned[name]):
             raise UserError(
                 f"{path}: fine-tuning of '{name}' diverged at lr={rate}; choose a lower lr"
             )
     save_weights(path / "converted.pt", arms["best"])
-    result["converted_sha256"] = sha256_file(path / "converted.pt")
+    result = {
+        "weights_sha256": record.summary["weights_sha256"],
+        "converted_sha256": sha256_file(path / "converted.pt"),
+        "steps": steps,
+        "lr": rate,
+        "kept_share": kept_share,
+        "loss_nats": losses,
+        "tuned_loss_nats": tuned,
+    }
     write_json(path / "conversion.json", result)
     return result
+
+
+def build_arms(model: GPT, config: Config) -> tuple[dict[str, GPT], dict[str, Any]]:
+    """The four arms before fine-tuning, in float64, and `kept_share`.
+
+    Raises ValueError if no basis is the best one.
+    """
+    layers, n_heads = folded_qkv(model), config.model.n_heads
+    generator = stream(config.seed, "convert/structure")
+    best, random = fit_stream(layers, n_heads), random_stream(layers, n_heads, generator)
+    by_chance = [
+        fit_stream(rotate_heads(layers, n_heads=n_heads, generator=generator), n_heads).kept
+        for _ in range(CHANCE_DRAWS)
+    ]
+    rotated = rotate(model, best)
+    arms = {
+        "rope": rotated,
+        "best": project(rotated, config.model),
+        "random": project(rotate(model, random), config.model),
+        "fresh": with_initial_qkv(rotated, config.model, seed=config.seed),
+    }
+    return arms, {"best": best.kept, "random": random.kept, "best_by_chance": by_chance}
 
 
 @torch.no_grad()
@@ -200,14 +193,15 @@ def project(model: GPT, config: ModelConfig) -> GPT:
 
 def with_initial_qkv(model: GPT, config: ModelConfig, *, seed: int) -> GPT:
     """A CRoPE model with Q, K and V at the initial values of this seed and the rest of `model`."""
-    complex_config = replace(config, projection="complex", tied_head=False)
-    fresh = GPT(complex_config, vocab_size=model.vocab_size, max_len=model.max_len, seed=seed)
-    rest = {
+    fresh = project(model, config)
+    complex_config = replace(config, projection="complex")
+    initial = GPT(complex_config, vocab_size=model.vocab_size, max_len=model.max_len, seed=seed)
+    qkv = {
         name: value
-        for name, value in model.state_dict().items()
-        if not any(part in name for part in QKV)
+        for name, value in initial.state_dict().items()
+        if any(part in name for part in QKV)
     }
-    fresh.to(model.head_weight.dtype).load_state_dict(fresh.state_dict() | rest)
+    fresh.load_state_dict(qkv, strict=False)
     return fresh
 
 
@@ -218,12 +212,10 @@ def fine_tune(model: GPT, tokens: TokenSet, *, config: Config, steps: int, lr: f
     train = replace(config.train, lr=lr, lr_gamma=1.0)
     config, device = replace(config, train=train), prepare_device(config.runtime)
     model.to(device)
-    state, loss_function = (
-        TrainState(model, *build_optimizer(model, train)),
-        build_losses(model, config, device)[0],
-    )
+    state = TrainState(model, *build_optimizer(model, train))
+    loss = build_losses(model, config, device)[0]
     for step in range(train.max_steps, train.max_steps + steps):
-        train_step(state, loss_function, tokens.train, config=config, step=step, device=device)
+        train_step(state, loss, tokens.train, config=config, step=step, device=device)
 
 
 @torch.no_grad()
@@ -231,6 +223,5 @@ def measure(model: GPT, tokens: TokenSet, *, config: Config) -> float:
     """The run's full validation loss, in nats per token."""
     device = prepare_device(config.runtime)
     model.to(device).eval()
-    return full_loss(
-        build_losses(model, config, device)[1], tokens.validation, config=config, device=device
-    )[0]
+    loss = build_losses(model, config, device)[1]
+    return full_loss(loss, tokens.validation, config=config, device=device)[0]

@@ -63,20 +63,21 @@ def extrapolate(
         if settings.items() <= measured_before.items():
             return measured_before
     model, split = load_trained(record), load_run_tokens(config).validation
+    lengths = [factor * trained for factor in factors]
     notes = {}
-    for length in (factor * trained for factor in factors):
+    for length in lengths:
         if length > trained and not model.positions.extends:
             notes[length] = f"not defined: {config.model.position} positions end at {trained}"
         elif length > len(split) - 1:
             notes[length] = f"not measured: the validation split has only {len(split):,} tokens"
+    measured = [length for length in lengths if length not in notes]
     rows: list[dict[str, Any]] = [
-        {"seq_len": n, "loss_nats": None, "note": note} for n, note in notes.items()
+        {"seq_len": length, "loss_nats": None, "note": note} for length, note in notes.items()
     ]
     by_position: list[dict[str, Any]] = []
-    if measured := [factor * trained for factor in factors if factor * trained not in notes]:
-        model = load_trained(record, max_len=max(measured)).to(
-            resolve_device(config.runtime.device)
-        )
+    if measured:
+        model = load_trained(record, max_len=max(measured))
+        model.to(resolve_device(config.runtime.device))
         means, count, curve_T = losses(model, split, measured, config=config, max_tokens=limit)
         rows += [{"seq_len": n, "loss_nats": means[n], "tokens": count} for n in measured]
         by_position = segments(curve_T, max(1, trained // SEGMENTS))
@@ -111,11 +112,8 @@ def losses(
                 if inputs.shape[1] == longest:
                     curve_T += of_tokens.sum(dim=0)
                     spans += len(of_tokens)
-    return (
-        {length: total.item() / count for length, total in totals.items()},
-        count,
-        (curve_T / spans).cpu().numpy(),
-    )
+    means = {length: total.item() / count for length, total in totals.items()}
+    return means, count, (curve_T / spans).cpu().numpy()
 
 
 def pieces(inputs_BT: Tensor, targets_BT: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:

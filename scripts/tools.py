@@ -1,8 +1,9 @@
 """Smaller commands, one sub-command each: `python scripts/tools.py SUBCOMMAND --help`.
 
 before    prepare, status
-results   explain, publish, readme, theory
-a run     extrapolate, convert, export, upload (RUN is a folder, a run id or a unique start of one)
+results   explain, publish, readme, release, theory
+a run     extrapolate, convert, export, generate, upload (RUN is a folder, a run id or a unique
+          start of one)
 code      golden
 machine   gpu-check
 """
@@ -138,13 +139,46 @@ def convert(options: Options) -> None:
 
 
 def export(options: Options) -> None:
-    """Write a finished run's weights to FILE (.safetensors)."""
-    from crope.export import export
+    """Write a finished run's weights as a folder that `transformers` opens, or as one safetensors
+    file.
+    """
+    from crope.export import export, export_transformers
     from crope.record import find_record
 
     record = find_record(options.run, results_dir=options.results_dir)
-    export(record, options.out, dense=options.dense, converted=options.converted)
-    print(options.out)
+    out = options.out or options.results_dir / "export" / record.path.name
+    if options.format == "transformers":
+        export_transformers(record, out, converted=options.converted)
+    else:
+        out = options.out or out.with_name(f"{out.name}.safetensors")
+        export(record, out, dense=options.dense, converted=options.converted)
+    print(out)
+
+
+def generate(options: Options) -> None:
+    """Print a prompt as a finished run continues it."""
+    from crope.generate import generate
+    from crope.record import find_record
+
+    record = find_record(options.run, results_dir=options.results_dir)
+    text = generate(
+        record,
+        options.prompt,
+        tokens=options.tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        seed=options.seed,
+    )
+    print(text)
+
+
+def release(options: Options) -> None:
+    """Pack the models of Tables 1 and 2 for `transformers`, with records, cards and checksums."""
+    from crope.device import default_scale
+    from crope.release import release
+
+    scale = options.scale or default_scale()
+    print(release(options.results_dir, scale=scale, seed=options.seed))
 
 
 def upload(options: Options) -> int:
@@ -351,11 +385,33 @@ def build_parser() -> Parser:
     )
     sub = command(export, "results_dir")
     sub.add_argument("run", metavar="RUN")
-    sub.add_argument("out", type=Path, metavar="FILE")
-    sub.add_argument("--dense", action="store_true", help="Q, K and V as full matrices")
+    sub.add_argument(
+        "out", nargs="?", type=Path, metavar="OUT", help="default: export/<run id> in the results"
+    )
+    sub.add_argument(
+        "--format",
+        choices=["safetensors", "transformers"],
+        default="safetensors",
+        help="default: safetensors",
+    )
+    sub.add_argument(
+        "--dense", action="store_true", help="Q, K and V as full matrices (transformers: always)"
+    )
     sub.add_argument(
         "--converted", action="store_true", help="the model that `convert` made of a RoPE run"
     )
+    sub = command(generate, "results_dir")
+    sub.add_argument("run", metavar="RUN")
+    sub.add_argument("--prompt", default="\n", help="default: a line feed")
+    sub.add_argument("--tokens", type=positive, default=100, help="to draw (default: 100)")
+    sub.add_argument(
+        "--temperature", type=float, default=1.0, help="0: the most likely token (default: 1)"
+    )
+    sub.add_argument("--top-k", type=int, default=0, help="only from the k most likely; 0: all")
+    sub.add_argument("--seed", type=int, default=0, help="of the drawing (default: 0)")
+    sub = command(release, "results_dir")
+    sub.add_argument("--scale", help="default: paper with a CUDA device, else quick")
+    sub.add_argument("--seed", type=int, default=0, help="of the runs (default: 0)")
     sub = command(upload, "results_dir")
     sub.add_argument("runs", nargs="+", metavar="RUN")
     command(golden)

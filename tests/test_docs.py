@@ -3,8 +3,10 @@
 import math
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,9 @@ from crope import compose, study
 from crope.compose import check_overrides, load_run
 from crope.config import ROOT
 from crope.model import positions
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import tools
 
 PAGES = [
     ROOT / "README.md",
@@ -85,6 +90,14 @@ def test_training_commands_name_valid_keys(command: str) -> None:
         word for word in words if not re.search(r"\b(letters|gaussian)\b", word)
     ]  # the tutorial creates these
     check_overrides([word.strip("'") for word in known], multirun=" -m " in command)
+
+
+@pytest.mark.parametrize(
+    "command", sorted(line for line in COMMANDS if line.startswith("python scripts/tools.py"))
+)
+def test_tool_commands_have_valid_options(command: str) -> None:
+    words = shlex.split(command, comments=True)[2:]
+    assert tools.build_parser().parse_args(words).call.__name__ == words[0]
 
 
 def test_the_library_example_of_the_readme_runs() -> None:

@@ -414,6 +414,8 @@ def test_tools_measure_convert_and_export_a_run(monkeypatch, capsys, tmp_path: P
             ["extrapolate", name, "--factors", 4, 1, "--tokens", 130],
             ["convert", name, "--steps=1", "--lr=0.02"],
             ["export", name, out, "--converted", "--dense"],
+            ["export", name, "--format=transformers", "--converted"],
+            ["generate", name, "--prompt=ab", "--tokens=3", "--top-k=1"],
         ):
             assert call(monkeypatch, tools, command, *options, f"--results-dir={tmp_path}") == 0
     measured, converted = (
@@ -431,6 +433,24 @@ def test_tools_measure_convert_and_export_a_run(monkeypatch, capsys, tmp_path: P
     tuned = f"{converted['tuned_loss_nats']['rope']:.4f}"
     assert f": trained {loss}; rope {loss} -> {tuned}; best " in printed[1]
     assert printed[2] == str(out)
+    assert printed[3] == str(tmp_path / "export" / record.path.name)
+    card = (tmp_path / "export" / record.path.name / "README.md").read_text(encoding="utf-8")
+    assert f"{converted['tuned_loss_nats']['best']:.4f} nats" in card and "1 steps" in card
+    assert printed[4].startswith("ab")
+
+
+def test_release_takes_scale_and_seed(monkeypatch, capsys, tmp_path: Path) -> None:
+    seen = []
+    monkeypatch.setattr("crope.release.release", lambda *a, **k: seen.append((*a, k)) or "file")
+    monkeypatch.setattr("crope.device.default_scale", lambda: "quick")
+    options = ["--scale=smoke", "--seed=2", f"--results-dir={tmp_path}"]
+    assert call(monkeypatch, tools, "release", *options) == 0
+    assert call(monkeypatch, tools, "release") == 0
+    assert seen == [
+        (tmp_path, {"scale": "smoke", "seed": 2}),
+        (Path("results"), {"scale": "quick", "seed": 0}),
+    ]
+    assert capsys.readouterr().out == "file\nfile\n"
 
 
 def test_the_recall_experiment_is_a_command_of_its_own(monkeypatch, tmp_path: Path) -> None:

@@ -6,15 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from crope.data.tokens import train_bpe
 from crope.record import Record, read_record
 from crope.run import execute
-from tests.conftest import make_toy_tokens, toy_run
+from tests.conftest import TOY_VOCAB, make_toy_tokens, toy_run
 
 
 @contextmanager
 def toy_corpus(folder: Path) -> Iterator[None]:
-    """Every load of tokens within the block returns the toy corpus."""
+    """Every load of tokens within the block returns the toy corpus, with a tokenizer of its size."""
+    folder.mkdir(exist_ok=True)
     tokens = make_toy_tokens(folder)
+    words = [f"{first}{last}" for first in "abcdefgh" for last in "stuvwxyz"]
+    train_bpe([[" ".join(words * 2)]], TOY_VOCAB).save(str(folder / "tokenizer.json"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("crope.run.load_tokens", lambda *_, **__: tokens)
         yield

@@ -5,6 +5,8 @@ Shapes: B batch, T tokens, D model width, V vocabulary, P = V padded to a multip
 """
 
 import math
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -119,3 +121,8 @@ class GPT(nn.Module):
                     )
                     parameter.zero_()
                     parameter[:rows] = torch.from_numpy(values * std).to(parameter.dtype)
+
+
+def blocks_of(model: GPT) -> Iterable[Block]:
+    """The blocks with their type, which nn.ModuleList loses."""
+    return cast(Iterable[Block], model.blocks)

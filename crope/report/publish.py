@@ -78,7 +78,7 @@ def publish(
                 f"{record.path}: made from uncommitted or unknown code; commit, remove the folder and run it again"
             )
     for record in chosen:
-        _copy(record, published / machine / record.path.name)
+        copy_record(record, published / machine / record.path.name)
     frame, invalid = load_frame([published / machine])
     _check_valid(invalid)
     write_text(published / machine / "README.md", render_machine(machine, frame))
@@ -101,8 +101,11 @@ def _ngrams_key(ngrams: Mapping[str, Any]) -> str:
     return json.dumps([ngrams[key] for key in ("corpus", "tokenizer", "sha256")])
 
 
-def _copy(record: Record, target: Path) -> None:
-    """summary.json last: it makes the copy a finished record, which is then validated."""
+def copy_record(record: Record, target: Path) -> None:
+    """A record without its weights and without absolute paths, validated as it is read again.
+
+    summary.json comes last: it makes the copy a finished record.
+    """
     config = _anonymise(record.config, record.config)
     write_text(target / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     write_json(target / "provenance.json", _anonymise(record.provenance, record.config))

@@ -8,7 +8,7 @@ that is Eq. 30. numpy, float64.
 Shapes: D in-features, E out-features (both even), C = D/2 complex coordinates, H heads.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,7 +19,7 @@ from scipy.linalg import block_diag
 from scipy.stats import ortho_group
 from torch import nn
 
-from crope.model.gpt import GPT, Block
+from crope.model.gpt import GPT, blocks_of
 
 Array = NDArray[np.float64]
 Complex = NDArray[np.complex128]
@@ -239,7 +239,7 @@ def folded_qkv(model: GPT) -> list[QKV]:
     """
 
     layers = []
-    for block in cast(Iterable[Block], model.blocks):
+    for block in blocks_of(model):
         attention, gain_D = block.attn, block.attn_norm.weight.double()
 
         def fold(projection: nn.Module, gain_D: torch.Tensor = gain_D) -> Array:

@@ -1,0 +1,67 @@
+"""Text from a finished run: a prompt continued token by token.
+
+Shapes: T tokens of the context, V vocabulary.
+"""
+
+import math
+
+import torch
+from tokenizers import Tokenizer
+
+from crope.compose import load_config
+from crope.device import resolve_device
+from crope.errors import UserError
+from crope.model.gpt import GPT
+from crope.record import Record
+from crope.run import load_run_tokens, load_trained
+
+
+def generate(
+    record: Record, prompt: str, *, tokens: int, temperature: float, top_k: int, seed: int
+) -> str:
+    """The prompt and `tokens` further tokens, drawn from the run's model.
+
+    Raises UserError for an empty prompt, a setting out of range, or missing weights.
+    """
+    if tokens < 1 or top_k < 0 or not 0 <= temperature < math.inf:
+        raise UserError(
+            f"tokens={tokens}, temperature={temperature}, top_k={top_k}: tokens must be at least 1,"
+            " temperature and top_k at least 0"
+        )
+    config = load_config(record.config)
+    file = load_run_tokens(config).folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    context = tokenizer.encode(prompt).ids
+    if not context:
+        raise UserError("the prompt is empty; give at least one character")
+    model = load_trained(record).to(resolve_device(config.runtime.device)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(tokens):
+        logits_V = next_logits(model, context)
+        context.append(draw(logits_V, temperature=temperature, top_k=top_k, generator=generator))
+    return str(tokenizer.decode(context))
+
+
+@torch.no_grad()
+def next_logits(model: GPT, context: list[int]) -> torch.Tensor:
+    """Logits of the token after the last max_len tokens of the context, (V,) in float32 on the CPU.
+
+    Keys and values are not kept between tokens, so every model can do it.
+    """
+    tokens_1T = torch.tensor([context[-model.max_len :]], device=model.embedding.weight.device)
+    return model.logits(model(tokens_1T)[0, -1]).float().cpu()
+
+
+def draw(
+    logits_V: torch.Tensor, *, temperature: float, top_k: int, generator: torch.Generator
+) -> int:
+    """A token drawn from softmax(logits / temperature).
+
+    temperature   0: the most likely token
+    top_k         only from the k most likely; 0: from all
+    """
+    if temperature == 0:
+        return int(logits_V.argmax())
+    kept_K, token_K = logits_V.topk(min(top_k or len(logits_V), len(logits_V)))
+    probability_K = torch.softmax(kept_K / temperature, dim=-1)
+    return int(token_K[torch.multinomial(probability_K, 1, generator=generator)])
