@@ -91,15 +91,6 @@ def test_savings_that_the_paper_states(width: int) -> None:
     assert {name: found[name] for name in SAVED_PERCENT} == SAVED_PERCENT
 
 
-@pytest.mark.parametrize("model", ["mqa", "thin_ffn", "conjugate"])
-def test_comparators_save_exactly_what_eq_30_saves(model: str) -> None:
-    """At 4 heads: 24,576 weights a layer at D = 128, 12.5 % of a block."""
-    rope, lean = (counted(name, d_model=128, n_layers=1) for name in ("rope", model))
-    bias_of_thin_ffn = 96 * (model == "thin_ffn")
-    assert rope.total - lean.total == 24_576 + bias_of_thin_ffn
-    assert savings(rope, lean, n_layers=1, d_model=128)["block"] == 12.5
-
-
 @pytest.mark.parametrize(
     ("model", "values"), [("rope", 1024), ("crope", 1024), ("halved", 512), ("mqa", 256)]
 )

@@ -52,45 +52,6 @@ def test_which_of_q_k_v_are_complex(name: str, kinds: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("width", [64, 128, 256])
-def test_wide_is_as_large_as_real(width: int) -> None:
-    """A block is RoPE's 12 D^2 within 0.65 % (128 / D); at D = 128 it is 0.52 % larger."""
-    sizes = [
-        sum(p.numel() for p in attention_of(name, width=width).parameters())
-        for name in ("complex_wide", "real")
-    ]
-    assert abs(sizes[0] - sizes[1]) / (12 * width**2) <= 0.0065 * 128 / width
-    if width == 128:
-        assert round(100 * (sizes[0] - sizes[1]) / (12 * width**2), 2) == 0.52
-
-
-def test_misaligned_is_not_complex_in_the_rotated_pairs() -> None:
-    """W i = i W holds for the aligned weight and fails for the misaligned one; i rotates (2i, 2i+1)
-    by 90 degrees.
-    """
-    i = torch.block_diag(*[torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)] * 6)
-    gaps = []
-    for layer in (ComplexLinear(12, 12), ComplexLinear(12, 12, pairing="half", head_dim=6)):
-        weight = randomise(layer).weight.detach()
-        gaps.append((weight @ i - i @ weight).norm() / weight.norm())
-    assert gaps[0] < 1e-12 and gaps[1] > 0.5
-
-
-def swap_pairs(x_BTD: torch.Tensor) -> torch.Tensor:
-    return x_BTD.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-
-
-def test_all_three_conjugate_would_be_crope_with_swapped_pairs() -> None:
-    """w conj(x) = (-i w) swap(x), since the swap of a pair is i conj(x): -i (a - ib) = -b - ia."""
-    conjugate = randomise(ConjugateLinear(12, 8))
-    swapped = ComplexLinear(12, 8).double()
-    with torch.no_grad():
-        swapped.a.copy_(-conjugate.b)
-        swapped.b.copy_(conjugate.a)
-    x_BTD = normal(2, 7, 12)
-    torch.testing.assert_close(swapped(swap_pairs(x_BTD)), conjugate(x_BTD), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("projection", "invariant"), [("complex", True), ("complex_qk", True), ("conjugate", False)]
 )
