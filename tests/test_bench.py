@@ -91,4 +91,4 @@ def test_the_script_at_tiny_sizes(
     assert "three products" in printed and "\n| 8 | " in printed
     monkeypatch.setattr("sys.argv", ["bench.py", "--part", "profile", *TOY_OVERRIDES])
     bench.main()
-    assert "aten::addmm" in capsys.readouterr().out
+    assert "Self CPU time total" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import torch
 from crope.config import INIT_STD
 from crope.model.attention import CausalAttention
 from crope.model.complex_linear import ComplexLinear
-from crope.model.positions import Positions, RotaryEmbedding
+from crope.model.positions import RotaryEmbedding
 from crope.model.projections import (
     BlockDiagonalLinear,
     ConjugateLinear,
@@ -68,26 +68,6 @@ def test_a_common_phase_of_all_tokens_changes_the_score_of_conjugate_alone(
         q, k = (attention.heads(layer(inputs_BTD)) for layer in layers_of(attention)[:2])
         scores.append(rotary.rotate(q) @ rotary.rotate(k).mT)
     assert torch.allclose(*scores, rtol=0, atol=1e-9) == invariant
-
-
-def test_misalignment_has_no_effect_without_rotation() -> None:
-    """Why the configuration rejects it: q.k does not depend on the order of channels, and out_proj
-    undoes V's.
-    """
-    plain, other = (
-        randomise(attention_of("complex", width=48)),
-        attention_of("complex_misaligned", width=48).double(),
-    )
-    other.load_state_dict(plain.state_dict())
-    order = (
-        torch.arange(48).view(4, 6, 2).transpose(1, 2).flatten()
-    )  # where each misaligned channel came from
-    with torch.no_grad():
-        other.out_proj.weight.copy_(plain.out_proj.weight[:, order])
-        x_BTD = normal(2, 7, 48)
-        torch.testing.assert_close(
-            other(x_BTD, Positions()), plain(x_BTD, Positions()), rtol=0, atol=1e-12
-        )
 
 
 @pytest.mark.parametrize("layer", STRUCTURED)
