@@ -125,7 +125,10 @@ def build_report(
         write_bytes(out_dir / name, content.encode() if isinstance(content, str) else content)
     printed = [*report.losses, report.primary, report.claims]
     print(_origin(source), *(files[f"{table.name}.md"] for table in printed), sep="\n\n")
-    print(*report.others, agreement(source), sep="\n")
+    agreement = ""
+    if not source.machine:  # the user's own runs, beside the published ones
+        agreement = repeats.agreement(source.frame, source.others, source.scale)
+    print(*report.others, agreement, sep="\n")
     for error in source.invalid:
         print(f"invalid: {error}", file=sys.stderr)
     print(out_dir / "index.html")
@@ -144,13 +147,6 @@ def _origin(source: Source) -> str:
         commits = runs["provenance.commit"].astype(str).str[:12]
         text += f" Commit: {', '.join(sorted(commits.unique()))}."
     return text
-
-
-def agreement(source: Source) -> str:
-    """How far the user's runs lie from the published ones."""
-    if source.machine:
-        return ""
-    return repeats.agreement(source.frame, source.others, source.scale)
 
 
 def _add(files: Files, kinds: str, *printed: Table) -> None:
@@ -199,10 +195,8 @@ def _sections(files: Files, report: Report) -> list[Section]:
     converted = tables.conversions(_of_scale(source))
     if len(converted):
         fold("Conversion of trained models", tables.conversions_table(converted))
-    published = dict(source.others)
-    if source.machine:
-        published = {source.machine: source.frame} | published
-    again = repeats.repeats(published, source.scale)
+    published = {source.machine: source.frame} if source.machine else {}
+    again = repeats.repeats(published | dict(source.others), source.scale)
     if len(again):
         title = "Rounding: the same runs executed again"
         fold(title, repeats.repeats_table(again, source.scale))

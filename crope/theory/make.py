@@ -8,6 +8,7 @@ matplotlib's font.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -184,19 +185,19 @@ def recall_table(by_pairs: Mapping[int, pd.DataFrame], plan: Plan) -> str:
     for model, label in LABELS.items():
         at_most = by_pairs[most][model]
         scale = 2 if model == "halved" else 1
-        first, last = scale * plan.widths[0], scale * plan.widths[-1]
-
-        def width_text(width: float, first: int = first, last: int = last) -> str:
-            """≤ the first width of the grid and > the last mark bounds."""
-            if width <= first:
-                return f"≤ {width:g}"
-            return f"> {last}" if width > last else f"{width:.1f}"
-
-        widths = [_with_range(table[model], "median", width_text) for table in by_pairs.values()]
+        text = partial(_width_text, first=scale * plan.widths[0], last=scale * plan.widths[-1])
+        widths = [_with_range(table[model], "median", text) for table in by_pairs.values()]
         ratio = _with_range(at_most / by_pairs[most]["rope"], "median", "{:.2f}".format)
         rows.append([f"{label} (n = {at_most.count()})", *widths, ratio.replace("inf", "∞")])
     headings = [f"{pairs} pairs" for pairs in plan.pairs]
     return _table(["model", *headings, f"over RoPE's, {most} pairs"], rows)
+
+
+def _width_text(width: float, *, first: int, last: int) -> str:
+    """≤ the first width of the grid and > the last mark bounds."""
+    if width <= first:
+        return f"≤ {width:g}"
+    return f"> {last}" if width > last else f"{width:.1f}"
 
 
 def pointer_table(results: Data) -> str:
