@@ -122,7 +122,14 @@ def _draw_losses(axis: Axes, runs: pd.DataFrame, panel: str) -> None:
             full = _over_seeds(of_model, FULL)["mean"]
             axis.plot(full.index, full, **_marked(model) | {"linestyle": "none"}, gid="full")
     if not late:
-        axis.text(0.5, 0.5, "no complete run", transform=axis.transAxes, ha="center", color=MUTED)
+        axis.text(
+            0.5,
+            0.5,
+            "no complete run",
+            transform=axis.transAxes,
+            ha="center",
+            color=MUTED,
+        )
         return
     lowest = min(losses["min"].min() for losses in late)
     highest = max(losses["mean"].max() for losses in late)
@@ -147,8 +154,20 @@ def phases(by_place: dict[str, pd.DataFrame]) -> Figure:
         by_phase = differences.to_numpy(float).T
         bounds = np.array([interval([values], LEVEL)[1:] for values in by_phase])
         axis.axhline(0, color=MUTED, linewidth=0.8)
-        axis.plot(tokens, by_phase, color=MUTED, linewidth=0.5, alpha=0.5)
-        axis.fill_between(tokens, *bounds.T, color=_colour("crope"), alpha=0.2, linewidth=0)
+        axis.plot(
+            tokens,
+            by_phase,
+            color=MUTED,
+            linewidth=0.5,
+            alpha=0.5,
+        )
+        axis.fill_between(
+            tokens,
+            *bounds.T,
+            color=_colour("crope"),
+            alpha=0.2,
+            linewidth=0,
+        )
         axis.plot(tokens, differences.mean(), color=_colour("crope"), gid="mean")
         axis.set(title=place, xlabel="training tokens (millions)")
     axes[0][0].set_ylabel(f"CRoPE − RoPE ({NATS})")
@@ -165,7 +184,13 @@ def forest(lines: pd.DataFrame) -> Figure:
     panels = lines.groupby("title", sort=False)
     figure, axes = _axes(1, max(1, len(panels)), (4.2, 0.8 + 0.24 * len(models)))
     for axis, (title, of_panel) in zip(axes[0], panels, strict=False):
-        axis.axvspan(-MARGIN, MARGIN, color=SHADE, linewidth=0, zorder=0)
+        axis.axvspan(
+            -MARGIN,
+            MARGIN,
+            color=SHADE,
+            linewidth=0,
+            zorder=0,
+        )
         axis.axvline(0, color=MUTED, linewidth=0.8, zorder=1)
         for line in of_panel.to_dict("records"):
             y, mean = models.index(line["first"]), line["mean_nats"]
@@ -202,7 +227,14 @@ def _draw_difference(axis: Axes, line: Mapping[Any, Any], at: float, *, horizont
     draw(
         line["values"], color=TEXT, linestyle="", marker=".", markersize=2.5, gid="seeds", zorder=5
     )
-    draw([line["mean_nats"]], color=colour, linestyle="", marker=marker, markersize=5, gid="mean")
+    draw(
+        [line["mean_nats"]],
+        color=colour,
+        linestyle="",
+        marker=marker,
+        markersize=5,
+        gid="mean",
+    )
 
 
 def length(places: Sequence[Place]) -> Figure:
@@ -271,7 +303,14 @@ def _error_lines(axis: Axes, runs: pd.DataFrame, by: str, column: str) -> None:
         losses = of_model.groupby(by)[column].agg(["mean", "std"])
         error = losses["std"].fillna(0)
         style = _marked(model)
-        axis.errorbar(losses.index, losses["mean"], error, capsize=2, label=model, **style)
+        axis.errorbar(
+            losses.index,
+            losses["mean"],
+            error,
+            capsize=2,
+            label=model,
+            **style,
+        )
 
 
 def _by_model(runs: pd.DataFrame) -> Iterable[tuple[Any, pd.DataFrame]]:
