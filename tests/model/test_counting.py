@@ -73,12 +73,7 @@ def test_closed_forms(model: str, tied: bool, qkv_bias: bool) -> None:
     }
     found = count_parameters(config, vocab_size=300, max_len=8)
     assert asdict(found) == expected == stored(decoder)
-    padding = 20 * 64 * (2 - tied)  # 300 rows are stored as 320
-    assert (
-        found.total
-        == sum(expected.values())
-        == sum(p.numel() for p in decoder.parameters()) - padding
-    )
+    assert found.total == sum(expected.values())
 
 
 @pytest.mark.parametrize("width", [128, 64])
@@ -136,10 +131,8 @@ def test_flops_against_torchs_counter(model: str, length: int) -> None:
     """
     batch, layers, backward = 2, 2, CHOICES[model]["attention"] == "softmax"
     config = model_config(model, n_layers=layers, d_model=64, tied_head=length == 16)
-    decoder, tokens_BT = (
-        build(config, vocab=128, max_len=length),
-        torch.zeros(batch, length, dtype=torch.int64),
-    )
+    decoder = build(config, vocab=128, max_len=length)
+    tokens_BT = torch.zeros(batch, length, dtype=torch.int64)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         loss = cross_entropy(decoder, tokens_BT, tokens_BT)
         if backward:

@@ -1,6 +1,5 @@
 """Position schemes against slow references and their papers' closed forms."""
 
-import cmath
 import math
 
 import numpy as np
@@ -28,15 +27,11 @@ from tests.model.oracles import (
 
 def rotate_by_complex_multiplication(x_BHTK: torch.Tensor) -> np.ndarray:
     """Pair i at position m times e^{i m theta_i} (Eq. 10)."""
-    x, width = x_BHTK.double().numpy(), x_BHTK.shape[-1]
-    y = np.empty_like(x)
-    for m in range(x.shape[2]):
-        for i in range(width // 2):
-            rotated = (x[:, :, m, 2 * i] + 1j * x[:, :, m, 2 * i + 1]) * cmath.exp(
-                1j * m * 10000 ** (-2 * i / width)
-            )
-            y[:, :, m, 2 * i], y[:, :, m, 2 * i + 1] = rotated.real, rotated.imag
-    return y
+    x = x_BHTK.double().numpy()
+    length, width = x.shape[-2:]
+    angle_TJ = np.arange(length)[:, None] * 10000.0 ** (-np.arange(0, width, 2) / width)
+    rotated = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle_TJ)
+    return np.stack((rotated.real, rotated.imag), axis=-1).reshape(x.shape)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
