@@ -39,17 +39,15 @@ def test_the_plain_baseline_is_gpt_2(bench: ModuleType) -> None:
 
 def test_each_implementation_is_timed_in_turn(bench: ModuleType) -> None:
     calls: list[str] = []
-
-    def build(name: str, seconds: float):
-        return lambda: lambda: (calls.append(name), time.sleep(seconds))
-
-    times = bench.time_steps(
-        {"slow": build("slow", 0.01), "fast": build("fast", 0.001)}, torch.device("cpu"), rounds=2
-    )
+    builds = {
+        "slow": lambda: lambda: (calls.append("slow"), time.sleep(0.01)),
+        "fast": lambda: lambda: calls.append("fast"),
+    }
+    times = bench.time_steps(builds, torch.device("cpu"), rounds=2)
     turn = bench.TURN["cpu"]
     warm_up = ["slow"] * bench.WARM_UP + ["fast"] * bench.WARM_UP
     assert calls == warm_up + (["slow"] * turn + ["fast"] * turn) * 2
-    assert times["slow"] >= 10 and times["slow"] > 2 * times["fast"] >= 2
+    assert times["slow"] >= 10 > times["fast"]
 
 
 def test_an_implementation_that_fails_costs_no_other(bench: ModuleType, capsys) -> None:

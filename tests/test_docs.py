@@ -49,17 +49,11 @@ def test_links_lead_to_files(page: Path) -> None:
 
 
 def test_make_commands_name_targets() -> None:
-    targets = set(
-        re.findall(
-            r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
-        )
-    )
-    named = {
-        name
-        for page in PAGES
-        for name in re.findall(r"(?:`|^    )make ([a-z-]+)", page.read_text(), re.MULTILINE)
-    }
-    assert named and named <= targets
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE)
+    text = "\n".join(page.read_text() for page in PAGES)
+    named = re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE)
+    assert named and set(named) <= set(targets)
 
 
 @pytest.mark.parametrize(
@@ -101,16 +95,8 @@ def test_tool_commands_have_valid_options(command: str) -> None:
 
 
 def test_the_library_example_of_the_readme_runs() -> None:
-    lines = [
-        line.strip()
-        for line in (ROOT / "README.md").read_text().splitlines()
-        if line.startswith("    ")
-    ]
-    code = [
-        line
-        for line in lines
-        if line.startswith("from crope import") or line.startswith("model = GPT(")
-    ]
+    lines = map(str.strip, (ROOT / "README.md").read_text().splitlines())
+    code = [line for line in lines if line.startswith(("from crope import", "model = GPT("))]
     space: dict = {}
     exec("\n".join(code).replace("50257", "300").replace("1024", "16"), space)
     assert space["model"].max_len == 16

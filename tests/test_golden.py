@@ -50,21 +50,17 @@ def test_remake_raises_the_version_of_the_changed_model_only(tmp_path, monkeypat
         return {"choices": ["a", "b", "c"], "numerics_version": version, "losses": {"val": [loss]}}
 
     file = tmp_path / "golden.json"
-    file.write_text(
-        json.dumps({"rope": entry(4, 2.0), "learned": entry(1, 3.0), "gone": entry(1, 5.0)})
-    )
+    before = {"rope": entry(4, 2.0), "learned": entry(1, 3.0), "gone": entry(1, 5.0)}
+    file.write_text(json.dumps(before))
     measured = {"rope": 2.0, "learned": 3.0 + 1e-7, "new": 1.0}
     monkeypatch.setattr(golden, "group_files", lambda group: measured)
-    monkeypatch.setattr(
-        golden, "golden_losses", lambda name: (["a", "b", "c"], {"val": [measured[name]]})
-    )
+    losses = {name: (["a", "b", "c"], {"val": [loss]}) for name, loss in measured.items()}
+    monkeypatch.setattr(golden, "golden_losses", losses.get)
     assert golden.remake(file) == ["learned", "new"]
-    after = json.loads(file.read_text())
-    assert {name: after[name]["numerics_version"] for name in after} == {
-        "rope": 4,
-        "learned": 2,
-        "new": 1,
+    after = {
+        name: entry["numerics_version"] for name, entry in json.loads(file.read_text()).items()
     }
+    assert after == {"rope": 4, "learned": 2, "new": 1}
     assert golden.remake(file) == []
 
 

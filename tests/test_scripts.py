@@ -150,17 +150,8 @@ def test_reproduce_without_data_and_network(tmp_path: Path) -> None:
         "CROPE_CACHE_DIR": str(tmp_path / "cache"),
         "HF_HUB_OFFLINE": "1",
     }
-    command = [
-        "--scale",
-        "smoke",
-        "--study",
-        "table1",
-        "--seeds",
-        "1",
-        "--results-dir",
-        str(tmp_path),
-        "tracker=none",
-    ]
+    options = f"--scale=smoke --study=table1 --seeds=1 --results-dir={tmp_path} tracker=none"
+    command = options.split()
     done = run_script("reproduce.py", *command, **hidden)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 runs, 3 to train" in done.stdout and "error: ptb" in done.stderr
@@ -171,14 +162,12 @@ def test_reproduce_without_data_and_network(tmp_path: Path) -> None:
         (False, "missing"),
     }
     assert "HF_HUB_OFFLINE" in (tmp_path / "unavailable.json").read_text()
-    assert {path.name.split("-")[3] for path in (tmp_path / "runs").iterdir()} == {"s0"}
     before = {path: path.read_bytes() for path in tmp_path.glob("r*/*/*") if path.is_file()}
     assert "3 runs, 0 to train" in run_script("reproduce.py", *command, **hidden).stdout
     assert {path: path.read_bytes() for path in before} == before
-    assert all(
-        read_record(path).config["runtime"]["threads"] >= 1
-        for path in (tmp_path / "runs").iterdir()
-    )
+    records = [read_record(path) for path in (tmp_path / "runs").iterdir()]
+    assert {record.summary["seed"] for record in records} == {0}
+    assert all(record.config["runtime"]["threads"] >= 1 for record in records)
 
 
 def call(monkeypatch: pytest.MonkeyPatch, script: ModuleType, *arguments: object) -> Any:
@@ -271,10 +260,8 @@ def two_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Path, 
     """results/ and other/ with a run of RoPE at both scales: losses 5 and 6 at quick, 7 and 8 at
     smoke. Nothing is published, and both tables have this one cell.
     """
-    folders, tokenizer = (
-        (tmp_path / "results", tmp_path / "other"),
-        {"tokenizer": {"name": "gpt2", "vocab_size": 50257}},
-    )
+    folders = (tmp_path / "results", tmp_path / "other")
+    tokenizer = {"tokenizer": {"name": "gpt2", "vocab_size": 50257}}
     for loss, runs in enumerate((folders[0] / "runs", folders[1])):
         write_run(runs, "rope", final=5.0 + loss)
         write_run(runs, "rope", scale="smoke", final=7.0 + loss, config=tokenizer)
@@ -329,8 +316,9 @@ def test_publish_copies_the_runs_of_the_scale(monkeypatch, capsys, tmp_path: Pat
     monkeypatch.setitem(publish.publish.__kwdefaults__, "published", tmp_path / "published")
     options = ["mine", "--scale=smoke", f"--results-dir={tmp_path}"]
     assert call(monkeypatch, tools, "publish", *options) == 0
-    folders = [folder.name for folder in (tmp_path / "published" / "mine").glob("*/")]
-    assert folders == [path.name]
+    assert [*(tmp_path / "published" / "mine").glob("*/")] == [
+        tmp_path / "published/mine" / path.name
+    ]
     assert capsys.readouterr().out.startswith("1 runs published for mine")
 
 
@@ -373,25 +361,28 @@ def test_prepare_makes_the_named_corpora_of_the_scale(monkeypatch, capsys, tmp_p
     assert asked == [(name, 4096, Path("elsewhere")) for name in ("pg19", "wikitext2", "ptb")]
 
 
-def test_golden_prints_the_models_that_changed(monkeypatch, capsys, tmp_path: Path) -> None:
-    """Two new models; the second time they are as before."""
-    (tmp_path / "golden.json").write_text("{}")
-    monkeypatch.setattr(golden.remake, "__defaults__", (tmp_path / "golden.json",))
-    monkeypatch.setattr(golden, "group_files", lambda group: ["rope", "crope"])
-    monkeypatch.setattr(golden, "golden_losses", lambda name: ([], {"val": [2.0]}))
-    for _ in range(2):
-        assert call(monkeypatch, tools, "golden") == 0
-    assert capsys.readouterr().out == "changed: rope, crope\nchanged: none\n"
-
-
-def test_theory_and_readme_write_their_files(monkeypatch, tmp_path: Path) -> None:
-    """What they write is tested in theory/test_make.py and report/test_publish.py."""
+def test_other_tools_pass_their_options_on(monkeypatch, capsys, tmp_path: Path) -> None:
+    """What they do is tested with their modules."""
     seen = []
-    monkeypatch.setattr("crope.theory.make.make_theory", lambda *a, **k: seen.append((*a, k)))
-    monkeypatch.setattr(publish, "update_readme", lambda *a, **k: seen.append((*a, k)))
-    assert call(monkeypatch, tools, "theory", f"--results-dir={tmp_path}", "--seeds=2") == 0
-    assert call(monkeypatch, tools, "readme") == 0
-    assert seen == [(tmp_path / "theory", {"seeds": 2}), ({},)]
+    for name in (
+        "theory.make.make_theory",
+        "theory.make.make_recall",
+        "report.publish.update_readme",
+    ):
+        monkeypatch.setattr(f"crope.{name}", lambda *a, n=name, **k: seen.append((n[-6:], *a, k)))
+    monkeypatch.setattr(golden, "remake", lambda: ["rope", "crope"] * (not seen))
+    results = f"--results-dir={tmp_path}"
+    for command in (
+        ["golden"],
+        ["theory", results, "--seeds=2"],
+        ["theory", results, "--part=recall"],
+        ["readme"],
+        ["golden"],
+    ):
+        assert call(monkeypatch, tools, *command) == 0
+    folder = tmp_path / "theory"
+    assert seen == [("theory", folder, {"seeds": 2}), ("recall", folder, {}), ("readme", {})]
+    assert capsys.readouterr().out == "changed: rope, crope\nchanged: none\n"
 
 
 def test_tools_find_runs_and_fail_in_one_line_per_run(monkeypatch, capsys, tmp_path: Path) -> None:
@@ -451,12 +442,3 @@ def test_release_takes_scale_and_seed(monkeypatch, capsys, tmp_path: Path) -> No
         (Path("results"), {"scale": "quick", "seed": 0}),
     ]
     assert capsys.readouterr().out == "file\nfile\n"
-
-
-def test_the_recall_experiment_is_a_command_of_its_own(monkeypatch, tmp_path: Path) -> None:
-    folders = []
-    monkeypatch.setattr("crope.theory.make.make_recall", folders.append)
-    command = ["tools.py", "theory", "--part=recall", f"--results-dir={tmp_path}"]
-    monkeypatch.setattr(sys, "argv", command)
-    assert not tools.main()
-    assert folders == [tmp_path / "theory"]

@@ -141,8 +141,11 @@ def print_report(report: Report, page: Path) -> None:
             if note.startswith("["):
                 print(note)
     print()
-    print(*closing_lines(report), agreement(report.source), sep="\n")
-    for error in report.source.invalid:
+    print(*closing_lines(report), sep="\n")
+    source = report.source
+    if not source.machine:  # the user's own runs, beside the published ones
+        print(repeats.agreement(source.frame, source.others, source.scale))
+    for error in source.invalid:
         print(f"invalid: {error}", file=sys.stderr)
     print(page)
 
@@ -176,13 +179,6 @@ def _origin(source: Source) -> str:
         commits = runs["provenance.commit"].astype(str).str[:12]
         text += f" Commit: {', '.join(sorted(commits.unique()))}."
     return text
-
-
-def agreement(source: Source) -> str:
-    """How far the user's runs lie from the published ones."""
-    if source.machine:
-        return ""
-    return repeats.agreement(source.frame, source.others, source.scale)
 
 
 def _add(files: Files, kinds: str, *printed: Table) -> None:
@@ -231,10 +227,8 @@ def _sections(files: Files, report: Report) -> list[Section]:
     converted = tables.conversions(_of_scale(source))
     if len(converted):
         fold("Conversion of trained models", tables.conversions_table(converted))
-    published = dict(source.others)
-    if source.machine:
-        published = {source.machine: source.frame} | published
-    again = repeats.repeats(published, source.scale)
+    published = {source.machine: source.frame} if source.machine else {}
+    again = repeats.repeats(published | dict(source.others), source.scale)
     if len(again):
         title = "Rounding: the same runs executed again"
         fold(title, repeats.repeats_table(again, source.scale))

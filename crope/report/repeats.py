@@ -19,6 +19,16 @@ FACTS = {  # in which two executions of a run may differ -> column
     "threads": "threads",
     "precision": "precision",
 }
+HEADINGS = {
+    "row": "Row",
+    "kind": "Executed",
+    "sets": "Sets (commits)",
+    "differ": "Differ",
+    "runs": "Runs",
+    "largest_nats": "Largest",
+    "median_nats": "Median",
+    "std_over_seeds_nats": "Std over seeds",
+}
 ORDER = (
     "The order of operations, and so rounding, may change between commits under one run id: compare"
     " devices at equal commits."
@@ -74,27 +84,24 @@ def _line(again: pd.DataFrame, keys: list[str]) -> dict[str, Any]:
 
 
 def repeats_table(lines: pd.DataFrame, scale: str) -> Table:
-    rows = zip(lines["dataset"], lines["row"], strict=True)
-    four_decimals = "{:.4f}".format
-    spread = lines["std_over_seeds_nats"].map(four_decimals).replace("nan", "")
-    frame = pd.DataFrame(
-        {
-            "Row": [row_label(dataset, row) for dataset, row in rows],
-            "Executed": lines["kind"],
-            "Sets (commits)": lines["sets"],
-            "Differ": lines["differ"],
-            "Runs": lines["runs"].astype(str),
-            "Largest": lines["largest_nats"].map(four_decimals),
-            "Median": lines["median_nats"].map(four_decimals),
-            "Std over seeds": spread,
-        }
-    )
+    losses = ["largest_nats", "median_nats", "std_over_seeds_nats"]
+    places = zip(lines["dataset"], lines["row"], strict=True)
+    printed = lines.assign(row=[row_label(dataset, row) for dataset, row in places])
+    printed[losses] = lines[losses].map("{:.4f}".format).replace("nan", "")
+    frame = printed[list(HEADINGS)].astype(str).rename(columns=HEADINGS)
     notes = [
         "Published runs of one configuration and seed that were executed more than once: how far their final full"
         f" validation losses, nats per token, lie apart, next to the spread over seeds. {ORDER}"
     ]
     caption = f"Runs executed more than once. Scale: {scale}."
-    return Table("repeats", caption, frame, notes, text=(0, 1, 2, 3), numbers=lines.round(DECIMALS))
+    return Table(
+        "repeats",
+        caption,
+        frame,
+        notes,
+        text=(0, 1, 2, 3),
+        numbers=lines.round(DECIMALS),
+    )
 
 
 def expectation(runs: pd.DataFrame, lines: pd.DataFrame) -> str:

@@ -240,14 +240,15 @@ def folded_qkv(model: GPT) -> list[QKV]:
 
     layers = []
     for block in blocks_of(model):
-        attention, gain_D = block.attn, block.attn_norm.weight.double()
-
-        def fold(projection: nn.Module, gain_D: torch.Tensor = gain_D) -> Array:
-            weight = cast(torch.Tensor, projection.weight).double()
-            return (weight * gain_D).detach().cpu().numpy()
-
-        layers.append((fold(attention.q_proj), fold(attention.k_proj), fold(attention.v_proj)))
+        projections = (block.attn.q_proj, block.attn.k_proj, block.attn.v_proj)
+        q, k, v = (_fold(projection, block.attn_norm.weight) for projection in projections)
+        layers.append((q, k, v))
     return layers
+
+
+def _fold(projection: nn.Module, gain_D: torch.Tensor) -> Array:
+    weight = cast(torch.Tensor, projection.weight).double()
+    return (weight * gain_D.double()).detach().cpu().numpy()
 
 
 def rotate_heads(

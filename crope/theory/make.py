@@ -8,6 +8,7 @@ matplotlib's font.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -184,19 +185,19 @@ def recall_table(by_pairs: Mapping[int, pd.DataFrame], plan: Plan) -> str:
     for model, label in LABELS.items():
         at_most = by_pairs[most][model]
         scale = 2 if model == "halved" else 1
-        first, last = scale * plan.widths[0], scale * plan.widths[-1]
-
-        def width_text(width: float, first: int = first, last: int = last) -> str:
-            """≤ the first width of the grid and > the last mark bounds."""
-            if width <= first:
-                return f"≤ {width:g}"
-            return f"> {last}" if width > last else f"{width:.1f}"
-
-        widths = [_with_range(table[model], "median", width_text) for table in by_pairs.values()]
+        text = partial(_width_text, first=scale * plan.widths[0], last=scale * plan.widths[-1])
+        widths = [_with_range(table[model], "median", text) for table in by_pairs.values()]
         ratio = _with_range(at_most / by_pairs[most]["rope"], "median", "{:.2f}".format)
         rows.append([f"{label} (n = {at_most.count()})", *widths, ratio.replace("inf", "∞")])
     headings = [f"{pairs} pairs" for pairs in plan.pairs]
     return _table(["model", *headings, f"over RoPE's, {most} pairs"], rows)
+
+
+def _width_text(width: float, *, first: int, last: int) -> str:
+    """≤ the first width of the grid and > the last mark bounds."""
+    if width <= first:
+        return f"≤ {width:g}"
+    return f"> {last}" if width > last else f"{width:.1f}"
 
 
 def pointer_table(results: Data) -> str:
@@ -292,17 +293,37 @@ def draw_entries(entries: Data) -> Figure:
             letter = letters[(abs(entry) - 1) * len(letters) // free]
             label = f"{letter}{y // block + 1}{x // block + 1}"
             strength = 0.42 if letter == "b" else 0.15
-            cell = Rectangle((x, y), 1, 1, edgecolor="white", linewidth=1.5)
+            cell = Rectangle(
+                (x, y),
+                1,
+                1,
+                edgecolor="white",
+                linewidth=1.5,
+            )
             red, green, blue = strength * np.array(to_rgb(COLOURS[model])) + (1 - strength)
             cell.set_facecolor((red, green, blue))
             if entry < 0:
                 label = f"−{label}"
                 cell.set_hatch("////")
             axis.add_patch(cell)
-            axis.text(x + 0.5, y + 0.5, label, ha="center", va="center", fontsize=8)
+            axis.text(
+                x + 0.5,
+                y + 0.5,
+                label,
+                ha="center",
+                va="center",
+                fontsize=8,
+            )
         ends = [0, width]
         for edge in range(0, width + 1, 2):
-            axis.plot(ends, [edge, edge], [edge, edge], ends, color=MUTED, linewidth=0.8)
+            axis.plot(
+                ends,
+                [edge, edge],
+                [edge, edge],
+                ends,
+                color=MUTED,
+                linewidth=0.8,
+            )
         axis.set(xlim=(0, width), ylim=(width, 0), aspect="equal")
         axis.set_axis_off()
     return figure
@@ -337,7 +358,13 @@ def _draw_glyph(axis: Axes, data: Data, picture: Data, *, bottom: float) -> None
         image.set(facecolor=REFLECTED, hatch="////")
     axis.add_patch(outline)
     axis.add_patch(image)
-    axis.set(xlim=(-1.15, 1.15), ylim=(bottom, 1.2), aspect="equal", xticks=[], yticks=[])
+    axis.set(
+        xlim=(-1.15, 1.15),
+        ylim=(bottom, 1.2),
+        aspect="equal",
+        xticks=[],
+        yticks=[],
+    )
     axis.axhline(0, color=GRID, linewidth=0.8, zorder=0)
     axis.axvline(0, color=GRID, linewidth=0.8, zorder=0)
     axis.spines[:].set_visible(False)
@@ -364,10 +391,23 @@ def draw_attention(panels: Mapping[str, ArrayLike]) -> Figure:
     figure = _figure(9.0, 4.3)
     axes = figure.subplots(2, 3, sharex=True, sharey=True)
     for axis, (title, weights) in zip(axes.flat, panels.items(), strict=True):
-        image = axis.imshow(np.array(weights)[rows], cmap=shades, vmin=0, vmax=1, aspect="equal")
+        image = axis.imshow(
+            np.array(weights)[rows],
+            cmap=shades,
+            vmin=0,
+            vmax=1,
+            aspect="equal",
+        )
         for y, target in enumerate(target_BT[0, rows].tolist()):
             corner = (target - 0.46, y - 0.46)
-            frame = Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=REFLECTED, linewidth=1.3)
+            frame = Rectangle(
+                corner,
+                0.92,
+                0.92,
+                fill=False,
+                edgecolor=REFLECTED,
+                linewidth=1.3,
+            )
             axis.add_patch(frame)
         axis.set_title(title)
         axis.set_xticks(range(len(names)), names, rotation=90)
@@ -385,7 +425,13 @@ def draw_decay(data: Data) -> Figure:
     distance, width = data["distance"], f"D = {data['width']}"
     dashed = {"color": MUTED, "linestyle": (0, (4, 1.6)), "label": "D → ∞"}
     left.plot(distance, data["bound"], color=TEXT, linewidth=1.3)
-    right.plot(distance, data["kernel"], color=TEXT, linewidth=1.3, label=width)
+    right.plot(
+        distance,
+        data["kernel"],
+        color=TEXT,
+        linewidth=1.3,
+        label=width,
+    )
     right.plot(distance, data["limit"], linewidth=1.3, **dashed)
     left.set(title=f"relative upper bound, {width}", ylim=(0, None))
     right.set(title="score of equal queries and keys")

@@ -73,12 +73,7 @@ def test_closed_forms(model: str, tied: bool, qkv_bias: bool) -> None:
     }
     found = count_parameters(config, vocab_size=300, max_len=8)
     assert asdict(found) == expected == stored(decoder)
-    padding = 20 * 64 * (2 - tied)  # 300 rows are stored as 320
-    assert (
-        found.total
-        == sum(expected.values())
-        == sum(p.numel() for p in decoder.parameters()) - padding
-    )
+    assert found.total == sum(expected.values())
 
 
 @pytest.mark.parametrize("width", [128, 64])
@@ -89,15 +84,6 @@ def test_savings_that_the_paper_states(width: int) -> None:
     rope, crope = (counted(name, d_model=width, n_layers=4) for name in ("rope", "crope"))
     found = savings(rope, crope, n_layers=4, d_model=width)
     assert {name: found[name] for name in SAVED_PERCENT} == SAVED_PERCENT
-
-
-@pytest.mark.parametrize("model", ["mqa", "thin_ffn", "conjugate"])
-def test_comparators_save_exactly_what_eq_30_saves(model: str) -> None:
-    """At 4 heads: 24,576 weights a layer at D = 128, 12.5 % of a block."""
-    rope, lean = (counted(name, d_model=128, n_layers=1) for name in ("rope", model))
-    bias_of_thin_ffn = 96 * (model == "thin_ffn")
-    assert rope.total - lean.total == 24_576 + bias_of_thin_ffn
-    assert savings(rope, lean, n_layers=1, d_model=128)["block"] == 12.5
 
 
 @pytest.mark.parametrize(
@@ -145,10 +131,8 @@ def test_flops_against_torchs_counter(model: str, length: int) -> None:
     """
     batch, layers, backward = 2, 2, CHOICES[model]["attention"] == "softmax"
     config = model_config(model, n_layers=layers, d_model=64, tied_head=length == 16)
-    decoder, tokens_BT = (
-        build(config, vocab=128, max_len=length),
-        torch.zeros(batch, length, dtype=torch.int64),
-    )
+    decoder = build(config, vocab=128, max_len=length)
+    tokens_BT = torch.zeros(batch, length, dtype=torch.int64)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         loss = cross_entropy(decoder, tokens_BT, tokens_BT)
         if backward:

@@ -89,17 +89,10 @@ def test_impossible_sizes_are_rejected(changes: dict[str, object], word: str) ->
     assert word in text
 
 
-@pytest.mark.parametrize(
-    ("projection", "d_model", "width"),
-    [
-        ("real", 64, 64),
-        ("halved", 64, 32),
-        *(("complex_wide", d, e) for d, e in ((64, 104), (128, 208), (512, 816))),
-    ],
-)
-def test_attention_width(projection: str, d_model: int, width: int) -> None:
-    """Half of D, and 1.6 D to the nearest multiple of 8 (4 heads of even width)."""
-    model = ModelConfig("rotary", projection, d_model=d_model)
+@pytest.mark.parametrize(("d_model", "width"), [(64, 104), (128, 208), (512, 816)])
+def test_complex_wide_is_1_6_times_as_wide(d_model: int, width: int) -> None:
+    """To the nearest multiple of 8 (4 heads of even width)."""
+    model = ModelConfig("rotary", "complex_wide", d_model=d_model)
     assert (model.attention_width, model.head_width) == (width, width // 4)
 
 

@@ -1,6 +1,5 @@
 """Position schemes against slow references and their papers' closed forms."""
 
-import cmath
 import math
 
 import numpy as np
@@ -21,7 +20,6 @@ from tests.model.oracles import (
     model_config,
     normal,
     randomise,
-    rotated_product,
     sinusoid,
     t5_bias,
 )
@@ -29,35 +27,11 @@ from tests.model.oracles import (
 
 def rotate_by_complex_multiplication(x_BHTK: torch.Tensor) -> np.ndarray:
     """Pair i at position m times e^{i m theta_i} (Eq. 10)."""
-    x, width = x_BHTK.double().numpy(), x_BHTK.shape[-1]
-    y = np.empty_like(x)
-    for m in range(x.shape[2]):
-        for i in range(width // 2):
-            rotated = (x[:, :, m, 2 * i] + 1j * x[:, :, m, 2 * i + 1]) * cmath.exp(
-                1j * m * 10000 ** (-2 * i / width)
-            )
-            y[:, :, m, 2 * i], y[:, :, m, 2 * i + 1] = rotated.real, rotated.imag
-    return y
-
-
-@pytest.mark.parametrize("width", [2, 6, 32])
-def test_rotary_by_complex_multiplication(width: int) -> None:
-    """Up to the paper's 1,024 tokens, where angles rounded to float32 would be off by 3e-5."""
-    x_BHTK = normal(2, 3, 1024, width).float()
-    found = RotaryEmbedding(width, max_len=1100).rotate(x_BHTK)
-    assert found.dtype == torch.float32
-    np.testing.assert_allclose(found, rotate_by_complex_multiplication(x_BHTK), rtol=0, atol=2e-6)
-
-
-def test_scores_depend_on_the_distance_only() -> None:
-    """The same q and k everywhere: the score at (m, n) is Re[conj(q) k e^{i (n - m) theta}] (Eqs.
-    7, 12).
-    """
-    rotary, (q, k) = RotaryEmbedding(8, max_len=30).double(), normal(2, 8)
-    q_TK, k_TK = (rotary.rotate(x.expand(1, 1, 30, 8))[0, 0] for x in (q, k))
-    expected = [[rotated_product(q.numpy(), k.numpy(), m, n) for n in range(30)] for m in range(30)]
-    np.testing.assert_allclose((q_TK @ k_TK.T).numpy(), expected, rtol=0, atol=2e-6)
-    assert np.ptp(expected) > 1  # the distance does matter
+    x = x_BHTK.double().numpy()
+    length, width = x.shape[-2:]
+    angle_TJ = np.arange(length)[:, None] * 10000.0 ** (-np.arange(0, width, 2) / width)
+    rotated = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle_TJ)
+    return np.stack((rotated.real, rotated.imag), axis=-1).reshape(x.shape)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -85,8 +59,6 @@ def test_sinusoids_are_vaswanis(width: int) -> None:
     found = SinusoidalPositions(width, max_len=100).embed(x_BTD)
     expected = x_BTD.numpy() + np.stack([sinusoid(m, width) for m in range(90)])
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
-    norms = (found - x_BTD).norm(dim=-1)
-    torch.testing.assert_close(norms, torch.full((2, 90), math.sqrt(width / 2)), rtol=1e-4, atol=0)
 
 
 def rms(tensor: torch.Tensor) -> float:
@@ -94,41 +66,27 @@ def rms(tensor: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(("embed_scale", "factor"), [("one", 1.0), ("sqrt_d", 8.0)])
-@pytest.mark.parametrize(
-    ("model", "ratio"), [("xpos", 1 / (0.02 * math.sqrt(2))), ("xpos_balanced", None)]
-)
-def test_ratio_of_sinusoids_to_the_initial_embedding(
-    model: str, ratio: float | None, embed_scale: str, factor: float
+def test_balanced_sinusoids_have_the_rms_of_the_scaled_embedding(
+    embed_scale: str, factor: float
 ) -> None:
-    """At D = 64 the embedding starts at rms 0.02 (8 times that if scaled).
-
-    Balanced: ratio 1; XPOS: rms 1/sqrt(2).
+    """At D = 64 the embedding starts at rms 0.02 (8 times that if scaled), unbalanced sinusoids at
+    1/sqrt(2). 128,000 draws: its rms is within 0.2 % (one sigma) of its closed form.
     """
-    decoder = build(model_config(model, d_model=64, embed_scale=embed_scale), vocab=2000)
+    config = model_config("xpos_balanced", d_model=64, embed_scale=embed_scale)
+    decoder = build(config, vocab=2000)
     added = decoder.positions.embed(torch.zeros(1, 12, 64))
-    expected = 0.02 * factor if ratio is None else 1 / math.sqrt(2)
-    assert rms(added) == pytest.approx(expected, rel=1e-6)
-    embedding = factor * decoder.embedding.weight[:2000]
-    # 128,000 draws: the rms of the embedding is within 0.2 % (one sigma) of its closed form.
-    assert rms(added) / rms(embedding) == pytest.approx(
-        1.0 if ratio is None else ratio / factor, rel=0.01
-    )
-    if model == "xpos_balanced":
-        np.testing.assert_allclose(
-            added[0, 7], 0.02 * factor * math.sqrt(2) * sinusoid(7, 64), rtol=0, atol=1e-6
-        )
+    assert rms(added) == pytest.approx(0.02 * factor, rel=1e-6)
+    assert rms(factor * decoder.embedding.weight[:2000]) == pytest.approx(rms(added), rel=0.01)
 
 
 @pytest.mark.parametrize(("embed_scale", "factor"), [("one", 1.0), ("sqrt_d", 8.0)])
-@pytest.mark.parametrize("projection", ["real", "complex"])
 def test_learned_positions_start_at_the_rms_of_the_scaled_embedding(
-    projection: str, embed_scale: str, factor: float
+    embed_scale: str, factor: float
 ) -> None:
-    config = model_config("learned", projection=projection, d_model=64, embed_scale=embed_scale)
+    config = model_config("learned", d_model=64, embed_scale=embed_scale)
     weight = build(config, max_len=300, seed=3).positions.weight
     expected = 0.02 * factor * stream(3, "init/positions.weight").standard_normal((300, 64))
     np.testing.assert_allclose(weight.detach(), expected, rtol=1e-6)
-    assert rms(weight) == pytest.approx(0.02 * factor, rel=0.02)
 
 
 def test_only_the_learned_table_ends() -> None:

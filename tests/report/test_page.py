@@ -186,20 +186,11 @@ def test_a_corrupt_record_is_named_and_enters_no_number(
             assert one.read_bytes() == (tmp_path / one.name).read_bytes(), one.name
 
 
-def test_numbers_for_other_programs(report: Path) -> None:
-    claims = pd.read_csv(report / "claims.csv").set_index(["dataset", "family", "first"])
-    found = claims.loc[("ptb", "Table 1", "crope")]
-    assert found[["n", "mean_nats"]].tolist() == pytest.approx([3, 0.01])
-    assert claims.loc[("pg19", "Table 1", "crope"), "n"] == 0
-    assert len(pd.read_csv(report / "runs.csv")) == 11
-
-
 def test_a_study_without_contrasts_is_on_the_page_with_its_losses(report: Path) -> None:
     page = text_of((report / "index.html").read_text(encoding="utf-8"))
     assert "mine Penn Treebank RoPE 1 6.2500" in page
-    losses = pd.read_csv(report / "study_losses.csv").set_index(["study", "model"])
-    assert losses.loc[("mine", "crope"), ["n", "mean_nats"]].tolist() == [3, 5.11]
-    assert losses.loc[("mine", "rope"), ["n", "mean_nats"]].tolist() == [1, 6.25]
+    losses = pd.read_csv(report / "study_losses.csv").query("study == 'mine'").set_index("model")
+    assert losses["mean_nats"].to_dict() == {"crope": 5.11, "rope": 6.25}
 
 
 def test_the_report_imports_no_torch_and_no_wandb() -> None:

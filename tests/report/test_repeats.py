@@ -21,9 +21,8 @@ def test_repeats_are_ranges_of_one_run_over_executions_next_to_the_spread_over_s
     assert (found["largest_nats"], found["median_nats"]) == pytest.approx((0.04, 0.025))
     spread = [pd.Series([5.0, 5.2]).std(), pd.Series([5.01, 5.16]).std()]
     assert found["std_over_seeds_nats"] == pytest.approx(sum(spread) / 2)
-    bf16 = make_frame(
-        [line | {"run_id": "other"} for line in make_runs("rope", {0: 4.9}, precision="bf16")]
-    )
+    lines = make_runs("rope", {0: 4.9}, precision="bf16")
+    bf16 = make_frame([line | {"run_id": "other"} for line in lines])
     both = repeats.repeats(everything | {"d": bf16.assign(finished_utc="2028")}, "quick")
     assert both["kind"].tolist() == [repeats.SAME, repeats.ANY]
     assert both["largest_nats"].tolist() == pytest.approx([0.04, 0.11])
@@ -60,10 +59,9 @@ def test_own_runs_are_compared_with_published_runs_of_the_same_id_by_what_differ
     assert "0.0000 nats (Penn Treebank; 1 run with the same commit, device, threads" in text
     assert "order of operations" not in text
     assert "1 of your runs" in repeats.agreement(own, published, "smoke")
-    assert (
-        repeats.agreement(own, {"machine": make_frame(make_runs("nope", {0: 5.0}))}, "quick") == ""
-    )
-    assert repeats.agreement(own, {}, "quick") == repeats.agreement(own, {"a": own}, "quick") == ""
+    strangers = {"machine": make_frame(make_runs("nope", {0: 5.0}))}
+    for others in ({}, {"copy": own}, strangers):
+        assert repeats.agreement(own, others, "quick") == ""
 
 
 def test_what_a_first_run_should_give_and_how_far_repeats_of_base_rows_went() -> None:

@@ -14,7 +14,7 @@ from torch.nn import Linear
 from crope.model.complex_linear import ComplexLinear
 from crope.model.projections import ConjugateLinear, LowRankLinear
 from crope.theory import make, recall
-from crope.theory.complex_maps import dense
+from crope.theory.constructions import set_map
 from crope.theory.recall import (
     PROJECTIONS,
     Plan,
@@ -61,10 +61,9 @@ def test_answers_are_the_values_of_the_queried_keys() -> None:
 
 
 def test_sequences_are_a_function_of_their_arguments() -> None:
-    first_BT = sample()[0]
-    assert torch.equal(first_BT, sample()[0])
+    assert torch.equal(sample()[0], sample()[0])
     for changed in ({"seed": 1}, {"step": 1}, {"purpose": "test"}):
-        assert not (first_BT == sample(**changed)[0]).all(dim=1).any()
+        assert not (sample()[0] == sample(**changed)[0]).all(dim=1).any()
 
 
 def test_neither_key_nor_place_nor_order_tells_the_answer() -> None:
@@ -107,11 +106,7 @@ def solve_by_hand(projection: str, *, width: int, gain: float) -> float:
         for layer, values in zip(
             (attention.q_proj, attention.k_proj, attention.v_proj), maps, strict=True
         ):
-            if isinstance(layer, ComplexLinear):
-                layer.a.copy_(torch.from_numpy(values))
-                layer.b.zero_()
-            else:
-                layer.weight.copy_(torch.from_numpy(dense(values)))
+            set_map(layer, values)
         attention.out_proj.weight.zero_()
         attention.out_proj.weight[16 + 2 * pairs, 2 * torch.from_numpy(slow)] = 50.0
     tokens_BT, answers_BP = sample(plan)
@@ -140,21 +135,25 @@ def test_halved_is_rope_at_half_the_head_width_to_the_bit() -> None:
     assert torch.equal(query_logits(halved, tokens_BT), query_logits(rope, tokens_BT))
 
 
-def test_only_the_projections_follow_the_head_width() -> None:
-    for projection in PROJECTIONS.values():
-        shapes = [
-            {name: values.shape for name, values in recall_model(projection, SMALL, width=w, seed=0).named_parameters()}
-            for w in SMALL.widths
-        ]  # fmt: skip
-        changed = {name for name in shapes[0] if shapes[0][name] != shapes[1][name]}
-        assert changed and all(".attn." in name for name in changed)
-
-
-def test_q_of_each_model() -> None:
-    kinds = {"rope": Linear, "crope": ComplexLinear, "conjugate": ConjugateLinear}
-    for model, kind in (kinds | {"lowrank": LowRankLinear}).items():
-        gpt = recall_model(PROJECTIONS[model], SMALL, width=8, seed=0)
-        assert type(gpt.blocks[0].attn.q_proj) is kind
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ("rope", Linear),
+        ("crope", ComplexLinear),
+        ("conjugate", ConjugateLinear),
+        ("lowrank", LowRankLinear),
+    ],
+)
+def test_only_the_projections_follow_the_head_width(model: str, kind: type) -> None:
+    small, large = (
+        recall_model(PROJECTIONS[model], SMALL, width=width, seed=0) for width in SMALL.widths
+    )
+    assert type(small.blocks[0].attn.q_proj) is kind
+    other = dict(large.named_parameters())
+    changed = {
+        name for name, values in small.named_parameters() if values.shape != other[name].shape
+    }
+    assert changed and all(".attn." in name for name in changed)
 
 
 @pytest.mark.parametrize(

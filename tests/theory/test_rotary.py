@@ -147,17 +147,14 @@ def test_the_derivation_in_the_plane() -> None:
 
     for m, n in ((0, 0), (4, 9), (30, 2)):
         g = f(q, m).conjugate() * f(k, n)  # inner product is its real part
-        assert abs(f(q, m)) == pytest.approx(abs(q)) and abs(g) == pytest.approx(
-            abs(q) * abs(k)
-        )  # 24, 26a, 27
-        angle = cmath.phase(k) - cmath.phase(q) + (n - m) * theta
-        assert cmath.exp(1j * cmath.phase(g)) == pytest.approx(cmath.exp(1j * angle))  # 24, 26b, 28
+        assert abs(f(q, m)) == pytest.approx(abs(q))  # 27
+        assert g == pytest.approx(q.conjugate() * k * cmath.exp(1j * (n - m) * theta))  # 24, 26, 28
         assert g == pytest.approx(f(q, m, 0.0).conjugate() * f(k, n, 0.0))  # 31, 33
-        real = [np.array([z.real, z.imag]) for z in (f(q, m), f(k, n))]
-        assert real[0] @ real[1] == pytest.approx(g.real)  # 21
-        turns = [dense(np.array([[cmath.exp(1j * p * theta)]])) for p in (m, n)]
-        values = [turn @ [z.real, z.imag] for turn, z in zip(turns, (q, k), strict=True)]
-        assert values[0] @ values[1] == pytest.approx(g.real)  # 33 as matrices
+        turned = [
+            dense(np.array([[cmath.exp(1j * position * theta)]])) @ [z.real, z.imag]
+            for z, position in ((q, m), (k, n))
+        ]
+        assert turned[0] @ turned[1] == pytest.approx(g.real)  # 21, 33 as matrices
     steps = [cmath.phase(f(q, m + 1) / f(q, m)) for m in range(5)]
     assert steps == pytest.approx([theta] * 5)  # 29, 30
 
@@ -191,16 +188,15 @@ def test_softmax_makes_a_delta_of_the_kernel(scaled: bool) -> None:
     """What holds of Eqs. 21, 23 and 28: the missed weight goes to zero with the width and with the
     gain.
     """
-    by_width = [
-        missed_weight(frequencies(d), length=64, gain=10, scaled=scaled)
-        for d in (16, 64, 256, 1024)
-    ]
-    by_gain = [
-        missed_weight(frequencies(64), length=64, gain=g, scaled=scaled) for g in (1, 10, 100, 1000)
-    ]
-    for missed in (by_width, by_gain):
-        assert all(a > b for a, b in itertools.pairwise(missed) if b > 1e-12)
-        assert missed[-1] < 0.03
+
+    def missed(width: int, gain: float) -> float:
+        return missed_weight(frequencies(width), length=64, gain=gain, scaled=scaled)
+
+    by_width = [missed(width, 10) for width in (16, 64, 256, 1024)]
+    by_gain = [missed(64, gain) for gain in (1, 10, 100, 1000)]
+    for values in (by_width, by_gain):
+        assert all(a > b for a, b in itertools.pairwise(values) if b > 1e-12)
+        assert values[-1] < 0.03
 
 
 def test_abel_transformation_and_the_bound() -> None:
