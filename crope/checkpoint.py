@@ -99,12 +99,12 @@ def load_checkpoint(
 
 def checkpoints(folder: Path) -> list[Path]:
     """The newest first."""
-    found = [
-        (int(match[1]), path)
-        for path in folder.glob("checkpoint-*.pt")
-        if (match := NAME.fullmatch(path.name)) and path.is_file()
-    ]
-    return [path for _, path in sorted(found, reverse=True)]
+    by_step = []
+    for path in folder.glob("checkpoint-*.pt"):
+        match = NAME.fullmatch(path.name)
+        if match and path.is_file():
+            by_step.append((int(match[1]), path))
+    return [path for _, path in sorted(by_step, reverse=True)]
 
 
 def remove_checkpoints(folder: Path) -> None:

@@ -116,10 +116,10 @@ def typed(schema: type[Schema], values: Any) -> Schema:
     """
     try:
         # The merge refuses keys that `+key=value` added.
-        found: Schema = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))  # type: ignore[assignment]
+        merged = OmegaConf.merge(OmegaConf.structured(schema), values)
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
     except (ValueError, OmegaConfBaseException) as error:
         raise one_line(error) from error
-    return found
 
 
 def check(config: Config) -> None:
@@ -137,13 +137,12 @@ def load_config(saved: Mapping[str, Any]) -> Config:
     """The typed configuration of a run's config.yaml; keys of older versions of the schema are
     ignored.
     """
-    known: dict[str, Any] = {}
+    stated, current = OmegaConf.create(dict(saved)), OmegaConf.create({})
     for key in keys():
-        section, _, name = key.rpartition(".")
-        values = saved.get(section, {}) if section else saved
-        if name in values:
-            (known.setdefault(section, {}) if section else known)[name] = values[name]
-    return typed(Config, known)
+        value = OmegaConf.select(stated, key)
+        if value is not None:
+            OmegaConf.update(current, key, value)
+    return typed(Config, current)
 
 
 def resolve_precision(run: Run) -> Run:

@@ -265,14 +265,14 @@ class Config:
 
 def keys(node: Any = Config, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
     """Every leaf key of the schema, dotted, with its field."""
-    found: dict[str, dataclasses.Field[Any]] = {}
+    leaves: dict[str, dataclasses.Field[Any]] = {}
     for item in dataclasses.fields(node):
         section = item.default_factory
         if dataclasses.is_dataclass(section):
-            found |= keys(section, f"{prefix}{item.name}.")
+            leaves |= keys(section, f"{prefix}{item.name}.")
         else:
-            found[prefix + item.name] = item
-    return found
+            leaves[prefix + item.name] = item
+    return leaves
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:

@@ -78,14 +78,14 @@ def remake(file: Path = GOLDEN_FILE) -> list[str]:
     return changed
 
 
-def agree(expected: Losses, found: Losses) -> bool:
+def agree(expected: Losses, losses: Losses) -> bool:
     """Whether two sets of losses have the same kinds and lengths and are equal within
     RELATIVE_TOLERANCE.
     """
-    return expected.keys() == found.keys() and all(
-        len(expected[kind]) == len(found[kind])
-        and np.allclose(expected[kind], found[kind], rtol=RELATIVE_TOLERANCE, atol=0)
-        for kind in found
+    return expected.keys() == losses.keys() and all(
+        len(expected[kind]) == len(losses[kind])
+        and np.allclose(expected[kind], losses[kind], rtol=RELATIVE_TOLERANCE, atol=0)
+        for kind in losses
     )
 
 

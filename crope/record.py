@@ -284,18 +284,19 @@ def find_record(name: str, *, results_dir: Path) -> Record:
     path = Path(name)
     if not (path / "config.yaml").exists():
         folders = [results_dir / "runs", *sorted(PUBLISHED.glob("*/"))]
-        paths = [path for folder in reversed(folders) for path in folder.glob("*/")]
-        found = {path.name: path for path in paths if path.name.startswith(name)}
-        if len(found) != 1 and name not in found:
-            problem = (
-                f"{len(found)} runs match: {', '.join(sorted(found)[:5])}"
-                if found
-                else "no such run"
+        matches: dict[str, Path] = {}
+        for folder in reversed(folders):  # own runs replace published ones
+            matches.update(
+                {run.name: run for run in folder.glob("*/") if run.name.startswith(name)}
             )
+        if len(matches) != 1 and name not in matches:
+            problem = "no such run"
+            if matches:
+                problem = f"{len(matches)} runs match: {', '.join(sorted(matches)[:5])}"
             raise UserError(
                 f"run '{name}': {problem}; give a folder, a run id or a unique start of one"
             )
-        path = found.get(name) or next(iter(found.values()))
+        path = matches.get(name) or next(iter(matches.values()))
     if not (path / "summary.json").exists():
         raise DataError(
             f"{path}: the run is not finished (no summary.json); run the command that started it again"

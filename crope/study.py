@@ -142,22 +142,19 @@ def expected_cells(scale: str, datasets: Sequence[str] | None = None) -> list[Ce
     """Cells of Tables 1 and 2 in the paper's order. `datasets` restricts the paper's three (`tiny`
     may join).
     """
-    return [cell for table in TABLES for row in _rows(table, scale, datasets) for cell in row.cells]
+    rows = expected_table_rows(scale, datasets)
+    return list(itertools.chain.from_iterable(row.cells for row in rows))
 
 
 def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
     """Rows of every study of conf/study except the two tables; `datasets` as in `expected_cells`."""
-    return [
-        row
-        for study in group_files("study")
-        if study not in TABLES
-        for row in _rows(study, scale, datasets)
-    ]
+    studies = [study for study in group_files("study") if study not in TABLES]
+    return list(itertools.chain.from_iterable(_rows(study, scale, datasets) for study in studies))
 
 
-def table_places(scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
+def expected_table_rows(scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
     """Rows of Tables 1 and 2, with their planned seeds."""
-    return [row for table in TABLES for row in _rows(table, scale, datasets)]
+    return list(itertools.chain.from_iterable(_rows(table, scale, datasets) for table in TABLES))
 
 
 def _rows(study: str, scale: str, datasets: Sequence[str] | None) -> list[StudyRow]:

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from crope.errors import InvalidRecord
 from crope.record import PUBLISHED, write_bytes
 from crope.report import figures, repeats, tables
-from crope.report.evidence import CONTRASTS, PRIMARY, Evidence, Place, find_places, weigh
+from crope.report.evidence import CONTRASTS, PRIMARY, Comparison, Evidence, find_comparisons, weigh
 from crope.report.frame import Source, choose_source
 from crope.report.tables import Table, render
-from crope.study import TABLES, Cell, expected_cells, expected_rows, table_places
+from crope.study import TABLES, Cell, expected_cells, expected_rows, expected_table_rows
 from crope.terminal import print_grid
 
 STALE = ("study*", "conversion.*", "repeats.*", "phases.*", "training.*", "length.*", "scaling.*")
@@ -50,7 +50,7 @@ class Report:
 
     source: Source
     cells: list[Cell]
-    places: list[Place]
+    comparisons: list[Comparison]
     evidence: Evidence
     losses: list[Table]
     lead: str
@@ -68,14 +68,14 @@ def collect(source: Source) -> Report:
     if source.machine:  # a part of the plan has a published folder of its own; repeats count once
         runs = pd.concat([runs, *source.others.values()], ignore_index=True)
         runs = runs.drop_duplicates(["cell_key", "seed", "status"])
-    places = find_places(runs, [*table_places(*plan), *expected_rows(*plan)])
-    evidence = weigh(places)
-    yardsticks = tables.yardsticks(evidence.exploratory, places)
+    comparisons = find_comparisons(runs, [*expected_table_rows(*plan), *expected_rows(*plan)])
+    evidence = weigh(comparisons)
+    yardsticks = tables.yardsticks(evidence.exploratory, comparisons)
     others = [yardsticks, *tables.other_lines(evidence.exploratory)]
     return Report(
         source,
         cells,
-        places,
+        comparisons,
         evidence,
         losses,
         lead=tables.headline(source.scale, evidence.primary),
@@ -172,9 +172,9 @@ def _of_scale(source: Source) -> pd.DataFrame:
 
 
 def _origin(source: Source) -> str:
-    place = f"published records of {source.machine}" if source.machine else source.place
+    origin = f"published records of {source.machine}" if source.machine else source.origin
     runs = _of_scale(source)
-    text = f"{len(runs)} runs: {place}."
+    text = f"{len(runs)} runs: {origin}."
     if len(runs):
         commits = runs["provenance.commit"].astype(str).str[:12]
         text += f" Commit: {', '.join(sorted(commits.unique()))}."
@@ -208,16 +208,18 @@ def _sections(files: Files, report: Report) -> list[Section]:
         fold("CRoPE − RoPE while they are trained", training=figures.training(evidence.training))
     if len(evidence.exploratory):
         fold("All other differences", tables.exploratory_table(evidence.exploratory))
-    measured = [place for place in report.places if place.row.study == "length"]
-    measured = [place for place in measured if place.runs["lengths"].notna().any()]
+    measured = [comparison for comparison in report.comparisons if comparison.row.study == "length"]
+    measured = [comparison for comparison in measured if comparison.runs["lengths"].notna().any()]
     if measured:
         fold("Beyond the training length", length=figures.length(measured))
     lines = evidence.exploratory[evidence.exploratory["study"] == "scaling"]
     if len(lines):
-        widths = [place for place in report.places if place.row.study == "scaling"]
+        widths = [
+            comparison for comparison in report.comparisons if comparison.row.study == "scaling"
+        ]
         beside_rope = lines[~lines["difference"].str.contains("size")]
         fold("Width", scaling=figures.scaling(widths, beside_rope))
-    losses = tables.losses_table(report.places)
+    losses = tables.losses_table(report.comparisons)
     _add(files, "csv", losses)
     asked = {contrast.study for contrast in (*CONTRASTS, *(planned for planned, _ in PRIMARY))}
     unasked = losses.frame[~losses.frame["Study"].isin(asked)]

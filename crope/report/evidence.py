@@ -11,6 +11,7 @@ from planned seeds alone, and only when all of a plan are there, so that nobody 
 look; where studies share runs, the seeds of all of them are used.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,7 +51,7 @@ HIGHER, LOWER, LEVEL_WITHIN, OPEN, MISSING = (
 
 
 @dataclass(frozen=True)
-class Place:
+class Comparison:
     """A row of a study, one dataset at one width and setting, with its runs.
 
     runs       one row per run: model, seed, final, train, lr, parameters, lengths, ...
@@ -68,27 +69,29 @@ class Place:
         return by_seed(self.runs[self.runs["model"] == model], column)
 
 
-Value = Callable[[Place, "Contrast"], pd.Series]
+Value = Callable[[Comparison, "Contrast"], pd.Series]
 
 
-def final_loss(place: Place, contrast: "Contrast") -> pd.Series:
+def final_loss(comparison: Comparison, contrast: "Contrast") -> pd.Series:
     """Final full validation loss; several seconds are averaged."""
-    second = pd.concat([place.by_seed(model) for model in contrast.seconds], axis=1)
-    return (place.by_seed(contrast.first) - second.mean(axis=1, skipna=False)).dropna()
+    second = pd.concat([comparison.by_seed(model) for model in contrast.seconds], axis=1)
+    return (comparison.by_seed(contrast.first) - second.mean(axis=1, skipna=False)).dropna()
 
 
-def train_loss(place: Place, contrast: "Contrast") -> pd.Series:
+def train_loss(comparison: Comparison, contrast: "Contrast") -> pd.Series:
     """Final loss on the training split, measured as the validation loss is."""
-    first, second = (place.by_seed(model, "train") for model in (contrast.first, *contrast.seconds))
+    first, second = (
+        comparison.by_seed(model, "train") for model in (contrast.first, *contrast.seconds)
+    )
     return (first - second).dropna()
 
 
-def best_rate(place: Place, contrast: "Contrast") -> pd.Series:
+def best_rate(comparison: Comparison, contrast: "Contrast") -> pd.Series:
     """Each model at its own best learning rate: a seed's rate is the one with the lowest mean over
     the *other* seeds, because choosing and comparing on the same losses is biased.
     """
-    runs = place.siblings
-    if runs["lr"].nunique() < len(place.rows):
+    runs = comparison.siblings
+    if runs["lr"].nunique() < len(comparison.rows):
         return pd.Series(dtype=float)
     chosen = []
     for model in (contrast.first, *contrast.seconds):
@@ -98,31 +101,31 @@ def best_rate(place: Place, contrast: "Contrast") -> pd.Series:
     return (first - second).dropna()
 
 
-def equal_size(place: Place, contrast: "Contrast") -> pd.Series:
+def equal_size(comparison: Comparison, contrast: "Contrast") -> pd.Series:
     """Final loss beside that of `second` interpolated to the parameters of `first`."""
-    runs = place.runs[place.runs["model"] == contrast.first]
+    runs = comparison.runs[comparison.runs["model"] == contrast.first]
     if runs.empty:
         return pd.Series(dtype=float)
-    others = place.siblings[place.siblings["model"].isin(contrast.seconds)]
+    others = comparison.siblings[comparison.siblings["model"].isin(contrast.seconds)]
     interpolated = at_size(others, parameters=int(runs["parameters"].iloc[0]))
     return (by_seed(runs, "final") - interpolated).dropna()
 
 
-def size_cost(place: Place, contrast: "Contrast") -> pd.Series:
+def size_cost(comparison: Comparison, contrast: "Contrast") -> pd.Series:
     """Final loss of `second` interpolated to the parameters of `first`, less its own."""
-    own = place.by_seed(contrast.seconds[0])
-    at_first = place.by_seed(contrast.first) - equal_size(place, contrast)
+    own = comparison.by_seed(contrast.seconds[0])
+    at_first = comparison.by_seed(contrast.first) - equal_size(comparison, contrast)
     return (at_first - own).dropna()
 
 
-def length_change(place: Place, contrast: "Contrast") -> pd.Series:
+def length_change(comparison: Comparison, contrast: "Contrast") -> pd.Series:
     """Loss of `first` at LENGTHS times its training length less that at this length, of the tokens
     beyond it. Below 0, more context helps.
 
     Tokens before it have the same context at both lengths and contribute 0, so the difference of
     the means over all tokens is divided by the share of those beyond, 1 - 1 / LENGTHS.
     """
-    runs = place.runs[place.runs["model"] == contrast.first].dropna(subset="lengths")
+    runs = comparison.runs[comparison.runs["model"] == contrast.first].dropna(subset="lengths")
     changes = {}
     for seed, length, measured in zip(runs["seed"], runs["seq_len"], runs["lengths"], strict=True):
         loss_at = dict(measured)
@@ -131,11 +134,11 @@ def length_change(place: Place, contrast: "Contrast") -> pd.Series:
     return pd.Series(changes, dtype=float)
 
 
-def from_first_setting(place: Place, contrast: "Contrast") -> pd.Series:
+def from_first_setting(comparison: Comparison, contrast: "Contrast") -> pd.Series:
     """Final loss of `first` at the study's first setting less that of `second` at this one."""
-    runs = place.siblings[place.siblings["setting"] == 0]
+    runs = comparison.siblings[comparison.siblings["setting"] == 0]
     first = by_seed(runs[runs["model"] == contrast.first], "final")
-    return (first - place.by_seed(contrast.seconds[0])).dropna()
+    return (first - comparison.by_seed(contrast.seconds[0])).dropna()
 
 
 # Values that need other runs of the study or what was measured on its runs later.
@@ -287,7 +290,7 @@ CURVES = ("base", "horizon", "cost", "medium", "paper_row")  # studies whose pha
 
 @dataclass(frozen=True)
 class Training:
-    """CRoPE - RoPE of sampled validation losses while both are trained, at one place.
+    """CRoPE - RoPE of sampled validation losses while both are trained, at one comparison.
 
     differences   a row per seed, a column per phase, named by the tokens seen in its middle
     rope_nats     RoPE's loss in each phase, mean over seeds
@@ -324,19 +327,21 @@ class Evidence:
     @property
     def paper_row(self) -> Training | None:
         """Of the paper's own row."""
-        return next((place for place in self.training if place.study == "paper_row"), None)
+        return next(
+            (comparison for comparison in self.training if comparison.study == "paper_row"), None
+        )
 
 
-def weigh(places: Sequence[Place]) -> Evidence:
+def weigh(comparisons: Sequence[Comparison]) -> Evidence:
     chosen = []
     for planned, stand_in in PRIMARY:
-        line = overall(answer(planned, places))
+        line = overall(answer(planned, comparisons))
         if line is None or line["reason"]:
-            line = overall(answer(stand_in, places)) or line
+            line = overall(answer(stand_in, comparisons)) or line
         if line is not None:
             chosen.append(line | {"planned": line["level"] == PRIMARY_LEVEL})
     claims = []
-    for line in _lines(CLAIMS, places):
+    for line in _lines(CLAIMS, comparisons):
         if (line["study"], line["row"]) == ("table2", "base"):
             continue  # the same runs as in Table 1
         first, second = (
@@ -347,27 +352,33 @@ def weigh(places: Sequence[Place]) -> Evidence:
         if line["family"] != "Fig. 4" and first and second:
             stated = first.mean_nats - second.mean_nats
         claims.append(line | {"paper_nats": stated})
+    cells = itertools.chain.from_iterable(comparison.row.cells for comparison in comparisons)
+    models = list(dict.fromkeys(cell.model for cell in cells))
     forest = []
     for title, studies in FOREST.items():
-        for model in dict.fromkeys(cell.model for place in places for cell in place.row.cells):
+        for model in models:
             contrasts = [Contrast("forest", study, title, model, "rope") for study in studies]
-            lines = [overall(answer(contrast, places)) for contrast in contrasts if model != "rope"]
+            lines = [
+                overall(answer(contrast, comparisons)) for contrast in contrasts if model != "rope"
+            ]
             complete = [line for line in lines if line is not None and not line["reason"]]
             forest += [line | {"title": title} for line in complete[:1]]
     return Evidence(
         primary=pd.DataFrame(chosen, columns=[*COLUMNS, "planned"]),
-        exploratory=pd.DataFrame(_lines(CONTRASTS, places), columns=COLUMNS),
+        exploratory=pd.DataFrame(_lines(CONTRASTS, comparisons), columns=COLUMNS),
         claims=pd.DataFrame(claims, columns=[*COLUMNS, "paper_nats"]),
         forest=pd.DataFrame(forest, columns=[*COLUMNS, "title"]),
-        training=_training(places),
+        training=_training(comparisons),
     )
 
 
-def _lines(contrasts: Sequence[Contrast], places: Sequence[Place]) -> list[dict[str, Any]]:
+def _lines(
+    contrasts: Sequence[Contrast], comparisons: Sequence[Comparison]
+) -> list[dict[str, Any]]:
     """The lines of every contrast that has at least one seed."""
     lines = []
     for contrast in contrasts:
-        answered = answer(contrast, places)
+        answered = answer(contrast, comparisons)
         if any(line["n"] for line in answered):
             lines += answered
     return lines
@@ -379,25 +390,27 @@ def overall(lines: Sequence[dict[Any, Any]]) -> dict[Any, Any] | None:
     return pooled[0] if len(pooled) == 1 and pooled[0]["n"] else None
 
 
-def _training(places: Sequence[Place]) -> list[Training]:
+def _training(comparisons: Sequence[Comparison]) -> list[Training]:
     """At equal seed and step all models are validated on the same batches, so that differences of
     sampled losses are quiet.
     """
     compared = []
-    for place in places:
-        runs = place.runs[np.isfinite(place.runs["final"])]
-        runs = runs[runs["seed"].isin(place.row.seeds)]
-        if place.row.study not in CURVES or not {"crope", "rope"} <= set(runs["model"]):
+    for comparison in comparisons:
+        runs = comparison.runs[np.isfinite(comparison.runs["final"])]
+        runs = runs[runs["seed"].isin(comparison.row.seeds)]
+        if comparison.row.study not in CURVES or not {"crope", "rope"} <= set(runs["model"]):
             continue
         crope, rope = (_by_phase(runs[runs["model"] == model]) for model in ("crope", "rope"))
         differences = (crope - rope).dropna()
-        title = place_label(place) + ("" if len(place.row.settings) else ", 800 steps")
-        paper_point = _paper_point(place.row, runs[runs["model"] == "rope"])
+        title = comparison_label(comparison) + (
+            "" if len(comparison.row.settings) else ", 800 steps"
+        )
+        paper_point = _paper_point(comparison.row, runs[runs["model"] == "rope"])
         if len(differences):
             rope_nats = rope.loc[differences.index].mean()
-            planned = len(place.row.seeds)
+            planned = len(comparison.row.seeds)
             compared.append(
-                Training(place.row.study, title, differences, rope_nats, planned, paper_point)
+                Training(comparison.row.study, title, differences, rope_nats, planned, paper_point)
             )
     return compared
 
@@ -433,12 +446,12 @@ def _paper_point(row: StudyRow, rope: pd.DataFrame) -> tuple[float, float] | Non
     return float(tokens), crope.mean_nats - printed.mean_nats
 
 
-def place_label(place: Place) -> str:
+def comparison_label(comparison: Comparison) -> str:
     """Dataset, width if the study has several, and the values of its other axes."""
-    dataset = DATASET_LABELS.get(place.row.dataset, place.row.dataset)
-    several = place.siblings["d_model"].nunique() > 1 and place.row.study not in TABLES
-    width = [f"D = {place.row.width}"] if several else []
-    return ", ".join([dataset, *width, *map(setting_label, place.row.settings)])
+    dataset = DATASET_LABELS.get(comparison.row.dataset, comparison.row.dataset)
+    several = comparison.siblings["d_model"].nunique() > 1 and comparison.row.study not in TABLES
+    width = [f"D = {comparison.row.width}"] if several else []
+    return ", ".join([dataset, *width, *map(setting_label, comparison.row.settings)])
 
 
 def setting_label(setting: str) -> str:
@@ -451,21 +464,21 @@ def setting_label(setting: str) -> str:
     return f"{key.rpartition('.')[2]} {value}"
 
 
-def find_places(frame: pd.DataFrame, rows: Sequence[StudyRow]) -> list[Place]:
+def find_comparisons(frame: pd.DataFrame, rows: Sequence[StudyRow]) -> list[Comparison]:
     """The rows of studies, each with its runs. Raises UserError as `check_comparable` does."""
     runs_of: dict[StudyRow, pd.DataFrame] = {}
     for row in rows:
         check_comparable(frame, row.cells)
         runs_of[row] = pd.concat([_runs(frame, cell) for cell in row.cells], ignore_index=True)
-    places = []
+    comparisons = []
     for row, runs in runs_of.items():
         beside = [
             other for other in rows if (other.study, other.dataset) == (row.study, row.dataset)
         ]
         parts = [runs_of[other].assign(setting=at) for at, other in enumerate(beside)]
         siblings = compact(pd.concat(parts, ignore_index=True))
-        places.append(Place(row, runs, tuple(beside), siblings))
-    return places
+        comparisons.append(Comparison(row, runs, tuple(beside), siblings))
+    return comparisons
 
 
 def _runs(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
@@ -491,33 +504,37 @@ def _runs(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
     return pd.DataFrame(columns, index=runs.index)
 
 
-def answer(contrast: Contrast, places: Sequence[Place]) -> list[dict[str, Any]]:
-    """One line for each place of the contrast's study, and one for all corpora of a setting.
+def answer(contrast: Contrast, comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """One line for each comparison of the contrast's study, and one for all corpora of a setting.
 
-    `places` are those of all studies, because studies share runs and so seeds. A line without
+    `comparisons` are those of all studies, because studies share runs and so seeds. A line without
     answer says why in `reason`.
     """
-    chosen = [place for place in places if _belongs(contrast, place)]
-    if any(place.row.dataset != TINY for place in chosen):  # tiny stands in for no other corpus
-        chosen = [place for place in chosen if place.row.dataset != TINY]
+    chosen = [comparison for comparison in comparisons if _belongs(contrast, comparison)]
+    if any(
+        comparison.row.dataset != TINY for comparison in chosen
+    ):  # tiny stands in for no other corpus
+        chosen = [comparison for comparison in chosen if comparison.row.dataset != TINY]
     if contrast.value is best_rate:  # over all settings of a corpus
-        chosen = list({place.row.dataset: place for place in reversed(chosen)}.values())[::-1]
+        chosen = list(
+            {comparison.row.dataset: comparison for comparison in reversed(chosen)}.values()
+        )[::-1]
     lines: list[dict[str, Any]] = []
     values_of: dict[tuple[int, str], list[pd.Series]] = {}
-    for place in chosen:
+    for comparison in chosen:
         if contrast.value is best_rate:
-            place = replace(place, row=replace(place.row, settings=()))
-        values, reason = planned_values(contrast, place, places)
-        setting = ", ".join(map(setting_label, place.row.settings))
+            comparison = replace(comparison, row=replace(comparison.row, settings=()))
+        values, reason = planned_values(contrast, comparison, comparisons)
+        setting = ", ".join(map(setting_label, comparison.row.settings))
         where = {
-            "dataset": place.row.dataset,
-            "row": place.row.cells[0].row,
-            "width": place.row.width,
+            "dataset": comparison.row.dataset,
+            "row": comparison.row.cells[0].row,
+            "width": comparison.row.width,
             "setting": setting,
-            "where": place_label(place),
+            "where": comparison_label(comparison),
         }
         lines.append(_line(contrast, [values], reason) | where)
-        values_of.setdefault((place.row.width, setting), []).append(values)
+        values_of.setdefault((comparison.row.width, setting), []).append(values)
     if contrast.study in TABLES:  # the paper has no mean over its datasets
         return lines
     for key, groups in values_of.items():
@@ -530,43 +547,45 @@ def answer(contrast: Contrast, places: Sequence[Place]) -> list[dict[str, Any]]:
     return lines
 
 
-def _belongs(contrast: Contrast, place: Place) -> bool:
-    if contrast.study != place.row.study:
+def _belongs(contrast: Contrast, comparison: Comparison) -> bool:
+    if contrast.study != comparison.row.study:
         return False
-    if contrast.ablation and contrast.ablation != place.row.cells[0].row:
+    if contrast.ablation and contrast.ablation != comparison.row.cells[0].row:
         return False
-    smallest = min(row.width for row in place.rows)
-    if contrast.value in (equal_size, size_cost) and place.row.width == smallest:
+    smallest = min(row.width for row in comparison.rows)
+    if contrast.value in (equal_size, size_cost) and comparison.row.width == smallest:
         return False  # the smallest CRoPE is smaller than every RoPE
-    if contrast.value is from_first_setting and place.row == place.rows[0]:
+    if contrast.value is from_first_setting and comparison.row == comparison.rows[0]:
         return False
-    models = {cell.model for cell in place.row.cells}
+    models = {cell.model for cell in comparison.row.cells}
     return {contrast.first, *contrast.seconds} - {""} <= models
 
 
 def planned_values(
-    contrast: Contrast, place: Place, places: Sequence[Place]
+    contrast: Contrast, comparison: Comparison, comparisons: Sequence[Comparison]
 ) -> tuple[pd.Series, str]:
     """The differences of planned seeds, and why they are no answer yet (empty if they are one).
 
     The seeds are those of every plan that holds the contrast's cells and is complete; of a primary
     contrast, and of a value of OWN_SEEDS, those of its own study.
     """
-    own = place.row.seeds
+    own = comparison.row.seeds
     if contrast.level == PRIMARY_LEVEL or contrast.value in OWN_SEEDS:
         plans = [own]
-        siblings = place.siblings[place.siblings["seed"].isin(own)]
-        place = replace(place, siblings=siblings)
+        siblings = comparison.siblings[comparison.siblings["seed"].isin(own)]
+        comparison = replace(comparison, siblings=siblings)
     else:
         keys = {
             cell.key
-            for cell in place.row.cells
+            for cell in comparison.row.cells
             if cell.model in (contrast.first, *contrast.seconds)
         }
         plans = [
-            other.row.seeds for other in places if keys <= {cell.key for cell in other.row.cells}
+            other.row.seeds
+            for other in comparisons
+            if keys <= {cell.key for cell in other.row.cells}
         ]
-    values = contrast.value(place, contrast).sort_index()
+    values = contrast.value(comparison, contrast).sort_index()
     complete = [plan for plan in plans if set(plan) <= set(values.index)]
     if complete:
         return values[values.index.isin(set().union(*complete))], ""

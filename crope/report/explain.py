@@ -32,18 +32,20 @@ def explain(
     """
     source = choose_source(results_dir=results_dir, scale=scale, folders=folders)
     expected = expected_cells(source.scale, datasets=source.datasets)
-    rows = [row for table in TABLES for row in table_rows(expected, table)]
-    cells = {cell_name(losses.cell): losses for row in rows for losses in row_losses(source, row)}
+    cells = {}
+    for table in TABLES:
+        for row in table_rows(expected, table):
+            cells.update({cell_name(losses.cell): losses for losses in row_losses(source, row)})
     if name is None:
         lines = [f"{key}  {cell.status}, n = {len(cell.runs)}" for key, cell in cells.items()]
-        return "\n".join([source.place, *lines])
+        return "\n".join([source.origin, *lines])
     if name not in cells:
         near = ", ".join(difflib.get_close_matches(name, cells) or list(cells)[:3])
         raise UserError(
             f"cell '{name}': no such cell; did you mean {near}? `make explain` without CELL lists all"
         )
     cell = cells[name]
-    head = [f"{name}: {cell.status} ({source.place})", *(f"  {note}" for note in cell.notes)]
+    head = [f"{name}: {cell.status} ({source.origin})", *(f"  {note}" for note in cell.notes)]
     printed = loss_text(*cell.printed, cell.cell.table) if cell.printed else "no such cell"
     paper = [f"paper: {printed}"]
     if not cell.losses:

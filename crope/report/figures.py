@@ -2,7 +2,7 @@
 length, scaling.
 
 `render` gives the same bytes for the same numbers. Each model has one colour, marker and line style
-everywhere. The functions take places and lines of evidence.py, one row per run or per difference.
+everywhere. The functions take comparisons and lines of evidence.py, one row per run or per difference.
 """
 
 import io
@@ -19,7 +19,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from crope.report.evidence import LEVEL, MARGIN, Place, Training, interval
+from crope.report.evidence import LEVEL, MARGIN, Comparison, Training, interval
 from crope.report.frame import DATASET_LABELS, load_curves, model_label
 
 TEXT, MUTED, SHADE = "#1c2128", "#66707c", "#f3e9cf"
@@ -144,33 +144,33 @@ def _over_seeds(runs: pd.DataFrame, name: str) -> pd.DataFrame:
     return losses[losses["count"] == logged["seed"].nunique()]
 
 
-def training(places: Sequence[Training]) -> Figure:
-    """CRoPE - RoPE against the tokens seen, a panel per place."""
-    figure, axes = _axes(1, len(places), (3.3, 2.6))
-    for axis, place in zip(axes[0], places, strict=True):
-        _draw_training(axis, place)
+def training(comparisons: Sequence[Training]) -> Figure:
+    """CRoPE - RoPE against the tokens seen, a panel per comparison."""
+    figure, axes = _axes(1, len(comparisons), (3.3, 2.6))
+    for axis, comparison in zip(axes[0], comparisons, strict=True):
+        _draw_training(axis, comparison)
     axes[0][0].set_ylabel(f"CRoPE − RoPE ({NATS})")
     return figure
 
 
-def _draw_training(axis: Axes, place: Training) -> None:
+def _draw_training(axis: Axes, comparison: Training) -> None:
     """The mean over seeds, single seeds (thin), and, with all planned seeds, the 95 % interval; on
     top RoPE's loss at that moment; the cross is the paper's difference where RoPE has its loss.
     """
-    tokens = place.differences.columns.to_numpy(float) / 1e6
-    by_phase = place.differences.to_numpy(float).T
+    tokens = comparison.differences.columns.to_numpy(float) / 1e6
+    by_phase = comparison.differences.to_numpy(float).T
     colour = _colour("crope")
     axis.axhline(0, color=MUTED, linewidth=0.8)
     axis.plot(tokens, by_phase, color=MUTED, linewidth=0.5, alpha=0.5)
-    title = place.title
-    if len(place.differences) == place.planned:
+    title = comparison.title
+    if len(comparison.differences) == comparison.planned:
         bounds = np.array([interval([values], LEVEL)[1:] for values in by_phase])
         axis.fill_between(tokens, *bounds.T, color=colour, alpha=0.2, linewidth=0)
     else:
-        title += f" ({len(place.differences)} of {place.planned} seeds)"
-    axis.plot(tokens, place.differences.mean(), color=colour, gid="mean")
-    if place.paper:
-        paper_tokens, difference = place.paper
+        title += f" ({len(comparison.differences)} of {comparison.planned} seeds)"
+    axis.plot(tokens, comparison.differences.mean(), color=colour, gid="mean")
+    if comparison.paper:
+        paper_tokens, difference = comparison.paper
         axis.plot([paper_tokens / 1e6], [difference], "x", color=TEXT, gid="paper")
         axis.annotate(
             "the paper", (paper_tokens / 1e6, difference), (6, -3), textcoords="offset points"
@@ -179,7 +179,7 @@ def _draw_training(axis: Axes, place: Training) -> None:
     axis.set_title(title, pad=28)  # points, above the second axis
     top = axis.secondary_xaxis("top")
     shown = slice(0, None, 3)
-    top.set_xticks(tokens[shown], [f"{loss:.2f}" for loss in place.rope_nats.iloc[shown]])
+    top.set_xticks(tokens[shown], [f"{loss:.2f}" for loss in comparison.rope_nats.iloc[shown]])
     top.set_xlabel("RoPE's loss", fontsize="small")
 
 
@@ -231,8 +231,8 @@ def _draw_difference(axis: Axes, line: Mapping[Any, Any], at: float, *, horizont
     """The interval (bar), the seeds (dots) and the mean of one line of evidence."""
 
     def draw(values: Sequence[float], **style: Any) -> None:
-        places = [at] * len(values)
-        points = (values, places) if horizontal else (places, values)
+        comparisons = [at] * len(values)
+        points = (values, comparisons) if horizontal else (comparisons, values)
         axis.plot(*points, **style)
 
     colour = _colour(line["first"])
@@ -251,13 +251,13 @@ def _draw_difference(axis: Axes, line: Mapping[Any, Any], at: float, *, horizont
     )
 
 
-def length(places: Sequence[Place]) -> Figure:
+def length(comparisons: Sequence[Comparison]) -> Figure:
     """Loss by length (± standard deviation over seeds), and by position in the longest sequences: a
     row per dataset. The dashed line is the training length.
     """
-    figure, axes = _axes(len(places), 2, (4.6, 2.8))
-    for (left, right), place in zip(axes, places, strict=True):
-        runs = place.runs.dropna(subset="lengths")
+    figure, axes = _axes(len(comparisons), 2, (4.6, 2.8))
+    for (left, right), comparison in zip(axes, comparisons, strict=True):
+        runs = comparison.runs.dropna(subset="lengths")
         by_length = _measured(runs, "lengths")
         _error_lines(left, by_length, "at", "loss")
         for model, of_model in _by_model(_measured(runs, "positions")):
@@ -265,12 +265,12 @@ def length(places: Sequence[Place]) -> Figure:
             right.plot(by_position.index, by_position, label=model, **_line(model))
         right.axvline(runs["seq_len"].iloc[0], color=MUTED, linewidth=0.9, linestyle="--")
         lengths = sorted(by_length["at"].unique())
-        label = _dataset_label(place.row.dataset)
+        label = _dataset_label(comparison.row.dataset)
         left.set_xscale("log", base=2)
         left.set_xticks(lengths, [f"{tokens:.0f}" for tokens in lengths])
         left.set(title=f"{label}: by length", xlabel="length (tokens)", ylabel=f"loss ({NATS})")
         right.set(title=f"{label}: by position", xlabel="position (tokens)")
-    _legend(figure, places[0].runs["model"].unique())
+    _legend(figure, comparisons[0].runs["model"].unique())
     return figure
 
 
@@ -281,19 +281,19 @@ def _measured(runs: pd.DataFrame, column: str) -> pd.DataFrame:
     return measured[["model"]].join(pairs)
 
 
-def scaling(places: Sequence[Place], lines: pd.DataFrame) -> Figure:
+def scaling(comparisons: Sequence[Comparison], lines: pd.DataFrame) -> Figure:
     """Loss by parameters (± standard deviation over seeds) on one dataset, and the differences
     `lines` by width.
     """
     figure, axes = _axes(1, 2, (4.6, 2.8))
     left, right = axes[0]
-    runs = places[0].siblings
+    runs = comparisons[0].siblings
     sizes = runs.groupby("d_model")["parameters"].max()
     _error_lines(left, runs, "parameters", "final")
     left.set_xscale("log")
     left.set_xticks(sizes, [f"{size / 1e6:.2g}" for size in sizes])
     left.set_xticks([], minor=True)
-    left.set(title=f"{_dataset_label(places[0].row.dataset)}: by size")
+    left.set(title=f"{_dataset_label(comparisons[0].row.dataset)}: by size")
     left.set(xlabel="parameters (millions)", ylabel=f"loss ({NATS})")
     right.axhspan(-MARGIN, MARGIN, color=SHADE, linewidth=0)
     right.axhline(0, color=MUTED, linewidth=0.8)

@@ -223,28 +223,28 @@ def cell_status(
     """complete, failed, invalid, stale or missing; and one line for each reason why runs do not
     count.
     """
-    again, of = f"`make reproduce SCALE={cell.scale}`", _of_cell(frame, cell)
+    again = f"`make reproduce SCALE={cell.scale}`"
+    of_cell = _of_cell(frame, cell)
     failed = [
         f"{run['run_id']} failed: {error_line(run)}"
-        for _, run in of[of["status"] == "failed"].iterrows()
+        for run in of_cell[of_cell["status"] == "failed"].to_dict("records")
     ]
     name = re.compile(re.escape(f"{cell.model}-{cell.dataset}-{cell.row}-s") + r"\d+-\w+")
     corrupt = [str(error) for error in invalid if name.fullmatch(error.path.name)]
     stale = [
         f"stale, of numerics version {version}, which is not this code's:"
         f" {', '.join(runs['run_id'])}; {again} trains them again"
-        for version, runs in of[of["status"] == "stale"].groupby("numerics_version")
+        for version, runs in of_cell[of_cell["status"] == "stale"].groupby("numerics_version")
     ]
-    complete, notes = (of["status"] == "complete").any(), [*failed, *corrupt, *stale]
-    if complete or notes:
-        return (
-            "complete" if complete else "failed" if failed else "invalid" if corrupt else "stale",
-            notes,
-        )
+    reasons = [*failed, *corrupt, *stale]
+    if (of_cell["status"] == "complete").any():
+        return "complete", reasons
+    for status, notes in (("failed", failed), ("invalid", corrupt), ("stale", stale)):
+        if notes:
+            return status, reasons
     why = one_line(unavailable.get(cell.dataset, f"no finished run; {again} trains it"))
-    return "missing", [
-        f"{DATASET_LABELS.get(cell.dataset, cell.dataset)}: {why.removeprefix(f'{cell.dataset}: ')}"
-    ]
+    label = DATASET_LABELS.get(cell.dataset, cell.dataset)
+    return "missing", [f"{label}: {why.removeprefix(f'{cell.dataset}: ')}"]
 
 
 def error_line(run: Mapping[Any, Any] | pd.Series) -> str:
@@ -274,10 +274,13 @@ def _of_cell(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
     """By name as well as by key: a sweep of the user's own may compute what a cell computes, under
     another name.
     """
-    of = frame[frame["cell_key"] == cell.key]
-    return of[
-        (of["model"] == cell.model) & (of["dataset"] == cell.dataset) & (of["row"] == cell.row)
-    ]
+    runs = frame[frame["cell_key"] == cell.key]
+    same_names = (
+        (runs["model"] == cell.model)
+        & (runs["dataset"] == cell.dataset)
+        & (runs["row"] == cell.row)
+    )
+    return runs[same_names]
 
 
 @dataclass(frozen=True)
@@ -307,7 +310,7 @@ class Source:
         return list(DATASET_LABELS) if self.unavailable and has_tiny else None
 
     @property
-    def place(self) -> str:
+    def origin(self) -> str:
         return f"scale {self.scale}, runs of {', '.join(map(shown, self.folders))}"
 
 
@@ -323,46 +326,42 @@ def choose_source(
 
     `scale` defaults to the first of SCALES that has a run.
     """
-    own = tuple(folders) or (results_dir / "runs",)
-    frame, invalid = load_frame(own)
+    read = tuple(folders) or (results_dir / "runs",)
+    frame, invalid = load_frame(read)
     scales = [scale] if scale else SCALES
-    found = next((name for name in scales if (frame["scale"] == name).any()), None)
-    if (
-        found is None
-        and not folders
-        and not invalid
-        and (source := load_published(*scales, published=published))
-    ):
-        return source
-    others = {folder.name: load_frame([folder])[0] for folder in sorted(published.glob("*/"))}
-    unavailable = unavailable_datasets(results_dir)
+    present = [name for name in scales if (frame["scale"] == name).any()]
+    if not (present or folders or invalid):
+        source = load_published(*scales, published=published)
+        if source:
+            return source
     return Source(
-        found or scale or "quick",
-        own,
-        frame,
-        invalid,
-        unavailable,
-        others=others,
+        scale=(present or [scale or "quick"])[0],
+        folders=read,
+        frame=frame,
+        invalid=invalid,
+        unavailable=unavailable_datasets(results_dir),
+        others={path.name: load_frame([path])[0] for path in sorted(published.glob("*/"))},
         ngrams=read_ngrams(published),
     )
 
 
 def load_published(*scales: str, published: Path = PUBLISHED) -> Source | None:
-    """The published folder and scale, of `scales`, with most runs; None if there is none."""
-    found = [
-        Source("", (one,), *load_frame([one]), {}, one.name) for one in sorted(published.glob("*/"))
-    ]
-    counts = [
-        ((one.frame["scale"] == scale).sum(), -scales.index(scale), -place, scale)
-        for place, one in enumerate(found)
-        for scale in scales
-    ]
-    most, _, place, scale = max(counts, default=(0, 0, 0, ""))
-    if not most:
+    """The published folder and scale with most runs, of equal ones the first; None if there is
+    none.
+    """
+    frames = {path: load_frame([path]) for path in sorted(published.glob("*/"))}
+    most, chosen = 0, None
+    for path, (frame, invalid) in frames.items():
+        for scale in scales:
+            count = int((frame["scale"] == scale).sum())
+            if count > most:
+                most, chosen = count, Source(scale, (path,), frame, invalid, {}, path.name)
+    if chosen is None:
         return None
-    chosen = found.pop(-place)
-    others = {one.machine: one.frame for one in found}
-    return replace(chosen, scale=scale, others=others, ngrams=read_ngrams(published))
+    others = {
+        path.name: frame for path, (frame, _) in frames.items() if path.name != chosen.machine
+    }
+    return replace(chosen, others=others, ngrams=read_ngrams(published))
 
 
 def read_ngrams(published: Path = PUBLISHED) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from crope.data.corpora import SPLITS, corpus_files
 from crope.data.ngrams import ORDERS
 from crope.errors import InvalidRecord
 from crope.model.counting import count_parameters, kv_cache_values, savings
-from crope.report.evidence import PRIMARY, Place, overall, place_label, random_effects
+from crope.report.evidence import PRIMARY, Comparison, comparison_label, overall, random_effects
 from crope.report.frame import (
     ARMS,
     DATASET_LABELS,
@@ -144,7 +144,7 @@ def estimate(line: Mapping[Any, Any], decimals: int = 4) -> str:
 
 
 def primary_table(lines: pd.DataFrame) -> Table:
-    """The primary contrasts, or what stands in their place."""
+    """The primary contrasts, or what stands in their comparison."""
     rows = [
         {
             "Question": line["question"],
@@ -228,7 +228,7 @@ def exploratory_table(lines: pd.DataFrame) -> Table:
     return Table("evidence", caption, frame, notes, text=(0, 1, 2, 5), numbers=csv(lines))
 
 
-# What the studies of the primary contrasts add to the runs that stand in their place.
+# What the studies of the primary contrasts add to the runs that stand in their comparison.
 LONGER = {
     "cost": "after 3,200 steps",
     "paper_row": "in a row of the paper at its own size",
@@ -276,7 +276,7 @@ def headline(scale: str, primary: pd.DataFrame) -> str:
     return text
 
 
-def yardsticks(lines: pd.DataFrame, places: Sequence[Place]) -> str:
+def yardsticks(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> str:
     """The cost in units: of what rotation is worth, and of training tokens."""
     parts, costs = [], {}
     for steps, study, worth_study in (
@@ -298,9 +298,9 @@ def yardsticks(lines: pd.DataFrame, places: Sequence[Place]) -> str:
         else ""
     )
     finals = {
-        place.row.study: place.by_seed("rope").mean()
-        for place in places
-        if place.row.study in ("base", "horizon") and place.row.dataset == "ptb"
+        comparison.row.study: comparison.by_seed("rope").mean()
+        for comparison in comparisons
+        if comparison.row.study in ("base", "horizon") and comparison.row.dataset == "ptb"
     }
     if text and len(finals) == 2 and "800" in costs:
         per_fold = (finals["base"] - finals["horizon"]) / math.log(4)  # nats per e-fold of tokens
@@ -347,20 +347,20 @@ def other_lines(lines: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def losses_table(places: Sequence[Place]) -> Table:
+def losses_table(comparisons: Sequence[Comparison]) -> Table:
     """The losses of every study: mean and standard deviation over seeds."""
     rows = []
-    for place in places:
-        if place.row.study in TABLES:
+    for comparison in comparisons:
+        if comparison.row.study in TABLES:
             continue
-        for model, runs in place.runs.groupby("model", sort=False):
+        for model, runs in comparison.runs.groupby("model", sort=False):
             mean, std = mean_std(runs["final"])
             text = loss_text(mean, std, "table1") if np.isfinite(mean) else "diverged"
             rows.append({
-                "study": place.row.study, "dataset": place.row.dataset, "width": place.row.width,
-                "setting": ", ".join(place.row.settings), "model": model, "n": len(runs), "mean_nats": mean,
+                "study": comparison.row.study, "dataset": comparison.row.dataset, "width": comparison.row.width,
+                "setting": ", ".join(comparison.row.settings), "model": model, "n": len(runs), "mean_nats": mean,
                 "std_nats": std if np.isfinite(mean) else None, "parameters": runs["parameters"].iloc[0],
-                "Study": place.row.study, "Where": place_label(place), "Model": model_label(str(model)),
+                "Study": comparison.row.study, "Where": comparison_label(comparison), "Model": model_label(str(model)),
                 "Loss": text,
             })  # fmt: skip
     printed = ["Study", "Where", "Model", "n", "Loss"]
@@ -392,20 +392,20 @@ def conversions(runs: pd.DataFrame) -> pd.DataFrame:
 
 def conversions_table(lines: pd.DataFrame) -> Table:
     rows = []
-    for (dataset, width, steps, _), of_place in lines.groupby(
+    for (dataset, width, steps, _), of_dataset in lines.groupby(
         ["dataset", "d_model", "steps", "lr"]
     ):
-        means = of_place.groupby("arm")[["loss_nats", "tuned_loss_nats"]].mean()
+        means = of_dataset.groupby("arm")[["loss_nats", "tuned_loss_nats"]].mean()
         row = {
             "Dataset": DATASET_LABELS.get(str(dataset), str(dataset)),
             "D": str(width),
-            "n": str(of_place["seed"].nunique()),
+            "n": str(of_dataset["seed"].nunique()),
             "Steps": str(steps),
-            "Trained": f"{of_place['trained_nats'].mean():.4f}",
+            "Trained": f"{of_dataset['trained_nats'].mean():.4f}",
         }
         for arm, name in ARMS.items():
             row[name] = " → ".join(f"{loss:.4f}" for loss in means.loc[arm])
-        fraction, by_chance = of_place[["kept_share", "kept_share_by_chance"]].mean()
+        fraction, by_chance = of_dataset[["kept_share", "kept_share_by_chance"]].mean()
         row["Complex-linear fraction"] = f"{fraction:.3f} (by chance {by_chance:.3f})"
         rows.append(row)
     notes = [
@@ -509,8 +509,8 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
     for row_cells in table_rows(cells, name):
         check_comparable(source.frame, row_cells)
         rows.append(row_losses(source, row_cells))
-    losses = [cell for row in rows for cell in row]
-    reasons = list(dict.fromkeys(note for cell in losses for note in cell.notes))
+    losses = list(itertools.chain.from_iterable(rows))
+    reasons = list(dict.fromkeys(itertools.chain.from_iterable(cell.notes for cell in losses)))
     lines = []
     for row in rows:  # a study is a grid, so that every row has the same models in the same order
         label, settings = _row_label(row[0].cell), _settings(row)
@@ -537,7 +537,7 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
         frame=pd.DataFrame(lines, columns=[FIRST_COLUMN[name], "", *columns]),
         notes=[*notes, *_ngram_notes(source, losses, name), *_notes(losses, source.scale)],
         text=(0, 1),
-        numbers=pd.DataFrame([_csv_row(cell, name) for cell in losses for name in PROTOCOLS]),
+        numbers=pd.DataFrame(itertools.starmap(_csv_row, itertools.product(losses, PROTOCOLS))),
     )
 
 

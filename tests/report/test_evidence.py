@@ -28,7 +28,7 @@ from crope.report.evidence import (
     answer,
     best_rate,
     equal_size,
-    find_places,
+    find_comparisons,
     from_first_setting,
     interval,
     length_change,
@@ -39,7 +39,7 @@ from crope.report.evidence import (
     word,
 )
 from crope.report.frame import load_frame
-from crope.study import StudyRow, expected_rows, study_axes, table_places
+from crope.study import StudyRow, expected_rows, expected_table_rows, study_axes
 from tests.report.frames import make_frame, make_row, make_runs
 
 NOISE = {0: 0.02, 1: -0.01, 2: 0.03}
@@ -51,7 +51,7 @@ def shifted(by: float, scale: float = 1.0) -> dict[int, float]:
 
 
 def lines_of(contrast: Contrast, rows: list[StudyRow], *runs: list) -> list[dict]:
-    return answer(contrast, find_places(make_frame(*runs), rows))
+    return answer(contrast, find_comparisons(make_frame(*runs), rows))
 
 
 def test_every_contrast_is_of_a_study_that_has_its_models() -> None:
@@ -211,10 +211,10 @@ def test_a_primary_line_stands_in_until_its_own_runs_are_there(monkeypatch) -> N
         make_row("today", ["rope", "crope"], seeds=[0, 1]),
     ]
     runs = [make_runs(model, {0: 5.0, 1: 5.1}) for model in ("rope", "crope")]
-    line = weigh(find_places(make_frame(*runs), rows)).primary.iloc[0]
+    line = weigh(find_comparisons(make_frame(*runs), rows)).primary.iloc[0]
     assert (line["study"], line["planned"], line["level"]) == ("today", False, LEVEL)
     runs += [make_runs(model, shifted(0), lr="0.5") for model in ("rope", "crope")]
-    line = weigh(find_places(make_frame(*runs), rows)).primary.iloc[0]
+    line = weigh(find_comparisons(make_frame(*runs), rows)).primary.iloc[0]
     assert (line["study"], line["planned"], line["level"]) == ("mine", True, PRIMARY_LEVEL)
 
 
@@ -325,7 +325,7 @@ def test_the_change_with_length_is_of_the_tokens_beyond_the_training_length() ->
 
 def test_the_papers_differences_stand_beside_those_of_their_rows() -> None:
     """CRoPE - RoPE as printed: 6.5836 - 6.5809 in Table 1, 6.584 - 6.607 in a row of Table 2."""
-    rows = table_places("quick")
+    rows = expected_table_rows("quick")
     keys = {
         (row.study, row.dataset, cell.row, cell.model): cell.key
         for row in rows
@@ -336,7 +336,7 @@ def test_the_papers_differences_stand_beside_those_of_their_rows() -> None:
         for model, level in {"rope": 5.0, "crope": 5.1, "xpos": 5.9}.items():
             made = make_runs(model, dict.fromkeys(range(5), level), dataset="pg19", row=row)
             runs.append([run | {"cell_key": keys["table2", "pg19", row, model]} for run in made])
-    claims = weigh(find_places(make_frame(*runs), rows)).claims
+    claims = weigh(find_comparisons(make_frame(*runs), rows)).claims
     of_final = claims[(claims["first"] == "crope") & (claims["family"] != "Fig. 4")]
     printed = of_final.set_index(["study", "row"])["paper_nats"]
     assert printed["table1", "base"].iloc[0] == pytest.approx(6.5836 - 6.5809)
@@ -377,12 +377,14 @@ def test_the_difference_while_training_and_the_papers_where_rope_has_its_loss(mo
         return pd.DataFrame({"step": steps, "val/loss_nats": losses})
 
     monkeypatch.setattr(evidence, "load_curves", curve)
-    (place,) = weigh(find_places(make_frame(*runs), [replace(row, cells=tuple(cells))])).training
-    assert place.paper == pytest.approx((180_000, 6.584 - 6.607))
-    assert place.differences.loc[1].to_numpy() == pytest.approx([0.1] * 10)
-    assert place.differences.loc[2].to_numpy() == pytest.approx([1.1] * 10)
-    assert place.rope_nats.iloc[0] == pytest.approx(8 - 0.6)  # steps 20 to 100
-    assert list(place.differences.columns[:2]) == pytest.approx([50_000, 150_000])
+    (comparison,) = weigh(
+        find_comparisons(make_frame(*runs), [replace(row, cells=tuple(cells))])
+    ).training
+    assert comparison.paper == pytest.approx((180_000, 6.584 - 6.607))
+    assert comparison.differences.loc[1].to_numpy() == pytest.approx([0.1] * 10)
+    assert comparison.differences.loc[2].to_numpy() == pytest.approx([1.1] * 10)
+    assert comparison.rope_nats.iloc[0] == pytest.approx(8 - 0.6)  # steps 20 to 100
+    assert list(comparison.differences.columns[:2]) == pytest.approx([50_000, 150_000])
 
 
 def test_published_differences_recomputed_with_other_code() -> None:
@@ -390,7 +392,7 @@ def test_published_differences_recomputed_with_other_code() -> None:
     rows = [row for row in expected_rows("quick") if row.study == "base"]
     frame, _ = load_frame([folder])
     contrast = Contrast("cost", "base", "?", "crope", "rope")
-    lines = answer(contrast, find_places(frame, rows))
+    lines = answer(contrast, find_comparisons(frame, rows))
     groups = []
     for line, dataset in zip(lines, ("ptb", "wikitext2"), strict=False):
         difference = (

@@ -12,7 +12,7 @@ import scipy.stats
 from matplotlib.axes import Axes
 
 from crope.report import figures
-from crope.report.evidence import MARGIN, Training, find_places
+from crope.report.evidence import MARGIN, Training, find_comparisons
 from tests.report.frames import make_frame, make_row, make_runs
 from tests.report.records import write_run
 
@@ -85,14 +85,16 @@ def test_fig4_has_validation_on_top_and_training_below_for_each_dataset(
 def test_differences_against_tokens_are_drawn_with_their_interval_and_every_seed() -> None:
     """No interval before all planned seeds are there."""
     by_phase = pd.DataFrame([dict.fromkeys((0.5e6, 1.5e6), loss) for loss in LOSSES.values()])
-    place = Training("base", "Penn Treebank", by_phase, by_phase.mean(), len(LOSSES), (1e6, -0.5))
-    axis = figures.training([place]).axes[0]
+    comparison = Training(
+        "base", "Penn Treebank", by_phase, by_phase.mean(), len(LOSSES), (1e6, -0.5)
+    )
+    axis = figures.training([comparison]).axes[0]
     assert band(axis) == pytest.approx(interval(LOSSES.values()))
     single = [line.get_ydata()[0] for line in axis.get_lines() if line.get_linewidth() == 0.5]
     assert single == list(LOSSES.values())
     assert drawn(axis, "mean") == [([0.5, 1.5], [pytest.approx(MEAN)] * 2)]
     assert drawn(axis, "paper") == [([1.0], [-0.5])]
-    incomplete = figures.training([replace(place, planned=4)]).axes[0]
+    incomplete = figures.training([replace(comparison, planned=4)]).axes[0]
     assert not incomplete.collections and "3 of 4 seeds" in incomplete.get_title("left")
 
 
@@ -145,8 +147,8 @@ def test_length_draws_loss_by_length_and_by_position() -> None:
     for run, loss in zip(runs, LOSSES.values(), strict=True):
         run["lengths"] = [(256, loss + 0.256), (512, loss + 0.512)]
         run["positions"] = [(128.0, 5.5), (384.0, 5.1 + loss)]
-    places = find_places(make_frame(runs), [make_row("length", ["rope"])])
-    left, right = figures.length(places).axes
+    comparisons = find_comparisons(make_frame(runs), [make_row("length", ["rope"])])
+    left, right = figures.length(comparisons).axes
     line = left.get_lines()[0]
     means = MEAN + np.array([0.256, 0.512])
     assert line.get_xdata() == pytest.approx([256, 512])
@@ -164,7 +166,7 @@ def test_scaling_draws_loss_by_parameters_and_differences_by_width() -> None:
     ]
     rows = [make_row("scaling", ["rope"], width=width) for width in widths]
     lines = pd.DataFrame([line_of("crope", 0.1, width=width) for width in widths])
-    left, right = figures.scaling(find_places(make_frame(*runs), rows), lines).axes
+    left, right = figures.scaling(find_comparisons(make_frame(*runs), rows), lines).axes
     means = MEAN - np.array([0.25, 1])
     assert left.get_lines()[0].get_xdata() == pytest.approx([64_000, 256_000])
     assert left.get_lines()[0].get_ydata() == pytest.approx(means)

@@ -51,7 +51,7 @@ def studies() -> object:
         patch.setattr(
             "crope.report.build.expected_rows", lambda scale, datasets=None: [STUDY, TODAY]
         )
-        patch.setattr("crope.report.build.table_places", lambda scale, datasets=None: ROWS)
+        patch.setattr("crope.report.build.expected_table_rows", lambda scale, datasets=None: ROWS)
         patch.setattr("crope.report.evidence.PRIMARY", [(planned, contrast)])
         patch.setattr("crope.report.evidence.FOREST", {"here": ("today",)})
         patch.setattr("crope.report.evidence.CURVES", ("today",))
@@ -91,13 +91,13 @@ def text_of(page: str) -> str:
 def test_the_page_begins_with_the_primary_questions_and_the_claims(report: Path) -> None:
     page = (report / "index.html").read_text(encoding="utf-8")
     parts = ('id="primary"', 'id="claims"', 'id="table1"', 'id="table2"', 'id="fig4"', "<details")
-    places = [page.index(part) for part in parts]
-    assert places == sorted(places)
+    comparisons = [page.index(part) for part in parts]
+    assert comparisons == sorted(comparisons)
     assert "scale: quick" in page and "Commit: cccccccccccc" in page
-    primary = text_of(page[places[0] : places[1]])
+    primary = text_of(page[comparisons[0] : comparisons[1]])
     assert "Cost? higher by less than 0.02 CRoPE − RoPE; Penn Treebank +0.0100" in primary
     assert "1 of 1 lines are exploratory" in primary
-    claims = text_of(page[places[1] : places[2]])
+    claims = text_of(page[comparisons[1] : comparisons[2]])
     printed = "CRoPE equals RoPE within noise (Table 1) Penn Treebank −0.005; PG-19 +0.003"
     assert f"{printed} Penn Treebank +0.010" in claims
     assert "5.1100 ± 0.1010" in text_of(page)
