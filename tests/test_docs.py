@@ -91,7 +91,7 @@ def test_training_commands_name_valid_keys(command: str) -> None:
 )
 def test_tool_commands_have_valid_options(command: str) -> None:
     words = shlex.split(command, comments=True)[2:]
-    assert tools.build_parser().parse_args(words).call.__name__ == words[0]
+    assert tools.build_parser().parse_args(words).call.__name__ == words[0].replace("-", "_")
 
 
 def test_the_library_example_of_the_readme_runs() -> None:
