@@ -246,8 +246,8 @@ def _describe(error: Exception, config: Config) -> dict[str, Any]:
 
 def _line(run: Run, summary: dict[str, Any]) -> str:
     return (
-        f"{run.run_id}: validation {summary['val_full']['final_nats']:.4f} nats per token "
-        f"(unigram {summary['unigram_nats']:.2f}), {summary['time']['median_step_ms']:.1f} ms per step, "
+        f"{run.run_id} ({run.scale}): validation {summary['val_full']['final_nats']:.4f} nats per token "
+        f"(unigram model {summary['unigram_nats']:.2f}), {summary['time']['median_step_ms']:.1f} ms per step, "
         f"{summary['time']['total_s']:.0f} s"
     )
 

@@ -32,11 +32,12 @@ def main() -> None:
         metavar="DIR",
         help="may be repeated",
     )
-    parser.add_argument("--out", type=folder, help="default: RESULTS_DIR/report")
+    parser.add_argument(
+        "--out", type=folder, help="default: RESULTS_DIR/report (smoke: report-smoke)"
+    )
     args = parser.parse_args()
-    out = args.out or args.results_dir / "report"
     invalid = build_report(
-        results_dir=args.results_dir, scale=args.scale, folders=args.runs, out_dir=out
+        results_dir=args.results_dir, scale=args.scale, folders=args.runs, out_dir=args.out
     )
     sys.exit(1 if invalid else 0)
 

@@ -96,7 +96,7 @@ def build_report(
     """Reads the runs of `choose_source`, writes the report, and prints both tables, the primary
     questions and the page's path.
 
-    `out_dir` defaults to results_dir/report. Returns the invalid records, which enter no number and
+    `out_dir` defaults to results_dir/report, of the smoke scale report-smoke. Returns the invalid records, which enter no number and
     are named on the page and on stderr. Raises UserError if runs of one table row are not
     comparable.
     """
@@ -104,7 +104,8 @@ def build_report(
         results_dir=results_dir, scale=scale, folders=folders, published=published
     )
     report = collect(source)
-    out_dir = out_dir or results_dir / "report"
+    if out_dir is None:  # a smoke test leaves the report of other runs
+        out_dir = results_dir / ("report-smoke" if source.scale == "smoke" else "report")
     files: Files = {}
     sections = _sections(files, report)
     _add(files, "md csv tex", *report.losses)
