@@ -126,6 +126,8 @@ def load_config(saved: Mapping[str, Any]) -> Config:
         values = saved.get(section, {}) if section else saved
         if name in values:
             (known.setdefault(section, {}) if section else known)[name] = values[name]
+    if hub := saved.get("data", {}).get("hub"):  # no key of the command line
+        known["data"]["hub"] = hub
     return typed(Config, known)
 
 

@@ -10,10 +10,11 @@ site that then sends no data for 10 s is given up.
 
 import http.client
 import os
+import re
 import socket
 import sys
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path, PurePath
@@ -71,8 +72,8 @@ def fetch(corpus: str, files: Sequence[str]) -> None:
     wanted, wrong, causes = list(files), None, []
     _record_source(corpus)
     for url, read in _sites(corpus):
-        site = urlsplit(url).netloc or "a local folder"
-        if cause := unreachable(url) if url else None:
+        site = urlsplit(url).netloc or url
+        if cause := unreachable(url):
             causes.append(f"{site}: {cause}")
             continue
         log_line(f"fetching {corpus}: {len(wanted)} files from {site}")
@@ -94,8 +95,10 @@ def fetch(corpus: str, files: Sequence[str]) -> None:
 
 def unreachable(url: str) -> str | None:
     """Why the site (or the proxy in the environment) accepts no connection within 3 s; None if it
-    accepts one.
+    accepts one, or if `url` is none (a local folder, a cache).
     """
+    if "://" not in url:
+        return None
     if _offline():
         return "HF_HUB_OFFLINE is set"
     target = urlsplit(url)
@@ -111,6 +114,10 @@ def unreachable(url: str) -> str | None:
 
 def _offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
 
 
 def _record_source(corpus: str) -> None:
@@ -154,15 +161,15 @@ def _write(corpus: str, read: Read, site: str, relative: str) -> None:
 
 
 def _sites(corpus: str) -> list[tuple[str, Read]]:
-    """URL (none for a local folder) and read function of each site that has the corpus, in the
-    order of trial.
+    """URL (or name, where nothing is downloaded) and read function of each site that has the
+    corpus, in the order of trial.
     """
-    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+    the_hub = "the hub's cache" if _offline() else _endpoint()
     sites: list[tuple[str, Read]] = []
     if corpus == "gpt2":
-        sites.append((endpoint, _read_gpt2))
+        sites.append((the_hub, _read_gpt2))
     if hub := hub_of(corpus):
-        sites.append((endpoint if hub.revision else "", partial(_read_rows, hub)))
+        sites.append((the_hub if hub.revision else "the local folder", partial(_read_rows, hub)))
     if corpus == "ptb":
         sites.append((PTB_URL, lambda relative: _read_url(f"{PTB_URL}/ptb.{relative[4:]}")))
     if corpus == "pg19":
@@ -172,8 +179,9 @@ def _sites(corpus: str) -> list[tuple[str, Read]]:
 
 def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
     """The rows of a split as whole lines; some repositories store a row's line feed, some do not."""
-    from datasets import load_dataset  # 0.8 s, which a run on prepared tokens does not need
+    import datasets  # 0.8 s, which a run on prepared tokens does not need
 
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     split = "train" if relative.endswith("/train.txt") else "validation"
     pattern = hub.train if split == "train" else hub.validation
     builders = [name for suffix, name in BUILDERS.items() if suffix in PurePath(pattern).suffixes]
@@ -181,7 +189,7 @@ def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
         raise ConfigError(f"data.hub: {pattern} is none of {', '.join(BUILDERS)}")
     # By the builder's name: where the hub fails, load_dataset(repository) takes any revision that
     # it finds in its cache.
-    rows = load_dataset(
+    rows = datasets.load_dataset(
         builders[0], data_files={split: _locate(hub, pattern)}, split=split, streaming=True
     )
     bytes_left = hub.max_bytes or 0
@@ -211,16 +219,28 @@ def _locate(hub: HubConfig, pattern: str) -> str:
             raise ConfigError(
                 f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
             )
-        return str(folder / pattern)
-    _fail_at_first_error()
-    if hub.max_bytes and not _offline():
-        return f"hf://datasets/{hub.path}@{hub.revision}/{pattern}"
+    else:
+        _fail_at_first_error()
+        if hub.max_bytes and not _offline():
+            return f"hf://datasets/{hub.path}@{hub.revision}/{pattern}"
+        folder = _download(hub, pattern)
+    if not any(folder.glob(pattern)):
+        raise FileNotFoundError(f"no file {pattern}")
+    return str(folder / pattern)
+
+
+def _download(hub: HubConfig, pattern: str) -> Path:
+    """The folder of the hub's cache that has the files of a dataset, after downloading them."""
     from huggingface_hub import snapshot_download
 
-    snapshot = snapshot_download(
-        hub.path, repo_type="dataset", revision=hub.revision, allow_patterns=pattern
+    folder = snapshot_download(
+        hub.path,
+        repo_type="dataset",
+        revision=hub.revision,
+        allow_patterns=pattern,
+        endpoint=_endpoint(),
     )
-    return f"{snapshot}/{pattern}"
+    return Path(folder)
 
 
 def _read_gpt2(_: str) -> list[str]:
@@ -228,21 +248,24 @@ def _read_gpt2(_: str) -> list[str]:
 
     _fail_at_first_error()
     repository, revision = GPT2
-    file = hf_hub_download(repository, "tokenizer.json", revision=revision)
+    file = hf_hub_download(repository, "tokenizer.json", revision=revision, endpoint=_endpoint())
     return [Path(file).read_text(encoding="utf-8")]
 
 
 def _fail_at_first_error() -> None:
-    """Ends the hub client's retries, for the rest of the process: without a time limit for some
-    requests, and several minutes long for others.
+    """Ends the waiting and the retries of the hub's client, for the rest of the process: some
+    requests have no time limit, others are repeated for minutes.
     """
     import huggingface_hub
+    from huggingface_hub import constants
     from huggingface_hub.utils import httpx
 
     class Client(httpx.Client):
-        """Its errors are none of those that are tried again."""
+        """Raises ConnectionError, which is none of the errors after which a request is repeated."""
 
         def send(self, request: Any, **options: Any) -> Any:
+            timeout = httpx.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT)  # by default 10 s
+            request.extensions["timeout"] = timeout.as_dict()
             try:
                 response = super().send(request, **options)
             except httpx.TransportError as error:
@@ -250,13 +273,24 @@ def _fail_at_first_error() -> None:
             if response.is_server_error or response.status_code == 429:
                 response.close()
                 raise ConnectionError(f"{response.status_code} {response.reason_phrase}")
+            if _is_cut(request.headers, response.headers):
+                response.close()
+                raise ConnectionError("less data than asked for")
             return response
 
     huggingface_hub.logging.set_verbosity_error()
     if not sys.stderr.isatty():
         huggingface_hub.utils.disable_progress_bars()
     if not _offline():  # offline, the library's own client refuses each request
-        huggingface_hub.set_client_factory(lambda: Client(follow_redirects=True, timeout=SILENCE_S))
+        huggingface_hub.set_client_factory(lambda: Client(follow_redirects=True))
+
+
+def _is_cut(asked: Mapping[str, str], answer: Mapping[str, str]) -> bool:
+    """Whether an answer has not all bytes of a range, which readers take for the end of the file."""
+    limits = re.fullmatch(r"bytes=(\d+)-(\d+)", asked.get("range", ""))
+    if not limits or "content-length" not in answer or "content-encoding" in answer:
+        return False
+    return int(answer["content-length"]) < int(limits[2]) - int(limits[1]) + 1
 
 
 def _read_url(url: str, tries: int = 2) -> list[str]:

@@ -15,13 +15,13 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-FAULTS = ("silent", "slow", "401", "404", "500", "truncated", "dies")
+FAULTS = ("silent", "401", "404", "500", "truncated", "dies")
 
 
 class Hub(http.server.ThreadingHTTPServer):
     """Serves `folder`: <owner>/<name>/... are datasets and models alike, other paths plain files.
 
-    Every revision but "missing" is COMMIT. `fault` acts on requests whose path matches
+    Every name of a revision but "missing" stands for COMMIT. `fault` ("slow" or one of FAULTS) acts on requests whose path matches
     `fault_path`; `requests` lists "<method> <path>", and `sent` counts the bytes of files.
     """
 
@@ -91,7 +91,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         rest = parts[where + 1 :]
         name = "/".join(rest[3:] if rest[0] == "refs" else rest[1:])
         file = self.server.folder / repository / name
-        headers = {"X-Repo-Commit": COMMIT}
+        headers = {"X-Repo-Commit": rest[0] if len(rest[0]) == len(COMMIT) else COMMIT}
         if not file.is_file():
             self.send_json({}, 404, {**headers, "X-Error-Code": "EntryNotFound"})
             return
