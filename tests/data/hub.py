@@ -21,8 +21,9 @@ FAULTS = ("silent", "401", "404", "500", "truncated", "dies")
 class Hub(http.server.ThreadingHTTPServer):
     """Serves `folder`: <owner>/<name>/... are datasets and models alike, other paths plain files.
 
-    Every name of a revision but "missing" stands for COMMIT. `fault` ("slow" or one of FAULTS) acts on requests whose path matches
-    `fault_path`; `requests` lists "<method> <path>", and `sent` counts the bytes of files.
+    Every name of a revision but "missing" stands for COMMIT. `fault` ("slow" or one of FAULTS) acts
+    on requests whose path matches `fault_path`; `requests` lists "<method> <path>", and `sent`
+    counts the bytes of files.
     """
 
     daemon_threads = True
