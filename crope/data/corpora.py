@@ -122,19 +122,15 @@ def source_of(corpus: str) -> dict[str, Any] | None:
     return asdict(hub) if hub else None
 
 
-def check_source(corpus: str, recorded: dict[str, Any] | None, where: str) -> None:
-    """Raises DataError if a text, or what was made from it, has another source than conf/data says:
-    two texts of one name would be mixed.
+def check_source(corpus: str, recorded: dict[str, Any] | None, what: str) -> None:
+    """Raises DataError if `what` was made from another source than conf/data says: two texts of one
+    name would be mixed.
     """
-    source = source_of(corpus)
-    if recorded == source:
-        return
-    keys = [*(recorded or {}), *(source or {})]
-    changed = [key for key in keys if (recorded or {}).get(key) != (source or {}).get(key)]
-    raise DataError(
-        f"{where} is from another source than conf/data/{corpus}.yaml says "
-        f"({', '.join(dict.fromkeys(changed))} changed); give the changed corpus another name"
-    )
+    if recorded != source_of(corpus):
+        raise DataError(
+            f"{what} has another source ({recorded or 'text files'}) than conf/data/{corpus}.yaml; "
+            "give the changed corpus another name"
+        )
 
 
 def find_file(relative: str, data_dir: Path) -> Path | None:

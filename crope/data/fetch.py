@@ -4,16 +4,13 @@ sites, or from a local folder in another format.
 fetch() writes canonical, verified files to RAW_DIR. The section `hub` of conf/data/<corpus>.yaml
 names the files of each split of a dataset, so that no test split is downloaded; `datasets` reads
 them. The hub's environment variables hold (HF_HOME, HF_TOKEN, HF_ENDPOINT for a mirror,
-HF_HUB_OFFLINE for its cache alone). Before a site is used, a connection to it is tried for 3 s; a
-site that then sends no data for 10 s is given up.
+HF_HUB_OFFLINE for its cache alone). A site that accepts no connection within 3 s, or then sends no
+data for 10 s, is asked once more and then given up.
 """
 
-import http.client
 import os
 import re
-import socket
 import sys
-import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -52,7 +49,6 @@ BUILDERS = {
     ".txt": "text",
 }  # of `datasets`, by a suffix of the file
 CONNECT_S = 3.0
-SILENCE_S = 10.0
 WAYS_OUT = (
     "set CROPE_DATA_DIR to a folder with these files (layout in data/README.md), or HF_ENDPOINT to a mirror, "
     "or use data=tiny, which needs no download"
@@ -71,11 +67,9 @@ def fetch(corpus: str, files: Sequence[str]) -> None:
     """
     wanted, wrong, causes = list(files), None, []
     _record_source(corpus)
+    _limit_client()
     for url, read in _sites(corpus):
         site = urlsplit(url).netloc or url
-        if cause := unreachable(url):
-            causes.append(f"{site}: {cause}")
-            continue
         log_line(f"fetching {corpus}: {len(wanted)} files from {site}")
         try:
             _write_all(corpus, read, site, wanted)
@@ -91,25 +85,6 @@ def fetch(corpus: str, files: Sequence[str]) -> None:
         wanted = [relative for relative in wanted if not (corpora.RAW_DIR / relative).is_file()]
     remedy = f"fetching failed ({'; '.join(causes)}); {WAYS_OUT}" if causes else ""
     raise wrong or DataUnavailable(missing_text(corpus, wanted, remedy))
-
-
-def unreachable(url: str) -> str | None:
-    """Why the site (or the proxy in the environment) accepts no connection within 3 s; None if it
-    accepts one, or if `url` is none (a local folder, a cache).
-    """
-    if "://" not in url:
-        return None
-    if _offline():
-        return "HF_HUB_OFFLINE is set"
-    target = urlsplit(url)
-    if not urllib.request.proxy_bypass(target.hostname or ""):
-        target = urlsplit(urllib.request.getproxies().get(target.scheme) or url)
-    try:
-        port = target.port or (443 if target.scheme == "https" else 80)
-        socket.create_connection((target.hostname or "", port), timeout=CONNECT_S).close()
-    except (OSError, ValueError) as error:
-        return _one_line(error)
-    return None
 
 
 def _offline() -> bool:
@@ -220,7 +195,6 @@ def _locate(hub: HubConfig, pattern: str) -> str:
                 f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
             )
     else:
-        _fail_at_first_error()
         if hub.max_bytes and not _offline():
             return f"hf://datasets/{hub.path}@{hub.revision}/{pattern}"
         folder = _download(hub, pattern)
@@ -246,15 +220,14 @@ def _download(hub: HubConfig, pattern: str) -> Path:
 def _read_gpt2(_: str) -> list[str]:
     from huggingface_hub import hf_hub_download
 
-    _fail_at_first_error()
     repository, revision = GPT2
     file = hf_hub_download(repository, "tokenizer.json", revision=revision, endpoint=_endpoint())
     return [Path(file).read_text(encoding="utf-8")]
 
 
-def _fail_at_first_error() -> None:
-    """Ends the waiting and the retries of the hub's client, for the rest of the process: some
-    requests have no time limit, others are repeated for minutes.
+def _limit_client() -> None:
+    """Limits the waiting and the retries of the hub's HTTP client, for the rest of the process:
+    some of its requests have no time limit, others are repeated for minutes.
     """
     import huggingface_hub
     from huggingface_hub import constants
@@ -264,12 +237,14 @@ def _fail_at_first_error() -> None:
         """Raises ConnectionError, which is none of the errors after which a request is repeated."""
 
         def send(self, request: Any, **options: Any) -> Any:
-            timeout = httpx.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT)  # by default 10 s
+            if _offline():
+                raise huggingface_hub.errors.OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
+            timeout = httpx.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT, connect=CONNECT_S)
             request.extensions["timeout"] = timeout.as_dict()
             try:
                 response = super().send(request, **options)
-            except httpx.TransportError as error:
-                raise ConnectionError(_one_line(error)) from error
+            except httpx.TransportError:
+                response = self._send_again(request, **options)
             if response.is_server_error or response.status_code == 429:
                 response.close()
                 raise ConnectionError(f"{response.status_code} {response.reason_phrase}")
@@ -278,11 +253,16 @@ def _fail_at_first_error() -> None:
                 raise ConnectionError("less data than asked for")
             return response
 
+        def _send_again(self, request: Any, **options: Any) -> Any:
+            try:
+                return super().send(request, **options)
+            except httpx.TransportError as error:
+                raise ConnectionError(_one_line(error)) from error
+
     huggingface_hub.logging.set_verbosity_error()
     if not sys.stderr.isatty():
         huggingface_hub.utils.disable_progress_bars()
-    if not _offline():  # offline, the library's own client refuses each request
-        huggingface_hub.set_client_factory(lambda: Client(follow_redirects=True))
+    huggingface_hub.set_client_factory(lambda: Client(follow_redirects=True))
 
 
 def _is_cut(asked: Mapping[str, str], answer: Mapping[str, str]) -> bool:
@@ -293,15 +273,12 @@ def _is_cut(asked: Mapping[str, str], answer: Mapping[str, str]) -> bool:
     return int(answer["content-length"]) < int(limits[2]) - int(limits[1]) + 1
 
 
-def _read_url(url: str, tries: int = 2) -> list[str]:
-    try:
-        with urllib.request.urlopen(url, timeout=SILENCE_S) as response:
-            return [response.read().decode()]
-    except (OSError, http.client.HTTPException):
-        # One broken connection must not cost the other 181 books.
-        if tries == 1:
-            raise
-        return _read_url(url, tries - 1)
+def _read_url(url: str) -> list[str]:
+    from huggingface_hub import get_session
+
+    response = get_session().get(url)
+    response.raise_for_status()
+    return [response.content.decode()]
 
 
 def _one_line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from crope.data import corpora, fetch
 from crope.data.corpora import corpus_sha256
 from crope.data.tokens import load_tokens
 from crope.errors import ConfigError, DataError, DataUnavailable
-from tests.data.conftest import FILES, SMALL, write
+from tests.data.conftest import FILES, NOWHERE, SMALL, write
 from tests.data.hub import COMMIT, FAULTS, Hub, serve
 
 WIKITEXT = "Salesforce/wikitext/wikitext-2-v1/{}-00000-of-00001.parquet"
@@ -155,11 +155,20 @@ def test_an_unreachable_site_is_one_line_at_once(data_dir: Path, tmp_path: Path)
     assert "\n" not in str(caught.value) and str(tmp_path) not in str(caught.value)
 
 
-def test_offline_mode_and_proxies_are_respected(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert "refused" in str(fetch.unreachable("http://hub.invalid")).lower()  # of the proxy
+@pytest.mark.parametrize("corpus", ["ptb", "pg19"])
+def test_offline_mode_and_proxies_are_respected(
+    data_dir: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, corpus: str
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
+    monkeypatch.setattr("crope.data.fetch.PTB_URL", "http://site.invalid")
+    monkeypatch.setattr("crope.data.fetch.PG19_URL", "http://site.invalid")
+    monkeypatch.setenv("http_proxy", NOWHERE)
+    with pytest.raises(DataUnavailable, match=r"(?i)refused"):  # by the proxy
+        fetch.fetch(corpus, list(files_of(corpus)))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "HF_HUB_OFFLINE" in str(fetch.unreachable("http://hub.invalid"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataUnavailable, match="HF_HUB_OFFLINE"):
+        fetch.fetch(corpus, list(files_of(corpus)))
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["hub", "folder"])
@@ -218,7 +227,7 @@ def test_a_slice_is_streamed_and_no_longer_than_max_bytes(
 def test_a_fault_is_one_line_and_the_second_attempt_succeeds(
     letters: Path, hub: Hub, data_dir: Path, fault: str, ending: str, max_bytes: int | None
 ) -> None:
-    """No request is repeated more than once: retries would take minutes."""
+    """A request is repeated once by us and once to continue a file: more would take minutes."""
     for split in ROWS:
         (hub.folder / f"owner/letters/data/{split}-0.txt").write_text("\n".join(ROWS[split]))
     where = {"path": "owner/letters", "revision": COMMIT, "max_bytes": max_bytes}
