@@ -8,6 +8,8 @@ HF_HUB_OFFLINE for its cache alone). A site that accepts no connection within 3 
 data for 10 s, is asked once more and then given up.
 """
 
+import gc
+import logging
 import os
 import re
 import sys
@@ -82,6 +84,9 @@ def fetch(corpus: str, files: Sequence[str]) -> None:
             if isinstance(error, OSError) and storage_error(error, corpora.RAW_DIR):
                 raise
             causes.append(f"{site}: {_one_line(error)}")
+        finally:
+            # A pyarrow scanner that stopped midway aborts the process if it outlives the interpreter.
+            gc.collect()
         wanted = [relative for relative in wanted if not (corpora.RAW_DIR / relative).is_file()]
     remedy = f"fetching failed ({'; '.join(causes)}); {WAYS_OUT}" if causes else ""
     raise wrong or DataUnavailable(missing_text(corpus, wanted, remedy))
@@ -177,10 +182,9 @@ def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
                 f"data.hub.column={hub.column} is no text in {pattern}; its columns: {', '.join(row)}"
             )
         line = text if text.endswith("\n") else text + "\n"
-        if hub.max_bytes:
-            bytes_left -= len(line.encode())
-            if bytes_left < 0:
-                return
+        bytes_left -= len(line.encode())
+        if hub.max_bytes and bytes_left < 0:
+            return
         yield line
 
 
@@ -260,6 +264,7 @@ def _limit_client() -> None:
                 raise ConnectionError(_one_line(error)) from error
 
     huggingface_hub.logging.set_verbosity_error()
+    logging.getLogger(httpx.__name__).setLevel(logging.WARNING)  # Hydra prints a line per request
     if not sys.stderr.isatty():
         huggingface_hub.utils.disable_progress_bars()
     huggingface_hub.set_client_factory(lambda: Client(follow_redirects=True))
