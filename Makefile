@@ -50,7 +50,6 @@ theory: .venv/.stamp  ## the papers' constructions and identities in numbers: re
 	@$(PY) scripts/tools.py theory $(ARGS)
 
 bench: .venv/.stamp  ## step times next to transformers and a plain loop, into docs/performance.md [ARGS=...]
-	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[transformers]'
 	@$(PY) scripts/bench.py --write $(ARGS)
 
 gpu-check: .venv/.stamp  ## on a new GPU machine: tests, step times, both tables, publication [ARGS="tests bench"]
@@ -90,8 +89,14 @@ faults: .venv/.stamp  ## kill runs at random moments and compare bits [KILLS=200
 readme: .venv/.stamp  ## rebuild the README's tables and picture from results/published
 	@$(PY) scripts/tools.py readme
 
-constraints: .venv/.stamp  ## pin constraints.txt to the packages in .venv
-	@.venv/bin/pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' > constraints.txt
+# Without CUDA packages: pip adds those that the installed build of torch needs.
+constraints:  ## pin constraints.txt to the newest packages that fit [ARGS="-c constraints.txt" keeps the pins]
+	@$(PYTHON) -m venv --clear .venv-pins
+	@.venv-pins/bin/pip install -qq --disable-pip-version-check $(ARGS) -e '.[dev]'
+	@.venv-pins/bin/pip freeze --exclude-editable | grep -Eiv '^(cuda|nvidia|triton)' \
+		| sed 's/+[a-z0-9.]*$$//' > .venv-pins/constraints.txt
+	@mv .venv-pins/constraints.txt constraints.txt
+	@rm -rf .venv-pins
 
 clean:  ## remove environments and tool caches; never results or data
 	rm -rf .venv .venv-engines .mypy_cache .ruff_cache .pytest_cache build *.egg-info

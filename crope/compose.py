@@ -142,6 +142,8 @@ def load_config(saved: Mapping[str, Any]) -> Config:
         value = OmegaConf.select(stated, key)
         if value is not None:
             OmegaConf.update(current, key, value)
+    if hub := saved.get("data", {}).get("hub"):  # no key of the command line
+        OmegaConf.update(current, "data.hub", hub)
     return typed(Config, current)
 
 

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -146,8 +147,33 @@ class ModelConfig:
 
 
 @dataclass
+class HubConfig:
+    """Where a corpus is fetched from: a dataset of the Hugging Face hub at a fixed revision, or the
+    files of a local folder. `train` and `validation` are file patterns within it.
+    """
+
+    path: str = MISSING  # repository (owner/name); without `revision` a local folder
+    revision: str | None = None  # commit, tag or named ref; not a branch, which moves
+    column: str = "text"
+    train: str = MISSING
+    validation: str = MISSING
+    # Streams the first rows, up to so many bytes of training text and a tenth as many of validation.
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.revision == "main":
+            raise ValueError("data.hub.revision: the branch main moves; give a commit")
+        train, validation = self.train, self.validation
+        if fnmatch(train, validation) or fnmatch(validation, train):
+            raise ValueError(f"data.hub: {train} and {validation} overlap; give disjoint files")
+        if self.max_bytes is not None and self.max_bytes < 10:
+            raise ValueError(f"data.hub.max_bytes={self.max_bytes} must be at least 10")
+
+
+@dataclass
 class DataConfig:
     corpus: str = option(MISSING, "which text", one_of=CORPORA)
+    hub: HubConfig | None = None  # in conf/data only: no key of the command line
 
 
 @dataclass
@@ -264,13 +290,13 @@ class Config:
 
 
 def keys(node: Any = Config, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
-    """Every leaf key of the schema, dotted, with its field."""
+    """Every leaf key of the command line, dotted, with its field."""
     leaves: dict[str, dataclasses.Field[Any]] = {}
     for item in dataclasses.fields(node):
         section = item.default_factory
         if dataclasses.is_dataclass(section):
             leaves |= keys(section, f"{prefix}{item.name}.")
-        else:
+        elif item.metadata:
             leaves[prefix + item.name] = item
     return leaves
 
@@ -360,6 +386,8 @@ def half_rank(in_features: int, out_features: int) -> int:
 def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a resolved configuration that a number can depend on; see ADDED_LATER."""
     part = {name: config[name] for name in SCIENTIFIC}
+    # The name stands for the text, wherever it comes from: crope/data refuses two texts of one name.
+    part["data"] = {"corpus": config["data"]["corpus"]}
     for section, added in ADDED_LATER.items():
         part[section] = {
             key: value

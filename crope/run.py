@@ -1,6 +1,7 @@
 """One run: skip it if complete, train it, write its record; and load a finished run."""
 
 import gc
+import json
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ from crope.checkpoint import checkpoints, remove_checkpoints
 from crope.compose import Run, load_config
 from crope.config import Config, numerics_version
 from crope.data.batches import check_length
+from crope.data.corpora import check_source
 from crope.data.tokens import TokenSet, load_tokens
 from crope.device import resolve_device
 from crope.errors import UserError, storage_error
@@ -70,11 +72,11 @@ def execute(run: Run) -> Outcome:
     disk is corrupt.
     """
     if is_complete(run.path):
-        return Outcome(run.run_id, "skipped", f"{run.run_id}: already complete")
+        return _skipped(run, "already complete")
     try:
         with run_lock(run), stop_on_signal() as stop:
             if is_complete(run.path):  # by the process that held the lock until now
-                return Outcome(run.run_id, "skipped", f"{run.run_id}: completed by another process")
+                return _skipped(run, "completed by another process")
             return _execute(run, stop)
     except Timeout:
         return Outcome(run.run_id, "busy", f"{run.run_id}: another process is training it")
@@ -82,6 +84,14 @@ def execute(run: Run) -> Outcome:
         if problem := storage_error(error, run.path):
             raise problem from error
         raise
+
+
+def _skipped(run: Run, why: str) -> Outcome:
+    """Raises DataError if the complete run was made on text from another source."""
+    provenance_text = (run.path / "provenance.json").read_text(encoding="utf-8")
+    source = json.loads(provenance_text)["data"].get("source", {})
+    check_source(run.config.data.corpus, source.get("hub"), f"the text of {run.path}")
+    return Outcome(run.run_id, "skipped", f"{run.run_id}: {why}")
 
 
 def run_lock(run: Run) -> FileLock:

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from crope import compose, study
-from crope.compose import check_overrides, load_run
-from crope.config import ROOT
+from crope.compose import check_overrides, load_run, typed
+from crope.config import ROOT, DataConfig
 from crope.model import positions
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -81,7 +81,7 @@ def test_training_commands_name_valid_keys(command: str) -> None:
         if "=" in word and not word.startswith("study=heads")
     ]
     known = [
-        word for word in words if not re.search(r"\b(letters|gaussian)\b", word)
+        word for word in words if not re.search(r"\b(letters|fineweb|gaussian)\b", word)
     ]  # the tutorial creates these
     check_overrides([word.strip("'") for word in known], multirun=" -m " in command)
 
@@ -113,6 +113,11 @@ def test_the_study_of_the_tutorial_expands(tmp_path: Path, monkeypatch: pytest.M
         == 20
     )
     assert {run.config.model.n_heads for run in runs} == {2, 4}
+
+
+def test_the_hub_corpus_of_the_tutorial_is_valid() -> None:
+    data = typed(DataConfig, yaml.safe_load(example("# A slice of FineWeb-Edu")))
+    assert data.hub and data.hub.revision and data.hub.max_bytes == 50_000_000
 
 
 def test_the_scheme_of_the_tutorial_works() -> None:

@@ -18,7 +18,14 @@ from crope import provenance, record, trainer
 from crope import run as run_module
 from crope.compose import Run
 from crope.data.tokens import TokenSet
-from crope.errors import ConfigError, DataUnavailable, InvalidRecord, StorageError, UserError
+from crope.errors import (
+    ConfigError,
+    DataError,
+    DataUnavailable,
+    InvalidRecord,
+    StorageError,
+    UserError,
+)
 from crope.record import is_complete, read_metrics, read_record, sha256_file
 from crope.run import (
     build_model,
@@ -164,6 +171,18 @@ def test_a_complete_run_is_skipped(toy_data: TokenSet, tmp_path: Path, monkeypat
     monkeypatch.setattr(run_module, "train", lambda *_, **__: pytest.fail("trained again"))
     assert execute(run).status == "skipped"
     assert {file.name: file.read_bytes() for file in run.path.iterdir()} == before
+
+
+def test_a_complete_run_on_text_of_another_source_is_refused(
+    toy_data: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
+    run = toy_run(tmp_path)
+    execute(run)
+    hub = "{path: owner/tiny, revision: v1, train: a.txt, validation: b.txt}"
+    (tmp_path / "tiny.yaml").write_text(f"corpus: tiny\nhub: {hub}\n")
+    monkeypatch.setattr("crope.data.corpora.CONF_DIR", tmp_path)
+    with pytest.raises(DataError, match="source"):
+        execute(run)
 
 
 def test_a_run_that_another_process_trains_is_busy(toy_data: TokenSet, tmp_path: Path) -> None:

@@ -2,24 +2,32 @@
 
 A corpus has two splits, train and validation; test splits are never read. A file `<corpus>/...` is
 looked for in `data_dir`, then in RAW_DIR, where fetch.py writes. Files with a line in
-data/checksums.txt are pinned: other content is refused. A corpus of the user's own,
-`<name>/train.txt` and `<name>/valid.txt`, is not pinned.
+data/checksums.txt are pinned: other content is refused. The other corpora, `<name>/train.txt` and
+`<name>/valid.txt`, are the user's own, or fetched as the section `hub` of conf/data/<name>.yaml
+says; source.json beside a fetched text has this section, and text from another source is refused.
 """
 
 import hashlib
+import json
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate, chain
 from pathlib import Path
+from typing import Any
 
-from crope.config import CACHE_DIR, ROOT
-from crope.errors import DataError, DataUnavailable
+import yaml
+
+from crope.compose import typed
+from crope.config import CACHE_DIR, ROOT, DataConfig, HubConfig
+from crope.errors import ConfigError, DataError, DataUnavailable
 
 SPLITS = ("train", "validation")
 CHECKSUMS = ROOT / "data" / "checksums.txt"
+CONF_DIR = ROOT / "conf" / "data"
 RAW_DIR = CACHE_DIR / "raw"
+SOURCE_FILE = "source.json"
 WORD_LEVEL = ("ptb", "wikitext2")
 BLOCK_BYTES = 1 << 20
 
@@ -89,6 +97,42 @@ def corpus_files(corpus: str) -> dict[str, list[str]]:
     return {"train": [f"{corpus}/train.txt"], "validation": [f"{corpus}/valid.txt"]}
 
 
+def is_pinned(corpus: str) -> bool:
+    """Whether every file of the corpus has a checksum."""
+    pinned = checksums()
+    return all(paths and pinned.keys() >= set(paths) for paths in corpus_files(corpus).values())
+
+
+def hub_of(corpus: str) -> HubConfig | None:
+    """The section `hub` of conf/data/<corpus>.yaml. Raises ConfigError if it is invalid."""
+    file = CONF_DIR / f"{corpus}.yaml"
+    if not file.is_file():
+        return None
+    try:
+        return typed(DataConfig, yaml.safe_load(file.read_text(encoding="utf-8"))).hub
+    except (ConfigError, yaml.YAMLError) as error:
+        raise ConfigError(f"conf/data/{file.name}: {error}") from error
+
+
+def source_of(corpus: str) -> dict[str, Any] | None:
+    """Where the text of a corpus without checksums is fetched from; None if it is pinned or the
+    user's own.
+    """
+    hub = None if is_pinned(corpus) else hub_of(corpus)
+    return asdict(hub) if hub else None
+
+
+def check_source(corpus: str, recorded: dict[str, Any] | None, what: str) -> None:
+    """Raises DataError if `what` was made from another source than conf/data says: two texts of one
+    name would be mixed.
+    """
+    if recorded != source_of(corpus):
+        raise DataError(
+            f"{what} has another source ({recorded or 'text files'}) than conf/data/{corpus}.yaml; "
+            "give the changed corpus another name"
+        )
+
+
 def find_file(relative: str, data_dir: Path) -> Path | None:
     """The file in `data_dir` or RAW_DIR, or None."""
     return next(
@@ -104,38 +148,69 @@ def missing_files(corpus: str, data_dir: Path) -> list[str]:
 
 
 def load_corpus(corpus: str, data_dir: Path) -> Texts:
-    """The texts of each split (PG-19: one per book, otherwise one), after checking them against the
-    checksums.
+    """The texts of each split (PG-19: one per book, otherwise one), after checking them.
 
-    Raises DataUnavailable if a file is missing, DataError if one is empty, not UTF-8, or not the
-    pinned one.
+    Raises DataUnavailable if a file is missing, DataError if one is empty, not UTF-8, not the
+    pinned one, or of another source.
     """
     if corpus == "tiny":
         return tiny_corpus()
+    return {
+        split: [document for document, _ in documents]
+        for split, documents in _verified(corpus, data_dir).items()
+    }
+
+
+def corpus_sha256(corpus: str, data_dir: Path) -> dict[str, str]:
+    """The sha256 that identifies each split's text: from data/checksums.txt if pinned, else of the
+    text itself.
+
+    For a pinned split of several files it is that of its lines in data/checksums.txt. Raises as
+    load_corpus does.
+    """
+    if corpus == "tiny":
+        return {split: text_sha256(chain(*texts)) for split, texts in tiny_corpus().items()}
+    if not is_pinned(corpus):
+        verified = _verified(corpus, data_dir)
+        return {split: documents[0][1] for split, documents in verified.items()}
+    pinned, digests = checksums(), {}
+    for split, paths in corpus_files(corpus).items():
+        lines = [f"{pinned[path]}  {path}\n" for path in paths]
+        digests[split] = pinned[paths[0]] if len(paths) == 1 else text_sha256(lines)
+    return digests
+
+
+def _verified(corpus: str, data_dir: Path) -> dict[str, list[tuple[Document, str]]]:
+    """The documents of each split with their sha256. Raises as load_corpus does."""
     if missing := missing_files(corpus, data_dir):
         raise DataUnavailable(missing_text(corpus, missing))
-    pinned = checksums()
-    splits: Texts = {split: [] for split in SPLITS}
+    splits: dict[str, list[tuple[Document, str]]] = {split: [] for split in SPLITS}
     for split, files in corpus_files(corpus).items():
         for relative in files:
             path = find_file(relative, data_dir)
             assert path is not None
+            where = "data/raw" if path.is_relative_to(RAW_DIR) else "data_dir"
+            if not is_pinned(corpus):
+                check_source(corpus, read_source(path.parent), f"{relative} (from {where})")
             document = Document(corpus, path)
-            check_content(
-                relative,
-                document,
-                pinned,
-                where="data/raw" if path.is_relative_to(RAW_DIR) else "data_dir",
-            )
-            splits[split].append(document)
+            splits[split].append((document, check_content(relative, document, where=where)))
     return splits
 
 
-def check_content(
-    relative: str, blocks: Iterable[str], pinned: dict[str, str], *, where: str
-) -> None:
-    """Raises DataError if the text is unreadable or blank, or if the file is pinned and its sha256
-    differs.
+def read_source(folder: Path) -> dict[str, Any] | None:
+    """The source.json beside a fetched text; None without one."""
+    try:
+        source: dict[str, Any] = json.loads((folder / SOURCE_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise DataError(f"{folder.name}/{SOURCE_FILE}: corrupt; remove the folder") from error
+    return source
+
+
+def check_content(relative: str, blocks: Iterable[str], *, where: str) -> str:
+    """The sha256 of the text. Raises DataError if it is unreadable or blank, or if the file is
+    pinned and its sha256 differs.
 
     Messages name the relative path and the kind of folder only, because the report prints them.
     """
@@ -150,43 +225,21 @@ def check_content(
         ) from error
     if blank:
         raise DataError(f"{relative} (from {where}): the file is empty; replace or remove it")
-    if relative in pinned and digest.hexdigest() != pinned[relative]:
+    if digest.hexdigest() != checksums().get(relative, digest.hexdigest()):
         raise DataError(
             f"{relative} (from {where}): sha256 differs from data/checksums.txt; replace or remove it"
         )
+    return digest.hexdigest()
 
 
 def missing_text(corpus: str, missing: Sequence[str], remedy: str = "") -> str:
     """The one line for files that are in no folder."""
     files = missing[0] if len(missing) == 1 else f"{len(missing)} files ({missing[0]}, ...)"
     remedy = remedy or "copy them there, layout in data/README.md"
-    named = os.environ.get("CROPE_DATA_DIR", "data_dir")
-    where = (
-        f"CROPE_DATA_DIR={named}, which does not exist,"
-        if "/" in named and not Path(named).is_dir()
-        else named
-    )
+    where = os.environ.get("CROPE_DATA_DIR", "data_dir")
+    if "/" in where and not Path(where).is_dir():
+        where = f"CROPE_DATA_DIR={where}, which does not exist,"
     return f"{corpus}: {files} missing in {where} and data/raw; {remedy}"
-
-
-def corpus_sha256(corpus: str, data_dir: Path) -> dict[str, str]:
-    """The sha256 that identifies each split's text: from data/checksums.txt if pinned, else of the
-    text itself.
-
-    For a pinned split of several files it is that of its lines in data/checksums.txt. Raises as
-    load_corpus does.
-    """
-    pinned = checksums()
-    files = corpus_files(corpus)
-    if not all(paths and pinned.keys() >= set(paths) for paths in files.values()):
-        splits = load_corpus(corpus, data_dir)
-        return {split: text_sha256(chain(*texts)) for split, texts in splits.items()}
-    return {
-        split: pinned[paths[0]]
-        if len(paths) == 1
-        else text_sha256(f"{pinned[path]}  {path}\n" for path in paths)
-        for split, paths in files.items()
-    }
 
 
 def tiny_corpus() -> Texts:

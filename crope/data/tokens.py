@@ -33,12 +33,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from crope.config import CACHE_DIR, TokenizerConfig
 from crope.data.corpora import (
     SPLITS,
-    checksums,
-    corpus_files,
     corpus_sha256,
     find_file,
+    is_pinned,
     load_corpus,
     missing_files,
+    source_of,
 )
 from crope.data.fetch import GPT2_FILE, fetch
 from crope.errors import ConfigError, DataError, StorageError, UserError, log_line
@@ -79,15 +79,17 @@ def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> T
     Raises DataUnavailable if the text is nowhere to be had, DataError if it is corrupt, ConfigError
     if it is too small for the vocabulary, StorageError if the files cannot be written.
     """
-    folder = _folder(corpus, tokenizer, data_dir)
-    if (tokens := _open_valid(folder, log=False)) is not None:
-        return tokens
-    log_line(f"preparing {corpus}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
     try:
-        TOKENS_DIR.mkdir(parents=True, exist_ok=True)
+        if not is_pinned(corpus):  # the text itself names the folder
+            _fetch_text(corpus, data_dir)
+        source = corpus_sha256(corpus, data_dir)
+        folder = _folder(corpus, source, tokenizer)
+        if (tokens := _open_valid(folder, log=False)) is not None:
+            return tokens
+        log_line(f"preparing {corpus}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
         with corpus_lock(corpus):
             # Another process may have made them while this one waited.
-            return _open_valid(folder) or _write_tokens(folder, corpus, tokenizer, data_dir)
+            return _open_valid(folder) or _write_tokens(folder, corpus, source, tokenizer, data_dir)
     except OSError as error:
         raise StorageError(
             f"{error.filename or TOKENS_DIR}: {error.strerror or error}; free space or fix "
@@ -123,7 +125,8 @@ def prepare(
 
 
 def corpus_lock(corpus: str) -> FileLock:
-    """Held by the process that writes into the token folders of a corpus."""
+    """Held by the process that writes into the folders of a corpus."""
+    TOKENS_DIR.mkdir(parents=True, exist_ok=True)
     return FileLock(TOKENS_DIR / f".{corpus}.lock")
 
 
@@ -205,28 +208,32 @@ def vocabulary_sha256(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(json.dumps(vocabulary_of(tokenizer), sort_keys=True).encode()).hexdigest()
 
 
-def _folder(corpus: str, tokenizer: TokenizerConfig, data_dir: Path) -> Path:
+def _fetch_text(corpus: str, data_dir: Path) -> None:
+    """Fetches the files of a corpus that are in no folder; the caller does not hold its lock."""
+    if missing_files(corpus, data_dir):
+        with corpus_lock(corpus):
+            if missing := missing_files(corpus, data_dir):
+                fetch(corpus, missing)
+
+
+def _folder(corpus: str, source: dict[str, str], tokenizer: TokenizerConfig) -> Path:
+    vocabulary = GPT2_SHA256 if tokenizer.name == "gpt2" else None
     made_from = {
         "format": TOKENS_FORMAT,
-        "source": corpus_sha256(corpus, data_dir),
-        "tokenizer": [
-            tokenizer.name,
-            tokenizer.vocab_size,
-            GPT2_SHA256 if tokenizer.name == "gpt2" else None,
-        ],
+        "source": source,
+        "tokenizer": [tokenizer.name, tokenizer.vocab_size, vocabulary],
     }
     digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
     return TOKENS_DIR / f"{corpus}-{tokenizer.name}{tokenizer.vocab_size}-{digest[:12]}"
 
 
-def _missing(
-    corpus: str, tokenizer: TokenizerConfig, data_dir: Path
-) -> Iterator[tuple[str, list[str]]]:
-    """What has to be fetched: files of the corpus, and GPT-2's tokenizer where it is used."""
-    if files := missing_files(corpus, data_dir):
-        yield corpus, files
-    if tokenizer.name == "gpt2" and find_file(GPT2_FILE, data_dir) is None:
-        yield "gpt2", [GPT2_FILE]
+def _gpt2_file(data_dir: Path) -> Path:
+    """GPT-2's tokenizer.json, fetched if it is in no folder."""
+    if find_file(GPT2_FILE, data_dir) is None:
+        fetch("gpt2", [GPT2_FILE])
+    file = find_file(GPT2_FILE, data_dir)
+    assert file is not None
+    return file
 
 
 def _open_valid(folder: Path, *, log: bool = True) -> TokenSet | None:
@@ -252,27 +259,31 @@ def _map(folder: Path, meta: dict[str, Any]) -> TokenSet:
     )
 
 
-def _write_tokens(folder: Path, corpus: str, config: TokenizerConfig, data_dir: Path) -> TokenSet:
+def _write_tokens(
+    folder: Path, corpus: str, source: dict[str, str], config: TokenizerConfig, data_dir: Path
+) -> TokenSet:
     """Encodes both splits into a partial folder, then renames it.
 
-    The caller holds the lock of the corpus.
+    `source` is corpus_sha256. The caller holds the lock of the corpus.
     """
-    for name, files in _missing(corpus, config, data_dir):
-        fetch(name, files)
+    if missing := missing_files(corpus, data_dir):
+        fetch(corpus, missing)
     texts = load_corpus(corpus, data_dir)
-    if corpus != "tiny" and corpus_files(corpus)["train"][0] not in checksums():
+    if corpus != "tiny" and not is_pinned(corpus):
         log_line(
             f"warning: {corpus} has no checksum in data/checksums.txt; its text is used as it is"
         )
-    gpt2 = find_file(GPT2_FILE, data_dir) if config.name == "gpt2" else None
-    tokenizer = load_gpt2(gpt2) if gpt2 else train_bpe(texts["train"], config.vocab_size)
+    if config.name == "gpt2":
+        tokenizer = load_gpt2(_gpt2_file(data_dir))
+    else:
+        tokenizer = train_bpe(texts["train"], config.vocab_size)
 
     building = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
     building.mkdir()
     try:
         write_text(building / "tokenizer.json", tokenizer.to_str())
-        meta = {  # no absolute path: meta.json is copied into published records
+        meta: dict[str, Any] = {  # no absolute path: meta.json is copied into published records
             "format": TOKENS_FORMAT,
             "corpus": corpus,
             "tokenizer": {
@@ -281,13 +292,15 @@ def _write_tokens(folder: Path, corpus: str, config: TokenizerConfig, data_dir: 
                 "sha256": vocabulary_sha256(tokenizer),
                 "file_sha256": sha256_file(building / "tokenizer.json"),
             },
-            "source": {"sha256": corpus_sha256(corpus, data_dir)},
+            "source": {"sha256": source},
             "splits": {
                 split: _write_split(building / f"{split}.npy", tokenizer, texts[split])
                 for split in SPLITS
             },
             "made_by": {"tokenizers": version("tokenizers"), "python": platform.python_version()},
         }
+        if hub := source_of(corpus):
+            meta["source"]["hub"] = hub
         write_json(building / "meta.json", meta)
         shutil.rmtree(folder, ignore_errors=True)  # corrupt, else it would have been opened
         building.rename(folder)

@@ -96,9 +96,9 @@ def build_report(
     """Reads the runs of `choose_source`, writes the report, and prints both tables, the primary
     questions and the page's path.
 
-    `out_dir` defaults to results_dir/report, of the smoke scale report-smoke. Returns the invalid records, which enter no number and
-    are named on the page and on stderr. Raises UserError if runs of one table row are not
-    comparable.
+    `out_dir` defaults to results_dir/report, of the smoke scale report-smoke. Returns the invalid
+    records, which enter no number and are named on the page and on stderr. Raises UserError if runs
+    of one table row are not comparable.
     """
     source = choose_source(
         results_dir=results_dir, scale=scale, folders=folders, published=published

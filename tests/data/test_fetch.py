@@ -1,57 +1,75 @@
-"""Downloads: against a site on this machine that serves plain files, and parquet files as the hub
-does.
-"""
+"""Downloads: from the hub's protocol on loopback, with faults, and from a site of plain files."""
 
-import http.server
-import threading
+import json
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from crope.data.fetch import fetch, unreachable
+from crope.config import HubConfig
+from crope.data import corpora, fetch
+from crope.data.corpora import corpus_sha256
 from crope.data.tokens import load_tokens
-from crope.errors import DataError, DataUnavailable
-from tests.data.conftest import FILES, SMALL, write
+from crope.errors import ConfigError, DataError, DataUnavailable
+from tests.data.conftest import FILES, NOWHERE, SMALL, write
+from tests.data.hub import COMMIT, FAULTS, Hub, serve
 
-WIKITEXT = "datasets/Salesforce/wikitext/resolve/main/wikitext-2-v1"
-PTB = "datasets/ptb-text-only/ptb_text_only/resolve/refs%2Fconvert%2Fparquet/penn_treebank"
-
-
-class Handler(http.server.SimpleHTTPRequestHandler):
-    def translate_path(self, path: str) -> str:
-        return str(
-            Path(self.directory) / path.lstrip("/")
-        )  # "%2F" stays a part of the revision's name
-
-    def log_message(self, *_: object) -> None:
-        pass
+WIKITEXT = "Salesforce/wikitext/wikitext-2-v1/{}-00000-of-00001.parquet"
+PTB = "ptb-text-only/ptb_text_only/penn_treebank/{}/0000.parquet"
+ROWS = {
+    "train": [f"row {i}: the board of the group is new" for i in range(400)],
+    "validation": [f"row {i}: the chairman is new" for i in range(60)],
+}
+TEXTS = {
+    f"letters/{file}.txt": "".join(f"{row}\n" for row in ROWS[split])
+    for split, file in (("train", "train"), ("validation", "valid"))
+}
+SLICE = 4000  # bytes; a file of ROWS has 16,000
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder that the site serves: the hub, the PTB files and the PG-19 books are all there."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), partial(Handler, directory=str(folder))
-    )
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    monkeypatch.setenv("HF_ENDPOINT", url)
-    monkeypatch.setattr("crope.data.fetch.PTB_URL", f"{url}/ptb")
-    monkeypatch.setattr("crope.data.fetch.PG19_URL", f"{url}/pg19")
-    yield folder
-    server.shutdown()
-    server.server_close()
+def hub(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that also has the PTB files and the PG-19 books, and an empty cache of its client."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "conf").mkdir()
+    with serve(tmp_path / "site") as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        # What the libraries read from the environment when they are imported.
+        monkeypatch.setattr("datasets.config.HF_ENDPOINT", server.url)
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "hf" / "datasets")
+        for name, value in {
+            "HF_HUB_CACHE": str(tmp_path / "hf" / "hub"),
+            "HF_HUB_DOWNLOAD_TIMEOUT": 0.3,
+            "HF_TOKEN_PATH": str(tmp_path / "hf" / "token"),
+        }.items():
+            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        monkeypatch.setattr("crope.data.fetch.PTB_URL", f"{server.url}/plain/ptb")
+        monkeypatch.setattr("crope.data.fetch.PG19_URL", f"{server.url}/plain/pg19")
+        yield server
+
+
+@pytest.fixture
+def letters(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A corpus of the hub, `letters` with ROWS; its file in conf/data is returned."""
+    for split, rows in ROWS.items():
+        write_parquet(hub.folder / f"owner/letters/data/{split}-0.parquet", "text", rows)
+    monkeypatch.setattr("crope.data.corpora.CONF_DIR", tmp_path / "conf")
+    return describe(tmp_path / "conf", path="owner/letters", revision=COMMIT)
+
+
+def describe(folder: Path, ending: str = "parquet", **hub: object) -> Path:
+    files = {split: f"data/{split}-*.{ending}" for split in ROWS}
+    path = folder / "letters.yaml"
+    path.write_text(json.dumps({"corpus": "letters", "hub": files | hub}))
+    return path
 
 
 def write_parquet(path: Path, column: str, rows: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame({column: rows}).to_parquet(path)
+    pd.DataFrame({column: rows}).to_parquet(path, row_group_size=50)
 
 
 def fetched(data_dir: Path) -> dict[str, str]:
@@ -59,7 +77,7 @@ def fetched(data_dir: Path) -> dict[str, str]:
     return {
         str(path.relative_to(raw)): path.read_bytes().decode()
         for path in raw.rglob("*")
-        if path.is_file()
+        if path.is_file() and path.name != "source.json"
     }
 
 
@@ -67,40 +85,48 @@ def files_of(corpus: str) -> dict[str, str]:
     return {path: text for path, text in FILES.items() if path.startswith(f"{corpus}/")}
 
 
-@pytest.mark.parametrize(
-    ("corpus", "name", "column"),
-    [
-        ("wikitext2", f"{WIKITEXT}/{{}}-00000-of-00001.parquet", "text"),
-        ("ptb", f"{PTB}/{{}}/0000.parquet", "sentence"),
-    ],
-)
-def test_hub_rows_become_the_pinned_files(
-    data_dir: Path, site: Path, corpus: str, name: str, column: str
-) -> None:
+def write_pinned_rows(hub: Hub, corpus: str) -> None:
     """PTB's rows are stripped lines there; WikiText-2's keep their line feed, but an empty line is
     "".
     """
-    for split, file in (("train", "train"), ("validation", "valid")):
+    name, column = {"wikitext2": (WIKITEXT, "text"), "ptb": (PTB, "sentence")}[corpus]
+    for split, file in (("train", "train"), ("validation", "valid"), ("test", "valid")):
         lines = FILES[f"{corpus}/{file}.txt"].splitlines(keepends=True)
         rows = [line if line.strip() and corpus == "wikitext2" else line.strip() for line in lines]
-        write_parquet(site / name.format(split), column, rows)
-    fetch(corpus, list(files_of(corpus)))
+        write_parquet(hub.folder / name.format(split), column, rows)
+
+
+@pytest.mark.parametrize("corpus", ["wikitext2", "ptb"])
+def test_hub_rows_become_the_pinned_files_and_no_test_split_is_read(
+    data_dir: Path, hub: Hub, corpus: str
+) -> None:
+    write_pinned_rows(hub, corpus)
+    fetch.fetch(corpus, list(files_of(corpus)))
     assert fetched(data_dir) == files_of(corpus)
+    assert hub.requests and not [request for request in hub.requests if "test" in request]
 
 
-def test_ptb_from_its_own_site_if_the_hub_has_other_content(data_dir: Path, site: Path) -> None:
-    write_parquet(site / PTB / "train" / "0000.parquet", "sentence", ["something else"])
+def test_ptb_from_its_own_site_if_the_hub_has_other_content(data_dir: Path, hub: Hub) -> None:
+    write_parquet(hub.folder / PTB.format("train"), "sentence", ["something else"])
     for name in ("train", "valid"):
-        write(site, f"ptb/ptb.{name}.txt", FILES[f"ptb/{name}.txt"])
-    fetch("ptb", list(files_of("ptb")))
+        write(hub.folder, f"plain/ptb/ptb.{name}.txt", FILES[f"ptb/{name}.txt"])
+    fetch.fetch("ptb", list(files_of("ptb")))
     assert fetched(data_dir) == files_of("ptb")
 
 
+def test_other_content_of_the_hub_is_refused(data_dir: Path, hub: Hub) -> None:
+    for split in ROWS:
+        write_parquet(hub.folder / WIKITEXT.format(split), "text", ["something else"])
+    with pytest.raises(DataError, match="sha256"):
+        fetch.fetch("wikitext2", list(files_of("wikitext2")))
+    assert fetched(data_dir) == {}
+
+
 def test_books_with_crlf_are_fetched_and_tokenised(
-    data_dir: Path, site: Path, tmp_path: Path
+    data_dir: Path, hub: Hub, tmp_path: Path
 ) -> None:
     for path, text in files_of("pg19").items():
-        write(site, path, text.replace("\n", "\r\n"))
+        write(hub.folder, f"plain/{path}", text.replace("\n", "\r\n"))
     tokens = load_tokens("pg19", SMALL, data_dir=tmp_path / "empty")
     assert fetched(data_dir) == files_of("pg19")
     assert tokens.meta["splits"]["validation"]["bytes"] == len(FILES["pg19/validation/7.txt"])
@@ -110,13 +136,13 @@ def test_books_with_crlf_are_fetched_and_tokenised(
     ("served", "error", "word"), [("", DataUnavailable, "404"), ("Other\n", DataError, "sha256")]
 )
 def test_missing_and_other_content_are_one_line_and_what_arrived_is_kept(
-    data_dir: Path, site: Path, served: str, error: type[Exception], word: str
+    data_dir: Path, hub: Hub, served: str, error: type[Exception], word: str
 ) -> None:
-    write(site, "pg19/train/10.txt", FILES["pg19/train/10.txt"])
+    write(hub.folder, "plain/pg19/train/10.txt", FILES["pg19/train/10.txt"])
     if served:
-        write(site, "pg19/train/9.txt", served)
+        write(hub.folder, "plain/pg19/train/9.txt", served)
     with pytest.raises(error, match=word) as caught:
-        fetch("pg19", ["pg19/train/10.txt", "pg19/train/9.txt"])
+        fetch.fetch("pg19", ["pg19/train/10.txt", "pg19/train/9.txt"])
     assert type(caught.value) is error and "\n" not in str(caught.value)
     assert list(fetched(data_dir)) == ["pg19/train/10.txt"]
 
@@ -129,10 +155,183 @@ def test_an_unreachable_site_is_one_line_at_once(data_dir: Path, tmp_path: Path)
     assert "\n" not in str(caught.value) and str(tmp_path) not in str(caught.value)
 
 
+@pytest.mark.parametrize("corpus", ["ptb", "pg19"])
 def test_offline_mode_and_proxies_are_respected(
-    site: Path, monkeypatch: pytest.MonkeyPatch
+    data_dir: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, corpus: str
 ) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert "refused" in str(unreachable("http://hub.invalid")).lower()  # of the proxy
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
+    monkeypatch.setattr("crope.data.fetch.PTB_URL", "http://site.invalid")
+    monkeypatch.setattr("crope.data.fetch.PG19_URL", "http://site.invalid")
+    monkeypatch.setenv("http_proxy", NOWHERE)
+    with pytest.raises(DataUnavailable, match=r"(?i)refused"):  # by the proxy
+        fetch.fetch(corpus, list(files_of(corpus)))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "HF_HUB_OFFLINE" in str(unreachable("http://hub.invalid"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataUnavailable, match="HF_HUB_OFFLINE"):
+        fetch.fetch(corpus, list(files_of(corpus)))
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["hub", "folder"])
+@pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv", "txt"])
+def test_a_file_in_conf_data_makes_a_corpus(
+    letters: Path, hub: Hub, data_dir: Path, ending: str, local: bool
+) -> None:
+    """From each builder's files, tokenised; its source is in meta.json."""
+    folder = hub.folder / "owner/letters"
+    for split, rows in ROWS.items():
+        table, file = pd.DataFrame({"body": rows}), folder / f"data/{split}-1.{ending}"
+        if ending == "parquet":
+            table.to_parquet(file)
+            (folder / f"data/{split}-0.parquet").unlink()
+        elif ending == "jsonl":
+            table.to_json(file, orient="records", lines=True)
+        elif ending == "csv":
+            table.to_csv(file, index=False)
+        else:
+            file.write_text("\n".join(rows))
+    where = {"path": str(folder)} if local else {"path": "owner/letters", "revision": COMMIT}
+    column = "text" if ending == "txt" else "body"
+    describe(letters.parent, ending, column=column, **where)
+    tokens = load_tokens("letters", SMALL, data_dir=data_dir)
+    assert fetched(data_dir) == TEXTS
+    source = {"revision": None, "max_bytes": None} | where
+    assert tokens.meta["source"]["hub"].items() >= source.items()
+    assert bool(hub.requests) != local
+
+
+def test_a_slice_is_streamed_and_no_longer_than_max_bytes(
+    letters: Path, hub: Hub, data_dir: Path, tmp_path: Path
+) -> None:
+    """Whole rows from the start; the validation split is a tenth as long. The file of 80 row groups
+    is not read to its end, and nothing stays in the client's cache.
+    """
+    rows = [f"{i}{i:_>5000}" for i in range(4000)]
+    write_parquet(hub.folder / "owner/letters/data/train-0.parquet", "text", rows)
+    describe(letters.parent, path="owner/letters", revision=COMMIT, max_bytes=100_000)
+    fetch.fetch("letters", list(TEXTS))
+    texts = fetched(data_dir)
+    assert texts["letters/train.txt"] == "".join(f"{row}\n" for row in rows[:19])
+    assert texts["letters/valid.txt"] == TEXTS["letters/valid.txt"]
+    describe(letters.parent, path="owner/letters", revision=COMMIT, max_bytes=SLICE)
+    assert not list((tmp_path / "hf").rglob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "ending", "max_bytes"),
+    [
+        *((fault, "parquet", None) for fault in FAULTS),
+        *((fault, "parquet", SLICE) for fault in FAULTS),
+        ("truncated", "txt", SLICE),  # a shorter text looks valid
+    ],
+)
+def test_a_fault_is_one_line_and_the_second_attempt_succeeds(
+    letters: Path, hub: Hub, data_dir: Path, fault: str, ending: str, max_bytes: int | None
+) -> None:
+    """A request is repeated once by us and once to continue a file: more would take minutes."""
+    for split in ROWS:
+        (hub.folder / f"owner/letters/data/{split}-0.txt").write_text("\n".join(ROWS[split]))
+    where = {"path": "owner/letters", "revision": COMMIT, "max_bytes": max_bytes}
+    describe(letters.parent, ending, **where)
+    hub.fault = fault
+    hub.fault_path = "/cdn*" if fault in ("truncated", "dies") else "*"
+    with pytest.raises(DataUnavailable, match=r"letters/train\.txt") as caught:
+        fetch.fetch("letters", list(TEXTS))
+    assert "\n" not in str(caught.value)
+    assert max(map(hub.requests.count, hub.requests)) <= 2
+    assert not fetched(data_dir)
+    hub.fault = ""
+    fetch.fetch("letters", list(TEXTS))
+    for path, text in fetched(data_dir).items():
+        share = len(text) / (max_bytes or len(text)) * (10 if "valid" in path else 1)
+        assert TEXTS[path].startswith(text) and (text == TEXTS[path] or 0.9 < share <= 1)
+
+
+def test_a_slow_hub_is_waited_for(letters: Path, hub: Hub, data_dir: Path) -> None:
+    hub.fault = "slow"
+    fetch.fetch("letters", list(TEXTS))
+    assert fetched(data_dir) == TEXTS
+
+
+def test_what_arrived_is_not_fetched_again_and_serves_offline(
+    letters: Path, hub: Hub, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.fault, hub.fault_path = "500", "*validation-0.parquet"
+    with pytest.raises(DataUnavailable, match=r"letters/valid\.txt"):
+        load_tokens("letters", SMALL, data_dir=tmp_path / "empty")
+    hub.fault, hub.requests = "", []
+    load_tokens("letters", SMALL, data_dir=tmp_path / "empty")
+    assert hub.requests and not [request for request in hub.requests if "train-0" in request]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for path in TEXTS:
+        (tmp_path / "raw" / path).unlink()
+    hub.requests = []
+    fetch.fetch("letters", list(TEXTS))
+    assert fetched(data_dir) == TEXTS and not hub.requests
+
+
+@pytest.mark.parametrize("change", ["revision", "max_bytes", "own text", "no hub"])
+def test_two_sources_of_one_name_are_refused(
+    letters: Path, hub: Hub, data_dir: Path, change: str
+) -> None:
+    """Also while a file is missing, and with prepared tokens."""
+    if change == "own text":
+        for path in TEXTS:
+            write(data_dir, path, "A text of mine, the board of the group.\n" * 60)
+    else:
+        load_tokens("letters", SMALL, data_dir=data_dir)
+        where = {"path": "owner/letters", "revision": COMMIT}
+        if change == "no hub":
+            letters.write_text("corpus: letters\n")
+        else:
+            describe(letters.parent, **where | {change: "v2" if change == "revision" else SLICE})
+    before = fetched(data_dir)
+    with pytest.raises(DataError, match="source") as caught:
+        load_tokens("letters", SMALL, data_dir=data_dir)
+    assert "\n" not in str(caught.value)
+    if change not in ("own text", "no hub"):
+        (data_dir.parent / "raw" / "letters" / "valid.txt").unlink()
+        with pytest.raises(DataError, match="source"):
+            load_tokens("letters", SMALL, data_dir=data_dir)
+        del before["letters/valid.txt"]
+    assert fetched(data_dir) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"revision": None}, "revision"),
+        ({"revision": "main"}, "main"),
+        ({"column": "body"}, "text"),
+        ({"train": "data/*.bin"}, "parquet"),
+        ({"validation": "data/train-0.parquet"}, "overlap"),
+        ({"max_bytes": 0}, "max_bytes"),
+        ({"max_bytes": "many"}, "max_bytes"),
+        ({"branch": "x"}, "branch"),
+        ({"train": None}, "train"),
+    ],
+)
+def test_a_wrong_hub_section_is_one_line(
+    letters: Path, data_dir: Path, changes: dict[str, object], word: str
+) -> None:
+    describe(letters.parent, **{"path": "owner/letters", "revision": COMMIT} | changes)
+    with pytest.raises(ConfigError, match=word) as caught:
+        load_tokens("letters", SMALL, data_dir=data_dir)
+    assert "\n" not in str(caught.value) and not fetched(data_dir)
+
+
+def test_a_missing_revision_is_named(letters: Path, data_dir: Path) -> None:
+    describe(letters.parent, path="owner/letters", revision="missing", max_bytes=SLICE)
+    with pytest.raises(DataUnavailable, match="missing"):
+        fetch.fetch("letters", list(TEXTS))
+
+
+def test_gpt2_is_read_from_the_hub(data_dir: Path, hub: Hub) -> None:
+    write(hub.folder, "openai-community/gpt2/tokenizer.json", "{}\n")
+    fetch.fetch("gpt2", [fetch.GPT2_FILE])
+    assert fetched(data_dir) == {fetch.GPT2_FILE: "{}\n"}
+
+
+def test_pinned_corpora_have_no_source(hub: Hub) -> None:
+    assert corpora.source_of("ptb") is None and isinstance(corpora.hub_of("ptb"), HubConfig)
+    assert corpus_sha256("ptb", Path("nowhere"))
