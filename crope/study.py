@@ -27,11 +27,13 @@ from crope.compose import (
     compose_config,
     group_files,
     group_values,
+    load_run,
     quoted_override,
     typed,
     variant_name,
 )
 from crope.config import DataConfig, ModelConfig, cell_key
+from crope.data.corpora import missing_files
 from crope.errors import ConfigError, log_line
 from crope.record import Record, read_metrics, read_records
 
@@ -282,7 +284,8 @@ def study_status(
         r.path.name: str(r.summary["error"]["message"]) for r in records if r not in complete
     }
     done = {record.path.name for record in complete}
-    datasets = _available_datasets(results_dir)
+    data_dir = Path(load_run(["train.precision=fp32"]).config.data_dir)
+    datasets = _available_datasets(results_dir, data_dir)
     lines = []
     states: dict[str, RunState] = {}
     for study in studies:
@@ -320,12 +323,15 @@ def unavailable_datasets(results_dir: Path) -> dict[str, str]:
     return {name: str(reasons[name]) for name in paper.DATASET_LABELS if name in reasons}
 
 
-def _available_datasets(results_dir: Path) -> list[str] | None:
-    """The paper's datasets after a `make reproduce` that could not have all of them: `tiny` joins.
+def _available_datasets(results_dir: Path, data_dir: Path) -> list[str] | None:
+    """The paper's datasets after a `make reproduce` that could not have all of them, and those whose
+    text is there now: `tiny` joins.
 
     None: all.
     """
-    if missing := unavailable_datasets(results_dir):
+    unavailable = unavailable_datasets(results_dir)
+    missing = {name for name in unavailable if missing_files(name, data_dir)}
+    if missing:
         return [name for name in paper.DATASET_LABELS if name not in missing] + ["tiny"]
     return None
 

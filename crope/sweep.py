@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from crope import paper
 from crope.compose import Run, load_run, quoted_override, resolve_precision
@@ -29,7 +27,7 @@ from crope.errors import ConfigError, DataUnavailable, InvalidRecord, UserError
 from crope.record import is_complete, read_record, write_json
 from crope.run import Outcome, execute, record_failure, stop_on_signal
 from crope.study import TABLES, UNAVAILABLE, is_locked, study_runs
-from crope.terminal import SweepProgress
+from crope.terminal import SweepProgress, track
 from crope.trainer import compiles
 
 RUNS_PER_GPU = 4  # several fill the gaps that one leaves: start-up, compilation, short kernels
@@ -306,7 +304,7 @@ def _extrapolate(runs: Sequence[Run]) -> list[str]:
     from crope.extrapolate import extrapolate
 
     problems = []
-    for run in track(runs, "extrapolation", console=Console(stderr=True), transient=True):
+    for run in track(runs, "extrapolation"):
         try:
             extrapolate(read_record(run.path))
         except UserError as error:

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+import rich.progress
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -23,6 +24,8 @@ from rich.text import Text
 
 from crope.compose import Run
 from crope.errors import log_line
+
+Item = TypeVar("Item")
 
 LINE_SECONDS = 60.0
 READ_SECONDS = 1.0
@@ -162,6 +165,13 @@ class SweepProgress(Bars):
         for line in lines:
             losses.update(losses_of(line))
         return f"step {step:,}, {render_losses(losses)}" if losses else "starting"
+
+
+def track(items: Iterable[Item], description: str) -> Iterable[Item]:
+    """The items, with a bar in a terminal."""
+    console = Console(stderr=True)
+    hidden = not console.is_terminal
+    return rich.progress.track(items, description, console=console, transient=True, disable=hidden)
 
 
 def title(run: Run) -> str:

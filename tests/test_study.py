@@ -223,6 +223,26 @@ def test_status_reads_over_corrupt_files_of_unfinished_runs(
     assert "unavailable.json" in capsys.readouterr().err
 
 
+def test_a_dataset_that_was_missing_and_is_there_now_is_expected(
+    tmp_path: Path, monkeypatch
+) -> None:
+    (tmp_path / "unavailable.json").write_text('{"ptb": "no network"}')
+    monkeypatch.setattr("crope.data.corpora.RAW_DIR", tmp_path)
+    monkeypatch.setenv("CROPE_DATA_DIR", str(tmp_path))
+    options = {"scale": "smoke", "seeds": [0], "results_dir": tmp_path}
+    assert study_status(["base"], **options).startswith("base, smoke: 4 runs")  # WikiText-2, tiny
+    monkeypatch.setattr(
+        study, "study_runs", lambda *_, datasets, **__: asked.append(datasets) or []
+    )
+    asked: list[object] = []
+    study_status(["base"], **options)
+    for name in ("train", "valid"):
+        (tmp_path / "ptb").mkdir(exist_ok=True)
+        (tmp_path / "ptb" / f"{name}.txt").touch()
+    study_status(["base"], **options)
+    assert asked == [["pg19", "wikitext2", "tiny"], None]
+
+
 def test_time_left_takes_equal_shape_precision_and_device_only(tmp_path: Path) -> None:
     options = ["data=ptb", f"results_dir={tmp_path}"]
     run = load_run(["model=crope", "scale=quick", "train.precision=fp32", *options])

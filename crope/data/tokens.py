@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from crope.data.corpora import (
 from crope.data.fetch import GPT2_FILE, fetch
 from crope.errors import ConfigError, DataError, StorageError, UserError, log_line
 from crope.record import sha256_file, write_json, write_text
+from crope.terminal import track
 
 TOKENS_DIR = CACHE_DIR / "tokens"
 TOKENS_FORMAT = 2  # to be raised when the same corpus and tokenizer give other files
@@ -162,7 +163,7 @@ def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
         initial_alphabet=alphabet,
     )
     tokenizer.train_from_iterator(
-        (piece for text in texts for piece in pieces(text)), trainer=trainer
+        chain.from_iterable(map(pieces, track(texts, "training the tokenizer"))), trainer=trainer
     )
     reached = tokenizer.get_vocab_size()
     if reached != vocab_size:
@@ -178,7 +179,7 @@ def encode(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[lis
 
     Encodes some megabytes at a time, in pieces on all cores.
     """
-    stream = (piece for text in texts for piece in pieces(text))
+    stream = chain.from_iterable(map(pieces, texts))
     while batch := list(islice(stream, _PIECES_AT_ONCE)):
         for encoding in tokenizer.encode_batch_fast(batch):
             yield encoding.ids
@@ -325,12 +326,10 @@ def _write_split(
             )
             yield block
 
-    raw, dtype = (
-        path.with_suffix(".raw"),
-        np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32),
-    )
+    raw = path.with_suffix(".raw")
+    dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
     with raw.open("wb") as file:
-        for ids in encode(tokenizer, map(counted, texts)):
+        for ids in encode(tokenizer, map(counted, track(texts, f"encoding {path.stem}"))):
             np.array(ids, dtype).tofile(file)
     array = np.memmap(raw, dtype, mode="r")
     np.save(path, array)
