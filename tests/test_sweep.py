@@ -185,7 +185,7 @@ def test_only_a_missing_dataset_of_the_papers_is_replaced_by_tiny(
         options = {"scale": "smoke", "seeds": [0], "studies": ["table1"], "results_dir": results}
         assert reproduce(**options, overrides=["tracker=none"]) == 1
         assert json.loads((results / "unavailable.json").read_text()) == missing
-        assert study._available_datasets(results) == datasets
+        assert study._available_datasets(results, tmp_path) == datasets
         assert "1 failed:\n  ptb: corrupt" in capsys.readouterr().out
 
 

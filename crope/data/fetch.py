@@ -5,7 +5,7 @@ fetch() writes canonical, verified files to RAW_DIR. The section `hub` of conf/d
 names the files of each split of a dataset, so that no test split is downloaded; `datasets` reads
 them. The hub's environment variables hold (HF_HOME, HF_TOKEN, HF_ENDPOINT for a mirror,
 HF_HUB_OFFLINE for its cache alone). A site that accepts no connection within 3 s, or then sends no
-data for 10 s, is asked once more and then given up.
+data for 10 s, is given up.
 """
 
 import gc
@@ -246,9 +246,13 @@ def _limit_client() -> None:
             timeout = httpx.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT, connect=CONNECT_S)
             request.extensions["timeout"] = timeout.as_dict()
             try:
-                response = super().send(request, **options)
-            except httpx.TransportError:
-                response = self._send_again(request, **options)
+                try:
+                    response = super().send(request, **options)
+                except (httpx.NetworkError, httpx.ProtocolError):
+                    # One broken connection must not cost the other 181 books.
+                    response = super().send(request, **options)
+            except httpx.TransportError as error:
+                raise ConnectionError(_one_line(error)) from error
             if response.is_server_error or response.status_code == 429:
                 response.close()
                 raise ConnectionError(f"{response.status_code} {response.reason_phrase}")
@@ -256,12 +260,6 @@ def _limit_client() -> None:
                 response.close()
                 raise ConnectionError("less data than asked for")
             return response
-
-        def _send_again(self, request: Any, **options: Any) -> Any:
-            try:
-                return super().send(request, **options)
-            except httpx.TransportError as error:
-                raise ConnectionError(_one_line(error)) from error
 
     huggingface_hub.logging.set_verbosity_error()
     logging.getLogger(httpx.__name__).setLevel(logging.WARNING)  # Hydra prints a line per request
