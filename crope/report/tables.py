@@ -236,9 +236,9 @@ LONGER = {
 # What the first word of a primary answer means, for the first sentences.
 READINGS = {
     "P1": {
-        "higher": "complex-linear Q, K and V cost loss",
-        "lower": "complex-linear Q, K and V lower the loss",
-        "no": "complex-linear Q, K and V cost nothing above the margin",
+        "higher": "Complex-linear Q, K and V cost loss",
+        "lower": "Complex-linear Q, K and V lower the loss",
+        "no": "Complex-linear Q, K and V cost nothing above the margin",
     },
     "P2": {
         "higher": "Other ways to halve them do better",
@@ -262,12 +262,12 @@ def headline(scale: str, primary: pd.DataFrame) -> str:
     sentences = []
     for line in primary.to_dict("records"):
         reading = READINGS.get(line["family"], {}).get(line["answer"].split(" ")[0])
-        if reading:
-            sentences.append(f"{reading}: {line['difference']} {estimate(line)}")
+        if reading and not sentences:  # the others stand with their numbers in the table
+            reading = f"**{reading}: {line['difference']} {estimate(line)} nats per token**"
+        sentences += [f"{reading}."] if reading else []
     if not sentences:
         return ""
-    first, *others = sentences
-    text = ". ".join([f"At the {scale} scale **{first} nats per token**", *others]) + "."
+    text = f"At the {scale} scale: {' '.join(sentences)}"
     waiting = set(primary.loc[~primary["planned"].astype(bool), "family"])
     studies = {planned.study for planned, _ in PRIMARY if planned.family in waiting}
     longer = [words for study, words in LONGER.items() if study in studies]
