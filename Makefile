@@ -99,4 +99,4 @@ constraints:  ## pin constraints.txt to the newest packages that fit [ARGS="-c c
 	@rm -rf .venv-pins
 
 clean:  ## remove environments and tool caches; never results or data
-	rm -rf .venv .venv-engines .mypy_cache .ruff_cache .pytest_cache build *.egg-info
+	rm -rf .venv .venv-engines .venv-pins .mypy_cache .ruff_cache .pytest_cache build *.egg-info
