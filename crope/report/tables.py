@@ -259,7 +259,7 @@ READINGS = {
 
 def headline(scale: str, primary: pd.DataFrame) -> str:
     """What was found and what is open, read off the primary lines."""
-    sentences = []
+    sentences: list[str] = []
     for line in primary.to_dict("records"):
         reading = READINGS.get(line["family"], {}).get(line["answer"].split(" ")[0])
         if reading and not sentences:  # the others stand with their numbers in the table
