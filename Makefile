@@ -17,7 +17,7 @@ $(error unknown variable $(UNKNOWN); use one of $(VARIABLES))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce smoke status report explain theory bench gpu-check upload release golden lint test test-engines faults readme \
+.PHONY: help setup reproduce smoke status report explain theory bench gpu-check upload release golden lint test test-engines faults tutorial readme \
 	constraints clean
 
 help:  ## list the targets
@@ -85,6 +85,9 @@ test-engines: .venv-engines/.stamp  ## sweeps by joblib, submitit and Ray, in an
 
 faults: .venv/.stamp  ## kill runs at random moments and compare bits [KILLS=200]
 	@KILLS=$(KILLS) $(PY) -m pytest -q -m on_demand tests/test_faults.py
+
+tutorial: .venv/.stamp  ## type docs/tutorial.md to the letter in a copy of the repository (minutes)
+	@$(PY) -m pytest -q -m on_demand tests/test_tutorial.py
 
 readme: .venv/.stamp  ## rebuild the README's tables and picture from results/published
 	@$(PY) scripts/tools.py readme

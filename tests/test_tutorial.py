@@ -1,0 +1,97 @@
+"""docs/tutorial.md typed to the letter in a copy of the repository: minutes, so only on demand."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from crope.config import ROOT
+from crope.data.corpora import tiny_corpus
+
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+SECTIONS = re.split(r"^## ", TUTORIAL, flags=re.MULTILINE)[1:]
+
+
+def blocks(section: str) -> list[str]:
+    """The fenced blocks of a section, without their indentation and fences."""
+    found = re.findall(r"^( *)```\w+\n(.*?)^ *```", section, re.MULTILINE | re.DOTALL)
+    return [re.sub(f"^{indent}", "", text, flags=re.MULTILINE) for indent, text in found]
+
+
+def commands(section: str) -> list[str]:
+    return re.findall(r"^    ((?:python|make) .*)$", section, re.MULTILINE)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the repository, whose scripts import its own package."""
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "results")
+    shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored)
+    (tmp_path / "copy" / "results").mkdir()
+    (tmp_path / "copy" / ".venv").symlink_to(sys.prefix)
+    return tmp_path / "copy"
+
+
+def insert(file: Path, before: str, text: str) -> None:
+    code = file.read_text(encoding="utf-8")
+    assert code.count(before) == 1, before
+    file.write_text(code.replace(before, text + before), encoding="utf-8")
+
+
+@pytest.mark.on_demand
+def test_the_tutorial_to_the_letter(copy: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PYTHONPATH": str(copy), "PATH": path, "OMP_NUM_THREADS": "1"}
+    environment |= {"CROPE_DATA_DIR": str(copy / "text"), "CROPE_CACHE_DIR": str(copy / "cache")}
+
+    def run(command: str) -> str:
+        command = command.replace("make ", "make -o .venv/.stamp ")  # no installation
+        done = subprocess.run(
+            command, shell=True, cwd=copy, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    first, study, dataset, scheme, export = SECTIONS
+    for command in commands(first):
+        run(command)
+    (trained,) = copy.glob("results/runs/crope-tiny-base-s0-*")
+
+    (heads,) = blocks(study)
+    (copy / "conf/study/heads.yaml").write_text(heads)
+    (contrast,) = re.findall(r"^    (Contrast\(.*\),)$", study, re.MULTILINE)
+    insert(copy / "crope/report/evidence.py", '    Contrast("cost", "base",', f"    {contrast}\n")
+    for command in commands(study):
+        run(command)
+    assert "By the number of heads" in (copy / "results/report-smoke/evidence.md").read_text()
+
+    _, letters = blocks(dataset)  # the hub needs a network
+    (copy / "conf/data/letters.yaml").write_text(letters)
+    (copy / "text/letters").mkdir(parents=True)
+    for split, name in (("train", "train"), ("validation", "valid")):
+        text = "".join("".join(document) for document in tiny_corpus()[split])
+        (copy / f"text/letters/{name}.txt").write_text(text, encoding="utf-8")
+    run(commands(dataset)[1])
+
+    code, model, oracle, test = blocks(scheme)
+    entry, name = re.findall(r'`("gaussian".*?)`', scheme)[:2]
+    positions = copy / "crope/model/positions.py"
+    insert(positions, "POSITIONS: ", f"{code}\n\n")
+    insert(positions, '    "alibi": lambda', f"    {entry},\n")
+    config = copy / "crope/config.py"
+    insert(config, '    "relative_bias",\n', f"    {name},\n")
+    insert(config, '"relative_bias", "alibi")', f"{name}, ")
+    (copy / "conf/model/gaussian.yaml").write_text(model)
+    insert(copy / "tests/model/oracles.py", '    "alibi": Oracle', f"    {oracle.strip()}\n")
+    tests = copy / "tests/model/test_positions.py"
+    tests.write_text(f"from crope.model.positions import GaussianBias\n{tests.read_text()}\n{test}")
+    for command in ("make golden", *commands(scheme), "python -m pytest -q tests/model"):
+        run(command)
+
+    generate, write = commands(export)
+    assert run(generate.replace("RUN", trained.name)).startswith("The ")
+    assert run(write.replace("RUN", trained.name)).strip() == f"results/export/{trained.name}"
