@@ -177,8 +177,9 @@ def _origin(source: Source) -> str:
     runs = _of_scale(source)
     text = f"{len(runs)} runs: {origin}."
     if len(runs):
-        commits = runs["provenance.commit"].astype(str).str[:12]
-        text += f" Commit: {', '.join(sorted(commits.unique()))}."
+        stated = runs["provenance.commit"].dropna()
+        commits = {str(commit)[:12] for commit in stated} or {"unknown"}
+        text += f" Commit: {', '.join(sorted(commits))}."
     return text
 
 

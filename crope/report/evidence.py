@@ -402,9 +402,11 @@ def _training(comparisons: Sequence[Comparison]) -> list[Training]:
             continue
         crope, rope = (_by_phase(runs[runs["model"] == model]) for model in ("crope", "rope"))
         differences = (crope - rope).dropna()
-        title = comparison_label(comparison) + (
-            "" if len(comparison.row.settings) else ", 800 steps"
-        )
+        scale, title = comparison.row.cells[0].scale, comparison_label(comparison)
+        if scale in ("paper", "medium"):  # with settings that would fill the line
+            title = f"{DATASET_LABELS[comparison.row.dataset]}, {scale} scale"
+        elif not comparison.row.settings:
+            title += ", 800 steps"
         paper_point = _paper_point(comparison.row, runs[runs["model"] == "rope"])
         if len(differences):
             rope_nats = rope.loc[differences.index].mean()

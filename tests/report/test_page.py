@@ -155,6 +155,12 @@ def test_published_parts_of_a_study_are_read_together(tmp_path: Path) -> None:
     assert (primary["n"], primary["mean_nats"]) == (3, pytest.approx(0.5))
 
 
+def test_runs_of_a_copy_without_git_are_reported(tmp_path: Path, capsys) -> None:
+    write_run(tmp_path / "runs", "rope", provenance={"commit": None})
+    assert build_report(results_dir=tmp_path) == []
+    assert "Commit: unknown." in capsys.readouterr().out
+
+
 def test_failed_runs_alone_are_listed(tmp_path: Path) -> None:
     error = {"type": "ValueError", "message": "loss is nan", "step": 20}
     failed = write_run(tmp_path / "runs", error=error)
