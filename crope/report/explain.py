@@ -104,5 +104,6 @@ def _run_lines(run: pd.Series) -> list[str]:
     best = f"best {run['val_full.best_nats']:.6f} at step {run['val_full.best_step']:.0f}"
     losses = f"final {run['val_full.final_nats']:.6f}, {best}, {run['precision']} on {run['provenance.device']}"
     changed = " with uncommitted changes" if run["provenance.dirty"] is True else ""
-    commit = f"  commit {run['provenance.commit'] or 'unknown'}{changed}"
+    stated = "unknown" if pd.isna(run["provenance.commit"]) else run["provenance.commit"]
+    commit = f"  commit {stated}{changed}"
     return [shown(Path(run["path"])), f"  seed {run['seed']}, {losses}", commit]
