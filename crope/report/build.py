@@ -25,7 +25,8 @@ Files = dict[str, str | bytes]
 TEMPLATE = Path(__file__).with_name("page.html")
 CAPTIONS = {
     "forest": "Each model less RoPE at equal seed, mean over the corpora: bars are 95 % intervals, dots seeds; shaded:"
-    " ±0.02; arrows: beyond the frame.",
+    " ±0.02; arrows: beyond the frame. Right: while a row of the paper is trained at its own size; cross: the"
+    " paper's difference, where RoPE has its loss.",
     "fig4": "Validation (top) and training loss (bottom), mean over seeds; band: lowest to highest seed; markers: full"
     " validation loss.",
     "training": "CRoPE − RoPE of sampled validation losses at equal seed and step, by tenths of the run: mean"
