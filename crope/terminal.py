@@ -44,9 +44,10 @@ class Bars:
         self.in_terminal = console.is_terminal and not self.hidden
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            TextColumn("{task.percentage:3.0f} % {task.fields[text]}", markup=False),
+            BarColumn(bar_width=10),
+            TextColumn("{task.percentage:3.0f} %"),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[text]}", markup=False),  # the last: its end may be cut off
             console=console,
             disable=not self.in_terminal,
             transient=True,
@@ -100,7 +101,7 @@ class RunProgress(Bars):
         """Takes one line of metrics.jsonl."""
         self.losses.update(losses_of(line))
         step, total = int(line["step"]), self.run.config.train.max_steps
-        text = f"step {step:,} of {total:,}, {render_losses(self.losses)}"
+        text = f"step {step:,}/{total:,}, {render_losses(self.losses)}"
         if "speed/tokens_per_s" in line:
             text += f", {line['speed/tokens_per_s']:,.0f} tokens/s"
         if self.task is None:
@@ -197,7 +198,7 @@ def tail(metrics: Path) -> list[dict[str, Any]]:
 
 
 def losses_of(line: Mapping[str, Any]) -> dict[str, float]:
-    names = {"train/loss_nats": "training", "val/loss_nats": "validation"}
+    names = {"train/loss_nats": "train", "val/loss_nats": "val"}
     return {
         names[key]: value for key, value in line.items() if key in names and math.isfinite(value)
     }
