@@ -19,6 +19,7 @@ import rich.progress
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -46,7 +47,7 @@ class Bars:
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=10),
             TextColumn("{task.percentage:3.0f} %"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(table_column=Column(min_width=7, no_wrap=True)),
             TextColumn("{task.fields[text]}", markup=False),  # the last: its end may be cut off
             console=console,
             disable=not self.in_terminal,
@@ -177,7 +178,7 @@ def track(items: Iterable[Item], description: str) -> Iterable[Item]:
 
 def title(run: Run) -> str:
     """What a run is called on the terminal: its names with the scale and the seed."""
-    return f"{run.model} {run.dataset} {run.row} {run.scale} seed {run.config.seed}"
+    return f"{run.model} {run.dataset} {run.row} {run.scale} s{run.config.seed}"
 
 
 def train_tokens(run: Run) -> int:

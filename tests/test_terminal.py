@@ -37,7 +37,7 @@ def test_a_run_prints_a_line_per_minute_with_its_last_losses(clock, tmp_path, ca
         clock.now = 90
         progress.log({"step": 200, "train/loss_nats": 4.0})
     (line,) = capsys.readouterr().err.splitlines()
-    assert "rope tiny base quick seed 0: step 100/400" in line
+    assert "rope tiny base quick s0: step 100/400" in line
     assert "5.000" in line and "7.500" in line and "1,234 tokens/s" in line
 
 
@@ -59,8 +59,8 @@ def test_a_sweep_shows_the_part_of_its_tokens_that_is_trained(clock, tmp_path, c
     assert out.splitlines() == ["short has ended", "long was stopped"]
     first, second, third = err.splitlines()
     assert "37 %" in first or "38 %" in first
-    assert "0 of 2 runs" in first and "rope tiny base quick seed 0: starting" in first
-    assert "crope tiny base quick seed 0: step 150, val 5.500" in first
+    assert "0 of 2 runs" in first and "rope tiny base quick s0: starting" in first
+    assert "crope tiny base quick s0: step 150, val 5.500" in first
     assert "62 %" in second and "1 of 2 runs" in second and "rope tiny" in second
     assert "1 of 2 runs" in third
 
