@@ -347,7 +347,7 @@ def _check_hooks(name: str, layer: nn.Module) -> None:
 def _holders() -> dict[int, str]:
     """id of a parameter -> the optimiser or data-parallel wrapper that holds it, of all alive."""
     objects = gc.get_objects()
-    # By type: isinstance reads __class__, which runs code of lazy objects, and fails on dead proxies
+    # By type: isinstance reads __class__, which runs code of lazy objects or fails on dead proxies
     parents = (torch.optim.Optimizer, nn.parallel.DistributedDataParallel)
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, parents)}
     holders: dict[int, str] = {}
