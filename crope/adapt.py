@@ -28,6 +28,7 @@ from crope.model.projections import StructuredLinear, dense_linear
 
 Pairing = Literal["interleaved", "half"]
 Inputs = Mapping[str, Any] | Tensor
+Batches = Inputs | Iterable[Inputs]
 
 LAYERS_FILE, VARIANT = "complex_layers.json", "complex"
 RIDGE = 1e-4  # of the inputs' mean second moment: unseen directions are fitted in weights
@@ -78,7 +79,7 @@ def complexify(
     pairing: Pairing | None = None,
     head_dim: int | None = None,
     init: Literal["nearest", "activations", "fresh"] = "nearest",
-    inputs: Inputs | Iterable[Inputs] = (),
+    inputs: Batches = (),
     dry_run: bool = False,
 ) -> list[Replaced]:
     """Replaces `nn.Linear` layers by a `ComplexLinear` of half the weights, in place.
@@ -335,8 +336,8 @@ def _check_hooks(name: str, layer: nn.Module) -> None:
     torch lists the hooks of a module or a tensor in private attributes only.
     """
     hooks = [value for key, value in vars(layer).items() if key.endswith("_hooks")]
-    hooks += [value._backward_hooks for value in layer.parameters()]
-    hooks += [value._post_accumulate_grad_hooks for value in layer.parameters()]
+    for value in layer.parameters():
+        hooks += [value._backward_hooks, value._post_accumulate_grad_hooks]
     if any(hooks) or "forward" in vars(layer):
         raise ValueError(
             f"{name} has hooks (as offloading by accelerate sets them), which would be lost; load"
@@ -479,9 +480,7 @@ def _fit_outputs(new: ComplexLinear, layer: Any, moments: Tensor) -> float:
     return _kept(new, layer, moments_DD)
 
 
-def input_moments(
-    model: nn.Module, names: Collection[str], inputs: Inputs | Iterable[Inputs]
-) -> dict[str, Tensor]:
+def input_moments(model: nn.Module, names: Collection[str], inputs: Batches) -> dict[str, Tensor]:
     """Name -> second moments of the inputs x and 1 of these layers: mean of (x, 1) (x, 1)^T, (D+1,
     D+1), float64.
     """
@@ -499,7 +498,7 @@ def input_moments(
 @torch.no_grad()
 def _run(
     model: nn.Module,
-    inputs: Inputs | Iterable[Inputs],
+    inputs: Batches,
     names: Collection[str],
     hook: Callable[..., None],
     results: Mapping[str, Any],
