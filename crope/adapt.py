@@ -13,23 +13,23 @@ import gc
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from itertools import combinations
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from crope.model.complex_linear import ComplexLinear
 from crope.model.projections import StructuredLinear, dense_linear
 
 Pairing = Literal["interleaved", "half"]
 Inputs = Mapping[str, Any] | Tensor
+Batches = Inputs | Iterable[Inputs]
 
-FUSED = ("query_key_value", "qkv_proj", "c_attn", "Wqkv", "qkv")  # one layer for Q, K and V
 LAYERS_FILE, VARIANT = "complex_layers.json", "complex"
 RIDGE = 1e-4  # of the inputs' mean second moment: unseen directions are fitted in weights
 TOLERANCE = 0.01  # the error is 0 to rounding, also in bfloat16; with other pairs about 0.6
@@ -79,7 +79,7 @@ def complexify(
     pairing: Pairing | None = None,
     head_dim: int | None = None,
     init: Literal["nearest", "activations", "fresh"] = "nearest",
-    inputs: Inputs | Iterable[Inputs] = (),
+    inputs: Batches = (),
     dry_run: bool = False,
 ) -> list[Replaced]:
     """Replaces `nn.Linear` layers by a `ComplexLinear` of half the weights, in place.
@@ -100,6 +100,8 @@ def complexify(
     "activations" adds the mean output that the projection loses. Norms between projection and
     rotation (Qwen3's) keep their gains: only with equal gains in a pair does the rotation still
     commute with the projection.
+
+    Raises for what docs/own-model.md lists under "What is refused", with the name of the layer.
     """
     layers = _select(model, names)
     attentions = {name: model.get_submodule(name.rpartition(".")[0]) for name in layers}
@@ -108,25 +110,23 @@ def complexify(
         for name, attention in attentions.items()
     }
     pairing = _pairing(configs, pairing)
-    if pairing == "half":
-        _check_whole_heads(configs)
     _check_replaceable(model, layers)
     widths = {
-        name: _head_dim(name, attentions[name], layer, configs[name], head_dim)
+        name: _head_dim(name, layer, attentions[name], configs[name], head_dim)
         for name, layer in layers.items()
     }
-    if init not in ("nearest", "activations", "fresh"):
-        raise ValueError(f"init={init!r}: must be 'nearest', 'activations' or 'fresh'")
     moments = input_moments(model, layers, inputs) if init == "activations" else {}
     complex_layers, replaced = {}, []
     for name, layer in layers.items():
         new = ComplexLinear.from_linear(layer, pairing=pairing, head_dim=widths[name])
-        if init == "activations":
+        if init == "nearest":
+            kept = _kept(new, layer)
+        elif init == "activations":
             kept = _fit_outputs(new, layer, moments.pop(name))
         elif init == "fresh":
             kept = _initialise(new, layer.weight)
         else:
-            kept = _kept(new, layer)
+            raise ValueError(f"init={init!r}: must be 'nearest', 'activations' or 'fresh'")
         complex_layers[name] = new.train(layer.training)
         replaced.append(Replaced(name, _size(layer), _size(new), kept))
     if not dry_run:
@@ -140,7 +140,7 @@ def merge(model: nn.Module) -> list[str]:
     returns the names.
 
     The model then has its original architecture and equal outputs, and every stack saves and serves
-    it. For a merged copy, merge `copy.deepcopy(model)`.
+    it. For a merged copy, merge `copy.deepcopy(model)`. Raises if one of these layers has hooks.
     """
     layers = _layers(model, ComplexLinear | StructuredLinear)
     for name, layer in layers.items():
@@ -162,32 +162,23 @@ def check(model: nn.Module, inputs: Inputs) -> list[Checked]:
     both multiplied by i, then the attention is unchanged exactly if the code between projection and
     score commutes with i: (Jq)^T R (Jk) = q^T R k. `error` is the change of the attention's output
     relative to the change when Q alone is multiplied; which layers are Q and K is not asked, any
-    two may pass. Norms with unequal gains in a pair do not commute. An attention of which Q and K
-    are not both complex-linear has nothing to compare and is refused.
+    two may pass. Norms with unequal gains in a pair do not commute.
+
+    Raises if there is no ComplexLinear, if an attention has nothing to compare (Q and K not both
+    complex-linear, a single token), or if the inputs do not reach it.
     """
     attentions: dict[str, list[Any]] = {}
     for name, layer in _layers(model, ComplexLinear).items():
         attentions.setdefault(name.rpartition(".")[0], []).append(layer)
     if not attentions:
         raise ValueError("the model has no ComplexLinear; call complexify before check")
-    checked: dict[str, Checked] = {}
+    errors: dict[str, float] = {}
 
-    def compare(name: str) -> Callable[..., None]:
-        def hook(attention: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-            error = _rotation_error(name, attention, attentions[name], args, kwargs)
-            checked[name] = Checked(name, error, error < TOLERANCE)
+    def measure(name: str, attention: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        errors[name] = _rotation_error(name, attention, attentions[name], args, kwargs)
 
-        return hook
-
-    handles = [
-        model.get_submodule(name).register_forward_hook(compare(name), with_kwargs=True)
-        for name in attentions
-    ]
-    _run(model, inputs, handles)
-    for name in attentions:
-        if name not in checked:
-            raise ValueError(f"{name} was not run on these inputs; give inputs that reach it")
-    return list(checked.values())
+    _run(model, inputs, attentions, measure, errors)
+    return [Checked(name, error, error < TOLERANCE) for name, error in errors.items()]
 
 
 def _rotation_error(
@@ -197,7 +188,10 @@ def _rotation_error(
     kwargs = {key: value for key, value in kwargs.items() if "past" not in key}  # no cache
 
     def run(*times_i: Any) -> Tensor:
-        with _noise(layers, times_i=times_i):
+        with ExitStack() as hooks:
+            for seed, layer in enumerate(layers):
+                noise = partial(_noise, seed=seed, times_i=layer in times_i)
+                hooks.enter_context(layer.register_forward_hook(noise))
             output = attention.forward(*args, **kwargs)
         return (output if isinstance(output, Tensor) else output[0]).double()
 
@@ -215,6 +209,16 @@ def _rotation_error(
     return min(errors).item()
 
 
+def _noise(layer: Any, args: Any, y: Tensor, *, seed: int, times_i: bool) -> Tensor:
+    """A forward hook: normal noise instead of the output, equal at each call, or i times that."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(y.shape, generator=generator).to(y)
+    if not times_i:
+        return noise
+    first, second = noise.unflatten(-1, layer.pairs).unbind(y.dim())
+    return torch.stack((-second, first), dim=y.dim()).flatten(y.dim() - 1)
+
+
 def layout(model: nn.Module) -> dict[str, dict[str, Any]]:
     """Name -> arguments of each ComplexLinear: what `restore` needs besides the state dict."""
     return {
@@ -225,20 +229,22 @@ def layout(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 def restore(model: nn.Module, layers: Mapping[str, Mapping[str, Any]]) -> None:
     """Gives a dense model the layers of a `layout`, in place; their weights come from the state
-    dict of the complexified model.
+    dict of the complexified model. Raises if one of these layers is no `nn.Linear`.
     """
-    for name, arguments in layers.items():
-        linear = model.get_submodule(name)
+    linears: dict[str, Any] = {name: model.get_submodule(name) for name in layers}
+    for name, linear in linears.items():
         if not isinstance(linear, nn.Linear):
             raise ValueError(f"{name} is a {type(linear).__name__}; restore needs the dense model")
-        model.set_submodule(name, ComplexLinear.from_linear(linear, **arguments))
+    for name, linear in linears.items():
+        model.set_submodule(name, ComplexLinear.from_linear(linear, **layers[name]))
 
 
 def save(model: Any, folder: str | Path, **options: Any) -> None:
     """Saves a complexified model of `transformers` with its halved weights; `load` opens it.
 
     The weights are model.complex.safetensors, which `from_pretrained` does not find: it would fill
-    Q, K and V with random values. options: those of `save_pretrained`.
+    Q, K and V with random values. options: those of `save_pretrained`. Raises if no layer is a
+    ComplexLinear.
     """
     layers = layout(model)
     if not layers:
@@ -248,7 +254,10 @@ def save(model: Any, folder: str | Path, **options: Any) -> None:
 
 
 def load(folder: str | Path, **options: Any) -> Any:
-    """The model that `save` wrote. options: those of `from_pretrained` (dtype, device_map, ...)."""
+    """The complexified model that `save` wrote to this folder.
+
+    options: those of `from_pretrained` (dtype, device_map, ...). Raises if `save` did not write it.
+    """
     import transformers
 
     file = Path(folder) / LAYERS_FILE
@@ -266,7 +275,7 @@ def load(folder: str | Path, **options: Any) -> Any:
             restore(self, layers)
 
     model = Complexified.from_pretrained(folder, variant=VARIANT, **options)
-    model.__class__ = architecture
+    model.__class__ = architecture  # `save_pretrained` writes the name of the class
     return model
 
 
@@ -278,30 +287,21 @@ def _select(model: nn.Module, names: Iterable[str] | str) -> dict[str, Any]:
     """Path -> layer, for the suffixes or the regular expression `names`."""
     modules = dict(model.named_modules(remove_duplicate=False))
     patterns = {names: names} if isinstance(names, str) else {}
-    if not patterns:
-        patterns = {name: rf"(.*\.)?{re.escape(name)}" for name in names}
+    patterns = patterns or {name: rf"(.*\.)?{re.escape(name)}" for name in names}
     chosen: set[str] = set()
-    absent = []
     for name, pattern in patterns.items():
         matches = {path for path in modules if re.fullmatch(pattern, path)}
-        chosen |= matches
         if not matches:
-            absent.append(name)
-    if absent or not patterns:
-        raise ValueError(_no_layer(modules, absent or ["(nothing)"]))
+            linear = [path for path, layer in modules.items() if isinstance(layer, nn.Linear)]
+            choice = ", ".join(sorted({path.rpartition(".")[2] for path in linear}))
+            raise ValueError(
+                f"no layer is named {name}; name those of Q, K and V (names=...), or first split"
+                f" the layer that holds all three: {choice or 'there is no nn.Linear'}"
+            )
+        chosen |= matches
+    if not chosen:
+        raise ValueError("names is empty; name the layers of Q, K and V")
     return {path: layer for path, layer in modules.items() if path in chosen}
-
-
-def _no_layer(modules: Mapping[str, nn.Module], absent: list[str]) -> str:
-    message = f"no layer is named {', '.join(absent)}"
-    for name in modules:
-        if name.rpartition(".")[2] in FUSED:
-            return f"{message}: {name} holds Q, K and V in one; split it into three nn.Linear first"
-    linear = {
-        name.rpartition(".")[2] for name, layer in modules.items() if isinstance(layer, nn.Linear)
-    }
-    choice = ", ".join(sorted(linear)) or "there is no nn.Linear"
-    return f"{message}; name the layers of Q, K and V (names=...): {choice}"
 
 
 def _check_replaceable(model: nn.Module, layers: Mapping[str, Any]) -> None:
@@ -309,26 +309,23 @@ def _check_replaceable(model: nn.Module, layers: Mapping[str, Any]) -> None:
     uses = Counter(id(value) for _, value in model.named_parameters(remove_duplicate=False))
     holders = _holders()
     if holders:
-        gc.collect()  # of what is left over from before
+        gc.collect()  # optimisers that nothing refers to any more
         holders = _holders()
     for name, layer in layers.items():
         weight: Any = getattr(layer, "weight", None)
         plain = type(layer) is nn.Linear and type(weight) is nn.Parameter
-        if not plain or not weight.is_floating_point() or weight.itemsize < 2:
+        plain = plain and weight.is_floating_point() and weight.itemsize >= 2
+        if not plain or not (weight.is_meta or weight.isfinite().all()):
             raise ValueError(
-                f"{name} is a {type(layer).__name__}, not an nn.Linear with a plain floating-point"
-                " weight; complexify the model once, before it is quantised or gets adapters"
+                f"{name} is a {type(layer).__name__}, not an nn.Linear with plain, finite"
+                " floating-point weights; complexify the model before it is quantised or gets"
+                " adapters, and only once"
             )
-        if uses[id(weight)] > 1:
+        holder = "another layer" if uses[id(weight)] > 1 else holders.get(id(weight))
+        if holder:
             raise ValueError(
-                f"{name} shares its weight with another layer; give each a weight of its own first"
-            )
-        if not weight.is_meta and not weight.isfinite().all():
-            raise ValueError(f"{name} has weights that are not finite; load the model again")
-        if id(weight) in holders:
-            raise ValueError(
-                f"{name}: its weight is held by {holders[id(weight)]}, which would keep the old"
-                " one; complexify first and delete or remake that afterwards"
+                f"{name}: its weight is also held by {holder}, which would keep the old one; give"
+                " each layer a weight of its own, and make optimisers and wrappers afterwards"
             )
         _check_hooks(name, layer)
 
@@ -339,8 +336,8 @@ def _check_hooks(name: str, layer: nn.Module) -> None:
     torch lists the hooks of a module or a tensor in private attributes only.
     """
     hooks = [value for key, value in vars(layer).items() if key.endswith("_hooks")]
-    hooks += [value._backward_hooks for value in layer.parameters()]
-    hooks += [value._post_accumulate_grad_hooks for value in layer.parameters()]
+    for value in layer.parameters():
+        hooks += [value._backward_hooks, value._post_accumulate_grad_hooks]
     if any(hooks) or "forward" in vars(layer):
         raise ValueError(
             f"{name} has hooks (as offloading by accelerate sets them), which would be lost; load"
@@ -351,82 +348,77 @@ def _check_hooks(name: str, layer: nn.Module) -> None:
 def _holders() -> dict[int, str]:
     """id of a parameter -> the optimiser or data-parallel wrapper that holds it, of all alive."""
     objects = gc.get_objects()
-    kinds = {
-        kind
-        for kind in set(map(type, objects))
-        if issubclass(kind, torch.optim.Optimizer | DistributedDataParallel)
-    }
-    holders = {}
-    for value in objects if kinds else []:
+    # By type: isinstance reads __class__, which runs code of lazy objects or fails on dead proxies
+    parents = (torch.optim.Optimizer, nn.parallel.DistributedDataParallel)
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, parents)}
+    holders: dict[int, str] = {}
+    for value in objects:
         if type(value) in kinds:
-            held = value.parameters() if isinstance(value, nn.Module) else _optimised(value)
-            holders.update({id(weight): f"a {type(value).__name__}" for weight in held})
+            if isinstance(value, nn.Module):
+                weights = value.parameters()
+            else:
+                weights = chain.from_iterable(group["params"] for group in value.param_groups)
+            holders |= {id(weight): f"a {type(value).__name__}" for weight in weights}
     return holders
 
 
-def _optimised(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    weights: list[Tensor] = []
-    for group in optimizer.param_groups:
-        weights += group["params"]
-    return weights
-
-
 def _pairing(configs: Mapping[str, Any], pairing: Pairing | None) -> Pairing:
-    """The pairing of the rotation of all layers, from PAIRINGS or as given where it is not known."""
-    if pairing not in (None, "interleaved", "half"):
-        raise ValueError(f"pairing={pairing!r}: must be 'interleaved' or 'half'")
+    """The pairing of all layers' rotation, from PAIRINGS or as given; raises where they differ, or
+    where "half" rotates only a part of each head.
+    """
     families = {getattr(config, "model_type", None) for config in configs.values()}
     if len(families) > 1:
         raise ValueError(
             f"the layers belong to several parts ({', '.join(sorted(map(str, families)))}); choose"
             " those of one by names=..., or pass that part of the model"
         )
-    family = families.pop()
-    right = PAIRINGS.get(str(family), pairing)
-    if right is None:
+    family = str(families.pop())
+    listed = PAIRINGS.get(family, pairing)
+    if listed is None:
         raise ValueError(
             f"the pairs of the rotation of model_type {family!r} are not known; name them"
             " (pairing='half' or 'interleaved') and verify them with crope.adapt.check"
         )
-    if pairing not in (None, right):
-        raise ValueError(f"the rotation of {family} pairs other channels; use pairing={right!r}")
-    return right
-
-
-def _check_whole_heads(configs: Mapping[str, Any]) -> None:
-    """Raises where only a part of each head is rotated, by pairs (i, i + rotated / 2)."""
+    if pairing not in (None, listed):
+        raise ValueError(f"the rotation of {family} pairs other channels; use pairing={listed!r}")
     for name, config in configs.items():
-        rope = getattr(config, "rope_parameters", None) or {}  # or one dictionary per type of layer
-        settings = [getattr(config, "__dict__", {}), rope, *rope.values()]
-        for values in settings:
-            if isinstance(values, Mapping) and values.get("rope_type") != "proportional":
-                share = values.get("partial_rotary_factor")
-                if share is not None and share < 1:
-                    raise ValueError(
-                        f"{name}: only {share:.0%} of each head is rotated, which pairing='half'"
-                        " does not support; use a model that rotates whole heads"
-                    )
+        share = _rotated_share(config)
+        if listed == "half" and share < 1:
+            raise ValueError(
+                f"{name}: only {share:.0%} of each head is rotated, which pairing='half' does not"
+                " support; use a model that rotates whole heads"
+            )
+    return listed
+
+
+def _rotated_share(config: Any) -> float:
+    """The smallest share of a head that is rotated by pairs (i, i + rotated / 2)."""
+    rope = getattr(config, "rope_parameters", None) or {}  # or one dictionary per type of layer
+    shares = [1.0]
+    for values in (getattr(config, "__dict__", {}), rope, *rope.values()):
+        if isinstance(values, Mapping) and values.get("rope_type") != "proportional":
+            shares.append(values.get("partial_rotary_factor") or 1.0)
+    return min(shares)
 
 
 def _head_dim(
-    name: str, attention: nn.Module, layer: Any, config: Any, head_dim: int | None
+    name: str, layer: nn.Linear, attention: nn.Module, config: Any, head_dim: int | None
 ) -> int:
     """K as the attention layer or its configuration says it; raises unless heads fill the layer."""
+    hidden = getattr(config, "hidden_size", None)
+    heads = getattr(config, "num_attention_heads", None)
     stated = (
         getattr(attention, "qk_head_dim", None)
         or getattr(attention, "head_dim", None)
         or getattr(config, "head_dim", None)
+        or (hidden and heads and hidden // heads)
     )
-    if stated is None:
-        heads = getattr(config, "num_attention_heads", None)
-        hidden = getattr(config, "hidden_size", None)
-        stated = hidden // heads if heads and hidden else None
-    width = stated if head_dim is None else head_dim
-    if width is None or (stated and width != stated):
+    width = head_dim or stated
+    if not width or width != (stated or width):
         raise ValueError(
             f"{name}: the width of a head is {stated or 'unknown'}; name it (head_dim=...)"
         )
-    if width < 2 or width % 2 or layer.out_features % width or layer.in_features % 2:
+    if width % 2 or layer.out_features % width or layer.in_features % 2:
         raise ValueError(
             f"{name}: {layer.in_features} inputs and {layer.out_features} outputs do not divide"
             f" into channel pairs of heads of width {width}; head_dim must be even and divide the"
@@ -444,19 +436,19 @@ def _kept(new: ComplexLinear, layer: Any, moments_DD: Tensor | None = None) -> f
     """1 - |W - M|^2 / |W|^2, as the norm of the outputs if moments are given."""
     if layer.weight.is_meta:
         return float("nan")
+
+    def energy(weight: Tensor) -> Tensor:
+        outputs = weight if moments_DD is None else weight @ moments_DD.float()
+        return (outputs * weight).sum()
+
     dense = layer.weight.float()
-    lost = dense - new.weight.float()
-    if moments_DD is None:
-        return 1 - (lost.square().sum() / dense.square().sum()).item()
-    moments_DD = moments_DD.float()
-    return 1 - ((lost @ moments_DD * lost).sum() / (dense @ moments_DD * dense).sum()).item()
+    return 1 - (energy(dense - new.weight.float()) / energy(dense)).item()
 
 
 @torch.no_grad()
 def _initialise(new: ComplexLinear, dense: Tensor) -> float:
-    std = dense.float().std()
     for part in (new.a, new.b):
-        part.normal_().mul_(std)
+        part.normal_().mul_(dense.float().std())
     if new.bias is not None:
         new.bias.zero_()
     return 0.0
@@ -469,8 +461,8 @@ def _fit_outputs(new: ComplexLinear, layer: Any, moments: Tensor) -> float:
     moments    of the inputs x and 1, (D+1, D+1): mean of (x, 1) (x, 1)^T. With a bias, the outputs
                are fitted around their mean, which the bias then restores.
 
-    With complex inputs z_j = x_2j + i x_2j+1 and complex outputs y = C x, the weight w of y = w z is
-    E[y z^H] E[z z^H]^-1.
+    With complex inputs z_j = x_2j + i x_2j+1 and complex outputs y = C x, the weight w of y = w z
+    is E[y z^H] E[z z^H]^-1.
     """
     mean_D, moments_DD = moments[:-1, -1], moments[:-1, :-1].clone()
     if layer.bias is not None:
@@ -488,63 +480,46 @@ def _fit_outputs(new: ComplexLinear, layer: Any, moments: Tensor) -> float:
     return _kept(new, layer, moments_DD)
 
 
-def input_moments(
-    model: nn.Module, layers: Mapping[str, nn.Module], inputs: Inputs | Iterable[Inputs]
-) -> dict[str, Tensor]:
-    """Name -> second moments of the layer's inputs and 1, (D+1, D+1), float64."""
+def input_moments(model: nn.Module, names: Collection[str], inputs: Batches) -> dict[str, Tensor]:
+    """Name -> second moments of the inputs x and 1 of these layers: mean of (x, 1) (x, 1)^T, (D+1,
+    D+1), float64.
+    """
     sums: dict[str, Tensor] = {}
 
-    def add(name: str) -> Callable[..., None]:
-        def hook(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-            x = args[0].detach().flatten(0, -2).double()
-            x = torch.cat((x, x.new_ones(len(x), 1)), dim=1)
-            sums[name] = sums.get(name, 0) + x.T @ x
+    def add(name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        x = args[0].detach().flatten(0, -2).double()
+        x = torch.cat((x, x.new_ones(len(x), 1)), dim=1)
+        sums[name] = sums.get(name, 0) + x.T @ x
 
-        return hook
-
-    handles = [layer.register_forward_pre_hook(add(name)) for name, layer in layers.items()]
-    _run(model, inputs, handles)
-    for name in layers:
-        if name not in sums:
-            raise ValueError(f"{name} was not run on the inputs; init='activations' needs inputs=")
+    _run(model, inputs, names, add, sums)
     return {name: value / value[-1, -1] for name, value in sums.items()}
 
 
 @torch.no_grad()
-def _run(model: nn.Module, inputs: Inputs | Iterable[Inputs], handles: list[Any]) -> None:
-    """Runs the model on each batch, in evaluation mode, and removes the hooks."""
+def _run(
+    model: nn.Module,
+    inputs: Batches,
+    names: Collection[str],
+    hook: Callable[..., None],
+    results: Mapping[str, Any],
+) -> None:
+    """Runs the model on each batch, in evaluation mode. `hook(name, module, args, kwargs, output)`
+    is called after each call of a named module and fills `results`; raises where it was not called.
+    """
     batches = [inputs] if isinstance(inputs, Mapping | Tensor) else inputs
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with ExitStack() as undo:
+        for name in names:
+            module = model.get_submodule(name)
+            handle = module.register_forward_hook(partial(hook, name), with_kwargs=True)
+            undo.enter_context(handle)
+        for module in model.modules():
+            undo.callback(setattr, module, "training", module.training)
+        model.eval()
         for batch in batches:
             if isinstance(batch, Mapping):
                 model(**batch)
             else:
                 model(batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, training in modes.items():
-            module.training = training
-
-
-@contextmanager
-def _noise(layers: Iterable[ComplexLinear], *, times_i: Iterable[ComplexLinear]) -> Iterator[None]:
-    """Replaces the outputs of layers by noise, equal at each call, in some multiplied by i."""
-
-    def hook(layer: Any, args: Any, y: Tensor) -> Tensor:
-        generator = torch.Generator().manual_seed(seeds[layer])
-        noise = torch.randn(y.shape, generator=generator).to(y)
-        if layer not in times_i:
-            return noise
-        first, second = noise.unflatten(-1, layer.pairs).unbind(y.dim())
-        return torch.stack((-second, first), dim=y.dim()).flatten(y.dim() - 1)
-
-    seeds = {layer: seed for seed, layer in enumerate(layers)}
-    handles = [layer.register_forward_hook(hook) for layer in seeds]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    for name in names:
+        if name not in results:
+            raise ValueError(f"{name} was not run; give inputs (inputs=) that reach it")

@@ -229,20 +229,19 @@ def weights_for(model: GPT, config: ModelConfig) -> dict[str, Tensor]:
         qkv = torch.stack(heads, dim=1 if rotary else 0).flatten(0, 2)
         out_HKD = block.attn.out_proj.weight.T.unflatten(0, (config.n_heads, -1))
         out = filled_up(out_HKD, config).flatten(0, 1).T
-        norms = {"attn_norm": block.attn_norm, "ffn_norm": block.ffn_norm}
-        linear = {
+        layers = {
+            "attn_norm": (block.attn_norm.weight, block.attn_norm.bias),
             "qkv": (qkv[:, :-1], qkv[:, -1]),
             "out_proj": (out, block.attn.out_proj.bias),
+            "ffn_norm": (block.ffn_norm.weight, block.ffn_norm.bias),
             "ffn_up": (block.ffn_up.weight, block.ffn_up.bias),
             "ffn_down": (block.ffn_down.weight, block.ffn_down.bias),
         }
         prefix = f"{names['blocks']}.{index}"
-        for name, norm in norms.items():
-            state[f"{prefix}.{names[name]}.weight"] = norm.weight
-            state[f"{prefix}.{names[name]}.bias"] = norm.bias
-        for name, (weight, bias) in linear.items():
-            # GPT-2's layers hold their weight as (inputs, outputs).
-            state[f"{prefix}.{names[name]}.weight"] = weight if rotary else weight.T
+        for name, (weight, bias) in layers.items():
+            if not rotary and weight.dim() == 2:
+                weight = weight.T  # GPT-2's layers hold it as (inputs, outputs)
+            state[f"{prefix}.{names[name]}.weight"] = weight
             state[f"{prefix}.{names[name]}.bias"] = bias
     return {name: value.detach() for name, value in state.items()}
 

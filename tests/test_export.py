@@ -193,7 +193,7 @@ def test_what_neither_architecture_has_is_refused_by_name(name: str, tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
-def test_a_scheme_of_ones_own_is_refused() -> None:
+def test_a_position_scheme_that_a_user_adds_is_refused() -> None:
     assert "gaussian" in refusal(replace(small_config("rope"), position="gaussian"))
 
 
@@ -246,8 +246,8 @@ def test_the_folder_holds_what_the_ecosystem_reads(crope: Record, opened: Path) 
 def test_pipeline_and_tokenizer_are_those_of_the_run(crope: Record, opened: Path) -> None:
     """Greedy text of the pipeline, up to the context's end, is that of `generate`."""
     tokenizer = AutoTokenizer.from_pretrained(opened)
-    prompt, own = "the other", Tokenizer.from_file(str(opened / "tokenizer.json"))
-    ids = own.encode(prompt).ids
+    prompt = "the other"
+    ids = Tokenizer.from_file(str(opened / "tokenizer.json")).encode(prompt).ids
     assert tokenizer(prompt)["input_ids"] == ids and tokenizer.decode(ids) == prompt
     written = pipeline("text-generation", model=str(opened))(prompt, do_sample=False)
     expected = generate(crope, prompt, tokens=LENGTH - len(ids), temperature=0, top_k=0, seed=0)
