@@ -8,10 +8,12 @@ who trains it, its record whether it is complete.
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import astuple, replace
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,8 +128,7 @@ def run_all(
     once.
     """
     context = multiprocessing.get_context("forkserver")
-    # A second each per process otherwise.
-    context.set_forkserver_preload(["crope.run", "torch._dynamo"])
+    start_server()
     waiting = [_resolved(run, jobs) for run in runs]
     workers: dict[Any, Worker] = {}  # by the connection that receives the outcome
     gpus = _visible_gpus()
@@ -170,6 +171,20 @@ def run_all(
                     yield outcome
         if stop.requested():
             raise KeyboardInterrupt(stop.signal)
+
+
+def start_server() -> None:
+    """Starts the server that processes are forked from. It has imported what they need, a second
+    each otherwise; Ctrl-C reaches it while it imports, and must not end it.
+    """
+    forkserver.set_forkserver_preload(["crope.run", "torch._dynamo"])
+    resource_tracker.ensure_running()  # unblocks SIGINT
+    signals = {signal.SIGINT, signal.SIGHUP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # inherited; it is ended by a closed pipe
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
 
 
 def _run_in_process(

@@ -75,8 +75,7 @@ def explain(options: Options) -> None:
     print(
         explain(
             options.cell, results_dir=options.results_dir, scale=options.scale, folders=options.runs
-        ),
-        end="",
+        )
     )
 
 

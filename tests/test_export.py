@@ -165,7 +165,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in group_files("model") if name not in REFUSED])
+EXPRESSIBLE = [name for name in group_files("model") if not refusal(small_config(name))]
+
+
+def test_all_but_the_refused_models_are_expressed() -> None:
+    assert len(EXPRESSIBLE) >= 16 and not {*REFUSED} & {*EXPRESSIBLE}
+
+
+@pytest.mark.parametrize("name", EXPRESSIBLE)
 @pytest.mark.parametrize("other", [False, True])
 def test_transformers_computes_the_logits_of_every_model(
     name: str, other: bool, tmp_path: Path

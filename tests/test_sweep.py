@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -261,3 +263,21 @@ def test_reproduce_ends_with_status_1_after_a_problem(
         problems.clear()
         problems.add(problem)
         assert reproduce(studies=["length"], **options) == bool(problem), problem
+
+
+def test_ctrl_c_does_not_end_a_server_that_still_starts() -> None:
+    """The signal reaches the whole group, as from a terminal; then a process is forked."""
+    code = """if True:
+        import multiprocessing, os, signal
+        from crope.sweep import start_server
+        signal.signal(signal.SIGINT, lambda *_: None)
+        start_server()
+        os.killpg(0, signal.SIGINT)
+        process = multiprocessing.get_context("forkserver").Process(target=print, args=("forked",))
+        process.start()
+        process.join()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, start_new_session=True
+    )
+    assert (done.stdout, done.stderr) == ("forked\n", "")

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -285,4 +286,4 @@ def _read_url(url: str) -> list[str]:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")

@@ -181,6 +181,8 @@ def _origin(source: Source) -> str:
         stated = runs["provenance.commit"].dropna()
         commits = {str(commit)[:12] for commit in stated} or {"unknown"}
         text += f" Commit: {', '.join(sorted(commits))}."
+        if (runs["provenance.dirty"] == True).any():  # noqa: E712 (it may be None)
+            text += " Some runs are of uncommitted code."
     return text
 
 

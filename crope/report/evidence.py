@@ -411,7 +411,7 @@ def _training(comparisons: Sequence[Comparison]) -> list[Training]:
         scale, title = comparison.row.cells[0].scale, comparison_label(comparison)
         if scale in ("paper", "medium"):  # with settings that would fill the line
             title = f"{DATASET_LABELS[comparison.row.dataset]}, {scale} scale"
-        elif not comparison.row.settings:
+        elif scale == "quick" and not comparison.row.settings:
             title += ", 800 steps"
         paper_point = _paper_point(comparison.row, runs[runs["model"] == "rope"])
         if len(differences):
@@ -457,7 +457,7 @@ def _paper_point(row: StudyRow, rope: pd.DataFrame) -> tuple[float, float] | Non
 def comparison_label(comparison: Comparison) -> str:
     """Dataset, width if the study has several, and the values of its other axes."""
     dataset = DATASET_LABELS.get(comparison.row.dataset, comparison.row.dataset)
-    several = comparison.siblings["d_model"].nunique() > 1 and comparison.row.study not in TABLES
+    several = len({row.width for row in comparison.rows}) > 1 and comparison.row.study not in TABLES
     width = [f"D = {comparison.row.width}"] if several else []
     return ", ".join([dataset, *width, *map(setting_label, comparison.row.settings)])
 

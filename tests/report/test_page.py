@@ -156,9 +156,12 @@ def test_published_parts_of_a_study_are_read_together(tmp_path: Path) -> None:
 
 
 def test_runs_of_a_copy_without_git_are_reported(tmp_path: Path, capsys) -> None:
-    write_run(tmp_path / "runs", "rope", provenance={"commit": None})
+    write_run(tmp_path / "runs", "rope", provenance={"commit": None, "dirty": None})
     assert build_report(results_dir=tmp_path) == []
-    assert "Commit: unknown." in capsys.readouterr().out
+    assert "Commit: unknown.\n" in capsys.readouterr().out
+    write_run(tmp_path / "runs", "crope", provenance={"dirty": True})
+    assert build_report(results_dir=tmp_path) == []
+    assert "uncommitted" in capsys.readouterr().out
 
 
 def test_failed_runs_alone_are_listed(tmp_path: Path) -> None:
