@@ -158,12 +158,13 @@ def primary_table(lines: pd.DataFrame) -> Table:
     notes = [
         "Loss at equal seed; corpora count equally; n seeds per corpus; 0.02: just below the paper's smallest ±."
     ]
-    if stand_ins := int((~lines["planned"].astype(bool)).sum()):
+    answered = lines[lines["reason"] == ""]
+    if stand_ins := int((~answered["planned"].astype(bool)).sum()):
         notes.append(
             f"{stand_ins} of {len(lines)} lines are exploratory: earlier, smaller runs, chosen after their results,"
             " where planned runs are not complete."
         )
-    if stand_ins < len(lines):
+    if stand_ins < len(answered):
         notes.append("The 99 % intervals were fixed before their runs and hold together with 95 %.")
     frame = pd.DataFrame(rows, columns=["Question", "Answer", "Difference", "Nats (95 %)", "n"])
     return Table("primary", "Primary questions.", frame, notes, text=(0, 1, 2), numbers=csv(lines))
