@@ -201,7 +201,7 @@ def golden(options: Options) -> None:
     """
     from crope.golden import remake
 
-    print(f"changed: {', '.join(remake()) or 'none'}")
+    print(f"changed or new: {', '.join(remake()) or 'none'}")
 
 
 def gpu_check(options: Options) -> int:

@@ -381,7 +381,7 @@ def test_other_tools_pass_their_options_on(monkeypatch, capsys, tmp_path: Path) 
         assert call(monkeypatch, tools, *command) == 0
     folder = tmp_path / "theory"
     assert seen == [("theory", folder, {"seeds": 2}), ("recall", folder, {}), ("readme", {})]
-    assert capsys.readouterr().out == "changed: rope, crope\nchanged: none\n"
+    assert capsys.readouterr().out == "changed or new: rope, crope\nchanged or new: none\n"
 
 
 def test_tools_find_runs_and_fail_in_one_line_per_run(monkeypatch, capsys, tmp_path: Path) -> None:

@@ -145,7 +145,11 @@ def print_report(report: Report, page: Path) -> None:
     print()
     print(*closing_lines(report), sep="\n")
     source = report.source
-    if not source.machine:  # the user's own runs, beside the published ones
+    if not source.machine:  # the user's own runs
+        complete = _of_scale(source)["status"] == "complete"
+        others = complete.sum() - len(_table_runs(report))
+        if others:
+            print(f"{others} run(s) in no cell of Tables 1 and 2: {page.with_name('runs.csv')}")
         print(repeats.agreement(source.frame, source.others, source.scale))
     for error in source.invalid:
         print(f"invalid: {error}", file=sys.stderr)

@@ -26,7 +26,10 @@ CELLS = [
         for model in LOSSES
     ),
 ]
-LONG = {**records.make_config("rope", "ptb"), "tokenizer": {"name": "bpe", "vocab_size": 8192}}
+LONG = {
+    **records.make_config("rope", "ptb"),
+    "tokenizer": {"name": "bpe", "vocab_size": 8192},
+}
 ROWS = [
     StudyRow("table1", dataset, 128, tuple(cells), (), (0, 1, 2))
     for dataset, cells in (("ptb", CELLS[:3]), ("pg19", CELLS[3:6]))
@@ -162,6 +165,17 @@ def test_runs_of_a_copy_without_git_are_reported(tmp_path: Path, capsys) -> None
     write_run(tmp_path / "runs", "crope", provenance={"dirty": True})
     assert build_report(results_dir=tmp_path) == []
     assert "uncommitted" in capsys.readouterr().out
+
+
+def test_runs_of_no_table_are_counted(tmp_path: Path, capsys) -> None:
+    """Of another learning rate; the run of a cell is not counted."""
+    write_run(tmp_path / "runs", "rope", final=5.0)
+    config = records.make_config("rope", "ptb")
+    config["train"]["lr"] = 0.5
+    write_run(tmp_path / "runs", "rope", config={"train": config["train"]})
+    build_report(results_dir=tmp_path)
+    printed = capsys.readouterr().out
+    assert f"\n1 run(s) in no cell of Tables 1 and 2: {tmp_path / 'report' / 'runs.csv'}" in printed
 
 
 def test_failed_runs_alone_are_listed(tmp_path: Path) -> None:
