@@ -187,13 +187,13 @@ def train_tokens(run: Run) -> int:
 
 
 def tail(metrics: Path) -> list[dict[str, Any]]:
-    """The last lines of metrics.jsonl; none if it cannot be read, because a run may write it now."""
+    """The last whole lines of metrics.jsonl; none if it cannot be read: a run may write it now."""
     try:
         with metrics.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL_BYTES))
-            whole = file.read().splitlines()[size > TAIL_BYTES :]
-        return [json.loads(line) for line in whole]
+            lines = file.read().split(b"\n")[size > TAIL_BYTES : -1]  # the last may be incomplete
+        return [json.loads(line) for line in lines]
     except (OSError, ValueError):
         return []
 

@@ -18,8 +18,8 @@ SECTIONS = re.split(r"^## ", TUTORIAL, flags=re.MULTILINE)[1:]
 
 def blocks(section: str) -> list[str]:
     """The fenced blocks of a section, without their indentation and fences."""
-    found = re.findall(r"^( *)```\w+\n(.*?)^ *```", section, re.MULTILINE | re.DOTALL)
-    return [re.sub(f"^{indent}", "", text, flags=re.MULTILINE) for indent, text in found]
+    fenced = re.findall(r"^( *)```\w+\n(.*?)^ *```", section, re.MULTILINE | re.DOTALL)
+    return [re.sub(f"^{indent}", "", text, flags=re.MULTILINE) for indent, text in fenced]
 
 
 def commands(section: str) -> list[str]:

@@ -24,7 +24,7 @@ STALE = ("study*", "conversion.*", "repeats.*", "phases.*", "training.*", "lengt
 Files = dict[str, str | bytes]
 TEMPLATE = Path(__file__).with_name("page.html")
 CAPTIONS = {
-    "forest": "Each model less RoPE at equal seed, mean over the corpora: bars are 95 % intervals, dots seeds; shaded:"
+    "forest": "Each model minus RoPE at equal seed, mean over the corpora: bars are 95 % intervals, dots seeds; shaded:"
     " ±0.02; arrows: beyond the frame. Right: while a row of the paper is trained at its own size; cross: the"
     " paper's difference, where RoPE has its loss.",
     "fig4": "Validation (top) and training loss (bottom), mean over seeds; band: lowest to highest seed; markers: full"
@@ -185,7 +185,7 @@ def _origin(source: Source) -> str:
         stated = runs["provenance.commit"].dropna()
         commits = {str(commit)[:12] for commit in stated} or {"unknown"}
         text += f" Commit: {', '.join(sorted(commits))}."
-        if (runs["provenance.dirty"] == True).any():  # noqa: E712 (it may be None)
+        if runs["provenance.dirty"].eq(True).any():
             text += " Some runs are of uncommitted code."
     return text
 

@@ -320,7 +320,7 @@ class Evidence:
     primary       one line per primary contrast, of its stand-in where `planned` is False
     exploratory   every line of CONTRASTS
     claims        every line of CLAIMS, with `paper_nats`, the difference that the paper prints
-    forest        every model less RoPE; `title` is the panel
+    forest        every model minus RoPE; `title` is the panel
     training      CRoPE - RoPE while both are trained
     """
 
@@ -519,14 +519,13 @@ def answer(contrast: Contrast, comparisons: Sequence[Comparison]) -> list[dict[s
     answer says why in `reason`.
     """
     chosen = [comparison for comparison in comparisons if _belongs(contrast, comparison)]
-    if any(
-        comparison.row.dataset != TINY for comparison in chosen
-    ):  # tiny stands in for no other corpus
-        chosen = [comparison for comparison in chosen if comparison.row.dataset != TINY]
+    corpora = [comparison for comparison in chosen if comparison.row.dataset != TINY]
+    chosen = corpora or chosen  # tiny stands in for no other corpus
     if contrast.value is best_rate:  # over all settings of a corpus
-        chosen = list(
-            {comparison.row.dataset: comparison for comparison in reversed(chosen)}.values()
-        )[::-1]
+        first_of: dict[str, Comparison] = {}
+        for comparison in chosen:
+            first_of.setdefault(comparison.row.dataset, comparison)
+        chosen = list(first_of.values())
     lines: list[dict[str, Any]] = []
     values_of: dict[tuple[int, str], list[pd.Series]] = {}
     for comparison in chosen:

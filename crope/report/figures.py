@@ -184,7 +184,7 @@ def _draw_training(axis: Axes, comparison: Training) -> None:
 
 
 def forest(lines: pd.DataFrame, paper_row: Training | None = None) -> Figure:
-    """Every model less RoPE: one panel per `title`, one line per model; +-MARGIN is shaded. On the
+    """Every model minus RoPE: one panel per `title`, one line per model; +-MARGIN is shaded. On the
     right CRoPE - RoPE while a row of the paper is trained at its own size.
 
     Bars are the intervals of the mean, dots the seeds. A difference beyond EDGE is an arrow with its

@@ -192,7 +192,7 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
         START,
         report.lead,
         savings_line(),
-        f"![Each model less RoPE, with 95 % intervals](results/published/{FIGURE})",
+        f"![Each model minus RoPE, with 95 % intervals](results/published/{FIGURE})",
         render(report.primary, "md"),
         render(claims, "md"),
         "\n".join(report.others),
