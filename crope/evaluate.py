@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from crope.config import Config
 from crope.data.batches import Corpus, full_pass, sample_batch
+from crope.device import return_freed_memory
 from crope.model.gpt import GPT
 
 # The mean does not depend on how windows are batched; one window at a time would leave most of a
@@ -80,6 +81,8 @@ def full_loss(
         total += loss_B.sum() * targets_BT.shape[1]
         count += targets_BT.numel()
         window_nats.append(loss_B)
+        if device.type == "cpu" and len(window_nats) % 4 == 0:
+            return_freed_memory()
     return total.item() / count, count, torch.cat(window_nats).cpu()
 
 

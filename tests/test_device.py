@@ -1,5 +1,8 @@
-"""Peak rates that MFU is relative to; numerics; what torch.compile needs."""
+"""Peak rates that MFU is relative to; numerics; what torch.compile needs; memory kept on a CPU."""
 
+import ctypes
+import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,3 +88,27 @@ def test_a_machine_with_a_compiler_and_headers_compiles(
         monkeypatch.setenv(variable, f"{program} -O2")
     assert can_compile(kind)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
+def test_memory_that_was_kept_is_returned_on_request() -> None:
+    """In a process of its own, since mallopt holds for the rest of one."""
+    program = """
+import torch
+from crope.device import keep_freed_memory, return_freed_memory
+def megabytes():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+keep_freed_memory()
+before = megabytes()
+tensors = [torch.ones(2**24), torch.ones(2**10)]  # 64 MiB below a small one
+del tensors[0]
+kept = megabytes() - before
+return_freed_memory()
+print(kept, megabytes() - before)
+"""
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    kept, left = map(float, output.split())
+    assert kept > 60
+    assert left < 8
