@@ -32,6 +32,10 @@ from crope.report.tables import Table, claims_table, once, render, savings_line,
 
 README = ROOT / "README.md"
 FIGURE = "forest.png"
+LEGEND = (
+    "Dots: seeds; shaded: ±0.02. *Q/K only*, *V only*: Eq. 30 there alone; *misaligned*: in other pairs than the"
+    " rotation's; *halved*: heads half as wide. Right: CRoPE − RoPE during training; cross: the paper's."
+)
 START, END = "<!-- generated: tables -->", "<!-- end of generated -->"
 FACTS = [  # that tell the runs of one machine apart
     "provenance.commit",
@@ -193,6 +197,7 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
         report.lead,
         savings_line(),
         f"![Each model minus RoPE, with 95 % intervals](results/published/{FIGURE})",
+        LEGEND,
         render(report.primary, "md"),
         render(claims, "md"),
         "\n".join(report.others),

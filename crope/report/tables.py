@@ -616,7 +616,7 @@ def _notes(cells: Sequence[CellLosses], scale: str) -> list[str]:
         " 10 % of steps, averaged over seeds.",
         f"full (ours): loss after the last step on {split}, mean ± standard deviation over seeds, those that all models"
         " of a row have.",
-        "paper: as printed; what its ± is a spread of is not said.",
+        "paper: as printed; it does not say what its ± is.",
     ]
     if scale != "paper":
         notes.append(
