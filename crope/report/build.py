@@ -25,8 +25,8 @@ Files = dict[str, str | bytes]
 TEMPLATE = Path(__file__).with_name("page.html")
 CAPTIONS = {
     "forest": "Each model minus RoPE at equal seed, mean over the corpora: bars are 95 % intervals, dots seeds; shaded:"
-    " ±0.02; arrows: beyond the frame. Right: while a row of the paper is trained at its own size; cross: the"
-    " paper's difference, where RoPE has its loss.",
+    " ±0.02; arrows: beyond the frame. On the right, once a row of the paper is trained at its own size: CRoPE −"
+    " RoPE meanwhile; cross: the paper's difference, where RoPE has its loss.",
     "fig4": "Validation (top) and training loss (bottom), mean over seeds; band: lowest to highest seed; markers: full"
     " validation loss.",
     "training": "CRoPE − RoPE of sampled validation losses at equal seed and step, by tenths of the run: mean"
@@ -47,9 +47,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that is printed, from the runs of one source."""
+    """Everything that is printed, from the runs of one source and, beside published ones, those of
+    `planned` studies in folders of their own.
+    """
 
     source: Source
+    planned: pd.DataFrame
     cells: list[Cell]
     comparisons: list[Comparison]
     evidence: Evidence
@@ -70,16 +73,20 @@ def collect(source: Source) -> Report:
         runs = pd.concat([runs, *source.others.values()], ignore_index=True)
         runs = runs.drop_duplicates(["cell_key", "seed", "status"])
     comparisons = find_comparisons(runs, [*expected_table_rows(*plan), *expected_rows(*plan)])
+    keys = {cell.key for comparison in comparisons for cell in comparison.row.cells}
+    added = ~runs["path"].isin(source.frame["path"])
+    planned = runs[added & runs["cell_key"].isin(keys) & (runs["status"] == "complete")]
     evidence = weigh(comparisons)
     yardsticks = tables.yardsticks(evidence.exploratory, comparisons)
     others = [yardsticks, *tables.other_lines(evidence.exploratory)]
     return Report(
         source,
+        planned,
         cells,
         comparisons,
         evidence,
         losses,
-        lead=tables.headline(source.scale, evidence.primary),
+        lead=tables.headline(evidence.primary),
         primary=tables.primary_table(evidence.primary),
         claims=tables.claims_table(evidence.claims),
         others=[line for line in others if line],
@@ -111,11 +118,12 @@ def build_report(
     sections = _sections(files, report)
     _add(files, "md csv tex", *report.losses)
     _add(files, "md csv", report.primary, report.claims)
-    runs = tables.runs_table(_of_scale(source), source.invalid)
-    files["runs.csv"] = runs.to_csv(index=False, lineterminator="\n")
+    runs = pd.concat([_of_scale(source), report.planned], ignore_index=True)
+    table = tables.runs_table(runs, source.invalid)
+    files["runs.csv"] = table.to_csv(index=False, lineterminator="\n")
     files["index.html"] = render_page(
         report=report,
-        origin=_origin(source),
+        origin=_origin(report),
         sections=sections,
         savings=tables.savings_line(),
         tables=tables.once(report.losses),
@@ -134,7 +142,7 @@ def print_report(report: Report, page: Path) -> None:
     """Both tables with the reasons of empty cells, what was found, where the page is, and what
     would answer more.
     """
-    print(_origin(report.source))
+    print(_origin(report))
     for table in report.losses:
         print()
         rows = table.frame.itertuples(index=False)
@@ -177,17 +185,25 @@ def _of_scale(source: Source) -> pd.DataFrame:
     return source.frame[source.frame["scale"] == source.scale]
 
 
-def _origin(source: Source) -> str:
+def _origin(report: Report) -> str:
+    source, runs = report.source, _of_scale(report.source)
     origin = f"published records of {source.machine}" if source.machine else source.origin
-    runs = _of_scale(source)
-    text = f"{len(runs)} runs: {origin}."
-    if len(runs):
-        stated = runs["provenance.commit"].dropna()
-        commits = {str(commit)[:12] for commit in stated} or {"unknown"}
-        text += f" Commit: {', '.join(sorted(commits))}."
-        if runs["provenance.dirty"].eq(True).any():
-            text += " Some runs are of uncommitted code."
+    text = f"{len(runs)} runs: {origin}.{_commits(runs)}"
+    if len(report.planned):
+        folders = sorted({path.parent.name for path in map(Path, report.planned["path"])})
+        text += f" Planned studies: {len(report.planned)} runs of {', '.join(folders)}.{_commits(report.planned)}"
     return text
+
+
+def _commits(runs: pd.DataFrame) -> str:
+    if runs.empty:
+        return ""
+    stated = runs["provenance.commit"].dropna()
+    commits = {str(commit)[:12] for commit in stated} or {"unknown"}
+    text = f" Commit: {', '.join(sorted(commits))}."
+    return text + (
+        " Some runs are of uncommitted code." if runs["provenance.dirty"].eq(True).any() else ""
+    )
 
 
 def _add(files: Files, kinds: str, *printed: Table) -> None:

@@ -184,56 +184,57 @@ class Contrast:
 
 
 def _primary(
-    number: int, study: str, question: str, first: str, second: str | tuple[str, ...]
-) -> Contrast:
-    return Contrast(f"P{number}", study, question, first, second, level=PRIMARY_LEVEL)
+    name: str,
+    study: str,
+    until: str,
+    question: str,
+    first: str,
+    second: str | tuple[str, ...],
+    ablation: str = "",
+) -> tuple[Contrast, Contrast]:
+    """A primary contrast with the one that stands in its place until its runs are there: of the
+    study `until`, chosen after its runs, and so exploratory.
+    """
+    planned = Contrast(name, study, question, first, second, level=PRIMARY_LEVEL)
+    return planned, replace(planned, study=until, ablation=ablation, level=LEVEL)
 
 
-HALVES = ("lowrank", "halved")
-COST = "What does Eq. 30 cost?"
-HALF = "Complex, or just half?"
-PLACE_OF_COST = "Where does the cost arise?"
-PAIRS = "Must the complex pairs be those of the rotation?"
-PAPER_ROW = "The cost in a row of the paper"
-# Each primary contrast with the one that stands in its place until its runs are there: of the runs
-# of today, chosen after them, and so exploratory.
-PRIMARY: list[tuple[Contrast, Contrast]] = [
-    (
-        _primary(1, "cost", COST, "crope", "rope"),
-        Contrast("P1", "base", COST, "crope", "rope"),
+PRIMARY = [
+    _primary("P1", "cost", "base", "What does Eq. 30 cost?", "crope", "rope"),
+    _primary("P2", "cost", "controls", "Complex, or just half?", "crope", ("lowrank", "halved")),
+    _primary("P3", "cost", "controls", "Where does the cost arise?", "complex_qk", "complex_v"),
+    _primary(
+        *("P4", "cost", "controls", "Must the complex pairs be those of the rotation?"),
+        *("complex_misaligned", "crope"),
     ),
-    (
-        _primary(2, "cost", HALF, "crope", HALVES),
-        Contrast("P2", "controls", HALF, "crope", HALVES),
-    ),
-    (
-        _primary(3, "cost", PLACE_OF_COST, "complex_qk", "complex_v"),
-        Contrast("P3", "controls", PLACE_OF_COST, "complex_qk", "complex_v"),
-    ),
-    (
-        _primary(4, "cost", PAIRS, "complex_misaligned", "crope"),
-        Contrast("P4", "controls", PAIRS, "complex_misaligned", "crope"),
-    ),
-    (
-        _primary(5, "paper_row", PAPER_ROW, "crope", "rope"),
-        Contrast("P5", "table2", PAPER_ROW, "crope", "rope", ablation="b2_l512_g09_s1000"),
+    _primary(
+        *("P5", "paper_row", "table2", "The cost in a row of the paper", "crope", "rope"),
+        ablation="b2_l512_g09_s1000",
     ),
 ]
+# Their studies are answered from their own seeds in every line, so that a quantity has one value.
+PRIMARY_STUDIES = {planned.study for planned, _ in PRIMARY}
 
 CONTRASTS: list[Contrast] = [
     Contrast("cost", "base", "After 800 steps", "crope", "rope"),
     Contrast("cost", "horizon", "After 3,200 steps", "crope", "rope"),
     Contrast("cost", "scaling", "At each width", "crope", "rope"),
+    Contrast("cost", "medium", "At the paper's steps, 4,096 tokens", "crope", "rope"),
     Contrast("cost", "pilot", "In what the paper leaves open", "crope", "rope"),
     Contrast("cost", "baselines", "Without positions", "complex_nope", "nope"),
     Contrast("place", "controls", "Eq. 30 in Q and K alone", "complex_qk", "rope"),
     Contrast("place", "controls", "Eq. 30 in V alone", "complex_v", "rope"),
     Contrast("more", "controls", "Pairs not those of the rotation", "complex_misaligned", "crope"),
     Contrast("more", "controls", "Q and K beside V", "complex_qk", "complex_v"),
-    Contrast("more", "cost", "After 3,200 steps", "crope", "rope"),
+    Contrast("place", "cost", "After 3,200 steps", "complex_qk", "rope"),
+    Contrast("place", "cost", "After 3,200 steps", "complex_v", "rope"),
     Contrast("more", "cost", "After 3,200 steps", "conjugate", "crope"),
-    Contrast("half", "cost", "At CRoPE's saving", "crope", "mqa"),
-    Contrast("half", "cost", "At CRoPE's saving", "crope", "thin_ffn"),
+    *(
+        Contrast("half", "cost", "After 3,200 steps at CRoPE's saving", "crope", other)
+        for other in ("mqa", "thin_ffn", "lowrank", "halved")
+    ),
+    Contrast("half", "medium_halves", "At the paper's steps, 4,096 tokens", "lowrank", "rope"),
+    Contrast("half", "medium_halves", "At the paper's steps, 4,096 tokens", "mqa", "rope"),
     Contrast("half", "controls", "At half of Q, K and V", "crope", "lowrank"),
     Contrast("half", "controls", "At half of Q, K and V", "crope", "blockdiag"),
     Contrast("half", "controls", "At half of Q, K and V", "crope", "halved"),
@@ -248,30 +249,33 @@ CONTRASTS: list[Contrast] = [
     Contrast("more", "baselines", "Against no positions", "xpos", "nope"),
     Contrast("more", "baselines", "Against no positions", "xpos_balanced", "nope"),
     Contrast("more", "baselines", "Against RoPE", "xpos_balanced", "rope"),
-    Contrast("positions", "schemes", "After 3,200 steps", "rope", "nope"),
-    Contrast("positions", "schemes", "After 3,200 steps", "alibi", "nope"),
-    Contrast("positions", "schemes", "After 3,200 steps", "relative_bias", "nope"),
-    Contrast("positions", "schemes", "After 3,200 steps", "learned", "nope"),
-    Contrast("positions", "schemes", "After 3,200 steps", "xpos_balanced", "nope"),
+    Contrast("positions", "cost", "What rotation is worth after 3,200 steps", "rope", "nope"),
+    Contrast("positions", "medium_nope", "At the paper's steps, 4,096 tokens", "rope", "nope"),
+    *(
+        Contrast("positions", "schemes", "After 3,200 steps", model, "nope")
+        for model in ("rope", "alibi", "relative_bias", "learned", "xpos_balanced")
+    ),
     Contrast("positions", "schemes", "After 3,200 steps", "xpos_balanced", "rope"),
+    Contrast("more", "paper_row_xpos", "In a row of the paper", "xpos", "rope"),
     Contrast("rate", "fair_lr", "At each learning rate", "crope", "rope"),
     Contrast("rate", "fair_lr", "Each at its best rate", "crope", "rope", best_rate),
-    Contrast("rate", "tuned_lr", "Each at its best rate", "crope", "rope", best_rate),
+    Contrast(
+        *("rate", "tuned_lr", "Each at its best rate, 3,200 steps with warm-up", "crope", "rope"),
+        best_rate,
+    ),
     Contrast("rate", "early_lead", "At each learning rate", "crope", "rope"),
     Contrast(
-        "rate", "early_lead", "CRoPE beside RoPE at more", "crope", "rope", from_first_setting
+        *("rate", "early_lead", "CRoPE beside RoPE at more, 2,000 steps", "crope", "rope"),
+        from_first_setting,
     ),
     Contrast(
-        "rate", "early_lead_qkv", "A larger rate of Q, K, V", "rope", "rope", from_first_setting
+        *("rate", "early_lead_qkv", "A larger rate of Q, K, V, 2,000 steps", "rope", "rope"),
+        from_first_setting,
     ),
-    Contrast("length", "length", "Beyond the training length", "xpos", value=length_change),
-    Contrast(
-        "length", "length", "Beyond the training length", "relative_bias", value=length_change
+    *(
+        Contrast("length", "length", "Beyond the training length", model, value=length_change)
+        for model in ("xpos", "relative_bias", "alibi", "nope", "rope", "crope")
     ),
-    Contrast("length", "length", "Beyond the training length", "alibi", value=length_change),
-    Contrast("length", "length", "Beyond the training length", "nope", value=length_change),
-    Contrast("length", "length", "Beyond the training length", "rope", value=length_change),
-    Contrast("length", "length", "Beyond the training length", "crope", value=length_change),
 ]
 
 
@@ -280,6 +284,7 @@ CLAIMS: list[Contrast] = [
     Contrast("Table 1", "table1", "XPOS is markedly worse than RoPE", "xpos", "rope"),
     Contrast("Table 1", "table1", "CRoPE equals RoPE within noise", "crope", "rope"),
     Contrast("Table 2", "table2", "CRoPE equals RoPE within noise", "crope", "rope"),
+    Contrast("Table 2", "paper_row", "The same, at the paper's own size", "crope", "rope"),
     Contrast("Fig. 4", "table1", "Training loss: CRoPE above RoPE", "crope", "rope", train_loss),
     Contrast("Fig. 4", "table1", "Training loss: XPOS above CRoPE", "xpos", "crope", train_loss),
 ]
@@ -287,8 +292,6 @@ CLAIMS: list[Contrast] = [
 FOREST = {
     "800 steps": ("base", "controls", "baselines"),
     "3,200 steps": ("cost", "horizon", "schemes"),
-    "medium": ("medium", "medium_halves", "medium_nope"),
-    "the paper's row": ("paper_row", "paper_row_xpos"),
 }
 PHASES = 10  # equal parts of a run, over each of which sampled validation losses are averaged
 CURVES = ("base", "horizon", "cost", "medium", "paper_row")  # studies whose phases are compared
@@ -345,13 +348,20 @@ def weigh(comparisons: Sequence[Comparison]) -> Evidence:
         if line is None or line["reason"]:
             line = overall(answer(stand_in, comparisons)) or line
         if line is not None:
-            chosen.append(line | {"planned": line["level"] == PRIMARY_LEVEL})
+            answered = line["level"] == PRIMARY_LEVEL and not line["reason"]
+            if line["row"] != "base":  # named by the paper's settings at every scale
+                line |= {"where": f"{line['where']} ({line['scale']} scale)"}
+            chosen.append(line | {"planned": answered})
     claims = []
     for line in _lines(CLAIMS, comparisons):
         if (line["study"], line["row"]) == ("table2", "base"):
             continue  # the same runs as in Table 1
+        own_size = line["study"] == "paper_row"
+        if own_size and line["reason"]:
+            continue
+        table = "table2" if own_size else line["study"]
         first, second = (
-            paper.printed_loss(line["study"], line["row"], line["dataset"], line[model])
+            paper.printed_loss(table, line["row"], line["dataset"], line[model])
             for model in ("first", "second")
         )
         stated = np.nan  # Fig. 4 has no numbers
@@ -536,6 +546,7 @@ def answer(contrast: Contrast, comparisons: Sequence[Comparison]) -> list[dict[s
         where = {
             "dataset": comparison.row.dataset,
             "row": comparison.row.cells[0].row,
+            "scale": comparison.row.cells[0].scale,
             "width": comparison.row.width,
             "setting": setting,
             "where": comparison_label(comparison),
@@ -573,11 +584,11 @@ def planned_values(
 ) -> tuple[pd.Series, str]:
     """The differences of planned seeds, and why they are no answer yet (empty if they are one).
 
-    The seeds are those of every plan that holds the contrast's cells and is complete; of a primary
-    contrast, and of a value of OWN_SEEDS, those of its own study.
+    The seeds are those of every plan that holds the contrast's cells and is complete; in
+    PRIMARY_STUDIES, and of a value of OWN_SEEDS, those of its own study.
     """
     own = comparison.row.seeds
-    if contrast.level == PRIMARY_LEVEL or contrast.value in OWN_SEEDS:
+    if contrast.study in PRIMARY_STUDIES or contrast.value in OWN_SEEDS:
         plans = [own]
         siblings = comparison.siblings[comparison.siblings["seed"].isin(own)]
         comparison = replace(comparison, siblings=siblings)
@@ -601,8 +612,17 @@ def planned_values(
 
 
 COLUMNS = [
-    *("family", "study", "question", "first", "second", "difference", "dataset", "row", "width"),
-    *("setting", "where", "n", "mean_nats", "std_over_seeds_nats", "low_nats", "high_nats"),
+    *("family", "study", "question", "first", "second", "difference", "dataset", "row", "scale"),
+    *(
+        "width",
+        "setting",
+        "where",
+        "n",
+        "mean_nats",
+        "std_over_seeds_nats",
+        "low_nats",
+        "high_nats",
+    ),
     *("level", "answer", "reason", "values"),
 ]
 
@@ -610,7 +630,8 @@ COLUMNS = [
 def _line(contrast: Contrast, groups: Sequence[pd.Series], reason: str) -> dict[str, Any]:
     """Mean, interval and words; `groups` are the differences of each corpus."""
     mean, low, high = np.nan, np.nan, np.nan
-    if all(len(values) for values in groups):
+    n = min(len(values) for values in groups)
+    if n:
         mean, low, high = interval(groups, contrast.level)
     if reason:
         low, high = np.nan, np.nan
@@ -622,13 +643,13 @@ def _line(contrast: Contrast, groups: Sequence[pd.Series], reason: str) -> dict[
         "first": contrast.first,
         "second": " ".join(contrast.seconds),
         "difference": contrast.label,
-        "n": min(len(values) for values in groups),
+        "n": n,
         "mean_nats": mean,
         "std_over_seeds_nats": std,
         "low_nats": low,
         "high_nats": high,
         "level": contrast.level,
-        "answer": word(low, high),
+        "answer": "one seed" if n == 1 and not reason else word(low, high),
         "reason": reason,
         "values": tuple(np.concatenate([values.to_numpy() for values in groups])),
     }

@@ -192,6 +192,7 @@ def forest(lines: pd.DataFrame, paper_row: Training | None = None) -> Figure:
     """
     models = list(lines.groupby("first")["mean_nats"].min().sort_values().index)
     panels = lines.groupby("title", sort=False)
+    low = -0.5 * EDGE
     columns = max(1, len(panels)) + (paper_row is not None)
     figure, axes = _axes(1, columns, (4.2, 0.8 + 0.24 * len(models)))
     if paper_row:
@@ -208,18 +209,15 @@ def forest(lines: pd.DataFrame, paper_row: Training | None = None) -> Figure:
         axis.axvline(0, color=MUTED, linewidth=0.8, zorder=1)
         for line in of_panel.to_dict("records"):
             y, mean = models.index(line["first"]), line["mean_nats"]
-            if abs(mean) > EDGE:
-                axis.annotate(
-                    f"{mean:+.2f} →",
-                    (EDGE, y),
-                    ha="right",
-                    va="center",
-                    color=_colour(line["first"]),
-                    gid="beyond",
-                )
-            else:
+            if low < mean < EDGE:
                 _draw_difference(axis, line, y, horizontal=True)
-        axis.set(title=title, xlabel=f"model − RoPE ({NATS})", xlim=(-0.5 * EDGE, EDGE))
+                continue
+            text, end, align = f"{mean:+.2f} →", EDGE, "right"
+            if mean <= low:
+                text, end, align = f"← {mean:+.2f}", low, "left"
+            colour = _colour(line["first"])
+            axis.annotate(text, (end, y), ha=align, va="center", color=colour, gid="beyond")
+        axis.set(title=title, xlabel=f"model − RoPE ({NATS})", xlim=(low, EDGE))
         axis.set(yticks=range(len(models)), yticklabels=[], ylim=(len(models) - 0.5, -0.5))
         axis.locator_params(axis="x", nbins=5)
         axis.grid(False, axis="y")

@@ -349,18 +349,19 @@ def load_published(*scales: str, published: Path = PUBLISHED) -> Source | None:
     """The published folder and scale with most runs, of equal ones the first; None if there is
     none.
     """
-    frames = {path: load_frame([path]) for path in sorted(published.glob("*/"))}
+    frames, invalid = {}, []
+    for path in sorted(published.glob("*/")):
+        frames[path], rejected = load_frame([path])
+        invalid += rejected
     most, chosen = 0, None
-    for path, (frame, invalid) in frames.items():
+    for path, frame in frames.items():
         for scale in scales:
             count = int((frame["scale"] == scale).sum())
             if count > most:
                 most, chosen = count, Source(scale, (path,), frame, invalid, {}, path.name)
     if chosen is None:
         return None
-    others = {
-        path.name: frame for path, (frame, _) in frames.items() if path.name != chosen.machine
-    }
+    others = {path.name: frame for path, frame in frames.items() if path.name != chosen.machine}
     return replace(chosen, others=others, ngrams=read_ngrams(published))
 
 

@@ -27,6 +27,7 @@ from crope.record import (
     write_json,
     write_text,
 )
+from crope.report.evidence import DIVERGED
 from crope.report.frame import SCALES, cell_name, cell_runs, load_frame, load_published, read_ngrams
 from crope.report.tables import Table, claims_table, once, render, savings_line, without_sampled
 
@@ -58,8 +59,8 @@ def publish(
     published: Path = PUBLISHED,
     tokens_dir: Path = TOKENS_DIR,
 ) -> list[str]:
-    """Copies the complete runs of one scale to <published>/<machine>/, without weights, and the
-    n-gram losses of their corpora and the paper's from `tokens_dir`; returns the run ids.
+    """Copies the complete and the diverged runs of one scale to <published>/<machine>/, without
+    weights, and the n-gram losses of their corpora and the paper's from `tokens_dir`; returns the run ids.
 
     Absolute paths of results_dir, data_dir and the repository are replaced by `results`, `data` and
     `.`. Raises UserError if a run was made from uncommitted code or there is none, DataError for
@@ -69,8 +70,15 @@ def publish(
         raise UserError(f"machine '{machine}': use letters, digits, '.', '_' and '-'")
     _check_valid(load_frame([results_dir / "runs"])[1])
     records, _ = read_records(results_dir / "runs")
-    complete = [record for record in records if run_status(record) == "complete"]
-    chosen = [record for record in complete if record.summary["scale"] == scale]
+    chosen = [
+        record
+        for record in records
+        if record.summary["scale"] == scale
+        and (
+            run_status(record) == "complete"
+            or record.summary.get("error", {}).get("type") == DIVERGED
+        )
+    ]
     if not chosen:
         raise UserError(
             f"{results_dir / 'runs'}: no complete run; `make reproduce SCALE={scale}` makes them"

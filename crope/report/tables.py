@@ -18,7 +18,14 @@ from crope.data.corpora import SPLITS, corpus_files
 from crope.data.ngrams import ORDERS
 from crope.errors import InvalidRecord
 from crope.model.counting import count_parameters, kv_cache_values, savings
-from crope.report.evidence import PRIMARY, Comparison, comparison_label, overall, random_effects
+from crope.report.evidence import (
+    MARGIN,
+    PRIMARY,
+    Comparison,
+    comparison_label,
+    overall,
+    random_effects,
+)
 from crope.report.frame import (
     ARMS,
     DATASET_LABELS,
@@ -145,12 +152,14 @@ def estimate(line: Mapping[Any, Any], decimals: int = 4) -> str:
 
 def primary_table(lines: pd.DataFrame) -> Table:
     """The primary contrasts, or what stands in their comparison."""
+    levels = lines["level"].unique()
+    head = f"Nats ({100 * levels[0]:.0f} %)" if len(levels) == 1 else "Nats"
     rows = [
         {
             "Question": line["question"],
             "Answer": line["answer"],
             "Difference": f"{line['difference']}; {line['where']}",
-            "Nats (95 %)": estimate(line) + (" at 99 %" if line["planned"] else ""),
+            head: estimate(line) + (f" at {100 * line['level']:.0f} %" if len(levels) > 1 else ""),
             "n": str(line["n"]),
         }
         for line in lines.to_dict("records")
@@ -161,12 +170,12 @@ def primary_table(lines: pd.DataFrame) -> Table:
     answered = lines[lines["reason"] == ""]
     if stand_ins := int((~answered["planned"].astype(bool)).sum()):
         notes.append(
-            f"{stand_ins} of {len(lines)} lines are exploratory: earlier, smaller runs, chosen after their results,"
-            " where planned runs are not complete."
+            f"{stand_ins} of {len(lines)} lines are exploratory: smaller runs, chosen after their results; the planned"
+            " ones are incomplete."
         )
     if stand_ins < len(answered):
         notes.append("The 99 % intervals were fixed before their runs and hold together with 95 %.")
-    frame = pd.DataFrame(rows, columns=["Question", "Answer", "Difference", "Nats (95 %)", "n"])
+    frame = pd.DataFrame(rows, columns=["Question", "Answer", "Difference", head, "n"])
     return Table("primary", "Primary questions.", frame, notes, text=(0, 1, 2), numbers=csv(lines))
 
 
@@ -189,7 +198,7 @@ def claims_table(lines: pd.DataFrame) -> Table:
         })  # fmt: skip
     columns = ["The paper says", "It prints", "Here (95 %)"]
     caption = "What the paper says, and the same differences in these runs (nats)."
-    notes = [across_rows(lines)] if across_rows(lines) else []
+    notes = [*filter(None, [across_rows(lines)])]
     frame = pd.DataFrame(rows, columns=columns)
     return Table("claims", caption, frame, notes, text=(0, 1, 2), numbers=csv(lines))
 
@@ -206,6 +215,7 @@ def without_common_start(names: Sequence[str]) -> list[str]:
 def across_rows(lines: pd.DataFrame) -> str:
     """CRoPE - RoPE over all rows of Tables 1 and 2, whose true differences may vary."""
     rows = lines[(lines["first"] == "crope") & (lines["family"] != "Fig. 4")]
+    rows = rows[rows["study"].isin(TABLES)]
     rows = rows.dropna(subset="low_nats").drop_duplicates(["dataset", "row"])
     if len(rows) < 3:
         return ""
@@ -241,41 +251,53 @@ READINGS = {
     "P1": {
         "higher": "Complex-linear Q, K and V cost loss",
         "lower": "Complex-linear Q, K and V lower the loss",
-        "no": "Complex-linear Q, K and V cost nothing above the margin",
+        "no": f"Complex-linear Q, K and V end within {MARGIN:g} nats",
     },
     "P2": {
-        "higher": "Other ways to halve them do better",
-        "lower": "Other ways to halve them do worse",
-        "no": "Other ways to halve them do as well",
+        "higher": "Other ways to halve Q, K and V do better",
+        "lower": "Other ways to halve Q, K and V do worse",
+        "no": f"Other ways to halve Q, K and V end within {MARGIN:g} nats",
     },
     "P3": {
-        "higher": "The cost arises in Q and K, not in V",
-        "lower": "The cost arises in V",
-        "no": "The cost arises in Q, K and V alike",
+        "higher": "Eq. 30 costs more in Q and K than in V",
+        "lower": "Eq. 30 costs more in V than in Q and K",
+        "no": f"Q and K and V differ by less than {MARGIN:g} in what Eq. 30 costs",
     },
     "P4": {
-        "higher": "The pairs must be those of the rotation",
-        "no": "The pairs need not be those of the rotation",
+        "higher": "Other pairs than the rotation's do worse",
+        "lower": "Other pairs than the rotation's do better",
+        "no": f"Other pairs than the rotation's end within {MARGIN:g} nats",
+    },
+    "P5": {
+        "higher": "In the paper's own row it costs loss",
+        "lower": "In the paper's own row it lowers the loss",
+        "no": f"In the paper's own row it ends within {MARGIN:g} nats",
     },
 }
 
 
-def headline(scale: str, primary: pd.DataFrame) -> str:
-    """What was found and what is open, read off the primary lines."""
+def headline(primary: pd.DataFrame) -> str:
+    """What was found and what is open, read off the primary lines. What stands in the place of the
+    paper's row is no result of that row.
+    """
     sentences: list[str] = []
     for line in primary.to_dict("records"):
-        reading = READINGS.get(line["family"], {}).get(line["answer"].split(" ")[0])
-        if reading and not sentences:  # the others stand with their numbers in the table
-            reading = f"**{reading}: {line['difference']} {estimate(line)} nats per token**"
-        sentences += [f"{reading}."] if reading else []
+        own_numbers = line["family"] == "P5"
+        reading = READINGS[line["family"]].get(line["answer"].split(" ")[0])
+        if not reading or (own_numbers and not line["planned"]):
+            continue
+        if own_numbers or not sentences:  # the others stand with their numbers in the table
+            level = f", {100 * line['level']:.0f} %" if line["planned"] else ""
+            reading = f"**{reading}: {line['difference']} {estimate(line)} nats per token{level}**"
+        sentences.append(f"{reading}.")
     if not sentences:
         return ""
-    text = f"At the {scale} scale: {' '.join(sentences)}"
+    text = f"At the {primary['scale'].iloc[0]} scale: {' '.join(sentences)}"
     waiting = set(primary.loc[~primary["planned"].astype(bool), "family"])
     studies = {planned.study for planned, _ in PRIMARY if planned.family in waiting}
     longer = [words for study, words in LONGER.items() if study in studies]
     if longer:
-        text += f" **Open:** whether this holds {' and '.join(longer)}; those runs are planned, not complete."
+        text += f" **Open:** whether this holds {' and '.join(longer)}; planned, not complete."
     return text
 
 
@@ -301,7 +323,7 @@ def yardsticks(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> str:
         else ""
     )
     finals = {
-        comparison.row.study: comparison.by_seed("rope").mean()
+        comparison.row.study: comparison.by_seed("rope").reindex(comparison.row.seeds).mean()
         for comparison in comparisons
         if comparison.row.study in ("base", "horizon") and comparison.row.dataset == "ptb"
     }
@@ -485,9 +507,12 @@ def table_rows(cells: Sequence[Cell], table: str) -> list[list[Cell]]:
 
 
 def without_sampled(table: Table) -> Table:
-    """Table 1 or 2 with the paper's numbers and the full losses alone, for the README."""
+    """Table 1 or 2 with the paper's numbers and the full losses alone, for the README; its Table 2
+    has the settings of Table 1.
+    """
     kept = table.frame[table.frame[""] != "sampled"]
-    return replace(table, frame=kept, notes=[n for n in table.notes if not n.startswith("sampled")])
+    notes = [note for note in table.notes if not note.startswith(("sampled", "Run with"))]
+    return replace(table, frame=kept, notes=notes)
 
 
 def once(tables: Sequence[Table]) -> list[Table]:

@@ -185,7 +185,7 @@ def test_a_diverged_run_has_no_difference() -> None:
     assert line["reason"] == "2 of 3 planned seeds"
 
 
-def test_studies_share_their_seeds_but_a_primary_contrast_has_its_own() -> None:
+def test_studies_share_their_seeds_but_a_primary_one_has_its_own(monkeypatch) -> None:
     rows = [
         make_row("mine", ["rope", "crope"], seeds=[0, 1]),
         make_row("more", ["rope", "crope", "nope"], seeds=[1, 2, 3]),
@@ -195,6 +195,9 @@ def test_studies_share_their_seeds_but_a_primary_contrast_has_its_own() -> None:
     runs = [make_runs("crope", losses), make_runs("rope", dict.fromkeys(losses, 5.0))]
     (line,) = lines_of(COST, rows, *runs)
     assert line["values"] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    monkeypatch.setattr(evidence, "PRIMARY_STUDIES", {"mine"})
+    (line,) = lines_of(COST, rows, *runs)
+    assert line["values"] == pytest.approx([0.1, 0.2])
     primary = Contrast("P1", "mine", "?", "crope", "rope", level=PRIMARY_LEVEL)
     (line,) = lines_of(primary, rows, *runs)
     assert line["values"] == pytest.approx([0.1, 0.2]) and line["level"] == 0.99

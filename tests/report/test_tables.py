@@ -288,6 +288,7 @@ def test_the_runs_table_has_one_row_per_run_and_keeps_types(tmp_path: Path) -> N
 
 def evidence_line(family: str, answer: str, mean: float, **more: object) -> dict[str, object]:
     line = {"family": family, "answer": answer, "difference": "A − B", "planned": False}
+    line |= {"scale": "quick", "level": 0.95}
     ends = {"mean_nats": mean, "low_nats": mean - 0.001, "high_nats": mean + 0.001}
     return (
         line
@@ -302,23 +303,33 @@ def evidence_line(family: str, answer: str, mean: float, **more: object) -> dict
     [
         ("P1", "higher by less than 0.02", "cost loss"),
         ("P1", "lower", "lower the loss"),
-        ("P1", "no difference above 0.02", "cost nothing above the margin"),
+        ("P1", "no difference above 0.02", "end within 0.02 nats"),
         ("P2", "higher", "do better"),
         ("P2", "lower", "do worse"),
-        ("P2", "no difference above 0.02", "do as well"),
-        ("P3", "higher", "in Q and K, not in V"),
-        ("P3", "lower", "in V"),
-        ("P4", "higher", "must be those of the rotation"),
-        ("P4", "no difference above 0.02", "need not be those of the rotation"),
+        ("P2", "no difference above 0.02", "end within 0.02 nats"),
+        ("P3", "higher", "more in Q and K than in V"),
+        ("P3", "lower", "more in V than in Q and K"),
+        ("P4", "higher", "Other pairs than the rotation's do worse"),
+        ("P4", "no difference above 0.02", "end within 0.02 nats"),
     ],
 )
 def test_the_headline_reads_the_answers(family: str, answer: str, reading: str) -> None:
     """CRoPE higher than the others means that the others do better."""
     line = evidence_line(family, answer, 0.5)
-    text = headline("quick", pd.DataFrame([line]))
+    text = headline(pd.DataFrame([line]))
     assert f"{reading}: A − B +0.5000 (+0.4990 to +0.5010)" in text and "Open" in text
-    assert "Open" not in headline("quick", pd.DataFrame([line | {"planned": True}]))
-    assert headline("quick", pd.DataFrame([evidence_line(family, "open", 0.5)])) == ""
+    assert text.startswith("At the quick scale")
+    planned = headline(pd.DataFrame([line | {"planned": True, "level": 0.99}]))
+    assert "Open" not in planned and "nats per token, 99 %" in planned
+    assert headline(pd.DataFrame([evidence_line(family, "open", 0.5)])) == ""
+
+
+def test_the_headline_has_the_papers_row_only_of_its_own_size() -> None:
+    cost, row = (evidence_line(family, "higher", 0.5) for family in ("P1", "P5"))
+    assert "own row" not in headline(pd.DataFrame([cost, row]))
+    text = headline(pd.DataFrame([cost, row | {"planned": True, "level": 0.99}]))
+    assert "In the paper's own row it costs loss: A − B +0.5000" in text
+    assert "after 3,200 steps" in text and "own size" not in text
 
 
 def test_the_cost_in_units_of_what_rotation_is_worth() -> None:
