@@ -31,7 +31,7 @@ setup: .venv/.stamp  ## virtual environment with pinned packages (every target d
 	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-reproduce: .venv/.stamp  ## data, every run, report [SCALE=paper|quick|smoke SEEDS=n STUDY="controls schemes"]
+reproduce: .venv/.stamp  ## data, every run, report [SCALE=paper|medium|quick|smoke SEEDS=n STUDY="controls schemes"]
 	@$(PY) scripts/reproduce.py $(STUDIES) $(SCALES) $(SEED_COUNT) $(ARGS)
 
 smoke: .venv/.stamp  ## the same at the smoke scale, in about a minute
@@ -50,7 +50,7 @@ theory: .venv/.stamp  ## the papers' constructions and identities in numbers: re
 	@$(PY) scripts/tools.py theory $(ARGS)
 
 bench: .venv/.stamp  ## step times next to transformers and a plain loop, into docs/performance.md [ARGS=...]
-	@$(PY) scripts/bench.py --write $(ARGS)
+	@$(PY) scripts/bench.py $(or $(ARGS),--write)
 
 gpu-check: .venv/.stamp  ## on a new GPU machine: tests, step times, both tables, publication [ARGS="tests bench"]
 	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[transformers]'

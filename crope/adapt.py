@@ -199,8 +199,8 @@ def _rotation_error(
     alone = {layer: (run(layer) - before).norm() for layer in layers}
     if len(layers) < 2 or min(alone.values()) == 0:
         raise ValueError(
-            f"{name}: nothing to compare; make Q and K both complex-linear and give inputs of two"
-            " tokens or more"
+            f"{name}: nothing to compare; make Q and K both complex-linear, but not the output"
+            " projection, and give inputs of two tokens or more"
         )
     errors = [
         (run(first, second) - before).norm() / alone[first]
@@ -212,7 +212,7 @@ def _rotation_error(
 def _noise(layer: Any, args: Any, y: Tensor, *, seed: int, times_i: bool) -> Tensor:
     """A forward hook: normal noise instead of the output, equal at each call, or i times that."""
     generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(y.shape, generator=generator).to(y)
+    noise = torch.randn(y.shape, generator=generator, device="cpu").to(y)
     if not times_i:
         return noise
     first, second = noise.unflatten(-1, layer.pairs).unbind(y.dim())
@@ -294,9 +294,14 @@ def _select(model: nn.Module, names: Iterable[str] | str) -> dict[str, Any]:
         if not matches:
             linear = [path for path, layer in modules.items() if isinstance(layer, nn.Linear)]
             choice = ", ".join(sorted({path.rpartition(".")[2] for path in linear}))
+            unmatched = f"no layer is named {name}; name"
+            if isinstance(names, str):
+                unmatched = (
+                    f"no layer's whole path matches '{name}'; give a list for ends of paths,"
+                )
             raise ValueError(
-                f"no layer is named {name}; name those of Q, K and V (names=...), or first split"
-                f" the layer that holds all three: {choice or 'there is no nn.Linear'}"
+                f"{unmatched} those of Q, K and V (names=...), or first split the layer that holds"
+                f" all three: {choice or 'there is no nn.Linear'}"
             )
         chosen |= matches
     if not chosen:

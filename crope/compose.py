@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -127,10 +128,7 @@ def check(config: Config) -> None:
     does not.
     """
     for key, text in problems(config):
-        value: Any = config
-        for part in key.split("."):
-            value = getattr(value, part)
-        raise ConfigError(f"{key}={value} {text}")
+        raise ConfigError(f"{key}={attrgetter(key)(config)} {text}")
 
 
 def load_config(saved: Mapping[str, Any]) -> Config:
@@ -153,7 +151,11 @@ def resolve_precision(run: Run) -> Run:
         return run
     from crope.device import auto_precision
 
-    train = replace(run.config.train, precision=auto_precision(run.config.runtime.device))
+    return at_precision(run, auto_precision(run.config.runtime.device))
+
+
+def at_precision(run: Run, precision: str) -> Run:
+    train = replace(run.config.train, precision=precision)
     return replace(run, config=replace(run.config, train=train))
 
 

@@ -202,7 +202,7 @@ class TokenizerConfig:
 class TrainConfig:
     """AdamW and StepLR (Sec. 5.3); betas, eps, weight decay: torch's defaults, written out.
 
-    No warm-up, no clipping.
+    No warm-up by default, no clipping.
     """
 
     batch_size: int = option(MISSING, "B, sequences a step", least=1)
@@ -412,10 +412,11 @@ def cell_key(config: Mapping[str, Any]) -> str:
 def numerics_version(model: Mapping[str, Any]) -> int:
     """Numerics version of the model that a configuration's `model` section selects.
 
-    A combination without golden losses of its own takes the highest version among its three
+    A combination without golden losses of its own takes the highest version among its first three
     components; a component has changed when every model that uses it has.
     """
-    choices = [model["position"], model["projection"], model["attention"]]
+    selected = {**ADDED_LATER["model"], **model}
+    choices = [selected[name] for name in ("position", "projection", "attention", "ffn_ratio")]
     for entry in GOLDEN.values():
         if entry["choices"] == choices:
             return int(entry["numerics_version"])

@@ -78,6 +78,7 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
     """
     config, path = load_config(record.config), record.path
     config.runtime.compile = "false"  # a dozen models, each for a few hundred steps
+    config.runtime.device = "auto"  # the run's may not be here
     if (config.model.position, config.model.projection) != ("rotary", "real"):
         raise UserError(
             f"{path}: not a RoPE run (model.position=rotary, model.projection=real); choose one to convert"
@@ -87,7 +88,7 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
             f"steps={steps}, lr={lr}: steps must be at least 0 and lr a finite number above 0"
         )
     rate = lr or learning_rate(record.config["train"], config.train.max_steps - 1)
-    model, tokens = load_trained(record), load_run_tokens(config)
+    model, tokens = load_trained(record), load_run_tokens(record)
     try:
         arms, kept_share = build_arms(model, config)
     except ValueError as error:
@@ -209,7 +210,7 @@ def fine_tune(model: GPT, tokens: TokenSet, *, config: Config, steps: int, lr: f
     """`steps` updates in place at a constant rate, with a new AdamW, on the batches after the run's
     last.
     """
-    train = replace(config.train, lr=lr, lr_gamma=1.0)
+    train = replace(config.train, lr=lr, lr_gamma=1.0, warmup_steps=0, qkv_lr_factor=1.0)
     config, device = replace(config, train=train), prepare_device(config.runtime)
     model.to(device)
     state = TrainState(model, *build_optimizer(model, train))

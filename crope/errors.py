@@ -70,7 +70,8 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line and exit status 1, as all others are."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        options |= {"formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(allow_abbrev=False, **options)  # --seed is not --seeds
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
@@ -132,7 +133,7 @@ def main_errors() -> Iterator[None]:
     except UserError as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
     except KeyboardInterrupt as error:
-        log_line("interrupted; run the same command again to continue from the last checkpoint")
+        log_line("interrupted; run the same command again")
         sys.exit(128 + (error.args[0] if error.args else signal.SIGINT))
     except OSError as error:
         if error.filename is None:

@@ -149,13 +149,7 @@ def export_transformers(record: Record, out: Path, *, converted: bool = False) -
         raise _missing_package("transformers") from error
     disable_progress_bar()
     model, model_config = _trained(record, converted=converted)
-    tokens = load_run_tokens(load_config(record.config))
-    trained_on = record.provenance["data"]["splits"]["train"]["sha256"]
-    if tokens.meta["splits"]["train"]["sha256"] != trained_on:
-        raise UserError(
-            f"{record.path}: the tokens of {tokens.folder.name} are not those of the run; restore"
-            " the corpus that it was trained on"
-        )
+    tokens = load_run_tokens(record)
     exported = as_transformers(model, model_config)
     exported.config.crope_run = record.path.name
     exported.generation_config = GenerationConfig(do_sample=True, max_length=model.max_len)
@@ -322,7 +316,8 @@ def render_card(record: Record, exported: Any, config: ModelConfig) -> str:
     summary, train = record.summary, record.config["train"]
     provenance, tokenizer = record.provenance, record.config["tokenizer"]
     loss, model = summary["val_full"]["final_nats"], summary["model"]
-    if config.projection != record.config["model"]["projection"]:
+    converted = config.projection != record.config["model"]["projection"]
+    if converted:
         conversion = read_measurement(record.path / "conversion.json", summary)
         loss = conversion["tuned_loss_nats"]["best"]
         model = f"{model} converted to CRoPE (tuned for {conversion['steps']} steps)"
@@ -340,9 +335,10 @@ def render_card(record: Record, exported: Any, config: ModelConfig) -> str:
         f" tokens, AdamW, learning rate {train['lr']:g}, seed {record.config['seed']},"
         f" {train['precision']}; scale {summary['scale']}",
         "validation loss": f"{loss:.4f} nats per token ({measured}, {train['precision']})",
-        "training loss": f"{summary['train']['final_nats']:.4f} nats per token",
         "commit": f"{provenance['commit']}{edits}",
     }
+    if not converted:  # it was not measured again
+        rows["training loss"] = f"{summary['train']['final_nats']:.4f} nats per token"
     return CARD.format(
         run_id=record.path.name,
         rows="\n".join(f"| {name} | {text} |" for name, text in rows.items()),

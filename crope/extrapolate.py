@@ -49,7 +49,7 @@ def extrapolate(
         raise UserError(
             f"factors={list(factors)}, max_tokens={max_tokens}: factors are at least 1, max_tokens 0"
         )
-    trained, factors = config.train.seq_len, sorted(factors)
+    trained, factors = config.train.seq_len, sorted(set(factors))
     limit = config.eval.full_tokens if max_tokens is None else max_tokens
     settings = {
         "weights_sha256": record.summary.get("weights_sha256"),
@@ -62,7 +62,7 @@ def extrapolate(
         measured_before: dict[str, Any] = read_measurement(file, record.summary)
         if settings.items() <= measured_before.items():
             return measured_before
-    model, split = load_trained(record), load_run_tokens(config).validation
+    model, split = load_trained(record), load_run_tokens(record).validation
     lengths = [factor * trained for factor in factors]
     notes = {}
     for length in lengths:
@@ -77,7 +77,7 @@ def extrapolate(
     by_position: list[dict[str, Any]] = []
     if measured:
         model = load_trained(record, max_len=max(measured))
-        model.to(resolve_device(config.runtime.device))
+        model.to(resolve_device("auto"))
         means, count, curve_T = losses(model, split, measured, config=config, max_tokens=limit)
         rows += [{"seq_len": n, "loss_nats": means[n], "tokens": count} for n in measured]
         by_position = segments(curve_T, max(1, trained // SEGMENTS))

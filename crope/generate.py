@@ -8,7 +8,6 @@ import math
 import torch
 from tokenizers import Tokenizer
 
-from crope.compose import load_config
 from crope.device import resolve_device
 from crope.errors import UserError
 from crope.model.gpt import GPT
@@ -28,13 +27,11 @@ def generate(
             f"tokens={tokens}, temperature={temperature}, top_k={top_k}: tokens must be at least 1,"
             " temperature and top_k at least 0"
         )
-    config = load_config(record.config)
-    file = load_run_tokens(config).folder / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(file))
+    model = load_trained(record).to(resolve_device("auto")).eval()
+    tokenizer = Tokenizer.from_file(str(load_run_tokens(record).folder / "tokenizer.json"))
     context = tokenizer.encode(prompt).ids
     if not context:
         raise UserError("the prompt is empty; give at least one character")
-    model = load_trained(record).to(resolve_device(config.runtime.device)).eval()
     generator = torch.Generator().manual_seed(seed)
     for _ in range(tokens):
         logits_V = next_logits(model, context)

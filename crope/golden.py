@@ -41,9 +41,9 @@ RELATIVE_TOLERANCE = 1e-10
 Losses = dict[str, list[float]]
 
 
-def golden_losses(model_name: str) -> tuple[list[str], Losses]:
-    """(position, projection, attention) of a model, and its losses by kind: every training and
-    validation loss.
+def golden_losses(model_name: str) -> tuple[list[Any], Losses]:
+    """(position, projection, attention, ffn_ratio) of a model, and its losses by kind: every
+    training and validation loss.
     """
     config = load_run([f"model={model_name}", *OVERRIDES]).config
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,8 @@ def golden_losses(model_name: str) -> tuple[list[str], Losses]:
         kind: [row[f"{kind}/loss_nats"] for row in rows if f"{kind}/loss_nats" in row]
         for kind in ("train", "val", "val_full", "train_full")
     }
-    return [config.model.position, config.model.projection, config.model.attention], losses
+    model = config.model
+    return [model.position, model.projection, model.attention, model.ffn_ratio], losses
 
 
 def remake(file: Path = GOLDEN_FILE) -> list[str]:

@@ -1,8 +1,6 @@
 """Provenance of a run: code, command, versions, device, data, times."""
 
 import json
-import multiprocessing
-import os
 import platform
 import shlex
 import subprocess
@@ -29,14 +27,11 @@ def now_utc() -> str:
 
 def collect(runtime: RuntimeConfig, data_meta: dict[str, Any]) -> dict[str, Any]:
     """Everything that is known when a run starts."""
-    device, parent = resolve_device(runtime.device), multiprocessing.parent_process()
+    device = resolve_device(runtime.device)
     return {
         "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
         "dirty": is_dirty(ROOT),
         "command": shlex.join(sys.argv),
-        "pid": os.getpid()
-        if parent is None
-        else parent.pid,  # of the command, not of its worker process
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},

@@ -444,9 +444,6 @@ class MetricsWriter:
 
     def __init__(self, path: Path, *, keep: int = 0) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        size = path.stat().st_size if path.exists() else 0
-        if size < keep:
-            raise ValueError(f"{path}: {size} bytes, but the checkpoint was saved after {keep}")
         self.file = path.open("ab")
         self.file.truncate(keep)
         self.file.seek(keep)  # truncate leaves the position, which sync() returns, at the old end

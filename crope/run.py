@@ -24,13 +24,14 @@ from crope.checkpoint import checkpoints, remove_checkpoints
 from crope.compose import Run, load_config
 from crope.config import Config, numerics_version
 from crope.data.batches import check_length
-from crope.data.corpora import check_source
+from crope.data.corpora import SPLITS, check_source
 from crope.data.tokens import TokenSet, load_tokens
 from crope.device import resolve_device
 from crope.errors import UserError, storage_error
 from crope.evaluate import unigram_cross_entropy
 from crope.model.gpt import GPT
 from crope.record import (
+    PUBLISHED,
     Record,
     derive,
     is_complete,
@@ -55,7 +56,8 @@ class Outcome:
     """How a run ended, with one line to print.
 
     status   complete; skipped (it was complete already); failed; busy (another process trains it);
-             stopped (a checkpoint was saved after `signal`)
+             stopped (a checkpoint was saved)
+    signal   that arrived meanwhile and asks for a stop; 0: none
     """
 
     run_id: str
@@ -77,7 +79,12 @@ def execute(run: Run) -> Outcome:
         with run_lock(run), stop_on_signal() as stop:
             if is_complete(run.path):  # by the process that held the lock until now
                 return _skipped(run, "completed by another process")
-            return _execute(run, stop)
+            try:
+                return replace(_execute(run, stop), signal=stop.signal)
+            except UserError as error:
+                if not stop.requested():
+                    raise
+                return Outcome(run.run_id, "stopped", f"{run.run_id}: {error}", stop.signal)
     except Timeout:
         return Outcome(run.run_id, "busy", f"{run.run_id}: another process is training it")
     except OSError as error:
@@ -123,6 +130,8 @@ def stop_on_signal() -> Iterator[Stop]:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if stop.signal and number != signal.SIGHUP:
+            if sys.stderr.isatty():
+                os.write(2, b"\x1b[?25h\n")  # the cursor, which a progress bar has hidden
             os._exit(128 + number)  # every file on disk is complete at any moment
         stop.signal = number
         if sys.stderr.isatty():  # os.write: the signal may arrive within a write to the stream
@@ -150,6 +159,7 @@ def _execute(run: Run, stop: Stop) -> Outcome:
         check_length(getattr(tokens, split), config.train.seq_len, split)
     started = time.monotonic()
     remove_temporary_files(run.path)
+    (run.path / "summary.json").unlink(missing_ok=True)  # of a failed attempt
     write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
     facts = provenance.collect(config.runtime, tokens.meta)
     if checkpoints(run.path):
@@ -172,12 +182,8 @@ def _execute(run: Run, stop: Stop) -> Outcome:
         raise
     except Stopped as stopped:
         tracker.finish(summary | {"status": "stopped"})
-        return Outcome(
-            run.run_id,
-            "stopped",
-            f"{run.run_id}: {stopped}; run the same command to continue",
-            stop.signal,
-        )
+        text = f"{run.run_id}: {stopped}; run the same command to continue"
+        return Outcome(run.run_id, "stopped", text)
     except Exception as error:  # contained: one failing run must not stop a sweep
         if isinstance(error, OSError) and storage_error(error, run.path):
             raise
@@ -282,6 +288,8 @@ def load_trained(record: Record, *, max_len: int | None = None, converted: bool 
     config, path = load_config(record.config), record.path
     weights, digest = path / "weights.pt", record.summary.get("weights_sha256")
     remedy = f"remove {path} and train again with scripts/train.py"
+    if PUBLISHED in path.resolve().parents:
+        remedy = "published records hold none; train the run with scripts/train.py"
     if converted:
         weights, digest = path / "converted.pt", None
         if weights.exists() and (path / "conversion.json").exists():
@@ -307,10 +315,19 @@ def load_trained(record: Record, *, max_len: int | None = None, converted: bool 
     return model
 
 
-def load_run_tokens(config: Config) -> TokenSet:
+def load_run_tokens(record: Record) -> TokenSet:
     """The tokens of a run.
 
-    A raw corpus that must be tokenised again is searched where CROPE_DATA_DIR points now.
+    A raw corpus that must be tokenised again is searched where CROPE_DATA_DIR points now. Raises
+    UserError if the corpus or its tokenizer has changed since.
     """
+    config = load_config(record.config)
     data_dir = os.environ.get("CROPE_DATA_DIR") or config.data_dir
-    return load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(data_dir))
+    tokens = load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(data_dir))
+    recorded = record.provenance["data"]["splits"]
+    if any(tokens.meta["splits"][name]["sha256"] != recorded[name]["sha256"] for name in SPLITS):
+        raise UserError(
+            f"{record.path}: the tokens of {tokens.folder.name} are not those of the run; restore"
+            " the corpus that it was trained on"
+        )
+    return tokens

@@ -22,6 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from crope import paper
 from crope.compose import (
     Run,
+    at_precision,
     build_run,
     check,
     compose_config,
@@ -37,6 +38,8 @@ from crope.data.corpora import missing_files
 from crope.errors import ConfigError, log_line
 from crope.record import Record, read_metrics, read_records
 
+# Of the runs on disk, those of the first of these scales are reported.
+SCALES = ("paper", "medium", "quick", "smoke")
 TABLES = ("table1", "table2")
 UNAVAILABLE = "unavailable.json"  # in results_dir, written by `make reproduce`
 
@@ -83,14 +86,16 @@ def study_axes(study: str) -> dict[str, list[str]]:
 
 def planned_scale(studies: Iterable[str]) -> str | None:
     """The scale that the files of these studies fix; None if none does. Raises ConfigError if they
-    fix different ones.
+    differ.
     """
-    scales = {study: _axes(study).get("scale") for study in studies}
-    fixed = {scale[0]: study for study, scale in scales.items() if scale}
-    if len(fixed) > 1:
-        plans = ", ".join(f"{study} at scale {scale}" for scale, study in fixed.items())
-        raise ConfigError(f"these studies are planned at different scales ({plans}); run one first")
-    return next(iter(fixed), None)
+    scales = {study: next(iter(_axes(study).get("scale", ())), None) for study in studies}
+    if len(set(scales.values())) > 1:
+        plans = ", ".join(f"{study} at {scale or 'any scale'}" for study, scale in scales.items())
+        raise ConfigError(
+            f"these studies are planned at different scales ({plans}); run one first, or give all"
+            " the same one (SCALE=...)"
+        )
+    return next(iter(scales.values()), None)
 
 
 def _axes(study: str) -> dict[str, list[str]]:
@@ -275,13 +280,15 @@ def study_status(
     """
     records, invalid = read_records(results_dir / "runs")
     scales = {record.summary["scale"] for record in records}
-    default = next((name for name in group_files("scale") if name in scales), "quick")
+    default = next((name for name in SCALES if name in scales), "quick")
     complete = [record for record in records if record.summary["status"] == "complete"]
     complete.sort(key=lambda record: record.summary["finished_utc"])
     precision = complete[-1].summary["precision"] if complete else "fp32"
     reasons = {error.path.name: error.reason for error in invalid}
     reasons |= {
-        r.path.name: str(r.summary["error"]["message"]) for r in records if r not in complete
+        record.path.name: str(record.summary["error"]["message"])
+        for record in records
+        if record.summary["status"] == "failed"
     }
     done = {record.path.name for record in complete}
     data_dir = Path(load_run(["train.precision=fp32"]).config.data_dir)
@@ -343,15 +350,10 @@ def _recorded(run: Run, default: str) -> Run:
     if run.config.train.precision != "auto":
         return run
     for precision in ("fp32", "bf16"):
-        resolved = _at_precision(run, precision)
+        resolved = at_precision(run, precision)
         if (resolved.path / "config.yaml").exists():
             return resolved
-    return _at_precision(run, default)
-
-
-def _at_precision(run: Run, precision: str) -> Run:
-    train = replace(run.config.train, precision=precision)
-    return replace(run, config=replace(run.config, train=train))
+    return at_precision(run, default)
 
 
 def _state(run: Run, complete: set[str], reasons: Mapping[str, str]) -> RunState:

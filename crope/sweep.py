@@ -28,7 +28,7 @@ from crope.device import resolve_device
 from crope.errors import ConfigError, DataUnavailable, InvalidRecord, UserError
 from crope.record import is_complete, read_record, write_json
 from crope.run import Outcome, execute, record_failure, stop_on_signal
-from crope.study import TABLES, UNAVAILABLE, is_locked, study_runs
+from crope.study import TABLES, UNAVAILABLE, is_locked, study_runs, unavailable_datasets
 from crope.terminal import SweepProgress, track
 from crope.trainer import compiles
 
@@ -68,6 +68,7 @@ def reproduce(
 
     datasets: list[str] | None = None
     runs, todo = expand(datasets)
+    tried = {run.dataset for run in runs}
     # Token files are made once here; otherwise every process would wait for the first one.
     data_dir = Path(config.data_dir)
     failed = prepare(sorted({run.dataset for run in todo}), config.tokenizer, data_dir=data_dir)
@@ -80,7 +81,10 @@ def reproduce(
         failed |= prepare(["tiny"], config.tokenizer, data_dir=data_dir)
         datasets = [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]
         runs, todo = expand(datasets)
-    write_json(results_dir / UNAVAILABLE, {name: str(failed[name]) for name in missing})
+    known = unavailable_datasets(results_dir).items()  # an earlier command may have tried others
+    unavailable = {name: why for name, why in known if name not in tried}
+    unavailable |= {name: str(failed[name]) for name in missing}
+    write_json(results_dir / UNAVAILABLE, unavailable)
     jobs = config.runtime.jobs or default_jobs(todo, config.runtime.device)
     print(f"scale {scale}: {len(runs)} runs, {len(todo)} to train, {jobs} at a time", flush=True)
     problems = [str(error) for name, error in failed.items() if name not in missing]

@@ -73,6 +73,12 @@ class Bars:
         with suppress(OSError):
             self.bars.stop()
 
+    def add(self, description: str, **fields: Any) -> TaskID:
+        """A new bar, drawn at once."""
+        with suppress(OSError):
+            self.bars.add_task(description, **fields)
+        return self.bars.task_ids[-1]
+
     def print(self, text: str) -> None:
         """A line on stdout, above the bars."""
         with suppress(OSError):
@@ -106,7 +112,7 @@ class RunProgress(Bars):
         if "speed/tokens_per_s" in line:
             text += f", {line['speed/tokens_per_s']:,.0f} tokens/s"
         if self.task is None:
-            self.task = self.bars.add_task("", total=total, completed=step, text=text)
+            self.task = self.add("", total=total, completed=step, text=text)
         self.bars.update(self.task, completed=step, text=text)
         self.print_now_and_then(f"{title(self.run)}: {text}")
 
@@ -126,7 +132,7 @@ class SweepProgress(Bars):
         for run in runs:
             self._read(run)  # what an earlier command has trained is no speed of this one
         done = sum(self.trained.values())
-        self.whole = self.bars.add_task("", total=self.total, completed=done, text="")
+        self.whole = self.add("", total=self.total, completed=done, text="")
 
     def update(self, active: Sequence[Run]) -> None:
         """Called often, with the runs that train now."""
@@ -139,7 +145,7 @@ class SweepProgress(Bars):
             name, text = run.run_id, self._read(run)
             texts.append(f"{title(run)}: {text}")
             if name not in self.tasks:
-                self.tasks[name] = self.bars.add_task(title(run), total=self.sizes[name], text="")
+                self.tasks[name] = self.add(title(run), total=self.sizes[name], text="")
             self.bars.update(self.tasks[name], completed=self.trained[name], text=text)
         names = {run.run_id for run in active}
         for name in self.tasks.keys() - names:

@@ -62,7 +62,7 @@ class Tracker:
         return _init(run.container, names, run.run_id, mode=mode, folder=folder, resume=resume)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Called when the run ends; `summary` is its summary.json, or has only `status: stopped`."""
+        """Called when the run ends; `summary` is its summary.json, of a stopped run its beginning."""
         if self.wandb_run is not None:
             with _contained(self.path):
                 _finish(self.wandb_run, summary)

@@ -72,8 +72,8 @@ def train(
     log: Callable[[Line], None] = lambda line: None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Trains to the last step, from the newest checkpoint if there is one; writes metrics.jsonl and
-    weights.pt.
+    """Trains to the last step, from the newest checkpoint if there is one; writes checkpoints,
+    metrics.jsonl, val_windows.npy and weights.pt.
 
     Raises NonFiniteLoss; Stopped after saving, if `stop_requested()`.
     """

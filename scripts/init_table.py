@@ -57,7 +57,7 @@ def main() -> None:
 def losses_of_run(run: str) -> Losses:
     record = find_record(run, results_dir=Path("results"))
     config = load_config(record.config)
-    train, tokens, model = config.train, load_run_tokens(config), load_trained(record)
+    train, tokens, model = config.train, load_run_tokens(record), load_trained(record)
     rate = learning_rate(record.config["train"], train.max_steps - 1)
     sizes = {"batch_size": train.batch_size, "seq_len": train.seq_len}
     batches = [

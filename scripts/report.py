@@ -15,7 +15,7 @@ from crope.errors import Parser, existing_folder, folder, main_errors
 
 def main() -> None:
     from crope.report.build import build_report
-    from crope.report.frame import SCALES
+    from crope.study import SCALES
 
     parser = Parser(description=__doc__)
     parser.add_argument(

@@ -1,7 +1,7 @@
 """Both tables of the paper, or other studies: data, every run, report. Interrupted, the same
 command continues.
 
-python scripts/reproduce.py [--scale paper|quick|smoke] [--seeds N] [--study schemes --study
+python scripts/reproduce.py [--scale paper|medium|quick|smoke] [--seeds N] [--study schemes --study
 controls] [tracker=none]
 """
 
@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 from crope.errors import Parser, folder, main_errors, positive
-from crope.study import TABLES, planned_scale
 
 
 def main() -> int:
@@ -32,6 +31,7 @@ def main() -> int:
     options = parser.parse_args()
 
     from crope.device import default_scale
+    from crope.study import TABLES, planned_scale
     from crope.sweep import reproduce
 
     studies = options.study or TABLES

@@ -145,7 +145,8 @@ def export(options: Options) -> None:
     from crope.record import find_record
 
     record = find_record(options.run, results_dir=options.results_dir)
-    out = options.out or options.results_dir / "export" / record.path.name
+    kind = "-converted" if options.converted else "-dense" if options.dense else ""
+    out = options.out or options.results_dir / "export" / f"{record.path.name}{kind}"
     if options.format == "transformers":
         export_transformers(record, out, converted=options.converted)
     else:
@@ -231,22 +232,23 @@ def gpu_check(options: Options) -> int:
     environment = os.environ | {"CROPE_TEST_DEVICE": facts["device_kind"], "PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     for part in options.parts or CHECKS:
-        passed_at = passed.get(part, {}).get("commit")
-        if passed_at and passed_at == facts["commit"] and not options.parts:
-            print(f"{part}: passed before", flush=True)
-            continue
-        if part in CHECKS_OF_RUNS and (facts["commit"] is None or facts["dirty"]):
-            raise UserError(f"{part}: runs of uncommitted code cannot be published; commit first")
         words = [word.format(**names) for word in CHECKS[part].split()]
         if part == "bench" and names["scale"] == "smoke":
             words.append("--smoke")
+        uncommitted = facts["commit"] is None or facts["dirty"]
+        this = {"commit": facts["commit"], "command": words}
+        if this.items() <= passed.get(part, {}).items() and not (uncommitted or options.parts):
+            print(f"{part}: passed before", flush=True)
+            continue
+        if part in CHECKS_OF_RUNS and uncommitted:
+            raise UserError(f"{part}: runs of uncommitted code cannot be published; commit first")
         started = time.monotonic()
         status = _run_and_log([sys.executable, *words], folder / f"{part}.log", environment)
         minutes = round((time.monotonic() - started) / 60, 1)
         print(f"{part}: exit status {status} after {minutes} minutes", flush=True)
         if status:
             return status
-        passed[part] = {"commit": facts["commit"], "minutes": minutes}
+        passed[part] = this | {"minutes": minutes}
         write_json(passed_file, passed)
     return 0
 
@@ -314,7 +316,7 @@ def build_parser() -> Parser:
                 "default": Path("results"),
                 "help": "holds runs/ (default: results)",
             },
-            "scale": {"help": "paper, quick or smoke (default: the first that has a run)"},
+            "scale": {"help": "paper, medium, quick or smoke (default: the first that has a run)"},
             "study": {
                 "action": "append",
                 "metavar": "NAME",

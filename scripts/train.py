@@ -51,6 +51,9 @@ def train(cfg: DictConfig) -> None:
     register()
     try:
         outcome = execute(resolve_precision(build_run(cfg, HydraConfig.get().runtime.choices)))
+        if outcome.signal:
+            log_line(outcome.text)
+            sys.exit(128 + outcome.signal)
         if outcome.status == "failed":
             raise UserError(outcome.text)
     except UserError as error:
@@ -60,9 +63,6 @@ def train(cfg: DictConfig) -> None:
                 str(error)
             ) from None  # the only way out of another process; it has to be picklable
         return
-    if outcome.signal:
-        log_line(outcome.text)
-        sys.exit(128 + outcome.signal)
     with main_errors():  # Hydra would add a line to an error of stdout
         print(outcome.text, flush=True)
 

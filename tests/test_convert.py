@@ -148,14 +148,21 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
             block.attn_norm.weight *= gain_D
             block.attn_norm.bias *= gain_D
     sizes = ("model.n_layers=2", "model.n_heads=2", f"model.d_model={WIDTH}")
+    rates = ("train.warmup_steps=4", "train.qkv_lr_factor=2")  # of the run, not of its fine-tuning
     run = toy_run(
-        folder, "model=rope", *sizes, "model.tied_head=false", "eval.full_tokens=0", "seed=3"
+        folder,
+        "model=rope",
+        *sizes,
+        *rates,
+        "model.tied_head=false",
+        "eval.full_tokens=0",
+        "seed=3",
     )
     run.path.mkdir(parents=True)
     torch.save(hidden.float().state_dict(), run.path / "weights.pt")
     with toy_corpus(folder):
         digest = {"weights_sha256": sha256_file(run.path / "weights.pt")}
-        yield Record(run.path, run.container, digest, {})
+        yield Record(run.path, run.container, digest, {"data": make_toy_tokens(folder).meta})
 
 
 def validation_loss(model: GPT, tokens: TokenSet) -> float:

@@ -101,7 +101,7 @@ def test_the_file_of_a_run(folder: Path) -> None:
     assert third["loss_nats"] is None and "300 tokens" in third["note"]
     segments = [(row["first"], row["last"]) for row in result["by_position"]]
     assert segments == [(i, i + 3) for i in range(0, 64, 4)]
-    subset = extrapolate(record, factors=(1, 2), max_tokens=70)["lengths"]
+    subset = extrapolate(record, factors=(1, 2, 2), max_tokens=70)["lengths"]
     assert [row["tokens"] for row in subset] == [64, 64]
     validation = make_toy_tokens(folder).validation
     model = load_trained(record)

@@ -74,16 +74,19 @@ def test_numerics_version_of_a_model_and_of_a_combination(monkeypatch) -> None:
     monkeypatch.setattr(
         config,
         "GOLDEN",
-        {str(c): {"choices": list(c), "numerics_version": v} for c, v in entries.items()},
+        {str(c): {"choices": [*c, 4.0], "numerics_version": v} for c, v in entries.items()},
     )
 
-    def version(*choices: str) -> int:
-        return config.numerics_version(
-            dict(zip(("position", "projection", "attention"), choices, strict=True))
-        )
+    def version(*choices: str, **more: float) -> int:
+        names = ("position", "projection", "attention")
+        return config.numerics_version(dict(zip(names, choices, strict=True)) | more)
 
     assert all(version(*choices) == expected for choices, expected in entries.items())
     assert (
         version("learned", "halved", "softmax") == 2
     )  # both models with learned positions are past version 1
     assert version("rotary", "halved", "softmax") == 1  # not every model with softmax is
+    thin = {"choices": ["rotary", "real", "softmax", 3.25], "numerics_version": 7}
+    monkeypatch.setitem(config.GOLDEN, "thin_ffn", thin)
+    assert version("rotary", "real", "softmax", ffn_ratio=3.25) == 7
+    assert version("rotary", "real", "softmax") == 1

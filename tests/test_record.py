@@ -84,14 +84,6 @@ def test_a_resumed_writer_replaces_the_lines_after_its_checkpoint(tmp_path: Path
     ]
 
 
-def test_a_file_shorter_than_its_checkpoint_is_refused_and_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 0}\n')
-    with pytest.raises(ValueError, match="bytes"):
-        MetricsWriter(path, keep=100)
-    assert path.read_text() == '{"step": 0}\n'
-
-
 def test_no_line_holds_a_nan(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path / "m") as metrics, pytest.raises(ValueError, match="JSON"):
         metrics.write({"step": 0, "x": float("nan")})

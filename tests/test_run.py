@@ -26,10 +26,11 @@ from crope.errors import (
     StorageError,
     UserError,
 )
-from crope.record import is_complete, read_metrics, read_record, sha256_file
+from crope.record import PUBLISHED, is_complete, read_metrics, read_record, sha256_file
 from crope.run import (
     build_model,
     execute,
+    load_run_tokens,
     load_trained,
     record_failure,
     run_lock,
@@ -160,8 +161,20 @@ def test_the_trained_model_is_read_back(toy_data: TokenSet, tmp_path: Path) -> N
         with pytest.raises(UserError, match=r"weights\.pt: corrupt"):
             load_trained(trained)
     (run.path / "weights.pt").unlink()
-    with pytest.raises(UserError, match=r"no weights\.pt"):
+    with pytest.raises(UserError, match=r"no weights\.pt; remove"):
         load_trained(trained)
+    with pytest.raises(UserError, match=r"published records hold none"):
+        load_trained(read_record(next(PUBLISHED.glob("cpu-fp32/rope-ptb-*"))))
+
+
+def test_tokens_of_another_text_are_refused(toy_data: TokenSet, tmp_path: Path) -> None:
+    run = toy_run(tmp_path)
+    execute(run)
+    trained = read_record(run.path)
+    assert load_run_tokens(trained) is toy_data
+    toy_data.meta["splits"]["validation"]["sha256"] = "other"
+    with pytest.raises(UserError, match="not those of the run"):
+        load_run_tokens(trained)
 
 
 def test_a_complete_run_is_skipped(toy_data: TokenSet, tmp_path: Path, monkeypatch) -> None:
@@ -211,6 +224,27 @@ def test_a_stopped_run_continues_to_the_same_bits(
     assert not is_complete(broken.path)
     assert execute(broken).status == "complete"
     assert same_bits(broken, whole)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_signal_after_the_last_step_still_asks_for_a_stop(
+    fails: bool, toy_data: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
+    """Otherwise a sweep would go on with its next run."""
+
+    def late(*args: object, **kwargs: object) -> dict[str, object]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        if fails:
+            raise UserError("no more space")
+        return real(*args, **kwargs)
+
+    real = run_module._results
+    monkeypatch.setattr(run_module, "_results", late)
+    outcome = execute(toy_run(tmp_path))
+    assert outcome.signal == signal.SIGTERM
+    assert (outcome.status, "no more space" in outcome.text) == (
+        ("stopped", True) if fails else ("complete", False)
+    )
 
 
 @pytest.mark.parametrize(
@@ -315,10 +349,14 @@ def test_a_failure_is_one_line_and_a_traceback_in_the_record(
         raise RuntimeError("a fault\nof two lines")
 
     run = toy_run(tmp_path)
-    during_step(monkeypatch, 7, fault)
-    outcome = execute(run)
+    with monkeypatch.context() as patch:
+        during_step(patch, 7, fault)
+        outcome = execute(run)
     assert outcome.status == "failed" and outcome.text.endswith("a fault of two lines")
     assert "in fault" in summary(run)["error"]["traceback"] and summary(run)["finished_utc"]
+    during_step(monkeypatch, 9, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert execute(run).status == "stopped"
+    assert not (run.path / "summary.json").exists(), "the failure was that of an earlier attempt"
 
 
 def test_running_out_of_memory_names_the_sizes(toy_data: TokenSet, tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def test_every_mistake_is_one_line(
         (tools, "prepare pbt", "did you mean ptb"),
         (report_script, "--runs nosuch", "nosuch"),
         (reproduce_script, "--seeds 0", "seeds"),
+        (reproduce_script, "--seed 3", "--seed"),
     ],
 )
 def test_arguments_that_the_other_scripts_refuse(
@@ -215,6 +216,8 @@ def test_gpu_check_continues_at_the_part_that_failed(gpu_check) -> None:
     assert gpu_check() == (0, []), "everything has passed"
     assert len(gpu_check("bench")[1]) == 1, "a part that is named runs again"
     assert len(gpu_check(commit="b")[1]) == 5, "another commit"
+    assert len(gpu_check("--scale=smoke", commit="b")[1]) == 4, "a rehearsal; the tests have passed"
+    assert len(gpu_check(commit="b")[1]) == 4, "which is no check of the paper's scale"
 
 
 def test_gpu_check_refuses_what_would_be_in_vain(gpu_check) -> None:
@@ -423,9 +426,10 @@ def test_tools_measure_convert_and_export_a_run(monkeypatch, capsys, tmp_path: P
     tuned = f"{converted['tuned_loss_nats']['rope']:.4f}"
     assert f": trained {loss}; rope {loss} -> {tuned}; best " in printed[1]
     assert printed[2] == str(out)
-    assert printed[3] == str(tmp_path / "export" / record.path.name)
-    card = (tmp_path / "export" / record.path.name / "README.md").read_text(encoding="utf-8")
+    assert printed[3] == str(tmp_path / "export" / f"{record.path.name}-converted")
+    card = Path(printed[3], "README.md").read_text(encoding="utf-8")
     assert f"{converted['tuned_loss_nats']['best']:.4f} nats" in card and "1 steps" in card
+    assert "training loss" not in card
     assert printed[4].startswith("ab")
 
 

@@ -263,6 +263,7 @@ def test_time_left_takes_equal_shape_precision_and_device_only(tmp_path: Path) -
 
 def test_a_study_may_fix_its_scale() -> None:
     assert planned_scale(["controls"]) is None
-    assert planned_scale(["controls", "paper_row"]) == "paper"
-    with pytest.raises(ConfigError, match="different scales"):
-        planned_scale(["paper_row", "cost"])
+    assert planned_scale(["paper_row_xpos", "paper_row"]) == "paper"
+    for other in ("cost", "controls"):
+        with pytest.raises(ConfigError, match="different scales"):
+            planned_scale(["paper_row", other])

@@ -189,6 +189,9 @@ def test_only_a_missing_dataset_of_the_papers_is_replaced_by_tiny(
         assert json.loads((results / "unavailable.json").read_text()) == missing
         assert study._available_datasets(results, tmp_path) == datasets
         assert "1 failed:\n  ptb: corrupt" in capsys.readouterr().out
+    options["studies"] = ["paper_row"]  # on PG-19 alone
+    reproduce(**options, overrides=["tracker=none"])
+    assert json.loads((results / "unavailable.json").read_text()) == missing
 
 
 def test_reproduce_takes_no_option_that_changes_a_number(tmp_path: Path) -> None:

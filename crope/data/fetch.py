@@ -93,10 +93,6 @@ def fetch(corpus: str, files: Sequence[str]) -> None:
     raise wrong or DataUnavailable(missing_text(corpus, wanted, remedy))
 
 
-def _offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-
-
 def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
 
@@ -145,7 +141,9 @@ def _sites(corpus: str) -> list[tuple[str, Read]]:
     """URL (or name, where nothing is downloaded) and read function of each site that has the
     corpus, in the order of trial.
     """
-    the_hub = "the hub's cache" if _offline() else _endpoint()
+    from huggingface_hub.constants import is_offline_mode
+
+    the_hub = "the hub's cache" if is_offline_mode() else _endpoint()
     sites: list[tuple[str, Read]] = []
     if corpus == "gpt2":
         sites.append((the_hub, _read_gpt2))
@@ -173,7 +171,7 @@ def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
     rows = datasets.load_dataset(
         builders[0], data_files={split: _locate(hub, pattern)}, split=split, streaming=True
     )
-    bytes_left = hub.max_bytes or 0
+    bytes_left, first = hub.max_bytes or 0, True
     if split == "validation":
         bytes_left //= 10
     for row in rows:
@@ -185,7 +183,13 @@ def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
         line = text if text.endswith("\n") else text + "\n"
         bytes_left -= len(line.encode())
         if hub.max_bytes and bytes_left < 0:
+            if first:
+                raise ConfigError(
+                    f"data.hub.max_bytes={hub.max_bytes}: less than the first row of {pattern}"
+                    " needs (validation gets a tenth); give more"
+                )
             return
+        first = False
         yield line
 
 
@@ -200,7 +204,9 @@ def _locate(hub: HubConfig, pattern: str) -> str:
                 f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
             )
     else:
-        if hub.max_bytes and not _offline():
+        from huggingface_hub.constants import is_offline_mode
+
+        if hub.max_bytes and not is_offline_mode():
             return f"hf://datasets/{hub.path}@{hub.revision}/{pattern}"
         folder = _download(hub, pattern)
     if not any(folder.glob(pattern)):
@@ -242,7 +248,7 @@ def _limit_client() -> None:
         """Raises ConnectionError, which is none of the errors after which a request is repeated."""
 
         def send(self, request: Any, **options: Any) -> Any:
-            if _offline():
+            if constants.is_offline_mode():
                 raise huggingface_hub.errors.OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
             timeout = httpx.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT, connect=CONNECT_S)
             request.extensions["timeout"] = timeout.as_dict()

@@ -14,8 +14,7 @@ from torch import nn
 
 from crope.config import INIT_STD, ModelConfig, model_problems
 from crope.model.attention import ATTENTIONS
-from crope.model.positions import LearnedPositions, Positions, build_positions
-from crope.model.projections import StructuredLinear
+from crope.model.positions import Positions, build_positions
 from crope.seeding import stream
 
 VOCAB_MULTIPLE = 64  # matmuls over an odd 50,257 columns take about twice as long
@@ -96,7 +95,7 @@ class GPT(nn.Module):
         own_stds = {
             f"{prefix}.{name}": std
             for prefix, module in self.named_modules()
-            if isinstance(module, StructuredLinear | LearnedPositions)
+            if hasattr(module, "init_stds")
             for name, std in module.init_stds(INIT_STD).items()
         }
         for name, parameter in self.named_parameters():

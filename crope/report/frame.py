@@ -20,9 +20,8 @@ from crope.config import ROOT, cell_key
 from crope.data.ngrams import NGRAMS_FILE
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.record import PUBLISHED, read_measurement, read_metrics, read_records, run_status
-from crope.study import Cell, unavailable_datasets
+from crope.study import SCALES, Cell, unavailable_datasets
 
-SCALES = ("paper", "medium", "quick", "smoke")
 TINY = "tiny"
 DATASET_LABELS = paper.DATASET_LABELS | {TINY: "tiny (Python's help texts)"}
 SCHEMES = {

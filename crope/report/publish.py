@@ -28,8 +28,9 @@ from crope.record import (
     write_text,
 )
 from crope.report.evidence import DIVERGED
-from crope.report.frame import SCALES, cell_name, cell_runs, load_frame, load_published, read_ngrams
+from crope.report.frame import cell_name, cell_runs, load_frame, load_published, read_ngrams
 from crope.report.tables import Table, claims_table, once, render, savings_line, without_sampled
+from crope.study import SCALES
 
 README = ROOT / "README.md"
 FIGURE = "forest.png"

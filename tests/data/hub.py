@@ -22,8 +22,7 @@ class Hub(http.server.ThreadingHTTPServer):
     """Serves `folder`: <owner>/<name>/... are datasets and models alike, other paths plain files.
 
     Every name of a revision but "missing" stands for COMMIT. `fault` ("slow" or one of FAULTS) acts
-    on requests whose path matches `fault_path`; `requests` lists "<method> <path>", and `sent`
-    counts the bytes of files.
+    on requests whose path matches `fault_path`; `requests` lists "<method> <path>".
     """
 
     daemon_threads = True
@@ -34,7 +33,6 @@ class Hub(http.server.ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.fault, self.fault_path = "", "*"
         self.requests: list[str] = []
-        self.sent = 0
         self.released = threading.Event()
 
     def handle_error(self, *_: object) -> None:
@@ -154,9 +152,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         with file.open("rb") as content:
             content.seek(first)
-            sent = content.read(cut if fault in ("truncated", "dies") else length)
-        self.wfile.write(sent)
-        self.server.sent += len(sent)
+            self.wfile.write(content.read(cut if fault in ("truncated", "dies") else length))
         if fault == "dies":
             self.server.fault, self.server.fault_path = "500", "*"  # from now on
             self.wfile.flush()

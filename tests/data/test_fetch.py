@@ -1,6 +1,7 @@
 """Downloads: from the hub's protocol on loopback, with faults, and from a site of plain files."""
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -202,8 +203,8 @@ def test_a_file_in_conf_data_makes_a_corpus(
 def test_a_slice_is_streamed_and_no_longer_than_max_bytes(
     letters: Path, hub: Hub, data_dir: Path, tmp_path: Path
 ) -> None:
-    """Whole rows from the start; the validation split is a tenth as long. The file of 80 row groups
-    is not read to its end, and nothing stays in the client's cache.
+    """Whole rows from the start; the validation split is a tenth as long. Nothing stays in the
+    client's cache.
     """
     rows = [f"{i}{i:_>5000}" for i in range(4000)]
     write_parquet(hub.folder / "owner/letters/data/train-0.parquet", "text", rows)
@@ -212,8 +213,11 @@ def test_a_slice_is_streamed_and_no_longer_than_max_bytes(
     texts = fetched(data_dir)
     assert texts["letters/train.txt"] == "".join(f"{row}\n" for row in rows[:19])
     assert texts["letters/valid.txt"] == TEXTS["letters/valid.txt"]
-    describe(letters.parent, path="owner/letters", revision=COMMIT, max_bytes=SLICE)
     assert not list((tmp_path / "hf").rglob("*.parquet"))
+    shutil.rmtree(tmp_path / "raw")
+    describe(letters.parent, path="owner/letters", revision=COMMIT, max_bytes=100)
+    with pytest.raises(ConfigError, match="max_bytes=100"):
+        fetch.fetch("letters", list(TEXTS))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 
 from crope.model import gpt
 from crope.model.gpt import GPT
+from crope.model.positions import Positions
 from tests.model.oracles import (
     CHOICES,
     LENGTH,
@@ -184,6 +185,21 @@ def test_initial_values(model: str) -> None:
 
 
 # Head and embedding
+
+
+def test_a_position_scheme_may_choose_its_initial_values(monkeypatch) -> None:
+    """As the tutorial says of `init_stds`, for classes of the user's own."""
+
+    class Own(Positions):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.empty(200, 50))
+
+        def init_stds(self, std: float) -> dict[str, float]:
+            return {"table": 3.0}
+
+    monkeypatch.setattr(gpt, "build_positions", lambda *_, **__: Own())
+    assert build(model_config("nope")).positions.table.std().item() == pytest.approx(3.0, rel=0.03)
 
 
 @pytest.mark.parametrize("tied", [True, False])
