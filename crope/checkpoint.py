@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from crope.errors import UserError, log_line
+from crope.errors import UserError, log_line, one_line
 from crope.record import write_bytes
 
 KEPT = 2
@@ -90,7 +90,7 @@ def load_checkpoint(
             state.scheduler.load_state_dict(content["scheduler"])
             return int(content["step"]), int(content["metrics_size"])
         except (RuntimeError, ValueError, KeyError) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = one_line(error)[:200]
             raise UserError(
                 f"{path}: does not fit the model that this code builds ({reason}); remove {folder}"
             ) from error
@@ -135,7 +135,7 @@ def _read(path: Path, metrics: Path) -> dict[str, Any]:
         size, metrics_sha256 = content["metrics_size"], content["metrics_sha256"]
         content["made_with"].keys()
     except Exception as error:  # any content is possible; weights_only=True runs no code from it
-        reason = " ".join(str(error).split())[:120]
+        reason = one_line(error)[:120]
         raise UserError(
             f"{path}: not a checkpoint of this version of the program ({reason}); remove it"
         ) from error

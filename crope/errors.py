@@ -101,6 +101,10 @@ def existing_folder(text: str) -> Path:
     return path
 
 
+def one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
 def log_line(text: str) -> None:
     """Prints a line on stderr, which may have lost its reader: that must not fail a run."""
     try:
@@ -131,7 +135,7 @@ def main_errors() -> Iterator[None]:
         finally:
             sys.stdout.flush()  # not at exit, where its errors are tracebacks
     except UserError as error:
-        sys.exit(f"error: {' '.join(str(error).split())}")
+        sys.exit(f"error: {one_line(error)}")
     except KeyboardInterrupt as error:
         log_line("interrupted; run the same command again")
         sys.exit(128 + (error.args[0] if error.args else signal.SIGINT))

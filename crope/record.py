@@ -29,7 +29,7 @@ from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, TypeAdapte
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from crope.config import ROOT, ModelConfig, numerics_version, run_hash
-from crope.errors import DataError, InvalidRecord, UserError
+from crope.errors import DataError, InvalidRecord, UserError, one_line
 from crope.model.counting import count_parameters
 
 PUBLISHED = ROOT / "results" / "published"
@@ -231,7 +231,7 @@ def read_measurement(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unreadable(error: Exception) -> str:
-    return f"cannot be read ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
+    return f"cannot be read ({type(error).__name__}: {one_line(error)[:160]})"
 
 
 def read_records(*folders: Path) -> tuple[list[Record], list[InvalidRecord]]:

@@ -27,7 +27,7 @@ from crope.data.batches import check_length
 from crope.data.corpora import SPLITS, check_source
 from crope.data.tokens import TokenSet, load_tokens
 from crope.device import resolve_device
-from crope.errors import UserError, storage_error
+from crope.errors import UserError, one_line, storage_error
 from crope.evaluate import unigram_cross_entropy
 from crope.model.gpt import GPT
 from crope.record import (
@@ -242,7 +242,7 @@ def _results(run: Run, tokens: TokenSet, *, seconds: float) -> dict[str, Any]:
 
 
 def _describe(error: Exception, config: Config) -> dict[str, Any]:
-    message = " ".join(str(error).split()) or type(error).__name__
+    message = one_line(error) or type(error).__name__
     out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
     if out_of_memory or any(words in message for words in OUT_OF_MEMORY):
         sizes = ("model.n_layers", "model.d_model", "train.batch_size", "train.seq_len")

@@ -35,7 +35,7 @@ from crope.compose import (
 )
 from crope.config import DataConfig, ModelConfig, cell_key
 from crope.data.corpora import missing_files
-from crope.errors import ConfigError, log_line
+from crope.errors import ConfigError, log_line, one_line
 from crope.record import Record, read_metrics, read_records
 
 # Of the runs on disk, those of the first of these scales are reported.
@@ -363,7 +363,7 @@ def _state(run: Run, complete: set[str], reasons: Mapping[str, str]) -> RunState
     if is_locked(run):
         return RunState(run, RUNNING, step)
     if run.run_id in reasons:
-        return RunState(run, FAILED, step, " ".join(reasons[run.run_id].split()))
+        return RunState(run, FAILED, step, one_line(reasons[run.run_id]))
     return RunState(run, STARTED if (run.path / "config.yaml").exists() else MISSING, step)
 
 

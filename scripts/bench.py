@@ -33,7 +33,7 @@ from crope.compose import load_run
 from crope.config import ROOT, Config
 from crope.data.batches import resident
 from crope.device import can_compile, device_name, peak_flops, prepare_device, resolve_device
-from crope.errors import Parser, log_line, main_errors, positive
+from crope.errors import Parser, log_line, main_errors, one_line, positive
 from crope.model.counting import train_flops_per_token
 from crope.record import write_text
 from crope.run import build_model
@@ -155,7 +155,7 @@ def time_steps(
             for _ in range(WARM_UP):
                 step()
         except Exception as error:  # a library's compiler or too little memory
-            log_line(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            log_line(f"{name}: {type(error).__name__}: {one_line(error)[:300]}")
         else:
             steps[name] = step
     times: dict[str, list[float]] = {name: [] for name in steps}

@@ -29,6 +29,7 @@ from crope.report.frame import (
     cell_runs,
     check_comparable,
     compact,
+    dataset_label,
     load_curves,
     model_label,
 )
@@ -466,7 +467,7 @@ def _paper_point(row: StudyRow, rope: pd.DataFrame) -> tuple[float, float] | Non
 
 def comparison_label(comparison: Comparison) -> str:
     """Dataset, width if the study has several, and the values of its other axes."""
-    dataset = DATASET_LABELS.get(comparison.row.dataset, comparison.row.dataset)
+    dataset = dataset_label(comparison.row.dataset)
     several = len({row.width for row in comparison.rows}) > 1 and comparison.row.study not in TABLES
     width = [f"D = {comparison.row.width}"] if several else []
     return ", ".join([dataset, *width, *map(setting_label, comparison.row.settings)])
@@ -558,7 +559,7 @@ def answer(contrast: Contrast, comparisons: Sequence[Comparison]) -> list[dict[s
     for key, groups in values_of.items():
         parts = [line for line in lines if (line["width"], line["setting"]) == key]
         if len(parts) > 1:
-            names = [DATASET_LABELS.get(line["dataset"], line["dataset"]) for line in parts]
+            names = [dataset_label(line["dataset"]) for line in parts]
             where = {"dataset": "", "where": ", ".join(filter(None, [" and ".join(names), key[1]]))}
             reason = next((line["reason"] for line in parts if line["reason"]), "")
             lines.append(parts[0] | _line(contrast, groups, reason) | where)

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from crope.report.evidence import LEVEL, MARGIN, Comparison, Training, interval
-from crope.report.frame import DATASET_LABELS, load_curves, model_label
+from crope.report.frame import dataset_label, load_curves, model_label
 
 TEXT, MUTED, SHADE = "#1c2128", "#66707c", "#f3e9cf"
 COLOURS = {
@@ -91,7 +91,7 @@ def fig4(curves: pd.DataFrame, datasets: Sequence[str]) -> Figure:
     base = curves[curves["row"] == "base"]
     for (top, bottom), dataset in zip(axes.T, datasets, strict=True):
         runs = base[base["dataset"] == dataset]
-        top.set_title(_dataset_label(dataset))
+        top.set_title(dataset_label(dataset))
         _draw_losses(top, runs, "validation")
         _draw_losses(bottom, runs, "training")
         bottom.set_xlabel("step")
@@ -263,7 +263,7 @@ def length(comparisons: Sequence[Comparison]) -> Figure:
             right.plot(by_position.index, by_position, label=model, **_line(model))
         right.axvline(runs["seq_len"].iloc[0], color=MUTED, linewidth=0.9, linestyle="--")
         lengths = sorted(by_length["at"].unique())
-        label = _dataset_label(comparison.row.dataset)
+        label = dataset_label(comparison.row.dataset)
         left.set_xscale("log", base=2)
         left.set_xticks(lengths, [f"{tokens:.0f}" for tokens in lengths])
         left.set(title=f"{label}: by length", xlabel="length (tokens)", ylabel=f"loss ({NATS})")
@@ -291,7 +291,7 @@ def scaling(comparisons: Sequence[Comparison], lines: pd.DataFrame) -> Figure:
     left.set_xscale("log")
     left.set_xticks(sizes, [f"{size / 1e6:.2g}" for size in sizes])
     left.set_xticks([], minor=True)
-    left.set(title=f"{_dataset_label(comparisons[0].row.dataset)}: by size")
+    left.set(title=f"{dataset_label(comparisons[0].row.dataset)}: by size")
     left.set(xlabel="parameters (millions)", ylabel=f"loss ({NATS})")
     right.axhspan(-MARGIN, MARGIN, color=SHADE, linewidth=0)
     right.axhline(0, color=MUTED, linewidth=0.8)
@@ -332,10 +332,6 @@ def _by_model(runs: pd.DataFrame) -> Iterable[tuple[Any, pd.DataFrame]]:
 def _legend(figure: Figure, models: Iterable[str]) -> None:
     handles = [Line2D([], [], label=model_label(model), **_marked(model)) for model in models]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) or 1)
-
-
-def _dataset_label(dataset: str) -> str:
-    return DATASET_LABELS.get(dataset, dataset)
 
 
 def _colour(model: str) -> str:

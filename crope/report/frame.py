@@ -18,7 +18,7 @@ import pandas as pd
 from crope import paper
 from crope.config import ROOT, cell_key
 from crope.data.ngrams import NGRAMS_FILE
-from crope.errors import DataError, InvalidRecord, UserError
+from crope.errors import DataError, InvalidRecord, UserError, one_line
 from crope.record import PUBLISHED, read_measurement, read_metrics, read_records, run_status
 from crope.study import SCALES, Cell, unavailable_datasets
 
@@ -59,7 +59,7 @@ def model_label(model: str) -> str:
 
 def row_label(dataset: str, row: str) -> str:
     """A row of Table 1 or 2."""
-    label = DATASET_LABELS.get(dataset, dataset)
+    label = dataset_label(dataset)
     return label if row == "base" else f"{label}, {paper.row_label(row)}"
 
 
@@ -242,18 +242,18 @@ def cell_status(
         if notes:
             return status, reasons
     why = one_line(unavailable.get(cell.dataset, f"no finished run; {again} trains it"))
-    label = DATASET_LABELS.get(cell.dataset, cell.dataset)
+    label = dataset_label(cell.dataset)
     return "missing", [f"{label}: {why.removeprefix(f'{cell.dataset}: ')}"]
+
+
+def dataset_label(dataset: str) -> str:
+    return DATASET_LABELS.get(dataset, dataset)
 
 
 def error_line(run: Mapping[Any, Any] | pd.Series) -> str:
     """The error of a failed run without its traceback, e.g. `ValueError: loss is nan (step 20)`."""
     at = "" if pd.isna(run["error.step"]) else f" (step {run['error.step']:.0f})"
     return one_line(f"{run['error.type']}: {run['error.message']}{at}")
-
-
-def one_line(text: object) -> str:
-    return " ".join(str(text).split())
 
 
 def shown(path: Path) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from crope import paper
 from crope.data.corpora import SPLITS, corpus_files
 from crope.data.ngrams import ORDERS
-from crope.errors import InvalidRecord
+from crope.errors import InvalidRecord, one_line
 from crope.model.counting import count_parameters, kv_cache_values, savings
 from crope.report.evidence import (
     MARGIN,
@@ -28,16 +28,15 @@ from crope.report.evidence import (
 )
 from crope.report.frame import (
     ARMS,
-    DATASET_LABELS,
     MEASUREMENTS,
     Source,
     cell_runs,
     cell_status,
     check_comparable,
+    dataset_label,
     error_line,
     mixture,
     model_label,
-    one_line,
 )
 from crope.study import TABLES, Cell, compose_runs
 
@@ -269,9 +268,9 @@ READINGS = {
         "no": f"Other pairs than the rotation's end within {MARGIN:g} nats",
     },
     "P5": {
-        "higher": "In the paper's own row it costs loss",
-        "lower": "In the paper's own row it lowers the loss",
-        "no": f"In the paper's own row it ends within {MARGIN:g} nats",
+        "higher": "In the paper's own row Eq. 30 costs loss",
+        "lower": "In the paper's own row Eq. 30 lowers the loss",
+        "no": f"In the paper's own row Eq. 30 ends within {MARGIN:g} nats",
     },
 }
 
@@ -422,7 +421,7 @@ def conversions_table(lines: pd.DataFrame) -> Table:
     ):
         means = of_dataset.groupby("arm")[["loss_nats", "tuned_loss_nats"]].mean()
         row = {
-            "Dataset": DATASET_LABELS.get(str(dataset), str(dataset)),
+            "Dataset": dataset_label(str(dataset)),
             "D": str(width),
             "n": str(of_dataset["seed"].nunique()),
             "Steps": str(steps),
@@ -603,7 +602,7 @@ def _csv_values(values: tuple[float, float | None] | None) -> list[str]:
 
 def _row_label(cell: Cell) -> str:
     if cell.table == "table1":
-        return DATASET_LABELS.get(cell.dataset, cell.dataset)
+        return dataset_label(cell.dataset)
     return paper.row_label(cell.row) + ("" if cell.dataset == "pg19" else f" on {cell.dataset}")
 
 
@@ -680,7 +679,7 @@ def _ngram_notes(source: Source, cells: Sequence[CellLosses], name: str) -> list
         above["pg19"] += f" (on our {len(corpus_files('pg19')['train'])} training books)"
     notes = []
     for lead, texts in zip(NGRAM_LEADS, (here, above), strict=True):
-        parts = [f"{DATASET_LABELS.get(key, key)} {text}" for key, text in texts.items()]
+        parts = [f"{dataset_label(key)} {text}" for key, text in texts.items()]
         notes += [f"{lead}: {', '.join(parts)}."] if parts else []
     return notes
 

@@ -328,7 +328,7 @@ def test_the_headline_has_the_papers_row_only_of_its_own_size() -> None:
     cost, row = (evidence_line(family, "higher", 0.5) for family in ("P1", "P5"))
     assert "own row" not in headline(pd.DataFrame([cost, row]))
     text = headline(pd.DataFrame([cost, row | {"planned": True, "level": 0.99}]))
-    assert "In the paper's own row it costs loss: A − B +0.5000" in text
+    assert "In the paper's own row Eq. 30 costs loss: A − B +0.5000" in text
     assert "after 3,200 steps" in text and "own size" not in text
 
 
