@@ -72,13 +72,7 @@ def publish(
     _check_valid(load_frame([results_dir / "runs"])[1])
     records, _ = read_records(results_dir / "runs")
     chosen = [
-        record
-        for record in records
-        if record.summary["scale"] == scale
-        and (
-            run_status(record) == "complete"
-            or record.summary.get("error", {}).get("type") == DIVERGED
-        )
+        record for record in records if record.summary["scale"] == scale and _is_result(record)
     ]
     if not chosen:
         raise UserError(
@@ -98,6 +92,14 @@ def publish(
     corpora = {*paper.DATASET_LABELS, *(record.config["data"]["corpus"] for record in chosen)}
     _publish_ngrams(published, tokens_dir, corpora)
     return [record.path.name for record in chosen]
+
+
+def _is_result(record: Record) -> bool:
+    """Whether it is complete, or diverged: a result of its learning rate."""
+    status = run_status(record)
+    return status == "complete" or (
+        status == "failed" and record.summary["error"]["type"] == DIVERGED
+    )
 
 
 def _publish_ngrams(published: Path, tokens_dir: Path, corpora: Collection[str]) -> None:

@@ -35,6 +35,18 @@ def test_complete_runs_of_the_scale_are_copied_without_weights(tmp_path: Path) -
     assert "| 1 | 1 | 1.00 |" in readme
 
 
+def test_a_run_that_diverged_is_published_as_a_result_of_its_rate(tmp_path: Path) -> None:
+    error = {"type": "NonFiniteLoss", "message": "loss is nan", "step": 20}
+    paths = [
+        write_run(tmp_path / "runs", seed=0),
+        write_run(tmp_path / "runs", seed=1, error=error),
+    ]
+    names = publish(tmp_path, "machine", scale="quick", published=tmp_path / "published")
+    assert names == [path.name for path in paths]
+    frame, _ = load_frame([tmp_path / "published" / "machine"])
+    assert list(frame["status"]) == ["complete", "failed"]
+
+
 def test_a_file_of_other_weights_is_not_published(tmp_path: Path) -> None:
     other = make_extrapolation() | {"weights_sha256": "e" * 64}
     path = write_run(tmp_path / "runs")
