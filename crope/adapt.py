@@ -294,14 +294,12 @@ def _select(model: nn.Module, names: Iterable[str] | str) -> dict[str, Any]:
         if not matches:
             linear = [path for path, layer in modules.items() if isinstance(layer, nn.Linear)]
             choice = ", ".join(sorted({path.rpartition(".")[2] for path in linear}))
-            unmatched = f"no layer is named {name}; name"
+            unmatched = f"no layer is named {name}"
             if isinstance(names, str):
-                unmatched = (
-                    f"no layer's whole path matches '{name}'; give a list for ends of paths,"
-                )
+                unmatched = f"no layer's whole path matches '{name}' (a list gives ends of paths)"
             raise ValueError(
-                f"{unmatched} those of Q, K and V (names=...), or first split the layer that holds"
-                f" all three: {choice or 'there is no nn.Linear'}"
+                f"{unmatched}; name those of Q, K and V (names=...), or first split the layer that"
+                f" holds all three: {choice or 'there is no nn.Linear'}"
             )
         chosen |= matches
     if not chosen:

@@ -258,7 +258,7 @@ HALF, WHOLE = {"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 1.0}
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (nothing, {"names": ["query"]}, "k_proj, o_proj, q_proj, v_proj"),
     (nothing, {"names": ["q_proj", "kproj"]}, "named kproj"),
-    (nothing, {"names": r"layers.*"}, "named layers"),
+    (nothing, {"names": r"layers.*"}, "whole path matches 'layers"),
     (nothing, {"names": []}, "names is empty"),
     (nothing, {"head_dim": 8}, "the width of a head is 4"),
     (lambda m: m.v_proj.to(torch.float8_e4m3fn), {}, "v_proj is a Linear"),
