@@ -27,7 +27,7 @@ from crope.record import (
     write_json,
     write_text,
 )
-from crope.report.evidence import DIVERGED
+from crope.report.evidence import DIVERGED, MARGIN
 from crope.report.frame import cell_name, cell_runs, load_frame, load_published, read_ngrams
 from crope.report.tables import Table, claims_table, once, render, savings_line, without_sampled
 from crope.study import SCALES
@@ -35,7 +35,7 @@ from crope.study import SCALES
 README = ROOT / "README.md"
 FIGURE = "forest.png"
 LEGEND = (
-    "Dots: seeds; shaded: ±0.02. *Q/K only*, *V only*: Eq. 30 there alone; *misaligned*: in other pairs than the"
+    f"Dots: seeds; shaded: ±{MARGIN:g}. *Q/K only*, *V only*: Eq. 30 there alone; *misaligned*: in other pairs than the"
     " rotation's; *halved*: heads half as wide. Right: CRoPE − RoPE during training; cross: the paper's."
 )
 START, END = "<!-- generated: tables -->", "<!-- end of generated -->"
