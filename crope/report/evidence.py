@@ -14,6 +14,7 @@ look; where studies share runs, the seeds of all of them are used.
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ LEVEL, PRIMARY_LEVEL = 0.95, 0.99
 # the paper's range of noise (Sec. 6.1), and is a tenth of the smallest gap that the paper prints
 # between XPOS and RoPE (0.22).
 MARGIN = 0.02
+TEXT_BLOCKS = 50  # of consecutive windows: neighbours are of one book and resemble each other
 LENGTHS = 4  # the length at which `length_change` measures, over the training length
 DIVERGED = "NonFiniteLoss"  # error of a run whose loss became infinite: a result of its rate
 HIGHER, LOWER, LEVEL_WITHIN, OPEN, MISSING = (
@@ -321,7 +323,8 @@ class Training:
 class Evidence:
     """What the runs say: frames with a row per line, see `answer`.
 
-    primary       one line per primary contrast, of its stand-in where `planned` is False
+    primary       one line per primary contrast, of its stand-in where `planned` is False;
+                  `text_error_nats` as `text_error`, NaN for a stand-in
     exploratory   every line of CONTRASTS
     claims        every line of CLAIMS, with `paper_nats`, the difference that the paper prints
     forest        every model minus RoPE; `title` is the panel
@@ -352,7 +355,8 @@ def weigh(comparisons: Sequence[Comparison]) -> Evidence:
             answered = line["level"] == PRIMARY_LEVEL and not line["reason"]
             if line["row"] != "base":  # named by the paper's settings at every scale
                 line |= {"where": f"{line['where']} ({line['scale']} scale)"}
-            chosen.append(line | {"planned": answered})
+            error = text_error(planned, comparisons) if answered else np.nan
+            chosen.append(line | {"planned": answered, "text_error_nats": error})
     claims = []
     for line in _lines(CLAIMS, comparisons):
         if (line["study"], line["row"]) == ("table2", "base"):
@@ -381,7 +385,7 @@ def weigh(comparisons: Sequence[Comparison]) -> Evidence:
             complete = [line for line in lines if line is not None and not line["reason"]]
             forest += [line | {"title": title} for line in complete[:1]]
     return Evidence(
-        primary=pd.DataFrame(chosen, columns=[*COLUMNS, "planned"]),
+        primary=pd.DataFrame(chosen, columns=[*COLUMNS, "planned", "text_error_nats"]),
         exploratory=pd.DataFrame(_lines(CONTRASTS, comparisons), columns=COLUMNS),
         claims=pd.DataFrame(claims, columns=[*COLUMNS, "paper_nats"]),
         forest=pd.DataFrame(forest, columns=[*COLUMNS, "title"]),
@@ -677,6 +681,33 @@ def interval(groups: Sequence[ArrayLike], level: float) -> tuple[float, float, f
     error = np.sqrt(parts.sum()) / len(arrays)
     low, high = stats.t.interval(level, df, loc=mean, scale=error)
     return mean, float(low), float(high)
+
+
+def text_error(contrast: Contrast, comparisons: Sequence[Comparison]) -> float:
+    """Standard error, in nats, that the choice of the validation text gives to a difference of
+    final losses over all corpora; NaN if a run lacks the losses of its windows.
+
+    The intervals are over seeds, all on one text. Here the differences of the windows are averaged
+    over the planned seeds and vary over TEXT_BLOCKS blocks of each corpus.
+    """
+    variances = []
+    for comparison in comparisons:
+        if not _belongs(contrast, comparison):
+            continue
+        runs = comparison.runs[comparison.runs["seed"].isin(comparison.row.seeds)]
+        files = {
+            model: [
+                Path(path) / "val_windows.npy" for path in runs.loc[runs["model"] == model, "path"]
+            ]
+            for model in (contrast.first, *contrast.seconds)
+        }
+        if not all(file.exists() for file in itertools.chain.from_iterable(files.values())):
+            return np.nan
+        losses = {model: np.mean([*map(np.load, paths)], axis=0) for model, paths in files.items()}
+        second = np.mean([losses[model] for model in contrast.seconds], axis=0)
+        blocks = np.array_split(losses[contrast.first] - second, TEXT_BLOCKS)
+        variances.append(np.var([block.mean() for block in blocks], ddof=1) / TEXT_BLOCKS)
+    return float(np.sqrt(np.sum(variances)) / len(variances))
 
 
 def word(low: float, high: float) -> str:

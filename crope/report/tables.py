@@ -174,6 +174,12 @@ def primary_table(lines: pd.DataFrame) -> Table:
         )
     if stand_ins < len(answered):
         notes.append("The 99 % intervals were fixed before their runs and hold together with 95 %.")
+    errors = lines["text_error_nats"].dropna()
+    if len(errors):
+        notes.append(
+            f"Intervals are over seeds, on one validation text; of the choice of that text, a"
+            f" standard error of up to {errors.max():.4f} comes on top."
+        )
     frame = pd.DataFrame(rows, columns=["Question", "Answer", "Difference", head, "n"])
     return Table("primary", "Primary questions.", frame, notes, text=(0, 1, 2), numbers=csv(lines))
 

@@ -219,6 +219,30 @@ def test_a_primary_line_stands_in_until_its_own_runs_are_there(monkeypatch) -> N
     runs += [make_runs(model, shifted(0), lr="0.5") for model in ("rope", "crope")]
     line = weigh(find_comparisons(make_frame(*runs), rows)).primary.iloc[0]
     assert (line["study"], line["planned"], line["level"]) == ("mine", True, PRIMARY_LEVEL)
+    assert math.isnan(line["text_error_nats"])  # no losses of windows
+
+
+def test_the_error_from_the_text_is_that_of_the_mean_of_its_blocks(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    models, seeds, blocks = ("crope", "lowrank", "halved"), (0, 1), evidence.TEXT_BLOCKS
+    rows, runs, errors = [], [], []
+    for dataset in ("ptb", "wikitext2"):
+        windows_MSN = rng.normal(size=(3, 3, 2 * blocks))  # the third seed is not planned
+        windows_MSN += rng.normal(size=(3, 1, blocks)).repeat(2, axis=2)  # equal within a block
+        for model, windows_SN in zip(models, windows_MSN, strict=True):
+            lines = make_runs(model, {0: 5.0, 1: 5.1, 2: 5.2}, dataset=dataset)
+            for line, windows in zip(lines, windows_SN, strict=True):
+                line["path"] = tmp_path / line["path"]
+                line["path"].mkdir(parents=True)
+                np.save(line["path"] / "val_windows.npy", windows)
+            runs.append(lines)
+        rows.append(make_row("mine", models, dataset=dataset, seeds=seeds))
+        crope, lowrank, halved = windows_MSN[:, :2].mean(axis=1)
+        difference = crope - lowrank / 2 - halved / 2
+        errors.append(scipy.stats.sem(difference.reshape(-1, 2).mean(axis=1)))
+    contrast = Contrast("P2", "mine", "?", "crope", ("lowrank", "halved"))
+    error = evidence.text_error(contrast, find_comparisons(make_frame(*runs), rows))
+    assert error == pytest.approx(math.hypot(*errors) / 2)
 
 
 def test_runs_that_do_not_compare_are_refused() -> None:

@@ -6,6 +6,7 @@ import csv
 import html
 import io
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from crope.report.tables import (
     Table,
     headline,
     loss_table,
+    primary_table,
     render,
     runs_table,
     savings_line,
@@ -296,6 +298,20 @@ def evidence_line(family: str, answer: str, mean: float, **more: object) -> dict
         | {"reason": "", "n": 5, "dataset": "", "first": "crope", "second": "rope"}
         | more
     )
+
+
+def test_the_primary_table_names_stand_ins_and_the_error_of_the_text() -> None:
+    more = {"question": "?", "where": "PTB", "values": (), "text_error_nats": math.nan}
+    stand_in = evidence_line("P1", "higher", 0.5, **more)
+    planned = stand_in | {"planned": True, "level": 0.99, "text_error_nats": 0.00312}
+    of_both = primary_table(pd.DataFrame([stand_in, planned]))
+    assert list(of_both.frame["Nats"].str[-7:]) == ["at 95 %", "at 99 %"]
+    notes = " ".join(of_both.notes)
+    assert "1 of 2 lines" in notes and "99 %" in notes and "up to 0.0031" in notes
+    notes = " ".join(primary_table(pd.DataFrame([planned])).notes)
+    assert "exploratory" not in notes and "up to 0.0031" in notes
+    notes = " ".join(primary_table(pd.DataFrame([stand_in])).notes)
+    assert "99 %" not in notes and "text" not in notes
 
 
 @pytest.mark.parametrize(
