@@ -225,8 +225,8 @@ CONTRASTS: list[Contrast] = [
     Contrast("cost", "medium", "At the paper's steps, 4,096 tokens", "crope", "rope"),
     Contrast("cost", "pilot", "In what the paper leaves open", "crope", "rope"),
     Contrast("cost", "baselines", "Without positions", "complex_nope", "nope"),
-    Contrast("place", "controls", "Eq. 30 in Q and K alone", "complex_qk", "rope"),
-    Contrast("place", "controls", "Eq. 30 in V alone", "complex_v", "rope"),
+    Contrast("place", "controls", "After 800 steps", "complex_qk", "rope"),
+    Contrast("place", "controls", "After 800 steps", "complex_v", "rope"),
     Contrast("more", "controls", "Pairs not those of the rotation", "complex_misaligned", "crope"),
     Contrast("more", "controls", "Q and K beside V", "complex_qk", "complex_v"),
     Contrast("place", "cost", "After 3,200 steps", "complex_qk", "rope"),
@@ -254,9 +254,10 @@ CONTRASTS: list[Contrast] = [
     Contrast("more", "baselines", "Against RoPE", "xpos_balanced", "rope"),
     Contrast("positions", "cost", "What rotation is worth after 3,200 steps", "rope", "nope"),
     Contrast("positions", "medium_nope", "At the paper's steps, 4,096 tokens", "rope", "nope"),
+    Contrast("positions", "schemes", "After 3,200 steps", "rope", "nope"),
     *(
-        Contrast("positions", "schemes", "After 3,200 steps", model, "nope")
-        for model in ("rope", "alibi", "relative_bias", "learned", "xpos_balanced")
+        Contrast("more", "schemes", "After 3,200 steps", model, "nope")
+        for model in ("alibi", "relative_bias", "learned", "xpos_balanced")
     ),
     Contrast("positions", "schemes", "After 3,200 steps", "xpos_balanced", "rope"),
     Contrast("more", "paper_row_xpos", "In a row of the paper", "xpos", "rope"),
@@ -268,7 +269,7 @@ CONTRASTS: list[Contrast] = [
     ),
     Contrast("rate", "early_lead", "At each learning rate", "crope", "rope"),
     Contrast(
-        *("rate", "early_lead", "CRoPE beside RoPE at more, 2,000 steps", "crope", "rope"),
+        *("rate", "early_lead", "2,000 steps, CRoPE at 0.001, RoPE at 0.0014", "crope", "rope"),
         from_first_setting,
     ),
     Contrast(

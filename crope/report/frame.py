@@ -44,6 +44,8 @@ MODEL_LABELS = {
     "complex_qk": "Q/K only",
     "complex_v": "V only",
     "complex_wide": "wide CRoPE",
+    "mqa": "multi-query",
+    "thin_ffn": "thin FFN",
 }
 ARMS = {  # of a conversion
     "rope": "RoPE, tuned on",

@@ -148,7 +148,8 @@ def _anonymise(value: Any, config: dict[str, Any]) -> Any:
 
 def _check_valid(invalid: Sequence[InvalidRecord]) -> None:
     if invalid:
-        raise DataError("; ".join(map(str, invalid)))
+        more = f"; and {len(invalid) - 3} more" if len(invalid) > 3 else ""
+        raise DataError("; ".join(map(str, invalid[:3])) + more)
 
 
 def render_machine(machine: str, frame: pd.DataFrame) -> str:

@@ -151,14 +151,15 @@ def estimate(line: Mapping[Any, Any], decimals: int = 4) -> str:
 
 def primary_table(lines: pd.DataFrame) -> Table:
     """The primary contrasts, or what stands in their comparison."""
-    levels = lines["level"].unique()
-    head = f"Nats ({100 * levels[0]:.0f} %)" if len(levels) == 1 else "Nats"
+    lowest = lines["level"].min()
+    head = f"Nats ({100 * lowest:.0f} %)"
     rows = [
         {
             "Question": line["question"],
             "Answer": line["answer"],
             "Difference": f"{line['difference']}; {line['where']}",
-            head: estimate(line) + (f" at {100 * line['level']:.0f} %" if len(levels) > 1 else ""),
+            head: estimate(line)
+            + (f" at {100 * line['level']:.0f} %" if line["level"] > lowest else ""),
             "n": str(line["n"]),
         }
         for line in lines.to_dict("records")
@@ -177,8 +178,8 @@ def primary_table(lines: pd.DataFrame) -> Table:
     errors = lines["text_error_nats"].dropna()
     if len(errors):
         notes.append(
-            f"Intervals are over seeds, on one validation text; of the choice of that text, a"
-            f" standard error of up to {errors.max():.4f} comes on top."
+            "Intervals are over seeds; the choice of the validation text adds a standard error of"
+            f" up to {errors.max():.4f}."
         )
     frame = pd.DataFrame(rows, columns=["Question", "Answer", "Difference", head, "n"])
     return Table("primary", "Primary questions.", frame, notes, text=(0, 1, 2), numbers=csv(lines))
@@ -198,7 +199,8 @@ def claims_table(lines: pd.DataFrame) -> Table:
                 if signed(line["paper_nats"])
             ),
             "Here (95 %)": "; ".join(
-                f"{name} {estimate(line, 3)}" for name, line in zip(short, parts, strict=True)
+                f"{name if len(parts) > 1 else ''} {estimate(line, 3)}".strip()
+                for name, line in zip(short, parts, strict=True)
             ),
         })  # fmt: skip
     columns = ["The paper says", "It prints", "Here (95 %)"]
@@ -356,22 +358,27 @@ FAMILIES = {  # of the first screen; all others are in the table of all differen
     "positions": "What positions are worth",
     "rate": "Learning rates",
 }
+PLANNED = {"cost", "tuned_lr"}  # studies that repeat what smaller ones asked, with new seeds
 
 
 def other_lines(lines: pd.DataFrame) -> list[str]:
-    """One line per family: its differences over all corpora, or on the only one."""
+    """One line per family: its differences over all corpora, or on the only one; of those that
+    PLANNED studies answer too, only theirs.
+    """
     sentences = []
     for family, title in FAMILIES.items():
-        by_question: dict[str, list[str]] = {}
-        of_family = lines[lines["family"] == family]
-        for (_, question, difference), contrast in of_family.groupby(
+        contrasts = lines[lines["family"] == family].groupby(
             ["study", "question", "difference"], sort=False
-        ):
-            line = overall(contrast.to_dict("records"))  # a contrast at several settings has none
-            if line and not line["reason"]:
-                by_question.setdefault(str(question), []).append(
-                    f"{difference} {estimate(line, 3)}"
-                )
+        )
+        # A contrast at several settings has no line over all of them.
+        candidates = [overall(contrast.to_dict("records")) for _, contrast in contrasts]
+        answered = [line for line in candidates if line and not line["reason"]]
+        planned = {line["difference"] for line in answered if line["study"] in PLANNED}
+        by_question: dict[str, list[str]] = {}
+        for line in answered:
+            if line["study"] in PLANNED or line["difference"] not in planned:
+                text = f"{line['difference']} {estimate(line, 3)}"
+                by_question.setdefault(line["question"], []).append(text)
         parts = [f"{question}: {', '.join(texts)}" for question, texts in by_question.items()]
         sentences += [f"- **{title}.** {'. '.join(parts)}."] if parts else []
     return sentences

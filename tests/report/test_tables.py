@@ -24,6 +24,7 @@ from crope.report.tables import (
     Table,
     headline,
     loss_table,
+    other_lines,
     primary_table,
     render,
     runs_table,
@@ -305,7 +306,7 @@ def test_the_primary_table_names_stand_ins_and_the_error_of_the_text() -> None:
     stand_in = evidence_line("P1", "higher", 0.5, **more)
     planned = stand_in | {"planned": True, "level": 0.99, "text_error_nats": 0.00312}
     of_both = primary_table(pd.DataFrame([stand_in, planned]))
-    assert list(of_both.frame["Nats"].str[-7:]) == ["at 95 %", "at 99 %"]
+    assert list(of_both.frame["Nats (95 %)"].str.endswith(" at 99 %")) == [False, True]
     notes = " ".join(of_both.notes)
     assert "1 of 2 lines" in notes and "99 %" in notes and "up to 0.0031" in notes
     notes = " ".join(primary_table(pd.DataFrame([planned])).notes)
@@ -346,6 +347,27 @@ def test_the_headline_has_the_papers_row_only_of_its_own_size() -> None:
     text = headline(pd.DataFrame([cost, row | {"planned": True, "level": 0.99}]))
     assert "In the paper's own row Eq. 30 costs loss: A − B +0.5000" in text
     assert "after 3,200 steps" in text and "own size" not in text
+
+
+def test_a_planned_study_stands_in_the_place_of_those_before_it() -> None:
+    lines = [
+        evidence_line("half", "open", mean, study=study, difference=difference, question="?")
+        for study, difference, mean in (
+            ("controls", "A − B", 0.1),
+            ("horizon", "A − B", 0.2),
+            ("controls", "A − C", 0.3),
+            ("cost", "A − B", 0.4),
+        )
+    ]
+    means = [line["mean_nats"] for line in lines]
+
+    def printed() -> list[float]:
+        (text,) = other_lines(pd.DataFrame(lines))
+        return [mean for mean in means if f"+{mean:.3f}" in text]
+
+    assert printed() == [0.3, 0.4]
+    lines[3]["reason"] = "2 of 3 planned seeds"
+    assert printed() == [0.1, 0.2, 0.3]
 
 
 def test_the_cost_in_units_of_what_rotation_is_worth() -> None:
