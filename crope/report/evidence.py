@@ -414,7 +414,7 @@ def overall(lines: Sequence[dict[Any, Any]]) -> dict[Any, Any] | None:
 
 def _training(comparisons: Sequence[Comparison]) -> list[Training]:
     """At equal seed and step all models are validated on the same batches, so that differences of
-    sampled losses are quiet.
+    sampled losses are quiet. Of studies of one dataset and length the one with most seeds.
     """
     compared = []
     for comparison in comparisons:
@@ -436,7 +436,9 @@ def _training(comparisons: Sequence[Comparison]) -> list[Training]:
             compared.append(
                 Training(comparison.row.study, title, differences, rope_nats, planned, paper_point)
             )
-    return compared
+    by_seeds = sorted(compared, key=lambda training: len(training.differences))
+    most = {training.title: training for training in by_seeds}
+    return [training for training in compared if most[training.title] is training]
 
 
 def _by_phase(runs: pd.DataFrame) -> pd.DataFrame:
@@ -483,6 +485,8 @@ def setting_label(setting: str) -> str:
     key, _, value = setting.partition("=")
     if key == "train.max_steps":
         return f"{int(value):,} steps"
+    if key == "eval.full_tokens":
+        return f"{int(value):,} validation tokens"
     if key == "ablation":
         return paper.row_label(value)
     return f"{key.rpartition('.')[2]} {value}"

@@ -6,6 +6,7 @@ everywhere. The functions take comparisons and lines of evidence.py, one row per
 """
 
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ CURVES = {"validation": "val/loss_nats", "training": "train/loss_nats"}  # the p
 FULL = "val_full/loss_nats"
 EDGE = 0.14  # nats: larger differences leave the frame of the forest
 EARLY = 0.15  # fraction of steps whose high losses may leave the frame, to tell the models apart
+PANELS_IN_A_ROW = 4
 NATS = "nats per token"
 
 
@@ -146,10 +148,14 @@ def _over_seeds(runs: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def training(comparisons: Sequence[Training]) -> Figure:
     """CRoPE - RoPE against the tokens seen, a panel per comparison."""
-    figure, axes = _axes(1, len(comparisons), (3.3, 2.6))
-    for axis, comparison in zip(axes[0], comparisons, strict=True):
+    columns = min(len(comparisons), PANELS_IN_A_ROW)
+    figure, axes = _axes(math.ceil(len(comparisons) / columns), columns, (3.3, 2.6))
+    for axis, comparison in zip(axes.flat, comparisons, strict=False):
         _draw_training(axis, comparison)
-    axes[0][0].set_ylabel(f"CRoPE − RoPE ({NATS})")
+    for axis in axes.flat[len(comparisons) :]:
+        axis.remove()
+    for axis in axes[:, 0]:
+        axis.set_ylabel(f"CRoPE − RoPE ({NATS})")
     return figure
 
 

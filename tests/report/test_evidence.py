@@ -414,6 +414,24 @@ def test_the_difference_while_training_and_the_papers_where_rope_has_its_loss(mo
     assert list(comparison.differences.columns[:2]) == pytest.approx([50_000, 150_000])
 
 
+def test_of_equal_titles_the_curve_of_most_seeds_is_drawn(monkeypatch) -> None:
+    seeds = {"base": (0, 1), "cost": (2, 3, 4), "horizon": (0, 1, 2)}
+    rows = [make_row(study, ["rope", "crope"], seeds=chosen) for study, chosen in seeds.items()]
+    rows.append(make_row("base", ["rope", "crope"], dataset="wikitext2", seeds=(0,)))
+    runs = [
+        make_runs(model, dict.fromkeys(range(4), 5.0), dataset=dataset, train_tokens=1e6)
+        for model in ("rope", "crope")
+        for dataset in ("ptb", "wikitext2")
+    ]
+    curve = pd.DataFrame({"step": np.arange(0, 101), "val/loss_nats": 5.0})
+    monkeypatch.setattr(evidence, "load_curves", lambda path: curve)
+    drawn = weigh(find_comparisons(make_frame(*runs), rows)).training
+    assert [(training.study, len(training.differences)) for training in drawn] == [
+        ("horizon", 3),
+        ("base", 1),
+    ]
+
+
 def test_published_differences_recomputed_with_other_code() -> None:
     folder = PUBLISHED / "cpu-fp32"
     rows = [row for row in expected_rows("quick") if row.study == "base"]

@@ -94,6 +94,7 @@ def test_differences_against_tokens_are_drawn_with_their_interval_and_every_seed
     assert single == list(LOSSES.values())
     assert drawn(axis, "mean") == [([0.5, 1.5], [pytest.approx(MEAN)] * 2)]
     assert drawn(axis, "paper") == [([1.0], [-0.5])]
+    assert len(figures.training([comparison] * 5).axes) == 5
     incomplete = figures.training([replace(comparison, planned=4)]).axes[0]
     assert not incomplete.collections and "3 of 4 seeds" in incomplete.get_title("left")
 
