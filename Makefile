@@ -71,7 +71,7 @@ lint: .venv/.stamp  ## ruff and mypy
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
 
-test: lint  ## lint, then every test
+test: lint  ## lint, then the tests
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
 .venv-engines/.stamp: pyproject.toml constraints.txt constraints-engines.txt

@@ -1,4 +1,4 @@
-"""CRoPE, reproduced: the models, the protocol and the evidence. Source map: README.md."""
+"""CRoPE, reproduced: the models, the protocol and the evidence. Source map: CONTRIBUTING.md."""
 
 import os
 from typing import TYPE_CHECKING, Any

@@ -136,8 +136,8 @@ def complexify(
 
 
 def merge(model: nn.Module) -> list[str]:
-    """Replaces every ComplexLinear by the `nn.Linear` with the dense weight of Eq. 30, in place;
-    returns the names.
+    """Replaces every ComplexLinear and StructuredLinear by the `nn.Linear` with its dense weight, in
+    place; returns the names.
 
     The model then has its original architecture and equal outputs, and every stack saves and serves
     it. For a merged copy, merge `copy.deepcopy(model)`. Raises if one of these layers has hooks.

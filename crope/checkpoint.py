@@ -27,7 +27,7 @@ NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{16})\.pt")
 
 
 class CorruptCheckpoint(ValueError):
-    """A checkpoint, or the metrics it was saved with, does not have its SHA-256."""
+    """A checkpoint, or the metrics.jsonl it was saved with, without the SHA-256 recorded for it."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TrainState:
 def save_checkpoint(
     folder: Path, state: TrainState, *, step: int, metrics_size: int, made_with: Mapping[str, str]
 ) -> None:
-    """Atomic. `step` is the number of updates done; `made_with` must be equal for the run to
+    """Writes a checkpoint atomically. `step` is the number of updates done; `made_with` must be equal for the run to
     continue from here.
     """
     metrics = (folder / "metrics.jsonl").read_bytes()[:metrics_size]
@@ -98,7 +98,7 @@ def load_checkpoint(
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The newest first."""
+    """The checkpoint files of a run, the newest first."""
     by_step = []
     for path in folder.glob("checkpoint-*.pt"):
         match = NAME.fullmatch(path.name)

@@ -80,7 +80,7 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
             return compose("config", overrides=list(overrides), return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise one_line(error) from error
+        raise config_error(error) from error
 
 
 def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
@@ -120,7 +120,7 @@ def typed(schema: type[Schema], values: Any) -> Schema:
         merged = OmegaConf.merge(OmegaConf.structured(schema), values)
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
     except (ValueError, OmegaConfBaseException) as error:
-        raise one_line(error) from error
+        raise config_error(error) from error
 
 
 def check(config: Config) -> None:
@@ -287,7 +287,7 @@ def nearest(name: str, valid: Sequence[str]) -> str:
     return f" valid: {', '.join(valid)}" if len(valid) < 30 else " the keys are in crope/config.py"
 
 
-def one_line(error: Exception) -> ConfigError:
+def config_error(error: Exception) -> ConfigError:
     """Hydra's or OmegaConf's error in one line: the cause, the key and the file if they are named."""
     causes = (error.__cause__, error, error.__context__)
     cause = next((item for item in causes if isinstance(item, OmegaConfBaseException)), error)

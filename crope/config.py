@@ -22,8 +22,8 @@ CACHE_DIR = Path(
 MISSING: Any = "???"  # omegaconf.MISSING: layers and adapter need no package but torch
 GOLDEN_FILE = Path(__file__).with_name("golden_losses.json")
 
-# A text is known by its file: conf/data/<corpus>.yaml. One that crope/data has no source for is the
-# user's own.
+# Names of the corpora: the files conf/data/<corpus>.yaml. One without a source in crope/data or in
+# its file is the user's own.
 CORPORA = tuple(sorted(path.stem for path in (ROOT / "conf" / "data").glob("*.yaml")))
 
 # Golden losses and numerics version of each model of conf/model. `make golden` raises the version
@@ -85,7 +85,8 @@ def option(default: Any, text: str, **rule: Any) -> Any:
 class ModelConfig:
     """One decoder.
 
-    Models differ in `position`, `projection` and `attention` only; the sizes are those of Sec. 5.1.
+    Models differ in `position`, `projection` and `attention` only (`thin_ffn` in `ffn_ratio`); the
+    sizes are those of Sec. 5.1.
     """
 
     position: str = option(MISSING, "position scheme", one_of=POSITIONS)
@@ -172,7 +173,9 @@ class HubConfig:
 
 @dataclass
 class DataConfig:
-    corpus: str = option(MISSING, "which text", one_of=CORPORA)
+    """The corpus of a run."""
+
+    corpus: str = option(MISSING, "corpus, a file of conf/data", one_of=CORPORA)
     hub: HubConfig | None = None  # in conf/data only: no key of the command line
 
 
@@ -186,12 +189,14 @@ class AblationConfig:
     lr_gamma: float = option(0.8, "gamma, decay ratio of StepLR", above=0)
     lr_step_size: int = option(1000, "step, decay step size of StepLR", least=1)
     full_every: int = option(
-        1000, "steps between whole-split validations at the paper scale", least=1
+        1000, "steps between full validations at the paper and medium scales", least=1
     )
 
 
 @dataclass
 class TokenizerConfig:
+    """The tokenizer of a run, byte-level BPE."""
+
     name: str = option(
         MISSING, "byte-level BPE: OpenAI's, or trained on the train split", one_of=("gpt2", "bpe")
     )
@@ -226,6 +231,8 @@ class TrainConfig:
 
 @dataclass
 class EvalConfig:
+    """Sampled and full validation (Sec. 5.3)."""
+
     every: int = option(20, "steps between sampled validations (Sec. 5.3)", least=1)
     batches: int = option(MISSING, "random batches of B x L a sampled validation", least=1)
     full_every: int = option(
@@ -262,6 +269,8 @@ class RuntimeConfig:
 
 @dataclass
 class TrackerConfig:
+    """Where the curves of a run are logged."""
+
     name: str = option("wandb", "where curves are logged", one_of=("wandb", "none"))
     mode: str = option("offline", "online needs `wandb login`", one_of=("offline", "online"))
     project: str = option("crope", "wandb project")
@@ -269,6 +278,8 @@ class TrackerConfig:
 
 @dataclass
 class Config:
+    """The whole configuration; a run's id hashes the sections of SCIENTIFIC."""
+
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     ablation: AblationConfig = field(default_factory=AblationConfig)
@@ -386,7 +397,7 @@ def half_rank(in_features: int, out_features: int) -> int:
 def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a resolved configuration that a number can depend on; see ADDED_LATER."""
     part = {name: config[name] for name in SCIENTIFIC}
-    # The name stands for the text, wherever it comes from: crope/data refuses two texts of one name.
+    # The name identifies the corpus, wherever it is fetched from: crope/data refuses two of one name.
     part["data"] = {"corpus": config["data"]["corpus"]}
     for section, added in ADDED_LATER.items():
         part[section] = {
@@ -412,8 +423,8 @@ def cell_key(config: Mapping[str, Any]) -> str:
 def numerics_version(model: Mapping[str, Any]) -> int:
     """Numerics version of the model that a configuration's `model` section selects.
 
-    A combination without golden losses of its own takes the highest version among its first three
-    components; a component has changed when every model that uses it has.
+    A combination without golden losses of its own takes the highest version among its position,
+    projection and attention; that of a component is the lowest of the models that use it.
     """
     selected = {**ADDED_LATER["model"], **model}
     choices = [selected[name] for name in ("position", "projection", "attention", "ffn_ratio")]

@@ -73,8 +73,8 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
     for any matrices, so `best_by_chance` has the same for matrices whose channels were rotated at
     random within each head.
 
-    Raises UserError if the run is not a complete RoPE run, if `steps` or `lr` is negative, or if
-    fine-tuning diverges.
+    Raises UserError if the run is not a complete RoPE run, if `steps` is negative or `lr` not above
+    0, or if fine-tuning diverges.
     """
     config, path = load_config(record.config), record.path
     config.runtime.compile = "false"  # a dozen models, each for a few hundred steps
@@ -221,7 +221,7 @@ def fine_tune(model: GPT, tokens: TokenSet, *, config: Config, steps: int, lr: f
 
 @torch.no_grad()
 def measure(model: GPT, tokens: TokenSet, *, config: Config) -> float:
-    """The run's full validation loss, in nats per token."""
+    """Full validation loss of the model on the run's validation split, in nats per token."""
     device = prepare_device(config.runtime)
     model.to(device).eval()
     loss = build_losses(model, config, device)[1]

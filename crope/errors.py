@@ -38,9 +38,9 @@ class InvalidRecord(DataError):
         self,
         path: Path,
         reason: str,
-        cure: str = "remove the folder and run the same command again",
+        remedy: str = "remove the folder and run the same command again",
     ) -> None:
-        super().__init__(f"{path}: {reason}; {cure}")
+        super().__init__(f"{path}: {reason}; {remedy}")
         self.path, self.reason = path, reason
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from crope.config import Config
-from crope.data.batches import Corpus, full_pass, sample_batch
+from crope.data.batches import TokenArray, full_pass, sample_batch
 from crope.device import return_freed_memory
 from crope.model.gpt import GPT
 
@@ -35,7 +35,7 @@ def cross_entropy(
 
 
 def sampled_loss(
-    loss: LossFunction, tokens: Corpus, *, config: Config, step: int, device: torch.device
+    loss: LossFunction, tokens: TokenArray, *, config: Config, step: int, device: torch.device
 ) -> float:
     """Mean loss in nats over eval.batches random B x L batches: the same for all models at the same
     seed and step.
@@ -56,7 +56,7 @@ def sampled_loss(
 
 def full_loss(
     loss: LossFunction,
-    tokens: Corpus,
+    tokens: TokenArray,
     *,
     config: Config,
     device: torch.device,

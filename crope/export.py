@@ -11,8 +11,8 @@ folded into the weights:
 - The token embedding is multiplied by `embed_factor`, and so is a tied head with it: the last norm,
   which the head reads, is divided by it.
 - A single head of K and V (`multi_query`) is repeated for every head of Q.
-- Narrower heads (`halved`) are filled up with zeros, and Q is multiplied by the square root of the
-  ratio of widths, by which the scores are divided.
+- Narrower heads (`halved`) are padded with zeros from K to W channels, and Q is multiplied by
+  sqrt(W / K), because the exported model divides scores by sqrt(W) instead of sqrt(K).
 
 Shapes: D model width, H heads, K head width, W = D/H head width of the exported model, T tokens.
 """
@@ -222,7 +222,7 @@ def weights_for(model: GPT, config: ModelConfig) -> dict[str, Tensor]:
         # GPT-NeoX: Q, K and V of each head in turn; GPT-2: all heads of Q, of K, of V.
         qkv = torch.stack(heads, dim=1 if rotary else 0).flatten(0, 2)
         out_HKD = block.attn.out_proj.weight.T.unflatten(0, (config.n_heads, -1))
-        out = filled_up(out_HKD, config).flatten(0, 1).T
+        out = zero_padded(out_HKD, config).flatten(0, 1).T
         layers = {
             "attn_norm": (block.attn_norm.weight, block.attn_norm.bias),
             "qkv": (qkv[:, :-1], qkv[:, -1]),
@@ -250,10 +250,10 @@ def heads_of(layer: Any, config: ModelConfig, *, rotated: bool) -> Tensor:
     heads = torch.cat((weight, bias[:, None]), dim=1).unflatten(0, (-1, config.head_width))
     if rotated:
         heads = heads.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
-    return filled_up(heads, config).expand(config.n_heads, -1, -1)
+    return zero_padded(heads, config).expand(config.n_heads, -1, -1)
 
 
-def filled_up(heads_HKD: Tensor, config: ModelConfig) -> Tensor:
+def zero_padded(heads_HKD: Tensor, config: ModelConfig) -> Tensor:
     """Heads of the width W = d_model / n_heads, with zeros in the new channels."""
     return F.pad(heads_HKD, (0, 0, 0, config.d_model // config.n_heads - heads_HKD.shape[1]))
 

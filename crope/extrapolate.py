@@ -105,13 +105,13 @@ def losses(
         count += targets_BT.numel()
         for length in lengths:
             for inputs, targets in pieces(inputs_BT.to(device), targets_BT.to(device), length):
-                of_tokens = token_losses(
+                loss_BT = token_losses(
                     model, inputs, targets, bf16=config.train.precision == "bf16"
                 )
-                totals[length] += of_tokens.sum()
+                totals[length] += loss_BT.sum()
                 if inputs.shape[1] == longest:
-                    curve_T += of_tokens.sum(dim=0)
-                    spans += len(of_tokens)
+                    curve_T += loss_BT.sum(dim=0)
+                    spans += len(loss_BT)
     means = {length: total.item() / count for length, total in totals.items()}
     return means, count, (curve_T / spans).cpu().numpy()
 
@@ -130,8 +130,8 @@ def pieces(inputs_BT: Tensor, targets_BT: Tensor, length: int) -> Iterator[tuple
 def token_losses(model: GPT, inputs_BT: Tensor, targets_BT: Tensor, *, bf16: bool) -> Tensor:
     """The reference loss of each token, (B, T) in float64, not averaged."""
     with torch.autocast(inputs_BT.device.type, torch.bfloat16, enabled=bf16):
-        of_tokens = cross_entropy(model, inputs_BT, targets_BT, reduction="none")
-    return of_tokens.view_as(targets_BT).double()
+        loss_BT = cross_entropy(model, inputs_BT, targets_BT, reduction="none")
+    return loss_BT.view_as(targets_BT).double()
 
 
 def segments(curve_T: np.ndarray, length: int) -> list[dict[str, Any]]:

@@ -35,7 +35,9 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
     for _ in range(tokens):
         logits_V = next_logits(model, context)
-        context.append(draw(logits_V, temperature=temperature, top_k=top_k, generator=generator))
+        context.append(
+            sample_token(logits_V, temperature=temperature, top_k=top_k, generator=generator)
+        )
     return str(tokenizer.decode(context))
 
 
@@ -49,7 +51,7 @@ def next_logits(model: GPT, context: list[int]) -> torch.Tensor:
     return model.logits(model(tokens_1T)[0, -1]).float().cpu()
 
 
-def draw(
+def sample_token(
     logits_V: torch.Tensor, *, temperature: float, top_k: int, generator: torch.Generator
 ) -> int:
     """A token drawn from softmax(logits / temperature).

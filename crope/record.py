@@ -8,6 +8,7 @@ results/runs/<run_id>/
     val_windows.npy   validation loss of each window of the last full pass, in nats per token, float32
     weights.pt        state dict after the last step
     extrapolation.json, conversion.json    measured on the weights later, with their SHA-256
+    checkpoint-*.pt   while the run is incomplete; converted.pt after a conversion
 """
 
 import hashlib
@@ -92,7 +93,7 @@ class Failure(TypedDict):
 
 
 class Identity(TypedDict):
-    """What summary.json has for a failed run too."""
+    """Fields of summary.json that complete and failed runs share."""
 
     run_id: str
     model: str
@@ -109,7 +110,7 @@ class Identity(TypedDict):
 
 
 class Measured(TypedDict):
-    """What summary.json has of a complete run besides the values of `derive`."""
+    """Fields of a complete run's summary.json that `derive` does not compute."""
 
     unigram_nats: Nats
     metrics_sha256: str
@@ -492,8 +493,8 @@ def summarise(
     val_sampled   mean and sample standard deviation of the sampled losses at step >= 0.9 max_steps
     val_full      final and best loss of the fixed pass
     train         the training split measured as val_full is, after the last step
-    time          median step time over the training lines except the first, which includes the
-                  warm-up
+    time          median step time over the training lines except the first, which includes
+                  compilation and first allocations
     """
     sampled = [(row["step"], row["val/loss_nats"]) for row in rows if "val/loss_nats" in row]
     full = [(row["step"], row["val_full/loss_nats"]) for row in rows if "val_full/loss_nats" in row]
@@ -535,7 +536,7 @@ def summarise(
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Atomic: a reader sees the old file or the whole new one, also after a power cut."""
+    """Writes atomically: a reader sees the old file or the whole new one, even after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(
         dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY

@@ -299,14 +299,14 @@ def study_status(
         overrides = [quoted_override("results_dir", results_dir)]
         at = scale or planned_scale([study]) or default
         runs = study_runs([study], scale=at, seeds=seeds, datasets=datasets, overrides=overrides)
-        of_study = {}
+        study_states = {}
         for run in runs:
             run = _recorded(run, precision)
-            of_study[run.run_id] = states.get(run.run_id) or _state(run, done, reasons)
-        states.update(of_study)
-        counts = Counter(state.status for state in of_study.values())
+            study_states[run.run_id] = states.get(run.run_id) or _state(run, done, reasons)
+        states.update(study_states)
+        counts = Counter(state.status for state in study_states.values())
         parts = [f"{counts[name]} {name}" for name in STATUSES if counts[name]]
-        lines.append(f"{study}, {at}: {len(of_study)} runs: {', '.join(parts)}")
+        lines.append(f"{study}, {at}: {len(study_states)} runs: {', '.join(parts)}")
     for state in sorted(states.values(), key=lambda state: STATUSES.index(state.status)):
         if state.status in (RUNNING, STARTED):
             steps = f"step {state.step:,} of {state.run.config.train.max_steps:,}"
@@ -368,7 +368,7 @@ def _state(run: Run, complete: set[str], reasons: Mapping[str, str]) -> RunState
 
 
 def _last_step(metrics: Path) -> int:
-    """0 also if the file is corrupt: the run will start again."""
+    """The last step in metrics.jsonl; 0 if the file is missing or corrupt."""
     try:
         return int(read_metrics(metrics)[-1]["step"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):

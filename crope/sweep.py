@@ -2,8 +2,8 @@
 
 Each run has a process of its own, started from a server that has imported torch: a process that is
 killed costs its own run only (a ProcessPoolExecutor would lose every active run), and no memory is
-left for the next run. Any number of these commands may share a results folder: a run's lock says
-who trains it, its record whether it is complete.
+left for the next run. Any number of these commands may share a results folder: a run's
+lock shows whether a process trains it, its record whether it is complete.
 """
 
 import multiprocessing
@@ -47,8 +47,8 @@ def reproduce(
 ) -> int:
     """Trains every run of the studies at one scale that is not complete, then writes the report.
 
-    Returns the exit status: 1 if a run failed or data is corrupt. Unavailable data is not a
-    failure: results_dir/unavailable.json says why, and `tiny` is added.
+    Returns the exit status: 1 if a run or its extrapolation failed, or if data or a record is
+    corrupt. Unavailable data is not a failure: results_dir/unavailable.json says why, and `tiny` is added.
 
     seeds       None: those of each study's file
     overrides   of tracker and runtime
@@ -178,8 +178,8 @@ def run_all(
 
 
 def start_server() -> None:
-    """Starts the server that processes are forked from. It has imported what they need, a second
-    each otherwise; Ctrl-C reaches it while it imports, and must not end it.
+    """Starts the server that processes are forked from. It imports once what would take each process
+    a second; Ctrl-C reaches the server while it imports and must not end it.
     """
     forkserver.set_forkserver_preload(["crope.run", "torch._dynamo"])
     resource_tracker.ensure_running()  # unblocks SIGINT
@@ -233,7 +233,7 @@ def _receive(receiver: Connection, worker: Worker, stopping: bool) -> Outcome:
 
 def _resolved(run: Run, jobs: int) -> Run:
     """The run with its share of the cores (on small models, one run per core is faster than one
-    step on all cores) and with `compile=auto` decided, which prints what is missing once.
+    step on all cores) and with `compile=auto` resolved; one line says what a compiler lacks.
     """
     device = resolve_device(run.config.runtime.device)
     runtime = replace(

@@ -62,7 +62,8 @@ class Tracker:
         return _init(run.container, names, run.run_id, mode=mode, folder=folder, resume=resume)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Called when the run ends; `summary` is its summary.json, of a stopped run its beginning."""
+        """Called when the run ends; `summary` is its summary.json, of a stopped run
+        its first fields."""
         if self.wandb_run is not None:
             with _contained(self.path):
                 _finish(self.wandb_run, summary)
@@ -86,7 +87,7 @@ def upload(record: Record, *, results_dir: Path) -> None:
 
 
 def _log(wandb_run: Any, row: Mapping[str, Any]) -> None:
-    """One line of metrics.jsonl, with the perplexity of each loss; not a line that wandb has."""
+    """Logs one line of metrics.jsonl with the perplexity of each loss, unless wandb has the line."""
     if row["step"] < wandb_run.starting_step:
         return
     perplexities = {

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, LRScheduler, St
 
 from crope.checkpoint import TrainState, load_checkpoint, save_checkpoint, save_weights
 from crope.config import Config, TrainConfig, run_hash
-from crope.data.batches import Corpus, resident, sample_batch
+from crope.data.batches import TokenArray, resident, sample_batch
 from crope.data.corpora import SPLITS
 from crope.data.tokens import TokenSet
 from crope.device import can_compile, peak_flops, prepare_device
@@ -134,7 +134,7 @@ def train(
 def train_step(
     state: TrainState,
     loss_function: LossFunction,
-    tokens: Corpus,
+    tokens: TokenArray,
     *,
     config: Config,
     step: int,
@@ -298,7 +298,7 @@ def compiles(config: Config, device: torch.device) -> bool:
 class Meter:
     """Speed and finiteness of the training steps.
 
-    Only `read` and `check_finite` wait for the device.
+    Only `read`, `check_finite` and `paused` wait for the device.
     """
 
     def __init__(self, config: Config, vocab_size: int, device: torch.device) -> None:

@@ -3,8 +3,7 @@ one run.
 
 python scripts/bench.py --write                       # the shapes of docs/performance.md, into it
 python scripts/bench.py scale=paper model=rope        # any configuration, as for train.py
-python scripts/bench.py --profile scale=paper         # torch.profiler's table of this project's
-                                                      step
+python scripts/bench.py --profile scale=paper         # torch.profiler's table of one step
 python scripts/bench.py --smoke                       # tiny sizes: shows that it runs, not how fast
 
 All implementations share one process, so the baselines also have this project's allocator and

@@ -1,8 +1,8 @@
 """Both tables of the paper, or other studies: data, every run, report. Interrupted, the same
 command continues.
 
-python scripts/reproduce.py [--scale paper|medium|quick|smoke] [--seeds N] [--study schemes --study
-controls] [tracker=none]
+python scripts/reproduce.py [--scale paper|medium|quick|smoke] [--seeds N] [--study NAME ...]
+                            [tracker=none]
 """
 
 import sys

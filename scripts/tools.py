@@ -80,7 +80,7 @@ def explain(options: Options) -> None:
 
 
 def publish(options: Options) -> None:
-    """Copy the complete runs of one scale and n-gram losses into results/published, to be committed."""
+    """Copy complete and diverged runs of one scale and n-gram losses into results/published."""
     from crope.report.publish import publish
 
     run_ids = publish(options.results_dir, options.machine, scale=options.scale)
@@ -316,7 +316,7 @@ def build_parser() -> Parser:
                 "default": Path("results"),
                 "help": "holds runs/ (default: results)",
             },
-            "scale": {"help": "paper, medium, quick or smoke (default: the first that has a run)"},
+            "scale": {"help": "paper, medium, quick or smoke (default: the command's own choice)"},
             "study": {
                 "action": "append",
                 "metavar": "NAME",
@@ -349,7 +349,7 @@ def build_parser() -> Parser:
         action="append",
         default=[],
         metavar="DIR",
-        help="may be repeated",
+        help="run directories, instead of RESULTS_DIR/runs; may be repeated",
     )
     sub = command(publish, "results_dir")
     sub.add_argument(
@@ -409,7 +409,7 @@ def build_parser() -> Parser:
         "--temperature", type=float, default=1.0, help="0: the most likely token (default: 1)"
     )
     sub.add_argument("--top-k", type=int, default=0, help="only from the k most likely; 0: all")
-    sub.add_argument("--seed", type=int, default=0, help="of the drawing (default: 0)")
+    sub.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
     sub = command(release, "results_dir")
     sub.add_argument("--scale", help="default: paper with a CUDA device, else quick")
     sub.add_argument("--seed", type=int, default=0, help="of the runs (default: 0)")

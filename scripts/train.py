@@ -27,8 +27,8 @@ with main_errors():  # Ctrl-C while modules load
         CONF_DIR,
         build_run,
         check_overrides,
+        config_error,
         load_run,
-        one_line,
         quote_path,
         register,
         resolve_precision,
@@ -115,7 +115,7 @@ def main() -> None:
     try:
         train()
     except (HydraException, OmegaConfBaseException) as error:
-        raise one_line(error) from error
+        raise config_error(error) from error
     if len(failures) > 1:
         print(f"{len(failures)} runs failed:", file=sys.stderr)
     if failures:

@@ -21,7 +21,7 @@ from crope.compose import group_files, load_run
 from crope.config import ModelConfig
 from crope.errors import UserError
 from crope.export import as_transformers, export, export_transformers, refusal
-from crope.generate import draw, generate
+from crope.generate import generate, sample_token
 from crope.model.gpt import GPT
 from crope.record import Record, sha256_file, write_json
 from crope.run import build_model
@@ -276,7 +276,9 @@ def test_generation_goes_on_past_the_context_and_repeats_with_its_seed(crope: Re
 
 def test_draws_follow_the_softmax_of_the_kept_logits() -> None:
     generator, logits_V = torch.Generator().manual_seed(0), torch.tensor([0.0, 2.0, -1.0, 1.0])
-    drawn = [draw(logits_V, temperature=2.0, top_k=3, generator=generator) for _ in range(4000)]
+    drawn = [
+        sample_token(logits_V, temperature=2.0, top_k=3, generator=generator) for _ in range(4000)
+    ]
     expected = torch.tensor([1.0, 2.718282, 0.0, 1.648721])
     shares = torch.bincount(torch.tensor(drawn), minlength=4) / 4000
     torch.testing.assert_close(shares, expected / expected.sum(), rtol=0, atol=0.03)

@@ -15,7 +15,7 @@ import torch
 from crope.errors import ConfigError
 from crope.seeding import stream
 
-Corpus = np.ndarray | torch.Tensor  # flat token ids: mapped from disk, or on the device
+TokenArray = np.ndarray | torch.Tensor  # flat token ids: mapped from disk, or on the device
 
 
 def check_length(tokens: np.ndarray, seq_len: int, split: str) -> None:
@@ -30,7 +30,7 @@ def check_length(tokens: np.ndarray, seq_len: int, split: str) -> None:
 
 
 def sample_batch(
-    tokens: Corpus, *, seed: int, step: int, batch_size: int, seq_len: int, purpose: str
+    tokens: TokenArray, *, seed: int, step: int, batch_size: int, seq_len: int, purpose: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Windows at uniform random offsets: inputs_BT and targets_BT (shifted by one token), int64.
 
@@ -43,7 +43,7 @@ def sample_batch(
 
 
 def full_pass(
-    tokens: Corpus, *, seq_len: int, batch_size: int, max_tokens: int
+    tokens: TokenArray, *, seq_len: int, batch_size: int, max_tokens: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Each target of the split once, in order, in windows without overlap; a shorter last window
     takes the rest.
@@ -71,7 +71,7 @@ def resident(tokens: np.ndarray, device: torch.device) -> Any:
 
 
 def _windows(
-    tokens: Corpus, starts_N: np.ndarray, seq_len: int
+    tokens: TokenArray, starts_N: np.ndarray, seq_len: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if isinstance(tokens, torch.Tensor):  # only the starts are copied to the device
         starts = torch.from_numpy(starts_N).to(tokens.device, non_blocking=True)

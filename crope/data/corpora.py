@@ -31,7 +31,7 @@ SOURCE_FILE = "source.json"
 WORD_LEVEL = ("ptb", "wikitext2")
 BLOCK_BYTES = 1 << 20
 
-Texts = dict[str, list[Iterable[str]]]  # by split; a text is an iterable of blocks of whole lines
+Documents = dict[str, list[Iterable[str]]]  # by split; each an iterable of blocks of whole lines
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def hub_of(corpus: str) -> HubConfig | None:
 
 
 def source_of(corpus: str) -> dict[str, Any] | None:
-    """Where the text of a corpus without checksums is fetched from; None if it is pinned or the
+    """The source that a corpus without checksums is fetched from; None if it is pinned or the
     user's own.
     """
     hub = None if is_pinned(corpus) else hub_of(corpus)
@@ -123,8 +123,8 @@ def source_of(corpus: str) -> dict[str, Any] | None:
 
 
 def check_source(corpus: str, recorded: dict[str, Any] | None, what: str) -> None:
-    """Raises DataError if `what` was made from another source than conf/data says: two texts of one
-    name would be mixed.
+    """Raises DataError if `what` was made from another source than conf/data says: two corpora of
+    one name would be mixed.
     """
     if recorded != source_of(corpus):
         raise DataError(
@@ -147,8 +147,8 @@ def missing_files(corpus: str, data_dir: Path) -> list[str]:
     ]
 
 
-def load_corpus(corpus: str, data_dir: Path) -> Texts:
-    """The texts of each split (PG-19: one per book, otherwise one), after checking them.
+def load_corpus(corpus: str, data_dir: Path) -> Documents:
+    """The documents of each split (PG-19: one per book, otherwise one), after checking them.
 
     Raises DataUnavailable if a file is missing, DataError if one is empty, not UTF-8, not the
     pinned one, or of another source.
@@ -242,8 +242,8 @@ def missing_text(corpus: str, missing: Sequence[str], remedy: str = "") -> str:
     return f"{corpus}: {files} missing in {where} and data/raw; {remedy}"
 
 
-def tiny_corpus() -> Texts:
-    """English prose that ships with Python: pydoc's help topics, about 0.7 MB.
+def tiny_corpus() -> Documents:
+    """English prose that ships with Python: pydoc's help topics, about 0.5 MB.
 
     Topics are sorted and separated by a blank line; validation is the last tenth of the characters,
     rounded to whole topics. The text varies with the Python version, so it is not pinned.

@@ -9,7 +9,7 @@
 
 The folder's name hashes the source and the tokenizer's settings. The folder appears complete or not
 at all; nothing but ngrams.json is changed later. For a pinned corpus the name does not depend on
-the raw text, so prepared tokens need none.
+the raw text, so prepared tokens can be used without it.
 """
 
 import hashlib
@@ -126,7 +126,7 @@ def prepare(
 
 
 def corpus_lock(corpus: str) -> FileLock:
-    """Held by the process that writes into the folders of a corpus."""
+    """The lock that a process holds while it writes into the folders of a corpus."""
     TOKENS_DIR.mkdir(parents=True, exist_ok=True)
     return FileLock(TOKENS_DIR / f".{corpus}.lock")
 

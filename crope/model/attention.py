@@ -1,6 +1,6 @@
 """Causal multi-head attention over any projection: softmax, and RoFormer's linear form.
 
-Shapes: B batch, T tokens, D model width, H heads, K head width, C tokens of a chunk, N chunks.
+Shapes: B batch, T tokens, D model width, E attention width, H heads, K head width, C tokens of a chunk, N chunks.
 """
 
 import torch
@@ -55,8 +55,9 @@ class CausalAttention(nn.Module):
             q_BHTK, k_BHTK, v_BHTK, attn_mask=bias, dropout_p=dropout, is_causal=bias is None
         )
 
-    def heads(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        heads_BHTK = x_BTD.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+    def heads(self, x_BTE: torch.Tensor) -> torch.Tensor:
+        """The heads of a projection's output, (B, H, T, K); a single one is repeated for all."""
+        heads_BHTK = x_BTE.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
         return heads_BHTK.expand(-1, self.n_heads, -1, -1)
 
 
@@ -131,10 +132,10 @@ def causal_product(
     within = (q @ k.mT).tril() @ v
     # A loop, because torch.cumsum is not deterministic on CUDA; the products above are batched in
     # any case.
-    of_chunks = (k.mT @ v).unbind(2)
-    states = [torch.zeros_like(of_chunks[0])]
-    for of_chunk in of_chunks[:-1]:
-        states.append(states[-1] + of_chunk)
+    chunk_states = (k.mT @ v).unbind(2)
+    states = [torch.zeros_like(chunk_states[0])]
+    for chunk_state in chunk_states[:-1]:
+        states.append(states[-1] + chunk_state)
     return (within + q @ torch.stack(states, dim=2)).flatten(2, 3)[:, :, :length]
 
 

@@ -96,7 +96,7 @@ def kv_cache_values(model: ModelConfig) -> int:
 
 
 def train_flops_per_token(model: ModelConfig, *, vocab_size: int, seq_len: int) -> int:
-    """Training FLOPs: a multiply-add counts two, forward and backward three times the forward pass.
+    """FLOPs of training per token: a multiply-add is two, forward and backward are three forwards.
 
     The causal half of the attention scores counts, not the full square. Complex projections
     multiply by their dense weight (ComplexLinear.weight) and count like real ones.

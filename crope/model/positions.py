@@ -71,7 +71,7 @@ class SinusoidalPositions(Positions):
 class LearnedPositions(Positions):
     """One trained vector per position, added to the token embedding (GPT-2; BERT).
 
-    The vectors start at the rms of the scaled token embedding, the ratio of 1 that GPT-2 has.
+    The vectors start at the rms of the scaled token embedding, as in GPT-2 of `transformers`.
     """
 
     extends = False
@@ -188,10 +188,10 @@ class Alibi(DistanceBias):
     @staticmethod
     def slopes(n_heads: int) -> list[float]:
         below = 1 << (n_heads.bit_length() - 1)
-        of_power, of_next = (
+        slopes_below, slopes_above = (
             [2.0 ** (-8 * i / n) for i in range(1, n + 1)] for n in (below, 2 * below)
         )
-        return of_power + of_next[: 2 * (n_heads - below) : 2]
+        return slopes_below + slopes_above[: 2 * (n_heads - below) : 2]
 
     def by_distance(self, length: int) -> torch.Tensor:
         return -self.slope_H[:, None] * torch.arange(length, device=self.slope_H.device)

@@ -54,8 +54,8 @@ def dense_linear(layer: Any) -> nn.Linear:
 
 
 class LowRankLinear(StructuredLinear):
-    """W = up down, of rank R = D E / (2 (D + E)): half the weights of nn.Linear, to within a row
-    where 4 is no factor.
+    """W = up down, of rank R = D E / (2 (D + E)): half the weights of nn.Linear, slightly fewer
+    where that is no integer.
 
     Shapes    x_BTD -> y_BTE; down: (R, D), up: (E, R).
     """
@@ -113,7 +113,7 @@ class ConjugateLinear(StructuredLinear):
     """y = w conj(x) on the channel pairs of ComplexLinear: each 2x2 block is [[a, -b], [-b, -a]].
 
     A common phase of all inputs turns its outputs the other way. In Q alone it makes the score
-    depend on that phase, in which CRoPE's score is invariant; in Q, K and V alike it is CRoPE with
+    depend on that phase, under which CRoPE's score is invariant; in Q, K and V alike it is CRoPE with
     the two channels of each input pair swapped.
 
     Shapes    x_BTD -> y_BTE; a and b: (E/2, D/2) each.

@@ -14,25 +14,33 @@ from matplotlib.figure import Figure
 from crope.errors import InvalidRecord
 from crope.record import PUBLISHED, write_bytes
 from crope.report import figures, repeats, tables
-from crope.report.evidence import CONTRASTS, PRIMARY, Comparison, Evidence, find_comparisons, weigh
+from crope.report.evidence import (
+    CONTRASTS,
+    PRIMARY,
+    Comparison,
+    Evidence,
+    build_evidence,
+    find_comparisons,
+)
 from crope.report.frame import Source, choose_source
 from crope.report.tables import Table, render
 from crope.study import TABLES, Cell, expected_cells, expected_rows, expected_table_rows
 from crope.terminal import print_grid
 
+# Files that not every report has: removed first, so that none is left of an earlier one.
 STALE = ("study*", "conversion.*", "repeats.*", "phases.*", "training.*", "length.*", "scaling.*")
 Files = dict[str, str | bytes]
 TEMPLATE = Path(__file__).with_name("page.html")
 CAPTIONS = {
     "forest": "Each model minus RoPE at equal seed, mean over the corpora: bars are 95 % intervals, dots seeds; shaded:"
-    " ±0.02; arrows: beyond the frame. On the right, once a row of the paper is trained at its own size: CRoPE −"
-    " RoPE meanwhile; cross: the paper's difference, where RoPE has its loss.",
+    " ±0.02; arrows: beyond the frame. On the right, if a row of the paper was trained at its own size: CRoPE − RoPE"
+    " during training; cross: the paper's final difference, where RoPE's loss here has fallen to the paper's.",
     "fig4": "Validation (top) and training loss (bottom), mean over seeds; band: lowest to highest seed; markers: full"
     " validation loss.",
     "training": "CRoPE − RoPE of sampled validation losses at equal seed and step, by tenths of the run: mean"
-    " over seeds, single seeds (thin), 95 % interval once all planned seeds are there. On top: RoPE's loss then.",
-    "length": "Bars of losses: ± standard deviation over seeds; dashed: the training length.",
-    "scaling": "Bars of losses: ± standard deviation over seeds; of differences: 95 % intervals.",
+    " over seeds, single seeds (thin), 95 % interval once all planned seeds are there. Upper axis: RoPE's loss then.",
+    "length": "Error bars of losses: ± standard deviation over seeds; dashed: the training length.",
+    "scaling": "Error bars of losses: ± standard deviation over seeds; of differences: 95 % intervals.",
 }
 
 
@@ -64,7 +72,9 @@ class Report:
 
 
 def collect(source: Source) -> Report:
-    """Raises UserError if runs of one table or study row are not comparable."""
+    """The report of a source. Raises UserError if runs of one table or study row are not
+    comparable.
+    """
     plan = (source.scale, source.datasets)
     cells = expected_cells(*plan)
     losses = [tables.loss_table(source, cells, name) for name in TABLES]
@@ -76,7 +86,7 @@ def collect(source: Source) -> Report:
     keys = {cell.key for comparison in comparisons for cell in comparison.row.cells}
     added = ~runs["path"].isin(source.frame["path"])
     planned = runs[added & runs["cell_key"].isin(keys) & (runs["status"] == "complete")]
-    evidence = weigh(comparisons)
+    evidence = build_evidence(comparisons)
     yardsticks = tables.yardsticks(evidence.exploratory, comparisons)
     others = [yardsticks, *tables.other_lines(evidence.exploratory)]
     return Report(
@@ -126,7 +136,7 @@ def build_report(
         origin=_origin(report),
         sections=sections,
         savings=tables.savings_line(),
-        tables=tables.once(report.losses),
+        tables=tables.without_repeated_notes(report.losses),
         data=[name for name in files if name.endswith(".csv")],
     )
     for pattern in STALE:

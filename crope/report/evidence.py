@@ -44,7 +44,7 @@ MARGIN = 0.02
 TEXT_BLOCKS = 50  # of consecutive windows: neighbours are of one book and resemble each other
 LENGTHS = 4  # the length at which `length_change` measures, over the training length
 DIVERGED = "NonFiniteLoss"  # error of a run whose loss became infinite: a result of its rate
-HIGHER, LOWER, LEVEL_WITHIN, OPEN, MISSING = (
+HIGHER, LOWER, WITHIN_MARGIN, OPEN, MISSING = (
     "higher",
     "lower",
     f"no difference above {MARGIN:g}",
@@ -150,8 +150,9 @@ OWN_SEEDS = (best_rate, equal_size, size_cost, length_change, from_first_setting
 
 @dataclass(frozen=True)
 class Contrast:
-    """One question to a study: what first - second is. `value` gives the difference by seed.
+    """One difference, first - second, asked of one study; `value` gives it by seed in nats per token.
 
+    family     under which it is printed (tables.FAMILIES, or with all others); P1 to P5 if primary
     ablation   restricts it to one row of Table 2
     level      of its interval
     """
@@ -189,17 +190,17 @@ class Contrast:
 def _primary(
     name: str,
     study: str,
-    until: str,
+    stand_in_study: str,
     question: str,
     first: str,
     second: str | tuple[str, ...],
     ablation: str = "",
 ) -> tuple[Contrast, Contrast]:
-    """A primary contrast with the one that stands in its place until its runs are there: of the
-    study `until`, chosen after its runs, and so exploratory.
+    """A primary contrast, and its stand-in: the same difference in `stand_in_study`, printed until
+    the planned runs are complete. It was chosen after its runs, so it is exploratory.
     """
     planned = Contrast(name, study, question, first, second, level=PRIMARY_LEVEL)
-    return planned, replace(planned, study=until, ablation=ablation, level=LEVEL)
+    return planned, replace(planned, study=stand_in_study, ablation=ablation, level=LEVEL)
 
 
 PRIMARY = [
@@ -298,7 +299,13 @@ FOREST = {
     "3,200 steps": ("cost", "horizon", "schemes"),
 }
 PHASES = 10  # equal parts of a run, over each of which sampled validation losses are averaged
-CURVES = ("base", "horizon", "cost", "medium", "paper_row")  # studies whose phases are compared
+TRAINING_STUDIES = (
+    "base",
+    "horizon",
+    "cost",
+    "medium",
+    "paper_row",
+)  # studies whose phases are compared
 
 
 @dataclass(frozen=True)
@@ -322,7 +329,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the runs say: frames with a row per line, see `answer`.
+    """The answers of all contrasts: data frames with one row per line of `answer`.
 
     primary       one line per primary contrast, of its stand-in where `planned` is False;
                   `text_error_nats` as `text_error`, NaN for a stand-in
@@ -341,12 +348,11 @@ class Evidence:
     @property
     def paper_row(self) -> Training | None:
         """Of the paper's own row."""
-        return next(
-            (comparison for comparison in self.training if comparison.study == "paper_row"), None
-        )
+        return next((part for part in self.training if part.study == "paper_row"), None)
 
 
-def weigh(comparisons: Sequence[Comparison]) -> Evidence:
+def build_evidence(comparisons: Sequence[Comparison]) -> Evidence:
+    """The answers of every contrast; `comparisons` are those of all studies."""
     chosen = []
     for planned, stand_in in PRIMARY:
         line = overall(answer(planned, comparisons))
@@ -420,7 +426,9 @@ def _training(comparisons: Sequence[Comparison]) -> list[Training]:
     for comparison in comparisons:
         runs = comparison.runs[np.isfinite(comparison.runs["final"])]
         runs = runs[runs["seed"].isin(comparison.row.seeds)]
-        if comparison.row.study not in CURVES or not {"crope", "rope"} <= set(runs["model"]):
+        if comparison.row.study not in TRAINING_STUDIES or not {"crope", "rope"} <= set(
+            runs["model"]
+        ):
             continue
         crope, rope = (_by_phase(runs[runs["model"] == model]) for model in ("crope", "rope"))
         differences = (crope - rope).dropna()
@@ -659,7 +667,7 @@ def _line(contrast: Contrast, groups: Sequence[pd.Series], reason: str) -> dict[
         "low_nats": low,
         "high_nats": high,
         "level": contrast.level,
-        "answer": "one seed" if n == 1 and not reason else word(low, high),
+        "answer": "one seed" if n == 1 and not reason else classify(low, high),
         "reason": reason,
         "values": tuple(np.concatenate([values.to_numpy() for values in groups])),
     }
@@ -715,14 +723,14 @@ def text_error(contrast: Contrast, comparisons: Sequence[Comparison]) -> float:
     return float(np.sqrt(np.sum(variances)) / len(variances))
 
 
-def word(low: float, high: float) -> str:
-    """What an interval says, by one rule."""
+def classify(low: float, high: float) -> str:
+    """The class of an interval: higher, lower, no difference above MARGIN, open or missing."""
     if np.isnan(low):
         return MISSING
     within = low > -MARGIN and high < MARGIN
     if low > 0 or high < 0:
         return (HIGHER if low > 0 else LOWER) + (f" by less than {MARGIN:g}" if within else "")
-    return LEVEL_WITHIN if within else OPEN
+    return WITHIN_MARGIN if within else OPEN
 
 
 def random_effects(

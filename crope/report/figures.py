@@ -235,8 +235,8 @@ def _draw_difference(axis: Axes, line: Mapping[Any, Any], at: float, *, horizont
     """The interval (bar), the seeds (dots) and the mean of one line of evidence."""
 
     def draw(values: Sequence[float], **style: Any) -> None:
-        comparisons = [at] * len(values)
-        points = (values, comparisons) if horizontal else (comparisons, values)
+        positions = [at] * len(values)
+        points = (values, positions) if horizontal else (positions, values)
         axis.plot(*points, **style)
 
     colour = _colour(line["first"])

@@ -200,8 +200,8 @@ def check_comparable(frame: pd.DataFrame, cells: Sequence[Cell]) -> None:
                 for kind, group in groups
             ]
             row = cell_name(cells[0]).rpartition("/")[0]
-            cure = "move one kind to a folder of its own and name it with --runs"
-            raise UserError(f"{row}: {which} differ in {what} ({'; '.join(kinds)}); {cure}")
+            remedy = "move one kind to a folder of its own and name it with --runs"
+            raise UserError(f"{row}: {which} differ in {what} ({'; '.join(kinds)}); {remedy}")
 
 
 def mixture(runs: pd.DataFrame) -> list[str]:

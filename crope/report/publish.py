@@ -29,7 +29,14 @@ from crope.record import (
 )
 from crope.report.evidence import DIVERGED, MARGIN
 from crope.report.frame import cell_name, cell_runs, load_frame, load_published, read_ngrams
-from crope.report.tables import Table, claims_table, once, render, savings_line, without_sampled
+from crope.report.tables import (
+    Table,
+    claims_table,
+    render,
+    savings_line,
+    without_repeated_notes,
+    without_sampled,
+)
 from crope.study import SCALES
 
 README = ROOT / "README.md"
@@ -213,7 +220,7 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
         render(report.primary, "md"),
         render(claims, "md"),
         "\n".join(report.others),
-        *(render(without_sampled(table), "md") for table in once(report.losses)),
+        *(render(without_sampled(table), "md") for table in without_repeated_notes(report.losses)),
         repeats.expectation(cell_runs(source.frame, rope), repeats.repeats(frames, source.scale)),
         END,
     ]

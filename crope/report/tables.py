@@ -150,7 +150,7 @@ def estimate(line: Mapping[Any, Any], decimals: int = 4) -> str:
 
 
 def primary_table(lines: pd.DataFrame) -> Table:
-    """The primary contrasts, or what stands in their comparison."""
+    """The table of the primary contrasts; a stand-in represents one whose runs are incomplete."""
     lowest = lines["level"].min()
     head = f"Nats ({100 * lowest:.0f} %)"
     rows = [
@@ -182,7 +182,9 @@ def primary_table(lines: pd.DataFrame) -> Table:
             f" up to {errors.max():.4f}."
         )
     frame = pd.DataFrame(rows, columns=["Question", "Answer", "Difference", head, "n"])
-    return Table("primary", "Primary questions.", frame, notes, text=(0, 1, 2), numbers=csv(lines))
+    return Table(
+        "primary", "Primary questions.", frame, notes, text=(0, 1, 2), numbers=csv_numbers(lines)
+    )
 
 
 def claims_table(lines: pd.DataFrame) -> Table:
@@ -207,7 +209,7 @@ def claims_table(lines: pd.DataFrame) -> Table:
     caption = "What the paper says, and the same differences in these runs (nats)."
     notes = [*filter(None, [across_rows(lines)])]
     frame = pd.DataFrame(rows, columns=columns)
-    return Table("claims", caption, frame, notes, text=(0, 1, 2), numbers=csv(lines))
+    return Table("claims", caption, frame, notes, text=(0, 1, 2), numbers=csv_numbers(lines))
 
 
 def without_common_start(names: Sequence[str]) -> list[str]:
@@ -245,10 +247,10 @@ def exploratory_table(lines: pd.DataFrame) -> Table:
     answered = int(lines["low_nats"].notna().sum())
     notes = [f"Exploratory: of {answered} such intervals, one in twenty will miss."]
     caption = "All other differences."
-    return Table("evidence", caption, frame, notes, text=(0, 1, 2, 5), numbers=csv(lines))
+    return Table("evidence", caption, frame, notes, text=(0, 1, 2, 5), numbers=csv_numbers(lines))
 
 
-# What the studies of the primary contrasts add to the runs that stand in their comparison.
+# Study of a primary contrast -> what it adds to its stand-in's, for the sentence on what is open.
 LONGER = {
     "cost": "after 3,200 steps with new seeds",
     "paper_row": "in a row of the paper at its own size",
@@ -309,7 +311,10 @@ def headline(primary: pd.DataFrame) -> str:
 
 
 def yardsticks(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> str:
-    """The cost in units: of what rotation is worth, and of training tokens."""
+    """The cost of Eq. 30 in per cent of NoPE - RoPE, and of the training tokens that undo it.
+
+    The intervals are those of the cost; the divisors are taken as exact.
+    """
     parts, costs = [], {}
     for steps, study, worth_study in (
         ("800", "base", "baselines"),
@@ -358,12 +363,12 @@ FAMILIES = {  # of the first screen; all others are in the table of all differen
     "positions": "What positions are worth",
     "rate": "Learning rates",
 }
-PLANNED = {"cost", "tuned_lr"}  # studies that repeat what smaller ones asked, with new seeds
+REPLICATIONS = {"cost", "tuned_lr"}  # studies that repeat what smaller ones asked, with new seeds
 
 
 def other_lines(lines: pd.DataFrame) -> list[str]:
     """One line per family: its differences over all corpora, or on the only one; of those that
-    PLANNED studies answer too, only theirs.
+    REPLICATIONS studies answer too, only theirs.
     """
     sentences = []
     for family, title in FAMILIES.items():
@@ -373,10 +378,10 @@ def other_lines(lines: pd.DataFrame) -> list[str]:
         # A contrast at several settings has no line over all of them.
         candidates = [overall(contrast.to_dict("records")) for _, contrast in contrasts]
         answered = [line for line in candidates if line and not line["reason"]]
-        planned = {line["difference"] for line in answered if line["study"] in PLANNED}
+        planned = {line["difference"] for line in answered if line["study"] in REPLICATIONS}
         by_question: dict[str, list[str]] = {}
         for line in answered:
-            if line["study"] in PLANNED or line["difference"] not in planned:
+            if line["study"] in REPLICATIONS or line["difference"] not in planned:
                 text = f"{line['difference']} {estimate(line, 3)}"
                 by_question.setdefault(line["question"], []).append(text)
         parts = [f"{question}: {', '.join(texts)}" for question, texts in by_question.items()]
@@ -454,7 +459,7 @@ def conversions_table(lines: pd.DataFrame) -> Table:
     return Table("conversion", caption, pd.DataFrame(rows), notes, numbers=lines.round(DECIMALS))
 
 
-def csv(lines: pd.DataFrame) -> pd.DataFrame:
+def csv_numbers(lines: pd.DataFrame) -> pd.DataFrame:
     """Lines of evidence without their single values, rounded."""
     return lines.drop(columns=["values"]).round(DECIMALS)
 
@@ -527,7 +532,7 @@ def without_sampled(table: Table) -> Table:
     return replace(table, frame=kept, notes=notes)
 
 
-def once(tables: Sequence[Table]) -> list[Table]:
+def without_repeated_notes(tables: Sequence[Table]) -> list[Table]:
     """Tables 1 and 2 for one page: notes that both have stand below the second, n-gram losses, of
     which Table 2 has a part, below the first.
     """

@@ -94,9 +94,9 @@ def partial_sums(distance: float, theta: Array) -> Complex:
 
 
 def relative_bound(distance: float, theta: Array) -> float:
-    """Mean of |S_j|, j = 1 ..
+    """Mean of |S_j| over j from 1 to C: the curve of RoFormer's Fig. 2.
 
-    C: RoFormer's Fig. 2. Times C and max_i |h_{i+1} - h_i|, the bound of Eq. 37.
+    Times C and max_i |h_{i+1} - h_i| it is the bound of Eq. 37.
     """
     return float(np.abs(partial_sums(distance, theta)).mean())
 

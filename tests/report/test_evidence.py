@@ -27,6 +27,8 @@ from crope.report.evidence import (
     Contrast,
     answer,
     best_rate,
+    build_evidence,
+    classify,
     equal_size,
     find_comparisons,
     from_first_setting,
@@ -35,8 +37,6 @@ from crope.report.evidence import (
     random_effects,
     size_cost,
     train_loss,
-    weigh,
-    word,
 )
 from crope.report.frame import load_frame
 from crope.study import StudyRow, expected_rows, expected_table_rows, study_axes
@@ -106,7 +106,7 @@ def test_one_seed_has_no_interval_and_equal_values_have_no_width() -> None:
 )
 def test_words_are_read_off_the_interval(low: float, high: float, expected: str) -> None:
     assert MARGIN == 0.02
-    assert word(low, high) == expected
+    assert classify(low, high) == expected
 
 
 def test_random_effects_of_equally_precise_rows_are_those_of_their_values() -> None:
@@ -214,10 +214,10 @@ def test_a_primary_line_stands_in_until_its_own_runs_are_there(monkeypatch) -> N
         make_row("today", ["rope", "crope"], seeds=[0, 1]),
     ]
     runs = [make_runs(model, {0: 5.0, 1: 5.1}) for model in ("rope", "crope")]
-    line = weigh(find_comparisons(make_frame(*runs), rows)).primary.iloc[0]
+    line = build_evidence(find_comparisons(make_frame(*runs), rows)).primary.iloc[0]
     assert (line["study"], line["planned"], line["level"]) == ("today", False, LEVEL)
     runs += [make_runs(model, shifted(0), lr="0.5") for model in ("rope", "crope")]
-    line = weigh(find_comparisons(make_frame(*runs), rows)).primary.iloc[0]
+    line = build_evidence(find_comparisons(make_frame(*runs), rows)).primary.iloc[0]
     assert (line["study"], line["planned"], line["level"]) == ("mine", True, PRIMARY_LEVEL)
     assert math.isnan(line["text_error_nats"])  # no losses of windows
 
@@ -363,7 +363,7 @@ def test_the_papers_differences_stand_beside_those_of_their_rows() -> None:
         for model, level in {"rope": 5.0, "crope": 5.1, "xpos": 5.9}.items():
             made = make_runs(model, dict.fromkeys(range(5), level), dataset="pg19", row=row)
             runs.append([run | {"cell_key": keys["table2", "pg19", row, model]} for run in made])
-    claims = weigh(find_comparisons(make_frame(*runs), rows)).claims
+    claims = build_evidence(find_comparisons(make_frame(*runs), rows)).claims
     of_final = claims[(claims["first"] == "crope") & (claims["family"] != "Fig. 4")]
     printed = of_final.set_index(["study", "row"])["paper_nats"]
     assert printed["table1", "base"].iloc[0] == pytest.approx(6.5836 - 6.5809)
@@ -404,7 +404,7 @@ def test_the_difference_while_training_and_the_papers_where_rope_has_its_loss(mo
         return pd.DataFrame({"step": steps, "val/loss_nats": losses})
 
     monkeypatch.setattr(evidence, "load_curves", curve)
-    (comparison,) = weigh(
+    (comparison,) = build_evidence(
         find_comparisons(make_frame(*runs), [replace(row, cells=tuple(cells))])
     ).training
     assert comparison.paper == pytest.approx((180_000, 6.584 - 6.607))
@@ -425,7 +425,7 @@ def test_of_equal_titles_the_curve_of_most_seeds_is_drawn(monkeypatch) -> None:
     ]
     curve = pd.DataFrame({"step": np.arange(0, 101), "val/loss_nats": 5.0})
     monkeypatch.setattr(evidence, "load_curves", lambda path: curve)
-    drawn = weigh(find_comparisons(make_frame(*runs), rows)).training
+    drawn = build_evidence(find_comparisons(make_frame(*runs), rows)).training
     assert [(training.study, len(training.differences)) for training in drawn] == [
         ("horizon", 3),
         ("base", 1),
