@@ -41,7 +41,9 @@ LEVEL, PRIMARY_LEVEL = 0.95, 0.99
 # the paper's range of noise (Sec. 6.1), and is a tenth of the smallest gap that the paper prints
 # between XPOS and RoPE (0.22).
 MARGIN = 0.02
-TEXT_BLOCKS = 50  # of consecutive windows: neighbours are of one book and resemble each other
+# Of consecutive windows: those of one book resemble each other. With 10 the error on PG-19 is that of
+# clusters by its 49 books (0.0043 nats in a pair of runs at the paper scale); 50 gave half of it.
+TEXT_BLOCKS = 10
 LENGTHS = 4  # the length at which `length_change` measures, over the training length
 DIVERGED = "NonFiniteLoss"  # error of a run whose loss became infinite: a result of its rate
 HIGHER, LOWER, WITHIN_MARGIN, OPEN, MISSING = (
@@ -66,6 +68,12 @@ class Comparison:
     runs: pd.DataFrame
     rows: tuple[StudyRow, ...]
     siblings: pd.DataFrame
+
+    @property
+    def steps(self) -> int:
+        """Training steps of its runs; 0 without runs."""
+        steps = self.runs["steps"].dropna()
+        return int(steps.iloc[0]) if len(steps) else 0
 
     def by_seed(self, model: str, column: str = "final") -> pd.Series:
         """The finite values of one model, indexed by seed."""
@@ -220,61 +228,66 @@ PRIMARY = [
 PRIMARY_STUDIES = {planned.study for planned, _ in PRIMARY}
 
 CONTRASTS: list[Contrast] = [
-    Contrast("cost", "base", "After 800 steps", "crope", "rope"),
-    Contrast("cost", "horizon", "After 3,200 steps", "crope", "rope"),
+    Contrast("cost", "base", "After {steps} steps", "crope", "rope"),
+    Contrast("cost", "horizon", "After {steps} steps", "crope", "rope"),
+    Contrast("cost", "cost", "After {steps} steps", "crope", "rope"),
     Contrast("cost", "scaling", "At each width", "crope", "rope"),
-    Contrast("cost", "medium", "At the paper's steps, 4,096 tokens", "crope", "rope"),
+    Contrast("medium", "medium", "After {steps} steps", "crope", "rope"),
     Contrast("cost", "pilot", "In what the paper leaves open", "crope", "rope"),
     Contrast("cost", "baselines", "Without positions", "complex_nope", "nope"),
-    Contrast("place", "controls", "After 800 steps", "complex_qk", "rope"),
-    Contrast("place", "controls", "After 800 steps", "complex_v", "rope"),
+    Contrast("place", "controls", "After {steps} steps", "complex_qk", "rope"),
+    Contrast("place", "controls", "After {steps} steps", "complex_v", "rope"),
     Contrast("more", "controls", "Pairs not those of the rotation", "complex_misaligned", "crope"),
     Contrast("more", "controls", "Q and K beside V", "complex_qk", "complex_v"),
-    Contrast("place", "cost", "After 3,200 steps", "complex_qk", "rope"),
-    Contrast("place", "cost", "After 3,200 steps", "complex_v", "rope"),
-    Contrast("more", "cost", "After 3,200 steps", "conjugate", "crope"),
+    Contrast("more", "cost", "After {steps} steps", "complex_misaligned", "crope"),
+    Contrast("more", "cost", "After {steps} steps", "complex_qk", "complex_v"),
+    Contrast("more", "cost", "After {steps} steps", "crope", ("lowrank", "halved")),
+    Contrast("place", "cost", "After {steps} steps", "complex_qk", "rope"),
+    Contrast("place", "cost", "After {steps} steps", "complex_v", "rope"),
+    Contrast("more", "cost", "After {steps} steps", "conjugate", "crope"),
     *(
-        Contrast("half", "cost", "After 3,200 steps at CRoPE's saving", "crope", other)
-        for other in ("mqa", "thin_ffn", "lowrank", "halved")
+        Contrast("half", "cost", "After {steps} steps at CRoPE's saving", "crope", other)
+        for other in ("mqa", "thin_ffn", "lowrank")
     ),
-    Contrast("half", "medium_halves", "At the paper's steps, 4,096 tokens", "lowrank", "rope"),
-    Contrast("half", "medium_halves", "At the paper's steps, 4,096 tokens", "mqa", "rope"),
-    Contrast("half", "controls", "At half of Q, K and V", "crope", "lowrank"),
-    Contrast("half", "controls", "At half of Q, K and V", "crope", "blockdiag"),
-    Contrast("half", "controls", "At half of Q, K and V", "crope", "halved"),
-    Contrast("half", "horizon", "After 3,200 steps", "crope", "lowrank"),
-    Contrast("half", "horizon", "After 3,200 steps", "crope", "halved"),
-    Contrast("more", "horizon", "After 3,200 steps", "lowrank", "rope"),
-    Contrast("more", "horizon", "After 3,200 steps", "halved", "rope"),
+    Contrast("half", "cost", "After {steps} steps", "crope", "halved"),
+    Contrast("more", "medium_halves", "After {steps} steps", "lowrank", "rope"),
+    Contrast("more", "medium_halves", "After {steps} steps", "mqa", "rope"),
+    Contrast("half", "controls", "After {steps} steps", "crope", "lowrank"),
+    Contrast("half", "controls", "After {steps} steps", "crope", "blockdiag"),
+    Contrast("half", "controls", "After {steps} steps", "crope", "halved"),
+    Contrast("half", "horizon", "After {steps} steps", "crope", "lowrank"),
+    Contrast("half", "horizon", "After {steps} steps", "crope", "halved"),
+    Contrast("more", "horizon", "After {steps} steps", "lowrank", "rope"),
+    Contrast("more", "horizon", "After {steps} steps", "halved", "rope"),
     Contrast("half", "scaling", "Wider at equal weights", "complex_wide", "rope"),
     Contrast("half", "scaling", "At equal parameters", "crope", "rope", equal_size),
     Contrast("half", "scaling", "A narrower RoPE", "crope", "rope", size_cost),
-    Contrast("positions", "baselines", "What rotation is worth", "rope", "nope"),
+    Contrast("more", "baselines", "What rotation is worth after {steps} steps", "rope", "nope"),
     Contrast("more", "baselines", "Against no positions", "xpos", "nope"),
     Contrast("more", "baselines", "Against no positions", "xpos_balanced", "nope"),
     Contrast("more", "baselines", "Against RoPE", "xpos_balanced", "rope"),
-    Contrast("positions", "cost", "What rotation is worth after 3,200 steps", "rope", "nope"),
-    Contrast("positions", "medium_nope", "At the paper's steps, 4,096 tokens", "rope", "nope"),
-    Contrast("positions", "schemes", "After 3,200 steps", "rope", "nope"),
+    Contrast("more", "cost", "What rotation is worth after {steps} steps", "rope", "nope"),
+    Contrast("more", "medium_nope", "After {steps} steps", "rope", "nope"),
+    Contrast("more", "schemes", "What rotation is worth after {steps} steps", "rope", "nope"),
     *(
-        Contrast("more", "schemes", "After 3,200 steps", model, "nope")
+        Contrast("more", "schemes", "After {steps} steps", model, "nope")
         for model in ("alibi", "relative_bias", "learned", "xpos_balanced")
     ),
-    Contrast("positions", "schemes", "After 3,200 steps", "xpos_balanced", "rope"),
+    Contrast("more", "schemes", "After {steps} steps", "xpos_balanced", "rope"),
     Contrast("more", "paper_row_xpos", "In a row of the paper", "xpos", "rope"),
     Contrast("rate", "fair_lr", "At each learning rate", "crope", "rope"),
     Contrast("rate", "fair_lr", "Each at its best rate", "crope", "rope", best_rate),
     Contrast(
-        *("rate", "tuned_lr", "Each at its best rate, 3,200 steps with warm-up", "crope", "rope"),
+        *("rate", "tuned_lr", "Each at its best rate, {steps} steps with warm-up", "crope", "rope"),
         best_rate,
     ),
-    Contrast("rate", "early_lead", "At each learning rate", "crope", "rope"),
+    Contrast("more", "early_lead", "At each learning rate", "crope", "rope"),
     Contrast(
-        *("rate", "early_lead", "2,000 steps, CRoPE at 0.001, RoPE at 0.0014", "crope", "rope"),
+        *("more", "early_lead", "{steps} steps, CRoPE at 0.001, RoPE at 0.0014", "crope", "rope"),
         from_first_setting,
     ),
     Contrast(
-        *("rate", "early_lead_qkv", "A larger rate of Q, K, V, 2,000 steps", "rope", "rope"),
+        *("more", "early_lead_qkv", "A larger rate of Q, K, V, {steps} steps", "rope", "rope"),
         from_first_setting,
     ),
     *(
@@ -289,15 +302,15 @@ CLAIMS: list[Contrast] = [
     Contrast("Table 1", "table1", "XPOS is markedly worse than RoPE", "xpos", "rope"),
     Contrast("Table 1", "table1", "CRoPE equals RoPE within noise", "crope", "rope"),
     Contrast("Table 2", "table2", "CRoPE equals RoPE within noise", "crope", "rope"),
-    Contrast("Table 2", "paper_row", "The same, at the paper's own size", "crope", "rope"),
+    Contrast(
+        *("Table 2", "paper_row", "The same, at the paper's own size", "crope", "rope"),
+        level=PRIMARY_LEVEL,
+    ),
     Contrast("Fig. 4", "table1", "Training loss: CRoPE above RoPE", "crope", "rope", train_loss),
     Contrast("Fig. 4", "table1", "Training loss: XPOS above CRoPE", "xpos", "crope", train_loss),
 ]
-# Every model beside RoPE, by how long it was trained: title of a panel -> studies that have it.
-FOREST = {
-    "800 steps": ("base", "controls", "baselines"),
-    "3,200 steps": ("cost", "horizon", "schemes"),
-}
+# Every model beside RoPE: the studies of each panel, whose runs have an equal number of steps.
+FOREST = (("base", "controls", "baselines"), ("cost", "horizon", "schemes"))
 PHASES = 10  # equal parts of a run, over each of which sampled validation losses are averaged
 TRAINING_STUDIES = (
     "base",
@@ -334,8 +347,9 @@ class Evidence:
     primary       one line per primary contrast, of its stand-in where `planned` is False;
                   `text_error_nats` as `text_error`, NaN for a stand-in
     exploratory   every line of CONTRASTS
-    claims        every line of CLAIMS, with `paper_nats`, the difference that the paper prints
-    forest        every model minus RoPE; `title` is the panel
+    claims        every line of CLAIMS, with `paper_nats`, the difference that the paper prints; of
+                  the paper's own row also the losses of `second`, here and printed
+    forest        every model minus RoPE; `title` is the panel, whose lines are over equal corpora
     training      CRoPE - RoPE while both are trained
     """
 
@@ -380,21 +394,38 @@ def build_evidence(comparisons: Sequence[Comparison]) -> Evidence:
         if line["family"] != "Fig. 4" and first and second:
             stated = first.mean_nats - second.mean_nats
         claims.append(line | {"paper_nats": stated})
+        if own_size and second:
+            (own_row,) = [part for part in comparisons if part.row.study == line["study"]]
+            losses = own_row.by_seed(line["second"]).reindex(own_row.row.seeds)
+            claims[-1] |= {"second_nats": losses.mean(), "paper_second_nats": second.mean_nats}
     cells = itertools.chain.from_iterable(comparison.row.cells for comparison in comparisons)
     models = list(dict.fromkeys(cell.model for cell in cells))
     forest = []
-    for title, studies in FOREST.items():
+    for studies in FOREST:
+        panel = []
         for model in models:
-            contrasts = [Contrast("forest", study, title, model, "rope") for study in studies]
+            contrasts = [
+                Contrast("forest", study, "{steps} steps", model, "rope") for study in studies
+            ]
             lines = [
                 overall(answer(contrast, comparisons)) for contrast in contrasts if model != "rope"
             ]
             complete = [line for line in lines if line is not None and not line["reason"]]
-            forest += [line | {"title": title} for line in complete[:1]]
+            panel += complete[:1]
+        pooled = any(not line["dataset"] for line in panel)
+        for line in panel:
+            if not line["dataset"]:
+                forest.append(line | {"title": line["question"]})
+            elif not pooled:
+                forest.append(
+                    line | {"title": f"{dataset_label(line['dataset'])}, {line['question']}"}
+                )
     return Evidence(
         primary=pd.DataFrame(chosen, columns=[*COLUMNS, "planned", "text_error_nats"]),
         exploratory=pd.DataFrame(_lines(CONTRASTS, comparisons), columns=COLUMNS),
-        claims=pd.DataFrame(claims, columns=[*COLUMNS, "paper_nats"]),
+        claims=pd.DataFrame(
+            claims, columns=[*COLUMNS, "paper_nats", "second_nats", "paper_second_nats"]
+        ),
         forest=pd.DataFrame(forest, columns=[*COLUMNS, "title"]),
         training=_training(comparisons),
     )
@@ -436,7 +467,7 @@ def _training(comparisons: Sequence[Comparison]) -> list[Training]:
         if scale in ("paper", "medium"):  # with settings that would fill the line
             title = f"{DATASET_LABELS[comparison.row.dataset]}, {scale} scale"
         elif scale == "quick" and not comparison.row.settings:
-            title += ", 800 steps"
+            title += f", {comparison.steps:,} steps"
         paper_point = _paper_point(comparison.row, runs[runs["model"] == "rope"])
         if len(differences):
             rope_nats = rope.loc[differences.index].mean()
@@ -529,6 +560,7 @@ def _runs(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
         "final": runs["val_full.final_nats"].astype(float).mask(runs["status"] == "failed", np.inf),
         "train": runs["train.final_nats"].astype(float),
         "lr": runs["config.train.lr"],
+        "steps": runs["config.train.max_steps"],
         "seq_len": runs["config.train.seq_len"],
         "parameters": runs["parameters.total"],
         "lengths": runs["lengths"],
@@ -565,22 +597,24 @@ def answer(contrast: Contrast, comparisons: Sequence[Comparison]) -> list[dict[s
             "dataset": comparison.row.dataset,
             "row": comparison.row.cells[0].row,
             "scale": comparison.row.cells[0].scale,
+            "steps": comparison.steps,
             "width": comparison.row.width,
             "setting": setting,
             "where": comparison_label(comparison),
         }
         lines.append(_line(contrast, [values], reason) | where)
         values_of.setdefault((comparison.row.width, setting), []).append(values)
-    if contrast.study in TABLES:  # the paper has no mean over its datasets
-        return lines
     for key, groups in values_of.items():
         parts = [line for line in lines if (line["width"], line["setting"]) == key]
-        if len(parts) > 1:
+        # The paper has no mean over its datasets.
+        if len(parts) > 1 and contrast.study not in TABLES:
             names = [dataset_label(line["dataset"]) for line in parts]
             where = {"dataset": "", "where": ", ".join(filter(None, [" and ".join(names), key[1]]))}
             reason = next((line["reason"] for line in parts if line["reason"]), "")
             lines.append(parts[0] | _line(contrast, groups, reason) | where)
-    return lines
+    return [
+        line | {"question": line["question"].format(steps=f"{line['steps']:,}")} for line in lines
+    ]
 
 
 def _belongs(contrast: Contrast, comparison: Comparison) -> bool:
@@ -602,8 +636,8 @@ def planned_values(
 ) -> tuple[pd.Series, str]:
     """The differences of planned seeds, and why they are no answer yet (empty if they are one).
 
-    The seeds are those of every plan that holds the contrast's cells and is complete; in
-    PRIMARY_STUDIES, and of a value of OWN_SEEDS, those of its own study.
+    The seeds are those of every plan that holds the contrast's cells and is complete, except of
+    PRIMARY_STUDIES; in these, and of a value of OWN_SEEDS, those of its own study.
     """
     own = comparison.row.seeds
     if contrast.study in PRIMARY_STUDIES or contrast.value in OWN_SEEDS:
@@ -620,6 +654,7 @@ def planned_values(
             other.row.seeds
             for other in comparisons
             if keys <= {cell.key for cell in other.row.cells}
+            and other.row.study not in PRIMARY_STUDIES
         ]
     values = contrast.value(comparison, contrast).sort_index()
     complete = [plan for plan in plans if set(plan) <= set(values.index)]
@@ -631,6 +666,7 @@ def planned_values(
 
 COLUMNS = [
     *("family", "study", "question", "first", "second", "difference", "dataset", "row", "scale"),
+    "steps",
     *(
         "width",
         "setting",

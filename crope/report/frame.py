@@ -71,8 +71,8 @@ COLUMNS = [
     "device_kind", "val_sampled.mean_nats", "val_sampled.std_nats", "val_full.final_nats", "val_full.best_nats",
     "val_full.best_step", "val_full.tokens", "val_full.whole_split", "train.final_nats", "error.type", "error.message",
     "error.step", "finished_utc", "provenance.data.splits.train.sha256", "provenance.data.splits.validation.sha256",
-    "train_tokens", "parameters.total", "config.train.lr", "config.train.seq_len", "config.model.d_model", "lengths",
-    "positions", "conversion",
+    "train_tokens", "parameters.total", "config.train.lr", "config.train.seq_len", "config.train.max_steps",
+    "config.model.d_model", "lengths", "positions", "conversion",
 ]  # fmt: skip
 KIND = ["precision", "device_kind"]  # columns that the runs of one seed have in common
 

@@ -19,6 +19,7 @@ from crope.data.ngrams import ORDERS
 from crope.errors import InvalidRecord, one_line
 from crope.model.counting import count_parameters, kv_cache_values, savings
 from crope.report.evidence import (
+    LEVEL,
     MARGIN,
     PRIMARY,
     Comparison,
@@ -44,7 +45,7 @@ DECIMALS = 6  # of CSV files
 PROTOCOLS = ("sampled", "full")
 FIRST_COLUMN = {"table1": "Dataset", "table2": "Configuration"}
 NGRAM_LEADS = (
-    f"{' / '.join(ORDERS)} losses with the tokens of these runs (interpolated Witten-Bell, whole splits)",
+    f"{'/'.join(ORDERS)} losses with the tokens of these runs (interpolated Witten-Bell, whole splits)",
     "If the paper used GPT-2's tokens, which it does not state, its lowest losses on these corpora are above our bigram"
     " losses with those tokens",
 )
@@ -175,13 +176,12 @@ def primary_table(lines: pd.DataFrame) -> Table:
         )
     if stand_ins < len(answered):
         notes.append("The 99 % intervals were fixed before their runs and hold together with 95 %.")
-    errors = lines["text_error_nats"].dropna()
-    if len(errors):
-        notes.append(
-            "Intervals are over seeds; the choice of the validation text adds a standard error of"
-            f" up to {errors.max():.4f}."
-        )
     frame = pd.DataFrame(rows, columns=["Question", "Answer", "Difference", head, "n"])
+    if lines["text_error_nats"].notna().any():
+        frame["Text"] = lines["text_error_nats"].map("{:.4f}".format, na_action="ignore").fillna("")
+        notes.append(
+            "Text: standard error from the choice of the validation text; intervals are over seeds alone."
+        )
     return Table(
         "primary", "Primary questions.", frame, notes, text=(0, 1, 2), numbers=csv_numbers(lines)
     )
@@ -194,22 +194,24 @@ def claims_table(lines: pd.DataFrame) -> Table:
         parts = of_claim.to_dict("records")
         names = [line["where"] for line in parts]
         short = without_common_start(names)
-        rows.append({
-            "The paper says": f"{text} ({source})",
-            "It prints": "; ".join(
-                f"{name} {signed(line['paper_nats'], 3)}" for name, line in zip(short, parts, strict=True)
-                if signed(line["paper_nats"])
-            ),
-            "Here (95 %)": "; ".join(
-                f"{name if len(parts) > 1 else ''} {estimate(line, 3)}".strip()
-                for name, line in zip(short, parts, strict=True)
-            ),
-        })  # fmt: skip
+        printed, here = [], []
+        for name, line in zip(short, parts, strict=True):
+            if paper_difference := signed(line["paper_nats"], 3):
+                printed.append(f"{name} {paper_difference}{_rope(line['paper_second_nats'])}")
+            level = "" if line["level"] == LEVEL else f" at {100 * line['level']:.0f} %"
+            difference = f"{estimate(line, 3)}{level}{_rope(line['second_nats'])}"
+            here.append(f"{name} {difference}" if len(parts) > 1 else difference)
+        rows.append([f"{text} ({source})", "; ".join(printed), "; ".join(here)])
     columns = ["The paper says", "It prints", "Here (95 %)"]
     caption = "What the paper says, and the same differences in these runs (nats)."
-    notes = [*filter(None, [across_rows(lines)])]
+    notes = [*filter(None, ["Here: all planned seeds.", across_rows(lines)])]
     frame = pd.DataFrame(rows, columns=columns)
     return Table("claims", caption, frame, notes, text=(0, 1, 2), numbers=csv_numbers(lines))
+
+
+def _rope(loss_nats: float) -> str:
+    """RoPE's loss, behind a difference from it; empty if it is not known."""
+    return "" if pd.isna(loss_nats) else f"; RoPE {loss_nats:.3f}"
 
 
 def without_common_start(names: Sequence[str]) -> list[str]:
@@ -232,8 +234,8 @@ def across_rows(lines: pd.DataFrame) -> str:
     mean, low, high, tau = random_effects(rows["mean_nats"], errors)
     line = {"mean_nats": mean, "low_nats": low, "high_nats": high}
     return (
-        f"CRoPE − RoPE over these {len(rows)} rows: {estimate(line)}, standard deviation between rows {tau:.4f}"
-        " (random effects, REML; interval of Hartung and Knapp)."
+        f"CRoPE − RoPE over the {len(rows)} rows of both tables: {estimate(line)}, standard deviation between rows"
+        f" {tau:.4f} (random effects, REML; interval of Hartung and Knapp)."
     )
 
 
@@ -253,34 +255,39 @@ def exploratory_table(lines: pd.DataFrame) -> Table:
 # Study of a primary contrast -> what it adds to its stand-in's, for the sentence on what is open.
 LONGER = {
     "cost": "after 3,200 steps with new seeds",
-    "paper_row": "in a row of the paper at its own size",
+    "paper_row": "in a row of Table 2 at the paper's own size",
 }
 # What the first word of a primary answer means, for the first sentences.
 READINGS = {
     "P1": {
         "higher": "Complex-linear Q, K and V cost loss",
         "lower": "Complex-linear Q, K and V lower the loss",
-        "no": f"Complex-linear Q, K and V end within {MARGIN:g} nats",
+        "no": f"Complex-linear Q, K and V end within {MARGIN:g} nats of RoPE",
+        "open": "What complex-linear Q, K and V cost stays open",
     },
     "P2": {
-        "higher": "Other ways to halve Q, K and V do better",
-        "lower": "Other ways to halve Q, K and V do worse",
-        "no": f"Other ways to halve Q, K and V end within {MARGIN:g} nats",
+        "higher": "Low rank and halved heads do better than CRoPE in the mean",
+        "lower": "Low rank and halved heads do worse than CRoPE in the mean",
+        "no": f"Low rank and halved heads end within {MARGIN:g} nats of CRoPE in the mean",
+        "open": "Whether low rank and halved heads do better than CRoPE stays open",
     },
     "P3": {
-        "higher": "Eq. 30 costs more in Q and K than in V",
+        "higher": "Eq. 30 costs more in two projections, Q and K, than in V",
         "lower": "Eq. 30 costs more in V than in Q and K",
-        "no": f"Q and K and V differ by less than {MARGIN:g} in what Eq. 30 costs",
+        "no": f"Q and K and V differ by less than {MARGIN:g} nats in what Eq. 30 costs",
+        "open": "Whether Eq. 30 costs more in Q and K than in V stays open",
     },
     "P4": {
         "higher": "Other pairs than the rotation's do worse",
         "lower": "Other pairs than the rotation's do better",
-        "no": f"Other pairs than the rotation's end within {MARGIN:g} nats",
+        "no": f"Other pairs than the rotation's end within {MARGIN:g} nats of CRoPE",
+        "open": "Whether other pairs than the rotation's do worse stays open",
     },
     "P5": {
-        "higher": "In the paper's own row Eq. 30 costs loss",
-        "lower": "In the paper's own row Eq. 30 lowers the loss",
-        "no": f"In the paper's own row Eq. 30 ends within {MARGIN:g} nats",
+        "higher": "Eq. 30 costs loss",
+        "lower": "Eq. 30 lowers the loss",
+        "no": f"Eq. 30 ends within {MARGIN:g} nats of RoPE",
+        "open": "What Eq. 30 costs stays open",
     },
 }
 
@@ -291,23 +298,28 @@ def headline(primary: pd.DataFrame) -> str:
     """
     sentences: list[str] = []
     for line in primary.to_dict("records"):
-        own_numbers = line["family"] == "P5"
+        own_row = line["family"] == "P5"
         reading = READINGS[line["family"]].get(line["answer"].split(" ")[0])
-        if not reading or (own_numbers and not line["planned"]):
+        if not reading or (own_row and not line["planned"]):
             continue
-        if own_numbers or not sentences:  # the others stand with their numbers in the table
-            level = f", {100 * line['level']:.0f} %" if line["planned"] else ""
-            reading = f"**{reading}: {line['difference']} {estimate(line)} nats per token{level}**"
+        if line["family"] in ("P1", "P5"):  # the others stand with their numbers in the table
+            level = f"{100 * line['level']:.0f} %"
+            reading = (
+                f"**{reading}: {line['difference']} {estimate(line)} nats per token, {level}**"
+            )
+        if own_row:
+            reading = f"In a row of Table 2 at the {line['scale']} scale: {reading}"
+        elif not sentences:
+            reading = f"At the {line['scale']} scale, after {line['steps']:,} steps: {reading}"
         sentences.append(f"{reading}.")
     if not sentences:
         return ""
-    text = f"At the {primary['scale'].iloc[0]} scale: {' '.join(sentences)}"
     waiting = set(primary.loc[~primary["planned"].astype(bool), "family"])
     studies = {planned.study for planned, _ in PRIMARY if planned.family in waiting}
     longer = [words for study, words in LONGER.items() if study in studies]
     if longer:
-        text += f" **Open:** whether this holds {' and '.join(longer)}; planned, not complete."
-    return text
+        sentences.append(f"**Open**, planned and not complete: the cost {' and '.join(longer)}.")
+    return " ".join(sentences)
 
 
 def yardsticks(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> str:
@@ -315,38 +327,36 @@ def yardsticks(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> str:
 
     The intervals are those of the cost; the divisors are taken as exact.
     """
-    parts, costs = [], {}
-    for steps, study, worth_study in (
-        ("800", "base", "baselines"),
-        ("3,200", "horizon", "schemes"),
-    ):
-        cost = _line_of(lines, study, "crope", "rope")
-        worth = _line_of(lines, worth_study, "rope", "nope")
-        if cost and worth:
+    parts: list[str] = []
+    for studies in (("base", "baselines"), ("cost", "cost"), ("horizon", "schemes")):
+        cost = _line_of(lines, studies[0], "crope", "rope")
+        worth = _line_of(lines, studies[1], "rope", "nope")
+        if cost and worth and all(f"after {cost['steps']:,} steps" not in part for part in parts):
             low, mean, high = (
                 -100 * cost[f"{end}_nats"] / worth["mean_nats"] for end in ("low", "mean", "high")
             )
-            costs[steps] = cost
-            text = f"{mean:.0f} % ({low:.0f} to {high:.0f}) after {steps} steps"
-            parts.append(text.replace("-", "−"))
-    text = (
-        f"- **Yardsticks.** Of what rotation is worth, Eq. 30 costs {' and '.join(parts)}"
-        if parts
-        else ""
-    )
-    finals = {
-        comparison.row.study: comparison.by_seed("rope").reindex(comparison.row.seeds).mean()
+            text = f"{mean:.0f} % ({low:.0f} to {high:.0f}) after {cost['steps']:,} steps{_where(cost)}"
+            more = _more_tokens(cost, comparisons) if studies[0] == "base" else ""
+            parts.append(text.replace("-", "−") + more)
+    text = " and ".join(parts)
+    return f"- **Yardsticks.** Of what rotation is worth, Eq. 30 costs {text}." if text else ""
+
+
+def _more_tokens(cost: Mapping[Any, Any], comparisons: Sequence[Comparison]) -> str:
+    """The training tokens that undo a cost, by the slope of RoPE's loss on Penn Treebank."""
+    ends = {
+        comparison.steps: comparison.by_seed("rope").reindex(comparison.row.seeds).mean()
         for comparison in comparisons
         if comparison.row.study in ("base", "horizon") and comparison.row.dataset == "ptb"
     }
-    if text and len(finals) == 2 and "800" in costs:
-        per_fold = (finals["base"] - finals["horizon"]) / math.log(4)  # nats per e-fold of tokens
-        low, mean, high = (
-            100 * math.expm1(costs["800"][f"{end}_nats"] / per_fold)
-            for end in ("low", "mean", "high")
-        )
-        text += f"; about {mean:.1f} % ({low:.1f} to {high:.1f}) more training tokens undo it"
-    return f"{text}." if text else ""
+    if len(ends) < 2 or not all(map(math.isfinite, ends.values())):
+        return ""
+    (few, loss), (many, later_loss) = sorted(ends.items())
+    per_fold = (loss - later_loss) / math.log(many / few)  # nats per e-fold of tokens
+    low, mean, high = (
+        100 * math.expm1(cost[f"{end}_nats"] / per_fold) for end in ("low", "mean", "high")
+    )
+    return f" (undone by {mean:.1f} %, {low:.1f} to {high:.1f}, more training tokens)"
 
 
 def _line_of(lines: pd.DataFrame, study: str, first: str, second: str) -> dict[Any, Any] | None:
@@ -359,11 +369,16 @@ def _line_of(lines: pd.DataFrame, study: str, first: str, second: str) -> dict[A
 
 FAMILIES = {  # of the first screen; all others are in the table of all differences
     "place": "Where the cost arises",
+    "medium": "Scale medium, at the paper's steps, batch and length",
     "half": "Beside other halves",
-    "positions": "What positions are worth",
     "rate": "Learning rates",
 }
 REPLICATIONS = {"cost", "tuned_lr"}  # studies that repeat what smaller ones asked, with new seeds
+
+
+def _where(line: Mapping[Any, Any]) -> str:
+    """The only corpus of a line; empty if it is over several."""
+    return f" on {dataset_label(line['dataset'])}" if line["dataset"] else ""
 
 
 def other_lines(lines: pd.DataFrame) -> list[str]:
@@ -382,7 +397,7 @@ def other_lines(lines: pd.DataFrame) -> list[str]:
         by_question: dict[str, list[str]] = {}
         for line in answered:
             if line["study"] in REPLICATIONS or line["difference"] not in planned:
-                text = f"{line['difference']} {estimate(line, 3)}"
+                text = f"{line['difference']}{_where(line)} {estimate(line)}"
                 by_question.setdefault(line["question"], []).append(text)
         parts = [f"{question}: {', '.join(texts)}" for question, texts in by_question.items()]
         sentences += [f"- **{title}.** {'. '.join(parts)}."] if parts else []
@@ -685,7 +700,7 @@ def _ngram_notes(source: Source, cells: Sequence[CellLosses], name: str) -> list
         dataset = cell.cell.dataset
         losses = losses_of.get(tuple(cell.runs[columns].iloc[0])) if cell.losses else None
         if losses:
-            here[dataset] = " / ".join(loss_text(losses[order], None, name) for order in ORDERS)
+            here[dataset] = "/".join(loss_text(losses[order], None, name) for order in ORDERS)
         if cell.printed:
             lowest[dataset] = min(cell.printed[0], lowest.get(dataset, math.inf))
     above = {}

@@ -56,7 +56,7 @@ def studies() -> object:
         )
         patch.setattr("crope.report.build.expected_table_rows", lambda scale, datasets=None: ROWS)
         patch.setattr("crope.report.evidence.PRIMARY", [(planned, contrast)])
-        patch.setattr("crope.report.evidence.FOREST", {"here": ("today",)})
+        patch.setattr("crope.report.evidence.FOREST", (("today",),))
         patch.setattr("crope.report.evidence.TRAINING_STUDIES", ("today",))
         yield
 

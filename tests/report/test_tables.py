@@ -199,7 +199,7 @@ def test_ngram_losses_are_those_of_the_runs_tokens(tmp_path: Path) -> None:
     ]  # fmt: skip
     source = replace(source_of(tmp_path), ngrams=ngrams)
     here, above = (note for note in loss_table(source, cells, "table1").notes if "gram" in note)
-    assert here.endswith(": Penn Treebank 5.5000 / 4.5000 / 4.0000.")
+    assert here.endswith(": Penn Treebank 5.5000/4.5000/4.0000.")
     assert above.startswith("If ") and "GPT-2's tokens" in above
     books = len(corpus_files("pg19")["train"])
     assert above.endswith(f": PG-19 6.5809 above 5.0000 (on our {books} training books).")
@@ -291,7 +291,7 @@ def test_the_runs_table_has_one_row_per_run_and_keeps_types(tmp_path: Path) -> N
 
 def evidence_line(family: str, answer: str, mean: float, **more: object) -> dict[str, object]:
     line = {"family": family, "answer": answer, "difference": "A − B", "planned": False}
-    line |= {"scale": "quick", "level": 0.95}
+    line |= {"scale": "quick", "level": 0.95, "steps": 800}
     ends = {"mean_nats": mean, "low_nats": mean - 0.001, "high_nats": mean + 0.001}
     return (
         line
@@ -307,12 +307,12 @@ def test_the_primary_table_names_stand_ins_and_the_error_of_the_text() -> None:
     planned = stand_in | {"planned": True, "level": 0.99, "text_error_nats": 0.00312}
     of_both = primary_table(pd.DataFrame([stand_in, planned]))
     assert list(of_both.frame["Nats (95 %)"].str.endswith(" at 99 %")) == [False, True]
+    assert list(of_both.frame["Text"]) == ["", "0.0031"]
     notes = " ".join(of_both.notes)
-    assert "1 of 2 lines" in notes and "99 %" in notes and "up to 0.0031" in notes
-    notes = " ".join(primary_table(pd.DataFrame([planned])).notes)
-    assert "exploratory" not in notes and "up to 0.0031" in notes
-    notes = " ".join(primary_table(pd.DataFrame([stand_in])).notes)
-    assert "99 %" not in notes and "text" not in notes
+    assert "1 of 2 lines" in notes and "99 %" in notes and "validation text" in notes
+    assert "exploratory" not in " ".join(primary_table(pd.DataFrame([planned])).notes)
+    of_stand_in = primary_table(pd.DataFrame([stand_in]))
+    assert "99 %" not in " ".join(of_stand_in.notes) and "Text" not in of_stand_in.frame
 
 
 @pytest.mark.parametrize(
@@ -320,32 +320,37 @@ def test_the_primary_table_names_stand_ins_and_the_error_of_the_text() -> None:
     [
         ("P1", "higher by less than 0.02", "cost loss"),
         ("P1", "lower", "lower the loss"),
-        ("P1", "no difference above 0.02", "end within 0.02 nats"),
-        ("P2", "higher", "do better"),
-        ("P2", "lower", "do worse"),
-        ("P2", "no difference above 0.02", "end within 0.02 nats"),
-        ("P3", "higher", "more in Q and K than in V"),
+        ("P1", "no difference above 0.02", "end within 0.02 nats of RoPE"),
+        ("P1", "open", "stays open"),
+        ("P2", "higher", "do better than CRoPE"),
+        ("P2", "lower", "do worse than CRoPE"),
+        ("P2", "no difference above 0.02", "end within 0.02 nats of CRoPE"),
+        ("P3", "higher", "more in two projections, Q and K, than in V"),
         ("P3", "lower", "more in V than in Q and K"),
         ("P4", "higher", "Other pairs than the rotation's do worse"),
-        ("P4", "no difference above 0.02", "end within 0.02 nats"),
+        ("P4", "no difference above 0.02", "end within 0.02 nats of CRoPE"),
+        ("P4", "open", "stays open"),
     ],
 )
 def test_the_headline_reads_the_answers(family: str, answer: str, reading: str) -> None:
     """CRoPE higher than the others means that the others do better."""
     line = evidence_line(family, answer, 0.5)
     text = headline(pd.DataFrame([line]))
-    assert f"{reading}: A − B +0.5000 (+0.4990 to +0.5010)" in text and "Open" in text
-    assert text.startswith("At the quick scale")
+    assert text.startswith("At the quick scale, after 800 steps") and "**Open**" in text
+    assert reading in text
+    numbers = "A − B +0.5000 (+0.4990 to +0.5010) nats per token, 95 %"
+    assert (f"{reading}: {numbers}" in text) == (family == "P1")
     planned = headline(pd.DataFrame([line | {"planned": True, "level": 0.99}]))
-    assert "Open" not in planned and "nats per token, 99 %" in planned
-    assert headline(pd.DataFrame([evidence_line(family, "open", 0.5)])) == ""
+    assert "**Open**" not in planned and ("token, 99 %" in planned) == (family == "P1")
+    assert headline(pd.DataFrame([evidence_line(family, "missing", 0.5)])) == ""
 
 
 def test_the_headline_has_the_papers_row_only_of_its_own_size() -> None:
     cost, row = (evidence_line(family, "higher", 0.5) for family in ("P1", "P5"))
-    assert "own row" not in headline(pd.DataFrame([cost, row]))
-    text = headline(pd.DataFrame([cost, row | {"planned": True, "level": 0.99}]))
-    assert "In the paper's own row Eq. 30 costs loss: A − B +0.5000" in text
+    assert "In a row" not in headline(pd.DataFrame([cost, row]))
+    planned = row | {"planned": True, "level": 0.99, "scale": "paper", "steps": 10_000}
+    text = headline(pd.DataFrame([cost, planned]))
+    assert "row of Table 2 at the paper scale: **Eq. 30 costs loss: A − B +0.5000" in text
     assert "after 3,200 steps" in text and "own size" not in text
 
 
@@ -376,4 +381,18 @@ def test_the_cost_in_units_of_what_rotation_is_worth() -> None:
     worth = evidence_line(
         "positions", "lower", -0.05, study="baselines", first="rope", second="nope"
     )
-    assert "20 % (18 to 22) after 800 steps" in yardsticks(pd.DataFrame([cost, worth]), [])
+    assert "20 % (18 to 22) after 800 steps." in yardsticks(pd.DataFrame([cost, worth]), [])
+    trained = [
+        SimpleNamespace(
+            steps=steps,
+            row=SimpleNamespace(study=study, dataset="ptb", seeds=(0, 1)),
+            by_seed=lambda model, loss=loss: pd.Series({0: loss - 1, 1: loss + 1, 2: 99.0}),
+        )
+        for study, steps, loss in (("base", 800, 5.0), ("horizon", 3200, 4.6))
+    ]
+    more = 100 * math.expm1(0.01 / (0.4 / math.log(4)))
+    text = yardsticks(pd.DataFrame([cost, worth]), trained)  # type: ignore[arg-type]
+    assert f"(undone by {more:.1f} %," in text
+    later = [line | {"study": "cost", "steps": 3200, "dataset": "ptb"} for line in (cost, worth)]
+    text = yardsticks(pd.DataFrame([cost, worth, *later]), [])
+    assert "after 800 steps and 20 % (18 to 22) after 3,200 steps on Penn Treebank." in text
