@@ -171,7 +171,7 @@ def primary_table(lines: pd.DataFrame) -> Table:
     answered = lines[lines["reason"] == ""]
     if stand_ins := int((~answered["planned"].astype(bool)).sum()):
         notes.append(
-            f"{stand_ins} of {len(lines)} lines are exploratory: smaller runs, chosen after their results; the planned"
+            f"{stand_ins} of {len(lines)} lines are exploratory: chosen after their results; the planned"
             " ones are incomplete."
         )
     if stand_ins < len(answered):
