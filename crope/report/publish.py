@@ -43,8 +43,8 @@ README = ROOT / "README.md"
 FIGURE = "forest.png"
 LEGEND = (
     f"Dots: seeds; shaded: ±{MARGIN:g}. *Q/K only*, *V only*: Eq. 30 there alone; *misaligned*: in other pairs than the"
-    " rotation's; *halved*: heads half as wide. Right: CRoPE − RoPE during training; cross: the paper's, where"
-    " RoPE's loss here is the paper's."
+    " rotation's; *halved*: heads half as wide. Right: CRoPE − RoPE during training, shaded: 95 %; cross: the paper's,"
+    " where RoPE's loss here is the paper's."
 )
 START, END = "<!-- generated: tables -->", "<!-- end of generated -->"
 FACTS = [  # that tell the runs of one machine apart
