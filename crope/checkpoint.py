@@ -42,8 +42,8 @@ class TrainState:
 def save_checkpoint(
     folder: Path, state: TrainState, *, step: int, metrics_size: int, made_with: Mapping[str, str]
 ) -> None:
-    """Writes a checkpoint atomically. `step` is the number of updates done; `made_with` must be equal for the run to
-    continue from here.
+    """Writes a checkpoint atomically. `step` is the number of updates done; `made_with` must be
+    equal for the run to continue from here.
     """
     metrics = (folder / "metrics.jsonl").read_bytes()[:metrics_size]
     data = _bytes(

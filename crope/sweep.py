@@ -48,7 +48,8 @@ def reproduce(
     """Trains every run of the studies at one scale that is not complete, then writes the report.
 
     Returns the exit status: 1 if a run or its extrapolation failed, or if data or a record is
-    corrupt. Unavailable data is not a failure: results_dir/unavailable.json says why, and `tiny` is added.
+    corrupt. Unavailable data is not a failure: results_dir/unavailable.json says why, and `tiny` is
+    added.
 
     seeds       None: those of each study's file
     overrides   of tracker and runtime

@@ -316,7 +316,10 @@ def build_parser() -> Parser:
                 "default": Path("results"),
                 "help": "holds runs/ (default: results)",
             },
-            "scale": {"help": "paper, medium, quick or smoke (default: the command's own choice)"},
+            "scale": {
+                "help": "paper, medium, quick or smoke (default: the study's own or the first that"
+                " has a run; gpu-check: paper)"
+            },
             "study": {
                 "action": "append",
                 "metavar": "NAME",

@@ -41,8 +41,8 @@ LEVEL, PRIMARY_LEVEL = 0.95, 0.99
 # the paper's range of noise (Sec. 6.1), and is a tenth of the smallest gap that the paper prints
 # between XPOS and RoPE (0.22).
 MARGIN = 0.02
-# Of consecutive windows: those of one book resemble each other. With 10 the error on PG-19 is that of
-# clusters by its 49 books (0.0043 nats in a pair of runs at the paper scale); 50 gave half of it.
+# Of consecutive windows: those of one book resemble each other. With 10 the error on PG-19 is about
+# that of clusters by its 49 books; with 50 it was half as large.
 TEXT_BLOCKS = 10
 LENGTHS = 4  # the length at which `length_change` measures, over the training length
 DIVERGED = "NonFiniteLoss"  # error of a run whose loss became infinite: a result of its rate
@@ -158,9 +158,11 @@ OWN_SEEDS = (best_rate, equal_size, size_cost, length_change, from_first_setting
 
 @dataclass(frozen=True)
 class Contrast:
-    """One difference, first - second, asked of one study; `value` gives it by seed in nats per token.
+    """One difference, first - second, asked of one study; `value` gives it by seed, in nats per
+    token.
 
     family     under which it is printed (tables.FAMILIES, or with all others); P1 to P5 if primary
+    question   `{steps}` in it becomes the number of training steps
     ablation   restricts it to one row of Table 2
     level      of its interval
     """
@@ -283,7 +285,7 @@ CONTRASTS: list[Contrast] = [
     ),
     Contrast("more", "early_lead", "At each learning rate", "crope", "rope"),
     Contrast(
-        *("more", "early_lead", "{steps} steps, CRoPE at 0.001, RoPE at 0.0014", "crope", "rope"),
+        *("more", "early_lead", "RoPE at a higher rate than CRoPE, {steps} steps", "crope", "rope"),
         from_first_setting,
     ),
     Contrast(
@@ -398,37 +400,36 @@ def build_evidence(comparisons: Sequence[Comparison]) -> Evidence:
             (own_row,) = [part for part in comparisons if part.row.study == line["study"]]
             losses = own_row.by_seed(line["second"]).reindex(own_row.row.seeds)
             claims[-1] |= {"second_nats": losses.mean(), "paper_second_nats": second.mean_nats}
-    cells = itertools.chain.from_iterable(comparison.row.cells for comparison in comparisons)
-    models = list(dict.fromkeys(cell.model for cell in cells))
-    forest = []
-    for studies in FOREST:
-        panel = []
-        for model in models:
-            contrasts = [
-                Contrast("forest", study, "{steps} steps", model, "rope") for study in studies
-            ]
-            lines = [
-                overall(answer(contrast, comparisons)) for contrast in contrasts if model != "rope"
-            ]
-            complete = [line for line in lines if line is not None and not line["reason"]]
-            panel += complete[:1]
-        pooled = any(not line["dataset"] for line in panel)
-        for line in panel:
-            if not line["dataset"]:
-                forest.append(line | {"title": line["question"]})
-            elif not pooled:
-                forest.append(
-                    line | {"title": f"{dataset_label(line['dataset'])}, {line['question']}"}
-                )
     return Evidence(
         primary=pd.DataFrame(chosen, columns=[*COLUMNS, "planned", "text_error_nats"]),
         exploratory=pd.DataFrame(_lines(CONTRASTS, comparisons), columns=COLUMNS),
         claims=pd.DataFrame(
             claims, columns=[*COLUMNS, "paper_nats", "second_nats", "paper_second_nats"]
         ),
-        forest=pd.DataFrame(forest, columns=[*COLUMNS, "title"]),
+        forest=_forest(comparisons),
         training=_training(comparisons),
     )
+
+
+def _forest(comparisons: Sequence[Comparison]) -> pd.DataFrame:
+    """See `Evidence.forest`."""
+    cells = itertools.chain.from_iterable(comparison.row.cells for comparison in comparisons)
+    models = dict.fromkeys(cell.model for cell in cells if cell.model != "rope")
+    drawn = []
+    for studies in FOREST:
+        panel = []
+        for model in models:
+            contrasts = [Contrast("", study, "{steps} steps", model, "rope") for study in studies]
+            lines = [overall(answer(contrast, comparisons)) for contrast in contrasts]
+            panel += [line for line in lines if line and not line["reason"]][:1]
+        pooled = any(not line["dataset"] for line in panel)
+        for line in panel:
+            if not line["dataset"]:
+                drawn.append(line | {"title": line["question"]})
+            elif not pooled:
+                title = f"{dataset_label(line['dataset'])}, {line['question']}"
+                drawn.append(line | {"title": title})
+    return pd.DataFrame(drawn, columns=[*COLUMNS, "title"])
 
 
 def _lines(

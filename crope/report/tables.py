@@ -327,18 +327,18 @@ def yardsticks(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> str:
 
     The intervals are those of the cost; the divisors are taken as exact.
     """
-    parts: list[str] = []
+    parts: dict[int, str] = {}  # by steps
     for studies in (("base", "baselines"), ("cost", "cost"), ("horizon", "schemes")):
         cost = _line_of(lines, studies[0], "crope", "rope")
         worth = _line_of(lines, studies[1], "rope", "nope")
-        if cost and worth and all(f"after {cost['steps']:,} steps" not in part for part in parts):
+        if cost and worth and cost["steps"] not in parts:
             low, mean, high = (
                 -100 * cost[f"{end}_nats"] / worth["mean_nats"] for end in ("low", "mean", "high")
             )
             text = f"{mean:.0f} % ({low:.0f} to {high:.0f}) after {cost['steps']:,} steps{_where(cost)}"
             more = _more_tokens(cost, comparisons) if studies[0] == "base" else ""
-            parts.append(text.replace("-", "−") + more)
-    text = " and ".join(parts)
+            parts[cost["steps"]] = text.replace("-", "−") + more
+    text = " and ".join(parts.values())
     return f"- **Yardsticks.** Of what rotation is worth, Eq. 30 costs {text}." if text else ""
 
 

@@ -395,7 +395,7 @@ def test_the_difference_while_training_and_the_papers_where_rope_has_its_loss(mo
     cells = [replace(cell, key=f"{cell.model}/paper") for cell in cells]
     runs = [
         make_runs(
-            cell.model, {1: 5.0, 2: 5.0}, dataset="pg19", row=cell.row, cell_key=cell.key, train_tokens=1e6
+            cell.model, {1: 4.7, 2: 4.8, 3: 9.0}, dataset="pg19", row=cell.row, cell_key=cell.key, train_tokens=1e6
         )
         for cell in cells
     ]  # fmt: skip
@@ -406,14 +406,32 @@ def test_the_difference_while_training_and_the_papers_where_rope_has_its_loss(mo
         return pd.DataFrame({"step": steps, "val/loss_nats": losses})
 
     monkeypatch.setattr(evidence, "load_curves", curve)
-    (comparison,) = build_evidence(
-        find_comparisons(make_frame(*runs), [replace(row, cells=tuple(cells))])
-    ).training
+    found = build_evidence(find_comparisons(make_frame(*runs), [replace(row, cells=tuple(cells))]))
+    (claim,) = found.claims.to_dict("records")
+    assert claim["paper_nats"] == pytest.approx(6.584 - 6.607)
+    assert (claim["second_nats"], claim["paper_second_nats"]) == pytest.approx((4.75, 6.607))
+    (comparison,) = found.training
     assert comparison.paper == pytest.approx((180_000, 6.584 - 6.607))
     assert comparison.differences.loc[1].to_numpy() == pytest.approx([0.1] * 10)
     assert comparison.differences.loc[2].to_numpy() == pytest.approx([1.1] * 10)
     assert comparison.rope_nats.iloc[0] == pytest.approx(8 - 0.6)  # steps 20 to 100
     assert list(comparison.differences.columns[:2]) == pytest.approx([50_000, 150_000])
+
+
+def test_a_panel_of_the_forest_is_over_equal_corpora_and_names_a_single_one(monkeypatch) -> None:
+    monkeypatch.setattr(evidence, "FOREST", (("mine", "more"), ("more",)))
+    rows = [make_row("mine", ["rope", "crope"], dataset=name) for name in ("ptb", "wikitext2")]
+    rows.append(make_row("more", ["rope", "nope"]))
+    runs = [
+        make_runs(model, shifted(0), dataset=name, **{"config.train.max_steps": 3200})
+        for name in ("ptb", "wikitext2")
+        for model in ("rope", "crope", "nope")
+    ]
+    drawn = build_evidence(find_comparisons(make_frame(*runs), rows)).forest
+    assert drawn[["title", "first"]].to_numpy().tolist() == [
+        ["3,200 steps", "crope"],
+        ["Penn Treebank, 3,200 steps", "nope"],
+    ]
 
 
 def test_of_equal_titles_the_curve_of_most_seeds_is_drawn(monkeypatch) -> None:

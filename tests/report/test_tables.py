@@ -22,6 +22,7 @@ from crope.report.build import render_page
 from crope.report.frame import Source, load_frame, load_published
 from crope.report.tables import (
     Table,
+    claims_table,
     headline,
     loss_table,
     other_lines,
@@ -352,6 +353,15 @@ def test_the_headline_has_the_papers_row_only_of_its_own_size() -> None:
     text = headline(pd.DataFrame([cost, planned]))
     assert "row of Table 2 at the paper scale: **Eq. 30 costs loss: A − B +0.5000" in text
     assert "after 3,200 steps" in text and "own size" not in text
+
+
+def test_a_claim_at_the_papers_size_has_its_level_and_the_losses_of_rope() -> None:
+    line = evidence_line("Table 2", "open", 0.03, question="Equal", where="PG-19, a row", values=())
+    line |= {"level": 0.99, "paper_nats": -0.023, "second_nats": 4.75, "paper_second_nats": 6.607}
+    line |= {"study": "paper_row", "std_over_seeds_nats": 0.01}
+    ((_, printed, here),) = claims_table(pd.DataFrame([line])).frame.to_numpy()
+    assert printed == "PG-19, a row −0.023; RoPE 6.607"
+    assert here == "+0.030 (+0.029 to +0.031) at 99 %; RoPE 4.750"
 
 
 def test_a_planned_study_stands_in_the_place_of_those_before_it() -> None:
