@@ -8,7 +8,7 @@ The rules. At most five contrasts are primary: named here with their study befor
 from exactly the study's seeds, each with a 99 % interval, so that together they hold with 95 %. All
 others are exploratory, with 95 % intervals of which one in twenty will miss. A contrast is answered
 from planned seeds alone, and only when all of a plan are there, so that nobody adds seeds after a
-look; where studies share runs, the seeds of all of them are used.
+look; where studies share runs, the seeds of all of them are used, except of the primary ones.
 """
 
 import itertools
@@ -314,13 +314,8 @@ CLAIMS: list[Contrast] = [
 # Every model beside RoPE: the studies of each panel, whose runs have an equal number of steps.
 FOREST = (("base", "controls", "baselines"), ("cost", "horizon", "schemes"))
 PHASES = 10  # equal parts of a run, over each of which sampled validation losses are averaged
-TRAINING_STUDIES = (
-    "base",
-    "horizon",
-    "cost",
-    "medium",
-    "paper_row",
-)  # studies whose phases are compared
+# Studies whose phases are compared.
+TRAINING_STUDIES = ("base", "horizon", "cost", "medium", "paper_row")
 
 
 @dataclass(frozen=True)
@@ -458,15 +453,16 @@ def _training(comparisons: Sequence[Comparison]) -> list[Training]:
     for comparison in comparisons:
         runs = comparison.runs[np.isfinite(comparison.runs["final"])]
         runs = runs[runs["seed"].isin(comparison.row.seeds)]
-        if comparison.row.study not in TRAINING_STUDIES or not {"crope", "rope"} <= set(
-            runs["model"]
-        ):
+        both = {"crope", "rope"} <= set(runs["model"])
+        if comparison.row.study not in TRAINING_STUDIES or not both:
             continue
         crope, rope = (_by_phase(runs[runs["model"] == model]) for model in ("crope", "rope"))
         differences = (crope - rope).dropna()
         scale, title = comparison.row.cells[0].scale, comparison_label(comparison)
         if scale in ("paper", "medium"):  # with settings that would fill the line
             title = f"{DATASET_LABELS[comparison.row.dataset]}, {scale} scale"
+            if any(setting.startswith("train.max_steps=") for setting in comparison.row.settings):
+                title += f", {comparison.steps:,} steps"
         elif scale == "quick" and not comparison.row.settings:
             title += f", {comparison.steps:,} steps"
         paper_point = _paper_point(comparison.row, runs[runs["model"] == "rope"])

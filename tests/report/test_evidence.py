@@ -451,6 +451,16 @@ def test_of_equal_titles_the_curve_of_most_seeds_is_drawn(monkeypatch) -> None:
         ("base", 1),
     ]
 
+    def at_paper_scale(row: StudyRow, settings: tuple[str, ...]) -> StudyRow:
+        cells = tuple(replace(cell, scale="paper") for cell in row.cells)
+        return replace(row, cells=cells, settings=settings)
+
+    # Runs of another length have a title of their own.
+    rows = [at_paper_scale(rows[0], ()), at_paper_scale(rows[2], ("train.max_steps=3200",))]
+    runs = [[line | {"scale": "paper"} for line in lines] for lines in runs]
+    drawn = build_evidence(find_comparisons(make_frame(*runs), rows)).training
+    assert [training.study for training in drawn] == ["base", "horizon"]
+
 
 def test_published_differences_recomputed_with_other_code() -> None:
     folder = PUBLISHED / "cpu-fp32"
