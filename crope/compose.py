@@ -89,9 +89,8 @@ def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
     `choices` names the chosen file of each group. Raises ConfigError.
     """
     config = typed(Config, OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
-    config.runtime.compile = (
-        config.runtime.compile.lower()
-    )  # Hydra reads `true` as a bool, which becomes "True"
+    # Hydra reads `true` as a bool, which becomes "True".
+    config.runtime.compile = config.runtime.compile.lower()
     check(config)
     model = variant_name(choices["model"], config.model)
     return Run(config, model, choices["data"], choices["ablation"], choices["scale"])

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-CACHE_DIR = Path(
-    os.environ.get("CROPE_CACHE_DIR") or ROOT / "data"
-)  # fetched text (raw/) and token files (tokens/)
+# Fetched text (raw/) and token files (tokens/).
+CACHE_DIR = Path(os.environ.get("CROPE_CACHE_DIR") or ROOT / "data")
 MISSING: Any = "???"  # omegaconf.MISSING: layers and adapter need no package but torch
 GOLDEN_FILE = Path(__file__).with_name("golden_losses.json")
 

@@ -107,15 +107,13 @@ def _init(
     folder: Path,
     resume: Any,
 ) -> Any:
-    os.environ.setdefault(
-        "WANDB_ERROR_REPORTING", "false"
-    )  # read at import; offline runs would send telemetry too
+    # Both are read at import. Offline runs would send telemetry too.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     os.environ.setdefault("WANDB_INIT_TIMEOUT", str(INIT_SECONDS))
     import wandb
 
-    (folder / "wandb").mkdir(
-        parents=True, exist_ok=True
-    )  # without it wandb turns to the system's temporary folder
+    # Without the folder wandb turns to the system's temporary one.
+    (folder / "wandb").mkdir(parents=True, exist_ok=True)
     arguments = {
         "project": config["tracker"]["project"],
         "id": run_id,

@@ -153,9 +153,8 @@ def train_step(
         torch.manual_seed(torch_seed(config.seed, "dropout", step))
     if not state.model.training:  # setting it walks through all modules
         state.model.train()
-    state.optimizer.zero_grad(
-        set_to_none=True
-    )  # not after the update: `Meter.read` takes their norm
+    # Not after the update: `Meter.read` takes the norm of the gradients.
+    state.optimizer.zero_grad(set_to_none=True)
     loss = loss_function(inputs_BT.to(device), targets_BT.to(device))
     loss.backward()
     state.optimizer.step()

@@ -36,12 +36,8 @@ with main_errors():  # Ctrl-C while modules load
     from crope.device import default_scale
     from crope.run import execute
 
-EXTRAS = {
-    "joblib": "joblib",
-    "submitit_slurm": "slurm",
-    "submitit_local": "slurm",
-    "ray": "ray",
-}  # by launcher
+# Optional dependencies of pyproject.toml by launcher.
+EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray"}
 failures: list[str] = []  # of this process
 
 
@@ -59,9 +55,8 @@ def train(cfg: DictConfig) -> None:
     except UserError as error:
         failures.append(str(error))
         if HydraConfig.get().runtime.choices["hydra/launcher"] != "basic":
-            raise UserError(
-                str(error)
-            ) from None  # the only way out of another process; it has to be picklable
+            # The only way out of another process; not every subclass can be pickled.
+            raise UserError(str(error)) from None
         return
     with main_errors():  # Hydra would add a line to an error of stdout
         print(outcome.text, flush=True)
@@ -107,9 +102,8 @@ def main() -> None:
         print(yaml.safe_dump(run.container, sort_keys=False), end="")
         return
     register()
-    warnings.filterwarnings(
-        "ignore", message="(?s).*validated against ConfigStore schema"
-    )  # of conf/hydra/launcher
+    # Of conf/hydra/launcher.
+    warnings.filterwarnings("ignore", message="(?s).*validated against ConfigStore schema")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints errors itself, over many lines
     argparse.ArgumentParser.error = Parser.error  # and the usage of its own parser before one
     try:

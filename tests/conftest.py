@@ -14,9 +14,8 @@ from crope.compose import Run, load_run
 from crope.data.tokens import TokenSet
 from crope.record import read_metrics
 
-torch.set_num_threads(
-    1
-)  # tiny tensors: threads that wait for each other would take most of the time
+# Tiny tensors: threads that wait for each other would take most of the time.
+torch.set_num_threads(1)
 TOY_VOCAB = 300
 TOY_OVERRIDES = (
     "data=tiny",

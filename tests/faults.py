@@ -38,13 +38,8 @@ PHASES = (
 BETWEEN, RESUME, STEP, CHECKPOINT, APPEND, SUMMARY = range(len(PHASES))
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 PIECES, PAUSE_S = 8, 0.001  # of one write
-LAST_OCCURRENCE = {
-    RESUME: 1,
-    STEP: 11,
-    CHECKPOINT: 3,
-    APPEND: 7,
-    SUMMARY: 1,
-}  # of each phase in the toy run of 12 steps
+# Of each phase in the toy run of 12 steps.
+LAST_OCCURRENCE = {RESUME: 1, STEP: 11, CHECKPOINT: 3, APPEND: 7, SUMMARY: 1}
 PATIENCE_S = 60.0
 
 

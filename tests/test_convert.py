@@ -97,9 +97,8 @@ def test_a_hidden_crope_model_is_recovered() -> None:
     without loss.
     """
     crope = build(projection="complex", tied_head=False)
-    with (
-        torch.no_grad()
-    ):  # equal gains in a pair: otherwise Q, K and V are not complex-linear from the stream
+    with torch.no_grad():
+        # Equal gains in a pair: otherwise Q, K and V are not complex-linear from the stream.
         for block in crope.blocks:
             block.attn_norm.weight[1::2] = block.attn_norm.weight[0::2]
     plain = copy.deepcopy(crope)

@@ -82,9 +82,8 @@ def test_numerics_version_of_a_model_and_of_a_combination(monkeypatch) -> None:
         return config.numerics_version(dict(zip(names, choices, strict=True)) | more)
 
     assert all(version(*choices) == expected for choices, expected in entries.items())
-    assert (
-        version("learned", "halved", "softmax") == 2
-    )  # both models with learned positions are past version 1
+    # Both models with learned positions are past version 1.
+    assert version("learned", "halved", "softmax") == 2
     assert version("rotary", "halved", "softmax") == 1  # not every model with softmax is
     thin = {"choices": ["rotary", "real", "softmax", 3.25], "numerics_version": 7}
     monkeypatch.setitem(config.GOLDEN, "thin_ffn", thin)

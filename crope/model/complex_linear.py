@@ -59,18 +59,13 @@ class ComplexLinear(nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The dense real weight of Eq. 30, (E, D): the weight of the equivalent nn.Linear."""
-        rows = (
-            torch.stack((self.a, self.b), dim=-1).flatten(
-                -2
-            ),  # first channel of a pair: a x0 + b x1
-            torch.stack((-self.b, self.a), dim=-1).flatten(-2),  # second: -b x0 + a x1
-        )
+        # Rows of the first channels of all pairs, a x0 + b x1, and of the second, -b x0 + a x1.
+        first = torch.stack((self.a, self.b), dim=-1).flatten(-2)
+        second = torch.stack((-self.b, self.a), dim=-1).flatten(-2)
         if self.pairing == "half":
-            rows = (
-                rows[0].unflatten(0, (-1, self.pairs[-1])),
-                rows[1].unflatten(0, (-1, self.pairs[-1])),
-            )
-        return torch.stack(rows, dim=1).flatten(0, -2)
+            first = first.unflatten(0, (-1, self.pairs[-1]))
+            second = second.unflatten(0, (-1, self.pairs[-1]))
+        return torch.stack((first, second), dim=1).flatten(0, -2)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         return F.linear(x_BTD, self.weight, self.bias)

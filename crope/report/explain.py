@@ -11,14 +11,7 @@ import pandas as pd
 from crope.errors import UserError
 from crope.record import LAST_SHARE
 from crope.report.frame import cell_name, choose_source, load_curves, shown
-from crope.report.tables import (
-    CellLosses,
-    loss_text,
-    mean_std,
-    row_losses,
-    settings_of,
-    table_rows,
-)
+from crope.report.tables import CellLosses, loss_text, mean_std, row_losses, settings_of, table_rows
 from crope.study import TABLES, expected_cells
 
 

@@ -124,14 +124,7 @@ def _draw_losses(axis: Axes, runs: pd.DataFrame, panel: str) -> None:
             full = _over_seeds(of_model, FULL)["mean"]
             axis.plot(full.index, full, **_marked(model) | {"linestyle": "none"}, gid="full")
     if not late:
-        axis.text(
-            0.5,
-            0.5,
-            "no complete run",
-            transform=axis.transAxes,
-            ha="center",
-            color=MUTED,
-        )
+        axis.text(0.5, 0.5, "no complete run", transform=axis.transAxes, ha="center", color=MUTED)
         return
     lowest = min(losses["min"].min() for losses in late)
     highest = max(losses["mean"].max() for losses in late)
@@ -205,13 +198,7 @@ def forest(lines: pd.DataFrame, paper_row: Training | None = None) -> Figure:
         _draw_training(axes[0][-1], paper_row)
         axes[0][-1].set_ylabel(f"CRoPE − RoPE ({NATS})")
     for axis, (title, of_panel) in zip(axes[0], panels, strict=False):
-        axis.axvspan(
-            -MARGIN,
-            MARGIN,
-            color=SHADE,
-            linewidth=0,
-            zorder=0,
-        )
+        axis.axvspan(-MARGIN, MARGIN, color=SHADE, linewidth=0, zorder=0)
         axis.axvline(0, color=MUTED, linewidth=0.8, zorder=1)
         for line in of_panel.to_dict("records"):
             y, mean = models.index(line["first"]), line["mean_nats"]
@@ -245,14 +232,7 @@ def _draw_difference(axis: Axes, line: Mapping[Any, Any], at: float, *, horizont
     draw(
         line["values"], color=TEXT, linestyle="", marker=".", markersize=2.5, gid="seeds", zorder=5
     )
-    draw(
-        [line["mean_nats"]],
-        color=colour,
-        linestyle="",
-        marker=marker,
-        markersize=5,
-        gid="mean",
-    )
+    draw([line["mean_nats"]], color=colour, linestyle="", marker=marker, markersize=5, gid="mean")
 
 
 def length(comparisons: Sequence[Comparison]) -> Figure:
@@ -321,14 +301,7 @@ def _error_lines(axis: Axes, runs: pd.DataFrame, by: str, column: str) -> None:
         losses = of_model.groupby(by)[column].agg(["mean", "std"])
         error = losses["std"].fillna(0)
         style = _marked(model)
-        axis.errorbar(
-            losses.index,
-            losses["mean"],
-            error,
-            capsize=2,
-            label=model,
-            **style,
-        )
+        axis.errorbar(losses.index, losses["mean"], error, capsize=2, label=model, **style)
 
 
 def _by_model(runs: pd.DataFrame) -> Iterable[tuple[Any, pd.DataFrame]]:

@@ -175,16 +175,7 @@ def render_machine(machine: str, frame: pd.DataFrame) -> str:
     note = "Each folder is one run: its configuration, provenance, metrics and summary, without its weights."
     title = f"Records made on {machine}"
     words = range(len(keys))
-    return render(
-        Table(
-            "records",
-            title,
-            table.astype(str),
-            notes=[note],
-            text=words,
-        ),
-        "md",
-    )
+    return render(Table("records", title, table.astype(str), notes=[note], text=words), "md")
 
 
 def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:

@@ -94,14 +94,7 @@ def repeats_table(lines: pd.DataFrame, scale: str) -> Table:
         f" validation losses, nats per token, lie apart, next to the spread over seeds. {ORDER}"
     ]
     caption = f"Runs executed more than once. Scale: {scale}."
-    return Table(
-        "repeats",
-        caption,
-        frame,
-        notes,
-        text=(0, 1, 2, 3),
-        numbers=lines.round(DECIMALS),
-    )
+    return Table("repeats", caption, frame, notes, text=(0, 1, 2, 3), numbers=lines.round(DECIMALS))
 
 
 def expectation(runs: pd.DataFrame, lines: pd.DataFrame) -> str:

@@ -293,37 +293,17 @@ def draw_entries(entries: Data) -> Figure:
             letter = letters[(abs(entry) - 1) * len(letters) // free]
             label = f"{letter}{y // block + 1}{x // block + 1}"
             strength = 0.42 if letter == "b" else 0.15
-            cell = Rectangle(
-                (x, y),
-                1,
-                1,
-                edgecolor="white",
-                linewidth=1.5,
-            )
+            cell = Rectangle((x, y), 1, 1, edgecolor="white", linewidth=1.5)
             red, green, blue = strength * np.array(to_rgb(COLOURS[model])) + (1 - strength)
             cell.set_facecolor((red, green, blue))
             if entry < 0:
                 label = f"−{label}"
                 cell.set_hatch("////")
             axis.add_patch(cell)
-            axis.text(
-                x + 0.5,
-                y + 0.5,
-                label,
-                ha="center",
-                va="center",
-                fontsize=8,
-            )
+            axis.text(x + 0.5, y + 0.5, label, ha="center", va="center", fontsize=8)
         ends = [0, width]
         for edge in range(0, width + 1, 2):
-            axis.plot(
-                ends,
-                [edge, edge],
-                [edge, edge],
-                ends,
-                color=MUTED,
-                linewidth=0.8,
-            )
+            axis.plot(ends, [edge, edge], [edge, edge], ends, color=MUTED, linewidth=0.8)
         axis.set(xlim=(0, width), ylim=(width, 0), aspect="equal")
         axis.set_axis_off()
     return figure
@@ -358,13 +338,7 @@ def _draw_glyph(axis: Axes, data: Data, picture: Data, *, bottom: float) -> None
         image.set(facecolor=REFLECTED, hatch="////")
     axis.add_patch(outline)
     axis.add_patch(image)
-    axis.set(
-        xlim=(-1.15, 1.15),
-        ylim=(bottom, 1.2),
-        aspect="equal",
-        xticks=[],
-        yticks=[],
-    )
+    axis.set(xlim=(-1.15, 1.15), ylim=(bottom, 1.2), aspect="equal", xticks=[], yticks=[])
     axis.axhline(0, color=GRID, linewidth=0.8, zorder=0)
     axis.axvline(0, color=GRID, linewidth=0.8, zorder=0)
     axis.spines[:].set_visible(False)
@@ -391,23 +365,10 @@ def draw_attention(panels: Mapping[str, ArrayLike]) -> Figure:
     figure = _figure(9.0, 4.3)
     axes = figure.subplots(2, 3, sharex=True, sharey=True)
     for axis, (title, weights) in zip(axes.flat, panels.items(), strict=True):
-        image = axis.imshow(
-            np.array(weights)[rows],
-            cmap=shades,
-            vmin=0,
-            vmax=1,
-            aspect="equal",
-        )
+        image = axis.imshow(np.array(weights)[rows], cmap=shades, vmin=0, vmax=1, aspect="equal")
         for y, target in enumerate(target_BT[0, rows].tolist()):
             corner = (target - 0.46, y - 0.46)
-            frame = Rectangle(
-                corner,
-                0.92,
-                0.92,
-                fill=False,
-                edgecolor=REFLECTED,
-                linewidth=1.3,
-            )
+            frame = Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=REFLECTED, linewidth=1.3)
             axis.add_patch(frame)
         axis.set_title(title)
         axis.set_xticks(range(len(names)), names, rotation=90)
@@ -425,13 +386,7 @@ def draw_decay(data: Data) -> Figure:
     distance, width = data["distance"], f"D = {data['width']}"
     dashed = {"color": MUTED, "linestyle": (0, (4, 1.6)), "label": "D → ∞"}
     left.plot(distance, data["bound"], color=TEXT, linewidth=1.3)
-    right.plot(
-        distance,
-        data["kernel"],
-        color=TEXT,
-        linewidth=1.3,
-        label=width,
-    )
+    right.plot(distance, data["kernel"], color=TEXT, linewidth=1.3, label=width)
     right.plot(distance, data["limit"], linewidth=1.3, **dashed)
     left.set(title=f"relative upper bound, {width}", ylim=(0, None))
     right.set(title="score of equal queries and keys")
@@ -458,11 +413,7 @@ def draw_recall(
         accuracy = by_width.agg(["mean", "min", "max"])
         left.plot(accuracy.index, accuracy["mean"], **style)
         left.fill_between(
-            accuracy.index,
-            accuracy["min"],
-            accuracy["max"],
-            color=colour,
-            alpha=0.15,
+            accuracy.index, accuracy["min"], accuracy["max"], color=colour, alpha=0.15
         )
         widths = pd.DataFrame({pairs: table[model] for pairs, table in by_pairs.items()})
         widths = widths.where(np.isfinite(widths))

@@ -206,12 +206,7 @@ def pointer_results(task: Task, *, seeds: int) -> dict[str, Any]:
     """
     test_tokens = {
         length: sample_tokens(
-            task,
-            seed=0,
-            step=length,
-            sequences=task.sequences,
-            length=length,
-            purpose="test",
+            task, seed=0, step=length, sequences=task.sequences, length=length, purpose="test"
         )
         for length in task.lengths
     }

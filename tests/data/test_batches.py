@@ -7,9 +7,8 @@ import torch
 from crope.data.batches import check_length, full_pass, sample_batch
 from crope.errors import ConfigError
 
-TOKENS = (
-    np.random.default_rng(0).permutation(500).astype(np.uint16)
-)  # no token twice: each names its position
+# No token twice: each names its position.
+TOKENS = np.random.default_rng(0).permutation(500).astype(np.uint16)
 PLACE = np.argsort(TOKENS)
 GOLDEN = [17, 236, 69, 442, 95, 79, 73, 106]
 

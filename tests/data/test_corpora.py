@@ -30,11 +30,8 @@ from tests.data.conftest import FILES, write
         ("ptb", "no it was n't black monday\nbut N\n", " no it was n't black monday \n but N \n"),
         ("ptb", " no it was \r\n but N", " no it was \n but N \n"),
         ("wikitext2", "\n = 東京 = \n\n\n text . \n", " \n = 東京 = \n \n \n text . \n"),
-        (
-            "wikitext2",
-            "\u00a0 a \u3000\n",
-            " \u00a0 a \u3000 \n",
-        ),  # a no-break space is a word of WikiText-2
+        # A no-break space is a word of WikiText-2.
+        ("wikitext2", "\u00a0 a \u3000\n", " \u00a0 a \u3000 \n"),
         ("pg19", "CHAPTER I\r\n\r\n  indented \r\nend", "CHAPTER I\n\n  indented \nend"),
         ("letters", "as it is \n", "as it is \n"),
     ],

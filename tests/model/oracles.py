@@ -20,17 +20,13 @@ from crope.model.projections import BlockDiagonalLinear, ConjugateLinear, LowRan
 
 Array = np.ndarray
 Module = TypeVar("Module", bound=nn.Module)
-CHOICES: dict[
-    str, dict[str, str]
-] = {  # position, projection and attention of every model of conf/model
+# Position, projection and attention of every model of conf/model.
+CHOICES: dict[str, dict[str, str]] = {
     path.stem: yaml.safe_load(path.read_text())
     for path in sorted((ROOT / "conf" / "model").glob("*.yaml"))
 }
-VOCAB, LENGTH, WIDTH = (
-    70,
-    12,
-    48,
-)  # 70 rows are padded to 128; heads of 12 channels, 6 in `halved`, 20 in `complex_wide`
+VOCAB, LENGTH = 70, 12  # 70 rows are padded to 128
+WIDTH = 48  # heads of 12 channels, 6 in `halved`, 20 in `complex_wide`
 
 
 def model_config(name: str, **changes: object) -> ModelConfig:
@@ -147,10 +143,8 @@ def project(layer: nn.Module, x_TD: Array) -> Array:
         y_TE = np.empty((len(x_TD), 2 * len(w)))
         for j in range(len(w)):
             real, imaginary = 2 * j, 2 * j + 1
-            if (
-                isinstance(layer, ComplexLinear) and layer.pairing == "half"
-            ):  # pair j of a head is in channels (j, j + K/2)
-                half = layer.pairs[-1]
+            if isinstance(layer, ComplexLinear) and layer.pairing == "half":
+                half = layer.pairs[-1]  # pair j of a head is in channels (j, j + K/2)
                 real = 2 * half * (j // half) + j % half
                 imaginary = real + half
             y_TE[:, real], y_TE[:, imaginary] = y_complex[:, j].real, y_complex[:, j].imag

@@ -116,9 +116,8 @@ def test_loss_and_gradients_are_those_without_padding(tied: bool, monkeypatch) -
         rows = slice(VOCAB) if name in ("embedding.weight", "head.weight") else slice(None)
         assert torch.equal(one[rows], other[rows]), name  # drawn unpadded
         torch.testing.assert_close(one.grad[rows], other.grad[rows], rtol=0, atol=1e-12, msg=name)
-        assert not one.grad[len(other) :].any(), (
-            name
-        )  # exactly zero, so that AdamW leaves the rows at zero
+        # Exactly zero, so that AdamW leaves the rows at zero.
+        assert not one.grad[len(other) :].any(), name
 
 
 # Initial values

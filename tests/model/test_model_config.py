@@ -83,9 +83,8 @@ def test_combinations_are_rejected_or_can_be_trained(choice: tuple[str, str, str
     ],
 )
 def test_impossible_sizes_are_rejected(changes: dict[str, object], word: str) -> None:
-    ((_, text),) = model_problems(
-        ModelConfig(**{"position": "rotary", "projection": "real", **changes})
-    )  # type: ignore[arg-type]
+    model = ModelConfig(**{"position": "rotary", "projection": "real", **changes})  # type: ignore[arg-type]
+    ((_, text),) = model_problems(model)
     assert word in text
 
 

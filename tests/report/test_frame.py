@@ -136,12 +136,10 @@ def test_runs_of_a_cell_are_its_complete_ones_by_seed(tmp_path: Path) -> None:
     write_run(tmp_path, seed=4, version=0)  # stale
     write_run(tmp_path, "rope", seed=5)
     write_run(tmp_path, "crope", "wikitext2", seed=6)
-    write_run(
-        tmp_path, seed=8, config={"eval": {"every": 10, "full_every": 50, "batches": 40}}
-    )  # under the cell's name, but not its experiment
-    other = write_run(
-        tmp_path, seed=7
-    )  # the same numbers under another name: a sweep of the user's own
+    # Under the cell's name, but not its experiment.
+    write_run(tmp_path, seed=8, config={"eval": {"every": 10, "full_every": 50, "batches": 40}})
+    # The same numbers under another name: a sweep of the user's own.
+    other = write_run(tmp_path, seed=7)
     renamed = other.with_name(other.name.replace("-base-", "-mine-"))
     summary = json.loads((other / "summary.json").read_text())
     (other / "summary.json").write_text(

@@ -26,10 +26,7 @@ CELLS = [
         for model in LOSSES
     ),
 ]
-LONG = {
-    **records.make_config("rope", "ptb"),
-    "tokenizer": {"name": "bpe", "vocab_size": 8192},
-}
+LONG = {**records.make_config("rope", "ptb"), "tokenizer": {"name": "bpe", "vocab_size": 8192}}
 ROWS = [
     StudyRow("table1", dataset, 128, tuple(cells), (), (0, 1, 2))
     for dataset, cells in (("ptb", CELLS[:3]), ("pg19", CELLS[3:6]))

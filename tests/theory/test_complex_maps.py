@@ -111,10 +111,9 @@ def test_best_fraction_is_the_maximum_and_its_negative_the_minimum() -> None:
     maps = [gaussian(8, 6, seed=seed) for seed in (1, 2)]
     best = best_structure(maps)
     a = sum(w.T @ standard_structure(8) @ w for w in maps)
+    # Duality of nuclear and spectral norm.
     nuclear = np.linalg.svd(a, compute_uv=False).sum()
-    top = 0.5 + nuclear / (
-        2 * sum(np.sum(w**2) for w in maps)
-    )  # duality of nuclear and spectral norm
+    top = 0.5 + nuclear / (2 * sum(np.sum(w**2) for w in maps))
     assert complex_fraction(maps, best) == pytest.approx(top, abs=1e-12)
     assert complex_fraction(maps, -best) == pytest.approx(1 - top, abs=1e-12)
     for seed in range(300):
@@ -139,9 +138,8 @@ def test_coordinates_and_their_rotation_carry_a_structure_to_eq_8() -> None:
         np.testing.assert_allclose(
             rotation @ j_DD @ rotation.T, standard_structure(12), rtol=0, atol=1e-10
         )
-    np.testing.assert_allclose(
-        rotation @ np.ones(12), np.ones(12), rtol=0, atol=1e-10
-    )  # the mean is kept
+    mean = np.ones(12)
+    np.testing.assert_allclose(rotation @ mean, mean, rtol=0, atol=1e-10)
     np.testing.assert_array_equal(rotation_of(interleaved(12)), np.eye(12))
     np.testing.assert_allclose(
         structure_of(interleaved(12)), standard_structure(12), rtol=0, atol=1e-15

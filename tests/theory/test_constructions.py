@@ -237,9 +237,8 @@ def test_absolute_sinusoids_can_point_within_a_window() -> None:
     made, rows = absolute_pointing(text, width=64, gain=10_000), asking(text)
     assert (made.scores()[rows].argmax(1) == rows + text[rows]).all()
     assert made.weights()[rows, rows + text[rows]].min() > 0.999
-    other = made.scores()[
-        rows, rows + 3 - text[rows]
-    ]  # where a pointer of the other kind would look
+    # Where a pointer of the other kind would look.
+    other = made.scores()[rows, rows + 3 - text[rows]]
     margin = (made.scores()[rows, rows + text[rows]] - other) / 10_000
     np.testing.assert_allclose(margin, 0.02, rtol=0.05)
 
@@ -251,18 +250,16 @@ def test_absolute_sinusoids_cannot_point_at_every_position() -> None:
     length, width = 200, 64
     scores = [absolute_pointing([kind] * length, width=width).scores() for kind in (1, 2)]
     g_TT = scores[0] - scores[1]
-    np.testing.assert_allclose(
-        g_TT - g_TT[0], 0, rtol=0, atol=1e-6
-    )  # the query's position drops out
+    # The query's position drops out.
+    np.testing.assert_allclose(g_TT - g_TT[0], 0, rtol=0, atol=1e-6)
     rows = np.arange(length - 2)
     smallest = min(
         (scores[k - 1][rows, rows + k] - scores[k - 1][rows, rows + 3 - k]).min() for k in (1, 2)
     )
     assert 0 < smallest <= np.ptp(g_TT[0]) / (2 * (length - 2)) + 1e-6
+    # The lean of this construction ends too.
     slow = frequencies(width)[-1]
-    assert (
-        np.diff(np.sin(slow * np.arange(30_000))).min() < 0
-    )  # the lean of this construction ends too
+    assert np.diff(np.sin(slow * np.arange(30_000))).min() < 0
 
 
 def test_position_part_of_absolute_queries_points_at_a_fixed_offset() -> None:
@@ -271,8 +268,7 @@ def test_position_part_of_absolute_queries_points_at_a_fixed_offset() -> None:
     """
     length, width = 60, 32
     made = comparison(np.zeros((length, width)), position="sinusoidal")
-    set_map(
-        made.attention.q_proj, np.diag(np.exp(-1j * frequencies(width)))
-    )  # a pair is (sin, cos)
+    turn = np.exp(-1j * frequencies(width))  # a pair is (sin, cos)
+    set_map(made.attention.q_proj, np.diag(turn))
     rows = np.arange(length - 1)
     assert (made.scores()[rows].argmax(1) == rows + 1).all()
