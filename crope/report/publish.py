@@ -27,7 +27,7 @@ from crope.record import (
     write_json,
     write_text,
 )
-from crope.report.evidence import DIVERGED, MARGIN
+from crope.report.evidence import DIVERGED, MARGIN, Evidence
 from crope.report.frame import cell_name, cell_runs, load_frame, load_published, read_ngrams
 from crope.report.tables import (
     Table,
@@ -41,11 +41,13 @@ from crope.study import SCALES
 
 README = ROOT / "README.md"
 FIGURE = "forest.png"
-LEGEND = (
-    f"Dots: seeds; shaded: ±{MARGIN:g}. *Q/K only*, *V only*: Eq. 30 there alone; *misaligned*: in other pairs than the"
-    " rotation's; *halved*: heads half as wide. Right: CRoPE − RoPE during training, shaded: 95 %; cross: the paper's,"
-    " where RoPE's loss here is the paper's."
-)
+# Models of the picture whose names need words.
+GLOSSARY = {
+    "complex_qk": "*Q/K only*, *V only*: Eq. 30 there alone",
+    "complex_misaligned": "*misaligned*: in other pairs than the rotation's",
+    "conjugate": "*conjugate*: Q of the conjugate input",
+    "halved": "*halved*: heads half as wide",
+}
 START, END = "<!-- generated: tables -->", "<!-- end of generated -->"
 FACTS = [  # that tell the runs of one machine apart
     "provenance.commit",
@@ -178,6 +180,21 @@ def render_machine(machine: str, frame: pd.DataFrame) -> str:
     return render(Table("records", title, table.astype(str), notes=[note], text=words), "md")
 
 
+def _legend(evidence: Evidence) -> str:
+    """The line below the picture."""
+    drawn = set(evidence.forest["first"])
+    words = [text for model, text in GLOSSARY.items() if model in drawn]
+    parts = [f"Dots: seeds; shaded: ±{MARGIN:g}"]
+    if words:
+        parts.append("; ".join(words))
+    if evidence.paper_row:
+        parts.append(
+            "Right: CRoPE − RoPE during training, shaded: 95 %; cross: the paper's, where RoPE's loss"
+            " here is the paper's"
+        )
+    return f"{'. '.join(parts)}."
+
+
 def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     """Rewrites the generated block of README.md and the figures in `published` from the published
     records.
@@ -208,7 +225,7 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
         report.lead,
         savings_line(),
         f"![Each model minus RoPE, with 95 % intervals](results/published/{FIGURE})",
-        LEGEND,
+        _legend(report.evidence),
         render(report.primary, "md"),
         render(claims, "md"),
         "\n".join(report.others),

@@ -155,8 +155,10 @@ def test_a_readme_needs_markers_and_records(tmp_path: Path) -> None:
         update_readme(readme, tmp_path / "published")
     write_run(tmp_path / "published" / "machine")
     update_readme(readme, tmp_path / "published")  # most cells are missing
-    first, *_, last = readme.read_text().splitlines()
-    assert (first, last) == ("before", "after") and "outdated" not in readme.read_text()
+    text = readme.read_text()
+    first, *_, last = text.splitlines()
+    assert (first, last) == ("before", "after") and "outdated" not in text
+    assert "misaligned" not in text and "Right" not in text  # nothing of the kind is drawn
     readme.write_text("no markers")
     with pytest.raises(UserError, match="markers"):
         update_readme(readme, tmp_path / "published")
