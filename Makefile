@@ -31,7 +31,7 @@ setup: .venv/.stamp  ## virtual environment with pinned packages (every target d
 	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-reproduce: .venv/.stamp  ## data, every run, report [SCALE=paper|medium|quick|smoke SEEDS=n STUDY="controls schemes"]
+reproduce: .venv/.stamp  ## data, every run, report [SCALE=paper|medium|quick|smoke SEEDS=n STUDY="controls schemes" ARGS=runtime.jobs=3]
 	@$(PY) scripts/reproduce.py $(STUDIES) $(SCALES) $(SEED_COUNT) $(ARGS)
 
 smoke: .venv/.stamp  ## the same at the smoke scale, in about a minute
@@ -43,13 +43,13 @@ status: .venv/.stamp  ## done, running, failed and missing runs, time left [STUD
 report: .venv/.stamp  ## results/report/index.html and tables from the records [SCALE=...]
 	@$(PY) scripts/report.py $(SCALES)
 
-explain: .venv/.stamp  ## the runs behind a number [CELL=table1/ptb/crope SCALE=...]
+explain: .venv/.stamp  ## the runs behind a cell of Table 1 or 2 [CELL=table1/ptb/crope SCALE=...]
 	@$(PY) scripts/tools.py explain $(CELL) $(SCALES)
 
 theory: .venv/.stamp  ## the papers' constructions and identities in numbers: results/theory (minutes) [ARGS="--part recall"]
 	@$(PY) scripts/tools.py theory $(ARGS)
 
-bench: .venv/.stamp  ## step times next to transformers and a plain loop, into docs/performance.md [ARGS=...]
+bench: .venv/.stamp  ## step times next to transformers and a plain loop, into docs/performance.md [ARGS="scale=paper" prints others]
 	@$(PY) scripts/bench.py $(or $(ARGS),--write)
 
 gpu-check: .venv/.stamp  ## on a new GPU machine: tests, step times, both tables, publication [ARGS="tests bench"]

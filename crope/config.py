@@ -410,8 +410,8 @@ def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
 def cell_key(config: Mapping[str, Any]) -> str:
     """Equal for all runs of one table cell: the scientific part without seed and precision.
 
-    Precision is left out because `auto` depends on the machine; the report refuses to mix two in
-    one cell.
+    Precision is left out because `auto` depends on the machine; the report refuses to mix two
+    within a seed of one row.
     """
     part = scientific(config)
     part["train"] = {key: value for key, value in part["train"].items() if key != "precision"}

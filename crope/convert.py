@@ -77,7 +77,7 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
     0, or if fine-tuning diverges.
     """
     config, path = load_config(record.config), record.path
-    config.runtime.compile = "false"  # a dozen models, each for a few hundred steps
+    config.runtime.compile = "false"  # four models, each for a few hundred steps
     config.runtime.device = "auto"  # the run's may not be here
     if (config.model.position, config.model.projection) != ("rotary", "real"):
         raise UserError(

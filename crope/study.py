@@ -38,7 +38,7 @@ from crope.data.corpora import missing_files
 from crope.errors import ConfigError, log_line, one_line
 from crope.record import Record, read_metrics, read_records
 
-# Of the runs on disk, those of the first of these scales are reported.
+# Of scales with equally many runs the first one is reported.
 SCALES = ("paper", "medium", "quick", "smoke")
 TABLES = ("table1", "table2")
 UNAVAILABLE = "unavailable.json"  # in results_dir, written by `make reproduce`
@@ -67,7 +67,7 @@ class StudyRow:
     width: int
     cells: tuple[Cell, ...]
     settings: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()  # planned: a conclusion needs all of these, and uses no other
+    seeds: tuple[int, ...] = ()  # planned; which ones answer: report.evidence.planned_values
 
 
 def study_axes(study: str) -> dict[str, list[str]]:

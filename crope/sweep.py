@@ -28,7 +28,14 @@ from crope.device import resolve_device
 from crope.errors import ConfigError, DataUnavailable, InvalidRecord, UserError
 from crope.record import is_complete, read_record, write_json
 from crope.run import Outcome, execute, record_failure, stop_on_signal
-from crope.study import TABLES, UNAVAILABLE, is_locked, study_runs, unavailable_datasets
+from crope.study import (
+    TABLES,
+    UNAVAILABLE,
+    is_locked,
+    planned_scale,
+    study_runs,
+    unavailable_datasets,
+)
 from crope.terminal import SweepProgress, track
 from crope.trainer import compiles
 
@@ -104,7 +111,9 @@ def reproduce(
         )
     from crope.report.build import build_report
 
-    invalid = build_report(results_dir=results_dir, scale=scale)
+    # Studies at the scale that their files fix join the report of the scale with most runs.
+    joins = all(planned_scale([study]) == scale for study in studies)
+    invalid = build_report(results_dir=results_dir, scale=None if joins else scale)
     if problems:
         print(f"{len(problems)} failed:", *problems, sep="\n  ", flush=True)
     return 1 if problems or invalid else 0

@@ -21,9 +21,7 @@ def main() -> None:
     parser.add_argument(
         "--results-dir", type=folder, default=Path("results"), help="holds runs/ (default: results)"
     )
-    parser.add_argument(
-        "--scale", choices=SCALES, help="default: the first of %(choices)s that has a run"
-    )
+    parser.add_argument("--scale", choices=SCALES, help="default: the one with most runs")
     parser.add_argument(
         "--runs",
         type=existing_folder,

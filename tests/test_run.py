@@ -314,12 +314,13 @@ def test_every_earlier_attempt_is_in_the_record(
 
 
 @pytest.mark.usefixtures("step_clock")
-@pytest.mark.parametrize("bad_step", [4, 11])
+@pytest.mark.parametrize(("bad_step", "seconds"), [(4, 5), (11, 5), (5, 6)])
 def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
-    bad_step, toy_data, tmp_path: Path, monkeypatch
+    bad_step: int, seconds: int, toy_data, tmp_path: Path, monkeypatch
 ) -> None:
+    """Update 5 has no line of metrics; the checkpoint after it must not be saved."""
     real = trainer.train_step
-    run = toy_run(tmp_path)
+    run = toy_run(tmp_path, f"runtime.checkpoint_seconds={seconds}")
     with monkeypatch.context() as patch:
         patch.setattr(
             trainer,
@@ -334,7 +335,7 @@ def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
     assert "NonFiniteLoss" in summary(run)["error"]["traceback"]
     assert all(math.isfinite(value) for _, _, value in losses(run))
     assert execute(run).status == "complete", "a failed run is tried again"
-    continued = bad_step > 5  # the first checkpoint's step
+    continued = bad_step > seconds  # the first checkpoint's step
     assert ("resumed_from" in read_record(run.path).provenance) == continued
 
 

@@ -5,6 +5,7 @@ folders.
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -259,6 +260,10 @@ def test_time_left_takes_equal_shape_precision_and_device_only(tmp_path: Path) -
     states += [RunState(bf16, MISSING), RunState(wider, MISSING)]
     assert seconds_left(states, [record]) == (pytest.approx(step_s * (2 * steps - 200)), 2)
     assert seconds_left(states, []) == (0.0, 4)
+    slow = record.summary | {"time": record.summary["time"] | {"median_step_ms": 1e9}}
+    elsewhere = record.provenance | {"device": "another"}
+    other = replace(record, summary=slow, provenance=elsewhere)
+    assert seconds_left(states, [other, record]) == seconds_left(states, [record])
 
 
 def test_a_study_may_fix_its_scale() -> None:

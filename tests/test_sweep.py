@@ -20,6 +20,7 @@ from crope.errors import ConfigError, DataError, DataUnavailable, UserError
 from crope.run import Outcome, run_lock, stop_on_signal
 from crope.sweep import default_jobs, reproduce, run_all
 from tests.conftest import TOY_OVERRIDES, toy_run
+from tests.toy_runs import toy_corpus, train_toy
 
 
 def toy_runs(folder: Path, count: int) -> list[Run]:
@@ -49,6 +50,17 @@ def work_until_stopped(run: Run) -> Outcome:
             time.sleep(0.01)
         (folder / f"saved {seed}").touch()
     return Outcome(run.run_id, "stopped", "saved")
+
+
+def test_a_run_that_cannot_be_measured_is_a_problem_and_stops_no_other(tmp_path: Path) -> None:
+    runs = [toy_run(tmp_path, "model=rope", f"seed={seed}") for seed in (0, 1)]
+    with toy_corpus(tmp_path / "tokens"):
+        for seed in (0, 1):
+            train_toy(tmp_path, "model=rope", f"seed={seed}")
+        (runs[0].path / "weights.pt").unlink()
+        (problem,) = sweep._extrapolate(runs)
+    assert problem.startswith(f"{runs[0].run_id}: ") and "weights.pt" in problem
+    assert (runs[1].path / "extrapolation.json").exists()
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -225,9 +237,9 @@ def test_reproduce_trains_the_studies_at_the_seeds_and_reports_the_scale(
         "crope.report.build.build_report", lambda **options: reported.append(options) or []
     )
 
-    def call(*studies: str) -> int:
+    def call(*studies: str, scale: str = "smoke") -> int:
         options = {"overrides": ["tracker=none", "runtime.jobs=3"], "results_dir": tmp_path}
-        return reproduce(scale="smoke", seeds=[2, 5], studies=studies, **options)
+        return reproduce(scale=scale, seeds=[2, 5], studies=studies, **options)
 
     def listed(runs: list[Run]) -> list[tuple[int, str, str]]:
         return [(run.config.seed, run.dataset, run.model) for run in runs]
@@ -243,6 +255,10 @@ def test_reproduce_trains_the_studies_at_the_seeds_and_reports_the_scale(
     assert reported == [{"results_dir": tmp_path, "scale": "smoke"}]
     assert call("horizon") == 0
     assert (len(trained), len(measured)) == (30, 14), "nothing is trained or measured twice"
+    # At the scale that its file fixes a study joins the report of most runs.
+    for scale, own in (("paper", None), ("smoke", "smoke")):
+        assert call("paper_row", scale=scale) == 0
+        assert reported[-1]["scale"] == own
 
 
 def test_reproduce_ends_with_status_1_after_a_problem(

@@ -22,6 +22,7 @@ from crope.model.counting import train_flops_per_token
 from crope.model.gpt import GPT
 from crope.record import read_metrics
 from crope.run import build_model
+from crope.seeding import torch_seed
 from crope.trainer import build_losses, build_optimizer, compiles, train
 from tests.conftest import TOY_VOCAB, toy_run
 from tests.model.oracles import CHOICES
@@ -247,6 +248,15 @@ def test_dropout_depends_on_the_seed_and_is_off_in_validation(
     assert train_0 == again and none_0 == none_1
     assert all(train_0[step] != train_1[step] for step in train_0)
     assert val_0[0] == val_none[0] and train_0[0] != none_0[0]
+
+
+def test_dropout_masks_are_those_of_the_seed_and_the_step(
+    toy_tokens: TokenSet, tmp_path: Path, monkeypatch
+) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch, "manual_seed", seeds.append)
+    trained(toy_tokens, tmp_path, "seed=3", "model.dropout=0.1")
+    assert seeds == [torch_seed(3, "dropout", step) for step in range(12)]
 
 
 def test_batches_are_drawn_for_the_split_the_seed_and_the_step(

@@ -51,10 +51,13 @@ def count_parameters(model: ModelConfig, *, vocab_size: int, max_len: int) -> Pa
 
 
 def qkv_weights(model: ModelConfig) -> int:
-    """Stored weights of Q, K and V in one layer, without biases."""
+    """Stored weights of Q, K and V in one layer, without biases.
+
+    Raises ValueError for a projection that is not entered here.
+    """
     d_model, width = model.d_model, model.attention_width
     dense = d_model * width
-    return {
+    weights = {
         "real": 3 * dense,
         "halved": 3 * dense,
         "complex": 3 * dense // 2,
@@ -66,7 +69,12 @@ def qkv_weights(model: ModelConfig) -> int:
         "complex_v": 5 * dense // 2,
         "lowrank": 3 * half_rank(d_model, width) * (d_model + width),
         "multi_query": dense + 2 * d_model * model.kv_width,
-    }[model.projection]
+    }
+    if model.projection not in weights:
+        raise ValueError(
+            f"projection {model.projection}: enter its number of weights in qkv_weights of {__name__}"
+        )
+    return weights[model.projection]
 
 
 def savings(full: Parameters, lean: Parameters, *, n_layers: int, d_model: int) -> dict[str, float]:
@@ -103,7 +111,8 @@ def train_flops_per_token(model: ModelConfig, *, vocab_size: int, seq_len: int) 
     """
     width, d_model = model.attention_width, model.d_model
     dense = d_model * (width + 2 * model.kv_width)
-    qkv = qkv_weights(model) if model.projection in FACTORED else dense
+    stored = qkv_weights(model)
+    qkv = stored if model.projection in FACTORED else dense
     mix = (
         _linear_attention_flops(model, seq_len)
         if model.attention == "linear"

@@ -28,7 +28,10 @@ from crope.study import TABLES, Cell, expected_cells, expected_rows, expected_ta
 from crope.terminal import print_grid
 
 # Files that not every report has: removed first, so that none is left of an earlier one.
-STALE = ("study*", "conversion.*", "repeats.*", "phases.*", "training.*", "length.*", "scaling.*")
+STALE = (
+    *("study*", "evidence.*", "conversion.*", "repeats.*"),
+    *("forest.*", "training.*", "length.*", "scaling.*"),
+)
 Files = dict[str, str | bytes]
 TEMPLATE = Path(__file__).with_name("page.html")
 CAPTIONS = {
@@ -79,13 +82,12 @@ def collect(source: Source) -> Report:
     cells = expected_cells(*plan)
     losses = [tables.loss_table(source, cells, name) for name in TABLES]
     runs = source.frame
-    if source.machine:  # a part of the plan has a published folder of its own; repeats count once
+    if source.machine:  # a part of the plan has a published folder of its own
         runs = pd.concat([runs, *source.others.values()], ignore_index=True)
-        runs = runs.drop_duplicates(["cell_key", "seed", "status"])
     comparisons = find_comparisons(runs, [*expected_table_rows(*plan), *expected_rows(*plan)])
-    keys = {cell.key for comparison in comparisons for cell in comparison.row.cells}
-    added = ~runs["path"].isin(source.frame["path"])
-    planned = runs[added & runs["cell_key"].isin(keys) & (runs["status"] == "complete")]
+    compared = pd.concat([comparison.runs["path"] for comparison in comparisons])
+    added = runs["path"].isin(compared) & ~runs["path"].isin(source.frame["path"])
+    planned = runs[added & (runs["status"] == "complete")]
     evidence = build_evidence(comparisons)
     yardsticks = tables.yardsticks(evidence.exploratory, comparisons)
     others = [yardsticks, *tables.other_lines(evidence.exploratory)]

@@ -12,6 +12,7 @@ look; where studies share runs, the seeds of all of them are used, except of the
 """
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +40,7 @@ from crope.study import TABLES, Cell, StudyRow
 LEVEL, PRIMARY_LEVEL = 0.95, 0.99
 # Differences below it are called small. It lies a little below the smallest ± of Table 1 (0.0224),
 # the paper's range of noise (Sec. 6.1), and is a tenth of the smallest gap that the paper prints
-# between XPOS and RoPE (0.22).
+# between XPOS and RoPE (0.21).
 MARGIN = 0.02
 # Of consecutive windows: those of one book resemble each other. With 10 the error on PG-19 is about
 # that of clusters by its 49 books; with 50 it was half as large.
@@ -314,6 +315,9 @@ CONTRASTS: list[Contrast] = [
     ),
 ]
 
+# Studies with differences between rows, whose runs must be comparable as those of one row.
+ACROSS_ROWS = {contrast.study for contrast in CONTRASTS if contrast.value in OWN_SEEDS}
+
 
 # What the paper says of its tables and of Fig. 4: the same contrasts, beside what it prints.
 CLAIMS: list[Contrast] = [
@@ -550,19 +554,40 @@ def setting_label(setting: str) -> str:
 
 def find_comparisons(frame: pd.DataFrame, rows: Sequence[StudyRow]) -> list[Comparison]:
     """The rows of studies, each with its runs. Raises UserError as `check_comparable` does."""
-    runs_of: dict[StudyRow, pd.DataFrame] = {}
+    comparison_of: dict[StudyRow, Comparison] = {}
     for row in rows:
-        check_comparable(frame, row.cells)
-        runs_of[row] = pd.concat([_runs(frame, cell) for cell in row.cells], ignore_index=True)
-    comparisons = []
-    for row, runs in runs_of.items():
-        beside = [
+        if row in comparison_of:
+            continue
+        beside = tuple(
             other for other in rows if (other.study, other.dataset) == (row.study, row.dataset)
-        ]
-        parts = [runs_of[other].assign(setting=at) for at, other in enumerate(beside)]
+        )
+        cells = list(itertools.chain.from_iterable(other.cells for other in beside))
+        chosen = _one_copy(frame, cells)
+        if row.study in ACROSS_ROWS:
+            check_comparable(chosen, cells)
+        runs_of = {}
+        for other in beside:
+            check_comparable(chosen, other.cells)
+            by_cell = [_runs(chosen, cell) for cell in other.cells]
+            runs_of[other] = pd.concat(by_cell, ignore_index=True)
+        parts = [runs.assign(setting=at) for at, runs in enumerate(runs_of.values())]
         siblings = compact(pd.concat(parts, ignore_index=True))
-        comparisons.append(Comparison(row, runs, tuple(beside), siblings))
-    return comparisons
+        for other, runs in runs_of.items():
+            comparison_of[other] = Comparison(other, runs, beside, siblings)
+    return [comparison_of[row] for row in rows]
+
+
+def _one_copy(frame: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
+    """The runs of these cells. Of one that several folders hold, the copy beside most of the other
+    cells' runs of its seed, because only runs of one machine and precision compare.
+    """
+    runs = frame[frame["cell_key"].isin({cell.key for cell in cells})]
+    folders = runs["path"].map(os.path.dirname)
+    held = runs.groupby([folders, runs["seed"]])["cell_key"].transform("nunique")
+    order = held.sort_values(ascending=False, kind="stable").index
+    runs, folders = runs.loc[order], folders.loc[order]
+    first = folders.groupby([runs["cell_key"], runs["seed"], runs["status"]]).transform("first")
+    return runs[folders == first].sort_index()
 
 
 def _runs(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
@@ -629,8 +654,10 @@ def answer(contrast: Contrast, comparisons: Sequence[Comparison]) -> list[dict[s
             where = {"dataset": "", "where": ", ".join(filter(None, [" and ".join(names), key[1]]))}
             reason = next((line["reason"] for line in parts if line["reason"]), "")
             lines.append(parts[0] | _line(contrast, groups, reason) | where)
+    most = max((line["steps"] for line in lines), default=0)  # of a corpus without runs
     return [
-        line | {"question": line["question"].format(steps=f"{line['steps']:,}")} for line in lines
+        line | {"question": line["question"].format(steps=f"{line['steps'] or most:,}")}
+        for line in lines
     ]
 
 
@@ -678,7 +705,10 @@ def planned_values(
     if complete:
         return values[values.index.isin(set().union(*complete))], ""
     values = values[values.index.isin(own)]
-    return values, f"{len(values)} of {len(own)} planned seeds"
+    reason = f"{len(values)} of {len(own)} planned seeds"
+    runs = comparison.runs[comparison.runs["model"].isin((contrast.first, *contrast.seconds))]
+    diverged = runs.loc[np.isinf(runs["final"]) & runs["seed"].isin(own), "seed"].nunique()
+    return values, f"{reason}, {diverged} diverged" if diverged else reason
 
 
 COLUMNS = [
@@ -720,9 +750,10 @@ def interval(groups: Sequence[ArrayLike], level: float) -> tuple[float, float, f
     """Mean of the groups' means with its interval (mean, low, high); NaN ends where a group has one
     value.
 
-    A group holds the differences of one corpus. Its seeds share nothing with those of another, so
-    the variances of the means add up and the degrees of freedom are Welch's (Satterthwaite); for
-    one group this is Student's interval.
+    A group holds the differences of one corpus. They are taken as independent of another corpus',
+    whose runs of the same seeds share initial values but no text: the variances of the means add
+    up, and the degrees of freedom are Welch's (Satterthwaite). For one group this is Student's
+    interval.
     """
     arrays = [np.asarray(values, dtype=float) for values in groups]
     mean = float(np.mean([values.mean() for values in arrays]))

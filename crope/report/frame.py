@@ -325,12 +325,15 @@ def choose_source(
     """The runs of `folders` (default: results_dir/runs), or the published ones if no folder is
     named and none is there.
 
-    `scale` defaults to the first of SCALES that has a run.
+    `scale` defaults to the one with most runs, `smoke` only if there is no other; of equal ones
+    the first of SCALES.
     """
     read = tuple(folders) or (results_dir / "runs",)
     frame, invalid = load_frame(read)
     scales = [scale] if scale else SCALES
-    present = [name for name in scales if (frame["scale"] == name).any()]
+    runs = frame["scale"].value_counts()
+    present = [name for name in scales if name in runs]
+    present.sort(key=lambda name: (name == "smoke", -runs[name]))
     if not (present or folders or invalid):
         source = load_published(*scales, published=published)
         if source:

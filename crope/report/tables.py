@@ -152,7 +152,7 @@ def estimate(line: Mapping[Any, Any], decimals: int = 4) -> str:
 
 def primary_table(lines: pd.DataFrame) -> Table:
     """The table of the primary contrasts; a stand-in represents one whose runs are incomplete."""
-    lowest = lines["level"].min()
+    lowest = lines["level"].min() if len(lines) else LEVEL
     head = f"Nats ({100 * lowest:.0f} %)"
     rows = [
         {
@@ -297,6 +297,7 @@ def headline(primary: pd.DataFrame) -> str:
     paper's row is no result of that row.
     """
     sentences: list[str] = []
+    place = ""
     for line in primary.to_dict("records"):
         own_row = line["family"] == "P5"
         reading = READINGS[line["family"]].get(line["answer"].split(" ")[0])
@@ -309,12 +310,14 @@ def headline(primary: pd.DataFrame) -> str:
             )
         if own_row:
             reading = f"In a row of Table 2 at the {line['scale']} scale: {reading}"
-        elif not sentences:
-            reading = f"At the {line['scale']} scale, after {line['steps']:,} steps: {reading}"
+        else:
+            before, place = place, f"At the {line['scale']} scale, after {line['steps']:,} steps: "
+            if place != before:
+                reading = place + reading
         sentences.append(f"{reading}.")
     if not sentences:
         return ""
-    waiting = set(primary.loc[~primary["planned"].astype(bool), "family"])
+    waiting = {"P1", "P5"} & set(primary.loc[~primary["planned"].astype(bool), "family"])
     studies = {planned.study for planned, _ in PRIMARY if planned.family in waiting}
     longer = [words for study, words in LONGER.items() if study in studies]
     if longer:
@@ -412,7 +415,9 @@ def losses_table(comparisons: Sequence[Comparison]) -> Table:
             continue
         for model, runs in comparison.runs.groupby("model", sort=False):
             mean, std = mean_std(runs["final"])
-            text = loss_text(mean, std, "table1") if np.isfinite(mean) else "diverged"
+            text = loss_text(mean, std, "table1")
+            if diverged := np.isinf(runs["final"]).sum():
+                text = f"{diverged} of {len(runs)} diverged"
             rows.append({
                 "study": comparison.row.study, "dataset": comparison.row.dataset, "width": comparison.row.width,
                 "setting": ", ".join(comparison.row.settings), "model": model, "n": len(runs), "mean_nats": mean,
@@ -449,7 +454,7 @@ def conversions(runs: pd.DataFrame) -> pd.DataFrame:
 
 def conversions_table(lines: pd.DataFrame) -> Table:
     rows = []
-    for (dataset, width, steps, _), of_dataset in lines.groupby(
+    for (dataset, width, steps, rate), of_dataset in lines.groupby(
         ["dataset", "d_model", "steps", "lr"]
     ):
         means = of_dataset.groupby("arm")[["loss_nats", "tuned_loss_nats"]].mean()
@@ -458,6 +463,7 @@ def conversions_table(lines: pd.DataFrame) -> Table:
             "D": str(width),
             "n": str(of_dataset["seed"].nunique()),
             "Steps": str(steps),
+            "Rate": f"{rate:.2g}",
             "Trained": f"{of_dataset['trained_nats'].mean():.4f}",
         }
         for arm, name in ARMS.items():

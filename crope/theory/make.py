@@ -416,9 +416,9 @@ def draw_recall(
             accuracy.index, accuracy["min"], accuracy["max"], color=colour, alpha=0.15
         )
         widths = pd.DataFrame({pairs: table[model] for pairs, table in by_pairs.items()})
-        widths = widths.where(np.isfinite(widths))
-        right.plot(widths.columns, widths.median(), **style)
-        right.vlines(widths.columns, widths.min(), widths.max(), color=colour)
+        finite, middle = widths.where(np.isfinite(widths)), widths.median()
+        right.plot(widths.columns, middle.where(np.isfinite(middle)), **style)
+        right.vlines(widths.columns, finite.min(), finite.max(), color=colour)
     left.axhline(level, color=MUTED, linewidth=0.8, linestyle="--")
     left.set(title=f"accuracy at {most} pairs", xlabel="head width", ylim=(0, 1.02))
     right.set(title=f"head width for {100 * level:.0f} %", xlabel="pairs stored")

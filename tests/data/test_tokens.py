@@ -212,6 +212,12 @@ def test_a_wrong_gpt2_file_is_refused(tmp_path: Path, content: str) -> None:
         load_gpt2(tmp_path / "tokenizer.json")
 
 
+def test_another_tokenizer_than_gpt2s_is_refused(bpe: Tokenizer, tmp_path: Path) -> None:
+    bpe.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(DataError, match="not GPT-2's vocabulary"):
+        load_gpt2(tmp_path / "tokenizer.json")
+
+
 def test_gpt2_counts_and_both_formats_of_its_file(real_data: Path, tmp_path: Path) -> None:
     """Counts made with another encoder (tiktoken); older tokenizer.json files write merges as
     strings.

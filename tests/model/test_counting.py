@@ -76,6 +76,13 @@ def test_closed_forms(model: str, tied: bool, qkv_bias: bool) -> None:
     assert found.total == sum(expected.values())
 
 
+def test_a_projection_without_an_entry_is_named_before_it_is_trained() -> None:
+    """The FLOPs are counted before the first step, the parameters after the last one."""
+    model = model_config("rope", projection="mine")
+    with pytest.raises(ValueError, match="mine"):
+        train_flops_per_token(model, vocab_size=70, seq_len=8)
+
+
 @pytest.mark.parametrize("width", [128, 64])
 def test_savings_that_the_paper_states(width: int) -> None:
     """Sec. 6.1: half of Q/K/V, 1.5 of 4 squares with the output projection, 1.5 of 12 with an FFN

@@ -235,6 +235,19 @@ def test_own_runs_are_reported_before_published_ones(tmp_path: Path) -> None:
     assert chosen(folders=[published / "small"]) == ("", "quick", ["rope"])
 
 
+def test_the_scale_of_most_runs_is_reported_and_smoke_only_alone(tmp_path: Path) -> None:
+    def chosen(*scales: str) -> str:
+        folder = tmp_path / "-".join(scales)
+        for seed, scale in enumerate(scales):
+            write_run(folder / "runs", seed=seed, scale=scale)
+        return choose_source(results_dir=folder).scale
+
+    assert chosen("quick", "paper", "quick") == "quick"
+    assert chosen("quick", "paper") == "paper"
+    assert chosen("smoke", "medium", "smoke") == "medium"
+    assert chosen("smoke") == "smoke"
+
+
 def test_an_invalid_own_run_does_not_make_way_for_published_ones(tmp_path: Path) -> None:
     write_run(tmp_path / "published" / "machine")
     (write_run(tmp_path / "runs") / "metrics.jsonl").unlink()

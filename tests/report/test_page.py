@@ -200,6 +200,7 @@ def test_a_corrupt_record_is_named_and_enters_no_number(
     assert "s9" in printed.err
     assert "s9" in text_of((report / "index.html").read_text(encoding="utf-8"))
     assert "n = 3 seeds" in printed.out
+    assert "CRoPE − RoPE (nats): Penn Treebank +0.010 (+0.008 to +0.012)" in printed.out
     assert printed.out.splitlines()[-1] == str(tmp_path / "index.html")
     for one in sorted(report.iterdir()):  # the same records give the same bytes
         if one.name != "notes.txt":

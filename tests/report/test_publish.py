@@ -1,6 +1,7 @@
 """Published records: whole, valid, anonymous; the README's generated block."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,11 @@ def test_a_readme_needs_markers_and_records(tmp_path: Path) -> None:
     first, *_, last = text.splitlines()
     assert (first, last) == ("before", "after") and "outdated" not in text
     assert "misaligned" not in text and "Right" not in text  # nothing of the kind is drawn
+    invalid = write_run(tmp_path / "published" / "machine", seed=1)
+    (invalid / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(DataError, match=r"metrics\.jsonl"):
+        update_readme(readme, tmp_path / "published")
+    shutil.rmtree(invalid)
     readme.write_text("no markers")
     with pytest.raises(UserError, match="markers"):
         update_readme(readme, tmp_path / "published")

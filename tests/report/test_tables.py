@@ -22,7 +22,11 @@ from crope.report.build import render_page
 from crope.report.frame import Source, load_frame, load_published
 from crope.report.tables import (
     Table,
+    across_rows,
     claims_table,
+    conversions,
+    conversions_table,
+    exploratory_table,
     headline,
     loss_table,
     other_lines,
@@ -33,7 +37,13 @@ from crope.report.tables import (
     yardsticks,
 )
 from crope.study import expected_cells
-from tests.report.records import make_cell, make_extrapolation, make_ngrams, write_run
+from tests.report.records import (
+    make_cell,
+    make_conversion,
+    make_extrapolation,
+    make_ngrams,
+    write_run,
+)
 
 MODELS = ("xpos", "rope", "crope")
 CELLS = [make_cell(model) for model in MODELS]
@@ -302,6 +312,43 @@ def evidence_line(family: str, answer: str, mean: float, **more: object) -> dict
     )
 
 
+def test_conversions_are_means_over_seeds_before_and_after_tuning(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        measured = make_conversion()
+        for losses in (measured["loss_nats"], measured["tuned_loss_nats"]):
+            losses.update({arm: loss + 0.2 * seed for arm, loss in losses.items()})
+        path = write_run(tmp_path, "rope", seed=seed)
+        (path / "conversion.json").write_text(json.dumps(measured))
+    write_run(tmp_path, "rope", seed=2)
+    table = conversions_table(conversions(load_frame([tmp_path])[0]))
+    where = ["Penn Treebank", "128", "2", "200", "0.0001", "5.0000"]
+    arms = ["5.1000 → 5.0500", "5.2000 → 5.1500", "5.4000 → 5.3500", "6.1000 → 6.0500"]
+    assert list(table.frame.iloc[0]) == [*where, *arms, "0.700 (by chance 0.550)"]
+
+
+def test_all_other_differences_count_the_answered_ones() -> None:
+    line = evidence_line("more", "higher", 0.5, question="?", where="PTB", values=())
+    no_ends = {"low_nats": math.nan, "high_nats": math.nan}
+    other = line | no_ends | {"reason": "2 of 3 planned seeds", "answer": "missing"}
+    table = exploratory_table(pd.DataFrame([line, other]))
+    estimates = ["+0.5000 (+0.4990 to +0.5010)", "+0.5000 (2 of 3 planned seeds)"]
+    assert list(table.frame["Estimate (95 %)"]) == estimates
+    assert "of 1 such intervals" in table.notes[0]
+
+
+def test_rows_of_both_tables_are_pooled_with_the_errors_of_their_means() -> None:
+    """Errors of 0.02 / sqrt(4): tau^2 is the variance of the means, 0.001092, less 0.0001."""
+    more = {"study": "table2", "std_over_seeds_nats": 0.02, "n": 4}
+    lines = [
+        evidence_line("Table 2", "open", mean, row=f"row {mean}", **more)
+        for mean in (0.01, -0.03, 0.05, 0.02)
+    ]
+    lines.append(lines[0] | {"study": "paper_row", "row": "own", "mean_nats": 9.0})
+    lines.append(lines[0] | {"family": "Fig. 4", "row": "x", "mean_nats": 9.0})
+    text = across_rows(pd.DataFrame(lines))
+    assert "the 4 rows of both tables: +0.0125 (" in text and "rows 0.0315 (" in text
+
+
 def test_the_primary_table_names_stand_ins_and_the_error_of_the_text() -> None:
     more = {"question": "?", "where": "PTB", "values": (), "text_error_nats": math.nan}
     stand_in = evidence_line("P1", "higher", 0.5, **more)
@@ -337,7 +384,8 @@ def test_the_headline_reads_the_answers(family: str, answer: str, reading: str) 
     """CRoPE higher than the others means that the others do better."""
     line = evidence_line(family, answer, 0.5)
     text = headline(pd.DataFrame([line]))
-    assert text.startswith("At the quick scale, after 800 steps") and "**Open**" in text
+    assert text.startswith("At the quick scale, after 800 steps")
+    assert ("**Open**" in text) == (family == "P1")
     assert reading in text
     numbers = "A − B +0.5000 (+0.4990 to +0.5010) nats per token, 95 %"
     assert (f"{reading}: {numbers}" in text) == (family == "P1")
@@ -353,6 +401,14 @@ def test_the_headline_has_the_papers_row_only_of_its_own_size() -> None:
     text = headline(pd.DataFrame([cost, planned]))
     assert "row of Table 2 at the paper scale: **Eq. 30 costs loss: A − B +0.5000" in text
     assert "after 3,200 steps" in text and "own size" not in text
+
+
+def test_the_headline_names_scale_and_steps_wherever_they_change() -> None:
+    lines = [evidence_line(family, "higher", 0.5) for family in ("P1", "P2", "P3")]
+    lines[0] |= {"planned": True, "level": 0.99, "steps": 3200}
+    text = headline(pd.DataFrame(lines))
+    assert text.startswith("At the quick scale, after 3,200 steps: **Complex-linear")
+    assert "At the quick scale, after 800 steps: Low rank" in text and ". Eq. 30 costs more" in text
 
 
 def test_a_claim_at_the_papers_size_has_its_level_and_the_losses_of_rope() -> None:
