@@ -45,6 +45,7 @@ FIGURE = "forest.png"
 GLOSSARY = {
     "complex_qk": "*Q/K only*, *V only*: Eq. 30 there alone",
     "complex_misaligned": "*misaligned*: in other pairs than the rotation's",
+    "lowrank": "*low rank*, *block-diagonal*: half the weights otherwise",
     "conjugate": "*conjugate*: Q of the conjugate input",
     "halved": "*halved*: heads half as wide",
 }
@@ -184,14 +185,16 @@ def _legend(evidence: Evidence) -> str:
     """The line below the picture."""
     drawn = set(evidence.forest["first"])
     words = [text for model, text in GLOSSARY.items() if model in drawn]
-    parts = [f"Dots: seeds; shaded: ±{MARGIN:g}"]
+    parts = [f"Means over corpora; dots: seeds; shaded: ±{MARGIN:g}; arrows: beyond the frame"]
     if words:
         parts.append("; ".join(words))
-    if evidence.paper_row:
-        parts.append(
-            "Right: CRoPE − RoPE during training, shaded: 95 %; cross: the paper's, where RoPE's loss"
-            " here is the paper's"
-        )
+    if row := evidence.paper_row:
+        text = "Right: CRoPE − RoPE during training at the paper's size"
+        if len(row.differences) == row.planned:
+            text += ", shaded: 95 %"
+        if row.paper:
+            text += "; cross: the paper's, where RoPE has its loss"
+        parts.append(text)
     return f"{'. '.join(parts)}."
 
 

@@ -46,7 +46,7 @@ PROTOCOLS = ("sampled", "full")
 FIRST_COLUMN = {"table1": "Dataset", "table2": "Configuration"}
 NGRAM_LEADS = (
     f"{'/'.join(ORDERS)} losses with the tokens of these runs (interpolated Witten-Bell, whole splits)",
-    "If the paper used GPT-2's tokens, which it does not state, its lowest losses on these corpora are above our bigram"
+    "If the paper used GPT-2's tokens (not stated), its lowest losses on these corpora are above our bigram"
     " losses with those tokens",
 )
 XPOS = "XPOS: the paper's name for sinusoidal absolute positions, not the later rotary method xPos."
@@ -180,7 +180,7 @@ def primary_table(lines: pd.DataFrame) -> Table:
     if lines["text_error_nats"].notna().any():
         frame["Text"] = lines["text_error_nats"].map("{:.4f}".format, na_action="ignore").fillna("")
         notes.append(
-            "Text: standard error from the choice of the validation text; intervals are over seeds alone."
+            "Text: standard error from the choice of the text; intervals: over seeds alone."
         )
     return Table(
         "primary", "Primary questions.", frame, notes, text=(0, 1, 2), numbers=csv_numbers(lines)
@@ -204,7 +204,15 @@ def claims_table(lines: pd.DataFrame) -> Table:
         rows.append([f"{text} ({source})", "; ".join(printed), "; ".join(here)])
     columns = ["The paper says", "It prints", "Here (95 %)"]
     caption = "What the paper says, and the same differences in these runs (nats)."
-    notes = [*filter(None, ["Here: all planned seeds.", across_rows(lines)])]
+    notes = [
+        *filter(
+            None,
+            [
+                "Here: all planned seeds; Tables 1 and 2 have those of all three models.",
+                across_rows(lines),
+            ],
+        )
+    ]
     frame = pd.DataFrame(rows, columns=columns)
     return Table("claims", caption, frame, notes, text=(0, 1, 2), numbers=csv_numbers(lines))
 
@@ -235,7 +243,7 @@ def across_rows(lines: pd.DataFrame) -> str:
     line = {"mean_nats": mean, "low_nats": low, "high_nats": high}
     return (
         f"CRoPE − RoPE over the {len(rows)} rows of both tables: {estimate(line)}, standard deviation between rows"
-        f" {tau:.4f} (random effects, REML; interval of Hartung and Knapp)."
+        f" {tau:.4f} (random effects)."
     )
 
 
@@ -342,7 +350,11 @@ def yardsticks(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> str:
             more = _more_tokens(cost, comparisons) if studies[0] == "base" else ""
             parts[cost["steps"]] = text.replace("-", "−") + more
     text = " and ".join(parts.values())
-    return f"- **Yardsticks.** Of what rotation is worth, Eq. 30 costs {text}." if text else ""
+    return (
+        f"- **Yardsticks.** Of what rotation is worth (NoPE − RoPE), Eq. 30 costs {text}."
+        if text
+        else ""
+    )
 
 
 def _more_tokens(cost: Mapping[Any, Any], comparisons: Sequence[Comparison]) -> str:
@@ -359,7 +371,9 @@ def _more_tokens(cost: Mapping[Any, Any], comparisons: Sequence[Comparison]) -> 
     low, mean, high = (
         100 * math.expm1(cost[f"{end}_nats"] / per_fold) for end in ("low", "mean", "high")
     )
-    return f" (undone by {mean:.1f} %, {low:.1f} to {high:.1f}, more training tokens)"
+    return (
+        f" ({mean:.1f} %, {low:.1f} to {high:.1f}, more tokens undo it, by RoPE on Penn Treebank)"
+    )
 
 
 def _line_of(lines: pd.DataFrame, study: str, first: str, second: str) -> dict[Any, Any] | None:
@@ -734,16 +748,14 @@ def savings_line() -> str:
         for config in (rope, crope)
     )
     saved = savings(full, lean, n_layers=rope.model.n_layers, d_model=rope.model.d_model)
-    parts = [
-        f"{name} {saved[name]:.1f} % (paper: {stated:g} %)"
-        for name, stated in paper.SAVED_PERCENT.items()
-    ]
+    here = ", ".join(f"{name} {saved[name]:.1f} %" for name in paper.SAVED_PERCENT)
+    stated = ", ".join(f"{percent:g}" for percent in paper.SAVED_PERCENT.values())
     cached = [
         100 - 100 * kv_cache_values(config.model) / kv_cache_values(rope.model)
         for config in (crope, mqa)
     ]
     return (
-        f"**For whom it matters:** those who must save weights. Eq. 30 saves {', '.join(parts)}, whole model with"
+        f"**For whom it matters:** those who must save weights. Eq. 30 saves {here} (paper: {stated}), whole model with"
         f" embeddings {saved['model']:.1f} %, and {cached[0]:.0f} % of the KV cache, of which"
         f" multi-query attention of the same size saves {cached[1]:.0f} %."
     )
