@@ -40,15 +40,22 @@ class TrainState:
 
 
 def save_checkpoint(
-    folder: Path, state: TrainState, *, step: int, metrics_size: int, made_with: Mapping[str, str]
+    folder: Path,
+    state: TrainState,
+    *,
+    step: int,
+    seconds: float,
+    metrics_size: int,
+    made_with: Mapping[str, str],
 ) -> None:
-    """Writes a checkpoint atomically. `step` is the number of updates done; `made_with` must be
-    equal for the run to continue from here.
+    """Writes a checkpoint atomically. `step` is the number of updates done and `seconds` their time;
+    `made_with` must be equal for the run to continue from here.
     """
     metrics = (folder / "metrics.jsonl").read_bytes()[:metrics_size]
     data = _bytes(
         {
             "step": step,
+            "seconds": seconds,
             "model": state.model.state_dict(),
             "optimizer": state.optimizer.state_dict(),
             "scheduler": state.scheduler.state_dict(),
@@ -64,9 +71,9 @@ def save_checkpoint(
 
 def load_checkpoint(
     folder: Path, state: TrainState, *, made_with: Mapping[str, str]
-) -> tuple[int, int]:
-    """Restores `state` from the newest checkpoint that is not corrupt; returns (updates done, bytes
-    of metrics.jsonl to keep), (0, 0) if there is none.
+) -> tuple[int, float, int]:
+    """Restores `state` from the newest checkpoint that is not corrupt; returns (updates done, their
+    seconds, bytes of metrics.jsonl to keep), zeros if there is none.
 
     A corrupt checkpoint is reported on stderr and deleted. No code from a file runs. Raises
     UserError for a checkpoint of another run, device, corpus or model, and keeps it.
@@ -88,13 +95,15 @@ def load_checkpoint(
             state.model.load_state_dict(content["model"])
             state.optimizer.load_state_dict(content["optimizer"])
             state.scheduler.load_state_dict(content["scheduler"])
-            return int(content["step"]), int(content["metrics_size"])
+            return int(content["step"]), float(content["seconds"]), int(content["metrics_size"])
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, ValueError, KeyError) as error:
             reason = one_line(error)[:200]
             raise UserError(
                 f"{path}: does not fit the model that this code builds ({reason}); remove {folder}"
             ) from error
-    return 0, 0
+    return 0, 0.0, 0
 
 
 def checkpoints(folder: Path) -> list[Path]:

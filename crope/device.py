@@ -137,8 +137,9 @@ def keep_freed_memory() -> None:
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
         trim_threshold, mmap_threshold = -1, -3  # names of malloc.h
-        library.mallopt(mmap_threshold, 2**30)
-        library.mallopt(trim_threshold, 2**31 - 1)
+        # Older versions of glibc refuse more than 32 MiB.
+        if any(library.mallopt(mmap_threshold, size) for size in (2**30, 2**25)):
+            library.mallopt(trim_threshold, 2**31 - 1)
 
 
 def return_freed_memory() -> None:

@@ -39,6 +39,7 @@ from crope.record import (
     read_metrics,
     remove_temporary_files,
     sha256_file,
+    write_bytes,
     write_json,
     write_text,
 )
@@ -104,17 +105,18 @@ def _skipped(run: Run, why: str) -> Outcome:
 def run_lock(run: Run) -> FileLock:
     """The lock of one run; the kernel releases it when its holder ends.
 
-    Entering it raises Timeout if it is taken.
+    Entering it raises Timeout if it is taken, for longer than a look (`study.is_locked`) takes it.
     """
     run.lock.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(run.lock, timeout=0)
+    return FileLock(run.lock, timeout=0.1)
 
 
 @dataclass
 class Stop:
-    """Set by a signal; `signal` is its number, 0 before."""
+    """Set by a signal; `signal` is its number, 0 before, `since` its time (time.monotonic)."""
 
     signal: int = 0
+    since: float = 0.0
 
     def requested(self) -> bool:
         return self.signal != 0
@@ -124,16 +126,19 @@ class Stop:
 def stop_on_signal() -> Iterator[Stop]:
     """SIGINT, SIGTERM and SIGHUP request a stop after a checkpoint; a second one exits immediately.
 
-    Except SIGHUP, which a closing terminal may send twice and which nohup lets a run ignore.
+    Except within a second, since one request may reach a process directly and through its group,
+    and except SIGHUP, which a closing terminal may send twice and which nohup lets a run ignore.
     """
     stop = Stop()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
+        if stop.signal and time.monotonic() - stop.since < 1:
+            return
         if stop.signal and number != signal.SIGHUP:
             if sys.stderr.isatty():
                 os.write(2, b"\x1b[?25h\n")  # the cursor, which a progress bar has hidden
             os._exit(128 + number)  # every file on disk is complete at any moment
-        stop.signal = number
+        stop.signal, stop.since = number, time.monotonic()
         if sys.stderr.isatty():  # os.write: the signal may arrive within a write to the stream
             os.write(
                 2,
@@ -157,14 +162,15 @@ def _execute(run: Run, stop: Stop) -> Outcome:
     tokens = load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(config.data_dir))
     for split in ("train", "validation"):
         check_length(getattr(tokens, split), config.train.seq_len, split)
-    started = time.monotonic()
     remove_temporary_files(run.path)
     (run.path / "summary.json").unlink(missing_ok=True)  # of a failed attempt
     write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
     facts = provenance.collect(config.runtime, tokens.meta)
+    provenance_file = run.path / "provenance.json"
+    before = provenance_file.read_bytes() if provenance_file.exists() else None
     if checkpoints(run.path):
-        facts["resumed_from"] = provenance.earlier_attempts(run.path / "provenance.json")
-    write_json(run.path / "provenance.json", facts)
+        facts["resumed_from"] = provenance.earlier_attempts(provenance_file)
+    write_json(provenance_file, facts)
     tracker = Tracker(run)
     summary = _identity(run)
     try:
@@ -175,9 +181,11 @@ def _execute(run: Run, stop: Stop) -> Outcome:
                 tracker.log(line)
                 progress.log(line)
 
-            train(model, tokens, config, run.path, log=log, stop_requested=stop.requested)
-        summary |= _results(run, tokens, seconds=time.monotonic() - started)
+            seconds = train(model, tokens, config, run.path, log=log, stop_requested=stop.requested)
+        summary |= _results(run, tokens, seconds=seconds)
     except UserError:
+        if before is not None:  # a refused attempt has trained nothing
+            write_bytes(provenance_file, before)
         tracker.finish(summary | {"status": "stopped"})
         raise
     except Stopped as stopped:
@@ -187,19 +195,18 @@ def _execute(run: Run, stop: Stop) -> Outcome:
     except Exception as error:  # contained: one failing run must not stop a sweep
         if isinstance(error, OSError) and storage_error(error, run.path):
             raise
-        if not (run.path / "provenance.json").exists():
+        if not provenance_file.exists():
             raise UserError(
                 f"{run.path}: removed while the run trained; run the same command again"
             ) from error
         summary |= {"status": "failed", "error": _describe(error, config)}
     summary["finished_utc"] = facts["finished_utc"] = provenance.now_utc()
-    write_json(run.path / "provenance.json", facts)
+    write_json(provenance_file, facts)
     write_json(run.path / "summary.json", summary)
     tracker.finish(summary)
     if summary["status"] == "failed":
         # The traceback keeps tensors alive in cycles, which would take memory from the next run.
         gc.collect()
-        torch.cuda.empty_cache()
         return Outcome(run.run_id, "failed", f"{run.run_id}: failed: {summary['error']['message']}")
     remove_checkpoints(run.path)  # only now: until summary.json was written they were needed
     return Outcome(run.run_id, "complete", _line(run, summary))

@@ -26,6 +26,7 @@ from crope.config import Config
 from crope.data.tokens import prepare
 from crope.device import resolve_device
 from crope.errors import ConfigError, DataUnavailable, InvalidRecord, UserError
+from crope.evaluate import full_batch_size
 from crope.record import is_complete, read_record, write_json
 from crope.run import Outcome, execute, record_failure, stop_on_signal
 from crope.study import (
@@ -243,11 +244,13 @@ def _receive(receiver: Connection, worker: Worker, stopping: bool) -> Outcome:
 
 def _resolved(run: Run, jobs: int) -> Run:
     """The run with its share of the cores (on small models, one run per core is faster than one
-    step on all cores) and with `compile=auto` resolved; one line says what a compiler lacks.
+    step on all cores), and with its device and `compile=auto` resolved: a process that lost the GPU
+    must not go on without it. One line says what a compiler lacks.
     """
     device = resolve_device(run.config.runtime.device)
     runtime = replace(
         run.config.runtime,
+        device=device.type,
         threads=run.config.runtime.threads or max(1, _cores() // jobs),
         compile=str(compiles(run.config, device)).lower(),
     )
@@ -298,15 +301,17 @@ def default_jobs(runs: Sequence[Run], device: str) -> int:
 def _gpu_bytes(config: Config) -> int:
     """Upper estimate of the GPU memory of a run.
 
-    Bytes: 12 per logit (three float32 copies in an eager backward pass of the loss), about 100 per
-    activation of a layer, 16 per weight with its gradient and AdamW's two moments; and 1 GiB for
-    CUDA's context and libraries.
+    Bytes: 12 per logit (three float32 copies in an eager backward pass of the loss; 8 in a full
+    validation, whose batches may be larger), about 100 per activation of a layer, 16 per weight
+    with its gradient and AdamW's two moments; and 1 GiB for CUDA's context and libraries.
     """
     model, vocab_size = config.model, config.tokenizer.vocab_size
     tokens = config.train.batch_size * config.train.seq_len
-    activations = tokens * (12 * vocab_size + 100 * model.n_layers * model.d_model)
+    validated = full_batch_size(config) * config.train.seq_len
+    logits = max(12 * tokens, 8 * validated) * vocab_size
+    activations = 100 * tokens * model.n_layers * model.d_model
     weights = model.d_model * (vocab_size + 12 * model.n_layers * model.d_model)
-    return activations + 16 * weights + 2**30
+    return logits + activations + 16 * weights + 2**30
 
 
 def _cores() -> int:
@@ -314,11 +319,9 @@ def _cores() -> int:
 
 
 def _visible_gpus() -> list[str]:
-    """CUDA_VISIBLE_DEVICES, or the numbers of the GPUs."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return (
-        named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
-    )
+    """Those of CUDA_VISIBLE_DEVICES that exist, or the numbers of the GPUs."""
+    count, named = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return named.split(",")[:count] if named else [str(number) for number in range(count)]
 
 
 def _is_complete(run: Run) -> bool:

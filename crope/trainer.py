@@ -54,11 +54,11 @@ class Stopped(BaseException):
 
 
 class NonFiniteLoss(ArithmeticError):
-    """A loss became NaN or infinite after `step` updates."""
+    """A loss, or another metric of this name, became NaN or infinite after `step` updates."""
 
-    def __init__(self, split: str, step: int) -> None:
+    def __init__(self, metric: str, step: int) -> None:
         super().__init__(
-            f"{split} loss is not finite at step {step}; try a lower train.lr or train.precision=fp32"
+            f"{metric} is not finite at step {step}; try a lower train.lr or train.precision=fp32"
         )
         self.step = step
 
@@ -71,12 +71,14 @@ def train(
     *,
     log: Callable[[Line], None] = lambda line: None,
     stop_requested: Callable[[], bool] = lambda: False,
-) -> None:
+) -> float:
     """Trains to the last step, from the newest checkpoint if there is one; writes checkpoints,
-    metrics.jsonl, val_windows.npy and weights.pt.
+    metrics.jsonl, val_windows.npy and weights.pt. Returns the seconds it took, those before the
+    checkpoint included.
 
     Raises NonFiniteLoss; Stopped after saving, if `stop_requested()`.
     """
+    began = time.perf_counter()
     device = prepare_device(config.runtime)
     model.to(device)
     optimizer, scheduler = build_optimizer(model, config.train)
@@ -88,14 +90,20 @@ def train(
     made_with = {"run": run_hash(asdict(config)), "kind of device": device.type}
     for split in SPLITS:
         made_with[f"{split} corpus"] = str(tokens.meta["splits"][split]["sha256"])
-    start, kept_bytes = load_checkpoint(folder, state, made_with=made_with)
+    start, seconds_before, kept_bytes = load_checkpoint(folder, state, made_with=made_with)
     meter = Meter(config, tokens.vocab_size, device)
     with MetricsWriter(folder / "metrics.jsonl", keep=kept_bytes) as metrics:
 
         def save(step: int) -> None:
             meter.check_finite()
-            size = metrics.sync()
-            save_checkpoint(folder, state, step=step, metrics_size=size, made_with=made_with)
+            save_checkpoint(
+                folder,
+                state,
+                step=step,
+                seconds=seconds_before + time.perf_counter() - began,
+                metrics_size=metrics.sync(),
+                made_with=made_with,
+            )
 
         saved_at = time.perf_counter()
         for step in range(start, config.train.max_steps + 1):
@@ -122,13 +130,15 @@ def train(
                 scheduler.step()
             if line:
                 meter.check_finite()
-                if not all(map(math.isfinite, line.values())):
-                    raise NonFiniteLoss("validation", step)
+                for metric, value in line.items():
+                    if not math.isfinite(value):
+                        raise NonFiniteLoss(metric, step)
                 metrics.write({"step": step, **line})
                 log({"step": step, **line})
     assert window_nats is not None  # of the last step
     write_array(folder / "val_windows.npy", window_nats)
     save_weights(folder / "weights.pt", model)
+    return seconds_before + time.perf_counter() - began
 
 
 def train_step(
@@ -279,11 +289,11 @@ def build_losses(
 
 
 def compiles(config: Config, device: torch.device) -> bool:
-    """Whether a run uses torch.compile: if asked to, or by `auto` if it pays within the run's
-    length; never where the machine cannot compile.
+    """Whether a run uses torch.compile: if asked to, also by `cuda_graphs`, or by `auto` if it pays
+    within the run's length; never where the machine cannot compile.
     """
-    wanted = config.runtime.compile == "true"
-    if config.runtime.compile == "auto":
+    wanted = config.runtime.compile == "true" or config.runtime.cuda_graphs
+    if config.runtime.compile == "auto" and not wanted:
         tokens = config.train.max_steps * config.train.batch_size * config.train.seq_len
         on_cpu = device.type == "cpu"
         wanted = (
@@ -324,7 +334,7 @@ class Meter:
         first_step = self.last_step - len(finite) + 1
         self.losses.clear()
         if not all(finite):
-            raise NonFiniteLoss("training", first_step + finite.index(False))
+            raise NonFiniteLoss("train/loss_nats", first_step + finite.index(False))
 
     def read(self, loss: Tensor, model: nn.Module, *, lr: float) -> Line:
         """A training line: this batch's loss and the norm of its gradient, and the mean speed since

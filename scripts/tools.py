@@ -11,6 +11,7 @@ machine   gpu-check
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -208,7 +209,7 @@ def golden(options: Options) -> None:
 def gpu_check(options: Options) -> int:
     """Tests, step times, seed 0 of both tables, all seeds and publication on a new GPU machine.
 
-    Parts that passed at this commit are skipped unless they are named; the first that fails ends
+    Parts that passed at this commit on this device are skipped unless they are named; the first that fails ends
     the command. Their output is also in <results>/gpu-check.
     """
     from crope import provenance
@@ -227,7 +228,8 @@ def gpu_check(options: Options) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     passed_file = folder / "passed.json"
     passed = json.loads(passed_file.read_text()) if passed_file.exists() else {}
-    names = {"scale": options.scale or "paper", "machine": options.machine}
+    slug = re.sub("[^a-z0-9]+", "-", facts["device"].lower()).strip("-")
+    names = {"scale": options.scale or "paper", "machine": options.machine or slug}
     names["results"] = options.results_dir.absolute()
     environment = os.environ | {"CROPE_TEST_DEVICE": facts["device_kind"], "PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -236,7 +238,7 @@ def gpu_check(options: Options) -> int:
         if part == "bench" and names["scale"] == "smoke":
             words.append("--smoke")
         uncommitted = facts["commit"] is None or facts["dirty"]
-        this = {"commit": facts["commit"], "command": words}
+        this = {"commit": facts["commit"], "device": facts["device"], "command": words}
         if this.items() <= passed.get(part, {}).items() and not (uncommitted or options.parts):
             print(f"{part}: passed before", flush=True)
             continue
@@ -421,7 +423,7 @@ def build_parser() -> Parser:
     command(golden)
     sub = command(gpu_check, "scale", "results_dir")
     sub.add_argument("parts", nargs="*", metavar="PART", help=f"default: {', '.join(CHECKS)}")
-    sub.add_argument("--machine", default="h200", help="name to publish under (default: h200)")
+    sub.add_argument("--machine", help="name to publish under (default: that of the device)")
     return parser
 
 

@@ -19,7 +19,7 @@ from crope.checkpoint import checkpoints
 from crope.compose import Run
 from crope.data.tokens import TokenSet
 from crope.errors import UserError
-from crope.record import read_metrics
+from crope.record import read_metrics, read_record
 from crope.run import execute
 from tests.conftest import same_bits, toy_run
 
@@ -64,13 +64,19 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def continues_to_the_same_bits(run: Run, whole: Run) -> None:
+    """And its time is that of all updates, whichever attempt made them: here a second each."""
     assert execute(run).status == "complete"
     assert same_bits(run, whole) and checkpoints(run.path) == []
+    assert read_record(run.path).summary["time"]["total_s"] == 12
 
 
 @pytest.mark.parametrize(
     "corrupt",
-    [lambda data: data[:-100], lambda data: b"", lambda data: data[:500] + b"\x00" + data[501:]],
+    [
+        lambda data: data[:-100],
+        lambda data: b"",
+        lambda data: data[:500] + bytes([data[500] ^ 1]) + data[501:],
+    ],
 )
 def test_a_corrupt_checkpoint_falls_back_to_the_previous_one(
     corrupt, broken, whole, updates, capsys
@@ -140,7 +146,7 @@ def test_a_checkpoint_made_with_something_else_is_refused_and_kept(
     """`tiny` depends on Python's version; a login node has no GPU; the files of one run lie in the
     folder of another. Afterwards the run still continues where it stopped.
     """
-    kept = checkpoints(broken.path)
+    kept, provenance = checkpoints(broken.path), (broken.path / "provenance.json").read_bytes()
     with monkeypatch.context() as patch:
         resumed = broken
         if "corpus" in other:
@@ -160,6 +166,7 @@ def test_a_checkpoint_made_with_something_else_is_refused_and_kept(
         with pytest.raises(UserError, match=other):
             execute(resumed)
     assert checkpoints(broken.path) == kept
+    assert (resumed.path / "provenance.json").read_bytes() == provenance
     continues_to_the_same_bits(broken, whole)
 
 
@@ -177,7 +184,7 @@ def test_a_stop_before_the_first_new_line_of_a_resumed_run(
             raise Killed
         return real_step(*args, step=step, **kwargs)
 
-    def load_and_stop(*args: object, **kwargs: object) -> tuple[int, int]:
+    def load_and_stop(*args: object, **kwargs: object) -> tuple[int, float, int]:
         os.kill(os.getpid(), signal.SIGTERM)
         return real_load(*args, **kwargs)
 
@@ -201,3 +208,19 @@ def test_a_checkpoint_of_another_architecture_is_an_error(broken, monkeypatch) -
     monkeypatch.setattr(run_module, "build_model", wider)
     with pytest.raises(UserError, match="fit"):
         execute(broken)
+
+
+def test_a_checkpoint_that_memory_does_not_hold_is_kept(
+    broken: Run, whole: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = checkpoints(broken.path)
+
+    def load(*args: object) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "load_state_dict", load)
+        outcome = execute(broken)
+    assert outcome.status == "failed" and "out of memory" in outcome.text
+    assert checkpoints(broken.path) == kept
+    continues_to_the_same_bits(broken, whole)

@@ -23,6 +23,7 @@ from crope.compose import Run, load_run
 from crope.config import ROOT
 from crope.data.tokens import TokenSet
 from crope.device import prepare_device, set_numerics
+from crope.evaluate import full_batch_size
 from crope.model import attention
 from crope.record import read_record
 from crope.run import Outcome, build_model, execute
@@ -206,7 +207,7 @@ def test_two_runs_at_a_time_have_the_bits_of_one(whole: Run, tmp_path: Path) -> 
 @only_cuda
 @pytest.mark.parametrize("ablation", ["base", "b2_l512_d64"])
 def test_a_run_stays_below_its_estimated_memory(ablation: str, tmp_path: Path) -> None:
-    """One eager step of the paper's sizes, which needs more than a compiled one."""
+    """Eager steps and a batch of a full validation at the paper's sizes: compiled ones need less."""
     overrides = ["scale=paper", f"ablation={ablation}", "model=crope", "runtime.compile=false"]
     config = load_run(overrides).config
     estimate = sweep._gpu_bytes(config)
@@ -217,11 +218,14 @@ def test_a_run_stays_below_its_estimated_memory(ablation: str, tmp_path: Path) -
     optimizer, _ = trainer.build_optimizer(decoder, config.train)
     shape = (config.train.batch_size, config.train.seq_len)
     tokens_BT = torch.randint(config.tokenizer.vocab_size, shape, device=device)
-    loss_function, _ = trainer.build_losses(decoder, config, device)
+    loss_function, validation_loss = trainer.build_losses(decoder, config, device)
     for _ in range(2):
         loss_function(tokens_BT, tokens_BT).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+    windows_BT = tokens_BT[:1].expand(full_batch_size(config), -1)
+    with torch.no_grad():
+        validation_loss(windows_BT, windows_BT)
     assert estimate / 4 < torch.cuda.max_memory_allocated() < estimate
 
 

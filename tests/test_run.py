@@ -67,9 +67,9 @@ def summary(run: Run) -> dict:
     return json.loads((run.path / "summary.json").read_text())
 
 
-def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path, monkeypatch) -> None:
-    run, clock = toy_run(tmp_path, "model=crope"), iter([100.0, 107.5])
-    monkeypatch.setattr(run_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+@pytest.mark.usefixtures("step_clock")
+def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
+    run = toy_run(tmp_path, "model=crope")
     assert execute(run).status == "complete"
     found = read_record(run.path)
     files = ["config.yaml", "metrics.jsonl", "provenance.json", "summary.json"]
@@ -89,7 +89,7 @@ def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path, monkeypatch) -> Non
     assert found.summary["train_passes"] == pytest.approx(384 / 900)
     assert found.summary["weights_sha256"] == sha256_file(run.path / "weights.pt")
     assert found.summary["parameters"]["embeddings"] == 300 * 16
-    assert found.summary["time"]["total_s"] == 7.5
+    assert found.summary["time"]["total_s"] == 12
     counts = Counter(toy_data.train.tolist())  # plus one each (Laplace): 900 + 300 in all
     costs = [math.log(1200 / (counts[token] + 1)) for token in toy_data.validation.tolist()]
     assert found.summary["unigram_nats"] == pytest.approx(sum(costs) / 300, rel=1e-12)
@@ -257,6 +257,17 @@ def test_a_closing_terminal_stops_a_run_once_and_not_under_nohup(handler, number
             os.kill(os.getpid(), signal.SIGHUP)
         assert stop.signal == number
     assert signal.signal(signal.SIGHUP, before) == handler
+
+
+def test_a_second_signal_exits_unless_it_is_of_the_same_request(monkeypatch) -> None:
+    clock, exits = SimpleNamespace(now=100.0), []
+    monkeypatch.setattr(run_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(os, "_exit", exits.append)
+    with stop_on_signal() as stop:
+        for seconds, expected in ((0.0, []), (0.5, []), (2.0, [128 + signal.SIGTERM])):
+            clock.now = 100 + seconds
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.requested() and exits == expected
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), Path.unlink])

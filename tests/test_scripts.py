@@ -187,7 +187,10 @@ def gpu_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """
 
     def call_it(
-        *arguments: str, commit: str | None = "a", failing: str = "nothing"
+        *arguments: str,
+        commit: str | None = "a",
+        failing: str = "nothing",
+        device: str = "NVIDIA H200",
     ) -> tuple[int, list[str]]:
         commands: list[str] = []
 
@@ -195,8 +198,8 @@ def gpu_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             commands.append(" ".join(command[1:]))
             return 3 if failing in commands[-1] else 0
 
-        facts = {"commit": commit, "dirty": False, "device_kind": "cpu"}
-        known = dict.fromkeys(("device", "driver", "cuda", "python", "packages"), "?")
+        facts = {"commit": commit, "dirty": False, "device_kind": "cpu", "device": device}
+        known = dict.fromkeys(("driver", "cuda", "python", "packages"), "?")
         monkeypatch.setattr("crope.provenance.collect", lambda *_: known | facts)
         monkeypatch.setattr(tools, "_run_and_log", run)
         monkeypatch.setattr(
@@ -212,10 +215,12 @@ def test_gpu_check_continues_at_the_part_that_failed(gpu_check) -> None:
     assert status == 3 and len(commands) == 3 and "test_cuda" in commands[0]
     status, commands = gpu_check()
     assert status == 0 and len(commands) == 3
-    assert "--seeds 1" in commands[0] and "publish h200 --scale paper" in commands[2]
+    assert "--seeds 1" in commands[0] and "publish nvidia-h200 --scale paper" in commands[2]
     assert gpu_check() == (0, []), "everything has passed"
     assert len(gpu_check("bench")[1]) == 1, "a part that is named runs again"
     assert len(gpu_check(commit="b")[1]) == 5, "another commit"
+    assert len(gpu_check(commit="b", device="a CPU")[1]) == 5, "another device"
+    assert len(gpu_check(commit="b")[1]) == 5, "what passed there has not passed here"
     assert len(gpu_check("--scale=smoke", commit="b")[1]) == 4, "a rehearsal; the tests have passed"
     assert len(gpu_check(commit="b")[1]) == 4, "which is no check of the paper's scale"
 

@@ -142,6 +142,11 @@ def test_runs_at_a_time_by_the_memory_of_two_gpus(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: properties)
     assert default_jobs([run], run.config.runtime.device) == expected
+    # A process must not go on without its GPU; one GPU is named that is not there.
+    kind = "cpu" if "device=cpu" in overrides else "cuda"
+    assert sweep._resolved(run, jobs=1).config.runtime.device == kind
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,")
+    assert sweep._visible_gpus() == ["5", "7"]
 
 
 def signal_when_started(folder: Path, number: signal.Signals) -> None:

@@ -329,6 +329,7 @@ def test_each_model_is_one_graph_through_the_kernel_of_torch(
         ("cuda", "scale=smoke", False),
         ("cuda", "scale=quick", False),
         ("cuda", "scale=smoke runtime.compile=true", True),
+        ("cuda", "scale=smoke runtime.cuda_graphs=true", True),
         ("cuda", "scale=paper runtime.compile=false", False),
         ("cpu", "scale=paper", True),
         ("cpu", "scale=quick", False),
