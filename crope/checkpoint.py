@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from crope.errors import UserError, log_line, one_line
+from crope.errors import UserError, log_line, one_line, out_of_memory
 from crope.record import write_bytes
 
 KEPT = 2
@@ -95,10 +95,11 @@ def load_checkpoint(
             state.model.load_state_dict(content["model"])
             state.optimizer.load_state_dict(content["optimizer"])
             state.scheduler.load_state_dict(content["scheduler"])
-            return int(content["step"]), float(content["seconds"]), int(content["metrics_size"])
-        except torch.OutOfMemoryError:
-            raise
+            seconds = float(content.get("seconds", 0.0))  # not in those of earlier versions
+            return int(content["step"]), seconds, int(content["metrics_size"])
         except (RuntimeError, ValueError, KeyError) as error:
+            if out_of_memory(error):
+                raise
             reason = one_line(error)[:200]
             raise UserError(
                 f"{path}: does not fit the model that this code builds ({reason}); remove {folder}"
@@ -144,6 +145,8 @@ def _read(path: Path, metrics: Path) -> dict[str, Any]:
         size, metrics_sha256 = content["metrics_size"], content["metrics_sha256"]
         content["made_with"].keys()
     except Exception as error:  # any content is possible; weights_only=True runs no code from it
+        if out_of_memory(error):
+            raise
         reason = one_line(error)[:120]
         raise UserError(
             f"{path}: not a checkpoint of this version of the program ({reason}); remove it"

@@ -101,6 +101,17 @@ def existing_folder(text: str) -> Path:
     return path
 
 
+# In the messages of errors without a type of their own: torch's CPU allocator, CUDA's driver (also
+# within an error of the compiler), cuBLAS.
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory was lacking, on the CPU or a GPU; torch need not be imported."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or any(words in one_line(error) for words in OUT_OF_MEMORY)
+
+
 def one_line(text: object) -> str:
     return " ".join(str(text).split())
 

@@ -27,7 +27,7 @@ from crope.data.batches import check_length
 from crope.data.corpora import SPLITS, check_source
 from crope.data.tokens import TokenSet, load_tokens
 from crope.device import resolve_device
-from crope.errors import UserError, one_line, storage_error
+from crope.errors import UserError, one_line, out_of_memory, storage_error
 from crope.evaluate import unigram_cross_entropy
 from crope.model.gpt import GPT
 from crope.record import (
@@ -46,10 +46,6 @@ from crope.record import (
 from crope.terminal import RunProgress
 from crope.tracking import Tracker
 from crope.trainer import Stopped, train
-
-# In the messages of errors without a type of their own: torch's CPU allocator, CUDA's driver (also
-# within an error of the compiler), cuBLAS.
-OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 
 
 @dataclass(frozen=True)
@@ -250,8 +246,7 @@ def _results(run: Run, tokens: TokenSet, *, seconds: float) -> dict[str, Any]:
 
 def _describe(error: Exception, config: Config) -> dict[str, Any]:
     message = one_line(error) or type(error).__name__
-    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    if out_of_memory or any(words in message for words in OUT_OF_MEMORY):
+    if out_of_memory(error):
         sizes = ("model.n_layers", "model.d_model", "train.batch_size", "train.seq_len")
         named = ", ".join(f"{key}={attrgetter(key)(config)}" for key in sizes)
         message = (

@@ -289,18 +289,16 @@ def build_losses(
 
 
 def compiles(config: Config, device: torch.device) -> bool:
-    """Whether a run uses torch.compile: if asked to, also by `cuda_graphs`, or by `auto` if it pays
+    """Whether a run uses torch.compile: if asked to, or by `auto` for CUDA graphs or if it pays
     within the run's length; never where the machine cannot compile.
     """
-    wanted = config.runtime.compile == "true" or config.runtime.cuda_graphs
-    if config.runtime.compile == "auto" and not wanted:
+    wanted = config.runtime.compile == "true"
+    if config.runtime.compile == "auto":
         tokens = config.train.max_steps * config.train.batch_size * config.train.seq_len
-        on_cpu = device.type == "cpu"
-        wanted = (
-            tokens >= COMPILE_PAYS_TOKENS
-            if on_cpu
-            else config.train.max_steps >= COMPILE_PAYS_STEPS
-        )
+        if device.type == "cpu":
+            wanted = tokens >= COMPILE_PAYS_TOKENS
+        else:
+            wanted = config.runtime.cuda_graphs or config.train.max_steps >= COMPILE_PAYS_STEPS
     return wanted and can_compile(device.type)
 
 

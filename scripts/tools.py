@@ -238,8 +238,9 @@ def gpu_check(options: Options) -> int:
         if part == "bench" and names["scale"] == "smoke":
             words.append("--smoke")
         uncommitted = facts["commit"] is None or facts["dirty"]
-        this = {"commit": facts["commit"], "device": facts["device"], "command": words}
-        if this.items() <= passed.get(part, {}).items() and not (uncommitted or options.parts):
+        this = {"commit": facts["commit"], "command": words}
+        on_device = f"{part} on {facts['device']}"
+        if this.items() <= passed.get(on_device, {}).items() and not (uncommitted or options.parts):
             print(f"{part}: passed before", flush=True)
             continue
         if part in CHECKS_OF_RUNS and uncommitted:
@@ -250,7 +251,7 @@ def gpu_check(options: Options) -> int:
         print(f"{part}: exit status {status} after {minutes} minutes", flush=True)
         if status:
             return status
-        passed[part] = this | {"minutes": minutes}
+        passed[on_device] = this | {"minutes": minutes}
         write_json(passed_file, passed)
     return 0
 
@@ -319,8 +320,8 @@ def build_parser() -> Parser:
                 "help": "holds runs/ (default: results)",
             },
             "scale": {
-                "help": "paper, medium, quick or smoke (default: the study's own or the first that"
-                " has a run; gpu-check: paper)"
+                "help": "paper, medium, quick or smoke (default: status: the study's own or the first"
+                " that has a run; explain: that of most runs; gpu-check: paper)"
             },
             "study": {
                 "action": "append",

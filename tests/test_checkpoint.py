@@ -215,12 +215,13 @@ def test_a_checkpoint_that_memory_does_not_hold_is_kept(
 ) -> None:
     kept = checkpoints(broken.path)
 
-    def load(*args: object) -> None:
+    def load(*args: object, **kwargs: object) -> None:
         raise torch.OutOfMemoryError
 
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.optim.AdamW, "load_state_dict", load)
-        outcome = execute(broken)
-    assert outcome.status == "failed" and "out of memory" in outcome.text
-    assert checkpoints(broken.path) == kept
+    for owner, name in ((torch.optim.AdamW, "load_state_dict"), (torch, "load")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, load)
+            outcome = execute(broken)
+        assert outcome.status == "failed" and "out of memory" in outcome.text
+        assert checkpoints(broken.path) == kept
     continues_to_the_same_bits(broken, whole)

@@ -561,13 +561,12 @@ def find_comparisons(frame: pd.DataFrame, rows: Sequence[StudyRow]) -> list[Comp
         beside = tuple(
             other for other in rows if (other.study, other.dataset) == (row.study, row.dataset)
         )
-        cells = list(itertools.chain.from_iterable(other.cells for other in beside))
-        chosen = _one_copy(frame, cells)
-        if row.study in ACROSS_ROWS:
-            check_comparable(chosen, cells)
+        every = list(itertools.chain.from_iterable(other.cells for other in beside))
         runs_of = {}
         for other in beside:
-            check_comparable(chosen, other.cells)
+            compared = every if row.study in ACROSS_ROWS else other.cells
+            chosen = _one_copy(frame, compared)
+            check_comparable(chosen, compared)
             by_cell = [_runs(chosen, cell) for cell in other.cells]
             runs_of[other] = pd.concat(by_cell, ignore_index=True)
         parts = [runs.assign(setting=at) for at, runs in enumerate(runs_of.values())]
@@ -583,7 +582,8 @@ def _one_copy(frame: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
     """
     runs = frame[frame["cell_key"].isin({cell.key for cell in cells})]
     folders = runs["path"].map(os.path.dirname)
-    held = runs.groupby([folders, runs["seed"]])["cell_key"].transform("nunique")
+    current = runs["cell_key"].where(runs["status"] != "stale")
+    held = current.groupby([folders, runs["seed"]]).transform("nunique")
     order = held.sort_values(ascending=False, kind="stable").index
     runs, folders = runs.loc[order], folders.loc[order]
     first = folders.groupby([runs["cell_key"], runs["seed"], runs["status"]]).transform("first")
@@ -706,6 +706,8 @@ def planned_values(
         return values[values.index.isin(set().union(*complete))], ""
     values = values[values.index.isin(own)]
     reason = f"{len(values)} of {len(own)} planned seeds"
+    if contrast.value in OWN_SEEDS:  # of runs of other rows, too
+        return values, reason
     runs = comparison.runs[comparison.runs["model"].isin((contrast.first, *contrast.seconds))]
     diverged = runs.loc[np.isinf(runs["final"]) & runs["seed"].isin(own), "seed"].nunique()
     return values, f"{reason}, {diverged} diverged" if diverged else reason

@@ -303,6 +303,13 @@ def test_of_repeats_the_copy_beside_the_other_models_is_compared() -> None:
     )
     (line,) = lines_of(COST, rows, first, second)
     assert line["values"] == pytest.approx([0.1, 0.3])
+    third = make_runs("nope", {0: 5.0}) + make_runs("halved", {0: 5.0}, status="stale")
+    third = [run | {"path": f"first/{run['run_id']}"} for run in third]
+    more = [*rows, make_row("mine", ["rope", "nope"], seeds=(0,))]
+    more.append(make_row("other", ["rope", "crope", "halved"], seeds=(0, 1)))
+    found = find_comparisons(make_frame(first, second, third), more)  # each row by itself
+    ropes = [comparison.by_seed("rope")[0] for comparison in found]
+    assert ropes == [5.0, 9.0, 5.0]
     with pytest.raises(UserError, match="differ"):  # in one folder there is no choice
         lines_of(COST, rows, first, [run | {"path": f"first/{run['seed']}"} for run in second])
 
