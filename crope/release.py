@@ -60,22 +60,31 @@ def release(
 def released_runs(
     results_dir: Path, *, scale: str, seed: int, log: Callable[[str], None]
 ) -> list[Record]:
-    """The complete runs of the tables with this seed whose weights are on disk, in their order."""
-    runs = {
-        cell_key(record.config): record
+    """The complete runs of the tables with this seed whose weights are on disk, in their order.
+
+    Raises UserError for two runs of one cell.
+    """
+    complete = [
+        record
         for record in read_records(results_dir / "runs")[0]
         if record.config["seed"] == seed and run_status(record) == "complete"
-    }
+    ]
     cells = {cell.key: cell for cell in expected_cells(scale)}
     chosen = []
     for key, cell in cells.items():
         name = f"{cell.model} on {cell.dataset}, row {cell.row}"
-        if key not in runs:
+        runs = [record for record in complete if cell_key(record.config) == key]
+        if not runs:
             log(f"left out: {name}: no complete run with seed {seed}")
-        elif not (runs[key].path / "weights.pt").exists():
-            log(f"left out: {name}: {runs[key].path.name} has no weights.pt")
+            continue
+        record, *others = runs
+        if others:
+            paths = ", ".join(str(run.path) for run in runs)
+            raise UserError(f"{name}: two runs have seed {seed} ({paths}); keep one")
+        if not (record.path / "weights.pt").exists():
+            log(f"left out: {name}: {record.path.name} has no weights.pt")
         else:
-            chosen.append(runs[key])
+            chosen.append(record)
     return chosen
 
 

@@ -3,7 +3,7 @@ one run.
 
 python scripts/bench.py --write                       # the shapes of docs/performance.md, into it
 python scripts/bench.py scale=paper model=rope        # any configuration, as for train.py
-python scripts/bench.py --profile scale=paper         # torch.profiler's table of one step
+python scripts/bench.py --profile scale=paper         # torch.profiler's table of ten steps
 python scripts/bench.py --smoke                       # tiny sizes: shows that it runs, not how fast
 
 All implementations share one process, so the baselines also have this project's allocator and
@@ -55,7 +55,7 @@ Step = Callable[[], None]
 def main() -> None:
     parser = Parser(description=__doc__)
     parser.add_argument(
-        "--profile", action="store_true", help="torch.profiler's table of a step instead of times"
+        "--profile", action="store_true", help="torch.profiler's table of ten steps, no times"
     )
     parser.add_argument(
         "--rounds",
@@ -306,7 +306,7 @@ def render_steps(config: Config, times: dict[str, float]) -> str:
             name,
             f"{ms:.4g}",
             f"{1000 * batch * length / ms:,.0f}",
-            f"{1e5 * flops / ms / peak:.1f} %" if peak else "–",
+            f"{1e5 * flops / ms / peak:.1f} %" if peak and "fp32" not in name else "–",
             f"{ms / best:.2f}",
         )
         for name, ms in times.items()

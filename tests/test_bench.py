@@ -50,6 +50,17 @@ def test_each_implementation_is_timed_in_turn(bench: ModuleType) -> None:
     assert times["slow"] >= 10 > times["fast"]
 
 
+def test_times_are_milliseconds_of_one_step(bench: ModuleType, monkeypatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: clock[0])
+
+    def step() -> None:
+        clock[0] += 0.01
+
+    times = bench.time_steps({"a": lambda: step}, torch.device("cpu"), rounds=2)
+    assert times == {"a": pytest.approx(10)}
+
+
 def test_an_implementation_that_fails_costs_no_other(bench: ModuleType, capsys) -> None:
     def broken() -> None:
         raise RuntimeError("out of\nmemory")
@@ -66,6 +77,15 @@ def test_a_table_has_rates_and_ratios_to_our_fastest_setting(bench: ModuleType) 
     ]
     assert [row[2] for row in rows] == ["4,000", "8,000", "3,200"]
     assert [row[4] for row in rows] == ["2.00", "1.00", "2.50"]
+
+
+def test_mfu_is_the_rate_of_a_step_over_the_peak(bench: ModuleType, monkeypatch) -> None:
+    monkeypatch.setattr(bench, "peak_flops", lambda device, precision: 1e9)
+    times = {f"{bench.OURS}: eager, bf16": 8.0, "plain (eager, fp32)": 9.0}
+    table = bench.render_steps(CONFIG, times)
+    shares = [line.split(" | ")[3] for line in table.splitlines()[4:]]
+    flops = 32 * bench.train_flops_per_token(CONFIG.model, vocab_size=TOY_VOCAB, seq_len=16)
+    assert shares == [f"{100 * flops / (0.008 * 1e9):.1f} %", "–"]
 
 
 def test_a_table_replaces_its_own_part_of_the_page(bench: ModuleType) -> None:

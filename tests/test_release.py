@@ -39,6 +39,13 @@ def test_a_release_holds_models_records_and_checksums(
         assert release(tmp_path, scale="smoke") == archive and sha256_file(archive) == digest
         with pytest.raises(UserError, match="seed 7"):
             release(tmp_path, scale="smoke", seed=7)
+        read = release_module.read_records
+        monkeypatch.setattr(release_module, "read_records", lambda path: (2 * read(path)[0], []))
+        with pytest.raises(UserError, match="two runs"):
+            release(tmp_path, scale="smoke")
+        monkeypatch.setattr(release_module, "run_status", lambda record: "stale")
+        with pytest.raises(UserError, match="no run of the tables"):
+            release(tmp_path, scale="smoke")
     left_out = [line for line in lines if line.startswith("left out")]
     for line, word in zip(left_out, ("weights", "seed 0", "seed 0", "rope on ptb"), strict=True):
         assert word in line

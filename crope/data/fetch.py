@@ -49,7 +49,7 @@ BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "c
 CONNECT_S = 3.0
 WAYS_OUT = (
     "set CROPE_DATA_DIR to a folder with these files (layout in data/README.md), or HF_ENDPOINT to a mirror, "
-    "or use data=tiny, which needs no download"
+    "or use data=tiny at scale=quick, which needs no download"
 )
 
 Read = Callable[[str], Iterable[str]]  # relative path -> blocks of whole lines

@@ -185,7 +185,7 @@ def _legend(evidence: Evidence) -> str:
     """The line below the picture."""
     drawn = set(evidence.forest["first"])
     words = [text for model, text in GLOSSARY.items() if model in drawn]
-    parts = [f"Means over corpora; dots: seeds; shaded: ±{MARGIN:g}; arrows: beyond the frame"]
+    parts = [f"Means over corpora; dots: seeds of each; shaded: ±{MARGIN:g}"]
     if words:
         parts.append("; ".join(words))
     if row := evidence.paper_row:

@@ -147,7 +147,7 @@ def make_theory(out_dir: Path, *, seeds: int = 5, task: Task | None = None) -> N
         **numbers,
     )
     write_text(out_dir / "theory.md", text)
-    print(f"{out_dir / 'theory.md'}: written, with {len(data)} JSON and 4 SVG files", flush=True)
+    print(f"{out_dir / 'theory.md'}: written, with its data and figures", flush=True)
 
 
 def make_recall(out_dir: Path, *, plan: Plan | None = None) -> None:

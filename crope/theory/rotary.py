@@ -61,12 +61,12 @@ def kernel(distance: ArrayLike, theta: Array) -> Array:
     return np.cos(np.multiply.outer(np.asarray(distance, dtype=float), theta)).mean(-1)
 
 
-def kernel_limit(distance: ArrayLike, base: float = BASE) -> Array:
-    """Limit of the kernel for D to infinity at distances > 0: the mean of cos(distance base^-u)
+def kernel_limit(distance: ArrayLike) -> Array:
+    """Limit of the kernel for D to infinity at distances > 0: the mean of cos(distance BASE^-u)
     over u in 0 .. 1.
     """
     distance = np.asarray(distance, dtype=float)
-    return (sici(distance)[1] - sici(distance / base)[1]) / np.log(base)
+    return (sici(distance)[1] - sici(distance / BASE)[1]) / np.log(BASE)
 
 
 def missed_weight(
@@ -102,8 +102,8 @@ def relative_bound(distance: float, theta: Array) -> float:
 
 
 def decay_curves(*, width: int, longest: int) -> dict[str, Any]:
-    """Data of the decay figure: the bound and the kernel at distances 0 .. longest - 1, in units of
-    the peak.
+    """Data of the decay figure: the bound, and the kernel over its peak, at distances 0 .. longest
+    - 1.
     """
     theta = frequencies(width)
     distance = np.arange(longest)

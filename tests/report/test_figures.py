@@ -86,9 +86,11 @@ def test_differences_against_tokens_are_drawn_with_their_interval_and_every_seed
     """No interval before all planned seeds are there."""
     by_phase = pd.DataFrame([dict.fromkeys((0.5e6, 1.5e6), loss) for loss in LOSSES.values()])
     comparison = Training(
-        "base", "Penn Treebank", by_phase, by_phase.mean(), len(LOSSES), (1e6, -0.5)
+        "base", "Penn Treebank", by_phase, by_phase.mean() + 1, len(LOSSES), (1e6, -0.5)
     )
     axis = figures.training([comparison]).axes[0]
+    (top,) = axis.child_axes
+    assert [label.get_text() for label in top.get_xticklabels()] == [f"{MEAN + 1:.2f}"]
     assert band(axis) == pytest.approx(interval(LOSSES.values()))
     single = [line.get_ydata()[0] for line in axis.get_lines() if line.get_linewidth() == 0.5]
     assert single == list(LOSSES.values())
@@ -171,6 +173,7 @@ def test_scaling_draws_loss_by_parameters_and_differences_by_width() -> None:
     means = MEAN - np.array([0.25, 1])
     assert left.get_lines()[0].get_xdata() == pytest.approx([64_000, 256_000])
     assert left.get_lines()[0].get_ydata() == pytest.approx(means)
+    assert [label.get_text() for label in left.get_xticklabels()] == ["0.064", "0.26"]
     assert error_bars(left) == pytest.approx(np.stack([means - STD, means + STD], axis=1))
     ends = [lines["low_nats"][0], lines["high_nats"][0]]
     assert drawn(right, "interval") == [([6, 6], ends), ([8, 8], ends)]

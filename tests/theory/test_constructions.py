@@ -11,15 +11,19 @@ from crope.model.attention import CausalAttention
 from crope.model.positions import build_positions
 from crope.theory.complex_maps import as_complex
 from crope.theory.constructions import (
+    GAIN,
+    WINDOW,
     absolute_pointing,
     attend,
     attention_scores,
     attention_weights,
     comparison,
+    construction_results,
     on_slow_pairs,
     pointing,
     set_map,
 )
+from crope.theory.pointer_task import EXAMPLE
 from crope.theory.rotary import frequencies, kernel, missed_weight
 
 BOTH = pytest.mark.parametrize("projection", ["real", "complex"])
@@ -272,3 +276,20 @@ def test_position_part_of_absolute_queries_points_at_a_fixed_offset() -> None:
     set_map(made.attention.q_proj, np.diag(turn))
     rows = np.arange(length - 1)
     assert (made.scores()[rows].argmax(1) == rows + 1).all()
+
+
+def test_printed_missed_weights_and_panels_are_those_of_the_constructions() -> None:
+    def missed(width: int, gain: float) -> float:
+        parts = []
+        for kind in (1, 2):
+            made = pointing([kind] * WINDOW, width=width, projection="complex", gain=gain)
+            rows = np.arange(WINDOW - kind)
+            parts.append(1 - made.weights()[rows, rows + kind])
+        return float(np.concatenate(parts).mean())
+
+    found = construction_results(EXAMPLE, width=64)
+    assert found["missed_by_width"][0] == pytest.approx(missed(16, 1.0), abs=1e-6)
+    assert found["missed_by_gain"] == pytest.approx([missed(64, 1.0), missed(64, GAIN)], abs=1e-6)
+    rows = [m for m, token in enumerate(EXAMPLE) if token < 2 and m + token + 1 < len(EXAMPLE)]
+    for weights in found["attention"].values():
+        assert np.argmax(np.array(weights)[rows], 1).tolist() == [m + EXAMPLE[m] + 1 for m in rows]

@@ -46,6 +46,7 @@ def test_figures_are_svg_that_theory_md_shows(name: str, folder: Path) -> None:
 def test_figures_1_and_2_show_half_a_function_space() -> None:
     data = make.function_space()
     assert len(np.unique(np.abs(data["entries"]["crope"]))) == 18 == 6**2 / 2
+    assert [row[:2] for row in data["entries"]["crope"][:2]] == [[1, 10], [-10, 1]]  # Eq. 30
     maps = {picture["name"]: picture for picture in data["maps"]}
     corners = [maps[name]["image"][data["marked"]] for name in ("complex", "mirrored")]
     assert corners[0] == pytest.approx(corners[1], abs=1e-12)

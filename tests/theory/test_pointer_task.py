@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from crope.theory import pointer_task
 from crope.theory.constructions import set_map
 from crope.theory.pointer_task import (
     MODELS,
@@ -101,3 +102,18 @@ def test_training_learns(name: str) -> None:
     task = Task(width=16, words=6, seq_len=12, batch_size=16, max_steps=300, lr=1e-2)
     blind = 0.5 * math.log(4) + 0.5 * math.log(12)
     assert train_pointers(name, task, seed=0)[1] < 0.8 * blind
+
+
+def test_each_length_is_evaluated_at_that_length(monkeypatch) -> None:
+    monkeypatch.setattr(
+        pointer_task,
+        "train_pointers",
+        lambda name, task, seed: (PointerModel(name, task, seed=seed), 0.5),
+    )
+    monkeypatch.setattr(
+        pointer_task,
+        "evaluate_pointers",
+        lambda model, x_BT: {"accuracy": x_BT.shape[1], "weight": len(x_BT)},
+    )
+    run = pointer_task.pointer_results(SMALL, seeds=1)["runs"][0]
+    assert run["by_length"] == {str(n): {"accuracy": n, "weight": 4} for n in (12, 24)}
