@@ -36,8 +36,9 @@ Files = dict[str, str | bytes]
 TEMPLATE = Path(__file__).with_name("page.html")
 CAPTIONS = {
     "forest": "Each model minus RoPE at equal seed, mean over the corpora: bars are 95 % intervals, dots seeds of each"
-    " corpus; shaded: ±0.02; arrows: beyond the frame. On the right, if a row of the paper was trained at its own size: CRoPE − RoPE"
-    " during training; cross: the paper's final difference, where RoPE's loss here has fallen to the paper's.",
+    " corpus; shaded: ±0.02; arrows: beyond the frame. On the right, if a row of the paper was trained at its own size:"
+    " CRoPE − RoPE during training; cross: the paper's final difference, where RoPE's loss here has fallen to the"
+    " paper's.",
     "fig4": "Validation (top) and training loss (bottom), mean over seeds; band: lowest to highest seed; markers: full"
     " validation loss.",
     "training": "CRoPE − RoPE of sampled validation losses at equal seed and step, by tenths of the run: mean"
