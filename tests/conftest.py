@@ -1,5 +1,7 @@
 """Fixtures shared by all tests: a toy corpus and toy runs."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,6 +80,28 @@ def count_steps_as_seconds(set_attribute: Callable[..., None] = setattr) -> None
 
     set_attribute(trainer, "train_step", step)
     set_attribute(trainer, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+
+def during_step(monkeypatch: pytest.MonkeyPatch, at: int, action: Callable[[], None]) -> None:
+    """Calls `action` before update number at + 1."""
+    real = trainer.train_step
+
+    def step_with_action(*args: object, step: int, **kwargs: object) -> torch.Tensor:
+        if step == at:
+            action()
+        return real(*args, step=step, **kwargs)
+
+    monkeypatch.setattr(trainer, "train_step", step_with_action)
+
+
+def die() -> None:
+    """Ends a run within a step without saving."""
+    raise KeyboardInterrupt
+
+
+def stop() -> None:
+    """Requests a stop of this process."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.fixture

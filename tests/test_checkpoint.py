@@ -6,7 +6,6 @@ import hashlib
 import os
 import pickle
 import shutil
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from crope.data.tokens import TokenSet
 from crope.errors import UserError
 from crope.record import read_metrics, read_record
 from crope.run import execute
-from tests.conftest import same_bits, toy_run
+from tests.conftest import die, during_step, same_bits, stop, toy_run
 
 STOP_AT = 9  # checkpoints at 3, 6 and, on the way out, 9: the newest two are kept
 OVERRIDES = ("runtime.checkpoint_seconds=3", "model.dropout=0.1")
@@ -36,15 +35,9 @@ def whole(toy_data: TokenSet, step_clock: None, tmp_path: Path) -> Run:
 
 @pytest.fixture
 def broken(whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    run, real = toy_run(tmp_path, *OVERRIDES), trainer.train_step
-
-    def step(*args: object, step: int, **kwargs: object) -> torch.Tensor:
-        if step == STOP_AT - 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return real(*args, step=step, **kwargs)
-
+    run = toy_run(tmp_path, *OVERRIDES)
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "train_step", step)
+        during_step(patch, STOP_AT - 1, stop)
         assert execute(run).status == "stopped"
     assert [path.name.split("-")[1] for path in checkpoints(run.path)] == ["9", "6"]
     return run
@@ -176,21 +169,13 @@ def test_a_stop_before_the_first_new_line_of_a_resumed_run(
     """Killed with lines beyond the last checkpoint, then stopped as soon as it was continued."""
     run = toy_run(tmp_path / "killed", *OVERRIDES)
 
-    class Killed(BaseException):
-        pass
-
-    def killed_step(*args: object, step: int, **kwargs: object) -> torch.Tensor:
-        if step == 5:
-            raise Killed
-        return real_step(*args, step=step, **kwargs)
-
     def load_and_stop(*args: object, **kwargs: object) -> tuple[int, float, int]:
-        os.kill(os.getpid(), signal.SIGTERM)
+        stop()
         return real_load(*args, **kwargs)
 
-    real_step, real_load = trainer.train_step, trainer.load_checkpoint
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(trainer, "train_step", killed_step)
+    real_load = trainer.load_checkpoint
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        during_step(patch, 5, die)
         execute(run)
     assert read_metrics(run.path / "metrics.jsonl")[-1]["step"] == 4
     with monkeypatch.context() as patch:

@@ -97,14 +97,6 @@ def test_unigram_cross_entropy_by_hand() -> None:
     assert unigram_cross_entropy(train, validation, 3) == pytest.approx(math.log(3.5), rel=1e-12)
 
 
-def test_unigram_counts_tokens_that_no_split_has() -> None:
-    """Five entries: counts 4, 2, 1, 1, 1 of 9; validation 0, 0 costs ln(9/4)."""
-    train = np.array([0, 0, 1, 0], dtype=np.uint16)
-    assert unigram_cross_entropy(train, np.array([0, 0]), 5) == pytest.approx(
-        math.log(9 / 4), rel=1e-12
-    )
-
-
 @dataclass
 class FixedLogits:
     """A model with given logits."""

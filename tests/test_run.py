@@ -36,7 +36,7 @@ from crope.run import (
     run_lock,
     stop_on_signal,
 )
-from tests.conftest import losses, same_bits, toy_run
+from tests.conftest import die, during_step, losses, same_bits, stop, toy_run
 
 
 @pytest.fixture(autouse=True)
@@ -45,22 +45,6 @@ def handlers_are_restored():
     before = [signal.getsignal(number) for number in numbers]
     yield
     assert [signal.getsignal(number) for number in numbers] == before
-
-
-def during_step(monkeypatch: pytest.MonkeyPatch, at: int, action) -> None:
-    """Calls `action` before update number at + 1."""
-    real = trainer.train_step
-
-    def step_with_action(*args: object, step: int, **kwargs: object) -> torch.Tensor:
-        if step == at:
-            action()
-        return real(*args, step=step, **kwargs)
-
-    monkeypatch.setattr(trainer, "train_step", step_with_action)
-
-
-def die() -> None:
-    raise KeyboardInterrupt
 
 
 def summary(run: Run) -> dict:
@@ -217,7 +201,7 @@ def test_a_stopped_run_continues_to_the_same_bits(
     )
     execute(whole)
     with monkeypatch.context() as patch:
-        during_step(patch, at, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        during_step(patch, at, stop)
         outcome = execute(broken)
     assert (outcome.status, outcome.signal) == ("stopped", signal.SIGTERM)
     assert f"step {at + 1}" in outcome.text
@@ -276,7 +260,7 @@ def test_a_run_continues_without_its_provenance_and_says_so(
 ) -> None:
     run = toy_run(tmp_path)
     with monkeypatch.context() as patch:
-        during_step(patch, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        during_step(patch, 7, stop)
         execute(run)
     spoil(run.path / "provenance.json")
     assert execute(run).status == "complete"
@@ -314,7 +298,7 @@ def test_every_earlier_attempt_is_in_the_record(
         facts |= {"device": f"CPU {commit}", "started_utc": f"day {commit}"}
         with monkeypatch.context() as patch:
             patch.setattr(provenance, "collect", lambda *arguments: real(*arguments) | facts)
-            during_step(patch, stop_at, lambda: os.kill(os.getpid(), signal.SIGTERM))
+            during_step(patch, stop_at, stop)
             execute(run)
         return facts
 
@@ -366,7 +350,7 @@ def test_a_failure_is_one_line_and_a_traceback_in_the_record(
         outcome = execute(run)
     assert outcome.status == "failed" and outcome.text.endswith("a fault of two lines")
     assert "in fault" in summary(run)["error"]["traceback"] and summary(run)["finished_utc"]
-    during_step(monkeypatch, 9, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    during_step(monkeypatch, 9, stop)
     assert execute(run).status == "stopped"
     assert not (run.path / "summary.json").exists(), "the failure was that of an earlier attempt"
 

@@ -37,26 +37,6 @@ def test_stream_is_philox_with_the_index_in_the_highest_word(
     assert stream(seed, purpose, index).bit_generator.random_raw(8).tolist() == expected
 
 
-def test_equal_arguments_equal_draws_and_any_other_argument_others() -> None:
-    def draws(*arguments) -> tuple[int, ...]:
-        return tuple(stream(*arguments).integers(2**63, size=50).tolist())
-
-    assert draws(1, "batches/train", 7) == draws(1, "batches/train", 7)
-    every = [
-        draws(seed, purpose, index)
-        for seed in (0, 1, 11)
-        for purpose in (
-            "batches/train",
-            "batches/validation/0",
-            "batches/validation/1",
-            "init/embedding.weight",
-        )
-        for index in (0, 1, 2, 10_000)
-    ]
-    # Not only different: no number of one turns up in another.
-    assert len({number for numbers in every for number in numbers}) == 50 * len(every)
-
-
 def test_torch_seeds_are_63_bit_and_differ_by_step() -> None:
     seeds = [torch_seed(seed, "dropout", step) for seed in range(3) for step in range(200)]
     assert len(set(seeds)) == 600

@@ -21,7 +21,6 @@ from crope.model.counting import count_parameters, kv_cache_values, savings
 from crope.report.evidence import (
     LEVEL,
     MARGIN,
-    PRIMARY,
     Comparison,
     comparison_label,
     overall,
@@ -260,10 +259,10 @@ def exploratory_table(lines: pd.DataFrame) -> Table:
     return Table("evidence", caption, frame, notes, text=(0, 1, 2, 5), numbers=csv_numbers(lines))
 
 
-# Study of a primary contrast -> what it adds to its stand-in's, for the sentence on what is open.
+# What the runs of a primary contrast add to its stand-in's, for the sentence on what is open.
 LONGER = {
-    "cost": "after 3,200 steps with new seeds",
-    "paper_row": "in a row of Table 2 at the paper's own size",
+    "P1": "after 3,200 steps with new seeds",
+    "P5": "in a row of Table 2 at the paper's own size",
 }
 # What the first word of a primary answer means, for the first sentences.
 READINGS = {
@@ -325,9 +324,8 @@ def headline(primary: pd.DataFrame) -> str:
         sentences.append(f"{reading}.")
     if not sentences:
         return ""
-    waiting = {"P1", "P5"} & set(primary.loc[~primary["planned"].astype(bool), "family"])
-    studies = {planned.study for planned, _ in PRIMARY if planned.family in waiting}
-    longer = [words for study, words in LONGER.items() if study in studies]
+    waiting = set(primary.loc[~primary["planned"].astype(bool), "family"])
+    longer = [words for family, words in LONGER.items() if family in waiting]
     if longer:
         sentences.append(f"**Open**, planned and not complete: the cost {' and '.join(longer)}.")
     return " ".join(sentences)

@@ -31,18 +31,8 @@ def test_windows_are_contiguous_and_targets_one_further() -> None:
     np.testing.assert_array_equal(places(targets_BT), starts + np.arange(1, 17))
 
 
-def test_equal_arguments_give_equal_batches_and_any_other_argument_another() -> None:
-    def starts(**changes) -> tuple[int, ...]:
-        return tuple(places(draw(**changes)[0])[:, 0].tolist())
-
-    assert list(starts(seed=3, step=5)) == GOLDEN  # the batches that published runs were trained on
-    every = {
-        starts(seed=seed, step=step, purpose=purpose)
-        for seed in range(4)
-        for step in (0, 1, 2, 9999)
-        for purpose in ("train", "validation/0", "validation/1")
-    }
-    assert len(every) == 4 * 4 * 3
+def test_batches_are_those_that_published_runs_were_trained_on() -> None:
+    assert places(draw(seed=3, step=5)[0])[:, 0].tolist() == GOLDEN
 
 
 @pytest.mark.parametrize("vary", ["step", "seed", "purpose"])

@@ -357,7 +357,7 @@ def test_the_primary_table_names_stand_ins_and_the_error_of_the_text() -> None:
     assert list(of_both.frame["Nats (95 %)"].str.endswith(" at 99 %")) == [False, True]
     assert list(of_both.frame["Text"]) == ["", "0.0031"]
     notes = " ".join(of_both.notes)
-    assert "1 of 2 lines" in notes and "99 %" in notes and "validation text" in notes
+    assert "1 of 2 lines" in notes and "99 %" in notes and "choice of the text" in notes
     assert "exploratory" not in " ".join(primary_table(pd.DataFrame([planned])).notes)
     of_stand_in = primary_table(pd.DataFrame([stand_in]))
     assert "99 %" not in " ".join(of_stand_in.notes) and "Text" not in of_stand_in.frame
@@ -458,7 +458,7 @@ def test_the_cost_in_units_of_what_rotation_is_worth() -> None:
     ]
     more = 100 * math.expm1(0.01 / (0.4 / math.log(4)))
     text = yardsticks(pd.DataFrame([cost, worth]), trained)  # type: ignore[arg-type]
-    assert f"(undone by {more:.1f} %," in text
+    assert f"({more:.1f} %," in text and "more tokens undo it" in text
     later = [line | {"study": "cost", "steps": 3200, "dataset": "ptb"} for line in (cost, worth)]
     text = yardsticks(pd.DataFrame([cost, worth, *later]), [])
     assert "after 800 steps and 20 % (18 to 22) after 3,200 steps on Penn Treebank." in text
