@@ -125,7 +125,8 @@ def test_the_profile_is_of_the_step_that_is_trained(
 ) -> None:
     """Eager here; `compile=auto` compiles as in training."""
     command("--profile", *TOY_OVERRIDES)
-    assert "aten::addmm" in capsys.readouterr().out
+    printed = capsys.readouterr().out  # the rows with most time, which may be any
+    assert "aten::" in printed and "Compiled" not in printed
     chosen: list[bool] = []
 
     def our_step(config: object, *, compiled: bool, cuda_graphs: bool):
