@@ -370,7 +370,7 @@ def _more_tokens(cost: Mapping[Any, Any], comparisons: Sequence[Comparison]) -> 
         100 * math.expm1(cost[f"{end}_nats"] / per_fold) for end in ("low", "mean", "high")
     )
     return (
-        f" ({mean:.1f} %, {low:.1f} to {high:.1f}, more tokens undo it, by RoPE on Penn Treebank)"
+        f", which {mean:.1f} % ({low:.1f} to {high:.1f}) more tokens undo (RoPE on Penn Treebank)"
     )
 
 

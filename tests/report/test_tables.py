@@ -458,7 +458,7 @@ def test_the_cost_in_units_of_what_rotation_is_worth() -> None:
     ]
     more = 100 * math.expm1(0.01 / (0.4 / math.log(4)))
     text = yardsticks(pd.DataFrame([cost, worth]), trained)  # type: ignore[arg-type]
-    assert f"({more:.1f} %," in text and "more tokens undo it" in text
+    assert f"which {more:.1f} % (" in text and "more tokens undo" in text
     later = [line | {"study": "cost", "steps": 3200, "dataset": "ptb"} for line in (cost, worth)]
     text = yardsticks(pd.DataFrame([cost, worth, *later]), [])
     assert "after 800 steps and 20 % (18 to 22) after 3,200 steps on Penn Treebank." in text
