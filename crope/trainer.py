@@ -78,7 +78,6 @@ def train(
 
     Raises NonFiniteLoss; Stopped after saving, if `stop_requested()`.
     """
-    began = time.perf_counter()
     device = prepare_device(config.runtime)
     model.to(device)
     optimizer, scheduler = build_optimizer(model, config.train)
@@ -91,6 +90,7 @@ def train(
     for split in SPLITS:
         made_with[f"{split} corpus"] = str(tokens.meta["splits"][split]["sha256"])
     start, seconds_before, kept_bytes = load_checkpoint(folder, state, made_with=made_with)
+    began = time.perf_counter() - seconds_before
     meter = Meter(config, tokens.vocab_size, device)
     with MetricsWriter(folder / "metrics.jsonl", keep=kept_bytes) as metrics:
 
@@ -100,7 +100,7 @@ def train(
                 folder,
                 state,
                 step=step,
-                seconds=seconds_before + time.perf_counter() - began,
+                seconds=time.perf_counter() - began,
                 metrics_size=metrics.sync(),
                 made_with=made_with,
             )
@@ -138,7 +138,7 @@ def train(
     assert window_nats is not None  # of the last step
     write_array(folder / "val_windows.npy", window_nats)
     save_weights(folder / "weights.pt", model)
-    return seconds_before + time.perf_counter() - began
+    return time.perf_counter() - began
 
 
 def train_step(

@@ -209,8 +209,8 @@ def golden(options: Options) -> None:
 def gpu_check(options: Options) -> int:
     """Tests, step times, seed 0 of both tables, all seeds and publication on a new GPU machine.
 
-    Parts that passed at this commit on this device are skipped unless they are named; the first that fails ends
-    the command. Their output is also in <results>/gpu-check.
+    Parts that passed at this commit on this device are skipped unless they are named; the first
+    that fails ends the command. Their output is also in <results>/gpu-check.
     """
     from crope import provenance
     from crope.compose import load_run

@@ -29,8 +29,14 @@ from crope.terminal import print_grid
 
 # Files that not every report has: removed first, so that none is left of an earlier one.
 STALE = (
-    *("study*", "evidence.*", "conversion.*", "repeats.*"),
-    *("forest.*", "training.*", "length.*", "scaling.*"),
+    "study*",
+    "evidence.*",
+    "conversion.*",
+    "repeats.*",
+    "forest.*",
+    "training.*",
+    "length.*",
+    "scaling.*",
 )
 Files = dict[str, str | bytes]
 TEMPLATE = Path(__file__).with_name("page.html")

@@ -186,8 +186,8 @@ def forest(lines: pd.DataFrame, paper_row: Training | None = None) -> Figure:
     """Every model minus RoPE: one panel per `title`, one line per model; +-MARGIN is shaded. On the
     right CRoPE - RoPE while a row of the paper is trained at its own size.
 
-    Bars are the intervals of the mean, dots the seeds of each corpus. A difference beyond EDGE is an arrow with its
-    value.
+    Bars are the intervals of the mean, dots the seeds of each corpus. A difference beyond EDGE is
+    an arrow with its value.
     """
     models = list(lines.groupby("first")["mean_nats"].min().sort_values().index)
     panels = lines.groupby("title", sort=False)

@@ -203,15 +203,9 @@ def claims_table(lines: pd.DataFrame) -> Table:
         rows.append([f"{text} ({source})", "; ".join(printed), "; ".join(here)])
     columns = ["The paper says", "It prints", "Here (95 %)"]
     caption = "What the paper says, and the same differences in these runs (nats)."
-    notes = [
-        *filter(
-            None,
-            [
-                "Here: all planned seeds; Tables 1 and 2 have those of all three models.",
-                across_rows(lines),
-            ],
-        )
-    ]
+    notes = ["Here: all planned seeds; Tables 1 and 2 have those of all three models."]
+    if over_rows := across_rows(lines):
+        notes.append(over_rows)
     frame = pd.DataFrame(rows, columns=columns)
     return Table("claims", caption, frame, notes, text=(0, 1, 2), numbers=csv_numbers(lines))
 
@@ -348,11 +342,8 @@ def yardsticks(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> str:
             more = _more_tokens(cost, comparisons) if studies[0] == "base" else ""
             parts[cost["steps"]] = text.replace("-", "−") + more
     text = " and ".join(parts.values())
-    return (
-        f"- **Yardsticks.** Of what rotation is worth (NoPE − RoPE), Eq. 30 costs {text}."
-        if text
-        else ""
-    )
+    lead = "- **Yardsticks.** Of what rotation is worth (NoPE − RoPE), Eq. 30 costs"
+    return f"{lead} {text}." if text else ""
 
 
 def _more_tokens(cost: Mapping[Any, Any], comparisons: Sequence[Comparison]) -> str:
