@@ -56,10 +56,12 @@ def prepare_device(runtime: RuntimeConfig) -> torch.device:
         torch.set_num_threads(runtime.threads)
     set_numerics(deterministic=runtime.deterministic)
     torch._dynamo.reset()
-    # torch has no public setting for these two. Falling back silently, to eager or to single kernel
-    # launches, would cost speed without notice.
+    # torch has no public setting for these. Falling back silently, to eager or to single kernel
+    # launches, would cost speed without notice; a partitioned graph does so for some of its parts.
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     torch._inductor.config.triton.cudagraph_or_error = True
+    if hasattr(torch._inductor.config, "graph_partition"):  # not in the oldest supported torch
+        torch._inductor.config.graph_partition = False
     if device.type == "cuda":
         gc.collect()  # the last run's optimiser and schedule form a cycle and would count in this run's peak
         torch.cuda.empty_cache()
@@ -72,16 +74,19 @@ def prepare_device(runtime: RuntimeConfig) -> torch.device:
 def set_numerics(*, deterministic: bool) -> None:
     """Sets how torch computes, explicitly instead of by its defaults.
 
-    fp32 products      in full float32, not TF32, which rounds the factors to 10 bits: fp32 runs are
-                       the reference for bf16 runs.
+    fp32 products      in float32, not TF32, which rounds the factors to 10 bits: fp32 runs are the
+                       reference for bf16 runs. (Attention's kernel adds up three TF32 products.)
     bf16 products      summed in float32: the head's weight gradient has B L terms, 16,384 in the
                        base row, and split sums that are rounded to bf16 would lose digits.
+    attention          never cuDNN's kernel, torch's first choice on Hopper: wrong gradients are
+                       reported for it, and other GPUs use the kernels of flash attention.
     dropout masks      those of eager torch at the same seed also where a step is compiled.
     deterministic      kernels without atomic sums, and none chosen by timing in Inductor: the same
                        bits on every run of one machine.
     """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch._inductor.config.fallback_random = True
     torch.use_deterministic_algorithms(deterministic)
     if hasattr(torch._inductor.config, "deterministic"):  # not in the oldest supported torch

@@ -10,6 +10,7 @@ Shapes: B spans, T tokens of the longest length.
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor
 from crope.compose import load_config
 from crope.config import Config
 from crope.data.batches import full_pass
-from crope.device import resolve_device
+from crope.device import prepare_device
 from crope.errors import InvalidRecord, UserError
 from crope.evaluate import FULL_BATCH_TOKENS, cross_entropy
 from crope.model.gpt import GPT
@@ -77,7 +78,8 @@ def extrapolate(
     by_position: list[dict[str, Any]] = []
     if measured:
         model = load_trained(record, max_len=max(measured))
-        model.to(resolve_device("auto"))
+        runtime = replace(config.runtime, device="auto")  # the run's device may not be here
+        model.to(prepare_device(runtime))
         means, count, curve_T = losses(model, split, measured, config=config, max_tokens=limit)
         rows += [{"seq_len": n, "loss_nats": means[n], "tokens": count} for n in measured]
         by_position = segments(curve_T, max(1, trained // SEGMENTS))

@@ -216,7 +216,7 @@ def gpu_check(options: Options) -> int:
     from crope.compose import load_run
     from crope.config import ROOT
     from crope.device import can_compile
-    from crope.record import write_json
+    from crope.record import read_records, write_json
 
     if unknown := set(options.parts) - CHECKS.keys():
         raise ConfigError(f"no part {min(unknown)}; the parts are {', '.join(CHECKS)}")
@@ -231,6 +231,12 @@ def gpu_check(options: Options) -> int:
     slug = re.sub("[^a-z0-9]+", "-", facts["device"].lower()).strip("-")
     names = {"scale": options.scale or "paper", "machine": options.machine or slug}
     names["results"] = options.results_dir.absolute()
+    for record in read_records(options.results_dir / "runs")[0]:
+        device = record.provenance["device"]
+        if record.summary["scale"] == names["scale"] and device != facts["device"]:
+            raise UserError(
+                f"{record.path}: made on {device}, not on {facts['device']}; choose another --results-dir"
+            )
     environment = os.environ | {"CROPE_TEST_DEVICE": facts["device_kind"], "PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     for part in options.parts or CHECKS:

@@ -32,7 +32,6 @@ from tests.conftest import make_toy_tokens, same_bits, toy_run
 from tests.model.oracles import (
     CHOICES,
     VOCAB,
-    WIDTH,
     build,
     cross_entropy,
     model_config,
@@ -47,6 +46,7 @@ pytestmark = pytest.mark.skipif(
 )
 only_cuda = pytest.mark.skipif(KIND != "cuda", reason="has no meaning on a CPU")
 
+WIDTH = 128  # of runs: an attention kernel is chosen by the width of a head
 LENGTH = 200  # tokens: more than one tile of an attention kernel, and no multiple of one
 TOKENS = random_tokens(length=LENGTH)
 TARGETS = TOKENS.roll(-1, dims=1)

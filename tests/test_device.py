@@ -43,11 +43,13 @@ def test_numerics_are_stated_whatever_was_set_before(
     matmul, inductor = torch.backends.cuda.matmul, torch._inductor.config
     torch.set_float32_matmul_precision("high")
     matmul.allow_bf16_reduced_precision_reduction = True
+    torch.backends.cuda.enable_cudnn_sdp(True)
     inductor.deterministic = not deterministic
     torch.use_deterministic_algorithms(not deterministic)
     set_numerics(deterministic=deterministic)
     assert torch.get_float32_matmul_precision() == "highest" and not matmul.allow_tf32
     assert not matmul.allow_bf16_reduced_precision_reduction
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert inductor.deterministic == deterministic
     assert torch.are_deterministic_algorithms_enabled() == deterministic
 

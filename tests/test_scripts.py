@@ -233,6 +233,14 @@ def test_gpu_check_refuses_what_would_be_in_vain(gpu_check) -> None:
     assert len(gpu_check("tests", "bench", commit=None)[1]) == 2
 
 
+def test_gpu_check_takes_no_runs_of_another_device(gpu_check, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "runs", scale="paper")
+    with pytest.raises(UserError, match=path.name):
+        gpu_check("seeds")
+    assert gpu_check("seeds", device="a CPU")[0] == 0
+    assert gpu_check("seeds", "--scale=quick")[0] == 0
+
+
 def test_gpu_check_logs_a_command_and_stops_it_once(tmp_path: Path) -> None:
     """The command saves, and prints, after the signal; both are seen to the end."""
     code = "import os, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit('saved')); "

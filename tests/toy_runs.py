@@ -14,13 +14,17 @@ from tests.conftest import TOY_VOCAB, make_toy_tokens, toy_run
 
 @contextmanager
 def toy_corpus(folder: Path) -> Iterator[None]:
-    """Every load of tokens within the block returns the toy corpus, with a tokenizer of its size."""
+    """Every load of tokens within the block returns the toy corpus, with a tokenizer of its size.
+
+    Everything runs on the CPU, also where there is a GPU: tests compare with the CPU's bits.
+    """
     folder.mkdir(exist_ok=True)
     tokens = make_toy_tokens(folder)
     words = [f"{first}{last}" for first in "abcdefgh" for last in "stuvwxyz"]
     train_bpe([[" ".join(words * 2)]], TOY_VOCAB).save(str(folder / "tokenizer.json"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("crope.run.load_tokens", lambda *_, **__: tokens)
+        patch.setattr("torch.cuda.is_available", lambda: False)
         yield
 
 
