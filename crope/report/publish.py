@@ -193,7 +193,7 @@ def _legend(evidence: Evidence) -> str:
         if len(row.differences) == row.planned:
             text += ", shaded: 95 %"
         if row.paper:
-            text += "; cross: the paper's, where RoPE has its loss"
+            text += "; cross: the paper's final difference, at its RoPE loss"
         parts.append(text)
     return f"{'. '.join(parts)}."
 

@@ -103,11 +103,14 @@ def expectation(runs: pd.DataFrame, lines: pd.DataFrame) -> str:
     """
     if runs.empty or lines.empty:
         return ""
-    base = lines[lines["row"] == "base"].groupby("dataset", sort=False)["largest_nats"].max()
-    parts = [f"{DATASET_LABELS[str(dataset)]} {largest:.2f}" for dataset, largest in base.items()]
+    first = runs.iloc[0]
+    parts = []
+    for dataset, of_dataset in lines[lines["row"] == "base"].groupby("dataset", sort=False):
+        distances = "/".join(of_dataset["largest_nats"].map("{:.3f}".format))  # of SAME, of ANY
+        parts.append(f"{DATASET_LABELS[str(dataset)]} {distances}")
     return (
-        f"**What you should see.** RoPE on {DATASET_LABELS['ptb']}, seed {runs['seed'].iloc[0]}:"
-        f" {runs[LOSS].iloc[0]:.3f}. Repeats on other machines or in another precision ended up to"
+        f"**What you should see.** RoPE on {DATASET_LABELS['ptb']}, seed {first['seed']}, {first['scale']} scale,"
+        f" {first['precision']}: {first[LOSS]:.3f}. Repeats in the same/any precision ended up to"
         f" {', '.join(parts)} nats away (rounding)."
     )
 

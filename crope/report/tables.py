@@ -45,8 +45,7 @@ PROTOCOLS = ("sampled", "full")
 FIRST_COLUMN = {"table1": "Dataset", "table2": "Configuration"}
 NGRAM_LEADS = (
     f"{'/'.join(ORDERS)} losses with the tokens of these runs (interpolated Witten-Bell, whole splits)",
-    "If the paper used GPT-2's tokens (not stated), its lowest losses on these corpora are above our bigram"
-    " losses with those tokens",
+    "If the paper used GPT-2's tokens (not stated), its lowest losses beside our bigram losses with those tokens",
 )
 XPOS = "XPOS: the paper's name for sinusoidal absolute positions, not the later rotary method xPos."
 TEX = str.maketrans({
@@ -165,22 +164,23 @@ def primary_table(lines: pd.DataFrame) -> Table:
         for line in lines.to_dict("records")
     ]
     notes = [
-        "Loss at equal seed; corpora count equally; n seeds per corpus; 0.02: just below the paper's smallest ±."
+        "Loss at equal seed; corpora count equally; n seeds per corpus; Student's intervals over seeds; 0.02: just"
+        " below the paper's smallest ±."
     ]
     answered = lines[lines["reason"] == ""]
     if stand_ins := int((~answered["planned"].astype(bool)).sum()):
         notes.append(
-            f"{stand_ins} of {len(lines)} lines are exploratory: chosen after their results; the planned"
-            " ones are incomplete."
+            f"{stand_ins} of {len(lines)} lines are exploratory: chosen after their results, intervals"
+            " uncorrected; the planned ones are incomplete."
         )
     if stand_ins < len(answered):
         notes.append("The 99 % intervals were fixed before their runs and hold together with 95 %.")
-    frame = pd.DataFrame(rows, columns=["Question", "Answer", "Difference", head, "n"])
-    if lines["text_error_nats"].notna().any():
-        frame["Text"] = lines["text_error_nats"].map("{:.4f}".format, na_action="ignore").fillna("")
+    errors = lines["text_error_nats"].dropna().map("{:.4f}".format)
+    if len(errors):
         notes.append(
-            "Text: standard error from the choice of the text; intervals: over seeds alone."
+            f"Standard error from the choice of the text, planned lines: {', '.join(errors)}."
         )
+    frame = pd.DataFrame(rows, columns=["Question", "Answer", "Difference", head, "n"])
     return Table(
         "primary", "Primary questions.", frame, notes, text=(0, 1, 2), numbers=csv_numbers(lines)
     )
@@ -203,7 +203,7 @@ def claims_table(lines: pd.DataFrame) -> Table:
         rows.append([f"{text} ({source})", "; ".join(printed), "; ".join(here)])
     columns = ["The paper says", "It prints", "Here (95 %)"]
     caption = "What the paper says, and the same differences in these runs (nats)."
-    notes = ["Here: all planned seeds; Tables 1 and 2 have those of all three models."]
+    notes = ["Here: all planned seeds; the tables below: those of all three models."]
     if over_rows := across_rows(lines):
         notes.append(over_rows)
     frame = pd.DataFrame(rows, columns=columns)
@@ -232,12 +232,10 @@ def across_rows(lines: pd.DataFrame) -> str:
     if len(rows) < 3:
         return ""
     errors = rows["std_over_seeds_nats"] / np.sqrt(rows["n"])
-    mean, low, high, tau = random_effects(rows["mean_nats"], errors)
+    mean, low, high, _ = random_effects(rows["mean_nats"], errors)
     line = {"mean_nats": mean, "low_nats": low, "high_nats": high}
-    return (
-        f"CRoPE − RoPE over the {len(rows)} rows of both tables: {estimate(line)}, standard deviation between rows"
-        f" {tau:.4f} (random effects)."
-    )
+    where = f"the {len(rows)} rows of both tables (random effects)"
+    return f"CRoPE − RoPE over {where}: {estimate(line)}."
 
 
 def exploratory_table(lines: pd.DataFrame) -> Table:
@@ -312,7 +310,9 @@ def headline(primary: pd.DataFrame) -> str:
         if own_row:
             reading = f"In a row of Table 2 at the {line['scale']} scale: {reading}"
         else:
-            before, place = place, f"At the {line['scale']} scale, after {line['steps']:,} steps: "
+            corpora = line["where"].partition(",")[0]
+            before = place
+            place = f"At the {line['scale']} scale, after {line['steps']:,} steps on {corpora}: "
             if place != before:
                 reading = place + reading
         sentences.append(f"{reading}.")
@@ -342,7 +342,7 @@ def yardsticks(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> str:
             more = _more_tokens(cost, comparisons) if studies[0] == "base" else ""
             parts[cost["steps"]] = text.replace("-", "−") + more
     text = " and ".join(parts.values())
-    lead = "- **Yardsticks.** Of what rotation is worth (NoPE − RoPE), Eq. 30 costs"
+    lead = "- **Yardsticks.** Of what rotation is worth (NoPE − RoPE, taken as exact), Eq. 30 costs"
     return f"{lead} {text}." if text else ""
 
 
@@ -377,7 +377,7 @@ FAMILIES = {  # of the first screen; all others are in the table of all differen
     "place": "Where the cost arises",
     "medium": "Scale medium, at the paper's steps, batch and length",
     "half": "Beside other halves",
-    "rate": "Learning rates",
+    "rate": "Learning rates (all else: 0.001)",
 }
 REPLICATIONS = {"cost", "tuned_lr"}  # studies that repeat what smaller ones asked, with new seeds
 
@@ -663,7 +663,9 @@ def settings_of(runs: pd.DataFrame) -> str:
 def _settings(row: Sequence[CellLosses]) -> str:
     """Settings of a row's runs; empty without runs and at the paper scale."""
     run = [losses.runs for losses in row if losses.losses and losses.cell.scale != "paper"]
-    return settings_of(run[0]) if run else ""
+    return (
+        f"{settings_of(run[0])}, {run[0]['config.train.max_steps'].iloc[0]:,} steps" if run else ""
+    )
 
 
 def _range(values: Sequence[float]) -> str:
@@ -693,8 +695,8 @@ def _notes(cells: Sequence[CellLosses], scale: str) -> list[str]:
 
 
 def _ngram_notes(source: Source, cells: Sequence[CellLosses], name: str) -> list[str]:
-    """Losses of n-gram models with the tokens of the runs; bigram losses with GPT-2's tokens for
-    the corpora on which all losses that the paper prints are higher.
+    """Losses of n-gram models with the tokens of the runs; the lowest loss that the paper prints on
+    each corpus, beside the bigram loss with GPT-2's tokens.
     """
     losses_of = {}  # by the tokens
     with_gpt2 = {}
@@ -712,15 +714,19 @@ def _ngram_notes(source: Source, cells: Sequence[CellLosses], name: str) -> list
             here[dataset] = "/".join(loss_text(losses[order], None, name) for order in ORDERS)
         if cell.printed:
             lowest[dataset] = min(cell.printed[0], lowest.get(dataset, math.inf))
-    above = {}
+    beside: dict[str, str] = {}
     for dataset, loss in lowest.items():
-        bigram = with_gpt2.get(dataset, math.inf)
-        if loss > bigram:
-            above[dataset] = f"{loss_text(loss, None, name)} above {loss_text(bigram, None, name)}"
-    if "pg19" in above:
-        above["pg19"] += f" (on our {len(corpus_files('pg19')['train'])} training books)"
+        bigram = with_gpt2.get(dataset)
+        if bigram is None:
+            continue
+        relation = "above" if loss > bigram else "below"
+        beside[dataset] = (
+            f"{loss_text(loss, None, name)} {relation} {loss_text(bigram, None, name)}"
+        )
+    if "pg19" in beside:
+        beside["pg19"] += f" (on our {len(corpus_files('pg19')['train'])} training books)"
     notes = []
-    for lead, texts in zip(NGRAM_LEADS, (here, above), strict=True):
+    for lead, texts in zip(NGRAM_LEADS, (here, beside), strict=True):
         parts = [f"{dataset_label(key)} {text}" for key, text in texts.items()]
         notes += [f"{lead}: {', '.join(parts)}."] if parts else []
     return notes
@@ -744,8 +750,8 @@ def savings_line() -> str:
         for config in (crope, mqa)
     ]
     return (
-        f"**For whom it matters:** those who must save weights. Eq. 30 saves {here} (paper: {stated}), whole model with"
-        f" embeddings {saved['model']:.1f} %, and {cached[0]:.0f} % of the KV cache, of which"
+        f"**For whom it matters:** those who must save weights. Eq. 30 saves {here} (paper: {stated}), the paper's"
+        f" whole model with embeddings {saved['model']:.1f} %, and {cached[0]:.0f} % of the KV cache, of which"
         f" multi-query attention of the same size saves {cached[1]:.0f} %."
     )
 

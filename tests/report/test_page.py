@@ -98,7 +98,7 @@ def test_the_page_begins_with_the_primary_questions_and_the_claims(report: Path)
     assert "Cost? higher by less than 0.02 CRoPE − RoPE; Penn Treebank +0.0100" in primary
     assert "1 of 1 lines are exploratory" in primary
     claims = text_of(page[comparisons[1] : comparisons[2]])
-    printed = "CRoPE equals RoPE within noise (Table 1) Penn Treebank −0.005; PG-19 +0.003"
+    printed = "CRoPE matches RoPE (Table 1) Penn Treebank −0.005; PG-19 +0.003"
     assert f"{printed} Penn Treebank +0.010" in claims
     assert "5.1100 ± 0.1010" in text_of(page)
 

@@ -66,14 +66,16 @@ def test_own_runs_are_compared_with_published_runs_of_the_same_id_by_what_differ
 
 def test_what_a_first_run_should_give_and_how_far_repeats_of_base_rows_went() -> None:
     runs = pd.DataFrame({"seed": [0, 1], "val_full.final_nats": [4.9861, 7.0]})
+    runs = runs.assign(scale="quick", precision="fp32")
     lines = pd.DataFrame(
         {
             "dataset": ["pg19", "pg19", "ptb", "pg19"],
             "row": ["base", "base", "base", "other"],
+            "kind": [repeats.SAME, repeats.ANY, repeats.ANY, repeats.ANY],
             "largest_nats": [0.05, 0.127, 0.031, 0.9],
         }
     )
     text = expectation(runs, lines)
-    assert "seed 0: 4.986." in text
-    assert "up to PG-19 0.13, Penn Treebank 0.03 nats" in text
+    assert "seed 0, quick scale, fp32: 4.986." in text
+    assert "same/any precision ended up to PG-19 0.050/0.127, Penn Treebank 0.031 nats" in text
     assert expectation(runs.iloc[:0], lines) == expectation(runs, lines.iloc[:0]) == ""
