@@ -26,12 +26,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from crope.config import ROOT, Config, ModelConfig, keys, problems, run_hash
-from crope.errors import ConfigError
+from crope.errors import ConfigError, one_line
 
 CONF_DIR = ROOT / "conf"
 Schema = TypeVar("Schema")
 GROUPS = ("model", "data", "ablation", "scale", "runtime", "tracker", "study")
 PATHS = ("results_dir", "data_dir")
+CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
     try:
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
             return compose("config", overrides=list(overrides), return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except CONFIG_ERRORS as error:
         raise config_error(error) from error
 
 
@@ -172,9 +173,13 @@ def group_files(group: str) -> dict[str, Path]:
 
 @cache
 def group_values(group: str, name: str) -> Any:
-    """Content of conf/<group>/<name>.yaml. Raises ConfigError if there is no such file."""
+    """Content of conf/<group>/<name>.yaml. Raises ConfigError if there is none or it is no YAML."""
     _check_group_file(group, name)
-    return yaml.safe_load(group_files(group)[name].read_text(encoding="utf-8"))
+    with group_files(group)[name].open(encoding="utf-8") as file:
+        try:
+            return yaml.safe_load(file)
+        except yaml.YAMLError as error:
+            raise config_error(error) from error
 
 
 def _div(value: int, *divisors: int) -> int:
@@ -287,7 +292,9 @@ def nearest(name: str, valid: Sequence[str]) -> str:
 
 
 def config_error(error: Exception) -> ConfigError:
-    """Hydra's or OmegaConf's error in one line: the cause, the key and the file if they are named."""
+    """One of CONFIG_ERRORS in one line: the cause, the key and the file if they are named."""
+    if isinstance(error, yaml.YAMLError):
+        return ConfigError(one_line(error))  # names file, line and column
     causes = (error.__cause__, error, error.__context__)
     cause = next((item for item in causes if isinstance(item, OmegaConfBaseException)), error)
     file = re.match(r"In '([^']+)'", str(error))

@@ -19,12 +19,11 @@ with main_errors():  # Ctrl-C while modules load
     import hydra
     import yaml
     from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import HydraException
     from omegaconf import DictConfig
-    from omegaconf.errors import OmegaConfBaseException
 
     from crope.compose import (
         CONF_DIR,
+        CONFIG_ERRORS,
         build_run,
         check_overrides,
         config_error,
@@ -108,7 +107,7 @@ def main() -> None:
     argparse.ArgumentParser.error = Parser.error  # and the usage of its own parser before one
     try:
         train()
-    except (HydraException, OmegaConfBaseException) as error:
+    except CONFIG_ERRORS as error:
         raise config_error(error) from error
     if len(failures) > 1:
         print(f"{len(failures)} runs failed:", file=sys.stderr)
