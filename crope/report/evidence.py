@@ -286,7 +286,7 @@ CONTRASTS: list[Contrast] = [
     Contrast(
         "rate",
         "fair_lr",
-        "Each at its best of four rates, {steps} steps",
+        "Each at its best rate, {steps} steps",
         "crope",
         "rope",
         best_rate,
@@ -294,7 +294,7 @@ CONTRASTS: list[Contrast] = [
     Contrast(
         "rate",
         "tuned_lr",
-        "Each at its best of four rates, {steps} steps with warm-up",
+        "Each at its best rate, {steps} steps with warm-up",
         "crope",
         "rope",
         best_rate,

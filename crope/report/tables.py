@@ -203,7 +203,7 @@ def claims_table(lines: pd.DataFrame) -> Table:
         rows.append([f"{text} ({source})", "; ".join(printed), "; ".join(here)])
     columns = ["The paper says", "It prints", "Here (95 %)"]
     caption = "What the paper says, and the same differences in these runs (nats)."
-    notes = ["Here: all planned seeds; the tables below: those of all three models."]
+    notes = ["Here: all planned seeds; Tables 1 and 2: those of all three models."]
     if over_rows := across_rows(lines):
         notes.append(over_rows)
     frame = pd.DataFrame(rows, columns=columns)
@@ -377,7 +377,7 @@ FAMILIES = {  # of the first screen; all others are in the table of all differen
     "place": "Where the cost arises",
     "medium": "Scale medium, at the paper's steps, batch and length",
     "half": "Beside other halves",
-    "rate": "Learning rates (all else: 0.001)",
+    "rate": "Learning rates (all else at the paper's)",
 }
 REPLICATIONS = {"cost", "tuned_lr"}  # studies that repeat what smaller ones asked, with new seeds
 
