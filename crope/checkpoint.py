@@ -1,7 +1,7 @@
 """Checkpoints: everything a run needs to continue as if it had never stopped.
 
-Data order and dropout are functions of (seed, step), so model, optimiser, scheduler and step are
-all of it, with the size of metrics.jsonl at that step. A file's name carries its step and the
+Data order, dropout and learning rate are functions of (seed, step), so model, optimiser and step
+are all of it, with the size of metrics.jsonl at that step. A file's name carries its step and the
 SHA-256 of its bytes, `checkpoint-500-3f0c9a7be21d4a55.pt`; the newest two are kept, so that a
 corrupt one costs one interval.
 """
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from crope.errors import UserError, log_line, one_line, out_of_memory
 from crope.record import write_bytes
@@ -36,7 +35,6 @@ class TrainState:
 
     model: nn.Module
     optimizer: Optimizer
-    scheduler: LRScheduler
 
 
 def save_checkpoint(
@@ -58,7 +56,6 @@ def save_checkpoint(
             "seconds": seconds,
             "model": state.model.state_dict(),
             "optimizer": state.optimizer.state_dict(),
-            "scheduler": state.scheduler.state_dict(),
             "metrics_size": metrics_size,
             "metrics_sha256": hashlib.sha256(metrics).hexdigest(),
             "made_with": dict(made_with),
@@ -94,7 +91,6 @@ def load_checkpoint(
                     )
             state.model.load_state_dict(content["model"])
             state.optimizer.load_state_dict(content["optimizer"])
-            state.scheduler.load_state_dict(content["scheduler"])
             seconds = float(content.get("seconds", 0.0))  # not in those of earlier versions
             return int(content["step"]), seconds, int(content["metrics_size"])
         except (RuntimeError, ValueError, KeyError) as error:

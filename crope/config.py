@@ -227,6 +227,14 @@ class TrainConfig:
         "auto", "auto: bf16 where the hardware gains from it", one_of=("auto", "fp32", "bf16")
     )
 
+    def learning_rate(self, step: int) -> float:
+        """The rate of the update after `step` updates: StepLR with a linear warm-up.
+
+        The trainer sets it and the report checks every record by it; a new schedule is written here.
+        """
+        rise = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+        return rise * self.lr * self.lr_gamma ** (step // self.lr_step_size)
+
 
 @dataclass
 class EvalConfig:

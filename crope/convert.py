@@ -37,7 +37,7 @@ from crope.device import prepare_device
 from crope.errors import UserError
 from crope.evaluate import full_loss
 from crope.model.gpt import GPT, blocks_of
-from crope.record import Record, learning_rate, sha256_file, write_json
+from crope.record import Record, sha256_file, write_json
 from crope.run import load_run_tokens, load_trained
 from crope.seeding import stream
 from crope.theory.complex_maps import (
@@ -87,7 +87,7 @@ def convert(record: Record, *, steps: int, lr: float | None = None) -> dict[str,
         raise UserError(
             f"steps={steps}, lr={lr}: steps must be at least 0 and lr a finite number above 0"
         )
-    rate = lr or learning_rate(record.config["train"], config.train.max_steps - 1)
+    rate = lr or config.train.learning_rate(config.train.max_steps - 1)
     model, tokens = load_trained(record), load_run_tokens(record)
     try:
         arms, kept_share = build_arms(model, config)
@@ -210,13 +210,13 @@ def fine_tune(model: GPT, tokens: TokenSet, *, config: Config, steps: int, lr: f
     """`steps` updates in place at a constant rate, with a new AdamW, on the batches after the run's
     last.
     """
-    train = replace(config.train, lr=lr, lr_gamma=1.0, warmup_steps=0, qkv_lr_factor=1.0)
+    train = replace(config.train, qkv_lr_factor=1.0)
     config, device = replace(config, train=train), prepare_device(config.runtime)
     model.to(device)
-    state = TrainState(model, *build_optimizer(model, train))
+    state = TrainState(model, build_optimizer(model, train))
     loss = build_losses(model, config, device)[0]
     for step in range(train.max_steps, train.max_steps + steps):
-        train_step(state, loss, tokens.train, config=config, step=step, device=device)
+        train_step(state, loss, tokens.train, config=config, step=step, lr=lr, device=device)
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ import yaml
 from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-from crope.config import ROOT, ModelConfig, numerics_version, run_hash
+from crope.config import ROOT, ModelConfig, TrainConfig, numerics_version, run_hash
 from crope.errors import DataError, InvalidRecord, UserError, one_line
 from crope.model.counting import count_parameters
 
@@ -370,7 +370,7 @@ def invalid_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -
     The validations must be at the steps that the configuration names, every loss positive, and
     every learning rate that of its step.
     """
-    train, max_steps = config["train"], config["train"]["max_steps"]
+    train, max_steps = TrainConfig(**config["train"]), config["train"]["max_steps"]
     every, full_every = config["eval"]["every"], config["eval"]["full_every"]
     due = {
         "val/loss_nats": sorted({*range(0, max_steps + 1, every), max_steps}),
@@ -387,17 +387,10 @@ def invalid_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -
         for key, value in row.items():
             if key.endswith("_nats") and not (type(value) in (int, float) and 0 < value < math.inf):
                 return f"{key} at step {row['step']} is not a positive number"
-        lr = learning_rate(train, row["step"])
+        lr = train.learning_rate(row["step"])
         if "train/lr" in row and not math.isclose(row["train/lr"], lr, rel_tol=1e-9):
             return f"train/lr at step {row['step']} is not that of the configuration"
     return ""
-
-
-def learning_rate(train: Mapping[str, Any], step: int) -> float:
-    """The rate of the update after `step` updates: StepLR with a linear warm-up."""
-    warmup = train.get("warmup_steps", 0)
-    rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
-    return float(rise * train["lr"] * train["lr_gamma"] ** (step // train["lr_step_size"]))
 
 
 def first_difference(derived: Mapping[str, Any], stated: Mapping[str, Any]) -> str:

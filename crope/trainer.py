@@ -1,5 +1,5 @@
-"""The training loop: evaluate if due, batch, forward, loss, backward, AdamW, StepLR, log if due,
-save if due.
+"""The training loop: evaluate if due, batch, forward, loss, backward, AdamW, log if due, save if
+due.
 
 "step" is always the number of optimiser updates done: the line of step s holds the validation loss
 after s updates and the training loss of the batch that makes update s + 1.
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import ChainedScheduler, LinearLR, LRScheduler, StepLR
 
 from crope.checkpoint import TrainState, load_checkpoint, save_checkpoint, save_weights
 from crope.config import Config, TrainConfig, run_hash
@@ -80,8 +79,7 @@ def train(
     """
     device = prepare_device(config.runtime)
     model.to(device)
-    optimizer, scheduler = build_optimizer(model, config.train)
-    state = TrainState(model, optimizer, scheduler)
+    state = TrainState(model, build_optimizer(model, config.train))
     training_loss, validation_loss = build_losses(model, config, device)
     corpus = replace(
         tokens, train=resident(tokens.train, device), validation=resident(tokens.validation, device)
@@ -122,12 +120,17 @@ def train(
                 raise
             if step < config.train.max_steps:
                 loss = train_step(
-                    state, training_loss, corpus.train, config=config, step=step, device=device
+                    state,
+                    training_loss,
+                    corpus.train,
+                    config=config,
+                    step=step,
+                    lr=config.train.learning_rate(step),
+                    device=device,
                 )
                 meter.add(loss, step)
                 if step % config.runtime.log_every == 0:
-                    line |= meter.read(loss, model, lr=float(scheduler.get_last_lr()[0]))
-                scheduler.step()
+                    line |= meter.read(loss, model, lr=state.optimizer.param_groups[0]["lr"])
             if line:
                 meter.check_finite()
                 for metric, value in line.items():
@@ -148,9 +151,12 @@ def train_step(
     *,
     config: Config,
     step: int,
+    lr: float,
     device: torch.device,
 ) -> Tensor:
-    """One update of the parameters; returns the loss of its batch, still on the device."""
+    """One update of the parameters at the rate `lr`; returns the loss of its batch, still on the
+    device.
+    """
     inputs_BT, targets_BT = sample_batch(
         tokens,
         seed=config.seed,
@@ -167,6 +173,9 @@ def train_step(
     state.optimizer.zero_grad(set_to_none=True)
     loss = loss_function(inputs_BT.to(device), targets_BT.to(device))
     loss.backward()
+    factors = (1.0, config.train.qkv_lr_factor)  # as build_optimizer makes the groups
+    for group, factor in zip(state.optimizer.param_groups, factors, strict=False):
+        group["lr"] = factor * lr
     state.optimizer.step()
     return loss.detach().clone()  # a CUDA graph's next replay overwrites the loss itself
 
@@ -218,18 +227,17 @@ def validate(
     return line, window_nats
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> tuple[AdamW, LRScheduler]:
-    """AdamW and StepLR of Sec. 5.3; on request a linear warm-up, and another rate for Q, K and V.
+def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
+    """AdamW of Sec. 5.3; on request Q, K and V as a second group, with another rate.
 
-    Weight decay applies to every parameter, as with torch's model.parameters(). The scheduler's
-    first rate is that of the parameters outside Q, K and V.
+    Weight decay applies to every parameter, as with torch's model.parameters().
     """
     groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
     if config.qkv_lr_factor != 1:
         qkv = [p for name, p in model.named_parameters() if QKV.search(name)]
         others = [p for name, p in model.named_parameters() if not QKV.search(name)]
-        groups = [{"params": others}, {"params": qkv, "lr": config.qkv_lr_factor * config.lr}]
-    optimizer = AdamW(
+        groups = [{"params": others}, {"params": qkv}]
+    return AdamW(
         groups,
         lr=config.lr,
         betas=(config.beta1, config.beta2),
@@ -237,14 +245,6 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> tuple[AdamW, LRSch
         weight_decay=config.weight_decay,
         fused=True,
     )
-    decay = StepLR(optimizer, step_size=config.lr_step_size, gamma=config.lr_gamma)
-    if not config.warmup_steps:
-        return optimizer, decay
-    # Update s (from 0) of the warm-up has (s + 1) / warmup_steps of the rate.
-    rise = LinearLR(
-        optimizer, start_factor=1 / config.warmup_steps, total_iters=config.warmup_steps - 1
-    )
-    return optimizer, ChainedScheduler([rise, decay])
 
 
 def build_losses(

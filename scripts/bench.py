@@ -185,12 +185,13 @@ def our_step(config: Config, *, compiled: bool, cuda_graphs: bool = False) -> St
         np.random.default_rng(0).integers(vocab_size, size=1_000_000).astype(np.uint16), device
     )
     model = build_model(config).to(device)
-    state = TrainState(model, *build_optimizer(model, config.train))
+    state = TrainState(model, build_optimizer(model, config.train))
     (loss_function, _), numbers = build_losses(model, config, device), itertools.count()
 
     def step() -> None:
-        train_step(state, loss_function, tokens, config=config, step=next(numbers), device=device)
-        state.scheduler.step()
+        number = next(numbers)
+        lr = config.train.learning_rate(number)
+        train_step(state, loss_function, tokens, config=config, step=number, lr=lr, device=device)
 
     return step
 

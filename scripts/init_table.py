@@ -25,7 +25,7 @@ from crope.data.batches import sample_batch
 from crope.errors import Parser, main_errors
 from crope.model.gpt import GPT
 from crope.model.projections import LowRankLinear
-from crope.record import find_record, learning_rate, write_text
+from crope.record import find_record, write_text
 from crope.run import load_run_tokens, load_trained
 
 PAGE = ROOT / "docs" / "own-model.md"
@@ -58,7 +58,7 @@ def losses_of_run(run: str) -> Losses:
     record = find_record(run, results_dir=Path("results"))
     config = load_config(record.config)
     train, tokens, model = config.train, load_run_tokens(record), load_trained(record)
-    rate = learning_rate(record.config["train"], train.max_steps - 1)
+    rate = train.learning_rate(train.max_steps - 1)
     sizes = {"batch_size": train.batch_size, "seq_len": train.seq_len}
     batches = [
         sample_batch(tokens.train, seed=config.seed, step=step, purpose="train", **sizes)[0]

@@ -215,7 +215,7 @@ def test_a_run_stays_below_its_estimated_memory(ablation: str, tmp_path: Path) -
         pytest.skip("the GPU is too small or in use")
     device = prepare_device(config.runtime)
     decoder = build_model(config).to(device)
-    optimizer, _ = trainer.build_optimizer(decoder, config.train)
+    optimizer = trainer.build_optimizer(decoder, config.train)
     shape = (config.train.batch_size, config.train.seq_len)
     tokens_BT = torch.randint(config.tokenizer.vocab_size, shape, device=device)
     loss_function, validation_loss = trainer.build_losses(decoder, config, device)

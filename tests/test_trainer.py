@@ -346,7 +346,7 @@ def test_checkpoints_are_made_by_time(
 
 def test_defaults_are_those_of_torch() -> None:
     config = TrainConfig(batch_size=1, seq_len=1, max_steps=1, lr_gamma=0.8, lr_step_size=1000)
-    optimizer, _ = build_optimizer(nn.Linear(1, 1), config)
+    optimizer = build_optimizer(nn.Linear(1, 1), config)
     reference = torch.optim.AdamW(nn.Linear(1, 1).parameters())
     for name in ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize"):
         assert optimizer.defaults[name] == reference.defaults[name]
