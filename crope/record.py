@@ -195,6 +195,7 @@ def read_record(path: Path) -> Record:
 
     Valid means: the folder's name carries the hash of config.yaml, metrics.jsonl has the SHA-256
     that summary.json states and gives its losses, and summary.json has the fields that tables need.
+    What `derive` gives and summary.json lacks (a record of an earlier version) is added.
     """
     try:
         record = Record(
@@ -315,7 +316,9 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _invalid(record: Record) -> str:
-    """Why a record that could be read is not valid; empty if it is."""
+    """Why a record that could be read is not valid; empty if it is, and its summary then has all
+    that `derive` gives.
+    """
     summary, config, name = record.summary, record.config, record.path.name
     problem = type_problem(Identity, summary, "summary.json")
     problem = problem or type_problem(Provenance, record.provenance, "provenance.json")
@@ -342,8 +345,8 @@ def _invalid(record: Record) -> str:
     if problem := invalid_rows(rows, config):
         return f"metrics.jsonl: {problem}"
     derived = derive(config, rows, record.provenance["data"]["splits"])
-    if key := first_difference(derived, summary):
-        return f"summary.json: {key} is not the value that the run's other files give"
+    if key := add_derived(summary, derived):
+        return f"summary.json: {key} is not the value that this code derives from the other files"
     return _invalid_windows(record)
 
 
@@ -393,16 +396,14 @@ def invalid_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -
     return ""
 
 
-def first_difference(derived: Mapping[str, Any], stated: Mapping[str, Any]) -> str:
-    """Dotted name of the first derived value that `stated` lacks or has another; empty if none."""
+def add_derived(stated: dict[str, Any], derived: Mapping[str, Any]) -> str:
+    """Adds what `stated` lacks; returns the dotted name of the first value it has otherwise, or ""."""
     for key, value in derived.items():
-        if isinstance(value, Mapping):
-            inner = stated.get(key)
-            if not isinstance(inner, Mapping):
-                return key
-            if name := first_difference(value, inner):
+        found = stated.setdefault(key, value)
+        if isinstance(found, dict) and isinstance(value, Mapping):
+            if name := add_derived(found, value):
                 return f"{key}.{name}"
-        elif key not in stated or stated[key] != value:
+        elif found != value:
             return key
     return ""
 

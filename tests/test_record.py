@@ -215,7 +215,7 @@ def edit_rows(change: Callable[[list[dict[str, Any]]], object]) -> Callable[[Pat
         (lambda folder: (folder / "provenance.json").unlink(), "read"),
         (lambda folder: (folder / "metrics.jsonl").write_text('{"step": 0}\n'), "SHA-256"),
         (edit("summary.json", lambda s: s.update(status="done")), "status"),
-        (edit("summary.json", lambda s: s.pop("parameters")), "parameters"),
+        (edit("summary.json", lambda s: s.update(parameters=None)), "parameters"),
         (
             edit("summary.json", lambda s: s["val_full"].update(final_nats=4.5)),
             "val_full.final_nats",
@@ -271,6 +271,13 @@ def test_an_invalid_record_is_named_in_one_line(
     assert "\n" not in str(caught.value)
     valid, invalid = read_records(tmp_path)
     assert valid == [] and [error.path for error in invalid] == [folder]
+
+
+def test_what_an_earlier_version_did_not_derive_is_added(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FIRST, tmp_path / FIRST.name))
+    for change in (lambda s: s.pop("parameters"), lambda s: s["val_full"].pop("best_step")):
+        edit("summary.json", change)(folder)
+    assert read_record(folder).summary == read_record(FIRST).summary
 
 
 def test_a_copy_under_another_seed_is_refused_with_its_original(tmp_path: Path) -> None:
