@@ -10,7 +10,7 @@ import pandas as pd
 
 from crope.errors import UserError
 from crope.record import LAST_SHARE
-from crope.report.frame import cell_name, choose_source, load_curves, shown
+from crope.report.frame import cell_name, cell_runs, choose_source, load_curves, shown
 from crope.report.tables import CellLosses, loss_text, mean_std, row_losses, settings_of, table_rows
 from crope.study import TABLES, expected_cells
 
@@ -41,6 +41,9 @@ def explain(
     head = [f"{name}: {cell.status} ({source.origin})", *(f"  {note}" for note in cell.notes)]
     printed = loss_text(*cell.printed, cell.cell.table) if cell.printed else "no such cell"
     paper = [f"paper: {printed}"]
+    others = sorted({*cell_runs(source.frame, cell.cell)["seed"]} - {*cell.runs["seed"]})
+    if others:
+        head.append(f"  left out, since not all models of the row have them: seeds {others}")
     if not cell.losses:
         return "\n".join([*head, *paper])
     head.append(f"  run with {settings_of(cell.runs)}, {cell.runs['steps'].iloc[0]:.0f} steps")

@@ -416,7 +416,10 @@ def losses_table(comparisons: Sequence[Comparison]) -> Table:
     for comparison in comparisons:
         if comparison.row.study in TABLES:
             continue
-        for model, runs in comparison.runs.groupby("model", sort=False):
+        planned = comparison.runs[comparison.runs["seed"].isin(comparison.row.seeds)]
+        models_of_seed = planned.groupby("seed")["model"].transform("nunique")
+        common = planned[models_of_seed == planned["model"].nunique()]
+        for model, runs in common.groupby("model", sort=False):
             mean, std = mean_std(runs["final"])
             text = loss_text(mean, std, "table1")
             if diverged := np.isinf(runs["final"]).sum():
@@ -433,7 +436,8 @@ def losses_table(comparisons: Sequence[Comparison]) -> Table:
     numbers.append("parameters")
     lines = pd.DataFrame(rows, columns=[*numbers, "Study", "Where", "Model", "Loss"])
     note = (
-        "Full validation after the last step, nats per token, mean ± standard deviation over seeds."
+        "Full validation after the last step, nats per token, mean ± standard deviation over the"
+        " planned seeds that all models have."
     )
     return Table(
         "study_losses",
@@ -514,14 +518,14 @@ class CellLosses:
 
 
 def row_losses(source: Source, cells: Sequence[Cell]) -> list[CellLosses]:
-    """The cells of one table row, on the seeds that all its models have, so that the columns
-    subtract to the printed differences. A model without runs restricts no other.
+    """The cells of one table row, on the seeds that all its models have: columns of different seeds
+    would differ by the seeds too. A model without runs restricts no other.
     """
     runs_of = [cell_runs(source.frame, cell) for cell in cells]
     seeds = [set(runs["seed"]) for runs in runs_of if len(runs)]
     common = set.intersection(*seeds) if seeds else set()
     return [
-        cell_losses(source, cell, runs[runs["seed"].isin(common)] if common else runs)
+        cell_losses(source, cell, runs[runs["seed"].isin(common)])
         for cell, runs in zip(cells, runs_of, strict=True)
     ]
 
@@ -536,6 +540,9 @@ def cell_losses(source: Source, cell: Cell, runs: pd.DataFrame) -> CellLosses:
         )
         losses["full"] = mean_std(runs["val_full.final_nats"])
     status, notes = cell_status(source.frame, source.invalid, cell, source.unavailable)
+    if status == "complete" and not losses:
+        status = "no common seed"
+        notes.append("the models of this row have no seed in common; train the missing ones")
     return CellLosses(cell, runs, status, [*notes, *mixture(runs)], losses)
 
 

@@ -1,6 +1,7 @@
 """`make explain`: the printed arithmetic leads from the runs to the number of the table."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,14 @@ def test_an_empty_cell_is_explained_by_its_reason(tmp_path: Path) -> None:
     )
     assert "missing" in text and "make reproduce SCALE=paper" in text
     assert "paper: 6.699 ± 0.111" in text
+
+
+def test_seeds_that_another_model_lacks_are_named(tmp_path: Path) -> None:
+    for name in ("rope-ptb-base-s0", "rope-ptb-base-s1", "crope-ptb-base-s1"):
+        (run,) = BF16.glob(f"{name}-*")
+        shutil.copytree(run, tmp_path / run.name)
+    text = explain("table1/ptb/rope", results_dir=tmp_path, folders=[tmp_path])
+    assert "seeds [0]" in text and "  seed 0  " not in text and "  seed 1  " in text
 
 
 def test_a_wrong_name_suggests_the_nearest() -> None:

@@ -19,6 +19,7 @@ from crope import paper
 from crope.data.corpora import corpus_files
 from crope.errors import UserError
 from crope.report.build import render_page
+from crope.report.evidence import find_comparisons
 from crope.report.frame import Source, load_frame, load_published
 from crope.report.tables import (
     Table,
@@ -29,6 +30,7 @@ from crope.report.tables import (
     exploratory_table,
     headline,
     loss_table,
+    losses_table,
     other_lines,
     primary_table,
     render,
@@ -37,6 +39,7 @@ from crope.report.tables import (
     yardsticks,
 )
 from crope.study import expected_cells
+from tests.report.frames import make_frame, make_row, make_runs
 from tests.report.records import (
     make_cell,
     make_conversion,
@@ -142,6 +145,25 @@ def test_a_row_uses_the_seeds_that_all_its_models_have(tmp_path: Path) -> None:
     assert "n = 2 seeds per cell" in table.caption
     row = rows_of(table)[1]
     assert (row["status"], row["n"], row["mean_nats"], row["std_nats"]) == ("missing", "0", "", "")
+
+
+def test_models_without_a_common_seed_are_not_set_side_by_side(tmp_path: Path) -> None:
+    write_run(tmp_path, "rope", seed=1)
+    write_run(tmp_path, "crope", seed=0)
+    source = source_of(tmp_path)
+    table = loss_table(source, CELLS, "table1")
+    assert line(table, "full") == ["missing [1]", "no common seed [2]", "no common seed [2]"]
+
+
+def test_losses_of_a_study_are_those_of_its_planned_common_seeds() -> None:
+    """Seed 1 is not planned, and only crope has seed 2."""
+    runs = [make_runs("rope", {0: 5.0, 1: 9.0}), make_runs("crope", {0: 5.5, 1: 9.0, 2: 9.0})]
+    rows = [make_row("mine", ["rope", "crope"], seeds=[0, 2])]
+    printed = losses_table(find_comparisons(make_frame(*runs), rows)).frame
+    assert printed[["Model", "n", "Loss"]].to_numpy().tolist() == [
+        ["RoPE", "1", "5.0000"],
+        ["CRoPE", "1", "5.5000"],
+    ]
 
 
 def test_reasons_of_empty_cells_are_notes_and_each_is_printed_once(tmp_path: Path) -> None:
