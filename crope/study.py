@@ -25,6 +25,7 @@ from crope.compose import (
     at_precision,
     build_run,
     check,
+    check_overrides,
     compose_config,
     group_files,
     group_values,
@@ -103,6 +104,11 @@ def _axes(study: str) -> dict[str, list[str]]:
         params = dict(group_values("study", study)["hydra"]["sweeper"]["params"])
     except (KeyError, TypeError):
         return {}
+    try:
+        check_overrides([f"{name}={values}" for name, values in params.items()], multirun=True)
+    except ConfigError as error:
+        file = f"conf/study/{study}.yaml"
+        raise ConfigError(str(error).replace("command line", file, 1)) from error
     parse = OverridesParser.create().parse_override
     parsed = {name: parse(f"{name}={values}") for name, values in params.items()}
     return {
@@ -115,8 +121,14 @@ def _axes(study: str) -> dict[str, list[str]]:
 
 @cache
 def planned_seeds(study: str) -> tuple[int, ...]:
-    """The seeds of the study's file, which is fixed before its runs."""
-    return tuple(map(int, study_axes(study).get("seed", ["0"])))
+    """The seeds of the study's file, which is fixed before its runs. Raises ConfigError."""
+    values = study_axes(study).get("seed", ["0"])
+    if not all(value.isdecimal() for value in values) or len({*map(int, values)}) < len(values):
+        raise ConfigError(
+            f"conf/study/{study}.yaml: seed: {','.join(values)} must be integers from 0 with commas"
+            " between them, each once"
+        )
+    return tuple(map(int, values))
 
 
 def study_runs(
@@ -154,9 +166,17 @@ def expected_cells(scale: str, datasets: Sequence[str] | None = None) -> list[Ce
 
 
 def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
-    """Rows of every study of conf/study except the two tables; `datasets` as in `expected_cells`."""
-    studies = [study for study in group_files("study") if study not in TABLES]
-    return list(itertools.chain.from_iterable(_rows(study, scale, datasets) for study in studies))
+    """Rows of every study of conf/study except the two tables; `datasets` as in `expected_cells`.
+
+    A file that is no study is reported on stderr and left out.
+    """
+    rows = []
+    for study in group_files("study"):
+        try:
+            rows += _rows(study, scale, datasets) if study not in TABLES else []
+        except ConfigError as error:
+            log_line(f"{error}; left out")
+    return rows
 
 
 def expected_table_rows(scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:

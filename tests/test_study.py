@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from crope import study
-from crope.compose import group_files, load_run, quoted_override
-from crope.config import cell_key
+from crope.compose import group_files, group_values, load_run, quoted_override
+from crope.config import ROOT, cell_key
 from crope.errors import ConfigError
 from crope.record import PUBLISHED, read_records
 from crope.run import run_lock
@@ -174,6 +175,34 @@ def test_a_study_that_is_no_study_is_a_config_error(monkeypatch) -> None:
     )
     with pytest.raises(ConfigError, match="axes"):
         study_axes("empty")
+
+
+@pytest.mark.parametrize(
+    ("axis", "word"),
+    [
+        ({"seed": "0-4"}, "0-4"),
+        ({"seed": "-1,1"}, "-1,1"),
+        ({"seed": "0,0,1"}, "once"),
+        ({"model.n_heads": "2,,4"}, "n_heads"),
+        ({"model": "rope,roep"}, "did you mean rope"),
+        ({"trian.lr": "1,2"}, "trian.lr"),
+    ],
+)
+def test_a_file_that_is_no_study_is_named_and_left_out(
+    axis: dict[str, str], word: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    monkeypatch.setattr("crope.compose.CONF_DIR", tmp_path / "conf")
+    monkeypatch.setattr(study, "group_values", group_values.__wrapped__)  # not from its cache
+    params = {"data": "ptb", "model": "rope,crope", **axis}
+    text = yaml.safe_dump({"hydra": {"sweeper": {"params": params}}})
+    (tmp_path / "conf/study/broken.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=rf"conf/study/broken\.yaml.*{word}"):
+        study_runs(["broken"], scale="smoke")
+    files = dict.fromkeys(("broken", "pilot"), tmp_path)
+    monkeypatch.setattr(study, "group_files", lambda group: files)
+    assert {row.study for row in expected_rows("quick")} == {"pilot"}
+    assert "broken.yaml" in capsys.readouterr().err
 
 
 def test_status_from_run_folders(tmp_path: Path) -> None:
