@@ -110,6 +110,15 @@ def test_the_study_of_the_tutorial_expands(tmp_path: Path, monkeypatch: pytest.M
     assert {run.config.model.n_heads for run in runs} == {2, 4}
 
 
+def test_the_frame_of_the_tutorial_gives_the_number_it_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    code = example("from crope.report.frame import")
+    exec(code, {"Path": Path})
+    assert capsys.readouterr().out.strip() == code.rpartition("# ")[2].strip()
+
+
 def test_the_hub_corpus_of_the_tutorial_is_valid() -> None:
     data = typed(DataConfig, yaml.safe_load(example("# A slice of FineWeb-Edu")))
     assert data.hub and data.hub.revision and data.hub.max_bytes == 50_000_000

@@ -56,7 +56,7 @@ def test_the_tutorial_to_the_letter(copy: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    first, study, dataset, scheme, export = SECTIONS
+    first, study, dataset, scheme, export, _ = SECTIONS
     for command in commands(first):
         run(command)
     (trained,) = copy.glob("results/runs/crope-tiny-base-s0-*")
