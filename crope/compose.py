@@ -177,7 +177,7 @@ def group_values(group: str, name: str) -> Any:
     _check_group_file(group, name)
     with group_files(group)[name].open(encoding="utf-8") as file:
         try:
-            return yaml.safe_load(file)
+            return yaml.safe_load(file) or {}
         except yaml.YAMLError as error:
             raise config_error(error) from error
 
@@ -295,6 +295,8 @@ def config_error(error: Exception) -> ConfigError:
     """One of CONFIG_ERRORS in one line: the cause, the key and the file if they are named."""
     if isinstance(error, yaml.YAMLError):
         return ConfigError(one_line(error))  # names file, line and column
+    if word := re.match(r"Error parsing override '(.*)'", str(error)):
+        return ConfigError(f"command line: '{word[1]}' is not of the form key=value")
     causes = (error.__cause__, error, error.__context__)
     cause = next((item for item in causes if isinstance(item, OmegaConfBaseException)), error)
     file = re.match(r"In '([^']+)'", str(error))

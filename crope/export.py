@@ -123,7 +123,9 @@ def export(record: Record, out: Path, *, dense: bool, converted: bool = False) -
         "vocab_size": str(model.vocab_size),
         "max_len": str(model.max_len),
     }
-    data = save({name: value.contiguous() for name, value in model.state_dict().items()}, metadata)
+    # safetensors refuses tensors that share memory, as those of a model with shared layers do.
+    state = {name: value.contiguous().clone() for name, value in model.state_dict().items()}
+    data = save(state, metadata)
     try:
         write_bytes(out, data)
     except OSError as error:
@@ -142,6 +144,7 @@ def export_transformers(record: Record, out: Path, *, converted: bool = False) -
     reason = refusal(load_config(record.config).model)
     if reason:
         raise UserError(f"{record.path.name}: {reason}; export it with --format safetensors")
+    _check_folder(out)
     try:
         from transformers import GenerationConfig
         from transformers.utils.logging import disable_progress_bar
@@ -158,7 +161,6 @@ def export_transformers(record: Record, out: Path, *, converted: bool = False) -
         "model_max_length": model.max_len,
         "clean_up_tokenization_spaces": False,
     }
-    _check_folder(out)
     try:
         exported.save_pretrained(out)
         (out / "model.safetensors").chmod(0o644)  # written as 0600

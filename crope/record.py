@@ -309,7 +309,10 @@ def find_record(name: str, *, results_dir: Path) -> Record:
 def _read_object(path: Path) -> dict[str, Any]:
     text = path.read_text(encoding="utf-8")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is ten times faster
-    value = json.loads(text) if path.suffix == ".json" else yaml.load(text, loader)
+    try:
+        value = json.loads(text) if path.suffix == ".json" else yaml.load(text, loader)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path.name}: {one_line(error)}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} holds no keys and values")
     return value

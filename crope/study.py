@@ -100,14 +100,16 @@ def planned_scale(studies: Iterable[str]) -> str | None:
 
 
 def _axes(study: str) -> dict[str, list[str]]:
+    file = f"conf/study/{study}.yaml"
     try:
         params = dict(group_values("study", study)["hydra"]["sweeper"]["params"])
     except (KeyError, TypeError):
         return {}
+    if "# @package _global_" not in group_files("study")[study].read_text(encoding="utf-8"):
+        raise ConfigError(f"{file}: give it the first line `# @package _global_`")
     try:
         check_overrides([f"{name}={values}" for name, values in params.items()], multirun=True)
     except ConfigError as error:
-        file = f"conf/study/{study}.yaml"
         raise ConfigError(str(error).replace("command line", file, 1)) from error
     parse = OverridesParser.create().parse_override
     parsed = {name: parse(f"{name}={values}") for name, values in params.items()}

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
-from crope.compose import group_files, load_run
+from crope.compose import group_files, load_config, load_run
 from crope.config import ModelConfig
 from crope.errors import UserError
 from crope.export import as_transformers, export, export_transformers, refusal
@@ -100,6 +100,17 @@ def test_as_trained_the_tensors_are_those_of_the_run(tmp_path: Path) -> None:
     export(record, out, dense=False)
     read, expected = load_file(out), source.state_dict()
     assert read.keys() == expected.keys() and any(name.endswith("q_proj.b") for name in read)
+    assert all(torch.equal(read[name], expected[name]) for name in expected)
+
+
+def test_shared_weights_are_written_once_per_name(tmp_path: Path, monkeypatch) -> None:
+    record, model = record_of(tmp_path, "model=rope")
+    model.blocks[0].attn.k_proj.weight = model.blocks[0].attn.q_proj.weight
+    monkeypatch.setattr(
+        "crope.export._trained", lambda *_, **__: (model, load_config(record.config).model)
+    )
+    export(record, tmp_path / "out.safetensors", dense=False)
+    read, expected = load_file(tmp_path / "out.safetensors"), model.state_dict()
     assert all(torch.equal(read[name], expected[name]) for name in expected)
 
 

@@ -211,7 +211,10 @@ def edit_rows(change: Callable[[list[dict[str, Any]]], object]) -> Callable[[Pat
 @pytest.mark.parametrize(
     ("spoil", "word"),
     [
-        (lambda folder: (folder / "summary.json").write_text('{"status": "comp'), "read"),
+        (
+            lambda folder: (folder / "summary.json").write_text('{"status": "comp'),
+            "read.*summary.json",
+        ),
         (lambda folder: (folder / "provenance.json").unlink(), "read"),
         (lambda folder: (folder / "metrics.jsonl").write_text('{"step": 0}\n'), "SHA-256"),
         (edit("summary.json", lambda s: s.update(status="done")), "status"),

@@ -64,6 +64,7 @@ def train(
     [
         ("train.seq_len=9999999", "train.seq_len"),
         ("+foo=1", "foo"),
+        ("crope", "key=value"),
         ("model=rope,crope", "-m"),
         ("hydra/launcher=ray", "ray"),
         ("model=glob(*x)", "glob"),

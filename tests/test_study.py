@@ -186,6 +186,7 @@ def test_a_study_that_is_no_study_is_a_config_error(monkeypatch) -> None:
         ({"model.n_heads": "2,,4"}, "n_heads"),
         ({"model": "rope,roep"}, "did you mean rope"),
         ({"trian.lr": "1,2"}, "trian.lr"),
+        ({}, "package"),
     ],
 )
 def test_a_file_that_is_no_study_is_named_and_left_out(
@@ -196,10 +197,11 @@ def test_a_file_that_is_no_study_is_named_and_left_out(
     monkeypatch.setattr(study, "group_values", group_values.__wrapped__)  # not from its cache
     params = {"data": "ptb", "model": "rope,crope", **axis}
     text = yaml.safe_dump({"hydra": {"sweeper": {"params": params}}})
+    text = f"# @package _global_\n{text}" if axis else text
     (tmp_path / "conf/study/broken.yaml").write_text(text)
     with pytest.raises(ConfigError, match=rf"conf/study/broken\.yaml.*{word}"):
         study_runs(["broken"], scale="smoke")
-    files = dict.fromkeys(("broken", "pilot"), tmp_path)
+    files = {name: tmp_path / f"conf/study/{name}.yaml" for name in ("broken", "pilot")}
     monkeypatch.setattr(study, "group_files", lambda group: files)
     assert {row.study for row in expected_rows("quick")} == {"pilot"}
     assert "broken.yaml" in capsys.readouterr().err

@@ -171,10 +171,9 @@ def cell_runs(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
     """
     runs = _of_cell(frame, cell)
     runs = runs[runs["status"] == "complete"].sort_values("seed", ignore_index=True)
-    if runs["seed"].duplicated().any():
-        raise UserError(
-            f"{cell_name(cell)}: two runs have one seed ({', '.join(runs['path'])}); keep one"
-        )
+    twice = runs.loc[runs["seed"].duplicated(keep=False), "path"]
+    if len(twice):
+        raise UserError(f"{cell_name(cell)}: two runs have one seed ({', '.join(twice)}); keep one")
     return runs
 
 
