@@ -196,10 +196,11 @@ def _share(total: int, part: int, whole: int) -> int:
     return max(1, round(total * part / whole))
 
 
-def check_overrides(overrides: Sequence[str], *, multirun: bool = False) -> None:
-    """Rejects unknown keys, groups and group files, also after `+` and `++`, and several values
-    for a key unless they are for a multirun. Raises ConfigError.
+def check_overrides(overrides: Sequence[str], *, multirun: bool = False) -> dict[str, list[str]]:
+    """The values of each key, without those of Hydra. Raises ConfigError for unknown keys, groups
+    and group files, also after `+` and `++`, and for several values unless they are for a multirun.
     """
+    given = {}
     for text in overrides:
         override = _parse(text)
         key = override.key_or_group
@@ -209,7 +210,7 @@ def check_overrides(overrides: Sequence[str], *, multirun: bool = False) -> None
             raise ConfigError(
                 f"command line: '{text}': no key can be removed; set it to another value"
             )
-        values = _values(override)
+        values = given[key] = _values(override)
         if key in GROUPS:
             for value in values:
                 _check_group_file(key, value.strip("'\""))
@@ -220,6 +221,7 @@ def check_overrides(overrides: Sequence[str], *, multirun: bool = False) -> None
             raise ConfigError(
                 f"command line: '{text}' is a list of runs; add -m to run all of them"
             )
+    return given
 
 
 def _check_group_file(group: str, name: str) -> None:

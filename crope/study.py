@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from crope import paper
 from crope.compose import (
@@ -108,17 +107,10 @@ def _axes(study: str) -> dict[str, list[str]]:
     if "# @package _global_" not in group_files("study")[study].read_text(encoding="utf-8"):
         raise ConfigError(f"{file}: give it the first line `# @package _global_`")
     try:
-        check_overrides([f"{name}={values}" for name, values in params.items()], multirun=True)
+        overrides = [f"{name}={values}" for name, values in params.items()]
+        return check_overrides(overrides, multirun=True)
     except ConfigError as error:
         raise ConfigError(str(error).replace("command line", file, 1)) from error
-    parse = OverridesParser.create().parse_override
-    parsed = {name: parse(f"{name}={values}") for name, values in params.items()}
-    return {
-        name: list(axis.sweep_string_iterator())
-        if axis.is_sweep_override()
-        else [str(axis.value())]
-        for name, axis in parsed.items()
-    }
 
 
 @cache

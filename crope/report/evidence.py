@@ -79,18 +79,15 @@ class Comparison:
 Value = Callable[[Comparison, "Contrast"], pd.Series]
 
 
-def final_loss(comparison: Comparison, contrast: "Contrast") -> pd.Series:
+def final_loss(comparison: Comparison, contrast: "Contrast", column: str = "final") -> pd.Series:
     """Final full validation loss; several seconds are averaged."""
-    second = pd.concat([comparison.by_seed(model) for model in contrast.seconds], axis=1)
-    return (comparison.by_seed(contrast.first) - second.mean(axis=1, skipna=False)).dropna()
+    second = pd.concat([comparison.by_seed(model, column) for model in contrast.seconds], axis=1)
+    return (comparison.by_seed(contrast.first, column) - second.mean(axis=1, skipna=False)).dropna()
 
 
 def train_loss(comparison: Comparison, contrast: "Contrast") -> pd.Series:
     """Final loss on the training split, measured as the validation loss is."""
-    first, second = (
-        comparison.by_seed(model, "train") for model in (contrast.first, *contrast.seconds)
-    )
-    return (first - second).dropna()
+    return final_loss(comparison, contrast, "train")
 
 
 def best_rate(comparison: Comparison, contrast: "Contrast") -> pd.Series:
@@ -816,9 +813,7 @@ def classify(low: float, high: float) -> str:
     return WITHIN_MARGIN if within else OPEN
 
 
-def random_effects(
-    means: ArrayLike, errors: ArrayLike, level: float = LEVEL
-) -> tuple[float, float, float, float]:
+def random_effects(means: ArrayLike, errors: ArrayLike) -> tuple[float, float, float, float]:
     """Mean over rows whose true differences vary around it: (mean, low, high, tau), tau the standard
     deviation between rows.
 
@@ -840,7 +835,7 @@ def random_effects(
                                          options={"xatol": 1e-7 * largest}).x)  # fmt: skip
     w, mean = weights(tau**2)
     error = np.sqrt((w * (y - mean) ** 2).sum() / ((len(y) - 1) * w.sum()))
-    low, high = stats.t.interval(level, len(y) - 1, loc=mean, scale=error)
+    low, high = stats.t.interval(LEVEL, len(y) - 1, loc=mean, scale=error)
     return mean, float(low), float(high), tau
 
 

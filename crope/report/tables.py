@@ -219,8 +219,9 @@ def without_common_start(names: Sequence[str]) -> list[str]:
     """Names of parts between commas, without the first parts that all have."""
     parts = [name.split(", ") for name in names]
     shared = 0
-    while len({tuple(part[: shared + 1]) for part in parts}) == 1 and len(parts) > 1:
-        shared += 1
+    if len(parts) > 1:
+        equal = [len(set(same)) == 1 for same in zip(*parts, strict=False)]
+        shared = [*equal, False].index(False)
     return [", ".join(part[shared:]) for part in parts]
 
 
