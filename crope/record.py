@@ -376,7 +376,8 @@ def invalid_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -
     The validations must be at the steps that the configuration names, every loss positive, and
     every learning rate that of its step.
     """
-    train, max_steps = TrainConfig(**config["train"]), config["train"]["max_steps"]
+    train = TrainConfig(**config["train"])
+    max_steps = train.max_steps
     every, full_every = config["eval"]["every"], config["eval"]["full_every"]
     due = {
         "val/loss_nats": sorted({*range(0, max_steps + 1, every), max_steps}),
