@@ -31,7 +31,7 @@ def collect(runtime: RuntimeConfig, data_meta: dict[str, Any]) -> dict[str, Any]
     return {
         "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
         "dirty": is_dirty(ROOT),
-        "command": shlex.join(sys.argv),
+        "command": shlex.join([_program(Path(sys.argv[0])), *sys.argv[1:]]),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
@@ -73,6 +73,12 @@ def earlier_attempts(path: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         log_line(f"{path}: corrupt or missing ({type(error).__name__}); earlier attempts unknown")
         return [dict.fromkeys(ATTEMPT)]
+
+
+def _program(path: Path) -> str:
+    """Relative to the repository, or its name: records are published, folders of a user are not."""
+    path = path.resolve()
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
 def _driver() -> str | None:

@@ -48,6 +48,17 @@ def test_facts_name_the_newest_commit_and_say_whether_the_code_differs(
     assert collect(RuntimeConfig(device="cpu"), {})["dirty"] is True
 
 
+@pytest.mark.parametrize(
+    ("program", "named"), [("crope/../crope/gpt.py", "crope/gpt.py"), ("../mine.py", "mine.py")]
+)
+def test_the_command_names_no_folder_of_the_user(
+    program: str, named: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "ROOT", checkout.resolve())
+    monkeypatch.setattr("sys.argv", [str(checkout / program), "seed=1,2"])
+    assert collect(RuntimeConfig(device="cpu"), {})["command"] == f"{named} seed=1,2"
+
+
 def test_without_git_it_is_unknown(tmp_path: Path) -> None:
     assert is_dirty(tmp_path) is None
 
