@@ -91,7 +91,10 @@ def folder(text: str) -> Path:
     """
     if not text:
         raise argparse.ArgumentTypeError("names no folder")
-    return Path(os.path.expanduser(text))
+    path = Path(os.path.expanduser(text))
+    if path.is_file():
+        raise argparse.ArgumentTypeError(f"{text} is a file, not a folder")
+    return path
 
 
 def existing_folder(text: str) -> Path:

@@ -89,6 +89,7 @@ def test_every_mistake_is_one_line(
     [
         (tools, "status --seeds -1", "seeds"),
         (tools, "status --results-dir=", "results-dir"),
+        (tools, f"status --results-dir={__file__}", "a file"),
         (tools, "theory --seeds 0", "seeds"),
         (tools, "explain --runs nosuch", "nosuch"),
         (tools, "prepare ../data/ptb", "../data/ptb"),
