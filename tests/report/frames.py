@@ -9,32 +9,25 @@ from crope.report.frame import COLUMNS
 from crope.study import Cell, StudyRow
 
 
-def make_key(
-    model: str, dataset: str, row: str = "base", width: int = 128, setting: str = ""
-) -> str:
-    return f"{model}/{dataset}/{row}/{width}/{setting}"
-
-
-def make_cell(
-    model: str, dataset: str, row: str = "base", *, width: int = 128, setting: str = ""
-) -> Cell:
-    return Cell(
-        "table1", row, dataset, model, "quick", make_key(model, dataset, row, width, setting)
-    )
+def make_key(model: str, dataset: str, row: str, width: int, lr: str) -> str:
+    return f"{model}/{dataset}/{row}/{width}/{lr}"
 
 
 def make_row(
-    study: str,
-    models: Sequence[str],
+    study: str = "mine",
+    models: Sequence[str] = ("rope", "crope"),
     *,
     dataset: str = "ptb",
     width: int = 128,
     lr: str = "",
     seeds: Sequence[int] = (0, 1, 2),
 ) -> StudyRow:
-    setting = f"train.lr={lr}" if lr else ""
-    cells = tuple(make_cell(model, dataset, width=width, setting=setting) for model in models)
-    return StudyRow(study, dataset, width, cells, (setting,) if lr else (), tuple(seeds))
+    cells = []
+    for model in models:
+        key = make_key(model, dataset, "base", width, lr)
+        cells.append(Cell("table1", "base", dataset, model, "quick", key))
+    settings = (f"train.lr={lr}",) if lr else ()
+    return StudyRow(study, dataset, width, tuple(cells), settings, tuple(seeds))
 
 
 def make_runs(
@@ -50,12 +43,9 @@ def make_runs(
 ) -> list[dict[str, Any]]:
     """One line per seed of `final`; `train` losses are the final ones if they are not given."""
     known = {
-        "cell_key": make_key(model, dataset, row, width, f"train.lr={lr}" if lr else ""),
-        "model": model, "dataset": dataset, "row": row, "scale": "quick", "status": "complete",
-        "config.model.d_model": width, "config.model.projection": "complex" if model == "crope" else "real",
-        "config.train.seq_len": 256, "config.train.lr": float(lr or 1e-3), "parameters.qkv": 10 * width,
-        "parameters.total": 1000 * width, "parameters.output_projection": width, "parameters.ffn": width,
-        "parameters.norms": width, "parameters.embeddings": width, "provenance.commit": "c" * 40,
+        "cell_key": make_key(model, dataset, row, width, lr), "model": model, "dataset": dataset, "row": row,
+        "scale": "quick", "status": "complete", "config.model.d_model": width, "config.train.seq_len": 256,
+        "config.train.lr": float(lr or 1e-3), "parameters.total": 1000 * width, "provenance.commit": "c" * 40,
         "provenance.device": "a CPU", "threads": 1, "finished_utc": "2026", "precision": "fp32",
     }  # fmt: skip
     return [

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 
 from crope.report import figures
 from crope.report.evidence import MARGIN, Training, find_comparisons
+from crope.report.frame import load_frame
 from tests.report.frames import make_frame, make_row, make_runs
 from tests.report.records import write_run
 
@@ -33,10 +34,13 @@ def band(axis: Axes) -> list[float]:
     return [box.y0, box.y1]
 
 
-def error_bars(axis: Axes) -> np.ndarray:
-    """Lower and upper end of each error bar."""
-    (container,) = axis.containers
-    return np.array([segment[:, 1] for segment in container.lines[2][0].get_segments()])
+def check_means(axis: Axes, x: list[float], means: np.ndarray) -> None:
+    """The first line has these means, with bars of one standard deviation."""
+    line, (container,) = axis.get_lines()[0], axis.containers
+    bars = [segment[:, 1] for segment in container.lines[2][0].get_segments()]
+    assert line.get_xdata() == pytest.approx(x)
+    assert line.get_ydata() == pytest.approx(means)
+    assert np.array(bars) == pytest.approx(np.stack([means - STD, means + STD], axis=1))
 
 
 def interval(values: Iterable[float]) -> list[float]:
@@ -101,18 +105,11 @@ def test_differences_against_tokens_are_drawn_with_their_interval_and_every_seed
     assert not incomplete.collections and "3 of 4 seeds" in incomplete.get_title("left")
 
 
-def test_a_training_curve_is_smoothed_and_a_dataset_without_runs_says_so(
-    curves: pd.DataFrame,
-) -> None:
+def test_a_training_curve_is_smoothed_and_a_dataset_without_runs_says_so() -> None:
     losses = [5.0, 6.0] * 200
     many = pd.DataFrame({"step": range(400), "train/loss_nats": losses, "val/loss_nats": losses})
-    many[["dataset", "row", "model", "seed", "val_full/loss_nats"]] = (
-        "ptb",
-        "base",
-        "rope",
-        0,
-        np.nan,
-    )
+    many = many.assign(dataset="ptb", row="base", model="rope", seed=0)
+    many["val_full/loss_nats"] = np.nan
     figure = figures.fig4(many, ["ptb", "pg19"])
     validation, training = (figure.axes[i].get_lines()[0].get_ydata() for i in (0, 2))
     assert np.ptp(validation) == 1.0
@@ -152,11 +149,7 @@ def test_length_draws_loss_by_length_and_by_position() -> None:
         run["positions"] = [(128.0, 5.5), (384.0, 5.1 + loss)]
     comparisons = find_comparisons(make_frame(runs), [make_row("length", ["rope"])])
     left, right = figures.length(comparisons).axes
-    line = left.get_lines()[0]
-    means = MEAN + np.array([0.256, 0.512])
-    assert line.get_xdata() == pytest.approx([256, 512])
-    assert line.get_ydata() == pytest.approx(means)
-    assert error_bars(left) == pytest.approx(np.stack([means - STD, means + STD], axis=1))
+    check_means(left, [256, 512], MEAN + np.array([0.256, 0.512]))
     assert right.get_lines()[0].get_ydata() == pytest.approx([5.5, 5.1 + MEAN])
     assert right.get_lines()[1].get_xdata()[0] == 256
 
@@ -170,22 +163,19 @@ def test_scaling_draws_loss_by_parameters_and_differences_by_width() -> None:
     rows = [make_row("scaling", ["rope"], width=width) for width in widths]
     lines = pd.DataFrame([line_of("crope", 0.1, width=width) for width in widths])
     left, right = figures.scaling(find_comparisons(make_frame(*runs), rows), lines).axes
-    means = MEAN - np.array([0.25, 1])
-    assert left.get_lines()[0].get_xdata() == pytest.approx([64_000, 256_000])
-    assert left.get_lines()[0].get_ydata() == pytest.approx(means)
+    check_means(left, [64_000, 256_000], MEAN - np.array([0.25, 1]))
     assert [label.get_text() for label in left.get_xticklabels()] == ["0.064", "0.26"]
-    assert error_bars(left) == pytest.approx(np.stack([means - STD, means + STD], axis=1))
     ends = [lines["low_nats"][0], lines["high_nats"][0]]
     assert drawn(right, "interval") == [([6, 6], ends), ([8, 8], ends)]
     assert [values for _, values in drawn(right, "seeds")] == [list(lines["values"][0])] * 2
 
 
 def test_curves_are_read_from_the_records(tmp_path: Path) -> None:
-    path = write_run(tmp_path, "rope", seed=3, final=5.25)
-    runs = make_frame(make_runs("rope", {3: 5.25}, path=str(path))).assign(path=str(path))
+    write_run(tmp_path, "rope", seed=3, final=5.25)
+    runs, _ = load_frame([tmp_path])
     last = figures.read_curves(runs).query("step == 100").iloc[0]
     assert [last["model"], last["seed"], last["val_full/loss_nats"]] == ["rope", 3, 5.25]
-    assert figures.read_curves(make_frame().reindex(columns=["path"])).empty
+    assert figures.read_curves(runs[:0]).empty
 
 
 def test_the_same_numbers_give_the_same_bytes_whatever_the_users_settings(

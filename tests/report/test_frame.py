@@ -73,27 +73,27 @@ def test_what_was_measured_on_the_weights_of_a_run_is_in_its_row(tmp_path: Path)
 
 
 EXTRAPOLATION, CONVERSION = records.make_extrapolation(), records.make_conversion()
+INVALID = {
+    "extrapolation.json": [
+        "{",
+        "[]",
+        "[" * 100_000,
+        EXTRAPOLATION | {"weights_sha256": "e" * 64},
+        EXTRAPOLATION | {"lengths": [{}]},
+        EXTRAPOLATION | {"lengths": [{"seq_len": 16, "loss_nats": "5"}]},
+        EXTRAPOLATION | {"lengths": [{"seq_len": 16, "loss_nats": math.nan}]},
+        EXTRAPOLATION | {"by_position": 5},
+    ],
+    "conversion.json": [
+        {key: value for key, value in CONVERSION.items() if key != "lr"},
+        CONVERSION | {"tuned_loss_nats": {"rope": 5.0}},
+        CONVERSION | {"kept_share": {"best": 0.7, "best_by_chance": []}},
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("extrapolation.json", "{"),
-        ("extrapolation.json", "[]"),
-        ("extrapolation.json", "[" * 100_000),
-        ("extrapolation.json", EXTRAPOLATION | {"weights_sha256": "e" * 64}),
-        ("extrapolation.json", {k: v for k, v in EXTRAPOLATION.items() if k != "weights_sha256"}),
-        ("extrapolation.json", EXTRAPOLATION | {"lengths": [{}]}),
-        ("extrapolation.json", EXTRAPOLATION | {"lengths": [{"seq_len": 16, "loss_nats": "5"}]}),
-        (
-            "extrapolation.json",
-            EXTRAPOLATION | {"lengths": [{"seq_len": 16, "loss_nats": math.nan}]},
-        ),
-        ("extrapolation.json", EXTRAPOLATION | {"by_position": 5}),
-        ("conversion.json", {k: v for k, v in CONVERSION.items() if k != "lr"}),
-        ("conversion.json", CONVERSION | {"tuned_loss_nats": {"rope": 5.0}}),
-        ("conversion.json", CONVERSION | {"kept_share": {"best": 0.7, "best_by_chance": []}}),
-    ],
+    ("name", "content"), [(name, content) for name, cases in INVALID.items() for content in cases]
 )
 def test_an_invalid_measurement_is_named_and_costs_only_itself(
     tmp_path: Path, name: str, content: object
@@ -101,8 +101,7 @@ def test_an_invalid_measurement_is_named_and_costs_only_itself(
     path = write_run(tmp_path, "rope")
     (path / "extrapolation.json").write_text(json.dumps(EXTRAPOLATION))
     (path / "conversion.json").write_text(json.dumps(CONVERSION))
-    text = content if isinstance(content, str) else json.dumps(content)
-    (path / name).write_text(text)
+    (path / name).write_text(content if isinstance(content, str) else json.dumps(content))
     frame, (error,) = load_frame([tmp_path])
     assert str(path / name) in str(error) and "remove the file" in str(error)
     (run,) = frame.to_dict("records")
@@ -259,21 +258,16 @@ def test_without_published_records_of_a_scale_there_are_none() -> None:
     assert load_published("smoke") is None
 
 
-@pytest.mark.parametrize(
-    ("text", "unavailable", "datasets"),
-    [
-        (None, {}, None),
-        ("{", {}, None),
-        ('{"pg19": "no network"}', {"pg19": "no network"}, ["pg19", "wikitext2", "ptb", "tiny"]),
-    ],
-)
 def test_tiny_joins_the_tables_if_it_was_run_because_a_dataset_is_unavailable(
-    text: str | None, unavailable: dict[str, str], datasets: list[str] | None, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     """As the last `make reproduce` noted it."""
-    for dataset in ("ptb", "tiny"):
-        write_run(tmp_path / "runs", dataset=dataset)
-    if text:
-        (tmp_path / "unavailable.json").write_text(text)
-    source = choose_source(results_dir=tmp_path, published=tmp_path / "published")
-    assert (source.unavailable, source.datasets) == (unavailable, datasets)
+    folders = {"results_dir": tmp_path, "published": tmp_path / "published"}
+    write_run(tmp_path / "runs", dataset="ptb")
+    (tmp_path / "unavailable.json").write_text('{"pg19": "no network"}')
+    source = choose_source(**folders)
+    assert (source.unavailable, source.datasets) == ({"pg19": "no network"}, None)
+    write_run(tmp_path / "runs", dataset="tiny")
+    assert choose_source(**folders).datasets == ["pg19", "wikitext2", "ptb", "tiny"]
+    (tmp_path / "unavailable.json").unlink()
+    assert choose_source(**folders).datasets is None

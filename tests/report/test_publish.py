@@ -19,42 +19,27 @@ ATTEMPT = {"commit": "c" * 40, "command": "train", "device": "a CPU", "started_u
 MARKERS = "before\n<!-- generated: tables -->\noutdated\n<!-- end of generated -->\nafter\n"
 
 
-def test_complete_runs_of_the_scale_are_copied_without_weights(tmp_path: Path) -> None:
+def test_complete_and_diverged_runs_of_the_scale_are_copied_without_weights(tmp_path: Path) -> None:
     runs, published = tmp_path / "runs", tmp_path / "published"
     path = write_run(runs, seed=0)
     (path / "weights.pt").write_bytes(b"weights")
     (path / "extrapolation.json").write_text(json.dumps(make_extrapolation()))
-    write_run(runs, seed=1, error={"type": "ValueError", "message": "loss is nan", "step": 20})
+    error = {"type": "ValueError", "message": "loss is nan", "step": 20}
+    write_run(runs, seed=1, error=error)
     write_run(runs, seed=2, version=0)  # stale
-    assert publish(tmp_path, "machine", scale="quick", published=published) == [path.name]
-    names = {file.name for file in path.iterdir()} - {"weights.pt"}
-    assert {file.name for file in (published / "machine" / path.name).iterdir()} == names
-    before, after = (load_frame([folder])[0].iloc[0] for folder in (runs, published / "machine"))
-    assert after.drop("path").dropna().to_dict() == before.drop("path").dropna().to_dict()
+    # A result of its learning rate.
+    diverged = write_run(runs, seed=3, error=error | {"type": "NonFiniteLoss"})
+    names = publish(tmp_path, "machine", scale="quick", published=published)
+    assert names == [path.name, diverged.name]
+    files = {file.name for file in path.iterdir()} - {"weights.pt"}
+    assert {file.name for file in (published / "machine" / path.name).iterdir()} == files
+    before, after = (load_frame([folder])[0] for folder in (runs, published / "machine"))
+    assert list(after["status"]) == ["complete", "failed"]
+    before, after = (frame.iloc[0].drop("path").dropna().to_dict() for frame in (before, after))
+    assert after == before
     readme = (published / "machine" / "README.md").read_text()
     assert f"| quick | fp32 | {'c' * 12} | a CPU | none |" in readme
-    assert "| 1 | 1 | 1.00 |" in readme
-
-
-def test_a_run_that_diverged_is_published_as_a_result_of_its_rate(tmp_path: Path) -> None:
-    error = {"type": "NonFiniteLoss", "message": "loss is nan", "step": 20}
-    paths = [
-        write_run(tmp_path / "runs", seed=0),
-        write_run(tmp_path / "runs", seed=1, error=error),
-    ]
-    names = publish(tmp_path, "machine", scale="quick", published=tmp_path / "published")
-    assert names == [path.name for path in paths]
-    frame, _ = load_frame([tmp_path / "published" / "machine"])
-    assert list(frame["status"]) == ["complete", "failed"]
-
-
-def test_a_file_of_other_weights_is_not_published(tmp_path: Path) -> None:
-    other = make_extrapolation() | {"weights_sha256": "e" * 64}
-    path = write_run(tmp_path / "runs")
-    (path / "extrapolation.json").write_text(json.dumps(other))
-    with pytest.raises(DataError, match=r"extrapolation\.json"):
-        publish(tmp_path, "machine", scale="quick", published=tmp_path / "published")
-    assert not (tmp_path / "published").exists()
+    assert "| 2 | 2 | 1.00 |" in readme
 
 
 def test_no_absolute_path_is_published_and_the_record_stays_valid(tmp_path: Path) -> None:
@@ -94,18 +79,20 @@ def test_no_absolute_path_is_published_and_the_record_stays_valid(tmp_path: Path
             "uncommitted",
         ),
         ("machine", "quick", {"resumed_from": [dict.fromkeys([*ATTEMPT, "dirty"])]}, "unknown"),
-        ("machine", "quick", None, r"metrics\.jsonl"),  # an invalid record
+        ("machine", "quick", "metrics.jsonl", r"metrics\.jsonl"),  # an invalid record
+        ("machine", "quick", "extrapolation.json", r"extrapolation\.json"),
         ("machine", "paper", {}, "no complete run"),
         ("../up", "quick", {}, "machine"),
     ],
 )
 def test_nothing_is_copied_when_one_run_cannot_be_published(
-    tmp_path: Path, machine: str, scale: str, provenance: dict[str, object] | None, word: str
+    tmp_path: Path, machine: str, scale: str, provenance: dict[str, object] | str, word: str
 ) -> None:
     write_run(tmp_path / "runs", seed=0)
-    path = write_run(tmp_path / "runs", seed=1, provenance=provenance)
-    if provenance is None:
-        (path / "metrics.jsonl").write_text("{}\n")
+    if isinstance(provenance, str):
+        (write_run(tmp_path / "runs", seed=1) / provenance).write_text("{}\n")
+    else:
+        write_run(tmp_path / "runs", seed=1, provenance=provenance)
     with pytest.raises(UserError, match=word):
         publish(tmp_path, machine, scale=scale, published=tmp_path / "published")
     assert not (tmp_path / "published").exists()

@@ -2,7 +2,6 @@
 renderer.
 """
 
-import csv
 import html
 import io
 import json
@@ -50,7 +49,6 @@ from tests.report.records import (
 
 MODELS = ("xpos", "rope", "crope")
 CELLS = [make_cell(model) for model in MODELS]
-MEANS = {"xpos": 6.0, "rope": 5.0, "crope": 4.0}
 
 
 NO_TABLE = Table("none", "", pd.DataFrame())
@@ -65,20 +63,6 @@ def line(table: Table, label: str) -> list[str]:
     return list(table.frame[table.frame[""] == label].iloc[0])[2:]
 
 
-def rows_of(table: Table) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(render(table, "csv"))))
-
-
-@pytest.fixture
-def three_seeds(tmp_path: Path) -> Source:
-    """Final losses m, m + 0.1, m + 0.2; best ones 3 lower; sampled means m + 0.2 + 0.1 seed."""
-    for model, mean in MEANS.items():
-        for seed in (0, 1, 2):
-            sampled, final = (mean + 0.1 + 0.1 * seed, mean + 0.3 + 0.1 * seed), mean + 0.1 * seed
-            write_run(tmp_path, model, seed=seed, sampled=sampled, final=final, best=final - 3)
-    return source_of(tmp_path)
-
-
 def test_savings_are_the_papers_percentages() -> None:
     """Of a tied model with GPT-2's vocabulary: 4 layers x 1.5 D^2 = 98,304 weights, 1.4 %."""
     text = savings_line()
@@ -86,73 +70,48 @@ def test_savings_are_the_papers_percentages() -> None:
     assert "embeddings 1.4 %" in text and "0 % of the KV" in text and "saves 75 %" in text
 
 
-def test_the_numbers_of_a_row(three_seeds: Source) -> None:
-    table = loss_table(three_seeds, CELLS, "table1")
+def test_the_numbers_of_a_row(tmp_path: Path) -> None:
+    """Final losses m, m + 0.1, m + 0.2; best ones 3 lower; sampled means m + 0.2 + 0.1 seed."""
+    for model, mean in {"xpos": 6.0, "rope": 5.0, "crope": 4.0}.items():
+        for seed in (0, 1, 2):
+            final = mean + 0.1 * seed
+            sampled = (final + 0.1, final + 0.3)
+            write_run(tmp_path, model, seed=seed, sampled=sampled, final=final, best=final - 3)
+    table = loss_table(source_of(tmp_path), CELLS, "table1")
     assert list(table.frame.columns) == ["Dataset", "", "XPOS", "RoPE", "CRoPE"]
     assert line(table, "paper") == ["4.4288 ± 0.0224", "4.0212 ± 0.0243", "4.0158 ± 0.0233"]
     # full: m + 0.1, sample standard deviation of (0, 0.1, 0.2) is 0.1; sampled: m + 0.3, that of
     # two values 0.2 apart.
     assert line(table, "full") == ["6.1000 ± 0.1000", "5.1000 ± 0.1000", "4.1000 ± 0.1000"]
-    assert line(table, "sampled") == [
-        f"{mean:.4f} ± {0.2 / 2**0.5:.4f}" for mean in (6.3, 5.3, 4.3)
-    ]
+    assert line(table, "sampled") == ["6.3000 ± 0.1414", "5.3000 ± 0.1414", "4.3000 ± 0.1414"]
     assert "n = 3 seeds per cell" in table.caption
     assert any("B=16, L=1024, D=128" in note for note in table.notes)
     assert any("65,536 tokens" in note for note in table.notes)
-    rows = rows_of(table)
-    assert list(rows[0])[5:] == [
-        "protocol",
-        "mean_nats",
-        "std_nats",
-        "n",
-        "paper_mean_nats",
-        "paper_std_nats",
-        "status",
-    ]
-    where = ["table1", "base", "ptb", "crope", "quick"]
-    assert list(rows[4].values()) == [
-        *where,
-        "sampled",
-        "4.300000",
-        "0.141421",
-        "3",
-        "4.015800",
-        "0.023300",
-        "complete",
-    ]
-    assert list(rows[5].values()) == [
-        *where,
-        "full",
-        "4.100000",
-        "0.100000",
-        "3",
-        "4.015800",
-        "0.023300",
-        "complete",
-    ]
+    header, *_, sampled, full = render(table, "csv").splitlines()
+    columns = "table,row,dataset,model,scale,protocol,mean_nats,std_nats,n,paper_mean_nats,paper_std_nats,status"
+    assert header == columns
+    assert (
+        sampled
+        == "table1,base,ptb,crope,quick,sampled,4.300000,0.141421,3,4.015800,0.023300,complete"
+    )
+    assert full == "table1,base,ptb,crope,quick,full,4.100000,0.100000,3,4.015800,0.023300,complete"
 
 
 def test_a_row_uses_the_seeds_that_all_its_models_have(tmp_path: Path) -> None:
     """One seed has no spread; a model without runs restricts no other."""
     write_run(tmp_path, "rope", seed=1, final=5.0)
-    for seed in (0, 1):
-        write_run(tmp_path, "crope", seed=seed, final=4.0 + seed)
+    write_run(tmp_path, "crope", seed=0, final=4.0)
+    table = loss_table(source_of(tmp_path), CELLS, "table1")
+    assert line(table, "full") == ["missing [1]", "no common seed [2]", "no common seed [2]"]
+    write_run(tmp_path, "crope", seed=1, final=5.0)
     table = loss_table(source_of(tmp_path), CELLS, "table1")
     assert line(table, "full") == ["missing [1]", "5.0000", "5.0000"]
     write_run(tmp_path, "rope", seed=0, final=5.4)
     table = loss_table(source_of(tmp_path), CELLS, "table1")
     assert line(table, "full")[1:] == ["5.2000 ± 0.2828", "4.5000 ± 0.7071"]
     assert "n = 2 seeds per cell" in table.caption
-    row = rows_of(table)[1]
-    assert (row["status"], row["n"], row["mean_nats"], row["std_nats"]) == ("missing", "0", "", "")
-
-
-def test_models_without_a_common_seed_are_not_set_side_by_side(tmp_path: Path) -> None:
-    write_run(tmp_path, "rope", seed=1)
-    write_run(tmp_path, "crope", seed=0)
-    source = source_of(tmp_path)
-    table = loss_table(source, CELLS, "table1")
-    assert line(table, "full") == ["missing [1]", "no common seed [2]", "no common seed [2]"]
+    missing = render(table, "csv").splitlines()[2]
+    assert missing == "table1,base,ptb,xpos,quick,full,,,0,4.428800,0.022400,missing"
 
 
 def test_losses_of_a_study_are_those_of_its_planned_common_seeds() -> None:
@@ -324,15 +283,12 @@ def test_the_runs_table_has_one_row_per_run_and_keeps_types(tmp_path: Path) -> N
 
 
 def evidence_line(family: str, answer: str, mean: float, **more: object) -> dict[str, object]:
-    line = {"family": family, "answer": answer, "difference": "A − B", "planned": False}
-    line |= {"scale": "quick", "level": 0.95, "steps": 800, "where": "PTB, 2 layers"}
-    ends = {"mean_nats": mean, "low_nats": mean - 0.001, "high_nats": mean + 0.001}
-    return (
-        line
-        | ends
-        | {"reason": "", "n": 5, "dataset": "", "first": "crope", "second": "rope"}
-        | more
-    )
+    return {
+        "family": family, "question": "?", "answer": answer, "difference": "A − B", "planned": False, "scale": "quick",
+        "level": 0.95, "steps": 800, "where": "PTB, 2 layers", "mean_nats": mean, "low_nats": mean - 0.001,
+        "high_nats": mean + 0.001, "reason": "", "n": 5, "dataset": "", "first": "crope", "second": "rope",
+        "values": (), "text_error_nats": math.nan, **more,
+    }  # fmt: skip
 
 
 def test_conversions_are_means_over_seeds_before_and_after_tuning(tmp_path: Path) -> None:
@@ -350,7 +306,7 @@ def test_conversions_are_means_over_seeds_before_and_after_tuning(tmp_path: Path
 
 
 def test_all_other_differences_count_the_answered_ones() -> None:
-    line = evidence_line("more", "higher", 0.5, question="?", where="PTB", values=())
+    line = evidence_line("more", "higher", 0.5)
     no_ends = {"low_nats": math.nan, "high_nats": math.nan}
     other = line | no_ends | {"reason": "2 of 3 planned seeds", "answer": "missing"}
     table = exploratory_table(pd.DataFrame([line, other]))
@@ -361,11 +317,11 @@ def test_all_other_differences_count_the_answered_ones() -> None:
 
 def test_rows_of_both_tables_are_pooled_with_the_errors_of_their_means() -> None:
     """With equal errors the interval is Student's of the means."""
-    more = {"study": "table2", "std_over_seeds_nats": 0.02, "n": 4}
-    lines = [
-        evidence_line("Table 2", "open", mean, row=f"row {mean}", **more)
-        for mean in (0.01, -0.03, 0.05, 0.02)
-    ]
+    lines = []
+    for n, mean in enumerate((0.01, -0.03, 0.05, 0.02), start=2):
+        more = {"study": "table2", "row": f"row {n}", "n": n}
+        std = 0.01 * math.sqrt(n)
+        lines.append(evidence_line("Table 2", "open", mean, std_over_seeds_nats=std, **more))
     lines.append(lines[0] | {"study": "paper_row", "row": "own", "mean_nats": 9.0})
     lines.append(lines[0] | {"family": "Fig. 4", "row": "x", "mean_nats": 9.0})
     text = across_rows(pd.DataFrame(lines))
@@ -373,8 +329,7 @@ def test_rows_of_both_tables_are_pooled_with_the_errors_of_their_means() -> None
 
 
 def test_the_primary_table_names_stand_ins_and_the_error_of_the_text() -> None:
-    more = {"question": "?", "where": "PTB", "values": (), "text_error_nats": math.nan}
-    stand_in = evidence_line("P1", "higher", 0.5, **more)
+    stand_in = evidence_line("P1", "higher", 0.5)
     planned = stand_in | {"planned": True, "level": 0.99, "text_error_nats": 0.00312}
     of_both = primary_table(pd.DataFrame([stand_in, planned]))
     assert list(of_both.frame["Nats (95 %)"].str.endswith(" at 99 %")) == [False, True]
@@ -438,7 +393,7 @@ def test_the_headline_names_scale_and_steps_wherever_they_change() -> None:
 
 
 def test_a_claim_at_the_papers_size_has_its_level_and_the_losses_of_rope() -> None:
-    line = evidence_line("Table 2", "open", 0.03, question="Equal", where="PG-19, a row", values=())
+    line = evidence_line("Table 2", "open", 0.03, where="PG-19, a row")
     line |= {"level": 0.99, "paper_nats": -0.023, "second_nats": 4.75, "paper_second_nats": 6.607}
     line |= {"study": "paper_row", "std_over_seeds_nats": 0.01}
     ((_, printed, here),) = claims_table(pd.DataFrame([line])).frame.to_numpy()
@@ -448,7 +403,7 @@ def test_a_claim_at_the_papers_size_has_its_level_and_the_losses_of_rope() -> No
 
 def test_a_planned_study_stands_in_the_place_of_those_before_it() -> None:
     lines = [
-        evidence_line("half", "open", mean, study=study, difference=difference, question="?")
+        evidence_line("half", "open", mean, study=study, difference=difference)
         for study, difference, mean in (
             ("controls", "A − B", 0.1),
             ("horizon", "A − B", 0.2),

@@ -13,20 +13,13 @@ from crope.theory.rotary import frequencies
 X = np.array([0.5, -1.0, 1.5, 2.0])  # the article's vector, at position 3
 
 
-def rotate_with(omega: np.ndarray) -> np.ndarray:
-    return as_real(as_complex(X) * np.exp(3j * omega))
-
-
 def test_the_articles_own_numbers_come_from_base_100() -> None:
     """It writes 10000^(-i/d), which is RoFormer's formula with base sqrt(10000) = 100: 1.0 and 0.1."""
     omega = frequencies(4, base=100.0)
     assert omega.tolist() == pytest.approx([10000 ** (-i / 4) for i in (0, 1)])
-    assert (3 * omega).tolist() == pytest.approx([3.0, 0.3])
+    rotated = as_real(as_complex(X) * np.exp(3j * omega))
     printed = [-0.355, 1.06, 0.84, 2.37]  # cosines and sines rounded to two digits on the way
-    assert rotate_with(omega).tolist() == pytest.approx(printed, abs=0.02)
-    assert rotate_with(omega).tolist() == pytest.approx(
-        [-0.3538762, 1.0605525, 0.8419643, 2.3539533], abs=1e-7
-    )
+    assert rotated.tolist() == pytest.approx(printed, abs=0.02)
     model = RotaryEmbedding(4, max_len=4).rotate(torch.from_numpy(X).expand(1, 1, 4, 4))[0, 0, 3]
     assert np.abs(model.numpy() - printed)[2:].min() > 0.3  # so the model must not agree with them
 
@@ -37,7 +30,5 @@ def test_the_slides_sinusoids_lack_the_exponent() -> None:
     """
     table = SinusoidalPositions(8, max_len=20).embed(torch.zeros(1, 20, 8))[0].numpy()
     for t in range(4):
-        right = [math.sin(k / 10000 ** (2 * t / 8)) for k in range(20)]
         printed = [math.sin(k / 10000 * 2 * t / 8) for k in range(20)]
-        np.testing.assert_allclose(table[:, 2 * t], right, rtol=0, atol=1e-6)
         assert np.abs(table[:, 2 * t] - printed).max() > 0.01

@@ -14,6 +14,7 @@ from scipy.integrate import quad
 from crope.model.complex_linear import ComplexLinear
 from crope.model.positions import RotaryEmbedding
 from crope.theory.complex_maps import as_complex, dense
+from crope.theory.constructions import set_map
 from crope.theory.rotary import (
     decay_curves,
     frequencies,
@@ -103,24 +104,20 @@ def test_complex_maps_give_cropes_score() -> None:
     """Eq. 13 with both conjugates is what two ComplexLinear layers and rotary compute; as printed
     it is not.
     """
+
+    def project(w: np.ndarray, x: np.ndarray) -> np.ndarray:
+        layer = ComplexLinear(8, 8).double()
+        set_map(layer, w)
+        return layer(torch.from_numpy(x)).detach().numpy()
+
     x_m, x_n = gaussian(2, 8, seed=3)
-    layers = [ComplexLinear(8, 8).double() for _ in range(2)]
-    for layer, values in zip(layers, gaussian(2, 2, 4, 4, seed=1), strict=True):
-        with torch.no_grad():
-            layer.a.copy_(torch.from_numpy(values[0]))
-            layer.b.copy_(torch.from_numpy(values[1]))
-    w_q, w_k = ((layer.a - 1j * layer.b).detach().numpy() for layer in layers)
-    q, k = (
-        layer(torch.from_numpy(x)).detach().numpy()
-        for layer, x in zip(layers, (x_m, x_n), strict=True)
-    )
-    score = rotary_score(w_q @ as_complex(x_m), w_k @ as_complex(x_n), M, N)
-    assert score == pytest.approx(model_score(q, k), abs=1e-5)
+    z_m, z_n = as_complex(x_m), as_complex(x_n)
+    w_q, w_k = (a - 1j * b for a, b in gaussian(2, 2, 4, 4, seed=1))
+    score = rotary_score(w_q @ z_m, w_k @ z_n, M, N)
+    assert score == pytest.approx(model_score(project(w_q, x_m), project(w_k, x_n)), abs=1e-5)
     middle = w_q.conj().T @ np.diag(phases(N - M, 8)) @ w_k
-    assert (as_complex(x_m).conj() @ middle @ as_complex(x_n)).real == pytest.approx(
-        score, abs=1e-10
-    )
-    assert abs((as_complex(x_m) @ middle @ as_complex(x_n)).real - score) > 0.1
+    assert (z_m.conj() @ middle @ z_n).real == pytest.approx(score, abs=1e-10)
+    assert abs((z_m @ middle @ z_n).real - score) > 0.1
 
 
 def test_relative_score_needs_the_transpose_of_w_q() -> None:
