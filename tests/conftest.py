@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ import torch
 
 from crope import trainer
 from crope.compose import Run, load_run
+from crope.config import ROOT
 from crope.data.tokens import TokenSet
 from crope.record import read_metrics
 
@@ -68,6 +71,21 @@ def toy_data(toy_tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> TokenSet:
 
 def toy_run(results: Path, *more: str) -> Run:
     return load_run([*TOY_OVERRIDES, f"results_dir={results}", *more])
+
+
+def run_script(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The ended process of one of the scripts of this repository."""
+    command = [sys.executable, f"scripts/{name}", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1000,
+        check=False,
+    )
 
 
 def count_steps_as_seconds(set_attribute: Callable[..., None] = setattr) -> None:

@@ -45,13 +45,11 @@ PATIENCE_S = 60.0
 
 @dataclass
 class Tally:
-    """Signals by phase; runs that never completed, runs that ended in other bits, torn files."""
+    """Signals by phase; runs that never completed or ended in other bits, and torn files."""
 
     kills: Counter[tuple[int, int]] = field(default_factory=Counter)  # (phase, signal)
     runs: int = 0
-    lost: list[str] = field(default_factory=list)
-    differing: list[str] = field(default_factory=list)
-    torn: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     def in_phase(self, phase: int) -> int:
         return sum(self.kills[phase, number] for number in SIGNALS)
@@ -61,12 +59,8 @@ class Tally:
         for phase, name in enumerate(PHASES):
             counts = "".join(f"{self.kills[phase, number]:9}" for number in SIGNALS)
             lines.append(f"{name:18}{counts}")
-        lines += [f"{self.kills.total()} signals to {self.runs} runs"]
-        lines += [
-            f"lost runs {len(self.lost)}, differing runs {len(self.differing)}, "
-            f"torn files {len(self.torn)}"
-        ]
-        return "\n".join([*lines, *self.lost, *self.differing, *self.torn])
+        total = f"{self.kills.total()} signals to {self.runs} runs: {len(self.problems)} problems"
+        return "\n".join([*lines, total, *self.problems])
 
 
 def torment(kills: int, folder: Path, *, seed: int) -> Tally:
@@ -85,14 +79,14 @@ def torment(kills: int, folder: Path, *, seed: int) -> Tally:
         for _ in range(random.integers(4, 12)):
             if tally.kills.total() < kills and not record.is_complete(broken.path):
                 _kill_once(broken, tally, random)
-                tally.torn += torn_files(broken.path)
+                tally.problems += torn_files(broken.path)
         last = Attempt(broken)
         last.join()
         tally.runs += 1
         if last.process.exitcode != 0 or not record.is_complete(broken.path):
-            tally.lost.append(f"{broken.run_id}: exit code {last.process.exitcode}")
+            tally.problems.append(f"{broken.run_id}: lost, exit code {last.process.exitcode}")
         elif not same_bits(whole, broken):
-            tally.differing.append(broken.run_id)
+            tally.problems.append(f"{broken.run_id}: other bits")
     return tally
 
 

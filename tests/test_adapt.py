@@ -4,7 +4,6 @@
 
 import copy
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +13,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from init_table import make_low_rank
 from torch import distributed, nn
 
 from crope import adapt
 from crope.adapt import check, complexify, layout, load, merge, restore, save
 from crope.config import ROOT
 from crope.model.complex_linear import ComplexLinear
+from tests.test_tutorial import blocks
 
 
 class Attention(nn.Module):
@@ -57,15 +58,6 @@ def times_i(channels: int, pairing: str, head_dim: int = 4) -> torch.Tensor:
     matrix[first + distance, first] = 1.0
     matrix[first, first + distance] = -1.0
     return matrix
-
-
-def test_half_split_outputs_are_those_of_interleaved_pairs_in_another_order() -> None:
-    half = ComplexLinear(6, 8, pairing="half", head_dim=4)
-    nn.init.normal_(half.a)
-    nn.init.normal_(half.b)
-    interleaved = ComplexLinear(6, 8)  # tested against complex arithmetic with its module
-    interleaved.load_state_dict(half.state_dict())
-    assert torch.equal(half.weight[[0, 2, 1, 3, 4, 6, 5, 7]], interleaved.weight)
 
 
 @pytest.mark.parametrize("head_dim", [None, 3])
@@ -574,11 +566,8 @@ def test_lora_on_a_and_b_stays_complex_linear() -> None:
         torch.testing.assert_close(merged(input_ids=INPUTS).logits, logits, rtol=0, atol=1e-3)
 
 
-def test_low_rank_baseline_is_the_truncated_svd(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_rank_baseline_is_the_truncated_svd() -> None:
     """Eckart-Young: the squared error is the sum of the discarded squared singular values."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from init_table import make_low_rank
-
     torch.manual_seed(0)
     x = torch.randn(40, 8) @ torch.randn(8, 8)
     cases: list[tuple[list[torch.Tensor], torch.Tensor]] = [([], torch.eye(8)), ([x[None]], x)]
@@ -599,14 +588,10 @@ def test_layers_and_adapter_import_without_the_pipeline() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_page_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers", reason="needs the extra `transformers`")
-    code = re.search(
-        r"```python\n(.*?)```", (ROOT / "docs" / "own-model.md").read_text(encoding="utf-8"), re.S
-    )
-    assert code
-    (tmp_path / "page.py").write_text(code[1])
-    runpy.run_path(str(tmp_path / "page.py"))
+    code, *_ = blocks((ROOT / "docs" / "own-model.md").read_text(encoding="utf-8"))
+    exec(code, {})
     printed = capsys.readouterr().out
     difference = float(re.search(r"logits differ by (\S+)", printed)[1])  # type: ignore[index]
     assert difference < 1e-6 and "2,048 -> 1,024" in printed

@@ -3,6 +3,7 @@ same bits.
 """
 
 import hashlib
+import io
 import os
 import pickle
 import shutil
@@ -18,9 +19,9 @@ from crope.checkpoint import checkpoints
 from crope.compose import Run
 from crope.data.tokens import TokenSet
 from crope.errors import UserError
-from crope.record import read_metrics, read_record
+from crope.record import read_record
 from crope.run import execute
-from tests.conftest import die, during_step, same_bits, stop, toy_run
+from tests.conftest import during_step, same_bits, stop, toy_run
 
 STOP_AT = 9  # checkpoints at 3, 6 and, on the way out, 9: the newest two are kept
 OVERRIDES = ("runtime.checkpoint_seconds=3", "model.dropout=0.1")
@@ -63,14 +64,15 @@ def continues_to_the_same_bits(run: Run, whole: Run) -> None:
     assert read_record(run.path).summary["time"]["total_s"] == 12
 
 
-@pytest.mark.parametrize(
-    "corrupt",
-    [
-        lambda data: data[:-100],
-        lambda data: b"",
-        lambda data: data[:500] + bytes([data[500] ^ 1]) + data[501:],
-    ],
-)
+def flip_a_bit(data: bytes) -> bytes:
+    """In the middle, which is a tensor: torch.load alone does not notice."""
+    changed = bytearray(data)
+    changed[len(data) // 2] ^= 1
+    torch.load(io.BytesIO(changed), weights_only=True)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("corrupt", [lambda data: data[:-100], lambda data: b"", flip_a_bit])
 def test_a_corrupt_checkpoint_falls_back_to_the_previous_one(
     corrupt, broken, whole, updates, capsys
 ) -> None:
@@ -78,26 +80,6 @@ def test_a_corrupt_checkpoint_falls_back_to_the_previous_one(
     newest.write_bytes(corrupt(newest.read_bytes()))
     continues_to_the_same_bits(broken, whole)
     assert updates[0] == 6 and "corrupt" in capsys.readouterr().err
-
-
-def test_one_changed_bit_of_a_tensor_is_noticed(broken, whole, updates, capsys) -> None:
-    """In the middle of the optimiser's second moments: torch.load alone does not notice."""
-    newest = checkpoints(broken.path)[0]
-    states = torch.load(newest, weights_only=True)["optimizer"]["state"].values()
-    moments = max((state["exp_avg_sq"].numpy().tobytes() for state in states), key=len)
-    data = bytearray(newest.read_bytes())
-    data[data.index(moments) + len(moments) // 2] ^= 1
-    newest.write_bytes(data)
-    torch.load(newest, weights_only=True)
-    continues_to_the_same_bits(broken, whole)
-    assert updates[0] == 6 and "corrupt" in capsys.readouterr().err
-
-
-def test_without_a_usable_checkpoint_the_run_starts_again(broken, whole, updates) -> None:
-    for path in checkpoints(broken.path):
-        path.write_bytes(b"zeros")
-    continues_to_the_same_bits(broken, whole)
-    assert updates[0] == 0
 
 
 def test_what_is_no_file_is_no_checkpoint(broken, whole, updates) -> None:
@@ -161,27 +143,6 @@ def test_a_checkpoint_made_with_something_else_is_refused_and_kept(
     assert checkpoints(broken.path) == kept
     assert (resumed.path / "provenance.json").read_bytes() == provenance
     continues_to_the_same_bits(broken, whole)
-
-
-def test_a_stop_before_the_first_new_line_of_a_resumed_run(
-    whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed with lines beyond the last checkpoint, then stopped as soon as it was continued."""
-    run = toy_run(tmp_path / "killed", *OVERRIDES)
-
-    def load_and_stop(*args: object, **kwargs: object) -> tuple[int, float, int]:
-        stop()
-        return real_load(*args, **kwargs)
-
-    real_load = trainer.load_checkpoint
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        during_step(patch, 5, die)
-        execute(run)
-    assert read_metrics(run.path / "metrics.jsonl")[-1]["step"] == 4
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "load_checkpoint", load_and_stop)
-        assert execute(run).status == "stopped"
-    continues_to_the_same_bits(run, whole)
 
 
 def test_a_checkpoint_of_another_architecture_is_an_error(broken, monkeypatch) -> None:

@@ -13,32 +13,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from scipy.stats import ortho_group
 
 from crope import convert as convert_module
 from crope.adapt import merge
 from crope.config import ModelConfig
-from crope.convert import MIN_GAIN, QKV, convert, project, rotate
+from crope.convert import MIN_GAIN, QKV, convert, rotate
 from crope.data.batches import sample_batch
 from crope.data.tokens import TokenSet
 from crope.errors import UserError
 from crope.model.gpt import GPT
 from crope.record import Record, sha256_file
+from crope.run import load_trained
 from crope.theory.complex_maps import StreamStructure, as_complex, fit_stream, folded_qkv
 from tests.conftest import TOY_VOCAB, make_toy_tokens, toy_run
+from tests.model.oracles import cross_entropy, slow_losses
 from tests.toy_runs import toy_corpus, train_toy
 
 ARMS = ("rope", "best", "random", "fresh")
 WIDTH, VOCAB, LENGTH = 12, TOY_VOCAB, 16
 CONFIG = ModelConfig(position="rotary", projection="real", n_layers=2, n_heads=2, d_model=WIDTH)
-
-
-def random_matrix(seed: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape)
-
-
-def random_rotation(seed: int, width: int = WIDTH) -> np.ndarray:
-    return np.linalg.qr(random_matrix(seed, width, width))[0]
 
 
 def build(config: ModelConfig = CONFIG, **changes: object) -> GPT:
@@ -63,10 +57,12 @@ def logits(model: GPT) -> torch.Tensor:
 def anywhere() -> StreamStructure:
     """A random structure of the stream and of every head's values."""
     heads = [
-        [as_complex(random_rotation(10 * layer + head, 6).T).T for head in range(2)]
+        [as_complex(ortho_group.rvs(6, random_state=10 * layer + head)).T for head in range(2)]
         for layer in (1, 2)
     ]
-    return StreamStructure(as_complex(random_rotation(5).T).T, heads, kept=math.nan)
+    return StreamStructure(
+        as_complex(ortho_group.rvs(WIDTH, random_state=5)).T, heads, kept=math.nan
+    )
 
 
 def qkv_energy(model: GPT) -> float:
@@ -90,39 +86,6 @@ def test_a_gain_of_zero_is_refused() -> None:
         model.blocks[1].ffn_norm.weight[3] = MIN_GAIN / 2
     with pytest.raises(UserError, match="gain"):
         rotate(model, anywhere())
-
-
-def test_a_hidden_crope_model_is_recovered() -> None:
-    """A CRoPE model, made dense and rotated away at random, is found again and projected back
-    without loss.
-    """
-    crope = build(projection="complex", tied_head=False)
-    with torch.no_grad():
-        # Equal gains in a pair: otherwise Q, K and V are not complex-linear from the stream.
-        for block in crope.blocks:
-            block.attn_norm.weight[1::2] = block.attn_norm.weight[0::2]
-    plain = copy.deepcopy(crope)
-    merge(plain)
-    hidden = rotate(plain, anywhere())
-    found = fit_stream(folded_qkv(hidden), 2)
-    assert found.kept == pytest.approx(1.0, abs=1e-6)
-    recovered = project(rotate(hidden, found), CONFIG)
-    assert (logits(project(hidden, CONFIG)) - logits(crope)).abs().max() > 0.1
-    torch.testing.assert_close(
-        logits(recovered), logits(crope), rtol=0, atol=1e-2 * logits(crope).abs().max().item()
-    )
-
-
-def test_projection_keeps_the_stated_fraction_and_loads_into_a_plain_model() -> None:
-    model = build(qkv_bias=True)
-    found = fit_stream(folded_qkv(model), 2)
-    rotated = rotate(model, found)
-    projected = project(rotated, CONFIG)
-    fraction = qkv_energy(projected) / qkv_energy(rotated)
-    assert fraction == pytest.approx(found.kept, rel=1e-10)
-    plain = build(projection="complex", tied_head=False, qkv_bias=True)
-    plain.load_state_dict(projected.state_dict())
-    torch.testing.assert_close(logits(plain), logits(projected), rtol=0, atol=1e-12)
 
 
 @pytest.fixture(scope="module")
@@ -164,17 +127,6 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
         yield Record(run.path, run.container, digest, {"data": make_toy_tokens(folder).meta})
 
 
-def validation_loss(model: GPT, tokens: TokenSet) -> float:
-    """Of all 299 targets, in windows of 16 and a rest of 11."""
-    split, total = torch.from_numpy(tokens.validation.astype(np.int64)), 0.0
-    with torch.no_grad():
-        for start in range(0, len(split) - 1, LENGTH):
-            window = split[start : start + LENGTH + 1]
-            logits_TV = model.logits(model(window[None, :-1]))[0]
-            total += F.cross_entropy(logits_TV, window[1:], reduction="sum").item()
-    return total / (len(split) - 1)
-
-
 def tuned(model: GPT, tokens: TokenSet, *, steps: int, lr: float) -> GPT:
     """A copy after `steps` updates by torch's AdamW on the training batches of seed 3 from step 12
     on: the run had 12 steps.
@@ -186,20 +138,9 @@ def tuned(model: GPT, tokens: TokenSet, *, steps: int, lr: float) -> GPT:
             tokens.train, seed=3, step=step, batch_size=2, seq_len=LENGTH, purpose="train"
         )
         optimizer.zero_grad()
-        logits_BTV = model.logits(model(inputs_BT))
-        F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten()).backward()
+        cross_entropy(model, inputs_BT, targets_BT).backward()
         optimizer.step()
     return model
-
-
-def folded_weights(record: Record) -> list[tuple[np.ndarray, ...]]:
-    """Q, K and V of both layers of weights.pt, times the gains of the LayerNorm before them."""
-    weights, layers = torch.load(record.path / "weights.pt", weights_only=True), []
-    for layer in ("blocks.0", "blocks.1"):
-        gain_D = weights[f"{layer}.attn_norm.weight"]
-        folded = (weights[f"{layer}.attn.{name}.weight"] * gain_D for name in QKV)
-        layers.append(tuple(weight.double().numpy() for weight in folded))
-    return layers
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +183,7 @@ def test_losses_of_every_arm_before_and_after_fine_tuning(
     after = {name: tuned(arm, tokens, steps=3, lr=0.01) for name, arm in arms.items()}
     for models, losses in ((arms, result["loss_nats"]), (after, result["tuned_loss_nats"])):
         for name in ARMS:
-            expected = validation_loss(models[name], tokens)
+            expected = slow_losses(models[name], tokens.validation, LENGTH).mean()
             assert losses[name] == pytest.approx(expected, rel=1e-6), name
         assert np.diff(sorted(losses[name] for name in ARMS[1:])).min() > 1e-4
     saved = torch.load(planted.path / "converted.pt", weights_only=True)
@@ -260,10 +201,10 @@ def test_chance_is_the_level_of_the_same_maps_with_rotated_heads(
             [t @ head for t, head in zip(turns, np.split(weight, 2), strict=True)]
         )
 
-    draws = []
+    folded, draws = folded_qkv(load_trained(planted)), []
     for seed in range(8):
         generator = np.random.default_rng(seed)
-        layers = [tuple(turn(w, generator) for w in layer) for layer in folded_weights(planted)]
+        layers = [tuple(turn(w, generator) for w in layer) for layer in folded]
         draws.append(fit_stream(layers, 2).kept)
     reported = converted[0]["kept_share"]["best_by_chance"]
     assert len(set(reported)) == 3
@@ -277,32 +218,25 @@ def rope(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
         yield train_toy(folder, "model=rope", "model.n_layers=2")
 
 
-def test_a_run_from_end_to_end(rope: Record, capsys: pytest.CaptureFixture[str]) -> None:
-    """Losses are those of the files; the rotated model's is the trained one's."""
-    convert(rope, steps=4, lr=0.003)
+def test_a_run_without_fine_tuning(rope: Record) -> None:
+    """Losses are those of the files, the rotated model's is the trained one's. 12 steps, a decay
+    every 4: after 11 updates the default rate is 0.001 * 0.8^2.
+    """
+    convert(rope, steps=0)
     result = json.loads((rope.path / "conversion.json").read_text())
     assert result["weights_sha256"] == rope.summary["weights_sha256"]
     before, fractions = result["loss_nats"], result["kept_share"]
     assert before["trained"] == pytest.approx(rope.summary["val_full"]["final_nats"], rel=1e-6)
     assert before["rope"] == pytest.approx(before["trained"], rel=1e-5)
     assert fractions["best"] > fractions["random"]
-
-
-def test_no_steps_leave_the_projected_model_and_the_default_rate_is_the_last(rope: Record) -> None:
-    """12 steps, a decay every 4: after 11 updates the rate is 0.001 * 0.8^2."""
-    result = convert(rope, steps=0)
-    assert result["tuned_loss_nats"] == {name: result["loss_nats"][name] for name in ARMS}
+    assert result["tuned_loss_nats"] == {name: before[name] for name in ARMS}
     assert result["lr"] == pytest.approx(0.001 * 0.8**2, rel=1e-12)
 
 
 def test_what_cannot_be_converted_is_an_error(rope: Record) -> None:
     with pytest.raises(UserError, match="RoPE"):
-        convert(
-            replace(
-                rope, config=rope.config | {"model": rope.config["model"] | {"position": "none"}}
-            ),
-            steps=1,
-        )
+        model = rope.config["model"] | {"position": "none"}
+        convert(replace(rope, config=rope.config | {"model": model}), steps=1)
     with pytest.raises(UserError, match="steps"):
         convert(rope, steps=-1)
     with pytest.raises(UserError, match="diverged"):

@@ -6,8 +6,6 @@ Without one these tests are skipped; CROPE_TEST_DEVICE=cpu runs them on the CPU 
 import copy
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,6 @@ from torch import nn
 from crope import run as run_module
 from crope import sweep, trainer
 from crope.compose import Run, load_run
-from crope.config import ROOT
 from crope.data.tokens import TokenSet
 from crope.device import prepare_device, set_numerics
 from crope.evaluate import full_batch_size
@@ -28,7 +25,7 @@ from crope.model import attention
 from crope.record import read_record
 from crope.run import Outcome, build_model, execute
 from crope.sweep import run_all
-from tests.conftest import make_toy_tokens, same_bits, toy_run
+from tests.conftest import make_toy_tokens, run_script, same_bits, toy_run
 from tests.model.oracles import (
     CHOICES,
     VOCAB,
@@ -229,29 +226,22 @@ def test_a_run_stays_below_its_estimated_memory(ablation: str, tmp_path: Path) -
     assert estimate / 4 < torch.cuda.max_memory_allocated() < estimate
 
 
-def run_script(command: str) -> str:
+def output_of(command: str) -> str:
     """The standard output of a script that ends with status 0."""
-    done = subprocess.run(
-        [sys.executable, *f"scripts/{command} runtime.device={KIND}".split()],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(*command.split(), f"runtime.device={KIND}")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def test_the_benchmark_and_the_profile() -> None:
-    printed = run_script("bench.py --smoke")
+    printed = output_of("bench.py --smoke")
     assert f"{OURS}: compiled" in printed
     assert ("CUDA graphs" in printed) == (KIND == "cuda")
-    assert "Self CPU" in run_script("bench.py --smoke --profile")
+    assert "Self CPU" in output_of("bench.py --smoke --profile")
 
 
 def test_both_tables_at_the_smoke_scale(tmp_path: Path) -> None:
-    run_script(f"reproduce.py --scale smoke --seeds 1 --results-dir {tmp_path} tracker=none")
+    output_of(f"reproduce.py --scale smoke --seeds 1 --results-dir {tmp_path} tracker=none")
     records = [read_record(path) for path in sorted((tmp_path / "runs").iterdir())]
     assert len(records) >= 18  # more where a dataset is missing and `tiny` joins
     assert {record.summary["status"] for record in records} == {"complete"}

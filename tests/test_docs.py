@@ -6,19 +6,17 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import tools
 import yaml
 
 from crope import compose, study
 from crope.compose import check_overrides, load_run, typed
 from crope.config import ROOT, DataConfig
 from crope.model import positions
-
-sys.path.insert(0, str(ROOT / "scripts"))
-import tools
+from tests.test_tutorial import TUTORIAL, blocks
 
 PAGES = [
     ROOT / "README.md",
@@ -26,7 +24,6 @@ PAGES = [
     ROOT / "data" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 COMMANDS = {
     line.strip()
     for page in PAGES
@@ -36,10 +33,8 @@ COMMANDS = {
 
 
 def example(start: str) -> str:
-    """The tutorial's code block with this first line, without its indentation and fence."""
-    block = TUTORIAL[TUTORIAL.index(start) :].split("```")[0]
-    indent = TUTORIAL[: TUTORIAL.index(start)].rpartition("\n")[2]
-    return block.replace(f"\n{indent}", "\n")
+    """The tutorial's code block with this line."""
+    return next(block for block in blocks(TUTORIAL) if start in block)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -11,6 +11,7 @@ import pytest
 
 from crope.config import ROOT
 from crope.errors import main_errors
+from tests.conftest import run_script
 
 BEGIN = "import os, sys; from crope.errors import log_line, main_errors\nwith main_errors():\n "
 
@@ -85,10 +86,6 @@ def test_under_nohup_a_closing_terminal_ends_nothing() -> None:
 def test_a_signal_while_modules_load_is_one_line(number: int, tmp_path: Path) -> None:
     """A module in place of Hydra sends it."""
     (tmp_path / "hydra.py").write_text(f"import os\nos.kill(os.getpid(), {int(number)})\n")
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    command = [sys.executable, "scripts/train.py"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    done = run_script("train.py", PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.returncode == 128 + number
     assert done.stdout == "" and len(done.stderr.splitlines()) == 1

@@ -11,43 +11,24 @@ import torch
 from scipy.special import log_softmax
 
 from crope import evaluate
-from crope.config import Config, EvalConfig, ModelConfig, TrainConfig
+from crope.config import Config, EvalConfig, TrainConfig
 from crope.evaluate import cross_entropy, full_loss, sampled_loss, unigram_cross_entropy
-from crope.model.gpt import GPT
+from tests.model.oracles import build, model_config, random_tokens, randomise
 
 CPU = torch.device("cpu")
 TOKENS = np.arange(400, dtype=np.uint16)
 
 
-def config(
-    *, batch_size: int = 2, seq_len: int = 4, batches: int = 3, full_tokens: int = 0, seed: int = 0
-) -> Config:
+def config(*, batch_size: int = 2, full_tokens: int = 0) -> Config:
     return Config(
-        model=ModelConfig(position="rotary", projection="real", d_model=8),
-        train=TrainConfig(
-            batch_size=batch_size, seq_len=seq_len, max_steps=10, lr_gamma=0.8, lr_step_size=1
-        ),
-        eval=EvalConfig(batches=batches, full_every=10, full_tokens=full_tokens),
-        seed=seed,
+        train=TrainConfig(batch_size=batch_size, seq_len=4),
+        eval=EvalConfig(batches=5, full_tokens=full_tokens),
     )
 
 
 def mean_target(inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
     """A loss known by hand: a target costs its own value. By window."""
     return targets_BT.float().mean(dim=-1)
-
-
-class Recorder:
-    """A loss that keeps the batches it is given."""
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[list[list[int]], list[list[int]]]] = []
-        self.losses: list[float] = []
-
-    def __call__(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        self.batches.append((inputs_BT.tolist(), targets_BT.tolist()))
-        self.losses.append(targets_BT.double().mean().item())
-        return targets_BT.double().mean(dim=-1)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 500])
@@ -75,14 +56,18 @@ def test_full_loss_takes_the_configured_subset_unless_told() -> None:
 
 
 def test_sampled_loss_is_the_mean_over_distinct_batches() -> None:
-    seen = Recorder()
-    found = sampled_loss(seen, TOKENS, config=config(batches=5), step=20, device=CPU)
-    assert found == pytest.approx(math.fsum(seen.losses) / 5, rel=1e-12)
-    starts = [tuple(row[0] for row in inputs) for inputs, _ in seen.batches]
-    assert len(starts) == len(set(starts)) == 5
-    for inputs, targets in seen.batches:
-        assert np.shape(inputs) == (2, 4)
-        assert (np.array(targets) == np.array(inputs) + 1).all()
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def loss(inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        seen.append((inputs_BT.numpy(), targets_BT.numpy()))
+        return mean_target(inputs_BT, targets_BT)
+
+    found = sampled_loss(loss, TOKENS, config=config(), step=20, device=CPU)
+    assert found == pytest.approx(np.mean([targets for _, targets in seen]), rel=1e-12)
+    assert len({tuple(inputs[:, 0]) for inputs, _ in seen}) == len(seen) == 5
+    for inputs, targets in seen:
+        assert inputs.shape == (2, 4)
+        assert (targets == inputs + 1).all()
 
 
 def test_unigram_cross_entropy_by_hand() -> None:
@@ -117,13 +102,9 @@ def mean_loss(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> float:
 
 def test_against_log_softmax_in_float64() -> None:
     """Over 70 words, of 128 rows with padding."""
-    config = ModelConfig(position="rotary", projection="complex", n_layers=1, n_heads=2, d_model=8)
-    model = GPT(config, vocab_size=70, max_len=16, seed=0).double()
-    inputs_BT, targets_BT = torch.randint(
-        70, (2, 3, 16), generator=torch.Generator().manual_seed(0)
-    )
+    model, inputs_BT = randomise(build(model_config("crope"))), random_tokens()
+    targets_BT = inputs_BT.flip(1)
     with torch.no_grad():
-        model.embedding.weight.mul_(50)  # at the initial 0.02 every logit is near 0
         found = cross_entropy(model, inputs_BT, targets_BT)
         expected = mean_loss(model.logits(model(inputs_BT)), targets_BT)
     assert abs(expected - math.log(70)) > 0.1

@@ -11,21 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
-from crope.compose import group_files, load_config, load_run
+from crope.compose import load_config
 from crope.config import ModelConfig
 from crope.errors import UserError
 from crope.export import as_transformers, export, export_transformers, refusal
 from crope.generate import generate, sample_token
 from crope.model.gpt import GPT
 from crope.record import Record, sha256_file, write_json
-from crope.run import build_model
-from tests.conftest import TOY_OVERRIDES, TOY_VOCAB, make_toy_tokens, toy_run
+from tests.conftest import TOY_VOCAB, make_toy_tokens, toy_run
+from tests.model.oracles import CHOICES, build, model_config, randomise
 from tests.report.records import make_conversion
 from tests.toy_runs import toy_corpus, train_toy
 
@@ -34,12 +33,7 @@ LENGTH = 16
 
 def randomised(config: ModelConfig) -> GPT:
     """A model whose parameters are all of order 1."""
-    model = GPT(config, vocab_size=TOY_VOCAB, max_len=LENGTH, seed=3)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return model
+    return randomise(build(config, vocab=TOY_VOCAB, max_len=LENGTH)).float()
 
 
 def record_of(
@@ -48,7 +42,7 @@ def record_of(
     """A run with random weights of order 1; `changes` are made to the model whose weights are
     saved.
     """
-    run = load_run([*TOY_OVERRIDES, f"results_dir={folder}", *overrides])
+    run = toy_run(folder, *overrides)
     model = randomised(replace(run.config.model, **changes))
     run.path.mkdir(parents=True)
     torch.save(model.state_dict(), run.path / weights)
@@ -66,12 +60,6 @@ def read_back(path: Path) -> tuple[dict[str, str], GPT]:
     model = GPT(config, vocab_size=int(about["vocab_size"]), max_len=int(about["max_len"]), seed=0)
     model.load_state_dict(load_file(path))
     return about, model
-
-
-def small_config(name: str) -> ModelConfig:
-    """A model of conf/model with two layers of width 16."""
-    choices = yaml.safe_load(group_files("model")[name].read_text(encoding="utf-8"))
-    return ModelConfig(**choices, n_layers=2, n_heads=4, d_model=16)
 
 
 def logits(model: GPT) -> torch.Tensor:
@@ -94,23 +82,17 @@ def test_dense_export_has_equal_logits_in_a_plain_model(
     torch.testing.assert_close(logits(plain), logits(source), rtol=0, atol=1e-5)
 
 
-def test_as_trained_the_tensors_are_those_of_the_run(tmp_path: Path) -> None:
-    record, source = record_of(tmp_path, "model=crope")
-    out = tmp_path / "new" / "crope.safetensors"
-    export(record, out, dense=False)
-    read, expected = load_file(out), source.state_dict()
-    assert read.keys() == expected.keys() and any(name.endswith("q_proj.b") for name in read)
-    assert all(torch.equal(read[name], expected[name]) for name in expected)
-
-
-def test_shared_weights_are_written_once_per_name(tmp_path: Path, monkeypatch) -> None:
-    record, model = record_of(tmp_path, "model=rope")
-    model.blocks[0].attn.k_proj.weight = model.blocks[0].attn.q_proj.weight
+def test_as_trained_the_tensors_are_those_of_the_run(tmp_path: Path, monkeypatch) -> None:
+    """Also those of layers that share their weights."""
+    record, model = record_of(tmp_path, "model=crope")
+    model.blocks[0].attn.k_proj.a = model.blocks[0].attn.q_proj.a
     monkeypatch.setattr(
         "crope.export._trained", lambda *_, **__: (model, load_config(record.config).model)
     )
-    export(record, tmp_path / "out.safetensors", dense=False)
-    read, expected = load_file(tmp_path / "out.safetensors"), model.state_dict()
+    out = tmp_path / "new" / "crope.safetensors"
+    export(record, out, dense=False)
+    read, expected = load_file(out), model.state_dict()
+    assert read.keys() == expected.keys() and any(name.endswith("q_proj.b") for name in read)
     assert all(torch.equal(read[name], expected[name]) for name in expected)
 
 
@@ -127,16 +109,13 @@ def test_converted_weights_are_exported_with_the_configuration_that_loads_them(
     torch.testing.assert_close(logits(model), logits(converted), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("weights", ["weights.pt", "converted.pt"])
-def test_weights_that_are_not_the_recorded_ones_are_not_exported(
-    weights: str, tmp_path: Path
-) -> None:
-    record, _ = record_of(
-        tmp_path / "a", "model=rope", weights=weights, projection="complex", tied_head=False
-    )
-    torch.save(build_model(toy_run(tmp_path, "seed=5").config).state_dict(), record.path / weights)
-    with pytest.raises(UserError, match=f"{weights}: corrupt"):
-        export(record, tmp_path / "x.safetensors", dense=False, converted="conv" in weights)
+def test_weights_that_are_not_the_converted_ones_are_not_exported(tmp_path: Path) -> None:
+    """Those of the run itself: tests/test_run.py."""
+    changes = {"projection": "complex", "tied_head": False}
+    record, _ = record_of(tmp_path, "model=rope", weights="converted.pt", **changes)
+    torch.save({}, record.path / "converted.pt")
+    with pytest.raises(UserError, match=r"converted\.pt: corrupt"):
+        export(record, tmp_path / "x.safetensors", dense=False, converted=True)
 
 
 @pytest.mark.parametrize("name", ["mqa", "halved", "complex_wide"])
@@ -176,7 +155,7 @@ REFUSED = {
 }
 
 
-EXPRESSIBLE = [name for name in group_files("model") if not refusal(small_config(name))]
+EXPRESSIBLE = [name for name in CHOICES if not refusal(model_config(name, d_model=16))]
 
 
 def test_all_but_the_refused_models_are_expressed() -> None:
@@ -189,7 +168,7 @@ def test_transformers_computes_the_logits_of_every_model(
     name: str, other: bool, tmp_path: Path
 ) -> None:
     """Random weights of order 1, so that attention, positions and biases matter."""
-    config = small_config(name)
+    config = model_config(name, d_model=16)
     if other:
         config = replace(config, qkv_bias=True, tied_head=False, embed_scale="one")
     source = randomised(config)
@@ -212,7 +191,7 @@ def test_what_neither_architecture_has_is_refused_by_name(name: str, tmp_path: P
 
 
 def test_a_position_scheme_that_a_user_adds_is_refused() -> None:
-    assert "gaussian" in refusal(replace(small_config("rope"), position="gaussian"))
+    assert "gaussian" in refusal(replace(model_config("rope"), position="gaussian"))
 
 
 @pytest.fixture(scope="module")

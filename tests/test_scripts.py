@@ -13,33 +13,22 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from safetensors import safe_open
-
-from crope import golden
-from crope.compose import load_run
-from crope.config import ROOT, TokenizerConfig, cell_key
-from crope.data.tokens import TokenSet
-from crope.errors import ConfigError, DataUnavailable, UserError
-from crope.record import PUBLISHED, read_record
-from crope.report import build, explain, frame, publish
-from crope.study import TABLES, Cell
-from tests.conftest import TOY_OVERRIDES, make_toy_tokens
-from tests.report.records import make_cell, make_config, write_run
-from tests.toy_runs import toy_corpus, train_toy
-
-sys.path.insert(0, str(ROOT / "scripts"))
 import report as report_script
 import reproduce as reproduce_script
 import tools
 import train as train_script
+from safetensors import safe_open
 
-
-def run_script(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, f"scripts/{name}", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False
-    )
+from crope import golden
+from crope.compose import load_run
+from crope.config import ROOT, TokenizerConfig
+from crope.data.tokens import TokenSet
+from crope.errors import ConfigError, DataUnavailable, UserError
+from crope.record import PUBLISHED, read_record
+from crope.report import build, publish
+from tests.conftest import TOY_OVERRIDES, make_toy_tokens, run_script
+from tests.report.records import write_run
+from tests.toy_runs import toy_corpus, train_toy
 
 
 def train(
@@ -273,54 +262,21 @@ def test_reproduce_passes_its_options_on(monkeypatch, tmp_path: Path) -> None:
     ]
 
 
-@pytest.fixture
-def two_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Path, Path]:
-    """results/ and other/ with a run of RoPE at both scales: losses 5 and 6 at quick, 7 and 8 at
-    smoke. Nothing is published, and both tables have this one cell.
-    """
-    folders = (tmp_path / "results", tmp_path / "other")
-    tokenizer = {"tokenizer": {"name": "gpt2", "vocab_size": 50257}}
-    for loss, runs in enumerate((folders[0] / "runs", folders[1])):
-        write_run(runs, "rope", final=5.0 + loss)
-        write_run(runs, "rope", scale="smoke", final=7.0 + loss, config=tokenizer)
-    smoke = cell_key({**make_config("rope", "ptb"), **tokenizer})
-
-    def cells(scale: str, datasets: object = None, **_: object) -> list[Cell]:
-        key = smoke if scale == "smoke" else make_cell("rope").key
-        return [Cell(name, "base", "ptb", "rope", scale, key) for name in TABLES]
-
-    for module in (build, explain):
-        monkeypatch.setattr(module, "expected_cells", cells)
-    monkeypatch.setattr(build, "expected_rows", lambda scale, datasets=None: [])
-    for function in (build.build_report, frame.choose_source):
-        monkeypatch.setitem(function.__kwdefaults__, "published", tmp_path / "published")
-    return folders
-
-
-@pytest.mark.parametrize(
-    ("scale", "other", "loss"),
-    [("", False, 5), ("", True, 6), ("smoke", False, 7), ("smoke", True, 8)],
-)
-def test_explain_takes_the_named_folders_and_scale(
-    scale: str, other: bool, loss: int, two_folders, monkeypatch, capsys
-) -> None:
-    options = [f"--results-dir={two_folders[0]}"]
-    options += [f"--scale={scale}"] * bool(scale) + [f"--runs={two_folders[1]}"] * other
-    assert call(monkeypatch, tools, "explain", "table1/ptb/rope", *options) == 0
-    assert f"({loss}.000000) / 1 = {loss}.000000" in capsys.readouterr().out
-
-
-def test_report_takes_the_named_folders_and_scale(two_folders, monkeypatch, capsys) -> None:
-    results, other = two_folders
-    invalid = write_run(other, "rope", seed=9)
+def test_report_takes_the_named_folders_and_scale(monkeypatch, capsys, tmp_path: Path) -> None:
+    """The only run of the scale in `other` is that of seed 2."""
+    results, other = tmp_path / "results", tmp_path / "other"
+    write_run(results / "runs", scale="smoke", seed=0)
+    write_run(other, scale="quick", seed=1)
+    write_run(other, scale="smoke", seed=2)
+    invalid = write_run(other, seed=9)
     (invalid / "metrics.jsonl").write_text("{}\n")
+    monkeypatch.setitem(build.build_report.__kwdefaults__, "published", tmp_path / "published")
     options = [f"--results-dir={results}", "--scale=smoke", f"--runs={other}", f"--out={other}/out"]
     assert call(monkeypatch, report_script, *options) == 1
     assert invalid.name in capsys.readouterr().err
-    with (other / "out" / "table1.csv").open() as file:
-        full = [row["mean_nats"] for row in csv.DictReader(file) if row["protocol"] == "full"]
-    assert full == ["8.000000"]
-    assert "scale: smoke" in (other / "out" / "index.html").read_text(encoding="utf-8")
+    with (other / "out" / "runs.csv").open() as file:
+        complete = [row["seed"] for row in csv.DictReader(file) if row["status"] == "complete"]
+    assert complete == ["2"]
     seen = []
     monkeypatch.setattr(build, "build_report", lambda **options: seen.append(options) or [])
     assert call(monkeypatch, report_script) == 0
@@ -378,27 +334,58 @@ def test_prepare_makes_the_named_corpora_of_the_scale(monkeypatch, capsys, tmp_p
     assert asked == [(name, 4096, Path("elsewhere")) for name in ("pg19", "wikitext2", "ptb")]
 
 
-def test_other_tools_pass_their_options_on(monkeypatch, capsys, tmp_path: Path) -> None:
+HERE = Path("here")
+
+
+@pytest.mark.parametrize(
+    ("options", "function", "passed", "options_passed"),
+    [
+        (
+            "theory --seeds=2 --results-dir=here",
+            "theory.make.make_theory",
+            [HERE / "theory"],
+            {"seeds": 2},
+        ),
+        (
+            "theory --part=recall --results-dir=here",
+            "theory.make.make_recall",
+            [HERE / "theory"],
+            {},
+        ),
+        (
+            "release --scale=smoke --seed=2 --results-dir=here",
+            "release.release",
+            [HERE],
+            {"scale": "smoke", "seed": 2},
+        ),
+        ("release", "release.release", [Path("results")], {"scale": "quick", "seed": 0}),
+        (
+            "explain a/cell --scale=smoke --runs=. --results-dir=here",
+            "report.explain.explain",
+            ["a/cell"],
+            {"results_dir": HERE, "scale": "smoke", "folders": [Path()]},
+        ),
+    ],
+)
+def test_tools_pass_their_options_on(
+    options: str, function: str, passed: list, options_passed: dict, monkeypatch, capsys
+) -> None:
     """What they do is tested with their modules."""
     seen = []
-    for name in (
-        "theory.make.make_theory",
-        "theory.make.make_recall",
-        "report.publish.update_readme",
-    ):
-        monkeypatch.setattr(f"crope.{name}", lambda *a, n=name, **k: seen.append((n[-6:], *a, k)))
-    monkeypatch.setattr(golden, "remake", lambda: ["rope", "crope"] * (not seen))
-    results = f"--results-dir={tmp_path}"
-    for command in (
-        ["golden"],
-        ["theory", results, "--seeds=2"],
-        ["theory", results, "--part=recall"],
-        ["readme"],
-        ["golden"],
-    ):
-        assert call(monkeypatch, tools, *command) == 0
-    folder = tmp_path / "theory"
-    assert seen == [("theory", folder, {"seeds": 2}), ("recall", folder, {}), ("readme", {})]
+    monkeypatch.setattr(f"crope.{function}", lambda *a, **k: seen.append(([*a], k)) or "result")
+    monkeypatch.setattr("crope.device.default_scale", lambda: "quick")
+    assert call(monkeypatch, tools, *options.split()) == 0
+    assert seen == [(passed, options_passed)]
+    assert capsys.readouterr().out == ("" if "theory" in function else "result\n")
+
+
+def test_readme_and_golden_are_remade(monkeypatch, capsys) -> None:
+    remade = []
+    monkeypatch.setattr(publish, "update_readme", lambda: remade.append("readme"))
+    monkeypatch.setattr(golden, "remake", lambda: ["rope", "crope"] * (not remade))
+    for command in ("golden", "readme", "golden"):
+        assert call(monkeypatch, tools, command) == 0
+    assert remade == ["readme"]
     assert capsys.readouterr().out == "changed or new: rope, crope\nchanged or new: none\n"
 
 
@@ -446,17 +433,3 @@ def test_tools_measure_convert_and_export_a_run(monkeypatch, capsys, tmp_path: P
     assert f"{converted['tuned_loss_nats']['best']:.4f} nats" in card and "1 steps" in card
     assert "training loss" not in card
     assert printed[4].startswith("ab")
-
-
-def test_release_takes_scale_and_seed(monkeypatch, capsys, tmp_path: Path) -> None:
-    seen = []
-    monkeypatch.setattr("crope.release.release", lambda *a, **k: seen.append((*a, k)) or "file")
-    monkeypatch.setattr("crope.device.default_scale", lambda: "quick")
-    options = ["--scale=smoke", "--seed=2", f"--results-dir={tmp_path}"]
-    assert call(monkeypatch, tools, "release", *options) == 0
-    assert call(monkeypatch, tools, "release") == 0
-    assert seen == [
-        (tmp_path, {"scale": "smoke", "seed": 2}),
-        (Path("results"), {"scale": "quick", "seed": 0}),
-    ]
-    assert capsys.readouterr().out == "file\nfile\n"

@@ -60,13 +60,6 @@ def test_both_tables_are_18_runs_per_seed_with_seeds_outermost() -> None:
     )
 
 
-@pytest.mark.parametrize("name", group_files("study"))
-def test_planned_seeds_are_those_of_the_file(name: str) -> None:
-    text = group_files("study")[name].read_text(encoding="utf-8")
-    expected = re.findall(r"\d+", re.findall(r"^ +seed: (.*)$", text, re.M)[0])
-    assert planned_seeds(name) == tuple(map(int, expected))
-
-
 def test_without_seeds_every_study_has_its_own() -> None:
     """`length` has seeds 3 to 7, `pilot` has seed 0."""
     planned = {"wikitext2": {3, 4, 5, 6, 7}, "ptb": {0}}

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,14 +20,12 @@ from crope.compose import Run, load_run
 from crope.errors import ConfigError, DataError, DataUnavailable, UserError
 from crope.run import Outcome, run_lock, stop_on_signal
 from crope.sweep import default_jobs, reproduce, run_all
-from tests.conftest import TOY_OVERRIDES, toy_run
+from tests.conftest import toy_run
 from tests.toy_runs import toy_corpus, train_toy
 
 
 def toy_runs(folder: Path, count: int) -> list[Run]:
-    return [
-        load_run([*TOY_OVERRIDES, f"seed={seed}", f"results_dir={folder}"]) for seed in range(count)
-    ]
+    return [toy_run(folder, f"seed={seed}") for seed in range(count)]
 
 
 def work(run: Run) -> Outcome:
@@ -190,24 +189,55 @@ def test_processes_that_are_stopping_get_no_second_signal(tmp_path: Path) -> Non
     assert (tmp_path / "saved 1").exists()
 
 
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """`reproduce` only notes its runs; what fails is set by the test."""
+    noted = SimpleNamespace(trained=[], measured=[], reported=[])
+    noted.errors, noted.status, noted.unmeasured, noted.invalid = {}, "complete", [], []
+
+    def train(runs: list[Run], *, jobs: int, show: object) -> Iterator[Outcome]:
+        assert jobs == 3
+        noted.trained.extend(runs)
+        yield from (Outcome(run.run_id, noted.status, run.run_id) for run in runs)
+
+    def prepare(corpora: list[str], *_: object, **__: object) -> dict[str, UserError]:
+        return {name: noted.errors[name] for name in corpora if name in noted.errors}
+
+    def extrapolate(runs: list[Run]) -> list[str]:
+        noted.measured.extend(runs)
+        return noted.unmeasured
+
+    def build_report(**options: object) -> list[str]:
+        noted.reported.append(options)
+        return noted.invalid
+
+    monkeypatch.setattr(sweep, "run_all", train)
+    monkeypatch.setattr(sweep, "prepare", prepare)
+    monkeypatch.setattr(sweep, "_extrapolate", extrapolate)
+    monkeypatch.setattr("crope.report.build.build_report", build_report)
+    return noted
+
+
+def reproduced(folder: Path, *studies: str, scale: str = "smoke", seeds: tuple = (0,)) -> int:
+    overrides = ["tracker=none", "runtime.jobs=3"]
+    return reproduce(
+        scale=scale, seeds=seeds, studies=studies, results_dir=folder, overrides=overrides
+    )
+
+
 def test_only_a_missing_dataset_of_the_papers_is_replaced_by_tiny(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    noted: SimpleNamespace, tmp_path: Path, capsys
 ) -> None:
     """A corrupt one is a failure, and status expects no runs in its place."""
-    errors: dict[str, UserError] = {"ptb": DataError("ptb: corrupt")}
+    noted.errors["ptb"] = DataError("ptb: corrupt")
     results = tmp_path / "räs, a=b"
-    monkeypatch.setattr("crope.sweep.prepare", lambda *_, **__: dict(errors))
-    monkeypatch.setattr("crope.sweep.run_all", lambda *_, **__: iter(()))
-    monkeypatch.setattr("crope.report.build.build_report", lambda **_: [])
     for missing, datasets in (({}, None), ({"wikitext2": "no"}, ["pg19", "ptb", "tiny"])):
-        errors |= {name: DataUnavailable(reason) for name, reason in missing.items()}
-        options = {"scale": "smoke", "seeds": [0], "studies": ["table1"], "results_dir": results}
-        assert reproduce(**options, overrides=["tracker=none"]) == 1
+        noted.errors |= {name: DataUnavailable(reason) for name, reason in missing.items()}
+        assert reproduced(results, "table1") == 1
         assert json.loads((results / "unavailable.json").read_text()) == missing
         assert study._available_datasets(results, tmp_path) == datasets
         assert "1 failed:\n  ptb: corrupt" in capsys.readouterr().out
-    options["studies"] = ["paper_row"]  # on PG-19 alone
-    reproduce(**options, overrides=["tracker=none"])
+    reproduced(results, "paper_row")  # on PG-19 alone
     assert json.loads((results / "unavailable.json").read_text()) == missing
 
 
@@ -217,34 +247,14 @@ def test_reproduce_takes_no_option_that_changes_a_number(tmp_path: Path) -> None
 
 
 def test_reproduce_trains_the_studies_at_the_seeds_and_reports_the_scale(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    noted: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In place of training, runs are noted; without WikiText-2, `tiny` joins."""
-    trained: list[Run] = []
-    measured: list[Run] = []
-    reported: list[dict[str, object]] = []
-
-    def train(runs: list[Run], *, jobs: int, show: object) -> Iterator[Outcome]:
-        assert jobs == 3
-        trained.extend(runs)
-        yield from (Outcome(run.run_id, "complete", run.run_id) for run in runs)
-
-    def prepare(corpora: list[str], *_: object, **__: object) -> dict[str, UserError]:
-        return {name: DataUnavailable("no network") for name in corpora if name == "wikitext2"}
-
-    monkeypatch.setattr(sweep, "run_all", train)
-    monkeypatch.setattr(sweep, "prepare", prepare)
+    """Without WikiText-2, `tiny` joins."""
+    noted.errors["wikitext2"] = DataUnavailable("no network")
+    trained, measured, reported = noted.trained, noted.measured, noted.reported
     monkeypatch.setattr(
         sweep, "_is_complete", lambda run: run.run_id in {r.run_id for r in trained}
     )
-    monkeypatch.setattr(sweep, "_extrapolate", lambda runs: measured.extend(runs) or [])
-    monkeypatch.setattr(
-        "crope.report.build.build_report", lambda **options: reported.append(options) or []
-    )
-
-    def call(*studies: str, scale: str = "smoke") -> int:
-        options = {"overrides": ["tracker=none", "runtime.jobs=3"], "results_dir": tmp_path}
-        return reproduce(scale=scale, seeds=[2, 5], studies=studies, **options)
 
     def listed(runs: list[Run]) -> list[tuple[int, str, str]]:
         return [(run.config.seed, run.dataset, run.model) for run in runs]
@@ -253,40 +263,33 @@ def test_reproduce_trains_the_studies_at_the_seeds_and_reports_the_scale(
     horizon = ["rope", "crope", "halved", "lowrank"]
     both = [("tiny", model) for model in length]
     both += [(dataset, model) for dataset in ("ptb", "tiny") for model in horizon]
-    assert call("length", "horizon") == 0
+    assert reproduced(tmp_path, "length", "horizon", seeds=(2, 5)) == 0
     assert sorted(listed(trained)) == sorted((seed, *names) for seed in (2, 5) for names in both)
     assert listed(measured) == [(seed, "tiny", model) for seed in (2, 5) for model in length]
     assert {(run.scale, run.config.results_dir) for run in trained} == {("smoke", str(tmp_path))}
     assert reported == [{"results_dir": tmp_path, "scale": "smoke"}]
-    assert call("horizon") == 0
+    assert reproduced(tmp_path, "horizon", seeds=(2, 5)) == 0
     assert (len(trained), len(measured)) == (30, 14), "nothing is trained or measured twice"
     # At the scale that its file fixes a study joins the report of most runs.
     for scale, own in (("paper", None), ("smoke", "smoke")):
-        assert call("paper_row", scale=scale) == 0
+        assert reproduced(tmp_path, "paper_row", scale=scale) == 0
         assert reported[-1]["scale"] == own
 
 
+@pytest.mark.parametrize(
+    ("problem", "value"),
+    [
+        ("status", "failed"),
+        ("errors", {"wikitext2": DataError("corrupt")}),
+        ("unmeasured", ["a length"]),
+        ("invalid", ["a record"]),
+    ],
+)
 def test_reproduce_ends_with_status_1_after_a_problem(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    problem: str, value: Any, noted: SimpleNamespace, tmp_path: Path
 ) -> None:
-    problems: set[str] = set()
-
-    def ended(runs: list[Run], *, jobs: int, show: object) -> Iterator[Outcome]:
-        status = "failed" if "a run" in problems else "complete"
-        yield from (Outcome(run.run_id, status, run.run_id) for run in runs)
-
-    corrupt = {"wikitext2": DataError("corrupt")}
-    monkeypatch.setattr(sweep, "run_all", ended)
-    monkeypatch.setattr(sweep, "prepare", lambda *_, **__: corrupt if "data" in problems else {})
-    monkeypatch.setattr(sweep, "_extrapolate", lambda runs: list(problems & {"a length"}))
-    monkeypatch.setattr(
-        "crope.report.build.build_report", lambda **_: list(problems & {"a record"})
-    )
-    options = {"scale": "smoke", "seeds": [0], "results_dir": tmp_path, "overrides": []}
-    for problem in ("", "a run", "data", "a length", "a record"):
-        problems.clear()
-        problems.add(problem)
-        assert reproduce(studies=["length"], **options) == bool(problem), problem
+    setattr(noted, problem, value)
+    assert reproduced(tmp_path, "length") == 1
 
 
 def test_ctrl_c_does_not_end_a_server_that_still_starts() -> None:

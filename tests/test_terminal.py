@@ -2,30 +2,20 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from crope import terminal
-from crope.compose import Run
 from crope.terminal import RunProgress, SweepProgress, print_grid, tail
 from tests.conftest import toy_run
 
 
-class Clock:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        monkeypatch.setattr(terminal.time, "monotonic", lambda: self.now)
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
-
-
-def write_metrics(run: Run, *lines: dict[str, float]) -> None:
-    run.path.mkdir(parents=True, exist_ok=True)
-    text = "".join(f"{json.dumps(line)}\n" for line in lines)
-    (run.path / "metrics.jsonl").write_text(text)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: clock.now)
+    return clock
 
 
 def test_a_run_prints_a_line_per_minute_with_its_last_losses(clock, tmp_path, capsys) -> None:
@@ -46,7 +36,9 @@ def test_a_sweep_shows_the_part_of_its_tokens_that_is_trained(clock, tmp_path, c
     short = toy_run(tmp_path, "model=rope", "train.max_steps=100")
     long = toy_run(tmp_path, "model=crope", "train.max_steps=300")
     with SweepProgress([short, long]) as progress:
-        write_metrics(long, {"step": 0}, {"step": 150, "val/loss_nats": 5.5})
+        long.path.mkdir(parents=True)
+        lines = '{"step": 0}\n{"step": 150, "val/loss_nats": 5.5}\n'
+        (long.path / "metrics.jsonl").write_text(lines)
         for clock.now in (1, 1.5, 62):
             progress.update([short, long])
         progress.end(short.run_id, "short has ended", stopped=False)

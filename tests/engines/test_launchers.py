@@ -3,16 +3,13 @@ test-engines`).
 """
 
 import json
-import os
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from crope.config import ROOT
-from tests.conftest import TOY_OVERRIDES, same_bits, toy_run
+from tests.conftest import TOY_OVERRIDES, run_script, same_bits, toy_run
 
 # Toy sizes with the real tokenizer: a process of a launcher cannot be handed the toy corpus.
 OVERRIDES = (*TOY_OVERRIDES, "scale=smoke", "runtime.threads=1")
@@ -35,18 +32,8 @@ EVERY = [pytest.param(launcher, marks=needed(launcher)) for launcher in LAUNCHER
 
 
 def sweep(launcher: str, results: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "scripts/train.py",
-        "-m",
-        f"hydra/launcher={launcher}",
-        *LAUNCHERS.get(launcher, ()),
-    ]
-    command += [*OVERRIDES, f"results_dir={results}", *more]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # an installation in the processes' stead
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    chosen = (f"hydra/launcher={launcher}", *LAUNCHERS.get(launcher, ()))
+    return run_script("train.py", "-m", *chosen, *OVERRIDES, f"results_dir={results}", *more)
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +75,5 @@ def test_launcher_files_compose(name: str) -> None:
     pytest.importorskip(
         "hydra_plugins." + ("hydra_ray_launcher" if name == "ray" else "hydra_submitit_launcher")
     )
-    shown = subprocess.run(
-        [sys.executable, "scripts/train.py", "--cfg", "hydra", f"hydra/launcher={name}", "scale=smoke"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100, check=True,
-    )  # fmt: skip
+    shown = run_script("train.py", "--cfg", "hydra", f"hydra/launcher={name}", "scale=smoke")
     assert "_target_: hydra_plugins" in shown.stdout

@@ -65,6 +65,17 @@ def cross_entropy(model: GPT, tokens_BT: torch.Tensor, targets_BT: torch.Tensor)
     return F.cross_entropy(model.logits(model(tokens_BT)).flatten(0, 1), targets_BT.flatten())
 
 
+def slow_losses(model: GPT, tokens: Array, length: int) -> Array:
+    """The loss of every target, one window of `length` at a time."""
+    losses = []
+    for start in range(0, len(tokens) - 1, length):
+        window = torch.from_numpy(tokens[start : start + length + 1].astype(np.int64))
+        with torch.no_grad():
+            logits_TV = model.logits(model(window[None, :-1]))[0].double()
+        losses.append(F.cross_entropy(logits_TV, window[1:], reduction="none"))
+    return torch.cat(losses).numpy()
+
+
 def numbers(tensor: torch.Tensor) -> Array:
     return tensor.detach().double().numpy()
 
