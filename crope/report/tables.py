@@ -23,6 +23,7 @@ from crope.report.evidence import (
     MARGIN,
     Comparison,
     comparison_label,
+    interval,
     overall,
     random_effects,
 )
@@ -175,6 +176,16 @@ def primary_table(lines: pd.DataFrame) -> Table:
         )
     if stand_ins < len(answered):
         notes.append("The 99 % intervals were fixed before their runs and hold together with 95 %.")
+    averaged = []
+    for line in answered[answered["planned"].astype(bool)].to_dict("records"):
+        by_corpus_and_seed = np.reshape(line["values"], (-1, line["n"]))
+        if len(by_corpus_and_seed) > 1:
+            _, low, high = interval([by_corpus_and_seed.mean(axis=0)], line["level"])
+            averaged.append(f"{signed(low)} to {signed(high)}")
+    if averaged:
+        notes.append(
+            f"Corpora count as independent; averaged within seeds instead: {', '.join(averaged)}."
+        )
     errors = lines["text_error_nats"].dropna().map("{:.4f}".format)
     if len(errors):
         notes.append(

@@ -11,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from crope import paper
 from crope.data.corpora import corpus_files
@@ -35,6 +37,7 @@ from crope.report.tables import (
     render,
     runs_table,
     savings_line,
+    signed,
     yardsticks,
 )
 from crope.study import expected_cells
@@ -339,6 +342,15 @@ def test_the_primary_table_names_stand_ins_and_the_error_of_the_text() -> None:
     assert "exploratory" not in " ".join(primary_table(pd.DataFrame([planned])).notes)
     of_stand_in = primary_table(pd.DataFrame([stand_in]))
     assert "99 %" not in " ".join(of_stand_in.notes) and "text" not in of_stand_in.notes[-1]
+
+
+def test_primary_intervals_are_also_printed_of_seeds_averaged_over_corpora() -> None:
+    corpora = np.array([[0.010, 0.030, 0.020], [0.012, 0.050, 0.011]])
+    line = evidence_line("P1", "higher", 0.5, n=3, values=tuple(corpora.ravel()), level=0.99)
+    notes = " ".join(primary_table(pd.DataFrame([line | {"planned": True}])).notes)
+    expected = stats.ttest_1samp(corpora.mean(axis=0), 0).confidence_interval(0.99)
+    assert f"seeds instead: {signed(expected.low)} to {signed(expected.high)}." in notes
+    assert "instead" not in " ".join(primary_table(pd.DataFrame([line])).notes)
 
 
 @pytest.mark.parametrize(
