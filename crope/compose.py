@@ -105,7 +105,7 @@ def variant_name(name: str, model: ModelConfig) -> str:
     values = [
         getattr(model, key)
         for key in ("position", "projection", "attention")
-        if getattr(model, key) != stated[key]
+        if getattr(model, key) != stated.get(key)
     ]
     return "+".join([name, *values])
 
@@ -140,8 +140,9 @@ def load_config(saved: Mapping[str, Any]) -> Config:
         value = OmegaConf.select(stated, key)
         if value is not None:
             OmegaConf.update(current, key, value)
-    if hub := saved.get("data", {}).get("hub"):  # no key of the command line
-        OmegaConf.update(current, "data.hub", hub)
+    for key in ("corpus", "hub"):  # no keys of the command line
+        if value := saved.get("data", {}).get(key):
+            OmegaConf.update(current, f"data.{key}", value)
     return typed(Config, current)
 
 
@@ -217,6 +218,11 @@ def check_overrides(overrides: Sequence[str], *, multirun: bool = False) -> dict
         elif key not in keys():
             near = nearest(key, [*keys(), *GROUPS])
             raise ConfigError(f"command line: unknown key '{key}';{near}")
+        if key == "study" and override.is_sweep_override():
+            # Hydra ignores it and would run the defaults once per study.
+            raise ConfigError(
+                f"command line: '{text}': give one study; `make reproduce` takes several"
+            )
         if override.is_sweep_override() and not multirun:
             raise ConfigError(
                 f"command line: '{text}' is a list of runs; add -m to run all of them"
@@ -226,7 +232,7 @@ def check_overrides(overrides: Sequence[str], *, multirun: bool = False) -> dict
 
 def _check_group_file(group: str, name: str) -> None:
     names = list(group_files(group))
-    if name not in names and (group, name) != ("study", "None"):
+    if name not in names:
         near = nearest(name, names)
         raise ConfigError(f"command line: no conf/{group}/{name}.yaml;{near}")
 
@@ -306,6 +312,7 @@ def config_error(error: Exception) -> ConfigError:
     where = f"conf/{file[1]}.yaml: " if file else ""
     if key:
         where += f"{key}: "
-    hint = f";{nearest(key, list(keys()))}" if key and key not in keys() else ""
+    unknown = isinstance(cause, KeyError | AttributeError)
+    hint = f";{nearest(key, list(keys()))}" if key and unknown else ""
     message = re.sub(r"^In '[^']+': ", "", str(cause)).splitlines()[0]
     return ConfigError(f"{where}{message}{hint}")

@@ -174,8 +174,9 @@ class HubConfig:
 class DataConfig:
     """The corpus of a run."""
 
-    corpus: str = option(MISSING, "corpus, a file of conf/data", one_of=CORPORA)
-    hub: HubConfig | None = None  # in conf/data only: no key of the command line
+    # In conf/data only, no keys of the command line: a run's label is the name of the file.
+    corpus: str = MISSING
+    hub: HubConfig | None = None
 
 
 @dataclass

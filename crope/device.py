@@ -63,7 +63,7 @@ def prepare_device(runtime: RuntimeConfig) -> torch.device:
     if hasattr(torch._inductor.config, "graph_partition"):  # not in the oldest supported torch
         torch._inductor.config.graph_partition = False
     if device.type == "cuda":
-        gc.collect()  # the last run's optimiser and schedule form a cycle and would count in this run's peak
+        gc.collect()  # the last run's optimiser is in a reference cycle and would count in this run's peak
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     else:

@@ -56,7 +56,8 @@ def is_dirty(root: Path) -> bool | None:
     if status is None:
         return None
     return any(
-        not line.startswith("?? ") or line[3:].startswith(SOURCE) for line in status.splitlines()
+        not line.startswith("?? ") or line[3:].lstrip('"').startswith(SOURCE)
+        for line in status.splitlines()
     )
 
 

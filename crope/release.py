@@ -73,7 +73,13 @@ def released_runs(
     chosen = []
     for key, cell in cells.items():
         name = f"{cell.model} on {cell.dataset}, row {cell.row}"
-        runs = [record for record in complete if cell_key(record.config) == key]
+        # By name as well: a sweep may compute what a cell computes, under another name.
+        names = {"model": cell.model, "dataset": cell.dataset, "row": cell.row}
+        runs = [
+            record
+            for record in complete
+            if cell_key(record.config) == key and names.items() <= record.summary.items()
+        ]
         if not runs:
             log(f"left out: {name}: no complete run with seed {seed}")
             continue

@@ -102,7 +102,7 @@ def _axes(study: str) -> dict[str, list[str]]:
     file = f"conf/study/{study}.yaml"
     try:
         params = dict(group_values("study", study)["hydra"]["sweeper"]["params"])
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         return {}
     if "# @package _global_" not in group_files("study")[study].read_text(encoding="utf-8"):
         raise ConfigError(f"{file}: give it the first line `# @package _global_`")

@@ -73,16 +73,6 @@ def check_launcher(overrides: list[str]) -> None:
                 ) from None
 
 
-def study_scale(overrides: list[str]) -> str | None:
-    """The scale that the file of the chosen study fixes."""
-    names = [text.split("=")[1] for text in overrides if text.startswith("study=")]
-    if not names:
-        return None
-    from crope.study import planned_scale
-
-    return planned_scale(names)
-
-
 def main() -> None:
     sys.argv[1:] = map(quote_path, sys.argv[1:])
     overrides = [
@@ -90,10 +80,12 @@ def main() -> None:
         for text in sys.argv[1:]
         if text.startswith("~") or ("=" in text and not text.startswith("-"))
     ]
-    check_overrides(overrides, multirun=bool({"-m", "--multirun"} & set(sys.argv)))
+    given = check_overrides(overrides, multirun=bool({"-m", "--multirun"} & set(sys.argv)))
     check_launcher(overrides)
-    if not any(text.startswith("scale=") for text in overrides):
-        overrides.append(f"scale={study_scale(overrides) or default_scale()}")
+    if "scale" not in given:
+        from crope.study import planned_scale  # no module that a run needs
+
+        overrides.append(f"scale={planned_scale(given.get('study', ())) or default_scale()}")
         sys.argv.append(overrides[-1])
     if {"--cfg", "-c"} & set(sys.argv) and "job" in sys.argv:
         run = load_run(overrides)

@@ -17,8 +17,9 @@ from crope.compose import (
     load_run,
     quote_path,
     quoted_override,
+    variant_name,
 )
-from crope.config import ROOT
+from crope.config import ROOT, ModelConfig
 from crope.errors import ConfigError
 
 FILES = [(group, name) for group in GROUPS for name in group_files(group)]
@@ -50,6 +51,7 @@ def test_quick_runs_see_enough_tokens_and_decay_like_the_papers(row: str) -> Non
         ("train.batch_sze=3", "did you mean train.batch_size"),
         ("d_model=64", "did you mean model.d_model"),
         ("modle=rope", "did you mean model"),
+        ("data.corpus=tiny", "data.corpus"),
         ("tokenizer=gpt2", "tokenizer"),
         ("~model.dropout", "model.dropout"),
         ("train.lr", "key=value"),
@@ -60,6 +62,8 @@ def test_quick_runs_see_enough_tokens_and_decay_like_the_papers(row: str) -> Non
         ("model=rope,crop", "did you mean crope"),
         ("study=tabel1", "did you mean table1"),
         ("scale=huge", "paper, quick, smoke"),
+        ("study=table1,table2", "one study"),
+        ("study=null", "None"),
         ("seed=0,1", "-m"),
         ("seed=range(5,1)", "no value"),
         ("seed=range(1,5,0)", "zero"),
@@ -132,6 +136,12 @@ def test_a_composed_variant_has_a_name_of_its_own() -> None:
     ]
     assert load_run(keys).model == "alibi+complex"
     assert load_run(["model=rope", "model.d_model=64"]).model == "rope"
+
+
+def test_a_choice_that_the_models_file_leaves_open_is_in_the_name(monkeypatch) -> None:
+    monkeypatch.setattr(compose, "group_values", lambda group, name: {"projection": "complex"})
+    model = ModelConfig(position="rotary", projection="complex")
+    assert variant_name("mine", model) == "mine+rotary"
 
 
 def test_precision_is_resolved_before_naming(monkeypatch) -> None:

@@ -65,7 +65,7 @@ def resolved() -> dict[str, Any]:
     return load_run(["train.precision=fp32"]).container
 
 
-@pytest.mark.parametrize("key", keys())
+@pytest.mark.parametrize("key", [*keys(), "data.corpus"])
 def test_identity_depends_on_every_scientific_key_and_no_other(
     key: str, resolved: dict[str, Any]
 ) -> None:

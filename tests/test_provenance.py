@@ -27,7 +27,14 @@ def test_a_checkout_as_committed_is_clean(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["crope/gpt.py", "crope/new_scheme.py", "conf/model/new.yaml", "scripts/mine.py"]
+    "file",
+    [
+        "crope/gpt.py",
+        "crope/new_scheme.py",
+        "conf/model/my own.yaml",
+        "conf/model/größer.yaml",
+        "scripts/mine.py",
+    ],
 )
 def test_changed_and_untracked_source_files_make_it_dirty(file: str, checkout: Path) -> None:
     (checkout / file).parent.mkdir(parents=True, exist_ok=True)

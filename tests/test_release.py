@@ -25,6 +25,8 @@ def test_a_release_holds_models_records_and_checksums(
         runs = {name: train_toy(tmp_path, f"model={name}") for name in names[:2]}
         runs["xpos"] = train_toy(tmp_path, "model=xpos", "seed=1")
         runs["nope"] = train_toy(tmp_path, "model=nope")
+        # Computes what rope does, under another name: no run of its cell.
+        train_toy(tmp_path, "model=crope", "model.projection=real")
         (runs["crope"].path / "weights.pt").unlink()
         (runs["nope"].path / "metrics.jsonl").write_text("")
         cells = [

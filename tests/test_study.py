@@ -179,16 +179,17 @@ def test_a_study_that_is_no_study_is_a_config_error(monkeypatch) -> None:
         ({"model.n_heads": "2,,4"}, "n_heads"),
         ({"model": "rope,roep"}, "did you mean rope"),
         ({"trian.lr": "1,2"}, "trian.lr"),
+        ([{"data": "ptb"}, {"model": "rope"}], "axes"),
         ({}, "package"),
     ],
 )
 def test_a_file_that_is_no_study_is_named_and_left_out(
-    axis: dict[str, str], word: str, tmp_path: Path, monkeypatch, capsys
+    axis: dict[str, str] | list[dict[str, str]], word: str, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     monkeypatch.setattr("crope.compose.CONF_DIR", tmp_path / "conf")
     monkeypatch.setattr(study, "group_values", group_values.__wrapped__)  # not from its cache
-    params = {"data": "ptb", "model": "rope,crope", **axis}
+    params = {"data": "ptb", "model": "rope,crope", **axis} if isinstance(axis, dict) else axis
     text = yaml.safe_dump({"hydra": {"sweeper": {"params": params}}})
     text = f"# @package _global_\n{text}" if axis else text
     (tmp_path / "conf/study/broken.yaml").write_text(text)
