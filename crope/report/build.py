@@ -120,8 +120,8 @@ def build_report(
     out_dir: Path | None = None,
     published: Path = PUBLISHED,
 ) -> list[InvalidRecord]:
-    """Reads the runs of `choose_source`, writes the report, and prints both tables, the primary
-    questions and the page's path.
+    """Reads the runs of `choose_source`, writes the report, and prints both tables, CRoPE − RoPE
+    in Table 1, the commands that answer more, and the page's path.
 
     `out_dir` defaults to results_dir/report, of the smoke scale report-smoke. Returns the invalid
     records, which enter no number and are named on the page and on stderr. Raises UserError if runs

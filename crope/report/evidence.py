@@ -26,7 +26,6 @@ from scipy.interpolate import pchip_interpolate
 
 from crope import paper
 from crope.report.frame import (
-    DATASET_LABELS,
     TINY,
     cell_runs,
     check_comparable,
@@ -108,6 +107,7 @@ def best_rate(comparison: Comparison, contrast: "Contrast") -> pd.Series:
 def equal_size(comparison: Comparison, contrast: "Contrast") -> pd.Series:
     """Final loss beside that of `second` interpolated to the parameters of `first`."""
     runs = comparison.runs[comparison.runs["model"] == contrast.first]
+    runs = runs.dropna(subset="parameters")  # of diverged runs
     if runs.empty:
         return pd.Series(dtype=float)
     others = comparison.siblings[comparison.siblings["model"].isin(contrast.seconds)]
@@ -488,7 +488,7 @@ def _training(comparisons: Sequence[Comparison]) -> list[Training]:
         differences = (crope - rope).dropna()
         scale, title = comparison.row.cells[0].scale, comparison_label(comparison)
         if scale in ("paper", "medium"):  # with settings that would fill the line
-            title = f"{DATASET_LABELS[comparison.row.dataset]}, {scale} scale"
+            title = f"{dataset_label(comparison.row.dataset)}, {scale} scale"
             if any(setting.startswith("train.max_steps=") for setting in comparison.row.settings):
                 title += f", {comparison.steps:,} steps"
         elif scale == "quick" and not comparison.row.settings:
@@ -626,37 +626,35 @@ def answer(contrast: Contrast, comparisons: Sequence[Comparison]) -> list[dict[s
     """
     chosen = [comparison for comparison in comparisons if _belongs(contrast, comparison)]
     corpora = [comparison for comparison in chosen if comparison.row.dataset != TINY]
-    chosen = corpora or chosen  # tiny stands in for no other corpus
-    if contrast.value is best_rate:  # over all settings of a corpus
-        first_of: dict[str, Comparison] = {}
-        for comparison in chosen:
-            first_of.setdefault(comparison.row.dataset, comparison)
-        chosen = list(first_of.values())
     lines: list[dict[str, Any]] = []
-    values_of: dict[tuple[int, str], list[pd.Series]] = {}
-    for comparison in chosen:
-        if contrast.value is best_rate:
+    parts_of: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for comparison in corpora or chosen:  # tiny stands in for no other corpus
+        if contrast.value is best_rate:  # over all settings of a corpus
             comparison = replace(comparison, row=replace(comparison.row, settings=()))
+        row = comparison.row
         values, reason = planned_values(contrast, comparison, comparisons)
-        setting = ", ".join(map(setting_label, comparison.row.settings))
+        setting = ", ".join(map(setting_label, row.settings))
         where = {
-            "dataset": comparison.row.dataset,
-            "row": comparison.row.cells[0].row,
-            "scale": comparison.row.cells[0].scale,
+            "dataset": row.dataset,
+            "row": row.cells[0].row,
+            "scale": row.cells[0].scale,
             "steps": comparison.steps,
-            "width": comparison.row.width,
+            "width": row.width,
             "setting": setting,
             "where": comparison_label(comparison),
         }
         lines.append(_line(contrast, [values], reason) | where)
-        values_of.setdefault((comparison.row.width, setting), []).append(values)
-    for key, groups in values_of.items():
-        parts = [line for line in lines if (line["width"], line["setting"]) == key]
+        parts_of.setdefault((row.width, setting), []).append(lines[-1])
+    for (_, setting), parts in parts_of.items():
         # The paper has no mean over its datasets.
         if len(parts) > 1 and contrast.study not in TABLES:
             names = [dataset_label(line["dataset"]) for line in parts]
-            where = {"dataset": "", "where": ", ".join(filter(None, [" and ".join(names), key[1]]))}
+            where = {
+                "dataset": "",
+                "where": ", ".join(filter(None, [" and ".join(names), setting])),
+            }
             reason = next((line["reason"] for line in parts if line["reason"]), "")
+            groups = [pd.Series(line["values"], dtype=float) for line in parts]
             lines.append(parts[0] | _line(contrast, groups, reason) | where)
     most = max((line["steps"] for line in lines), default=0)  # of a corpus without runs
     return [
@@ -673,8 +671,9 @@ def _belongs(contrast: Contrast, comparison: Comparison) -> bool:
     smallest = min(row.width for row in comparison.rows)
     if contrast.value in (equal_size, size_cost) and comparison.row.width == smallest:
         return False  # the smallest CRoPE is smaller than every RoPE
-    if contrast.value is from_first_setting and comparison.row == comparison.rows[0]:
-        return False
+    is_first = comparison.row == comparison.rows[0]
+    if contrast.value is (from_first_setting if is_first else best_rate):
+        return False  # best_rate is asked once, of the first of its settings
     models = {cell.model for cell in comparison.row.cells}
     return {contrast.first, *contrast.seconds} - {""} <= models
 

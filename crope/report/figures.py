@@ -1,5 +1,5 @@
-"""Figures of the report as matplotlib Figures: Fig. 4, forests, differences against the step,
-length, scaling.
+"""Figures of the report as matplotlib Figures: Fig. 4, forests, differences against the training
+tokens, length, scaling.
 
 `render` gives the same bytes for the same numbers. Each model has one colour, marker and line style
 everywhere. The functions take comparisons and lines of evidence.py, one row per run or per difference.

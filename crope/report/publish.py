@@ -168,6 +168,7 @@ def render_machine(machine: str, frame: pd.DataFrame) -> str:
     and versions.
     """
     keys = ["scale", "precision", *FACTS]
+    frame = frame.reindex(columns=[*keys, "run_id", "seed", "time.total_s"])  # no time if diverged
     frame = frame.fillna({"provenance.driver": "none"})
     frame["provenance.commit"] = frame["provenance.commit"].str[:12]
     table = frame.groupby(keys, as_index=False).agg(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crope.report.frame import DATASET_LABELS, row_label
+from crope.report.frame import DATASET_LABELS, dataset_label, row_label
 from crope.report.tables import DECIMALS, Table
 
 LOSS = "val_full.final_nats"
@@ -107,7 +107,7 @@ def expectation(runs: pd.DataFrame, lines: pd.DataFrame) -> str:
     parts = []
     for dataset, of_dataset in lines[lines["row"] == "base"].groupby("dataset", sort=False):
         distances = "/".join(of_dataset["largest_nats"].map("{:.3f}".format))  # of SAME, of ANY
-        parts.append(f"{DATASET_LABELS[str(dataset)]} {distances}")
+        parts.append(f"{dataset_label(str(dataset))} {distances}")
     return (
         f"**What you should see.** RoPE on {DATASET_LABELS['ptb']}, seed {first['seed']}, {first['scale']} scale,"
         f" {first['precision']}: {first[LOSS]:.3f}. Repeats in the same/any precision ended up to"

@@ -86,24 +86,11 @@ def render(table: Table, kind: str) -> str:
         [escape(one_line(value)) for value in row] for row in table.frame.itertuples(index=False)
     ]
     caption, *notes = [escape(one_line(text)) for text in (table.caption, *table.notes)]
-    body = _markdown if kind == "md" else _tex
-    return body(table, headings, rows, caption, notes)
-
-
-def _markdown(
-    table: Table, headings: list[str], rows: list[list[str]], caption: str, notes: list[str]
-) -> str:
-    alignment = ["---" if i in table.text else "---:" for i in range(len(headings))]
-    lines = [f"| {' | '.join(cells)} |" for cells in [headings, alignment, *rows]]
-    return (
-        "\n".join([f"**{caption}**", "", *lines, "", *(f"- {note}" for note in notes)]).rstrip("\n")
-        + "\n"
-    )
-
-
-def _tex(
-    table: Table, headings: list[str], rows: list[list[str]], caption: str, notes: list[str]
-) -> str:
+    if kind == "md":
+        alignment = ["---" if i in table.text else "---:" for i in range(len(headings))]
+        lines = [f"| {' | '.join(cells)} |" for cells in [headings, alignment, *rows]]
+        parts = [f"**{caption}**", "", *lines, "", *(f"- {note}" for note in notes)]
+        return "\n".join(parts).rstrip("\n") + "\n"
     wide = [max(map(len, table.frame.iloc[:, i]), default=0) > 45 for i in range(len(headings))]
     kinds = [
         (r"p{0.25\textwidth}" if wide[i] else "l") if i in table.text else "r"
@@ -603,9 +590,12 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
     for row in rows:  # a study is a grid, so that every row has the same models in the same order
         label, settings = _row_label(row[0].cell), _settings(row)
         printed = [loss_text(*cell.printed, name) if cell.printed else "" for cell in row]
+        here = f"here {settings}" if settings and name == "table2" else ""
         if any(printed):
             lines.append([label, "paper", *printed])
-            label = f"here {settings}" if settings and name == "table2" else ""
+            label = here
+        elif here:
+            label = f"{here} on {row[0].cell.dataset}"
         full, sampled = (
             [_entry(cell, protocol, reasons) for cell in row] for protocol in ("full", "sampled")
         )

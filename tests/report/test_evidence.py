@@ -357,7 +357,10 @@ def test_a_size_between_those_of_the_runs_is_interpolated_and_none_beyond() -> N
     assert cost[0]["mean_nats"] == pytest.approx(spline(np.log(900 * 128)) - 5.0)
     larger = [[run | {"parameters.total": 10**9} for run in part] for part in runs[1::2]]
     beyond = lines_of(replace(COST, value=equal_size), rows, *runs[::2], *larger)
-    assert all(line["reason"] and not line["n"] for line in beyond)
+    failed = {"status": "failed", "error.type": evidence.DIVERGED, "parameters.total": None}
+    diverged = [[run | failed for run in part] for part in runs[1::2]]
+    none = lines_of(replace(COST, value=equal_size), rows, *runs[::2], *diverged)
+    assert all(line["reason"] and not line["n"] for line in [*beyond, *none])
 
 
 def test_the_change_with_length_is_of_the_tokens_beyond_the_training_length() -> None:

@@ -40,6 +40,9 @@ def test_complete_and_diverged_runs_of_the_scale_are_copied_without_weights(tmp_
     readme = (published / "machine" / "README.md").read_text()
     assert f"| quick | fp32 | {'c' * 12} | a CPU | none |" in readme
     assert "| 2 | 2 | 1.00 |" in readme
+    write_run(tmp_path / "alone" / "runs", error=error | {"type": "NonFiniteLoss"})
+    publish(tmp_path / "alone", "alone", scale="quick", published=published)
+    assert "| 1 | 1 | 0.00 |" in (published / "alone" / "README.md").read_text()
 
 
 def test_no_absolute_path_is_published_and_the_record_stays_valid(tmp_path: Path) -> None:

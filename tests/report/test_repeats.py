@@ -69,13 +69,16 @@ def test_what_a_first_run_should_give_and_how_far_repeats_of_base_rows_went() ->
     runs = runs.assign(scale="quick", precision="fp32")
     lines = pd.DataFrame(
         {
-            "dataset": ["pg19", "pg19", "ptb", "pg19"],
-            "row": ["base", "base", "base", "other"],
-            "kind": [repeats.SAME, repeats.ANY, repeats.ANY, repeats.ANY],
-            "largest_nats": [0.05, 0.127, 0.031, 0.9],
+            "dataset": ["pg19", "pg19", "ptb", "letters", "pg19"],
+            "row": ["base", "base", "base", "base", "other"],
+            "kind": [repeats.SAME, repeats.ANY, repeats.ANY, repeats.ANY, repeats.ANY],
+            "largest_nats": [0.05, 0.127, 0.031, 0.2, 0.9],
         }
     )
     text = expectation(runs, lines)
     assert "seed 0, quick scale, fp32: 4.986." in text
-    assert "same/any precision ended up to PG-19 0.050/0.127, Penn Treebank 0.031 nats" in text
+    assert (
+        "same/any precision ended up to PG-19 0.050/0.127, Penn Treebank 0.031, letters 0.200 nats"
+        in text
+    )
     assert expectation(runs.iloc[:0], lines) == expectation(runs, lines.iloc[:0]) == ""

@@ -179,6 +179,10 @@ def test_table2_has_a_row_for_each_configuration(tmp_path: Path) -> None:
     label = "B=2, L=512, D=64, γ=0.9, step=1000"
     assert list(table.frame["Configuration"])[3:5] == [label, f"here {label}, 100 steps"]
     assert list(table.frame.iloc[4])[1:] == ["full", "missing [1]", "missing [1]", "3.000"]
+    write_run(tmp_path, "crope", "tiny", "b2_l512_d64")
+    cells = [make_cell("crope", "tiny", "b2_l512_d64", "table2")]
+    frame = loss_table(source_of(tmp_path), cells, "table2").frame
+    assert list(frame["Configuration"]) == [f"here {label}, 100 steps on tiny", ""]
 
 
 def test_ngram_losses_are_those_of_the_runs_tokens(tmp_path: Path) -> None:
