@@ -324,22 +324,7 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     """(key, what is wrong and what is allowed) for every value that the schema's types alone let
     through.
     """
-    for key, item in keys().items():
-        value, rule = attrgetter(key)(config), item.metadata
-        if "one_of" in rule and value not in rule["one_of"]:
-            yield key, f"must be one of {', '.join(rule['one_of'])}"
-        elif isinstance(value, float) and not math.isfinite(value):
-            yield key, "must be a finite number"
-        elif "least" in rule and value < rule["least"]:
-            yield key, f"must be at least {rule['least']}"
-        elif "most" in rule and value > rule["most"]:
-            yield key, f"must be at most {rule['most']}"
-        elif isinstance(value, int) and value >= 2**63:
-            yield key, "must be below 2^63"
-        elif "above" in rule and value <= rule["above"]:
-            yield key, f"must be above {rule['above']}"
-        elif "below" in rule and not value < rule["below"]:
-            yield key, f"must be below {rule['below']}"
+    yield from value_problems(config)
     if not config.results_dir:
         yield "results_dir", "must name a folder"
     yield from model_problems(config.model)
@@ -357,12 +342,34 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
+def value_problems(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(key, what is allowed) for every value of the configuration, or of a section of it, that the
+    option of its field does not allow.
+    """
+    for name, item in keys(section).items():
+        key, value, rule = prefix + name, attrgetter(name)(section), item.metadata
+        if "one_of" in rule and value not in rule["one_of"]:
+            yield key, f"must be one of {', '.join(rule['one_of'])}"
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield key, "must be a finite number"
+        elif "least" in rule and value < rule["least"]:
+            yield key, f"must be at least {rule['least']}"
+        elif "most" in rule and value > rule["most"]:
+            yield key, f"must be at most {rule['most']}"
+        elif isinstance(value, int) and value >= 2**63:
+            yield key, "must be below 2^63"
+        elif "above" in rule and value <= rule["above"]:
+            yield key, f"must be above {rule['above']}"
+        elif "below" in rule and not value < rule["below"]:
+            yield key, f"must be below {rule['below']}"
+
+
 def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
     """(key, what is wrong and what to do) for sizes and combinations that no model has; at most one
     per key.
     """
     if min(model.n_heads, model.d_model) < 1:
-        return  # rejected by `problems`
+        return  # rejected by `value_problems`
     if model.d_model % model.n_heads:
         yield "model.d_model", f"is not divisible by model.n_heads={model.n_heads}"
     elif (width := model.d_model // model.n_heads) % 2 or (width := model.head_width) % 2:

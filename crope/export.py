@@ -67,9 +67,7 @@ CARD = """\
 library_name: transformers
 pipeline_tag: text-generation
 license: mit
-tags:
-- rotary-position-embedding
-- complex-linear
+tags: [{tags}]
 ---
 # {run_id}
 
@@ -78,7 +76,7 @@ It is one run of an experiment that compares position schemes, not a model for u
 
     from transformers import pipeline
 
-    pipeline("text-generation", model="{run_id}")("The")
+    pipeline("text-generation", model="{folder}")("The")
 
 | | |
 |---|---|
@@ -166,7 +164,7 @@ def export_transformers(record: Record, out: Path, *, converted: bool = False) -
         (out / "model.safetensors").chmod(0o644)  # written as 0600
         write_bytes(out / "tokenizer.json", (tokens.folder / "tokenizer.json").read_bytes())
         write_json(out / "tokenizer_config.json", tokenizer)
-        write_text(out / "README.md", render_card(record, exported, model_config))
+        write_text(out / "README.md", render_card(record, exported, model_config, out))
     except OSError as error:
         raise UserError(
             f"{out}: cannot be written ({error.strerror or error}); choose another folder"
@@ -313,8 +311,10 @@ def _gpt2(model: GPT, config: ModelConfig) -> Any:
     )
 
 
-def render_card(record: Record, exported: Any, config: ModelConfig) -> str:
-    """The model card: what was trained, on what, its losses, the commit, the limits."""
+def render_card(record: Record, exported: Any, config: ModelConfig, out: Path) -> str:
+    """The model card of the folder `out`: what was trained, on what, its losses, the commit, the
+    limits.
+    """
     summary, train = record.summary, record.config["train"]
     provenance, tokenizer = record.provenance, record.config["tokenizer"]
     loss, model = summary["val_full"]["final_nats"], summary["model"]
@@ -341,8 +341,14 @@ def render_card(record: Record, exported: Any, config: ModelConfig) -> str:
     }
     if not converted:  # it was not measured again
         rows["training loss"] = f"{summary['train']['final_nats']:.4f} nats per token"
+    tags = {
+        "rotary-position-embedding": config.position == "rotary",
+        "complex-linear": config.projection.startswith("complex"),
+    }
     return CARD.format(
+        tags=", ".join(tag for tag, holds in tags.items() if holds),
         run_id=record.path.name,
+        folder=out.resolve().name,
         rows="\n".join(f"| {name} | {text} |" for name, text in rows.items()),
         seq_len=train["seq_len"],
         end="" if config.position == "rotary" else ", where its positions end",

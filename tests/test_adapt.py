@@ -274,6 +274,8 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (nothing, {"pairing": "other"}, "pairing"),
     (nothing, {"init": "zero"}, "init"),
     (nothing, {"init": "activations"}, "inputs="),
+    (nothing, {"init": "activations", "inputs": torch.ones(1, 8, 8)}, "8 tokens"),
+    (nothing, {"names": "*.q_proj"}, "regular expression"),
 ]
 
 
@@ -351,7 +353,13 @@ def test_check_accepts_the_rotated_pairs_if_the_norm_has_equal_gains_in_each(
 
 @pytest.mark.parametrize(
     ("names", "tokens", "word"),
-    [(None, 6, "complexify before"), (["q_proj"], 6, "both"), (["q_proj", "k_proj"], 1, "two")],
+    [
+        (None, 6, "complexify before"),
+        (["q_proj"], 6, "both"),
+        (["q_proj", "v_proj"], 6, "both"),
+        (["k_proj", "v_proj"], 6, "both"),
+        (["q_proj", "k_proj"], 1, "two"),
+    ],
 )
 def test_check_refuses_what_it_cannot_compare(names: Any, tokens: int, word: str) -> None:
     model = Attention()
@@ -451,6 +459,16 @@ def test_the_pairing_of_a_family_commutes_with_its_rotation_and_the_other_does_n
     assert sum(rotated) == (3 if family == "SmolLM3" else 2)
 
 
+def test_wrong_pairs_of_a_slow_rotation_are_noticed_with_few_tokens(monkeypatch) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the extra `transformers`")
+    rope = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}
+    config = transformers.LlamaConfig(**SIZES | {"head_dim": 128, "rope_parameters": rope})
+    monkeypatch.setattr(adapt, "PAIRINGS", {})
+    model = transformers.LlamaForCausalLM(config)
+    complexify(model, pairing="interleaved")
+    assert not any(attention.commutes for attention in check(model, {"input_ids": INPUTS[:, :8]}))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_saved_loaded_merged_and_generates(family: str, tmp_path: Path) -> None:
     model = build(family)
@@ -539,6 +557,9 @@ def test_queries_of_latent_attention_are_interleaved() -> None:
 
     torch.testing.assert_close(scores(times_i(8, "interleaved")), scores(torch.eye(8)))
     assert not torch.allclose(scores(times_i(8, "half", 8)), scores(torch.eye(8)), atol=0.1)
+    config.rope_interleave = False
+    with pytest.raises(ValueError, match="rope_interleave"):
+        complexify(transformers.DeepseekV3ForCausalLM(config), names=["q_proj"])
 
 
 def test_load_and_save_need_a_complexified_model(tmp_path: Path) -> None:
@@ -547,6 +568,11 @@ def test_load_and_save_need_a_complexified_model(tmp_path: Path) -> None:
         save(model, tmp_path)
     with pytest.raises(ValueError, match="missing"):
         load(tmp_path)
+    model.__class__ = type("Own", (type(model),), {})
+    complexify(model)
+    with pytest.raises(ValueError, match="Own is no class"):
+        save(model, tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_lora_on_a_and_b_stays_complex_linear() -> None:

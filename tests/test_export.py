@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 from crope.compose import load_config
 from crope.config import ModelConfig
 from crope.errors import UserError
-from crope.export import as_transformers, export, export_transformers, refusal
+from crope.export import as_transformers, export, export_transformers, refusal, render_card
 from crope.generate import generate, sample_token
 from crope.model.gpt import GPT
 from crope.record import Record, sha256_file, write_json
@@ -204,7 +204,7 @@ def crope(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
 
 @pytest.fixture(scope="module")
 def opened(crope: Record, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("export") / "new" / crope.path.name
+    out = tmp_path_factory.mktemp("export") / "new" / "folder"
     for _ in range(2):  # the second time over the first
         export_transformers(crope, out)
     return out
@@ -236,8 +236,19 @@ def test_the_folder_holds_what_the_ecosystem_reads(crope: Record, opened: Path) 
     assert "auto_map" not in config and config["rotary_pct"] == 1  # read by versions before 5
     card = (opened / "README.md").read_text(encoding="utf-8")
     final, commit = crope.summary["val_full"]["final_nats"], crope.provenance["commit"]
-    for fact in (crope.path.name, f"{final:.4f} nats", commit, "900 tokens", "seed 0"):
+    for fact in (
+        crope.path.name,
+        f"{final:.4f} nats",
+        commit,
+        "900 tokens",
+        "seed 0",
+        'model="folder"',
+        "tags: [rotary-position-embedding, complex-linear]",
+    ):
         assert fact in card
+    exported = AutoModelForCausalLM.from_pretrained(opened)
+    absolute = replace(load_config(crope.config).model, position="sinusoidal")
+    assert "tags: [complex-linear]" in render_card(crope, exported, absolute, opened)
 
 
 def test_pipeline_and_tokenizer_are_those_of_the_run(crope: Record, opened: Path) -> None:

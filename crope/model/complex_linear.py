@@ -52,8 +52,10 @@ class ComplexLinear(nn.Module):
         self.pairing, self.head_dim = pairing, head_dim
         # Shape of the outputs with the two channels of a pair along dimension 1.
         self.pairs = (-1, 2, head_dim // 2) if pairing == "half" and head_dim else (-1, 2)
-        self.a = nn.Parameter(torch.zeros(out_features // 2, in_features // 2))
-        self.b = nn.Parameter(torch.zeros(out_features // 2, in_features // 2))
+        shape = (out_features // 2, in_features // 2)
+        bound = in_features**-0.5  # that of nn.Linear; zeros in both Q and K would never learn
+        self.a = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+        self.b = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
 
     @property
@@ -78,9 +80,10 @@ class ComplexLinear(nn.Module):
         pairing: the arguments `pairing` and `head_dim` of the layer. Weight and bias keep dtype,
         device and requires_grad, each its own.
         """
-        layer = cls(
-            linear.in_features, linear.out_features, bias=linear.bias is not None, **pairing
-        )
+        with torch.device("meta"):  # no draw of values that are replaced below
+            layer = cls(
+                linear.in_features, linear.out_features, bias=linear.bias is not None, **pairing
+            )
         weight = linear.weight.detach().unflatten(0, layer.pairs)
         # In float32 at least: the sum of two float16 numbers may overflow.
         weight = weight.to(torch.promote_types(weight.dtype, torch.float32))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from crope.config import INIT_STD, ModelConfig, model_problems
+from crope.config import INIT_STD, ModelConfig, model_problems, value_problems
 from crope.model.attention import ATTENTIONS
 from crope.model.positions import Positions, build_positions
 from crope.seeding import stream
@@ -48,12 +48,12 @@ class GPT(nn.Module):
 
     Shapes    tokens_BT (int64) -> hidden_BTD; `logits` maps hidden_BTD to logits_BTV without the
               padding.
-    Raises    ValueError if a size or combination in the config is invalid, or if T exceeds max_len.
+    Raises    ValueError if a value or combination in the config is invalid, or if T exceeds max_len.
     """
 
     def __init__(self, config: ModelConfig, *, vocab_size: int, max_len: int, seed: int) -> None:
         super().__init__()
-        for key, text in model_problems(config):
+        for key, text in (*value_problems(config, "model."), *model_problems(config)):
             raise ValueError(f"{key} {text}")
         self.vocab_size, self.max_len = vocab_size, max_len
         self.embed_factor = config.embed_factor

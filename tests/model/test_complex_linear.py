@@ -76,6 +76,17 @@ def test_to_linear_is_the_same_layer(bias: bool) -> None:
         torch.testing.assert_close(value, layer.state_dict()[name], rtol=0, atol=1e-15)
 
 
+def test_initial_weights_vary_as_those_of_nn_linear() -> None:
+    """Uniform in a and b, of variance 1 / (3 D)."""
+    torch.manual_seed(0)
+    layer, linear = ComplexLinear(256, 128), torch.nn.Linear(256, 128)
+    assert layer.weight.std().item() == pytest.approx((3 * 256) ** -0.5, rel=0.02)
+    assert layer.weight.std().item() == pytest.approx(linear.weight.std().item(), rel=0.02)
+    state = torch.get_rng_state()
+    ComplexLinear.from_linear(linear)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_a_layer_norm_before_it_is_not_complex_linear() -> None:
     """f(i x) differs from i f(x) after a LayerNorm without gains, and not after an RMSNorm."""
     layer, x_BD = randomise(ComplexLinear(12, 8)), normal(5, 12)

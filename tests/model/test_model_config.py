@@ -17,6 +17,7 @@ from crope.config import (
     model_problems,
 )
 from crope.model import attention, positions, projections
+from crope.model.gpt import GPT
 from tests.model.oracles import CHOICES, WIDTH, build, cross_entropy, random_tokens
 
 ALL = list(itertools.product(POSITIONS, PROJECTIONS, ATTENTIONS))
@@ -86,6 +87,22 @@ def test_impossible_sizes_are_rejected(changes: dict[str, object], word: str) ->
     model = ModelConfig(**{"position": "rotary", "projection": "real", **changes})  # type: ignore[arg-type]
     ((_, text),) = model_problems(model)
     assert word in text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"embed_scale": "sqrt"},
+        {"ffn_ratio": 0},
+        {"n_heads": 0},
+        {"d_model": 0},
+        {"position": "rope"},
+    ],
+)
+def test_a_decoder_has_no_value_that_a_run_could_not_have(changes: dict[str, object]) -> None:
+    model = ModelConfig(**{"position": "rotary", "projection": "real", **changes})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        GPT(model, vocab_size=8, max_len=4, seed=0)
 
 
 @pytest.mark.parametrize(("d_model", "width"), [(64, 104), (128, 208), (512, 816)])
