@@ -25,7 +25,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from crope.config import ROOT, Config, ModelConfig, keys, problems, run_hash
+from crope.config import ROOT, Config, DataConfig, ModelConfig, keys, problems, run_hash
 from crope.errors import ConfigError, one_line
 
 CONF_DIR = ROOT / "conf"
@@ -93,6 +93,7 @@ def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
     # Hydra reads `true` as a bool, which becomes "True".
     config.runtime.compile = config.runtime.compile.lower()
     check(config)
+    check_label(choices["data"], config.data)
     model = variant_name(choices["model"], config.model)
     return Run(config, model, choices["data"], choices["ablation"], choices["scale"])
 
@@ -129,6 +130,14 @@ def check(config: Config) -> None:
     """
     for key, text in problems(config):
         raise ConfigError(f"{key}={attrgetter(key)(config)} {text}")
+
+
+def check_label(name: str, data: DataConfig) -> None:
+    """Raises ConfigError if conf/data/<name>.yaml names another corpus: its runs would be labelled
+    wrongly.
+    """
+    if data.corpus != name:
+        raise ConfigError(f"conf/data/{name}.yaml: corpus: {data.corpus} must be {name}")
 
 
 def load_config(saved: Mapping[str, Any]) -> Config:
@@ -169,7 +178,8 @@ def register() -> None:
 
 def group_files(group: str) -> dict[str, Path]:
     """The files of conf/<group> by name."""
-    return {path.stem: path for path in sorted((CONF_DIR / group).glob("*.yaml"))}
+    files = sorted((CONF_DIR / group).glob("[!.]*.yaml"))  # none of an editor, such as .#x.yaml
+    return {path.stem: path for path in files}
 
 
 @cache

@@ -23,7 +23,7 @@ GOLDEN_FILE = Path(__file__).with_name("golden_losses.json")
 
 # Names of the corpora: the files conf/data/<corpus>.yaml. One without a source in crope/data or in
 # its file is the user's own.
-CORPORA = tuple(sorted(path.stem for path in (ROOT / "conf" / "data").glob("*.yaml")))
+CORPORA = tuple(sorted(path.stem for path in (ROOT / "conf" / "data").glob("[!.]*.yaml")))
 
 # Golden losses and numerics version of each model of conf/model. `make golden` raises the version
 # of exactly those models whose losses changed: a refactoring keeps old runs valid, a change to one

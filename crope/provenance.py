@@ -29,7 +29,7 @@ def collect(runtime: RuntimeConfig, data_meta: dict[str, Any]) -> dict[str, Any]
     """Everything that is known when a run starts."""
     device = resolve_device(runtime.device)
     return {
-        "commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
+        "commit": _output(*_git(ROOT), "rev-parse", "HEAD"),
         "dirty": is_dirty(ROOT),
         "command": shlex.join([_program(Path(sys.argv[0])), *sys.argv[1:]]),
         "python": platform.python_version(),
@@ -52,7 +52,7 @@ def is_dirty(root: Path) -> bool | None:
 
     None without a git checkout.
     """
-    status = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=all")
+    status = _output(*_git(root), "status", "--porcelain", "--untracked-files=all")
     if status is None:
         return None
     return any(
@@ -74,6 +74,11 @@ def earlier_attempts(path: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         log_line(f"{path}: corrupt or missing ({type(error).__name__}); earlier attempts unknown")
         return [dict.fromkeys(ATTEMPT)]
+
+
+def _git(root: Path) -> tuple[str, ...]:
+    """git for the checkout of this code, never for one around it, whose commit says nothing."""
+    return ("git", f"--git-dir={root / '.git'}", f"--work-tree={root}", "-C", str(root))
 
 
 def _program(path: Path) -> str:

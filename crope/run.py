@@ -73,15 +73,17 @@ def execute(run: Run) -> Outcome:
     if is_complete(run.path):
         return _skipped(run, "already complete")
     try:
-        with run_lock(run), stop_on_signal() as stop:
+        with run_lock(run):
             if is_complete(run.path):  # by the process that held the lock until now
                 return _skipped(run, "completed by another process")
-            try:
-                return replace(_execute(run, stop), signal=stop.signal)
-            except UserError as error:
-                if not stop.requested():
-                    raise
-                return Outcome(run.run_id, "stopped", f"{run.run_id}: {error}", stop.signal)
+            tokens = _load(run.config)  # may take minutes, which a signal ends: nothing to save
+            with stop_on_signal() as stop:
+                try:
+                    return replace(_execute(run, tokens, stop), signal=stop.signal)
+                except UserError as error:
+                    if not stop.requested():
+                        raise
+                    return Outcome(run.run_id, "stopped", f"{run.run_id}: {error}", stop.signal)
     except Timeout:
         return Outcome(run.run_id, "busy", f"{run.run_id}: another process is training it")
     except OSError as error:
@@ -153,11 +155,15 @@ def stop_on_signal() -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
-def _execute(run: Run, stop: Stop) -> Outcome:
-    config = run.config
+def _load(config: Config) -> TokenSet:
     tokens = load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(config.data_dir))
     for split in ("train", "validation"):
         check_length(getattr(tokens, split), config.train.seq_len, split)
+    return tokens
+
+
+def _execute(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
+    config = run.config
     remove_temporary_files(run.path)
     (run.path / "summary.json").unlink(missing_ok=True)  # of a failed attempt
     write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))

@@ -5,18 +5,17 @@ study=table1`, `make reproduce` and the report expand the same list. Imports no 
 `train.precision=auto` has to be resolved.
 """
 
+import fcntl
 import itertools
 import json
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from crope import paper
 from crope.compose import (
@@ -24,6 +23,7 @@ from crope.compose import (
     at_precision,
     build_run,
     check,
+    check_label,
     check_overrides,
     compose_config,
     group_files,
@@ -99,18 +99,29 @@ def planned_scale(studies: Iterable[str]) -> str | None:
 
 
 def _axes(study: str) -> dict[str, list[str]]:
-    file = f"conf/study/{study}.yaml"
+    file, content = f"conf/study/{study}.yaml", group_values("study", study)
     try:
-        params = dict(group_values("study", study)["hydra"]["sweeper"]["params"])
+        params = dict(content["hydra"]["sweeper"]["params"])
     except (KeyError, TypeError, ValueError):
         return {}
     if "# @package _global_" not in group_files("study")[study].read_text(encoding="utf-8"):
         raise ConfigError(f"{file}: give it the first line `# @package _global_`")
+    if others := sorted(content.keys() - {"hydra"}):
+        raise ConfigError(
+            f"{file}: {', '.join(others)}: make it an axis of hydra.sweeper.params, also with one"
+            " value; train.py alone would read it here"
+        )
     try:
         overrides = [f"{name}={values}" for name, values in params.items()]
-        return check_overrides(overrides, multirun=True)
+        axes = check_overrides(overrides, multirun=True)
     except ConfigError as error:
         raise ConfigError(str(error).replace("command line", file, 1)) from error
+    if len(axes.get("scale", ())) > 1 or "train.precision" in axes:
+        raise ConfigError(
+            f"{file}: give one scale and no precision: a study compares runs of one; write a file"
+            " for each scale, and results folders of their own for precisions"
+        )
+    return axes
 
 
 @cache
@@ -237,7 +248,9 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
                 others.append(f"{axis}={value}")
         base = _compose_base((*overrides, *sorted(others)))
         name, dataset = choice.get("model", base.model), choice.get("data", base.dataset)
-        model = _model(name, base.config.model.d_model, tuple(model_keys))
+        stated = group_values("model", base.model)
+        kept = [item for item in asdict(base.config.model).items() if item[0] not in stated]
+        model = _model(name, tuple(kept), tuple(model_keys))
         config = replace(base.config, model=model, data=_data(dataset))
         check(config)
         variant = variant_name(name, model)
@@ -246,16 +259,18 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
 
 
 @cache
-def _model(name: str, d_model: int, keys: tuple[tuple[str, str], ...]) -> ModelConfig:
-    values: dict[str, Any] = {"d_model": d_model}
-    values.update(group_values("model", name))
-    values.update(keys)
-    return typed(ModelConfig, values)
+def _model(
+    name: str, kept: tuple[tuple[str, Any], ...], keys: tuple[tuple[str, str], ...]
+) -> ModelConfig:
+    """`kept` are the keys that no model file has set: defaults, and those of the scale and the row."""
+    return typed(ModelConfig, {**dict(kept), **group_values("model", name), **dict(keys)})
 
 
 @cache
 def _data(name: str) -> DataConfig:
-    return typed(DataConfig, group_values("data", name))
+    data = typed(DataConfig, group_values("data", name))
+    check_label(name, data)
+    return data
 
 
 @cache
@@ -289,12 +304,13 @@ def study_status(
     """Counts of each study's runs, one line per run that is running, started or failed, and the
     time left; a run that several studies share counts there once.
 
-    scale    None: that of the study's file, else the first that has a finished run, else quick
+    scale    None: that of the study's file, else the first of SCALES that has a finished or started
+             run, else quick
     seeds    None: those of each study's file
     """
     records, invalid = read_records(results_dir / "runs")
     scales = {record.summary["scale"] for record in records}
-    default = next((name for name in SCALES if name in scales), "quick")
+    default = scale or _first_scale(studies, scales, seeds, results_dir)
     complete = [record for record in records if record.summary["status"] == "complete"]
     complete.sort(key=lambda record: record.summary["finished_utc"])
     precision = complete[-1].summary["precision"] if complete else "fp32"
@@ -330,6 +346,20 @@ def study_status(
     return "\n".join(lines + _render_left(list(states.values()), complete))
 
 
+def _first_scale(
+    studies: Sequence[str], finished: set[str], seeds: Sequence[int] | None, results_dir: Path
+) -> str:
+    """The first of SCALES that has a finished or a started run; quick if none has."""
+    folders = (results_dir / "runs").glob("*/")
+    started = {path.name for path in folders if not (path / "summary.json").exists()}
+    for name in SCALES:
+        runs = study_runs(studies, scale=name, seeds=seeds) if started else []
+        ids = {at_precision(run, kind).run_id for run in runs for kind in ("fp32", "bf16")}
+        if name in finished or ids & started:
+            return name
+    return "quick"
+
+
 def unavailable_datasets(results_dir: Path) -> dict[str, str]:
     """Those of the paper's datasets that the last `make reproduce` could not have, and why.
 
@@ -363,7 +393,7 @@ def _recorded(run: Run, default: str) -> Run:
     """
     if run.config.train.precision != "auto":
         return run
-    for precision in ("fp32", "bf16"):
+    for precision in (default, "bf16" if default == "fp32" else "fp32"):
         resolved = at_precision(run, precision)
         if (resolved.path / "config.yaml").exists():
             return resolved
@@ -391,12 +421,13 @@ def _last_step(metrics: Path) -> int:
 
 def is_locked(run: Run) -> bool:
     """Whether a process trains the run now; it may end or start a moment later."""
-    if not run.lock.exists():
-        return False
     try:
-        with FileLock(run.lock, timeout=0):
+        with run.lock.open() as file:  # only read: status of a folder that others write
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
-    except Timeout:
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
         return True
 
 

@@ -80,16 +80,16 @@ def reproduce(
     tried = {run.dataset for run in runs}
     # Token files are made once here; otherwise every process would wait for the first one.
     data_dir = Path(config.data_dir)
-    failed = prepare(sorted({run.dataset for run in todo}), config.tokenizer, data_dir=data_dir)
+    failed = _prepare(todo, data_dir)
     missing = {
         name
         for name in failed.keys() & paper.DATASET_LABELS.keys()
         if isinstance(failed[name], DataUnavailable)
     }
     if missing:
-        failed |= prepare(["tiny"], config.tokenizer, data_dir=data_dir)
         datasets = [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]
         runs, todo = expand(datasets)
+        failed |= _prepare([run for run in todo if run.dataset == "tiny"], data_dir)
     known = unavailable_datasets(results_dir).items()  # an earlier command may have tried others
     unavailable = {name: why for name, why in known if name not in tried}
     unavailable |= {name: str(failed[name]) for name in missing}
@@ -118,6 +118,15 @@ def reproduce(
     if problems:
         print(f"{len(problems)} failed:", *problems, sep="\n  ", flush=True)
     return 1 if problems or invalid else 0
+
+
+def _prepare(runs: Sequence[Run], data_dir: Path) -> dict[str, UserError]:
+    """Makes the token files of the runs, whose tokenizers may differ; the error of each dataset."""
+    failed: dict[str, UserError] = {}
+    for key, tokenizer in {astuple(t): t for t in (run.config.tokenizer for run in runs)}.items():
+        datasets = {run.dataset for run in runs if astuple(run.config.tokenizer) == key}
+        failed |= prepare(sorted(datasets), tokenizer, data_dir=data_dir)
+    return failed
 
 
 class Worker(NamedTuple):

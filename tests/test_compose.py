@@ -126,6 +126,16 @@ def test_a_mistake_in_a_file_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_corpus_has_no_other_label(tmp_path: Path, monkeypatch) -> None:
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    (tmp_path / "conf/data/relabelled.yaml").write_text("corpus: tiny\n")
+    (tmp_path / "conf/data/.#relabelled.yaml").symlink_to("an.editor")
+    monkeypatch.setattr(compose, "CONF_DIR", tmp_path / "conf")
+    with pytest.raises(ConfigError, match=r"relabelled\.yaml: corpus: tiny"):
+        load_run(["data=relabelled"])
+    assert "relabelled" in group_files("data") and ".#relabelled" not in group_files("data")
+
+
 def test_a_composed_variant_has_a_name_of_its_own() -> None:
     """Sizes are no part of it: the hash of the run id has them."""
     keys = [

@@ -66,8 +66,9 @@ def test_the_command_names_no_folder_of_the_user(
     assert collect(RuntimeConfig(device="cpu"), {})["command"] == f"{named} seed=1,2"
 
 
-def test_without_git_it_is_unknown(tmp_path: Path) -> None:
-    assert is_dirty(tmp_path) is None
+def test_without_git_it_is_unknown(checkout: Path) -> None:
+    """Also inside another repository, whose commit says nothing about the code."""
+    assert is_dirty(checkout / "crope") is None
 
 
 FACTS = dict.fromkeys(ATTEMPT, "known")

@@ -381,6 +381,12 @@ def test_a_missing_corpus_or_a_short_split_leaves_no_folder(tmp_path: Path, monk
     monkeypatch.setattr(run_module, "load_tokens", absent)
     with pytest.raises(DataUnavailable):
         execute(run)
+    # While text is fetched or waited for there is nothing to save: a signal ends it at once.
+    monkeypatch.setattr(
+        run_module, "load_tokens", lambda *_, **__: signal.raise_signal(signal.SIGINT)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        execute(run)
     assert not run.path.exists()
 
 

@@ -7,12 +7,13 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from crope import study
-from crope.compose import group_files, group_values, load_run, quoted_override
+from crope.compose import at_precision, group_files, group_values, load_run, quoted_override
 from crope.config import ROOT, cell_key
 from crope.errors import ConfigError
 from crope.record import PUBLISHED, read_records
@@ -48,6 +49,18 @@ def test_choices_compose_to_what_hydra_composes(scale: str) -> None:
         assert compose_runs([choice], common) == [
             load_run([*common, *(f"{k}={v}" for k, v in choice.items())])
         ]
+
+
+def test_keys_of_a_scale_of_the_users_own_hold_for_every_model(tmp_path: Path, monkeypatch) -> None:
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    smoke = (tmp_path / "conf/scale/smoke.yaml").read_text()
+    (tmp_path / "conf/scale/deep.yaml").write_text(f"{smoke}\nmodel:\n  n_layers: 2\n")
+    monkeypatch.setattr("crope.compose.CONF_DIR", tmp_path / "conf")
+    common = ["scale=deep", "train.precision=fp32"]
+    for model in ("rope", "thin_ffn", "xpos"):
+        (run,) = compose_runs([{"data": "tiny", "model": model}], common)
+        assert run == load_run([*common, "data=tiny", f"model={model}"])
+        assert run.config.model.n_layers == 2
 
 
 def test_both_tables_are_18_runs_per_seed_with_seeds_outermost() -> None:
@@ -179,19 +192,23 @@ def test_a_study_that_is_no_study_is_a_config_error(monkeypatch) -> None:
         ({"model.n_heads": "2,,4"}, "n_heads"),
         ({"model": "rope,roep"}, "did you mean rope"),
         ({"trian.lr": "1,2"}, "trian.lr"),
+        ({"train.precision": "fp32,bf16"}, "precision"),
+        ({"scale": "smoke,quick"}, "one scale"),
         ([{"data": "ptb"}, {"model": "rope"}], "axes"),
+        ({"train": {"max_steps": 7}}, "train: make it an axis"),
         ({}, "package"),
     ],
 )
 def test_a_file_that_is_no_study_is_named_and_left_out(
-    axis: dict[str, str] | list[dict[str, str]], word: str, tmp_path: Path, monkeypatch, capsys
+    axis: Any, word: str, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     monkeypatch.setattr("crope.compose.CONF_DIR", tmp_path / "conf")
     monkeypatch.setattr(study, "group_values", group_values.__wrapped__)  # not from its cache
+    beside = {"train": axis.pop("train")} if "train" in axis else {}
     params = {"data": "ptb", "model": "rope,crope", **axis} if isinstance(axis, dict) else axis
-    text = yaml.safe_dump({"hydra": {"sweeper": {"params": params}}})
-    text = f"# @package _global_\n{text}" if axis else text
+    text = yaml.safe_dump({"hydra": {"sweeper": {"params": params}}} | beside)
+    text = f"# @package _global_\n{text}" if axis or beside else text
     (tmp_path / "conf/study/broken.yaml").write_text(text)
     with pytest.raises(ConfigError, match=rf"conf/study/broken\.yaml.*{word}"):
         study_runs(["broken"], scale="smoke")
@@ -247,6 +264,25 @@ def test_status_reads_over_corrupt_files_of_unfinished_runs(
     assert text.count("step 0") == 1
     assert text.endswith("for 18 runs")  # three of them in both tables
     assert "unavailable.json" in capsys.readouterr().err
+
+
+def test_status_without_a_scale_is_that_of_started_runs(tmp_path: Path) -> None:
+    options = ["train.precision=bf16", f"results_dir={tmp_path}"]
+    run = study_runs(["base"], scale="medium", seeds=[9], overrides=options)[0]
+    run.path.mkdir(parents=True)
+    (run.path / "config.yaml").touch()
+    text = study_status(["base"], scale=None, seeds=[9], results_dir=tmp_path)
+    assert text.startswith("base, medium: 4 runs: 1 started, 3 missing")
+
+
+def test_of_a_run_in_both_precisions_that_of_the_other_runs_counts(tmp_path: Path) -> None:
+    run = study_runs(["base"], scale="smoke", seeds=[0], overrides=[f"results_dir={tmp_path}"])[0]
+    for precision in ("fp32", "bf16"):
+        folder = at_precision(run, precision).path
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").touch()
+    for precision in ("fp32", "bf16"):
+        assert study._recorded(run, precision).config.train.precision == precision
 
 
 def test_a_dataset_that_was_missing_and_is_there_now_is_expected(

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 
 from crope import study, sweep, trainer
 from crope.compose import Run, load_run
+from crope.config import TokenizerConfig
 from crope.errors import ConfigError, DataError, DataUnavailable, UserError
 from crope.run import Outcome, run_lock, stop_on_signal
 from crope.sweep import default_jobs, reproduce, run_all
@@ -192,7 +194,7 @@ def test_processes_that_are_stopping_get_no_second_signal(tmp_path: Path) -> Non
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """`reproduce` only notes its runs; what fails is set by the test."""
-    noted = SimpleNamespace(trained=[], measured=[], reported=[])
+    noted = SimpleNamespace(trained=[], measured=[], reported=[], prepared=[])
     noted.errors, noted.status, noted.unmeasured, noted.invalid = {}, "complete", [], []
 
     def train(runs: list[Run], *, jobs: int, show: object) -> Iterator[Outcome]:
@@ -200,7 +202,10 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         noted.trained.extend(runs)
         yield from (Outcome(run.run_id, noted.status, run.run_id) for run in runs)
 
-    def prepare(corpora: list[str], *_: object, **__: object) -> dict[str, UserError]:
+    def prepare(
+        corpora: list[str], tokenizer: TokenizerConfig, **_: object
+    ) -> dict[str, UserError]:
+        noted.prepared.append((corpora, tokenizer.vocab_size))
         return {name: noted.errors[name] for name in corpora if name in noted.errors}
 
     def extrapolate(runs: list[Run]) -> list[str]:
@@ -276,6 +281,21 @@ def test_reproduce_trains_the_studies_at_the_seeds_and_reports_the_scale(
     for scale, own in (("paper", None), ("smoke", "smoke")):
         assert reproduced(tmp_path, "paper_row", scale=scale) == 0
         assert reported[-1]["scale"] == own
+
+
+def test_every_tokenizer_of_a_study_is_prepared(
+    noted: SimpleNamespace, tmp_path: Path, monkeypatch
+) -> None:
+    expand = sweep.study_runs
+
+    def two_sizes(*args: Any, **options: Any) -> list[Run]:
+        runs = expand(*args, **options)
+        tokenizer = TokenizerConfig("bpe", 300)
+        return [*runs, replace(runs[0], config=replace(runs[0].config, tokenizer=tokenizer))]
+
+    monkeypatch.setattr(sweep, "study_runs", two_sizes)
+    assert reproduced(tmp_path, "pilot") == 0
+    assert sorted(noted.prepared, key=str) == [(["ptb"], 300), (["ptb"], 4096)]
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,9 @@ def text_sha256(blocks: Iterable[str]) -> str:
 
 def checksums() -> dict[str, str]:
     """Pinned sha256 by relative path, from data/checksums.txt (the format of sha256sum)."""
-    lines = (line.split("  ", 1) for line in CHECKSUMS.read_text(encoding="utf-8").splitlines())
-    return {relative: digest for digest, relative in lines}
+    lines = CHECKSUMS.read_text(encoding="utf-8").splitlines()
+    pairs = (line.split(maxsplit=1) for line in lines if len(line.split()) > 1)
+    return {relative.strip().removeprefix("*"): digest for digest, relative in pairs}
 
 
 def corpus_files(corpus: str) -> dict[str, list[str]]:
@@ -236,9 +237,9 @@ def missing_text(corpus: str, missing: Sequence[str], remedy: str = "") -> str:
     """The one line for files that are in no folder."""
     files = missing[0] if len(missing) == 1 else f"{len(missing)} files ({missing[0]}, ...)"
     remedy = remedy or "copy them there, layout in data/README.md"
-    where = os.environ.get("CROPE_DATA_DIR", "data_dir")
-    if "/" in where and not Path(where).is_dir():
-        where = f"CROPE_DATA_DIR={where}, which does not exist,"
+    where, named = "data_dir", os.environ.get("CROPE_DATA_DIR", "")
+    if named and not Path(named).is_dir():  # data_dir=DIR may name another
+        where = f"CROPE_DATA_DIR={named}, which does not exist,"
     return f"{corpus}: {files} missing in {where} and data/raw; {remedy}"
 
 

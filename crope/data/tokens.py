@@ -231,7 +231,9 @@ def _folder(corpus: str, source: dict[str, str], tokenizer: TokenizerConfig) -> 
 def _gpt2_file(data_dir: Path) -> Path:
     """GPT-2's tokenizer.json, fetched if it is in no folder."""
     if find_file(GPT2_FILE, data_dir) is None:
-        fetch("gpt2", [GPT2_FILE])
+        with corpus_lock("gpt2"):  # the callers hold the locks of different corpora
+            if find_file(GPT2_FILE, data_dir) is None:
+                fetch("gpt2", [GPT2_FILE])
     file = find_file(GPT2_FILE, data_dir)
     assert file is not None
     return file

@@ -29,14 +29,8 @@ from crope.terminal import print_grid
 
 # Files that not every report has: removed first, so that none is left of an earlier one.
 STALE = (
-    "study*",
-    "evidence.*",
-    "conversion.*",
-    "repeats.*",
-    "forest.*",
-    "training.*",
-    "length.*",
-    "scaling.*",
+    *(f"{name}.{kind}" for name in ("evidence", "conversion", "repeats") for kind in ("md", "csv")),
+    *(f"{name}.svg" for name in ("forest", "training", "length", "scaling")),
 )
 Files = dict[str, str | bytes]
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -148,9 +142,8 @@ def build_report(
         tables=tables.without_repeated_notes(report.losses),
         data=[name for name in files if name.endswith(".csv")],
     )
-    for pattern in STALE:
-        for path in out_dir.glob(pattern):
-            path.unlink()
+    for name in STALE:
+        (out_dir / name).unlink(missing_ok=True)
     for name, content in files.items():  # the page is last: it links to the others
         write_bytes(out_dir / name, content.encode() if isinstance(content, str) else content)
     print_report(report, out_dir / "index.html")

@@ -88,13 +88,24 @@ def test_files_in_no_folder_are_missing_and_fetched_ones_are_read(data_dir: Path
     assert "".join(load_corpus("ptb", data_dir)["validation"][0]) == FILES["ptb/valid.txt"]
 
 
-def test_an_own_corpus_is_named_by_its_text(data_dir: Path) -> None:
+def test_an_own_corpus_is_named_by_its_text(data_dir: Path, monkeypatch) -> None:
+    monkeypatch.setenv("CROPE_DATA_DIR", "")
     write(data_dir, "letters/train.txt", " a line \r\n")
     write(data_dir, "letters/valid.txt", "another\n")
     assert corpus_sha256("letters", data_dir)["train"] == hashlib.sha256(b" a line \n").hexdigest()
     (data_dir / "letters" / "valid.txt").unlink()
-    with pytest.raises(DataUnavailable, match=r"letters/valid\.txt"):
+    with pytest.raises(DataUnavailable, match=r"letters/valid\.txt missing in data_dir and"):
         corpus_sha256("letters", data_dir)
+    monkeypatch.setenv("CROPE_DATA_DIR", "nowhere")
+    with pytest.raises(DataUnavailable, match="CROPE_DATA_DIR=nowhere"):
+        corpus_sha256("letters", data_dir)
+
+
+def test_checksums_may_have_blank_lines_and_marks_of_binary_files(data_dir: Path) -> None:
+    pinned = checksums()
+    file = data_dir.parent / "checksums.txt"
+    file.write_text(file.read_text().replace("  ", " *") + "\n")
+    assert checksums() == pinned
 
 
 @pytest.mark.parametrize("corpus", ["ptb", "pg19"])

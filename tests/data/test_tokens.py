@@ -8,7 +8,9 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from crope.config import ROOT, TokenizerConfig
 from crope.data.corpora import load_corpus, tiny_corpus
 from crope.data.ngrams import load_ngrams
 from crope.data.tokens import (
+    GPT2_FILE,
+    _gpt2_file,
     encode,
     load_gpt2,
     load_tokens,
@@ -178,6 +182,23 @@ def test_of_two_processes_at_once_one_writes(tmp_path: Path) -> None:
     ]
     assert lines.count("writes") == 1
     assert len(lines) == 3 and len(set(lines) - {"writes"}) == 1
+
+
+def test_the_file_of_gpt2_is_fetched_once(data_dir: Path, monkeypatch) -> None:
+    """The callers hold the locks of their corpora only."""
+    fetched = []
+
+    def fetch(*_: object) -> None:
+        fetched.append(1)
+        time.sleep(0.2)
+        write(data_dir, GPT2_FILE, "{}")
+
+    monkeypatch.setattr("crope.data.tokens.fetch", fetch)
+    with ThreadPoolExecutor(2) as pool:
+        assert [path.name for path in pool.map(_gpt2_file, [data_dir, data_dir])] == 2 * [
+            "tokenizer.json"
+        ]
+    assert fetched == [1]
 
 
 def test_memory_does_not_grow_with_the_corpus(data_dir: Path, monkeypatch) -> None:

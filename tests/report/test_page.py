@@ -74,11 +74,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+OWN_FILES = ("notes.txt", "study_notes.md", "training.log")
+
+
 @pytest.fixture(scope="module")
 def report(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("report")
-    (out / "study-old.svg").write_text("stale")
-    (out / "notes.txt").write_text("the user's own")
+    (out / "conversion.md").write_text("stale")
+    for name in OWN_FILES:
+        (out / name).write_text("the user's own")
     build_report(results_dir=results, out_dir=out)
     return out
 
@@ -186,8 +190,8 @@ def test_failed_runs_alone_are_listed(tmp_path: Path) -> None:
 
 
 def test_stale_files_are_removed_and_others_kept(report: Path) -> None:
-    assert not (report / "study-old.svg").exists()
-    assert (report / "notes.txt").exists()
+    assert not (report / "conversion.md").exists()
+    assert all((report / name).exists() for name in OWN_FILES)
     assert (report / "study_losses.csv").exists()
 
 
@@ -203,7 +207,7 @@ def test_a_corrupt_record_is_named_and_enters_no_number(
     assert "CRoPE − RoPE (nats): Penn Treebank +0.010 (+0.008 to +0.012)" in printed.out
     assert printed.out.splitlines()[-1] == str(tmp_path / "index.html")
     for one in sorted(report.iterdir()):  # the same records give the same bytes
-        if one.name != "notes.txt":
+        if one.name not in OWN_FILES:
             assert one.read_bytes() == (tmp_path / one.name).read_bytes(), one.name
 
 
