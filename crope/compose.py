@@ -209,7 +209,8 @@ def _share(total: int, part: int, whole: int) -> int:
 
 def check_overrides(overrides: Sequence[str], *, multirun: bool = False) -> dict[str, list[str]]:
     """The values of each key, without those of Hydra. Raises ConfigError for unknown keys, groups
-    and group files, also after `+` and `++`, and for several values unless they are for a multirun.
+    and group files, also after `+` and `++`, and for several values unless they are for a multirun
+    (of one study).
     """
     given = {}
     for text in overrides:
@@ -323,6 +324,6 @@ def config_error(error: Exception) -> ConfigError:
     if key:
         where += f"{key}: "
     unknown = isinstance(cause, KeyError | AttributeError)
-    hint = f";{nearest(key, list(keys()))}" if key and unknown else ""
+    hint = f";{nearest(key, [*keys(), 'data.corpus', 'data.hub'])}" if key and unknown else ""
     message = re.sub(r"^In '[^']+': ", "", str(cause)).splitlines()[0]
     return ConfigError(f"{where}{message}{hint}")

@@ -11,6 +11,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import cache
@@ -116,11 +117,12 @@ def _axes(study: str) -> dict[str, list[str]]:
         axes = check_overrides(overrides, multirun=True)
     except ConfigError as error:
         raise ConfigError(str(error).replace("command line", file, 1)) from error
-    if len(axes.get("scale", ())) > 1 or "train.precision" in axes:
-        raise ConfigError(
-            f"{file}: give one scale and no precision: a study compares runs of one; write a file"
-            " for each scale, and results folders of their own for precisions"
-        )
+    for axis in ("scale", "train.precision"):
+        if len(axes.get(axis, ())) > 1:
+            raise ConfigError(
+                f"{file}: {axis}: give one value, because the runs of a study are compared; write a"
+                " file for each"
+            )
     return axes
 
 
@@ -248,9 +250,10 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
                 others.append(f"{axis}={value}")
         base = _compose_base((*overrides, *sorted(others)))
         name, dataset = choice.get("model", base.model), choice.get("data", base.dataset)
-        stated = group_values("model", base.model)
-        kept = [item for item in asdict(base.config.model).items() if item[0] not in stated]
-        model = _model(name, tuple(kept), tuple(model_keys))
+        width = base.config.ablation.d_model
+        plain = asdict(_model(base.model.partition("+")[0], width, ()))
+        changed = asdict(base.config.model).items() - plain.items()  # by the scale or the row
+        model = _model(name, width, (*changed, *model_keys))
         config = replace(base.config, model=model, data=_data(dataset))
         check(config)
         variant = variant_name(name, model)
@@ -259,11 +262,8 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
 
 
 @cache
-def _model(
-    name: str, kept: tuple[tuple[str, Any], ...], keys: tuple[tuple[str, str], ...]
-) -> ModelConfig:
-    """`kept` are the keys that no model file has set: defaults, and those of the scale and the row."""
-    return typed(ModelConfig, {**dict(kept), **group_values("model", name), **dict(keys)})
+def _model(name: str, d_model: int, keys: tuple[tuple[str, Any], ...]) -> ModelConfig:
+    return typed(ModelConfig, {"d_model": d_model, **group_values("model", name), **dict(keys)})
 
 
 @cache
@@ -353,8 +353,14 @@ def _first_scale(
     folders = (results_dir / "runs").glob("*/")
     started = {path.name for path in folders if not (path / "summary.json").exists()}
     for name in SCALES:
-        runs = study_runs(studies, scale=name, seeds=seeds) if started else []
-        ids = {at_precision(run, kind).run_id for run in runs for kind in ("fp32", "bf16")}
+        ids: set[str] = set()
+        for study in studies if started and name not in finished else ():
+            with suppress(ConfigError):  # a study need not fit every scale
+                if planned_scale([study]) is None:
+                    runs = study_runs([study], scale=name, seeds=seeds)
+                    ids |= {
+                        at_precision(run, kind).run_id for run in runs for kind in ("fp32", "bf16")
+                    }
         if name in finished or ids & started:
             return name
     return "quick"

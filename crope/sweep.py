@@ -22,7 +22,7 @@ import torch
 
 from crope import paper
 from crope.compose import Run, load_run, quoted_override, resolve_precision
-from crope.config import Config
+from crope.config import Config, TokenizerConfig
 from crope.data.tokens import prepare
 from crope.device import resolve_device
 from crope.errors import ConfigError, DataUnavailable, InvalidRecord, UserError
@@ -82,9 +82,9 @@ def reproduce(
     data_dir = Path(config.data_dir)
     failed = _prepare(todo, data_dir)
     missing = {
-        name
-        for name in failed.keys() & paper.DATASET_LABELS.keys()
-        if isinstance(failed[name], DataUnavailable)
+        name: str(error)
+        for (name, *_), error in failed.items()
+        if name in paper.DATASET_LABELS and isinstance(error, DataUnavailable)
     }
     if missing:
         datasets = [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]
@@ -92,12 +92,11 @@ def reproduce(
         failed |= _prepare([run for run in todo if run.dataset == "tiny"], data_dir)
     known = unavailable_datasets(results_dir).items()  # an earlier command may have tried others
     unavailable = {name: why for name, why in known if name not in tried}
-    unavailable |= {name: str(failed[name]) for name in missing}
-    write_json(results_dir / UNAVAILABLE, unavailable)
+    write_json(results_dir / UNAVAILABLE, unavailable | missing)
     jobs = config.runtime.jobs or default_jobs(todo, config.runtime.device)
     print(f"scale {scale}: {len(runs)} runs, {len(todo)} to train, {jobs} at a time", flush=True)
-    problems = [str(error) for name, error in failed.items() if name not in missing]
-    todo = [run for run in todo if run.dataset not in failed]
+    problems = [str(error) for (name, *_), error in failed.items() if name not in missing]
+    todo = [run for run in todo if (run.dataset, *astuple(run.config.tokenizer)) not in failed]
     with SweepProgress(todo) as progress:
         for outcome in run_all(todo, jobs=jobs, show=progress.update):
             progress.end(outcome.run_id, outcome.text, stopped=outcome.status == "stopped")
@@ -120,12 +119,17 @@ def reproduce(
     return 1 if problems or invalid else 0
 
 
-def _prepare(runs: Sequence[Run], data_dir: Path) -> dict[str, UserError]:
-    """Makes the token files of the runs, whose tokenizers may differ; the error of each dataset."""
-    failed: dict[str, UserError] = {}
-    for key, tokenizer in {astuple(t): t for t in (run.config.tokenizer for run in runs)}.items():
-        datasets = {run.dataset for run in runs if astuple(run.config.tokenizer) == key}
-        failed |= prepare(sorted(datasets), tokenizer, data_dir=data_dir)
+def _prepare(runs: Sequence[Run], data_dir: Path) -> dict[tuple[Any, ...], UserError]:
+    """Makes the token files of the runs; the error of each dataset and tokenizer, (dataset, name,
+    vocab_size).
+    """
+    datasets: dict[tuple[Any, ...], set[str]] = {}
+    for run in runs:
+        datasets.setdefault(astuple(run.config.tokenizer), set()).add(run.dataset)
+    failed: dict[tuple[Any, ...], UserError] = {}
+    for key, names in datasets.items():
+        errors = prepare(sorted(names), TokenizerConfig(*key), data_dir=data_dir)
+        failed |= {(name, *key): error for name, error in errors.items()}
     return failed
 
 

@@ -459,6 +459,17 @@ def test_the_pairing_of_a_family_commutes_with_its_rotation_and_the_other_does_n
     assert sum(rotated) == (3 if family == "SmolLM3" else 2)
 
 
+def test_small_scores_are_told_from_values_with_two_tokens() -> None:
+    """As Granite's, which are divided by the width of a head instead of its root."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra `transformers`")
+    config = transformers.GraniteConfig(
+        **SIZES | {"head_dim": 128, "attention_multiplier": 1 / 128}
+    )
+    model = transformers.GraniteForCausalLM(config)
+    complexify(model)
+    assert all(attention.commutes for attention in check(model, {"input_ids": INPUTS[:, :2]}))
+
+
 def test_wrong_pairs_of_a_slow_rotation_are_noticed_with_few_tokens(monkeypatch) -> None:
     transformers = pytest.importorskip("transformers", reason="needs the extra `transformers`")
     rope = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}

@@ -112,6 +112,7 @@ def test_a_path_that_hydra_reads_is_left_as_it_is(monkeypatch: pytest.MonkeyPatc
         ("scale/quick.yaml", "foo: 3", "foo"),
         ("model/crope.yaml", "n_layers: many", "conf/model/crope.yaml"),
         ("model/crope.yaml", "n_layers: [4", r"conf/model/crope\.yaml.*line"),
+        ("data/ptb.yaml", "corpsu: ptb", "did you mean data.corpus"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line(

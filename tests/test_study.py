@@ -54,13 +54,15 @@ def test_choices_compose_to_what_hydra_composes(scale: str) -> None:
 def test_keys_of_a_scale_of_the_users_own_hold_for_every_model(tmp_path: Path, monkeypatch) -> None:
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     smoke = (tmp_path / "conf/scale/smoke.yaml").read_text()
-    (tmp_path / "conf/scale/deep.yaml").write_text(f"{smoke}\nmodel:\n  n_layers: 2\n")
+    (tmp_path / "conf/scale/deep.yaml").write_text(
+        f"{smoke}\nmodel:\n  n_layers: 2\n  ffn_ratio: 2\n"
+    )
     monkeypatch.setattr("crope.compose.CONF_DIR", tmp_path / "conf")
     common = ["scale=deep", "train.precision=fp32"]
     for model in ("rope", "thin_ffn", "xpos"):
         (run,) = compose_runs([{"data": "tiny", "model": model}], common)
         assert run == load_run([*common, "data=tiny", f"model={model}"])
-        assert run.config.model.n_layers == 2
+        assert (run.config.model.n_layers, run.config.model.ffn_ratio) == (2, 2)
 
 
 def test_both_tables_are_18_runs_per_seed_with_seeds_outermost() -> None:
@@ -192,8 +194,8 @@ def test_a_study_that_is_no_study_is_a_config_error(monkeypatch) -> None:
         ({"model.n_heads": "2,,4"}, "n_heads"),
         ({"model": "rope,roep"}, "did you mean rope"),
         ({"trian.lr": "1,2"}, "trian.lr"),
-        ({"train.precision": "fp32,bf16"}, "precision"),
-        ({"scale": "smoke,quick"}, "one scale"),
+        ({"train.precision": "fp32,bf16"}, "precision: give one value"),
+        ({"scale": "smoke,quick"}, "scale: give one value"),
         ([{"data": "ptb"}, {"model": "rope"}], "axes"),
         ({"train": {"max_steps": 7}}, "train: make it an axis"),
         ({}, "package"),

@@ -296,6 +296,16 @@ def test_every_tokenizer_of_a_study_is_prepared(
     monkeypatch.setattr(sweep, "study_runs", two_sizes)
     assert reproduced(tmp_path, "pilot") == 0
     assert sorted(noted.prepared, key=str) == [(["ptb"], 300), (["ptb"], 4096)]
+    trained = len(noted.trained)
+    monkeypatch.setattr(
+        sweep,
+        "prepare",
+        lambda corpora, tokenizer, **_: (
+            {"ptb": ConfigError("too small")} if tokenizer.vocab_size == 300 else {}
+        ),
+    )
+    assert reproduced(tmp_path, "pilot") == 1
+    assert len(noted.trained) == 2 * trained - 1, "only the run that needs it is left out"
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def text_sha256(blocks: Iterable[str]) -> str:
 def checksums() -> dict[str, str]:
     """Pinned sha256 by relative path, from data/checksums.txt (the format of sha256sum)."""
     lines = CHECKSUMS.read_text(encoding="utf-8").splitlines()
-    pairs = (line.split(maxsplit=1) for line in lines if len(line.split()) > 1)
+    pairs = (line.split(maxsplit=1) for line in lines if line.strip())
     return {relative.strip().removeprefix("*"): digest for digest, relative in pairs}
 
 

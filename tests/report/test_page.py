@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from crope.config import ROOT, cell_key
+from crope.report import build
 from crope.report.build import build_report
 from crope.report.evidence import PRIMARY_LEVEL, Contrast
 from crope.study import Cell, StudyRow
@@ -189,10 +190,12 @@ def test_failed_runs_alone_are_listed(tmp_path: Path) -> None:
     assert runs.to_dict() == {failed.name: "failed", invalid.name: "invalid"}
 
 
-def test_stale_files_are_removed_and_others_kept(report: Path) -> None:
+def test_stale_files_are_removed_and_others_kept(report: Path, tmp_path: Path) -> None:
     assert not (report / "conversion.md").exists()
     assert all((report / name).exists() for name in OWN_FILES)
-    assert (report / "study_losses.csv").exists()
+    build_report(results_dir=tmp_path, published=tmp_path)  # without runs
+    always = {path.name for path in (tmp_path / "report").iterdir()}
+    assert {path.name for path in report.iterdir()} - always - {*OWN_FILES} <= {*build.STALE}
 
 
 def test_a_corrupt_record_is_named_and_enters_no_number(

@@ -73,6 +73,7 @@ def test_complex_part_is_the_nearest_weight_that_complexlinear_can_hold() -> Non
     for index in range(12):
         layer = ComplexLinear(6, 4).double()
         with torch.no_grad():
+            layer.a.zero_(), layer.b.zero_()
             (layer.a if index < 6 else layer.b).view(-1)[index % 6] = 1.0
         columns.append(layer.weight.detach().numpy().ravel())
     basis = np.stack(columns, axis=1)
