@@ -3,10 +3,8 @@
 PYTHON ?= python3
 KILLS ?= 200
 PY := .venv/bin/python
-STUDIES := $(addprefix --study ,$(STUDY))
-# Without SEEDS, those of the study's file.
-SEED_COUNT := $(if $(SEEDS),--seeds $(SEEDS))
-SCALES := $(if $(SCALE),--scale $(SCALE))
+# Every target passes them on, because a script refuses an option that it does not have.
+OPTIONS := $(addprefix --study ,$(STUDY)) $(if $(SCALE),--scale $(SCALE)) $(if $(SEEDS),--seeds $(SEEDS))
 
 # A misspelt variable must not start other runs than were meant.
 VARIABLES := PYTHON KILLS STUDY SEEDS SCALE CELL RUNS ARGS
@@ -32,39 +30,39 @@ setup: .venv/.stamp  ## virtual environment with pinned packages (every target d
 	@touch $@
 
 reproduce: .venv/.stamp  ## data, every run, report [SCALE=paper|medium|quick|smoke SEEDS=n STUDY="controls schemes" ARGS=runtime.jobs=3]
-	@$(PY) scripts/reproduce.py $(STUDIES) $(SCALES) $(SEED_COUNT) $(ARGS)
+	@$(PY) scripts/reproduce.py $(OPTIONS) $(ARGS)
 
 smoke: .venv/.stamp  ## the same at the smoke scale, in about a minute
-	@$(PY) scripts/reproduce.py --scale smoke --seeds $(or $(SEEDS),1) $(ARGS)
+	@$(PY) scripts/reproduce.py --scale smoke --seeds 1 $(OPTIONS) $(ARGS)
 
 status: .venv/.stamp  ## done, running, failed and missing runs, time left [STUDY="..." SCALE=... SEEDS=n]
-	@$(PY) scripts/tools.py status $(STUDIES) $(SCALES) $(SEED_COUNT)
+	@$(PY) scripts/tools.py status $(OPTIONS)
 
 report: .venv/.stamp  ## results/report/index.html and tables from the records [SCALE=...]
-	@$(PY) scripts/report.py $(SCALES)
+	@$(PY) scripts/report.py $(OPTIONS)
 
 explain: .venv/.stamp  ## the runs behind a cell of Table 1 or 2 [CELL=table1/ptb/crope SCALE=...]
-	@$(PY) scripts/tools.py explain $(CELL) $(SCALES)
+	@$(PY) scripts/tools.py explain $(CELL) $(OPTIONS)
 
 theory: .venv/.stamp  ## the papers' constructions and identities in numbers: results/theory (minutes) [ARGS="--part recall"]
-	@$(PY) scripts/tools.py theory $(ARGS)
+	@$(PY) scripts/tools.py theory $(OPTIONS) $(ARGS)
 
 bench: .venv/.stamp  ## step times next to transformers and a plain loop, into docs/performance.md [ARGS="scale=paper" prints others]
-	@$(PY) scripts/bench.py $(or $(ARGS),--write)
+	@$(PY) scripts/bench.py $(OPTIONS) $(or $(ARGS),--write)
 
 gpu-check: .venv/.stamp  ## on a new GPU machine: tests, step times, both tables, publication [ARGS="tests bench"]
 	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[transformers]'
-	@$(PY) scripts/tools.py gpu-check $(ARGS)
+	@$(PY) scripts/tools.py gpu-check $(OPTIONS) $(ARGS)
 
 upload: .venv/.stamp  ## send finished runs to wandb, after `wandb login` [RUNS="results/runs/*"]
-	@$(PY) scripts/tools.py upload $(or $(RUNS),results/runs/*)
+	@$(PY) scripts/tools.py upload $(OPTIONS) $(or $(RUNS),results/runs/*)
 
 release: .venv/.stamp  ## an archive of the tables' models in transformers format, from runs on disk [SCALE=...]
 	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[transformers]'
-	@$(PY) scripts/tools.py release $(SCALES)
+	@$(PY) scripts/tools.py release $(OPTIONS)
 
 golden: .venv/.stamp  ## remake the golden losses; runs of models whose losses changed become stale
-	@$(PY) scripts/tools.py golden
+	@$(PY) scripts/tools.py golden $(OPTIONS)
 
 lint: .venv/.stamp  ## ruff and mypy
 	@.venv/bin/ruff check .
@@ -90,7 +88,7 @@ tutorial: .venv/.stamp  ## type docs/tutorial.md to the letter in a copy of the 
 	@$(PY) -m pytest -q -m on_demand tests/test_tutorial.py
 
 readme: .venv/.stamp  ## rebuild the README's tables and picture from results/published
-	@$(PY) scripts/tools.py readme
+	@$(PY) scripts/tools.py readme $(OPTIONS)
 
 # Without CUDA packages: pip adds those that the installed build of torch needs.
 constraints:  ## pin constraints.txt to the newest packages that fit [ARGS="-c constraints.txt" keeps the pins]

@@ -20,15 +20,20 @@ def generate(
 ) -> str:
     """The prompt and `tokens` further tokens, drawn from the run's model.
 
-    Raises UserError for an empty prompt, a setting out of range, or missing weights.
+    Raises UserError for an empty prompt or one that is not UTF-8, a setting out of range, or missing
+    weights.
     """
-    if tokens < 1 or top_k < 0 or not 0 <= temperature < math.inf:
+    if tokens < 1 or top_k < 0 or not 0 <= temperature < math.inf or not 0 <= seed < 2**63:
         raise UserError(
-            f"tokens={tokens}, temperature={temperature}, top_k={top_k}: tokens must be at least 1,"
-            " temperature and top_k at least 0"
+            f"tokens={tokens}, temperature={temperature}, top_k={top_k}, seed={seed}: tokens must be"
+            " at least 1, the others at least 0, and the seed below 2^63"
         )
     model = load_trained(record).to(resolve_device("auto")).eval()
     tokenizer = Tokenizer.from_file(str(load_run_tokens(record).folder / "tokenizer.json"))
+    try:
+        prompt.encode()  # bytes of the command line that are not UTF-8 arrive as lone surrogates
+    except UnicodeEncodeError as error:
+        raise UserError(f"the prompt is not UTF-8 ({error.reason}); convert it") from error
     context = tokenizer.encode(prompt).ids
     if not context:
         raise UserError("the prompt is empty; give at least one character")
@@ -62,5 +67,6 @@ def sample_token(
     if temperature == 0:
         return int(logits_V.argmax())
     kept_K, token_K = logits_V.topk(min(top_k or len(logits_V), len(logits_V)))
-    probability_K = torch.softmax(kept_K / temperature, dim=-1)
+    below_most_K = (kept_K - kept_K[0]).double()  # finite or -inf at every temperature
+    probability_K = torch.softmax(below_most_K / temperature, dim=-1)
     return int(token_K[torch.multinomial(probability_K, 1, generator=generator)])

@@ -268,11 +268,13 @@ def test_generation_goes_on_past_the_context_and_repeats_with_its_seed(crope: Re
     assert first == again != other and first.startswith("a")
     likeliest = generate(crope, "a", seed=1, **settings | {"top_k": 1})
     assert likeliest == generate(crope, "a", seed=2, **settings | {"temperature": 0})
-    for wrong in ({"temperature": -1.0}, {"tokens": 0}, {"top_k": -1}):
+    assert likeliest == generate(crope, "a", seed=2, **settings | {"temperature": 1e-310})
+    for wrong in ({"temperature": -1.0}, {"tokens": 0}, {"top_k": -1}, {"seed": 2**64}):
         with pytest.raises(UserError, match=next(iter(wrong))):
-            generate(crope, "a", seed=0, **settings | wrong)
-    with pytest.raises(UserError, match="empty"):
-        generate(crope, "", seed=0, **settings)
+            generate(crope, "a", **{"seed": 0} | settings | wrong)
+    for prompt, word in {"": "empty", "\udcff": "UTF-8"}.items():
+        with pytest.raises(UserError, match=word):
+            generate(crope, prompt, seed=0, **settings)
 
 
 def test_draws_follow_the_softmax_of_the_kept_logits() -> None:
