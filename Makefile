@@ -41,7 +41,7 @@ status: .venv/.stamp  ## done, running, failed and missing runs, time left [STUD
 report: .venv/.stamp  ## results/report/index.html and tables from the records [SCALE=...]
 	@$(PY) scripts/report.py $(OPTIONS)
 
-explain: .venv/.stamp  ## the runs behind a cell of Table 1 or 2 [CELL=table1/ptb/crope SCALE=...]
+explain: .venv/.stamp  ## the runs behind a number [CELL=table1/ptb/crope or P1; none: lists them; SCALE=...]
 	@$(PY) scripts/tools.py explain $(CELL) $(OPTIONS)
 
 theory: .venv/.stamp  ## the papers' constructions and identities in numbers: results/theory (minutes) [ARGS="--part recall"]

@@ -70,7 +70,7 @@ def status(options: Options) -> None:
 
 
 def explain(options: Options) -> None:
-    """The runs behind a table cell and how its number is computed; without CELL, every cell."""
+    """The runs behind a number and how it is computed; without CELL, every cell and difference."""
     from crope.report.explain import explain
 
     print(
@@ -353,7 +353,10 @@ def build_parser() -> Parser:
     )
     sub = command(explain, "scale", "results_dir")
     sub.add_argument(
-        "cell", nargs="?", help="table1/<dataset>/<model> or table2/<row>/<dataset>/<model>"
+        "cell",
+        nargs="?",
+        help="table1/<dataset>/<model>, table2/<row>/<dataset>/<model>, P1 to P5 or"
+        " <study>/<first>-<second>",
     )
     sub.add_argument(
         "--runs",

@@ -20,11 +20,11 @@ from crope.report.evidence import (
     Comparison,
     Evidence,
     build_evidence,
-    find_comparisons,
+    source_comparisons,
 )
 from crope.report.frame import Source, choose_source
 from crope.report.tables import Table, render
-from crope.study import TABLES, Cell, expected_cells, expected_rows, expected_table_rows
+from crope.study import TABLES, Cell, expected_cells
 from crope.terminal import print_grid
 
 # Files that not every report has: removed first, so that none is left of an earlier one.
@@ -79,13 +79,10 @@ def collect(source: Source) -> Report:
     """The report of a source. Raises UserError if runs of one table or study row are not
     comparable.
     """
-    plan = (source.scale, source.datasets)
-    cells = expected_cells(*plan)
+    cells = expected_cells(source.scale, source.datasets)
     losses = [tables.loss_table(source, cells, name) for name in TABLES]
-    runs = source.frame
-    if source.machine:  # a part of the plan has a published folder of its own
-        runs = pd.concat([runs, *source.others.values()], ignore_index=True)
-    comparisons = find_comparisons(runs, [*expected_table_rows(*plan), *expected_rows(*plan)])
+    runs = source.all_runs
+    comparisons = source_comparisons(source)
     compared = pd.concat([comparison.runs["path"] for comparison in comparisons])
     added = runs["path"].isin(compared) & ~runs["path"].isin(source.frame["path"])
     planned = runs[added & (runs["status"] == "complete")]

@@ -27,6 +27,7 @@ from scipy.interpolate import pchip_interpolate
 from crope import paper
 from crope.report.frame import (
     TINY,
+    Source,
     cell_runs,
     check_comparable,
     compact,
@@ -34,7 +35,7 @@ from crope.report.frame import (
     load_curves,
     model_label,
 )
-from crope.study import TABLES, Cell, StudyRow
+from crope.study import TABLES, Cell, StudyRow, expected_rows, expected_table_rows
 
 LEVEL, PRIMARY_LEVEL = 0.95, 0.99
 # Differences below it are called small. It lies a little below the smallest ± of Table 1 (0.0224),
@@ -556,6 +557,12 @@ def setting_label(setting: str) -> str:
     return f"{key.rpartition('.')[2]} {value}"
 
 
+def source_comparisons(source: Source) -> list[Comparison]:
+    """Those of both tables and of all studies. Raises UserError as `check_comparable` does."""
+    plan = (source.scale, source.datasets)
+    return find_comparisons(source.all_runs, [*expected_table_rows(*plan), *expected_rows(*plan)])
+
+
 def find_comparisons(frame: pd.DataFrame, rows: Sequence[StudyRow]) -> list[Comparison]:
     """The rows of studies, each with its runs. Raises UserError as `check_comparable` does."""
     comparison_of: dict[StudyRow, Comparison] = {}
@@ -622,7 +629,8 @@ def answer(contrast: Contrast, comparisons: Sequence[Comparison]) -> list[dict[s
     """One line for each comparison of the contrast's study, and one for all corpora of a setting.
 
     `comparisons` are those of all studies, because studies share runs and so seeds. A line without
-    answer says why in `reason`.
+    answer says why in `reason`. A line of one corpus also has the `runs` of its comparison and the
+    `seeds` of its values.
     """
     chosen = [comparison for comparison in comparisons if _belongs(contrast, comparison)]
     corpora = [comparison for comparison in chosen if comparison.row.dataset != TINY]
@@ -642,6 +650,8 @@ def answer(contrast: Contrast, comparisons: Sequence[Comparison]) -> list[dict[s
             "width": row.width,
             "setting": setting,
             "where": comparison_label(comparison),
+            "runs": comparison.runs,
+            "seeds": tuple(values.index),
         }
         lines.append(_line(contrast, [values], reason) | where)
         parts_of.setdefault((row.width, setting), []).append(lines[-1])

@@ -1,29 +1,53 @@
-"""One number of Table 1 or 2, from the runs behind it to the printed text: `make explain
-CELL=table1/ptb/crope`.
+"""One number, from the runs behind it to the printed text: a cell of Table 1 or 2 (`make explain
+CELL=table1/ptb/crope`), a primary question (CELL=P1) or another difference (CELL=cost/mqa-rope).
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from crope.compose import group_files
 from crope.errors import UserError
 from crope.record import LAST_SHARE
-from crope.report.frame import cell_name, cell_runs, choose_source, load_curves, shown
-from crope.report.tables import CellLosses, loss_text, mean_std, row_losses, settings_of, table_rows
-from crope.study import TABLES, expected_cells
+from crope.report.evidence import (
+    CONTRASTS,
+    OWN_SEEDS,
+    PRIMARY,
+    PRIMARY_LEVEL,
+    Contrast,
+    answer,
+    source_comparisons,
+)
+from crope.report.frame import Source, cell_name, cell_runs, choose_source, load_curves, shown
+from crope.report.tables import (
+    CellLosses,
+    estimate,
+    loss_text,
+    mean_std,
+    row_losses,
+    settings_of,
+    table_rows,
+)
+from crope.study import TABLES, expected_cells, study_axes
+
+DIFFERENCES = "Differences, of final losses also <study>/<first>-<second> of other models:"
 
 
 def explain(
     name: str | None, *, results_dir: Path, scale: str | None = None, folders: Sequence[Path] = ()
 ) -> str:
-    """How the cell `name` is computed, step by step; without a name the list of cells. Runs as in
-    `choose_source`.
+    """How the cell or the difference `name` is computed, step by step; without a name the list of
+    both. Runs as in `choose_source`.
 
-    Raises UserError with similar names if there is no such cell.
+    Raises UserError with similar names if there is no such number.
     """
     source = choose_source(results_dir=results_dir, scale=scale, folders=folders)
+    contrasts = named_contrasts()
+    if name and (chosen := contrasts.get(name) or _own_contrast(name)):
+        return _explain_differences(chosen, source)
     expected = expected_cells(source.scale, datasets=source.datasets)
     cells = {}
     for table in TABLES:
@@ -31,9 +55,10 @@ def explain(
             cells.update({cell_name(losses.cell): losses for losses in row_losses(source, row)})
     if name is None:
         lines = [f"{key}  {cell.status}, n = {len(cell.runs)}" for key, cell in cells.items()]
-        return "\n".join([source.origin, *lines])
+        return "\n".join([source.origin, *lines, "", DIFFERENCES, *contrasts])
     if name not in cells:
-        near = ", ".join(difflib.get_close_matches(name, cells) or list(cells)[:3])
+        names = [*cells, *contrasts]
+        near = ", ".join(difflib.get_close_matches(name, names) or names[:3])
         raise UserError(
             f"cell '{name}': no such cell; did you mean {near}? `make explain` without CELL lists all"
         )
@@ -50,6 +75,71 @@ def explain(
     runs = [_run_lines(run) for _, run in cell.runs.iterrows()]
     parts = [head, _full_lines(cell), _sampled_lines(cell), paper, *runs]
     return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def named_contrasts() -> dict[str, list[Contrast]]:
+    """P1 to P5, and <study>/<first>-<second> of every other difference."""
+    named = {planned.family: [planned, stand_in] for planned, stand_in in PRIMARY}
+    for contrast in CONTRASTS:
+        models = "-".join(filter(None, [contrast.first, *contrast.seconds]))
+        named.setdefault(f"{contrast.study}/{models}", []).append(contrast)
+    return named
+
+
+def _own_contrast(name: str) -> list[Contrast]:
+    """The final losses of two models of a study, by its name; none if it has no such name."""
+    study, _, models = name.partition("/")
+    first, *second = models.split("-")
+    if study not in group_files("study") or len(second) != 1:
+        return []
+    if not {first, *second} <= set(study_axes(study)["model"]):
+        return []
+    return [Contrast("", study, "After {steps} steps", first, second[0])]
+
+
+def _explain_differences(contrasts: Sequence[Contrast], source: Source) -> str:
+    comparisons = source_comparisons(source)
+    parts = []
+    for contrast in contrasts:
+        lines = answer(contrast, comparisons)
+        parts += [_difference_lines(line, contrast, source) for line in lines]
+        if contrast.level == PRIMARY_LEVEL and not any(line["reason"] for line in lines):
+            break  # nothing stands in for it
+    return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def _difference_lines(line: Mapping[str, Any], contrast: Contrast, source: Source) -> list[str]:
+    """The losses and runs of each seed, their mean, and the interval with its words; of several
+    corpora, whose own lines stand above, the last alone.
+    """
+    head = f"{line['question']} {line['difference']}; {line['where']} (study {line['study']})"
+    level = f"{100 * line['level']:.0f} %"
+    last = f"  printed: {estimate(line)}, {level}: {line['answer']}"
+    if line["reason"]:
+        last += f"; `make reproduce STUDY={line['study']}` trains the missing runs"
+    if not line["dataset"]:
+        over = "  mean of the means above; their variances added, Welch's degrees of freedom"
+        return [head, over, last]
+    lines, runs = [head], line["runs"]
+    values = pd.Series(line["values"], line["seeds"], dtype=float)
+    compared = runs["model"].isin((contrast.first, *contrast.seconds))
+    runs = runs[compared & runs["seed"].isin(values.index)]
+    for seed, value in values.items():
+        losses = [
+            f"{run['model']} {run['final']:.6f} ({Path(run['path']).name})"
+            for run in runs[runs["seed"] == seed].to_dict("records")
+            if contrast.value not in OWN_SEEDS  # which also use other runs
+        ]
+        lines.append(f"  seed {seed}  {value:+.6f}  {', '.join(losses)}".rstrip())
+    if len(values):
+        lines.append(_mean_line("mean over seeds", values))
+    if len(values) > 1:
+        lines.append(f"  sample standard deviation {values.std():.6f}")
+    made = source.all_runs[source.all_runs["path"].isin(runs["path"])]
+    made = made.assign(folder=made["path"].map(lambda path: shown(Path(path).parent)))
+    keys = ["folder", "provenance.commit", "precision", "provenance.device"]
+    lines += [f"  {', '.join(map(str, facts))}" for facts in made[keys].drop_duplicates().values]
+    return [*lines, last]
 
 
 def _full_lines(cell: CellLosses) -> list[str]:

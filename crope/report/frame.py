@@ -310,6 +310,12 @@ class Source:
         return list(DATASET_LABELS) if self.unavailable and has_tiny else None
 
     @property
+    def all_runs(self) -> pd.DataFrame:
+        """Published runs with those of the other folders: a part of the plan has one of its own."""
+        others = self.others.values() if self.machine else ()
+        return pd.concat([self.frame, *others], ignore_index=True)
+
+    @property
     def origin(self) -> str:
         return f"scale {self.scale}, runs of {', '.join(map(shown, self.folders))}"
 

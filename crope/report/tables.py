@@ -142,7 +142,7 @@ def primary_table(lines: pd.DataFrame) -> Table:
     head = f"Nats ({100 * lowest:.0f} %)"
     rows = [
         {
-            "Question": line["question"],
+            "Question": f"{line['family']}. {line['question']}",
             "Answer": line["answer"],
             "Difference": f"{line['difference']}; {line['where']}",
             head: estimate(line)

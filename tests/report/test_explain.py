@@ -1,14 +1,20 @@
 """`make explain`: the printed arithmetic leads from the runs to the number of the table."""
 
+import json
 import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.stats import ttest_ind
 
 from crope.errors import UserError
 from crope.record import PUBLISHED
+from crope.report import explain as explain_module
+from crope.report.evidence import Comparison, source_comparisons
 from crope.report.explain import explain
+from crope.report.frame import choose_source
 
 NOWHERE, BF16 = Path("nowhere"), PUBLISHED / "cpu-bf16"
 
@@ -66,12 +72,73 @@ def test_seeds_that_another_model_lacks_are_named(tmp_path: Path) -> None:
     assert "seeds [0]" in text and "  seed 0  " not in text and "  seed 1  " in text
 
 
-def test_a_wrong_name_suggests_the_nearest() -> None:
-    with pytest.raises(UserError, match="table1/ptb/crope"):
-        explain("table1/ptb/crop", results_dir=NOWHERE)
+@pytest.fixture(scope="module")
+def published_comparisons() -> list[Comparison]:
+    return source_comparisons(choose_source(results_dir=NOWHERE))
 
 
-def test_without_a_name_all_cells_are_listed() -> None:
-    lines = explain(None, results_dir=NOWHERE, folders=[BF16]).splitlines()
-    assert len(lines) == 1 + 9 + 12
-    assert all(line.endswith("complete, n = 3") for line in lines[1:])
+@pytest.fixture
+def compared_once(published_comparisons: list[Comparison], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparisons of the published records, which take seconds to make, are made once."""
+    monkeypatch.setattr(explain_module, "source_comparisons", lambda source: published_comparisons)
+
+
+@pytest.mark.usefixtures("compared_once")
+def test_a_primary_difference_leads_from_its_runs_to_the_printed_interval() -> None:
+    """Two corpora: scipy's test of two samples (Welch), of which one is negated, has the interval
+    of the sum of their means.
+    """
+    p1 = explain("P1", results_dir=NOWHERE)
+    corpora = []
+    for part in p1.split("\n\n")[:2]:
+        seeds = re.findall(
+            r"seed (\d+)  ([+-][\d.]+)  rope ([\d.]+) \((\S+)\), crope ([\d.]+) \((\S+)\)", part
+        )
+        assert [int(seed) for seed, *_ in seeds] == list(range(10, 20))
+        for _, difference, rope, rope_run, crope, crope_run in seeds:
+            assert float(crope) - float(rope) == pytest.approx(float(difference), abs=2e-6)
+            for loss, run in ((rope, rope_run), (crope, crope_run)):
+                summary = json.loads((PUBLISHED / "plan-bf16" / run / "summary.json").read_text())
+                assert summary["val_full"]["final_nats"] == pytest.approx(float(loss), abs=1e-6)
+        corpora.append([float(difference) for _, difference, *_ in seeds])
+        assert "results/published/plan-bf16, c3b1230" in part and "cpu-fp32" not in part
+    ends = ttest_ind(corpora[0], np.negative(corpora[1]), equal_var=False).confidence_interval(0.99)
+    mean = np.mean(corpora)
+    low, high = np.array(ends) / 2
+    expected = f"{mean:+.4f} ({low:+.4f} to {high:+.4f}), 99 %: higher".replace("-", "−")
+    assert f"printed: {expected}" in p1.split("\n\n")[2]
+
+
+def test_what_stands_in_for_an_incomplete_primary_difference_is_explained_too() -> None:
+    planned, stand_in = explain("P3", results_dir=NOWHERE, folders=[BF16]).split("\n\n")[::3]
+    assert "0 of 10 planned seeds" in planned and "study cost" in planned
+    assert "study controls" in stand_in and "95 %" in stand_in
+
+
+@pytest.mark.usefixtures("compared_once")
+def test_differences_of_other_models_and_of_other_values_are_explained() -> None:
+    parts = explain("cost/nope-rope", results_dir=NOWHERE).split("\n\n")
+    assert len(parts) == 3 and all("higher" in part for part in parts)
+    beyond = explain("length/rope", results_dir=NOWHERE)
+    assert len(re.findall(r"seed \d  [+-]0\.\d{6}$", beyond, flags=re.MULTILINE)) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("table1/ptb/crop", "table1/ptb/crope"),
+        ("cost/crope-rop", "cost/crope-rope"),
+        ("cost/xpos-rope", "cost"),  # not a model of that study
+    ],
+)
+def test_a_wrong_name_suggests_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(UserError, match=nearest):
+        explain(name, results_dir=NOWHERE)
+
+
+def test_without_a_name_all_cells_and_differences_are_listed() -> None:
+    text = explain(None, results_dir=NOWHERE, folders=[BF16])
+    cells, differences = (part.splitlines()[1:] for part in text.split("\n\n"))
+    assert len(cells) == 9 + 12
+    assert all(line.endswith("complete, n = 3") for line in cells)
+    assert {"P1", "P5", "tuned_lr/crope-rope"} <= set(differences)

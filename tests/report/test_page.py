@@ -50,9 +50,11 @@ def studies() -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("crope.report.build.expected_cells", lambda scale, datasets=None: CELLS)
         patch.setattr(
-            "crope.report.build.expected_rows", lambda scale, datasets=None: [STUDY, TODAY]
+            "crope.report.evidence.expected_rows", lambda scale, datasets=None: [STUDY, TODAY]
         )
-        patch.setattr("crope.report.build.expected_table_rows", lambda scale, datasets=None: ROWS)
+        patch.setattr(
+            "crope.report.evidence.expected_table_rows", lambda scale, datasets=None: ROWS
+        )
         patch.setattr("crope.report.evidence.PRIMARY", [(planned, contrast)])
         patch.setattr("crope.report.evidence.FOREST", (("today",),))
         patch.setattr("crope.report.evidence.TRAINING_STUDIES", ("today",))
