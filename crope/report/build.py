@@ -80,7 +80,8 @@ def collect(source: Source) -> Report:
     comparable.
     """
     cells = expected_cells(source.scale, source.datasets)
-    losses = [tables.loss_table(source, cells, name) for name in TABLES]
+    paper_cells = expected_cells("paper") if source.scale != "paper" else []
+    losses = [tables.loss_table(source, cells, name, paper_cells=paper_cells) for name in TABLES]
     runs = source.all_runs
     comparisons = source_comparisons(source)
     compared = pd.concat([comparison.runs["path"] for comparison in comparisons])

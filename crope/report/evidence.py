@@ -258,7 +258,7 @@ CONTRASTS: list[Contrast] = [
     Contrast("more", "medium_halves", "After {steps} steps", "lowrank", "rope"),
     Contrast("more", "medium_halves", "After {steps} steps", "mqa", "rope"),
     Contrast("half", "controls", "After {steps} steps", "crope", "lowrank"),
-    Contrast("half", "controls", "After {steps} steps", "crope", "blockdiag"),
+    Contrast("more", "controls", "After {steps} steps", "crope", "blockdiag"),
     Contrast("half", "controls", "After {steps} steps", "crope", "halved"),
     Contrast("half", "horizon", "After {steps} steps", "crope", "lowrank"),
     Contrast("half", "horizon", "After {steps} steps", "crope", "halved"),
@@ -373,8 +373,7 @@ class Evidence:
     primary       one line per primary contrast, of its stand-in where `planned` is False;
                   `text_error_nats` as `text_error`, NaN for a stand-in
     exploratory   every line of CONTRASTS
-    claims        every line of CLAIMS, with `paper_nats`, the difference that the paper prints; of
-                  the paper's own row also the losses of `second`, here and printed
+    claims        every line of CLAIMS, with `paper_nats`, the difference that the paper prints
     forest        every model minus RoPE; `title` is the panel, whose lines are over equal corpora
     training      CRoPE - RoPE while both are trained
     """
@@ -420,16 +419,10 @@ def build_evidence(comparisons: Sequence[Comparison]) -> Evidence:
         if line["family"] != "Fig. 4" and first and second:
             stated = first.mean_nats - second.mean_nats
         claims.append(line | {"paper_nats": stated})
-        if own_size and second:
-            (own_row,) = [part for part in comparisons if part.row.study == line["study"]]
-            losses = own_row.by_seed(line["second"]).reindex(own_row.row.seeds)
-            claims[-1] |= {"second_nats": losses.mean(), "paper_second_nats": second.mean_nats}
     return Evidence(
         primary=pd.DataFrame(chosen, columns=[*COLUMNS, "planned", "text_error_nats"]),
         exploratory=pd.DataFrame(_lines(CONTRASTS, comparisons), columns=COLUMNS),
-        claims=pd.DataFrame(
-            claims, columns=[*COLUMNS, "paper_nats", "second_nats", "paper_second_nats"]
-        ),
+        claims=pd.DataFrame(claims, columns=[*COLUMNS, "paper_nats"]),
         forest=_forest(comparisons),
         training=_training(comparisons),
     )
@@ -576,7 +569,7 @@ def find_comparisons(frame: pd.DataFrame, rows: Sequence[StudyRow]) -> list[Comp
         runs_of = {}
         for other in beside:
             compared = every if row.study in ACROSS_ROWS else other.cells
-            chosen = _one_copy(frame, compared)
+            chosen = one_copy(frame, compared)
             check_comparable(chosen, compared)
             by_cell = [_runs(chosen, cell) for cell in other.cells]
             runs_of[other] = pd.concat(by_cell, ignore_index=True)
@@ -587,7 +580,7 @@ def find_comparisons(frame: pd.DataFrame, rows: Sequence[StudyRow]) -> list[Comp
     return [comparison_of[row] for row in rows]
 
 
-def _one_copy(frame: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
+def one_copy(frame: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
     """The runs of these cells. Of one that several folders hold, the copy beside most of the other
     cells' runs of its seed, because only runs of one machine and precision compare.
     """

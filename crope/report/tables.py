@@ -24,6 +24,7 @@ from crope.report.evidence import (
     Comparison,
     comparison_label,
     interval,
+    one_copy,
     overall,
     random_effects,
 )
@@ -173,11 +174,9 @@ def primary_table(lines: pd.DataFrame) -> Table:
         notes.append(
             f"Corpora count as independent; averaged within seeds instead: {', '.join(averaged)}."
         )
-    errors = lines["text_error_nats"].dropna().map("{:.4f}".format)
+    errors = lines["text_error_nats"].dropna()
     if len(errors):
-        notes.append(
-            f"Standard error from the choice of the text, planned lines: {', '.join(errors)}."
-        )
+        notes.append(f"Standard error from the choice of the text: at most {errors.max():.4f}.")
     frame = pd.DataFrame(rows, columns=["Question", "Answer", "Difference", head, "n"])
     return Table(
         "primary", "Primary questions.", frame, notes, text=(0, 1, 2), numbers=csv_numbers(lines)
@@ -194,23 +193,18 @@ def claims_table(lines: pd.DataFrame) -> Table:
         printed, here = [], []
         for name, line in zip(short, parts, strict=True):
             if paper_difference := signed(line["paper_nats"], 3):
-                printed.append(f"{name} {paper_difference}{_rope(line['paper_second_nats'])}")
+                printed.append(f"{name} {paper_difference}")
             level = "" if line["level"] == LEVEL else f" at {100 * line['level']:.0f} %"
-            difference = f"{estimate(line, 3)}{level}{_rope(line['second_nats'])}"
+            difference = f"{estimate(line, 3)}{level}"
             here.append(f"{name} {difference}" if len(parts) > 1 else difference)
         rows.append([f"{text} ({source})", "; ".join(printed), "; ".join(here)])
     columns = ["The paper says", "It prints", "Here (95 %)"]
     caption = "What the paper says, and the same differences in these runs (nats)."
-    notes = ["Here: all planned seeds; Tables 1 and 2: those of all three models."]
+    notes = ["Here: all planned seeds."]
     if over_rows := across_rows(lines):
         notes.append(over_rows)
     frame = pd.DataFrame(rows, columns=columns)
     return Table("claims", caption, frame, notes, text=(0, 1, 2), numbers=csv_numbers(lines))
-
-
-def _rope(loss_nats: float) -> str:
-    """RoPE's loss, behind a difference from it; empty if it is not known."""
-    return "" if pd.isna(loss_nats) else f"; RoPE {loss_nats:.3f}"
 
 
 def without_common_start(names: Sequence[str]) -> list[str]:
@@ -575,17 +569,33 @@ def without_repeated_notes(tables: Sequence[Table]) -> list[Table]:
     ]
 
 
-def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
+def loss_table(
+    source: Source, cells: Sequence[Cell], name: str, *, paper_cells: Sequence[Cell] = ()
+) -> Table:
     """Table 1 or 2 (`name`): for each row the paper's numbers, then the runs' by both protocols.
+
+    `paper_cells` are those of the paper scale, in a table of another one: rows of which runs exist
+    stand below those of `cells`.
 
     Raises UserError if runs of one row are not comparable.
     """
-    rows = []
-    for row_cells in table_rows(cells, name):
-        check_comparable(source.frame, row_cells)
-        rows.append(row_losses(source, row_cells))
+    rows = _rows(source, cells, name)
+    at_paper_scale = replace(source, scale="paper", frame=one_copy(source.all_runs, paper_cells))
+    paper_rows = {
+        (row[0].cell.dataset, row[0].cell.row): row
+        for row in _rows(at_paper_scale, paper_cells, name)
+        if any(cell.losses for cell in row)
+    }
     losses = list(itertools.chain.from_iterable(rows))
-    reasons = list(dict.fromkeys(itertools.chain.from_iterable(cell.notes for cell in losses)))
+    every = [*losses, *itertools.chain.from_iterable(paper_rows.values())]
+    reasons = list(dict.fromkeys(itertools.chain.from_iterable(cell.notes for cell in every)))
+
+    def loss_lines(label: str, row: Sequence[CellLosses]) -> list[list[str]]:
+        full, sampled = (
+            [_entry(cell, protocol, reasons) for cell in row] for protocol in ("full", "sampled")
+        )
+        return [[label, "full", *full], ["", "sampled", *sampled]]
+
     lines = []
     for row in rows:  # a study is a grid, so that every row has the same models in the same order
         label, settings = _row_label(row[0].cell), _settings(row)
@@ -596,10 +606,11 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
             label = here
         elif here:
             label = f"{here} on {row[0].cell.dataset}"
-        full, sampled = (
-            [_entry(cell, protocol, reasons) for cell in row] for protocol in ("full", "sampled")
-        )
-        lines += [[label, "full", *full], ["", "sampled", *sampled]]
+        lines += loss_lines(label, row)
+        if paper_row := paper_rows.get((row[0].cell.dataset, row[0].cell.row)):
+            count = max(len(cell.runs) for cell in paper_row)
+            label = f"here with the paper's settings, whole split, n = {count}"
+            lines += loss_lines(label, paper_row)
     models = dict.fromkeys(cell.cell.model for cell in losses)
     columns = [paper.MODEL_LABELS.get(model, model) for model in models]
     notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
@@ -615,8 +626,16 @@ def loss_table(source: Source, cells: Sequence[Cell], name: str) -> Table:
         frame=pd.DataFrame(lines, columns=[FIRST_COLUMN[name], "", *columns]),
         notes=[*notes, *_ngram_notes(source, losses, name), *_notes(losses, source.scale)],
         text=(0, 1),
-        numbers=pd.DataFrame(itertools.starmap(_csv_row, itertools.product(losses, PROTOCOLS))),
+        numbers=pd.DataFrame(itertools.starmap(_csv_row, itertools.product(every, PROTOCOLS))),
     )
+
+
+def _rows(source: Source, cells: Sequence[Cell], name: str) -> list[list[CellLosses]]:
+    rows = []
+    for row_cells in table_rows(cells, name):
+        check_comparable(source.frame, row_cells)
+        rows.append(row_losses(source, row_cells))
+    return rows
 
 
 def _entry(cell: CellLosses, protocol: str, reasons: list[str]) -> str:
@@ -687,18 +706,18 @@ def _notes(cells: Sequence[CellLosses], scale: str) -> list[str]:
     runs, split = pd.concat([cell.runs for cell in cells]), "the whole validation split"
     if not runs["val_full.whole_split"].astype(bool).all():
         tokens = _range(list(runs["val_full.tokens"]))
-        split = f"a fixed, evenly spaced subset of the validation split ({tokens} tokens)"
+        split = f"{tokens} evenly spaced tokens of the validation split"
     notes = [
         "sampled (the paper's protocol): mean ± standard deviation of a run's sampled validation losses over the last"
         " 10 % of steps, averaged over seeds.",
-        f"full (ours): loss after the last step on {split}, mean ± standard deviation over seeds, those that all models"
-        " of a row have.",
+        f"full (ours): loss after the last step on {split}, mean ± standard deviation over the seeds that all models of"
+        " a row have.",
         "paper: as printed; it does not say what its ± is.",
     ]
     if scale != "paper":
         notes.append(
-            f"Scale {scale}: vocabulary, sequences, batches or steps are smaller, so levels do not"
-            " compare with the paper's."
+            f"Scale {scale}: vocabulary, sequences, batches or steps are smaller, so its levels do"
+            " not compare with the paper's."
         )
     return [*notes, XPOS]
 

@@ -48,7 +48,10 @@ def studies() -> object:
     contrast = Contrast("P1", "today", "Cost?", "crope", "rope")
     planned = Contrast("P1", "mine", "Cost?", "crope", "rope", level=PRIMARY_LEVEL)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crope.report.build.expected_cells", lambda scale, datasets=None: CELLS)
+        patch.setattr(
+            "crope.report.build.expected_cells",
+            lambda scale, datasets=None: CELLS if scale == "quick" else [],
+        )
         patch.setattr(
             "crope.report.evidence.expected_rows", lambda scale, datasets=None: [STUDY, TODAY]
         )

@@ -17,6 +17,7 @@ import pytest
 from scipy import stats
 
 from crope import paper
+from crope.config import cell_key
 from crope.data.corpora import corpus_files
 from crope.errors import UserError
 from crope.report.build import render_page
@@ -44,6 +45,7 @@ from crope.study import expected_cells
 from tests.report.frames import make_frame, make_row, make_runs
 from tests.report.records import (
     make_cell,
+    make_config,
     make_conversion,
     make_extrapolation,
     make_ngrams,
@@ -89,7 +91,7 @@ def test_the_numbers_of_a_row(tmp_path: Path) -> None:
     assert line(table, "sampled") == ["6.3000 ± 0.1414", "5.3000 ± 0.1414", "4.3000 ± 0.1414"]
     assert "n = 3 seeds per cell" in table.caption
     assert any("B=16, L=1024, D=128" in note for note in table.notes)
-    assert any("65,536 tokens" in note for note in table.notes)
+    assert any("65,536 evenly spaced tokens" in note for note in table.notes)
     header, *_, sampled, full = render(table, "csv").splitlines()
     columns = "table,row,dataset,model,scale,protocol,mean_nats,std_nats,n,paper_mean_nats,paper_std_nats,status"
     assert header == columns
@@ -183,6 +185,37 @@ def test_table2_has_a_row_for_each_configuration(tmp_path: Path) -> None:
     cells = [make_cell("crope", "tiny", "b2_l512_d64", "table2")]
     frame = loss_table(source_of(tmp_path), cells, "table2").frame
     assert list(frame["Configuration"]) == [f"here {label}, 100 steps on tiny", ""]
+
+
+def test_runs_with_the_papers_settings_stand_below_their_row(tmp_path: Path) -> None:
+    """In a folder of published records that the table's runs are not in, not in one of repeats; of
+    rows with runs only.
+    """
+    row, gpt2 = "b2_l512_d64", {"tokenizer": {"name": "gpt2", "vocab_size": 50257}}
+    cells = [make_cell(model, "pg19", row, "table2") for model in MODELS]
+    keys = [cell_key(make_config(model, "pg19", row) | gpt2) for model in MODELS]
+    paper_cells = [
+        replace(cell, scale="paper", key=key) for cell, key in zip(cells, keys, strict=True)
+    ]
+    paper_cells += [replace(cell, row="base", key="no run") for cell in paper_cells]
+    for seed in (1, 2):
+        own = {"scale": "paper", "seed": seed, "config": gpt2}
+        write_run(tmp_path / "plan", "rope", "pg19", row, final=4.0 + seed, **own)
+        write_run(tmp_path / "plan", "crope", "pg19", row, final=5.0 + seed, **own)
+    write_run(tmp_path / "quick", "rope", "pg19", row, final=3.0)
+    source = source_of(tmp_path / "quick")
+    assert len(loss_table(source, cells, "table2", paper_cells=paper_cells).frame) == 3
+    write_run(tmp_path / "again", "rope", "pg19", row, final=9.0, **own)  # the last seed
+    others = {name: load_frame([tmp_path / name])[0] for name in ("again", "plan")}
+    source = replace(source, machine="quick", others=others)
+    table = loss_table(source, cells, "table2", paper_cells=paper_cells)
+    full = table.frame[table.frame[""] == "full"].to_numpy().tolist()
+    assert [line[3] for line in full] == ["3.000", "5.500 ± 0.707"]
+    assert full[1][4] == "6.500 ± 0.707" and full[1][2].startswith("missing")
+    assert "paper's settings" in full[1][0] and "n = 2" in full[1][0]
+    assert "n = 1 seed per cell" in table.caption
+    lines = render(table, "csv").splitlines()
+    assert "table2,b2_l512_d64,pg19,crope,paper,full,6.500000,0.707107,2" in "\n".join(lines)
 
 
 def test_ngram_losses_are_those_of_the_runs_tokens(tmp_path: Path) -> None:
@@ -340,7 +373,7 @@ def test_the_primary_table_names_stand_ins_and_the_error_of_the_text() -> None:
     planned = stand_in | {"planned": True, "level": 0.99, "text_error_nats": 0.00312}
     of_both = primary_table(pd.DataFrame([stand_in, planned]))
     assert list(of_both.frame["Nats (95 %)"].str.endswith(" at 99 %")) == [False, True]
-    assert of_both.notes[-1].endswith("planned lines: 0.0031.")
+    assert of_both.notes[-1].endswith("at most 0.0031.")
     notes = " ".join(of_both.notes)
     assert "1 of 2 lines" in notes and "99 %" in notes
     assert "exploratory" not in " ".join(primary_table(pd.DataFrame([planned])).notes)
@@ -408,13 +441,13 @@ def test_the_headline_names_scale_and_steps_wherever_they_change() -> None:
     )
 
 
-def test_a_claim_at_the_papers_size_has_its_level_and_the_losses_of_rope() -> None:
+def test_a_claim_at_the_papers_size_has_its_level() -> None:
     line = evidence_line("Table 2", "open", 0.03, where="PG-19, a row")
-    line |= {"level": 0.99, "paper_nats": -0.023, "second_nats": 4.75, "paper_second_nats": 6.607}
+    line |= {"level": 0.99, "paper_nats": -0.023}
     line |= {"study": "paper_row", "std_over_seeds_nats": 0.01}
     ((_, printed, here),) = claims_table(pd.DataFrame([line])).frame.to_numpy()
-    assert printed == "PG-19, a row −0.023; RoPE 6.607"
-    assert here == "+0.030 (+0.029 to +0.031) at 99 %; RoPE 4.750"
+    assert printed == "PG-19, a row −0.023"
+    assert here == "+0.030 (+0.029 to +0.031) at 99 %"
 
 
 def test_a_planned_study_stands_in_the_place_of_those_before_it() -> None:
