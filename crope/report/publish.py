@@ -206,7 +206,8 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     Raises UserError without records or without the markers, DataError for an invalid record.
     """
     from crope.report import build, figures, repeats
-    from crope.theory.make import draw_entries, function_space
+    from crope.theory.make import draw_entries, function_space, publish_recall
+    from crope.theory.recall import Plan
 
     source = load_published(*SCALES, published=published)
     if source is None:
@@ -232,7 +233,7 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
         _legend(report.evidence),
         render(report.primary, "md"),
         render(claims, "md"),
-        "\n".join(report.others),
+        "\n".join([*report.others, publish_recall(published, Plan())]),
         *(render(without_sampled(table), "md") for table in without_repeated_notes(report.losses)),
         repeats.expectation(cell_runs(source.frame, rope), repeats.repeats(frames, source.scale)),
         END,

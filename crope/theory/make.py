@@ -35,7 +35,15 @@ from crope.theory.complex_maps import (
 )
 from crope.theory.constructions import construction_results
 from crope.theory.pointer_task import EXAMPLE, Task, pointer_results, targets
-from crope.theory.recall import LABELS, Plan, recall_frame, run_recall, thresholds, with_halved
+from crope.theory.recall import (
+    LABELS,
+    Plan,
+    plan_runs,
+    recall_frame,
+    run_recall,
+    thresholds,
+    with_halved,
+)
 from crope.theory.rotary import decay_curves
 
 Data = Mapping[str, Any]
@@ -175,6 +183,31 @@ def write_recall(out_dir: Path, plan: Plan) -> str:
         level=100 * plan.level,
         most=max(plan.pairs),
         table=recall_table(by_pairs, plan),
+    )
+
+
+def publish_recall(published: Path, plan: Plan) -> str:
+    """The README's line on recall.csv of `published`, whose figure it draws beside it; empty before
+    all runs of the plan are there.
+    """
+    file = published / "recall.csv"
+    runs = pd.read_csv(file) if file.exists() else pd.DataFrame()
+    if len(runs) < len(plan_runs(plan)):
+        return ""
+    by_pairs = {pairs: thresholds(runs, plan, pairs=pairs) for pairs in plan.pairs}
+    figure = draw_recall(with_halved(runs), by_pairs, level=plan.level)
+    write_bytes(published / "recall.png", render(figure, "png"))
+    most = max(plan.pairs)
+    over_rope = by_pairs[most].div(by_pairs[most]["rope"], axis="index")
+    parts = [
+        f"{label} {_with_range(over_rope[model], 'median', '{:.2f}'.format)}"
+        for model, label in LABELS.items()
+        if model != "rope"
+    ]
+    ratios = ", ".join(parts).replace("inf", "∞")
+    return (
+        f"- **Associative recall.** Head width that finds {100 * plan.level:.0f} % of {most} stored pairs, over"
+        f" RoPE's (median, lowest to highest of {len(plan.seeds)} seeds): {ratios}."
     )
 
 

@@ -249,6 +249,23 @@ def test_the_section_states_medians_ranges_and_bounds(
     assert b"<svg" in (tmp_path / "own" / "recall.svg").read_bytes()
 
 
+def test_the_readme_has_a_line_when_all_runs_are_published(tmp_path: Path) -> None:
+    """Of accuracies width / (8 times the model's place from 1), RoPE reaches 0.9 between 4 and 8,
+    CRoPE and the others at no width.
+    """
+    assert make.publish_recall(tmp_path, SMALL) == ""
+    runs = pd.DataFrame(plan_runs(SMALL), columns=["model", "width", "seed"]).assign(loss_nats=0.5)
+    place = runs["model"].map(list(PROJECTIONS).index) + 1
+    runs = runs.assign(accuracy_2=1.0, accuracy_6=runs["width"] / (8 * place))
+    runs[:-1].to_csv(tmp_path / "recall.csv", index=False)
+    assert make.publish_recall(tmp_path, SMALL) == "" and not (tmp_path / "recall.png").exists()
+    runs.to_csv(tmp_path / "recall.csv", index=False)
+    line = make.publish_recall(tmp_path, SMALL)
+    assert "90 % of 6 stored pairs" in line
+    assert "CRoPE ∞, conjugate Q ∞, halved 2.00, low rank ∞." in line
+    assert (tmp_path / "recall.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_own_runs_take_the_place_of_published_ones(
     trained: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
