@@ -82,10 +82,13 @@ def main() -> None:
     ]
     given = check_overrides(overrides, multirun=bool({"-m", "--multirun"} & set(sys.argv)))
     check_launcher(overrides)
-    if "scale" not in given:
+    planned = None
+    if study := given.get("study"):
         from crope.study import planned_scale  # no module that a run needs
 
-        overrides.append(f"scale={planned_scale(given.get('study', ())) or default_scale()}")
+        planned = planned_scale(study)  # also refuses a file that Hydra would ignore
+    if "scale" not in given:
+        overrides.append(f"scale={planned or default_scale()}")
         sys.argv.append(overrides[-1])
     if {"--cfg", "-c"} & set(sys.argv) and "job" in sys.argv:
         run = load_run(overrides)

@@ -114,6 +114,18 @@ def test_a_multirun_skips_what_is_complete_and_lists_what_failed(
     assert [folder.name for folder in tmp_path.iterdir()] == ["räs, a=b ~[1]#"]
 
 
+def test_a_study_file_that_hydra_would_ignore_is_refused_at_every_scale(
+    monkeypatch, capsys, tmp_path: Path
+) -> None:
+    """Hydra would train the defaults once."""
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    text = (ROOT / "conf/study/pilot.yaml").read_text().replace("# @package _global_", "")
+    (tmp_path / "conf/study/ignored.yaml").write_text(text)
+    monkeypatch.setattr("crope.compose.CONF_DIR", tmp_path / "conf")
+    error = train(monkeypatch, capsys, "-m", "study=ignored", "scale=smoke")[2]
+    assert "conf/study/ignored.yaml" in error and "package" in error
+
+
 def test_cfg_job_prints_the_resolved_configuration_and_the_run_id(monkeypatch, capsys) -> None:
     out, _, error = train(
         monkeypatch, capsys, "--cfg", "job", "model=crope", "scale=smoke", "train.precision=fp32"
