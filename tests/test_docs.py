@@ -49,6 +49,9 @@ def test_make_commands_name_targets() -> None:
     text = "\n".join(page.read_text() for page in PAGES)
     named = re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE)
     assert named and set(named) <= set(targets)
+    # None is ignored: a script refuses an option that it does not have.
+    scripts = re.findall(r"\$\(PY\) scripts/.*", makefile)
+    assert scripts and all("$(OPTIONS)" in script for script in scripts)
 
 
 @pytest.mark.parametrize(
