@@ -105,6 +105,10 @@ def _explain_differences(contrasts: Sequence[Contrast], source: Source) -> str:
         parts += [_difference_lines(line, contrast, source) for line in lines]
         if contrast.level == PRIMARY_LEVEL and not any(line["reason"] for line in lines):
             break  # nothing stands in for it
+    if not parts:
+        raise UserError(
+            f"study {contrasts[0].study}: not planned at scale {source.scale}; name another (SCALE=...)"
+        )
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 

@@ -15,6 +15,7 @@ from crope.report import explain as explain_module
 from crope.report.evidence import Comparison, source_comparisons
 from crope.report.explain import explain
 from crope.report.frame import choose_source
+from tests.report.records import write_run
 
 NOWHERE, BF16 = Path("nowhere"), PUBLISHED / "cpu-bf16"
 
@@ -121,6 +122,12 @@ def test_differences_of_other_models_and_of_other_values_are_explained() -> None
     assert len(parts) == 3 and all("higher" in part for part in parts)
     beyond = explain("length/rope", results_dir=NOWHERE)
     assert len(re.findall(r"seed \d  [+-]0\.\d{6}$", beyond, flags=re.MULTILINE)) == 5
+
+
+def test_a_study_of_another_scale_is_no_empty_answer(tmp_path: Path) -> None:
+    write_run(tmp_path, "rope", scale="smoke")
+    with pytest.raises(UserError, match="scale smoke"):
+        explain("medium/crope-rope", results_dir=NOWHERE, folders=[tmp_path])
 
 
 @pytest.mark.parametrize(
