@@ -136,7 +136,7 @@ def build_report(
         report=report,
         origin=_origin(report),
         sections=sections,
-        savings=tables.savings_line(),
+        savings=tables.savings_line(report.evidence.exploratory),
         tables=tables.without_repeated_notes(report.losses),
         data=[name for name in files if name.endswith(".csv")],
     )

@@ -209,13 +209,27 @@ def _primary(
 
 PRIMARY = [
     _primary("P1", "cost", "base", "What does Eq. 30 cost?", "crope", "rope"),
-    _primary("P2", "cost", "controls", "Complex, or just half?", "crope", ("lowrank", "halved")),
-    _primary("P3", "cost", "controls", "Where does the cost arise?", "complex_qk", "complex_v"),
+    _primary(
+        "P2",
+        "cost",
+        "controls",
+        "Does it cost more than other halves?",
+        "crope",
+        ("lowrank", "halved"),
+    ),
+    _primary(
+        "P3",
+        "cost",
+        "controls",
+        "Does it cost more in Q and K than in V?",
+        "complex_qk",
+        "complex_v",
+    ),
     _primary(
         "P4",
         "cost",
         "controls",
-        "Must the complex pairs be those of the rotation?",
+        "Do other pairs than the rotation's cost more?",
         "complex_misaligned",
         "crope",
     ),
@@ -223,7 +237,7 @@ PRIMARY = [
         "P5",
         "paper_row",
         "table2",
-        "The cost in a row of the paper",
+        "What does it cost in a row of the paper?",
         "crope",
         "rope",
         ablation="b2_l512_g09_s1000",
@@ -250,9 +264,10 @@ CONTRASTS: list[Contrast] = [
     Contrast("place", "cost", "After {steps} steps", "complex_qk", "rope"),
     Contrast("place", "cost", "After {steps} steps", "complex_v", "rope"),
     Contrast("more", "cost", "After {steps} steps", "conjugate", "crope"),
+    Contrast("saving", "cost", "After {steps} steps at CRoPE's saving", "crope", "thin_ffn"),
     *(
         Contrast("half", "cost", "After {steps} steps at CRoPE's saving", "crope", other)
-        for other in ("mqa", "thin_ffn", "lowrank")
+        for other in ("mqa", "lowrank")
     ),
     Contrast("half", "cost", "After {steps} steps", "crope", "halved"),
     Contrast("more", "medium_halves", "After {steps} steps", "lowrank", "rope"),
@@ -354,8 +369,8 @@ class Training:
     differences   a row per seed, a column per phase, named by the tokens seen in its middle
     rope_nats     RoPE's loss in each phase, mean over seeds
     planned       number of planned seeds; before all of them are there, nothing is inferred
-    paper         what the paper prints as the final difference, at the tokens after which RoPE's
-                  loss here has fallen to the one that it prints; None without such a row or loss
+    paper         what the paper prints: the final difference, at the tokens after which RoPE's loss
+                  here has fallen to the printed one, and this loss; None without such a row or loss
     """
 
     study: str
@@ -363,7 +378,7 @@ class Training:
     differences: pd.DataFrame
     rope_nats: pd.Series
     planned: int
-    paper: tuple[float, float] | None
+    paper: tuple[float, float, float] | None
 
 
 @dataclass(frozen=True)
@@ -442,7 +457,7 @@ def _forest(comparisons: Sequence[Comparison]) -> pd.DataFrame:
         pooled = any(not line["dataset"] for line in panel)
         for line in panel:
             if not line["dataset"]:
-                drawn.append(line | {"title": line["question"]})
+                drawn.append(line | {"title": f"{line['scale']} scale, {line['question']}"})
             elif not pooled:
                 title = f"{dataset_label(line['dataset'])}, {line['question']}"
                 drawn.append(line | {"title": title})
@@ -513,7 +528,7 @@ def _by_phase(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(losses).T
 
 
-def _paper_point(row: StudyRow, rope: pd.DataFrame) -> tuple[float, float] | None:
+def _paper_point(row: StudyRow, rope: pd.DataFrame) -> tuple[float, float, float] | None:
     """See `Training.paper`; RoPE's loss is the mean over seeds and over five validations."""
     cell = row.cells[0]
     crope, printed = (
@@ -527,7 +542,7 @@ def _paper_point(row: StudyRow, rope: pd.DataFrame) -> tuple[float, float] | Non
     if below.empty:
         return None
     tokens = below.index[0] / losses.index[-1] * rope["train_tokens"].iloc[0]
-    return float(tokens), crope.mean_nats - printed.mean_nats
+    return float(tokens), crope.mean_nats - printed.mean_nats, printed.mean_nats
 
 
 def comparison_label(comparison: Comparison) -> str:

@@ -169,10 +169,13 @@ def _draw_training(axis: Axes, comparison: Training) -> None:
         title += f" ({len(comparison.differences)} of {comparison.planned} seeds)"
     axis.plot(tokens, comparison.differences.mean(), color=colour, gid="mean")
     if comparison.paper:
-        paper_tokens, difference = comparison.paper
+        paper_tokens, difference, rope_nats = comparison.paper
         axis.plot([paper_tokens / 1e6], [difference], "x", color=TEXT, gid="paper")
         axis.annotate(
-            "the paper", (paper_tokens / 1e6, difference), (6, -3), textcoords="offset points"
+            f"the paper, at RoPE's {rope_nats:.2f}",
+            (paper_tokens / 1e6, difference),
+            (6, -3),
+            textcoords="offset points",
         )
     axis.set(xlabel="training tokens (millions)")
     axis.set_title(title, pad=28)  # points, above the second axis

@@ -43,6 +43,9 @@ README = ROOT / "README.md"
 FIGURE = "forest.png"
 # Models of the picture whose names need words.
 GLOSSARY = {
+    "xpos": "*XPOS*: sinusoidal absolute positions, not the later xPos",
+    "nope": "*NoPE*: no positions",
+    "thin_ffn": "*thin FFN*, *multi-query*: as many weights saved elsewhere",
     "complex_qk": "*Q/K only*, *V only*: Eq. 30 there alone",
     "complex_misaligned": "*misaligned*: in other pairs than the rotation's",
     "lowrank": "*low rank*, *block-diagonal*: half the weights otherwise",
@@ -186,7 +189,7 @@ def _legend(evidence: Evidence) -> str:
     """The line below the picture."""
     drawn = set(evidence.forest["first"])
     words = [text for model, text in GLOSSARY.items() if model in drawn]
-    parts = [f"Means over corpora; dots: seeds of each; shaded: ±{MARGIN:g}"]
+    parts = [f"Means over corpora, 95 % intervals; dots: single seeds; shaded: ±{MARGIN:g}"]
     if words:
         parts.append("; ".join(words))
     if row := evidence.paper_row:
@@ -194,7 +197,7 @@ def _legend(evidence: Evidence) -> str:
         if len(row.differences) == row.planned:
             text += ", shaded: 95 %"
         if row.paper:
-            text += "; cross: the paper's final difference, at its RoPE loss"
+            text += "; cross: the paper's final difference, where RoPE's loss here is the paper's"
         parts.append(text)
     return f"{'. '.join(parts)}."
 
@@ -228,7 +231,7 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     parts = [
         START,
         report.lead,
-        savings_line(),
+        savings_line(report.evidence.exploratory),
         f"![Each model minus RoPE, with 95 % intervals](results/published/{FIGURE})",
         _legend(report.evidence),
         render(report.primary, "md"),

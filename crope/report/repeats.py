@@ -110,8 +110,8 @@ def expectation(runs: pd.DataFrame, lines: pd.DataFrame) -> str:
         parts.append(f"{dataset_label(str(dataset))} {distances}")
     return (
         f"**What you should see.** RoPE on {DATASET_LABELS['ptb']}, seed {first['seed']}, {first['scale']} scale,"
-        f" {first['precision']}: {first[LOSS]:.3f}. Repeats in the same/any precision ended up to"
-        f" {', '.join(parts)} nats away (rounding)."
+        f" {first['precision']}: {first[LOSS]:.3f}. Repeats (same/any precision) differ by at most:"
+        f" {', '.join(parts)} nats (rounding)."
     )
 
 

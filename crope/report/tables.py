@@ -141,11 +141,14 @@ def primary_table(lines: pd.DataFrame) -> Table:
     """The table of the primary contrasts; a stand-in represents one whose runs are incomplete."""
     lowest = lines["level"].min() if len(lines) else LEVEL
     head = f"Nats ({100 * lowest:.0f} %)"
+    counts = lines["where"].value_counts()
+    common = counts.index[0] if counts.max() > 1 else ""
     rows = [
         {
             "Question": f"{line['family']}. {line['question']}",
             "Answer": line["answer"],
-            "Difference": f"{line['difference']}; {line['where']}",
+            "Difference": line["difference"]
+            + ("" if line["where"] == common else f"; {line['where']}"),
             head: estimate(line)
             + (f" at {100 * line['level']:.0f} %" if line["level"] > lowest else ""),
             "n": str(line["n"]),
@@ -165,22 +168,25 @@ def primary_table(lines: pd.DataFrame) -> Table:
     if stand_ins < len(answered):
         notes.append("The 99 % intervals were fixed before their runs and hold together with 95 %.")
     averaged = []
+    undecided = []
     for line in answered[answered["planned"].astype(bool)].to_dict("records"):
         by_corpus_and_seed = np.reshape(line["values"], (-1, line["n"]))
         if len(by_corpus_and_seed) > 1:
             _, low, high = interval([by_corpus_and_seed.mean(axis=0)], line["level"])
-            averaged.append(f"{signed(low)} to {signed(high)}")
+            averaged.append(f"{line['family']} {signed(low)} to {signed(high)}")
+            if low < 0 < high and line["low_nats"] * line["high_nats"] > 0:
+                undecided.append(line["family"])
     if averaged:
-        notes.append(
-            f"Corpora count as independent; averaged within seeds instead: {', '.join(averaged)}."
-        )
+        text = f"Corpora count as independent; averaged within seeds instead: {', '.join(averaged)}"
+        if undecided:
+            text += f"; then {' and '.join(undecided)} could be 0"
+        notes.append(f"{text}.")
     errors = lines["text_error_nats"].dropna()
     if len(errors):
         notes.append(f"Standard error from the choice of the text: at most {errors.max():.4f}.")
     frame = pd.DataFrame(rows, columns=["Question", "Answer", "Difference", head, "n"])
-    return Table(
-        "primary", "Primary questions.", frame, notes, text=(0, 1, 2), numbers=csv_numbers(lines)
-    )
+    caption = f"Primary questions. {common}, unless stated." if common else "Primary questions."
+    return Table("primary", caption, frame, notes, text=(0, 1, 2), numbers=csv_numbers(lines))
 
 
 def claims_table(lines: pd.DataFrame) -> Table:
@@ -200,7 +206,7 @@ def claims_table(lines: pd.DataFrame) -> Table:
         rows.append([f"{text} ({source})", "; ".join(printed), "; ".join(here)])
     columns = ["The paper says", "It prints", "Here (95 %)"]
     caption = "What the paper says, and the same differences in these runs (nats)."
-    notes = ["Here: all planned seeds."]
+    notes = ["Here: all planned seeds; the tables below have those of all three models."]
     if over_rows := across_rows(lines):
         notes.append(over_rows)
     frame = pd.DataFrame(rows, columns=columns)
@@ -252,31 +258,31 @@ LONGER = {
 # What the first word of a primary answer means, for the first sentences.
 READINGS = {
     "P1": {
-        "higher": "Complex-linear Q, K and V cost loss",
+        "higher": "Complex-linear Q, K and V raise the loss",
         "lower": "Complex-linear Q, K and V lower the loss",
         "no": f"Complex-linear Q, K and V end within {MARGIN:g} nats of RoPE",
         "open": "What complex-linear Q, K and V cost stays open",
     },
     "P2": {
-        "higher": "Low rank and halved heads do better than CRoPE in the mean",
-        "lower": "Low rank and halved heads do worse than CRoPE in the mean",
-        "no": f"Low rank and halved heads end within {MARGIN:g} nats of CRoPE in the mean",
+        "higher": "Low rank and halved heads, averaged, do better than CRoPE",
+        "lower": "Low rank and halved heads, averaged, do worse than CRoPE",
+        "no": f"Low rank and halved heads, averaged, end within {MARGIN:g} nats of CRoPE",
         "open": "Whether low rank and halved heads do better than CRoPE stays open",
     },
     "P3": {
-        "higher": "Eq. 30 costs more in two projections, Q and K, than in V",
+        "higher": "Eq. 30 costs more in Q and K than in V",
         "lower": "Eq. 30 costs more in V than in Q and K",
         "no": f"Q and K and V differ by less than {MARGIN:g} nats in what Eq. 30 costs",
         "open": "Whether Eq. 30 costs more in Q and K than in V stays open",
     },
     "P4": {
-        "higher": "Other pairs than the rotation's do worse",
-        "lower": "Other pairs than the rotation's do better",
-        "no": f"Other pairs than the rotation's end within {MARGIN:g} nats of CRoPE",
+        "higher": "The other pairs that were tried do worse than the rotation's",
+        "lower": "The other pairs that were tried do better than the rotation's",
+        "no": f"The other pairs that were tried end within {MARGIN:g} nats of the rotation's",
         "open": "Whether other pairs than the rotation's do worse stays open",
     },
     "P5": {
-        "higher": "Eq. 30 costs loss",
+        "higher": "Eq. 30 raises the loss",
         "lower": "Eq. 30 lowers the loss",
         "no": f"Eq. 30 ends within {MARGIN:g} nats of RoPE",
         "open": "What Eq. 30 costs stays open",
@@ -331,10 +337,11 @@ def yardsticks(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> str:
             low, mean, high = (
                 -100 * cost[f"{end}_nats"] / worth["mean_nats"] for end in ("low", "mean", "high")
             )
-            text = f"{mean:.0f} % ({low:.0f} to {high:.0f}) after {cost['steps']:,} steps{_where(cost)}"
+            text = f"{mean:.0f} % ({low:.0f} to {high:.0f}) of {-worth['mean_nats']:.3f} after"
+            text = f"{text} {cost['steps']:,} steps{_where(cost)}".replace("-", "−")
             more = _more_tokens(cost, comparisons) if studies[0] == "base" else ""
-            parts[cost["steps"]] = text.replace("-", "−") + more
-    text = " and ".join(parts.values())
+            parts[cost["steps"]] = text + more
+    text = ", and ".join(parts.values())
     lead = "- **Yardsticks.** Of what rotation is worth (NoPE − RoPE, taken as exact), Eq. 30 costs"
     return f"{lead} {text}." if text else ""
 
@@ -551,8 +558,12 @@ def without_sampled(table: Table) -> Table:
     """Table 1 or 2 with the paper's numbers and the full losses alone, for the README; its Table 2
     has the settings of Table 1.
     """
-    kept = table.frame[table.frame[""] != "sampled"]
-    notes = [note for note in table.notes if not note.startswith(("sampled", "Run with"))]
+    kept = table.frame[table.frame[""] != "sampled"].replace({"": {"full": "ours"}})
+    notes = [
+        note.replace("full (ours)", "ours")
+        for note in table.notes
+        if not note.startswith(("sampled", "Run with", "XPOS"))  # the picture's legend has it
+    ]
     return replace(table, frame=kept, notes=notes)
 
 
@@ -622,7 +633,7 @@ def loss_table(
     title = f"Table {name[-1]}. {paper.TABLE_TITLES[name]}"
     return Table(
         name=name,
-        caption=f"{title}, nats per token. Scale: {source.scale}. {seeds}.",
+        caption=f"{title}, nats per token. Scale: {source.scale}. {seeds}{', unless stated' if paper_rows else ''}.",
         frame=pd.DataFrame(lines, columns=[FIRST_COLUMN[name], "", *columns]),
         notes=[*notes, *_ngram_notes(source, losses, name), *_notes(losses, source.scale)],
         text=(0, 1),
@@ -760,8 +771,10 @@ def _ngram_notes(source: Source, cells: Sequence[CellLosses], name: str) -> list
     return notes
 
 
-def savings_line() -> str:
-    """What CRoPE saves at the paper's sizes, and what multi-query attention of its size saves."""
+def savings_line(lines: pd.DataFrame) -> str:
+    """What CRoPE saves at the paper's sizes, what multi-query attention of its size saves, and the
+    loss beside a thinner feed-forward layer; `lines` are the exploratory ones.
+    """
     models = ({"model": name} for name in ("rope", "crope", "mqa"))
     rope, crope, mqa = (run.config for run in compose_runs(models, ["scale=paper"]))
     full, lean = (
@@ -777,10 +790,16 @@ def savings_line() -> str:
         100 - 100 * kv_cache_values(config.model) / kv_cache_values(rope.model)
         for config in (crope, mqa)
     ]
+    beside = ""
+    if thin_ffn := _line_of(lines, "cost", "crope", "thin_ffn"):
+        text = (
+            f"CRoPE's loss minus that of a feed-forward layer thinned instead: {estimate(thin_ffn)}"
+        )
+        beside = f" {text}, {thin_ffn['steps']:,} steps, {100 * thin_ffn['level']:.0f} %."
     return (
         f"**For whom it matters:** those who must save weights. Eq. 30 saves {here} (paper: {stated}), the paper's"
         f" whole model with embeddings {saved['model']:.1f} %, and {cached[0]:.0f} % of the KV cache, of which"
-        f" multi-query attention of the same size saves {cached[1]:.0f} %."
+        f" multi-query attention of the same size saves {cached[1]:.0f} %.{beside}"
     )
 
 

@@ -432,7 +432,7 @@ def test_the_difference_while_training_and_the_papers_where_rope_has_its_loss(mo
     (claim,) = found.claims.to_dict("records")
     assert claim["paper_nats"] == pytest.approx(6.584 - 6.607)
     (comparison,) = found.training
-    assert comparison.paper == pytest.approx((180_000, 6.584 - 6.607))
+    assert comparison.paper == pytest.approx((180_000, 6.584 - 6.607, 6.607))
     assert comparison.differences.loc[1].to_numpy() == pytest.approx([0.1] * 10)
     assert comparison.differences.loc[2].to_numpy() == pytest.approx([1.1] * 10)
     assert comparison.rope_nats.iloc[0] == pytest.approx(8 - 0.6)  # steps 20 to 100
@@ -451,7 +451,7 @@ def test_a_panel_of_the_forest_is_over_equal_corpora_and_names_a_single_one(monk
     runs.append(make_runs("halved", {0: 5.0, 1: 5.0}, **{"config.train.max_steps": 3200}))
     drawn = build_evidence(find_comparisons(make_frame(*runs), rows)).forest
     assert drawn[["title", "first"]].to_numpy().tolist() == [
-        ["3,200 steps", "crope"],
+        ["quick scale, 3,200 steps", "crope"],
         ["Penn Treebank, 3,200 steps", "nope"],
     ]
 

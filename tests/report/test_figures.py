@@ -90,7 +90,7 @@ def test_differences_against_tokens_are_drawn_with_their_interval_and_every_seed
     """No interval before all planned seeds are there."""
     by_phase = pd.DataFrame([dict.fromkeys((0.5e6, 1.5e6), loss) for loss in LOSSES.values()])
     comparison = Training(
-        "base", "Penn Treebank", by_phase, by_phase.mean() + 1, len(LOSSES), (1e6, -0.5)
+        "base", "Penn Treebank", by_phase, by_phase.mean() + 1, len(LOSSES), (1e6, -0.5, 6.6)
     )
     axis = figures.training([comparison]).axes[0]
     (top,) = axis.child_axes

@@ -69,8 +69,14 @@ def line(table: Table, label: str) -> list[str]:
 
 
 def test_savings_are_the_papers_percentages() -> None:
-    """Of a tied model with GPT-2's vocabulary: 4 layers x 1.5 D^2 = 98,304 weights, 1.4 %."""
-    text = savings_line()
+    """Of a tied model with GPT-2's vocabulary: 4 layers x 1.5 D^2 = 98,304 weights, 1.4 %. What
+    else they could be saved by, when it is answered.
+    """
+    line = evidence_line("saving", "higher", 0.5, study="cost", second="thin_ffn")
+    waiting = line | {"reason": "1 of 2 planned seeds"}
+    assert "feed-forward" not in savings_line(pd.DataFrame([waiting]))
+    text = savings_line(pd.DataFrame([line]))
+    assert "feed-forward layer thinned instead: +0.5000 (+0.4990 to +0.5010), 800 steps" in text
     assert "Q/K/V 50.0 %" in text and "attention 37.5 %" in text and "block 12.5 %" in text
     assert "embeddings 1.4 %" in text and "0 % of the KV" in text and "saves 75 %" in text
 
@@ -386,24 +392,28 @@ def test_primary_intervals_are_also_printed_of_seeds_averaged_over_corpora() -> 
     line = evidence_line("P1", "higher", 0.5, n=3, values=tuple(corpora.ravel()), level=0.99)
     notes = " ".join(primary_table(pd.DataFrame([line | {"planned": True}])).notes)
     expected = stats.ttest_1samp(corpora.mean(axis=0), 0).confidence_interval(0.99)
-    assert f"seeds instead: {signed(expected.low)} to {signed(expected.high)}." in notes
+    instead = f"seeds instead: P1 {signed(expected.low)} to {signed(expected.high)}"
+    assert f"{instead}; then P1 could be 0." in notes
+    lower = line | {"planned": True, "values": tuple(corpora.ravel() - 1)}
+    (notes,) = [note for note in primary_table(pd.DataFrame([lower])).notes if "instead" in note]
+    assert "P1 −" in notes and "could be" not in notes
     assert "instead" not in " ".join(primary_table(pd.DataFrame([line])).notes)
 
 
 @pytest.mark.parametrize(
     ("family", "answer", "reading"),
     [
-        ("P1", "higher by less than 0.02", "cost loss"),
+        ("P1", "higher by less than 0.02", "raise the loss"),
         ("P1", "lower", "lower the loss"),
         ("P1", "no difference above 0.02", "end within 0.02 nats of RoPE"),
         ("P1", "open", "stays open"),
         ("P2", "higher", "do better than CRoPE"),
         ("P2", "lower", "do worse than CRoPE"),
         ("P2", "no difference above 0.02", "end within 0.02 nats of CRoPE"),
-        ("P3", "higher", "more in two projections, Q and K, than in V"),
+        ("P3", "higher", "more in Q and K than in V"),
         ("P3", "lower", "more in V than in Q and K"),
-        ("P4", "higher", "Other pairs than the rotation's do worse"),
-        ("P4", "no difference above 0.02", "end within 0.02 nats of CRoPE"),
+        ("P4", "higher", "other pairs that were tried do worse than the rotation's"),
+        ("P4", "no difference above 0.02", "end within 0.02 nats of the rotation's"),
         ("P4", "open", "stays open"),
     ],
 )
@@ -426,7 +436,7 @@ def test_the_headline_has_the_papers_row_only_of_its_own_size() -> None:
     assert "In a row" not in headline(pd.DataFrame([cost, row]))
     planned = row | {"planned": True, "level": 0.99, "scale": "paper", "steps": 10_000}
     text = headline(pd.DataFrame([cost, planned]))
-    assert "row of Table 2 at the paper scale: **Eq. 30 costs loss: A − B +0.5000" in text
+    assert "row of Table 2 at the paper scale: **Eq. 30 raises the loss: A − B +0.5000" in text
     assert "after 3,200 steps" in text and "own size" not in text
 
 
@@ -477,7 +487,9 @@ def test_the_cost_in_units_of_what_rotation_is_worth() -> None:
     worth = evidence_line(
         "positions", "lower", -0.05, study="baselines", first="rope", second="nope"
     )
-    assert "20 % (18 to 22) after 800 steps." in yardsticks(pd.DataFrame([cost, worth]), [])
+    assert "20 % (18 to 22) of 0.050 after 800 steps." in yardsticks(
+        pd.DataFrame([cost, worth]), []
+    )
     trained = [
         SimpleNamespace(
             steps=steps,
@@ -491,4 +503,6 @@ def test_the_cost_in_units_of_what_rotation_is_worth() -> None:
     assert f"which {more:.1f} % (" in text and "more tokens undo" in text
     later = [line | {"study": "cost", "steps": 3200, "dataset": "ptb"} for line in (cost, worth)]
     text = yardsticks(pd.DataFrame([cost, worth, *later]), [])
-    assert "after 800 steps and 20 % (18 to 22) after 3,200 steps on Penn Treebank." in text
+    assert (
+        "after 800 steps, and 20 % (18 to 22) of 0.050 after 3,200 steps on Penn Treebank." in text
+    )
