@@ -271,10 +271,10 @@ def is_complete(path: Path) -> bool:
 
 
 def run_status(record: Record) -> str:
-    """complete, failed, or stale: complete under another numerics version of its model."""
+    """complete, failed, or stale: of another numerics version of its model."""
     status: str = record.summary["status"]
     current = record.summary["numerics_version"] == numerics_version(record.config["model"])
-    return status if current or status == "failed" else "stale"
+    return status if current else "stale"
 
 
 def find_record(name: str, *, results_dir: Path) -> Record:

@@ -14,10 +14,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from crope.config import cell_key
 from crope.errors import UserError
 from crope.export import export_transformers
-from crope.record import Record, read_records, run_status, sha256_file, write_text
+from crope.record import Record, read_record, sha256_file, write_text
+from crope.report.frame import cell_runs, load_frame
 from crope.report.publish import copy_record
 from crope.study import expected_cells
 
@@ -64,33 +64,19 @@ def released_runs(
 
     Raises UserError for two runs of one cell.
     """
-    complete = [
-        record
-        for record in read_records(results_dir / "runs")[0]
-        if record.config["seed"] == seed and run_status(record) == "complete"
-    ]
-    cells = {cell.key: cell for cell in expected_cells(scale)}
+    frame, _ = load_frame([results_dir / "runs"])
     chosen = []
-    for key, cell in cells.items():
+    for cell in {cell.key: cell for cell in expected_cells(scale)}.values():
         name = f"{cell.model} on {cell.dataset}, row {cell.row}"
-        # By name as well: a sweep may compute what a cell computes, under another name.
-        names = {"model": cell.model, "dataset": cell.dataset, "row": cell.row}
-        runs = [
-            record
-            for record in complete
-            if cell_key(record.config) == key and names.items() <= record.summary.items()
-        ]
-        if not runs:
+        runs = cell_runs(frame[frame["seed"] == seed], cell)
+        if runs.empty:
             log(f"left out: {name}: no complete run with seed {seed}")
             continue
-        record, *others = runs
-        if others:
-            paths = ", ".join(str(run.path) for run in runs)
-            raise UserError(f"{name}: two runs have seed {seed} ({paths}); keep one")
-        if not (record.path / "weights.pt").exists():
-            log(f"left out: {name}: {record.path.name} has no weights.pt")
+        path = Path(runs["path"].iloc[0])
+        if not (path / "weights.pt").exists():
+            log(f"left out: {name}: {path.name} has no weights.pt")
         else:
-            chosen.append(record)
+            chosen.append(read_record(path))
     return chosen
 
 

@@ -4,6 +4,7 @@ import hashlib
 import tarfile
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -41,11 +42,12 @@ def test_a_release_holds_models_records_and_checksums(
         assert release(tmp_path, scale="smoke") == archive and sha256_file(archive) == digest
         with pytest.raises(UserError, match="seed 7"):
             release(tmp_path, scale="smoke", seed=7)
-        read = release_module.read_records
-        monkeypatch.setattr(release_module, "read_records", lambda path: (2 * read(path)[0], []))
+        frame, _ = release_module.load_frame([tmp_path / "runs"])
+        twice = pd.concat([frame, frame])
+        monkeypatch.setattr(release_module, "load_frame", lambda folders: (twice, []))
         with pytest.raises(UserError, match="two runs"):
             release(tmp_path, scale="smoke")
-        monkeypatch.setattr(release_module, "run_status", lambda record: "stale")
+        twice["status"] = "stale"
         with pytest.raises(UserError, match="no run of the tables"):
             release(tmp_path, scale="smoke")
     left_out = [line for line in lines if line.startswith("left out")]

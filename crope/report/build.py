@@ -35,10 +35,6 @@ STALE = (
 Files = dict[str, str | bytes]
 TEMPLATE = Path(__file__).with_name("page.html")
 CAPTIONS = {
-    "forest": "Each model minus RoPE at equal seed, mean over the corpora: bars are 95 % intervals, dots seeds of each"
-    " corpus; shaded: ±0.02; arrows: beyond the frame. On the right, if a row of the paper was trained at its own size:"
-    " CRoPE − RoPE during training; cross: the paper's final difference, where RoPE's loss here has fallen to the"
-    " paper's.",
     "fig4": "Validation (top) and training loss (bottom), mean over seeds; band: lowest to highest seed; markers: full"
     " validation loss.",
     "training": "CRoPE − RoPE of sampled validation losses at equal seed and step, by tenths of the run: mean"
@@ -85,7 +81,7 @@ def collect(source: Source) -> Report:
     runs = source.all_runs
     comparisons = source_comparisons(source)
     compared = pd.concat([comparison.runs["path"] for comparison in comparisons])
-    added = runs["path"].isin(compared) & ~runs["path"].isin(source.frame["path"])
+    added = runs["path"].isin(compared) & ~runs["path"].isin(_of_scale(source)["path"])
     planned = runs[added & (runs["status"] == "complete")]
     evidence = build_evidence(comparisons)
     yardsticks = tables.yardsticks(evidence.exploratory, comparisons)
@@ -139,6 +135,8 @@ def build_report(
         savings=tables.savings_line(report.evidence.exploratory),
         tables=tables.without_repeated_notes(report.losses),
         data=[name for name in files if name.endswith(".csv")],
+        captions=CAPTIONS
+        | {"forest": figures.forest_caption(report.evidence.forest, report.evidence.paper_row)},
     )
     for name in STALE:
         (out_dir / name).unlink(missing_ok=True)
@@ -243,17 +241,19 @@ def _sections(files: Files, report: Report) -> list[Section]:
         fold("CRoPE − RoPE while they are trained", training=figures.training(evidence.training))
     if len(evidence.exploratory):
         fold("All other differences", tables.exploratory_table(evidence.exploratory))
-    measured = [comparison for comparison in report.comparisons if comparison.row.study == "length"]
-    measured = [comparison for comparison in measured if comparison.runs["lengths"].notna().any()]
+    measured = [
+        comparison
+        for comparison in report.comparisons
+        if comparison.row.study == "length" and comparison.runs["lengths"].notna().any()
+    ]
     if measured:
         fold("Beyond the training length", length=figures.length(measured))
     lines = evidence.exploratory[evidence.exploratory["study"] == "scaling"]
     if len(lines):
-        widths = [
-            comparison for comparison in report.comparisons if comparison.row.study == "scaling"
-        ]
-        beside_rope = lines[~lines["difference"].str.contains("size")]
-        fold("Width", scaling=figures.scaling(widths, beside_rope))
+        narrowest, *_ = (part for part in report.comparisons if part.row.study == "scaling")
+        of_dataset = lines[lines["dataset"] == narrowest.row.dataset]
+        beside_rope = of_dataset[~of_dataset["difference"].str.contains("size")]
+        fold("Width", scaling=figures.scaling(narrowest, beside_rope))
     losses = tables.losses_table(report.comparisons)
     _add(files, "csv", losses)
     asked = {contrast.study for contrast in (*CONTRASTS, *(planned for planned, _ in PRIMARY))}
@@ -285,4 +285,4 @@ def render_page(**context: Any) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     template = loader.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(captions=CAPTIONS, **context)
+    return template.render(**context)

@@ -47,8 +47,6 @@ MARGIN = 0.02
 TEXT_BLOCKS = 10
 LENGTHS = 4  # the length at which `length_change` measures, over the training length
 DIVERGED = "NonFiniteLoss"  # error of a run whose loss became infinite: a result of its rate
-HIGHER, LOWER, OPEN, MISSING = "higher", "lower", "open", "missing"
-WITHIN_MARGIN = f"no difference above {MARGIN:g}"
 
 
 @dataclass(frozen=True)
@@ -107,13 +105,10 @@ def best_rate(comparison: Comparison, contrast: "Contrast") -> pd.Series:
 
 def equal_size(comparison: Comparison, contrast: "Contrast") -> pd.Series:
     """Final loss beside that of `second` interpolated to the parameters of `first`."""
-    runs = comparison.runs[comparison.runs["model"] == contrast.first]
-    runs = runs.dropna(subset="parameters")  # of diverged runs
-    if runs.empty:
-        return pd.Series(dtype=float)
+    # NaN, which lies between no sizes, if all runs diverged.
+    size = comparison.runs.loc[comparison.runs["model"] == contrast.first, "parameters"].max()
     others = comparison.siblings[comparison.siblings["model"].isin(contrast.seconds)]
-    interpolated = at_size(others, parameters=int(runs["parameters"].iloc[0]))
-    return (by_seed(runs, "final") - interpolated).dropna()
+    return (comparison.by_seed(contrast.first) - at_size(others, parameters=size)).dropna()
 
 
 def size_cost(comparison: Comparison, contrast: "Contrast") -> pd.Series:
@@ -495,13 +490,8 @@ def _training(comparisons: Sequence[Comparison]) -> list[Training]:
             continue
         crope, rope = (_by_phase(runs[runs["model"] == model]) for model in ("crope", "rope"))
         differences = (crope - rope).dropna()
-        scale, title = comparison.row.cells[0].scale, comparison_label(comparison)
-        if scale in ("paper", "medium"):  # with settings that would fill the line
-            title = f"{dataset_label(comparison.row.dataset)}, {scale} scale"
-            if any(setting.startswith("train.max_steps=") for setting in comparison.row.settings):
-                title += f", {comparison.steps:,} steps"
-        elif scale == "quick" and not comparison.row.settings:
-            title += f", {comparison.steps:,} steps"
+        scale, dataset = comparison.row.cells[0].scale, dataset_label(comparison.row.dataset)
+        title = f"{dataset}, {scale} scale, {comparison.steps:,} steps"
         paper_point = _paper_point(comparison.row, runs[runs["model"] == "rope"])
         if len(differences):
             rope_nats = rope.loc[differences.index].mean()
@@ -640,11 +630,9 @@ def answer(contrast: Contrast, comparisons: Sequence[Comparison]) -> list[dict[s
     answer says why in `reason`. A line of one corpus also has the `runs` of its comparison and the
     `seeds` of its values.
     """
-    chosen = [comparison for comparison in comparisons if _belongs(contrast, comparison)]
-    corpora = [comparison for comparison in chosen if comparison.row.dataset != TINY]
     lines: list[dict[str, Any]] = []
     parts_of: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    for comparison in corpora or chosen:  # tiny stands in for no other corpus
+    for comparison in _comparisons_of(contrast, comparisons):
         if contrast.value is best_rate:  # over all settings of a corpus
             comparison = replace(comparison, row=replace(comparison.row, settings=()))
         row = comparison.row
@@ -679,6 +667,12 @@ def answer(contrast: Contrast, comparisons: Sequence[Comparison]) -> list[dict[s
         line | {"question": line["question"].format(steps=f"{line['steps'] or most:,}")}
         for line in lines
     ]
+
+
+def _comparisons_of(contrast: Contrast, comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Those that the contrast is asked of; tiny stands in for no other corpus."""
+    chosen = [comparison for comparison in comparisons if _belongs(contrast, comparison)]
+    return [comparison for comparison in chosen if comparison.row.dataset != TINY] or chosen
 
 
 def _belongs(contrast: Contrast, comparison: Comparison) -> bool:
@@ -801,9 +795,7 @@ def text_error(contrast: Contrast, comparisons: Sequence[Comparison]) -> float:
     over the planned seeds and vary over TEXT_BLOCKS blocks of each corpus.
     """
     variances = []
-    for comparison in comparisons:
-        if not _belongs(contrast, comparison):
-            continue
+    for comparison in _comparisons_of(contrast, comparisons):
         runs = comparison.runs[comparison.runs["seed"].isin(comparison.row.seeds)]
         files = {
             model: [
@@ -823,11 +815,11 @@ def text_error(contrast: Contrast, comparisons: Sequence[Comparison]) -> float:
 def classify(low: float, high: float) -> str:
     """The class of an interval: higher, lower, no difference above MARGIN, open or missing."""
     if np.isnan(low):
-        return MISSING
+        return "missing"
     within = low > -MARGIN and high < MARGIN
     if low > 0 or high < 0:
-        return (HIGHER if low > 0 else LOWER) + (f" by less than {MARGIN:g}" if within else "")
-    return WITHIN_MARGIN if within else OPEN
+        return ("higher" if low > 0 else "lower") + (f" by less than {MARGIN:g}" if within else "")
+    return f"no difference above {MARGIN:g}" if within else "open"
 
 
 def random_effects(means: ArrayLike, errors: ArrayLike) -> tuple[float, float, float, float]:
@@ -872,7 +864,7 @@ def held_out(losses_SR: pd.DataFrame) -> pd.Series:
     return values if np.isfinite(values).all() else values.iloc[:0]
 
 
-def at_size(runs: pd.DataFrame, *, parameters: int) -> pd.Series:
+def at_size(runs: pd.DataFrame, *, parameters: float) -> pd.Series:
     """By seed: the loss of one model at a size between those of its runs, by a monotone cubic in
     the log of the size (a chord would lie above the loss, which is convex in it).
     """

@@ -103,7 +103,8 @@ def _explain_differences(contrasts: Sequence[Contrast], source: Source) -> str:
     for contrast in contrasts:
         lines = answer(contrast, comparisons)
         parts += [_difference_lines(line, contrast, source) for line in lines]
-        if contrast.level == PRIMARY_LEVEL and not any(line["reason"] for line in lines):
+        answered = lines and not any(line["reason"] for line in lines)
+        if contrast.level == PRIMARY_LEVEL and answered:
             break  # nothing stands in for it
     if not parts:
         raise UserError(

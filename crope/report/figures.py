@@ -48,6 +48,17 @@ FULL = "val_full/loss_nats"
 EDGE = 0.14  # nats: larger differences leave the frame of the forest
 EARLY = 0.15  # fraction of steps whose high losses may leave the frame, to tell the models apart
 PANELS_IN_A_ROW = 4
+# Models of the forest whose names need words.
+GLOSSARY = {
+    "xpos": "XPOS: sinusoidal absolute positions, not the later xPos",
+    "nope": "NoPE: no positions",
+    "thin_ffn": "thin FFN, multi-query: as many weights saved elsewhere",
+    "complex_qk": "Q/K only, V only: Eq. 30 there alone",
+    "complex_misaligned": "misaligned: in other pairs than the rotation's",
+    "lowrank": "low rank, block-diagonal: half the weights otherwise",
+    "conjugate": "conjugate: Q of the conjugate input",
+    "halved": "halved: heads half as wide",
+}
 NATS = "nats per token"
 
 
@@ -108,6 +119,8 @@ def _draw_losses(axis: Axes, runs: pd.DataFrame, panel: str) -> None:
     late = []
     for model, of_model in _by_model(runs):
         losses = _over_seeds(of_model, CURVES[panel])
+        if losses.empty:  # a long runtime.log_every
+            continue
         window = 2 * (len(losses) // 100) + 1 if panel == "training" else 1
         losses = losses.rolling(window, center=True, min_periods=1).mean()
         axis.fill_between(
@@ -221,6 +234,25 @@ def forest(lines: pd.DataFrame, paper_row: Training | None = None) -> Figure:
     return figure
 
 
+def forest_caption(lines: pd.DataFrame, paper_row: Training | None) -> str:
+    """What the forest shows; `lines` and `paper_row` are those of `forest`."""
+    drawn = set(lines["first"])
+    words = [text for model, text in GLOSSARY.items() if model in drawn]
+    parts = [
+        f"Means over corpora, 95 % intervals; dots: single seeds; shaded: ±{MARGIN:g}; arrows: beyond the frame"
+    ]
+    if words:
+        parts.append("; ".join(words))
+    if paper_row:
+        text = "Right: CRoPE − RoPE during training at the paper's size"
+        if len(paper_row.differences) == paper_row.planned:
+            text += ", shaded: 95 %"
+        if paper_row.paper:
+            text += "; cross: the paper's final difference, where RoPE's loss here is the paper's"
+        parts.append(text)
+    return f"{'. '.join(parts)}."
+
+
 def _draw_difference(axis: Axes, line: Mapping[Any, Any], at: float, *, horizontal: bool) -> None:
     """The interval (bar), the seeds (dots) and the mean of one line of evidence."""
 
@@ -268,19 +300,19 @@ def _measured(runs: pd.DataFrame, column: str) -> pd.DataFrame:
     return measured[["model"]].join(pairs)
 
 
-def scaling(comparisons: Sequence[Comparison], lines: pd.DataFrame) -> Figure:
-    """Loss by parameters (± standard deviation over seeds) on one dataset, and the differences
-    `lines` by width.
+def scaling(comparison: Comparison, lines: pd.DataFrame) -> Figure:
+    """Loss by parameters (± standard deviation over seeds) on the dataset of one row of the study,
+    and the differences `lines` by width.
     """
     figure, axes = _axes(1, 2, (4.6, 2.8))
     left, right = axes[0]
-    runs = comparisons[0].siblings
+    runs = comparison.siblings
     sizes = runs.groupby("d_model")["parameters"].max()
     _error_lines(left, runs, "parameters", "final")
     left.set_xscale("log")
     left.set_xticks(sizes, [f"{size / 1e6:.2g}" for size in sizes])
     left.set_xticks([], minor=True)
-    left.set(title=f"{dataset_label(comparisons[0].row.dataset)}: by size")
+    left.set(title=f"{dataset_label(comparison.row.dataset)}: by size")
     left.set(xlabel="parameters (millions)", ylabel=f"loss ({NATS})")
     right.axhspan(-MARGIN, MARGIN, color=SHADE, linewidth=0)
     right.axhline(0, color=MUTED, linewidth=0.8)

@@ -70,7 +70,8 @@ COLUMNS = [
     "run_id", "status", "model", "dataset", "row", "scale", "seed", "cell_key", "path", "numerics_version", "precision",
     "device_kind", "val_sampled.mean_nats", "val_sampled.std_nats", "val_full.final_nats", "val_full.best_nats",
     "val_full.best_step", "val_full.tokens", "val_full.whole_split", "train.final_nats", "error.type", "error.message",
-    "error.step", "finished_utc", "provenance.data.splits.train.sha256", "provenance.data.splits.validation.sha256",
+    "error.step", "finished_utc", "provenance.commit", "provenance.device",
+    "provenance.data.splits.train.sha256", "provenance.data.splits.validation.sha256",
     "train_tokens", "parameters.total", "config.train.lr", "config.train.seq_len", "config.train.max_steps",
     "config.model.d_model", "lengths", "positions", "conversion",
 ]  # fmt: skip

@@ -21,13 +21,11 @@ from crope.record import (
     PUBLISHED,
     Record,
     read_record,
-    read_records,
-    run_status,
     write_bytes,
     write_json,
     write_text,
 )
-from crope.report.evidence import DIVERGED, MARGIN, Evidence
+from crope.report.evidence import DIVERGED
 from crope.report.frame import cell_name, cell_runs, load_frame, load_published, read_ngrams
 from crope.report.tables import (
     Table,
@@ -41,17 +39,6 @@ from crope.study import SCALES
 
 README = ROOT / "README.md"
 FIGURE = "forest.png"
-# Models of the picture whose names need words.
-GLOSSARY = {
-    "xpos": "*XPOS*: sinusoidal absolute positions, not the later xPos",
-    "nope": "*NoPE*: no positions",
-    "thin_ffn": "*thin FFN*, *multi-query*: as many weights saved elsewhere",
-    "complex_qk": "*Q/K only*, *V only*: Eq. 30 there alone",
-    "complex_misaligned": "*misaligned*: in other pairs than the rotation's",
-    "lowrank": "*low rank*, *block-diagonal*: half the weights otherwise",
-    "conjugate": "*conjugate*: Q of the conjugate input",
-    "halved": "*halved*: heads half as wide",
-}
 START, END = "<!-- generated: tables -->", "<!-- end of generated -->"
 FACTS = [  # that tell the runs of one machine apart
     "provenance.commit",
@@ -83,11 +70,12 @@ def publish(
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", machine):
         raise UserError(f"machine '{machine}': use letters, digits, '.', '_' and '-'")
-    _check_valid(load_frame([results_dir / "runs"])[1])
-    records, _ = read_records(results_dir / "runs")
-    chosen = [
-        record for record in records if record.summary["scale"] == scale and _is_result(record)
-    ]
+    frame, invalid = load_frame([results_dir / "runs"])
+    _check_valid(invalid)
+    # A run that diverged is a result of its learning rate.
+    diverged = (frame["status"] == "failed") & (frame["error.type"] == DIVERGED)
+    results = frame[(frame["scale"] == scale) & (diverged | (frame["status"] == "complete"))]
+    chosen = [read_record(Path(path)) for path in results["path"]]
     if not chosen:
         raise UserError(
             f"{results_dir / 'runs'}: no complete run; `make reproduce SCALE={scale}` makes them"
@@ -106,14 +94,6 @@ def publish(
     corpora = {*paper.DATASET_LABELS, *(record.config["data"]["corpus"] for record in chosen)}
     _publish_ngrams(published, tokens_dir, corpora)
     return [record.path.name for record in chosen]
-
-
-def _is_result(record: Record) -> bool:
-    """Whether it is complete, or diverged: a result of its learning rate."""
-    status = run_status(record)
-    return status == "complete" or (
-        status == "failed" and record.summary["error"]["type"] == DIVERGED
-    )
 
 
 def _publish_ngrams(published: Path, tokens_dir: Path, corpora: Collection[str]) -> None:
@@ -185,23 +165,6 @@ def render_machine(machine: str, frame: pd.DataFrame) -> str:
     return render(Table("records", title, table.astype(str), notes=[note], text=words), "md")
 
 
-def _legend(evidence: Evidence) -> str:
-    """The line below the picture."""
-    drawn = set(evidence.forest["first"])
-    words = [text for model, text in GLOSSARY.items() if model in drawn]
-    parts = [f"Means over corpora, 95 % intervals; dots: single seeds; shaded: ±{MARGIN:g}"]
-    if words:
-        parts.append("; ".join(words))
-    if row := evidence.paper_row:
-        text = "Right: CRoPE − RoPE during training at the paper's size"
-        if len(row.differences) == row.planned:
-            text += ", shaded: 95 %"
-        if row.paper:
-            text += "; cross: the paper's final difference, where RoPE's loss here is the paper's"
-        parts.append(text)
-    return f"{'. '.join(parts)}."
-
-
 def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     """Rewrites the generated block of README.md and the figures in `published` from the published
     records.
@@ -233,7 +196,7 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
         report.lead,
         savings_line(report.evidence.exploratory),
         f"![Each model minus RoPE, with 95 % intervals](results/published/{FIGURE})",
-        _legend(report.evidence),
+        figures.forest_caption(report.evidence.forest, report.evidence.paper_row),
         render(report.primary, "md"),
         render(claims, "md"),
         "\n".join([*report.others, publish_recall(published, Plan())]),

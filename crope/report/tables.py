@@ -367,8 +367,7 @@ def _more_tokens(cost: Mapping[Any, Any], comparisons: Sequence[Comparison]) -> 
 
 def _line_of(lines: pd.DataFrame, study: str, first: str, second: str) -> dict[Any, Any] | None:
     """The line over all corpora, or on the only one, of a contrast; None if it is not answered."""
-    names = {"study": study, "first": first, "second": second}
-    contrast = lines[(lines[list(names)] == pd.Series(names)).all(axis=1)]
+    contrast = lines.query("study == @study and first == @first and second == @second")
     line = overall(contrast.to_dict("records"))
     return line if line and not line["reason"] else None
 
@@ -450,10 +449,11 @@ def losses_table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def conversions(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs that were converted, one row per run and arm; losses in nats per token."""
+    """The complete runs that were converted, one row per run and arm; losses in nats per token."""
     lines = []
-    for run in runs.dropna(subset="conversion").to_dict("records"):
-        names = ("run_id", "dataset", "seed")
+    complete = runs[runs["status"] == "complete"]
+    for run in complete.dropna(subset="conversion").to_dict("records"):
+        names = ("run_id", "dataset", "seed", "cell_key")
         known = {name: run[name] for name in names} | {"d_model": run["config.model.d_model"]}
         lines += [known | arm for arm in run["conversion"]]
     return pd.DataFrame(lines)
@@ -461,8 +461,8 @@ def conversions(runs: pd.DataFrame) -> pd.DataFrame:
 
 def conversions_table(lines: pd.DataFrame) -> Table:
     rows = []
-    for (dataset, width, steps, rate), of_dataset in lines.groupby(
-        ["dataset", "d_model", "steps", "lr"]
+    for (dataset, width, steps, rate, _), of_dataset in lines.groupby(
+        ["dataset", "d_model", "steps", "lr", "cell_key"]
     ):
         means = of_dataset.groupby("arm")[["loss_nats", "tuned_loss_nats"]].mean()
         row = {
@@ -484,7 +484,8 @@ def conversions_table(lines: pd.DataFrame) -> Table:
         " same projections after a random rotation of channels."
     ]
     caption = "RoPE models converted to CRoPE."
-    return Table("conversion", caption, pd.DataFrame(rows), notes, numbers=lines.round(DECIMALS))
+    numbers = lines.drop(columns="cell_key").round(DECIMALS)
+    return Table("conversion", caption, pd.DataFrame(rows), notes, numbers=numbers)
 
 
 def csv_numbers(lines: pd.DataFrame) -> pd.DataFrame:

@@ -247,6 +247,7 @@ def test_the_error_from_the_text_is_that_of_the_mean_of_its_blocks(tmp_path: Pat
         difference = crope - lowrank / 2 - halved / 2
         errors.append(scipy.stats.sem(difference.reshape(-1, 2).mean(axis=1)))
     contrast = replace(COST, second=("lowrank", "halved"))
+    rows.append(make_row("mine", models, dataset="tiny", seeds=seeds))  # stands in for no other
     error = evidence.text_error(contrast, find_comparisons(make_frame(*runs), rows))
     assert error == pytest.approx(math.hypot(*errors) / 2)
 
@@ -474,9 +475,11 @@ def test_of_equal_titles_the_curve_of_most_seeds_is_drawn(monkeypatch) -> None:
     ]
 
     # Runs of another length have a title of their own.
-    cells = tuple(replace(cell, scale="paper") for cell in rows[0].cells)
-    longer = replace(rows[2], cells=cells, settings=("train.max_steps=3200",))
-    rows = [replace(rows[0], cells=cells), longer]
+    cells = tuple(replace(cell, key=f"longer {cell.model}") for cell in rows[0].cells)
+    for cell in cells:
+        longer = {"cell_key": cell.key, "config.train.max_steps": 3200, "train_tokens": 1e6}
+        runs.append(make_runs(cell.model, dict.fromkeys(range(3), 5.0), **longer))
+    rows = [rows[0], replace(rows[2], cells=cells)]
     drawn = build_evidence(find_comparisons(make_frame(*runs), rows)).training
     assert [training.study for training in drawn] == ["base", "horizon"]
 

@@ -128,6 +128,12 @@ def test_a_study_of_another_scale_is_no_empty_answer(tmp_path: Path) -> None:
     write_run(tmp_path, "rope", scale="smoke")
     with pytest.raises(UserError, match="scale smoke"):
         explain("medium/crope-rope", results_dir=NOWHERE, folders=[tmp_path])
+    assert "study base" in explain("P1", results_dir=NOWHERE, folders=[tmp_path])
+
+
+def test_without_any_run_a_difference_is_missing(tmp_path: Path) -> None:
+    text = explain("base/crope-rope", results_dir=NOWHERE, folders=[tmp_path])
+    assert text.count(": missing") == 3
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,8 @@ def test_a_training_curve_is_smoothed_and_a_dataset_without_runs_says_so() -> No
     assert np.ptp(validation) == 1.0
     assert np.ptp(training[20:-20]) < 0.2
     assert "no complete run" in [text.get_text() for text in figure.axes[1].texts]
+    unlogged = figures.fig4(many.assign(**{"train/loss_nats": np.nan}), ["ptb"])
+    assert "no complete run" in [text.get_text() for text in unlogged.axes[1].texts]
 
 
 def line_of(model: str, mean: float, **changes: object) -> dict[str, object]:
@@ -162,7 +164,8 @@ def test_scaling_draws_loss_by_parameters_and_differences_by_width() -> None:
     ]
     rows = [make_row("scaling", ["rope"], width=width) for width in widths]
     lines = pd.DataFrame([line_of("crope", 0.1, width=width) for width in widths])
-    left, right = figures.scaling(find_comparisons(make_frame(*runs), rows), lines).axes
+    comparison, _ = find_comparisons(make_frame(*runs), rows)
+    left, right = figures.scaling(comparison, lines).axes
     check_means(left, [64_000, 256_000], MEAN - np.array([0.25, 1]))
     assert [label.get_text() for label in left.get_xticklabels()] == ["0.064", "0.26"]
     ends = [lines["low_nats"][0], lines["high_nats"][0]]

@@ -274,7 +274,13 @@ def test_the_page_shows_the_text_as_it_is(hostile: Table) -> None:
         source=source, evidence=evidence, primary=hostile, claims=NO_TABLE, lead=HOSTILE, others=[]
     )
     page = render_page(
-        report=report, origin=HOSTILE, savings=HOSTILE, sections=(), data=(), tables=()
+        report=report,
+        origin=HOSTILE,
+        savings=HOSTILE,
+        sections=(),
+        data=(),
+        tables=(),
+        captions={"fig4": ""},
     )
     assert HOSTILE not in page
     assert html.unescape(page).count(f"<li>{HOSTILE}</li>") == 2  # invalid record, note
@@ -345,7 +351,13 @@ def test_conversions_are_means_over_seeds_before_and_after_tuning(tmp_path: Path
         path = write_run(tmp_path, "rope", seed=seed)
         (path / "conversion.json").write_text(json.dumps(measured))
     write_run(tmp_path, "rope", seed=2)
+    heads = make_config("rope", "ptb")["model"] | {"n_heads": 8}
+    for other in ({"seed": 3, "version": 99}, {"config": {"model": heads}}):  # stale; another model
+        path = write_run(tmp_path, "rope", **other)
+        (path / "conversion.json").write_text(json.dumps(make_conversion()))
     table = conversions_table(conversions(load_frame([tmp_path])[0]))
+    assert sorted(table.frame["n"]) == ["1", "2"]
+    table = replace(table, frame=table.frame[table.frame["n"] == "2"])
     where = ["Penn Treebank", "128", "2", "200", "0.0001", "5.0000"]
     arms = ["5.1000 → 5.0500", "5.2000 → 5.1500", "5.4000 → 5.3500", "6.1000 → 6.0500"]
     assert list(table.frame.iloc[0]) == [*where, *arms, "0.700 (by chance 0.550)"]
