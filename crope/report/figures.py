@@ -239,7 +239,7 @@ def forest_caption(lines: pd.DataFrame, paper_row: Training | None) -> str:
     drawn = set(lines["first"])
     words = [text for model, text in GLOSSARY.items() if model in drawn]
     parts = [
-        f"Means over corpora, 95 % intervals; dots: single seeds; shaded: ±{MARGIN:g}; arrows: beyond the frame"
+        f"Means over corpora, 95 % intervals; dots: seeds; shaded: ±{MARGIN:g}; arrows: outside"
     ]
     if words:
         parts.append("; ".join(words))

@@ -166,7 +166,7 @@ def primary_table(lines: pd.DataFrame) -> Table:
             " uncorrected; the planned ones are incomplete."
         )
     if stand_ins < len(answered):
-        notes.append("The 99 % intervals were fixed before their runs and hold together with 95 %.")
+        notes.append("The 99 % intervals were fixed beforehand and hold jointly with 95 %.")
     averaged = []
     undecided = []
     for line in answered[answered["planned"].astype(bool)].to_dict("records"):
