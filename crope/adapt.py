@@ -196,7 +196,8 @@ def _rotation_error(
                 noise = partial(_noise, seed=seed, times_i=layer in times_i, scale=scale)
                 hooks.enter_context(layer.register_forward_hook(noise))
             output = attention.forward(*args, **kwargs)
-        return (output if isinstance(output, Tensor) else output[0]).double()
+        # On the CPU: Apple's GPUs have no float64.
+        return (output if isinstance(output, Tensor) else output[0]).cpu().double()
 
     before = run()
     alone = {layer: (run(layer) - before).norm() for layer in layers}
@@ -234,19 +235,23 @@ def layout(model: nn.Module) -> dict[str, dict[str, Any]]:
     return {
         name: {"pairing": layer.pairing, "head_dim": layer.head_dim}
         for name, layer in _layers(model, ComplexLinear).items()
+        if type(layer) is ComplexLinear  # no subclass, which `restore` could not tell apart
     }
 
 
 def restore(model: nn.Module, layers: Mapping[str, Mapping[str, Any]]) -> None:
     """Gives a dense model the layers of a `layout`, in place; their weights come from the state
-    dict of the complexified model. Raises if one of these layers is no `nn.Linear`.
+    dict of the complexified model. Raises if one of these layers is no `nn.Linear` of such heads.
     """
-    linears: dict[str, Any] = {name: model.get_submodule(name) for name in layers}
-    for name, linear in linears.items():
+    modules, restored = dict(model.named_modules()), {}
+    for name, pairing in layers.items():
+        linear = modules.get(name)
         if not isinstance(linear, nn.Linear):
-            raise ValueError(f"{name} is a {type(linear).__name__}; restore needs the dense model")
-    for name, linear in linears.items():
-        model.set_submodule(name, ComplexLinear.from_linear(linear, **layers[name]))
+            kind = "missing" if linear is None else f"a {type(linear).__name__}"
+            raise ValueError(f"{name} is {kind}; restore needs the dense model of this layout")
+        restored[name] = ComplexLinear.from_linear(linear, **pairing)
+    for name, layer in restored.items():
+        model.set_submodule(name, layer)
 
 
 def save(model: Any, folder: str | Path, **options: Any) -> None:
@@ -384,7 +389,10 @@ def _holders() -> dict[int, str]:
             if isinstance(value, nn.Module):
                 weights = value.parameters()
             else:
-                weights = chain.from_iterable(group["params"] for group in value.param_groups)
+                weights = chain.from_iterable(
+                    group["params"]
+                    for group in getattr(value, "param_groups", ())  # none if its __init__ failed
+                )
             holders |= {id(weight): f"a {type(value).__name__}" for weight in weights}
     return holders
 
@@ -443,9 +451,8 @@ def _head_dim(
         getattr(attention, "qk_head_dim", None)
         or getattr(attention, "head_dim", None)
         or getattr(config, "head_dim", None)
-        or (hidden and heads and hidden // heads)
     )
-    width = head_dim or stated
+    width = head_dim or stated or (hidden and heads and hidden // heads)
     if not width or width != (stated or width):
         raise ValueError(
             f"{name}: the width of a head is {stated or 'unknown'}; name it (head_dim=...)"
@@ -470,7 +477,7 @@ def _kept(new: ComplexLinear, layer: Any, moments_DD: Tensor | None = None) -> f
         return float("nan")
 
     def energy(weight: Tensor) -> Tensor:
-        outputs = weight if moments_DD is None else weight @ moments_DD.float()
+        outputs = weight if moments_DD is None else weight @ moments_DD.to(weight)
         return (outputs * weight).sum()
 
     dense = layer.weight.float()
@@ -500,7 +507,7 @@ def _fit_outputs(new: ComplexLinear, layer: Any, moments: Tensor) -> float:
     if layer.bias is not None:
         moments_DD -= mean_D.outer(mean_D)
     moments_DD.diagonal().add_(RIDGE * moments_DD.diagonal().mean())
-    dense = layer.weight.double()
+    dense = layer.weight.to(moments)
     rows = dense.unflatten(0, new.pairs).transpose(0, 1).flatten(1, -2)  # 2, E/2, D
     xz = torch.complex(moments_DD[:, 0::2], -moments_DD[:, 1::2])  # E[x z^H], (D, D/2)
     zz = xz[0::2] + 1j * xz[1::2]
@@ -508,7 +515,7 @@ def _fit_outputs(new: ComplexLinear, layer: Any, moments: Tensor) -> float:
     new.a.copy_(weight.real)
     new.b.copy_(-weight.imag)
     if new.bias is not None:
-        new.bias.add_((dense - new.weight.double()) @ mean_D)
+        new.bias.add_(((dense - new.weight.to(moments)) @ mean_D).to(new.bias))
     return _kept(new, layer, moments_DD)
 
 
@@ -519,17 +526,19 @@ def input_moments(model: nn.Module, names: Collection[str], inputs: Batches) -> 
     sums: dict[str, Tensor] = {}
 
     def add(name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        x = args[0].detach().flatten(0, -2).double()
+        x = args[0].detach().flatten(0, -2)
+        device = "cpu" if x.device.type == "mps" else x.device  # Apple's GPUs have no float64
+        x = x.to(device, torch.float64)
         x = torch.cat((x, x.new_ones(len(x), 1)), dim=1)
         sums[name] = sums.get(name, 0) + x.T @ x
 
     _run(model, inputs, names, add, sums)
     for name, value in sums.items():
         tokens, width = value[-1, -1], len(value) - 1
-        if not value.is_meta and tokens <= width:
+        if tokens <= width or not value.isfinite().all() or not value[:-1, :-1].any():
             raise ValueError(
                 f"{name}: {int(tokens)} tokens (inputs=) cannot determine the weights of {width}"
-                " inputs; give some thousands more"
+                " inputs; give some thousands more, whose activations are finite and not all 0"
             )
     return {name: value / value[-1, -1] for name, value in sums.items()}
 

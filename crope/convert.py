@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from crope.adapt import complexify
 from crope.checkpoint import TrainState, save_weights
 from crope.compose import load_config
-from crope.config import Config, ModelConfig
+from crope.config import Config
 from crope.data.tokens import TokenSet
 from crope.device import prepare_device
 from crope.errors import UserError
@@ -132,9 +132,9 @@ def build_arms(model: GPT, config: Config) -> tuple[dict[str, GPT], dict[str, An
     rotated = rotate(model, best)
     arms = {
         "rope": rotated,
-        "best": project(rotated, config.model),
-        "random": project(rotate(model, random), config.model),
-        "fresh": with_initial_qkv(rotated, config.model, seed=config.seed),
+        "best": project(rotated),
+        "random": project(rotate(model, random)),
+        "fresh": with_initial_qkv(rotated, seed=config.seed),
     }
     return arms, {"best": best.kept, "random": random.kept, "best_by_chance": by_chance}
 
@@ -183,19 +183,19 @@ def _rotate_outputs(layer: Any, rotation: Tensor) -> None:
         layer.bias.copy_(rotation @ layer.bias)
 
 
-def project(model: GPT, config: ModelConfig) -> GPT:
+def project(model: GPT) -> GPT:
     """The CRoPE model nearest to a RoPE model: Q, K and V lose their antilinear part (least
     squares).
     """
     projected = copy.deepcopy(model)
-    complexify(projected, pairing="interleaved", head_dim=config.head_width)
+    complexify(projected, pairing="interleaved", head_dim=model.config.head_width)
     return projected
 
 
-def with_initial_qkv(model: GPT, config: ModelConfig, *, seed: int) -> GPT:
+def with_initial_qkv(model: GPT, *, seed: int) -> GPT:
     """A CRoPE model with Q, K and V at the initial values of this seed and the rest of `model`."""
-    fresh = project(model, config)
-    complex_config = replace(config, projection="complex")
+    fresh = project(model)
+    complex_config = replace(model.config, projection="complex")
     initial = GPT(complex_config, vocab_size=model.vocab_size, max_len=model.max_len, seed=seed)
     qkv = {
         name: value

@@ -34,6 +34,15 @@ def cross_entropy(
     return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction)
 
 
+def token_losses(
+    model: GPT, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, *, bf16: bool
+) -> torch.Tensor:
+    """The reference loss of each token, (B, T), not averaged; under bf16 autocast if asked to."""
+    with torch.autocast(inputs_BT.device.type, torch.bfloat16, enabled=bf16):
+        losses = cross_entropy(model, inputs_BT, targets_BT, reduction="none")
+    return losses.view_as(targets_BT)
+
+
 def sampled_loss(
     loss: LossFunction, tokens: TokenArray, *, config: Config, step: int, device: torch.device
 ) -> float:

@@ -102,21 +102,22 @@ def export(record: Record, out: Path, *, dense: bool, converted: bool = False) -
     """
     if out.suffix != ".safetensors":
         raise UserError(f"{out}: not a safetensors file; choose a name that ends in .safetensors")
-    model, model_config = _trained(record, converted=converted)
+    model = load_trained(record, converted=converted)
+    config = model.config
     if dense:
-        if model_config.kv_width != model_config.d_model:
+        if config.kv_width != config.d_model:
             raise UserError(
-                f"{record.path}: {model_config.projection} Q, K and V have another width; export"
-                " without --dense"
+                f"{record.path}: {config.projection} Q, K and V have another width; export without"
+                " --dense"
             )
         merge(model)
-        model_config = replace(model_config, projection="real")
+        config = replace(config, projection="real")
     try:
         from safetensors.torch import save
     except ImportError as error:
         raise _missing_package("safetensors") from error
     metadata = {
-        "model": json.dumps(asdict(model_config)),
+        "model": json.dumps(asdict(config)),
         "run_id": record.path.name,
         "vocab_size": str(model.vocab_size),
         "max_len": str(model.max_len),
@@ -149,9 +150,8 @@ def export_transformers(record: Record, out: Path, *, converted: bool = False) -
     except ImportError as error:
         raise _missing_package("transformers") from error
     disable_progress_bar()
-    model, model_config = _trained(record, converted=converted)
-    tokens = load_run_tokens(record)
-    exported = as_transformers(model, model_config)
+    model, tokens = load_trained(record, converted=converted), load_run_tokens(record)
+    exported = as_transformers(model)
     exported.config.crope_run = record.path.name
     exported.generation_config = GenerationConfig(do_sample=True, max_length=model.max_len)
     tokenizer = {
@@ -164,7 +164,7 @@ def export_transformers(record: Record, out: Path, *, converted: bool = False) -
         (out / "model.safetensors").chmod(0o644)  # written as 0600
         write_bytes(out / "tokenizer.json", (tokens.folder / "tokenizer.json").read_bytes())
         write_json(out / "tokenizer_config.json", tokenizer)
-        write_text(out / "README.md", render_card(record, exported, model_config, out))
+        write_text(out / "README.md", render_card(record, exported, model.config, out))
     except OSError as error:
         raise UserError(
             f"{out}: cannot be written ({error.strerror or error}); choose another folder"
@@ -188,16 +188,17 @@ def refusal(config: ModelConfig) -> str:
     return ""
 
 
-def as_transformers(model: GPT, config: ModelConfig) -> Any:
+def as_transformers(model: GPT) -> Any:
     """The `transformers` model with equal logits: GPT-NeoX for rotary positions, else GPT-2."""
-    build = _gpt_neox if config.position == "rotary" else _gpt2
-    exported = build(model, config)
-    exported.load_state_dict(weights_for(model, config))
+    build = _gpt_neox if model.config.position == "rotary" else _gpt2
+    exported = build(model)
+    exported.load_state_dict(weights_for(model))
     return exported.eval()
 
 
-def weights_for(model: GPT, config: ModelConfig) -> dict[str, Tensor]:
+def weights_for(model: GPT) -> dict[str, Tensor]:
     """The state dict of the `transformers` model."""
+    config = model.config
     rotary = config.position == "rotary"
     names = GPT_NEOX if rotary else GPT2
     embedding = model.embedding.weight[: model.vocab_size] * model.embed_factor
@@ -258,9 +259,10 @@ def zero_padded(heads_HKD: Tensor, config: ModelConfig) -> Tensor:
     return F.pad(heads_HKD, (0, 0, 0, config.d_model // config.n_heads - heads_HKD.shape[1]))
 
 
-def _gpt_neox(model: GPT, config: ModelConfig) -> Any:
+def _gpt_neox(model: GPT) -> Any:
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
+    config = model.config
     share = config.attention_width / config.d_model  # of a head that is rotated; the rest is zero
     neox = GPTNeoXConfig(
         vocab_size=model.vocab_size,
@@ -288,9 +290,10 @@ def _gpt_neox(model: GPT, config: ModelConfig) -> Any:
     return GPTNeoXForCausalLM(neox)
 
 
-def _gpt2(model: GPT, config: ModelConfig) -> Any:
+def _gpt2(model: GPT) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
+    config = model.config
     return GPT2LMHeadModel(
         GPT2Config(
             vocab_size=model.vocab_size,
@@ -353,13 +356,6 @@ def render_card(record: Record, exported: Any, config: ModelConfig, out: Path) -
         seq_len=train["seq_len"],
         end="" if config.position == "rotary" else ", where its positions end",
     )
-
-
-def _trained(record: Record, *, converted: bool) -> tuple[GPT, ModelConfig]:
-    config = load_config(record.config).model
-    if converted:
-        config = replace(config, projection="complex", tied_head=False)
-    return load_trained(record, converted=converted), config
 
 
 def _check_folder(out: Path) -> None:

@@ -22,7 +22,7 @@ from crope.config import Config
 from crope.data.batches import full_pass
 from crope.device import prepare_device
 from crope.errors import InvalidRecord, UserError
-from crope.evaluate import FULL_BATCH_TOKENS, cross_entropy
+from crope.evaluate import FULL_BATCH_TOKENS, token_losses
 from crope.model.gpt import GPT
 from crope.record import Record, read_measurement, write_json
 from crope.run import load_run_tokens, load_trained
@@ -107,9 +107,8 @@ def losses(
         count += targets_BT.numel()
         for length in lengths:
             for inputs, targets in pieces(inputs_BT.to(device), targets_BT.to(device), length):
-                loss_BT = token_losses(
-                    model, inputs, targets, bf16=config.train.precision == "bf16"
-                )
+                bf16 = config.train.precision == "bf16"
+                loss_BT = token_losses(model, inputs, targets, bf16=bf16).double()
                 totals[length] += loss_BT.sum()
                 if inputs.shape[1] == longest:
                     curve_T += loss_BT.sum(dim=0)
@@ -127,13 +126,6 @@ def pieces(inputs_BT: Tensor, targets_BT: Tensor, length: int) -> Iterator[tuple
         yield inputs_BT[:, :whole].reshape(-1, length), targets_BT[:, :whole].reshape(-1, length)
     if whole < inputs_BT.shape[1]:
         yield inputs_BT[:, whole:], targets_BT[:, whole:]
-
-
-def token_losses(model: GPT, inputs_BT: Tensor, targets_BT: Tensor, *, bf16: bool) -> Tensor:
-    """The reference loss of each token, (B, T) in float64, not averaged."""
-    with torch.autocast(inputs_BT.device.type, torch.bfloat16, enabled=bf16):
-        loss_BT = cross_entropy(model, inputs_BT, targets_BT, reduction="none")
-    return loss_BT.view_as(targets_BT).double()
 
 
 def segments(curve_T: np.ndarray, length: int) -> list[dict[str, Any]]:

@@ -287,11 +287,10 @@ def build_model(config: Config, *, max_len: int | None = None) -> GPT:
 def load_trained(record: Record, *, max_len: int | None = None, converted: bool = False) -> GPT:
     """The trained model of a finished run, on the CPU.
 
-    max_len     length that its position tables must reach
+    max_len     length that its position tables must reach, if they extend past the trained one
     converted   the model that `convert` made of a RoPE run
 
-    Raises UserError if the weights are missing, not those that were recorded or of another model,
-    or if the trained positions end before max_len.
+    Raises UserError if the weights are missing, not those that were recorded or of another model.
     """
     config, path = load_config(record.config), record.path
     weights, digest = path / "weights.pt", record.summary.get("weights_sha256")
@@ -311,11 +310,6 @@ def load_trained(record: Record, *, max_len: int | None = None, converted: bool 
     if sha256_file(weights) != digest:
         raise UserError(f"{weights}: corrupt (SHA-256 is not the recorded one); {remedy}")
     model = build_model(config, max_len=max_len)
-    if model.max_len > config.train.seq_len and not model.positions.extends:
-        raise UserError(
-            f"{path}: position={config.model.position} is not defined past "
-            f"{config.train.seq_len} tokens"
-        )
     try:
         model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
     except RuntimeError as error:

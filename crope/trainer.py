@@ -24,7 +24,14 @@ from crope.data.batches import TokenArray, resident, sample_batch
 from crope.data.corpora import SPLITS
 from crope.data.tokens import TokenSet
 from crope.device import can_compile, peak_flops, prepare_device
-from crope.evaluate import LossFunction, cross_entropy, full_batch_size, full_loss, sampled_loss
+from crope.evaluate import (
+    LossFunction,
+    cross_entropy,
+    full_batch_size,
+    full_loss,
+    sampled_loss,
+    token_losses,
+)
 from crope.model.counting import train_flops_per_token
 from crope.model.gpt import GPT
 from crope.record import MetricsWriter, write_array
@@ -265,9 +272,7 @@ def build_losses(
             return cross_entropy(model, inputs_BT, targets_BT)
 
     def window_losses(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            losses = cross_entropy(model, inputs_BT, targets_BT, reduction="none")
-        return losses.view_as(targets_BT).mean(dim=-1)
+        return token_losses(model, inputs_BT, targets_BT, bf16=bf16).mean(dim=-1)
 
     if not compiles(config, device):
         return mean_loss, window_losses

@@ -275,6 +275,8 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (nothing, {"init": "zero"}, "init"),
     (nothing, {"init": "activations"}, "inputs="),
     (nothing, {"init": "activations", "inputs": torch.ones(1, 8, 8)}, "8 tokens"),
+    (nothing, {"init": "activations", "inputs": torch.zeros(1, 80, 8)}, "not all 0"),
+    (nothing, {"init": "activations", "inputs": torch.full((1, 80, 8), torch.inf)}, "finite"),
     (nothing, {"names": "*.q_proj"}, "regular expression"),
 ]
 
@@ -308,6 +310,9 @@ def test_an_optimizer_with_the_old_weights_is_refused_while_it_is_alive() -> Non
     with pytest.raises(ValueError, match="AdamW"):
         complexify(model, pairing="half")
     del optimizer
+    with pytest.raises(ValueError, match="learning rate") as caught:
+        torch.optim.AdamW(model.parameters(), lr=-1.0)
+    assert caught.traceback  # keeps the half-built optimiser
     assert complexify(model, pairing="half")
 
 
@@ -381,6 +386,21 @@ def test_a_model_of_another_class_is_restored_from_its_layout() -> None:
     with pytest.raises(ValueError, match="dense model"):
         restore(again, layout(model))
     assert list(layout(again)) == ["v_proj"]  # nothing was changed
+    for name, head_dim, word in (("w_proj", 4, "missing"), ("o_proj", 16, "head_dim")):
+        dense = Attention()
+        layers = {"q_proj": {"pairing": "half", "head_dim": 4}}
+        with pytest.raises(ValueError, match=word):
+            restore(dense, layers | {name: {"pairing": "half", "head_dim": head_dim}})
+        assert not layout(dense)
+
+
+def test_a_named_head_width_overrules_one_that_follows_from_other_sizes() -> None:
+    """Of heads that do not fill the hidden size."""
+    model = Attention()
+    del model.head_dim
+    model.config = SimpleNamespace(hidden_size=8, num_attention_heads=1)
+    assert complexify(model, pairing="half", head_dim=4)
+    assert model.q_proj.head_dim == 4
 
 
 SIZES = {

@@ -86,9 +86,7 @@ def test_as_trained_the_tensors_are_those_of_the_run(tmp_path: Path, monkeypatch
     """Also those of layers that share their weights."""
     record, model = record_of(tmp_path, "model=crope")
     model.blocks[0].attn.k_proj.a = model.blocks[0].attn.q_proj.a
-    monkeypatch.setattr(
-        "crope.export._trained", lambda *_, **__: (model, load_config(record.config).model)
-    )
+    monkeypatch.setattr("crope.export.load_trained", lambda *_, **__: model)
     out = tmp_path / "new" / "crope.safetensors"
     export(record, out, dense=False)
     read, expected = load_file(out), model.state_dict()
@@ -172,7 +170,7 @@ def test_transformers_computes_the_logits_of_every_model(
     if other:
         config = replace(config, qkv_bias=True, tied_head=False, embed_scale="one")
     source = randomised(config)
-    as_transformers(source, config).save_pretrained(tmp_path)
+    as_transformers(source).save_pretrained(tmp_path)
     opened = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert opened.config.model_type == ("gpt_neox" if config.position == "rotary" else "gpt2")
     tokens_BT = torch.randint(TOY_VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))

@@ -82,18 +82,16 @@ def savings(full: Parameters, lean: Parameters, *, n_layers: int, d_model: int) 
     and the whole model.
 
     The first three are the paper's shares, of the weight matrices only (its 12.5 % leaves out
-    biases and norms).
+    biases and norms). Both have the same feed-forward layers.
     """
     qkv = full.qkv - lean.qkv
     # `halved` narrows the output projection as well.
     attention = qkv + full.output_projection - lean.output_projection
-    # A channel of the feed-forward layer has 2 D weights and a bias.
-    ffn = (full.ffn - lean.ffn) * 2 * d_model // (2 * d_model + 1)
     square = n_layers * d_model**2
     return {
         "Q/K/V": 100 * qkv / (3 * square),
         "attention": 100 * attention / (4 * square),
-        "block": 100 * (attention + ffn) / (BLOCK_SQUARES * square),
+        "block": 100 * attention / (BLOCK_SQUARES * square),
         "model": 100 * (full.total - lean.total) / full.total,
     }
 

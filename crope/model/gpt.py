@@ -57,6 +57,7 @@ class GPT(nn.Module):
             raise ValueError(f"{key} {text}")
         self.vocab_size, self.max_len = vocab_size, max_len
         self.embed_factor = config.embed_factor
+        self.config = config
         padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.embedding = nn.Embedding(padded, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
@@ -85,6 +86,7 @@ class GPT(nn.Module):
         """The output head, (P, D): the token embedding where tied."""
         return self.embedding.weight if self.head is None else self.head.weight
 
+    @torch.no_grad()
     def _initialise(self, seed: int, *, branch_std: float) -> None:
         """N(0, 0.02), the projections into the residual stream N(0, branch_std) as in GPT-2; norms
         1, biases 0.
@@ -99,27 +101,20 @@ class GPT(nn.Module):
             for name, std in module.init_stds(INIT_STD).items()
         }
         for name, parameter in self.named_parameters():
-            std = (
-                branch_std
-                if name.endswith(("out_proj.weight", "ffn_down.weight"))
-                else own_stds.get(name, INIT_STD)
-            )
-            with torch.no_grad():
-                if name.endswith("bias"):
-                    parameter.zero_()
-                elif "norm" in name:
-                    parameter.fill_(1.0)
-                else:
-                    rows = (
-                        self.vocab_size
-                        if name in ("embedding.weight", "head.weight")
-                        else parameter.shape[0]
-                    )
-                    values = stream(seed, f"init/{name}").standard_normal(
-                        (rows, *parameter.shape[1:])
-                    )
-                    parameter.zero_()
-                    parameter[:rows] = torch.from_numpy(values * std).to(parameter.dtype)
+            std = own_stds.get(name, INIT_STD)
+            if name.endswith(("out_proj.weight", "ffn_down.weight")):
+                std = branch_std
+            if name.endswith("bias") and name not in own_stds:
+                parameter.zero_()
+            elif "norm" in name and name not in own_stds:
+                parameter.fill_(1.0)
+            else:
+                drawn: torch.Tensor = parameter
+                if name in ("embedding.weight", "head.weight"):
+                    parameter.zero_()  # the padding
+                    drawn = parameter[: self.vocab_size]
+                values = stream(seed, f"init/{name}").standard_normal(tuple(drawn.shape))
+                drawn.copy_(torch.as_tensor(values * std))
 
 
 def blocks_of(model: GPT) -> Iterable[Block]:

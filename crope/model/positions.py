@@ -143,9 +143,9 @@ class RelativeBias(DistanceBias):
 
     Raffel et al. (2020), Sec. 2.1: 32 buckets; distances below 16 have one each, then they grow
     logarithmically up to 128, and all distances beyond share the last. Unlike T5, scores are
-    divided by sqrt(K) as in every model here. Adam moves a scalar by at most the summed learning
-    rate, 0.36 over the 800 steps of the base row at the quick scale, so the biases stay small at
-    that scale.
+    divided by sqrt(K) as in every model here. Adam moves a scalar by about the learning rate
+    per step, 0.36 in sum over the 800 steps of the base row at the quick scale, so the biases stay
+    small at that scale.
     """
 
     BUCKETS, FURTHEST = 32, 128

@@ -109,7 +109,7 @@ class BlockDiagonalLinear(StructuredLinear):
         return y_BTE if self.bias is None else y_BTE + self.bias
 
 
-class ConjugateLinear(StructuredLinear):
+class ConjugateLinear(ComplexLinear):
     """y = w conj(x) on the channel pairs of ComplexLinear: each 2x2 block is [[a, -b], [-b, -a]].
 
     A common phase of all inputs turns its outputs the other way. In Q alone it makes the score
@@ -119,24 +119,11 @@ class ConjugateLinear(StructuredLinear):
     Shapes    x_BTD -> y_BTE; a and b: (E/2, D/2) each.
     """
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
-        super().__init__()
-        self.a = nn.Parameter(torch.zeros(out_features // 2, in_features // 2))
-        self.b = nn.Parameter(torch.zeros(out_features // 2, in_features // 2))
-        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
-
-    def init_stds(self, dense_std: float) -> dict[str, float]:
-        """Each output sums over all inputs, as with a dense weight."""
-        return {"a": dense_std, "b": dense_std}
-
     @property
     def weight(self) -> torch.Tensor:
         first = torch.stack((self.a, -self.b), dim=-1).flatten(-2)
         second = torch.stack((-self.b, -self.a), dim=-1).flatten(-2)
         return torch.stack((first, second), dim=1).flatten(0, 1)
-
-    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        return F.linear(x_BTD, self.weight, self.bias)
 
 
 # Classes of Q, K and V. `halved` and `complex_wide` differ from `real` and `complex` in

@@ -49,7 +49,7 @@ def attention_weights(
     `causal=False` attends to tokens ahead, as Sec. 4.3 does and a causal layer cannot.
     """
     score_BHMN = attention_scores(attention, positions, x_BTD)
-    score_BHMN = score_BHMN / math.sqrt(x_BTD.shape[-1] // attention.n_heads)
+    score_BHMN = score_BHMN / math.sqrt(attention.head_width)
     if causal:
         ahead = torch.ones_like(score_BHMN, dtype=torch.bool).triu(1)
         score_BHMN = score_BHMN.masked_fill(ahead, -math.inf)
@@ -213,6 +213,5 @@ def construction_results(tokens: Sequence[int], *, width: int) -> dict[str, Any]
         "missed_by_width": [missed(frequencies(w), gain=1.0) for w in WIDTHS],
         "gain": GAIN,
         "missed_by_gain": [missed(frequencies(width), gain=gain) for gain in (1.0, GAIN)],
-        "tokens": list(tokens),
         "attention": {"rotary": rotary.weights().tolist(), "absolute": absolute.weights().tolist()},
     }

@@ -198,16 +198,14 @@ def publish_recall(published: Path, plan: Plan) -> str:
     figure = draw_recall(with_halved(runs), by_pairs, level=plan.level)
     write_bytes(published / "recall.png", render(figure, "png"))
     most = max(plan.pairs)
-    over_rope = by_pairs[most].div(by_pairs[most]["rope"], axis="index")
     parts = [
-        f"{label} {_with_range(over_rope[model], 'median', '{:.2f}'.format)}"
+        f"{label} {_over_rope(by_pairs[most], model)}"
         for model, label in LABELS.items()
         if model != "rope"
     ]
-    ratios = ", ".join(parts).replace("inf", "∞")
     return (
         f"- **Associative recall.** Head width that finds {100 * plan.level:.0f} % of {most} stored pairs, over"
-        f" RoPE's (median, lowest to highest of {len(plan.seeds)} seeds): {ratios}."
+        f" RoPE's (median, lowest to highest of {len(plan.seeds)} seeds): {', '.join(parts)}."
     )
 
 
@@ -216,14 +214,19 @@ def recall_table(by_pairs: Mapping[int, pd.DataFrame], plan: Plan) -> str:
     most = max(plan.pairs)
     rows = []
     for model, label in LABELS.items():
-        at_most = by_pairs[most][model]
         scale = 2 if model == "halved" else 1
         text = partial(_width_text, first=scale * plan.widths[0], last=scale * plan.widths[-1])
         widths = [_with_range(table[model], "median", text) for table in by_pairs.values()]
-        ratio = _with_range(at_most / by_pairs[most]["rope"], "median", "{:.2f}".format)
-        rows.append([f"{label} (n = {at_most.count()})", *widths, ratio.replace("inf", "∞")])
+        n = by_pairs[most][model].count()
+        rows.append([f"{label} (n = {n})", *widths, _over_rope(by_pairs[most], model)])
     headings = [f"{pairs} pairs" for pairs in plan.pairs]
     return _table(["model", *headings, f"over RoPE's, {most} pairs"], rows)
+
+
+def _over_rope(widths: pd.DataFrame, model: str) -> str:
+    """Thresholds of a model over RoPE's."""
+    ratios = _with_range(widths[model] / widths["rope"], "median", "{:.2f}".format)
+    return ratios.replace("inf", "∞")
 
 
 def _width_text(width: float, *, first: int, last: int) -> str:

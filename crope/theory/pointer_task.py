@@ -222,4 +222,4 @@ def pointer_results(task: Task, *, seeds: int) -> dict[str, Any]:
             example[name] = model.weights(torch.tensor([EXAMPLE]))[0].tolist()
         accuracy = by_length[str(task.seq_len)]["accuracy"]
         print(f"{name} seed {seed}: accuracy {accuracy:.3f} at {task.seq_len} tokens", flush=True)
-    return {"task": asdict(task), "runs": runs, "tokens": list(EXAMPLE), "attention": example}
+    return {"task": asdict(task), "runs": runs, "attention": example}

@@ -205,13 +205,16 @@ def test_a_position_scheme_may_choose_its_initial_values(monkeypatch) -> None:
     class Own(Positions):
         def __init__(self) -> None:
             super().__init__()
-            self.table = torch.nn.Parameter(torch.empty(200, 50))
+            self.table_bias = torch.nn.Parameter(torch.empty(200, 50))
+            self.width = torch.nn.Parameter(torch.tensor(1.0))
 
         def init_stds(self, std: float) -> dict[str, float]:
-            return {"table": 3.0}
+            return {"table_bias": 3.0}
 
     monkeypatch.setattr(gpt, "build_positions", lambda *_, **__: Own())
-    assert build(model_config("nope")).positions.table.std().item() == pytest.approx(3.0, rel=0.03)
+    positions = build(model_config("nope")).positions
+    assert positions.table_bias.std().item() == pytest.approx(3.0, rel=0.03)
+    assert 0 < positions.width.abs().item() < 0.1  # N(0, 0.02)
 
 
 @pytest.mark.parametrize("tied", [True, False])

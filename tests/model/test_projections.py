@@ -21,7 +21,11 @@ from crope.model.projections import (
 from tests.model.oracles import build, model_config, normal, randomise
 
 HALF = ["lowrank", "blockdiag", "halved", "complex", "complex_misaligned", "conjugate"]
-STRUCTURED: list[type[StructuredLinear]] = [LowRankLinear, BlockDiagonalLinear, ConjugateLinear]
+STRUCTURED: list[type[StructuredLinear] | type[ComplexLinear]] = [
+    LowRankLinear,
+    BlockDiagonalLinear,
+    ConjugateLinear,
+]
 
 
 def attention_of(projection: str, *, width: int, seed: int = 0) -> CausalAttention:
@@ -88,7 +92,7 @@ def test_a_common_phase_of_all_tokens_changes_the_score_of_conjugate_alone(
 @pytest.mark.parametrize("layer", STRUCTURED)
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_dense_weight_is_what_the_layer_multiplies_by(
-    layer: type[StructuredLinear], bias: bool
+    layer: type[StructuredLinear] | type[ComplexLinear], bias: bool
 ) -> None:
     made, x_BD = randomise(layer(8, 12, bias=bias)), normal(5, 8)  # type: ignore[call-arg]
     expected = x_BD @ made.weight.T + (made.bias if bias else 0.0)
