@@ -298,15 +298,15 @@ def nearest(name: str, valid: Sequence[str]) -> str:
     """' did you mean x?' with the nearest valid name, or where to look. `d_model` is near
     `model.d_model`.
     """
-    near = [key for key in valid if key.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
-    near = near or difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    near = near or [
-        key
-        for key in valid
-        if difflib.get_close_matches(name, [key.rsplit(".", 1)[-1]], cutoff=0.6)
-    ]
-    if near:
-        return f" did you mean {near[0]}?"
+
+    def likeness(key: str) -> float:
+        last_parts = (text.rsplit(".", 1)[-1] for text in (name, key))
+        pairs = ((name, key), last_parts)
+        return sum(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+
+    near = max(valid, key=likeness, default="")
+    if likeness(near) > 1:
+        return f" did you mean {near}?"
     return f" valid: {', '.join(valid)}" if len(valid) < 30 else " the keys are in crope/config.py"
 
 

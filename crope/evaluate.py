@@ -1,8 +1,7 @@
-"""Reference loss, sampled and full validation, and the unigram baseline."""
+"""Reference loss, sampled and full validation."""
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -98,14 +97,3 @@ def full_loss(
 def full_batch_size(config: Config) -> int:
     """Windows per batch of a full pass; the last batch may be smaller."""
     return max(config.train.batch_size, FULL_BATCH_TOKENS // config.train.seq_len)
-
-
-def unigram_cross_entropy(train: np.ndarray, validation: np.ndarray, vocab_size: int) -> float:
-    """Nats per token of the validation split under the training split's token counts.
-
-    One is added to every count (Laplace), so that a token absent from the training split costs a
-    finite amount.
-    """
-    counts_V = np.bincount(train, minlength=vocab_size).astype(np.float64) + 1
-    log_p_V = np.log(counts_V / counts_V.sum())
-    return float(-(np.bincount(validation, minlength=vocab_size) @ log_p_V) / len(validation))

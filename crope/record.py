@@ -112,7 +112,6 @@ class Identity(TypedDict):
 class Measured(TypedDict):
     """Fields of a complete run's summary.json that `derive` does not compute."""
 
-    unigram_nats: Nats
     metrics_sha256: str
     weights_sha256: NotRequired[str]  # runs of earlier versions lack the last two
     val_windows_sha256: NotRequired[str]

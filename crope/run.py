@@ -28,7 +28,6 @@ from crope.data.corpora import SPLITS, check_source
 from crope.data.tokens import TokenSet, load_tokens
 from crope.device import resolve_device
 from crope.errors import UserError, one_line, out_of_memory, storage_error
-from crope.evaluate import unigram_cross_entropy
 from crope.model.gpt import GPT
 from crope.record import (
     PUBLISHED,
@@ -165,11 +164,12 @@ def _load(config: Config) -> TokenSet:
 def _execute(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
     config = run.config
     remove_temporary_files(run.path)
-    (run.path / "summary.json").unlink(missing_ok=True)  # of a failed attempt
-    write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
     facts = provenance.collect(config.runtime, tokens.meta)
-    provenance_file = run.path / "provenance.json"
-    before = provenance_file.read_bytes() if provenance_file.exists() else None
+    write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
+    provenance_file, summary_file = run.path / "provenance.json", run.path / "summary.json"
+    # Of an earlier attempt, which may have diverged: a result.
+    before = {path: path.read_bytes() for path in (provenance_file, summary_file) if path.exists()}
+    summary_file.unlink(missing_ok=True)
     if checkpoints(run.path):
         facts["resumed_from"] = provenance.earlier_attempts(provenance_file)
     write_json(provenance_file, facts)
@@ -186,8 +186,8 @@ def _execute(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
             seconds = train(model, tokens, config, run.path, log=log, stop_requested=stop.requested)
         summary |= _results(run, tokens, seconds=seconds)
     except UserError:
-        if before is not None:  # a refused attempt has trained nothing
-            write_bytes(provenance_file, before)
+        for path, content in before.items():  # a refused attempt has trained nothing
+            write_bytes(path, content)
         tracker.finish(summary | {"status": "stopped"})
         raise
     except Stopped as stopped:
@@ -204,7 +204,7 @@ def _execute(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
         summary |= {"status": "failed", "error": _describe(error, config)}
     summary["finished_utc"] = facts["finished_utc"] = provenance.now_utc()
     write_json(provenance_file, facts)
-    write_json(run.path / "summary.json", summary)
+    write_json(summary_file, summary)
     tracker.finish(summary)
     if summary["status"] == "failed":
         # The traceback keeps tensors alive in cycles, which would take memory from the next run.
@@ -243,7 +243,6 @@ def _results(run: Run, tokens: TokenSet, *, seconds: float) -> dict[str, Any]:
     derived["time"]["total_s"] = seconds
     return derived | {
         "status": "complete",
-        "unigram_nats": unigram_cross_entropy(tokens.train, tokens.validation, tokens.vocab_size),
         "metrics_sha256": sha256_file(metrics),
         "val_windows_sha256": sha256_file(run.path / "val_windows.npy"),
         "weights_sha256": sha256_file(run.path / "weights.pt"),
@@ -251,7 +250,9 @@ def _results(run: Run, tokens: TokenSet, *, seconds: float) -> dict[str, Any]:
 
 
 def _describe(error: Exception, config: Config) -> dict[str, Any]:
-    message = one_line(error) or type(error).__name__
+    message = one_line(error)[:300] or type(error).__name__  # a compiler's fills pages
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        message += "; runtime.compile=false trains without torch.compile"
     if out_of_memory(error):
         sizes = ("model.n_layers", "model.d_model", "train.batch_size", "train.seq_len")
         named = ", ".join(f"{key}={attrgetter(key)(config)}" for key in sizes)
@@ -270,8 +271,8 @@ def _describe(error: Exception, config: Config) -> dict[str, Any]:
 
 def _line(run: Run, summary: dict[str, Any]) -> str:
     return (
-        f"{run.run_id} ({run.scale}): validation {summary['val_full']['final_nats']:.4f} nats per token "
-        f"(unigram model {summary['unigram_nats']:.2f}), {summary['time']['median_step_ms']:.1f} ms per step, "
+        f"{run.run_id} ({run.scale}): validation {summary['val_full']['final_nats']:.4f} nats per token, "
+        f"{summary['time']['median_step_ms']:.1f} ms per step, "
         f"{summary['time']['total_s']:.0f} s"
     )
 

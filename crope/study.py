@@ -37,7 +37,8 @@ from crope.compose import (
 from crope.config import DataConfig, ModelConfig, cell_key
 from crope.data.corpora import missing_files
 from crope.errors import ConfigError, log_line, one_line
-from crope.record import Record, read_metrics, read_records
+from crope.record import Record, read_records
+from crope.terminal import last_step, tail
 
 # Of scales with equally many runs the first one is reported.
 SCALES = ("paper", "medium", "quick", "smoke")
@@ -409,20 +410,12 @@ def _recorded(run: Run, default: str) -> Run:
 def _state(run: Run, complete: set[str], reasons: Mapping[str, str]) -> RunState:
     if run.run_id in complete:
         return RunState(run, DONE, run.config.train.max_steps)
-    step = _last_step(run.path / "metrics.jsonl")
+    step = last_step(tail(run.path / "metrics.jsonl"))
     if is_locked(run):
         return RunState(run, RUNNING, step)
     if run.run_id in reasons:
         return RunState(run, FAILED, step, one_line(reasons[run.run_id]))
     return RunState(run, STARTED if (run.path / "config.yaml").exists() else MISSING, step)
-
-
-def _last_step(metrics: Path) -> int:
-    """The last step in metrics.jsonl; 0 if the file is missing or corrupt."""
-    try:
-        return int(read_metrics(metrics)[-1]["step"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return 0
 
 
 def is_locked(run: Run) -> bool:

@@ -25,7 +25,14 @@ from crope.compose import Run, load_run, quoted_override, resolve_precision
 from crope.config import Config, TokenizerConfig
 from crope.data.tokens import prepare
 from crope.device import resolve_device
-from crope.errors import ConfigError, DataUnavailable, InvalidRecord, UserError
+from crope.errors import (
+    ConfigError,
+    DataUnavailable,
+    InvalidRecord,
+    UserError,
+    one_line,
+    out_of_memory,
+)
 from crope.evaluate import full_batch_size
 from crope.record import is_complete, read_record, write_json
 from crope.run import Outcome, execute, record_failure, stop_on_signal
@@ -305,10 +312,11 @@ def default_jobs(runs: Sequence[Run], device: str) -> int:
     """
     if resolve_device(device).type == "cpu":
         return _cores()
-    memory = torch.cuda.get_device_properties(0).total_memory
+    gpus = range(torch.cuda.device_count())
+    memory = min(torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus)
     largest = max((_gpu_bytes(run.config) for run in runs), default=1)
     per_gpu = min(RUNS_PER_GPU, memory // largest)
-    return torch.cuda.device_count() * max(1, per_gpu)
+    return len(gpus) * max(1, per_gpu)
 
 
 def _gpu_bytes(config: Config) -> int:
@@ -352,6 +360,8 @@ def _extrapolate(runs: Sequence[Run]) -> list[str]:
     for run in track(runs, "extrapolation"):
         try:
             extrapolate(read_record(run.path))
-        except UserError as error:
-            problems.append(f"{run.run_id}: {error}")
+        except Exception as error:
+            if not (isinstance(error, UserError) or out_of_memory(error)):
+                raise
+            problems.append(f"{run.run_id}: {one_line(error)}")
     return problems

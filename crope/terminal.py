@@ -166,7 +166,7 @@ class SweepProgress(Bars):
     def _read(self, run: Run) -> str:
         """What metrics.jsonl says of the run; keeps the tokens that it has trained."""
         lines = tail(run.path / "metrics.jsonl")
-        step = int(lines[-1]["step"]) if lines else 0
+        step = last_step(lines)
         share = min(1.0, step / run.config.train.max_steps)
         self.trained[run.run_id] = round(share * train_tokens(run))
         losses: dict[str, float] = {}
@@ -202,6 +202,14 @@ def tail(metrics: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
     except (OSError, ValueError):
         return []
+
+
+def last_step(lines: Sequence[Any]) -> int:
+    """The step of the last line; 0 if there is none or it is malformed."""
+    try:
+        return int(lines[-1]["step"])
+    except (LookupError, TypeError, ValueError):
+        return 0
 
 
 def losses_of(line: Mapping[str, Any]) -> dict[str, float]:

@@ -265,8 +265,8 @@ def gpu_check(options: Options) -> int:
 def _run_and_log(command: list[str], log: Path, environment: dict[str, str]) -> int:
     """Runs a command, its output here and in a file; returns its exit status.
 
-    SIGINT and SIGTERM are passed on to it, once each, and raise KeyboardInterrupt when it has saved
-    its runs and ended.
+    SIGINT, SIGTERM and SIGHUP are passed on to it, once each, and raise KeyboardInterrupt when it
+    has saved its runs and ended.
     """
     from crope.config import ROOT
 
@@ -281,7 +281,9 @@ def _run_and_log(command: list[str], log: Path, environment: dict[str, str]) -> 
 
     with log.open("w", encoding="utf-8") as file, subprocess.Popen(command, **options) as process:
         before = {
-            number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)
+            number: signal.signal(number, pass_on)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) != signal.SIG_IGN  # by nohup
         }
         try:
             for line in process.stdout or ():

@@ -1,6 +1,4 @@
-"""The reference loss against a float64 log-softmax by hand; full and sampled validation; unigram
-entropy.
-"""
+"""The reference loss against a float64 log-softmax by hand; full and sampled validation."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from scipy.special import log_softmax
 
 from crope import evaluate
 from crope.config import Config, EvalConfig, TrainConfig
-from crope.evaluate import cross_entropy, full_loss, sampled_loss, unigram_cross_entropy
+from crope.evaluate import cross_entropy, full_loss, sampled_loss
 from tests.model.oracles import build, model_config, random_tokens, randomise
 
 CPU = torch.device("cpu")
@@ -68,18 +66,6 @@ def test_sampled_loss_is_the_mean_over_distinct_batches() -> None:
     for inputs, targets in seen:
         assert inputs.shape == (2, 4)
         assert (targets == inputs + 1).all()
-
-
-def test_unigram_cross_entropy_by_hand() -> None:
-    """Counts 3, 1, 0 and one more each: 4/7, 2/7, 1/7.
-
-    Their mean cost is ln 7 - (ln 4 + ln 2) / 3 = ln 3.5.
-    """
-    train, validation = (
-        np.array([0, 0, 1, 0], dtype=np.uint16),
-        np.array([2, 0, 1], dtype=np.uint16),
-    )
-    assert unigram_cross_entropy(train, validation, 3) == pytest.approx(math.log(3.5), rel=1e-12)
 
 
 @dataclass

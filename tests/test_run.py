@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 import signal
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,9 +75,6 @@ def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
     assert found.summary["weights_sha256"] == sha256_file(run.path / "weights.pt")
     assert found.summary["parameters"]["embeddings"] == 300 * 16
     assert found.summary["time"]["total_s"] == 12
-    counts = Counter(toy_data.train.tolist())  # plus one each (Laplace): 900 + 300 in all
-    costs = [math.log(1200 / (counts[token] + 1)) for token in toy_data.validation.tolist()]
-    assert found.summary["unigram_nats"] == pytest.approx(sum(costs) / 300, rel=1e-12)
     facts = found.provenance
     assert (
         facts["packages"]["torch"]
@@ -320,15 +316,35 @@ def test_a_failure_is_one_line_and_a_traceback_in_the_record(tmp_path: Path, mon
     def fault() -> None:
         raise RuntimeError("a fault\nof two lines")
 
+    def refuse(*_: object, **__: object) -> None:
+        raise UserError("another device")
+
     run = toy_run(tmp_path)
     with monkeypatch.context() as patch:
         during_step(patch, 7, fault)
         outcome = execute(run)
     assert outcome.status == "failed" and outcome.text.endswith("a fault of two lines")
     assert "in fault" in summary(run)["error"]["traceback"] and summary(run)["finished_utc"]
+    before = {path: path.read_bytes() for path in run.path.glob("*.json")}
+    with monkeypatch.context() as patch:
+        patch.setattr("crope.run.train", refuse)
+        with pytest.raises(UserError, match="another device"):
+            execute(run)
+    assert {path: path.read_bytes() for path in run.path.glob("*.json")} == before
     during_step(monkeypatch, 9, stop)
     assert execute(run).status == "stopped"
     assert not (run.path / "summary.json").exists(), "the failure was that of an earlier attempt"
+
+
+def test_a_compilers_error_is_short_and_names_the_way_out(tmp_path: Path, monkeypatch) -> None:
+    kind = type("CppCompileError", (RuntimeError,), {"__module__": "torch._inductor.exc"})
+
+    def fault() -> None:
+        raise kind("g++ " * 999)
+
+    during_step(monkeypatch, 3, fault)
+    text = execute(toy_run(tmp_path)).text
+    assert "runtime.compile=false" in text and len(text) < 500
 
 
 def test_running_out_of_memory_names_the_sizes(tmp_path: Path) -> None:

@@ -53,7 +53,9 @@ def work_until_stopped(run: Run) -> Outcome:
     return Outcome(run.run_id, "stopped", "saved")
 
 
-def test_a_run_that_cannot_be_measured_is_a_problem_and_stops_no_other(tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_measured_is_a_problem_and_stops_no_other(
+    tmp_path: Path, monkeypatch
+) -> None:
     runs = [toy_run(tmp_path, "model=rope", f"seed={seed}") for seed in (0, 1)]
     with toy_corpus(tmp_path / "tokens"):
         for seed in (0, 1):
@@ -62,6 +64,12 @@ def test_a_run_that_cannot_be_measured_is_a_problem_and_stops_no_other(tmp_path:
         (problem,) = sweep._extrapolate(runs)
     assert problem.startswith(f"{runs[0].run_id}: ") and "weights.pt" in problem
     assert (runs[1].path / "extrapolation.json").exists()
+
+    def without_memory(record: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("crope.extrapolate.extrapolate", without_memory)
+    assert "out of memory" in sweep._extrapolate(runs[1:])[0]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

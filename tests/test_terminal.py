@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from crope import terminal
-from crope.terminal import RunProgress, SweepProgress, print_grid, tail
+from crope.terminal import RunProgress, SweepProgress, last_step, print_grid, tail
 from tests.conftest import toy_run
 
 
@@ -67,6 +67,12 @@ def test_the_tail_of_metrics_that_are_being_written(
     (tmp_path / "metrics.jsonl").write_bytes(content)
     assert [line["step"] for line in tail(tmp_path / "metrics.jsonl")] == steps
     assert tail(tmp_path / "none.jsonl") == []
+    assert last_step(tail(tmp_path / "metrics.jsonl")) == (steps or [0])[-1]
+
+
+@pytest.mark.parametrize("line", [{}, [], {"step": None}, 3])
+def test_a_malformed_last_line_is_no_step(line: object) -> None:
+    assert last_step([{"step": 5}, line]) == 0
 
 
 def test_the_tail_of_a_long_file_has_whole_lines(tmp_path: Path) -> None:

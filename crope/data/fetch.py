@@ -61,7 +61,7 @@ def fetch(corpus: str, files: Sequence[str]) -> None:
 
     Raises DataUnavailable if no site can be reached or delivers, DataError if the content is not
     the pinned one or the folder has text from another source, OSError if it cannot be written.
-    Files that arrived before an error are kept.
+    Files that arrived before an error are kept, except before a ConfigError.
     """
     wanted, wrong, causes = list(files), None, []
     _record_source(corpus)
@@ -72,7 +72,9 @@ def fetch(corpus: str, files: Sequence[str]) -> None:
         try:
             _write_all(corpus, read, site, wanted)
             return
-        except ConfigError:
+        except ConfigError:  # of `hub`: corrected, it is another source
+            for relative in files:
+                (corpora.RAW_DIR / relative).unlink(missing_ok=True)
             raise
         except DataError as error:
             wrong = error

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crope.data.corpora import SPLITS
-from crope.data.tokens import TokenSet, corpus_lock
+from crope.data.tokens import TokenSet
 from crope.record import write_json
 
 NGRAMS_FILE = "ngrams.json"  # of prepared tokens, and of results/published
@@ -56,9 +56,11 @@ def load_ngrams(tokens: TokenSet) -> dict[str, Any]:
     """
     if (stored := stored_ngrams(tokens.folder)) is not None:
         return stored
-    with corpus_lock(tokens.meta["corpus"]):
-        # Another process may have computed them while this one waited.
-        return stored_ngrams(tokens.folder) or _write_ngrams(tokens)
+    losses = ngram_losses(tokens.train, tokens.validation, tokens.vocab_size)
+    rounded = {name: round(loss, 6) for name, loss in losses.items()}
+    ngrams = {**_ngrams_source(tokens.meta), "loss_nats": rounded}
+    write_json(tokens.folder / NGRAMS_FILE, ngrams)
+    return ngrams
 
 
 def stored_ngrams(folder: Path) -> dict[str, Any] | None:
@@ -72,14 +74,6 @@ def stored_ngrams(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return ngrams if matches else None
-
-
-def _write_ngrams(tokens: TokenSet) -> dict[str, Any]:
-    losses = ngram_losses(tokens.train, tokens.validation, tokens.vocab_size)
-    rounded = {name: round(loss, 6) for name, loss in losses.items()}
-    ngrams = {**_ngrams_source(tokens.meta), "loss_nats": rounded}
-    write_json(tokens.folder / NGRAMS_FILE, ngrams)
-    return ngrams
 
 
 def _ngrams_source(meta: dict[str, Any]) -> dict[str, Any]:

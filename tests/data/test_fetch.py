@@ -215,9 +215,16 @@ def test_a_slice_is_streamed_and_no_longer_than_max_bytes(
     assert texts["letters/valid.txt"] == TEXTS["letters/valid.txt"]
     assert not list((tmp_path / "hf").rglob("*.parquet"))
     shutil.rmtree(tmp_path / "raw")
-    describe(letters.parent, path="owner/letters", revision=COMMIT, max_bytes=100)
+    where = {"path": "owner/letters", "revision": COMMIT}
+    describe(letters.parent, **where, max_bytes=100)
     with pytest.raises(ConfigError, match="max_bytes=100"):
         fetch.fetch("letters", list(TEXTS))
+    describe(letters.parent, **where, max_bytes=100_000, validation="data/text")
+    with pytest.raises(ConfigError, match="parquet"):  # after the training split has arrived
+        fetch.fetch("letters", list(TEXTS))
+    describe(letters.parent, **where, max_bytes=100_000)  # corrected
+    fetch.fetch("letters", list(TEXTS))
+    assert fetched(data_dir) == texts
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_ngrams_are_computed_once_and_leave_the_token_files_valid(
     ngrams = load_ngrams(tokens)
     expected = ngram_losses(tokens.train, tokens.validation, 280)
     assert ngrams["loss_nats"] == pytest.approx(expected, abs=1e-6)
-    monkeypatch.setattr("crope.data.ngrams.corpus_lock", fail)
+    monkeypatch.setattr("crope.data.ngrams.ngram_losses", fail)
     again = load_tokens("ptb", SMALL, data_dir=data_dir)
     assert load_ngrams(again) == ngrams == stored_ngrams(again.folder)
     assert (again.folder / "train.npy").stat().st_ino == opened
@@ -148,6 +148,6 @@ def test_prepare_prints_the_losses_and_training_needs_none(data_dir: Path, capsy
 
 
 def test_ngrams_that_cannot_be_written_fail_no_corpus(data_dir: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("crope.data.ngrams._write_ngrams", fail)
+    monkeypatch.setattr("crope.data.ngrams.write_json", fail)
     assert not prepare(["ptb", "wikitext2"], SMALL, data_dir=data_dir)
     assert capsys.readouterr().err.count("No space") == 2
