@@ -342,11 +342,12 @@ CLAIMS: list[Contrast] = [
     Contrast(
         "Table 2",
         "paper_row",
-        "The same, at the paper's own size",
+        "Both at the paper's own size",
         "crope",
         "rope",
         level=PRIMARY_LEVEL,
     ),
+    Contrast("Table 2", "paper_row_xpos", "Both at the paper's own size", "xpos", "rope"),
     Contrast("Fig. 4", "table1", "Training loss: CRoPE above RoPE", "crope", "rope", train_loss),
     Contrast("Fig. 4", "table1", "Training loss: XPOS above CRoPE", "xpos", "crope", train_loss),
 ]
@@ -417,7 +418,7 @@ def build_evidence(comparisons: Sequence[Comparison]) -> Evidence:
     for line in _lines(CLAIMS, comparisons):
         if (line["study"], line["row"]) == ("table2", "base"):
             continue  # the same runs as in Table 1
-        own_size = line["study"] == "paper_row"
+        own_size = line["study"] in ("paper_row", "paper_row_xpos")
         if own_size and line["reason"]:
             continue
         table = "table2" if own_size else line["study"]

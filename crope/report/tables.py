@@ -195,6 +195,8 @@ def claims_table(lines: pd.DataFrame) -> Table:
     for (source, text), of_claim in lines.groupby(["family", "question"], sort=False):
         parts = of_claim.to_dict("records")
         names = [line["where"] for line in parts]
+        if len({*names}) < len(names):  # the same runs in several differences
+            names = [line["difference"] for line in parts]
         short = without_common_start(names)
         printed, here = [], []
         for name, line in zip(short, parts, strict=True):
