@@ -70,9 +70,8 @@ def test_the_tail_of_metrics_that_are_being_written(
     assert last_step(tail(tmp_path / "metrics.jsonl")) == (steps or [0])[-1]
 
 
-@pytest.mark.parametrize("line", [{}, [], {"step": None}, 3])
-def test_a_malformed_last_line_is_no_step(line: object) -> None:
-    assert last_step([{"step": 5}, line]) == 0
+def test_a_malformed_last_line_is_no_step() -> None:
+    assert [last_step([line]) for line in ({}, [], {"step": None}, 3)] == [0] * 4
 
 
 def test_the_tail_of_a_long_file_has_whole_lines(tmp_path: Path) -> None:

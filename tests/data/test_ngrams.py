@@ -81,19 +81,6 @@ def test_losses_by_hand() -> None:
     assert losses == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("history", [(0, 0), (1, 0), (0, 10), (10, 0), (10, 10)])
-def test_probabilities_sum_to_one(history: tuple[int, int]) -> None:
-    """10 is not in the train split. The last token's loss is that of three tokens less that of two."""
-    train, _ = random_splits(11, 400, 0)
-    slow = SlowModel(train.tolist(), 11)
-    assert sum(slow.probability(token, history) for token in range(11)) == pytest.approx(1)
-    known = ngram_losses(train, np.array(history), 11)
-    scored = [ngram_losses(train, np.array([*history, token]), 11) for token in range(11)]
-    for name in ORDERS:
-        total = sum(math.exp(2 * known[name] - 3 * losses[name]) for losses in scored)
-        assert total == pytest.approx(1)
-
-
 @pytest.fixture
 def tokens(data_dir: Path) -> TokenSet:
     return load_tokens("ptb", SMALL, data_dir=data_dir)
