@@ -164,7 +164,7 @@ def _load(config: Config) -> TokenSet:
 def _execute(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
     config = run.config
     remove_temporary_files(run.path)
-    facts = provenance.collect(config.runtime, tokens.meta)
+    facts = provenance.collect(config.runtime, tokens.meta) | {"scale": run.scale}
     write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
     provenance_file, summary_file = run.path / "provenance.json", run.path / "summary.json"
     # Of an earlier attempt, which may have diverged: a result.

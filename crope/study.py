@@ -311,7 +311,7 @@ def study_status(
     """
     records, invalid = read_records(results_dir / "runs")
     scales = {record.summary["scale"] for record in records}
-    default = scale or _first_scale(studies, scales, seeds, results_dir)
+    default = scale or _first_scale(scales, results_dir)
     complete = [record for record in records if record.summary["status"] == "complete"]
     complete.sort(key=lambda record: record.summary["finished_utc"])
     precision = complete[-1].summary["precision"] if complete else "fp32"
@@ -347,24 +347,13 @@ def study_status(
     return "\n".join(lines + _render_left(list(states.values()), complete))
 
 
-def _first_scale(
-    studies: Sequence[str], finished: set[str], seeds: Sequence[int] | None, results_dir: Path
-) -> str:
+def _first_scale(finished: set[str], results_dir: Path) -> str:
     """The first of SCALES that has a finished or a started run; quick if none has."""
-    folders = (results_dir / "runs").glob("*/")
-    started = {path.name for path in folders if not (path / "summary.json").exists()}
-    for name in SCALES:
-        ids: set[str] = set()
-        for study in studies if started and name not in finished else ():
-            with suppress(ConfigError):  # a study need not fit every scale
-                if planned_scale([study]) is None:
-                    runs = study_runs([study], scale=name, seeds=seeds)
-                    ids |= {
-                        at_precision(run, kind).run_id for run in runs for kind in ("fp32", "bf16")
-                    }
-        if name in finished or ids & started:
-            return name
-    return "quick"
+    present = set(finished)
+    for path in (results_dir / "runs").glob("*/provenance.json"):
+        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+            present.add(json.loads(path.read_text(encoding="utf-8"))["scale"])
+    return next((name for name in SCALES if name in present), "quick")
 
 
 def unavailable_datasets(results_dir: Path) -> dict[str, str]:

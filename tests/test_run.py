@@ -80,6 +80,7 @@ def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
         facts["packages"]["torch"]
         and facts["device_kind"] == "cpu"
         and facts["data"] == toy_data.meta
+        and facts["scale"] == "quick"
     )
     assert facts["started_utc"] <= facts["finished_utc"]
 

@@ -273,6 +273,7 @@ def test_status_without_a_scale_is_that_of_started_runs(tmp_path: Path) -> None:
     run = study_runs(["base"], scale="medium", seeds=[9], overrides=options)[0]
     run.path.mkdir(parents=True)
     (run.path / "config.yaml").touch()
+    (run.path / "provenance.json").write_text('{"scale": "medium"}')
     text = study_status(["base"], scale=None, seeds=[9], results_dir=tmp_path)
     assert text.startswith("base, medium: 4 runs: 1 started, 3 missing")
 
