@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from crope.report.frame import DATASET_LABELS, dataset_label, row_label
-from crope.report.tables import DECIMALS, Table
+from crope.report.tables import Table
 
 LOSS = "val_full.final_nats"
 SAME, ANY = "the same precision", "any precision"
@@ -94,7 +94,7 @@ def repeats_table(lines: pd.DataFrame, scale: str) -> Table:
         f" validation losses, nats per token, lie apart, next to the spread over seeds. {ORDER}"
     ]
     caption = f"Runs executed more than once. Scale: {scale}."
-    return Table("repeats", caption, frame, notes, text=(0, 1, 2, 3), numbers=lines.round(DECIMALS))
+    return Table("repeats", caption, frame, notes, text=(0, 1, 2, 3), numbers=lines)
 
 
 def expectation(runs: pd.DataFrame, lines: pd.DataFrame) -> str:

@@ -42,7 +42,6 @@ from crope.report.frame import (
 )
 from crope.study import TABLES, Cell, compose_runs
 
-DECIMALS = 6  # of CSV files
 PROTOCOLS = ("sampled", "full")
 FIRST_COLUMN = {"table1": "Dataset", "table2": "Configuration"}
 NGRAM_LEADS = (
@@ -79,7 +78,7 @@ def render(table: Table, kind: str) -> str:
     """
     if kind == "csv":
         return (table.frame if table.numbers is None else table.numbers).to_csv(
-            index=False, lineterminator="\n"
+            index=False, lineterminator="\n", float_format="%.6f"
         )
     escape = {"md": _escape_markdown, "tex": lambda text: text.translate(TEX)}[kind]
     headings = [escape(name) for name in table.frame.columns]
@@ -186,7 +185,9 @@ def primary_table(lines: pd.DataFrame) -> Table:
         notes.append(f"Standard error from the choice of the text: at most {errors.max():.4f}.")
     frame = pd.DataFrame(rows, columns=["Question", "Answer", "Difference", head, "n"])
     caption = f"Primary questions. {common}, unless stated." if common else "Primary questions."
-    return Table("primary", caption, frame, notes, text=(0, 1, 2), numbers=csv_numbers(lines))
+    return Table(
+        "primary", caption, frame, notes, text=(0, 1, 2), numbers=lines.drop(columns="values")
+    )
 
 
 def claims_table(lines: pd.DataFrame) -> Table:
@@ -212,7 +213,9 @@ def claims_table(lines: pd.DataFrame) -> Table:
     if over_rows := across_rows(lines):
         notes.append(over_rows)
     frame = pd.DataFrame(rows, columns=columns)
-    return Table("claims", caption, frame, notes, text=(0, 1, 2), numbers=csv_numbers(lines))
+    return Table(
+        "claims", caption, frame, notes, text=(0, 1, 2), numbers=lines.drop(columns="values")
+    )
 
 
 def without_common_start(names: Sequence[str]) -> list[str]:
@@ -249,7 +252,9 @@ def exploratory_table(lines: pd.DataFrame) -> Table:
     answered = int(lines["low_nats"].notna().sum())
     notes = [f"Exploratory: of {answered} such intervals, one in twenty will miss."]
     caption = "All other differences."
-    return Table("evidence", caption, frame, notes, text=(0, 1, 2, 5), numbers=csv_numbers(lines))
+    return Table(
+        "evidence", caption, frame, notes, text=(0, 1, 2, 5), numbers=lines.drop(columns="values")
+    )
 
 
 # What the runs of a primary contrast add to its stand-in's, for the sentence on what is open.
@@ -446,7 +451,7 @@ def losses_table(comparisons: Sequence[Comparison]) -> Table:
         lines[printed].astype(str),
         [note],
         text=(0, 1, 2),
-        numbers=lines[numbers].round(DECIMALS),
+        numbers=lines[numbers],
     )
 
 
@@ -486,13 +491,8 @@ def conversions_table(lines: pd.DataFrame) -> Table:
         " same projections after a random rotation of channels."
     ]
     caption = "RoPE models converted to CRoPE."
-    numbers = lines.drop(columns="cell_key").round(DECIMALS)
+    numbers = lines.drop(columns="cell_key")
     return Table("conversion", caption, pd.DataFrame(rows), notes, numbers=numbers)
-
-
-def csv_numbers(lines: pd.DataFrame) -> pd.DataFrame:
-    """Lines of evidence without their single values, rounded."""
-    return lines.drop(columns=["values"]).round(DECIMALS)
 
 
 @dataclass(frozen=True)
@@ -669,19 +669,14 @@ def loss_text(mean: float, std: float | None, name: str) -> str:
     return f"{mean:.{decimals}f}" if std is None else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
 
 
-def _csv_row(losses: CellLosses, protocol: str) -> dict[str, str]:
+def _csv_row(losses: CellLosses, protocol: str) -> dict[str, Any]:
     names = ("table", "row", "dataset", "model", "scale")
-    line = {name: str(getattr(losses.cell, name)) for name in names}
-    line["protocol"] = protocol
-    line["mean_nats"], line["std_nats"] = _csv_values(losses.losses.get(protocol))
-    line["n"] = str(len(losses.runs))
-    line["paper_mean_nats"], line["paper_std_nats"] = _csv_values(losses.printed)
+    line = {name: getattr(losses.cell, name) for name in names} | {"protocol": protocol}
+    line["mean_nats"], line["std_nats"] = losses.losses.get(protocol) or (None, None)
+    line["n"] = len(losses.runs)
+    line["paper_mean_nats"], line["paper_std_nats"] = losses.printed or (None, None)
     line["status"] = losses.status
     return line
-
-
-def _csv_values(values: tuple[float, float | None] | None) -> list[str]:
-    return ["" if value is None else f"{value:.{DECIMALS}f}" for value in values or (None, None)]
 
 
 def _row_label(cell: Cell) -> str:
