@@ -79,14 +79,11 @@ INVALID = {
         "[]",
         "[" * 100_000,
         EXTRAPOLATION | {"weights_sha256": "e" * 64},
-        EXTRAPOLATION | {"lengths": [{}]},
         EXTRAPOLATION | {"lengths": [{"seq_len": 16, "loss_nats": "5"}]},
         EXTRAPOLATION | {"lengths": [{"seq_len": 16, "loss_nats": math.nan}]},
-        EXTRAPOLATION | {"by_position": 5},
     ],
     "conversion.json": [
         {key: value for key, value in CONVERSION.items() if key != "lr"},
-        CONVERSION | {"tuned_loss_nats": {"rope": 5.0}},
         CONVERSION | {"kept_share": {"best": 0.7, "best_by_chance": []}},
     ],
 }
@@ -108,17 +105,6 @@ def test_an_invalid_measurement_is_named_and_costs_only_itself(
     assert run["status"] == "complete"
     assert isinstance(run["lengths"], list) == (name == "conversion.json")
     assert isinstance(run["conversion"], list) == (name == "extrapolation.json")
-
-
-def test_measurements_of_a_record_that_does_not_name_its_weights_do_not_count(
-    tmp_path: Path,
-) -> None:
-    path = write_run(tmp_path, "rope")
-    summary = json.loads((path / "summary.json").read_text())
-    for name, values in (("summary.json", summary), ("extrapolation.json", dict(EXTRAPOLATION))):
-        del values["weights_sha256"]
-        (path / name).write_text(json.dumps(values))
-    assert len(load_frame([tmp_path])[1]) == 1
 
 
 def test_a_frame_without_runs_is_empty_and_can_be_selected_from(tmp_path: Path) -> None:
