@@ -21,7 +21,7 @@ endif
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: .venv/.stamp  ## virtual environment with pinned packages (every target does this itself)
+setup: .venv/.stamp  ## virtual environment with pinned packages (targets that need it do this themselves)
 
 .venv/.stamp: pyproject.toml constraints.txt
 	@echo "setting up .venv (once, a few minutes)"

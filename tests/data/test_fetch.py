@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from crope.config import HubConfig
+from crope.config import ROOT, HubConfig
 from crope.data import corpora, fetch
 from crope.data.corpora import corpus_sha256
 from crope.data.tokens import load_tokens
@@ -340,6 +340,8 @@ def test_a_missing_revision_is_named(letters: Path, data_dir: Path) -> None:
 def test_gpt2_is_read_from_the_hub(data_dir: Path, hub: Hub) -> None:
     write(hub.folder, "openai-community/gpt2/tokenizer.json", "{}\n")
     fetch.fetch("gpt2", [fetch.GPT2_FILE])
+    # The hub's JSON differs from one that was built of OpenAI's files; load_gpt2 verifies both.
+    assert fetch.GPT2_FILE not in (ROOT / "data" / "checksums.txt").read_text()
     assert fetched(data_dir) == {fetch.GPT2_FILE: "{}\n"}
 
 
