@@ -84,9 +84,8 @@ def complex_fraction(
     """Complex-linear fraction of the energy ||W||^2 of maps that read one space; 1/2 on average
     over random J_in.
     """
-    if structures_out is None:
-        structures_out = [standard_structure(len(w_ED)) for w_ED in weights]
-    pairs = zip(weights, structures_out, strict=True)
+    structures: Sequence[Array | None] = structures_out or [None] * len(weights)
+    pairs = zip(weights, structures, strict=True)
     parts = [complex_part(w_ED, j_in_DD, j_EE) for w_ED, j_EE in pairs]
     return _energy(parts) / _energy(weights)
 
@@ -107,11 +106,6 @@ def best_structure(
         structures_out = [standard_structure(len(w_ED)) for w_ED in weights]
     terms = [w.T @ j @ w for w, j in zip(weights, structures_out, strict=True)]
     return _polar_factor(np.sum(terms, axis=0))
-
-
-def _best_output(w_ED: Array, j_in_DD: Array) -> Array:
-    """The J of the output space that maximises the fraction of W for a given J_in."""
-    return _polar_factor(w_ED @ j_in_DD @ w_ED.T)
 
 
 def _polar_factor(a_DD: Array) -> Array:
@@ -157,7 +151,7 @@ def keeping_mean(basis_CD: Complex) -> Complex:
     """
     width = basis_CD.shape[1]
     mean = np.full(width, width**-0.5)
-    wanted = _unitary(interleaved(width) @ mean)
+    wanted = _unitary(as_complex(mean))
     return wanted @ _unitary(basis_CD @ mean).conj().T @ basis_CD
 
 
@@ -192,7 +186,8 @@ def fit_stream(layers: Sequence[QKV], n_heads: int) -> StreamStructure:
         weights, outputs = _maps(layers, heads)
         j_DD = best_structure(weights, outputs)
         for layer, (_, _, v) in enumerate(layers):
-            best = [_best_output(head, j_DD) for head in np.split(v, n_heads)]
+            # Of the outputs: W^T is complex-linear where W is.
+            best = [best_structure([head.T], [j_DD]) for head in np.split(v, n_heads)]
             heads[layer] = [coordinates(j) for j in best]
     return _stream(layers, coordinates(j_DD), heads)
 
