@@ -159,17 +159,19 @@ def print_report(report: Report, page: Path) -> None:
             if note.startswith("["):
                 print(note)
     print()
-    print(*closing_lines(report), sep="\n")
+    lines = closing_lines(report)
     source = report.source
     if not source.machine:  # the user's own runs
         complete = _of_scale(source)["status"] == "complete"
         others = complete.sum() - len(_table_runs(report))
         if others:
-            print(f"{others} run(s) in no cell of Tables 1 and 2: {page.with_name('runs.csv')}")
-        print(repeats.agreement(source.frame, source.others, source.scale))
+            lines.append(
+                f"{others} run(s) in no cell of Tables 1 and 2: {page.with_name('runs.csv')}"
+            )
+        lines.append(repeats.agreement(source.frame, source.others, source.scale))
+    print(*filter(None, lines), page, sep="\n")
     for error in source.invalid:
         print(f"invalid: {error}", file=sys.stderr)
-    print(page)
 
 
 def closing_lines(report: Report) -> list[str]:

@@ -214,6 +214,7 @@ def test_a_corrupt_record_is_named_and_enters_no_number(
     assert "n = 3 seeds" in printed.out
     assert "CRoPE − RoPE (nats): Penn Treebank +0.010 (+0.008 to +0.012)" in printed.out
     assert printed.out.splitlines()[-1] == str(tmp_path / "index.html")
+    assert "\n\n\n" not in printed.out
     for one in sorted(report.iterdir()):  # the same records give the same bytes
         if one.name not in OWN_FILES:
             assert one.read_bytes() == (tmp_path / one.name).read_bytes(), one.name
