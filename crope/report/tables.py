@@ -209,9 +209,8 @@ def claims_table(lines: pd.DataFrame) -> Table:
         rows.append([f"{text} ({source})", "; ".join(printed), "; ".join(here)])
     columns = ["The paper says", "It prints", "Here (95 %)"]
     caption = "What the paper says, and the same differences in these runs (nats)."
-    notes = ["Here: all planned seeds; the tables below have those of all three models."]
-    if over_rows := across_rows(lines):
-        notes.append(over_rows)
+    over_rows = across_rows(lines)
+    notes = [over_rows] if over_rows else []
     frame = pd.DataFrame(rows, columns=columns)
     return Table(
         "claims", caption, frame, notes, text=(0, 1, 2), numbers=lines.drop(columns="values")
@@ -380,7 +379,6 @@ def _line_of(lines: pd.DataFrame, study: str, first: str, second: str) -> dict[A
 
 
 FAMILIES = {  # of the first screen; all others are in the table of all differences
-    "place": "Where the cost arises",
     "medium": "Scale medium, at the paper's steps, batch and length",
     "half": "Beside other halves",
     "rate": "Learning rates (all else at the paper's)",
