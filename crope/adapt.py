@@ -259,7 +259,8 @@ def save(model: Any, folder: str | Path, **options: Any) -> None:
 
     The weights are model.complex.safetensors, which `from_pretrained` does not find: it would fill
     Q, K and V with random values. options: those of `save_pretrained`. Raises if no layer is a
-    ComplexLinear or the model's class is not one of `transformers`.
+    ComplexLinear, the model's class is not one of `transformers`, or the folder has other weights,
+    which `from_pretrained` would open.
     """
     layers = layout(model)
     if not layers:
@@ -271,6 +272,12 @@ def save(model: Any, folder: str | Path, **options: Any) -> None:
         raise ValueError(
             f"{architecture} is no class of transformers, so that load could not build it; store"
             " layout(model) and the state dict instead"
+        )
+    files = Path(folder).glob("*model[.-]*")  # model.safetensors, pytorch_model-00001-of-00002.bin
+    others = [path for path in files if f".{VARIANT}" not in path.name]
+    if others:
+        raise ValueError(
+            f"{others[0]}: from_pretrained would open these dense weights; choose another folder"
         )
     model.save_pretrained(folder, variant=VARIANT, **options)
     (Path(folder) / LAYERS_FILE).write_text(json.dumps(layers, indent=1), encoding="utf-8")

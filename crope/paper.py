@@ -17,19 +17,6 @@ class PrintedLoss:
     std_nats: float
 
 
-SETTINGS: dict[str, int | float] = {  # model: Sec. 5.1, training and evaluation: Sec. 5.3
-    "model.n_layers": 4,
-    "model.n_heads": 4,
-    "model.d_model": 128,
-    "train.batch_size": 16,
-    "train.seq_len": 1024,
-    "train.max_steps": 10_000,
-    "train.lr": 1e-3,
-    "train.lr_gamma": 0.8,
-    "train.lr_step_size": 1000,
-    "eval.every": 20,
-}
-
 # Share of the parameters that CRoPE saves, in per cent, by what is counted (Secs. 5.1 and 6.1):
 # attention with its output projection, a block with its feed-forward layers too.
 SAVED_PERCENT = {"Q/K/V": 50.0, "attention": 37.5, "block": 12.5}
@@ -69,7 +56,7 @@ ROWS: dict[str, dict[str, int | float]] = {
     },
 }
 
-TABLE_TITLES = {  # the paper's captions
+TABLE_TITLES = {  # the paper's captions, the second without its last word, "Dataset"
     "table1": "Final validation loss",
     "table2": "Final validation loss for different model/training configurations on PG-19",
 }

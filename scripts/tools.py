@@ -96,7 +96,7 @@ def readme(options: Options) -> None:
 
 
 def theory(options: Options) -> None:
-    """The papers' constructions and identities in numbers: results/theory."""
+    """The papers' constructions, limits and decay in numbers: results/theory."""
     from crope.theory.make import make_recall, make_theory
 
     if options.part == "recall":

@@ -606,6 +606,17 @@ def test_load_and_save_need_a_complexified_model(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
+def test_save_keeps_away_from_weights_that_from_pretrained_would_open(tmp_path: Path) -> None:
+    """A second `save` into the same folder is fine."""
+    model = build("Llama")
+    model.save_pretrained(tmp_path / "dense")
+    complexify(model)
+    with pytest.raises(ValueError, match="dense weights"):
+        save(model, tmp_path / "dense")
+    for _ in range(2):
+        save(model, tmp_path / "own", max_shard_size="20KB")
+
+
 def test_lora_on_a_and_b_stays_complex_linear() -> None:
     peft = pytest.importorskip("peft", reason="not a dependency; docs/own-model.md")
     model = build("Llama")

@@ -44,7 +44,7 @@ class GPT(nn.Module):
 
     Initial values depend on (seed, parameter name) only, so tensors shared by two models start
     equal. Embedding rows past vocab_size are padding for speed: they start at zero, carry no
-    probability mass and get no gradient.
+    probability mass and get no gradient, unless such an id is fed, which is not checked.
 
     Shapes    tokens_BT (int64) -> hidden_BTD; `logits` maps hidden_BTD to logits_BTV without the
               padding.

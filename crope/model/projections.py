@@ -121,9 +121,8 @@ class ConjugateLinear(ComplexLinear):
 
     @property
     def weight(self) -> torch.Tensor:
-        first = torch.stack((self.a, -self.b), dim=-1).flatten(-2)
-        second = torch.stack((-self.b, -self.a), dim=-1).flatten(-2)
-        return torch.stack((first, second), dim=1).flatten(0, 1)
+        first, second = super().weight.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack((first, -second), dim=-1).flatten(-2)
 
 
 # Classes of Q, K and V. `halved` and `complex_wide` differ from `real` and `complex` in

@@ -64,9 +64,10 @@ def test_values_and_gradients_over_many_tokens(model: str, branch: str) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-def test_scores_of_bf16_inputs_are_not_rounded_to_bf16(branch: str) -> None:
-    """Products of integers are exact in bf16, divided by sqrt(6) they are not: scores near 50 would
-    be off by 0.1, weights by 10 %. Values are 0 or 1: outputs are sums of weights, rounded twice.
+def test_scaled_scores_and_weights_of_bf16_inputs_are_in_float32(branch: str) -> None:
+    """The products q.k are rounded to bf16 where attention is written out, so here they are
+    integers, exact in bf16; divided by sqrt(6) they are not: scores near 50 would be off by 0.1,
+    weights by 10 %. Values are 0 or 1: outputs are sums of weights, rounded twice.
     """
     layer, positions = build_layer("nope", 30)
     q, k = (normal(2, 4, 30, 6, seed=seed).mul(3).round() for seed in range(2))
