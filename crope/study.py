@@ -94,8 +94,7 @@ def planned_scale(studies: Iterable[str]) -> str | None:
     if len(set(scales.values())) > 1:
         plans = ", ".join(f"{study} at {scale or 'any scale'}" for study, scale in scales.items())
         raise ConfigError(
-            f"these studies are planned at different scales ({plans}); run one first, or give all"
-            " the same one (SCALE=...)"
+            f"these studies are planned at different scales ({plans}); run one after the other"
         )
     return next(iter(scales.values()), None)
 
@@ -113,6 +112,9 @@ def _axes(study: str) -> dict[str, list[str]]:
             f"{file}: {', '.join(others)}: make it an axis of hydra.sweeper.params, also with one"
             " value; train.py alone would read it here"
         )
+    for axis, values in params.items():
+        if not isinstance(values, str | int | float):
+            raise ConfigError(f"{file}: {axis}: write its values with commas between them: a,b")
     try:
         overrides = [f"{name}={values}" for name, values in params.items()]
         axes = check_overrides(overrides, multirun=True)
@@ -139,29 +141,47 @@ def planned_seeds(study: str) -> tuple[int, ...]:
     return tuple(map(int, values))
 
 
+def first_seeds(study: str, count: int | None) -> tuple[int, ...]:
+    """The first `count` planned seeds (None: all); beyond these, the integers after the largest."""
+    planned = planned_seeds(study)
+    if count is None:
+        return planned
+    after = max(planned) + 1
+    return (*planned, *range(after, after + count))[:count]
+
+
 def study_runs(
     studies: Sequence[str] = TABLES,
     *,
     scale: str,
-    seeds: Sequence[int] | None = None,
+    seeds: int | None = None,
     datasets: Sequence[str] | None = None,
     overrides: Sequence[str] = (),
 ) -> list[Run]:
     """Runs of the studies, seeds outermost; a run of two studies is listed once. Precision may
     still be `auto`.
 
-    seeds       None: those of each study's file
+    seeds       of each study, as in `first_seeds`
     datasets    restricts the paper's datasets on the data axis; `tiny`, if listed, joins them
     overrides   of runtime, tracker and paths
+
+    Raises ConfigError if two studies have the same runs at different precisions: a results folder
+    holds runs of one.
     """
     runs: dict[tuple[object, ...], Run] = {}
     for study in studies:
         axes = study_axes(study)
         axes.pop("seed", None)
-        for run in compose_runs(_grid(axes, datasets), [f"scale={scale}", *overrides]):
-            for seed in planned_seeds(study) if seeds is None else seeds:
+        for run in _compose(study, _grid(axes, datasets), [f"scale={scale}", *overrides]):
+            precision = run.config.train.precision
+            for seed in first_seeds(study, seeds):
                 key = (seed, run.model, run.dataset, run.row, cell_key(run.container))
-                runs.setdefault(key, replace(run, config=replace(run.config, seed=seed)))
+                same = runs.setdefault(key, replace(run, config=replace(run.config, seed=seed)))
+                if same.config.train.precision != precision:
+                    raise ConfigError(
+                        f"conf/study/{study}.yaml: train.precision={precision}: another study has"
+                        " the same runs in another precision; give each a --results-dir of its own"
+                    )
     return sorted(runs.values(), key=lambda run: run.config.seed)
 
 
@@ -205,7 +225,8 @@ def _rows(study: str, scale: str, datasets: Sequence[str] | None) -> list[StudyR
     axes.pop("seed", None)
     rows = []
     for choice in _grid(axes, datasets):
-        runs = compose_runs(({**choice, "model": model} for model in models), [f"scale={scale}"])
+        choices = ({**choice, "model": model} for model in models)
+        runs = _compose(study, choices, [f"scale={scale}"])
         cells = [
             Cell(study, run.row, run.dataset, run.model, run.scale, cell_key(run.container))
             for run in runs
@@ -231,6 +252,15 @@ def _grid(
         axes = {**axes, "data": list(dict.fromkeys([*kept, *["tiny"] * joins]))}
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values, strict=True))
+
+
+def _compose(
+    study: str, choices: Iterable[Mapping[str, str]], overrides: Sequence[str]
+) -> list[Run]:
+    try:
+        return compose_runs(choices, overrides)
+    except ConfigError as error:
+        raise ConfigError(f"conf/study/{study}.yaml: {error}") from error
 
 
 def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str]) -> list[Run]:
@@ -300,14 +330,14 @@ class RunState:
 
 
 def study_status(
-    studies: Sequence[str], *, scale: str | None, seeds: Sequence[int] | None, results_dir: Path
+    studies: Sequence[str], *, scale: str | None, seeds: int | None, results_dir: Path
 ) -> str:
     """Counts of each study's runs, one line per run that is running, started or failed, and the
     time left; a run that several studies share counts there once.
 
     scale    None: that of the study's file, else the first of SCALES that has a finished or started
              run, else quick
-    seeds    None: those of each study's file
+    seeds    of each study, as in `first_seeds`
     """
     records, invalid = read_records(results_dir / "runs")
     scales = {record.summary["scale"] for record in records}

@@ -30,6 +30,7 @@ from crope.errors import (
     DataUnavailable,
     InvalidRecord,
     UserError,
+    log_line,
     one_line,
     out_of_memory,
 )
@@ -55,7 +56,7 @@ POLL_SECONDS = 0.2
 def reproduce(
     *,
     scale: str,
-    seeds: Sequence[int] | None,
+    seeds: int | None,
     results_dir: Path,
     studies: Sequence[str] = TABLES,
     overrides: Sequence[str],
@@ -66,13 +67,18 @@ def reproduce(
     corrupt. Unavailable data is not a failure: results_dir/unavailable.json says why, and `tiny` is
     added.
 
-    seeds       None: those of each study's file
+    seeds       of each study, as in `study.first_seeds`
     overrides   of tracker and runtime
     """
     for text in overrides:
         if not text.startswith(("tracker=", "tracker.", "runtime=", "runtime.")):
             raise ConfigError(
                 f"'{text}': only tracker and runtime can be set here; scripts/train.py accepts every key"
+            )
+    for study in studies:
+        if (planned := planned_scale([study])) not in (None, scale):
+            log_line(
+                f"{study} is planned at scale {planned}: runs at {scale} enter none of its numbers"
             )
     common = [*overrides, quoted_override("results_dir", results_dir)]
     config = load_run([f"scale={scale}", *common]).config

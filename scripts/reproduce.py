@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument(
         "--seeds",
         type=positive,
-        help="number of seeds, from 0 (default: those of the study's file)",
+        help="number of seeds, the first of each study's file (default: all of them)",
     )
     parser.add_argument(
         "--study", action="append", metavar="NAME", help="file of conf/study (default: both tables)"
@@ -37,7 +37,7 @@ def main() -> int:
     studies = options.study or TABLES
     return reproduce(
         scale=options.scale or planned_scale(studies) or default_scale(),
-        seeds=None if options.seeds is None else range(options.seeds),
+        seeds=options.seeds,
         results_dir=options.results_dir,
         studies=studies,
         overrides=options.overrides,

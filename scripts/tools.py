@@ -64,9 +64,13 @@ def status(options: Options) -> None:
     """Done, running, failed and missing runs of studies, and the time left."""
     from crope.study import TABLES, study_status
 
-    seeds = None if options.seeds is None else range(options.seeds)
-    studies = options.study or TABLES
-    print(study_status(studies, scale=options.scale, seeds=seeds, results_dir=options.results_dir))
+    text = study_status(
+        options.study or TABLES,
+        scale=options.scale,
+        seeds=options.seeds,
+        results_dir=options.results_dir,
+    )
+    print(text)
 
 
 def explain(options: Options) -> None:
@@ -351,7 +355,7 @@ def build_parser() -> Parser:
     )
     sub = command(status, "study", "scale", "results_dir")
     sub.add_argument(
-        "--seeds", type=positive, help="number of seeds, from 0 (default: the study's own)"
+        "--seeds", type=positive, help="number of seeds, the first of each study's (default: all)"
     )
     sub = command(explain, "scale", "results_dir")
     sub.add_argument(

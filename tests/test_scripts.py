@@ -269,7 +269,7 @@ def test_reproduce_passes_its_options_on(monkeypatch, tmp_path: Path) -> None:
     assert call(monkeypatch, reproduce_script, *options) == 3
     assert call(monkeypatch, reproduce_script) == 3
     assert seen == [
-        ["smoke", range(2), tmp_path, ["base", "length"], ["tracker=none"]],
+        ["smoke", 2, tmp_path, ["base", "length"], ["tracker=none"]],
         ["medium", None, Path("results"), ("table1", "table2"), []],
     ]
 

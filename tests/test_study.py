@@ -66,23 +66,25 @@ def test_keys_of_a_scale_of_the_users_own_hold_for_every_model(tmp_path: Path, m
 
 
 def test_both_tables_are_18_runs_per_seed_with_seeds_outermost() -> None:
-    runs = study_runs(TABLES, scale="quick", seeds=[0, 1, 2], overrides=["train.precision=fp32"])
+    runs = study_runs(TABLES, scale="quick", seeds=3, overrides=["train.precision=fp32"])
     assert len({run.run_id for run in runs}) == len(runs) == 54
     assert [run.config.seed for run in runs] == [0] * 18 + [1] * 18 + [2] * 18
-    table2 = study_runs(["table2"], scale="quick", seeds=[0], overrides=["train.precision=fp32"])
+    table2 = study_runs(["table2"], scale="quick", seeds=1, overrides=["train.precision=fp32"])
     assert [run.row for run in table2 if run in runs].count("base") == 3, (
         "the base row is Table 1's"
     )
 
 
-def test_without_seeds_every_study_has_its_own() -> None:
-    """`length` has seeds 3 to 7, `pilot` has seed 0."""
-    planned = {"wikitext2": {3, 4, 5, 6, 7}, "ptb": {0}}
-    for seeds in (None, [9, 2]):
-        runs = study_runs(["length", "pilot"], scale="smoke", seeds=seeds)
-        for dataset in planned:
-            listed = {run.config.seed for run in runs if run.dataset == dataset}
-            assert listed == set(seeds or planned[dataset])
+@pytest.mark.parametrize(
+    ("seeds", "length", "pilot"), [(None, {3, 4, 5, 6, 7}, {0}), (1, {3}, {0}), (2, {3, 4}, {0, 1})]
+)
+def test_seeds_are_the_first_of_each_study(
+    seeds: int | None, length: set[int], pilot: set[int]
+) -> None:
+    """`length` has seeds 3 to 7, on WikiText-2, `pilot` has seed 0, on Penn Treebank."""
+    runs = study_runs(["length", "pilot"], scale="smoke", seeds=seeds)
+    for dataset, expected in (("wikitext2", length), ("ptb", pilot)):
+        assert {run.config.seed for run in runs if run.dataset == dataset} == expected
 
 
 def test_a_study_is_composed_by_hydra_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +93,7 @@ def test_a_study_is_composed_by_hydra_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         study, "compose_config", lambda overrides: (calls.append(overrides), real(overrides))[1]
     )
-    runs = study_runs(["schemes"], scale="paper", seeds=[0, 1, 2])
+    runs = study_runs(["schemes"], scale="paper", seeds=3)
     assert len(runs) == 3 * len(study_axes("schemes")["model"])
     assert calls == [("scale=paper", "train.max_steps=3200")]
 
@@ -112,13 +114,13 @@ def test_cells_are_the_papers_in_its_order_and_those_of_the_runs() -> None:
     assert rows == [
         ("pg19", row) for row in ("base", "b2_l512_g09_s2000", "b2_l512_g09_s1000", "b2_l512_d64")
     ]
-    runs = study_runs(TABLES, scale="quick", seeds=[3])
+    runs = study_runs(TABLES, scale="quick", seeds=1)
     assert {cell.key for cell in cells} == {cell_key(run.container) for run in runs}
     assert len({cell.key for cell in cells}) == 18
 
 
 def test_tiny_stands_in_for_missing_datasets() -> None:
-    runs = study_runs(TABLES, scale="quick", seeds=[0], datasets=["ptb", "tiny"])
+    runs = study_runs(TABLES, scale="quick", seeds=1, datasets=["ptb", "tiny"])
     assert {(run.dataset, run.row) for run in runs} == {
         ("ptb", "base"),
         *(("tiny", row) for row in study_axes("table2")["ablation"]),
@@ -192,6 +194,8 @@ def test_a_study_that_is_no_study_is_a_config_error(monkeypatch) -> None:
         ({"seed": "-1,1"}, "-1,1"),
         ({"seed": "0,0,1"}, "once"),
         ({"model.n_heads": "2,,4"}, "n_heads"),
+        ({"model.n_heads": [2, 4]}, "commas"),
+        ({"model.n_heads": "two"}, "Integer"),
         ({"model": "rope,roep"}, "did you mean rope"),
         ({"trian.lr": "1,2"}, "trian.lr"),
         ({"train.precision": "fp32,bf16"}, "precision: give one value"),
@@ -226,7 +230,7 @@ def test_status_from_run_folders(tmp_path: Path) -> None:
     runs = study_runs(
         ["table1"],
         scale="quick",
-        seeds=[0],
+        seeds=1,
         overrides=[quoted_override("results_dir", results), "train.precision=fp32"],
     )
     done, failed, running, started, locked_before = runs[:5]
@@ -242,7 +246,7 @@ def test_status_from_run_folders(tmp_path: Path) -> None:
     with run_lock(locked_before):
         pass
     with run_lock(running):
-        lines = study_status(["table1"], scale=None, seeds=[0], results_dir=results).splitlines()
+        lines = study_status(["table1"], scale=None, seeds=1, results_dir=results).splitlines()
     assert lines[0] == "table1, quick: 9 runs: 1 done, 1 running, 1 started, 1 failed, 5 missing"
     assert [line.split()[:2] for line in lines[1:4]] == [
         ["running", running.run_id], ["started", started.run_id], ["failed", f"{failed.run_id}:"],
@@ -257,11 +261,11 @@ def test_status_reads_over_corrupt_files_of_unfinished_runs(
 ) -> None:
     (tmp_path / "unavailable.json").write_text(content)
     options = ["train.precision=fp32", f"results_dir={tmp_path}"]
-    run = study_runs(["table1"], scale="quick", seeds=[0], overrides=options)[0]
+    run = study_runs(["table1"], scale="quick", seeds=1, overrides=options)[0]
     run.path.mkdir(parents=True)
     (run.path / "config.yaml").touch()
     (run.path / "metrics.jsonl").write_text(f"{content}\n")
-    text = study_status(["table1", "table2"], scale=None, seeds=[0], results_dir=tmp_path)
+    text = study_status(["table1", "table2"], scale=None, seeds=1, results_dir=tmp_path)
     assert text.startswith("table1, quick: 9 runs: 1 started, 8 missing\ntable2, quick: 12 runs: ")
     assert text.count("step 0") == 1
     assert text.endswith("for 18 runs")  # three of them in both tables
@@ -270,16 +274,16 @@ def test_status_reads_over_corrupt_files_of_unfinished_runs(
 
 def test_status_without_a_scale_is_that_of_started_runs(tmp_path: Path) -> None:
     options = ["train.precision=bf16", f"results_dir={tmp_path}"]
-    run = study_runs(["base"], scale="medium", seeds=[9], overrides=options)[0]
+    run = study_runs(["base"], scale="medium", seeds=1, overrides=options)[0]
     run.path.mkdir(parents=True)
     (run.path / "config.yaml").touch()
     (run.path / "provenance.json").write_text('{"scale": "medium"}')
-    text = study_status(["base"], scale=None, seeds=[9], results_dir=tmp_path)
+    text = study_status(["base"], scale=None, seeds=1, results_dir=tmp_path)
     assert text.startswith("base, medium: 4 runs: 1 started, 3 missing")
 
 
 def test_of_a_run_in_both_precisions_that_of_the_other_runs_counts(tmp_path: Path) -> None:
-    run = study_runs(["base"], scale="smoke", seeds=[0], overrides=[f"results_dir={tmp_path}"])[0]
+    run = study_runs(["base"], scale="smoke", seeds=1, overrides=[f"results_dir={tmp_path}"])[0]
     for precision in ("fp32", "bf16"):
         folder = at_precision(run, precision).path
         folder.mkdir(parents=True)
@@ -294,7 +298,7 @@ def test_a_dataset_that_was_missing_and_is_there_now_is_expected(
     (tmp_path / "unavailable.json").write_text('{"ptb": "no network"}')
     monkeypatch.setattr("crope.data.corpora.RAW_DIR", tmp_path)
     monkeypatch.setenv("CROPE_DATA_DIR", str(tmp_path))
-    options = {"scale": "smoke", "seeds": [0], "results_dir": tmp_path}
+    options = {"scale": "smoke", "seeds": 1, "results_dir": tmp_path}
     assert study_status(["base"], **options).startswith("base, smoke: 4 runs")  # WikiText-2, tiny
     monkeypatch.setattr(
         study, "study_runs", lambda *_, datasets, **__: asked.append(datasets) or []

@@ -231,7 +231,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return noted
 
 
-def reproduced(folder: Path, *studies: str, scale: str = "smoke", seeds: tuple = (0,)) -> int:
+def reproduced(folder: Path, *studies: str, scale: str = "smoke", seeds: int = 1) -> int:
     overrides = ["tracker=none", "runtime.jobs=3"]
     return reproduce(
         scale=scale, seeds=seeds, studies=studies, results_dir=folder, overrides=overrides
@@ -257,11 +257,11 @@ def test_only_a_missing_dataset_of_the_papers_is_replaced_by_tiny(
 
 def test_reproduce_takes_no_option_that_changes_a_number(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.lr"):
-        reproduce(scale="smoke", seeds=[0], results_dir=tmp_path, overrides=["train.lr=1"])
+        reproduce(scale="smoke", seeds=1, results_dir=tmp_path, overrides=["train.lr=1"])
 
 
 def test_reproduce_trains_the_studies_at_the_seeds_and_reports_the_scale(
-    noted: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    noted: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
 ) -> None:
     """Without WikiText-2, `tiny` joins."""
     noted.errors["wikitext2"] = DataUnavailable("no network")
@@ -275,20 +275,26 @@ def test_reproduce_trains_the_studies_at_the_seeds_and_reports_the_scale(
 
     length = ["xpos", "learned", "relative_bias", "alibi", "nope", "rope", "crope"]
     horizon = ["rope", "crope", "halved", "lowrank"]
-    both = [("tiny", model) for model in length]
-    both += [(dataset, model) for dataset in ("ptb", "tiny") for model in horizon]
-    assert reproduced(tmp_path, "length", "horizon", seeds=(2, 5)) == 0
-    assert sorted(listed(trained)) == sorted((seed, *names) for seed in (2, 5) for names in both)
-    assert listed(measured) == [(seed, "tiny", model) for seed in (2, 5) for model in length]
+    assert reproduced(tmp_path, "length", "horizon", seeds=2) == 0
+    of_length = [(seed, "tiny", model) for seed in (3, 4) for model in length]
+    of_horizon = [
+        (seed, dataset, model)
+        for seed in (1, 2)
+        for dataset in ("ptb", "tiny")
+        for model in horizon
+    ]
+    assert sorted(listed(trained)) == sorted(of_length + of_horizon)
+    assert listed(measured) == of_length
     assert {(run.scale, run.config.results_dir) for run in trained} == {("smoke", str(tmp_path))}
     assert reported == [{"results_dir": tmp_path, "scale": "smoke"}]
-    # Eleven models on both corpora, of which `horizon` has trained four.
-    assert reproduced(tmp_path, "cost", seeds=(2,)) == 0
-    assert (len(trained), len(measured)) == (44, 14), "nothing is trained or measured twice"
+    # Seven models on Penn Treebank, of which `horizon` has trained two.
+    assert reproduced(tmp_path, "schemes") == 0
+    assert (len(trained), len(measured)) == (35, 14), "nothing is trained or measured twice"
     # At the scale that its file fixes a study joins the report of most runs.
     for scale, own in (("paper", None), ("smoke", "smoke")):
         assert reproduced(tmp_path, "paper_row", scale=scale) == 0
         assert reported[-1]["scale"] == own
+        assert ("planned at scale paper" in capsys.readouterr().err) == (scale == "smoke")
 
 
 def test_every_tokenizer_of_a_study_is_prepared(

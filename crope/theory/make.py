@@ -199,7 +199,7 @@ def publish_recall(published: Path, plan: Plan) -> str:
     write_bytes(published / "recall.png", render(figure, "png"))
     most = max(plan.pairs)
     parts = [
-        f"{label} {_over_rope(by_pairs[most], model)}"
+        f"{label} {_over_rope(by_pairs[most], model, plan)}"
         for model, label in LABELS.items()
         if model != "rope"
     ]
@@ -218,15 +218,23 @@ def recall_table(by_pairs: Mapping[int, pd.DataFrame], plan: Plan) -> str:
         text = partial(_width_text, first=scale * plan.widths[0], last=scale * plan.widths[-1])
         widths = [_with_range(table[model], "median", text) for table in by_pairs.values()]
         n = by_pairs[most][model].count()
-        rows.append([f"{label} (n = {n})", *widths, _over_rope(by_pairs[most], model)])
+        rows.append([f"{label} (n = {n})", *widths, _over_rope(by_pairs[most], model, plan)])
     headings = [f"{pairs} pairs" for pairs in plan.pairs]
     return _table(["model", *headings, f"over RoPE's, {most} pairs"], rows)
 
 
-def _over_rope(widths: pd.DataFrame, model: str) -> str:
-    """Thresholds of a model over RoPE's."""
-    ratios = _with_range(widths[model] / widths["rope"], "median", "{:.2f}".format)
-    return ratios.replace("inf", "∞")
+def _over_rope(widths: pd.DataFrame, model: str, plan: Plan) -> str:
+    """Thresholds of a model over RoPE's, at the seeds at which RoPE has one. ≥ and ≤: one of the two
+    lies beyond an end of the grid at some seed; of `halved`, RoPE itself, the ratio is known.
+    """
+    first, last = plan.widths[0], plan.widths[-1]
+    rope = widths["rope"].where(np.isfinite(widths["rope"]))
+    if model in ("rope", "halved"):
+        return _with_range(widths[model] / rope, "median", "{:.2f}".format)
+    at_least = "≥ " if (widths[model] > last).any() or (rope <= first).any() else ""
+    at_most = "≤ " if (widths[model] <= first).any() else ""
+    ratios = widths[model].clip(upper=last) / rope
+    return at_least + at_most + _with_range(ratios, "median", "{:.2f}".format)
 
 
 def _width_text(width: float, *, first: int, last: int) -> str:

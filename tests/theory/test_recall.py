@@ -241,8 +241,8 @@ def test_the_section_states_medians_ranges_and_bounds(
     rows = {line.split(" | ")[0][2:]: line.split(" | ")[2:] for line in text.splitlines()}
     assert rows["RoPE (n = 2)"] == ["6.8 (5.7 to 8.0)", "1.00 |"]
     assert rows["halved (n = 2)"] == ["13.7 (11.3 to 16.0)", "2.00 |"]
-    assert rows["CRoPE (n = 2)"] == ["> 8", "∞ |"]
-    assert rows["conjugate Q (n = 1)"] == ["≤ 4", "0.50 |"]
+    assert rows["CRoPE (n = 2)"] == ["> 8", "≥ 1.21 (1.00 to 1.41) |"]
+    assert rows["conjugate Q (n = 1)"] == ["≤ 4", "≤ 0.50 |"]
     assert rows["low rank (n = 0)"] == ["—", "— |"]
     written = pd.read_csv(tmp_path / "own" / "recall.csv")
     pd.testing.assert_frame_equal(written, made_up_runs())
@@ -250,8 +250,8 @@ def test_the_section_states_medians_ranges_and_bounds(
 
 
 def test_the_readme_has_a_line_when_all_runs_are_published(tmp_path: Path) -> None:
-    """Of accuracies width / (8 times the model's place from 1), RoPE reaches 0.9 between 4 and 8,
-    CRoPE and the others at no width.
+    """Of accuracies width / (8 times the model's place from 1), RoPE reaches 0.9 at 4 · 2^0.8 = 6.96,
+    CRoPE and the others at no width up to 8: above 8 / 6.96.
     """
     assert make.publish_recall(tmp_path, SMALL) == ""
     runs = pd.DataFrame(plan_runs(SMALL), columns=["model", "width", "seed"]).assign(loss_nats=0.5)
@@ -262,7 +262,7 @@ def test_the_readme_has_a_line_when_all_runs_are_published(tmp_path: Path) -> No
     runs.to_csv(tmp_path / "recall.csv", index=False)
     line = make.publish_recall(tmp_path, SMALL)
     assert "90 % of 6 stored pairs" in line
-    assert "CRoPE ∞, conjugate Q ∞, halved 2.00, low rank ∞." in line
+    assert "CRoPE ≥ 1.15, conjugate Q ≥ 1.15, halved 2.00, low rank ≥ 1.15." in line
     assert (tmp_path / "recall.png").read_bytes().startswith(b"\x89PNG")
 
 
