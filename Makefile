@@ -3,8 +3,9 @@
 PYTHON ?= python3
 KILLS ?= 200
 PY := .venv/bin/python
-# Every target passes them on, because a script refuses an option that it does not have.
-OPTIONS := $(addprefix --study ,$(STUDY)) $(if $(SCALE),--scale $(SCALE)) $(if $(SEEDS),--seeds $(SEEDS))
+# Every target passes all of them on, because a script refuses an option that it does not have.
+CHOSEN := $(addprefix --study ,$(STUDY)) $(if $(SCALE),--scale $(SCALE)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+OPTIONS := $(CHOSEN) $(addprefix --runs ,$(RUNS)) $(addprefix --cell ,$(CELL))
 
 # A misspelt variable must not start other runs than were meant.
 VARIABLES := PYTHON KILLS STUDY SEEDS SCALE CELL RUNS ARGS
@@ -30,32 +31,32 @@ setup: .venv/.stamp  ## virtual environment with pinned packages (targets that n
 	@touch $@
 
 reproduce: .venv/.stamp  ## data, every run, report [SCALE=paper|medium|quick|smoke SEEDS=n STUDY="controls schemes" ARGS=runtime.jobs=3]
-	@$(PY) scripts/reproduce.py $(OPTIONS) $(ARGS)
+	@$(PY) scripts/reproduce.py $(OPTIONS)
 
 smoke: .venv/.stamp  ## the same at the smoke scale, in about a minute
-	@$(PY) scripts/reproduce.py --scale smoke --seeds 1 $(OPTIONS) $(ARGS)
+	@$(PY) scripts/reproduce.py --scale smoke --seeds 1 $(OPTIONS)
 
 status: .venv/.stamp  ## done, running, failed and missing runs, time left [STUDY="..." SCALE=... SEEDS=n]
 	@$(PY) scripts/tools.py status $(OPTIONS)
 
-report: .venv/.stamp  ## results/report/index.html and tables from the records [SCALE=...]
+report: .venv/.stamp  ## results/report/index.html and tables from the records [SCALE=... RUNS=folder]
 	@$(PY) scripts/report.py $(OPTIONS)
 
 explain: .venv/.stamp  ## the runs behind a number [CELL=table1/ptb/crope or P1; none: lists them; SCALE=...]
-	@$(PY) scripts/tools.py explain $(CELL) $(OPTIONS)
+	@$(PY) scripts/tools.py explain $(CELL) $(addprefix --runs ,$(RUNS)) $(CHOSEN)
 
 theory: .venv/.stamp  ## the papers' constructions, limits and decay in numbers: results/theory (minutes) [ARGS="--part recall"]
-	@$(PY) scripts/tools.py theory $(OPTIONS) $(ARGS)
+	@$(PY) scripts/tools.py theory $(OPTIONS)
 
 bench: .venv/.stamp  ## step times next to transformers and a plain loop, into docs/performance.md [ARGS="scale=paper" prints others]
-	@$(PY) scripts/bench.py $(OPTIONS) $(or $(ARGS),--write)
+	@$(PY) scripts/bench.py $(OPTIONS) $(if $(ARGS),,--write)
 
 gpu-check: .venv/.stamp  ## on a new GPU machine: tests, step times, both tables, publication [ARGS="tests bench"]
 	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[transformers]'
-	@$(PY) scripts/tools.py gpu-check $(OPTIONS) $(ARGS)
+	@$(PY) scripts/tools.py gpu-check $(OPTIONS)
 
 upload: .venv/.stamp  ## send finished runs to wandb, after `wandb login` [RUNS="results/runs/*"]
-	@$(PY) scripts/tools.py upload $(OPTIONS) $(or $(RUNS),results/runs/*)
+	@$(PY) scripts/tools.py upload $(or $(RUNS),results/runs/*) $(CHOSEN)
 
 release: .venv/.stamp  ## an archive of the tables' models in transformers format, from runs on disk [SCALE=...]
 	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[transformers]'

@@ -37,6 +37,7 @@ from crope.record import (
     read_measurement,
     read_metrics,
     remove_temporary_files,
+    run_status,
     sha256_file,
     write_bytes,
     write_json,
@@ -291,9 +292,12 @@ def load_trained(record: Record, *, max_len: int | None = None, converted: bool 
     max_len     length that its position tables must reach, if they extend past the trained one
     converted   the model that `convert` made of a RoPE run
 
-    Raises UserError if the weights are missing, not those that were recorded or of another model.
+    Raises UserError if the run is stale, or its weights are missing, not those that were recorded
+    or of another model.
     """
     config, path = load_config(record.config), record.path
+    if run_status(record) == "stale":
+        raise UserError(f"{path}: the code of its model has changed since; train it again")
     weights, digest = path / "weights.pt", record.summary.get("weights_sha256")
     remedy = f"remove {path} and train again with scripts/train.py"
     if PUBLISHED in path.resolve().parents:
@@ -310,7 +314,10 @@ def load_trained(record: Record, *, max_len: int | None = None, converted: bool 
         raise UserError(f"{path}: no {weights.name}; {remedy}")
     if sha256_file(weights) != digest:
         raise UserError(f"{weights}: corrupt (SHA-256 is not the recorded one); {remedy}")
-    model = build_model(config, max_len=max_len)
+    try:
+        model = build_model(config, max_len=max_len)
+    except ValueError as error:
+        raise UserError(f"{path}: this code has no such model ({error})") from error
     try:
         model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
     except RuntimeError as error:

@@ -6,8 +6,9 @@ online    to the server; a failure costs one line on stderr and a bounded wait, 
 A run that continues from its checkpoint is logged whole again (offline, in place of its earlier
 files) or from where wandb has it (online), so that it neither lacks lines nor has any twice.
 
-Group = scale, dataset and row: its runs differ in model and seed alone, so that wandb's mean over
-a group and job type (the model) is the mean over seeds. The x axis of every curve is `step`.
+Group = scale, dataset and row: in both tables its runs differ in model and seed alone, so that
+wandb's mean over a group and job type (the model) is the mean over seeds; docs/sweeps.md has the
+filters for other studies. The x axis of every curve is `step`.
 """
 
 import math

@@ -2,7 +2,7 @@
 one run.
 
 python scripts/bench.py --write                       # the shapes of docs/performance.md, into it
-python scripts/bench.py scale=paper model=rope        # any configuration, as for train.py
+python scripts/bench.py scale=paper model=rope        # any configuration (scale: quick unless given)
 python scripts/bench.py --profile scale=paper         # torch.profiler's table of ten steps
 python scripts/bench.py --smoke                       # tiny sizes: shows that it runs, not how fast
 
@@ -72,7 +72,7 @@ def main() -> None:
         nargs="*",
         help="one configuration (default: the shapes of docs/performance.md)",
     )
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.smoke:
         shapes = [(*SMOKE, *options.overrides)]
     else:

@@ -22,7 +22,7 @@ from crope.compose import load_config
 from crope.config import ROOT
 from crope.convert import fine_tune, measure
 from crope.data.batches import sample_batch
-from crope.errors import Parser, main_errors
+from crope.errors import Parser, UserError, main_errors
 from crope.model.gpt import GPT
 from crope.model.projections import LowRankLinear
 from crope.record import find_record, write_text
@@ -57,6 +57,8 @@ def main() -> None:
 def losses_of_run(run: str) -> Losses:
     record = find_record(run, results_dir=Path("results"))
     config = load_config(record.config)
+    if (config.model.position, config.model.projection) != ("rotary", "real"):
+        raise UserError(f"{record.path}: no RoPE run; choose another")
     train, tokens, model = config.train, load_run_tokens(record), load_trained(record)
     rate = train.learning_rate(train.max_steps - 1)
     sizes = {"batch_size": train.batch_size, "seq_len": train.seq_len}

@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument(
         "overrides", nargs="*", help="of tracker and runtime: tracker=none, runtime.jobs=4"
     )
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
 
     from crope.device import default_scale
     from crope.study import TABLES, planned_scale

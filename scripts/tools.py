@@ -150,7 +150,7 @@ def export(options: Options) -> None:
     from crope.record import find_record
 
     record = find_record(options.run, results_dir=options.results_dir)
-    kind = "-converted" if options.converted else "-dense" if options.dense else ""
+    kind = "-converted" * options.converted + "-dense" * options.dense
     out = options.out or options.results_dir / "export" / f"{record.path.name}{kind}"
     if options.format == "transformers":
         export_transformers(record, out, converted=options.converted)

@@ -90,7 +90,9 @@ def main() -> None:
     if "scale" not in given:
         overrides.append(f"scale={planned or default_scale()}")
         sys.argv.append(overrides[-1])
-    if {"--cfg", "-c"} & set(sys.argv) and "job" in sys.argv:
+    if "--cfg=job" in sys.argv or ({"--cfg", "-c"} & set(sys.argv) and "job" in sys.argv):
+        if {"-m", "--multirun"} & set(sys.argv):
+            raise ConfigError("--cfg job shows one run; leave -m out, and give each key one value")
         run = load_run(overrides)
         print(f"# {run.run_id} at scale {run.scale}")
         print(yaml.safe_dump(run.container, sort_keys=False), end="")

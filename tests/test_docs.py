@@ -51,7 +51,21 @@ def test_make_commands_name_targets() -> None:
     assert named and set(named) <= set(targets)
     # None is ignored: a script refuses an option that it does not have.
     scripts = re.findall(r"\$\(PY\) scripts/.*", makefile)
-    assert scripts and all("$(OPTIONS)" in script for script in scripts)
+    assert scripts and all(re.search(r"\$\((OPTIONS|CHOSEN)\)", script) for script in scripts)
+
+
+def test_make_passes_every_variable_on() -> None:
+    """Whatever a script does not have it refuses."""
+    variables = ["STUDY=a b", "SCALE=quick", "SEEDS=2", "RUNS=c d", "CELL=e", "ARGS=--f"]
+    for target, cell, runs in (
+        ("report", "--cell e", "--runs c --runs d"),
+        ("explain", "explain e", "--runs c --runs d"),
+        ("upload", "", "upload c d"),
+    ):
+        command = ["make", "-n", target, "-o", ".venv/.stamp", *variables]
+        line = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        chosen = "--study a --study b --scale quick --seeds 2 --f"
+        assert all(words in line for words in (chosen, cell, runs))
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,10 @@ def test_numerics_version_of_a_model_and_of_a_combination(monkeypatch) -> None:
     # Both models with learned positions are past version 1.
     assert version("learned", "halved", "softmax") == 2
     assert version("rotary", "halved", "softmax") == 1  # not every model with softmax is
+    # A new file of the same choices, sorted first, makes no run of the others stale.
+    deep = {"choices": ["learned", "real", "softmax", 4.0], "numerics_version": 1}
+    monkeypatch.setattr(config, "GOLDEN", {"deep": deep} | config.GOLDEN)
+    assert version("learned", "real", "softmax") == 2
     thin = {"choices": ["rotary", "real", "softmax", 3.25], "numerics_version": 7}
     monkeypatch.setitem(config.GOLDEN, "thin_ffn", thin)
     assert version("rotary", "real", "softmax", ffn_ratio=3.25) == 7

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -126,6 +127,12 @@ def test_the_trained_model_is_read_back(tmp_path: Path) -> None:
     model = load_trained(trained)
     saved = torch.load(run.path / "weights.pt", weights_only=True)
     assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+    stale = replace(trained, summary=trained.summary | {"numerics_version": 0})
+    with pytest.raises(UserError, match="changed since"):
+        load_trained(stale)
+    removed = {**trained.config, "model": trained.config["model"] | {"position": "removed"}}
+    with pytest.raises(UserError, match=r"no such model.*position"):
+        load_trained(replace(trained, config=removed))
     learned = toy_run(tmp_path, "model=learned")
     execute(learned)
     for data in (b"garbage", (learned.path / "weights.pt").read_bytes()):

@@ -132,6 +132,8 @@ def test_cfg_job_prints_the_resolved_configuration_and_the_run_id(monkeypatch, c
     )
     assert error == "" and out.startswith("# crope-ptb-base-s0-")
     assert "d_model: 128" in out and "${" not in out
+    assert train(monkeypatch, capsys, "--cfg=job", "scale=smoke")[0].startswith("# crope-ptb-")
+    assert "leave -m out" in train(monkeypatch, capsys, "-m", "--cfg", "job", "seed=0,1")[2]
 
 
 def test_train_as_a_command(tmp_path: Path) -> None:

@@ -87,6 +87,16 @@ def test_seeds_are_the_first_of_each_study(
         assert {run.config.seed for run in runs if run.dataset == dataset} == expected
 
 
+def test_the_same_runs_in_two_precisions_are_refused(monkeypatch) -> None:
+    """The second study's would be taken for those of the first."""
+    axes = {"data": ["ptb"], "model": ["rope"]}
+    monkeypatch.setattr(study, "study_axes", lambda name: axes | {"train.precision": [name]})
+    monkeypatch.setattr(study, "planned_seeds", lambda name: (0,))
+    assert len(study_runs(["bf16", "bf16"], scale="smoke")) == 1
+    with pytest.raises(ConfigError, match="precision"):
+        study_runs(["fp32", "bf16"], scale="smoke")
+
+
 def test_a_study_is_composed_by_hydra_once(monkeypatch: pytest.MonkeyPatch) -> None:
     study._compose_base.cache_clear()
     calls, real = [], study.compose_config

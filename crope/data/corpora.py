@@ -125,9 +125,9 @@ def source_of(corpus: str) -> dict[str, Any] | None:
 
 def check_source(corpus: str, recorded: dict[str, Any] | None, what: str) -> None:
     """Raises DataError if `what` was made from another source than conf/data says: two corpora of
-    one name would be mixed.
+    one name would be mixed. A pinned one is known by its checksums, wherever it came from.
     """
-    if recorded != source_of(corpus):
+    if not is_pinned(corpus) and recorded != source_of(corpus):
         raise DataError(
             f"{what} has another source ({recorded or 'text files'}) than conf/data/{corpus}.yaml; "
             "give the changed corpus another name"

@@ -172,7 +172,9 @@ def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
     if split == "validation":
         bytes_left //= 10
     for row in rows:
-        text = row.get(hub.column)
+        text = row.get(hub.column, 0)
+        if text is None:  # an empty cell, not a column that is missing
+            text = ""
         if not isinstance(text, str):
             raise ConfigError(
                 f"data.hub.column={hub.column} is no text in {pattern}; its columns: {', '.join(row)}"

@@ -64,9 +64,9 @@ def publish(
     """Copies the complete and the diverged runs of one scale to <published>/<machine>/, without
     weights, and the n-gram losses of their corpora and the paper's from `tokens_dir`; returns the run ids.
 
-    Absolute paths of results_dir, data_dir and the repository are replaced by `results`, `data` and
-    `.`. Raises UserError if a run was made from uncommitted code or there is none, DataError for
-    invalid records.
+    Absolute paths of results_dir, data_dir, the repository and a local corpus are replaced by
+    `results`, `data`, `.` and `local`. Raises UserError if a run was made from uncommitted code or
+    there is none, DataError for invalid records.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", machine):
         raise UserError(f"machine '{machine}': use letters, digits, '.', '_' and '-'")
@@ -133,6 +133,8 @@ def copy_record(record: Record, target: Path) -> None:
 def _anonymise(value: Any, config: dict[str, Any]) -> Any:
     results_dir, data_dir = config["results_dir"].rstrip("/"), config["data_dir"].rstrip("/")
     names = {results_dir: "results", data_dir: "data", str(ROOT): "."}
+    if hub := config["data"].get("hub"):
+        names[hub["path"].rstrip("/")] = "local"  # if it is an absolute path, and not a repository
     text = json.dumps(value)
     for path in sorted(names, key=len, reverse=True):  # one may lie in another
         if Path(path).is_absolute():

@@ -200,6 +200,16 @@ def test_a_file_in_conf_data_makes_a_corpus(
     assert bool(hub.requests) != local
 
 
+def test_an_empty_cell_is_an_empty_row(letters: Path, hub: Hub, data_dir: Path) -> None:
+    folder = hub.folder / "owner/letters"
+    for split, rows in ROWS.items():
+        lines = [{"body": text, "n": 1} for text in rows] + [{"body": None, "n": 2}]
+        pd.DataFrame(lines).to_json(folder / f"data/{split}-1.jsonl", orient="records", lines=True)
+    describe(letters.parent, "jsonl", column="body", path=str(folder))
+    load_tokens("letters", SMALL, data_dir=data_dir)
+    assert fetched(data_dir) == {name: f"{text}\n" for name, text in TEXTS.items()}
+
+
 def test_a_slice_is_streamed_and_no_longer_than_max_bytes(
     letters: Path, hub: Hub, data_dir: Path, tmp_path: Path
 ) -> None:
@@ -347,4 +357,5 @@ def test_gpt2_is_read_from_the_hub(data_dir: Path, hub: Hub) -> None:
 
 def test_pinned_corpora_have_no_source(hub: Hub) -> None:
     assert corpora.source_of("ptb") is None and isinstance(corpora.hub_of("ptb"), HubConfig)
+    corpora.check_source("ptb", {"path": "of runs before it was pinned"}, "a run")
     assert corpus_sha256("ptb", Path("nowhere"))

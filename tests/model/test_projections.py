@@ -71,6 +71,17 @@ def test_all_three_conjugate_would_be_crope_with_swapped_pairs() -> None:
     torch.testing.assert_close(swapped(swap_pairs(x_BTD)), conjugate(x_BTD), rtol=0, atol=1e-12)
 
 
+def test_conjugate_is_complex_linear_in_the_conjugate_input() -> None:
+    """In both pairings of the outputs."""
+    x_BTD = normal(2, 7, 12)
+    conjugate_BTD = x_BTD * torch.tensor([1.0, -1.0]).repeat(6)
+    for pairing in ({}, {"pairing": "half", "head_dim": 4}):
+        layer = randomise(ConjugateLinear(12, 8, **pairing))
+        plain = ComplexLinear(12, 8, **pairing).double()
+        plain.load_state_dict(layer.state_dict())
+        torch.testing.assert_close(plain(conjugate_BTD), layer(x_BTD), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("projection", "invariant"), [("complex", True), ("complex_qk", True), ("conjugate", False)]
 )

@@ -53,7 +53,12 @@ def test_no_absolute_path_is_published_and_the_record_stays_valid(tmp_path: Path
         tmp_path
         / "home of somebody with a name that is long enough to be folded by a writer of YAML"
     )
-    config = {"results_dir": str(home / "crope" / "results"), "data_dir": f"{home}/crope/"}
+    hub = {"path": f"{home}/texts/", "revision": None, "train": "a", "validation": "b"}
+    config = {
+        "results_dir": str(home / "crope" / "results"),
+        "data_dir": f"{home}/crope/",
+        "data": {"corpus": "ptb", "hub": hub},
+    }
     splits = {
         key: {"tokens": 100_001, "bytes": 300_003, "sha256": "a" * 64}
         for key in ("train", "validation")
@@ -68,6 +73,7 @@ def test_no_absolute_path_is_published_and_the_record_stays_valid(tmp_path: Path
     assert (record.config["results_dir"], record.config["data_dir"]) == ("results", "data/")
     assert record.provenance["command"] == "./scripts/train.py 'results_dir=results' data=ptb"
     assert record.provenance["data"]["source"]["where"] == "data/ptb"
+    assert record.config["data"]["hub"]["path"] == "local/"
 
 
 @pytest.mark.parametrize(
