@@ -17,7 +17,7 @@ from scipy.stats import ortho_group
 
 from crope import convert as convert_module
 from crope.adapt import merge
-from crope.config import ModelConfig
+from crope.config import ModelConfig, numerics_version
 from crope.convert import MIN_GAIN, QKV, convert, rotate
 from crope.data.batches import sample_batch
 from crope.data.tokens import TokenSet
@@ -123,8 +123,9 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
     run.path.mkdir(parents=True)
     torch.save(hidden.float().state_dict(), run.path / "weights.pt")
     with toy_corpus(folder):
-        digest = {"weights_sha256": sha256_file(run.path / "weights.pt")}
-        yield Record(run.path, run.container, digest, {"data": make_toy_tokens(folder).meta})
+        summary = {"status": "complete", "weights_sha256": sha256_file(run.path / "weights.pt")}
+        summary["numerics_version"] = numerics_version(run.container["model"])
+        yield Record(run.path, run.container, summary, {"data": make_toy_tokens(folder).meta})
 
 
 def tuned(model: GPT, tokens: TokenSet, *, steps: int, lr: float) -> GPT:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from crope.compose import load_config
-from crope.config import ModelConfig
+from crope.config import ModelConfig, numerics_version
 from crope.errors import UserError
 from crope.export import as_transformers, export, export_transformers, refusal, render_card
 from crope.generate import generate, sample_token
@@ -50,7 +50,9 @@ def record_of(
     if weights == "converted.pt":
         write_json(run.path / "conversion.json", make_conversion() | {"converted_sha256": digest})
         digest = make_conversion()["weights_sha256"]
-    return Record(run.path, run.container, {"weights_sha256": digest}, {}), model
+    summary = {"status": "complete", "weights_sha256": digest}
+    summary["numerics_version"] = numerics_version(run.container["model"])
+    return Record(run.path, run.container, summary, {}), model
 
 
 def read_back(path: Path) -> tuple[dict[str, str], GPT]:
