@@ -96,7 +96,7 @@ def best_rate(comparison: Comparison, contrast: "Contrast") -> pd.Series:
     if runs["lr"].nunique() < len(comparison.rows):
         return pd.Series(dtype=float)
     chosen = []
-    for model in (contrast.first, *contrast.seconds):
+    for model in contrast.models:
         losses_SR = runs[runs["model"] == model].pivot(index="seed", columns="lr", values="final")
         chosen.append(held_out(losses_SR.dropna()))
     first, second = chosen
@@ -141,8 +141,15 @@ def from_first_setting(comparison: Comparison, contrast: "Contrast") -> pd.Serie
     return (first - comparison.by_seed(contrast.seconds[0])).dropna()
 
 
+# What is subtracted from what, where it is not one model from another.
+LABELS: dict[Value, str] = {
+    length_change: f"{{first}} at {LENGTHS} L − at L",
+    equal_size: "{first} − {second} of its size",
+    size_cost: "{second} of {first}'s size − {second}",
+    from_first_setting: "{first} at the first setting − {second}",
+}
 # Values that need other runs of the study or what was measured on its runs later.
-OWN_SEEDS = (best_rate, equal_size, size_cost, length_change, from_first_setting)
+OWN_SEEDS = (best_rate, *LABELS)
 
 
 @dataclass(frozen=True)
@@ -160,7 +167,7 @@ class Contrast:
     study: str
     question: str
     first: str
-    second: str | tuple[str, ...] = ""
+    second: str | tuple[str, ...] = ()
     value: Value = final_loss
     ablation: str = ""
     level: float = LEVEL
@@ -170,20 +177,17 @@ class Contrast:
         return (self.second,) if isinstance(self.second, str) else self.second
 
     @property
+    def models(self) -> tuple[str, ...]:
+        return (self.first, *self.seconds)
+
+    @property
     def label(self) -> str:
         """What is subtracted from what."""
-        first = model_label(self.first)
-        seconds = [model_label(model) for model in self.seconds]
-        if self.value is length_change:
-            return f"{first} at {LENGTHS} L − at L"
-        if self.value is equal_size:
-            return f"{first} − {seconds[0]} of its size"
-        if self.value is size_cost:
-            return f"{seconds[0]} of {first}'s size − {seconds[0]}"
-        if self.value is from_first_setting:
-            return f"{first} at the first setting − {seconds[0]}"
-        second = seconds[0] if len(seconds) == 1 else f"mean of {', '.join(seconds)}"
-        return f"{first} − {second}"
+        first, *seconds = map(model_label, self.models)
+        second = ", ".join(seconds)
+        if len(seconds) > 1:
+            second = f"mean of {second}"
+        return LABELS.get(self.value, "{first} − {second}").format(first=first, second=second)
 
 
 def _primary(
@@ -688,7 +692,7 @@ def _belongs(contrast: Contrast, comparison: Comparison) -> bool:
     if contrast.value is (from_first_setting if is_first else best_rate):
         return False  # best_rate is asked once, of the first of its settings
     models = {cell.model for cell in comparison.row.cells}
-    return {contrast.first, *contrast.seconds} - {""} <= models
+    return models.issuperset(contrast.models)
 
 
 def planned_values(
@@ -705,11 +709,7 @@ def planned_values(
         siblings = comparison.siblings[comparison.siblings["seed"].isin(own)]
         comparison = replace(comparison, siblings=siblings)
     else:
-        keys = {
-            cell.key
-            for cell in comparison.row.cells
-            if cell.model in (contrast.first, *contrast.seconds)
-        }
+        keys = {cell.key for cell in comparison.row.cells if cell.model in contrast.models}
         plans = [
             other.row.seeds
             for other in comparisons
@@ -724,7 +724,7 @@ def planned_values(
     reason = f"{len(values)} of {len(own)} planned seeds"
     if contrast.value in OWN_SEEDS:  # of runs of other rows, too
         return values, reason
-    runs = comparison.runs[comparison.runs["model"].isin((contrast.first, *contrast.seconds))]
+    runs = comparison.runs[comparison.runs["model"].isin(contrast.models)]
     diverged = runs.loc[np.isinf(runs["final"]) & runs["seed"].isin(own), "seed"].nunique()
     return values, f"{reason}, {diverged} diverged" if diverged else reason
 
@@ -802,7 +802,7 @@ def text_error(contrast: Contrast, comparisons: Sequence[Comparison]) -> float:
             model: [
                 Path(path) / "val_windows.npy" for path in runs.loc[runs["model"] == model, "path"]
             ]
-            for model in (contrast.first, *contrast.seconds)
+            for model in contrast.models
         }
         if not all(file.exists() for file in itertools.chain.from_iterable(files.values())):
             return np.nan

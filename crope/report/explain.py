@@ -81,8 +81,7 @@ def named_contrasts() -> dict[str, list[Contrast]]:
     """P1 to P5, and <study>/<first>-<second> of every other difference."""
     named = {planned.family: [planned, stand_in] for planned, stand_in in PRIMARY}
     for contrast in CONTRASTS:
-        models = "-".join(filter(None, [contrast.first, *contrast.seconds]))
-        named.setdefault(f"{contrast.study}/{models}", []).append(contrast)
+        named.setdefault(f"{contrast.study}/{'-'.join(contrast.models)}", []).append(contrast)
     return named
 
 
@@ -127,7 +126,7 @@ def _difference_lines(line: Mapping[str, Any], contrast: Contrast, source: Sourc
         return [head, over, last]
     lines, runs = [head], line["runs"]
     values = pd.Series(line["values"], line["seeds"], dtype=float)
-    compared = runs["model"].isin((contrast.first, *contrast.seconds))
+    compared = runs["model"].isin(contrast.models)
     runs = runs[compared & runs["seed"].isin(values.index)]
     for seed, value in values.items():
         losses = [
