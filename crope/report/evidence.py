@@ -190,58 +190,22 @@ class Contrast:
         return LABELS.get(self.value, "{first} − {second}").format(first=first, second=second)
 
 
-def _primary(
-    name: str,
-    study: str,
-    stand_in_study: str,
-    question: str,
-    first: str,
-    second: str | tuple[str, ...],
-    ablation: str = "",
-) -> tuple[Contrast, Contrast]:
-    """A primary contrast, and its stand-in: the same difference in `stand_in_study`, printed until
-    the planned runs are complete. It was chosen after its runs, so it is exploratory.
-    """
-    planned = Contrast(name, study, question, first, second, level=PRIMARY_LEVEL)
-    return planned, replace(planned, study=stand_in_study, ablation=ablation, level=LEVEL)
-
-
+# Each with its stand-in: the same difference in another study (of one row of Table 2), printed until
+# the planned runs are complete. It was chosen after its runs, so it is exploratory.
 PRIMARY = [
-    _primary("P1", "cost", "base", "What does Eq. 30 cost?", "crope", "rope"),
-    _primary(
-        "P2",
-        "cost",
-        "controls",
-        "Does it cost more than other halves?",
-        "crope",
-        ("lowrank", "halved"),
-    ),
-    _primary(
-        "P3",
-        "cost",
-        "controls",
-        "Does it cost more in Q and K than in V?",
-        "complex_qk",
-        "complex_v",
-    ),
-    _primary(
-        "P4",
-        "cost",
-        "controls",
-        "Do other pairs than the rotation's cost more?",
-        "complex_misaligned",
-        "crope",
-    ),
-    _primary(
-        "P5",
-        "paper_row",
-        "table2",
-        "What does it cost in a row of the paper?",
-        "crope",
-        "rope",
-        ablation="b2_l512_g09_s1000",
-    ),
-]
+    (replace(asked, level=PRIMARY_LEVEL), replace(asked, study=study, ablation=ablation))
+    for asked, study, ablation in [
+        (Contrast("P1", "cost", "What does Eq. 30 cost?", "crope", "rope"), "base", ""),
+        (Contrast("P2", "cost", "Does it cost more than other halves?",
+                  "crope", ("lowrank", "halved")), "controls", ""),
+        (Contrast("P3", "cost", "Does it cost more in Q and K than in V?",
+                  "complex_qk", "complex_v"), "controls", ""),
+        (Contrast("P4", "cost", "Do other pairs than the rotation's cost more?",
+                  "complex_misaligned", "crope"), "controls", ""),
+        (Contrast("P5", "paper_row", "What does it cost in a row of the paper?",
+                  "crope", "rope"), "table2", "b2_l512_g09_s1000"),
+    ]
+]  # fmt: skip
 # Their studies are answered from their own seeds in every line, so that a quantity has one value.
 PRIMARY_STUDIES = {planned.study for planned, _ in PRIMARY}
 
