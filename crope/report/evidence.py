@@ -209,6 +209,18 @@ PRIMARY = [
 # Their studies are answered from their own seeds in every line, so that a quantity has one value.
 PRIMARY_STUDIES = {planned.study for planned, _ in PRIMARY}
 
+
+def contrasts_of(
+    family: str, study: str, question: str, *differences: str, value: Value = final_loss
+) -> list[Contrast]:
+    """One for each of `differences`, written first-second as in `make explain CELL=study/...`."""
+    models = (difference.split("-") for difference in differences)
+    return [
+        Contrast(family, study, question, first, tuple(seconds), value)
+        for first, *seconds in models
+    ]
+
+
 CONTRASTS: list[Contrast] = [
     Contrast("cost", "base", "After {steps} steps", "crope", "rope"),
     Contrast("cost", "horizon", "After {steps} steps", "crope", "rope"),
@@ -217,46 +229,50 @@ CONTRASTS: list[Contrast] = [
     Contrast("medium", "medium", "After {steps} steps", "crope", "rope"),
     Contrast("cost", "pilot", "In what the paper leaves open", "crope", "rope"),
     Contrast("cost", "baselines", "Without positions", "complex_nope", "nope"),
-    Contrast("more", "controls", "After {steps} steps", "complex_qk", "rope"),
-    Contrast("more", "controls", "After {steps} steps", "complex_v", "rope"),
+    *contrasts_of("more", "controls", "After {steps} steps", "complex_qk-rope", "complex_v-rope"),
     Contrast("more", "controls", "Pairs not those of the rotation", "complex_misaligned", "crope"),
     Contrast("more", "controls", "Q and K beside V", "complex_qk", "complex_v"),
-    Contrast("more", "cost", "After {steps} steps", "complex_misaligned", "crope"),
-    Contrast("more", "cost", "After {steps} steps", "complex_qk", "complex_v"),
-    Contrast("more", "cost", "After {steps} steps", "crope", ("lowrank", "halved")),
-    Contrast("more", "cost", "After {steps} steps", "complex_qk", "rope"),
-    Contrast("more", "cost", "After {steps} steps", "complex_v", "rope"),
-    Contrast("more", "cost", "After {steps} steps", "conjugate", "crope"),
+    *contrasts_of(
+        "more",
+        "cost",
+        "After {steps} steps",
+        "complex_misaligned-crope",
+        "complex_qk-complex_v",
+        "crope-lowrank-halved",
+        "complex_qk-rope",
+        "complex_v-rope",
+        "conjugate-crope",
+    ),
     Contrast("saving", "cost", "After {steps} steps at CRoPE's saving", "crope", "thin_ffn"),
-    *(
-        Contrast("half", "cost", "After {steps} steps at CRoPE's saving", "crope", other)
-        for other in ("mqa", "lowrank")
+    *contrasts_of(
+        "half", "cost", "After {steps} steps at CRoPE's saving", "crope-mqa", "crope-lowrank"
     ),
     Contrast("half", "cost", "After {steps} steps", "crope", "halved"),
-    Contrast("more", "medium_halves", "After {steps} steps", "lowrank", "rope"),
-    Contrast("more", "medium_halves", "After {steps} steps", "mqa", "rope"),
+    *contrasts_of("more", "medium_halves", "After {steps} steps", "lowrank-rope", "mqa-rope"),
     Contrast("half", "controls", "After {steps} steps", "crope", "lowrank"),
     Contrast("more", "controls", "After {steps} steps", "crope", "blockdiag"),
     Contrast("half", "controls", "After {steps} steps", "crope", "halved"),
-    Contrast("half", "horizon", "After {steps} steps", "crope", "lowrank"),
-    Contrast("half", "horizon", "After {steps} steps", "crope", "halved"),
-    Contrast("more", "horizon", "After {steps} steps", "lowrank", "rope"),
-    Contrast("more", "horizon", "After {steps} steps", "halved", "rope"),
+    *contrasts_of("half", "horizon", "After {steps} steps", "crope-lowrank", "crope-halved"),
+    *contrasts_of("more", "horizon", "After {steps} steps", "lowrank-rope", "halved-rope"),
     Contrast("half", "scaling", "Wider at equal weights", "complex_wide", "rope"),
     Contrast("half", "scaling", "At equal parameters", "crope", "rope", equal_size),
     Contrast("half", "scaling", "A narrower RoPE", "crope", "rope", size_cost),
     Contrast("more", "baselines", "What rotation is worth after {steps} steps", "rope", "nope"),
-    Contrast("more", "baselines", "Against no positions", "xpos", "nope"),
-    Contrast("more", "baselines", "Against no positions", "xpos_balanced", "nope"),
+    *contrasts_of("more", "baselines", "Against no positions", "xpos-nope", "xpos_balanced-nope"),
     Contrast("more", "baselines", "Against RoPE", "xpos_balanced", "rope"),
     Contrast("more", "cost", "What rotation is worth after {steps} steps", "rope", "nope"),
     Contrast("more", "medium_nope", "After {steps} steps", "rope", "nope"),
     Contrast("more", "schemes", "What rotation is worth after {steps} steps", "rope", "nope"),
-    *(
-        Contrast("more", "schemes", "After {steps} steps", model, "nope")
-        for model in ("alibi", "relative_bias", "learned", "xpos_balanced")
+    *contrasts_of(
+        "more",
+        "schemes",
+        "After {steps} steps",
+        "alibi-nope",
+        "relative_bias-nope",
+        "learned-nope",
+        "xpos_balanced-nope",
+        "xpos_balanced-rope",
     ),
-    Contrast("more", "schemes", "After {steps} steps", "xpos_balanced", "rope"),
     Contrast("more", "paper_row_xpos", "In a row of the paper", "xpos", "rope"),
     Contrast("rate", "fair_lr", "At each learning rate", "crope", "rope"),
     Contrast(
@@ -292,9 +308,17 @@ CONTRASTS: list[Contrast] = [
         "rope",
         from_first_setting,
     ),
-    *(
-        Contrast("length", "length", "Beyond the training length", model, value=length_change)
-        for model in ("xpos", "relative_bias", "alibi", "nope", "rope", "crope")
+    *contrasts_of(
+        "length",
+        "length",
+        "Beyond the training length",
+        "xpos",
+        "relative_bias",
+        "alibi",
+        "nope",
+        "rope",
+        "crope",
+        value=length_change,
     ),
 ]
 

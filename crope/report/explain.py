@@ -19,6 +19,7 @@ from crope.report.evidence import (
     PRIMARY_LEVEL,
     Contrast,
     answer,
+    contrasts_of,
     source_comparisons,
 )
 from crope.report.frame import Source, cell_name, cell_runs, choose_source, load_curves, shown
@@ -93,7 +94,7 @@ def _own_contrast(name: str) -> list[Contrast]:
         return []
     if not {first, *second} <= set(study_axes(study)["model"]):
         return []
-    return [Contrast("", study, "After {steps} steps", first, second[0])]
+    return contrasts_of("", study, "After {steps} steps", models)
 
 
 def _explain_differences(contrasts: Sequence[Contrast], source: Source) -> str:
