@@ -786,17 +786,15 @@ def text_error(contrast: Contrast, comparisons: Sequence[Comparison]) -> float:
     variances = []
     for comparison in _comparisons_of(contrast, comparisons):
         runs = comparison.runs[comparison.runs["seed"].isin(comparison.row.seeds)]
-        files = {
-            model: [
-                Path(path) / "val_windows.npy" for path in runs.loc[runs["model"] == model, "path"]
-            ]
-            for model in contrast.models
-        }
-        if not all(file.exists() for file in itertools.chain.from_iterable(files.values())):
-            return np.nan
-        losses = {model: np.mean([*map(np.load, paths)], axis=0) for model, paths in files.items()}
-        second = np.mean([losses[model] for model in contrast.seconds], axis=0)
-        blocks = np.array_split(losses[contrast.first] - second, TEXT_BLOCKS)
+        losses = []
+        for model in contrast.models:
+            paths = runs.loc[runs["model"] == model, "path"]
+            try:
+                windows = [np.load(Path(path) / "val_windows.npy") for path in paths]
+            except FileNotFoundError:
+                return np.nan
+            losses.append(np.mean(windows, axis=0))
+        blocks = np.array_split(losses[0] - np.mean(losses[1:], axis=0), TEXT_BLOCKS)
         variances.append(np.var([block.mean() for block in blocks], ddof=1) / TEXT_BLOCKS)
     return float(np.sqrt(np.sum(variances)) / len(variances))
 
