@@ -416,40 +416,40 @@ def other_lines(lines: pd.DataFrame) -> list[str]:
 
 def losses_table(comparisons: Sequence[Comparison]) -> Table:
     """The losses of every study: mean and standard deviation over seeds."""
-    rows = []
+    printed, numbers = [], []
     for comparison in comparisons:
-        if comparison.row.study in TABLES:
+        row = comparison.row
+        if row.study in TABLES:
             continue
-        planned = comparison.runs[comparison.runs["seed"].isin(comparison.row.seeds)]
+        planned = comparison.runs[comparison.runs["seed"].isin(row.seeds)]
         models_of_seed = planned.groupby("seed")["model"].transform("nunique")
         common = planned[models_of_seed == planned["model"].nunique()]
         for model, runs in common.groupby("model", sort=False):
+            n = len(runs)
             mean, std = mean_std(runs["final"])
             text = loss_text(mean, std, "table1")
             if diverged := np.isinf(runs["final"]).sum():
-                text = f"{diverged} of {len(runs)} diverged"
-            rows.append({
-                "study": comparison.row.study, "dataset": comparison.row.dataset, "width": comparison.row.width,
-                "setting": ", ".join(comparison.row.settings), "model": model, "n": len(runs), "mean_nats": mean,
-                "std_nats": std if np.isfinite(mean) else None, "parameters": runs["parameters"].iloc[0],
-                "Study": comparison.row.study, "Where": comparison_label(comparison), "Model": model_label(str(model)),
-                "Loss": text,
-            })  # fmt: skip
-    printed = ["Study", "Where", "Model", "n", "Loss"]
-    numbers = ["study", "dataset", "width", "setting", "model", "n", "mean_nats", "std_nats"]
-    numbers.append("parameters")
-    lines = pd.DataFrame(rows, columns=[*numbers, "Study", "Where", "Model", "Loss"])
+                text = f"{diverged} of {n} diverged"
+            where = comparison_label(comparison)
+            printed.append([row.study, where, model_label(str(model)), str(n), text])
+            numbers.append([
+                row.study, row.dataset, row.width, ", ".join(row.settings), model, n, mean, std,
+                runs["parameters"].iloc[0],
+            ])  # fmt: skip
     note = (
         "Full validation after the last step, nats per token, mean ± standard deviation over the"
         " planned seeds that all models have."
     )
+    columns = [
+        "study", "dataset", "width", "setting", "model", "n", "mean_nats", "std_nats", "parameters",
+    ]  # fmt: skip
     return Table(
         "study_losses",
         "Losses of the studies.",
-        lines[printed].astype(str),
+        pd.DataFrame(printed, columns=["Study", "Where", "Model", "n", "Loss"]),
         [note],
         text=(0, 1, 2),
-        numbers=lines[numbers],
+        numbers=pd.DataFrame(numbers, columns=columns),
     )
 
 
