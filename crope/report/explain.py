@@ -3,10 +3,12 @@ CELL=table1/ptb/crope`), a primary question (CELL=P1) or another difference (CEL
 """
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from crope.compose import group_files
@@ -156,7 +158,7 @@ def _full_lines(cell: CellLosses) -> list[str]:
     for seed, loss in zip(cell.runs["seed"], losses, strict=True):
         lines.append(f"  seed {seed}  {loss:.6f}")
     lines.append(_mean_line("mean over seeds", losses))
-    if std is not None:
+    if len(losses) > 1:
         squares = " + ".join(f"({loss - mean:.6f})²" for loss in losses)
         root = f"sqrt(({squares}) / {len(losses) - 1}) = {std:.6f}"
         lines.append(f"  ± over seeds, sample standard deviation: {root}")
@@ -174,13 +176,12 @@ def _sampled_lines(cell: CellLosses) -> list[str]:
         tail = curve[curve["step"] >= (1 - LAST_SHARE) * run["config.train.max_steps"]]
         mean, std = mean_std(tail["val/loss_nats"])
         steps = f"{len(tail)} losses at steps {tail['step'].iloc[0]} to {tail['step'].iloc[-1]}"
-        spread = "" if std is None else f", standard deviation {std:.6f}"
+        spread = "" if math.isnan(std) else f", standard deviation {std:.6f}"
         lines.append(f"  seed {run['seed']}  {steps}: mean {mean:.6f}{spread}")
         means.append(mean)
-        if std is not None:
-            stds.append(std)
+        stds.append(std)
     lines.append(_mean_line("mean over seeds", means))
-    if len(stds) == len(means):
+    if not any(map(math.isnan, stds)):
         name = "± over sampled batches, mean of the runs' standard deviations"
         lines.append(_mean_line(name, stds))
     return [*lines, f"  in the table: {loss_text(*cell.losses['sampled'], cell.cell.table)}"]
@@ -188,7 +189,7 @@ def _sampled_lines(cell: CellLosses) -> list[str]:
 
 def _mean_line(name: str, values: Sequence[float] | pd.Series) -> str:
     total = " + ".join(f"{value:.6f}" for value in values)
-    return f"  {name}: ({total}) / {len(values)} = {mean_std(values)[0]:.6f}"
+    return f"  {name}: ({total}) / {len(values)} = {np.mean(values):.6f}"
 
 
 def _run_lines(run: pd.Series) -> list[str]:

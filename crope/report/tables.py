@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 
 from crope import paper
 from crope.data.corpora import SPLITS, corpus_files
@@ -115,10 +114,10 @@ def _escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*_|~$])|(?<=\])(?=\()", lambda match: "\\" + (match[1] or ""), text)
 
 
-def mean_std(values: ArrayLike) -> tuple[float, float | None]:
-    """Mean and sample standard deviation (n - 1); None for the standard deviation of one value."""
-    array = np.asarray(values, dtype=float)
-    return float(array.mean()), float(array.std(ddof=1)) if array.size > 1 else None
+def mean_std(values: pd.Series) -> tuple[float, float]:
+    """Mean and sample standard deviation (n - 1), NaN of one value."""
+    values = values.astype(float)
+    return values.mean(), values.std()
 
 
 def signed(value: float, decimals: int = 4) -> str:
@@ -495,7 +494,7 @@ def conversions_table(lines: pd.DataFrame) -> Table:
 
 @dataclass(frozen=True)
 class CellLosses:
-    """One cell: `losses` maps each protocol to (mean, ± or None) in nats per token; empty without
+    """One cell: `losses` maps each protocol to (mean, ± or NaN) in nats per token; empty without
     runs.
 
     sampled  per run the mean and the standard deviation of its last sampled losses, each averaged
@@ -507,7 +506,7 @@ class CellLosses:
     runs: pd.DataFrame
     status: str
     notes: list[str]
-    losses: dict[str, tuple[float, float | None]]
+    losses: dict[str, tuple[float, float]]
 
     @property
     def printed(self) -> tuple[float, float] | None:
@@ -534,10 +533,9 @@ def row_losses(source: Source, cells: Sequence[Cell]) -> list[CellLosses]:
 def cell_losses(source: Source, cell: Cell, runs: pd.DataFrame) -> CellLosses:
     losses = {}
     if len(runs):
-        spread = runs["val_sampled.std_nats"].astype(float)
         losses["sampled"] = (
-            float(runs["val_sampled.mean_nats"].mean()),
-            spread.mean() if spread.notna().all() else None,
+            runs["val_sampled.mean_nats"].mean(),
+            runs["val_sampled.std_nats"].astype(float).mean(skipna=False),
         )
         losses["full"] = mean_std(runs["val_full.final_nats"])
     status, notes = cell_status(source.frame, source.invalid, cell, source.unavailable)
@@ -659,12 +657,14 @@ def _entry(cell: CellLosses, protocol: str, reasons: list[str]) -> str:
     return f"{text} [{numbers}]" if numbers else text
 
 
-def loss_text(mean: float, std: float | None, name: str) -> str:
+def loss_text(mean: float, std: float, name: str) -> str:
     """`mean ± std` with the decimals of the paper's table `name`; the mean alone if there is no
     std.
     """
     decimals = paper.PRINTED_DECIMALS[name]
-    return f"{mean:.{decimals}f}" if std is None else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
+    return (
+        f"{mean:.{decimals}f}" if math.isnan(std) else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
+    )
 
 
 def _csv_row(losses: CellLosses, protocol: str) -> dict[str, Any]:
@@ -746,7 +746,7 @@ def _ngram_notes(source: Source, cells: Sequence[CellLosses], name: str) -> list
         dataset = cell.cell.dataset
         losses = losses_of.get(tuple(cell.runs[columns].iloc[0])) if cell.losses else None
         if losses:
-            here[dataset] = "/".join(loss_text(losses[order], None, name) for order in ORDERS)
+            here[dataset] = "/".join(loss_text(losses[order], math.nan, name) for order in ORDERS)
         if cell.printed:
             lowest[dataset] = min(cell.printed[0], lowest.get(dataset, math.inf))
     beside: dict[str, str] = {}
@@ -756,7 +756,7 @@ def _ngram_notes(source: Source, cells: Sequence[CellLosses], name: str) -> list
             continue
         relation = "above" if loss > bigram else "below"
         beside[dataset] = (
-            f"{loss_text(loss, None, name)} {relation} {loss_text(bigram, None, name)}"
+            f"{loss_text(loss, math.nan, name)} {relation} {loss_text(bigram, math.nan, name)}"
         )
     if "pg19" in beside:
         beside["pg19"] += f" (on our {len(corpus_files('pg19')['train'])} training books)"
