@@ -71,7 +71,8 @@ class Comparison:
 
     def by_seed(self, model: str, column: str = "final") -> pd.Series:
         """The finite values of one model, indexed by seed."""
-        return by_seed(self.runs[self.runs["model"] == model], column)
+        values = self.runs[self.runs["model"] == model].set_index("seed")[column]
+        return values[np.isfinite(values)]
 
 
 Value = Callable[[Comparison, "Contrast"], pd.Series]
@@ -136,8 +137,8 @@ def length_change(comparison: Comparison, contrast: "Contrast") -> pd.Series:
 
 def from_first_setting(comparison: Comparison, contrast: "Contrast") -> pd.Series:
     """Final loss of `first` at the study's first setting less that of `second` at this one."""
-    runs = comparison.siblings[comparison.siblings["setting"] == 0]
-    first = by_seed(runs[runs["model"] == contrast.first], "final")
+    siblings = comparison.siblings
+    first = replace(comparison, runs=siblings[siblings["setting"] == 0]).by_seed(contrast.first)
     return (first - comparison.by_seed(contrast.seconds[0])).dropna()
 
 
@@ -833,12 +834,6 @@ def random_effects(means: ArrayLike, errors: ArrayLike) -> tuple[float, float, f
     error = np.sqrt((w * (y - mean) ** 2).sum() / ((len(y) - 1) * w.sum()))
     low, high = stats.t.interval(LEVEL, len(y) - 1, loc=mean, scale=error)
     return mean, float(low), float(high), tau
-
-
-def by_seed(runs: pd.DataFrame, column: str) -> pd.Series:
-    """The finite values of a column, indexed by seed."""
-    values = runs.set_index("seed")[column].astype(float)
-    return values[np.isfinite(values)]
 
 
 def held_out(losses_SR: pd.DataFrame) -> pd.Series:
