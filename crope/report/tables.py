@@ -80,22 +80,20 @@ def render(table: Table, kind: str) -> str:
             index=False, lineterminator="\n", float_format="%.6f"
         )
     escape = {"md": _escape_markdown, "tex": lambda text: text.translate(TEX)}[kind]
-    headings = [escape(name) for name in table.frame.columns]
-    rows = [
-        [escape(one_line(value)) for value in row] for row in table.frame.itertuples(index=False)
-    ]
+    frame = table.frame.map(one_line).map(escape).rename(columns=escape)
     caption, *notes = [escape(one_line(text)) for text in (table.caption, *table.notes)]
+    columns = range(frame.shape[1])
     if kind == "md":
-        alignment = ["---" if i in table.text else "---:" for i in range(len(headings))]
-        lines = [f"| {' | '.join(cells)} |" for cells in [headings, alignment, *rows]]
+        alignment = ["---" if i in table.text else "---:" for i in columns]
+        rows = [[*frame.columns], alignment, *frame.to_numpy().tolist()]
+        lines = [f"| {' | '.join(cells)} |" for cells in rows]
         parts = [f"**{caption}**", "", *lines, "", *(f"- {note}" for note in notes)]
         return "\n".join(parts).rstrip("\n") + "\n"
-    wide = [max(map(len, table.frame.iloc[:, i]), default=0) > 45 for i in range(len(headings))]
+    wide = table.frame.map(len).max() > 45
     kinds = [
-        (r"p{0.25\textwidth}" if wide[i] else "l") if i in table.text else "r"
-        for i in range(len(headings))
+        (r"p{0.25\textwidth}" if wide.iloc[i] else "l") if i in table.text else "r" for i in columns
     ]
-    text = pd.DataFrame(rows, columns=headings).style.hide(axis="index").to_latex(
+    text = frame.style.hide(axis="index").to_latex(
         hrules=True,
         column_format="".join(kinds),
         position_float="centering",
