@@ -477,21 +477,20 @@ def _training(comparisons: Sequence[Comparison]) -> list[Training]:
     """
     compared = []
     for comparison in comparisons:
-        runs = comparison.runs[np.isfinite(comparison.runs["final"])]
-        runs = runs[runs["seed"].isin(comparison.row.seeds)]
-        both = {"crope", "rope"} <= set(runs["model"])
-        if comparison.row.study not in TRAINING_STUDIES or not both:
+        row = comparison.row
+        if row.study not in TRAINING_STUDIES:
             continue
-        crope, rope = (_by_phase(runs[runs["model"] == model]) for model in ("crope", "rope"))
-        differences = (crope - rope).dropna()
-        scale, dataset = comparison.row.cells[0].scale, dataset_label(comparison.row.dataset)
-        title = f"{dataset}, {scale} scale, {comparison.steps:,} steps"
-        paper_point = _paper_point(comparison.row, runs[runs["model"] == "rope"])
+        runs = comparison.runs[np.isfinite(comparison.runs["final"])]
+        runs = runs[runs["seed"].isin(row.seeds)]
+        rope_runs = runs[runs["model"] == "rope"]
+        rope = _by_phase(rope_runs)
+        differences = (_by_phase(runs[runs["model"] == "crope"]) - rope).dropna()
         if len(differences):
-            rope_nats = rope.loc[differences.index].mean()
-            planned = len(comparison.row.seeds)
+            scale, dataset = row.cells[0].scale, dataset_label(row.dataset)
+            title = f"{dataset}, {scale} scale, {comparison.steps:,} steps"
+            rope_nats, point = rope.loc[differences.index].mean(), _paper_point(row, rope_runs)
             compared.append(
-                Training(comparison.row.study, title, differences, rope_nats, planned, paper_point)
+                Training(row.study, title, differences, rope_nats, len(row.seeds), point)
             )
     by_seeds = sorted(compared, key=lambda training: len(training.differences))
     most = {training.title: training for training in by_seeds}
