@@ -176,8 +176,7 @@ def print_report(report: Report, page: Path) -> None:
 
 def closing_lines(report: Report) -> list[str]:
     """CRoPE - RoPE in Table 1, or of how many runs it lacks, and the commands that answer more."""
-    claims = report.evidence.claims
-    cost = claims[(claims["family"] == "Table 1") & (claims["first"] == "crope")]
+    cost = report.evidence.claims.query("family == 'Table 1' and first == 'crope'")
     parts = [f"{line['where']} {tables.estimate(line, 3)}" for line in cost.to_dict("records")]
     lines = [f"CRoPE − RoPE (nats): {', '.join(parts)}"] if parts else []
     more = []

@@ -226,8 +226,7 @@ def without_common_start(names: Sequence[str]) -> list[str]:
 
 def across_rows(lines: pd.DataFrame) -> str:
     """CRoPE - RoPE over all rows of Tables 1 and 2, whose true differences may vary."""
-    rows = lines[(lines["first"] == "crope") & (lines["family"] != "Fig. 4")]
-    rows = rows[rows["study"].isin(TABLES)]
+    rows = lines.query("first == 'crope' and family != 'Fig. 4' and study in @TABLES")
     rows = rows.dropna(subset="low_nats").drop_duplicates(["dataset", "row"])
     if len(rows) < 3:
         return ""
