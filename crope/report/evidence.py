@@ -191,134 +191,117 @@ class Contrast:
         return LABELS.get(self.value, "{first} − {second}").format(first=first, second=second)
 
 
+def ask(family: str, question: str, *names: str, value: Value = final_loss) -> list[Contrast]:
+    """A contrast for each name <study>/<first>-<second>, as in `make explain CELL=...`."""
+    asked = []
+    for name in names:
+        study, _, models = name.partition("/")
+        first, *seconds = models.split("-")
+        asked.append(Contrast(family, study, question, first, tuple(seconds), value))
+    return asked
+
+
 # Each with its stand-in: the same difference in another study (of one row of Table 2), printed until
 # the planned runs are complete. It was chosen after its runs, so it is exploratory.
 PRIMARY = [
     (replace(asked, level=PRIMARY_LEVEL), replace(asked, study=study, ablation=ablation))
-    for asked, study, ablation in [
-        (Contrast("P1", "cost", "What does Eq. 30 cost?", "crope", "rope"), "base", ""),
-        (Contrast("P2", "cost", "Does it cost more than other halves?",
-                  "crope", ("lowrank", "halved")), "controls", ""),
-        (Contrast("P3", "cost", "Does it cost more in Q and K than in V?",
-                  "complex_qk", "complex_v"), "controls", ""),
-        (Contrast("P4", "cost", "Do other pairs than the rotation's cost more?",
-                  "complex_misaligned", "crope"), "controls", ""),
-        (Contrast("P5", "paper_row", "What does it cost in a row of the paper?",
-                  "crope", "rope"), "table2", "b2_l512_g09_s1000"),
+    for family, question, name, study, ablation in [
+        ("P1", "What does Eq. 30 cost?", "cost/crope-rope", "base", ""),
+        ("P2", "Does it cost more than other halves?", "cost/crope-lowrank-halved", "controls", ""),
+        ("P3", "Does it cost more in Q and K than in V?", "cost/complex_qk-complex_v", "controls", ""),
+        ("P4", "Do other pairs than the rotation's cost more?", "cost/complex_misaligned-crope",
+         "controls", ""),
+        ("P5", "What does it cost in a row of the paper?", "paper_row/crope-rope", "table2",
+         "b2_l512_g09_s1000"),
     ]
+    for asked in ask(family, question, name)
 ]  # fmt: skip
 # Their studies are answered from their own seeds in every line, so that a quantity has one value.
 PRIMARY_STUDIES = {planned.study for planned, _ in PRIMARY}
 
-
-def contrasts_of(
-    family: str, study: str, question: str, *differences: str, value: Value = final_loss
-) -> list[Contrast]:
-    """One for each of `differences`, written first-second as in `make explain CELL=study/...`."""
-    models = (difference.split("-") for difference in differences)
-    return [
-        Contrast(family, study, question, first, tuple(seconds), value)
-        for first, *seconds in models
-    ]
-
-
 CONTRASTS: list[Contrast] = [
     Contrast("cost", "base", "After {steps} steps", "crope", "rope"),
-    Contrast("cost", "horizon", "After {steps} steps", "crope", "rope"),
-    Contrast("cost", "cost", "After {steps} steps", "crope", "rope"),
-    Contrast("cost", "scaling", "At each width", "crope", "rope"),
-    Contrast("medium", "medium", "After {steps} steps", "crope", "rope"),
-    Contrast("cost", "pilot", "In what the paper leaves open", "crope", "rope"),
-    Contrast("cost", "baselines", "Without positions", "complex_nope", "nope"),
-    *contrasts_of("more", "controls", "After {steps} steps", "complex_qk-rope", "complex_v-rope"),
-    Contrast("more", "controls", "Pairs not those of the rotation", "complex_misaligned", "crope"),
-    Contrast("more", "controls", "Q and K beside V", "complex_qk", "complex_v"),
-    *contrasts_of(
+    *ask("cost", "After {steps} steps", "horizon/crope-rope", "cost/crope-rope"),
+    *ask("cost", "At each width", "scaling/crope-rope"),
+    *ask("medium", "After {steps} steps", "medium/crope-rope"),
+    *ask("cost", "In what the paper leaves open", "pilot/crope-rope"),
+    *ask("cost", "Without positions", "baselines/complex_nope-nope"),
+    *ask("more", "After {steps} steps", "controls/complex_qk-rope", "controls/complex_v-rope"),
+    *ask("more", "Pairs not those of the rotation", "controls/complex_misaligned-crope"),
+    *ask("more", "Q and K beside V", "controls/complex_qk-complex_v"),
+    *ask(
         "more",
-        "cost",
         "After {steps} steps",
-        "complex_misaligned-crope",
-        "complex_qk-complex_v",
-        "crope-lowrank-halved",
-        "complex_qk-rope",
-        "complex_v-rope",
-        "conjugate-crope",
+        "cost/complex_misaligned-crope",
+        "cost/complex_qk-complex_v",
+        "cost/crope-lowrank-halved",
+        "cost/complex_qk-rope",
+        "cost/complex_v-rope",
+        "cost/conjugate-crope",
     ),
-    Contrast("saving", "cost", "After {steps} steps at CRoPE's saving", "crope", "thin_ffn"),
-    *contrasts_of(
-        "half", "cost", "After {steps} steps at CRoPE's saving", "crope-mqa", "crope-lowrank"
+    *ask("saving", "After {steps} steps at CRoPE's saving", "cost/crope-thin_ffn"),
+    *ask("half", "After {steps} steps at CRoPE's saving", "cost/crope-mqa", "cost/crope-lowrank"),
+    *ask("half", "After {steps} steps", "cost/crope-halved"),
+    *ask("more", "After {steps} steps", "medium_halves/lowrank-rope", "medium_halves/mqa-rope"),
+    *ask("half", "After {steps} steps", "controls/crope-lowrank"),
+    *ask("more", "After {steps} steps", "controls/crope-blockdiag"),
+    *ask(
+        "half",
+        "After {steps} steps",
+        "controls/crope-halved",
+        "horizon/crope-lowrank",
+        "horizon/crope-halved",
     ),
-    Contrast("half", "cost", "After {steps} steps", "crope", "halved"),
-    *contrasts_of("more", "medium_halves", "After {steps} steps", "lowrank-rope", "mqa-rope"),
-    Contrast("half", "controls", "After {steps} steps", "crope", "lowrank"),
-    Contrast("more", "controls", "After {steps} steps", "crope", "blockdiag"),
-    Contrast("half", "controls", "After {steps} steps", "crope", "halved"),
-    *contrasts_of("half", "horizon", "After {steps} steps", "crope-lowrank", "crope-halved"),
-    *contrasts_of("more", "horizon", "After {steps} steps", "lowrank-rope", "halved-rope"),
-    Contrast("half", "scaling", "Wider at equal weights", "complex_wide", "rope"),
-    Contrast("half", "scaling", "At equal parameters", "crope", "rope", equal_size),
-    Contrast("half", "scaling", "A narrower RoPE", "crope", "rope", size_cost),
-    Contrast("more", "baselines", "What rotation is worth after {steps} steps", "rope", "nope"),
-    *contrasts_of("more", "baselines", "Against no positions", "xpos-nope", "xpos_balanced-nope"),
-    Contrast("more", "baselines", "Against RoPE", "xpos_balanced", "rope"),
-    Contrast("more", "cost", "What rotation is worth after {steps} steps", "rope", "nope"),
-    Contrast("more", "medium_nope", "After {steps} steps", "rope", "nope"),
-    Contrast("more", "schemes", "What rotation is worth after {steps} steps", "rope", "nope"),
-    *contrasts_of(
+    *ask("more", "After {steps} steps", "horizon/lowrank-rope", "horizon/halved-rope"),
+    *ask("half", "Wider at equal weights", "scaling/complex_wide-rope"),
+    *ask("half", "At equal parameters", "scaling/crope-rope", value=equal_size),
+    *ask("half", "A narrower RoPE", "scaling/crope-rope", value=size_cost),
+    *ask("more", "What rotation is worth after {steps} steps", "baselines/rope-nope"),
+    *ask("more", "Against no positions", "baselines/xpos-nope", "baselines/xpos_balanced-nope"),
+    *ask("more", "Against RoPE", "baselines/xpos_balanced-rope"),
+    *ask("more", "What rotation is worth after {steps} steps", "cost/rope-nope"),
+    *ask("more", "After {steps} steps", "medium_nope/rope-nope"),
+    *ask("more", "What rotation is worth after {steps} steps", "schemes/rope-nope"),
+    *ask(
         "more",
-        "schemes",
         "After {steps} steps",
-        "alibi-nope",
-        "relative_bias-nope",
-        "learned-nope",
-        "xpos_balanced-nope",
-        "xpos_balanced-rope",
+        "schemes/alibi-nope",
+        "schemes/relative_bias-nope",
+        "schemes/learned-nope",
+        "schemes/xpos_balanced-nope",
+        "schemes/xpos_balanced-rope",
     ),
-    Contrast("more", "paper_row_xpos", "In a row of the paper", "xpos", "rope"),
-    Contrast("rate", "fair_lr", "At each learning rate", "crope", "rope"),
-    Contrast(
+    *ask("more", "In a row of the paper", "paper_row_xpos/xpos-rope"),
+    *ask("rate", "At each learning rate", "fair_lr/crope-rope"),
+    *ask("rate", "Each at its best rate, {steps} steps", "fair_lr/crope-rope", value=best_rate),
+    *ask(
         "rate",
-        "fair_lr",
-        "Each at its best rate, {steps} steps",
-        "crope",
-        "rope",
-        best_rate,
-    ),
-    Contrast(
-        "rate",
-        "tuned_lr",
         "Each at its best rate, {steps} steps with warm-up",
-        "crope",
-        "rope",
-        best_rate,
+        "tuned_lr/crope-rope",
+        value=best_rate,
     ),
-    Contrast("more", "early_lead", "At each learning rate", "crope", "rope"),
-    Contrast(
+    *ask("more", "At each learning rate", "early_lead/crope-rope"),
+    *ask(
         "more",
-        "early_lead",
         "RoPE at a higher rate than CRoPE, {steps} steps",
-        "crope",
-        "rope",
-        from_first_setting,
+        "early_lead/crope-rope",
+        value=from_first_setting,
     ),
-    Contrast(
+    *ask(
         "more",
-        "early_lead_qkv",
         "A larger rate of Q, K, V, {steps} steps",
-        "rope",
-        "rope",
-        from_first_setting,
+        "early_lead_qkv/rope-rope",
+        value=from_first_setting,
     ),
-    *contrasts_of(
-        "length",
+    *ask(
         "length",
         "Beyond the training length",
-        "xpos",
-        "relative_bias",
-        "alibi",
-        "nope",
-        "rope",
-        "crope",
+        "length/xpos",
+        "length/relative_bias",
+        "length/alibi",
+        "length/nope",
+        "length/rope",
+        "length/crope",
         value=length_change,
     ),
 ]
@@ -329,9 +312,9 @@ ACROSS_ROWS = {contrast.study for contrast in CONTRASTS if contrast.value in OWN
 
 # What the paper says of its tables and of Fig. 4: the same contrasts, beside what it prints.
 CLAIMS: list[Contrast] = [
-    Contrast("Table 1", "table1", "XPOS is markedly worse than RoPE", "xpos", "rope"),
-    Contrast("Table 1", "table1", "CRoPE matches RoPE", "crope", "rope"),
-    Contrast("Table 2", "table2", "CRoPE and RoPE differ non-substantially", "crope", "rope"),
+    *ask("Table 1", "XPOS is markedly worse than RoPE", "table1/xpos-rope"),
+    *ask("Table 1", "CRoPE matches RoPE", "table1/crope-rope"),
+    *ask("Table 2", "CRoPE and RoPE differ non-substantially", "table2/crope-rope"),
     Contrast(
         "Table 2",
         "paper_row",
@@ -340,9 +323,9 @@ CLAIMS: list[Contrast] = [
         "rope",
         level=PRIMARY_LEVEL,
     ),
-    Contrast("Table 2", "paper_row_xpos", "Both at the paper's own size", "xpos", "rope"),
-    Contrast("Fig. 4", "table1", "Training loss: CRoPE above RoPE", "crope", "rope", train_loss),
-    Contrast("Fig. 4", "table1", "Training loss: XPOS above CRoPE", "xpos", "crope", train_loss),
+    *ask("Table 2", "Both at the paper's own size", "paper_row_xpos/xpos-rope"),
+    *ask("Fig. 4", "Training loss: CRoPE above RoPE", "table1/crope-rope", value=train_loss),
+    *ask("Fig. 4", "Training loss: XPOS above CRoPE", "table1/xpos-crope", value=train_loss),
 ]
 # Every model beside RoPE: the studies of each panel, whose runs have an equal number of steps.
 FOREST = (("base", "controls", "baselines"), ("cost", "horizon", "schemes"))

@@ -21,7 +21,7 @@ from crope.report.evidence import (
     PRIMARY_LEVEL,
     Contrast,
     answer,
-    contrasts_of,
+    ask,
     source_comparisons,
 )
 from crope.report.frame import Source, cell_name, cell_runs, choose_source, load_curves, shown
@@ -96,7 +96,7 @@ def _own_contrast(name: str) -> list[Contrast]:
         return []
     if not {first, *second} <= set(study_axes(study)["model"]):
         return []
-    return contrasts_of("", study, "After {steps} steps", models)
+    return ask("", "After {steps} steps", name)
 
 
 def _explain_differences(contrasts: Sequence[Contrast], source: Source) -> str:
