@@ -182,10 +182,9 @@ def closing_lines(report: Report) -> list[str]:
     more = []
     if cost["reason"].any():
         more.append(f"make reproduce SCALE={report.source.scale}")
-    waiting = report.evidence.primary.loc[
-        ~report.evidence.primary["planned"].astype(bool), "family"
-    ]
-    studies = [planned.study for planned, _ in PRIMARY if planned.family in set(waiting)]
+    primary = report.evidence.primary
+    waiting = set(primary.loc[~primary["planned"], "family"])
+    studies = [planned.study for planned, _ in PRIMARY if planned.family in waiting]
     more += [f"make reproduce STUDY={study}" for study in dict.fromkeys(studies)]
     return [*lines, f"More answers: {'; '.join(more)}"] if more else lines
 

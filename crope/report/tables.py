@@ -140,15 +140,13 @@ def primary_table(lines: pd.DataFrame) -> Table:
     counts = lines["where"].value_counts()
     common = counts.index[0] if counts.max() > 1 else ""
     rows = [
-        {
-            "Question": f"{line['family']}. {line['question']}",
-            "Answer": line["answer"],
-            "Difference": line["difference"]
-            + ("" if line["where"] == common else f"; {line['where']}"),
-            head: estimate(line)
-            + (f" at {100 * line['level']:.0f} %" if line["level"] > lowest else ""),
-            "n": str(line["n"]),
-        }
+        [
+            f"{line['family']}. {line['question']}",
+            line["answer"],
+            line["difference"] + ("" if line["where"] == common else f"; {line['where']}"),
+            estimate(line) + (f" at {100 * line['level']:.0f} %" if line["level"] > lowest else ""),
+            str(line["n"]),
+        ]
         for line in lines.to_dict("records")
     ]
     notes = [
@@ -156,7 +154,7 @@ def primary_table(lines: pd.DataFrame) -> Table:
         " below the paper's smallest ±."
     ]
     answered = lines[lines["reason"] == ""]
-    if stand_ins := int((~answered["planned"].astype(bool)).sum()):
+    if stand_ins := int((~answered["planned"]).sum()):
         notes.append(
             f"{stand_ins} of {len(lines)} lines are exploratory: chosen after their results, intervals"
             " uncorrected; the planned ones are incomplete."
@@ -165,7 +163,7 @@ def primary_table(lines: pd.DataFrame) -> Table:
         notes.append("The 99 % intervals were fixed beforehand and hold jointly with 95 %.")
     averaged = []
     undecided = []
-    for line in answered[answered["planned"].astype(bool)].to_dict("records"):
+    for line in answered[answered["planned"]].to_dict("records"):
         by_corpus_and_seed = np.reshape(line["values"], (-1, line["n"]))
         if len(by_corpus_and_seed) > 1:
             _, low, high = interval([by_corpus_and_seed.mean(axis=0)], line["level"])
@@ -319,7 +317,7 @@ def headline(primary: pd.DataFrame) -> str:
         sentences.append(f"{reading}.")
     if not sentences:
         return ""
-    waiting = set(primary.loc[~primary["planned"].astype(bool), "family"])
+    waiting = set(primary.loc[~primary["planned"], "family"])
     longer = [words for family, words in LONGER.items() if family in waiting]
     if longer:
         sentences.append(f"**Open**, planned and not complete: the cost {' and '.join(longer)}.")
