@@ -201,14 +201,15 @@ def ask(family: str, question: str, *names: str, value: Value = final_loss) -> l
     return asked
 
 
-# Each with its stand-in: the same difference in another study (of one row of Table 2), printed until
-# the planned runs are complete. It was chosen after its runs, so it is exploratory.
+# Each with its stand-in: the same difference in another study (of one row of Table 2), printed
+# until the planned runs are complete. It was chosen after its runs, so it is exploratory.
 PRIMARY = [
     (replace(asked, level=PRIMARY_LEVEL), replace(asked, study=study, ablation=ablation))
     for family, question, name, study, ablation in [
         ("P1", "What does Eq. 30 cost?", "cost/crope-rope", "base", ""),
         ("P2", "Does it cost more than other halves?", "cost/crope-lowrank-halved", "controls", ""),
-        ("P3", "Does it cost more in Q and K than in V?", "cost/complex_qk-complex_v", "controls", ""),
+        ("P3", "Does it cost more in Q and K than in V?", "cost/complex_qk-complex_v",
+         "controls", ""),
         ("P4", "Do other pairs than the rotation's cost more?", "cost/complex_misaligned-crope",
          "controls", ""),
         ("P5", "What does it cost in a row of the paper?", "paper_row/crope-rope", "table2",
