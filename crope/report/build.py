@@ -176,17 +176,15 @@ def print_report(report: Report, page: Path) -> None:
 
 def closing_lines(report: Report) -> list[str]:
     """CRoPE - RoPE in Table 1, or of how many runs it lacks, and the commands that answer more."""
-    claims = report.evidence.claims
-    cost = claims[(claims["family"] == "Table 1") & (claims["first"] == "crope")]
+    cost = report.evidence.claims.query("family == 'Table 1' and first == 'crope'")
     parts = [f"{line['where']} {tables.estimate(line, 3)}" for line in cost.to_dict("records")]
     lines = [f"CRoPE − RoPE (nats): {', '.join(parts)}"] if parts else []
     more = []
     if cost["reason"].any():
         more.append(f"make reproduce SCALE={report.source.scale}")
-    waiting = report.evidence.primary.loc[
-        ~report.evidence.primary["planned"].astype(bool), "family"
-    ]
-    studies = [planned.study for planned, _ in PRIMARY if planned.family in set(waiting)]
+    primary = report.evidence.primary
+    waiting = set(primary.loc[~primary["planned"], "family"])
+    studies = [planned.study for planned, _ in PRIMARY if planned.family in waiting]
     more += [f"make reproduce STUDY={study}" for study in dict.fromkeys(studies)]
     return [*lines, f"More answers: {'; '.join(more)}"] if more else lines
 

@@ -71,7 +71,8 @@ class Comparison:
 
     def by_seed(self, model: str, column: str = "final") -> pd.Series:
         """The finite values of one model, indexed by seed."""
-        return by_seed(self.runs[self.runs["model"] == model], column)
+        values = self.runs[self.runs["model"] == model].set_index("seed")[column]
+        return values[np.isfinite(values)]
 
 
 Value = Callable[[Comparison, "Contrast"], pd.Series]
@@ -96,7 +97,7 @@ def best_rate(comparison: Comparison, contrast: "Contrast") -> pd.Series:
     if runs["lr"].nunique() < len(comparison.rows):
         return pd.Series(dtype=float)
     chosen = []
-    for model in (contrast.first, *contrast.seconds):
+    for model in contrast.models:
         losses_SR = runs[runs["model"] == model].pivot(index="seed", columns="lr", values="final")
         chosen.append(held_out(losses_SR.dropna()))
     first, second = chosen
@@ -136,13 +137,20 @@ def length_change(comparison: Comparison, contrast: "Contrast") -> pd.Series:
 
 def from_first_setting(comparison: Comparison, contrast: "Contrast") -> pd.Series:
     """Final loss of `first` at the study's first setting less that of `second` at this one."""
-    runs = comparison.siblings[comparison.siblings["setting"] == 0]
-    first = by_seed(runs[runs["model"] == contrast.first], "final")
+    siblings = comparison.siblings
+    first = replace(comparison, runs=siblings[siblings["setting"] == 0]).by_seed(contrast.first)
     return (first - comparison.by_seed(contrast.seconds[0])).dropna()
 
 
+# What is subtracted from what, where it is not one model from another.
+LABELS: dict[Value, str] = {
+    length_change: f"{{first}} at {LENGTHS} L − at L",
+    equal_size: "{first} − {second} of its size",
+    size_cost: "{second} of {first}'s size − {second}",
+    from_first_setting: "{first} at the first setting − {second}",
+}
 # Values that need other runs of the study or what was measured on its runs later.
-OWN_SEEDS = (best_rate, equal_size, size_cost, length_change, from_first_setting)
+OWN_SEEDS = (best_rate, *LABELS)
 
 
 @dataclass(frozen=True)
@@ -160,7 +168,7 @@ class Contrast:
     study: str
     question: str
     first: str
-    second: str | tuple[str, ...] = ""
+    second: str | tuple[str, ...] = ()
     value: Value = final_loss
     ablation: str = ""
     level: float = LEVEL
@@ -170,163 +178,132 @@ class Contrast:
         return (self.second,) if isinstance(self.second, str) else self.second
 
     @property
+    def models(self) -> tuple[str, ...]:
+        return (self.first, *self.seconds)
+
+    @property
     def label(self) -> str:
         """What is subtracted from what."""
-        first = model_label(self.first)
-        seconds = [model_label(model) for model in self.seconds]
-        if self.value is length_change:
-            return f"{first} at {LENGTHS} L − at L"
-        if self.value is equal_size:
-            return f"{first} − {seconds[0]} of its size"
-        if self.value is size_cost:
-            return f"{seconds[0]} of {first}'s size − {seconds[0]}"
-        if self.value is from_first_setting:
-            return f"{first} at the first setting − {seconds[0]}"
-        second = seconds[0] if len(seconds) == 1 else f"mean of {', '.join(seconds)}"
-        return f"{first} − {second}"
+        first, *seconds = map(model_label, self.models)
+        second = ", ".join(seconds)
+        if len(seconds) > 1:
+            second = f"mean of {second}"
+        return LABELS.get(self.value, "{first} − {second}").format(first=first, second=second)
 
 
-def _primary(
-    name: str,
-    study: str,
-    stand_in_study: str,
-    question: str,
-    first: str,
-    second: str | tuple[str, ...],
-    ablation: str = "",
-) -> tuple[Contrast, Contrast]:
-    """A primary contrast, and its stand-in: the same difference in `stand_in_study`, printed until
-    the planned runs are complete. It was chosen after its runs, so it is exploratory.
-    """
-    planned = Contrast(name, study, question, first, second, level=PRIMARY_LEVEL)
-    return planned, replace(planned, study=stand_in_study, ablation=ablation, level=LEVEL)
+def ask(family: str, question: str, *names: str, value: Value = final_loss) -> list[Contrast]:
+    """A contrast for each name <study>/<first>-<second>, as in `make explain CELL=...`."""
+    asked = []
+    for name in names:
+        study, _, models = name.partition("/")
+        first, *seconds = models.split("-")
+        asked.append(Contrast(family, study, question, first, tuple(seconds), value))
+    return asked
 
 
+# Each with its stand-in: the same difference in another study (of one row of Table 2), printed
+# until the planned runs are complete. It was chosen after its runs, so it is exploratory.
 PRIMARY = [
-    _primary("P1", "cost", "base", "What does Eq. 30 cost?", "crope", "rope"),
-    _primary(
-        "P2",
-        "cost",
-        "controls",
-        "Does it cost more than other halves?",
-        "crope",
-        ("lowrank", "halved"),
-    ),
-    _primary(
-        "P3",
-        "cost",
-        "controls",
-        "Does it cost more in Q and K than in V?",
-        "complex_qk",
-        "complex_v",
-    ),
-    _primary(
-        "P4",
-        "cost",
-        "controls",
-        "Do other pairs than the rotation's cost more?",
-        "complex_misaligned",
-        "crope",
-    ),
-    _primary(
-        "P5",
-        "paper_row",
-        "table2",
-        "What does it cost in a row of the paper?",
-        "crope",
-        "rope",
-        ablation="b2_l512_g09_s1000",
-    ),
-]
+    (replace(asked, level=PRIMARY_LEVEL), replace(asked, study=study, ablation=ablation))
+    for family, question, name, study, ablation in [
+        ("P1", "What does Eq. 30 cost?", "cost/crope-rope", "base", ""),
+        ("P2", "Does it cost more than other halves?", "cost/crope-lowrank-halved", "controls", ""),
+        ("P3", "Does it cost more in Q and K than in V?", "cost/complex_qk-complex_v",
+         "controls", ""),
+        ("P4", "Do other pairs than the rotation's cost more?", "cost/complex_misaligned-crope",
+         "controls", ""),
+        ("P5", "What does it cost in a row of the paper?", "paper_row/crope-rope", "table2",
+         "b2_l512_g09_s1000"),
+    ]
+    for asked in ask(family, question, name)
+]  # fmt: skip
 # Their studies are answered from their own seeds in every line, so that a quantity has one value.
 PRIMARY_STUDIES = {planned.study for planned, _ in PRIMARY}
 
 CONTRASTS: list[Contrast] = [
     Contrast("cost", "base", "After {steps} steps", "crope", "rope"),
-    Contrast("cost", "horizon", "After {steps} steps", "crope", "rope"),
-    Contrast("cost", "cost", "After {steps} steps", "crope", "rope"),
-    Contrast("cost", "scaling", "At each width", "crope", "rope"),
-    Contrast("medium", "medium", "After {steps} steps", "crope", "rope"),
-    Contrast("cost", "pilot", "In what the paper leaves open", "crope", "rope"),
-    Contrast("cost", "baselines", "Without positions", "complex_nope", "nope"),
-    Contrast("more", "controls", "After {steps} steps", "complex_qk", "rope"),
-    Contrast("more", "controls", "After {steps} steps", "complex_v", "rope"),
-    Contrast("more", "controls", "Pairs not those of the rotation", "complex_misaligned", "crope"),
-    Contrast("more", "controls", "Q and K beside V", "complex_qk", "complex_v"),
-    Contrast("more", "cost", "After {steps} steps", "complex_misaligned", "crope"),
-    Contrast("more", "cost", "After {steps} steps", "complex_qk", "complex_v"),
-    Contrast("more", "cost", "After {steps} steps", "crope", ("lowrank", "halved")),
-    Contrast("more", "cost", "After {steps} steps", "complex_qk", "rope"),
-    Contrast("more", "cost", "After {steps} steps", "complex_v", "rope"),
-    Contrast("more", "cost", "After {steps} steps", "conjugate", "crope"),
-    Contrast("saving", "cost", "After {steps} steps at CRoPE's saving", "crope", "thin_ffn"),
-    *(
-        Contrast("half", "cost", "After {steps} steps at CRoPE's saving", "crope", other)
-        for other in ("mqa", "lowrank")
+    *ask("cost", "After {steps} steps", "horizon/crope-rope", "cost/crope-rope"),
+    *ask("cost", "At each width", "scaling/crope-rope"),
+    *ask("medium", "After {steps} steps", "medium/crope-rope"),
+    *ask("cost", "In what the paper leaves open", "pilot/crope-rope"),
+    *ask("cost", "Without positions", "baselines/complex_nope-nope"),
+    *ask("more", "After {steps} steps", "controls/complex_qk-rope", "controls/complex_v-rope"),
+    *ask("more", "Pairs not those of the rotation", "controls/complex_misaligned-crope"),
+    *ask("more", "Q and K beside V", "controls/complex_qk-complex_v"),
+    *ask(
+        "more",
+        "After {steps} steps",
+        "cost/complex_misaligned-crope",
+        "cost/complex_qk-complex_v",
+        "cost/crope-lowrank-halved",
+        "cost/complex_qk-rope",
+        "cost/complex_v-rope",
+        "cost/conjugate-crope",
     ),
-    Contrast("half", "cost", "After {steps} steps", "crope", "halved"),
-    Contrast("more", "medium_halves", "After {steps} steps", "lowrank", "rope"),
-    Contrast("more", "medium_halves", "After {steps} steps", "mqa", "rope"),
-    Contrast("half", "controls", "After {steps} steps", "crope", "lowrank"),
-    Contrast("more", "controls", "After {steps} steps", "crope", "blockdiag"),
-    Contrast("half", "controls", "After {steps} steps", "crope", "halved"),
-    Contrast("half", "horizon", "After {steps} steps", "crope", "lowrank"),
-    Contrast("half", "horizon", "After {steps} steps", "crope", "halved"),
-    Contrast("more", "horizon", "After {steps} steps", "lowrank", "rope"),
-    Contrast("more", "horizon", "After {steps} steps", "halved", "rope"),
-    Contrast("half", "scaling", "Wider at equal weights", "complex_wide", "rope"),
-    Contrast("half", "scaling", "At equal parameters", "crope", "rope", equal_size),
-    Contrast("half", "scaling", "A narrower RoPE", "crope", "rope", size_cost),
-    Contrast("more", "baselines", "What rotation is worth after {steps} steps", "rope", "nope"),
-    Contrast("more", "baselines", "Against no positions", "xpos", "nope"),
-    Contrast("more", "baselines", "Against no positions", "xpos_balanced", "nope"),
-    Contrast("more", "baselines", "Against RoPE", "xpos_balanced", "rope"),
-    Contrast("more", "cost", "What rotation is worth after {steps} steps", "rope", "nope"),
-    Contrast("more", "medium_nope", "After {steps} steps", "rope", "nope"),
-    Contrast("more", "schemes", "What rotation is worth after {steps} steps", "rope", "nope"),
-    *(
-        Contrast("more", "schemes", "After {steps} steps", model, "nope")
-        for model in ("alibi", "relative_bias", "learned", "xpos_balanced")
+    *ask("saving", "After {steps} steps at CRoPE's saving", "cost/crope-thin_ffn"),
+    *ask("half", "After {steps} steps at CRoPE's saving", "cost/crope-mqa", "cost/crope-lowrank"),
+    *ask("half", "After {steps} steps", "cost/crope-halved"),
+    *ask("more", "After {steps} steps", "medium_halves/lowrank-rope", "medium_halves/mqa-rope"),
+    *ask("half", "After {steps} steps", "controls/crope-lowrank"),
+    *ask("more", "After {steps} steps", "controls/crope-blockdiag"),
+    *ask(
+        "half",
+        "After {steps} steps",
+        "controls/crope-halved",
+        "horizon/crope-lowrank",
+        "horizon/crope-halved",
     ),
-    Contrast("more", "schemes", "After {steps} steps", "xpos_balanced", "rope"),
-    Contrast("more", "paper_row_xpos", "In a row of the paper", "xpos", "rope"),
-    Contrast("rate", "fair_lr", "At each learning rate", "crope", "rope"),
-    Contrast(
+    *ask("more", "After {steps} steps", "horizon/lowrank-rope", "horizon/halved-rope"),
+    *ask("half", "Wider at equal weights", "scaling/complex_wide-rope"),
+    *ask("half", "At equal parameters", "scaling/crope-rope", value=equal_size),
+    *ask("half", "A narrower RoPE", "scaling/crope-rope", value=size_cost),
+    *ask("more", "What rotation is worth after {steps} steps", "baselines/rope-nope"),
+    *ask("more", "Against no positions", "baselines/xpos-nope", "baselines/xpos_balanced-nope"),
+    *ask("more", "Against RoPE", "baselines/xpos_balanced-rope"),
+    *ask("more", "What rotation is worth after {steps} steps", "cost/rope-nope"),
+    *ask("more", "After {steps} steps", "medium_nope/rope-nope"),
+    *ask("more", "What rotation is worth after {steps} steps", "schemes/rope-nope"),
+    *ask(
+        "more",
+        "After {steps} steps",
+        "schemes/alibi-nope",
+        "schemes/relative_bias-nope",
+        "schemes/learned-nope",
+        "schemes/xpos_balanced-nope",
+        "schemes/xpos_balanced-rope",
+    ),
+    *ask("more", "In a row of the paper", "paper_row_xpos/xpos-rope"),
+    *ask("rate", "At each learning rate", "fair_lr/crope-rope"),
+    *ask("rate", "Each at its best rate, {steps} steps", "fair_lr/crope-rope", value=best_rate),
+    *ask(
         "rate",
-        "fair_lr",
-        "Each at its best rate, {steps} steps",
-        "crope",
-        "rope",
-        best_rate,
-    ),
-    Contrast(
-        "rate",
-        "tuned_lr",
         "Each at its best rate, {steps} steps with warm-up",
-        "crope",
-        "rope",
-        best_rate,
+        "tuned_lr/crope-rope",
+        value=best_rate,
     ),
-    Contrast("more", "early_lead", "At each learning rate", "crope", "rope"),
-    Contrast(
+    *ask("more", "At each learning rate", "early_lead/crope-rope"),
+    *ask(
         "more",
-        "early_lead",
         "RoPE at a higher rate than CRoPE, {steps} steps",
-        "crope",
-        "rope",
-        from_first_setting,
+        "early_lead/crope-rope",
+        value=from_first_setting,
     ),
-    Contrast(
+    *ask(
         "more",
-        "early_lead_qkv",
         "A larger rate of Q, K, V, {steps} steps",
-        "rope",
-        "rope",
-        from_first_setting,
+        "early_lead_qkv/rope-rope",
+        value=from_first_setting,
     ),
-    *(
-        Contrast("length", "length", "Beyond the training length", model, value=length_change)
-        for model in ("xpos", "relative_bias", "alibi", "nope", "rope", "crope")
+    *ask(
+        "length",
+        "Beyond the training length",
+        "length/xpos",
+        "length/relative_bias",
+        "length/alibi",
+        "length/nope",
+        "length/rope",
+        "length/crope",
+        value=length_change,
     ),
 ]
 
@@ -336,9 +313,9 @@ ACROSS_ROWS = {contrast.study for contrast in CONTRASTS if contrast.value in OWN
 
 # What the paper says of its tables and of Fig. 4: the same contrasts, beside what it prints.
 CLAIMS: list[Contrast] = [
-    Contrast("Table 1", "table1", "XPOS is markedly worse than RoPE", "xpos", "rope"),
-    Contrast("Table 1", "table1", "CRoPE matches RoPE", "crope", "rope"),
-    Contrast("Table 2", "table2", "CRoPE and RoPE differ non-substantially", "crope", "rope"),
+    *ask("Table 1", "XPOS is markedly worse than RoPE", "table1/xpos-rope"),
+    *ask("Table 1", "CRoPE matches RoPE", "table1/crope-rope"),
+    *ask("Table 2", "CRoPE and RoPE differ non-substantially", "table2/crope-rope"),
     Contrast(
         "Table 2",
         "paper_row",
@@ -347,9 +324,9 @@ CLAIMS: list[Contrast] = [
         "rope",
         level=PRIMARY_LEVEL,
     ),
-    Contrast("Table 2", "paper_row_xpos", "Both at the paper's own size", "xpos", "rope"),
-    Contrast("Fig. 4", "table1", "Training loss: CRoPE above RoPE", "crope", "rope", train_loss),
-    Contrast("Fig. 4", "table1", "Training loss: XPOS above CRoPE", "xpos", "crope", train_loss),
+    *ask("Table 2", "Both at the paper's own size", "paper_row_xpos/xpos-rope"),
+    *ask("Fig. 4", "Training loss: CRoPE above RoPE", "table1/crope-rope", value=train_loss),
+    *ask("Fig. 4", "Training loss: XPOS above CRoPE", "table1/xpos-crope", value=train_loss),
 ]
 # Every model beside RoPE: the studies of each panel, whose runs have an equal number of steps.
 FOREST = (("base", "controls", "baselines"), ("cost", "horizon", "schemes"))
@@ -484,21 +461,20 @@ def _training(comparisons: Sequence[Comparison]) -> list[Training]:
     """
     compared = []
     for comparison in comparisons:
-        runs = comparison.runs[np.isfinite(comparison.runs["final"])]
-        runs = runs[runs["seed"].isin(comparison.row.seeds)]
-        both = {"crope", "rope"} <= set(runs["model"])
-        if comparison.row.study not in TRAINING_STUDIES or not both:
+        row = comparison.row
+        if row.study not in TRAINING_STUDIES:
             continue
-        crope, rope = (_by_phase(runs[runs["model"] == model]) for model in ("crope", "rope"))
-        differences = (crope - rope).dropna()
-        scale, dataset = comparison.row.cells[0].scale, dataset_label(comparison.row.dataset)
-        title = f"{dataset}, {scale} scale, {comparison.steps:,} steps"
-        paper_point = _paper_point(comparison.row, runs[runs["model"] == "rope"])
+        runs = comparison.runs[np.isfinite(comparison.runs["final"])]
+        runs = runs[runs["seed"].isin(row.seeds)]
+        rope_runs = runs[runs["model"] == "rope"]
+        rope = _by_phase(rope_runs)
+        differences = (_by_phase(runs[runs["model"] == "crope"]) - rope).dropna()
         if len(differences):
-            rope_nats = rope.loc[differences.index].mean()
-            planned = len(comparison.row.seeds)
+            scale, dataset = row.cells[0].scale, dataset_label(row.dataset)
+            title = f"{dataset}, {scale} scale, {comparison.steps:,} steps"
+            rope_nats, point = rope.loc[differences.index].mean(), _paper_point(row, rope_runs)
             compared.append(
-                Training(comparison.row.study, title, differences, rope_nats, planned, paper_point)
+                Training(row.study, title, differences, rope_nats, len(row.seeds), point)
             )
     by_seeds = sorted(compared, key=lambda training: len(training.differences))
     most = {training.title: training for training in by_seeds}
@@ -688,7 +664,7 @@ def _belongs(contrast: Contrast, comparison: Comparison) -> bool:
     if contrast.value is (from_first_setting if is_first else best_rate):
         return False  # best_rate is asked once, of the first of its settings
     models = {cell.model for cell in comparison.row.cells}
-    return {contrast.first, *contrast.seconds} - {""} <= models
+    return models.issuperset(contrast.models)
 
 
 def planned_values(
@@ -705,11 +681,7 @@ def planned_values(
         siblings = comparison.siblings[comparison.siblings["seed"].isin(own)]
         comparison = replace(comparison, siblings=siblings)
     else:
-        keys = {
-            cell.key
-            for cell in comparison.row.cells
-            if cell.model in (contrast.first, *contrast.seconds)
-        }
+        keys = {cell.key for cell in comparison.row.cells if cell.model in contrast.models}
         plans = [
             other.row.seeds
             for other in comparisons
@@ -724,7 +696,7 @@ def planned_values(
     reason = f"{len(values)} of {len(own)} planned seeds"
     if contrast.value in OWN_SEEDS:  # of runs of other rows, too
         return values, reason
-    runs = comparison.runs[comparison.runs["model"].isin((contrast.first, *contrast.seconds))]
+    runs = comparison.runs[comparison.runs["model"].isin(contrast.models)]
     diverged = runs.loc[np.isinf(runs["final"]) & runs["seed"].isin(own), "seed"].nunique()
     return values, f"{reason}, {diverged} diverged" if diverged else reason
 
@@ -798,17 +770,15 @@ def text_error(contrast: Contrast, comparisons: Sequence[Comparison]) -> float:
     variances = []
     for comparison in _comparisons_of(contrast, comparisons):
         runs = comparison.runs[comparison.runs["seed"].isin(comparison.row.seeds)]
-        files = {
-            model: [
-                Path(path) / "val_windows.npy" for path in runs.loc[runs["model"] == model, "path"]
-            ]
-            for model in (contrast.first, *contrast.seconds)
-        }
-        if not all(file.exists() for file in itertools.chain.from_iterable(files.values())):
-            return np.nan
-        losses = {model: np.mean([*map(np.load, paths)], axis=0) for model, paths in files.items()}
-        second = np.mean([losses[model] for model in contrast.seconds], axis=0)
-        blocks = np.array_split(losses[contrast.first] - second, TEXT_BLOCKS)
+        losses = []
+        for model in contrast.models:
+            paths = runs.loc[runs["model"] == model, "path"]
+            try:
+                windows = [np.load(Path(path) / "val_windows.npy") for path in paths]
+            except FileNotFoundError:
+                return np.nan
+            losses.append(np.mean(windows, axis=0))
+        blocks = np.array_split(losses[0] - np.mean(losses[1:], axis=0), TEXT_BLOCKS)
         variances.append(np.var([block.mean() for block in blocks], ddof=1) / TEXT_BLOCKS)
     return float(np.sqrt(np.sum(variances)) / len(variances))
 
@@ -847,12 +817,6 @@ def random_effects(means: ArrayLike, errors: ArrayLike) -> tuple[float, float, f
     error = np.sqrt((w * (y - mean) ** 2).sum() / ((len(y) - 1) * w.sum()))
     low, high = stats.t.interval(LEVEL, len(y) - 1, loc=mean, scale=error)
     return mean, float(low), float(high), tau
-
-
-def by_seed(runs: pd.DataFrame, column: str) -> pd.Series:
-    """The finite values of a column, indexed by seed."""
-    values = runs.set_index("seed")[column].astype(float)
-    return values[np.isfinite(values)]
 
 
 def held_out(losses_SR: pd.DataFrame) -> pd.Series:

@@ -3,10 +3,12 @@ CELL=table1/ptb/crope`), a primary question (CELL=P1) or another difference (CEL
 """
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from crope.compose import group_files
@@ -19,6 +21,7 @@ from crope.report.evidence import (
     PRIMARY_LEVEL,
     Contrast,
     answer,
+    ask,
     source_comparisons,
 )
 from crope.report.frame import Source, cell_name, cell_runs, choose_source, load_curves, shown
@@ -81,8 +84,7 @@ def named_contrasts() -> dict[str, list[Contrast]]:
     """P1 to P5, and <study>/<first>-<second> of every other difference."""
     named = {planned.family: [planned, stand_in] for planned, stand_in in PRIMARY}
     for contrast in CONTRASTS:
-        models = "-".join(filter(None, [contrast.first, *contrast.seconds]))
-        named.setdefault(f"{contrast.study}/{models}", []).append(contrast)
+        named.setdefault(f"{contrast.study}/{'-'.join(contrast.models)}", []).append(contrast)
     return named
 
 
@@ -94,7 +96,7 @@ def _own_contrast(name: str) -> list[Contrast]:
         return []
     if not {first, *second} <= set(study_axes(study)["model"]):
         return []
-    return [Contrast("", study, "After {steps} steps", first, second[0])]
+    return ask("", "After {steps} steps", name)
 
 
 def _explain_differences(contrasts: Sequence[Contrast], source: Source) -> str:
@@ -127,7 +129,7 @@ def _difference_lines(line: Mapping[str, Any], contrast: Contrast, source: Sourc
         return [head, over, last]
     lines, runs = [head], line["runs"]
     values = pd.Series(line["values"], line["seeds"], dtype=float)
-    compared = runs["model"].isin((contrast.first, *contrast.seconds))
+    compared = runs["model"].isin(contrast.models)
     runs = runs[compared & runs["seed"].isin(values.index)]
     for seed, value in values.items():
         losses = [
@@ -156,7 +158,7 @@ def _full_lines(cell: CellLosses) -> list[str]:
     for seed, loss in zip(cell.runs["seed"], losses, strict=True):
         lines.append(f"  seed {seed}  {loss:.6f}")
     lines.append(_mean_line("mean over seeds", losses))
-    if std is not None:
+    if len(losses) > 1:
         squares = " + ".join(f"({loss - mean:.6f})²" for loss in losses)
         root = f"sqrt(({squares}) / {len(losses) - 1}) = {std:.6f}"
         lines.append(f"  ± over seeds, sample standard deviation: {root}")
@@ -174,13 +176,12 @@ def _sampled_lines(cell: CellLosses) -> list[str]:
         tail = curve[curve["step"] >= (1 - LAST_SHARE) * run["config.train.max_steps"]]
         mean, std = mean_std(tail["val/loss_nats"])
         steps = f"{len(tail)} losses at steps {tail['step'].iloc[0]} to {tail['step'].iloc[-1]}"
-        spread = "" if std is None else f", standard deviation {std:.6f}"
+        spread = "" if math.isnan(std) else f", standard deviation {std:.6f}"
         lines.append(f"  seed {run['seed']}  {steps}: mean {mean:.6f}{spread}")
         means.append(mean)
-        if std is not None:
-            stds.append(std)
+        stds.append(std)
     lines.append(_mean_line("mean over seeds", means))
-    if len(stds) == len(means):
+    if not any(map(math.isnan, stds)):
         name = "± over sampled batches, mean of the runs' standard deviations"
         lines.append(_mean_line(name, stds))
     return [*lines, f"  in the table: {loss_text(*cell.losses['sampled'], cell.cell.table)}"]
@@ -188,7 +189,7 @@ def _sampled_lines(cell: CellLosses) -> list[str]:
 
 def _mean_line(name: str, values: Sequence[float] | pd.Series) -> str:
     total = " + ".join(f"{value:.6f}" for value in values)
-    return f"  {name}: ({total}) / {len(values)} = {mean_std(values)[0]:.6f}"
+    return f"  {name}: ({total}) / {len(values)} = {np.mean(values):.6f}"
 
 
 def _run_lines(run: pd.Series) -> list[str]:

@@ -38,7 +38,6 @@ ORDER = (
 def _complete(frames: Mapping[str, pd.DataFrame], scale: str) -> pd.DataFrame:
     """The complete runs of one scale, with the name of their folder."""
     runs = pd.concat(frames, names=["folder"]).reset_index("folder")
-    runs = runs.reindex(columns=list(dict.fromkeys([*runs.columns, *FACTS.values()])))
     return runs[(runs["status"] == "complete") & (runs["scale"] == scale)]
 
 
@@ -124,7 +123,10 @@ def agreement(own: pd.DataFrame, published: Mapping[str, pd.DataFrame], scale: s
     pairs = pairs[pairs["finished_utc"] != pairs["finished_utc published"]]  # no copies
     if pairs.empty:
         return ""
-    pairs["differ"] = [", ".join(_differing_facts(pair)) for pair in pairs.to_dict("records")]
+    pairs["differ"] = [
+        ", ".join(name for name, key in FACTS.items() if pair[key] != pair[f"{key} published"])
+        for pair in pairs.to_dict("records")
+    ]
     pairs["distance"] = (pairs[LOSS] - pairs[f"{LOSS} published"]).abs()
     pairs = pairs.sort_values("distance", ascending=False)
     parts = []
@@ -139,7 +141,3 @@ def agreement(own: pd.DataFrame, published: Mapping[str, pd.DataFrame], scale: s
         f" Largest difference of their final losses: {'; '.join(parts)}."
     )
     return f"{text} {ORDER}" if pairs["differ"].str.contains("commit").any() else text
-
-
-def _differing_facts(pair: Mapping[Any, Any]) -> list[str]:
-    return [name for name, key in FACTS.items() if pair[key] != pair[f"{key} published"]]

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 
 from crope import paper
 from crope.data.corpora import SPLITS, corpus_files
@@ -81,22 +80,20 @@ def render(table: Table, kind: str) -> str:
             index=False, lineterminator="\n", float_format="%.6f"
         )
     escape = {"md": _escape_markdown, "tex": lambda text: text.translate(TEX)}[kind]
-    headings = [escape(name) for name in table.frame.columns]
-    rows = [
-        [escape(one_line(value)) for value in row] for row in table.frame.itertuples(index=False)
-    ]
+    frame = table.frame.map(one_line).map(escape).rename(columns=escape)
     caption, *notes = [escape(one_line(text)) for text in (table.caption, *table.notes)]
+    columns = range(frame.shape[1])
     if kind == "md":
-        alignment = ["---" if i in table.text else "---:" for i in range(len(headings))]
-        lines = [f"| {' | '.join(cells)} |" for cells in [headings, alignment, *rows]]
+        alignment = ["---" if i in table.text else "---:" for i in columns]
+        rows = [[*frame.columns], alignment, *frame.to_numpy().tolist()]
+        lines = [f"| {' | '.join(cells)} |" for cells in rows]
         parts = [f"**{caption}**", "", *lines, "", *(f"- {note}" for note in notes)]
         return "\n".join(parts).rstrip("\n") + "\n"
-    wide = [max(map(len, table.frame.iloc[:, i]), default=0) > 45 for i in range(len(headings))]
+    wide = table.frame.map(len).max() > 45
     kinds = [
-        (r"p{0.25\textwidth}" if wide[i] else "l") if i in table.text else "r"
-        for i in range(len(headings))
+        (r"p{0.25\textwidth}" if wide.iloc[i] else "l") if i in table.text else "r" for i in columns
     ]
-    text = pd.DataFrame(rows, columns=headings).style.hide(axis="index").to_latex(
+    text = frame.style.hide(axis="index").to_latex(
         hrules=True,
         column_format="".join(kinds),
         position_float="centering",
@@ -115,10 +112,10 @@ def _escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*_|~$])|(?<=\])(?=\()", lambda match: "\\" + (match[1] or ""), text)
 
 
-def mean_std(values: ArrayLike) -> tuple[float, float | None]:
-    """Mean and sample standard deviation (n - 1); None for the standard deviation of one value."""
-    array = np.asarray(values, dtype=float)
-    return float(array.mean()), float(array.std(ddof=1)) if array.size > 1 else None
+def mean_std(values: pd.Series) -> tuple[float, float]:
+    """Mean and sample standard deviation (n - 1), NaN of one value."""
+    values = values.astype(float)
+    return values.mean(), values.std()
 
 
 def signed(value: float, decimals: int = 4) -> str:
@@ -143,15 +140,13 @@ def primary_table(lines: pd.DataFrame) -> Table:
     counts = lines["where"].value_counts()
     common = counts.index[0] if counts.max() > 1 else ""
     rows = [
-        {
-            "Question": f"{line['family']}. {line['question']}",
-            "Answer": line["answer"],
-            "Difference": line["difference"]
-            + ("" if line["where"] == common else f"; {line['where']}"),
-            head: estimate(line)
-            + (f" at {100 * line['level']:.0f} %" if line["level"] > lowest else ""),
-            "n": str(line["n"]),
-        }
+        [
+            f"{line['family']}. {line['question']}",
+            line["answer"],
+            line["difference"] + ("" if line["where"] == common else f"; {line['where']}"),
+            estimate(line) + (f" at {100 * line['level']:.0f} %" if line["level"] > lowest else ""),
+            str(line["n"]),
+        ]
         for line in lines.to_dict("records")
     ]
     notes = [
@@ -159,7 +154,7 @@ def primary_table(lines: pd.DataFrame) -> Table:
         " below the paper's smallest ±."
     ]
     answered = lines[lines["reason"] == ""]
-    if stand_ins := int((~answered["planned"].astype(bool)).sum()):
+    if stand_ins := int((~answered["planned"]).sum()):
         notes.append(
             f"{stand_ins} of {len(lines)} lines are exploratory: chosen after their results, intervals"
             " uncorrected; the planned ones are incomplete."
@@ -168,7 +163,7 @@ def primary_table(lines: pd.DataFrame) -> Table:
         notes.append("The 99 % intervals were fixed beforehand and hold jointly with 95 %.")
     averaged = []
     undecided = []
-    for line in answered[answered["planned"].astype(bool)].to_dict("records"):
+    for line in answered[answered["planned"]].to_dict("records"):
         by_corpus_and_seed = np.reshape(line["values"], (-1, line["n"]))
         if len(by_corpus_and_seed) > 1:
             _, low, high = interval([by_corpus_and_seed.mean(axis=0)], line["level"])
@@ -229,8 +224,7 @@ def without_common_start(names: Sequence[str]) -> list[str]:
 
 def across_rows(lines: pd.DataFrame) -> str:
     """CRoPE - RoPE over all rows of Tables 1 and 2, whose true differences may vary."""
-    rows = lines[(lines["first"] == "crope") & (lines["family"] != "Fig. 4")]
-    rows = rows[rows["study"].isin(TABLES)]
+    rows = lines.query("first == 'crope' and family != 'Fig. 4' and study in @TABLES")
     rows = rows.dropna(subset="low_nats").drop_duplicates(["dataset", "row"])
     if len(rows) < 3:
         return ""
@@ -323,7 +317,7 @@ def headline(primary: pd.DataFrame) -> str:
         sentences.append(f"{reading}.")
     if not sentences:
         return ""
-    waiting = set(primary.loc[~primary["planned"].astype(bool), "family"])
+    waiting = set(primary.loc[~primary["planned"], "family"])
     longer = [words for family, words in LONGER.items() if family in waiting]
     if longer:
         sentences.append(f"**Open**, planned and not complete: the cost {' and '.join(longer)}.")
@@ -416,40 +410,40 @@ def other_lines(lines: pd.DataFrame) -> list[str]:
 
 def losses_table(comparisons: Sequence[Comparison]) -> Table:
     """The losses of every study: mean and standard deviation over seeds."""
-    rows = []
+    printed, numbers = [], []
     for comparison in comparisons:
-        if comparison.row.study in TABLES:
+        row = comparison.row
+        if row.study in TABLES:
             continue
-        planned = comparison.runs[comparison.runs["seed"].isin(comparison.row.seeds)]
+        planned = comparison.runs[comparison.runs["seed"].isin(row.seeds)]
         models_of_seed = planned.groupby("seed")["model"].transform("nunique")
         common = planned[models_of_seed == planned["model"].nunique()]
         for model, runs in common.groupby("model", sort=False):
+            n = len(runs)
             mean, std = mean_std(runs["final"])
             text = loss_text(mean, std, "table1")
             if diverged := np.isinf(runs["final"]).sum():
-                text = f"{diverged} of {len(runs)} diverged"
-            rows.append({
-                "study": comparison.row.study, "dataset": comparison.row.dataset, "width": comparison.row.width,
-                "setting": ", ".join(comparison.row.settings), "model": model, "n": len(runs), "mean_nats": mean,
-                "std_nats": std if np.isfinite(mean) else None, "parameters": runs["parameters"].iloc[0],
-                "Study": comparison.row.study, "Where": comparison_label(comparison), "Model": model_label(str(model)),
-                "Loss": text,
-            })  # fmt: skip
-    printed = ["Study", "Where", "Model", "n", "Loss"]
-    numbers = ["study", "dataset", "width", "setting", "model", "n", "mean_nats", "std_nats"]
-    numbers.append("parameters")
-    lines = pd.DataFrame(rows, columns=[*numbers, "Study", "Where", "Model", "Loss"])
+                text = f"{diverged} of {n} diverged"
+            where = comparison_label(comparison)
+            printed.append([row.study, where, model_label(str(model)), str(n), text])
+            numbers.append([
+                row.study, row.dataset, row.width, ", ".join(row.settings), model, n, mean, std,
+                runs["parameters"].iloc[0],
+            ])  # fmt: skip
     note = (
         "Full validation after the last step, nats per token, mean ± standard deviation over the"
         " planned seeds that all models have."
     )
+    columns = [
+        "study", "dataset", "width", "setting", "model", "n", "mean_nats", "std_nats", "parameters",
+    ]  # fmt: skip
     return Table(
         "study_losses",
         "Losses of the studies.",
-        lines[printed].astype(str),
+        pd.DataFrame(printed, columns=["Study", "Where", "Model", "n", "Loss"]),
         [note],
         text=(0, 1, 2),
-        numbers=lines[numbers],
+        numbers=pd.DataFrame(numbers, columns=columns),
     )
 
 
@@ -495,7 +489,7 @@ def conversions_table(lines: pd.DataFrame) -> Table:
 
 @dataclass(frozen=True)
 class CellLosses:
-    """One cell: `losses` maps each protocol to (mean, ± or None) in nats per token; empty without
+    """One cell: `losses` maps each protocol to (mean, ± or NaN) in nats per token; empty without
     runs.
 
     sampled  per run the mean and the standard deviation of its last sampled losses, each averaged
@@ -507,7 +501,7 @@ class CellLosses:
     runs: pd.DataFrame
     status: str
     notes: list[str]
-    losses: dict[str, tuple[float, float | None]]
+    losses: dict[str, tuple[float, float]]
 
     @property
     def printed(self) -> tuple[float, float] | None:
@@ -534,10 +528,9 @@ def row_losses(source: Source, cells: Sequence[Cell]) -> list[CellLosses]:
 def cell_losses(source: Source, cell: Cell, runs: pd.DataFrame) -> CellLosses:
     losses = {}
     if len(runs):
-        spread = runs["val_sampled.std_nats"].astype(float)
         losses["sampled"] = (
-            float(runs["val_sampled.mean_nats"].mean()),
-            spread.mean() if spread.notna().all() else None,
+            runs["val_sampled.mean_nats"].mean(),
+            runs["val_sampled.std_nats"].astype(float).mean(skipna=False),
         )
         losses["full"] = mean_std(runs["val_full.final_nats"])
     status, notes = cell_status(source.frame, source.invalid, cell, source.unavailable)
@@ -659,12 +652,14 @@ def _entry(cell: CellLosses, protocol: str, reasons: list[str]) -> str:
     return f"{text} [{numbers}]" if numbers else text
 
 
-def loss_text(mean: float, std: float | None, name: str) -> str:
+def loss_text(mean: float, std: float, name: str) -> str:
     """`mean ± std` with the decimals of the paper's table `name`; the mean alone if there is no
     std.
     """
     decimals = paper.PRINTED_DECIMALS[name]
-    return f"{mean:.{decimals}f}" if std is None else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
+    return (
+        f"{mean:.{decimals}f}" if math.isnan(std) else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
+    )
 
 
 def _csv_row(losses: CellLosses, protocol: str) -> dict[str, Any]:
@@ -746,7 +741,7 @@ def _ngram_notes(source: Source, cells: Sequence[CellLosses], name: str) -> list
         dataset = cell.cell.dataset
         losses = losses_of.get(tuple(cell.runs[columns].iloc[0])) if cell.losses else None
         if losses:
-            here[dataset] = "/".join(loss_text(losses[order], None, name) for order in ORDERS)
+            here[dataset] = "/".join(loss_text(losses[order], math.nan, name) for order in ORDERS)
         if cell.printed:
             lowest[dataset] = min(cell.printed[0], lowest.get(dataset, math.inf))
     beside: dict[str, str] = {}
@@ -756,7 +751,7 @@ def _ngram_notes(source: Source, cells: Sequence[CellLosses], name: str) -> list
             continue
         relation = "above" if loss > bigram else "below"
         beside[dataset] = (
-            f"{loss_text(loss, None, name)} {relation} {loss_text(bigram, None, name)}"
+            f"{loss_text(loss, math.nan, name)} {relation} {loss_text(bigram, math.nan, name)}"
         )
     if "pg19" in beside:
         beside["pg19"] += f" (on our {len(corpus_files('pg19')['train'])} training books)"
