@@ -310,12 +310,12 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
         yield "results_dir", "must name a folder"
     yield from model_problems(config.model)
     # A replay reuses the memory of the last one and draws no new dropout masks.
-    conflicts = {
-        "runtime.compile": config.runtime.compile == "false",
-        "model.dropout": config.model.dropout != 0,
-    }
-    for key in (key for key in conflicts if config.runtime.cuda_graphs and conflicts[key]):
-        yield key, "cannot be combined with runtime.cuda_graphs=true"
+    if config.runtime.cuda_graphs:
+        conflict = "cannot be combined with runtime.cuda_graphs=true"
+        if config.runtime.compile == "false":
+            yield "runtime.compile", conflict
+        if config.model.dropout:
+            yield "model.dropout", conflict
     if config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size != GPT2_VOCAB_SIZE:
         yield (
             "tokenizer.vocab_size",
