@@ -25,7 +25,6 @@ from crope.errors import (
     ConfigError,
     Parser,
     UserError,
-    existing_folder,
     folder,
     main_errors,
     positive,
@@ -318,31 +317,14 @@ def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     commands = parser.add_subparsers(metavar="SUBCOMMAND", required=True)
 
-    def command(call: Callable[[Options], int | None], *arguments: str) -> Parser:
-        """A sub-parser with the options that several sub-commands share."""
+    def command(call: Callable[[Options], int | None], *shared: str) -> Parser:
+        """A sub-parser with these arguments of SHARED_ARGUMENTS."""
         assert call.__doc__
         name = call.__name__.replace("_", "-")
         summary = call.__doc__.split("\n\n")[0].rstrip(".")
         sub = commands.add_parser(name, help=summary, description=call.__doc__)
         sub.set_defaults(call=call)
-        shared = {
-            "results_dir": {
-                "type": folder,
-                "default": Path("results"),
-                "help": "holds runs/ (default: results)",
-            },
-            "scale": {
-                "help": "paper, medium, quick or smoke (default: status: the study's own or the first"
-                " that has a run; explain: that of most runs; gpu-check: paper)"
-            },
-            "study": {
-                "action": "append",
-                "metavar": "NAME",
-                "help": "file of conf/study (default: both tables)",
-            },
-        }
-        for name in arguments:
-            sub.add_argument(f"--{name.replace('_', '-')}", **shared[name])
+        sub.add_shared(*shared)
         return sub
 
     sub = command(prepare)
@@ -353,26 +335,15 @@ def build_parser() -> Parser:
     sub.add_argument(
         "--data-dir", type=folder, help="raw text (default: CROPE_DATA_DIR, else data/raw)"
     )
-    sub = command(status, "study", "scale", "results_dir")
-    sub.add_argument(
-        "--seeds", type=positive, help="number of seeds, the first of each study's (default: all)"
-    )
-    sub = command(explain, "scale", "results_dir")
+    command(status, "--study", "--scale", "--seeds", "--results-dir")
+    sub = command(explain, "--scale", "--results-dir", "--runs")
     sub.add_argument(
         "cell",
         nargs="?",
         help="table1/<dataset>/<model>, table2/<row>/<dataset>/<model>, P1 to P5 or"
         " <study>/<first>-<second>",
     )
-    sub.add_argument(
-        "--runs",
-        type=existing_folder,
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="run directories, instead of RESULTS_DIR/runs; may be repeated",
-    )
-    sub = command(publish, "results_dir")
+    sub = command(publish, "--results-dir")
     sub.add_argument(
         "machine",
         metavar="MACHINE",
@@ -380,7 +351,7 @@ def build_parser() -> Parser:
     )
     sub.add_argument("--scale", required=True)
     command(readme)
-    sub = command(theory, "results_dir")
+    sub = command(theory, "--results-dir")
     sub.add_argument(
         "--seeds", type=positive, default=5, help="of the pointer task, per model (default: 5)"
     )
@@ -389,24 +360,21 @@ def build_parser() -> Parser:
         choices=["recall"],
         help="train the runs of the recall experiment (hours; continues where it stopped)",
     )
-    sub = command(extrapolate, "results_dir")
-    sub.add_argument("runs", nargs="+", metavar="RUN")
+    sub = command(extrapolate, "runs", "--results-dir")
     sub.add_argument(
         "--factors", nargs="+", type=int, default=[1, 2, 4], help="times the training length"
     )
     sub.add_argument(
         "--tokens", type=int, help="of the split; 0: all (default: the run's eval.full_tokens)"
     )
-    sub = command(convert, "results_dir")
-    sub.add_argument("run", metavar="RUN")
+    sub = command(convert, "run", "--results-dir")
     sub.add_argument(
         "--steps", type=int, default=200, help="updates of the fine-tuning (default: 200)"
     )
     sub.add_argument(
         "--lr", type=float, help="its constant learning rate (default: the run's last)"
     )
-    sub = command(export, "results_dir")
-    sub.add_argument("run", metavar="RUN")
+    sub = command(export, "run", "--results-dir")
     sub.add_argument(
         "out", nargs="?", type=Path, metavar="OUT", help="default: export/<run id> in the results"
     )
@@ -422,8 +390,7 @@ def build_parser() -> Parser:
     sub.add_argument(
         "--converted", action="store_true", help="the model that `convert` made of a RoPE run"
     )
-    sub = command(generate, "results_dir")
-    sub.add_argument("run", metavar="RUN")
+    sub = command(generate, "run", "--results-dir")
     sub.add_argument("--prompt", default="\n", help="default: a line feed")
     sub.add_argument("--tokens", type=positive, default=100, help="to draw (default: 100)")
     sub.add_argument(
@@ -431,13 +398,12 @@ def build_parser() -> Parser:
     )
     sub.add_argument("--top-k", type=int, default=0, help="only from the k most likely; 0: all")
     sub.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
-    sub = command(release, "results_dir")
+    sub = command(release, "--results-dir")
     sub.add_argument("--scale", help="default: paper with a CUDA device, else quick")
     sub.add_argument("--seed", type=int, default=0, help="of the runs (default: 0)")
-    sub = command(upload, "results_dir")
-    sub.add_argument("runs", nargs="+", metavar="RUN")
+    command(upload, "runs", "--results-dir")
     command(golden)
-    sub = command(gpu_check, "scale", "results_dir")
+    sub = command(gpu_check, "--scale", "--results-dir")
     sub.add_argument("parts", nargs="*", metavar="PART", help=f"default: {', '.join(CHECKS)}")
     sub.add_argument("--machine", help="name to publish under (default: that of the device)")
     return parser
