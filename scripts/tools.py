@@ -63,13 +63,14 @@ def status(options: Options) -> None:
     """Done, running, failed and missing runs of studies, and the time left."""
     from crope.study import TABLES, study_status
 
-    text = study_status(
-        options.study or TABLES,
-        scale=options.scale,
-        seeds=options.seeds,
-        results_dir=options.results_dir,
+    print(
+        study_status(
+            options.study or TABLES,
+            scale=options.scale,
+            seeds=options.seeds,
+            results_dir=options.results_dir,
+        )
     )
-    print(text)
 
 
 def explain(options: Options) -> None:
@@ -111,10 +112,8 @@ def theory(options: Options) -> None:
 def extrapolate(options: Options) -> int:
     """Measure finished runs at 1, 2 and 4 times their training length."""
     from crope.extrapolate import extrapolate
-    from crope.record import find_record
 
-    def measure(name: str) -> None:
-        record = find_record(name, results_dir=options.results_dir)
+    def measure(record: Any) -> None:
         rows = extrapolate(record, factors=options.factors, max_tokens=options.tokens)["lengths"]
         losses = (
             f"L={row['seq_len']} {row.get('note') or format(row['loss_nats'], '.4f')}"
@@ -122,15 +121,14 @@ def extrapolate(options: Options) -> int:
         )
         print(f"{record.path.name}: {'; '.join(losses)} (nats per token)", flush=True)
 
-    return _each(options.runs, measure)
+    return _each(options, measure)
 
 
 def convert(options: Options) -> None:
     """Convert a finished RoPE run to CRoPE and fine-tune it."""
     from crope.convert import convert
-    from crope.record import find_record
 
-    record = find_record(options.run, results_dir=options.results_dir)
+    record = _record(options.run, options)
     result = convert(record, steps=options.steps, lr=options.lr)
     tuned = (
         f"{arm} {result['loss_nats'][arm]:.4f} -> {loss:.4f}"
@@ -146,9 +144,8 @@ def export(options: Options) -> None:
     file.
     """
     from crope.export import export, export_transformers
-    from crope.record import find_record
 
-    record = find_record(options.run, results_dir=options.results_dir)
+    record = _record(options.run, options)
     kind = "-converted" * options.converted + "-dense" * options.dense
     out = options.out or options.results_dir / "export" / f"{record.path.name}{kind}"
     if options.format == "transformers":
@@ -162,18 +159,17 @@ def export(options: Options) -> None:
 def generate(options: Options) -> None:
     """Print a prompt as a finished run continues it."""
     from crope.generate import generate
-    from crope.record import find_record
 
-    record = find_record(options.run, results_dir=options.results_dir)
-    text = generate(
-        record,
-        options.prompt,
-        tokens=options.tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        seed=options.seed,
+    print(
+        generate(
+            _record(options.run, options),
+            options.prompt,
+            tokens=options.tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            seed=options.seed,
+        )
     )
-    print(text)
 
 
 def release(options: Options) -> None:
@@ -189,15 +185,13 @@ def upload(options: Options) -> int:
     """Send finished runs to wandb (after `wandb login`), each in place of what is there under its
     id.
     """
-    from crope.record import find_record
     from crope.tracking import upload
 
-    def send(name: str) -> None:
-        record = find_record(name, results_dir=options.results_dir)
+    def send(record: Any) -> None:
         upload(record, results_dir=options.results_dir)
         print(f"{record.path.name}: uploaded", flush=True)
 
-    return _each(options.runs, send)
+    return _each(options, send)
 
 
 def golden(options: Options) -> None:
@@ -273,16 +267,24 @@ def _run_and_log(command: list[str], log: Path, environment: dict[str, str]) -> 
     """
     from crope.config import ROOT
 
-    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    options |= {"cwd": ROOT, "env": environment, "text": True}
-    options["process_group"] = 0  # Ctrl-C reaches this process only
     signals: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         signals.append(number)
         process.terminate()
 
-    with log.open("w", encoding="utf-8") as file, subprocess.Popen(command, **options) as process:
+    with (
+        log.open("w", encoding="utf-8") as file,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            process_group=0,  # Ctrl-C reaches this process only
+        ) as process,
+    ):
         before = {
             number: signal.signal(number, pass_on)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -301,12 +303,21 @@ def _run_and_log(command: list[str], log: Path, environment: dict[str, str]) -> 
     return process.returncode
 
 
-def _each(names: list[str], call: Callable[[str], None]) -> int:
-    """Exit status 1 if `call` failed for one of the runs; the others are done anyway."""
+def _record(name: str, options: Options) -> Any:
+    """The record of a run by its folder, its id or the start of its id."""
+    from crope.record import find_record
+
+    return find_record(name, results_dir=options.results_dir)
+
+
+def _each(options: Options, call: Callable[[Any], None]) -> int:
+    """Exit status 1 if `call` failed for the record of one of the runs; the others are done
+    anyway.
+    """
     failed = False
-    for name in names:
+    for name in options.runs:
         try:
-            call(name)
+            call(_record(name, options))
         except UserError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             failed = True
