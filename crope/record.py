@@ -285,11 +285,12 @@ def find_record(name: str, *, results_dir: Path) -> Record:
     path = Path(name)
     if not (path / "config.yaml").exists():
         folders = [results_dir / "runs", *sorted(PUBLISHED.glob("*/"))]
-        matches: dict[str, Path] = {}
-        for folder in reversed(folders):  # own runs replace published ones
-            matches.update(
-                {run.name: run for run in folder.glob("*/") if run.name.startswith(name)}
-            )
+        matches = {
+            run.name: run
+            for folder in reversed(folders)  # own runs replace published ones
+            for run in folder.glob("*/")
+            if run.name.startswith(name)
+        }
         if len(matches) != 1 and name not in matches:
             problem = "no such run"
             if matches:
@@ -322,9 +323,10 @@ def _invalid(record: Record) -> str:
     that `derive` gives.
     """
     summary, config, name = record.summary, record.config, record.path.name
-    problem = type_problem(Identity, summary, "summary.json")
-    problem = problem or type_problem(Provenance, record.provenance, "provenance.json")
-    if problem:
+    if problem := (
+        type_problem(Identity, summary, "summary.json")
+        or type_problem(Provenance, record.provenance, "provenance.json")
+    ):
         return problem
     stated = f"{summary['model']}-{summary['dataset']}-{summary['row']}-s{config['seed']}"
     if (
@@ -352,6 +354,9 @@ def _invalid(record: Record) -> str:
     return _invalid_windows(record)
 
 
+_adapter = cache(TypeAdapter)  # one per schema
+
+
 def type_problem(schema: Any, value: Any, name: str) -> str:
     """The first key of `value`, read from the file `name`, that is missing or of another type than
     in `schema`; empty if there is none.
@@ -362,11 +367,6 @@ def type_problem(schema: Any, value: Any, name: str) -> str:
         first = error.errors()[0]
         return f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     return ""
-
-
-@cache
-def _adapter(schema: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(schema)
 
 
 def invalid_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> str:
