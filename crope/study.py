@@ -418,7 +418,7 @@ def _recorded(run: Run, default: str) -> Run:
     """
     if run.config.train.precision != "auto":
         return run
-    for precision in (default, "bf16" if default == "fp32" else "fp32"):
+    for precision in (default, "bf16", "fp32"):
         resolved = at_precision(run, precision)
         if (resolved.path / "config.yaml").exists():
             return resolved
