@@ -112,7 +112,7 @@ def _init(
     folder: Path,
     resume: Any = None,
 ) -> Any:
-    """A run of wandb; `facts` has the names of the chosen group files, as Run and summary.json do."""
+    """A run of wandb; `facts`, of a Run or its summary, names the group files that were chosen."""
     names = {key: facts[key] for key in ("model", "dataset", "row", "scale")}
     # Both are read at import. Offline runs would send telemetry too.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
