@@ -9,7 +9,6 @@ corrupt one costs one interval.
 import hashlib
 import io
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ def save_checkpoint(
     step: int,
     seconds: float,
     metrics_size: int,
-    made_with: Mapping[str, str],
+    made_with: dict[str, str],
 ) -> None:
     """Writes a checkpoint atomically. `step` is the number of updates done and `seconds` their time;
     `made_with` must be equal for the run to continue from here.
@@ -58,16 +57,15 @@ def save_checkpoint(
             "optimizer": state.optimizer.state_dict(),
             "metrics_size": metrics_size,
             "metrics_sha256": hashlib.sha256(metrics).hexdigest(),
-            "made_with": dict(made_with),
+            "made_with": made_with,
         }
     )
     write_bytes(folder / f"checkpoint-{step}-{_digest(data)}.pt", data)
-    for path in checkpoints(folder)[KEPT:]:
-        path.unlink(missing_ok=True)
+    remove_checkpoints(folder, keep=KEPT)
 
 
 def load_checkpoint(
-    folder: Path, state: TrainState, *, made_with: Mapping[str, str]
+    folder: Path, state: TrainState, *, made_with: dict[str, str]
 ) -> tuple[int, float, int]:
     """Restores `state` from the newest checkpoint that is not corrupt; returns (updates done, their
     seconds, bytes of metrics.jsonl to keep), zeros if there is none.
@@ -91,8 +89,8 @@ def load_checkpoint(
                     )
             state.model.load_state_dict(content["model"])
             state.optimizer.load_state_dict(content["optimizer"])
-            seconds = float(content.get("seconds", 0.0))  # not in those of earlier versions
-            return int(content["step"]), seconds, int(content["metrics_size"])
+            seconds = content.get("seconds", 0.0)  # not in those of earlier versions
+            return content["step"], seconds, content["metrics_size"]
         except (RuntimeError, ValueError, KeyError) as error:
             if out_of_memory(error):
                 raise
@@ -105,16 +103,17 @@ def load_checkpoint(
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoint files of a run, the newest first."""
-    by_step = []
-    for path in folder.glob("checkpoint-*.pt"):
-        match = NAME.fullmatch(path.name)
-        if match and path.is_file():
-            by_step.append((int(match[1]), path))
+    by_step = [
+        (int(match[1]), path)
+        for path in folder.glob("checkpoint-*.pt")
+        if (match := NAME.fullmatch(path.name)) and path.is_file()
+    ]
     return [path for _, path in sorted(by_step, reverse=True)]
 
 
-def remove_checkpoints(folder: Path) -> None:
-    for path in checkpoints(folder):
+def remove_checkpoints(folder: Path, *, keep: int = 0) -> None:
+    """Deletes all but the newest `keep` checkpoints."""
+    for path in checkpoints(folder)[keep:]:
         path.unlink(missing_ok=True)
 
 

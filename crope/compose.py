@@ -32,6 +32,7 @@ CONF_DIR = ROOT / "conf"
 Schema = TypeVar("Schema")
 GROUPS = ("model", "data", "ablation", "scale", "runtime", "tracker", "study")
 PATHS = ("results_dir", "data_dir")
+DATA_KEYS = ("data.corpus", "data.hub")  # no keys of the command line
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 
@@ -145,13 +146,10 @@ def load_config(saved: Mapping[str, Any]) -> Config:
     ignored.
     """
     stated, current = OmegaConf.create(dict(saved)), OmegaConf.create({})
-    for key in keys():
+    for key in (*keys(), *DATA_KEYS):
         value = OmegaConf.select(stated, key)
         if value is not None:
             OmegaConf.update(current, key, value)
-    for key in ("corpus", "hub"):  # no keys of the command line
-        if value := saved.get("data", {}).get(key):
-            OmegaConf.update(current, f"data.{key}", value)
     return typed(Config, current)
 
 
@@ -324,6 +322,6 @@ def config_error(error: Exception) -> ConfigError:
     if key:
         where += f"{key}: "
     unknown = isinstance(cause, KeyError | AttributeError)
-    hint = f";{nearest(key, [*keys(), 'data.corpus', 'data.hub'])}" if key and unknown else ""
+    hint = f";{nearest(key, [*keys(), *DATA_KEYS])}" if key and unknown else ""
     message = re.sub(r"^In '[^']+': ", "", str(cause)).splitlines()[0]
     return ConfigError(f"{where}{message}{hint}")

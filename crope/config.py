@@ -73,11 +73,11 @@ PROJECTIONS = (
 ATTENTIONS = ("softmax", "linear")
 
 
-def option(default: Any, text: str, **rule: Any) -> Any:
-    """A schema field: its default, what it means, and the values it allows: least, most, above,
-    below (numbers), one_of.
+def option(default: Any, **rule: Any) -> Any:
+    """A schema field: its default and the values it allows: least, most, above, below (numbers),
+    one_of.
     """
-    return field(default=default, metadata={"text": text, **rule})
+    return field(default=default, metadata=rule)
 
 
 @dataclass
@@ -88,25 +88,20 @@ class ModelConfig:
     sizes are those of Sec. 5.1.
     """
 
-    position: str = option(MISSING, "position scheme", one_of=POSITIONS)
-    projection: str = option(MISSING, "class of the Q, K and V projections", one_of=PROJECTIONS)
-    attention: str = option("softmax", "softmax, or RoFormer's linear attention", one_of=ATTENTIONS)
-    n_layers: int = option(4, "L of Sec. 5.1", least=1, most=1000)
-    n_heads: int = option(4, "H of Sec. 5.1", least=1)
-    d_model: int = option(128, "D; d_model / n_heads must be even", least=2, most=2**16)
-    ffn_ratio: float = option(
-        4.0, "width of the feed-forward layer over d_model (Sec. 6.1)", above=0
-    )
-    dropout: float = option(
-        0.0, "on embedding, attention weights and residual branches", least=0, below=1
-    )
-    tied_head: bool = option(True, "output head = token embedding, as in GPT-2")
-    qkv_bias: bool = option(False, "bias in Q, K and V of all models alike; Eqs. 4-30 have none")
-    embed_scale: str = option(
-        "sqrt_d",
-        "factor on the token embedding: 1 (GPT-2) or sqrt(d_model)",
-        one_of=("one", "sqrt_d"),
-    )
+    position: str = option(MISSING, one_of=POSITIONS)  # position scheme
+    projection: str = option(MISSING, one_of=PROJECTIONS)  # class of the Q, K and V projections
+    attention: str = option("softmax", one_of=ATTENTIONS)  # softmax, or RoFormer's linear attention
+    n_layers: int = option(4, least=1, most=1000)  # L of Sec. 5.1
+    n_heads: int = option(4, least=1)  # H of Sec. 5.1
+    d_model: int = option(128, least=2, most=2**16)  # D; d_model / n_heads must be even
+    # Width of the feed-forward layer over d_model (Sec. 6.1).
+    ffn_ratio: float = option(4.0, above=0)
+    # On embedding, attention weights and residual branches.
+    dropout: float = option(0.0, least=0, below=1)
+    tied_head: bool = True  # output head = token embedding, as in GPT-2
+    qkv_bias: bool = False  # bias in Q, K and V of all models alike; Eqs. 4-30 have none
+    # Factor on the token embedding: 1 (GPT-2) or sqrt(d_model).
+    embed_scale: str = option("sqrt_d", one_of=("one", "sqrt_d"))
 
     @property
     def attention_width(self) -> int:
@@ -183,24 +178,22 @@ class DataConfig:
 class AblationConfig:
     """A row of Table 2 in the paper's own numbers; `scale` maps them to what is run."""
 
-    batch_size: int = option(16, "B", least=1)
-    seq_len: int = option(1024, "L of Table 2", least=1)
-    d_model: int = option(128, "D", least=2)
-    lr_gamma: float = option(0.8, "gamma, decay ratio of StepLR", above=0)
-    lr_step_size: int = option(1000, "step, decay step size of StepLR", least=1)
-    full_every: int = option(
-        1000, "steps between full validations at the paper and medium scales", least=1
-    )
+    batch_size: int = option(16, least=1)  # B
+    seq_len: int = option(1024, least=1)  # L of Table 2
+    d_model: int = option(128, least=2)  # D
+    lr_gamma: float = option(0.8, above=0)  # gamma, decay ratio of StepLR
+    lr_step_size: int = option(1000, least=1)  # step, decay step size of StepLR
+    # Steps between full validations at the paper and medium scales.
+    full_every: int = option(1000, least=1)
 
 
 @dataclass
 class TokenizerConfig:
     """The tokenizer of a run, byte-level BPE."""
 
-    name: str = option(
-        MISSING, "byte-level BPE: OpenAI's, or trained on the train split", one_of=("gpt2", "bpe")
-    )
-    vocab_size: int = option(MISSING, "entries, padding not counted", least=257, most=10**6)
+    # Byte-level BPE: OpenAI's, or trained on the train split.
+    name: str = option(MISSING, one_of=("gpt2", "bpe"))
+    vocab_size: int = option(MISSING, least=257, most=10**6)  # entries, padding not counted
 
 
 @dataclass
@@ -210,23 +203,21 @@ class TrainConfig:
     No warm-up by default, no clipping.
     """
 
-    batch_size: int = option(MISSING, "B, sequences a step", least=1)
-    seq_len: int = option(MISSING, "L, tokens a sequence", least=1)
-    max_steps: int = option(MISSING, "optimiser updates", least=1)
-    lr: float = option(0.001, "initial learning rate", above=0)
-    lr_gamma: float = option(0.8, "factor on lr every lr_step_size steps", above=0)
-    lr_step_size: int = option(MISSING, "steps between decays", least=1)
-    warmup_steps: int = option(
-        0, "first updates, over which lr rises linearly to its value", least=0
-    )
-    qkv_lr_factor: float = option(1.0, "factor on lr for the weights of Q, K and V", above=0)
-    beta1: float = option(0.9, "AdamW", least=0, below=1)
-    beta2: float = option(0.999, "AdamW", least=0, below=1)
-    eps: float = option(1e-8, "AdamW", above=0)
-    weight_decay: float = option(0.01, "AdamW, on every parameter as torch does", least=0)
-    precision: str = option(
-        "auto", "auto: bf16 where the hardware gains from it", one_of=("auto", "fp32", "bf16")
-    )
+    batch_size: int = option(MISSING, least=1)  # B, sequences a step
+    seq_len: int = option(MISSING, least=1)  # L, tokens a sequence
+    max_steps: int = option(MISSING, least=1)  # optimiser updates
+    lr: float = option(0.001, above=0)  # initial learning rate
+    lr_gamma: float = option(0.8, above=0)  # factor on lr every lr_step_size steps
+    lr_step_size: int = option(MISSING, least=1)  # steps between decays
+    # First updates, over which lr rises linearly to its value.
+    warmup_steps: int = option(0, least=0)
+    qkv_lr_factor: float = option(1.0, above=0)  # factor on lr for the weights of Q, K and V
+    beta1: float = option(0.9, least=0, below=1)  # AdamW
+    beta2: float = option(0.999, least=0, below=1)  # AdamW
+    eps: float = option(1e-8, above=0)  # AdamW
+    weight_decay: float = option(0.01, least=0)  # AdamW, on every parameter as torch does
+    # `auto`: bf16 where the hardware gains from it.
+    precision: str = option("auto", one_of=("auto", "fp32", "bf16"))
 
     def learning_rate(self, step: int) -> float:
         """The rate of the update after `step` updates: StepLR with a linear warm-up.
@@ -241,47 +232,39 @@ class TrainConfig:
 class EvalConfig:
     """Sampled and full validation (Sec. 5.3)."""
 
-    every: int = option(20, "steps between sampled validations (Sec. 5.3)", least=1)
-    batches: int = option(MISSING, "random batches of B x L a sampled validation", least=1)
-    full_every: int = option(
-        MISSING, "steps between full validations; one at the end always", least=1
-    )
-    full_tokens: int = option(
-        MISSING, "evenly spaced windows of so many tokens in all; 0: the whole split", least=0
-    )
+    every: int = option(20, least=1)  # steps between sampled validations (Sec. 5.3)
+    batches: int = option(MISSING, least=1)  # random batches of B x L a sampled validation
+    # Steps between full validations; one at the end always.
+    full_every: int = option(MISSING, least=1)
+    # Evenly spaced windows of so many tokens in all; 0: the whole split.
+    full_tokens: int = option(MISSING, least=0)
 
 
 @dataclass
 class RuntimeConfig:
     """How a run is executed. Never anything that changes a number beyond rounding."""
 
-    device: str = option("auto", "auto: cuda where there is one", one_of=("auto", "cpu", "cuda"))
-    compile: str = option(
-        "auto", "torch.compile; auto: where it pays", one_of=("auto", "true", "false")
-    )
-    cuda_graphs: bool = option(
-        False, "replay a compiled step as CUDA graphs: for steps of many short kernels"
-    )
-    jobs: int = option(
-        0,
-        "parallel runs in `make reproduce`; 0: one per CPU core, or up to 4 per GPU by its memory",
-        least=0,
-    )
-    threads: int = option(0, "CPU threads; 0: torch's own choice", least=0, most=4096)
-    deterministic: bool = option(False, "the same bits in every run of one GPU machine")
-    log_every: int = option(10, "steps between training lines in metrics.jsonl", least=1)
-    checkpoint_seconds: float = option(
-        60.0, "between checkpoints; one at a stop always", least=0, most=1e9
-    )
+    device: str = option("auto", one_of=("auto", "cpu", "cuda"))  # auto: cuda where there is one
+    # Whether to use torch.compile; `auto`: where it pays.
+    compile: str = option("auto", one_of=("auto", "true", "false"))
+    # Replay a compiled step as CUDA graphs: for steps of many short kernels.
+    cuda_graphs: bool = False
+    # Parallel runs in `make reproduce`; 0: one per CPU core, or up to 4 per GPU by its memory.
+    jobs: int = option(0, least=0)
+    threads: int = option(0, least=0, most=4096)  # CPU threads; 0: torch's own choice
+    deterministic: bool = False  # the same bits in every run of one GPU machine
+    log_every: int = option(10, least=1)  # steps between training lines in metrics.jsonl
+    # Seconds between checkpoints; one at a stop always.
+    checkpoint_seconds: float = option(60.0, least=0, most=1e9)
 
 
 @dataclass
 class TrackerConfig:
     """Where the curves of a run are logged."""
 
-    name: str = option("wandb", "where curves are logged", one_of=("wandb", "none"))
-    mode: str = option("offline", "online needs `wandb login`", one_of=("offline", "online"))
-    project: str = option("crope", "wandb project")
+    name: str = option("wandb", one_of=("wandb", "none"))  # where curves are logged
+    mode: str = option("offline", one_of=("offline", "online"))  # online needs `wandb login`
+    project: str = "crope"  # wandb project
 
 
 @dataclass
@@ -296,11 +279,9 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
-    seed: int = option(0, "initialisation, data order and dropout", least=0)
-    results_dir: str = option("results", "runs and reports go here")
-    data_dir: str = option(
-        "${oc.env:CROPE_DATA_DIR,data/raw}", "raw text, layout in data/README.md"
-    )
+    seed: int = option(0, least=0)  # initialisation, data order and dropout
+    results_dir: str = "results"  # runs and reports go here
+    data_dir: str = "${oc.env:CROPE_DATA_DIR,data/raw}"  # raw text, layout in data/README.md
 
     def validates_at(self, step: int) -> bool:
         """Whether a validation loss of either kind is due after `step` updates."""
@@ -315,7 +296,7 @@ def keys(node: Any = Config, prefix: str = "") -> dict[str, dataclasses.Field[An
         section = item.default_factory
         if dataclasses.is_dataclass(section):
             leaves |= keys(section, f"{prefix}{item.name}.")
-        elif item.metadata:
+        elif node is not DataConfig:  # its fields are set in conf/data alone
             leaves[prefix + item.name] = item
     return leaves
 
@@ -329,12 +310,12 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
         yield "results_dir", "must name a folder"
     yield from model_problems(config.model)
     # A replay reuses the memory of the last one and draws no new dropout masks.
-    conflicts = {
-        "runtime.compile": config.runtime.compile == "false",
-        "model.dropout": config.model.dropout != 0,
-    }
-    for key in (key for key in conflicts if config.runtime.cuda_graphs and conflicts[key]):
-        yield key, "cannot be combined with runtime.cuda_graphs=true"
+    if config.runtime.cuda_graphs:
+        conflict = "cannot be combined with runtime.cuda_graphs=true"
+        if config.runtime.compile == "false":
+            yield "runtime.compile", conflict
+        if config.model.dropout:
+            yield "model.dropout", conflict
     if config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size != GPT2_VOCAB_SIZE:
         yield (
             "tokenizer.vocab_size",

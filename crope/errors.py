@@ -73,6 +73,11 @@ class Parser(argparse.ArgumentParser):
         options |= {"formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(allow_abbrev=False, **options)  # --seed is not --seeds
 
+    def add_shared(self, *names: str) -> None:
+        """Adds arguments of SHARED_ARGUMENTS."""
+        for name in names:
+            self.add_argument(name, **SHARED_ARGUMENTS[name])
+
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
@@ -102,6 +107,38 @@ def existing_folder(text: str) -> Path:
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: no such folder")
     return path
+
+
+# Arguments that several scripts or sub-commands have.
+SHARED_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "--results-dir": {
+        "type": folder,
+        "default": Path("results"),
+        "help": "holds runs/ (default: results)",
+    },
+    "--runs": {
+        "type": existing_folder,
+        "action": "append",
+        "default": [],
+        "metavar": "DIR",
+        "help": "run directories, instead of RESULTS_DIR/runs; may be repeated",
+    },
+    "--scale": {
+        "help": "paper, medium, quick or smoke (default: status: the study's own or the first"
+        " that has a run; explain: that of most runs; gpu-check: paper)"
+    },
+    "--seeds": {
+        "type": positive,
+        "help": "number of seeds, the first of each study's file (default: all of them)",
+    },
+    "--study": {
+        "action": "append",
+        "metavar": "NAME",
+        "help": "file of conf/study (default: both tables)",
+    },
+    "run": {"metavar": "RUN"},
+    "runs": {"nargs": "+", "metavar": "RUN"},
+}
 
 
 # In the messages of errors without a type of their own: torch's CPU allocator, CUDA's driver (also

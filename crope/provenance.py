@@ -15,6 +15,7 @@ import torch
 from crope.config import ROOT, RuntimeConfig
 from crope.device import device_name, resolve_device
 from crope.errors import log_line
+from crope.record import UNREADABLE
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "tokenizers", "wandb", "pandas", "triton")
 SOURCE = ("crope/", "conf/", "scripts/")
@@ -71,7 +72,7 @@ def earlier_attempts(path: Path) -> list[dict[str, Any]]:
         before = json.loads(path.read_text(encoding="utf-8"))
         attempts = [*before.get("resumed_from", []), before]
         return [{name: attempt[name] for name in ATTEMPT} for attempt in attempts]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except UNREADABLE as error:
         log_line(f"{path}: corrupt or missing ({type(error).__name__}); earlier attempts unknown")
         return [dict.fromkeys(ATTEMPT)]
 

@@ -285,11 +285,12 @@ def find_record(name: str, *, results_dir: Path) -> Record:
     path = Path(name)
     if not (path / "config.yaml").exists():
         folders = [results_dir / "runs", *sorted(PUBLISHED.glob("*/"))]
-        matches: dict[str, Path] = {}
-        for folder in reversed(folders):  # own runs replace published ones
-            matches.update(
-                {run.name: run for run in folder.glob("*/") if run.name.startswith(name)}
-            )
+        matches = {
+            run.name: run
+            for folder in reversed(folders)  # own runs replace published ones
+            for run in folder.glob("*/")
+            if run.name.startswith(name)
+        }
         if len(matches) != 1 and name not in matches:
             problem = "no such run"
             if matches:
@@ -322,9 +323,10 @@ def _invalid(record: Record) -> str:
     that `derive` gives.
     """
     summary, config, name = record.summary, record.config, record.path.name
-    problem = type_problem(Identity, summary, "summary.json")
-    problem = problem or type_problem(Provenance, record.provenance, "provenance.json")
-    if problem:
+    if problem := (
+        type_problem(Identity, summary, "summary.json")
+        or type_problem(Provenance, record.provenance, "provenance.json")
+    ):
         return problem
     stated = f"{summary['model']}-{summary['dataset']}-{summary['row']}-s{config['seed']}"
     if (
@@ -352,6 +354,9 @@ def _invalid(record: Record) -> str:
     return _invalid_windows(record)
 
 
+_adapter = cache(TypeAdapter)  # one per schema
+
+
 def type_problem(schema: Any, value: Any, name: str) -> str:
     """The first key of `value`, read from the file `name`, that is missing or of another type than
     in `schema`; empty if there is none.
@@ -362,11 +367,6 @@ def type_problem(schema: Any, value: Any, name: str) -> str:
         first = error.errors()[0]
         return f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     return ""
-
-
-@cache
-def _adapter(schema: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(schema)
 
 
 def invalid_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> str:
@@ -466,33 +466,23 @@ class MetricsWriter:
 def derive(
     config: Mapping[str, Any], rows: list[dict[str, Any]], splits: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The part of summary.json that follows from the configuration, metrics.jsonl and the data."""
-    train, model = config["train"], ModelConfig(**config["model"])
-    seen = train["max_steps"] * train["batch_size"] * train["seq_len"]
-    parameters = count_parameters(
-        model, vocab_size=config["tokenizer"]["vocab_size"], max_len=train["seq_len"]
-    )
-    return {
-        "steps": train["max_steps"],
-        "train_tokens": seen,
-        "train_passes": seen / splits["train"]["tokens"],
-        **summarise(rows, max_steps=train["max_steps"], validation=splits["validation"]),
-        "parameters": {**asdict(parameters), "total": parameters.total},
-    }
+    """The part of summary.json that follows from the configuration, the rows of metrics.jsonl and
+    the splits of the data's meta.json. Losses are in nats per token.
 
-
-def summarise(
-    rows: list[dict[str, Any]], *, max_steps: int, validation: Mapping[str, Any]
-) -> dict[str, Any]:
-    """summary.json's losses (nats per token) and speeds from the rows of metrics.jsonl.
-
-    validation    the split's entry in the data's meta.json (tokens, bytes)
     val_sampled   mean and sample standard deviation of the sampled losses at step >= 0.9 max_steps
     val_full      final and best loss of the fixed pass
     train         the training split measured as val_full is, after the last step
     time          median step time over the training lines except the first, which includes
                   compilation and first allocations
     """
+    train, validation = config["train"], splits["validation"]
+    max_steps, seq_len = train["max_steps"], train["seq_len"]
+    seen = max_steps * train["batch_size"] * seq_len
+    parameters = count_parameters(
+        ModelConfig(**config["model"]),
+        vocab_size=config["tokenizer"]["vocab_size"],
+        max_len=seq_len,
+    )
     sampled = [(row["step"], row["val/loss_nats"]) for row in rows if "val/loss_nats" in row]
     full = [(row["step"], row["val_full/loss_nats"]) for row in rows if "val_full/loss_nats" in row]
     tail = [(step, loss) for step, loss in sampled if step >= (1 - LAST_SHARE) * max_steps]
@@ -503,6 +493,9 @@ def summarise(
     timed = [row for row in rows if "time/step_ms" in row]
     timed = timed[1:] or timed
     return {
+        "steps": max_steps,
+        "train_tokens": seen,
+        "train_passes": seen / splits["train"]["tokens"],
         "val_sampled": {
             "mean_nats": statistics.fmean(losses),
             "std_nats": statistics.stdev(losses) if len(losses) > 1 else None,
@@ -529,6 +522,7 @@ def summarise(
         "memory_peak_gib": max(
             (row["memory/peak_gib"] for row in rows if "memory/peak_gib" in row), default=None
         ),
+        "parameters": {**asdict(parameters), "total": parameters.total},
     }
 
 

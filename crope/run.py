@@ -1,7 +1,6 @@
 """One run: skip it if complete, train it, write its record; and load a finished run."""
 
 import gc
-import json
 import os
 import signal
 import sys
@@ -36,6 +35,7 @@ from crope.record import (
     is_complete,
     read_measurement,
     read_metrics,
+    read_record,
     remove_temporary_files,
     run_status,
     sha256_file,
@@ -94,8 +94,7 @@ def execute(run: Run) -> Outcome:
 
 def _skipped(run: Run, why: str) -> Outcome:
     """Raises DataError if the complete run was made on text from another source."""
-    provenance_text = (run.path / "provenance.json").read_text(encoding="utf-8")
-    source = json.loads(provenance_text)["data"].get("source", {})
+    source = read_record(run.path).provenance["data"].get("source", {})
     check_source(run.config.data.corpus, source.get("hub"), f"the text of {run.path}")
     return Outcome(run.run_id, "skipped", f"{run.run_id}: {why}")
 
@@ -157,7 +156,7 @@ def stop_on_signal() -> Iterator[Stop]:
 
 def _load(config: Config) -> TokenSet:
     tokens = load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(config.data_dir))
-    for split in ("train", "validation"):
+    for split in SPLITS:
         check_length(getattr(tokens, split), config.train.seq_len, split)
     return tokens
 

@@ -37,7 +37,7 @@ from crope.compose import (
 from crope.config import DataConfig, ModelConfig, cell_key
 from crope.data.corpora import missing_files
 from crope.errors import ConfigError, log_line, one_line
-from crope.record import Record, read_records
+from crope.record import UNREADABLE, Record, read_records
 from crope.terminal import last_step, tail
 
 # Of scales with equally many runs the first one is reported.
@@ -90,7 +90,7 @@ def planned_scale(studies: Iterable[str]) -> str | None:
     """The scale that the files of these studies fix; None if none does. Raises ConfigError if they
     differ.
     """
-    scales = {study: next(iter(_axes(study).get("scale", ())), None) for study in studies}
+    scales = {study: _axes(study).get("scale", [None])[0] for study in studies}
     if len(set(scales.values())) > 1:
         plans = ", ".join(f"{study} at {scale or 'any scale'}" for study, scale in scales.items())
         raise ConfigError(
@@ -189,8 +189,7 @@ def expected_cells(scale: str, datasets: Sequence[str] | None = None) -> list[Ce
     """Cells of Tables 1 and 2 in the paper's order. `datasets` restricts the paper's three (`tiny`
     may join).
     """
-    rows = expected_table_rows(scale, datasets)
-    return list(itertools.chain.from_iterable(row.cells for row in rows))
+    return [cell for row in expected_table_rows(scale, datasets) for cell in row.cells]
 
 
 def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
@@ -209,7 +208,7 @@ def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[Stu
 
 def expected_table_rows(scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
     """Rows of Tables 1 and 2, with their planned seeds."""
-    return list(itertools.chain.from_iterable(_rows(table, scale, datasets) for table in TABLES))
+    return [row for table in TABLES for row in _rows(table, scale, datasets)]
 
 
 def _rows(study: str, scale: str, datasets: Sequence[str] | None) -> list[StudyRow]:
@@ -225,19 +224,19 @@ def _rows(study: str, scale: str, datasets: Sequence[str] | None) -> list[StudyR
     axes.pop("seed", None)
     rows = []
     for choice in _grid(axes, datasets):
-        choices = ({**choice, "model": model} for model in models)
+        choices = [choice | {"model": model} for model in models]
         runs = _compose(study, choices, [f"scale={scale}"])
-        cells = [
+        cells = tuple(
             Cell(study, run.row, run.dataset, run.model, run.scale, cell_key(run.container))
             for run in runs
-        ]
-        settings = [
+        )
+        settings = tuple(
             f"{axis}={value}"
             for axis, value in choice.items()
             if axis not in ("data", "model.d_model")
-        ]
+        )
         width, seeds = runs[0].config.model.d_model, planned_seeds(study)
-        rows.append(StudyRow(study, runs[0].dataset, width, tuple(cells), tuple(settings), seeds))
+        rows.append(StudyRow(study, runs[0].dataset, width, cells, settings, seeds))
     return rows
 
 
@@ -363,7 +362,7 @@ def study_status(
         study_states = {}
         for run in runs:
             run = _recorded(run, precision)
-            study_states[run.run_id] = states.get(run.run_id) or _state(run, done, reasons)
+            study_states[run.run_id] = _state(run, done, reasons)
         states.update(study_states)
         counts = Counter(state.status for state in study_states.values())
         parts = [f"{counts[name]} {name}" for name in STATUSES if counts[name]]
@@ -381,7 +380,7 @@ def _first_scale(finished: set[str], results_dir: Path) -> str:
     """The first of SCALES that has a finished or a started run; quick if none has."""
     present = set(finished)
     for path in (results_dir / "runs").glob("*/provenance.json"):
-        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+        with suppress(*UNREADABLE):
             present.add(json.loads(path.read_text(encoding="utf-8"))["scale"])
     return next((name for name in SCALES if name in present), "quick")
 
@@ -394,7 +393,7 @@ def unavailable_datasets(results_dir: Path) -> dict[str, str]:
     path = results_dir / UNAVAILABLE
     try:
         reasons = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except UNREADABLE as error:
         log_line(f"{path}: corrupt ({type(error).__name__}); `make reproduce` makes it again")
         return {}
     return {name: str(reasons[name]) for name in paper.DATASET_LABELS if name in reasons}
@@ -419,7 +418,7 @@ def _recorded(run: Run, default: str) -> Run:
     """
     if run.config.train.precision != "auto":
         return run
-    for precision in (default, "bf16" if default == "fp32" else "fp32"):
+    for precision in (default, "bf16", "fp32"):
         resolved = at_precision(run, precision)
         if (resolved.path / "config.yaml").exists():
             return resolved
@@ -475,13 +474,11 @@ def seconds_left(states: Sequence[RunState], complete: Sequence[Record]) -> tupl
 def _shape(config: Mapping[str, Any]) -> tuple[object, ...]:
     """What the time of a step depends on, besides the device."""
     model, train = config["model"], config["train"]
-    sizes = (
-        model["n_layers"],
-        model["n_heads"],
-        model["d_model"],
+    return (
+        *(train[key] for key in ("precision", "batch_size", "seq_len")),
+        *(model[key] for key in ("attention", "n_layers", "n_heads", "d_model")),
         config["tokenizer"]["vocab_size"],
     )
-    return (train["precision"], train["batch_size"], train["seq_len"], model["attention"], *sizes)
 
 
 def _render_left(states: Sequence[RunState], complete: Sequence[Record]) -> list[str]:

@@ -45,7 +45,7 @@ from crope.study import (
     study_runs,
     unavailable_datasets,
 )
-from crope.terminal import SweepProgress, track
+from crope.terminal import SweepProgress, tail, track
 from crope.trainer import compiles
 
 RUNS_PER_GPU = 4  # several fill the gaps that one leaves: start-up, compilation, short kernels
@@ -83,13 +83,15 @@ def reproduce(
     common = [*overrides, quoted_override("results_dir", results_dir)]
     config = load_run([f"scale={scale}", *common]).config
 
-    def expand(datasets: Sequence[str] | None) -> tuple[list[Run], list[Run]]:
+    datasets: list[str] | None = None
+
+    def expand(studies: Sequence[str]) -> tuple[list[Run], list[Run]]:
+        """The runs of studies on `datasets`, and those of them that are not complete."""
         runs = study_runs(studies, scale=scale, seeds=seeds, datasets=datasets, overrides=common)
         runs = [resolve_precision(run) for run in runs]
         return runs, [run for run in runs if not _is_complete(run)]
 
-    datasets: list[str] | None = None
-    runs, todo = expand(datasets)
+    runs, todo = expand(studies)
     tried = {run.dataset for run in runs}
     # Token files are made once here; otherwise every process would wait for the first one.
     data_dir = Path(config.data_dir)
@@ -101,7 +103,7 @@ def reproduce(
     }
     if missing:
         datasets = [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]
-        runs, todo = expand(datasets)
+        runs, todo = expand(studies)
         failed |= _prepare([run for run in todo if run.dataset == "tiny"], data_dir)
     known = unavailable_datasets(results_dir).items()  # an earlier command may have tried others
     unavailable = {name: why for name, why in known if name not in tried}
@@ -116,12 +118,8 @@ def reproduce(
             if outcome.status not in ("complete", "skipped"):
                 problems.append(outcome.text)
     if EXTRAPOLATED in studies:
-        measured = study_runs(
-            [EXTRAPOLATED], scale=scale, seeds=seeds, datasets=datasets, overrides=common
-        )
-        problems += _extrapolate(
-            [run for run in map(resolve_precision, measured) if _is_complete(run)]
-        )
+        measured, incomplete = expand([EXTRAPOLATED])
+        problems += _extrapolate([run for run in measured if run not in incomplete])
     from crope.report.build import build_report
 
     # Studies at the scale that their files fix join the report of the scale with most runs.
@@ -202,10 +200,9 @@ def run_all(
             if stop.requested():
                 stop_all()
             show([worker.run for worker in workers.values()])
-            ready: list[Any] = wait(list(workers), timeout=POLL_SECONDS)
-            for receiver in ready:
-                worker = workers.pop(receiver)
-                outcome = _receive(receiver, worker, stopping)
+            for ready in wait(list(workers), timeout=POLL_SECONDS):
+                worker = workers.pop(ready)
+                outcome = _receive(ready, worker, stopping)
                 if outcome.status == "busy":
                     waiting.append(worker.run)
                 else:
@@ -250,7 +247,7 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _receive(receiver: Connection, worker: Worker, stopping: bool) -> Outcome:
+def _receive(receiver: Any, worker: Worker, stopping: bool) -> Outcome:
     """What a process sent before it ended, or how it ended."""
     run, process = worker.run, worker.process
     with suppress(EOFError):
@@ -292,7 +289,7 @@ def _next_run(waiting: Sequence[Run], active: Sequence[Run]) -> Run | None:
     compiling = [
         _shape(run)
         for run in active
-        if run.config.runtime.compile == "true" and not _has_metrics(run)
+        if run.config.runtime.compile == "true" and not tail(run.path / "metrics.jsonl")
     ]
     for run in waiting:
         if _shape(run) not in compiling and not is_locked(run):
@@ -305,11 +302,6 @@ def _shape(run: Run) -> tuple[Any, ...]:
     train = run.config.train
     sizes = (train.batch_size, train.seq_len, run.config.tokenizer.vocab_size, train.precision)
     return (*astuple(run.config.model), *sizes)
-
-
-def _has_metrics(run: Run) -> bool:
-    path = run.path / "metrics.jsonl"
-    return path.exists() and path.stat().st_size > 0
 
 
 def default_jobs(runs: Sequence[Run], device: str) -> int:

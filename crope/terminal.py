@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import rich.progress
@@ -64,12 +63,7 @@ class Bars:
             self.bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         with suppress(OSError):
             self.bars.stop()
 
@@ -147,13 +141,12 @@ class SweepProgress(Bars):
             if name not in self.tasks:
                 self.tasks[name] = self.add(title(run), total=self.sizes[name], text="")
             self.bars.update(self.tasks[name], completed=self.trained[name], text=text)
-        names = {run.run_id for run in active}
-        for name in self.tasks.keys() - names:
+        for name in self.tasks.keys() - {run.run_id for run in active}:
             self.bars.remove_task(self.tasks.pop(name))
         done = sum(self.trained.values())
         text = f"of the tokens, {self.ended} of {self.runs} runs"
         self.bars.update(self.whole, completed=done, text=text)
-        share = 100 * done / max(1, self.total)
+        share = 100 * done / self.total
         self.print_now_and_then(f"{share:.0f} % {text}; " + "; ".join(texts))
 
     def end(self, run_id: str, text: str, *, stopped: bool) -> None:
@@ -178,8 +171,9 @@ class SweepProgress(Bars):
 def track(items: Iterable[Item], description: str) -> Iterable[Item]:
     """The items, with a bar in a terminal."""
     console = Console(stderr=True)
-    hidden = not console.is_terminal
-    return rich.progress.track(items, description, console=console, transient=True, disable=hidden)
+    return rich.progress.track(
+        items, description, console=console, transient=True, disable=not console.is_terminal
+    )
 
 
 def title(run: Run) -> str:

@@ -55,12 +55,17 @@ class Tracker:
     def _start(self) -> Any:
         run, mode = self.run, self.run.config.tracker.mode
         folder = Path(run.config.results_dir)
-        names = {"model": run.model, "dataset": run.dataset, "row": run.row, "scale": run.scale}
         if mode == "offline":
             for earlier in (folder / "wandb").glob(f"offline-run-*-{run.run_id}/"):
                 shutil.rmtree(earlier)  # `wandb sync` would send both
-        resume = "allow" if mode == "online" else None
-        return _init(run.container, names, run.run_id, mode=mode, folder=folder, resume=resume)
+        return _init(
+            run.container,
+            vars(run),
+            run.run_id,
+            mode=mode,
+            folder=folder,
+            resume="allow" if mode == "online" else None,
+        )
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Called when the run ends; `summary` is its summary.json, of a stopped run
@@ -76,9 +81,8 @@ def upload(record: Record, *, results_dir: Path) -> None:
     Raises UserError.
     """
     try:
-        names = {key: record.summary[key] for key in ("model", "dataset", "row", "scale")}
         wandb_run = _init(
-            record.config, names, record.path.name, mode="online", folder=results_dir, resume=None
+            record.config, record.summary, record.path.name, mode="online", folder=results_dir
         )
         for row in record.metrics():
             _log(wandb_run, row)
@@ -101,13 +105,15 @@ def _log(wandb_run: Any, row: Mapping[str, Any]) -> None:
 
 def _init(
     config: Mapping[str, Any],
-    names: Mapping[str, str],
+    facts: Mapping[str, Any],
     run_id: str,
     *,
     mode: Any,
     folder: Path,
-    resume: Any,
+    resume: Any = None,
 ) -> Any:
+    """A run of wandb; `facts`, of a Run or its summary, names the group files that were chosen."""
+    names = {key: facts[key] for key in ("model", "dataset", "row", "scale")}
     # Both are read at import. Offline runs would send telemetry too.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     os.environ.setdefault("WANDB_INIT_TIMEOUT", str(INIT_SECONDS))
@@ -122,7 +128,7 @@ def _init(
         "group": f"{names['scale']} {names['dataset']} {names['row']}",
         "job_type": names["model"],
         "tags": list(names.values()),
-        "config": {**config, "names": dict(names)},
+        "config": {**config, "names": names},
         "dir": str(folder),
         "mode": mode,
         "resume": resume,

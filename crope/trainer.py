@@ -195,7 +195,7 @@ def validate(
     config: Config,
     step: int,
     device: torch.device,
-    stop_requested: Callable[[], bool] = lambda: False,
+    stop_requested: Callable[[], bool],
 ) -> tuple[Line, Tensor | None]:
     """The validation losses that are due after `step` updates; after the last one also the training
     split's, and the loss of each window of the full validation pass.

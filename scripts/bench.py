@@ -13,13 +13,13 @@ all of them. Times are medians over the rounds' mean steps, after compilation an
 
 import itertools
 import math
-import re
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,26 +91,20 @@ def main() -> None:
         )
         print(tables[-1], flush=True)
     if options.write and tables:
-        page = with_table(
-            PAGE.read_text(encoding="utf-8"), f"steps {device.type}", "\n".join(tables)
-        )
-        write_text(PAGE, page)
+        write_table(PAGE, f"steps {device.type}", "\n".join(tables))
 
 
-def with_table(page: str, name: str, table: str) -> str:
-    """The page with the table between the markers of `name` replaced; appended if the page has no
-    such markers.
+def write_table(page: Path, name: str, table: str) -> None:
+    """Replaces the table between the markers of `name`; appends it if the page has no such
+    markers.
     """
     begin, end = f"<!-- generated: bench {name} -->", "<!-- end of generated -->"
-    block, pattern = (
-        f"{begin}\n\n{table}\n{end}",
-        re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL),
-    )
-    return (
-        pattern.sub(lambda _: block, page)
-        if pattern.search(page)
-        else f"{page.rstrip()}\n\n{block}\n"
-    )
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(begin)
+    if end not in rest:
+        before, rest = f"{text.rstrip()}\n\n", f"{end}\n"
+    after = rest.partition(end)[2]
+    write_text(page, f"{before}{begin}\n\n{table}\n{end}{after}")
 
 
 def implementations(config: Config) -> dict[str, Callable[[], Step]]:
@@ -227,14 +221,18 @@ def baseline_step(
 def transformers_gpt2(config: Config, vocab: int) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    size = {
-        "n_embd": config.model.d_model,
-        "n_layer": config.model.n_layers,
-        "n_head": config.model.n_heads,
-    }
-    options = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
     return GPT2LMHeadModel(
-        GPT2Config(vocab_size=vocab, n_positions=config.train.seq_len, **size, **options)
+        GPT2Config(
+            vocab_size=vocab,
+            n_positions=config.train.seq_len,
+            n_embd=config.model.d_model,
+            n_layer=config.model.n_layers,
+            n_head=config.model.n_heads,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            use_cache=False,
+        )
     )
 
 
@@ -244,10 +242,8 @@ class PlainGPT(nn.Module):
     def __init__(self, config: Config, vocab: int) -> None:
         super().__init__()
         width, self.heads = config.model.d_model, config.model.n_heads
-        self.tokens, self.positions = (
-            nn.Embedding(vocab, width),
-            nn.Embedding(config.train.seq_len, width),
-        )
+        self.tokens = nn.Embedding(vocab, width)
+        self.positions = nn.Embedding(config.train.seq_len, width)
         sizes = {
             "qkv": (width, 3 * width),
             "out": (width, width),
@@ -290,11 +286,8 @@ def render_steps(config: Config, times: dict[str, float]) -> str:
     """A Markdown table; the last column is each implementation's time over that of this project's
     fastest setting.
     """
-    batch, length, vocab_size = (
-        config.train.batch_size,
-        config.train.seq_len,
-        config.tokenizer.vocab_size,
-    )
+    batch, length = config.train.batch_size, config.train.seq_len
+    vocab_size = config.tokenizer.vocab_size
     flops = (
         batch * length * train_flops_per_token(config.model, vocab_size=vocab_size, seq_len=length)
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from bench import with_table
+from bench import write_table
 from torch import Tensor
 
 from crope.adapt import complexify, input_moments
@@ -25,7 +25,7 @@ from crope.data.batches import sample_batch
 from crope.errors import Parser, UserError, main_errors
 from crope.model.gpt import GPT
 from crope.model.projections import LowRankLinear
-from crope.record import find_record, write_text
+from crope.record import find_record
 from crope.run import load_run_tokens, load_trained
 
 PAGE = ROOT / "docs" / "own-model.md"
@@ -51,7 +51,7 @@ def main() -> None:
     table = render([losses_of_run(run) for run in options.runs])
     print(table)
     if options.write:
-        write_text(PAGE, with_table(PAGE.read_text(encoding="utf-8"), "init", table))
+        write_table(PAGE, "init", table)
 
 
 def losses_of_run(run: str) -> Losses:

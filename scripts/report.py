@@ -8,9 +8,8 @@ If results/runs has no run of the scale, the published records of results/publis
 """
 
 import sys
-from pathlib import Path
 
-from crope.errors import Parser, existing_folder, folder, main_errors
+from crope.errors import Parser, folder, main_errors
 
 
 def main() -> None:
@@ -18,18 +17,8 @@ def main() -> None:
     from crope.study import SCALES
 
     parser = Parser(description=__doc__)
-    parser.add_argument(
-        "--results-dir", type=folder, default=Path("results"), help="holds runs/ (default: results)"
-    )
+    parser.add_shared("--results-dir", "--runs")
     parser.add_argument("--scale", choices=SCALES, help="default: the one with most runs")
-    parser.add_argument(
-        "--runs",
-        type=existing_folder,
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="may be repeated",
-    )
     parser.add_argument(
         "--out", type=folder, help="default: RESULTS_DIR/report (smoke: report-smoke)"
     )

@@ -6,9 +6,8 @@ python scripts/reproduce.py [--scale paper|medium|quick|smoke] [--seeds N] [--st
 """
 
 import sys
-from pathlib import Path
 
-from crope.errors import Parser, folder, main_errors, positive
+from crope.errors import Parser, main_errors
 
 
 def main() -> int:
@@ -16,15 +15,7 @@ def main() -> int:
     parser.add_argument(
         "--scale", help="default: the studies' own; else paper with a CUDA device, quick without"
     )
-    parser.add_argument(
-        "--seeds",
-        type=positive,
-        help="number of seeds, the first of each study's file (default: all of them)",
-    )
-    parser.add_argument(
-        "--study", action="append", metavar="NAME", help="file of conf/study (default: both tables)"
-    )
-    parser.add_argument("--results-dir", type=folder, default=Path("results"))
+    parser.add_shared("--seeds", "--study", "--results-dir")
     parser.add_argument(
         "overrides", nargs="*", help="of tracker and runtime: tracker=none, runtime.jobs=4"
     )

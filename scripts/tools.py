@@ -25,7 +25,6 @@ from crope.errors import (
     ConfigError,
     Parser,
     UserError,
-    existing_folder,
     folder,
     main_errors,
     positive,
@@ -64,13 +63,14 @@ def status(options: Options) -> None:
     """Done, running, failed and missing runs of studies, and the time left."""
     from crope.study import TABLES, study_status
 
-    text = study_status(
-        options.study or TABLES,
-        scale=options.scale,
-        seeds=options.seeds,
-        results_dir=options.results_dir,
+    print(
+        study_status(
+            options.study or TABLES,
+            scale=options.scale,
+            seeds=options.seeds,
+            results_dir=options.results_dir,
+        )
     )
-    print(text)
 
 
 def explain(options: Options) -> None:
@@ -112,10 +112,8 @@ def theory(options: Options) -> None:
 def extrapolate(options: Options) -> int:
     """Measure finished runs at 1, 2 and 4 times their training length."""
     from crope.extrapolate import extrapolate
-    from crope.record import find_record
 
-    def measure(name: str) -> None:
-        record = find_record(name, results_dir=options.results_dir)
+    def measure(record: Any) -> None:
         rows = extrapolate(record, factors=options.factors, max_tokens=options.tokens)["lengths"]
         losses = (
             f"L={row['seq_len']} {row.get('note') or format(row['loss_nats'], '.4f')}"
@@ -123,15 +121,14 @@ def extrapolate(options: Options) -> int:
         )
         print(f"{record.path.name}: {'; '.join(losses)} (nats per token)", flush=True)
 
-    return _each(options.runs, measure)
+    return _each(options, measure)
 
 
 def convert(options: Options) -> None:
     """Convert a finished RoPE run to CRoPE and fine-tune it."""
     from crope.convert import convert
-    from crope.record import find_record
 
-    record = find_record(options.run, results_dir=options.results_dir)
+    record = _record(options.run, options)
     result = convert(record, steps=options.steps, lr=options.lr)
     tuned = (
         f"{arm} {result['loss_nats'][arm]:.4f} -> {loss:.4f}"
@@ -147,9 +144,8 @@ def export(options: Options) -> None:
     file.
     """
     from crope.export import export, export_transformers
-    from crope.record import find_record
 
-    record = find_record(options.run, results_dir=options.results_dir)
+    record = _record(options.run, options)
     kind = "-converted" * options.converted + "-dense" * options.dense
     out = options.out or options.results_dir / "export" / f"{record.path.name}{kind}"
     if options.format == "transformers":
@@ -163,18 +159,17 @@ def export(options: Options) -> None:
 def generate(options: Options) -> None:
     """Print a prompt as a finished run continues it."""
     from crope.generate import generate
-    from crope.record import find_record
 
-    record = find_record(options.run, results_dir=options.results_dir)
-    text = generate(
-        record,
-        options.prompt,
-        tokens=options.tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        seed=options.seed,
+    print(
+        generate(
+            _record(options.run, options),
+            options.prompt,
+            tokens=options.tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            seed=options.seed,
+        )
     )
-    print(text)
 
 
 def release(options: Options) -> None:
@@ -190,15 +185,13 @@ def upload(options: Options) -> int:
     """Send finished runs to wandb (after `wandb login`), each in place of what is there under its
     id.
     """
-    from crope.record import find_record
     from crope.tracking import upload
 
-    def send(name: str) -> None:
-        record = find_record(name, results_dir=options.results_dir)
+    def send(record: Any) -> None:
         upload(record, results_dir=options.results_dir)
         print(f"{record.path.name}: uploaded", flush=True)
 
-    return _each(options.runs, send)
+    return _each(options, send)
 
 
 def golden(options: Options) -> None:
@@ -274,16 +267,24 @@ def _run_and_log(command: list[str], log: Path, environment: dict[str, str]) -> 
     """
     from crope.config import ROOT
 
-    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    options |= {"cwd": ROOT, "env": environment, "text": True}
-    options["process_group"] = 0  # Ctrl-C reaches this process only
     signals: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         signals.append(number)
         process.terminate()
 
-    with log.open("w", encoding="utf-8") as file, subprocess.Popen(command, **options) as process:
+    with (
+        log.open("w", encoding="utf-8") as file,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            process_group=0,  # Ctrl-C reaches this process only
+        ) as process,
+    ):
         before = {
             number: signal.signal(number, pass_on)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -302,12 +303,21 @@ def _run_and_log(command: list[str], log: Path, environment: dict[str, str]) -> 
     return process.returncode
 
 
-def _each(names: list[str], call: Callable[[str], None]) -> int:
-    """Exit status 1 if `call` failed for one of the runs; the others are done anyway."""
+def _record(name: str, options: Options) -> Any:
+    """The record of a run by its folder, its id or the start of its id."""
+    from crope.record import find_record
+
+    return find_record(name, results_dir=options.results_dir)
+
+
+def _each(options: Options, call: Callable[[Any], None]) -> int:
+    """Exit status 1 if `call` failed for the record of one of the runs; the others are done
+    anyway.
+    """
     failed = False
-    for name in names:
+    for name in options.runs:
         try:
-            call(name)
+            call(_record(name, options))
         except UserError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             failed = True
@@ -318,31 +328,14 @@ def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     commands = parser.add_subparsers(metavar="SUBCOMMAND", required=True)
 
-    def command(call: Callable[[Options], int | None], *arguments: str) -> Parser:
-        """A sub-parser with the options that several sub-commands share."""
+    def command(call: Callable[[Options], int | None], *shared: str) -> Parser:
+        """A sub-parser with these arguments of SHARED_ARGUMENTS."""
         assert call.__doc__
         name = call.__name__.replace("_", "-")
         summary = call.__doc__.split("\n\n")[0].rstrip(".")
         sub = commands.add_parser(name, help=summary, description=call.__doc__)
         sub.set_defaults(call=call)
-        shared = {
-            "results_dir": {
-                "type": folder,
-                "default": Path("results"),
-                "help": "holds runs/ (default: results)",
-            },
-            "scale": {
-                "help": "paper, medium, quick or smoke (default: status: the study's own or the first"
-                " that has a run; explain: that of most runs; gpu-check: paper)"
-            },
-            "study": {
-                "action": "append",
-                "metavar": "NAME",
-                "help": "file of conf/study (default: both tables)",
-            },
-        }
-        for name in arguments:
-            sub.add_argument(f"--{name.replace('_', '-')}", **shared[name])
+        sub.add_shared(*shared)
         return sub
 
     sub = command(prepare)
@@ -353,26 +346,15 @@ def build_parser() -> Parser:
     sub.add_argument(
         "--data-dir", type=folder, help="raw text (default: CROPE_DATA_DIR, else data/raw)"
     )
-    sub = command(status, "study", "scale", "results_dir")
-    sub.add_argument(
-        "--seeds", type=positive, help="number of seeds, the first of each study's (default: all)"
-    )
-    sub = command(explain, "scale", "results_dir")
+    command(status, "--study", "--scale", "--seeds", "--results-dir")
+    sub = command(explain, "--scale", "--results-dir", "--runs")
     sub.add_argument(
         "cell",
         nargs="?",
         help="table1/<dataset>/<model>, table2/<row>/<dataset>/<model>, P1 to P5 or"
         " <study>/<first>-<second>",
     )
-    sub.add_argument(
-        "--runs",
-        type=existing_folder,
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="run directories, instead of RESULTS_DIR/runs; may be repeated",
-    )
-    sub = command(publish, "results_dir")
+    sub = command(publish, "--results-dir")
     sub.add_argument(
         "machine",
         metavar="MACHINE",
@@ -380,7 +362,7 @@ def build_parser() -> Parser:
     )
     sub.add_argument("--scale", required=True)
     command(readme)
-    sub = command(theory, "results_dir")
+    sub = command(theory, "--results-dir")
     sub.add_argument(
         "--seeds", type=positive, default=5, help="of the pointer task, per model (default: 5)"
     )
@@ -389,24 +371,21 @@ def build_parser() -> Parser:
         choices=["recall"],
         help="train the runs of the recall experiment (hours; continues where it stopped)",
     )
-    sub = command(extrapolate, "results_dir")
-    sub.add_argument("runs", nargs="+", metavar="RUN")
+    sub = command(extrapolate, "runs", "--results-dir")
     sub.add_argument(
         "--factors", nargs="+", type=int, default=[1, 2, 4], help="times the training length"
     )
     sub.add_argument(
         "--tokens", type=int, help="of the split; 0: all (default: the run's eval.full_tokens)"
     )
-    sub = command(convert, "results_dir")
-    sub.add_argument("run", metavar="RUN")
+    sub = command(convert, "run", "--results-dir")
     sub.add_argument(
         "--steps", type=int, default=200, help="updates of the fine-tuning (default: 200)"
     )
     sub.add_argument(
         "--lr", type=float, help="its constant learning rate (default: the run's last)"
     )
-    sub = command(export, "results_dir")
-    sub.add_argument("run", metavar="RUN")
+    sub = command(export, "run", "--results-dir")
     sub.add_argument(
         "out", nargs="?", type=Path, metavar="OUT", help="default: export/<run id> in the results"
     )
@@ -422,8 +401,7 @@ def build_parser() -> Parser:
     sub.add_argument(
         "--converted", action="store_true", help="the model that `convert` made of a RoPE run"
     )
-    sub = command(generate, "results_dir")
-    sub.add_argument("run", metavar="RUN")
+    sub = command(generate, "run", "--results-dir")
     sub.add_argument("--prompt", default="\n", help="default: a line feed")
     sub.add_argument("--tokens", type=positive, default=100, help="to draw (default: 100)")
     sub.add_argument(
@@ -431,13 +409,12 @@ def build_parser() -> Parser:
     )
     sub.add_argument("--top-k", type=int, default=0, help="only from the k most likely; 0: all")
     sub.add_argument("--seed", type=int, default=0, help="of the sampling (default: 0)")
-    sub = command(release, "results_dir")
+    sub = command(release, "--results-dir")
     sub.add_argument("--scale", help="default: paper with a CUDA device, else quick")
     sub.add_argument("--seed", type=int, default=0, help="of the runs (default: 0)")
-    sub = command(upload, "results_dir")
-    sub.add_argument("runs", nargs="+", metavar="RUN")
+    command(upload, "runs", "--results-dir")
     command(golden)
-    sub = command(gpu_check, "scale", "results_dir")
+    sub = command(gpu_check, "--scale", "--results-dir")
     sub.add_argument("parts", nargs="*", metavar="PART", help=f"default: {', '.join(CHECKS)}")
     sub.add_argument("--machine", help="name to publish under (default: that of the device)")
     return parser

@@ -63,15 +63,16 @@ def test_a_table_has_rates_mfu_and_ratios_to_our_fastest_setting(monkeypatch) ->
     assert [row[4] for row in rows] == ["2.00", "1.00", "0.50"]
 
 
-def test_a_table_replaces_its_own_part_of_the_page() -> None:
-    page = bench.PAGE.read_text(encoding="utf-8")
+def test_a_table_replaces_its_own_part_of_the_page(tmp_path: Path) -> None:
+    page, written = bench.PAGE.read_text(encoding="utf-8"), tmp_path / "page.md"
     head, end = "<!-- generated: bench steps cpu -->", "<!-- end of generated -->"
     before, rest = page.split(head)
-    assert (
-        bench.with_table(page, "steps cpu", "NEW\n")
-        == f"{before}{head}\n\nNEW\n\n{end}{rest.split(end, 1)[1]}"
-    )
-    assert bench.with_table(page, "steps tpu", "NEW\n").startswith(page.rstrip())
+    written.write_text(page, encoding="utf-8")
+    bench.write_table(written, "steps cpu", "NEW\n")
+    changed = f"{before}{head}\n\nNEW\n\n{end}{rest.split(end, 1)[1]}"
+    assert written.read_text(encoding="utf-8") == changed
+    bench.write_table(written, "steps tpu", "NEW\n")
+    assert written.read_text(encoding="utf-8").startswith(changed.rstrip())
 
 
 @pytest.fixture

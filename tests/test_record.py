@@ -14,17 +14,18 @@ import pytest
 import yaml
 
 from crope import record
+from crope.compose import load_run
 from crope.config import run_hash
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.record import (
     PUBLISHED,
     MetricsWriter,
+    derive,
     find_record,
     read_metrics,
     read_record,
     read_records,
     run_status,
-    summarise,
     write_bytes,
     write_json,
 )
@@ -114,11 +115,25 @@ ROWS = [
 VALIDATION = {"tokens": 101, "bytes": 404}
 
 
+def derived(
+    rows: list[dict[str, Any]], *, max_steps: int, validation: dict[str, int] = VALIDATION
+) -> dict[str, Any]:
+    """At 2 sequences of 16 tokens per step."""
+    options = (f"train.max_steps={max_steps}", "train.batch_size=2", "train.seq_len=16")
+    config = load_run(["train.precision=fp32", *options]).container
+    return derive(config, rows, {"train": {"tokens": 1000}, "validation": validation})
+
+
 def test_every_number_of_a_summary_by_hand() -> None:
     """The last 10 % of 40 steps are 36 to 40: 3.0, 3.2, 3.7, mean 3.3, variance (0.09 + 0.01 +
     0.16) / 2 = 0.13.
     """
-    assert summarise(ROWS, max_steps=40, validation=VALIDATION) == {
+    found = derived(ROWS, max_steps=40)
+    assert found.pop("parameters")["total"] > 0
+    assert found == {
+        "steps": 40,
+        "train_tokens": 1280,
+        "train_passes": 1.28,
         "val_sampled": {
             "mean_nats": pytest.approx(3.3, rel=1e-12),
             "std_nats": pytest.approx(math.sqrt(0.13), rel=1e-12),
@@ -144,7 +159,7 @@ def test_every_number_of_a_summary_by_hand() -> None:
 
 
 def test_a_subset_is_not_the_whole_split_and_one_measurement_has_no_spread() -> None:
-    found = summarise(
+    found = derived(
         [ROWS[0], {**ROWS[-1], "step": 10}], max_steps=10, validation={"tokens": 102, "bytes": 404}
     )
     assert found["val_full"]["whole_split"] is False
@@ -157,7 +172,7 @@ def test_the_step_at_nine_tenths_is_in(max_steps: int) -> None:
     """With a measurement at every step: those from 0.9 max_steps on, whatever 0.9 is in binary."""
     rows = [{**ROWS[0], "step": step} for step in range(max_steps)]
     rows.append({**ROWS[-1], "step": max_steps})
-    found = summarise(rows, max_steps=max_steps, validation=VALIDATION)["val_sampled"]
+    found = derived(rows, max_steps=max_steps)["val_sampled"]
     assert (found["first_step"], found["n"]) == (9 * max_steps // 10, max_steps // 10 + 1)
 
 
