@@ -217,7 +217,7 @@ def weights_for(model: GPT) -> dict[str, Tensor]:
     for index, block in enumerate(blocks_of(model)):
         heads = [
             heads_of(layer, config, rotated=rotary and layer is not block.attn.v_proj)
-            for layer in (block.attn.q_proj, block.attn.k_proj, block.attn.v_proj)
+            for layer in block.attn.qkv
         ]
         heads[0] = heads[0] * (config.d_model / config.attention_width) ** 0.5
         # GPT-NeoX: Q, K and V of each head in turn; GPT-2: all heads of Q, of K, of V.

@@ -10,14 +10,11 @@ Shapes: D in-features, E out-features (both even), C = D/2 complex coordinates, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.linalg import block_diag
 from scipy.stats import ortho_group
-from torch import nn
 
 from crope.model.gpt import GPT, blocks_of
 
@@ -235,15 +232,12 @@ def folded_qkv(model: GPT) -> list[QKV]:
 
     layers = []
     for block in blocks_of(model):
-        projections = (block.attn.q_proj, block.attn.k_proj, block.attn.v_proj)
-        q, k, v = (_fold(projection, block.attn_norm.weight) for projection in projections)
+        gain_D = block.attn_norm.weight.double()
+        q, k, v = (
+            (layer.weight.double() * gain_D).detach().cpu().numpy() for layer in block.attn.qkv
+        )
         layers.append((q, k, v))
     return layers
-
-
-def _fold(projection: nn.Module, gain_D: torch.Tensor) -> Array:
-    weight = cast(torch.Tensor, projection.weight).double()
-    return (weight * gain_D.double()).detach().cpu().numpy()
 
 
 def rotate_heads(

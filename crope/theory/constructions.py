@@ -109,7 +109,7 @@ def comparison(x_TD: Array, *, position: str, projection: str = "real") -> Const
         position=position, projection=projection, n_layers=1, n_heads=1, d_model=width
     )
     attention = CausalAttention(config).double()
-    for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
+    for layer in attention.qkv:
         set_map(layer, np.eye(width // 2))
     attention.set_submodule("out_proj", nn.Identity())
     return Construction(attention, build_positions(config, max_len=length).double(), x_TD)
