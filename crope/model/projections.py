@@ -8,6 +8,7 @@ ComplexLinear without its structure; `complex_misaligned` has the structure, but
 pairs that are rotated.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -131,18 +132,18 @@ class ConjugateLinear(ComplexLinear):
 # Without positions it would be equivalent to `complex` (q.k does not depend on the order of
 # channels, and the output projection undoes it for V), so a difference in loss measures the
 # alignment of Eqs. 10 and 13.
-PROJECTIONS: dict[str, tuple[type[nn.Module], type[nn.Module], type[nn.Module]]] = {
-    "real": (nn.Linear, nn.Linear, nn.Linear),
-    "complex": (ComplexLinear, ComplexLinear, ComplexLinear),
-    "halved": (nn.Linear, nn.Linear, nn.Linear),
-    "lowrank": (LowRankLinear, LowRankLinear, LowRankLinear),
-    "blockdiag": (BlockDiagonalLinear, BlockDiagonalLinear, BlockDiagonalLinear),
-    "complex_misaligned": (ComplexLinear, ComplexLinear, ComplexLinear),
-    "complex_qk": (ComplexLinear, ComplexLinear, nn.Linear),
-    "complex_v": (nn.Linear, nn.Linear, ComplexLinear),
-    "complex_wide": (ComplexLinear, ComplexLinear, ComplexLinear),
-    "conjugate": (ConjugateLinear, ComplexLinear, ComplexLinear),
-    "multi_query": (nn.Linear, nn.Linear, nn.Linear),
+PROJECTIONS: dict[str, Sequence[type[nn.Module]]] = {
+    "real": [nn.Linear] * 3,
+    "complex": [ComplexLinear] * 3,
+    "halved": [nn.Linear] * 3,
+    "lowrank": [LowRankLinear] * 3,
+    "blockdiag": [BlockDiagonalLinear] * 3,
+    "complex_misaligned": [ComplexLinear] * 3,
+    "complex_qk": [ComplexLinear, ComplexLinear, nn.Linear],
+    "complex_v": [nn.Linear, nn.Linear, ComplexLinear],
+    "complex_wide": [ComplexLinear] * 3,
+    "conjugate": [ConjugateLinear, ComplexLinear, ComplexLinear],
+    "multi_query": [nn.Linear] * 3,
 }
 
 
