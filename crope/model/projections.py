@@ -22,20 +22,13 @@ from crope.model.complex_linear import ComplexLinear
 class StructuredLinear(nn.Module):
     """Base class of linear layers whose dense weight is built from fewer numbers, initialised by a
     std of their own.
+
+    A subclass has `bias` (None without one) and two members more:
+
+    weight        property: the dense weight, (E, D)
+    init_stds     parameter name -> std for which each output has the variance that a dense
+                  N(0, dense_std) weight gives it
     """
-
-    bias: nn.Parameter | None
-
-    def init_stds(self, dense_std: float) -> dict[str, float]:
-        """Parameter name -> std for which each output has the variance that a dense N(0, dense_std)
-        weight gives it.
-        """
-        raise NotImplementedError
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """The dense weight, (E, D)."""
-        raise NotImplementedError
 
 
 def dense_linear(layer: Any) -> nn.Linear:
