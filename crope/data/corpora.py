@@ -8,7 +8,6 @@ says; source.json beside a fetched text has this section, and text from another 
 """
 
 import hashlib
-import json
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ import yaml
 from crope.compose import typed
 from crope.config import CACHE_DIR, ROOT, DataConfig, HubConfig
 from crope.errors import ConfigError, DataError, DataUnavailable
+from crope.record import read_json
 
 SPLITS = ("train", "validation")
 CHECKSUMS = ROOT / "data" / "checksums.txt"
@@ -201,12 +201,11 @@ def _verified(corpus: str, data_dir: Path) -> dict[str, list[tuple[Document, str
 def read_source(folder: Path) -> dict[str, Any] | None:
     """The source.json beside a fetched text; None without one."""
     try:
-        source: dict[str, Any] = json.loads((folder / SOURCE_FILE).read_text(encoding="utf-8"))
+        return read_json(folder / SOURCE_FILE)
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise DataError(f"{folder.name}/{SOURCE_FILE}: corrupt; remove the folder") from error
-    return source
 
 
 def check_content(relative: str, blocks: Iterable[str], *, where: str) -> str:

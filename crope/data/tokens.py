@@ -41,7 +41,7 @@ from crope.data.corpora import (
 )
 from crope.data.fetch import GPT2_FILE, fetch
 from crope.errors import ConfigError, DataError, StorageError, UserError, log_line
-from crope.record import sha256_file, write_json, write_text
+from crope.record import read_json, sha256_file, write_json, write_text
 from crope.terminal import track
 
 TOKENS_DIR = CACHE_DIR / "tokens"
@@ -243,7 +243,7 @@ def _open_valid(folder: Path, *, log: bool = True) -> TokenSet | None:
     if not folder.exists():
         return None
     try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        meta = read_json(folder / "meta.json")
         digests = {f"{split}.npy": meta["splits"][split]["sha256"] for split in SPLITS}
         for name, digest in {**digests, "tokenizer.json": meta["tokenizer"]["file_sha256"]}.items():
             if sha256_file(folder / name) != digest:
