@@ -157,8 +157,8 @@ def load_corpus(corpus: str, data_dir: Path) -> Documents:
     if corpus == "tiny":
         return tiny_corpus()
     return {
-        split: [document for document, _ in documents]
-        for split, documents in _verified(corpus, data_dir).items()
+        split: [_verified(corpus, relative, data_dir)[0] for relative in files]
+        for split, files in corpus_files(corpus).items()
     }
 
 
@@ -171,31 +171,26 @@ def corpus_sha256(corpus: str, data_dir: Path) -> dict[str, str]:
     """
     if corpus == "tiny":
         return {split: text_sha256(chain(*texts)) for split, texts in tiny_corpus().items()}
-    if not is_pinned(corpus):
-        verified = _verified(corpus, data_dir)
-        return {split: documents[0][1] for split, documents in verified.items()}
+    files = corpus_files(corpus)
+    if not is_pinned(corpus):  # one file per split
+        return {split: _verified(corpus, path, data_dir)[1] for split, (path,) in files.items()}
     pinned, digests = checksums(), {}
-    for split, paths in corpus_files(corpus).items():
+    for split, paths in files.items():
         lines = [f"{pinned[path]}  {path}\n" for path in paths]
         digests[split] = pinned[paths[0]] if len(paths) == 1 else text_sha256(lines)
     return digests
 
 
-def _verified(corpus: str, data_dir: Path) -> dict[str, list[tuple[Document, str]]]:
-    """The documents of each split with their sha256. Raises as load_corpus does."""
-    if missing := missing_files(corpus, data_dir):
-        raise DataUnavailable(missing_text(corpus, missing))
-    splits: dict[str, list[tuple[Document, str]]] = {split: [] for split in SPLITS}
-    for split, files in corpus_files(corpus).items():
-        for relative in files:
-            path = find_file(relative, data_dir)
-            assert path is not None
-            where = "data/raw" if path.is_relative_to(RAW_DIR) else "data_dir"
-            if not is_pinned(corpus):
-                check_source(corpus, read_source(path.parent), f"{relative} (from {where})")
-            document = Document(corpus, path)
-            splits[split].append((document, check_content(relative, document, where=where)))
-    return splits
+def _verified(corpus: str, relative: str, data_dir: Path) -> tuple[Document, str]:
+    """A file of the corpus and the sha256 of its text. Raises as load_corpus does."""
+    path = find_file(relative, data_dir)
+    if path is None:
+        raise DataUnavailable(missing_text(corpus, missing_files(corpus, data_dir)))
+    where = "data/raw" if path.is_relative_to(RAW_DIR) else "data_dir"
+    if not is_pinned(corpus):
+        check_source(corpus, read_source(path.parent), f"{relative} (from {where})")
+    document = Document(corpus, path)
+    return document, check_content(relative, document, where=where)
 
 
 def read_source(folder: Path) -> dict[str, Any] | None:
