@@ -8,6 +8,7 @@ ComplexLinear without its structure; `complex_misaligned` has the structure, but
 pairs that are rotated.
 """
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,13 +38,11 @@ def dense_linear(layer: Any) -> nn.Linear:
     Its weight is trained if a part of it was; dtype and device stay, and the bias keeps its own.
     """
     outputs, inputs = layer.weight.shape
-    linear = nn.Linear(inputs, outputs, bias=layer.bias is not None, device="meta")
+    linear = nn.Linear(inputs, outputs, bias=False, device="meta")
     parts = [value for name, value in layer.named_parameters() if name != "bias"]
     trained = any(value.requires_grad for value in parts)
     linear.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=trained)
-    if layer.bias is not None:
-        bias = layer.bias.detach().clone()
-        linear.bias = nn.Parameter(bias, requires_grad=layer.bias.requires_grad)
+    linear.bias = copy.deepcopy(layer.bias)
     return linear
 
 
