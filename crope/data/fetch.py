@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -35,7 +34,7 @@ from crope.data.corpora import (
     read_source,
     source_of,
 )
-from crope.errors import ConfigError, DataError, DataUnavailable, log_line, storage_error
+from crope.errors import ConfigError, DataError, DataUnavailable, log_line, one_line, storage_error
 from crope.record import write_json
 
 GPT2_FILE = "tokenizers/gpt2/tokenizer.json"
@@ -81,7 +80,7 @@ def fetch(corpus: str, files: Sequence[str]) -> None:
         except Exception as error:  # the clients' error types are many; all mean: not fetched
             if isinstance(error, OSError) and storage_error(error, corpora.RAW_DIR):
                 raise
-            causes.append(f"{site}: {_one_line(error)}")
+            causes.append(f"{site}: {type(error).__name__}: {one_line(error)[:200]}")
         finally:
             # A pyarrow scanner that stopped midway aborts the process if it outlives the interpreter.
             gc.collect()
@@ -196,35 +195,27 @@ def _locate(hub: HubConfig, pattern: str) -> str:
     """What `datasets` is to read: local files, those of the hub's cache after a download, or, with
     max_bytes, the files on the hub.
     """
-    if not hub.revision:
-        folder = Path(hub.path).expanduser()
-        if not folder.is_dir():
-            raise ConfigError(
-                f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
-            )
-    else:
-        from huggingface_hub.constants import is_offline_mode
+    from huggingface_hub import constants, snapshot_download
 
-        if hub.max_bytes and not is_offline_mode():
+    folder = Path(hub.path).expanduser()
+    if hub.revision:
+        if hub.max_bytes and not constants.is_offline_mode():
             return f"hf://datasets/{hub.path}@{hub.revision}/{pattern}"
-        folder = _download(hub, pattern)
+        cached = snapshot_download(
+            hub.path,
+            repo_type="dataset",
+            revision=hub.revision,
+            allow_patterns=pattern,
+            endpoint=_endpoint(),
+        )
+        folder = Path(cached)
+    elif not folder.is_dir():
+        raise ConfigError(
+            f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
+        )
     if not any(folder.glob(pattern)):
         raise FileNotFoundError(f"no file {pattern}")
     return str(folder / pattern)
-
-
-def _download(hub: HubConfig, pattern: str) -> Path:
-    """The folder of the hub's cache that has the files of a dataset, after downloading them."""
-    from huggingface_hub import snapshot_download
-
-    folder = snapshot_download(
-        hub.path,
-        repo_type="dataset",
-        revision=hub.revision,
-        allow_patterns=pattern,
-        endpoint=_endpoint(),
-    )
-    return Path(folder)
 
 
 def _read_gpt2(_: str) -> list[str]:
@@ -258,7 +249,7 @@ def _limit_client() -> None:
                     # One broken connection must not cost the other 181 books.
                     response = super().send(request, **options)
             except httpx.TransportError as error:
-                raise ConnectionError(_one_line(error)) from error
+                raise ConnectionError(f"{type(error).__name__}: {error}") from error
             if response.is_server_error or response.status_code == 429:
                 response.close()
                 raise ConnectionError(f"{response.status_code} {response.reason_phrase}")
@@ -288,7 +279,3 @@ def _read_url(url: str) -> list[str]:
     response = get_session().get(url)
     response.raise_for_status()
     return [response.content.decode()]
-
-
-def _one_line(error: BaseException) -> str:
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
