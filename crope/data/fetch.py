@@ -133,23 +133,21 @@ def _write(corpus: str, read: Read, site: str, relative: str) -> None:
         incomplete.unlink(missing_ok=True)
 
 
-def _sites(corpus: str) -> list[tuple[str, Read]]:
+def _sites(corpus: str) -> Iterator[tuple[str, Read]]:
     """URL (or name, where nothing is downloaded) and read function of each site that has the
     corpus, in the order of trial.
     """
     from huggingface_hub.constants import is_offline_mode
 
     the_hub = "the hub's cache" if is_offline_mode() else _endpoint()
-    sites: list[tuple[str, Read]] = []
     if corpus == "gpt2":
-        sites.append((the_hub, _read_gpt2))
+        yield the_hub, _read_gpt2
     if hub := hub_of(corpus):
-        sites.append((the_hub if hub.revision else "the local folder", partial(_read_rows, hub)))
+        yield the_hub if hub.revision else "the local folder", partial(_read_rows, hub)
     if corpus == "ptb":
-        sites.append((PTB_URL, lambda relative: _read_url(f"{PTB_URL}/ptb.{relative[4:]}")))
+        yield PTB_URL, lambda relative: _read_url(f"{PTB_URL}/ptb.{relative[4:]}")
     if corpus == "pg19":
-        sites.append((PG19_URL, lambda relative: _read_url(f"{PG19_URL}/{relative[5:]}")))
-    return sites
+        yield PG19_URL, lambda relative: _read_url(f"{PG19_URL}/{relative[5:]}")
 
 
 def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
