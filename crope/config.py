@@ -413,7 +413,7 @@ def cell_key(config: Mapping[str, Any]) -> str:
     part = scientific(config)
     part["train"] = {key: value for key, value in part["train"].items() if key != "precision"}
     del part["seed"]
-    return _digest(part)
+    return json_sha256(part)
 
 
 def numerics_version(model: Mapping[str, Any]) -> int:
@@ -441,8 +441,8 @@ def run_hash(config: Mapping[str, Any], *, version: int | None = None) -> str:
     if config["train"]["precision"] == "auto":
         raise ValueError("train.precision must be resolved before a run is named")
     version = numerics_version(config["model"]) if version is None else version
-    return _digest({**scientific(config), "numerics_version": version})[:8]
+    return json_sha256({**scientific(config), "numerics_version": version})[:8]
 
 
-def _digest(value: Any) -> str:
+def json_sha256(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

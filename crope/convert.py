@@ -154,7 +154,7 @@ def rotate(model: GPT, structure: StreamStructure) -> GPT:
         values_EE = torch.from_numpy(block_diag(*map(rotation_of, heads)))
         _rotate_outputs(attn.v_proj, values_EE)
         attn.out_proj.weight.copy_(attn.out_proj.weight @ values_EE.T)
-        _rotate_inputs(block.attn_norm, (attn.q_proj, attn.k_proj, attn.v_proj), rotation_DD)
+        _rotate_inputs(block.attn_norm, attn.qkv, rotation_DD)
         _rotate_outputs(attn.out_proj, rotation_DD)
         _rotate_inputs(block.ffn_norm, (block.ffn_up,), rotation_DD)
         _rotate_outputs(block.ffn_down, rotation_DD)

@@ -33,7 +33,7 @@ from crope.errors import UserError
 from crope.model.counting import count_parameters
 from crope.model.gpt import GPT, blocks_of
 from crope.model.positions import BASE
-from crope.record import Record, read_measurement, write_bytes, write_json, write_text
+from crope.record import Record, read_json, read_measurement, write_bytes, write_json, write_text
 from crope.run import load_run_tokens, load_trained
 
 ABSOLUTE = ("none", "sinusoidal", "sinusoidal_balanced", "learned")
@@ -217,7 +217,7 @@ def weights_for(model: GPT) -> dict[str, Tensor]:
     for index, block in enumerate(blocks_of(model)):
         heads = [
             heads_of(layer, config, rotated=rotary and layer is not block.attn.v_proj)
-            for layer in (block.attn.q_proj, block.attn.k_proj, block.attn.v_proj)
+            for layer in block.attn.qkv
         ]
         heads[0] = heads[0] * (config.d_model / config.attention_width) ** 0.5
         # GPT-NeoX: Q, K and V of each head in turn; GPT-2: all heads of Q, of K, of V.
@@ -363,7 +363,7 @@ def _check_folder(out: Path) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:
-        earlier = json.loads((out / "config.json").read_text(encoding="utf-8"))
+        earlier = read_json(out / "config.json")
     except (OSError, ValueError):
         earlier = {}
     if "crope_run" not in earlier:

@@ -4,7 +4,6 @@ float64, because rounding then differs between machines by about 1e-14 and a cha
 more: the tolerance can be tight. The corpus is generated, so the numbers depend on no data file.
 """
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 from crope.compose import group_files, load_run
 from crope.config import GOLDEN_FILE
 from crope.data.tokens import TokenSet
-from crope.record import read_metrics, write_json
+from crope.record import read_json, read_metrics, write_json
 from crope.run import build_model
 from crope.trainer import train
 
@@ -63,7 +62,7 @@ def remake(file: Path = GOLDEN_FILE) -> list[str]:
 
     A new model starts at version 1; a model without a file in conf/model is dropped.
     """
-    before: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    before: dict[str, Any] = read_json(file)
     after, changed = {}, []
     for name in group_files("model"):
         choices, losses = golden_losses(name)

@@ -551,6 +551,10 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise
 
 
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def write_array(path: Path, values: Any) -> None:
     """A .npy file in float32."""
     buffer = io.BytesIO()

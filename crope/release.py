@@ -11,7 +11,6 @@ crope-quick-s0.tar.gz.sha256
 import gzip
 import tarfile
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from crope.errors import UserError
@@ -22,15 +21,13 @@ from crope.report.publish import copy_record
 from crope.study import expected_cells
 
 
-def release(
-    results_dir: Path, *, scale: str, seed: int = 0, log: Callable[[str], None] = print
-) -> Path:
+def release(results_dir: Path, *, scale: str, seed: int = 0) -> Path:
     """Writes <results_dir>/release/crope-<scale>-s<seed>.tar.gz and its checksum; returns the path.
 
-    Runs of the tables that are missing, or whose weights are not on disk, are logged and left out.
+    Runs of the tables that are missing, or whose weights are not on disk, are printed and left out.
     The same runs give the same bytes. Raises UserError if no run is there.
     """
-    chosen = released_runs(results_dir, scale=scale, seed=seed, log=log)
+    chosen = released_runs(results_dir, scale=scale, seed=seed)
     if not chosen:
         raise UserError(
             f"{results_dir / 'runs'}: no run of the tables with weights at scale={scale}, seed"
@@ -43,7 +40,7 @@ def release(
         for record in chosen:
             export_transformers(record, folder / "models" / record.path.name)
             copy_record(record, folder / "records" / record.path.name)
-            log(f"{record.path.name}: exported")
+            print(f"{record.path.name}: exported")
         write_text(folder / "README.md", render_readme(chosen, scale=scale, seed=seed))
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         sums = [f"{sha256_file(path)}  {path.relative_to(folder)}\n" for path in files]
@@ -57,9 +54,7 @@ def release(
     return archive
 
 
-def released_runs(
-    results_dir: Path, *, scale: str, seed: int, log: Callable[[str], None]
-) -> list[Record]:
+def released_runs(results_dir: Path, *, scale: str, seed: int) -> list[Record]:
     """The complete runs of the tables with this seed whose weights are on disk, in their order.
 
     Raises UserError for two runs of one cell.
@@ -70,11 +65,11 @@ def released_runs(
         name = f"{cell.model} on {cell.dataset}, row {cell.row}"
         runs = cell_runs(frame[frame["seed"] == seed], cell)
         if runs.empty:
-            log(f"left out: {name}: no complete run with seed {seed}")
+            print(f"left out: {name}: no complete run with seed {seed}")
             continue
         path = Path(runs["path"].iloc[0])
         if not (path / "weights.pt").exists():
-            log(f"left out: {name}: {path.name} has no weights.pt")
+            print(f"left out: {name}: {path.name} has no weights.pt")
         else:
             chosen.append(read_record(path))
     return chosen

@@ -7,7 +7,6 @@ study=table1`, `make reproduce` and the report expand the same list. Imports no 
 
 import fcntl
 import itertools
-import json
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ from crope.compose import (
 from crope.config import DataConfig, ModelConfig, cell_key
 from crope.data.corpora import missing_files
 from crope.errors import ConfigError, log_line, one_line
-from crope.record import UNREADABLE, Record, read_records
+from crope.record import UNREADABLE, Record, read_json, read_records
 from crope.terminal import last_step, tail
 
 # Of scales with equally many runs the first one is reported.
@@ -381,7 +380,7 @@ def _first_scale(finished: set[str], results_dir: Path) -> str:
     present = set(finished)
     for path in (results_dir / "runs").glob("*/provenance.json"):
         with suppress(*UNREADABLE):
-            present.add(json.loads(path.read_text(encoding="utf-8"))["scale"])
+            present.add(read_json(path)["scale"])
     return next((name for name in SCALES if name in present), "quick")
 
 
@@ -392,7 +391,7 @@ def unavailable_datasets(results_dir: Path) -> dict[str, str]:
     """
     path = results_dir / UNAVAILABLE
     try:
-        reasons = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        reasons = dict(read_json(path)) if path.exists() else {}
     except UNREADABLE as error:
         log_line(f"{path}: corrupt ({type(error).__name__}); `make reproduce` makes it again")
         return {}

@@ -18,7 +18,7 @@ from tests.toy_runs import toy_corpus, train_toy
 
 
 def test_a_release_holds_models_records_and_checksums(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of five cells, one is released: the others have no run, no weights, or another seed only."""
     with toy_corpus(tmp_path / "tokens"):
@@ -36,8 +36,9 @@ def test_a_release_holds_models_records_and_checksums(
         ]
         cells.append(Cell("table1", "base", "ptb", "rope", "smoke", "none"))
         monkeypatch.setattr(release_module, "expected_cells", lambda scale: [*cells, cells[0]])
-        lines: list[str] = []
-        archive = release(tmp_path, scale="smoke", log=lines.append)
+        capsys.readouterr()
+        archive = release(tmp_path, scale="smoke")
+        lines = capsys.readouterr().out.splitlines()
         digest = sha256_file(archive)
         assert release(tmp_path, scale="smoke") == archive and sha256_file(archive) == digest
         with pytest.raises(UserError, match="seed 7"):

@@ -8,7 +8,6 @@ says; source.json beside a fetched text has this section, and text from another 
 """
 
 import hashlib
-import json
 import os
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ import yaml
 from crope.compose import typed
 from crope.config import CACHE_DIR, ROOT, DataConfig, HubConfig
 from crope.errors import ConfigError, DataError, DataUnavailable
+from crope.record import read_json
 
 SPLITS = ("train", "validation")
 CHECKSUMS = ROOT / "data" / "checksums.txt"
@@ -157,8 +157,8 @@ def load_corpus(corpus: str, data_dir: Path) -> Documents:
     if corpus == "tiny":
         return tiny_corpus()
     return {
-        split: [document for document, _ in documents]
-        for split, documents in _verified(corpus, data_dir).items()
+        split: [_verified(corpus, relative, data_dir)[0] for relative in files]
+        for split, files in corpus_files(corpus).items()
     }
 
 
@@ -171,42 +171,36 @@ def corpus_sha256(corpus: str, data_dir: Path) -> dict[str, str]:
     """
     if corpus == "tiny":
         return {split: text_sha256(chain(*texts)) for split, texts in tiny_corpus().items()}
-    if not is_pinned(corpus):
-        verified = _verified(corpus, data_dir)
-        return {split: documents[0][1] for split, documents in verified.items()}
+    files = corpus_files(corpus)
+    if not is_pinned(corpus):  # one file per split
+        return {split: _verified(corpus, path, data_dir)[1] for split, (path,) in files.items()}
     pinned, digests = checksums(), {}
-    for split, paths in corpus_files(corpus).items():
+    for split, paths in files.items():
         lines = [f"{pinned[path]}  {path}\n" for path in paths]
         digests[split] = pinned[paths[0]] if len(paths) == 1 else text_sha256(lines)
     return digests
 
 
-def _verified(corpus: str, data_dir: Path) -> dict[str, list[tuple[Document, str]]]:
-    """The documents of each split with their sha256. Raises as load_corpus does."""
-    if missing := missing_files(corpus, data_dir):
-        raise DataUnavailable(missing_text(corpus, missing))
-    splits: dict[str, list[tuple[Document, str]]] = {split: [] for split in SPLITS}
-    for split, files in corpus_files(corpus).items():
-        for relative in files:
-            path = find_file(relative, data_dir)
-            assert path is not None
-            where = "data/raw" if path.is_relative_to(RAW_DIR) else "data_dir"
-            if not is_pinned(corpus):
-                check_source(corpus, read_source(path.parent), f"{relative} (from {where})")
-            document = Document(corpus, path)
-            splits[split].append((document, check_content(relative, document, where=where)))
-    return splits
+def _verified(corpus: str, relative: str, data_dir: Path) -> tuple[Document, str]:
+    """A file of the corpus and the sha256 of its text. Raises as load_corpus does."""
+    path = find_file(relative, data_dir)
+    if path is None:
+        raise DataUnavailable(missing_text(corpus, missing_files(corpus, data_dir)))
+    where = "data/raw" if path.is_relative_to(RAW_DIR) else "data_dir"
+    if not is_pinned(corpus):
+        check_source(corpus, read_source(path.parent), f"{relative} (from {where})")
+    document = Document(corpus, path)
+    return document, check_content(relative, document, where=where)
 
 
 def read_source(folder: Path) -> dict[str, Any] | None:
     """The source.json beside a fetched text; None without one."""
     try:
-        source: dict[str, Any] = json.loads((folder / SOURCE_FILE).read_text(encoding="utf-8"))
+        return read_json(folder / SOURCE_FILE)
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise DataError(f"{folder.name}/{SOURCE_FILE}: corrupt; remove the folder") from error
-    return source
 
 
 def check_content(relative: str, blocks: Iterable[str], *, where: str) -> str:

@@ -13,7 +13,6 @@ import logging
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -35,7 +34,7 @@ from crope.data.corpora import (
     read_source,
     source_of,
 )
-from crope.errors import ConfigError, DataError, DataUnavailable, log_line, storage_error
+from crope.errors import ConfigError, DataError, DataUnavailable, log_line, one_line, storage_error
 from crope.record import write_json
 
 GPT2_FILE = "tokenizers/gpt2/tokenizer.json"
@@ -81,7 +80,7 @@ def fetch(corpus: str, files: Sequence[str]) -> None:
         except Exception as error:  # the clients' error types are many; all mean: not fetched
             if isinstance(error, OSError) and storage_error(error, corpora.RAW_DIR):
                 raise
-            causes.append(f"{site}: {_one_line(error)}")
+            causes.append(f"{site}: {type(error).__name__}: {one_line(error)[:200]}")
         finally:
             # A pyarrow scanner that stopped midway aborts the process if it outlives the interpreter.
             gc.collect()
@@ -134,23 +133,21 @@ def _write(corpus: str, read: Read, site: str, relative: str) -> None:
         incomplete.unlink(missing_ok=True)
 
 
-def _sites(corpus: str) -> list[tuple[str, Read]]:
+def _sites(corpus: str) -> Iterator[tuple[str, Read]]:
     """URL (or name, where nothing is downloaded) and read function of each site that has the
     corpus, in the order of trial.
     """
     from huggingface_hub.constants import is_offline_mode
 
     the_hub = "the hub's cache" if is_offline_mode() else _endpoint()
-    sites: list[tuple[str, Read]] = []
     if corpus == "gpt2":
-        sites.append((the_hub, _read_gpt2))
+        yield the_hub, _read_gpt2
     if hub := hub_of(corpus):
-        sites.append((the_hub if hub.revision else "the local folder", partial(_read_rows, hub)))
+        yield the_hub if hub.revision else "the local folder", partial(_read_rows, hub)
     if corpus == "ptb":
-        sites.append((PTB_URL, lambda relative: _read_url(f"{PTB_URL}/ptb.{relative[4:]}")))
+        yield PTB_URL, lambda relative: _read_url(f"{PTB_URL}/ptb.{relative[4:]}")
     if corpus == "pg19":
-        sites.append((PG19_URL, lambda relative: _read_url(f"{PG19_URL}/{relative[5:]}")))
-    return sites
+        yield PG19_URL, lambda relative: _read_url(f"{PG19_URL}/{relative[5:]}")
 
 
 def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
@@ -196,35 +193,27 @@ def _locate(hub: HubConfig, pattern: str) -> str:
     """What `datasets` is to read: local files, those of the hub's cache after a download, or, with
     max_bytes, the files on the hub.
     """
-    if not hub.revision:
-        folder = Path(hub.path).expanduser()
-        if not folder.is_dir():
-            raise ConfigError(
-                f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
-            )
-    else:
-        from huggingface_hub.constants import is_offline_mode
+    from huggingface_hub import constants, snapshot_download
 
-        if hub.max_bytes and not is_offline_mode():
+    folder = Path(hub.path).expanduser()
+    if hub.revision:
+        if hub.max_bytes and not constants.is_offline_mode():
             return f"hf://datasets/{hub.path}@{hub.revision}/{pattern}"
-        folder = _download(hub, pattern)
+        cached = snapshot_download(
+            hub.path,
+            repo_type="dataset",
+            revision=hub.revision,
+            allow_patterns=pattern,
+            endpoint=_endpoint(),
+        )
+        folder = Path(cached)
+    elif not folder.is_dir():
+        raise ConfigError(
+            f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
+        )
     if not any(folder.glob(pattern)):
         raise FileNotFoundError(f"no file {pattern}")
     return str(folder / pattern)
-
-
-def _download(hub: HubConfig, pattern: str) -> Path:
-    """The folder of the hub's cache that has the files of a dataset, after downloading them."""
-    from huggingface_hub import snapshot_download
-
-    folder = snapshot_download(
-        hub.path,
-        repo_type="dataset",
-        revision=hub.revision,
-        allow_patterns=pattern,
-        endpoint=_endpoint(),
-    )
-    return Path(folder)
 
 
 def _read_gpt2(_: str) -> list[str]:
@@ -258,7 +247,7 @@ def _limit_client() -> None:
                     # One broken connection must not cost the other 181 books.
                     response = super().send(request, **options)
             except httpx.TransportError as error:
-                raise ConnectionError(_one_line(error)) from error
+                raise ConnectionError(f"{type(error).__name__}: {error}") from error
             if response.is_server_error or response.status_code == 429:
                 response.close()
                 raise ConnectionError(f"{response.status_code} {response.reason_phrase}")
@@ -288,7 +277,3 @@ def _read_url(url: str) -> list[str]:
     response = get_session().get(url)
     response.raise_for_status()
     return [response.content.decode()]
-
-
-def _one_line(error: BaseException) -> str:
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")

@@ -1,6 +1,5 @@
 """Losses of n-gram models: a yardstick for the losses of language models on the same tokens."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 
 from crope.data.corpora import SPLITS
 from crope.data.tokens import TokenSet
-from crope.record import write_json
+from crope.record import read_json, write_json
 
 NGRAMS_FILE = "ngrams.json"  # of prepared tokens, and of results/published
 ORDERS = ("unigram", "bigram", "trigram")
@@ -66,10 +65,7 @@ def load_ngrams(tokens: TokenSet) -> dict[str, Any]:
 def stored_ngrams(folder: Path) -> dict[str, Any] | None:
     """ngrams.json of a token folder; None if it is missing, corrupt or of other token files."""
     try:
-        meta, ngrams = (
-            json.loads((folder / name).read_text(encoding="utf-8"))
-            for name in ("meta.json", NGRAMS_FILE)
-        )
+        meta, ngrams = (read_json(folder / name) for name in ("meta.json", NGRAMS_FILE))
         matches = ngrams == {**_ngrams_source(meta), "loss_nats": ngrams["loss_nats"]}
     except (OSError, ValueError, KeyError, TypeError):
         return None

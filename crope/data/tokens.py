@@ -12,7 +12,6 @@ at all; nothing but ngrams.json is changed later. For a pinned corpus the name d
 the raw text, so prepared tokens can be used without it.
 """
 
-import hashlib
 import json
 import platform
 import re
@@ -30,7 +29,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from crope.config import CACHE_DIR, TokenizerConfig
+from crope.config import CACHE_DIR, TokenizerConfig, json_sha256
 from crope.data.corpora import (
     SPLITS,
     corpus_sha256,
@@ -42,7 +41,7 @@ from crope.data.corpora import (
 )
 from crope.data.fetch import GPT2_FILE, fetch
 from crope.errors import ConfigError, DataError, StorageError, UserError, log_line
-from crope.record import sha256_file, write_json, write_text
+from crope.record import read_json, sha256_file, write_json, write_text
 from crope.terminal import track
 
 TOKENS_DIR = CACHE_DIR / "tokens"
@@ -206,7 +205,7 @@ def vocabulary_of(tokenizer: Tokenizer) -> tuple[dict[str, int], list[tuple[str,
 
 
 def vocabulary_sha256(tokenizer: Tokenizer) -> str:
-    return hashlib.sha256(json.dumps(vocabulary_of(tokenizer), sort_keys=True).encode()).hexdigest()
+    return json_sha256(vocabulary_of(tokenizer))
 
 
 def _fetch_text(corpus: str, data_dir: Path) -> None:
@@ -224,8 +223,8 @@ def _folder(corpus: str, source: dict[str, str], tokenizer: TokenizerConfig) -> 
         "source": source,
         "tokenizer": [tokenizer.name, tokenizer.vocab_size, vocabulary],
     }
-    digest = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
-    return TOKENS_DIR / f"{corpus}-{tokenizer.name}{tokenizer.vocab_size}-{digest[:12]}"
+    digest = json_sha256(made_from)[:12]
+    return TOKENS_DIR / f"{corpus}-{tokenizer.name}{tokenizer.vocab_size}-{digest}"
 
 
 def _gpt2_file(data_dir: Path) -> Path:
@@ -244,7 +243,7 @@ def _open_valid(folder: Path, *, log: bool = True) -> TokenSet | None:
     if not folder.exists():
         return None
     try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        meta = read_json(folder / "meta.json")
         digests = {f"{split}.npy": meta["splits"][split]["sha256"] for split in SPLITS}
         for name, digest in {**digests, "tokenizer.json": meta["tokenizer"]["file_sha256"]}.items():
             if sha256_file(folder / name) != digest:

@@ -3,6 +3,8 @@
 Shapes: B batch, T tokens, D model width, E attention width, H heads, K head width, C tokens of a chunk, N chunks.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -32,10 +34,13 @@ class CausalAttention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj = build_projections(config)
         self.out_proj = nn.Linear(config.attention_width, config.d_model)
 
+    @property
+    def qkv(self) -> tuple[Any, Any, Any]:
+        """The projections, of classes that `model.projection` selects."""
+        return self.q_proj, self.k_proj, self.v_proj
+
     def forward(self, x_BTD: torch.Tensor, positions: Positions) -> torch.Tensor:
-        q_BHTK, k_BHTK, v_BHTK = (
-            self.heads(layer(x_BTD)) for layer in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q_BHTK, k_BHTK, v_BHTK = (self.heads(layer(x_BTD)) for layer in self.qkv)
         return self.out_proj(
             self.mix(q_BHTK, k_BHTK, v_BHTK, positions).transpose(1, 2).flatten(-2)
         )

@@ -3,6 +3,7 @@
 Shapes: B batch, T tokens, D in-features, E out-features (both even; pairs are interleaved).
 """
 
+import copy
 from typing import Any, Literal
 
 import torch
@@ -81,9 +82,7 @@ class ComplexLinear(nn.Module):
         device and requires_grad, each its own.
         """
         with torch.device("meta"):  # no draw of values that are replaced below
-            layer = cls(
-                linear.in_features, linear.out_features, bias=linear.bias is not None, **pairing
-            )
+            layer = cls(linear.in_features, linear.out_features, **pairing)
         weight = linear.weight.detach().unflatten(0, layer.pairs)
         # In float32 at least: the sum of two float16 numbers may overflow.
         weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
@@ -96,9 +95,7 @@ class ComplexLinear(nn.Module):
         for name, value in values.items():
             value = value.to(linear.weight.dtype)
             setattr(layer, name, nn.Parameter(value, requires_grad=linear.weight.requires_grad))
-        if linear.bias is not None:
-            bias = linear.bias.detach().clone()
-            layer.bias = nn.Parameter(bias, requires_grad=linear.bias.requires_grad)
+        layer.bias = copy.deepcopy(linear.bias)
         return layer
 
     def extra_repr(self) -> str:

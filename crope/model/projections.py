@@ -8,6 +8,8 @@ ComplexLinear without its structure; `complex_misaligned` has the structure, but
 pairs that are rotated.
 """
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,20 +23,13 @@ from crope.model.complex_linear import ComplexLinear
 class StructuredLinear(nn.Module):
     """Base class of linear layers whose dense weight is built from fewer numbers, initialised by a
     std of their own.
+
+    A subclass has `bias` (None without one) and two members more:
+
+    weight        property: the dense weight, (E, D)
+    init_stds     parameter name -> std for which each output has the variance that a dense
+                  N(0, dense_std) weight gives it
     """
-
-    bias: nn.Parameter | None
-
-    def init_stds(self, dense_std: float) -> dict[str, float]:
-        """Parameter name -> std for which each output has the variance that a dense N(0, dense_std)
-        weight gives it.
-        """
-        raise NotImplementedError
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """The dense weight, (E, D)."""
-        raise NotImplementedError
 
 
 def dense_linear(layer: Any) -> nn.Linear:
@@ -43,13 +38,11 @@ def dense_linear(layer: Any) -> nn.Linear:
     Its weight is trained if a part of it was; dtype and device stay, and the bias keeps its own.
     """
     outputs, inputs = layer.weight.shape
-    linear = nn.Linear(inputs, outputs, bias=layer.bias is not None, device="meta")
+    linear = nn.Linear(inputs, outputs, bias=False, device="meta")
     parts = [value for name, value in layer.named_parameters() if name != "bias"]
     trained = any(value.requires_grad for value in parts)
     linear.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=trained)
-    if layer.bias is not None:
-        bias = layer.bias.detach().clone()
-        linear.bias = nn.Parameter(bias, requires_grad=layer.bias.requires_grad)
+    linear.bias = copy.deepcopy(layer.bias)
     return linear
 
 
@@ -131,18 +124,18 @@ class ConjugateLinear(ComplexLinear):
 # Without positions it would be equivalent to `complex` (q.k does not depend on the order of
 # channels, and the output projection undoes it for V), so a difference in loss measures the
 # alignment of Eqs. 10 and 13.
-PROJECTIONS: dict[str, tuple[type[nn.Module], type[nn.Module], type[nn.Module]]] = {
-    "real": (nn.Linear, nn.Linear, nn.Linear),
-    "complex": (ComplexLinear, ComplexLinear, ComplexLinear),
-    "halved": (nn.Linear, nn.Linear, nn.Linear),
-    "lowrank": (LowRankLinear, LowRankLinear, LowRankLinear),
-    "blockdiag": (BlockDiagonalLinear, BlockDiagonalLinear, BlockDiagonalLinear),
-    "complex_misaligned": (ComplexLinear, ComplexLinear, ComplexLinear),
-    "complex_qk": (ComplexLinear, ComplexLinear, nn.Linear),
-    "complex_v": (nn.Linear, nn.Linear, ComplexLinear),
-    "complex_wide": (ComplexLinear, ComplexLinear, ComplexLinear),
-    "conjugate": (ConjugateLinear, ComplexLinear, ComplexLinear),
-    "multi_query": (nn.Linear, nn.Linear, nn.Linear),
+PROJECTIONS: dict[str, Sequence[type[nn.Module]]] = {
+    "real": [nn.Linear] * 3,
+    "complex": [ComplexLinear] * 3,
+    "halved": [nn.Linear] * 3,
+    "lowrank": [LowRankLinear] * 3,
+    "blockdiag": [BlockDiagonalLinear] * 3,
+    "complex_misaligned": [ComplexLinear] * 3,
+    "complex_qk": [ComplexLinear, ComplexLinear, nn.Linear],
+    "complex_v": [nn.Linear, nn.Linear, ComplexLinear],
+    "complex_wide": [ComplexLinear] * 3,
+    "conjugate": [ConjugateLinear, ComplexLinear, ComplexLinear],
+    "multi_query": [nn.Linear] * 3,
 }
 
 

@@ -5,7 +5,6 @@ A run belongs to the cell whose names and `cell_key` it has. Complete runs of th
 version count.
 """
 
-import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,14 @@ from crope import paper
 from crope.config import ROOT, cell_key
 from crope.data.ngrams import NGRAMS_FILE
 from crope.errors import DataError, InvalidRecord, UserError, one_line
-from crope.record import PUBLISHED, read_measurement, read_metrics, read_records, run_status
+from crope.record import (
+    PUBLISHED,
+    read_json,
+    read_measurement,
+    read_metrics,
+    read_records,
+    run_status,
+)
 from crope.study import SCALES, Cell, unavailable_datasets
 
 TINY = "tiny"
@@ -383,6 +389,6 @@ def read_ngrams(published: Path = PUBLISHED) -> list[dict[str, Any]]:
     """
     path = published / NGRAMS_FILE
     try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        return read_json(path) if path.exists() else []
     except ValueError as error:
         raise DataError(f"{path}: not JSON ({error}); restore the committed file") from error

@@ -20,6 +20,7 @@ from crope.record import (
     MEASURED_LATER,
     PUBLISHED,
     Record,
+    read_json,
     read_record,
     write_bytes,
     write_json,
@@ -121,7 +122,7 @@ def copy_record(record: Record, target: Path) -> None:
     for name in MEASURED_LATER:
         path = record.path / name
         if path.exists():
-            measured = json.loads(path.read_text(encoding="utf-8"))
+            measured = read_json(path)
             write_json(target / name, _anonymise(measured, record.config))
     for name in COPIED:
         path = record.path / name

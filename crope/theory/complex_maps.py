@@ -10,14 +10,12 @@ Shapes: D in-features, E out-features (both even), C = D/2 complex coordinates, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from itertools import chain
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.linalg import block_diag
 from scipy.stats import ortho_group
-from torch import nn
 
 from crope.model.gpt import GPT, blocks_of
 
@@ -183,12 +181,12 @@ def fit_stream(layers: Sequence[QKV], n_heads: int) -> StreamStructure:
     """
     heads = _interleaved_heads(layers, n_heads)
     for _ in range(SWEEPS):
-        weights, outputs = _maps(layers, heads)
-        j_DD = best_structure(weights, outputs)
-        for layer, (_, _, v) in enumerate(layers):
-            # Of the outputs: W^T is complex-linear where W is.
-            best = [best_structure([head.T], [j_DD]) for head in np.split(v, n_heads)]
-            heads[layer] = [coordinates(j) for j in best]
+        j_DD = best_structure(list(chain(*layers)), _outputs(layers, heads))
+        # Of the outputs: W^T is complex-linear where W is.
+        heads = [
+            [coordinates(best_structure([head.T], [j_DD])) for head in np.split(v, n_heads)]
+            for _, _, v in layers
+        ]
     return _stream(layers, coordinates(j_DD), heads)
 
 
@@ -207,21 +205,17 @@ def _interleaved_heads(layers: Sequence[QKV], n_heads: int) -> list[list[Complex
 
 
 def _stream(layers: Sequence[QKV], basis: Complex, heads: list[list[Complex]]) -> StreamStructure:
-    weights, outputs = _maps(layers, heads)
+    weights, outputs = list(chain(*layers)), _outputs(layers, heads)
     return StreamStructure(basis, heads, complex_fraction(weights, structure_of(basis), outputs))
 
 
-def _maps(
-    layers: Sequence[QKV], heads: Sequence[Sequence[Complex]]
-) -> tuple[list[Array], list[Array]]:
-    """Every Q, K and V with the structure of its outputs."""
-    weights: list[Array] = []
-    outputs: list[Array] = []
-    for (q, k, v), bases in zip(layers, heads, strict=True):
+def _outputs(layers: Sequence[QKV], heads: list[list[Complex]]) -> list[Array]:
+    """The structures of the outputs of every Q, K and V."""
+    structures: list[Array] = []
+    for (q, _, _), bases in zip(layers, heads, strict=True):
         rotary = standard_structure(len(q))
-        weights += [q, k, v]
-        outputs += [rotary, rotary, block_diag(*map(structure_of, bases))]
-    return weights, outputs
+        structures += [rotary, rotary, block_diag(*map(structure_of, bases))]
+    return structures
 
 
 def folded_qkv(model: GPT) -> list[QKV]:
@@ -235,15 +229,12 @@ def folded_qkv(model: GPT) -> list[QKV]:
 
     layers = []
     for block in blocks_of(model):
-        projections = (block.attn.q_proj, block.attn.k_proj, block.attn.v_proj)
-        q, k, v = (_fold(projection, block.attn_norm.weight) for projection in projections)
+        gain_D = block.attn_norm.weight.double()
+        q, k, v = (
+            (layer.weight.double() * gain_D).detach().cpu().numpy() for layer in block.attn.qkv
+        )
         layers.append((q, k, v))
     return layers
-
-
-def _fold(projection: nn.Module, gain_D: torch.Tensor) -> Array:
-    weight = cast(torch.Tensor, projection.weight).double()
-    return (weight * gain_D.double()).detach().cpu().numpy()
 
 
 def rotate_heads(

@@ -104,8 +104,15 @@ def comparison(x_TD: Array, *, position: str, projection: str = "real") -> Const
     tokens, small or constant ones positions. The identity is complex-linear, so CRoPE has the same
     construction.
     """
-    attention, positions = _build_layer(x_TD, position=position, projection=projection)
-    return Construction(attention, positions, x_TD)
+    length, width = x_TD.shape
+    config = ModelConfig(
+        position=position, projection=projection, n_layers=1, n_heads=1, d_model=width
+    )
+    attention = CausalAttention(config).double()
+    for layer in attention.qkv:
+        set_map(layer, np.eye(width // 2))
+    attention.set_submodule("out_proj", nn.Identity())
+    return Construction(attention, build_positions(config, max_len=length).double(), x_TD)
 
 
 def on_slow_pairs(tokens: Array, width: int) -> Array:
@@ -135,11 +142,12 @@ def pointing(
         channels = token_C[offset - 1 :: 2] if offset else token_C
         channels[:] = generator.dirichlet(np.ones(len(channels)))
     x_TD = x_TC.view(np.float64)
-    attention, positions = _build_layer(x_TD, position="rotary", projection=projection)
+    made = comparison(x_TD, position="rotary", projection=projection)
     phase_C = np.exp(1j * sign * frequencies(width))
-    set_map(attention.q_proj, gain * np.tile(np.stack((phase_C, phase_C**2), axis=1), width // 4))
-    set_map(attention.k_proj, np.ones((width // 2, width // 2)))
-    return Construction(attention, positions, x_TD)
+    query_CC = np.tile(np.stack((phase_C, phase_C**2), axis=1), width // 4)
+    set_map(made.attention.q_proj, gain * query_CC)
+    set_map(made.attention.k_proj, np.ones((width // 2, width // 2)))
+    return made
 
 
 def absolute_pointing(offsets: Sequence[int], *, width: int, gain: float = 1.0) -> Construction:
@@ -160,16 +168,16 @@ def absolute_pointing(offsets: Sequence[int], *, width: int, gain: float = 1.0) 
     for token_D, offset in zip(x_TD, offsets, strict=True):
         if offset:
             token_D[2 * (offset - 1)] = token
-    attention, positions = _build_layer(x_TD, position="sinusoidal", projection="real")
+    made = comparison(x_TD, position="sinusoidal")
     seen_C = np.ones(width // 2)
     seen_C[:2] = 0.0  # the two fastest pairs carry the token: keys do not read them
     # A pair is (sin, cos): minus is forwards.
     query_DD = dense(np.diag(seen_C * np.exp(-1.5j * theta_C)))
     query_DD[width - 2, [0, 2]] = np.array([-1, 1]) * LEAN / (token * theta_C[-1])
     with torch.no_grad():
-        attention.q_proj.get_parameter("weight").copy_(torch.from_numpy(gain * query_DD))
-    set_map(attention.k_proj, np.diag(seen_C))
-    return Construction(attention, positions, x_TD)
+        made.attention.q_proj.get_parameter("weight").copy_(torch.from_numpy(gain * query_DD))
+    set_map(made.attention.k_proj, np.diag(seen_C))
+    return made
 
 
 def set_map(layer: nn.Module, w: NDArray[np.generic]) -> None:
@@ -183,22 +191,6 @@ def set_map(layer: nn.Module, w: NDArray[np.generic]) -> None:
             layer.b.copy_(-value.imag)
         else:
             layer.get_parameter("weight").copy_(torch.from_numpy(dense(value.numpy())))
-
-
-def _build_layer(
-    x_TD: Array, *, position: str, projection: str
-) -> tuple[CausalAttention, Positions]:
-    length, width = x_TD.shape
-    config = ModelConfig(
-        position=position, projection=projection, n_layers=1, n_heads=1, d_model=width
-    )
-    attention = CausalAttention(config).double()
-    for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
-        set_map(layer, np.eye(width // 2))
-    with torch.no_grad():
-        attention.out_proj.weight.copy_(torch.eye(width))
-        attention.out_proj.bias.zero_()
-    return attention, build_positions(config, max_len=length).double()
 
 
 def construction_results(tokens: Sequence[int], *, width: int) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def make_theory(out_dir: Path, *, seeds: int = 5, task: Task | None = None) -> N
     figures = {
         "fig1": draw_entries(data["function_space"]["entries"]),
         "fig2": draw_function_space(data["function_space"]),
-        "fig3": draw_attention(attention_panels(data)),
+        "fig3": draw_attention(data),
         "decay": draw_decay(data["decay"]),
     }
     for name, figure in figures.items():
@@ -388,22 +388,18 @@ def _draw_glyph(axis: Axes, data: Data, picture: Data, *, bottom: float) -> None
     axis.spines[:].set_visible(False)
 
 
-def attention_panels(data: Data) -> dict[str, ArrayLike]:
-    """The weights of Fig. 3 on EXAMPLE, (T, T): ideal, set by hand, learned."""
-    target_BT, _ = targets(torch.tensor([EXAMPLE]))
+def draw_attention(data: Data) -> Figure:
+    """Fig. 3: attention of the pointers of EXAMPLE, ideal, set by hand and learned (six panels);
+    frames mark the targets.
+    """
+    target_BT, asked_BT = targets(torch.tensor([EXAMPLE]))
     panels: dict[str, ArrayLike] = {"ideal": np.eye(len(EXAMPLE))[target_BT[0]]}
     for name, weights in data["constructions"]["attention"].items():
         panels[f"{name}, by hand"] = weights
     for model, label in MODEL_LABELS.items():
         panels[f"{label}, learned"] = data["pointer_task"]["attention"][model]
-    return panels
-
-
-def draw_attention(panels: Mapping[str, ArrayLike]) -> Figure:
-    """Fig. 3: attention of the pointers of EXAMPLE, one panel each (six); frames mark the targets."""
     words = [f"word {number}" for number in range(1, max(EXAMPLE))]
     names = [["next", "nexnext", *words][token] for token in EXAMPLE]
-    target_BT, asked_BT = targets(torch.tensor([EXAMPLE]))
     rows = asked_BT[0].nonzero().flatten().tolist()
     shades = LinearSegmentedColormap.from_list("shades", ["white", TEXT])
     figure = _figure(9.0, 4.3)
