@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: a toy corpus and toy runs."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,6 +68,14 @@ def toy_data(toy_tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> TokenSet:
     """Every run trains on the toy corpus."""
     monkeypatch.setattr("crope.run.load_tokens", lambda *_, **__: toy_tokens)
     return toy_tokens
+
+
+@pytest.fixture
+def own_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of conf/ to be changed, from which everything is composed."""
+    copy = shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    monkeypatch.setattr("crope.compose.CONF_DIR", copy)
+    return copy
 
 
 def toy_run(results: Path, *more: str) -> Run:

@@ -115,13 +115,11 @@ def test_a_multirun_skips_what_is_complete_and_lists_what_failed(
 
 
 def test_a_study_file_that_hydra_would_ignore_is_refused_at_every_scale(
-    monkeypatch, capsys, tmp_path: Path
+    monkeypatch, capsys, own_conf: Path
 ) -> None:
     """Hydra would train the defaults once."""
-    shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    text = (ROOT / "conf/study/pilot.yaml").read_text().replace("# @package _global_", "")
-    (tmp_path / "conf/study/ignored.yaml").write_text(text)
-    monkeypatch.setattr("crope.compose.CONF_DIR", tmp_path / "conf")
+    text = (own_conf / "study/pilot.yaml").read_text().replace("# @package _global_", "")
+    (own_conf / "study/ignored.yaml").write_text(text)
     error = train(monkeypatch, capsys, "-m", "study=ignored", "scale=smoke")[2]
     assert "conf/study/ignored.yaml" in error and "package" in error
 

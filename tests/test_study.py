@@ -14,7 +14,7 @@ import yaml
 
 from crope import study
 from crope.compose import at_precision, group_files, group_values, load_run, quoted_override
-from crope.config import ROOT, cell_key
+from crope.config import cell_key
 from crope.errors import ConfigError
 from crope.record import PUBLISHED, read_records
 from crope.run import run_lock
@@ -51,13 +51,9 @@ def test_choices_compose_to_what_hydra_composes(scale: str) -> None:
         ]
 
 
-def test_keys_of_a_scale_of_the_users_own_hold_for_every_model(tmp_path: Path, monkeypatch) -> None:
-    shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    smoke = (tmp_path / "conf/scale/smoke.yaml").read_text()
-    (tmp_path / "conf/scale/deep.yaml").write_text(
-        f"{smoke}\nmodel:\n  n_layers: 2\n  ffn_ratio: 2\n"
-    )
-    monkeypatch.setattr("crope.compose.CONF_DIR", tmp_path / "conf")
+def test_keys_of_a_scale_of_the_users_own_hold_for_every_model(own_conf: Path) -> None:
+    smoke = (own_conf / "scale/smoke.yaml").read_text()
+    (own_conf / "scale/deep.yaml").write_text(f"{smoke}\nmodel:\n  n_layers: 2\n  ffn_ratio: 2\n")
     common = ["scale=deep", "train.precision=fp32"]
     for model in ("rope", "thin_ffn", "xpos"):
         (run,) = compose_runs([{"data": "tiny", "model": model}], common)
@@ -216,19 +212,17 @@ def test_a_study_that_is_no_study_is_a_config_error(monkeypatch) -> None:
     ],
 )
 def test_a_file_that_is_no_study_is_named_and_left_out(
-    axis: Any, word: str, tmp_path: Path, monkeypatch, capsys
+    axis: Any, word: str, own_conf: Path, monkeypatch, capsys
 ) -> None:
-    shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    monkeypatch.setattr("crope.compose.CONF_DIR", tmp_path / "conf")
     monkeypatch.setattr(study, "group_values", group_values.__wrapped__)  # not from its cache
     beside = {"train": axis.pop("train")} if "train" in axis else {}
     params = {"data": "ptb", "model": "rope,crope", **axis} if isinstance(axis, dict) else axis
     text = yaml.safe_dump({"hydra": {"sweeper": {"params": params}}} | beside)
     text = f"# @package _global_\n{text}" if axis or beside else text
-    (tmp_path / "conf/study/broken.yaml").write_text(text)
+    (own_conf / "study/broken.yaml").write_text(text)
     with pytest.raises(ConfigError, match=rf"conf/study/broken\.yaml.*{word}"):
         study_runs(["broken"], scale="smoke")
-    files = {name: tmp_path / f"conf/study/{name}.yaml" for name in ("broken", "pilot")}
+    files = {name: own_conf / f"study/{name}.yaml" for name in ("broken", "pilot")}
     monkeypatch.setattr(study, "group_files", lambda group: files)
     assert {row.study for row in expected_rows("quick")} == {"pilot"}
     assert "broken.yaml" in capsys.readouterr().err
