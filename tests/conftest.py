@@ -5,7 +5,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,8 +110,9 @@ def count_steps_as_seconds(set_attribute: Callable[..., None] = setattr) -> None
     set_attribute(trainer, "time", SimpleNamespace(perf_counter=lambda: clock.now))
 
 
-def during_step(monkeypatch: pytest.MonkeyPatch, at: int, action: Callable[[], None]) -> None:
-    """Calls `action` before update number at + 1."""
+@contextmanager
+def during_step(at: int, action: Callable[[], None]) -> Iterator[None]:
+    """Calls `action` before update number at + 1 of every run within the block."""
     real = trainer.train_step
 
     def step_with_action(*args: object, step: int, **kwargs: object) -> torch.Tensor:
@@ -118,7 +120,9 @@ def during_step(monkeypatch: pytest.MonkeyPatch, at: int, action: Callable[[], N
             action()
         return real(*args, step=step, **kwargs)
 
-    monkeypatch.setattr(trainer, "train_step", step_with_action)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "train_step", step_with_action)
+        yield
 
 
 def die() -> None:

@@ -184,12 +184,11 @@ def test_a_run_that_another_process_trains_is_busy(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("step_clock")
 @pytest.mark.parametrize("at", [5, 7])
-def test_a_stopped_run_continues_to_the_same_bits(at: int, tmp_path: Path, monkeypatch) -> None:
+def test_a_stopped_run_continues_to_the_same_bits(at: int, tmp_path: Path) -> None:
     """Stopped by SIGTERM at a checkpoint's step and between two."""
     whole, broken = (toy_run(tmp_path / name, "model.dropout=0.2") for name in ("whole", "broken"))
     execute(whole)
-    with monkeypatch.context() as patch:
-        during_step(patch, at, stop)
+    with during_step(at, stop):
         outcome = execute(broken)
     assert (outcome.status, outcome.signal) == ("stopped", signal.SIGTERM)
     assert f"step {at + 1}" in outcome.text
@@ -243,12 +242,9 @@ def test_a_second_signal_exits_unless_it_is_of_the_same_request(monkeypatch) -> 
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), Path.unlink])
-def test_a_run_continues_without_its_provenance_and_says_so(
-    spoil, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_a_run_continues_without_its_provenance_and_says_so(spoil, tmp_path: Path, capsys) -> None:
     run = toy_run(tmp_path)
-    with monkeypatch.context() as patch:
-        during_step(patch, 7, stop)
+    with during_step(7, stop):
         execute(run)
     spoil(run.path / "provenance.json")
     assert execute(run).status == "complete"
@@ -259,17 +255,15 @@ def test_a_run_continues_without_its_provenance_and_says_so(
 @pytest.mark.usefixtures("step_clock")
 @pytest.mark.parametrize("at", [5, 7, 11])
 def test_a_killed_run_continues_from_its_checkpoint_to_the_same_bits(
-    at: int, tmp_path: Path, monkeypatch
+    at: int, tmp_path: Path
 ) -> None:
     """Nothing is saved on the way out, so the lines after the last checkpoint (steps 5 and 10) must
     be replaced.
     """
     whole, broken = toy_run(tmp_path / "whole"), toy_run(tmp_path / "broken")
     execute(whole)
-    with monkeypatch.context() as patch:
-        during_step(patch, at, die)
-        with pytest.raises(KeyboardInterrupt):
-            execute(broken)
+    with during_step(at, die), pytest.raises(KeyboardInterrupt):
+        execute(broken)
     assert max(row["step"] for row in read_metrics(broken.path / "metrics.jsonl")) >= 4
     assert execute(broken).status == "complete"
     assert same_bits(broken, whole)
@@ -282,9 +276,8 @@ def test_every_earlier_attempt_is_in_the_record(tmp_path: Path, monkeypatch) -> 
     def attempt(commit: str, *, dirty: bool, stop_at: int) -> dict[str, object]:
         facts = {"commit": commit, "dirty": dirty, "command": f"train.py {commit}"}
         facts |= {"device": f"CPU {commit}", "started_utc": f"day {commit}"}
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, during_step(stop_at, stop):
             patch.setattr(provenance, "collect", lambda *arguments: real(*arguments) | facts)
-            during_step(patch, stop_at, stop)
             execute(run)
         return facts
 
@@ -328,8 +321,7 @@ def test_a_failure_is_one_line_and_a_traceback_in_the_record(tmp_path: Path, mon
         raise UserError("another device")
 
     run = toy_run(tmp_path)
-    with monkeypatch.context() as patch:
-        during_step(patch, 7, fault)
+    with during_step(7, fault):
         outcome = execute(run)
     assert outcome.status == "failed" and outcome.text.endswith("a fault of two lines")
     assert "in fault" in summary(run)["error"]["traceback"] and summary(run)["finished_utc"]
@@ -339,19 +331,19 @@ def test_a_failure_is_one_line_and_a_traceback_in_the_record(tmp_path: Path, mon
         with pytest.raises(UserError, match="another device"):
             execute(run)
     assert {path: path.read_bytes() for path in run.path.glob("*.json")} == before
-    during_step(monkeypatch, 9, stop)
-    assert execute(run).status == "stopped"
+    with during_step(9, stop):
+        assert execute(run).status == "stopped"
     assert not (run.path / "summary.json").exists(), "the failure was that of an earlier attempt"
 
 
-def test_a_compilers_error_is_short_and_names_the_way_out(tmp_path: Path, monkeypatch) -> None:
+def test_a_compilers_error_is_short_and_names_the_way_out(tmp_path: Path) -> None:
     kind = type("CppCompileError", (RuntimeError,), {"__module__": "torch._inductor.exc"})
 
     def fault() -> None:
         raise kind("g++ " * 999)
 
-    during_step(monkeypatch, 3, fault)
-    text = execute(toy_run(tmp_path)).text
+    with during_step(3, fault):
+        text = execute(toy_run(tmp_path)).text
     assert "runtime.compile=false" in text and len(text) < 500
 
 
@@ -372,7 +364,7 @@ def test_running_out_of_memory_names_the_sizes(tmp_path: Path) -> None:
     ids=["allocator", "driver", "cublas"],
 )
 def test_a_run_that_is_out_of_memory_continues_from_its_checkpoint(
-    error: Exception, tmp_path: Path, monkeypatch
+    error: Exception, tmp_path: Path
 ) -> None:
     """One line that says what to do; afterwards the same bits as a whole run."""
 
@@ -381,8 +373,7 @@ def test_a_run_that_is_out_of_memory_continues_from_its_checkpoint(
 
     run, whole = toy_run(tmp_path), toy_run(tmp_path / "whole")
     execute(whole)
-    with monkeypatch.context() as patch:
-        during_step(patch, 7, exhaust)
+    with during_step(7, exhaust):
         outcome = execute(run)
     assert outcome.status == "failed" and "runtime.jobs" in outcome.text
     assert len(outcome.text.splitlines()) == 1
@@ -442,12 +433,13 @@ def test_a_full_disk_is_a_storage_error_and_loses_nothing(
     assert same_bits(run, whole)
 
 
-def test_a_folder_removed_during_training_is_reported(tmp_path: Path, monkeypatch) -> None:
+def test_a_folder_removed_during_training_is_reported(tmp_path: Path) -> None:
     run = toy_run(tmp_path)
-    with monkeypatch.context() as patch:
-        during_step(patch, 3, lambda: shutil.rmtree(run.path))
-        with pytest.raises(UserError, match="removed"):
-            execute(run)
+    with (
+        during_step(3, lambda: shutil.rmtree(run.path)),
+        pytest.raises(UserError, match="removed"),
+    ):
+        execute(run)
     assert execute(run).status == "complete"
 
 
