@@ -132,7 +132,7 @@ def die() -> None:
 
 def stop() -> None:
     """Requests a stop of this process."""
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.fixture

@@ -139,8 +139,8 @@ def exhaust_memory() -> None:
 
 ACTIONS = {
     "nothing": lambda: None,
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "stop": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "kill": lambda: signal.raise_signal(signal.SIGKILL),
+    "stop": lambda: signal.raise_signal(signal.SIGTERM),
     "memory": exhaust_memory,
 }
 

@@ -204,7 +204,7 @@ def test_a_signal_after_the_last_step_still_asks_for_a_stop(
     """Otherwise a sweep would go on with its next run."""
 
     def late(*args: object, **kwargs: object) -> dict[str, object]:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         if fails:
             raise UserError("no more space")
         return real(*args, **kwargs)
@@ -225,7 +225,7 @@ def test_a_closing_terminal_stops_a_run_once_and_not_under_nohup(handler, number
     before = signal.signal(signal.SIGHUP, handler)
     with stop_on_signal() as stop:
         for _ in range(2):  # from the kernel and from the shell
-            os.kill(os.getpid(), signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
         assert stop.signal == number
     assert signal.signal(signal.SIGHUP, before) == handler
 
@@ -237,7 +237,7 @@ def test_a_second_signal_exits_unless_it_is_of_the_same_request(monkeypatch) -> 
     with stop_on_signal() as stop:
         for seconds, expected in ((0.0, []), (0.5, []), (2.0, [128 + signal.SIGTERM])):
             clock.now = 100 + seconds
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
             assert stop.requested() and exits == expected
 
 
