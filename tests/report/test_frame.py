@@ -22,10 +22,9 @@ from crope.report.frame import (
     load_published,
 )
 from tests.report import records
-from tests.report.records import make_cell, make_ngrams, write_run
+from tests.report.records import FAILED, make_cell, make_ngrams, write_run
 
 CELL = make_cell("crope")
-FAILED = {"type": "ValueError", "message": "loss is nan", "step": 20, "traceback": "..."}
 
 
 def status_of(folder: Path, **unavailable: str) -> tuple[str, str]:
@@ -186,11 +185,7 @@ def test_runs_on_other_tokens_are_not_compared(tmp_path: Path, split: str, model
     differ.
     """
     cells = [CELL, make_cell("rope")]
-    splits = {
-        name: {"tokens": 100_001, "bytes": 300_003, "sha256": ("b" if name == split else "a") * 64}
-        for name in ("train", "validation")
-    }
-    other = {"data": {"splits": splits}}
+    other = {"data": {"splits": records.make_splits(**{split: "b" * 64})}}
     write_run(tmp_path, "crope", seed=0)
     write_run(tmp_path, "crope", "wikitext2", seed=0, provenance=other)
     check_comparable(load_frame([tmp_path])[0], cells)

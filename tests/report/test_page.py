@@ -186,8 +186,7 @@ def test_runs_of_no_table_are_counted(tmp_path: Path, capsys) -> None:
 
 
 def test_failed_runs_alone_are_listed(tmp_path: Path) -> None:
-    error = {"type": "ValueError", "message": "loss is nan", "step": 20}
-    failed = write_run(tmp_path / "runs", error=error)
+    failed = write_run(tmp_path / "runs", error=records.FAILED)
     invalid = write_run(tmp_path / "runs", seed=1)
     (invalid / "metrics.jsonl").unlink()
     assert len(build_report(results_dir=tmp_path)) == 1

@@ -44,6 +44,7 @@ from crope.report.tables import (
 from crope.study import expected_cells
 from tests.report.frames import make_frame, make_row, make_runs
 from tests.report.records import (
+    FAILED,
     make_cell,
     make_config,
     make_conversion,
@@ -144,16 +145,14 @@ def test_reasons_of_empty_cells_are_notes_and_each_is_printed_once(tmp_path: Pat
         "[1] Penn Treebank: no network"
     ]
     assert "No complete cell" in table.caption
-    write_run(tmp_path, "crope", error={"type": "ValueError", "message": "loss is nan", "step": 20})
+    write_run(tmp_path, "crope", error=FAILED)
     assert line(loss_table(source_of(tmp_path), CELLS, "table1"), "full")[2] == "failed [2]"
 
 
 def test_a_failed_seed_beside_complete_ones_is_marked(tmp_path: Path) -> None:
     for model in MODELS:
         write_run(tmp_path, model, final=5.0)
-    write_run(
-        tmp_path, "rope", seed=1, error={"type": "ValueError", "message": "loss is nan", "step": 20}
-    )
+    write_run(tmp_path, "rope", seed=1, error=FAILED)
     assert line(loss_table(source_of(tmp_path), CELLS, "table1"), "full") == [
         "5.0000",
         "5.0000 [1]",
@@ -315,11 +314,7 @@ def test_latex_escapes_everything_and_has_booktabs_rules(hostile: Table) -> None
 def test_the_runs_table_has_one_row_per_run_and_keeps_types(tmp_path: Path) -> None:
     for seed, content in enumerate(["{", json.dumps(make_extrapolation())]):
         (write_run(tmp_path, seed=seed) / "extrapolation.json").write_text(content)
-    write_run(
-        tmp_path,
-        seed=2,
-        error={"type": "ValueError", "message": "loss is\nnan", "step": 20, "traceback": "..."},
-    )
+    write_run(tmp_path, seed=2, error=FAILED | {"message": "loss is\nnan"})
     (write_run(tmp_path, "rope") / "metrics.jsonl").unlink()
     runs_table(*load_frame([tmp_path])).to_parquet(tmp_path / "runs.parquet")
     table = pd.read_parquet(tmp_path / "runs.parquet")
