@@ -58,14 +58,14 @@ def letters(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for split, rows in ROWS.items():
         write_parquet(hub.folder / f"owner/letters/data/{split}-0.parquet", "text", rows)
     monkeypatch.setattr("crope.data.corpora.CONF_DIR", tmp_path / "conf")
-    return describe(tmp_path / "conf", path="owner/letters", revision=COMMIT)
+    return describe(tmp_path / "conf/letters.yaml")
 
 
-def describe(folder: Path, ending: str = "parquet", **hub: object) -> Path:
-    files = {split: f"data/{split}-*.{ending}" for split in ROWS}
-    path = folder / "letters.yaml"
-    path.write_text(json.dumps({"corpus": "letters", "hub": files | hub}))
-    return path
+def describe(file: Path, ending: str = "parquet", **changes: object) -> Path:
+    hub = {split: f"data/{split}-*.{ending}" for split in ROWS}
+    hub |= {"path": "owner/letters", "revision": COMMIT} | changes
+    file.write_text(json.dumps({"corpus": "letters", "hub": hub}))
+    return file
 
 
 def write_parquet(path: Path, column: str, rows: list[str]) -> None:
@@ -190,12 +190,12 @@ def test_a_file_in_conf_data_makes_a_corpus(
             table.to_csv(file, index=False)
         else:
             file.write_text("\n".join(rows))
-    where = {"path": str(folder)} if local else {"path": "owner/letters", "revision": COMMIT}
+    where = {"path": str(folder), "revision": None} if local else {"revision": COMMIT}
     column = "text" if ending == "txt" else "body"
-    describe(letters.parent, ending, column=column, **where)
+    describe(letters, ending, column=column, **where)
     tokens = load_tokens("letters", SMALL, data_dir=data_dir)
     assert fetched(data_dir) == TEXTS
-    source = {"revision": None, "max_bytes": None} | where
+    source = {"path": "owner/letters", "max_bytes": None} | where
     assert tokens.meta["source"]["hub"].items() >= source.items()
     assert bool(hub.requests) != local
 
@@ -205,7 +205,7 @@ def test_an_empty_cell_is_an_empty_row(letters: Path, hub: Hub, data_dir: Path) 
     for split, rows in ROWS.items():
         lines = [{"body": text, "n": 1} for text in rows] + [{"body": None, "n": 2}]
         pd.DataFrame(lines).to_json(folder / f"data/{split}-1.jsonl", orient="records", lines=True)
-    describe(letters.parent, "jsonl", column="body", path=str(folder))
+    describe(letters, "jsonl", column="body", path=str(folder), revision=None)
     load_tokens("letters", SMALL, data_dir=data_dir)
     assert fetched(data_dir) == {name: f"{text}\n" for name, text in TEXTS.items()}
 
@@ -218,21 +218,20 @@ def test_a_slice_is_streamed_and_no_longer_than_max_bytes(
     """
     rows = [f"{i}{i:_>5000}" for i in range(4000)]
     write_parquet(hub.folder / "owner/letters/data/train-0.parquet", "text", rows)
-    describe(letters.parent, path="owner/letters", revision=COMMIT, max_bytes=100_000)
+    describe(letters, max_bytes=100_000)
     fetch.fetch("letters", list(TEXTS))
     texts = fetched(data_dir)
     assert texts["letters/train.txt"] == "".join(f"{row}\n" for row in rows[:19])
     assert texts["letters/valid.txt"] == TEXTS["letters/valid.txt"]
     assert not list((tmp_path / "hf").rglob("*.parquet"))
     shutil.rmtree(tmp_path / "raw")
-    where = {"path": "owner/letters", "revision": COMMIT}
-    describe(letters.parent, **where, max_bytes=100)
+    describe(letters, max_bytes=100)
     with pytest.raises(ConfigError, match="max_bytes=100"):
         fetch.fetch("letters", list(TEXTS))
-    describe(letters.parent, **where, max_bytes=100_000, validation="data/text")
+    describe(letters, max_bytes=100_000, validation="data/text")
     with pytest.raises(ConfigError, match="parquet"):  # after the training split has arrived
         fetch.fetch("letters", list(TEXTS))
-    describe(letters.parent, **where, max_bytes=100_000)  # corrected
+    describe(letters, max_bytes=100_000)  # corrected
     fetch.fetch("letters", list(TEXTS))
     assert fetched(data_dir) == texts
 
@@ -251,8 +250,7 @@ def test_a_fault_is_one_line_and_the_second_attempt_succeeds(
     """A request is repeated once by us and once to continue a file: more would take minutes."""
     for split in ROWS:
         (hub.folder / f"owner/letters/data/{split}-0.txt").write_text("\n".join(ROWS[split]))
-    where = {"path": "owner/letters", "revision": COMMIT, "max_bytes": max_bytes}
-    describe(letters.parent, ending, **where)
+    describe(letters, ending, max_bytes=max_bytes)
     hub.fault = fault
     hub.fault_path = "/cdn*" if fault in ("truncated", "dies") else "*"
     with pytest.raises(DataUnavailable, match=r"letters/train\.txt") as caught:
@@ -301,11 +299,10 @@ def test_two_sources_of_one_name_are_refused(
             write(data_dir, path, "A text of mine, the board of the group.\n" * 60)
     else:
         load_tokens("letters", SMALL, data_dir=data_dir)
-        where = {"path": "owner/letters", "revision": COMMIT}
         if change == "no hub":
             letters.write_text("corpus: letters\n")
         else:
-            describe(letters.parent, **where | {change: "v2" if change == "revision" else SLICE})
+            describe(letters, **{change: "v2" if change == "revision" else SLICE})
     before = fetched(data_dir)
     with pytest.raises(DataError, match="source") as caught:
         load_tokens("letters", SMALL, data_dir=data_dir)
@@ -335,14 +332,14 @@ def test_two_sources_of_one_name_are_refused(
 def test_a_wrong_hub_section_is_one_line(
     letters: Path, data_dir: Path, changes: dict[str, object], word: str
 ) -> None:
-    describe(letters.parent, **{"path": "owner/letters", "revision": COMMIT} | changes)
+    describe(letters, **changes)
     with pytest.raises(ConfigError, match=word) as caught:
         load_tokens("letters", SMALL, data_dir=data_dir)
     assert "\n" not in str(caught.value) and not fetched(data_dir)
 
 
 def test_a_missing_revision_is_named(letters: Path, data_dir: Path) -> None:
-    describe(letters.parent, path="owner/letters", revision="missing", max_bytes=SLICE)
+    describe(letters, revision="missing", max_bytes=SLICE)
     with pytest.raises(DataUnavailable, match="missing"):
         fetch.fetch("letters", list(TEXTS))
 
