@@ -83,7 +83,11 @@ def fetched(data_dir: Path) -> dict[str, str]:
 
 
 def files_of(corpus: str) -> dict[str, str]:
-    return {path: text for path, text in FILES.items() if path.startswith(f"{corpus}/")}
+    return {path: text for path, text in (FILES | TEXTS).items() if path.startswith(f"{corpus}/")}
+
+
+def fetch_files(corpus: str = "letters") -> None:
+    fetch.fetch(corpus, list(files_of(corpus)))
 
 
 def write_pinned_rows(hub: Hub, corpus: str) -> None:
@@ -102,7 +106,7 @@ def test_hub_rows_become_the_pinned_files_and_no_test_split_is_read(
     data_dir: Path, hub: Hub, corpus: str
 ) -> None:
     write_pinned_rows(hub, corpus)
-    fetch.fetch(corpus, list(files_of(corpus)))
+    fetch_files(corpus)
     assert fetched(data_dir) == files_of(corpus)
     assert hub.requests and not [request for request in hub.requests if "test" in request]
 
@@ -111,7 +115,7 @@ def test_ptb_from_its_own_site_if_the_hub_has_other_content(data_dir: Path, hub:
     write_parquet(hub.folder / PTB.format("train"), "sentence", ["something else"])
     for name in ("train", "valid"):
         write(hub.folder, f"plain/ptb/ptb.{name}.txt", FILES[f"ptb/{name}.txt"])
-    fetch.fetch("ptb", list(files_of("ptb")))
+    fetch_files("ptb")
     assert fetched(data_dir) == files_of("ptb")
 
 
@@ -119,7 +123,7 @@ def test_other_content_of_the_hub_is_refused(data_dir: Path, hub: Hub) -> None:
     for split in ROWS:
         write_parquet(hub.folder / WIKITEXT.format(split), "text", ["something else"])
     with pytest.raises(DataError, match="sha256"):
-        fetch.fetch("wikitext2", list(files_of("wikitext2")))
+        fetch_files("wikitext2")
     assert fetched(data_dir) == {}
 
 
@@ -165,11 +169,11 @@ def test_offline_mode_and_proxies_are_respected(
     monkeypatch.setattr("crope.data.fetch.PG19_URL", "http://site.invalid")
     monkeypatch.setenv("http_proxy", NOWHERE)
     with pytest.raises(DataUnavailable, match=r"(?i)refused"):  # by the proxy
-        fetch.fetch(corpus, list(files_of(corpus)))
+        fetch_files(corpus)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(DataUnavailable, match="HF_HUB_OFFLINE"):
-        fetch.fetch(corpus, list(files_of(corpus)))
+        fetch_files(corpus)
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["hub", "folder"])
@@ -219,7 +223,7 @@ def test_a_slice_is_streamed_and_no_longer_than_max_bytes(
     rows = [f"{i}{i:_>5000}" for i in range(4000)]
     write_parquet(hub.folder / "owner/letters/data/train-0.parquet", "text", rows)
     describe(letters, max_bytes=100_000)
-    fetch.fetch("letters", list(TEXTS))
+    fetch_files()
     texts = fetched(data_dir)
     assert texts["letters/train.txt"] == "".join(f"{row}\n" for row in rows[:19])
     assert texts["letters/valid.txt"] == TEXTS["letters/valid.txt"]
@@ -227,12 +231,12 @@ def test_a_slice_is_streamed_and_no_longer_than_max_bytes(
     shutil.rmtree(tmp_path / "raw")
     describe(letters, max_bytes=100)
     with pytest.raises(ConfigError, match="max_bytes=100"):
-        fetch.fetch("letters", list(TEXTS))
+        fetch_files()
     describe(letters, max_bytes=100_000, validation="data/text")
     with pytest.raises(ConfigError, match="parquet"):  # after the training split has arrived
-        fetch.fetch("letters", list(TEXTS))
+        fetch_files()
     describe(letters, max_bytes=100_000)  # corrected
-    fetch.fetch("letters", list(TEXTS))
+    fetch_files()
     assert fetched(data_dir) == texts
 
 
@@ -254,12 +258,12 @@ def test_a_fault_is_one_line_and_the_second_attempt_succeeds(
     hub.fault = fault
     hub.fault_path = "/cdn*" if fault in ("truncated", "dies") else "*"
     with pytest.raises(DataUnavailable, match=r"letters/train\.txt") as caught:
-        fetch.fetch("letters", list(TEXTS))
+        fetch_files()
     assert "\n" not in str(caught.value)
     assert max(map(hub.requests.count, hub.requests)) <= 2
     assert not fetched(data_dir)
     hub.fault = ""
-    fetch.fetch("letters", list(TEXTS))
+    fetch_files()
     for path, text in fetched(data_dir).items():
         share = len(text) / (max_bytes or len(text)) * (10 if "valid" in path else 1)
         assert TEXTS[path].startswith(text) and (text == TEXTS[path] or 0.9 < share <= 1)
@@ -267,7 +271,7 @@ def test_a_fault_is_one_line_and_the_second_attempt_succeeds(
 
 def test_a_slow_hub_is_waited_for(letters: Path, hub: Hub, data_dir: Path) -> None:
     hub.fault = "slow"
-    fetch.fetch("letters", list(TEXTS))
+    fetch_files()
     assert fetched(data_dir) == TEXTS
 
 
@@ -285,7 +289,7 @@ def test_what_arrived_is_not_fetched_again_and_serves_offline(
     for path in TEXTS:
         (tmp_path / "raw" / path).unlink()
     hub.requests = []
-    fetch.fetch("letters", list(TEXTS))
+    fetch_files()
     assert fetched(data_dir) == TEXTS and not hub.requests
 
 
@@ -341,7 +345,7 @@ def test_a_wrong_hub_section_is_one_line(
 def test_a_missing_revision_is_named(letters: Path, data_dir: Path) -> None:
     describe(letters, revision="missing", max_bytes=SLICE)
     with pytest.raises(DataUnavailable, match="missing"):
-        fetch.fetch("letters", list(TEXTS))
+        fetch_files()
 
 
 def test_gpt2_is_read_from_the_hub(data_dir: Path, hub: Hub) -> None:
