@@ -49,6 +49,10 @@ def normal(*shape: int, seed: int = 3) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def gaussian(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
 def randomise(module: Module) -> Module:
     """Float64, and every parameter of order 1: at the initial 0.02 all scores are nearly equal and
     hide mistakes.

@@ -28,13 +28,9 @@ from crope.theory.complex_maps import (
     standard_structure,
     structure_of,
 )
-from tests.model.oracles import build, model_config, normal, randomise
+from tests.model.oracles import build, gaussian, model_config, normal, randomise
 
 WIDTH, HEADS = 16, 2
-
-
-def gaussian(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def hidden_basis(width: int, seed: int = 1) -> np.ndarray:

@@ -23,13 +23,9 @@ from crope.theory.constructions import (
 )
 from crope.theory.pointer_task import EXAMPLE
 from crope.theory.rotary import frequencies, kernel
-from tests.model.oracles import model_config, normal, randomise
+from tests.model.oracles import gaussian, model_config, normal, randomise
 
 BOTH = pytest.mark.parametrize("projection", ["real", "complex"])
-
-
-def tokens(length: int, width: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((length, width))
 
 
 def offsets(length: int, seed: int = 0) -> np.ndarray:
@@ -62,7 +58,7 @@ def test_eq_2_needs_the_exponential_below_the_fraction_too() -> None:
     """Printed, the denominator sums attn, not exp attn: such weights are neither positive nor a
     mean.
     """
-    scores = comparison(tokens(6, 8), position="rotary").scores()
+    scores = comparison(gaussian(6, 8), position="rotary").scores()
     printed = np.exp(scores) / scores.sum(1, keepdims=True)
     assert np.abs(printed.sum(1) - 1).min() > 0.1
 
@@ -71,7 +67,7 @@ def test_large_embeddings_compare_tokens() -> None:
     """Eqs. 14 and 15, XPOS: the positions' part of the score falls as 1 / scale, as x.p / x.x does."""
     errors = []
     for scale in (10, 100, 1000):
-        x_TD = scale * tokens(20, 32)
+        x_TD = scale * gaussian(20, 32)
         wanted = x_TD @ x_TD.T
         scores = comparison(x_TD, position="sinusoidal").scores()
         errors.append(np.abs(scores - wanted).max() / np.abs(wanted).max())
@@ -84,7 +80,7 @@ def test_small_embeddings_compare_positions() -> None:
     21).
     """
     length, width = 40, 64
-    scores = comparison(1e-6 * tokens(length, width), position="sinusoidal").scores()
+    scores = comparison(1e-6 * gaussian(length, width), position="sinusoidal").scores()
     distance = np.arange(length)[:, None] - np.arange(length)
     np.testing.assert_allclose(
         scores, width / 2 * kernel(distance, frequencies(width)), rtol=0, atol=1e-3
@@ -99,7 +95,7 @@ def test_slow_pairs_compare_tokens(projection: str) -> None:
     the fastest used.
     """
     window, width, channels = 50, 64, 16
-    token_TC = tokens(window, channels)
+    token_TC = gaussian(window, channels)
     slow_TD = on_slow_pairs(token_TC, width)
     fast_TD = np.roll(slow_TD, channels, axis=1)  # on the fastest pairs: what Eq. 16 avoids
     errors = []

@@ -29,13 +29,10 @@ from crope.theory.rotary import (
     rotary_score,
     rotate_elementwise,
 )
+from tests.model.oracles import gaussian
 
 WIDTHS = pytest.mark.parametrize("width", [2, 6, 64])
 M, N = 7, 3
-
-
-def gaussian(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def model_score(q: np.ndarray, k: np.ndarray) -> float:
