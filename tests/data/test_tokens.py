@@ -92,13 +92,10 @@ def test_token_files_decode_to_the_canonical_text_of_their_split(
 
 
 def test_the_tokenizer_is_trained_on_the_train_split_only(data_dir: Path) -> None:
-    """ "zyzzyva" occurs in the validation split only: no merge may come from it."""
+    """With the text of the validation split other pairs would be merged."""
     folder = load_tokens("ptb", SMALL, data_dir=data_dir).folder
     trained = vocabulary_of(Tokenizer.from_file(str(folder / "tokenizer.json")))
     assert trained == vocabulary_of(train_bpe([[FILES["ptb/train.txt"]]], 280))
-    assert "z" not in FILES["ptb/train.txt"] and not [
-        token for token in trained[0] if "z" in token and len(token) > 1
-    ]
 
 
 def test_prepared_tokens_need_no_text_and_carry_no_private_path(data_dir: Path, capsys) -> None:

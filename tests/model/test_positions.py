@@ -109,7 +109,6 @@ def test_buckets_are_t5s() -> None:
         b: math.ceil(16 * 2 ** (3 * (b - 16) / 16)) for b in range(17, 32)
     }
     assert starts == expected
-    assert (starts[17], starts[18], starts[24], starts[31]) == (19, 21, 46, 113)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,6 @@ def test_a_complex_map_in_a_hidden_basis_is_recovered(rows: int, width: int) -> 
     np.testing.assert_allclose(
         found, basis @ standard_structure(width) @ basis.T, rtol=0, atol=1e-9
     )
-    np.testing.assert_allclose(found @ found, -np.eye(width), rtol=0, atol=1e-12)
     assert complex_fraction(maps, found) == pytest.approx(1, abs=1e-12)
     assert complex_fraction(maps) < 0.8
 
