@@ -29,7 +29,6 @@ from crope.record import PUBLISHED
         ("train.lr=0", "train.lr"),
         ("train.lr=-1e-3", "train.lr"),
         ("train.lr=nan", "finite"),
-        ("train.lr=inf", "finite"),
         ("train.weight_decay=inf", "finite"),
         ("train.max_steps=0", "train.max_steps"),
         ("eval.every=0", "eval.every"),
