@@ -64,6 +64,10 @@ def source_of(folder: Path, **unavailable: str) -> Source:
     return Source("quick", (folder,), *load_frame([folder]), unavailable=unavailable)
 
 
+def table1(folder: Path) -> Table:
+    return loss_table(source_of(folder), CELLS, "table1")
+
+
 def line(table: Table, label: str) -> list[str]:
     """The values of the first line with this label, in the order of MODELS."""
     return list(table.frame[table.frame[""] == label].iloc[0])[2:]
@@ -89,7 +93,7 @@ def test_the_numbers_of_a_row(tmp_path: Path) -> None:
             final = mean + 0.1 * seed
             sampled = (final + 0.1, final + 0.3)
             write_run(tmp_path, model, seed=seed, sampled=sampled, final=final, best=final - 3)
-    table = loss_table(source_of(tmp_path), CELLS, "table1")
+    table = table1(tmp_path)
     assert list(table.frame.columns) == ["Dataset", "", "XPOS", "RoPE", "CRoPE"]
     assert line(table, "paper") == ["4.4288 ± 0.0224", "4.0212 ± 0.0243", "4.0158 ± 0.0233"]
     # full: m + 0.1, sample standard deviation of (0, 0.1, 0.2) is 0.1; sampled: m + 0.3, that of
@@ -113,13 +117,13 @@ def test_a_row_uses_the_seeds_that_all_its_models_have(tmp_path: Path) -> None:
     """One seed has no spread; a model without runs restricts no other."""
     write_run(tmp_path, "rope", seed=1, final=5.0)
     write_run(tmp_path, "crope", seed=0, final=4.0)
-    table = loss_table(source_of(tmp_path), CELLS, "table1")
+    table = table1(tmp_path)
     assert line(table, "full") == ["missing [1]", "no common seed [2]", "no common seed [2]"]
     write_run(tmp_path, "crope", seed=1, final=5.0)
-    table = loss_table(source_of(tmp_path), CELLS, "table1")
+    table = table1(tmp_path)
     assert line(table, "full") == ["missing [1]", "5.0000", "5.0000"]
     write_run(tmp_path, "rope", seed=0, final=5.4)
-    table = loss_table(source_of(tmp_path), CELLS, "table1")
+    table = table1(tmp_path)
     assert line(table, "full")[1:] == ["5.2000 ± 0.2828", "4.5000 ± 0.7071"]
     assert "n = 2 seeds per cell" in table.caption
     missing = render(table, "csv").splitlines()[2]
@@ -146,14 +150,14 @@ def test_reasons_of_empty_cells_are_notes_and_each_is_printed_once(tmp_path: Pat
     ]
     assert "No complete cell" in table.caption
     write_run(tmp_path, "crope", error=FAILED)
-    assert line(loss_table(source_of(tmp_path), CELLS, "table1"), "full")[2] == "failed [2]"
+    assert line(table1(tmp_path), "full")[2] == "failed [2]"
 
 
 def test_a_failed_seed_beside_complete_ones_is_marked(tmp_path: Path) -> None:
     for model in MODELS:
         write_run(tmp_path, model, final=5.0)
     write_run(tmp_path, "rope", seed=1, error=FAILED)
-    assert line(loss_table(source_of(tmp_path), CELLS, "table1"), "full") == [
+    assert line(table1(tmp_path), "full") == [
         "5.0000",
         "5.0000 [1]",
         "5.0000",
@@ -164,7 +168,7 @@ def test_runs_that_do_not_compare_give_no_table(tmp_path: Path) -> None:
     write_run(tmp_path, "rope", precision="bf16")
     write_run(tmp_path, "crope")
     with pytest.raises(UserError, match="precision"):
-        loss_table(source_of(tmp_path), CELLS, "table1")
+        table1(tmp_path)
 
 
 def test_rows_of_other_datasets_follow_without_the_papers_line(tmp_path: Path) -> None:
