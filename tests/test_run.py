@@ -49,6 +49,13 @@ def handlers_are_restored():
     assert [signal.getsignal(number) for number in numbers] == before
 
 
+@pytest.fixture
+def complete(toy_data: TokenSet, tmp_path: Path) -> Run:
+    run = toy_run(tmp_path)
+    assert execute(run).status == "complete"
+    return run
+
+
 def summary(run: Run) -> dict:
     return json.loads((run.path / "summary.json").read_text())
 
@@ -86,20 +93,18 @@ def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
     assert facts["started_utc"] <= facts["finished_utc"]
 
 
-def test_losses_by_window_belong_to_their_run(tmp_path: Path) -> None:
+def test_losses_by_window_belong_to_their_run(complete: Run) -> None:
     """Other bytes are refused, and so are windows of another mean with their own SHA-256."""
-    run = toy_run(tmp_path)
-    execute(run)
-    file = run.path / "val_windows.npy"
+    file = complete.path / "val_windows.npy"
     window_nats = np.load(file)
     assert len(window_nats) == 4 and len(set(window_nats)) == 4  # 64 tokens in windows of 16
     record.write_array(file, window_nats + np.float32([0.1, 0, 0, 0]))
     with pytest.raises(InvalidRecord, match="SHA-256"):
-        read_record(run.path)
+        read_record(complete.path)
     digest = {"val_windows_sha256": sha256_file(file)}
-    record.write_json(run.path / "summary.json", summary(run) | digest)
+    record.write_json(complete.path / "summary.json", summary(complete) | digest)
     with pytest.raises(InvalidRecord, match="mean"):
-        read_record(run.path)
+        read_record(complete.path)
 
 
 def test_provenance_has_the_threads_that_train(
@@ -119,12 +124,10 @@ def test_a_run_starts_from_the_values_of_its_seed(tmp_path: Path) -> None:
     assert not torch.equal(first, other)
 
 
-def test_the_trained_model_is_read_back(tmp_path: Path) -> None:
-    run = toy_run(tmp_path)
-    execute(run)
-    trained = read_record(run.path)
+def test_the_trained_model_is_read_back(complete: Run, tmp_path: Path) -> None:
+    trained, file = read_record(complete.path), complete.path / "weights.pt"
     model = load_trained(trained)
-    saved = torch.load(run.path / "weights.pt", weights_only=True)
+    saved = torch.load(file, weights_only=True)
     assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
     stale = replace(trained, summary=trained.summary | {"numerics_version": 0})
     with pytest.raises(UserError, match="changed since"):
@@ -135,43 +138,39 @@ def test_the_trained_model_is_read_back(tmp_path: Path) -> None:
     learned = toy_run(tmp_path, "model=learned")
     execute(learned)
     for data in (b"garbage", (learned.path / "weights.pt").read_bytes()):
-        (run.path / "weights.pt").write_bytes(data)
+        file.write_bytes(data)
         with pytest.raises(UserError, match=r"weights\.pt: corrupt"):
             load_trained(trained)
-    (run.path / "weights.pt").unlink()
+    file.unlink()
     with pytest.raises(UserError, match=r"no weights\.pt; remove"):
         load_trained(trained)
     with pytest.raises(UserError, match=r"published records hold none"):
         load_trained(read_record(next(PUBLISHED.glob("cpu-fp32/rope-ptb-*"))))
 
 
-def test_tokens_of_another_text_are_refused(toy_data: TokenSet, tmp_path: Path) -> None:
-    run = toy_run(tmp_path)
-    execute(run)
-    trained = read_record(run.path)
+def test_tokens_of_another_text_are_refused(toy_data: TokenSet, complete: Run) -> None:
+    trained = read_record(complete.path)
     assert load_run_tokens(trained) is toy_data
     toy_data.meta["splits"]["validation"]["sha256"] = "other"
     with pytest.raises(UserError, match="not those of the run"):
         load_run_tokens(trained)
 
 
-def test_a_complete_run_is_skipped(tmp_path: Path, monkeypatch) -> None:
-    run = toy_run(tmp_path)
-    execute(run)
-    before = {file.name: file.read_bytes() for file in run.path.iterdir()}
+def test_a_complete_run_is_skipped(complete: Run, monkeypatch) -> None:
+    before = {file.name: file.read_bytes() for file in complete.path.iterdir()}
     monkeypatch.setattr(run_module, "train", lambda *_, **__: pytest.fail("trained again"))
-    assert execute(run).status == "skipped"
-    assert {file.name: file.read_bytes() for file in run.path.iterdir()} == before
+    assert execute(complete).status == "skipped"
+    assert {file.name: file.read_bytes() for file in complete.path.iterdir()} == before
 
 
-def test_a_complete_run_on_text_of_another_source_is_refused(tmp_path: Path, monkeypatch) -> None:
-    run = toy_run(tmp_path)
-    execute(run)
+def test_a_complete_run_on_text_of_another_source_is_refused(
+    complete: Run, tmp_path: Path, monkeypatch
+) -> None:
     hub = "{path: owner/tiny, revision: v1, train: a.txt, validation: b.txt}"
     (tmp_path / "tiny.yaml").write_text(f"corpus: tiny\nhub: {hub}\n")
     monkeypatch.setattr("crope.data.corpora.CONF_DIR", tmp_path)
     with pytest.raises(DataError, match="source"):
-        execute(run)
+        execute(complete)
 
 
 def test_a_run_that_another_process_trains_is_busy(tmp_path: Path) -> None:
@@ -442,21 +441,18 @@ def test_a_folder_removed_during_training_is_reported(tmp_path: Path) -> None:
     assert execute(run).status == "complete"
 
 
-def test_a_corrupt_record_is_neither_used_nor_overwritten(tmp_path: Path) -> None:
-    run = toy_run(tmp_path)
-    execute(run)
-    (run.path / "metrics.jsonl").write_text('{"step": 0}\n')
+def test_a_corrupt_record_is_neither_used_nor_overwritten(complete: Run) -> None:
+    metrics = complete.path / "metrics.jsonl"
+    metrics.write_text('{"step": 0}\n')
     with pytest.raises(InvalidRecord, match="remove"):
-        execute(run)
-    assert (run.path / "metrics.jsonl").read_text() == '{"step": 0}\n'
+        execute(complete)
+    assert metrics.read_text() == '{"step": 0}\n'
 
 
-def test_the_failure_of_a_killed_process_is_recorded(tmp_path: Path) -> None:
-    run = toy_run(tmp_path)
-    execute(run)
-    record_failure(run, "killed by signal 9")
-    assert is_complete(run.path)
-    (run.path / "summary.json").unlink()
-    record_failure(run, "killed by signal 9")
-    assert summary(run)["error"]["message"] == "killed by signal 9"
-    assert execute(run).status == "complete"
+def test_the_failure_of_a_killed_process_is_recorded(complete: Run) -> None:
+    record_failure(complete, "killed by signal 9")
+    assert is_complete(complete.path)
+    (complete.path / "summary.json").unlink()
+    record_failure(complete, "killed by signal 9")
+    assert summary(complete)["error"]["message"] == "killed by signal 9"
+    assert execute(complete).status == "complete"
