@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from crope import study
-from crope.compose import at_precision, group_files, group_values, load_run, quoted_override
+from crope.compose import Run, at_precision, group_files, group_values, load_run, quoted_override
 from crope.config import cell_key
 from crope.errors import ConfigError
 from crope.record import PUBLISHED, read_records
@@ -219,6 +219,11 @@ def test_a_file_that_is_no_study_is_named_and_left_out(
     assert "broken.yaml" in capsys.readouterr().err
 
 
+def start(run: Run) -> None:
+    run.path.mkdir(parents=True)
+    (run.path / "config.yaml").touch()
+
+
 def test_status_from_run_folders(tmp_path: Path) -> None:
     """One run each that is complete, failed, running, started; a free lock alone means nothing."""
     results = tmp_path / "räs, a=b"
@@ -235,8 +240,7 @@ def test_status_from_run_folders(tmp_path: Path) -> None:
     summary = json.loads((failed.path / "summary.json").read_text())
     summary |= {"status": "failed", "error": {"type": "E", "message": "no such luck", "step": None}}
     (failed.path / "summary.json").write_text(json.dumps(summary))
-    started.path.mkdir()
-    (started.path / "config.yaml").touch()
+    start(started)
     (started.path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 20}\n{"st')
     with run_lock(locked_before):
         pass
@@ -257,8 +261,7 @@ def test_status_reads_over_corrupt_files_of_unfinished_runs(
     (tmp_path / "unavailable.json").write_text(content)
     options = ["train.precision=fp32", f"results_dir={tmp_path}"]
     run = study_runs(["table1"], scale="quick", seeds=1, overrides=options)[0]
-    run.path.mkdir(parents=True)
-    (run.path / "config.yaml").touch()
+    start(run)
     (run.path / "metrics.jsonl").write_text(f"{content}\n")
     text = study_status(["table1", "table2"], scale=None, seeds=1, results_dir=tmp_path)
     assert text.startswith("table1, quick: 9 runs: 1 started, 8 missing\ntable2, quick: 12 runs: ")
@@ -270,8 +273,7 @@ def test_status_reads_over_corrupt_files_of_unfinished_runs(
 def test_status_without_a_scale_is_that_of_started_runs(tmp_path: Path) -> None:
     options = ["train.precision=bf16", f"results_dir={tmp_path}"]
     run = study_runs(["base"], scale="medium", seeds=1, overrides=options)[0]
-    run.path.mkdir(parents=True)
-    (run.path / "config.yaml").touch()
+    start(run)
     (run.path / "provenance.json").write_text('{"scale": "medium"}')
     text = study_status(["base"], scale=None, seeds=1, results_dir=tmp_path)
     assert text.startswith("base, medium: 4 runs: 1 started, 3 missing")
@@ -280,9 +282,7 @@ def test_status_without_a_scale_is_that_of_started_runs(tmp_path: Path) -> None:
 def test_of_a_run_in_both_precisions_that_of_the_other_runs_counts(tmp_path: Path) -> None:
     run = study_runs(["base"], scale="smoke", seeds=1, overrides=[f"results_dir={tmp_path}"])[0]
     for precision in ("fp32", "bf16"):
-        folder = at_precision(run, precision).path
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").touch()
+        start(at_precision(run, precision))
     for precision in ("fp32", "bf16"):
         assert study._recorded(run, precision).config.train.precision == precision
 
