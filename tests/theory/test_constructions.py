@@ -23,7 +23,14 @@ from crope.theory.constructions import (
 )
 from crope.theory.pointer_task import EXAMPLE
 from crope.theory.rotary import frequencies, kernel
-from tests.model.oracles import gaussian, model_config, normal, randomise
+from tests.model.oracles import (
+    assert_allclose,
+    assert_close,
+    gaussian,
+    model_config,
+    normal,
+    randomise,
+)
 
 BOTH = pytest.mark.parametrize("projection", ["real", "complex"])
 
@@ -48,7 +55,7 @@ def test_opened_attention_is_the_models(model: str) -> None:
     attention, positions = randomise(CausalAttention(config)), build_positions(config, max_len=9)
     with torch.no_grad():
         found = attend(attention, positions, x_BTD, causal=True)
-        torch.testing.assert_close(found, attention(x_BTD, positions), rtol=0, atol=1e-12)
+        assert_close(found, attention(x_BTD, positions), atol=1e-12)
         score = attention_scores(attention, positions, x_BTD)[1, 1, 4].numpy() / np.sqrt(6)
         weight = attention_weights(attention, positions, x_BTD, causal=False)[1, 1, 4].numpy()
     np.testing.assert_allclose(weight, np.exp(score) / np.exp(score).sum(), rtol=1e-12)
@@ -82,9 +89,7 @@ def test_small_embeddings_compare_positions() -> None:
     length, width = 40, 64
     scores = comparison(1e-6 * gaussian(length, width), position="sinusoidal").scores()
     distance = np.arange(length)[:, None] - np.arange(length)
-    np.testing.assert_allclose(
-        scores, width / 2 * kernel(distance, frequencies(width)), rtol=0, atol=1e-3
-    )
+    assert_allclose(scores, width / 2 * kernel(distance, frequencies(width)), atol=1e-3)
     assert (scores.argmax(1) == np.arange(length)).all()
     assert (np.diagonal(scores, 1) > 0.96 * scores.max()).all()
 
@@ -131,10 +136,10 @@ def test_a_constant_embedding_compares_positions(projection: str) -> None:
     distance = np.arange(length)[:, None] - np.arange(length)
     printed = width / 2 * kernel(distance, frequencies(width))
     ones = comparison(np.ones((length, width)), position="rotary", projection=projection).scores()
-    np.testing.assert_allclose(ones, 2 * printed, rtol=0, atol=1e-5)
+    assert_allclose(ones, 2 * printed, atol=1e-5)
     complex_ones = np.tile([1.0, 0.0], (length, width // 2))
     found = comparison(complex_ones, position="rotary", projection=projection).scores()
-    np.testing.assert_allclose(found, printed, rtol=0, atol=1e-5)
+    assert_allclose(found, printed, atol=1e-5)
 
 
 @BOTH
@@ -149,7 +154,7 @@ def test_next_and_nexnext_with_the_conjugate_phase(width: int, projection: str) 
     expected = (
         width / 2 * kernel(np.arange(60) - rows[:, None] - text[rows, None], frequencies(width))
     )
-    np.testing.assert_allclose(scores[rows], expected, rtol=0, atol=1e-4)
+    assert_allclose(scores[rows], expected, atol=1e-4)
 
 
 @BOTH
@@ -228,7 +233,7 @@ def test_absolute_sinusoids_cannot_point_at_every_position() -> None:
     scores = [absolute_pointing([kind] * length, width=width).scores() for kind in (1, 2)]
     g_TT = scores[0] - scores[1]
     # The query's position drops out.
-    np.testing.assert_allclose(g_TT - g_TT[0], 0, rtol=0, atol=1e-6)
+    assert_allclose(g_TT - g_TT[0], 0, atol=1e-6)
     rows = np.arange(length - 2)
     smallest = min(
         (scores[k - 1][rows, rows + k] - scores[k - 1][rows, rows + 3 - k]).min() for k in (1, 2)
