@@ -83,6 +83,16 @@ def toy_run(results: Path, *more: str) -> Run:
     return load_run([*TOY_OVERRIDES, f"results_dir={results}", *more])
 
 
+@contextmanager
+def raises_one_line(
+    error: type[Exception], match: str
+) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """pytest.raises for an error that is shown to users: its message has no line feed."""
+    with pytest.raises(error, match=match) as caught:
+        yield caught
+    assert "\n" not in str(caught.value)
+
+
 def run_script(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The ended process of one of the scripts of this repository."""
     command = [sys.executable, f"scripts/{name}", *arguments]

@@ -28,6 +28,7 @@ from crope.record import (
     write_bytes,
     write_json,
 )
+from tests.conftest import raises_one_line
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch) -> None:
@@ -255,9 +256,8 @@ def test_an_invalid_record_is_named_in_one_line(
 ) -> None:
     folder = Path(shutil.copytree(FIRST, tmp_path / FIRST.name))
     spoil(folder)
-    with pytest.raises(InvalidRecord, match=word) as caught:
+    with raises_one_line(InvalidRecord, word):
         read_record(folder)
-    assert "\n" not in str(caught.value)
     valid, invalid = read_records(tmp_path)
     assert valid == [] and [error.path for error in invalid] == [folder]
 
