@@ -151,6 +151,11 @@ def step_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     count_steps_as_seconds(monkeypatch.setattr)
 
 
+def contents(folder: Path, pattern: str = "*") -> dict[str, bytes]:
+    """The bytes of a folder's files."""
+    return {path.name: path.read_bytes() for path in folder.glob(pattern)}
+
+
 def losses(run: Run) -> list[tuple[int, str, float]]:
     """Every loss and learning rate of metrics.jsonl; times are left out."""
     rows = read_metrics(run.path / "metrics.jsonl")

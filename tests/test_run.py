@@ -36,7 +36,7 @@ from crope.run import (
     run_lock,
     stop_on_signal,
 )
-from tests.conftest import die, during_step, losses, same_bits, stop, toy_run
+from tests.conftest import contents, die, during_step, losses, same_bits, stop, toy_run
 
 pytestmark = pytest.mark.usefixtures("toy_data")
 
@@ -157,10 +157,10 @@ def test_tokens_of_another_text_are_refused(toy_data: TokenSet, complete: Run) -
 
 
 def test_a_complete_run_is_skipped(complete: Run, monkeypatch) -> None:
-    before = {file.name: file.read_bytes() for file in complete.path.iterdir()}
+    before = contents(complete.path)
     monkeypatch.setattr(run_module, "train", lambda *_, **__: pytest.fail("trained again"))
     assert execute(complete).status == "skipped"
-    assert {file.name: file.read_bytes() for file in complete.path.iterdir()} == before
+    assert contents(complete.path) == before
 
 
 def test_a_complete_run_on_text_of_another_source_is_refused(
@@ -323,12 +323,12 @@ def test_a_failure_is_one_line_and_a_traceback_in_the_record(tmp_path: Path, mon
         outcome = execute(run)
     assert outcome.status == "failed" and outcome.text.endswith("a fault of two lines")
     assert "in fault" in summary(run)["error"]["traceback"] and summary(run)["finished_utc"]
-    before = {path: path.read_bytes() for path in run.path.glob("*.json")}
+    before = contents(run.path, "*.json")
     with monkeypatch.context() as patch:
         patch.setattr("crope.run.train", refuse)
         with pytest.raises(UserError, match="another device"):
             execute(run)
-    assert {path: path.read_bytes() for path in run.path.glob("*.json")} == before
+    assert contents(run.path, "*.json") == before
     with during_step(9, stop):
         assert execute(run).status == "stopped"
     assert not (run.path / "summary.json").exists(), "the failure was that of an earlier attempt"

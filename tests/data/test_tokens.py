@@ -34,7 +34,7 @@ from crope.data.tokens import (
 )
 from crope.errors import ConfigError, DataError, StorageError
 from crope.report.frame import read_ngrams
-from tests.conftest import raises_one_line
+from tests.conftest import contents, raises_one_line
 from tests.data.conftest import FILES, SMALL, write
 
 
@@ -126,7 +126,7 @@ def test_corrupt_token_files_are_made_again(data_dir: Path, capsys, name: str) -
     removed; meta.json has no checksum of its own.
     """
     folder = load_tokens("ptb", SMALL, data_dir=data_dir).folder
-    expected = {path.name: path.read_bytes() for path in folder.iterdir()}
+    expected = contents(folder)
     data = expected[name]
     first, last = bytes([data[0] ^ 1]) + data[1:], data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]
     for content in (data[:-3], first, last, None):
@@ -135,7 +135,7 @@ def test_corrupt_token_files_are_made_again(data_dir: Path, capsys, name: str) -
             (folder / name).write_bytes(content)
         capsys.readouterr()
         load_tokens("ptb", SMALL, data_dir=data_dir)
-        assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
+        assert contents(folder) == expected
         printed = capsys.readouterr().err
         assert folder.name in printed and printed.count("making it again") == 1
 
