@@ -108,6 +108,12 @@ def run_script(name: str, *arguments: str, **environment: str) -> subprocess.Com
     )
 
 
+def printed_by(code: str) -> str:
+    """The output of a Python process of its own, which ends without an error."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
 def count_steps_as_seconds(set_attribute: Callable[..., None] = setattr) -> None:
     """Replaces the trainer's clock by one that each update moves by a second."""
     clock, real = SimpleNamespace(now=0.0), trainer.train_step

@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -21,12 +20,12 @@ from safetensors import safe_open
 
 from crope import golden
 from crope.compose import load_run
-from crope.config import ROOT, TokenizerConfig
+from crope.config import TokenizerConfig
 from crope.data.tokens import TokenSet
 from crope.errors import ConfigError, DataUnavailable, UserError
 from crope.record import PUBLISHED, read_record
 from crope.report import build, publish
-from tests.conftest import TOY_OVERRIDES, make_toy_tokens, raises_one_line, run_script
+from tests.conftest import TOY_OVERRIDES, make_toy_tokens, printed_by, raises_one_line, run_script
 from tests.report.records import write_run
 from tests.toy_runs import toy_corpus, train_toy
 
@@ -138,10 +137,8 @@ def test_train_as_a_command(tmp_path: Path) -> None:
     done = run_script("train.py", "train.lr=nan", f"results_dir={tmp_path}")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
     modules = "import sys; sys.path.insert(0, 'scripts'); import train; print(*sys.modules)"
-    listed = subprocess.run(
-        [sys.executable, "-c", modules], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    assert len([name for name in listed.split() if name.split(".")[0] == "crope"]) <= 26
+    listed = printed_by(modules).split()
+    assert len([name for name in listed if name.split(".")[0] == "crope"]) <= 26
 
 
 def test_reproduce_without_data_and_network(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@ named, no torch.
 """
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +13,7 @@ from crope.report import build
 from crope.report.build import build_report
 from crope.report.evidence import PRIMARY_LEVEL, Contrast
 from crope.study import Cell, StudyRow
+from tests.conftest import printed_by
 from tests.report import records
 from tests.report.records import write_run
 
@@ -232,7 +231,4 @@ def test_the_report_imports_no_torch_and_no_wandb() -> None:
         f"crope.report.{path.stem}" for path in sorted((ROOT / "crope" / "report").glob("*.py"))
     ]
     code = f"import sys, {', '.join(names)}; print([name for name in ('torch', 'wandb') if name in sys.modules])"
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == "[]"
+    assert printed_by(code) == "[]\n"
