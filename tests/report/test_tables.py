@@ -79,8 +79,8 @@ def test_savings_are_the_papers_percentages() -> None:
     """
     line = evidence_line("saving", "higher", 0.5, study="cost", second="thin_ffn")
     waiting = line | {"reason": "1 of 2 planned seeds"}
-    assert "feed-forward" not in savings_line(pd.DataFrame([waiting]))
-    text = savings_line(pd.DataFrame([line]))
+    assert "feed-forward" not in savings_line(frame_of(waiting))
+    text = savings_line(frame_of(line))
     assert "feed-forward layer thinned instead: +0.5000 (+0.4990 to +0.5010), 800 steps" in text
     assert "Q/K/V 50.0 %" in text and "attention 37.5 %" in text and "block 12.5 %" in text
     assert "embeddings 1.4 %" in text and "0 % of the KV" in text and "saves 75 %" in text
@@ -340,6 +340,10 @@ def evidence_line(family: str, answer: str, mean: float, **more: object) -> dict
     }  # fmt: skip
 
 
+def frame_of(*lines: dict[str, object]) -> pd.DataFrame:
+    return pd.DataFrame([*lines])
+
+
 def test_conversions_are_means_over_seeds_before_and_after_tuning(tmp_path: Path) -> None:
     for seed in (0, 1):
         measured = make_conversion()
@@ -364,7 +368,7 @@ def test_all_other_differences_count_the_answered_ones() -> None:
     line = evidence_line("more", "higher", 0.5)
     no_ends = {"low_nats": math.nan, "high_nats": math.nan}
     other = line | no_ends | {"reason": "2 of 3 planned seeds", "answer": "missing"}
-    table = exploratory_table(pd.DataFrame([line, other]))
+    table = exploratory_table(frame_of(line, other))
     estimates = ["+0.5000 (+0.4990 to +0.5010)", "+0.5000 (2 of 3 planned seeds)"]
     assert list(table.frame["Estimate (95 %)"]) == estimates
     assert "of 1 such intervals" in table.notes[0]
@@ -386,27 +390,27 @@ def test_rows_of_both_tables_are_pooled_with_the_errors_of_their_means() -> None
 def test_the_primary_table_names_stand_ins_and_the_error_of_the_text() -> None:
     stand_in = evidence_line("P1", "higher", 0.5)
     planned = stand_in | {"planned": True, "level": 0.99, "text_error_nats": 0.00312}
-    of_both = primary_table(pd.DataFrame([stand_in, planned]))
+    of_both = primary_table(frame_of(stand_in, planned))
     assert list(of_both.frame["Nats (95 %)"].str.endswith(" at 99 %")) == [False, True]
     assert of_both.notes[-1].endswith("at most 0.0031.")
     notes = " ".join(of_both.notes)
     assert "1 of 2 lines" in notes and "99 %" in notes
-    assert "exploratory" not in " ".join(primary_table(pd.DataFrame([planned])).notes)
-    of_stand_in = primary_table(pd.DataFrame([stand_in]))
+    assert "exploratory" not in " ".join(primary_table(frame_of(planned)).notes)
+    of_stand_in = primary_table(frame_of(stand_in))
     assert "99 %" not in " ".join(of_stand_in.notes) and "text" not in of_stand_in.notes[-1]
 
 
 def test_primary_intervals_are_also_printed_of_seeds_averaged_over_corpora() -> None:
     corpora = np.array([[0.010, 0.030, 0.020], [0.012, 0.050, 0.011]])
     line = evidence_line("P1", "higher", 0.5, n=3, values=tuple(corpora.ravel()), level=0.99)
-    notes = " ".join(primary_table(pd.DataFrame([line | {"planned": True}])).notes)
+    notes = " ".join(primary_table(frame_of(line | {"planned": True})).notes)
     expected = stats.ttest_1samp(corpora.mean(axis=0), 0).confidence_interval(0.99)
     instead = f"seeds instead: P1 {signed(expected.low)} to {signed(expected.high)}"
     assert f"{instead}; then P1 could be 0." in notes
     lower = line | {"planned": True, "values": tuple(corpora.ravel() - 1)}
-    (notes,) = [note for note in primary_table(pd.DataFrame([lower])).notes if "instead" in note]
+    (notes,) = [note for note in primary_table(frame_of(lower)).notes if "instead" in note]
     assert "P1 −" in notes and "could be" not in notes
-    assert "instead" not in " ".join(primary_table(pd.DataFrame([line])).notes)
+    assert "instead" not in " ".join(primary_table(frame_of(line)).notes)
 
 
 @pytest.mark.parametrize(
@@ -429,22 +433,22 @@ def test_primary_intervals_are_also_printed_of_seeds_averaged_over_corpora() -> 
 def test_the_headline_reads_the_answers(family: str, answer: str, reading: str) -> None:
     """CRoPE higher than the others means that the others do better."""
     line = evidence_line(family, answer, 0.5)
-    text = headline(pd.DataFrame([line]))
+    text = headline(frame_of(line))
     assert text.startswith("At the quick scale, after 800 steps")
     assert ("**Open**" in text) == (family == "P1")
     assert reading in text
     numbers = "A − B +0.5000 (+0.4990 to +0.5010) nats per token, 95 %"
     assert (f"{reading}: {numbers}" in text) == (family == "P1")
-    planned = headline(pd.DataFrame([line | {"planned": True, "level": 0.99}]))
+    planned = headline(frame_of(line | {"planned": True, "level": 0.99}))
     assert "**Open**" not in planned and ("token, 99 %" in planned) == (family == "P1")
-    assert headline(pd.DataFrame([evidence_line(family, "missing", 0.5)])) == ""
+    assert headline(frame_of(evidence_line(family, "missing", 0.5))) == ""
 
 
 def test_the_headline_has_the_papers_row_only_of_its_own_size() -> None:
     cost, row = (evidence_line(family, "higher", 0.5) for family in ("P1", "P5"))
-    assert "In a row" not in headline(pd.DataFrame([cost, row]))
+    assert "In a row" not in headline(frame_of(cost, row))
     planned = row | {"planned": True, "level": 0.99, "scale": "paper", "steps": 10_000}
-    text = headline(pd.DataFrame([cost, planned]))
+    text = headline(frame_of(cost, planned))
     assert "row of Table 2 at the paper scale: **Eq. 30 raises the loss: A − B +0.5000" in text
     assert "after 3,200 steps" in text and "own size" not in text
 
@@ -464,7 +468,7 @@ def test_a_claim_at_the_papers_size_has_its_level() -> None:
     line = evidence_line("Table 2", "open", 0.03, where="PG-19, a row")
     line |= {"level": 0.99, "paper_nats": -0.023}
     line |= {"study": "paper_row", "std_over_seeds_nats": 0.01}
-    ((_, printed, here),) = claims_table(pd.DataFrame([line])).frame.to_numpy()
+    ((_, printed, here),) = claims_table(frame_of(line)).frame.to_numpy()
     assert printed == "PG-19, a row −0.023"
     assert here == "+0.030 (+0.029 to +0.031) at 99 %"
 
@@ -496,9 +500,7 @@ def test_the_cost_in_units_of_what_rotation_is_worth() -> None:
     worth = evidence_line(
         "positions", "lower", -0.05, study="baselines", first="rope", second="nope"
     )
-    assert "20 % (18 to 22) of 0.050 after 800 steps." in yardsticks(
-        pd.DataFrame([cost, worth]), []
-    )
+    assert "20 % (18 to 22) of 0.050 after 800 steps." in yardsticks(frame_of(cost, worth), [])
     trained = [
         SimpleNamespace(
             steps=steps,
@@ -508,10 +510,10 @@ def test_the_cost_in_units_of_what_rotation_is_worth() -> None:
         for study, steps, loss in (("base", 800, 5.0), ("horizon", 3200, 4.6))
     ]
     more = 100 * math.expm1(0.01 / (0.4 / math.log(4)))
-    text = yardsticks(pd.DataFrame([cost, worth]), trained)  # type: ignore[arg-type]
+    text = yardsticks(frame_of(cost, worth), trained)  # type: ignore[arg-type]
     assert f"which {more:.1f} % (" in text and "more tokens undo" in text
     later = [line | {"study": "cost", "steps": 3200, "dataset": "ptb"} for line in (cost, worth)]
-    text = yardsticks(pd.DataFrame([cost, worth, *later]), [])
+    text = yardsticks(frame_of(cost, worth, *later), [])
     assert (
         "after 800 steps, and 20 % (18 to 22) of 0.050 after 3,200 steps on Penn Treebank." in text
     )
