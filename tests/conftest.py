@@ -1,10 +1,12 @@
 """Fixtures shared by all tests: a toy corpus and toy runs."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,8 +71,26 @@ def toy_data(toy_tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> TokenSet:
     return toy_tokens
 
 
+@pytest.fixture
+def own_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of conf/ to be changed, from which everything is composed."""
+    copy = shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    monkeypatch.setattr("crope.compose.CONF_DIR", copy)
+    return copy
+
+
 def toy_run(results: Path, *more: str) -> Run:
     return load_run([*TOY_OVERRIDES, f"results_dir={results}", *more])
+
+
+@contextmanager
+def raises_one_line(
+    error: type[Exception], match: str
+) -> Iterator[pytest.ExceptionInfo[Exception]]:
+    """pytest.raises for an error that is shown to users: its message has no line feed."""
+    with pytest.raises(error, match=match) as caught:
+        yield caught
+    assert "\n" not in str(caught.value)
 
 
 def run_script(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -88,6 +108,12 @@ def run_script(name: str, *arguments: str, **environment: str) -> subprocess.Com
     )
 
 
+def printed_by(code: str) -> str:
+    """The output of a Python process of its own, which ends without an error."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
 def count_steps_as_seconds(set_attribute: Callable[..., None] = setattr) -> None:
     """Replaces the trainer's clock by one that each update moves by a second."""
     clock, real = SimpleNamespace(now=0.0), trainer.train_step
@@ -100,8 +126,9 @@ def count_steps_as_seconds(set_attribute: Callable[..., None] = setattr) -> None
     set_attribute(trainer, "time", SimpleNamespace(perf_counter=lambda: clock.now))
 
 
-def during_step(monkeypatch: pytest.MonkeyPatch, at: int, action: Callable[[], None]) -> None:
-    """Calls `action` before update number at + 1."""
+@contextmanager
+def during_step(at: int, action: Callable[[], None]) -> Iterator[None]:
+    """Calls `action` before update number at + 1 of every run within the block."""
     real = trainer.train_step
 
     def step_with_action(*args: object, step: int, **kwargs: object) -> torch.Tensor:
@@ -109,7 +136,9 @@ def during_step(monkeypatch: pytest.MonkeyPatch, at: int, action: Callable[[], N
             action()
         return real(*args, step=step, **kwargs)
 
-    monkeypatch.setattr(trainer, "train_step", step_with_action)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "train_step", step_with_action)
+        yield
 
 
 def die() -> None:
@@ -119,13 +148,18 @@ def die() -> None:
 
 def stop() -> None:
     """Requests a stop of this process."""
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.fixture
 def step_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """With it, runtime.checkpoint_seconds=5 saves every 5 steps."""
     count_steps_as_seconds(monkeypatch.setattr)
+
+
+def contents(folder: Path, pattern: str = "*") -> dict[str, bytes]:
+    """The bytes of a folder's files."""
+    return {path.name: path.read_bytes() for path in folder.glob(pattern)}
 
 
 def losses(run: Run) -> list[tuple[int, str, float]]:

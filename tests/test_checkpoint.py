@@ -35,10 +35,9 @@ def whole(toy_data: TokenSet, step_clock: None, tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def broken(whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def broken(whole: Run, tmp_path: Path) -> Run:
     run = toy_run(tmp_path, *OVERRIDES)
-    with monkeypatch.context() as patch:
-        during_step(patch, STOP_AT - 1, stop)
+    with during_step(STOP_AT - 1, stop):
         assert execute(run).status == "stopped"
     assert [path.name.split("-")[1] for path in checkpoints(run.path)] == ["9", "6"]
     return run

@@ -2,7 +2,6 @@
 nearest valid name.
 """
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,9 @@ from crope.compose import (
     quoted_override,
     variant_name,
 )
-from crope.config import ROOT, ModelConfig
+from crope.config import ModelConfig
 from crope.errors import ConfigError
+from tests.conftest import raises_one_line
 
 FILES = [(group, name) for group in GROUPS for name in group_files(group)]
 
@@ -77,9 +77,8 @@ def test_quick_runs_see_enough_tokens_and_decay_like_the_papers(row: str) -> Non
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line(override: str, word: str) -> None:
-    with pytest.raises(ConfigError, match=word) as caught:
+    with raises_one_line(ConfigError, word):
         load_run(override.split())
-    assert "\n" not in str(caught.value)
 
 
 def test_a_sweep_may_name_files_by_a_pattern() -> None:
@@ -118,23 +117,16 @@ def test_a_path_that_hydra_reads_is_left_as_it_is(monkeypatch: pytest.MonkeyPatc
         ("data/ptb.yaml", "corpsu: ptb", "did you mean data.corpus"),
     ],
 )
-def test_a_mistake_in_a_file_is_one_line(
-    file: str, text: str, word: str, tmp_path: Path, monkeypatch
-) -> None:
-    shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    monkeypatch.setattr(compose, "CONF_DIR", tmp_path / "conf")
-    with (tmp_path / "conf" / file).open("a") as handle:
+def test_a_mistake_in_a_file_is_one_line(file: str, text: str, word: str, own_conf: Path) -> None:
+    with (own_conf / file).open("a") as handle:
         handle.write(f"\n{text}\n")
-    with pytest.raises(ConfigError, match=word) as caught:
+    with raises_one_line(ConfigError, word):
         load_run([])
-    assert "\n" not in str(caught.value)
 
 
-def test_a_corpus_has_no_other_label(tmp_path: Path, monkeypatch) -> None:
-    shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    (tmp_path / "conf/data/relabelled.yaml").write_text("corpus: tiny\n")
-    (tmp_path / "conf/data/.#relabelled.yaml").symlink_to("an.editor")
-    monkeypatch.setattr(compose, "CONF_DIR", tmp_path / "conf")
+def test_a_corpus_has_no_other_label(own_conf: Path) -> None:
+    (own_conf / "data/relabelled.yaml").write_text("corpus: tiny\n")
+    (own_conf / "data/.#relabelled.yaml").symlink_to("an.editor")
     with pytest.raises(ConfigError, match=r"relabelled\.yaml: corpus: tiny"):
         load_run(["data=relabelled"])
     assert "relabelled" in group_files("data") and ".#relabelled" not in group_files("data")

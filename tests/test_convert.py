@@ -27,7 +27,7 @@ from crope.record import Record, sha256_file
 from crope.run import load_trained
 from crope.theory.complex_maps import StreamStructure, as_complex, fit_stream, folded_qkv
 from tests.conftest import TOY_VOCAB, make_toy_tokens, toy_run
-from tests.model.oracles import cross_entropy, slow_losses
+from tests.model.oracles import assert_close, cross_entropy, slow_losses
 from tests.toy_runs import toy_corpus, train_toy
 
 ARMS = ("rope", "best", "random", "fresh")
@@ -75,7 +75,7 @@ def qkv_energy(model: GPT) -> float:
 def test_rotation_changes_no_output(tied: bool, qkv_bias: bool) -> None:
     model = build(tied_head=tied, qkv_bias=qkv_bias)
     rotated = rotate(model, anywhere())
-    torch.testing.assert_close(logits(rotated), logits(model), rtol=0, atol=1e-10)
+    assert_close(logits(rotated), logits(model), atol=1e-10)
     assert (rotated.embedding.weight - model.embedding.weight).abs().max() > 0.1
     assert torch.equal(rotated.norm.weight, torch.ones(WIDTH, dtype=torch.float64))
 
@@ -188,7 +188,7 @@ def test_losses_of_every_arm_before_and_after_fine_tuning(
             assert losses[name] == pytest.approx(expected, rel=1e-6), name
         assert np.diff(sorted(losses[name] for name in ARMS[1:])).min() > 1e-4
     saved = torch.load(planted.path / "converted.pt", weights_only=True)
-    torch.testing.assert_close(saved, dict(after["best"].state_dict()), rtol=0, atol=1e-5)
+    assert_close(saved, dict(after["best"].state_dict()), atol=1e-5)
 
 
 def test_chance_is_the_level_of_the_same_maps_with_rotated_heads(

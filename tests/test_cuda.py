@@ -25,7 +25,7 @@ from crope.model import attention
 from crope.record import read_record
 from crope.run import Outcome, build_model, execute
 from crope.sweep import run_all
-from tests.conftest import make_toy_tokens, run_script, same_bits, toy_run
+from tests.conftest import during_step, make_toy_tokens, run_script, same_bits, toy_run
 from tests.model.oracles import (
     CHOICES,
     VOCAB,
@@ -139,24 +139,17 @@ def exhaust_memory() -> None:
 
 ACTIONS = {
     "nothing": lambda: None,
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "stop": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "kill": lambda: signal.raise_signal(signal.SIGKILL),
+    "stop": lambda: signal.raise_signal(signal.SIGTERM),
     "memory": exhaust_memory,
 }
 
 
 def execute_and(action: str, folder: Path, run: Run) -> Outcome:
     """`execute` in a process of its own, on the toy corpus, with an action before one update."""
-    real_step = trainer.train_step
-
-    def step(*args: Any, step: int, **kwargs: Any) -> torch.Tensor:
-        if step == INTERRUPTED_AT:
-            ACTIONS[action]()
-        return real_step(*args, step=step, **kwargs)
-
-    trainer.train_step = step
     run_module.load_tokens = lambda *_, **__: make_toy_tokens(folder)
-    return execute(run)
+    with during_step(INTERRUPTED_AT, ACTIONS[action]):
+        return execute(run)
 
 
 def train_together(folder: Path, *runs: Run, action: str = "nothing") -> list[Outcome]:

@@ -1,8 +1,6 @@
 """Peak rates that MFU is relative to; numerics; what torch.compile needs; memory kept on a CPU."""
 
 import ctypes
-import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ import torch
 
 from crope import device
 from crope.device import can_compile, peak_flops, set_numerics
+from tests.conftest import printed_by
 
 
 @pytest.mark.parametrize(
@@ -108,9 +107,6 @@ kept = megabytes() - before
 return_freed_memory()
 print(kept, megabytes() - before)
 """
-    output = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-    kept, left = map(float, output.split())
+    kept, left = map(float, printed_by(program).split())
     assert kept > 60
     assert left < 8

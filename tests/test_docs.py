@@ -4,7 +4,6 @@ import math
 import os
 import re
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import tools
 import yaml
 
-from crope import compose, study
+from crope import study
 from crope.compose import check_overrides, load_run, typed
 from crope.config import ROOT, DataConfig
 from crope.model import positions
@@ -113,10 +112,8 @@ def test_the_library_example_of_the_readme_runs() -> None:
     assert space["model"].max_len == 16
 
 
-def test_the_study_of_the_tutorial_expands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    (tmp_path / "conf" / "study" / "heads.yaml").write_text(example("# @package _global_"))
-    monkeypatch.setattr(compose, "CONF_DIR", tmp_path / "conf")
+def test_the_study_of_the_tutorial_expands(own_conf: Path) -> None:
+    (own_conf / "study/heads.yaml").write_text(example("# @package _global_"))
     runs = study.study_runs(["heads"], scale="smoke", overrides=["train.precision=fp32"])
     assert len({run.run_id for run in runs}) == len(runs) == 20
     assert {run.config.model.n_heads for run in runs} == {2, 4}

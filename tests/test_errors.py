@@ -69,7 +69,7 @@ def test_a_closed_stderr_is_open_for_the_command_and_its_processes(tmp_path: Pat
 def test_a_signal_ends_a_command_with_one_line(number: signal.Signals, capsys) -> None:
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as caught, main_errors():
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
     assert caught.value.code == 128 + number
     assert capsys.readouterr().err.count("\n") == 1
     assert signal.getsignal(number) == before
@@ -78,7 +78,7 @@ def test_a_signal_ends_a_command_with_one_line(number: signal.Signals, capsys) -
 def test_under_nohup_a_closing_terminal_ends_nothing() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with main_errors():
-        os.kill(os.getpid(), signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 

@@ -29,6 +29,7 @@ from crope.record import (
     write_bytes,
     write_json,
 )
+from tests.conftest import raises_one_line
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch) -> None:
@@ -243,13 +244,8 @@ def edit_rows(change: Callable[[list[dict[str, Any]]], object]) -> Callable[[Pat
                 "train_passes": 0.5,
                 "parameters.qkv": 1000,
                 "val_full.best_nats": 1.0,
-                "val_full.tokens": 1,
-                "val_full.whole_split": True,
                 "val_sampled.mean_nats": 1.0,
-                "val_sampled.best_step": 3,
                 "train.final_nats": 1.0,
-                "train_val_gap_nats": 0.0,
-                "val_nats_per_byte": 0.5,
                 "time.median_step_ms": 0.1,
                 "seed": 5,
                 "precision": "bf16x",
@@ -275,9 +271,8 @@ def test_an_invalid_record_is_named_in_one_line(
 ) -> None:
     folder = Path(shutil.copytree(FIRST, tmp_path / FIRST.name))
     spoil(folder)
-    with pytest.raises(InvalidRecord, match=word) as caught:
+    with raises_one_line(InvalidRecord, word):
         read_record(folder)
-    assert "\n" not in str(caught.value)
     valid, invalid = read_records(tmp_path)
     assert valid == [] and [error.path for error in invalid] == [folder]
 

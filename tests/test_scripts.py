@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -21,12 +20,12 @@ from safetensors import safe_open
 
 from crope import golden
 from crope.compose import load_run
-from crope.config import ROOT, TokenizerConfig
+from crope.config import TokenizerConfig
 from crope.data.tokens import TokenSet
 from crope.errors import ConfigError, DataUnavailable, UserError
 from crope.record import PUBLISHED, read_record
 from crope.report import build, publish
-from tests.conftest import TOY_OVERRIDES, make_toy_tokens, run_script
+from tests.conftest import TOY_OVERRIDES, make_toy_tokens, printed_by, raises_one_line, run_script
 from tests.report.records import write_run
 from tests.toy_runs import toy_corpus, train_toy
 
@@ -93,9 +92,8 @@ def test_arguments_that_the_other_scripts_refuse(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *arguments.split()])
-    with pytest.raises(ConfigError, match=word) as caught:
+    with raises_one_line(ConfigError, word):
         script.main()
-    assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
@@ -115,13 +113,11 @@ def test_a_multirun_skips_what_is_complete_and_lists_what_failed(
 
 
 def test_a_study_file_that_hydra_would_ignore_is_refused_at_every_scale(
-    monkeypatch, capsys, tmp_path: Path
+    monkeypatch, capsys, own_conf: Path
 ) -> None:
     """Hydra would train the defaults once."""
-    shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    text = (ROOT / "conf/study/pilot.yaml").read_text().replace("# @package _global_", "")
-    (tmp_path / "conf/study/ignored.yaml").write_text(text)
-    monkeypatch.setattr("crope.compose.CONF_DIR", tmp_path / "conf")
+    text = (own_conf / "study/pilot.yaml").read_text().replace("# @package _global_", "")
+    (own_conf / "study/ignored.yaml").write_text(text)
     error = train(monkeypatch, capsys, "-m", "study=ignored", "scale=smoke")[2]
     assert "conf/study/ignored.yaml" in error and "package" in error
 
@@ -141,10 +137,8 @@ def test_train_as_a_command(tmp_path: Path) -> None:
     done = run_script("train.py", "train.lr=nan", f"results_dir={tmp_path}")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
     modules = "import sys; sys.path.insert(0, 'scripts'); import train; print(*sys.modules)"
-    listed = subprocess.run(
-        [sys.executable, "-c", modules], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    assert len([name for name in listed.split() if name.split(".")[0] == "crope"]) <= 26
+    listed = printed_by(modules).split()
+    assert len([name for name in listed if name.split(".")[0] == "crope"]) <= 26
 
 
 def test_reproduce_without_data_and_network(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_a_continued_run_is_whole_and_once_in_the_offline_files(
     def log_and_stop(tracker: Tracker, line: dict[str, Any]) -> None:
         log(tracker, line)
         if line["step"] == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
         patch.setattr(Tracker, "log", log_and_stop)

@@ -65,8 +65,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
         elif fault in ("401", "404", "500"):
             self.send_json({"error": "fault"}, int(fault))
-        elif fault == "dies" and not path.startswith(("/cdn", "/plain")):
-            self.route(path, body, "")
         else:
             if fault == "slow":
                 time.sleep(0.05)

@@ -14,6 +14,7 @@ from crope.data import corpora, fetch
 from crope.data.corpora import corpus_sha256
 from crope.data.tokens import load_tokens
 from crope.errors import ConfigError, DataError, DataUnavailable
+from tests.conftest import raises_one_line
 from tests.data.conftest import FILES, NOWHERE, SMALL, write
 from tests.data.hub import COMMIT, FAULTS, Hub, serve
 
@@ -58,14 +59,14 @@ def letters(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for split, rows in ROWS.items():
         write_parquet(hub.folder / f"owner/letters/data/{split}-0.parquet", "text", rows)
     monkeypatch.setattr("crope.data.corpora.CONF_DIR", tmp_path / "conf")
-    return describe(tmp_path / "conf", path="owner/letters", revision=COMMIT)
+    return describe(tmp_path / "conf/letters.yaml")
 
 
-def describe(folder: Path, ending: str = "parquet", **hub: object) -> Path:
-    files = {split: f"data/{split}-*.{ending}" for split in ROWS}
-    path = folder / "letters.yaml"
-    path.write_text(json.dumps({"corpus": "letters", "hub": files | hub}))
-    return path
+def describe(file: Path, ending: str = "parquet", **changes: object) -> Path:
+    hub = {split: f"data/{split}-*.{ending}" for split in ROWS}
+    hub |= {"path": "owner/letters", "revision": COMMIT} | changes
+    file.write_text(json.dumps({"corpus": "letters", "hub": hub}))
+    return file
 
 
 def write_parquet(path: Path, column: str, rows: list[str]) -> None:
@@ -83,7 +84,11 @@ def fetched(data_dir: Path) -> dict[str, str]:
 
 
 def files_of(corpus: str) -> dict[str, str]:
-    return {path: text for path, text in FILES.items() if path.startswith(f"{corpus}/")}
+    return {path: text for path, text in (FILES | TEXTS).items() if path.startswith(f"{corpus}/")}
+
+
+def fetch_files(corpus: str = "letters") -> None:
+    fetch.fetch(corpus, list(files_of(corpus)))
 
 
 def write_pinned_rows(hub: Hub, corpus: str) -> None:
@@ -102,7 +107,7 @@ def test_hub_rows_become_the_pinned_files_and_no_test_split_is_read(
     data_dir: Path, hub: Hub, corpus: str
 ) -> None:
     write_pinned_rows(hub, corpus)
-    fetch.fetch(corpus, list(files_of(corpus)))
+    fetch_files(corpus)
     assert fetched(data_dir) == files_of(corpus)
     assert hub.requests and not [request for request in hub.requests if "test" in request]
 
@@ -111,7 +116,7 @@ def test_ptb_from_its_own_site_if_the_hub_has_other_content(data_dir: Path, hub:
     write_parquet(hub.folder / PTB.format("train"), "sentence", ["something else"])
     for name in ("train", "valid"):
         write(hub.folder, f"plain/ptb/ptb.{name}.txt", FILES[f"ptb/{name}.txt"])
-    fetch.fetch("ptb", list(files_of("ptb")))
+    fetch_files("ptb")
     assert fetched(data_dir) == files_of("ptb")
 
 
@@ -119,7 +124,7 @@ def test_other_content_of_the_hub_is_refused(data_dir: Path, hub: Hub) -> None:
     for split in ROWS:
         write_parquet(hub.folder / WIKITEXT.format(split), "text", ["something else"])
     with pytest.raises(DataError, match="sha256"):
-        fetch.fetch("wikitext2", list(files_of("wikitext2")))
+        fetch_files("wikitext2")
     assert fetched(data_dir) == {}
 
 
@@ -142,18 +147,18 @@ def test_missing_and_other_content_are_one_line_and_what_arrived_is_kept(
     write(hub.folder, "plain/pg19/train/10.txt", FILES["pg19/train/10.txt"])
     if served:
         write(hub.folder, "plain/pg19/train/9.txt", served)
-    with pytest.raises(error, match=word) as caught:
+    with raises_one_line(error, word) as caught:
         fetch.fetch("pg19", ["pg19/train/10.txt", "pg19/train/9.txt"])
-    assert type(caught.value) is error and "\n" not in str(caught.value)
+    assert type(caught.value) is error
     assert list(fetched(data_dir)) == ["pg19/train/10.txt"]
 
 
 def test_an_unreachable_site_is_one_line_at_once(data_dir: Path, tmp_path: Path) -> None:
     start = time.monotonic()
-    with pytest.raises(DataUnavailable, match="CROPE_DATA_DIR") as caught:
+    with raises_one_line(DataUnavailable, "CROPE_DATA_DIR") as caught:
         load_tokens("ptb", SMALL, data_dir=tmp_path / "empty")
     assert time.monotonic() - start < 5
-    assert "\n" not in str(caught.value) and str(tmp_path) not in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
 
 
 @pytest.mark.parametrize("corpus", ["ptb", "pg19"])
@@ -165,11 +170,11 @@ def test_offline_mode_and_proxies_are_respected(
     monkeypatch.setattr("crope.data.fetch.PG19_URL", "http://site.invalid")
     monkeypatch.setenv("http_proxy", NOWHERE)
     with pytest.raises(DataUnavailable, match=r"(?i)refused"):  # by the proxy
-        fetch.fetch(corpus, list(files_of(corpus)))
+        fetch_files(corpus)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(DataUnavailable, match="HF_HUB_OFFLINE"):
-        fetch.fetch(corpus, list(files_of(corpus)))
+        fetch_files(corpus)
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["hub", "folder"])
@@ -190,12 +195,12 @@ def test_a_file_in_conf_data_makes_a_corpus(
             table.to_csv(file, index=False)
         else:
             file.write_text("\n".join(rows))
-    where = {"path": str(folder)} if local else {"path": "owner/letters", "revision": COMMIT}
+    where = {"path": str(folder), "revision": None} if local else {"revision": COMMIT}
     column = "text" if ending == "txt" else "body"
-    describe(letters.parent, ending, column=column, **where)
+    describe(letters, ending, column=column, **where)
     tokens = load_tokens("letters", SMALL, data_dir=data_dir)
     assert fetched(data_dir) == TEXTS
-    source = {"revision": None, "max_bytes": None} | where
+    source = {"path": "owner/letters", "max_bytes": None} | where
     assert tokens.meta["source"]["hub"].items() >= source.items()
     assert bool(hub.requests) != local
 
@@ -205,7 +210,7 @@ def test_an_empty_cell_is_an_empty_row(letters: Path, hub: Hub, data_dir: Path) 
     for split, rows in ROWS.items():
         lines = [{"body": text, "n": 1} for text in rows] + [{"body": None, "n": 2}]
         pd.DataFrame(lines).to_json(folder / f"data/{split}-1.jsonl", orient="records", lines=True)
-    describe(letters.parent, "jsonl", column="body", path=str(folder))
+    describe(letters, "jsonl", column="body", path=str(folder), revision=None)
     load_tokens("letters", SMALL, data_dir=data_dir)
     assert fetched(data_dir) == {name: f"{text}\n" for name, text in TEXTS.items()}
 
@@ -218,22 +223,21 @@ def test_a_slice_is_streamed_and_no_longer_than_max_bytes(
     """
     rows = [f"{i}{i:_>5000}" for i in range(4000)]
     write_parquet(hub.folder / "owner/letters/data/train-0.parquet", "text", rows)
-    describe(letters.parent, path="owner/letters", revision=COMMIT, max_bytes=100_000)
-    fetch.fetch("letters", list(TEXTS))
+    describe(letters, max_bytes=100_000)
+    fetch_files()
     texts = fetched(data_dir)
     assert texts["letters/train.txt"] == "".join(f"{row}\n" for row in rows[:19])
     assert texts["letters/valid.txt"] == TEXTS["letters/valid.txt"]
     assert not list((tmp_path / "hf").rglob("*.parquet"))
     shutil.rmtree(tmp_path / "raw")
-    where = {"path": "owner/letters", "revision": COMMIT}
-    describe(letters.parent, **where, max_bytes=100)
+    describe(letters, max_bytes=100)
     with pytest.raises(ConfigError, match="max_bytes=100"):
-        fetch.fetch("letters", list(TEXTS))
-    describe(letters.parent, **where, max_bytes=100_000, validation="data/text")
+        fetch_files()
+    describe(letters, max_bytes=100_000, validation="data/text")
     with pytest.raises(ConfigError, match="parquet"):  # after the training split has arrived
-        fetch.fetch("letters", list(TEXTS))
-    describe(letters.parent, **where, max_bytes=100_000)  # corrected
-    fetch.fetch("letters", list(TEXTS))
+        fetch_files()
+    describe(letters, max_bytes=100_000)  # corrected
+    fetch_files()
     assert fetched(data_dir) == texts
 
 
@@ -251,17 +255,15 @@ def test_a_fault_is_one_line_and_the_second_attempt_succeeds(
     """A request is repeated once by us and once to continue a file: more would take minutes."""
     for split in ROWS:
         (hub.folder / f"owner/letters/data/{split}-0.txt").write_text("\n".join(ROWS[split]))
-    where = {"path": "owner/letters", "revision": COMMIT, "max_bytes": max_bytes}
-    describe(letters.parent, ending, **where)
+    describe(letters, ending, max_bytes=max_bytes)
     hub.fault = fault
     hub.fault_path = "/cdn*" if fault in ("truncated", "dies") else "*"
-    with pytest.raises(DataUnavailable, match=r"letters/train\.txt") as caught:
-        fetch.fetch("letters", list(TEXTS))
-    assert "\n" not in str(caught.value)
+    with raises_one_line(DataUnavailable, r"letters/train\.txt"):
+        fetch_files()
     assert max(map(hub.requests.count, hub.requests)) <= 2
     assert not fetched(data_dir)
     hub.fault = ""
-    fetch.fetch("letters", list(TEXTS))
+    fetch_files()
     for path, text in fetched(data_dir).items():
         share = len(text) / (max_bytes or len(text)) * (10 if "valid" in path else 1)
         assert TEXTS[path].startswith(text) and (text == TEXTS[path] or 0.9 < share <= 1)
@@ -269,7 +271,7 @@ def test_a_fault_is_one_line_and_the_second_attempt_succeeds(
 
 def test_a_slow_hub_is_waited_for(letters: Path, hub: Hub, data_dir: Path) -> None:
     hub.fault = "slow"
-    fetch.fetch("letters", list(TEXTS))
+    fetch_files()
     assert fetched(data_dir) == TEXTS
 
 
@@ -287,7 +289,7 @@ def test_what_arrived_is_not_fetched_again_and_serves_offline(
     for path in TEXTS:
         (tmp_path / "raw" / path).unlink()
     hub.requests = []
-    fetch.fetch("letters", list(TEXTS))
+    fetch_files()
     assert fetched(data_dir) == TEXTS and not hub.requests
 
 
@@ -301,15 +303,13 @@ def test_two_sources_of_one_name_are_refused(
             write(data_dir, path, "A text of mine, the board of the group.\n" * 60)
     else:
         load_tokens("letters", SMALL, data_dir=data_dir)
-        where = {"path": "owner/letters", "revision": COMMIT}
         if change == "no hub":
             letters.write_text("corpus: letters\n")
         else:
-            describe(letters.parent, **where | {change: "v2" if change == "revision" else SLICE})
+            describe(letters, **{change: "v2" if change == "revision" else SLICE})
     before = fetched(data_dir)
-    with pytest.raises(DataError, match="source") as caught:
+    with raises_one_line(DataError, "source"):
         load_tokens("letters", SMALL, data_dir=data_dir)
-    assert "\n" not in str(caught.value)
     if change not in ("own text", "no hub"):
         (data_dir.parent / "raw" / "letters" / "valid.txt").unlink()
         with pytest.raises(DataError, match="source"):
@@ -335,16 +335,16 @@ def test_two_sources_of_one_name_are_refused(
 def test_a_wrong_hub_section_is_one_line(
     letters: Path, data_dir: Path, changes: dict[str, object], word: str
 ) -> None:
-    describe(letters.parent, **{"path": "owner/letters", "revision": COMMIT} | changes)
-    with pytest.raises(ConfigError, match=word) as caught:
+    describe(letters, **changes)
+    with raises_one_line(ConfigError, word):
         load_tokens("letters", SMALL, data_dir=data_dir)
-    assert "\n" not in str(caught.value) and not fetched(data_dir)
+    assert not fetched(data_dir)
 
 
 def test_a_missing_revision_is_named(letters: Path, data_dir: Path) -> None:
-    describe(letters.parent, path="owner/letters", revision="missing", max_bytes=SLICE)
+    describe(letters, revision="missing", max_bytes=SLICE)
     with pytest.raises(DataUnavailable, match="missing"):
-        fetch.fetch("letters", list(TEXTS))
+        fetch_files()
 
 
 def test_gpt2_is_read_from_the_hub(data_dir: Path, hub: Hub) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -25,6 +26,9 @@ CHOICES: dict[str, dict[str, str]] = {
     path.stem: yaml.safe_load(path.read_text())
     for path in sorted((ROOT / "conf" / "model").glob("*.yaml"))
 }
+# To an absolute tolerance, atol.
+assert_close = partial(torch.testing.assert_close, rtol=0)
+assert_allclose = partial(np.testing.assert_allclose, rtol=0)
 VOCAB, LENGTH = 70, 12  # 70 rows are padded to 128
 WIDTH = 48  # heads of 12 channels, 6 in `halved`, 20 in `complex_wide`
 
@@ -47,6 +51,10 @@ def random_tokens(batch: int = 2, length: int = LENGTH, vocab: int = VOCAB) -> t
 def normal(*shape: int, seed: int = 3) -> torch.Tensor:
     """A float64 tensor of standard normal numbers."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def gaussian(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def randomise(module: Module) -> Module:

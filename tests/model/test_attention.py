@@ -18,7 +18,7 @@ from crope.model.attention import (
     features,
 )
 from crope.model.positions import Positions, build_positions
-from tests.model.oracles import model_config, normal, randomise
+from tests.model.oracles import assert_allclose, assert_close, model_config, normal, randomise
 
 SCHEMES = ["rope", "crope", "relative_bias", "alibi", "xpos"]
 
@@ -59,9 +59,9 @@ def test_values_and_gradients_over_many_tokens(model: str, branch: str) -> None:
                 (y_BHTK * normal(2, 4, 80, 6)).sum(), [*leaves, *positions.parameters()]
             )
         )
-    torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-11)
+    assert_close(outputs[0], outputs[1], atol=1e-11)
     for found, expected in zip(*gradients, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+        assert_close(found, expected, atol=1e-10)
 
 
 def test_scaled_scores_and_weights_of_bf16_inputs_are_in_float32(branch: str) -> None:
@@ -96,9 +96,7 @@ def test_branch_is_chosen_by_length(monkeypatch) -> None:
 def test_attention_dropout_acts_in_training_only(branch: str) -> None:
     layer, positions = build_layer("rope", 9, dropout=0.5)
     plain, x_BTD = build_layer("rope", 9)[0], normal(2, 9, 24)
-    torch.testing.assert_close(
-        layer.eval()(x_BTD, positions), plain(x_BTD, positions), rtol=0, atol=1e-12
-    )
+    assert_close(layer.eval()(x_BTD, positions), plain(x_BTD, positions), atol=1e-12)
     assert (layer.train()(x_BTD, positions) - plain(x_BTD, positions)).abs().max() > 1e-3
 
 
@@ -112,7 +110,7 @@ def test_causal_product_is_the_sum_over_the_past(length: int) -> None:
     for m in range(length):
         weights = (q[:, :, m, None] * k[:, :, : m + 1]).sum(-1, keepdim=True)
         expected[:, :, m] = (weights * v[:, :, : m + 1]).sum(2).numpy()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+    assert_allclose(found, expected, atol=1e-10)
 
 
 def test_features_are_elu_plus_one_and_stay_positive() -> None:

@@ -6,9 +6,7 @@ import torch
 
 from crope.model.complex_linear import ComplexLinear
 from crope.model.projections import dense_linear
-from tests.model.oracles import normal, randomise
-
-SHAPES = [(2, 2), (8, 8), (6, 10), (12, 4)]  # D, E
+from tests.model.oracles import assert_allclose, assert_close, normal, randomise
 
 
 def as_complex(real: torch.Tensor) -> np.ndarray:
@@ -17,28 +15,23 @@ def as_complex(real: torch.Tensor) -> np.ndarray:
     return values[..., 0::2] + 1j * values[..., 1::2]
 
 
-@pytest.mark.parametrize(("width_in", "width_out"), SHAPES)
-def test_forward_is_complex_multiplication(width_in: int, width_out: int) -> None:
-    layer, x_BTD = randomise(ComplexLinear(width_in, width_out)), normal(2, 3, width_in)
-    w = (layer.a - 1j * layer.b).detach().numpy()
-    expected = as_complex(x_BTD) @ w.T
-    np.testing.assert_allclose(as_complex(layer(x_BTD)), expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("width_in", "width_out"), SHAPES)
-def test_gradients_are_those_of_complex_multiplication(width_in: int, width_out: int) -> None:
+@pytest.mark.parametrize(("width_in", "width_out"), [(2, 2), (8, 8), (6, 10), (12, 4)])
+def test_values_and_gradients_are_those_of_complex_multiplication(
+    width_in: int, width_out: int
+) -> None:
     """L = Re[conj(g) w x] has dL/da = Re[conj(g) x], dL/db = Im[conj(g) x], and conj(w)^T g as
     gradient of x.
     """
     layer = randomise(ComplexLinear(width_in, width_out))
     x_BD = normal(7, width_in).requires_grad_()
-    upstream = normal(7, width_out, seed=4)
-    (layer(x_BD) * upstream).sum().backward()
+    upstream, y_BE = normal(7, width_out, seed=4), layer(x_BD)
+    (y_BE * upstream).sum().backward()
     g, w = as_complex(upstream), (layer.a - 1j * layer.b).detach().numpy()
+    assert_allclose(as_complex(y_BE), as_complex(x_BD) @ w.T, atol=1e-12)
     outer = g.conj().T @ as_complex(x_BD)
-    np.testing.assert_allclose(layer.a.grad, outer.real, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(layer.b.grad, outer.imag, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(as_complex(x_BD.grad), g @ w.conj(), rtol=0, atol=1e-12)
+    assert_allclose(layer.a.grad, outer.real, atol=1e-12)
+    assert_allclose(layer.b.grad, outer.imag, atol=1e-12)
+    assert_allclose(as_complex(x_BD.grad), g @ w.conj(), atol=1e-12)
 
 
 def test_dense_weight_is_laid_out_as_in_eq_30() -> None:
@@ -54,7 +47,7 @@ def test_dense_weight_is_laid_out_as_in_eq_30() -> None:
     ]
 
 
-@pytest.mark.parametrize(("width_in", "width_out"), [(3, 4), (4, 3), (5, 7)])
+@pytest.mark.parametrize(("width_in", "width_out"), [(3, 4), (4, 3)])
 def test_odd_widths_are_rejected(width_in: int, width_out: int) -> None:
     with pytest.raises(ValueError, match="even"):
         ComplexLinear(width_in, width_out)
@@ -69,11 +62,11 @@ def test_to_linear_is_the_same_layer(bias: bool) -> None:
     x_BD = normal(3, 6)
     dense = dense_linear(layer)
     assert type(dense) is torch.nn.Linear and dense.weight.dtype == torch.float64
-    torch.testing.assert_close(dense(x_BD), layer(x_BD), rtol=0, atol=1e-12)
+    assert_close(dense(x_BD), layer(x_BD), atol=1e-12)
     again = ComplexLinear.from_linear(dense)
     assert again.state_dict().keys() == layer.state_dict().keys()
     for name, value in again.state_dict().items():
-        torch.testing.assert_close(value, layer.state_dict()[name], rtol=0, atol=1e-15)
+        assert_close(value, layer.state_dict()[name], atol=1e-15)
 
 
 def test_initial_weights_vary_as_those_of_nn_linear() -> None:

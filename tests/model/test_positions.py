@@ -16,6 +16,7 @@ from crope.model.positions import (
 from crope.seeding import stream
 from tests.model.oracles import (
     alibi_bias,
+    assert_allclose,
     build,
     model_config,
     normal,
@@ -58,7 +59,7 @@ def test_sinusoids_are_vaswanis(width: int) -> None:
     x_BTD = normal(2, 90, width).float()
     found = SinusoidalPositions(width, max_len=100).embed(x_BTD)
     expected = x_BTD.numpy() + np.stack([sinusoid(m, width) for m in range(90)])
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert_allclose(found, expected, atol=1e-6)
 
 
 def rms(tensor: torch.Tensor) -> float:
@@ -109,7 +110,6 @@ def test_buckets_are_t5s() -> None:
         b: math.ceil(16 * 2 ** (3 * (b - 16) / 16)) for b in range(17, 32)
     }
     assert starts == expected
-    assert (starts[17], starts[18], starts[24], starts[31]) == (19, 21, 46, 113)
 
 
 @pytest.mark.parametrize(

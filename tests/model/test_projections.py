@@ -18,7 +18,7 @@ from crope.model.projections import (
     LowRankLinear,
     StructuredLinear,
 )
-from tests.model.oracles import build, model_config, normal, randomise
+from tests.model.oracles import assert_close, build, model_config, normal, randomise
 
 HALF = ["lowrank", "blockdiag", "halved", "complex", "complex_misaligned", "conjugate"]
 STRUCTURED: list[type[StructuredLinear] | type[ComplexLinear]] = [
@@ -68,7 +68,7 @@ def test_all_three_conjugate_would_be_crope_with_swapped_pairs() -> None:
         swapped.a.copy_(-conjugate.b)
         swapped.b.copy_(conjugate.a)
     x_BTD = normal(2, 7, 12)
-    torch.testing.assert_close(swapped(swap_pairs(x_BTD)), conjugate(x_BTD), rtol=0, atol=1e-12)
+    assert_close(swapped(swap_pairs(x_BTD)), conjugate(x_BTD), atol=1e-12)
 
 
 def test_conjugate_is_complex_linear_in_the_conjugate_input() -> None:
@@ -79,7 +79,7 @@ def test_conjugate_is_complex_linear_in_the_conjugate_input() -> None:
         layer = randomise(ConjugateLinear(12, 8, **pairing))
         plain = ComplexLinear(12, 8, **pairing).double()
         plain.load_state_dict(layer.state_dict())
-        torch.testing.assert_close(plain(conjugate_BTD), layer(x_BTD), rtol=0, atol=1e-12)
+        assert_close(plain(conjugate_BTD), layer(x_BTD), atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_the_dense_weight_is_what_the_layer_multiplies_by(
 ) -> None:
     made, x_BD = randomise(layer(8, 12, bias=bias)), normal(5, 8)  # type: ignore[call-arg]
     expected = x_BD @ made.weight.T + (made.bias if bias else 0.0)
-    torch.testing.assert_close(made(x_BD), expected, rtol=0, atol=1e-12)
+    assert_close(made(x_BD), expected, atol=1e-12)
     rank = np.linalg.matrix_rank(made.weight.detach().numpy())
     assert rank == (8 * 12 // 40 if layer is LowRankLinear else 8)
 

@@ -15,6 +15,7 @@ from crope.study import Cell
 
 STEPS, SCALE = 100, "quick"
 WEIGHTS = "d" * 64  # SHA-256
+FAILED = {"type": "ValueError", "message": "loss is nan", "step": 20, "traceback": "..."}
 CHOICES = {
     "xpos": ("sinusoidal", "real"),
     "rope": ("rotary", "real"),
@@ -51,6 +52,15 @@ def make_config(
 
 def make_cell(model: str, dataset: str = "ptb", row: str = "base", table: str = "table1") -> Cell:
     return Cell(table, row, dataset, model, SCALE, cell_key(make_config(model, dataset, row)))
+
+
+def make_splits(train: str = "a" * 64, validation: str = "a" * 64) -> dict[str, Any]:
+    """Of provenance.json, with these digests."""
+    digests = {"train": train, "validation": validation}
+    return {
+        key: {"tokens": 100_001, "bytes": 300_003, "sha256": sha256}
+        for key, sha256 in digests.items()
+    }
 
 
 def make_ngrams(
@@ -96,10 +106,7 @@ def write_run(
     }
     version = numerics_version(settings["model"]) if version is None else version
     name = f"{model}-{dataset}-{row}-s{seed}-{run_hash(settings, version=version)}"
-    splits = {
-        key: {"tokens": 100_001, "bytes": 300_003, "sha256": sha256}
-        for key in ("train", "validation")
-    }
+    splits = make_splits(sha256, sha256)
     rows: list[dict[str, Any]] = [
         {"step": step, "val/loss_nats": 9.0} for step in range(0, STEPS, 10)
     ]

@@ -22,15 +22,18 @@ from crope.report.frame import (
     load_published,
 )
 from tests.report import records
-from tests.report.records import make_cell, make_ngrams, write_run
+from tests.report.records import FAILED, make_cell, make_ngrams, write_run
 
 CELL = make_cell("crope")
-FAILED = {"type": "ValueError", "message": "loss is nan", "step": 20, "traceback": "..."}
 
 
 def status_of(folder: Path, **unavailable: str) -> tuple[str, str]:
     status, notes = cell_status(*load_frame([folder]), CELL, unavailable)
     return status, "; ".join(notes)
+
+
+def check_models(folder: Path) -> None:
+    check_comparable(load_frame([folder])[0], [CELL, make_cell("rope")])
 
 
 def test_one_row_per_run_with_every_field_of_its_files(tmp_path: Path) -> None:
@@ -166,17 +169,16 @@ def test_models_are_compared_within_a_seed_on_one_device_in_one_precision(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
     """Seeds, other rows and the commit may differ."""
-    cells = [CELL, make_cell("rope")]
     write_run(tmp_path, "crope", seed=0)
     write_run(tmp_path, "rope", seed=0, provenance={"commit": "d" * 40})
     write_run(tmp_path, "crope", "wikitext2", seed=0, **change)
     for model in ("crope", "rope"):
         write_run(tmp_path, model, seed=1, **change)
     write_run(tmp_path, "crope", seed=2)
-    check_comparable(load_frame([tmp_path])[0], cells)
+    check_models(tmp_path)
     write_run(tmp_path, "rope", seed=2, **change)
     with pytest.raises(UserError, match="seed 2"):
-        check_comparable(load_frame([tmp_path])[0], cells)
+        check_models(tmp_path)
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -185,18 +187,13 @@ def test_runs_on_other_tokens_are_not_compared(tmp_path: Path, split: str, model
     """Neither averaged (two seeds of one model) nor subtracted (two models); other rows may
     differ.
     """
-    cells = [CELL, make_cell("rope")]
-    splits = {
-        name: {"tokens": 100_001, "bytes": 300_003, "sha256": ("b" if name == split else "a") * 64}
-        for name in ("train", "validation")
-    }
-    other = {"data": {"splits": splits}}
+    other = {"data": {"splits": records.make_splits(**{split: "b" * 64})}}
     write_run(tmp_path, "crope", seed=0)
     write_run(tmp_path, "crope", "wikitext2", seed=0, provenance=other)
-    check_comparable(load_frame([tmp_path])[0], cells)
+    check_models(tmp_path)
     write_run(tmp_path, model, seed=1, provenance=other)
     with pytest.raises(UserError, match="data"):
-        check_comparable(load_frame([tmp_path])[0], cells)
+        check_models(tmp_path)
 
 
 def test_own_runs_are_reported_before_published_ones(tmp_path: Path) -> None:

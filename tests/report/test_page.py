@@ -3,8 +3,6 @@ named, no torch.
 """
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +13,7 @@ from crope.report import build
 from crope.report.build import build_report
 from crope.report.evidence import PRIMARY_LEVEL, Contrast
 from crope.study import Cell, StudyRow
+from tests.conftest import printed_by
 from tests.report import records
 from tests.report.records import write_run
 
@@ -93,13 +92,17 @@ def report(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def page(report: Path) -> str:
+    return (report / "index.html").read_text(encoding="utf-8")
+
+
 def text_of(page: str) -> str:
     page = re.sub(r"(?s)<(script|style).*?</\1>", " ", page)
     return " ".join(re.sub(r"<[^>]+>", " ", page).split())
 
 
-def test_the_page_begins_with_the_primary_questions_and_the_claims(report: Path) -> None:
-    page = (report / "index.html").read_text(encoding="utf-8")
+def test_the_page_begins_with_the_primary_questions_and_the_claims(page: str) -> None:
     parts = ('id="primary"', 'id="claims"', 'id="table1"', 'id="table2"', 'id="fig4"', "<details")
     comparisons = [page.index(part) for part in parts]
     assert comparisons == sorted(comparisons)
@@ -113,9 +116,8 @@ def test_the_page_begins_with_the_primary_questions_and_the_claims(report: Path)
     assert "5.1100 ± 0.1010" in text_of(page)
 
 
-def test_a_mix_of_precisions_is_named_under_its_table(report: Path) -> None:
-    page = text_of((report / "index.html").read_text())
-    assert "bf16 on cpu (2), fp32 on cpu (0, 1)" in page
+def test_a_mix_of_precisions_is_named_under_its_table(page: str) -> None:
+    assert "bf16 on cpu (2), fp32 on cpu (0, 1)" in text_of(page)
 
 
 def test_own_runs_are_no_yardstick_for_themselves(tmp_path: Path, capsys) -> None:
@@ -129,8 +131,7 @@ def test_own_runs_are_no_yardstick_for_themselves(tmp_path: Path, capsys) -> Non
     assert "0.5000 nats (Penn Treebank; 1 run" in capsys.readouterr().out
 
 
-def test_the_page_works_offline_and_its_files_are_there(report: Path) -> None:
-    page = (report / "index.html").read_text(encoding="utf-8")
+def test_the_page_works_offline_and_its_files_are_there(report: Path, page: str) -> None:
     linked = re.findall(r'(?:src|href)="([^"]+)"', re.sub(r"(?s)<script.*?</script>", "", page))
     assert {"fig4.svg", "forest.svg", "table1.tex", "runs.csv"} <= set(linked)
     assert all((report / name).exists() for name in linked)
@@ -186,8 +187,7 @@ def test_runs_of_no_table_are_counted(tmp_path: Path, capsys) -> None:
 
 
 def test_failed_runs_alone_are_listed(tmp_path: Path) -> None:
-    error = {"type": "ValueError", "message": "loss is nan", "step": 20}
-    failed = write_run(tmp_path / "runs", error=error)
+    failed = write_run(tmp_path / "runs", error=records.FAILED)
     invalid = write_run(tmp_path / "runs", seed=1)
     (invalid / "metrics.jsonl").unlink()
     assert len(build_report(results_dir=tmp_path)) == 1
@@ -204,13 +204,13 @@ def test_stale_files_are_removed_and_others_kept(report: Path, tmp_path: Path) -
 
 
 def test_a_corrupt_record_is_named_and_enters_no_number(
-    report: Path, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    report: Path, page: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     invalid = build_report(results_dir=results, out_dir=tmp_path)
     printed = capsys.readouterr()
     assert [error.path.name[:15] for error in invalid] == ["rope-ptb-base-s"]
     assert "s9" in printed.err
-    assert "s9" in text_of((report / "index.html").read_text(encoding="utf-8"))
+    assert "s9" in text_of(page)
     assert "n = 3 seeds" in printed.out
     assert "CRoPE − RoPE (nats): Penn Treebank +0.010 (+0.008 to +0.012)" in printed.out
     assert printed.out.splitlines()[-1] == str(tmp_path / "index.html")
@@ -220,9 +220,8 @@ def test_a_corrupt_record_is_named_and_enters_no_number(
             assert one.read_bytes() == (tmp_path / one.name).read_bytes(), one.name
 
 
-def test_a_study_without_contrasts_is_on_the_page_with_its_losses(report: Path) -> None:
-    page = text_of((report / "index.html").read_text(encoding="utf-8"))
-    assert "mine Penn Treebank RoPE 1 6.2500" in page
+def test_a_study_without_contrasts_is_on_the_page_with_its_losses(report: Path, page: str) -> None:
+    assert "mine Penn Treebank RoPE 1 6.2500" in text_of(page)
     losses = pd.read_csv(report / "study_losses.csv").query("study == 'mine'").set_index("model")
     assert losses["mean_nats"].to_dict() == {"crope": 5.009, "rope": 6.25}
 
@@ -232,7 +231,4 @@ def test_the_report_imports_no_torch_and_no_wandb() -> None:
         f"crope.report.{path.stem}" for path in sorted((ROOT / "crope" / "report").glob("*.py"))
     ]
     code = f"import sys, {', '.join(names)}; print([name for name in ('torch', 'wandb') if name in sys.modules])"
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == "[]"
+    assert printed_by(code) == "[]\n"

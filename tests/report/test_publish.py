@@ -13,7 +13,7 @@ from crope.errors import DataError, UserError
 from crope.record import PUBLISHED, read_records, write_json
 from crope.report.frame import load_frame, read_ngrams
 from crope.report.publish import FIGURE, publish, update_readme
-from tests.report.records import make_extrapolation, make_ngrams, write_run
+from tests.report.records import FAILED, make_extrapolation, make_ngrams, make_splits, write_run
 
 ATTEMPT = {"commit": "c" * 40, "command": "train", "device": "a CPU", "started_utc": "2026-01-01"}
 MARKERS = "before\n<!-- generated: tables -->\noutdated\n<!-- end of generated -->\nafter\n"
@@ -24,11 +24,11 @@ def test_complete_and_diverged_runs_of_the_scale_are_copied_without_weights(tmp_
     path = write_run(runs, seed=0)
     (path / "weights.pt").write_bytes(b"weights")
     (path / "extrapolation.json").write_text(json.dumps(make_extrapolation()))
-    error = {"type": "ValueError", "message": "loss is nan", "step": 20}
-    write_run(runs, seed=1, error=error)
+    write_run(runs, seed=1, error=FAILED)
     write_run(runs, seed=2, version=0)  # stale
     # A result of its learning rate.
-    diverged = write_run(runs, seed=3, error=error | {"type": "NonFiniteLoss"})
+    error = FAILED | {"type": "NonFiniteLoss"}
+    diverged = write_run(runs, seed=3, error=error)
     names = publish(tmp_path, "machine", scale="quick", published=published)
     assert names == [path.name, diverged.name]
     files = {file.name for file in path.iterdir()} - {"weights.pt"}
@@ -40,7 +40,7 @@ def test_complete_and_diverged_runs_of_the_scale_are_copied_without_weights(tmp_
     readme = (published / "machine" / "README.md").read_text()
     assert f"| quick | fp32 | {'c' * 12} | a CPU | none |" in readme
     assert "| 2 | 2 | 1.00 |" in readme
-    write_run(tmp_path / "alone" / "runs", error=error | {"type": "NonFiniteLoss"})
+    write_run(tmp_path / "alone" / "runs", error=error)
     publish(tmp_path / "alone", "alone", scale="quick", published=published)
     assert "| 1 | 1 | 0.00 |" in (published / "alone" / "README.md").read_text()
 
@@ -59,13 +59,12 @@ def test_no_absolute_path_is_published_and_the_record_stays_valid(tmp_path: Path
         "data_dir": f"{home}/crope/",
         "data": {"corpus": "ptb", "hub": hub},
     }
-    splits = {
-        key: {"tokens": 100_001, "bytes": 300_003, "sha256": "a" * 64}
-        for key in ("train", "validation")
-    }
     provenance = {
         "command": f"{ROOT}/scripts/train.py 'results_dir={config['results_dir']}' data=ptb",
-        "data": {"source": {"kind": "local", "where": f"{home}/crope/ptb"}, "splits": splits},
+        "data": {
+            "source": {"kind": "local", "where": f"{home}/crope/ptb"},
+            "splits": make_splits(),
+        },
     }
     write_run(home / "runs", config=config, provenance=provenance)
     publish(home, "machine", scale="quick", published=tmp_path / "published")

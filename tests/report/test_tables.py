@@ -44,6 +44,7 @@ from crope.report.tables import (
 from crope.study import expected_cells
 from tests.report.frames import make_frame, make_row, make_runs
 from tests.report.records import (
+    FAILED,
     make_cell,
     make_config,
     make_conversion,
@@ -63,6 +64,10 @@ def source_of(folder: Path, **unavailable: str) -> Source:
     return Source("quick", (folder,), *load_frame([folder]), unavailable=unavailable)
 
 
+def table1(folder: Path) -> Table:
+    return loss_table(source_of(folder), CELLS, "table1")
+
+
 def line(table: Table, label: str) -> list[str]:
     """The values of the first line with this label, in the order of MODELS."""
     return list(table.frame[table.frame[""] == label].iloc[0])[2:]
@@ -74,8 +79,8 @@ def test_savings_are_the_papers_percentages() -> None:
     """
     line = evidence_line("saving", "higher", 0.5, study="cost", second="thin_ffn")
     waiting = line | {"reason": "1 of 2 planned seeds"}
-    assert "feed-forward" not in savings_line(pd.DataFrame([waiting]))
-    text = savings_line(pd.DataFrame([line]))
+    assert "feed-forward" not in savings_line(frame_of(waiting))
+    text = savings_line(frame_of(line))
     assert "feed-forward layer thinned instead: +0.5000 (+0.4990 to +0.5010), 800 steps" in text
     assert "Q/K/V 50.0 %" in text and "attention 37.5 %" in text and "block 12.5 %" in text
     assert "embeddings 1.4 %" in text and "0 % of the KV" in text and "saves 75 %" in text
@@ -88,7 +93,7 @@ def test_the_numbers_of_a_row(tmp_path: Path) -> None:
             final = mean + 0.1 * seed
             sampled = (final + 0.1, final + 0.3)
             write_run(tmp_path, model, seed=seed, sampled=sampled, final=final, best=final - 3)
-    table = loss_table(source_of(tmp_path), CELLS, "table1")
+    table = table1(tmp_path)
     assert list(table.frame.columns) == ["Dataset", "", "XPOS", "RoPE", "CRoPE"]
     assert line(table, "paper") == ["4.4288 ± 0.0224", "4.0212 ± 0.0243", "4.0158 ± 0.0233"]
     # full: m + 0.1, sample standard deviation of (0, 0.1, 0.2) is 0.1; sampled: m + 0.3, that of
@@ -112,13 +117,13 @@ def test_a_row_uses_the_seeds_that_all_its_models_have(tmp_path: Path) -> None:
     """One seed has no spread; a model without runs restricts no other."""
     write_run(tmp_path, "rope", seed=1, final=5.0)
     write_run(tmp_path, "crope", seed=0, final=4.0)
-    table = loss_table(source_of(tmp_path), CELLS, "table1")
+    table = table1(tmp_path)
     assert line(table, "full") == ["missing [1]", "no common seed [2]", "no common seed [2]"]
     write_run(tmp_path, "crope", seed=1, final=5.0)
-    table = loss_table(source_of(tmp_path), CELLS, "table1")
+    table = table1(tmp_path)
     assert line(table, "full") == ["missing [1]", "5.0000", "5.0000"]
     write_run(tmp_path, "rope", seed=0, final=5.4)
-    table = loss_table(source_of(tmp_path), CELLS, "table1")
+    table = table1(tmp_path)
     assert line(table, "full")[1:] == ["5.2000 ± 0.2828", "4.5000 ± 0.7071"]
     assert "n = 2 seeds per cell" in table.caption
     missing = render(table, "csv").splitlines()[2]
@@ -144,17 +149,15 @@ def test_reasons_of_empty_cells_are_notes_and_each_is_printed_once(tmp_path: Pat
         "[1] Penn Treebank: no network"
     ]
     assert "No complete cell" in table.caption
-    write_run(tmp_path, "crope", error={"type": "ValueError", "message": "loss is nan", "step": 20})
-    assert line(loss_table(source_of(tmp_path), CELLS, "table1"), "full")[2] == "failed [2]"
+    write_run(tmp_path, "crope", error=FAILED)
+    assert line(table1(tmp_path), "full")[2] == "failed [2]"
 
 
 def test_a_failed_seed_beside_complete_ones_is_marked(tmp_path: Path) -> None:
     for model in MODELS:
         write_run(tmp_path, model, final=5.0)
-    write_run(
-        tmp_path, "rope", seed=1, error={"type": "ValueError", "message": "loss is nan", "step": 20}
-    )
-    assert line(loss_table(source_of(tmp_path), CELLS, "table1"), "full") == [
+    write_run(tmp_path, "rope", seed=1, error=FAILED)
+    assert line(table1(tmp_path), "full") == [
         "5.0000",
         "5.0000 [1]",
         "5.0000",
@@ -165,7 +168,7 @@ def test_runs_that_do_not_compare_give_no_table(tmp_path: Path) -> None:
     write_run(tmp_path, "rope", precision="bf16")
     write_run(tmp_path, "crope")
     with pytest.raises(UserError, match="precision"):
-        loss_table(source_of(tmp_path), CELLS, "table1")
+        table1(tmp_path)
 
 
 def test_rows_of_other_datasets_follow_without_the_papers_line(tmp_path: Path) -> None:
@@ -315,11 +318,7 @@ def test_latex_escapes_everything_and_has_booktabs_rules(hostile: Table) -> None
 def test_the_runs_table_has_one_row_per_run_and_keeps_types(tmp_path: Path) -> None:
     for seed, content in enumerate(["{", json.dumps(make_extrapolation())]):
         (write_run(tmp_path, seed=seed) / "extrapolation.json").write_text(content)
-    write_run(
-        tmp_path,
-        seed=2,
-        error={"type": "ValueError", "message": "loss is\nnan", "step": 20, "traceback": "..."},
-    )
+    write_run(tmp_path, seed=2, error=FAILED | {"message": "loss is\nnan"})
     (write_run(tmp_path, "rope") / "metrics.jsonl").unlink()
     runs_table(*load_frame([tmp_path])).to_parquet(tmp_path / "runs.parquet")
     table = pd.read_parquet(tmp_path / "runs.parquet")
@@ -339,6 +338,10 @@ def evidence_line(family: str, answer: str, mean: float, **more: object) -> dict
         "high_nats": mean + 0.001, "reason": "", "n": 5, "dataset": "", "first": "crope", "second": "rope",
         "values": (), "text_error_nats": math.nan, **more,
     }  # fmt: skip
+
+
+def frame_of(*lines: dict[str, object]) -> pd.DataFrame:
+    return pd.DataFrame([*lines])
 
 
 def test_conversions_are_means_over_seeds_before_and_after_tuning(tmp_path: Path) -> None:
@@ -365,7 +368,7 @@ def test_all_other_differences_count_the_answered_ones() -> None:
     line = evidence_line("more", "higher", 0.5)
     no_ends = {"low_nats": math.nan, "high_nats": math.nan}
     other = line | no_ends | {"reason": "2 of 3 planned seeds", "answer": "missing"}
-    table = exploratory_table(pd.DataFrame([line, other]))
+    table = exploratory_table(frame_of(line, other))
     estimates = ["+0.5000 (+0.4990 to +0.5010)", "+0.5000 (2 of 3 planned seeds)"]
     assert list(table.frame["Estimate (95 %)"]) == estimates
     assert "of 1 such intervals" in table.notes[0]
@@ -387,27 +390,27 @@ def test_rows_of_both_tables_are_pooled_with_the_errors_of_their_means() -> None
 def test_the_primary_table_names_stand_ins_and_the_error_of_the_text() -> None:
     stand_in = evidence_line("P1", "higher", 0.5)
     planned = stand_in | {"planned": True, "level": 0.99, "text_error_nats": 0.00312}
-    of_both = primary_table(pd.DataFrame([stand_in, planned]))
+    of_both = primary_table(frame_of(stand_in, planned))
     assert list(of_both.frame["Nats (95 %)"].str.endswith(" at 99 %")) == [False, True]
     assert of_both.notes[-1].endswith("at most 0.0031.")
     notes = " ".join(of_both.notes)
     assert "1 of 2 lines" in notes and "99 %" in notes
-    assert "exploratory" not in " ".join(primary_table(pd.DataFrame([planned])).notes)
-    of_stand_in = primary_table(pd.DataFrame([stand_in]))
+    assert "exploratory" not in " ".join(primary_table(frame_of(planned)).notes)
+    of_stand_in = primary_table(frame_of(stand_in))
     assert "99 %" not in " ".join(of_stand_in.notes) and "text" not in of_stand_in.notes[-1]
 
 
 def test_primary_intervals_are_also_printed_of_seeds_averaged_over_corpora() -> None:
     corpora = np.array([[0.010, 0.030, 0.020], [0.012, 0.050, 0.011]])
     line = evidence_line("P1", "higher", 0.5, n=3, values=tuple(corpora.ravel()), level=0.99)
-    notes = " ".join(primary_table(pd.DataFrame([line | {"planned": True}])).notes)
+    notes = " ".join(primary_table(frame_of(line | {"planned": True})).notes)
     expected = stats.ttest_1samp(corpora.mean(axis=0), 0).confidence_interval(0.99)
     instead = f"seeds instead: P1 {signed(expected.low)} to {signed(expected.high)}"
     assert f"{instead}; then P1 could be 0." in notes
     lower = line | {"planned": True, "values": tuple(corpora.ravel() - 1)}
-    (notes,) = [note for note in primary_table(pd.DataFrame([lower])).notes if "instead" in note]
+    (notes,) = [note for note in primary_table(frame_of(lower)).notes if "instead" in note]
     assert "P1 −" in notes and "could be" not in notes
-    assert "instead" not in " ".join(primary_table(pd.DataFrame([line])).notes)
+    assert "instead" not in " ".join(primary_table(frame_of(line)).notes)
 
 
 @pytest.mark.parametrize(
@@ -430,22 +433,22 @@ def test_primary_intervals_are_also_printed_of_seeds_averaged_over_corpora() -> 
 def test_the_headline_reads_the_answers(family: str, answer: str, reading: str) -> None:
     """CRoPE higher than the others means that the others do better."""
     line = evidence_line(family, answer, 0.5)
-    text = headline(pd.DataFrame([line]))
+    text = headline(frame_of(line))
     assert text.startswith("At the quick scale, after 800 steps")
     assert ("**Open**" in text) == (family == "P1")
     assert reading in text
     numbers = "A − B +0.5000 (+0.4990 to +0.5010) nats per token, 95 %"
     assert (f"{reading}: {numbers}" in text) == (family == "P1")
-    planned = headline(pd.DataFrame([line | {"planned": True, "level": 0.99}]))
+    planned = headline(frame_of(line | {"planned": True, "level": 0.99}))
     assert "**Open**" not in planned and ("token, 99 %" in planned) == (family == "P1")
-    assert headline(pd.DataFrame([evidence_line(family, "missing", 0.5)])) == ""
+    assert headline(frame_of(evidence_line(family, "missing", 0.5))) == ""
 
 
 def test_the_headline_has_the_papers_row_only_of_its_own_size() -> None:
     cost, row = (evidence_line(family, "higher", 0.5) for family in ("P1", "P5"))
-    assert "In a row" not in headline(pd.DataFrame([cost, row]))
+    assert "In a row" not in headline(frame_of(cost, row))
     planned = row | {"planned": True, "level": 0.99, "scale": "paper", "steps": 10_000}
-    text = headline(pd.DataFrame([cost, planned]))
+    text = headline(frame_of(cost, planned))
     assert "row of Table 2 at the paper scale: **Eq. 30 raises the loss: A − B +0.5000" in text
     assert "after 3,200 steps" in text and "own size" not in text
 
@@ -465,7 +468,7 @@ def test_a_claim_at_the_papers_size_has_its_level() -> None:
     line = evidence_line("Table 2", "open", 0.03, where="PG-19, a row")
     line |= {"level": 0.99, "paper_nats": -0.023}
     line |= {"study": "paper_row", "std_over_seeds_nats": 0.01}
-    ((_, printed, here),) = claims_table(pd.DataFrame([line])).frame.to_numpy()
+    ((_, printed, here),) = claims_table(frame_of(line)).frame.to_numpy()
     assert printed == "PG-19, a row −0.023"
     assert here == "+0.030 (+0.029 to +0.031) at 99 %"
 
@@ -497,9 +500,7 @@ def test_the_cost_in_units_of_what_rotation_is_worth() -> None:
     worth = evidence_line(
         "positions", "lower", -0.05, study="baselines", first="rope", second="nope"
     )
-    assert "20 % (18 to 22) of 0.050 after 800 steps." in yardsticks(
-        pd.DataFrame([cost, worth]), []
-    )
+    assert "20 % (18 to 22) of 0.050 after 800 steps." in yardsticks(frame_of(cost, worth), [])
     trained = [
         SimpleNamespace(
             steps=steps,
@@ -509,10 +510,10 @@ def test_the_cost_in_units_of_what_rotation_is_worth() -> None:
         for study, steps, loss in (("base", 800, 5.0), ("horizon", 3200, 4.6))
     ]
     more = 100 * math.expm1(0.01 / (0.4 / math.log(4)))
-    text = yardsticks(pd.DataFrame([cost, worth]), trained)  # type: ignore[arg-type]
+    text = yardsticks(frame_of(cost, worth), trained)  # type: ignore[arg-type]
     assert f"which {more:.1f} % (" in text and "more tokens undo" in text
     later = [line | {"study": "cost", "steps": 3200, "dataset": "ptb"} for line in (cost, worth)]
-    text = yardsticks(pd.DataFrame([cost, worth, *later]), [])
+    text = yardsticks(frame_of(cost, worth, *later), [])
     assert (
         "after 800 steps, and 20 % (18 to 22) of 0.050 after 3,200 steps on Penn Treebank." in text
     )

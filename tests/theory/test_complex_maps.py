@@ -28,13 +28,9 @@ from crope.theory.complex_maps import (
     standard_structure,
     structure_of,
 )
-from tests.model.oracles import build, model_config, normal, randomise
+from tests.model.oracles import assert_allclose, build, gaussian, model_config, normal, randomise
 
 WIDTH, HEADS = 16, 2
-
-
-def gaussian(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def hidden_basis(width: int, seed: int = 1) -> np.ndarray:
@@ -78,7 +74,7 @@ def test_complex_part_is_the_nearest_weight_that_complexlinear_can_hold() -> Non
         columns.append(layer.weight.detach().numpy().ravel())
     basis = np.stack(columns, axis=1)
     solution, *_ = np.linalg.lstsq(basis, w.ravel(), rcond=None)
-    np.testing.assert_allclose(complex_part(w).ravel(), basis @ solution, rtol=0, atol=1e-12)
+    assert_allclose(complex_part(w).ravel(), basis @ solution, atol=1e-12)
     assert np.linalg.matrix_rank(basis) == 4 * 6 // 2  # half the function space of a real weight
 
 
@@ -99,10 +95,7 @@ def test_a_complex_map_in_a_hidden_basis_is_recovered(rows: int, width: int) -> 
     basis = hidden_basis(width)
     maps = [dense(a + 1j * b) @ basis.T for a, b in gaussian(3, 2, rows // 2, width // 2)]
     found = best_structure(maps)
-    np.testing.assert_allclose(
-        found, basis @ standard_structure(width) @ basis.T, rtol=0, atol=1e-9
-    )
-    np.testing.assert_allclose(found @ found, -np.eye(width), rtol=0, atol=1e-12)
+    assert_allclose(found, basis @ standard_structure(width) @ basis.T, atol=1e-9)
     assert complex_fraction(maps, found) == pytest.approx(1, abs=1e-12)
     assert complex_fraction(maps) < 0.8
 
@@ -128,19 +121,15 @@ def test_no_best_structure_where_half_of_the_space_is_not_read() -> None:
 def test_coordinates_and_their_rotation_carry_a_structure_to_eq_8() -> None:
     j_DD = best_structure([gaussian(12, 12)])
     basis = coordinates(j_DD)
-    np.testing.assert_allclose(structure_of(basis), j_DD, rtol=0, atol=1e-10)
+    assert_allclose(structure_of(basis), j_DD, atol=1e-10)
     for one in (basis, keeping_mean(basis)):
         rotation = rotation_of(one)
-        np.testing.assert_allclose(rotation @ rotation.T, np.eye(12), rtol=0, atol=1e-10)
-        np.testing.assert_allclose(
-            rotation @ j_DD @ rotation.T, standard_structure(12), rtol=0, atol=1e-10
-        )
+        assert_allclose(rotation @ rotation.T, np.eye(12), atol=1e-10)
+        assert_allclose(rotation @ j_DD @ rotation.T, standard_structure(12), atol=1e-10)
     mean = np.ones(12)
-    np.testing.assert_allclose(rotation @ mean, mean, rtol=0, atol=1e-10)
+    assert_allclose(rotation @ mean, mean, atol=1e-10)
     np.testing.assert_array_equal(rotation_of(interleaved(12)), np.eye(12))
-    np.testing.assert_allclose(
-        structure_of(interleaved(12)), standard_structure(12), rtol=0, atol=1e-15
-    )
+    assert_allclose(structure_of(interleaved(12)), standard_structure(12), atol=1e-15)
 
 
 def test_fit_finds_stream_and_heads_that_are_planted() -> None:
@@ -161,7 +150,7 @@ def test_turned_maps_keep_what_each_head_reads() -> None:
     null = rotate_heads(layers, n_heads=HEADS, generator=np.random.default_rng(0))
     shape = (3, 3, HEADS, WIDTH // HEADS, WIDTH)  # layer, map, head
     heads, rotated = (np.reshape(maps, shape) for maps in (layers, null))
-    np.testing.assert_allclose(rotated.mT @ rotated, heads.mT @ heads, rtol=0, atol=1e-10)
+    assert_allclose(rotated.mT @ rotated, heads.mT @ heads, atol=1e-10)
     assert fit_stream(null, n_heads=HEADS).kept < 0.95  # the structure is gone
 
 
@@ -173,4 +162,4 @@ def test_gains_are_folded_into_the_maps(model: str) -> None:
         layers = (block.attn.q_proj, block.attn.k_proj, block.attn.v_proj)
         for layer, w in zip(layers, maps, strict=True):
             expected = layer(x_D * block.attn_norm.weight).detach().numpy()
-            np.testing.assert_allclose(w @ x_D.numpy(), expected, rtol=0, atol=1e-12)
+            assert_allclose(w @ x_D.numpy(), expected, atol=1e-12)

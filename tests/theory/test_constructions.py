@@ -23,13 +23,16 @@ from crope.theory.constructions import (
 )
 from crope.theory.pointer_task import EXAMPLE
 from crope.theory.rotary import frequencies, kernel
-from tests.model.oracles import model_config, normal, randomise
+from tests.model.oracles import (
+    assert_allclose,
+    assert_close,
+    gaussian,
+    model_config,
+    normal,
+    randomise,
+)
 
 BOTH = pytest.mark.parametrize("projection", ["real", "complex"])
-
-
-def tokens(length: int, width: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((length, width))
 
 
 def offsets(length: int, seed: int = 0) -> np.ndarray:
@@ -52,7 +55,7 @@ def test_opened_attention_is_the_models(model: str) -> None:
     attention, positions = randomise(CausalAttention(config)), build_positions(config, max_len=9)
     with torch.no_grad():
         found = attend(attention, positions, x_BTD, causal=True)
-        torch.testing.assert_close(found, attention(x_BTD, positions), rtol=0, atol=1e-12)
+        assert_close(found, attention(x_BTD, positions), atol=1e-12)
         score = attention_scores(attention, positions, x_BTD)[1, 1, 4].numpy() / np.sqrt(6)
         weight = attention_weights(attention, positions, x_BTD, causal=False)[1, 1, 4].numpy()
     np.testing.assert_allclose(weight, np.exp(score) / np.exp(score).sum(), rtol=1e-12)
@@ -62,7 +65,7 @@ def test_eq_2_needs_the_exponential_below_the_fraction_too() -> None:
     """Printed, the denominator sums attn, not exp attn: such weights are neither positive nor a
     mean.
     """
-    scores = comparison(tokens(6, 8), position="rotary").scores()
+    scores = comparison(gaussian(6, 8), position="rotary").scores()
     printed = np.exp(scores) / scores.sum(1, keepdims=True)
     assert np.abs(printed.sum(1) - 1).min() > 0.1
 
@@ -71,7 +74,7 @@ def test_large_embeddings_compare_tokens() -> None:
     """Eqs. 14 and 15, XPOS: the positions' part of the score falls as 1 / scale, as x.p / x.x does."""
     errors = []
     for scale in (10, 100, 1000):
-        x_TD = scale * tokens(20, 32)
+        x_TD = scale * gaussian(20, 32)
         wanted = x_TD @ x_TD.T
         scores = comparison(x_TD, position="sinusoidal").scores()
         errors.append(np.abs(scores - wanted).max() / np.abs(wanted).max())
@@ -84,11 +87,9 @@ def test_small_embeddings_compare_positions() -> None:
     21).
     """
     length, width = 40, 64
-    scores = comparison(1e-6 * tokens(length, width), position="sinusoidal").scores()
+    scores = comparison(1e-6 * gaussian(length, width), position="sinusoidal").scores()
     distance = np.arange(length)[:, None] - np.arange(length)
-    np.testing.assert_allclose(
-        scores, width / 2 * kernel(distance, frequencies(width)), rtol=0, atol=1e-3
-    )
+    assert_allclose(scores, width / 2 * kernel(distance, frequencies(width)), atol=1e-3)
     assert (scores.argmax(1) == np.arange(length)).all()
     assert (np.diagonal(scores, 1) > 0.96 * scores.max()).all()
 
@@ -99,7 +100,7 @@ def test_slow_pairs_compare_tokens(projection: str) -> None:
     the fastest used.
     """
     window, width, channels = 50, 64, 16
-    token_TC = tokens(window, channels)
+    token_TC = gaussian(window, channels)
     slow_TD = on_slow_pairs(token_TC, width)
     fast_TD = np.roll(slow_TD, channels, axis=1)  # on the fastest pairs: what Eq. 16 avoids
     errors = []
@@ -135,10 +136,10 @@ def test_a_constant_embedding_compares_positions(projection: str) -> None:
     distance = np.arange(length)[:, None] - np.arange(length)
     printed = width / 2 * kernel(distance, frequencies(width))
     ones = comparison(np.ones((length, width)), position="rotary", projection=projection).scores()
-    np.testing.assert_allclose(ones, 2 * printed, rtol=0, atol=1e-5)
+    assert_allclose(ones, 2 * printed, atol=1e-5)
     complex_ones = np.tile([1.0, 0.0], (length, width // 2))
     found = comparison(complex_ones, position="rotary", projection=projection).scores()
-    np.testing.assert_allclose(found, printed, rtol=0, atol=1e-5)
+    assert_allclose(found, printed, atol=1e-5)
 
 
 @BOTH
@@ -153,7 +154,7 @@ def test_next_and_nexnext_with_the_conjugate_phase(width: int, projection: str) 
     expected = (
         width / 2 * kernel(np.arange(60) - rows[:, None] - text[rows, None], frequencies(width))
     )
-    np.testing.assert_allclose(scores[rows], expected, rtol=0, atol=1e-4)
+    assert_allclose(scores[rows], expected, atol=1e-4)
 
 
 @BOTH
@@ -232,7 +233,7 @@ def test_absolute_sinusoids_cannot_point_at_every_position() -> None:
     scores = [absolute_pointing([kind] * length, width=width).scores() for kind in (1, 2)]
     g_TT = scores[0] - scores[1]
     # The query's position drops out.
-    np.testing.assert_allclose(g_TT - g_TT[0], 0, rtol=0, atol=1e-6)
+    assert_allclose(g_TT - g_TT[0], 0, atol=1e-6)
     rows = np.arange(length - 2)
     smallest = min(
         (scores[k - 1][rows, rows + k] - scores[k - 1][rows, rows + 3 - k]).min() for k in (1, 2)

@@ -10,6 +10,7 @@ import pytest
 
 from crope.theory import make
 from crope.theory.pointer_task import Task
+from tests.conftest import contents
 
 TASK = Task(width=16, words=6, seq_len=12, batch_size=4, max_steps=3, lengths=(12, 24), sequences=2)
 FIGURES = ["fig1.svg", "fig2.svg", "fig3.svg", "decay.svg"]
@@ -27,10 +28,8 @@ def test_files_are_the_same_twice_whatever_matplotlib_was_set_to(
 ) -> None:
     with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 20, "axes.grid": False}):
         make.make_theory(tmp_path, seeds=2, task=TASK)
-    first, second = (
-        {path.name: path.read_bytes() for path in one.iterdir()} for one in (folder, tmp_path)
-    )
-    assert first == second
+    first = contents(folder)
+    assert first == contents(tmp_path)
     assert {*FIGURES, "theory.md", "pointer_task.json"} < set(first)
 
 

@@ -29,13 +29,10 @@ from crope.theory.rotary import (
     rotary_score,
     rotate_elementwise,
 )
+from tests.model.oracles import assert_allclose, gaussian
 
 WIDTHS = pytest.mark.parametrize("width", [2, 6, 64])
 M, N = 7, 3
-
-
-def gaussian(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def model_score(q: np.ndarray, k: np.ndarray) -> float:
@@ -60,12 +57,10 @@ def test_matrix_elementwise_and_complex_forms_are_the_models_rotation(width: int
             angle, (even, odd) = m * 10000 ** (-2 * i / width), x_TK[m, 2 * i : 2 * i + 2]
             expected[2 * i] = even * math.cos(angle) - odd * math.sin(angle)
             expected[2 * i + 1] = even * math.sin(angle) + odd * math.cos(angle)
-        np.testing.assert_allclose(rotary_matrix(m, width) @ x_TK[m], expected, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(rotate_elementwise(x_TK[m], m), expected, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(
-            phases(m, width) * as_complex(x_TK[m]), as_complex(expected), rtol=0, atol=1e-12
-        )
-        np.testing.assert_allclose(model[m], expected, rtol=0, atol=1e-6)
+        assert_allclose(rotary_matrix(m, width) @ x_TK[m], expected, atol=1e-12)
+        assert_allclose(rotate_elementwise(x_TK[m], m), expected, atol=1e-12)
+        assert_allclose(phases(m, width) * as_complex(x_TK[m]), as_complex(expected), atol=1e-12)
+        assert_allclose(model[m], expected, atol=1e-6)
 
 
 @WIDTHS
@@ -74,8 +69,8 @@ def test_rotations_compose_and_are_orthogonal(width: int) -> None:
     6 and 7).
     """
     r_m, r_n = rotary_matrix(7, width), rotary_matrix(19, width)
-    np.testing.assert_allclose(r_m.T @ r_n, rotary_matrix(12, width), rtol=0, atol=1e-12)
-    np.testing.assert_allclose(r_m.T @ r_m, np.eye(width), rtol=0, atol=1e-12)
+    assert_allclose(r_m.T @ r_n, rotary_matrix(12, width), atol=1e-12)
+    assert_allclose(r_m.T @ r_m, np.eye(width), atol=1e-12)
 
 
 def test_inner_product_needs_the_conjugate() -> None:
