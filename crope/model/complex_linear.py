@@ -61,7 +61,13 @@ class ComplexLinear(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The dense real weight of Eq. 30, (E, D): the weight of the equivalent nn.Linear."""
+        """The weight of the equivalent nn.Linear."""
+        return self.dense_weight()
+
+    def dense_weight(self) -> torch.Tensor:
+        """The dense real weight of Eq. 30, (E, D). A method, because torch.compile follows no
+        property of a superclass.
+        """
         # Rows of the first channels of all pairs, a x0 + b x1, and of the second, -b x0 + a x1.
         first = torch.stack((self.a, self.b), dim=-1).flatten(-2)
         second = torch.stack((-self.b, self.a), dim=-1).flatten(-2)

@@ -112,9 +112,8 @@ class ConjugateLinear(ComplexLinear):
     Shapes    x_BTD -> y_BTE; a and b: (E/2, D/2) each.
     """
 
-    @property
-    def weight(self) -> torch.Tensor:
-        first, second = super().weight.unflatten(-1, (-1, 2)).unbind(-1)
+    def dense_weight(self) -> torch.Tensor:
+        first, second = super().dense_weight().unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack((first, -second), dim=-1).flatten(-2)
 
 

@@ -84,6 +84,8 @@ def collect(source: Source) -> Report:
     added = runs["path"].isin(compared) & ~runs["path"].isin(_of_scale(source)["path"])
     planned = runs[added & (runs["status"] == "complete")]
     evidence = build_evidence(comparisons)
+    headline = tables.headline(evidence.primary)
+    medium = tables.medium_sentence(evidence.exploratory)
     yardsticks = tables.yardsticks(evidence.exploratory, comparisons)
     others = [yardsticks, *tables.other_lines(evidence.exploratory)]
     return Report(
@@ -93,7 +95,7 @@ def collect(source: Source) -> Report:
         comparisons,
         evidence,
         losses,
-        lead=tables.headline(evidence.primary),
+        lead=" ".join(filter(None, [headline, medium])),
         primary=tables.primary_table(evidence.primary),
         claims=tables.claims_table(evidence.claims),
         others=[line for line in others if line],

@@ -224,7 +224,7 @@ CONTRASTS: list[Contrast] = [
     Contrast("cost", "base", "After {steps} steps", "crope", "rope"),
     *ask("cost", "After {steps} steps", "horizon/crope-rope", "cost/crope-rope"),
     *ask("cost", "At each width", "scaling/crope-rope"),
-    *ask("medium", "After {steps} steps", "medium/crope-rope"),
+    *ask("cost", "After {steps} steps", "medium/crope-rope"),
     *ask("cost", "In what the paper leaves open", "pilot/crope-rope"),
     *ask("cost", "Without positions", "baselines/complex_nope-nope"),
     *ask("more", "After {steps} steps", "controls/complex_qk-rope", "controls/complex_v-rope"),

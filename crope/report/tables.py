@@ -324,6 +324,17 @@ def headline(primary: pd.DataFrame) -> str:
     return " ".join(sentences)
 
 
+def medium_sentence(lines: pd.DataFrame) -> str:
+    """The cost at the paper's steps, batch and length, where more seeds could be trained."""
+    line = _line_of(lines, "medium", "crope", "rope")
+    if not line:
+        return ""
+    return (
+        f"The same row with a 4,096-token vocabulary (scale medium, exploratory, n = {line['n']}):"
+        f" **{line['difference']} {estimate(line)}, {100 * LEVEL:.0f} %**."
+    )
+
+
 def yardsticks(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> str:
     """The cost of Eq. 30 in per cent of NoPE - RoPE, and of the training tokens that undo it.
 
@@ -373,7 +384,6 @@ def _line_of(lines: pd.DataFrame, study: str, first: str, second: str) -> dict[A
 
 
 FAMILIES = {  # of the first screen; all others are in the table of all differences
-    "medium": "Scale medium, at the paper's steps, batch and length",
     "half": "Beside other halves",
     "rate": "Learning rates (all else at the paper's)",
 }

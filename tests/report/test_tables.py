@@ -32,6 +32,7 @@ from crope.report.tables import (
     exploratory_table,
     headline,
     loss_table,
+    medium_sentence,
     losses_table,
     other_lines,
     primary_table,
@@ -462,6 +463,13 @@ def test_the_headline_names_scale_and_steps_wherever_they_change() -> None:
         "At the quick scale, after 800 steps on PTB: Low rank" in text
         and ". Eq. 30 costs more" in text
     )
+
+
+def test_the_lead_has_the_medium_scale_once_it_is_answered() -> None:
+    line = evidence_line("cost", "higher", 0.5, study="medium")
+    text = medium_sentence(frame_of(line))
+    assert "medium" in text and "n = 5" in text and "A − B +0.5000 (+0.4990 to +0.5010)" in text
+    assert medium_sentence(frame_of(line | {"reason": "7 of 8 planned seeds"})) == ""
 
 
 def test_a_claim_at_the_papers_size_has_its_level() -> None:
