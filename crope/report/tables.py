@@ -385,7 +385,7 @@ def _line_of(lines: pd.DataFrame, study: str, first: str, second: str) -> dict[A
 
 FAMILIES = {  # of the first screen; all others are in the table of all differences
     "half": "Beside other halves",
-    "rate": "Learning rates (all else at the paper's)",
+    "rate": "Learning rates",
 }
 REPLICATIONS = {"cost", "tuned_lr"}  # studies that repeat what smaller ones asked, with new seeds
 

@@ -205,7 +205,7 @@ def publish_recall(published: Path, plan: Plan) -> str:
     ]
     return (
         f"- **Associative recall.** Head width that finds {100 * plan.level:.0f} % of {most} stored pairs, over"
-        f" RoPE's (median, lowest to highest of {len(plan.seeds)} seeds): {', '.join(parts)}."
+        f" RoPE's (median of {len(plan.seeds)} seeds): {', '.join(parts)}."
     )
 
 
