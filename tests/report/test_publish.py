@@ -137,8 +137,9 @@ def test_the_committed_readme_is_what_the_published_records_give(tmp_path: Path)
     committed = (ROOT / "README.md").read_text(encoding="utf-8")
     readme.write_text(committed.replace("| PG-19 |", "| edited |"), encoding="utf-8")
     (tmp_path / "published").mkdir()
-    for path in (*PUBLISHED.glob("*/"), PUBLISHED / NGRAMS_FILE):
-        (tmp_path / "published" / path.name).symlink_to(path)
+    for path in PUBLISHED.iterdir():
+        if path.suffix != ".png":  # these are made anew
+            (tmp_path / "published" / path.name).symlink_to(path)
     update_readme(readme, tmp_path / "published")
     assert readme.read_text(encoding="utf-8") == committed
     assert (tmp_path / "published" / FIGURE).read_bytes().startswith(b"\x89PNG")
