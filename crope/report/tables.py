@@ -330,7 +330,7 @@ def medium_sentence(lines: pd.DataFrame) -> str:
     if not line:
         return ""
     return (
-        f"The paper's row with a 4,096-token vocabulary (scale medium, exploratory, n = {line['n']}):"
+        f"The paper's row with a smaller vocabulary (scale medium, exploratory, n = {line['n']}):"
         f" **{line['difference']} {estimate(line)}, {100 * LEVEL:.0f} %**."
     )
 
