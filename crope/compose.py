@@ -32,7 +32,7 @@ CONF_DIR = ROOT / "conf"
 Schema = TypeVar("Schema")
 GROUPS = ("model", "data", "ablation", "scale", "runtime", "tracker", "study")
 PATHS = ("results_dir", "data_dir")
-DATA_KEYS = ("data.corpus", "data.hub")  # no keys of the command line
+DATA_KEYS = ("data.corpus", "data.hub", "data.books")  # no keys of the command line
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 

@@ -172,6 +172,7 @@ class DataConfig:
     # In conf/data only, no keys of the command line: a run's label is the name of the file.
     corpus: str = MISSING
     hub: HubConfig | None = None
+    books: int | None = None  # of PG-19's training split, the first in reading order
 
 
 @dataclass

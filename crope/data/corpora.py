@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from crope.compose import typed
-from crope.config import CACHE_DIR, ROOT, DataConfig, HubConfig
+from crope.config import CACHE_DIR, ROOT, DataConfig
 from crope.errors import ConfigError, DataError, DataUnavailable
 from crope.record import read_json
 
@@ -85,16 +85,17 @@ def checksums() -> dict[str, str]:
 def corpus_files(corpus: str) -> dict[str, list[str]]:
     """Relative paths of each split in reading order.
 
-    PG-19: the pinned books, sorted by id as text; tiny has none.
+    PG-19: the pinned books, sorted by id as text, or the first `books` of the training split; tiny
+    has none.
     """
     if corpus == "tiny":
         return {split: [] for split in SPLITS}
-    if corpus == "pg19":
+    data = data_config(corpus)
+    if corpus == "pg19" or data.books:
         pinned = sorted(checksums())
-        return {
-            split: [path for path in pinned if path.startswith(f"pg19/{split}/")]
-            for split in SPLITS
-        }
+        train = [path for path in pinned if path.startswith("pg19/train/")]
+        validation = [path for path in pinned if path.startswith("pg19/validation/")]
+        return {"train": train[: data.books], "validation": validation}
     return {"train": [f"{corpus}/train.txt"], "validation": [f"{corpus}/valid.txt"]}
 
 
@@ -104,13 +105,13 @@ def is_pinned(corpus: str) -> bool:
     return all(paths and pinned.keys() >= set(paths) for paths in corpus_files(corpus).values())
 
 
-def hub_of(corpus: str) -> HubConfig | None:
-    """The section `hub` of conf/data/<corpus>.yaml. Raises ConfigError if it is invalid."""
+def data_config(corpus: str) -> DataConfig:
+    """The content of conf/data/<corpus>.yaml. Raises ConfigError if it is invalid."""
     file = CONF_DIR / f"{corpus}.yaml"
     if not file.is_file():
-        return None
+        return DataConfig(corpus)
     try:
-        return typed(DataConfig, yaml.safe_load(file.read_text(encoding="utf-8"))).hub
+        return typed(DataConfig, yaml.safe_load(file.read_text(encoding="utf-8")))
     except (ConfigError, yaml.YAMLError) as error:
         raise ConfigError(f"conf/data/{file.name}: {error}") from error
 
@@ -119,7 +120,7 @@ def source_of(corpus: str) -> dict[str, Any] | None:
     """The source that a corpus without checksums is fetched from; None if it is pinned or the
     user's own.
     """
-    hub = None if is_pinned(corpus) else hub_of(corpus)
+    hub = None if is_pinned(corpus) else data_config(corpus).hub
     return asdict(hub) if hub else None
 
 

@@ -29,7 +29,7 @@ from crope.data.corpora import (
     check_content,
     check_source,
     corpus_files,
-    hub_of,
+    data_config,
     missing_text,
     read_source,
     source_of,
@@ -108,7 +108,7 @@ def _record_source(corpus: str) -> None:
 def _write_all(corpus: str, read: Read, site: str, files: Sequence[str]) -> None:
     """Writes each file; the first error ends it. Books are read eight at a time."""
     write = partial(_write, corpus, read, site)
-    if corpus != "pg19":  # in this thread, which Ctrl-C interrupts
+    if not files[0].startswith("pg19/"):  # in this thread, which Ctrl-C interrupts
         for relative in files:
             write(relative)
         return
@@ -142,11 +142,11 @@ def _sites(corpus: str) -> Iterator[tuple[str, Read]]:
     the_hub = "the hub's cache" if is_offline_mode() else _endpoint()
     if corpus == "gpt2":
         yield the_hub, _read_gpt2
-    if hub := hub_of(corpus):
+    if hub := data_config(corpus).hub:
         yield the_hub if hub.revision else "the local folder", partial(_read_rows, hub)
     if corpus == "ptb":
         yield PTB_URL, lambda relative: _read_url(f"{PTB_URL}/ptb.{relative[4:]}")
-    if corpus == "pg19":
+    if corpus == "pg19" or data_config(corpus).books:
         yield PG19_URL, lambda relative: _read_url(f"{PG19_URL}/{relative[5:]}")
 
 

@@ -63,6 +63,17 @@ def test_books_are_read_in_order_of_their_id_as_text(data_dir: Path) -> None:
     assert books == [FILES["pg19/train/10.txt"], FILES["pg19/train/9.txt"]]
 
 
+def test_a_corpus_of_the_first_books_has_the_whole_validation_split(
+    data_dir: Path, monkeypatch
+) -> None:
+    (data_dir / "pg19_1book.yaml").write_text("corpus: pg19_1book\nbooks: 1\n")
+    monkeypatch.setattr("crope.data.corpora.CONF_DIR", data_dir)
+    assert corpus_files("pg19_1book") == {
+        "train": ["pg19/train/10.txt"],
+        "validation": ["pg19/validation/7.txt"],
+    }
+
+
 @pytest.mark.parametrize(
     ("content", "word"),
     [

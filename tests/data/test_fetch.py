@@ -356,6 +356,8 @@ def test_gpt2_is_read_from_the_hub(data_dir: Path, hub: Hub) -> None:
 
 
 def test_pinned_corpora_have_no_source(hub: Hub) -> None:
-    assert corpora.source_of("ptb") is None and isinstance(corpora.hub_of("ptb"), HubConfig)
+    assert corpora.source_of("ptb") is None and isinstance(
+        corpora.data_config("ptb").hub, HubConfig
+    )
     corpora.check_source("ptb", {"path": "of runs before it was pinned"}, "a run")
     assert corpus_sha256("ptb", Path("nowhere"))
