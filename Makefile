@@ -83,7 +83,7 @@ test-engines: .venv-engines/.stamp  ## sweeps by joblib, submitit and Ray, in an
 	@OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest -q tests/engines
 
 faults: .venv/.stamp  ## kill runs at random moments and compare bits [KILLS=200]
-	@KILLS=$(KILLS) $(PY) -m pytest -q -m on_demand tests/test_faults.py
+	@KILLS=$(KILLS) $(PY) -m pytest -q -m on_demand tests/runs/test_faults.py
 
 tutorial: .venv/.stamp  ## type docs/tutorial.md to the letter in a copy of the repository (minutes)
 	@$(PY) -m pytest -q -m on_demand tests/test_tutorial.py

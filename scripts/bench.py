@@ -27,16 +27,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from crope.checkpoint import TrainState
-from crope.compose import load_run
 from crope.config import ROOT, Config
 from crope.data.batches import resident
-from crope.device import can_compile, device_name, peak_flops, prepare_device, resolve_device
 from crope.errors import Parser, log_line, main_errors, one_line, positive
 from crope.model.counting import train_flops_per_token
-from crope.record import write_text
-from crope.run import build_model
-from crope.trainer import build_losses, build_optimizer, compiles, train_step
+from crope.runs.compose import load_run
+from crope.runs.record import write_text
+from crope.runs.run import build_model
+from crope.train.checkpoint import TrainState
+from crope.train.device import can_compile, device_name, peak_flops, prepare_device, resolve_device
+from crope.train.loop import build_losses, build_optimizer, compiles, train_step
 
 PAGE = ROOT / "docs" / "performance.md"
 OURS = "this project"

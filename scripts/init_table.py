@@ -1,4 +1,4 @@
-"""Compares the ways in which `crope.adapt` starts complex-linear layers from trained weights, on
+"""Compares the ways in which `crope.interop.adapt` starts complex-linear layers from trained weights, on
 finished RoPE runs.
 
 python scripts/init_table.py RUN... --write    # --write puts the table into docs/own-model.md
@@ -17,16 +17,16 @@ import torch
 from bench import write_table
 from torch import Tensor
 
-from crope.adapt import complexify, input_moments
-from crope.compose import load_config
 from crope.config import ROOT
-from crope.convert import fine_tune, measure
 from crope.data.batches import sample_batch
 from crope.errors import Parser, UserError, main_errors
+from crope.interop.adapt import complexify, input_moments
+from crope.interop.convert import fine_tune, measure
 from crope.model.gpt import GPT
 from crope.model.projections import LowRankLinear
-from crope.record import find_record
-from crope.run import load_run_tokens, load_trained
+from crope.runs.compose import load_config
+from crope.runs.record import find_record
+from crope.runs.run import load_run_tokens, load_trained
 
 PAGE = ROOT / "docs" / "own-model.md"
 STEPS, BATCHES = 200, 16

@@ -13,8 +13,8 @@ from crope.errors import Parser, folder, main_errors
 
 
 def main() -> None:
-    from crope.report.build import build_report
-    from crope.study import SCALES
+    from crope.report.page import build_report
+    from crope.runs.study import SCALES
 
     parser = Parser(description=__doc__)
     parser.add_shared("--results-dir", "--runs")

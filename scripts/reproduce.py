@@ -21,9 +21,9 @@ def main() -> int:
     )
     options = parser.parse_intermixed_args()
 
-    from crope.device import default_scale
-    from crope.study import TABLES, planned_scale
-    from crope.sweep import reproduce
+    from crope.runs.study import TABLES, planned_scale
+    from crope.runs.sweep import reproduce
+    from crope.train.device import default_scale
 
     studies = options.study or TABLES
     return reproduce(

@@ -34,7 +34,7 @@ Options = argparse.Namespace
 
 # Parts of `gpu-check`, in this order; each is one command and continues where it was interrupted.
 CHECKS = {
-    "tests": "-m pytest -q --durations=10 tests/test_cuda.py",
+    "tests": "-m pytest -q --durations=10 tests/train/test_cuda.py",
     "bench": "scripts/bench.py",
     "seed0": "scripts/reproduce.py --scale {scale} --seeds 1 --results-dir {results} tracker=none",
     "seeds": "scripts/reproduce.py --scale {scale} --results-dir {results} tracker=none",
@@ -46,10 +46,10 @@ CHECKS_OF_RUNS = ("seed0", "seeds", "publish")
 def prepare(options: Options) -> int:
     """Download, check and tokenise datasets ahead of training; print their n-gram losses."""
     from crope import paper
-    from crope.compose import load_run, nearest, quoted_override
     from crope.config import CORPORA
     from crope.data.tokens import prepare
-    from crope.device import default_scale
+    from crope.runs.compose import load_run, nearest, quoted_override
+    from crope.train.device import default_scale
 
     overrides = [quoted_override("data_dir", options.data_dir)] if options.data_dir else []
     config = load_run([f"scale={options.scale or default_scale()}", *overrides]).config
@@ -61,7 +61,7 @@ def prepare(options: Options) -> int:
 
 def status(options: Options) -> None:
     """Done, running, failed and missing runs of studies, and the time left."""
-    from crope.study import TABLES, study_status
+    from crope.runs.study import TABLES, study_status
 
     print(
         study_status(
@@ -101,7 +101,7 @@ def readme(options: Options) -> None:
 
 def theory(options: Options) -> None:
     """The papers' constructions, limits and decay in numbers: results/theory."""
-    from crope.theory.make import make_recall, make_theory
+    from crope.theory.report import make_recall, make_theory
 
     if options.part == "recall":
         make_recall(options.results_dir / "theory")
@@ -111,7 +111,7 @@ def theory(options: Options) -> None:
 
 def extrapolate(options: Options) -> int:
     """Measure finished runs at 1, 2 and 4 times their training length."""
-    from crope.extrapolate import extrapolate
+    from crope.runs.extrapolate import extrapolate
 
     def measure(record: Any) -> None:
         rows = extrapolate(record, factors=options.factors, max_tokens=options.tokens)["lengths"]
@@ -126,7 +126,7 @@ def extrapolate(options: Options) -> int:
 
 def convert(options: Options) -> None:
     """Convert a finished RoPE run to CRoPE and fine-tune it."""
-    from crope.convert import convert
+    from crope.interop.convert import convert
 
     record = _record(options.run, options)
     result = convert(record, steps=options.steps, lr=options.lr)
@@ -143,7 +143,7 @@ def export(options: Options) -> None:
     """Write a finished run's weights as a folder that `transformers` opens, or as one safetensors
     file.
     """
-    from crope.export import export, export_transformers
+    from crope.interop.export import export, export_transformers
 
     record = _record(options.run, options)
     kind = "-converted" * options.converted + "-dense" * options.dense
@@ -158,7 +158,7 @@ def export(options: Options) -> None:
 
 def generate(options: Options) -> None:
     """Print a prompt as a finished run continues it."""
-    from crope.generate import generate
+    from crope.interop.generate import generate
 
     print(
         generate(
@@ -174,8 +174,8 @@ def generate(options: Options) -> None:
 
 def release(options: Options) -> None:
     """Pack the models of Tables 1 and 2 for `transformers`, with records, cards and checksums."""
-    from crope.device import default_scale
-    from crope.release import release
+    from crope.interop.release import release
+    from crope.train.device import default_scale
 
     scale = options.scale or default_scale()
     print(release(options.results_dir, scale=scale, seed=options.seed))
@@ -185,7 +185,7 @@ def upload(options: Options) -> int:
     """Send finished runs to wandb (after `wandb login`), each in place of what is there under its
     id.
     """
-    from crope.tracking import upload
+    from crope.runs.tracking import upload
 
     def send(record: Any) -> None:
         upload(record, results_dir=options.results_dir)
@@ -198,7 +198,7 @@ def golden(options: Options) -> None:
     """Remake the golden losses; a model whose losses changed gets a new numerics version, its runs
     become stale.
     """
-    from crope.golden import remake
+    from crope.train.golden import remake
 
     print(f"changed or new: {', '.join(remake()) or 'none'}")
 
@@ -209,11 +209,11 @@ def gpu_check(options: Options) -> int:
     Parts that passed at this commit on this device are skipped unless they are named; the first
     that fails ends the command. Their output is also in <results>/gpu-check.
     """
-    from crope import provenance
-    from crope.compose import load_run
     from crope.config import ROOT
-    from crope.device import can_compile
-    from crope.record import read_records, write_json
+    from crope.runs import provenance
+    from crope.runs.compose import load_run
+    from crope.runs.record import read_records, write_json
+    from crope.train.device import can_compile
 
     if unknown := set(options.parts) - CHECKS.keys():
         raise ConfigError(f"no part {min(unknown)}; the parts are {', '.join(CHECKS)}")
@@ -305,7 +305,7 @@ def _run_and_log(command: list[str], log: Path, environment: dict[str, str]) -> 
 
 def _record(name: str, options: Options) -> Any:
     """The record of a run by its folder, its id or the start of its id."""
-    from crope.record import find_record
+    from crope.runs.record import find_record
 
     return find_record(name, results_dir=options.results_dir)
 

@@ -21,7 +21,7 @@ with main_errors():  # Ctrl-C while modules load
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import DictConfig
 
-    from crope.compose import (
+    from crope.runs.compose import (
         CONF_DIR,
         CONFIG_ERRORS,
         build_run,
@@ -32,8 +32,8 @@ with main_errors():  # Ctrl-C while modules load
         register,
         resolve_precision,
     )
-    from crope.device import default_scale
-    from crope.run import execute
+    from crope.runs.run import execute
+    from crope.train.device import default_scale
 
 # Optional dependencies of pyproject.toml by launcher.
 EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "submitit_local": "slurm", "ray": "ray"}
@@ -84,7 +84,7 @@ def main() -> None:
     check_launcher(overrides)
     planned = None
     if study := given.get("study"):
-        from crope.study import planned_scale  # no module that a run needs
+        from crope.runs.study import planned_scale  # no module that a run needs
 
         planned = planned_scale(study)  # also refuses a file that Hydra would ignore
     if "scale" not in given:

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from crope import trainer
-from crope.compose import Run, load_run
 from crope.config import ROOT
 from crope.data.tokens import TokenSet
-from crope.record import read_metrics
+from crope.runs.compose import Run, load_run
+from crope.runs.record import read_metrics
+from crope.train import loop as trainer
 
 # Tiny tensors: threads that wait for each other would take most of the time.
 torch.set_num_threads(1)
@@ -67,7 +67,7 @@ def toy_tokens(tmp_path: Path) -> TokenSet:
 @pytest.fixture
 def toy_data(toy_tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> TokenSet:
     """Every run trains on the toy corpus."""
-    monkeypatch.setattr("crope.run.load_tokens", lambda *_, **__: toy_tokens)
+    monkeypatch.setattr("crope.runs.run.load_tokens", lambda *_, **__: toy_tokens)
     return toy_tokens
 
 
@@ -75,7 +75,7 @@ def toy_data(toy_tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> TokenSet:
 def own_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of conf/ to be changed, from which everything is composed."""
     copy = shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    monkeypatch.setattr("crope.compose.CONF_DIR", copy)
+    monkeypatch.setattr("crope.runs.compose.CONF_DIR", copy)
     return copy
 
 

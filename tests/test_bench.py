@@ -7,7 +7,7 @@ import bench
 import pytest
 import torch
 
-from crope.compose import load_run
+from crope.runs.compose import load_run
 
 from .conftest import TOY_OVERRIDES, TOY_VOCAB
 

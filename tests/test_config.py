@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from crope import config as config_module
-from crope.compose import load_run
 from crope.config import ADDED_LATER, SCIENTIFIC, cell_key, keys, run_hash
 from crope.errors import ConfigError
-from crope.record import PUBLISHED
+from crope.runs.compose import load_run
+from crope.runs.record import PUBLISHED
 from tests.conftest import raises_one_line
 
 

@@ -11,10 +11,10 @@ import pytest
 import tools
 import yaml
 
-from crope import study
-from crope.compose import check_overrides, load_run, typed
 from crope.config import ROOT, DataConfig
 from crope.model import positions
+from crope.runs import study
+from crope.runs.compose import check_overrides, load_run, typed
 from tests.test_tutorial import TUTORIAL, blocks
 
 PAGES = [

@@ -5,7 +5,7 @@ settings.
 import pytest
 
 from crope import paper
-from crope.compose import load_run
+from crope.runs.compose import load_run
 
 # Typed from the paper's Tables 1 and 2 line by line: XPOS, RoPE, CRoPE.
 TABLE1 = """

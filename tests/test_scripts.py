@@ -18,13 +18,14 @@ import tools
 import train as train_script
 from safetensors import safe_open
 
-from crope import golden
-from crope.compose import load_run
 from crope.config import TokenizerConfig
 from crope.data.tokens import TokenSet
 from crope.errors import ConfigError, DataUnavailable, UserError
-from crope.record import PUBLISHED, read_record
-from crope.report import build, publish
+from crope.report import page as build
+from crope.report import publish
+from crope.runs.compose import load_run
+from crope.runs.record import PUBLISHED, read_record
+from crope.train import golden
 from tests.conftest import TOY_OVERRIDES, make_toy_tokens, printed_by, raises_one_line, run_script
 from tests.report.records import write_run
 from tests.toy_runs import toy_corpus, train_toy
@@ -138,7 +139,7 @@ def test_train_as_a_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
     modules = "import sys; sys.path.insert(0, 'scripts'); import train; print(*sys.modules)"
     listed = printed_by(modules).split()
-    assert len([name for name in listed if name.split(".")[0] == "crope"]) <= 26
+    assert len([name for name in listed if name.split(".")[0] == "crope"]) <= 30
 
 
 def test_reproduce_without_data_and_network(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def gpu_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
         facts = {"commit": commit, "dirty": False, "device_kind": "cpu", "device": device}
         known = dict.fromkeys(("driver", "cuda", "python", "packages"), "?")
-        monkeypatch.setattr("crope.provenance.collect", lambda *_: known | facts)
+        monkeypatch.setattr("crope.runs.provenance.collect", lambda *_: known | facts)
         monkeypatch.setattr(tools, "_run_and_log", run)
         monkeypatch.setattr(
             sys, "argv", ["tools.py", "gpu-check", *arguments, f"--results-dir={tmp_path}"]
@@ -257,9 +258,9 @@ def test_reproduce_passes_its_options_on(monkeypatch, tmp_path: Path) -> None:
     seen = []
     names = ("scale", "seeds", "results_dir", "studies", "overrides")
     monkeypatch.setattr(
-        "crope.sweep.reproduce", lambda **o: seen.append([o[n] for n in names]) or 3
+        "crope.runs.sweep.reproduce", lambda **o: seen.append([o[n] for n in names]) or 3
     )
-    monkeypatch.setattr("crope.device.default_scale", lambda: "medium")
+    monkeypatch.setattr("crope.train.device.default_scale", lambda: "medium")
     options = ["--scale=smoke", "--seeds=2", "--study=base", "--study=length", "tracker=none"]
     options.append(f"--results-dir={tmp_path}")
     assert call(monkeypatch, reproduce_script, *options) == 3
@@ -309,7 +310,7 @@ def test_status_of_the_named_studies_seeds_and_scale(monkeypatch, capsys, tmp_pa
     run = load_run(["model=rope", "data=ptb", "seed=1", "scale=quick", "train.precision=fp32"])
     source, *_ = PUBLISHED.glob(f"*/{run.run_id}")
     shutil.copytree(source, tmp_path / "runs" / source.name)
-    monkeypatch.setattr("crope.study.TABLES", ("base",))
+    monkeypatch.setattr("crope.runs.study.TABLES", ("base",))
     for options, expected in (
         (["--study=length", "--scale=smoke"], "length, smoke: 35 runs: 35 missing"),
         (["--study=base", "--seeds=1"], "base, quick: 4 runs: 4 missing"),
@@ -330,7 +331,7 @@ def test_prepare_makes_the_named_corpora_of_the_scale(monkeypatch, capsys, tmp_p
         return make_toy_tokens(tmp_path)
 
     monkeypatch.setattr("crope.data.tokens.load_tokens", load)
-    monkeypatch.setattr("crope.device.default_scale", lambda: "quick")
+    monkeypatch.setattr("crope.train.device.default_scale", lambda: "quick")
     monkeypatch.setenv("CROPE_DATA_DIR", "elsewhere")
     options = ["tiny", "ptb", "--scale=paper", f"--data-dir={tmp_path}"]
     assert call(monkeypatch, tools, "prepare", *options) == 1
@@ -350,23 +351,23 @@ HERE = Path("here")
     [
         (
             "theory --seeds=2 --results-dir=here",
-            "theory.make.make_theory",
+            "theory.report.make_theory",
             [HERE / "theory"],
             {"seeds": 2},
         ),
         (
             "theory --part=recall --results-dir=here",
-            "theory.make.make_recall",
+            "theory.report.make_recall",
             [HERE / "theory"],
             {},
         ),
         (
             "release --scale=smoke --seed=2 --results-dir=here",
-            "release.release",
+            "interop.release.release",
             [HERE],
             {"scale": "smoke", "seed": 2},
         ),
-        ("release", "release.release", [Path("results")], {"scale": "quick", "seed": 0}),
+        ("release", "interop.release.release", [Path("results")], {"scale": "quick", "seed": 0}),
         (
             "explain a/cell --scale=smoke --runs=. --results-dir=here",
             "report.explain.explain",
@@ -381,7 +382,7 @@ def test_tools_pass_their_options_on(
     """What they do is tested with their modules."""
     seen = []
     monkeypatch.setattr(f"crope.{function}", lambda *a, **k: seen.append(([*a], k)) or "result")
-    monkeypatch.setattr("crope.device.default_scale", lambda: "quick")
+    monkeypatch.setattr("crope.train.device.default_scale", lambda: "quick")
     assert call(monkeypatch, tools, *options.split()) == 0
     assert seen == [(passed, options_passed)]
     assert capsys.readouterr().out == ("" if "theory" in function else "result\n")
@@ -400,7 +401,7 @@ def test_readme_and_golden_are_remade(monkeypatch, capsys) -> None:
 def test_tools_find_runs_and_fail_in_one_line_per_run(monkeypatch, capsys, tmp_path: Path) -> None:
     sent = []
     monkeypatch.setattr(
-        "crope.tracking.upload", lambda record, results_dir: sent.append(record.path.name)
+        "crope.runs.tracking.upload", lambda record, results_dir: sent.append(record.path.name)
     )
     published = next(PUBLISHED.glob("*/crope-ptb-base-s0-*"))
     options = ["nosuch", published, "--results-dir", tmp_path]

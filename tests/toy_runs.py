@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from crope.data.tokens import train_bpe
-from crope.record import Record, read_record
-from crope.run import execute
+from crope.runs.record import Record, read_record
+from crope.runs.run import execute
 from tests.conftest import TOY_VOCAB, make_toy_tokens, toy_run
 
 
@@ -23,7 +23,7 @@ def toy_corpus(folder: Path) -> Iterator[None]:
     words = [f"{first}{last}" for first in "abcdefgh" for last in "stuvwxyz"]
     train_bpe([[" ".join(words * 2)]], TOY_VOCAB).save(str(folder / "tokenizer.json"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crope.run.load_tokens", lambda *_, **__: tokens)
+        patch.setattr("crope.runs.run.load_tokens", lambda *_, **__: tokens)
         patch.setattr("torch.cuda.is_available", lambda: False)
         yield
 

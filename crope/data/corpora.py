@@ -18,10 +18,10 @@ from typing import Any
 
 import yaml
 
-from crope.compose import typed
 from crope.config import CACHE_DIR, ROOT, DataConfig
 from crope.errors import ConfigError, DataError, DataUnavailable
-from crope.record import read_json
+from crope.runs.compose import typed
+from crope.runs.record import read_json
 
 SPLITS = ("train", "validation")
 CHECKSUMS = ROOT / "data" / "checksums.txt"

@@ -41,8 +41,8 @@ from crope.data.corpora import (
 )
 from crope.data.fetch import GPT2_FILE, fetch
 from crope.errors import ConfigError, DataError, StorageError, UserError, log_line
-from crope.record import read_json, sha256_file, write_json, write_text
-from crope.terminal import track
+from crope.runs.progress import track
+from crope.runs.record import read_json, sha256_file, write_json, write_text
 
 TOKENS_DIR = CACHE_DIR / "tokens"
 TOKENS_FORMAT = 2  # to be raised when the same corpus and tokenizer give other files

@@ -35,7 +35,7 @@ from crope.report.frame import (
     load_curves,
     model_label,
 )
-from crope.study import TABLES, Cell, StudyRow, expected_rows, expected_table_rows
+from crope.runs.study import TABLES, Cell, StudyRow, expected_rows, expected_table_rows
 
 LEVEL, PRIMARY_LEVEL = 0.95, 0.99
 # Differences below it are called small. It lies a little below the smallest ± of Table 1 (0.0224),

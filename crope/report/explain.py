@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crope.compose import group_files
 from crope.errors import UserError
-from crope.record import LAST_SHARE
 from crope.report.evidence import (
     CONTRASTS,
     OWN_SEEDS,
@@ -34,7 +32,9 @@ from crope.report.tables import (
     settings_of,
     table_rows,
 )
-from crope.study import TABLES, expected_cells, study_axes
+from crope.runs.compose import group_files
+from crope.runs.record import LAST_SHARE
+from crope.runs.study import TABLES, expected_cells, study_axes
 
 DIFFERENCES = "Differences, of final losses also <study>/<first>-<second> of other models:"
 

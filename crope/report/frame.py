@@ -18,7 +18,7 @@ from crope import paper
 from crope.config import ROOT, cell_key
 from crope.data.ngrams import NGRAMS_FILE
 from crope.errors import DataError, InvalidRecord, UserError, one_line
-from crope.record import (
+from crope.runs.record import (
     PUBLISHED,
     read_json,
     read_measurement,
@@ -26,7 +26,7 @@ from crope.record import (
     read_records,
     run_status,
 )
-from crope.study import SCALES, Cell, unavailable_datasets
+from crope.runs.study import SCALES, Cell, unavailable_datasets
 
 TINY = "tiny"
 DATASET_LABELS = paper.DATASET_LABELS | {TINY: "tiny (Python's help texts)"}

@@ -16,16 +16,6 @@ from crope.config import ROOT
 from crope.data.ngrams import NGRAMS_FILE, stored_ngrams
 from crope.data.tokens import TOKENS_DIR
 from crope.errors import DataError, InvalidRecord, UserError
-from crope.record import (
-    MEASURED_LATER,
-    PUBLISHED,
-    Record,
-    read_json,
-    read_record,
-    write_bytes,
-    write_json,
-    write_text,
-)
 from crope.report.evidence import DIVERGED
 from crope.report.frame import cell_name, cell_runs, load_frame, load_published, read_ngrams
 from crope.report.tables import (
@@ -36,7 +26,17 @@ from crope.report.tables import (
     without_repeated_notes,
     without_sampled,
 )
-from crope.study import SCALES
+from crope.runs.record import (
+    MEASURED_LATER,
+    PUBLISHED,
+    Record,
+    read_json,
+    read_record,
+    write_bytes,
+    write_json,
+    write_text,
+)
+from crope.runs.study import SCALES
 
 README = ROOT / "README.md"
 FIGURE = "forest.png"
@@ -174,9 +174,11 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
 
     Raises UserError without records or without the markers, DataError for an invalid record.
     """
-    from crope.report import build, figures, repeats
-    from crope.theory.make import draw_entries, function_space, publish_recall
+    from crope.report import agreement as repeats
+    from crope.report import figures
+    from crope.report import page as build
     from crope.theory.recall import Plan
+    from crope.theory.report import draw_entries, function_space, publish_recall
 
     source = load_published(*SCALES, published=published)
     if source is None:

@@ -39,7 +39,7 @@ from crope.report.frame import (
     mixture,
     model_label,
 )
-from crope.study import TABLES, Cell, compose_runs
+from crope.runs.study import TABLES, Cell, compose_runs
 
 PROTOCOLS = ("sampled", "full")
 FIRST_COLUMN = {"table1": "Dataset", "table2": "Configuration"}

@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from crope.config import ModelConfig
 from crope.model.gpt import GPT
 from crope.model.positions import RotaryEmbedding
-from crope.record import write_json
+from crope.runs.record import write_json
 from crope.seeding import stream
 from crope.theory.pointer_task import one_thread, optimise
 

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-from crope.compose import load_run
 from crope.config import (
     ATTENTIONS,
     POSITIONS,
@@ -16,6 +15,7 @@ from crope.config import (
 )
 from crope.model import attention, positions, projections
 from crope.model.gpt import GPT
+from crope.runs.compose import load_run
 from tests.conftest import printed_by
 from tests.model.oracles import CHOICES, WIDTH, build, cross_entropy, random_tokens
 

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from crope.report.frame import COLUMNS
-from crope.study import Cell, StudyRow
+from crope.runs.study import Cell, StudyRow
 
 
 def make_key(model: str, dataset: str, row: str, width: int, lr: str) -> str:

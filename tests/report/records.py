@@ -10,8 +10,8 @@ import yaml
 
 from crope import paper
 from crope.config import cell_key, numerics_version, run_hash
-from crope.record import derive
-from crope.study import Cell
+from crope.runs.record import derive
+from crope.runs.study import Cell
 
 STEPS, SCALE = 100, "quick"
 WEIGHTS = "d" * 64  # SHA-256

@@ -12,9 +12,7 @@ import scipy.interpolate
 import scipy.stats
 import yaml
 
-from crope.compose import group_files
 from crope.errors import UserError
-from crope.record import PUBLISHED
 from crope.report import evidence
 from crope.report.evidence import (
     CLAIMS,
@@ -39,7 +37,9 @@ from crope.report.evidence import (
     train_loss,
 )
 from crope.report.frame import load_frame
-from crope.study import StudyRow, expected_rows, expected_table_rows, study_axes
+from crope.runs.compose import group_files
+from crope.runs.record import PUBLISHED
+from crope.runs.study import StudyRow, expected_rows, expected_table_rows, study_axes
 from tests.report.frames import make_frame, make_row, make_runs
 
 NOISE = {0: 0.02, 1: -0.01, 2: 0.03}

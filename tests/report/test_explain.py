@@ -10,11 +10,11 @@ import pytest
 from scipy.stats import ttest_ind
 
 from crope.errors import UserError
-from crope.record import PUBLISHED
 from crope.report import explain as explain_module
 from crope.report.evidence import Comparison, source_comparisons
 from crope.report.explain import explain
 from crope.report.frame import choose_source
+from crope.runs.record import PUBLISHED
 from tests.report.records import write_run
 
 NOWHERE, BF16 = Path("nowhere"), PUBLISHED / "cpu-bf16"

@@ -12,7 +12,6 @@ import pytest
 
 from crope.data.ngrams import NGRAMS_FILE
 from crope.errors import UserError
-from crope.record import write_json
 from crope.report.frame import (
     cell_runs,
     cell_status,
@@ -21,6 +20,7 @@ from crope.report.frame import (
     load_frame,
     load_published,
 )
+from crope.runs.record import write_json
 from tests.report import records
 from tests.report.records import FAILED, make_cell, make_ngrams, write_run
 

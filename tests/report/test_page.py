@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from crope.config import ROOT, cell_key
-from crope.report import build
-from crope.report.build import build_report
+from crope.report import page as build
 from crope.report.evidence import PRIMARY_LEVEL, Contrast
-from crope.study import Cell, StudyRow
+from crope.report.page import build_report
+from crope.runs.study import Cell, StudyRow
 from tests.conftest import printed_by
 from tests.report import records
 from tests.report.records import write_run
@@ -48,7 +48,7 @@ def studies() -> object:
     planned = Contrast("P1", "mine", "Cost?", "crope", "rope", level=PRIMARY_LEVEL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "crope.report.build.expected_cells",
+            "crope.report.page.expected_cells",
             lambda scale, datasets=None: CELLS if scale == "quick" else [],
         )
         patch.setattr(

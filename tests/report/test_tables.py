@@ -20,9 +20,9 @@ from crope import paper
 from crope.config import cell_key
 from crope.data.corpora import corpus_files
 from crope.errors import UserError
-from crope.report.build import render_page
 from crope.report.evidence import find_comparisons
 from crope.report.frame import Source, load_frame, load_published
+from crope.report.page import render_page
 from crope.report.tables import (
     Table,
     across_rows,
@@ -42,7 +42,7 @@ from crope.report.tables import (
     signed,
     yardsticks,
 )
-from crope.study import expected_cells
+from crope.runs.study import expected_cells
 from tests.report.frames import make_frame, make_row, make_runs
 from tests.report.records import (
     FAILED,

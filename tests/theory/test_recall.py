@@ -13,7 +13,8 @@ from torch.nn import Linear
 
 from crope.model.complex_linear import ComplexLinear
 from crope.model.projections import ConjugateLinear, LowRankLinear
-from crope.theory import make, recall
+from crope.theory import recall
+from crope.theory import report as make
 from crope.theory.constructions import set_map
 from crope.theory.recall import (
     PROJECTIONS,

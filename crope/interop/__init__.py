@@ -1,0 +1,1 @@
+"""CRoPE and other software: adapt.py, export.py, generate.py."""

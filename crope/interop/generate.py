@@ -1,0 +1,72 @@
+"""Text from a finished run: a prompt continued token by token.
+
+Shapes: T tokens of the context, V vocabulary.
+"""
+
+import math
+
+import torch
+from tokenizers import Tokenizer
+
+from crope.errors import UserError
+from crope.model.gpt import GPT
+from crope.runs.record import Record
+from crope.runs.run import load_run_tokens, load_trained
+from crope.train.device import resolve_device
+
+
+def generate(
+    record: Record, prompt: str, *, tokens: int, temperature: float, top_k: int, seed: int
+) -> str:
+    """The prompt and `tokens` further tokens, drawn from the run's model.
+
+    Raises UserError for an empty prompt or one that is not UTF-8, a setting out of range, or missing
+    weights.
+    """
+    if tokens < 1 or top_k < 0 or not 0 <= temperature < math.inf or not 0 <= seed < 2**63:
+        raise UserError(
+            f"tokens={tokens}, temperature={temperature}, top_k={top_k}, seed={seed}: tokens must be"
+            " at least 1, the others at least 0, and the seed below 2^63"
+        )
+    model = load_trained(record).to(resolve_device("auto")).eval()
+    tokenizer = Tokenizer.from_file(str(load_run_tokens(record).folder / "tokenizer.json"))
+    try:
+        prompt.encode()  # bytes of the command line that are not UTF-8 arrive as lone surrogates
+    except UnicodeEncodeError as error:
+        raise UserError(f"the prompt is not UTF-8 ({error.reason}); convert it") from error
+    context = tokenizer.encode(prompt).ids
+    if not context:
+        raise UserError("the prompt is empty; give at least one character")
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(tokens):
+        logits_V = next_logits(model, context)
+        context.append(
+            sample_token(logits_V, temperature=temperature, top_k=top_k, generator=generator)
+        )
+    return str(tokenizer.decode(context))
+
+
+@torch.no_grad()
+def next_logits(model: GPT, context: list[int]) -> torch.Tensor:
+    """Logits of the token after the last max_len tokens of the context, (V,) in float32 on the CPU.
+
+    Keys and values are not kept between tokens, so every model can do it.
+    """
+    tokens_1T = torch.tensor([context[-model.max_len :]], device=model.embedding.weight.device)
+    return model.logits(model(tokens_1T)[0, -1]).float().cpu()
+
+
+def sample_token(
+    logits_V: torch.Tensor, *, temperature: float, top_k: int, generator: torch.Generator
+) -> int:
+    """A token drawn from softmax(logits / temperature).
+
+    temperature   0: the most likely token
+    top_k         only from the k most likely; 0: from all
+    """
+    if temperature == 0:
+        return int(logits_V.argmax())
+    kept_K, token_K = logits_V.topk(min(top_k or len(logits_V), len(logits_V)))
+    below_most_K = (kept_K - kept_K[0]).double()  # finite or -inf at every temperature
+    probability_K = torch.softmax(below_most_K / temperature, dim=-1)
+    return int(token_K[torch.multinomial(probability_K, 1, generator=generator)])

@@ -1,0 +1,327 @@
+"""From the command line and conf/ to a checked run. Most of what the project uses of Hydra is here.
+
+Hydra accepts some mistakes (`+foo=1` enters a typed config) and explains others over many lines.
+Here every mistake is a ConfigError of one line with the nearest valid name.
+"""
+
+import difflib
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from crope.config import ROOT, Config, DataConfig, ModelConfig, keys, problems, run_hash
+from crope.errors import ConfigError, one_line
+
+CONF_DIR = ROOT / "conf"
+Schema = TypeVar("Schema")
+GROUPS = ("model", "data", "ablation", "scale", "runtime", "tracker", "study")
+PATHS = ("results_dir", "data_dir")
+DATA_KEYS = ("data.corpus", "data.hub", "data.books")  # no keys of the command line
+CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, fully resolved: what to compute, and the names of the group files that were chosen."""
+
+    config: Config
+    model: str
+    dataset: str
+    row: str
+    scale: str
+
+    @property
+    def container(self) -> dict[str, Any]:
+        return asdict(self.config)
+
+    @property
+    def run_id(self) -> str:
+        return (
+            f"{self.model}-{self.dataset}-{self.row}-s{self.config.seed}-{run_hash(self.container)}"
+        )
+
+    @property
+    def path(self) -> Path:
+        return Path(self.config.results_dir) / "runs" / self.run_id
+
+    @property
+    def lock(self) -> Path:
+        """File that is locked while the run is trained; outside `path`, so that a run that cannot
+        start leaves none.
+        """
+        return Path(self.config.results_dir) / "locks" / f"{self.run_id}.lock"
+
+
+def load_run(overrides: Sequence[str] = ()) -> Run:
+    """Composes conf/ with overrides as on the command line. Raises ConfigError."""
+    cfg = compose_config(overrides)
+    return resolve_precision(build_run(cfg, cfg.hydra.runtime.choices))
+
+
+def compose_config(overrides: Sequence[str]) -> DictConfig:
+    """The composed configuration, unresolved, with Hydra's own node `hydra`. Raises ConfigError."""
+    register()
+    check_overrides(overrides)
+    try:
+        with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+            return compose("config", overrides=list(overrides), return_hydra_config=True)
+    except CONFIG_ERRORS as error:
+        raise config_error(error) from error
+
+
+def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
+    """The typed, checked run of a composed configuration; train.precision may still be `auto`.
+
+    `choices` names the chosen file of each group. Raises ConfigError.
+    """
+    config = typed(Config, OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
+    # Hydra reads `true` as a bool, which becomes "True".
+    config.runtime.compile = config.runtime.compile.lower()
+    check(config)
+    check_label(choices["data"], config.data)
+    model = variant_name(choices["model"], config.model)
+    return Run(config, model, choices["data"], choices["ablation"], choices["scale"])
+
+
+def variant_name(name: str, model: ModelConfig) -> str:
+    """The name of a model's file; `name+value` where another position, projection or attention was
+    chosen than the file's.
+    """
+    stated = {"attention": "softmax"} | group_values("model", name)
+    values = [
+        getattr(model, key)
+        for key in ("position", "projection", "attention")
+        if getattr(model, key) != stated.get(key)
+    ]
+    return "+".join([name, *values])
+
+
+def typed(schema: type[Schema], values: Any) -> Schema:
+    """An object of the schema's dataclass.
+
+    Raises ConfigError for an unknown key or a value of the wrong type.
+    """
+    try:
+        # The merge refuses keys that `+key=value` added.
+        merged = OmegaConf.merge(OmegaConf.structured(schema), values)
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except (ValueError, OmegaConfBaseException) as error:
+        raise config_error(error) from error
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError for the first value or combination that the types allow and the project
+    does not.
+    """
+    for key, text in problems(config):
+        raise ConfigError(f"{key}={attrgetter(key)(config)} {text}")
+
+
+def check_label(name: str, data: DataConfig) -> None:
+    """Raises ConfigError if conf/data/<name>.yaml names another corpus: its runs would be labelled
+    wrongly.
+    """
+    if data.corpus != name:
+        raise ConfigError(f"conf/data/{name}.yaml: corpus: {data.corpus} must be {name}")
+
+
+def load_config(saved: Mapping[str, Any]) -> Config:
+    """The typed configuration of a run's config.yaml; keys of older versions of the schema are
+    ignored.
+    """
+    stated, current = OmegaConf.create(dict(saved)), OmegaConf.create({})
+    for key in (*keys(), *DATA_KEYS):
+        value = OmegaConf.select(stated, key)
+        if value is not None:
+            OmegaConf.update(current, key, value)
+    return typed(Config, current)
+
+
+def resolve_precision(run: Run) -> Run:
+    """`precision: auto` becomes fp32 or bf16 before anything is hashed; only `auto` imports torch."""
+    if run.config.train.precision != "auto":
+        return run
+    from crope.train.device import auto_precision
+
+    return at_precision(run, auto_precision(run.config.runtime.device))
+
+
+def at_precision(run: Run, precision: str) -> Run:
+    train = replace(run.config.train, precision=precision)
+    return replace(run, config=replace(run.config, train=train))
+
+
+def register() -> None:
+    """Registers the schema and the resolvers of conf/scale with Hydra; may be called again."""
+    ConfigStore.instance().store("schema", node=Config)
+    OmegaConf.register_new_resolver("div", _div, replace=True)
+    OmegaConf.register_new_resolver("share", _share, replace=True)
+
+
+def group_files(group: str) -> dict[str, Path]:
+    """The files of conf/<group> by name."""
+    files = sorted((CONF_DIR / group).glob("[!.]*.yaml"))  # none of an editor, such as .#x.yaml
+    return {path.stem: path for path in files}
+
+
+@cache
+def group_values(group: str, name: str) -> Any:
+    """Content of conf/<group>/<name>.yaml. Raises ConfigError if there is none or it is no YAML."""
+    _check_group_file(group, name)
+    with group_files(group)[name].open(encoding="utf-8") as file:
+        try:
+            return yaml.safe_load(file) or {}
+        except yaml.YAMLError as error:
+            raise config_error(error) from error
+
+
+def _div(value: int, *divisors: int) -> int:
+    """`${div:16,2}`: the integer quotient, at least 1."""
+    for divisor in divisors:
+        value //= divisor
+    return max(1, value)
+
+
+def _share(total: int, part: int, whole: int) -> int:
+    """`${share:200,1000,10000}`: the same fraction of `total` as `part` is of `whole`, rounded, at
+    least 1.
+    """
+    return max(1, round(total * part / whole))
+
+
+def check_overrides(overrides: Sequence[str], *, multirun: bool = False) -> dict[str, list[str]]:
+    """The values of each key, without those of Hydra. Raises ConfigError for unknown keys, groups
+    and group files, also after `+` and `++`, and for several values unless they are for a multirun
+    (of one study).
+    """
+    given = {}
+    for text in overrides:
+        override = _parse(text)
+        key = override.key_or_group
+        if key.split(".")[0].split("/")[0] == "hydra":
+            continue
+        if override.is_delete():
+            raise ConfigError(
+                f"command line: '{text}': no key can be removed; set it to another value"
+            )
+        values = given[key] = _values(override)
+        if key in GROUPS:
+            for value in values:
+                _check_group_file(key, value.strip("'\""))
+        elif key not in keys():
+            near = nearest(key, [*keys(), *GROUPS])
+            raise ConfigError(f"command line: unknown key '{key}';{near}")
+        if key == "study" and override.is_sweep_override():
+            # Hydra ignores it and would run the defaults once per study.
+            raise ConfigError(
+                f"command line: '{text}': give one study; `make reproduce` takes several"
+            )
+        if override.is_sweep_override() and not multirun:
+            raise ConfigError(
+                f"command line: '{text}' is a list of runs; add -m to run all of them"
+            )
+    return given
+
+
+def _check_group_file(group: str, name: str) -> None:
+    names = list(group_files(group))
+    if name not in names:
+        near = nearest(name, names)
+        raise ConfigError(f"command line: no conf/{group}/{name}.yaml;{near}")
+
+
+def _parse(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        key, equals, value = text.partition("=")
+        problem = "has a value that needs quotes:" if equals else "is not of the form key=value"
+        quoted = shlex.quote(quoted_override(key, value)) if equals else ""
+        raise ConfigError(f"command line: '{text}' {problem} {quoted}".rstrip()) from error
+
+
+def _values(override: Override) -> list[str]:
+    """The values that an override gives its key: several in a sweep. Raises ConfigError if none."""
+    value = override.value()
+    try:
+        if isinstance(value, Glob):
+            values = value.filter(list(group_files(override.key_or_group)))
+        elif override.is_sweep_override():
+            values = list(override.sweep_string_iterator())
+        else:
+            return [str(value)]
+    except (HydraException, ValueError) as error:  # an interval; a range with step 0
+        raise ConfigError(f"command line: '{override.input_line}': {error}") from error
+    if not values:
+        raise ConfigError(f"command line: '{override.input_line}' matches or spans no value")
+    return values
+
+
+def quoted_override(key: str, value: Path | str) -> str:
+    """`key="value"` for Hydra, whatever characters the value has."""
+    quoted = QuotedString(str(value).replace("${", r"\${"), Quote.double)
+    return f"{key}={quoted.with_quotes()}"
+
+
+def quote_path(text: str) -> str:
+    """The argument of the command line in Hydra's grammar; a path is one value, whatever characters
+    it has.
+    """
+    key, equals, path = text.partition("=")
+    if not equals or key not in PATHS:
+        return text
+    with suppress(ConfigError):
+        if isinstance(_parse(text).value(), str):  # also one that the user has quoted
+            return text
+    return quoted_override(key, os.path.expanduser(path))
+
+
+def nearest(name: str, valid: Sequence[str]) -> str:
+    """' did you mean x?' with the nearest valid name, or where to look. `d_model` is near
+    `model.d_model`.
+    """
+
+    def likeness(key: str) -> float:
+        last_parts = (text.rsplit(".", 1)[-1] for text in (name, key))
+        pairs = ((name, key), last_parts)
+        return sum(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+
+    near = max(valid, key=likeness, default="")
+    if likeness(near) > 1:
+        return f" did you mean {near}?"
+    return f" valid: {', '.join(valid)}" if len(valid) < 30 else " the keys are in crope/config.py"
+
+
+def config_error(error: Exception) -> ConfigError:
+    """One of CONFIG_ERRORS in one line: the cause, the key and the file if they are named."""
+    if isinstance(error, yaml.YAMLError):
+        return ConfigError(one_line(error))  # names file, line and column
+    if word := re.match(r"Error parsing override '(.*)'", str(error)):
+        return ConfigError(f"command line: '{word[1]}' is not of the form key=value")
+    causes = (error.__cause__, error, error.__context__)
+    cause = next((item for item in causes if isinstance(item, OmegaConfBaseException)), error)
+    file = re.match(r"In '([^']+)'", str(error))
+    key = getattr(cause, "full_key", None)
+    where = f"conf/{file[1]}.yaml: " if file else ""
+    if key:
+        where += f"{key}: "
+    unknown = isinstance(cause, KeyError | AttributeError)
+    hint = f";{nearest(key, [*keys(), *DATA_KEYS])}" if key and unknown else ""
+    message = re.sub(r"^In '[^']+': ", "", str(cause)).splitlines()[0]
+    return ConfigError(f"{where}{message}{hint}")

@@ -1,0 +1,110 @@
+"""Provenance of a run: code, command, versions, device, data, times."""
+
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crope.config import ROOT, RuntimeConfig
+from crope.errors import log_line
+from crope.runs.record import UNREADABLE
+from crope.train.device import device_name, resolve_device
+
+PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "tokenizers", "wandb", "pandas", "triton")
+SOURCE = ("crope/", "conf/", "scripts/")
+ATTEMPT = ("commit", "dirty", "command", "device", "started_utc")
+
+
+def now_utc() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def collect(runtime: RuntimeConfig, data_meta: dict[str, Any]) -> dict[str, Any]:
+    """Everything that is known when a run starts."""
+    device = resolve_device(runtime.device)
+    return {
+        "commit": _output(*_git(ROOT), "rev-parse", "HEAD"),
+        "dirty": is_dirty(ROOT),
+        "command": shlex.join([_program(Path(sys.argv[0])), *sys.argv[1:]]),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "device": device_name(device),
+        "device_kind": device.type,
+        "driver": _driver() if device.type == "cuda" else None,
+        "cuda": torch.version.cuda,
+        # The run sets the configured number only when it trains.
+        "threads": runtime.threads or torch.get_num_threads(),
+        "data": data_meta,
+        "started_utc": now_utc(),
+    }
+
+
+def is_dirty(root: Path) -> bool | None:
+    """Whether the code differs from the commit: a changed tracked file, or an untracked one in
+    SOURCE folders.
+
+    None without a git checkout.
+    """
+    status = _output(*_git(root), "status", "--porcelain", "--untracked-files=all")
+    if status is None:
+        return None
+    return any(
+        not line.startswith("?? ") or line[3:].lstrip('"').startswith(SOURCE)
+        for line in status.splitlines()
+    )
+
+
+def earlier_attempts(path: Path) -> list[dict[str, Any]]:
+    """The earlier attempts at a run, oldest first, from the provenance.json that a resumed run
+    finds.
+
+    If it is missing or corrupt, one attempt of which nothing is known: such a run is not published.
+    """
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        attempts = [*before.get("resumed_from", []), before]
+        return [{name: attempt[name] for name in ATTEMPT} for attempt in attempts]
+    except UNREADABLE as error:
+        log_line(f"{path}: corrupt or missing ({type(error).__name__}); earlier attempts unknown")
+        return [dict.fromkeys(ATTEMPT)]
+
+
+def _git(root: Path) -> tuple[str, ...]:
+    """git for the checkout of this code, never for one around it, whose commit says nothing."""
+    return ("git", f"--git-dir={root / '.git'}", f"--work-tree={root}", "-C", str(root))
+
+
+def _program(path: Path) -> str:
+    """Relative to the repository, or its name: records are published, folders of a user are not."""
+    path = path.resolve()
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+def _driver() -> str | None:
+    versions = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return versions.splitlines()[0] if versions else None  # one line per GPU
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _output(*command: str) -> str | None:
+    """Standard output of a command; None if it is absent or fails (no git checkout, no driver)."""
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=20
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

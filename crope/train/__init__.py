@@ -1,0 +1,1 @@
+"""Training: loop.py (one run's steps), losses.py, checkpoint.py, device.py, golden.py."""

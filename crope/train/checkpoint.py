@@ -1,0 +1,162 @@
+"""Checkpoints: everything a run needs to continue as if it had never stopped.
+
+Data order, dropout and learning rate are functions of (seed, step), so model, optimiser and step
+are all of it, with the size of metrics.jsonl at that step. A file's name carries its step and the
+SHA-256 of its bytes, `checkpoint-500-3f0c9a7be21d4a55.pt`; the newest two are kept, so that a
+corrupt one costs one interval.
+"""
+
+import hashlib
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from crope.errors import UserError, log_line, one_line, out_of_memory
+from crope.runs.record import write_bytes
+
+KEPT = 2
+NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{16})\.pt")
+
+
+class CorruptCheckpoint(ValueError):
+    """A checkpoint, or the metrics.jsonl it was saved with, without the SHA-256 recorded for it."""
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """The live objects whose state a checkpoint holds."""
+
+    model: nn.Module
+    optimizer: Optimizer
+
+
+def save_checkpoint(
+    folder: Path,
+    state: TrainState,
+    *,
+    step: int,
+    seconds: float,
+    metrics_size: int,
+    made_with: dict[str, str],
+) -> None:
+    """Writes a checkpoint atomically. `step` is the number of updates done and `seconds` their time;
+    `made_with` must be equal for the run to continue from here.
+    """
+    metrics = (folder / "metrics.jsonl").read_bytes()[:metrics_size]
+    data = _bytes(
+        {
+            "step": step,
+            "seconds": seconds,
+            "model": state.model.state_dict(),
+            "optimizer": state.optimizer.state_dict(),
+            "metrics_size": metrics_size,
+            "metrics_sha256": hashlib.sha256(metrics).hexdigest(),
+            "made_with": made_with,
+        }
+    )
+    write_bytes(folder / f"checkpoint-{step}-{_digest(data)}.pt", data)
+    remove_checkpoints(folder, keep=KEPT)
+
+
+def load_checkpoint(
+    folder: Path, state: TrainState, *, made_with: dict[str, str]
+) -> tuple[int, float, int]:
+    """Restores `state` from the newest checkpoint that is not corrupt; returns (updates done, their
+    seconds, bytes of metrics.jsonl to keep), zeros if there is none.
+
+    A corrupt checkpoint is reported on stderr and deleted. No code from a file runs. Raises
+    UserError for a checkpoint of another run, device, corpus or model, and keeps it.
+    """
+    for path in checkpoints(folder):
+        try:
+            content = _read(path, folder / "metrics.jsonl")
+        except CorruptCheckpoint as error:
+            log_line(f"{path}: {error}; continuing from the previous checkpoint or from the start")
+            path.unlink()
+            continue
+        try:
+            for key, value in made_with.items():
+                if content["made_with"].get(key) != value:
+                    raise UserError(
+                        f"{path}: made with another {key} ({content['made_with'].get(key)}, now "
+                        f"{value}); continue it with that one, or remove {folder} to start again"
+                    )
+            state.model.load_state_dict(content["model"])
+            state.optimizer.load_state_dict(content["optimizer"])
+            seconds = content.get("seconds", 0.0)  # not in those of earlier versions
+            return content["step"], seconds, content["metrics_size"]
+        except (RuntimeError, ValueError, KeyError) as error:
+            if out_of_memory(error):
+                raise
+            reason = one_line(error)[:200]
+            raise UserError(
+                f"{path}: does not fit the model that this code builds ({reason}); remove {folder}"
+            ) from error
+    return 0, 0.0, 0
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoint files of a run, the newest first."""
+    by_step = [
+        (int(match[1]), path)
+        for path in folder.glob("checkpoint-*.pt")
+        if (match := NAME.fullmatch(path.name)) and path.is_file()
+    ]
+    return [path for _, path in sorted(by_step, reverse=True)]
+
+
+def remove_checkpoints(folder: Path, *, keep: int = 0) -> None:
+    """Deletes all but the newest `keep` checkpoints."""
+    for path in checkpoints(folder)[keep:]:
+        path.unlink(missing_ok=True)
+
+
+def save_weights(path: Path, model: nn.Module) -> None:
+    """The state dict alone, for use after training on any machine: CPU tensors. Atomic."""
+    weights = {name: value.cpu() for name, value in model.state_dict().items()}
+    write_bytes(path, _bytes(weights))
+
+
+def _read(path: Path, metrics: Path) -> dict[str, Any]:
+    """The content of a checkpoint.
+
+    Raises CorruptCheckpoint if its bytes or those of metrics.jsonl do not have their SHA-256,
+    UserError if they have it and are no checkpoint of this version of the program.
+    """
+    data = path.read_bytes()
+    name = NAME.fullmatch(path.name)
+    if name is None or _digest(data) != name[2]:
+        raise CorruptCheckpoint("corrupt (its bytes do not have the SHA-256 in its name)")
+    try:
+        content: dict[str, Any] = torch.load(
+            io.BytesIO(data), map_location="cpu", weights_only=True
+        )
+        size, metrics_sha256 = content["metrics_size"], content["metrics_sha256"]
+        content["made_with"].keys()
+    except Exception as error:  # any content is possible; weights_only=True runs no code from it
+        if out_of_memory(error):
+            raise
+        reason = one_line(error)[:120]
+        raise UserError(
+            f"{path}: not a checkpoint of this version of the program ({reason}); remove it"
+        ) from error
+    before = metrics.read_bytes()[:size] if metrics.exists() else b""
+    if hashlib.sha256(before).hexdigest() != metrics_sha256:
+        raise CorruptCheckpoint("metrics.jsonl is not the one it was saved with")
+    return content
+
+
+def _bytes(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]

@@ -1,0 +1,246 @@
+"""Kills and stops real runs at random moments, continues them, compares bits.
+
+A run is a process of its own that writes into a byte of shared memory what it is doing. Writes are
+cut into small, slow pieces, so that a signal can hit the inside of one. The parent waits for the
+kind of moment that was hit least so far, a random while longer, and sends SIGKILL, SIGTERM or
+SIGINT, whichever that kind of moment had least of; the byte then says where the run was.
+"""
+
+import hashlib
+import mmap
+import multiprocessing
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from crope.runs import record
+from crope.runs import run as run_module
+from crope.runs.compose import Run
+from crope.train import checkpoint
+from crope.train import loop as trainer
+from tests.conftest import count_steps_as_seconds, make_toy_tokens, same_bits, toy_run
+
+PHASES = (
+    "between",
+    "resume",  # from reading the checkpoint to the first new line or update
+    "training step",
+    "checkpoint write",
+    "record append",
+    "summary write",
+)
+BETWEEN, RESUME, STEP, CHECKPOINT, APPEND, SUMMARY = range(len(PHASES))
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+PIECES, PAUSE_S = 8, 0.001  # of one write
+# Of each phase in the toy run of 12 steps.
+LAST_OCCURRENCE = {RESUME: 1, STEP: 11, CHECKPOINT: 3, APPEND: 7, SUMMARY: 1}
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Tally:
+    """Signals by phase; runs that never completed or ended in other bits, and torn files."""
+
+    kills: Counter[tuple[int, int]] = field(default_factory=Counter)  # (phase, signal)
+    runs: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def in_phase(self, phase: int) -> int:
+        return sum(self.kills[phase, number] for number in SIGNALS)
+
+    def table(self) -> str:
+        lines = [f"{'':18}" + "".join(f"{number.name:>9}" for number in SIGNALS)]
+        for phase, name in enumerate(PHASES):
+            counts = "".join(f"{self.kills[phase, number]:9}" for number in SIGNALS)
+            lines.append(f"{name:18}{counts}")
+        total = f"{self.kills.total()} signals to {self.runs} runs: {len(self.problems)} problems"
+        return "\n".join([*lines, total, *self.problems])
+
+
+def torment(kills: int, folder: Path, *, seed: int) -> Tally:
+    """Starts runs and kills each several times until `kills` in all; the last attempt of each may
+    end.
+    """
+    random, tally = np.random.default_rng(seed), Tally()
+    while tally.kills.total() < kills:
+        number = tally.runs
+        options = [f"seed={number}", f"model={('rope', 'crope')[number % 2]}", "model.dropout=0.1"]
+        whole, broken = (
+            toy_run(folder / f"{name}-{number}", "runtime.checkpoint_seconds=3", *options)
+            for name in ("whole", "broken")
+        )
+        Attempt(whole).join()
+        for _ in range(random.integers(4, 12)):
+            if tally.kills.total() < kills and not record.is_complete(broken.path):
+                _kill_once(broken, tally, random)
+                tally.problems += torn_files(broken.path)
+        last = Attempt(broken)
+        last.join()
+        tally.runs += 1
+        if last.process.exitcode != 0 or not record.is_complete(broken.path):
+            tally.problems.append(f"{broken.run_id}: lost, exit code {last.process.exitcode}")
+        elif not same_bits(whole, broken):
+            tally.problems.append(f"{broken.run_id}: other bits")
+    return tally
+
+
+def torn_files(path: Path) -> list[str]:
+    """Files whose name a reader trusts and that are not whole."""
+    found = [
+        f"{file}: torn"
+        for file in checkpoint.checkpoints(path)
+        if hashlib.sha256(file.read_bytes()).hexdigest()[:16] not in file.name
+    ]
+    for file in (path / "summary.json", path / "provenance.json"):
+        if file.exists() and not file.read_text().endswith("}\n"):
+            found.append(f"{file}: torn")
+    return found
+
+
+def _kill_once(run: Run, tally: Tally, random: np.random.Generator) -> None:
+    target = min(LAST_OCCURRENCE, key=lambda phase: (tally.in_phase(phase), random.random()))
+    number = min(SIGNALS, key=lambda one: (tally.kills[target, one], random.random()))
+    occurrence = random.integers(1, LAST_OCCURRENCE[target] + 1)
+    attempt = Attempt(run)
+    while attempt.process.is_alive() and not (
+        attempt.phase() == target and attempt.count(target) >= occurrence
+    ):
+        time.sleep(0.0002)
+    time.sleep(random.uniform(0, PIECES * PAUSE_S))
+    phase, was_alive = attempt.phase(), attempt.process.is_alive()
+    with suppress(ProcessLookupError):
+        os.kill(attempt.process.pid, number)
+    attempt.join()
+    if attempt.process.exitcode == -signal.SIGKILL:
+        phase = attempt.phase()
+    if was_alive:  # a run that is stopped while it writes its summary may complete
+        tally.kills[phase, number] += 1
+
+
+class Attempt:
+    """A process that trains the run, and the shared bytes: what it does now, and how often it did
+    each.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.board = Path(run.config.results_dir) / "board"
+        self.board.parent.mkdir(parents=True, exist_ok=True)
+        self.board.write_bytes(bytes(len(PHASES) + 1))
+        with self.board.open("r+b") as file:
+            self.shared = mmap.mmap(file.fileno(), 0)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.runs.faults", "torch._dynamo"])
+        self.process = context.Process(target=_child, args=(run, self.board))
+        self.process.start()
+
+    def phase(self) -> int:
+        return self.shared[0]
+
+    def count(self, phase: int) -> int:
+        return self.shared[1 + phase]
+
+    def join(self) -> None:
+        self.process.join(PATIENCE_S)
+        assert self.process.exitcode is not None, f"{self.board}: the run hangs"
+
+
+def _child(run: Run, board: Path) -> None:
+    torch.set_num_threads(1)
+    with board.open("r+b") as file:
+        shared = mmap.mmap(file.fileno(), 0)
+
+    @contextmanager
+    def doing(phase: int) -> Iterator[None]:
+        shared[1 + phase] = min(255, shared[1 + phase] + 1)
+        shared[0] = phase
+        yield
+        shared[0] = BETWEEN
+
+    def enter_resume() -> None:
+        shared[1 + RESUME], shared[0] = 1, RESUME
+
+    count_steps_as_seconds()
+    _slow_files(doing, enter_resume)
+    run_module.load_tokens = lambda *_, **__: make_toy_tokens(board.parent)
+    outcome = run_module.execute(run)
+    if outcome.status not in ("complete", "skipped"):
+        os._exit(1)
+
+
+def _slow_files(doing: Callable[[int], Any], enter_resume: Callable[[], None]) -> None:
+    """Wraps what a run does in `doing`, and cuts every write into pieces with pauses between them.
+
+    The phase "resume" lasts from `enter_resume` to the first other phase.
+    """
+    real_load = trainer.load_checkpoint
+    real_step, real_write, real_init = (
+        trainer.train_step,
+        record.write_bytes,
+        record.MetricsWriter.__init__,
+    )
+    real_append, real_fdopen = record.MetricsWriter.write, os.fdopen
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        with doing(STEP):
+            time.sleep(PIECES * PAUSE_S)  # as long as a write, to be hit as easily
+            return real_step(*args, **kwargs)
+
+    def write(path: Path, data: bytes) -> None:
+        name = path.name
+        with doing(
+            CHECKPOINT
+            if name.startswith("checkpoint")
+            else SUMMARY
+            if name == "summary.json"
+            else BETWEEN
+        ):
+            real_write(path, data)
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        enter_resume()
+        return real_load(*args, **kwargs)
+
+    def open_metrics(self: Any, *args: Any, **kwargs: Any) -> None:
+        real_init(self, *args, **kwargs)
+        self.file = _Slow(self.file)
+        time.sleep(PIECES * PAUSE_S)
+
+    def append(self: Any, row: Any) -> None:
+        with doing(APPEND):
+            real_append(self, row)
+
+    trainer.train_step, trainer.load_checkpoint = step, load
+    record.write_bytes = checkpoint.write_bytes = write
+    record.MetricsWriter.__init__, record.MetricsWriter.write = open_metrics, append
+    record.os.fdopen = lambda *args, **kwargs: _Slow(real_fdopen(*args, **kwargs))
+
+
+class _Slow:
+    """A file that hands over its bytes in pieces, each flushed at once."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def write(self, data: bytes) -> None:
+        size = max(1, -(-len(data) // PIECES))
+        for start in range(0, len(data), size):
+            self.file.write(data[start : start + size])
+            self.file.flush()
+            time.sleep(PAUSE_S)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def __enter__(self) -> "_Slow":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.file.close()

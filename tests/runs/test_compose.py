@@ -1,0 +1,172 @@
+"""Composition of conf/: every file composes, every mistake is one line with the place and the
+nearest valid name.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from crope.config import ModelConfig
+from crope.errors import ConfigError
+from crope.runs import compose
+from crope.runs.compose import (
+    GROUPS,
+    check_overrides,
+    compose_config,
+    group_files,
+    load_config,
+    load_run,
+    quote_path,
+    quoted_override,
+    variant_name,
+)
+from tests.conftest import raises_one_line
+
+FILES = [(group, name) for group in GROUPS for name in group_files(group)]
+
+
+@pytest.mark.parametrize(("group", "name"), FILES)
+def test_every_file_composes(group: str, name: str) -> None:
+    run = load_run([f"{group}={name}"])
+    assert run.run_id.startswith(f"{run.model}-{run.dataset}-{run.row}-s0-")
+
+
+@pytest.mark.parametrize("row", ["base", "b2_l512_g09_s2000", "b2_l512_g09_s1000", "b2_l512_d64"])
+def test_quick_runs_see_enough_tokens_and_decay_like_the_papers(row: str) -> None:
+    quick, paper = (
+        load_run([f"scale={scale}", f"ablation={row}"]).config.train for scale in ("quick", "paper")
+    )
+    assert quick.batch_size * quick.seq_len * quick.max_steps >= 400_000
+    assert quick.lr_step_size / quick.max_steps == pytest.approx(
+        paper.lr_step_size / paper.max_steps
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("+foo=1", "foo"),
+        ("+model.thetaa=3", "model.thetaa"),
+        ("++model.n_layer=3", "did you mean model.n_layers"),
+        ("train.batch_sze=3", "did you mean train.batch_size"),
+        ("tran.batch_size=3", "did you mean train.batch_size"),
+        ("trian.lr_gamma=3", "did you mean train.lr_gamma"),
+        ("qqq=3", "crope/config.py"),
+        ("d_model=64", "did you mean model.d_model"),
+        ("modle=rope", "did you mean model"),
+        ("data.corpus=tiny", "data.corpus"),
+        ("tokenizer=gpt2", "tokenizer"),
+        ("~model.dropout", "model.dropout"),
+        ("train.lr", "key=value"),
+        ("train.lr=fast", "train.lr"),
+        ("seed=1.5", "seed"),
+        ("model.tied_head=maybe", "model.tied_head"),
+        ("model=rop", "did you mean rope"),
+        ("model=rope,crop", "did you mean crope"),
+        ("study=tabel1", "did you mean table1"),
+        ("scale=huge", "paper, quick, smoke"),
+        ("study=table1,table2", "one study"),
+        ("study=null", "None"),
+        ("seed=0,1", "-m"),
+        ("seed=range(5,1)", "no value"),
+        ("seed=range(1,5,0)", "zero"),
+        ("seed=interval(0,5)", "interval"),
+        ("model=glob(*x)", "no value"),
+        ("tracker.project=café", '"café"'),
+        ("tracker.project=a=b", '"a=b"'),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line(override: str, word: str) -> None:
+    with raises_one_line(ConfigError, word):
+        load_run(override.split())
+
+
+def test_a_sweep_may_name_files_by_a_pattern() -> None:
+    check_overrides(["model=glob(complex_*,exclude=*v)"], multirun=True)
+
+
+@pytest.mark.parametrize(
+    "path", ["räs", "~x=y, [z]#{a}(b)'c'\"d\"\\", "a,b", "x=${y}", "1_000", "null", "a\\'b", "'"]
+)
+def test_a_path_may_have_any_character(path: str) -> None:
+    for override in (quoted_override("data_dir", path), quote_path(f"data_dir={path}")):
+        check_overrides([override])
+        assert load_run([override, "train.precision=fp32"]).config.data_dir == path
+
+
+def test_a_path_that_hydra_reads_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in (
+        "results_dir",
+        "results_dir=a/b c",
+        'results_dir="a,b"',
+        "data_dir=${results_dir}/x",
+        "seed=0,1",
+    ):
+        assert quote_path(text) == text
+    monkeypatch.setenv("HOME", "/home/me")
+    assert quote_path("data_dir=~/x") == 'data_dir="/home/me/x"'  # some shells leave it to us
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "word"),
+    [
+        ("model/crope.yaml", "thetaa: 3", "thetaa"),
+        ("scale/quick.yaml", "foo: 3", "foo"),
+        ("model/crope.yaml", "n_layers: many", "conf/model/crope.yaml"),
+        ("model/crope.yaml", "n_layers: [4", r"conf/model/crope\.yaml.*line"),
+        ("data/ptb.yaml", "corpsu: ptb", "did you mean data.corpus"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line(file: str, text: str, word: str, own_conf: Path) -> None:
+    with (own_conf / file).open("a") as handle:
+        handle.write(f"\n{text}\n")
+    with raises_one_line(ConfigError, word):
+        load_run([])
+
+
+def test_a_corpus_has_no_other_label(own_conf: Path) -> None:
+    (own_conf / "data/relabelled.yaml").write_text("corpus: tiny\n")
+    (own_conf / "data/.#relabelled.yaml").symlink_to("an.editor")
+    with pytest.raises(ConfigError, match=r"relabelled\.yaml: corpus: tiny"):
+        load_run(["data=relabelled"])
+    assert "relabelled" in group_files("data") and ".#relabelled" not in group_files("data")
+
+
+def test_a_composed_variant_has_a_name_of_its_own() -> None:
+    """Sizes are no part of it: the hash of the run id has them."""
+    keys = [
+        "model=alibi",
+        "model.projection=complex",
+        "model.attention=softmax",
+        "model.d_model=64",
+    ]
+    assert load_run(keys).model == "alibi+complex"
+    assert load_run(["model=rope", "model.d_model=64"]).model == "rope"
+
+
+def test_a_choice_that_the_models_file_leaves_open_is_in_the_name(monkeypatch) -> None:
+    monkeypatch.setattr(compose, "group_values", lambda group, name: {"projection": "complex"})
+    model = ModelConfig(position="rotary", projection="complex")
+    assert variant_name("mine", model) == "mine+rotary"
+
+
+def test_precision_is_resolved_before_naming(monkeypatch) -> None:
+    for has_bf16, precision in ((True, "bf16"), (False, "fp32")):
+        monkeypatch.setattr("crope.train.device.cpu_has_bf16", lambda has_bf16=has_bf16: has_bf16)
+        run = load_run(["runtime.device=cpu"])
+        assert run.config.train.precision == precision
+        assert run.run_id == load_run(["runtime.device=cpu", f"train.precision={precision}"]).run_id
+
+
+def test_a_saved_config_loads_with_keys_of_older_schemas() -> None:
+    run = load_run(["model=crope", "seed=3"])
+    saved = {
+        **run.container,
+        "runtime": {**run.container["runtime"], "loss": "plain"},
+        "old": {"key": 1},
+    }
+    assert load_config(saved) == run.config
+
+
+def test_hydra_keys_pass() -> None:
+    assert compose_config(["hydra.verbose=true"]).hydra.verbose is True

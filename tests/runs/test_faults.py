@@ -1,0 +1,27 @@
+"""A run that is killed at any moment and started again ends in the same bits."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.runs.faults import LAST_OCCURRENCE, SIGNALS, torment
+
+
+def test_killed_runs_end_in_the_same_bits(tmp_path: Path) -> None:
+    tally = torment(20, tmp_path, seed=1)
+    assert not tally.problems, tally.table()
+    assert all(map(tally.in_phase, LAST_OCCURRENCE)), tally.table()
+
+
+@pytest.mark.on_demand
+def test_many_kills(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`make faults KILLS=200`."""
+    kills = int(os.environ.get("KILLS", "200"))
+    tally = torment(kills, tmp_path, seed=kills)
+    with capsys.disabled():
+        print(f"\n{tally.table()}")
+    assert not tally.problems
+    for phase in LAST_OCCURRENCE:  # the phases that are aimed at
+        assert tally.in_phase(phase) >= kills // 10
+        assert all(tally.kills[phase, number] >= kills // 50 for number in SIGNALS)

@@ -1,0 +1,242 @@
+"""On a GPU: every model against float64, compiled steps, kills and stops, memory, the scripts.
+
+Without one these tests are skipped; CROPE_TEST_DEVICE=cpu runs them on the CPU as a rehearsal.
+"""
+
+import copy
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from crope.data.tokens import TokenSet
+from crope.model import attention
+from crope.runs import run as run_module
+from crope.runs import sweep
+from crope.runs.compose import Run, load_run
+from crope.runs.record import read_record
+from crope.runs.run import Outcome, build_model, execute
+from crope.runs.sweep import run_all
+from crope.train import loop as trainer
+from crope.train.device import prepare_device, set_numerics
+from crope.train.losses import full_batch_size
+from tests.conftest import during_step, make_toy_tokens, run_script, same_bits, toy_run
+from tests.model.oracles import (
+    CHOICES,
+    VOCAB,
+    build,
+    cross_entropy,
+    model_config,
+    random_tokens,
+    randomise,
+)
+from tests.train.test_loop import by_step, trained
+
+KIND = os.environ.get("CROPE_TEST_DEVICE", "cuda")
+pytestmark = pytest.mark.skipif(
+    KIND == "cuda" and not torch.cuda.is_available(), reason="needs a GPU"
+)
+only_cuda = pytest.mark.skipif(KIND != "cuda", reason="has no meaning on a CPU")
+
+WIDTH = 128  # of runs: an attention kernel is chosen by the width of a head
+LENGTH = 200  # tokens: more than one tile of an attention kernel, and no multiple of one
+TOKENS = random_tokens(length=LENGTH)
+TARGETS = TOKENS.roll(-1, dims=1)
+# Training as on a GPU, and bit for bit: compiled, with dropout, a checkpoint after every step.
+EXACT = (
+    "model=crope",
+    "model.dropout=0.1",
+    f"runtime.device={KIND}",
+    "runtime.compile=true",
+    "runtime.deterministic=true",
+    "runtime.threads=1",
+    "runtime.checkpoint_seconds=0",
+)
+INTERRUPTED_AT = 7
+OURS = "this project"  # rows of the benchmark
+
+
+@pytest.fixture(autouse=True)
+def kernel_of_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Attention through the kernel that a GPU uses, also in a rehearsal."""
+    monkeypatch.setattr(attention, "SHORT", 0)
+    yield
+    set_numerics(deterministic=False)
+
+
+def loss_and_gradients(decoder: nn.Module, *, bf16: bool = False) -> tuple[float, list[Any]]:
+    device = next(decoder.parameters()).device
+    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        loss = cross_entropy(decoder, TOKENS.to(device), TARGETS.to(device))
+    gradients = torch.autograd.grad(loss, list(decoder.parameters()))
+    return loss.item(), [gradient.double().cpu() for gradient in gradients]
+
+
+def random_decoder(name: str) -> nn.Module:
+    return randomise(build(model_config(name, d_model=WIDTH), vocab=VOCAB, max_len=LENGTH))
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_each_model_has_the_loss_and_gradients_of_float64(name: str) -> None:
+    """The reference is the same module in float64 on the CPU, which tests/model compares with a
+    decoder by loops. bf16 keeps 8 bits of each factor.
+    """
+    prepare_device(load_run([f"runtime.device={KIND}"]).config.runtime)
+    reference = random_decoder(name)
+    exact_loss, exact_gradients = loss_and_gradients(reference)
+    decoder = copy.deepcopy(reference).float().to(KIND)
+    for bf16, loss_error, gradient_error in ((False, 1e-5, 1e-3), (True, 1e-2, 0.1)):
+        loss, gradients = loss_and_gradients(decoder, bf16=bf16)
+        assert loss == pytest.approx(exact_loss, rel=loss_error)
+        for exact, gradient in zip(exact_gradients, gradients, strict=True):
+            limit = gradient_error * (exact.norm() + 1e-2)
+            assert (gradient - exact).norm() <= limit
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_each_model_repeats_its_bits_in_deterministic_mode(name: str) -> None:
+    """No operation without a deterministic kernel, which would raise, and the same sums twice."""
+    overrides = [f"runtime.device={KIND}", "runtime.deterministic=true"]
+    prepare_device(load_run(overrides).config.runtime)
+    decoder = random_decoder(name).float().to(KIND)
+    first_loss, first = loss_and_gradients(decoder, bf16=True)
+    again_loss, again = loss_and_gradients(decoder, bf16=True)
+    assert first_loss == again_loss
+    assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("rope", ""),
+        ("crope", ""),
+        ("relative_bias", ""),
+        ("rope_linear", ""),
+        pytest.param("crope", "runtime.cuda_graphs=true", marks=only_cuda),
+    ],
+)
+def test_compiled_steps_are_those_of_eager(
+    model: str, more: str, toy_tokens: TokenSet, tmp_path: Path
+) -> None:
+    """20 updates in float32; logits far from zero."""
+    options = [f"model={model}", f"runtime.device={KIND}", "train.max_steps=20", "train.seq_len=64"]
+    eager_options = [*options, "runtime.compile=false"]
+    compiled_options = [*options, "runtime.compile=true", *more.split()]
+    _, eager = trained(toy_tokens, tmp_path / "eager", *eager_options, enlarge=10)
+    _, compiled = trained(toy_tokens, tmp_path / "compiled", *compiled_options, enlarge=10)
+    for key in ("train/loss_nats", "val/loss_nats", "val_full/loss_nats"):
+        assert by_step(compiled, key) == pytest.approx(by_step(eager, key), rel=1e-4)
+
+
+def exhaust_memory() -> None:
+    torch.empty(2**50, dtype=torch.uint8, device=KIND)  # a pebibyte
+
+
+ACTIONS = {
+    "nothing": lambda: None,
+    "kill": lambda: signal.raise_signal(signal.SIGKILL),
+    "stop": lambda: signal.raise_signal(signal.SIGTERM),
+    "memory": exhaust_memory,
+}
+
+
+def execute_and(action: str, folder: Path, run: Run) -> Outcome:
+    """`execute` in a process of its own, on the toy corpus, with an action before one update."""
+    run_module.load_tokens = lambda *_, **__: make_toy_tokens(folder)
+    with during_step(INTERRUPTED_AT, ACTIONS[action]):
+        return execute(run)
+
+
+def train_together(folder: Path, *runs: Run, action: str = "nothing") -> list[Outcome]:
+    work = partial(execute_and, action, folder)
+    return list(run_all(runs, jobs=len(runs), work=work))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("whole")
+    run = toy_run(folder, *EXACT)
+    (outcome,) = train_together(folder, run)
+    assert outcome.status == "complete", outcome.text
+    return run
+
+
+@pytest.mark.parametrize(
+    ("action", "status", "word"),
+    [("kill", "failed", "signal 9"), ("stop", "stopped", "step 8"), ("memory", "failed", "memory")],
+)
+def test_an_interrupted_run_continues_to_the_same_bits(
+    action: str, status: str, word: str, whole: Run, tmp_path: Path
+) -> None:
+    """Killed, stopped or out of memory within its eighth update: one line, and no update is lost."""
+    run = toy_run(tmp_path, *EXACT)
+    (outcome,) = train_together(tmp_path, run, action=action)
+    assert outcome.status == status and word in outcome.text
+    assert len(outcome.text.splitlines()) == 1
+    (outcome,) = train_together(tmp_path, run)
+    assert outcome.status == "complete", outcome.text
+    assert same_bits(run, whole)
+    assert len(read_record(run.path).provenance["resumed_from"]) == 1
+
+
+def test_two_runs_at_a_time_have_the_bits_of_one(whole: Run, tmp_path: Path) -> None:
+    """And weights.pt opens on a machine without a GPU."""
+    runs = [toy_run(tmp_path, *EXACT, f"seed={seed}") for seed in (0, 1)]
+    outcomes = train_together(tmp_path, *runs)
+    assert [outcome.status for outcome in outcomes] == ["complete"] * 2
+    assert same_bits(runs[0], whole)
+    weights = torch.load(runs[0].path / "weights.pt", weights_only=True)
+    assert {tensor.device.type for tensor in weights.values()} == {"cpu"}
+
+
+@only_cuda
+@pytest.mark.parametrize("ablation", ["base", "b2_l512_d64"])
+def test_a_run_stays_below_its_estimated_memory(ablation: str, tmp_path: Path) -> None:
+    """Eager steps and a batch of a full validation at the paper's sizes: compiled ones need less."""
+    overrides = ["scale=paper", f"ablation={ablation}", "model=crope", "runtime.compile=false"]
+    config = load_run(overrides).config
+    estimate = sweep._gpu_bytes(config)
+    if torch.cuda.mem_get_info()[0] < estimate:
+        pytest.skip("the GPU is too small or in use")
+    device = prepare_device(config.runtime)
+    decoder = build_model(config).to(device)
+    optimizer = trainer.build_optimizer(decoder, config.train)
+    shape = (config.train.batch_size, config.train.seq_len)
+    tokens_BT = torch.randint(config.tokenizer.vocab_size, shape, device=device)
+    loss_function, validation_loss = trainer.build_losses(decoder, config, device)
+    for _ in range(2):
+        loss_function(tokens_BT, tokens_BT).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    windows_BT = tokens_BT[:1].expand(full_batch_size(config), -1)
+    with torch.no_grad():
+        validation_loss(windows_BT, windows_BT)
+    assert estimate / 4 < torch.cuda.max_memory_allocated() < estimate
+
+
+def output_of(command: str) -> str:
+    """The standard output of a script that ends with status 0."""
+    done = run_script(*command.split(), f"runtime.device={KIND}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_benchmark_and_the_profile() -> None:
+    printed = output_of("bench.py --smoke")
+    assert f"{OURS}: compiled" in printed
+    assert ("CUDA graphs" in printed) == (KIND == "cuda")
+    assert "Self CPU" in output_of("bench.py --smoke --profile")
+
+
+def test_both_tables_at_the_smoke_scale(tmp_path: Path) -> None:
+    output_of(f"reproduce.py --scale smoke --seeds 1 --results-dir {tmp_path} tracker=none")
+    records = [read_record(path) for path in sorted((tmp_path / "runs").iterdir())]
+    assert len(records) >= 18  # more where a dataset is missing and `tiny` joins
+    assert {record.summary["status"] for record in records} == {"complete"}
+    assert {record.summary["device_kind"] for record in records} == {KIND}

@@ -1,0 +1,112 @@
+"""Peak rates that MFU is relative to; numerics; what torch.compile needs; memory kept on a CPU."""
+
+import ctypes
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from crope.train import device
+from crope.train.device import can_compile, peak_flops, set_numerics
+from tests.conftest import printed_by
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("another", None)],
+)
+def test_peak_is_the_dense_bf16_rate_of_known_gpus(
+    name: str, rate: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vendors print twice as much for sparse matrices."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    cuda = torch.device("cuda")
+    assert peak_flops(cuda, "bf16") == rate
+    assert peak_flops(cuda, "fp32") is peak_flops(torch.device("cpu"), "bf16") is None
+
+
+@pytest.fixture
+def torch_settings() -> Iterator[None]:
+    yield
+    set_numerics(deterministic=False)
+
+
+@pytest.mark.usefixtures("torch_settings")
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_numerics_are_stated_whatever_was_set_before(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    matmul, inductor = torch.backends.cuda.matmul, torch._inductor.config
+    torch.set_float32_matmul_precision("high")
+    matmul.allow_bf16_reduced_precision_reduction = True
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    inductor.deterministic = not deterministic
+    torch.use_deterministic_algorithms(not deterministic)
+    set_numerics(deterministic=deterministic)
+    assert torch.get_float32_matmul_precision() == "highest" and not matmul.allow_tf32
+    assert not matmul.allow_bf16_reduced_precision_reduction
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert inductor.deterministic == deterministic
+    assert torch.are_deterministic_algorithms_enabled() == deterministic
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A machine with nothing that torch.compile needs; its programs are in the folder."""
+    for variable in ("CC", "CXX"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_path", lambda *names: str(tmp_path))
+    monkeypatch.setattr(device, "find_spec", lambda name: None)
+    can_compile.cache_clear()
+    yield tmp_path
+    can_compile.cache_clear()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_each_thing_that_compilation_needs_is_named_once(kind: str, machine: Path, capsys) -> None:
+    assert not can_compile(kind) and not can_compile(kind)
+    printed = capsys.readouterr().err
+    assert len(printed.splitlines()) == 1
+    words = {"cpu": ["g++", "CXX", "Python.h"], "cuda": ["gcc", "clang", "Python.h", "triton"]}
+    assert all(word in printed for word in words[kind])
+
+
+@pytest.mark.parametrize(
+    ("kind", "program", "variable"),
+    [("cpu", "g++", ""), ("cpu", "mine", "CXX"), ("cuda", "clang", ""), ("cuda", "mine", "CC")],
+)
+def test_a_machine_with_a_compiler_and_headers_compiles(
+    kind: str, program: str, variable: str, machine: Path, monkeypatch, capsys
+) -> None:
+    (machine / program).touch(mode=0o755)
+    (machine / "Python.h").touch()
+    monkeypatch.setattr(device, "find_spec", lambda name: object())
+    if variable:
+        monkeypatch.setenv(variable, f"{program} -O2")
+    assert can_compile(kind)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
+def test_memory_that_was_kept_is_returned_on_request() -> None:
+    """In a process of its own, since mallopt holds for the rest of one."""
+    program = """
+import torch
+from crope.train.device import keep_freed_memory, return_freed_memory
+def megabytes():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+keep_freed_memory()
+before = megabytes()
+tensors = [torch.ones(2**24), torch.ones(2**10)]  # 64 MiB below a small one
+del tensors[0]
+kept = megabytes() - before
+return_freed_memory()
+print(kept, megabytes() - before)
+"""
+    kept, left = map(float, printed_by(program).split())
+    assert kept > 60
+    assert left < 8
