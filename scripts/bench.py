@@ -30,10 +30,10 @@ from torch import Tensor, nn
 from crope.config import ROOT, Config
 from crope.data.batches import resident
 from crope.errors import Parser, log_line, main_errors, one_line, positive
+from crope.files import write_text
 from crope.model.counting import train_flops_per_token
 from crope.runs.compose import load_run
-from crope.runs.record import write_text
-from crope.runs.run import build_model
+from crope.runs.load import build_model
 from crope.train.checkpoint import TrainState
 from crope.train.device import can_compile, device_name, peak_flops, prepare_device, resolve_device
 from crope.train.loop import build_losses, build_optimizer, compiles, train_step

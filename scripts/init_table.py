@@ -25,8 +25,8 @@ from crope.interop.convert import fine_tune, measure
 from crope.model.gpt import GPT
 from crope.model.projections import LowRankLinear
 from crope.runs.compose import load_config
+from crope.runs.load import load_run_tokens, load_trained
 from crope.runs.record import find_record
-from crope.runs.run import load_run_tokens, load_trained
 
 PAGE = ROOT / "docs" / "own-model.md"
 STEPS, BATCHES = 200, 16

@@ -210,9 +210,10 @@ def gpu_check(options: Options) -> int:
     that fails ends the command. Their output is also in <results>/gpu-check.
     """
     from crope.config import ROOT
+    from crope.files import write_json
     from crope.runs import provenance
     from crope.runs.compose import load_run
-    from crope.runs.record import read_records, write_json
+    from crope.runs.record import read_records
     from crope.train.device import can_compile
 
     if unknown := set(options.parts) - CHECKS.keys():

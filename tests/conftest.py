@@ -17,8 +17,8 @@ import torch
 
 from crope.config import ROOT
 from crope.data.tokens import TokenSet
+from crope.files import read_metrics
 from crope.runs.compose import Run, load_run
-from crope.runs.record import read_metrics
 from crope.train import loop as trainer
 
 # Tiny tensors: threads that wait for each other would take most of the time.

@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from crope import config as config_module
-from crope.config import ADDED_LATER, SCIENTIFIC, cell_key, keys, run_hash
+from crope.config import keys
 from crope.errors import ConfigError
 from crope.runs.compose import load_run
+from crope.runs.identity import ADDED_LATER, SCIENTIFIC, cell_key, run_hash
 from crope.runs.record import PUBLISHED
 from tests.conftest import raises_one_line
 

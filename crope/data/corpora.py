@@ -20,8 +20,8 @@ import yaml
 
 from crope.config import CACHE_DIR, ROOT, DataConfig
 from crope.errors import ConfigError, DataError, DataUnavailable
+from crope.files import read_json
 from crope.runs.compose import typed
-from crope.runs.record import read_json
 
 SPLITS = ("train", "validation")
 CHECKSUMS = ROOT / "data" / "checksums.txt"

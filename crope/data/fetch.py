@@ -35,7 +35,7 @@ from crope.data.corpora import (
     source_of,
 )
 from crope.errors import ConfigError, DataError, DataUnavailable, log_line, one_line, storage_error
-from crope.runs.record import write_json
+from crope.files import write_json
 
 GPT2_FILE = "tokenizers/gpt2/tokenizer.json"
 GPT2 = ("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e")

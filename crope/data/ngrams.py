@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from crope.data.corpora import SPLITS
 from crope.data.tokens import TokenSet
-from crope.runs.record import read_json, write_json
+from crope.files import read_json, write_json
 
 NGRAMS_FILE = "ngrams.json"  # of prepared tokens, and of results/published
 ORDERS = ("unigram", "bigram", "trigram")

@@ -29,7 +29,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from crope.config import CACHE_DIR, TokenizerConfig, json_sha256
+from crope.config import CACHE_DIR, TokenizerConfig
 from crope.data.corpora import (
     SPLITS,
     corpus_sha256,
@@ -41,8 +41,8 @@ from crope.data.corpora import (
 )
 from crope.data.fetch import GPT2_FILE, fetch
 from crope.errors import ConfigError, DataError, StorageError, UserError, log_line
+from crope.files import json_sha256, read_json, sha256_file, write_json, write_text
 from crope.runs.progress import track
-from crope.runs.record import read_json, sha256_file, write_json, write_text
 
 TOKENS_DIR = CACHE_DIR / "tokens"
 TOKENS_FORMAT = 2  # to be raised when the same corpus and tokenizer give other files

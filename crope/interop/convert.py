@@ -31,11 +31,12 @@ from torch import Tensor, nn
 from crope.config import Config
 from crope.data.tokens import TokenSet
 from crope.errors import UserError
+from crope.files import sha256_file, write_json
 from crope.interop.adapt import complexify
 from crope.model.gpt import GPT, blocks_of
 from crope.runs.compose import load_config
-from crope.runs.record import Record, sha256_file, write_json
-from crope.runs.run import load_run_tokens, load_trained
+from crope.runs.load import load_run_tokens, load_trained
+from crope.runs.record import Record
 from crope.seeding import stream
 from crope.theory.complex_maps import (
     StreamStructure,

@@ -28,20 +28,14 @@ from torch import Tensor
 
 from crope.config import ModelConfig
 from crope.errors import UserError
+from crope.files import read_json, write_bytes, write_json, write_text
 from crope.interop.adapt import merge
 from crope.model.counting import count_parameters
 from crope.model.gpt import GPT, blocks_of
 from crope.model.positions import BASE
 from crope.runs.compose import load_config
-from crope.runs.record import (
-    Record,
-    read_json,
-    read_measurement,
-    write_bytes,
-    write_json,
-    write_text,
-)
-from crope.runs.run import load_run_tokens, load_trained
+from crope.runs.load import load_run_tokens, load_trained
+from crope.runs.record import Record, read_measurement
 
 ABSOLUTE = ("none", "sinusoidal", "sinusoidal_balanced", "learned")
 

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from crope.errors import UserError
 from crope.model.gpt import GPT
+from crope.runs.load import load_run_tokens, load_trained
 from crope.runs.record import Record
-from crope.runs.run import load_run_tokens, load_trained
 from crope.train.device import resolve_device
 
 

@@ -14,10 +14,11 @@ import tempfile
 from pathlib import Path
 
 from crope.errors import UserError
+from crope.files import sha256_file, write_text
 from crope.interop.export import export_transformers
 from crope.report.frame import cell_runs, load_frame
 from crope.report.publish import copy_record
-from crope.runs.record import Record, read_record, sha256_file, write_text
+from crope.runs.record import Record, read_record
 from crope.runs.study import expected_cells
 
 

@@ -15,17 +15,12 @@ from typing import Any
 import pandas as pd
 
 from crope import paper
-from crope.config import ROOT, cell_key
+from crope.config import ROOT
 from crope.data.ngrams import NGRAMS_FILE
 from crope.errors import DataError, InvalidRecord, UserError, one_line
-from crope.runs.record import (
-    PUBLISHED,
-    read_json,
-    read_measurement,
-    read_metrics,
-    read_records,
-    run_status,
-)
+from crope.files import read_json, read_metrics
+from crope.runs.identity import cell_key
+from crope.runs.record import PUBLISHED, read_measurement, read_records, run_status
 from crope.runs.study import SCALES, Cell, unavailable_datasets
 
 TINY = "tiny"

@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from crope.errors import InvalidRecord
+from crope.files import write_bytes
 from crope.report import agreement as repeats
 from crope.report import figures, tables
 from crope.report.evidence import (
@@ -25,7 +26,7 @@ from crope.report.evidence import (
 from crope.report.frame import Source, choose_source
 from crope.report.tables import Table, render
 from crope.runs.progress import print_grid
-from crope.runs.record import PUBLISHED, write_bytes
+from crope.runs.record import PUBLISHED
 from crope.runs.study import TABLES, Cell, expected_cells
 
 # Files that not every report has: removed first, so that none is left of an earlier one.

@@ -16,6 +16,7 @@ from crope.config import ROOT
 from crope.data.ngrams import NGRAMS_FILE, stored_ngrams
 from crope.data.tokens import TOKENS_DIR
 from crope.errors import DataError, InvalidRecord, UserError
+from crope.files import read_json, write_bytes, write_json, write_text
 from crope.report.evidence import DIVERGED
 from crope.report.frame import cell_name, cell_runs, load_frame, load_published, read_ngrams
 from crope.report.tables import (
@@ -26,16 +27,7 @@ from crope.report.tables import (
     without_repeated_notes,
     without_sampled,
 )
-from crope.runs.record import (
-    MEASURED_LATER,
-    PUBLISHED,
-    Record,
-    read_json,
-    read_record,
-    write_bytes,
-    write_json,
-    write_text,
-)
+from crope.runs.record import MEASURED_LATER, PUBLISHED, Record, read_record
 from crope.runs.study import SCALES
 
 README = ROOT / "README.md"

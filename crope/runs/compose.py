@@ -25,8 +25,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from crope.config import ROOT, Config, DataConfig, ModelConfig, keys, problems, run_hash
+from crope.config import ROOT, Config, DataConfig, ModelConfig, keys, problems
 from crope.errors import ConfigError, one_line
+from crope.runs.identity import run_hash
 
 CONF_DIR = ROOT / "conf"
 Schema = TypeVar("Schema")

@@ -20,10 +20,11 @@ from torch import Tensor
 from crope.config import Config
 from crope.data.batches import full_pass
 from crope.errors import InvalidRecord, UserError
+from crope.files import write_json
 from crope.model.gpt import GPT
 from crope.runs.compose import load_config
-from crope.runs.record import Record, read_measurement, write_json
-from crope.runs.run import load_run_tokens, load_trained
+from crope.runs.load import load_run_tokens, load_trained
+from crope.runs.record import Record, read_measurement
 from crope.train.device import prepare_device
 from crope.train.losses import FULL_BATCH_TOKENS, token_losses
 

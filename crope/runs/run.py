@@ -14,33 +14,31 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 import yaml
 from filelock import FileLock, Timeout
 
-from crope.config import Config, numerics_version
+from crope.config import Config
 from crope.data.batches import check_length
 from crope.data.corpora import SPLITS, check_source
 from crope.data.tokens import TokenSet, load_tokens
 from crope.errors import UserError, one_line, out_of_memory, storage_error
-from crope.model.gpt import GPT
-from crope.runs import provenance
-from crope.runs.compose import Run, load_config
-from crope.runs.progress import RunProgress
-from crope.runs.record import (
-    PUBLISHED,
-    Record,
-    derive,
-    is_complete,
-    read_measurement,
+from crope.files import (
     read_metrics,
-    read_record,
     remove_temporary_files,
-    run_status,
     sha256_file,
     write_bytes,
     write_json,
     write_text,
+)
+from crope.runs import provenance
+from crope.runs.compose import Run
+from crope.runs.identity import numerics_version
+from crope.runs.load import build_model
+from crope.runs.progress import RunProgress
+from crope.runs.record import (
+    derive,
+    is_complete,
+    read_record,
 )
 from crope.runs.tracking import Tracker
 from crope.train.checkpoint import checkpoints, remove_checkpoints
@@ -275,68 +273,3 @@ def _line(run: Run, summary: dict[str, Any]) -> str:
         f"{summary['time']['median_step_ms']:.1f} ms per step, "
         f"{summary['time']['total_s']:.0f} s"
     )
-
-
-def build_model(config: Config, *, max_len: int | None = None) -> GPT:
-    """The model of a run at its initial values, on the CPU. max_len: default train.seq_len."""
-    length = max_len or config.train.seq_len
-    return GPT(
-        config.model, vocab_size=config.tokenizer.vocab_size, max_len=length, seed=config.seed
-    )
-
-
-def load_trained(record: Record, *, max_len: int | None = None, converted: bool = False) -> GPT:
-    """The trained model of a finished run, on the CPU.
-
-    max_len     length that its position tables must reach, if they extend past the trained one
-    converted   the model that `convert` made of a RoPE run
-
-    Raises UserError if the run is stale, or its weights are missing, not those that were recorded
-    or of another model.
-    """
-    config, path = load_config(record.config), record.path
-    if run_status(record) == "stale":
-        raise UserError(f"{path}: the code of its model has changed since; train it again")
-    weights, digest = path / "weights.pt", record.summary.get("weights_sha256")
-    remedy = f"remove {path} and train again with scripts/train.py"
-    if PUBLISHED in path.resolve().parents:
-        remedy = "published records hold none; train the run with scripts/train.py"
-    if converted:
-        weights, digest = path / "converted.pt", None
-        if weights.exists() and (path / "conversion.json").exists():
-            digest = read_measurement(path / "conversion.json", record.summary).get(
-                "converted_sha256"
-            )
-        config.model = replace(config.model, projection="complex", tied_head=False)
-        remedy = "convert the run again with scripts/tools.py convert"
-    if not weights.exists():
-        raise UserError(f"{path}: no {weights.name}; {remedy}")
-    if sha256_file(weights) != digest:
-        raise UserError(f"{weights}: corrupt (SHA-256 is not the recorded one); {remedy}")
-    try:
-        model = build_model(config, max_len=max_len)
-    except ValueError as error:
-        raise UserError(f"{path}: this code has no such model ({error})") from error
-    try:
-        model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-    except RuntimeError as error:
-        raise UserError(f"{weights}: does not fit config.yaml; {remedy}") from error
-    return model
-
-
-def load_run_tokens(record: Record) -> TokenSet:
-    """The tokens of a run.
-
-    A raw corpus that must be tokenised again is searched where CROPE_DATA_DIR points now. Raises
-    UserError if the corpus or its tokenizer has changed since.
-    """
-    config = load_config(record.config)
-    data_dir = os.environ.get("CROPE_DATA_DIR") or config.data_dir
-    tokens = load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(data_dir))
-    recorded = record.provenance["data"]["splits"]
-    if any(tokens.meta["splits"][name]["sha256"] != recorded[name]["sha256"] for name in SPLITS):
-        raise UserError(
-            f"{record.path}: the tokens of {tokens.folder.name} are not those of the run; restore"
-            " the corpus that it was trained on"
-        )
-    return tokens

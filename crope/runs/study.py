@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from crope import paper
-from crope.config import DataConfig, ModelConfig, cell_key
+from crope.config import DataConfig, ModelConfig
 from crope.data.corpora import missing_files
 from crope.errors import ConfigError, log_line, one_line
+from crope.files import read_json
 from crope.runs.compose import (
     Run,
     at_precision,
@@ -36,8 +37,9 @@ from crope.runs.compose import (
     typed,
     variant_name,
 )
+from crope.runs.identity import cell_key
 from crope.runs.progress import last_step, tail
-from crope.runs.record import UNREADABLE, Record, read_json, read_records
+from crope.runs.record import UNREADABLE, Record, read_records
 
 # Of scales with equally many runs the first one is reported.
 SCALES = ("paper", "medium", "quick", "smoke")

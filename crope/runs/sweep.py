@@ -32,9 +32,10 @@ from crope.errors import (
     one_line,
     out_of_memory,
 )
+from crope.files import write_json
 from crope.runs.compose import Run, load_run, quoted_override, resolve_precision
 from crope.runs.progress import SweepProgress, tail, track
-from crope.runs.record import is_complete, read_record, write_json
+from crope.runs.record import is_complete, read_record
 from crope.runs.run import Outcome, execute, record_failure, stop_on_signal
 from crope.runs.study import (
     TABLES,

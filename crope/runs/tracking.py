@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from crope.errors import UserError, log_line
+from crope.files import read_metrics
 from crope.runs.compose import Run
-from crope.runs.record import Record, read_metrics
+from crope.runs.record import Record
 
 INIT_SECONDS = 20  # wandb's own default is 90
 FINISH_SECONDS = 30

@@ -36,9 +36,9 @@ import torch
 import torch.nn.functional as F
 
 from crope.config import ModelConfig
+from crope.files import write_json
 from crope.model.gpt import GPT
 from crope.model.positions import RotaryEmbedding
-from crope.runs.record import write_json
 from crope.seeding import stream
 from crope.theory.pointer_task import one_thread, optimise
 

@@ -21,10 +21,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Polygon, Rectangle
 from numpy.typing import ArrayLike
 
+from crope.files import write_bytes, write_json, write_text
 from crope.model.complex_linear import ComplexLinear
 from crope.paper import MODEL_LABELS
 from crope.report.figures import COLOURS, MUTED, TEXT, new_figure, render
-from crope.runs.record import PUBLISHED, write_bytes, write_json, write_text
+from crope.runs.record import PUBLISHED
 from crope.theory.complex_maps import (
     SIGMA,
     Array,

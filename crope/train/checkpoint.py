@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from crope.errors import UserError, log_line, one_line, out_of_memory
-from crope.runs.record import write_bytes
+from crope.files import write_bytes
 
 KEPT = 2
 NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{16})\.pt")

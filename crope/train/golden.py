@@ -12,9 +12,9 @@ import numpy as np
 
 from crope.config import GOLDEN_FILE
 from crope.data.tokens import TokenSet
+from crope.files import read_json, read_metrics, write_json
 from crope.runs.compose import group_files, load_run
-from crope.runs.record import read_json, read_metrics, write_json
-from crope.runs.run import build_model
+from crope.runs.load import build_model
 from crope.train.loop import train
 
 VOCAB_SIZE = 300  # no multiple of 64, so that padding columns exist

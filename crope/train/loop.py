@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from crope.config import Config, TrainConfig, run_hash
+from crope.config import Config, TrainConfig
 from crope.data.batches import TokenArray, resident, sample_batch
 from crope.data.corpora import SPLITS
 from crope.data.tokens import TokenSet
+from crope.files import MetricsWriter, write_array
 from crope.model.counting import train_flops_per_token
 from crope.model.gpt import GPT
-from crope.runs.record import MetricsWriter, write_array
+from crope.runs.identity import run_hash
 from crope.seeding import torch_seed
 from crope.train.checkpoint import TrainState, load_checkpoint, save_checkpoint, save_weights
 from crope.train.device import can_compile, peak_flops, prepare_device

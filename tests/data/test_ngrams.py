@@ -13,7 +13,7 @@ import pytest
 
 from crope.data.ngrams import NGRAMS_FILE, ORDERS, load_ngrams, ngram_losses, stored_ngrams
 from crope.data.tokens import TokenSet, load_tokens, prepare
-from crope.runs.record import sha256_file, write_json
+from crope.files import sha256_file, write_json
 from tests.data.conftest import SMALL
 
 

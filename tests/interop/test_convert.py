@@ -15,16 +15,18 @@ import pytest
 import torch
 from scipy.stats import ortho_group
 
-from crope.config import ModelConfig, numerics_version
+from crope.config import ModelConfig
 from crope.data.batches import sample_batch
 from crope.data.tokens import TokenSet
 from crope.errors import UserError
+from crope.files import sha256_file
 from crope.interop import convert as convert_module
 from crope.interop.adapt import merge
 from crope.interop.convert import MIN_GAIN, QKV, convert, rotate
 from crope.model.gpt import GPT
-from crope.runs.record import Record, sha256_file
-from crope.runs.run import load_trained
+from crope.runs.identity import numerics_version
+from crope.runs.load import load_trained
+from crope.runs.record import Record
 from crope.theory.complex_maps import StreamStructure, as_complex, fit_stream, folded_qkv
 from tests.conftest import TOY_VOCAB, make_toy_tokens, toy_run
 from tests.model.oracles import assert_close, cross_entropy, slow_losses

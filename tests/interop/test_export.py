@@ -16,13 +16,15 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
-from crope.config import ModelConfig, numerics_version
+from crope.config import ModelConfig
 from crope.errors import UserError
+from crope.files import sha256_file, write_json
 from crope.interop.export import as_transformers, export, export_transformers, refusal, render_card
 from crope.interop.generate import generate, sample_token
 from crope.model.gpt import GPT
 from crope.runs.compose import load_config
-from crope.runs.record import Record, sha256_file, write_json
+from crope.runs.identity import numerics_version
+from crope.runs.record import Record
 from tests.conftest import TOY_VOCAB, make_toy_tokens, toy_run
 from tests.model.oracles import CHOICES, assert_close, build, model_config, randomise
 from tests.report.records import make_conversion

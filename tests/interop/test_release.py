@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 from transformers import AutoModelForCausalLM
 
-from crope.config import cell_key
 from crope.errors import UserError
+from crope.files import sha256_file
 from crope.interop import release as release_module
 from crope.interop.release import release
-from crope.runs.record import read_record, sha256_file
+from crope.runs.identity import cell_key
+from crope.runs.record import read_record
 from crope.runs.study import Cell
 from tests.toy_runs import toy_corpus, train_toy
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from crope import paper
-from crope.config import cell_key, numerics_version, run_hash
+from crope.runs.identity import cell_key, numerics_version, run_hash
 from crope.runs.record import derive
 from crope.runs.study import Cell
 

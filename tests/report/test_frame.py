@@ -12,6 +12,7 @@ import pytest
 
 from crope.data.ngrams import NGRAMS_FILE
 from crope.errors import UserError
+from crope.files import write_json
 from crope.report.frame import (
     cell_runs,
     cell_status,
@@ -20,7 +21,6 @@ from crope.report.frame import (
     load_frame,
     load_published,
 )
-from crope.runs.record import write_json
 from tests.report import records
 from tests.report.records import FAILED, make_cell, make_ngrams, write_run
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from crope.config import ROOT, cell_key
+from crope.config import ROOT
 from crope.report import page as build
 from crope.report.evidence import PRIMARY_LEVEL, Contrast
 from crope.report.page import build_report
+from crope.runs.identity import cell_key
 from crope.runs.study import Cell, StudyRow
 from tests.conftest import printed_by
 from tests.report import records

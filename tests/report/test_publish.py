@@ -10,9 +10,10 @@ from crope.config import ROOT
 from crope.data.corpora import SPLITS
 from crope.data.ngrams import NGRAMS_FILE
 from crope.errors import DataError, UserError
+from crope.files import write_json
 from crope.report.frame import load_frame, read_ngrams
 from crope.report.publish import FIGURE, publish, update_readme
-from crope.runs.record import PUBLISHED, read_records, write_json
+from crope.runs.record import PUBLISHED, read_records
 from tests.report.records import FAILED, make_extrapolation, make_ngrams, make_splits, write_run
 
 ATTEMPT = {"commit": "c" * 40, "command": "train", "device": "a CPU", "started_utc": "2026-01-01"}

@@ -17,7 +17,6 @@ import pytest
 from scipy import stats
 
 from crope import paper
-from crope.config import cell_key
 from crope.data.corpora import corpus_files
 from crope.errors import UserError
 from crope.report.evidence import find_comparisons
@@ -42,6 +41,7 @@ from crope.report.tables import (
     signed,
     yardsticks,
 )
+from crope.runs.identity import cell_key
 from crope.runs.study import expected_cells
 from tests.report.frames import make_frame, make_row, make_runs
 from tests.report.records import (

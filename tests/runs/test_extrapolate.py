@@ -12,7 +12,7 @@ from crope.errors import UserError
 from crope.model.gpt import GPT
 from crope.runs.compose import load_run
 from crope.runs.extrapolate import extrapolate, losses, segments
-from crope.runs.run import load_trained
+from crope.runs.load import load_trained
 from tests.conftest import TOY_OVERRIDES, TOY_VOCAB, make_toy_tokens
 from tests.model.oracles import slow_losses
 from tests.toy_runs import toy_corpus, train_toy

@@ -13,22 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from crope.config import run_hash
 from crope.errors import DataError, InvalidRecord, UserError
+from crope.files import MetricsWriter, read_metrics, write_bytes, write_json
 from crope.runs import record
 from crope.runs.compose import load_run
-from crope.runs.record import (
-    PUBLISHED,
-    MetricsWriter,
-    derive,
-    find_record,
-    read_metrics,
-    read_record,
-    read_records,
-    run_status,
-    write_bytes,
-    write_json,
-)
+from crope.runs.identity import run_hash
+from crope.runs.record import PUBLISHED, derive, find_record, read_record, read_records, run_status
 from tests.conftest import raises_one_line
 
 

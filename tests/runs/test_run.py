@@ -23,19 +23,13 @@ from crope.errors import (
     StorageError,
     UserError,
 )
+from crope.files import read_metrics, sha256_file
 from crope.runs import provenance, record
 from crope.runs import run as run_module
 from crope.runs.compose import Run
-from crope.runs.record import PUBLISHED, is_complete, read_metrics, read_record, sha256_file
-from crope.runs.run import (
-    build_model,
-    execute,
-    load_run_tokens,
-    load_trained,
-    record_failure,
-    run_lock,
-    stop_on_signal,
-)
+from crope.runs.load import build_model, load_run_tokens, load_trained
+from crope.runs.record import PUBLISHED, is_complete, read_record
+from crope.runs.run import execute, record_failure, run_lock, stop_on_signal
 from crope.train import loop as trainer
 from tests.conftest import contents, die, during_step, losses, same_bits, stop, toy_run
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from crope.config import cell_key
 from crope.errors import ConfigError
 from crope.runs import study
 from crope.runs.compose import (
@@ -23,6 +22,7 @@ from crope.runs.compose import (
     load_run,
     quoted_override,
 )
+from crope.runs.identity import cell_key
 from crope.runs.record import PUBLISHED, read_records
 from crope.runs.run import run_lock
 from crope.runs.study import (

@@ -20,8 +20,9 @@ from crope.model import attention
 from crope.runs import run as run_module
 from crope.runs import sweep
 from crope.runs.compose import Run, load_run
+from crope.runs.load import build_model
 from crope.runs.record import read_record
-from crope.runs.run import Outcome, build_model, execute
+from crope.runs.run import Outcome, execute
 from crope.runs.sweep import run_all
 from crope.train import loop as trainer
 from crope.train.device import prepare_device, set_numerics

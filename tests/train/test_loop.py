@@ -14,12 +14,12 @@ from torch import nn
 from crope.config import TrainConfig
 from crope.data.batches import sample_batch
 from crope.data.tokens import TokenSet
+from crope.files import read_metrics
 from crope.model import attention
 from crope.model.counting import train_flops_per_token
 from crope.model.gpt import GPT
 from crope.runs.compose import load_run
-from crope.runs.record import read_metrics
-from crope.runs.run import build_model
+from crope.runs.load import build_model
 from crope.seeding import torch_seed
 from crope.train import loop as trainer
 from crope.train.loop import build_losses, build_optimizer, compiles, train
