@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from crope import config as config_module
 from crope.config import keys
 from crope.errors import ConfigError
+from crope.runs import identity
 from crope.runs.compose import load_run
 from crope.runs.identity import ADDED_LATER, SCIENTIFIC, cell_key, run_hash
 from crope.runs.record import PUBLISHED
@@ -81,7 +81,7 @@ def test_identity_depends_on_every_scientific_key_and_no_other(
 
 
 def test_the_numerics_version_is_part_of_the_name(resolved: dict[str, Any]) -> None:
-    today = config_module.numerics_version(resolved["model"])
+    today = identity.numerics_version(resolved["model"])
     assert (
         run_hash(resolved)
         == run_hash(resolved, version=today)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from crope import files
 from crope.runs import record
 from crope.runs import run as run_module
 from crope.runs.compose import Run
@@ -183,10 +184,10 @@ def _slow_files(doing: Callable[[int], Any], enter_resume: Callable[[], None]) -
     real_load = trainer.load_checkpoint
     real_step, real_write, real_init = (
         trainer.train_step,
-        record.write_bytes,
-        record.MetricsWriter.__init__,
+        files.write_bytes,
+        files.MetricsWriter.__init__,
     )
-    real_append, real_fdopen = record.MetricsWriter.write, os.fdopen
+    real_append, real_fdopen = files.MetricsWriter.write, os.fdopen
 
     def step(*args: Any, **kwargs: Any) -> Any:
         with doing(STEP):
@@ -218,9 +219,9 @@ def _slow_files(doing: Callable[[int], Any], enter_resume: Callable[[], None]) -
             real_append(self, row)
 
     trainer.train_step, trainer.load_checkpoint = step, load
-    record.write_bytes = checkpoint.write_bytes = write
-    record.MetricsWriter.__init__, record.MetricsWriter.write = open_metrics, append
-    record.os.fdopen = lambda *args, **kwargs: _Slow(real_fdopen(*args, **kwargs))
+    files.write_bytes = checkpoint.write_bytes = write
+    files.MetricsWriter.__init__, files.MetricsWriter.write = open_metrics, append
+    files.os.fdopen = lambda *args, **kwargs: _Slow(real_fdopen(*args, **kwargs))
 
 
 class _Slow:

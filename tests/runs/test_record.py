@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from crope import files
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.files import MetricsWriter, read_metrics, write_bytes, write_json
 from crope.runs import record
@@ -29,7 +30,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeyp
     def full_disk(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(record.os, "fsync", full_disk)
+    monkeypatch.setattr(files.os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space"):
         write_json(path, {"status": "other"})
     assert path.read_text() == '{\n  "status": "complete"\n}\n'
@@ -45,8 +46,8 @@ def test_an_error_of_a_write_names_the_file(tmp_path: Path) -> None:
 
 def test_a_file_is_flushed_before_and_after_it_is_named(tmp_path: Path, monkeypatch) -> None:
     order = []
-    monkeypatch.setattr(record.os, "fsync", lambda fd: order.append("fsync"))
-    monkeypatch.setattr(record.os, "replace", lambda a, b: order.append("replace"))
+    monkeypatch.setattr(files.os, "fsync", lambda fd: order.append("fsync"))
+    monkeypatch.setattr(files.os, "replace", lambda a, b: order.append("replace"))
     write_bytes(tmp_path / "x", b"1")
     assert order == ["fsync", "replace", "fsync"]
 

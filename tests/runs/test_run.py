@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from crope import files
 from crope.data.tokens import TokenSet
 from crope.errors import (
     ConfigError,
@@ -24,7 +25,7 @@ from crope.errors import (
     UserError,
 )
 from crope.files import read_metrics, sha256_file
-from crope.runs import provenance, record
+from crope.runs import provenance
 from crope.runs import run as run_module
 from crope.runs.compose import Run
 from crope.runs.load import build_model, load_run_tokens, load_trained
@@ -93,11 +94,11 @@ def test_losses_by_window_belong_to_their_run(complete: Run) -> None:
     file = complete.path / "val_windows.npy"
     window_nats = np.load(file)
     assert len(window_nats) == 4 and len(set(window_nats)) == 4  # 64 tokens in windows of 16
-    record.write_array(file, window_nats + np.float32([0.1, 0, 0, 0]))
+    files.write_array(file, window_nats + np.float32([0.1, 0, 0, 0]))
     with pytest.raises(InvalidRecord, match="SHA-256"):
         read_record(complete.path)
     digest = {"val_windows_sha256": sha256_file(file)}
-    record.write_json(complete.path / "summary.json", summary(complete) | digest)
+    files.write_json(complete.path / "summary.json", summary(complete) | digest)
     with pytest.raises(InvalidRecord, match="mean"):
         read_record(complete.path)
 
@@ -403,7 +404,7 @@ def test_a_full_disk_is_a_storage_error_and_loses_nothing(
 ) -> None:
     run, whole = toy_run(tmp_path), toy_run(tmp_path / "whole")
     execute(whole)
-    real_write, real_append = record.write_bytes, record.MetricsWriter.write
+    real_write, real_append = files.write_bytes, files.MetricsWriter.write
     full = OSError(errno.ENOSPC, "No space left on device")
 
     def write(path: Path, data: bytes) -> None:
@@ -417,9 +418,9 @@ def test_a_full_disk_is_a_storage_error_and_loses_nothing(
         real_append(self, row)
 
     with monkeypatch.context() as patch:
-        patch.setattr(record, "write_bytes", write)
+        patch.setattr(files, "write_bytes", write)
         patch.setattr("crope.train.checkpoint.write_bytes", write)
-        patch.setattr(record.MetricsWriter, "write", append)
+        patch.setattr(files.MetricsWriter, "write", append)
         with pytest.raises(StorageError, match="No space"):
             execute(run)
     assert execute(run).status == "complete"

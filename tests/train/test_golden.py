@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from crope import config
 from crope.model import attention
+from crope.runs import identity
 from crope.runs.compose import group_files
 from crope.train import golden
 
@@ -16,15 +16,15 @@ BRANCHES = {"written out": attention.SHORT, "scaled_dot_product": 0}
 
 
 def test_every_model_has_golden_losses() -> None:
-    assert config.GOLDEN.keys() == group_files("model").keys(), "run `make golden`"
+    assert identity.GOLDEN.keys() == group_files("model").keys(), "run `make golden`"
 
 
 @pytest.mark.parametrize("branch", BRANCHES)
-@pytest.mark.parametrize("model", config.GOLDEN)
+@pytest.mark.parametrize("model", identity.GOLDEN)
 def test_losses_are_the_committed_ones(
     model: str, branch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = config.GOLDEN[model]
+    entry = identity.GOLDEN[model]
     if entry["choices"][2] == "linear" and branch != "written out":
         return  # linear attention has one branch
     monkeypatch.setattr(attention, "SHORT", BRANCHES[branch])
@@ -41,7 +41,7 @@ def test_losses_are_the_committed_ones(
 
 
 def test_models_differ_and_learn() -> None:
-    curves = [entry["losses"] for entry in config.GOLDEN.values()]
+    curves = [entry["losses"] for entry in identity.GOLDEN.values()]
     assert len({tuple(losses["train"]) for losses in curves}) == len(curves)
     assert all(losses["val_full"][-1] < losses["val_full"][0] for losses in curves)
 
@@ -73,14 +73,14 @@ def test_numerics_version_of_a_model_and_of_a_combination(monkeypatch) -> None:
         ("rotary", "complex", "softmax"): 1,
     }
     monkeypatch.setattr(
-        config,
+        identity,
         "GOLDEN",
         {str(c): {"choices": [*c, 4.0], "numerics_version": v} for c, v in entries.items()},
     )
 
     def version(*choices: str, **more: float) -> int:
         names = ("position", "projection", "attention")
-        return config.numerics_version(dict(zip(names, choices, strict=True)) | more)
+        return identity.numerics_version(dict(zip(names, choices, strict=True)) | more)
 
     assert all(version(*choices) == expected for choices, expected in entries.items())
     # Both models with learned positions are past version 1.
@@ -88,9 +88,9 @@ def test_numerics_version_of_a_model_and_of_a_combination(monkeypatch) -> None:
     assert version("rotary", "halved", "softmax") == 1  # not every model with softmax is
     # A new file of the same choices, sorted first, makes no run of the others stale.
     deep = {"choices": ["learned", "real", "softmax", 4.0], "numerics_version": 1}
-    monkeypatch.setattr(config, "GOLDEN", {"deep": deep} | config.GOLDEN)
+    monkeypatch.setattr(identity, "GOLDEN", {"deep": deep} | identity.GOLDEN)
     assert version("learned", "real", "softmax") == 2
     thin = {"choices": ["rotary", "real", "softmax", 3.25], "numerics_version": 7}
-    monkeypatch.setitem(config.GOLDEN, "thin_ffn", thin)
+    monkeypatch.setitem(identity.GOLDEN, "thin_ffn", thin)
     assert version("rotary", "real", "softmax", ffn_ratio=3.25) == 7
     assert version("rotary", "real", "softmax") == 1
