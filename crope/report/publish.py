@@ -169,8 +169,6 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     from crope.report import agreement as repeats
     from crope.report import figures
     from crope.report import page as build
-    from crope.theory.recall import Plan
-    from crope.theory.report import draw_entries, function_space, publish_recall
 
     source = load_published(*SCALES, published=published)
     if source is None:
@@ -196,7 +194,7 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
         figures.forest_caption(report.evidence.forest, report.evidence.paper_row),
         render(report.primary, "md"),
         render(claims, "md"),
-        "\n".join([*report.others, publish_recall(published, Plan())]),
+        "\n".join(report.others),
         *(render(without_sampled(table), "md") for table in without_repeated_notes(report.losses)),
         repeats.expectation(cell_runs(source.frame, rope), repeats.repeats(frames, source.scale)),
         END,
@@ -204,6 +202,4 @@ def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
     block = "\n\n".join(part.strip("\n") for part in parts if part)
     picture = figures.forest(report.evidence.forest, report.evidence.paper_row)
     write_bytes(published / FIGURE, figures.render(picture, "png"))
-    entries = draw_entries(function_space()["entries"])
-    write_bytes(published / "fig1.png", figures.render(entries, "png"))
     write_text(readme, before + block + after)
