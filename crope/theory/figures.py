@@ -139,20 +139,19 @@ def draw_recall(
     left, right = figure.subplots(1, 2)
     most = max(by_pairs)
     for model, look in LOOKS.items():
-        style = {"color": COLOURS[look], "marker": MARKERS[look], "label": LABELS[model]}
-        # CRoPE's dashes and open markers show RoPE's thick line below them.
-        style |= {"linestyle": LINES.get(look, "-"), "markersize": 5, "markerfacecolor": "none"}
-        if model == "rope":
-            style |= {"linewidth": 4, "alpha": 0.4}
+        colour = COLOURS[look]
+        # CRoPE's dashes and open markers show RoPE's wide line below them.
+        style: dict[str, Any] = {"linestyle": LINES.get(look, "-"), "marker": MARKERS[look]}
+        style |= {"linewidth": 4, "alpha": 0.4} if model == "rope" else {}
+        style |= {"color": colour, "markersize": 5, "markerfacecolor": "none"}
         of_model = runs[runs["model"] == model].groupby("width")[f"accuracy_{most}"]
-        accuracy = of_model.agg(["mean", "min", "max"])
-        left.plot(accuracy.index, accuracy["mean"], **style)
-        band = {"color": COLOURS[look], "alpha": 0.15}
-        left.fill_between(accuracy.index, accuracy["min"], accuracy["max"], **band)
+        seeds = of_model.agg(["mean", "min", "max"])
+        left.plot(seeds.index, seeds["mean"], label=LABELS[model], **style)
+        left.fill_between(seeds.index, seeds["min"], seeds["max"], color=colour, alpha=0.15)
         widths = pd.DataFrame({pairs: table[model] for pairs, table in by_pairs.items()})
         inside = widths.where(np.isfinite(widths) & (widths > 0))  # others lie outside the grid
         right.plot(inside.columns, inside.median(), **style)
-        right.vlines(inside.columns, inside.min(), inside.max(), color=COLOURS[look])
+        right.vlines(inside.columns, inside.min(), inside.max(), color=colour)
     left.axhline(level, color=MUTED, linewidth=0.8, linestyle="--")
     left.set(title=f"accuracy at {most} pairs", xlabel="head width", ylim=(0, 1.02))
     right.set(title=f"head width for {100 * level:.0f} %", xlabel="pairs stored")

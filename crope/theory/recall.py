@@ -213,37 +213,30 @@ def run_recall(plan: Plan, file: Path) -> None:
         if [model, width, seed] in finished.to_numpy().tolist():
             continue
         row = train_recall(model, plan, width=width, seed=seed)
-        # Read again: another process may have added runs meanwhile.
-        table = pd.concat([read_table(file), pd.DataFrame([row])])
+        # Read again, as text that is written back as it is: another process may have added runs.
+        earlier = [pd.read_csv(file, dtype=str)] if file.exists() else []
+        table = pd.concat([*earlier, pd.DataFrame([row])])
         write_text(file, table.to_csv(index=False))
         print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
 
-def read_table(file: Path) -> pd.DataFrame:
-    """The runs in `file`, of any settings; none if it does not exist. Raises UserError if it is no
-    such table.
-    """
-    if not file.exists():
-        return pd.DataFrame(columns=KEYS)
-    try:
-        # pandas' default reader is off by a last bit here and there; digests may look like numbers.
-        runs = pd.read_csv(file, float_precision="round_trip", dtype={"settings": str})
-    except ValueError as error:
-        raise UserError(
-            f"{file}: no table ({error}); restore it or give it another name"
-        ) from error
-    missing = set(KEYS) - set(runs)
-    if missing:
-        raise UserError(
-            f"{file}: no column {min(missing)}; restore the file or give it another name"
-        )
-    return runs
-
-
 def read_runs(file: Path, plan: Plan) -> pd.DataFrame:
-    """The runs in `file` that were made with the settings of `plan`."""
-    runs = read_table(file)
-    return runs[runs["settings"] == plan.settings].reindex(columns=[*KEYS, *plan.accuracies])
+    """The runs in `file` that were made with the settings of `plan`; none if it does not exist.
+
+    Raises UserError if it is no table of runs.
+    """
+    columns = [*KEYS, *plan.accuracies]
+    if not file.exists():
+        return pd.DataFrame(columns=columns)
+    numbers = {"width": int, "seed": int} | dict.fromkeys(["loss_nats", *plan.accuracies], float)
+    try:
+        table = pd.read_csv(file, dtype=str)
+        runs = table[table["settings"] == plan.settings]
+        return runs.reindex(columns=columns).astype(numbers)
+    except (ValueError, KeyError) as error:
+        raise UserError(
+            f"{file}: no table of recall runs ({error}); restore it, or give it another name"
+        ) from error
 
 
 def with_halved(runs: pd.DataFrame) -> pd.DataFrame:
