@@ -89,7 +89,12 @@ No runs yet: `python scripts/tools.py theory --part recall` (about 2.5 core-hour
 
 
 def make_theory(
-    out_dir: Path, *, seeds: int = 5, task: Task | None = None, published: Path = PUBLISHED
+    out_dir: Path,
+    *,
+    seeds: int = 5,
+    task: Task | None = None,
+    plan: Plan | None = None,
+    published: Path = PUBLISHED,
 ) -> None:
     """Writes all files of `out_dir`, and the pictures of `published`.
 
@@ -99,7 +104,7 @@ def make_theory(
 
     Raises UserError if a recall.csv cannot be read.
     """
-    task, plan = task or Task(), Plan()
+    task, plan = task or Task(), plan or Plan()
     space, decay = function_space(), decay_curves(width=128, longest=256)
     by_hand, learned = (
         construction_results(EXAMPLE, width=task.width),

@@ -14,7 +14,6 @@ from crope.theory.complex_maps import (
     complex_part,
     dense,
     function_space,
-    tied_entries,
 )
 from tests.model.oracles import assert_allclose, gaussian
 
@@ -47,28 +46,10 @@ def test_complex_part_is_the_nearest_weight_that_complexlinear_can_hold() -> Non
     assert rank == 12 == 4 * 6 / 2
 
 
-@pytest.mark.parametrize(
-    ("name", "image_of_2_1", "fraction"),
-    [
-        ("σ0: identity", [2, 1], 1),
-        ("σ1: reflection about 45°", [1, 2], 0),
-        ("σ2: rotation by 90°", [-1, 2], 1),
-        ("σ3: reflection about x", [2, -1], 0),
-    ],
-)
-def test_complex_maps_keep_two_of_the_four_bases(
-    name: str, image_of_2_1: list[int], fraction: int
-) -> None:
-    """Sec. 3.2 and Fig. 2(a): rotations stay, reflections are lost."""
-    assert (SIGMA[name] @ [2.0, 1.0]).tolist() == image_of_2_1
-    assert complex_fraction(SIGMA[name]) == fraction
-
-
-def test_a_crope_weight_has_half_the_free_numbers_in_the_blocks_of_eq_30() -> None:
-    entries = tied_entries(6)
-    assert sorted(np.ravel(entries["rope"])) == list(range(1, 37))
-    assert sorted(set(np.abs(np.ravel(entries["crope"])))) == list(range(1, 19))
-    assert [row[:2] for row in entries["crope"][:2]] == [[1, 10], [-10, 1]]
+def test_complex_maps_keep_two_of_the_four_bases() -> None:
+    """Sec. 3.2: identity and rotation stay, both reflections are lost."""
+    fractions = [complex_fraction(base) for base in SIGMA.values()]
+    assert fractions == [1, 0, 1, 0]
 
 
 def test_a_complex_map_and_a_reflection_agree_at_one_corner_only() -> None:

@@ -28,17 +28,17 @@ def line_of(axis: Axes, label: str) -> dict[float, float]:
     return dict(zip(*found.get_data(), strict=True))
 
 
-def test_fig_1_names_equal_numbers_alike() -> None:
-    """The first 2x2 block: four free numbers of RoPE, [[a, b], [-b, a]] of CRoPE."""
-    figure = draw_entries(tied_entries(6))
-    rope = axis_of(figure, "RoPE: 36 free numbers")
-    crope = axis_of(figure, "CRoPE: 18 free numbers")
-    first_blocks = []
-    for axis in (rope, crope):
-        names = [text.get_text() for text in axis.texts]
-        first_blocks.append([names[0], names[1], names[6], names[7]])
-    assert first_blocks[0] == ["w11", "w12", "w21", "w22"]
-    assert first_blocks[1] == ["a11", "b11", "−b11", "a11"]
+@pytest.mark.parametrize(
+    ("title", "block"),
+    [
+        ("RoPE: 36 free numbers", ["w11", "w12", "w21", "w22"]),
+        ("CRoPE: 18 free numbers", ["a11", "b11", "−b11", "a11"]),
+    ],
+)
+def test_fig_1_names_equal_numbers_alike(title: str, block: list[str]) -> None:
+    """In the first 2x2 block (Eq. 30)."""
+    names = [text.get_text() for text in axis_of(draw_entries(tied_entries(6)), title).texts]
+    assert [names[0], names[1], names[6], names[7]] == block
 
 
 X, Y = GLYPH.T
@@ -62,42 +62,21 @@ def test_fig_2_names_each_basis_below_what_it_does(
     assert axis.get_xlabel() == f"CRoPE keeps {kept} %"
 
 
-def test_fig_2_shows_maps_and_what_crope_keeps_of_them() -> None:
-    figure = draw_function_space(function_space())
-    kept = {axis.get_title("left"): axis.get_xlabel() for axis in figure.axes[4:]}
-    assert kept == {
-        "a complex map": "CRoPE keeps 100 %",
-        "a reflection": "CRoPE keeps 0 %",
-        "a real map": "CRoPE keeps 84 %",
-        "its complex part": "CRoPE keeps 100 %",
-    }
-
-
-@pytest.mark.parametrize(
-    ("title", "weight"),
-    [
-        ("rotary, by hand", 0.1),
-        ("XPOS, learned", 0.2),
-        ("RoPE, learned", 0.3),
-        ("CRoPE, learned", 0.4),
-    ],
-)
-def test_fig_3_shows_each_models_weights_of_the_pointers(title: str, weight: float) -> None:
-    """6 of EXAMPLE's 12 tokens are pointers into the text."""
-    by_hand = {"rotary": np.full((12, 12), 0.1), "absolute": np.zeros((12, 12))}
-    learned = {"xpos": 0.2, "rope": 0.3, "crope": 0.4}
-    weights = {model: np.full((12, 12), value) for model, value in learned.items()}
-    (image,) = axis_of(draw_attention(by_hand, weights), title).images
-    assert np.array(image.get_array()) == pytest.approx(np.full((6, 12), weight))
-
-
-def test_fig_3_frames_the_targets() -> None:
-    zeros = np.zeros((12, 12))
-    by_hand, learned = {"rotary": zeros, "absolute": zeros}, dict.fromkeys(COLOURS, zeros)
-    axis = axis_of(draw_attention(by_hand, learned), "ideal")
-    (image,), (frames,) = axis.images, axis.lines
-    assert list(frames.get_xdata()) == [2, 5, 6, 8, 11, 11]
-    assert np.array(image.get_array()).argmax(axis=1).tolist() == [2, 5, 6, 8, 11, 11]
+def test_fig_3_shows_weights_below_their_models_names_and_frames_the_targets() -> None:
+    """Of the 6 pointers among EXAMPLE's tokens."""
+    of_model = {"xpos": 0.2, "rope": 0.3, "crope": 0.4}
+    learned = {model: np.full((12, 12), weight) for model, weight in of_model.items()}
+    by_hand = {"rotary": np.full((12, 12), 0.1)}
+    by_hand["absolute"] = np.zeros((12, 12))
+    shown = {}
+    for axis in draw_attention(by_hand, learned).axes[:6]:
+        shown[axis.get_title("left")] = np.array(axis.images[0].get_array())
+        assert list(axis.lines[0].get_xdata()) == [2, 5, 6, 8, 11, 11]
+    assert shown["ideal"].argmax(axis=1).tolist() == [2, 5, 6, 8, 11, 11]
+    assert shown["rotary, by hand"][0, 0] == 0.1
+    assert shown["XPOS, learned"][0, 0] == 0.2
+    assert shown["RoPE, learned"][0, 0] == 0.3
+    assert shown["CRoPE, learned"][0, 0] == 0.4
 
 
 def test_the_decay_figure_names_its_curves() -> None:
@@ -131,29 +110,21 @@ def recall_figure() -> Figure:
     rows = []
     for model, accuracies in ACCURACIES.items():
         for accuracy in accuracies:
-            rows += [(model, width, 1.0, accuracy) for width in (14, 16)]
-    runs = pd.DataFrame(rows, columns=["model", "width", "accuracy_4", "accuracy_32"])
+            rows += [(model, 14, accuracy), (model, 16, accuracy)]
+    runs = pd.DataFrame(rows, columns=["model", "width", "accuracy_32"])
     few = pd.DataFrame({model: [5.0, 6.0, 10.0] for model in ACCURACIES})
     many = pd.DataFrame({model: [7.0, 8.0, np.inf] for model in ACCURACIES})
     many["rope"] = [0.0, 9.0, 9.5]
     return draw_recall(runs, {4: few, 32: many}, level=0.9)
 
 
-@pytest.mark.parametrize(
-    ("label", "mean"),
-    [
-        ("RoPE", 0.3),
-        ("CRoPE", 0.4),
-        ("conjugate Q", 0.5),
-        ("halved", 0.0),
-        ("low rank", 0.6),
-    ],
-)
-def test_recall_shows_mean_accuracies_at_the_most_pairs(
-    label: str, mean: float, recall_figure: Figure
-) -> None:
+def test_recall_shows_mean_accuracies_at_the_most_pairs(recall_figure: Figure) -> None:
     left = axis_of(recall_figure, "accuracy at 32 pairs")
-    assert line_of(left, label) == pytest.approx({14: mean, 16: mean})
+    assert line_of(left, "RoPE") == pytest.approx({14: 0.3, 16: 0.3})
+    assert line_of(left, "CRoPE")[14] == pytest.approx(0.4)
+    assert line_of(left, "conjugate Q")[14] == pytest.approx(0.5)
+    assert line_of(left, "halved")[14] == 0
+    assert line_of(left, "low rank")[14] == pytest.approx(0.6)
 
 
 def test_recall_shows_median_widths_inside_the_grid(recall_figure: Figure) -> None:
@@ -164,13 +135,15 @@ def test_recall_shows_median_widths_inside_the_grid(recall_figure: Figure) -> No
 
 
 def test_one_legend_serves_both_panels(recall_figure: Figure) -> None:
-    """RoPE is drawn wide, so that CRoPE's dashes do not hide it."""
     (legend,) = recall_figure.legends
-    rope, crope = legend.get_lines()[:2]
-    names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["RoPE", "CRoPE", "conjugate Q", "halved", "low rank"]
-    assert rope.get_color() == COLOURS["rope"]
-    assert crope.get_color() == COLOURS["crope"]
+    colours = [line.get_color() for line in legend.get_lines()]
+    assert [text.get_text() for text in legend.get_texts()][:2] == ["RoPE", "CRoPE"]
+    assert colours[:2] == [COLOURS["rope"], COLOURS["crope"]]
+    assert len(colours) == 5
+
+
+def test_crope_does_not_hide_rope(recall_figure: Figure) -> None:
+    rope, crope = axis_of(recall_figure, "accuracy at 32 pairs").lines[:2]
     assert rope.get_linewidth() > 2 * crope.get_linewidth()
     assert crope.is_dashed()
 

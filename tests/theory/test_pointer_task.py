@@ -131,15 +131,13 @@ def test_the_rate_decays_every_tenth_of_a_run() -> None:
 
 
 def test_each_length_is_evaluated_at_that_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_training(name: str, task: Task, *, seed: int) -> tuple[PointerModel, float]:
-        return PointerModel(name, task, seed=seed), 0.5
-
-    def shape(model: PointerModel, tokens_BT: torch.Tensor) -> dict[str, float]:
-        return {"accuracy": tokens_BT.shape[1], "weight": tokens_BT.shape[0]}
-
-    monkeypatch.setattr(pointer_task, "train_pointers", no_training)
-    monkeypatch.setattr(pointer_task, "evaluate_pointers", shape)
-    runs = pointer_results(SMALL, seeds=2)["runs"]
-    expected = {"12": {"accuracy": 12, "weight": 4}, "24": {"accuracy": 24, "weight": 4}}
-    assert [(run["model"], run["seed"]) for run in runs[2:4]] == [("crope", 0), ("xpos", 1)]
-    assert [run["by_length"] for run in runs] == [expected] * 6
+    model = PointerModel("xpos", SMALL, seed=0)
+    monkeypatch.setattr(pointer_task, "train_pointers", lambda *_, **__: (model, 0.5))
+    monkeypatch.setattr(
+        pointer_task,
+        "evaluate_pointers",
+        lambda _, tokens_BT: {"accuracy": tokens_BT.shape[1], "weight": tokens_BT.shape[0]},
+    )
+    by_length = pointer_results(SMALL, seeds=1)["runs"][0]["by_length"]
+    assert by_length["12"] == {"accuracy": 12, "weight": 4}
+    assert by_length["24"] == {"accuracy": 24, "weight": 4}
