@@ -82,9 +82,6 @@ GPT_NEOX = Target(
         "layer_norm_eps": "norm_eps",
         "hidden_dropout": "dropout",
         "attention_dropout": "dropout",
-        # Versions of transformers before 5 read these two, and would rotate a quarter of each head.
-        "rotary_pct": "rotated_share",
-        "rotary_emb_base": "base",
     },
     options={"use_parallel_residual": False},
     stack_dim=1,
@@ -227,32 +224,28 @@ def as_transformers(model: GPT) -> Any:
         "activation": "gelu_pytorch_tanh",
         "norm_eps": model.norm.eps,
         "dropout": config.dropout,
-        "rotated_share": config.attention_width / config.d_model,  # of a head; the rest is zero
-        "base": BASE,
     }
-    options = {key: sizes[name] for key, name in target.sizes.items()}
-    if target is GPT_NEOX:
-        options["rope_parameters"] = {
-            "rope_type": "default",
-            "rope_theta": BASE,
-            "partial_rotary_factor": sizes["rotated_share"],
-        }
-    exported = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(
-            target.model_type,
-            # GPT-2's configuration translates these names into its own (its attribute_map).
-            vocab_size=model.vocab_size,
-            hidden_size=config.d_model,
-            num_hidden_layers=config.n_layers,
-            num_attention_heads=config.n_heads,
-            max_position_embeddings=model.max_len,
-            tie_word_embeddings=config.tied_head,
-            bos_token_id=None,
-            eos_token_id=None,
-            **options,
-            **target.options,
-        )
+    exported_config = AutoConfig.for_model(
+        target.model_type,
+        # GPT-2's configuration translates these names into its own (its attribute_map).
+        vocab_size=model.vocab_size,
+        hidden_size=config.d_model,
+        num_hidden_layers=config.n_layers,
+        num_attention_heads=config.n_heads,
+        max_position_embeddings=model.max_len,
+        tie_word_embeddings=config.tied_head,
+        bos_token_id=None,
+        eos_token_id=None,
+        **{key: sizes[name] for key, name in target.sizes.items()},
+        **target.options,
     )
+    if target is GPT_NEOX:
+        share = config.attention_width / config.d_model  # of a head; the rest is zero
+        rotation = {"rope_theta": BASE, "partial_rotary_factor": share}
+        exported_config.rope_parameters = {"rope_type": "default", **rotation}
+        # Versions before 5 read these two, and would rotate a quarter of each head without them.
+        exported_config.rotary_pct, exported_config.rotary_emb_base = share, BASE
+    exported = AutoModelForCausalLM.from_config(exported_config)
     exported.load_state_dict(weights_for(model))
     return exported.eval()
 
