@@ -1,42 +1,47 @@
-"""The data frame of finished runs (one row per run) and the runs of a table cell: the source of
-every reported number.
+"""The data frame of finished runs, one row per run: the source of every reported number.
 
-A run belongs to the cell whose names and `cell_key` it has. Complete runs of the current numerics
-version count.
+Runs come from folders of run directories (the user's own) and from published sets. `by_study` joins
+them with the cells of the studies: every table and every difference is a groupby of its result.
 """
 
-import re
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from crope import paper
 from crope.config import ROOT
-from crope.data.ngrams import NGRAMS_FILE
-from crope.errors import DataError, InvalidRecord, UserError, one_line
+from crope.errors import InvalidRecord, UserError, one_line
 from crope.files import read_json, read_metrics
 from crope.runs.identity import cell_key
-from crope.runs.record import PUBLISHED, read_measurement, read_records, run_status
-from crope.runs.study import SCALES, Cell, unavailable_datasets
+from crope.runs.published import (
+    EXTRAPOLATION,
+    PUBLISHED,
+    PublishedRun,
+    is_set,
+    read_curves,
+    read_set,
+    set_folders,
+)
+from crope.runs.record import read_records, run_status
+from crope.runs.study import SCALES, TABLES, StudyRow
 
-TINY = "tiny"
-DATASET_LABELS = paper.DATASET_LABELS | {TINY: "tiny (Python's help texts)"}
-SCHEMES = {
-    "xpos": "XPOS",
+PAIR = ("rope", "crope")  # whose difference a row of the tables is about
+OWN = "yours"  # the record set of the user's own runs
+DIVERGED = "NonFiniteLoss"  # the error of a run whose loss became infinite: a result of its rate
+LENGTHS = 4  # the length at which `beyond_nats` measures, over the training length
+DATASET_LABELS = paper.DATASET_LABELS | {"tiny": "tiny (Python's help texts)"}
+MODEL_LABELS = {
+    **paper.MODEL_LABELS,
+    "nope": "NoPE",
     "learned": "learned",
     "relative_bias": "T5 bias",
     "alibi": "ALiBi",
-    "nope": "NoPE",
-}
-MODEL_LABELS = {
-    **paper.MODEL_LABELS,
-    **SCHEMES,
-    **{f"complex_{name}": f"complex {label}" for name, label in SCHEMES.items()},
     "xpos_balanced": "balanced XPOS",
+    "complex_nope": "complex NoPE",
     "rope_linear": "linear RoPE",
     "crope_linear": "linear CRoPE",
     "lowrank": "low rank",
@@ -48,209 +53,300 @@ MODEL_LABELS = {
     "mqa": "multi-query",
     "thin_ffn": "thin FFN",
 }
-ARMS = {  # of a conversion
-    "rope": "RoPE, tuned on",
-    "best": "best structure",
-    "random": "random structure",
-    "fresh": "new Q, K, V",
-}
+# Present also where no run has them, so that a selection from an empty frame is empty.
+COLUMNS = [
+    "run_id",
+    "record_set",
+    "path",
+    "status",
+    "model",
+    "dataset",
+    "row",
+    "scale",
+    "seed",
+    "cell_key",
+    "loss",
+    "precision",
+    "device_kind",
+    "val_full.final_nats",
+    "val_full.best_nats",
+    "val_full.tokens",
+    "val_full.whole_split",
+    "val_sampled.mean_nats",
+    "val_sampled.std_nats",
+    "train.final_nats",
+    "parameters.total",
+    "time.total_s",
+    "error.type",
+    "error.message",
+    "error.step",
+    "finished_utc",
+    "config.train.lr",
+    "config.train.seq_len",
+    "config.train.batch_size",
+    "config.train.max_steps",
+    "config.model.d_model",
+    "provenance.commit",
+    "provenance.dirty",
+    "provenance.device",
+    "provenance.data.splits.train.sha256",
+    "provenance.data.splits.validation.sha256",
+    "lengths",
+    "positions",
+    "beyond_nats",
+]
 
 
 def model_label(model: str) -> str:
     return MODEL_LABELS.get(model, model)
 
 
-def row_label(dataset: str, row: str) -> str:
-    """A row of Table 1 or 2."""
-    label = dataset_label(dataset)
-    return label if row == "base" else f"{label}, {paper.row_label(row)}"
+def dataset_label(dataset: str) -> str:
+    return DATASET_LABELS.get(dataset, dataset)
 
 
-# Present also where no run has them, so that a selection from an empty frame is empty.
-COLUMNS = [
-    "run_id", "status", "model", "dataset", "row", "scale", "seed", "cell_key", "path", "numerics_version", "precision",
-    "device_kind", "val_sampled.mean_nats", "val_sampled.std_nats", "val_full.final_nats", "val_full.best_nats",
-    "val_full.best_step", "val_full.tokens", "val_full.whole_split", "train.final_nats", "error.type", "error.message",
-    "error.step", "finished_utc", "provenance.commit", "provenance.device",
-    "provenance.data.splits.train.sha256", "provenance.data.splits.validation.sha256",
-    "train_tokens", "parameters.total", "config.train.lr", "config.train.seq_len", "config.train.max_steps",
-    "config.model.d_model", "lengths", "positions", "conversion",
-]  # fmt: skip
-KIND = ["precision", "device_kind"]  # columns that the runs of one seed have in common
+@dataclass(frozen=True)
+class Runs:
+    """Everything that a report is made from: the user's own runs and the published ones.
+
+    scale         of Tables 1 and 2
+    unavailable   dataset -> why it could not be had
+    """
+
+    scale: str
+    own: pd.DataFrame
+    published: pd.DataFrame
+    invalid: Sequence[InvalidRecord]
+    unavailable: Mapping[str, str]
+
+    @property
+    def shown(self) -> pd.DataFrame:
+        """The runs of the tables: the user's own where there are any of this scale."""
+        return self.own if (self.own["scale"] == self.scale).any() else self.published
+
+    @property
+    def datasets(self) -> list[str] | None:
+        """For `expected_table_rows`: tiny joins the paper's corpora (None) where it was trained."""
+        tiny = (self.own["scale"] == self.scale) & (self.own["dataset"] == "tiny")
+        return list(DATASET_LABELS) if tiny.any() else None
+
+
+def load_runs(
+    *,
+    results_dir: Path,
+    scale: str | None = None,
+    folders: Sequence[Path] = (),
+    published: Path = PUBLISHED,
+) -> Runs:
+    """The runs of `folders` (default: results_dir/runs) and all published ones.
+
+    `scale` defaults to that of most of the user's runs, else of most published ones; `smoke` only
+    if there is no other, of equal ones the first of SCALES.
+    """
+    from crope.runs.study import unavailable_datasets
+
+    own, invalid = load_frame(tuple(folders) or [results_dir / "runs"])
+    public, damaged = load_frame(set_folders(published))
+    counts = (own if len(own) else public)["scale"].value_counts()
+    present = [name for name in SCALES if name in counts]
+    present.sort(key=lambda name: (name == "smoke", -counts[name]))
+    return Runs(
+        scale or (present or ["quick"])[0],
+        own,
+        public,
+        [*invalid, *damaged],
+        unavailable_datasets(results_dir),
+    )
 
 
 def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecord]]:
-    """Every finished run of `folders`, one row each, sorted by run_id; and the folders that hold no
-    valid record, and invalid files that were measured on a run.
+    """Every finished run of run folders and published sets, one row each, and the invalid records.
 
-    Columns: `path`, `status` (complete, failed or stale), `cell_key`, `threads`, the fields of
-    summary.json by their dotted names, `config.<dotted>` and `provenance.<dotted>`. Losses are in
-    nats per token. Where a run has them, `lengths`, `positions` (of extrapolation.json) and
-    `conversion`.
+    Columns: `record_set` (the set's name, or OWN), `path` (of a published run <set>/<run_id>),
+    `status` (complete, failed or stale), `cell_key`, `loss` (final full validation loss; infinite
+    if the run diverged), the fields of summary.json by their dotted names, `config.<dotted>` and
+    `provenance.<dotted>`; `lengths` and `positions` of extrapolation.json and `beyond_nats`.
+    Losses are in nats per token. Raises DataError for a damaged set.
     """
-    rows = []
-    records, invalid = read_records(*folders)
-    for record in records:
-        row = record.summary | {
-            "path": str(record.path),
-            "status": run_status(record),
-            "cell_key": cell_key(record.config),
-            # The provenance of older runs states the threads before runtime.threads was set.
-            "threads": record.config["runtime"].get("threads") or record.provenance["threads"],
-            "config": record.config,
-            "provenance": record.provenance,
-        }
-        for name, parse in MEASUREMENTS.items():
-            path = record.path / name
-            if path.exists():
-                try:
-                    row |= parse(read_measurement(path, record.summary))
-                except InvalidRecord as error:
-                    invalid.append(error)
-        rows.append(row)
+    rows: list[dict[str, Any]] = []
+    invalid: list[InvalidRecord] = []
+    for folder in folders:
+        if is_set(folder):
+            rows += [_row(run, folder.name, folder / run.run_id) for run in read_set(folder)]
+            continue
+        records, damaged = read_records(folder)
+        invalid += damaged
+        for record in records:
+            measured = record.path / EXTRAPOLATION
+            later = read_json(measured) if measured.exists() else None
+            run = PublishedRun(
+                record.path.name, record.config, record.provenance, record.summary, later
+            )
+            rows.append(_row(run, OWN, record.path))
     frame = pd.json_normalize(rows)
     frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame.columns])))
-    return compact(frame.sort_values(["run_id", "path"], ignore_index=True)), invalid
+    # One block of memory per type, from which rows are selected ten times as fast.
+    frame = frame.astype(dict.fromkeys(frame.select_dtypes("str"), object)).copy()
+    return frame, invalid
 
 
-def _extrapolation(measured: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
-    """`lengths`: (length, loss); `positions`: (middle of a segment of positions, loss)."""
-    lengths = [
-        (part["seq_len"], part["loss_nats"])
-        for part in measured["lengths"]
-        if part["loss_nats"] is not None
-    ]
-    positions = [
-        ((part["first"] + part["last"] + 1) / 2, part["loss_nats"])
-        for part in measured["by_position"]
-    ]
-    return {"lengths": lengths, "positions": positions}
+def _row(run: PublishedRun, record_set: str, path: Path) -> dict[str, Any]:
+    status = run_status(run)
+    loss = run.summary.get("val_full", {}).get("final_nats", np.nan)
+    if status == "failed" and run.summary["error"]["type"] == DIVERGED:
+        loss = np.inf
+    row = {
+        **run.summary,
+        "record_set": record_set,
+        "path": str(path),
+        "status": status,
+        "cell_key": cell_key(run.config),
+        "loss": loss,
+        # The provenance of older runs states the threads before runtime.threads was set.
+        "threads": run.config["runtime"].get("threads") or run.provenance["threads"],
+        "config": run.config,
+        "provenance": run.provenance,
+    }
+    if run.extrapolation:
+        row |= _beyond(run.extrapolation, run.config["train"]["seq_len"])
+    return row
 
 
-def _conversion(measured: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """`conversion`: one line per arm."""
-    fractions = measured["kept_share"]
-    lines = [
-        {
-            "steps": measured["steps"],
-            "lr": measured["lr"],
-            "arm": arm,
-            "trained_nats": measured["loss_nats"]["trained"],
-            "loss_nats": measured["loss_nats"][arm],
-            "tuned_loss_nats": measured["tuned_loss_nats"][arm],
-            "kept_share": fractions["best"],
-            "kept_share_by_chance": statistics.fmean(fractions["best_by_chance"]),
-        }
-        for arm in ARMS
-    ]
-    return {"conversion": lines}
+def _beyond(measured: Mapping[str, Any], trained: int) -> dict[str, Any]:
+    """`lengths`: (length, loss); `positions`: (middle of a segment of positions, loss);
+    `beyond_nats`: loss at LENGTHS times the training length less that at it, of the tokens beyond
+    it. Below 0, more context helps.
 
-
-MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "extrapolation.json": _extrapolation,
-    "conversion.json": _conversion,
-}
-
-
-def compact(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same values in one block of memory per type, from which rows are selected ten times as
-    fast.
+    Tokens before it have the same context at both lengths and contribute 0, so the difference of
+    the means over all tokens is divided by the share of those beyond, 1 - 1 / LENGTHS.
     """
-    return frame.astype(dict.fromkeys(frame.select_dtypes("str"), object)).copy()
+    loss_at = {}
+    for part in measured["lengths"]:
+        if part["loss_nats"] is not None:
+            loss_at[part["seq_len"]] = part["loss_nats"]
+    positions = []
+    for part in measured["by_position"]:
+        middle = (part["first"] + part["last"] + 1) / 2
+        positions.append((middle, part["loss_nats"]))
+    columns = {"lengths": list(loss_at.items()), "positions": positions}
+    if {trained, LENGTHS * trained} <= loss_at.keys():
+        change = loss_at[LENGTHS * trained] - loss_at[trained]
+        columns["beyond_nats"] = change / (1 - 1 / LENGTHS)
+    return columns
 
 
 def load_curves(path: Path | str) -> pd.DataFrame:
-    """metrics.jsonl of one run directory: `step`, `val/loss_nats`, `train/loss_nats`, ...; NaN
-    where not logged.
+    """The logged values of one run by step: `step`, `val/loss_nats`, `train/loss_nats`, ...; NaN
+    where not logged. `path` is the column of the frame.
     """
-    return pd.DataFrame(read_metrics(Path(path) / "metrics.jsonl"))
+    path = Path(path)
+    if not is_set(path.parent):
+        return pd.DataFrame(read_metrics(path / "metrics.jsonl"))
+    curves = read_curves(path.parent)
+    return curves[curves["run_id"] == path.name].drop(columns="run_id").dropna(axis=1, how="all")
 
 
-def cell_runs(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
-    """The complete runs of one table cell, sorted by seed.
-
-    Raises UserError for two runs of one seed.
+def curves_of(runs: pd.DataFrame) -> pd.DataFrame:
+    """The logged values of many runs: the columns path, dataset, row, model and seed of `runs`, and
+    those of `load_curves`.
     """
-    runs = _of_cell(frame, cell)
-    runs = runs[runs["status"] == "complete"].sort_values("seed", ignore_index=True)
-    twice = runs.loc[runs["seed"].duplicated(keep=False), "path"]
-    if len(twice):
-        raise UserError(f"{cell_name(cell)}: two runs have one seed ({', '.join(twice)}); keep one")
-    return runs
+    names = ["path", "dataset", "row", "model", "seed"]
+    parts = []
+    for folder, of_folder in runs.groupby(runs["path"].map(lambda path: str(Path(path).parent))):
+        if is_set(Path(folder)):
+            curves = read_curves(Path(folder))
+            curves.insert(0, "path", folder + "/" + curves.pop("run_id"))
+            parts.append(curves[curves["path"].isin(of_folder["path"])])
+            continue
+        parts += [load_curves(path).assign(path=path) for path in of_folder["path"]]
+    logged = pd.concat(parts) if parts else pd.DataFrame(columns=["path", "step"])
+    return runs[names].merge(logged, on="path")
 
 
-def check_comparable(frame: pd.DataFrame, cells: Sequence[Cell]) -> None:
-    """Raises UserError if the complete runs of one table row differ in data, or those of one seed
+def by_study(runs: pd.DataFrame, rows: Iterable[StudyRow]) -> pd.DataFrame:
+    """One line per cell of a study and run: study, dataset, row, setting, model, seed, and the
+    columns of the run.
+
+    setting   the values of the study's axes that vary within a row, but for data, model and seed
+    A run counts if it is complete or diverged and its seed planned. The runs of one seed of a study
+    are taken from the record set that has most of them, of equal ones that with most of the study:
+    a difference within a seed is then one of machine and precision. Tables 1 and 2 take every seed
+    that RoPE and CRoPE share, so that a row and its difference are of the same runs.
+
+    Raises UserError as check_comparable does.
+    """
+    cells = _cells(list(rows))
+    counted = runs[(runs["status"] == "complete") | (runs["error.type"] == DIVERGED)]
+    joined = cells.merge(counted, on=["cell_key", "model", "dataset", "row"])
+    pairs = zip(joined["seed"], joined["seeds"], strict=True)
+    in_plan = pd.Series([seed in planned for seed, planned in pairs], joined.index, dtype=bool)
+    joined = joined[in_plan | joined["study"].isin(TABLES)].drop(columns="seeds")
+    of_study = joined.groupby(["study", "record_set"])["run_id"].transform("size")
+    of_seed = joined.groupby(["study", "seed", "record_set"])["run_id"].transform("size")
+    order = joined.assign(of_seed=of_seed, of_study=of_study)
+    order = order.sort_values(["of_seed", "of_study", "record_set"], ascending=[False, False, True])
+    chosen = order.groupby(["study", "seed"])["record_set"].transform("first")
+    joined = joined[joined["record_set"] == chosen.sort_index()]
+    joined["pair"] = joined["model"].where(joined["model"].isin(PAIR))
+    of_seed = joined.groupby(["study", "dataset", "row", "seed"])["pair"].transform("nunique")
+    of_row = joined.groupby(["study", "dataset", "row"])["pair"].transform("nunique")
+    joined = joined[(of_seed == of_row) | ~joined["study"].isin(TABLES)]
+    joined = joined.drop(columns="pair").reset_index(drop=True)
+    check_comparable(joined)
+    return joined
+
+
+def _cells(rows: Sequence[StudyRow]) -> pd.DataFrame:
+    """One line per study cell: study, dataset, row, setting, model, cell_key, seeds."""
+    lines = []
+    for row in rows:
+        same_row = [other for other in rows if _place(other) == _place(row)]
+        chosen = []
+        for part in _settings(row):
+            if not all(part in _settings(other) for other in same_row):
+                chosen.append(part)
+        for cell in row.cells:
+            lines.append(
+                {
+                    "study": row.study,
+                    "dataset": cell.dataset,
+                    "row": cell.row,
+                    "setting": ", ".join(chosen),
+                    "model": cell.model,
+                    "cell_key": cell.key,
+                    "seeds": row.seeds,
+                }
+            )
+    names = ["study", "dataset", "row", "setting", "model", "cell_key", "seeds"]
+    return pd.DataFrame(lines, columns=names)
+
+
+def _place(row: StudyRow) -> tuple[str, str]:
+    return row.study, row.cells[0].row
+
+
+def _settings(row: StudyRow) -> tuple[str, ...]:
+    """The values of a row's axes, the width among them."""
+    return (*row.settings, f"model.d_model={row.width}")
+
+
+def check_comparable(joined: pd.DataFrame) -> None:
+    """Raises UserError if the runs of one study on one corpus differ in data, or those of one seed
     in precision or device kind.
 
-    Differences are formed within a seed, so that another seed may have another precision or device.
     Commits may differ: the numerics version says whether a commit changed more than rounding.
-    Corpora without a pinned text (tiny, the user's own) may differ between machines.
     """
-    runs = pd.concat([_of_cell(frame, cell) for cell in cells])
-    runs = runs[runs["status"] == "complete"]
     splits = [f"provenance.data.splits.{split}.sha256" for split in ("train", "validation")]
-    checks = [("runs", "data", splits, runs)]
-    for seed, block in runs.groupby("seed"):
-        checks.append((f"runs of seed {seed}", "precision or device", KIND, block))
-    for which, what, columns, block in checks:
-        groups = block.groupby(columns, dropna=False)
-        if len(groups) > 1:
-            kinds = [
-                f"{' '.join(str(value)[:12] for value in kind)}: {', '.join(group['run_id'])}"
-                for kind, group in groups
-            ]
-            row = cell_name(cells[0]).rpartition("/")[0]
-            remedy = "move one kind to a folder of its own and name it with --runs"
-            raise UserError(f"{row}: {which} differ in {what} ({'; '.join(kinds)}); {remedy}")
-
-
-def mixture(runs: pd.DataFrame) -> list[str]:
-    """One line that names the seeds of each precision and device kind; none if all runs have the
-    same.
-    """
-    kinds = [
-        f"{precision} on {device} ({', '.join(map(str, sorted(group['seed'].unique())))})"
-        for (precision, device), group in runs.groupby(KIND)
-    ]
-    return [f"seeds differ in precision or device: {', '.join(kinds)}"] if len(kinds) > 1 else []
-
-
-def cell_status(
-    frame: pd.DataFrame,
-    invalid: Sequence[InvalidRecord],
-    cell: Cell,
-    unavailable: Mapping[str, str],
-) -> tuple[str, list[str]]:
-    """complete, failed, invalid, stale or missing; and one line for each reason why runs do not
-    count.
-    """
-    again = f"`make reproduce SCALE={cell.scale}`"
-    of_cell = _of_cell(frame, cell)
-    failed = [
-        f"{run['run_id']} failed: {error_line(run)}"
-        for run in of_cell[of_cell["status"] == "failed"].to_dict("records")
-    ]
-    name = re.compile(re.escape(f"{cell.model}-{cell.dataset}-{cell.row}-s") + r"\d+-\w+")
-    corrupt = [str(error) for error in invalid if name.fullmatch(error.path.name)]
-    stale = [
-        f"stale, of numerics version {version}, which is not this code's:"
-        f" {', '.join(runs['run_id'])}; {again} trains them again"
-        for version, runs in of_cell[of_cell["status"] == "stale"].groupby("numerics_version")
-    ]
-    reasons = [*failed, *corrupt, *stale]
-    if (of_cell["status"] == "complete").any():
-        return "complete", reasons
-    for status, notes in (("failed", failed), ("invalid", corrupt), ("stale", stale)):
-        if notes:
-            return status, reasons
-    why = one_line(unavailable.get(cell.dataset, f"no finished run; {again} trains it"))
-    label = dataset_label(cell.dataset)
-    return "missing", [f"{label}: {why.removeprefix(f'{cell.dataset}: ')}"]
-
-
-def dataset_label(dataset: str) -> str:
-    return DATASET_LABELS.get(dataset, dataset)
+    checks = [(["study", "dataset"], splits), (["study", "seed"], ["precision", "device_kind"])]
+    for keys, facts in checks:
+        kinds = joined.groupby(keys)[facts].nunique(dropna=False).max(axis=1)
+        for where in kinds.index[kinds > 1]:
+            of_group = joined[(joined[keys] == list(where)).all(axis=1)]
+            paths = of_group.drop_duplicates(facts)["path"].head(2)
+            raise UserError(
+                f"{' '.join(map(str, where))}: runs differ in {facts[0].rsplit('.', 1)[-1]}"
+                f" ({', '.join(paths)}); move one kind to a folder of its own and name it with --runs"
+            )
 
 
 def error_line(run: Mapping[Any, Any] | pd.Series) -> str:
@@ -259,131 +355,7 @@ def error_line(run: Mapping[Any, Any] | pd.Series) -> str:
     return one_line(f"{run['error.type']}: {run['error.message']}{at}")
 
 
-def shown(path: Path) -> str:
+def relative_path(path: Path | str) -> str:
     """A path for printing: relative to the repository if it lies in it."""
-    path = path.resolve()
+    path = Path(path).resolve()
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
-
-
-def cell_name(cell: Cell) -> str:
-    """table1/<dataset>/<model> or table2/<row>/<dataset>/<model>."""
-    return "/".join(
-        [cell.table, *([] if cell.table == "table1" else [cell.row]), cell.dataset, cell.model]
-    )
-
-
-def _of_cell(frame: pd.DataFrame, cell: Cell) -> pd.DataFrame:
-    """By name as well as by key: a sweep of the user's own may compute what a cell computes, under
-    another name.
-    """
-    runs = frame[frame["cell_key"] == cell.key]
-    same_names = (
-        (runs["model"] == cell.model)
-        & (runs["dataset"] == cell.dataset)
-        & (runs["row"] == cell.row)
-    )
-    return runs[same_names]
-
-
-@dataclass(frozen=True)
-class Source:
-    """The runs of some folders, of all scales, and the scale that is reported.
-
-    `machine` is the folder of results/published that they were read from; empty for the user's own
-    runs. `unavailable` maps a dataset to the reason why it could not be had. `others` are the
-    published runs of other folders, by folder. `ngrams` are the published n-gram losses.
-    """
-
-    scale: str
-    folders: tuple[Path, ...]
-    frame: pd.DataFrame
-    invalid: list[InvalidRecord]
-    unavailable: Mapping[str, str]
-    machine: str = ""
-    others: Mapping[str, pd.DataFrame] = field(default_factory=dict)
-    ngrams: Sequence[Mapping[str, Any]] = ()
-
-    @property
-    def datasets(self) -> list[str] | None:
-        """For `expected_cells`: None stands for all of the paper's; tiny joins if it was run
-        because one is missing.
-        """
-        has_tiny = ((self.frame["scale"] == self.scale) & (self.frame["dataset"] == TINY)).any()
-        return list(DATASET_LABELS) if self.unavailable and has_tiny else None
-
-    @property
-    def all_runs(self) -> pd.DataFrame:
-        """Published runs with those of the other folders: a part of the plan has one of its own."""
-        others = self.others.values() if self.machine else ()
-        return pd.concat([self.frame, *others], ignore_index=True)
-
-    @property
-    def origin(self) -> str:
-        return f"scale {self.scale}, runs of {', '.join(map(shown, self.folders))}"
-
-
-def choose_source(
-    *,
-    results_dir: Path,
-    scale: str | None = None,
-    folders: Sequence[Path] = (),
-    published: Path = PUBLISHED,
-) -> Source:
-    """The runs of `folders` (default: results_dir/runs), or the published ones if no folder is
-    named and none is there.
-
-    `scale` defaults to the one with most runs, `smoke` only if there is no other; of equal ones
-    the first of SCALES.
-    """
-    read = tuple(folders) or (results_dir / "runs",)
-    frame, invalid = load_frame(read)
-    scales = [scale] if scale else SCALES
-    runs = frame["scale"].value_counts()
-    present = [name for name in scales if name in runs]
-    present.sort(key=lambda name: (name == "smoke", -runs[name]))
-    if not (present or folders or invalid):
-        source = load_published(*scales, published=published)
-        if source:
-            return source
-    return Source(
-        scale=(present or [scale or "quick"])[0],
-        folders=read,
-        frame=frame,
-        invalid=invalid,
-        unavailable=unavailable_datasets(results_dir),
-        others={path.name: load_frame([path])[0] for path in sorted(published.glob("*/"))},
-        ngrams=read_ngrams(published),
-    )
-
-
-def load_published(*scales: str, published: Path = PUBLISHED) -> Source | None:
-    """The published folder and scale with most runs, of equal ones the first; None if there is
-    none.
-    """
-    frames, invalid = {}, []
-    for path in sorted(published.glob("*/")):
-        frames[path], rejected = load_frame([path])
-        invalid += rejected
-    most, chosen = 0, None
-    for path, frame in frames.items():
-        for scale in scales:
-            count = int((frame["scale"] == scale).sum())
-            if count > most:
-                most, chosen = count, Source(scale, (path,), frame, invalid, {}, path.name)
-    if chosen is None:
-        return None
-    others = {path.name: frame for path, frame in frames.items() if path.name != chosen.machine}
-    return replace(chosen, others=others, ngrams=read_ngrams(published))
-
-
-def read_ngrams(published: Path = PUBLISHED) -> list[dict[str, Any]]:
-    """The n-gram losses of <published>/ngrams.json, one entry per pair of token files; none if
-    there is no file.
-
-    Raises DataError if it cannot be read.
-    """
-    path = published / NGRAMS_FILE
-    try:
-        return read_json(path) if path.exists() else []
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error}); restore the committed file") from error

@@ -1,107 +1,97 @@
-"""The report: tables, figures and a page from run records. The same records give the same bytes."""
+"""The report: one page, and its tables as CSV files, from run records. The same records give the
+same bytes.
+"""
 
+import base64
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import pandas as pd
 from matplotlib.figure import Figure
 
 from crope.errors import InvalidRecord
-from crope.files import write_bytes
-from crope.report import agreement as repeats
-from crope.report import figures, tables
-from crope.report.evidence import (
-    CONTRASTS,
-    PRIMARY,
-    Comparison,
-    Evidence,
-    build_evidence,
-    source_comparisons,
-)
-from crope.report.frame import Source, choose_source
-from crope.report.tables import Table, render
-from crope.runs.progress import print_grid
-from crope.runs.record import PUBLISHED
-from crope.runs.study import TABLES, Cell, expected_cells
+from crope.files import write_bytes, write_text
+from crope.report import agreement, figures, tables
+from crope.report.evidence import answers, load_contrasts
+from crope.report.findings import findings
+from crope.report.frame import PUBLISHED, Runs, by_study, curves_of, load_runs
+from crope.report.tables import Table
+from crope.runs.study import TABLES, StudyRow, expected_rows, expected_table_rows
 
-# Files that not every report has: removed first, so that none is left of an earlier one.
-STALE = (
-    *(f"{name}.{kind}" for name in ("evidence", "conversion", "repeats") for kind in ("md", "csv")),
-    *(f"{name}.svg" for name in ("forest", "training", "length", "scaling")),
-)
-Files = dict[str, str | bytes]
+PUBLISHED_SCALE = "quick"  # of the studies that are published, where their files name none
 TEMPLATE = Path(__file__).with_name("page.html")
-CAPTIONS = {
-    "fig4": "Validation (top) and training loss (bottom), mean over seeds; band: lowest to highest seed; markers: full"
-    " validation loss.",
-    "training": "CRoPE − RoPE of sampled validation losses at equal seed and step, by tenths of the run: mean"
-    " over seeds, single seeds (thin), 95 % interval once all planned seeds are there. Upper axis: RoPE's loss then.",
-    "length": "Error bars of losses: ± standard deviation over seeds; dashed: the training length.",
-    "scaling": "Error bars of losses: ± standard deviation over seeds; of differences: 95 % intervals.",
-}
-
-
-@dataclass(frozen=True)
-class Section:
-    """A folded part of the page: figures by the names of their SVG files, and tables."""
-
-    title: str
-    figures: Sequence[str] = ()
-    tables: Sequence[Table] = ()
+PROTOCOL_NOTES = (
+    "full: loss after the last step on the validation split or, at the smaller scales, on a fixed"
+    " part of it; mean ± standard deviation over seeds. n: seeds that RoPE and CRoPE share.",
+    "sampled: the paper's protocol; ± is the spread of the validation losses that are sampled in the"
+    " last 10 % of the steps. At the quick scale one of them reads 512 tokens, at the paper's 16,384"
+    " and more: so the ± is ten times the paper's. All models read the same batches, so that it says"
+    " nothing of their difference.",
+)
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that is printed, from the runs of one source and, beside published ones, those of
-    `planned` studies in folders of their own.
+    """What is printed. `differences` are lines of `answers` of the published runs, `own` those of
+    the user's.
     """
 
-    source: Source
-    planned: pd.DataFrame
-    cells: list[Cell]
-    comparisons: list[Comparison]
-    evidence: Evidence
-    losses: list[Table]
-    lead: str
-    primary: Table
-    claims: Table
-    others: list[str]
+    runs: Runs
+    rows: Sequence[StudyRow]
+    joined: pd.DataFrame
+    published: pd.DataFrame
+    losses: Sequence[Table]
+    differences: pd.DataFrame
+    own: pd.DataFrame
+    sentences: Sequence[str]
+    pictures: dict[str, Figure] = field(default_factory=dict)
 
 
-def collect(source: Source) -> Report:
-    """The report of a source. Raises UserError if runs of one table or study row are not
+def collect(runs: Runs) -> Report:
+    """Everything of the report but its pictures. Raises UserError if the runs of one row are not
     comparable.
     """
-    cells = expected_cells(source.scale, source.datasets)
-    paper_cells = expected_cells("paper") if source.scale != "paper" else []
-    losses = [tables.loss_table(source, cells, name, paper_cells=paper_cells) for name in TABLES]
-    runs = source.all_runs
-    comparisons = source_comparisons(source)
-    compared = pd.concat([comparison.runs["path"] for comparison in comparisons])
-    added = runs["path"].isin(compared) & ~runs["path"].isin(_of_scale(source)["path"])
-    planned = runs[added & (runs["status"] == "complete")]
-    evidence = build_evidence(comparisons)
-    headline = tables.headline(evidence.primary)
-    medium = tables.medium_sentence(evidence.exploratory)
-    yardsticks = tables.yardsticks(evidence.exploratory, comparisons)
-    others = [yardsticks, *tables.other_lines(evidence.exploratory)]
+    contrasts = load_contrasts()
+    table_rows = expected_table_rows(runs.scale, runs.datasets)
+    public_rows = [*expected_table_rows(PUBLISHED_SCALE), *expected_rows(PUBLISHED_SCALE)]
+    published = by_study(runs.published, public_rows)
+    rows = public_rows
+    if runs.scale != PUBLISHED_SCALE:
+        rows = [*table_rows, *expected_rows(runs.scale)]
+    own = by_study(runs.own, rows)
+    joined = own if runs.shown is runs.own else by_study(runs.published, table_rows)
+    large = _paper_size(published) if runs.scale != "paper" else published.iloc[:0]
+    reasons = tables.missing_reasons(runs, table_rows)
+    losses = []
+    for name in TABLES:
+        of_table = [row for row in table_rows if row.study == name]
+        of_runs = joined[joined["study"] == name]
+        losses.append(tables.loss_table(name, of_table, of_runs, large, reasons))
+    differences = answers(published, contrasts)
+    sentences = findings(differences) if len(published) else []
     return Report(
-        source,
-        planned,
-        cells,
-        comparisons,
-        evidence,
+        runs,
+        rows,
+        joined,
+        published,
         losses,
-        lead=" ".join(filter(None, [headline, medium])),
-        primary=tables.primary_table(evidence.primary),
-        claims=tables.claims_table(evidence.claims),
-        others=[line for line in others if line],
+        differences,
+        answers(own, contrasts).query("n > 0"),
+        sentences,
     )
+
+
+def _paper_size(published: pd.DataFrame) -> pd.DataFrame:
+    """The runs of whole rows at the paper's own size, each once."""
+    large = published[published["study"].isin(PAPER_SIZE)]
+    return large.drop_duplicates(["run_id", "record_set"])
+
+
+# Studies of whole rows of Tables 1 and 2 at the paper's own size.
+PAPER_SIZE = ("paper_row", "paper_row_xpos", "paper_rows", "paper_ptb")
 
 
 def build_report(
@@ -112,181 +102,138 @@ def build_report(
     out_dir: Path | None = None,
     published: Path = PUBLISHED,
 ) -> list[InvalidRecord]:
-    """Reads the runs of `choose_source`, writes the report, and prints both tables, CRoPE − RoPE
-    in Table 1, the commands that answer more, and the page's path.
+    """Reads the runs of `load_runs`, writes the page and the CSV files, and prints both tables, how
+    the runs agree with the published ones, and the page's path.
 
     `out_dir` defaults to results_dir/report, of the smoke scale report-smoke. Returns the invalid
     records, which enter no number and are named on the page and on stderr. Raises UserError if runs
-    of one table row are not comparable.
+    of one row are not comparable.
     """
-    source = choose_source(
-        results_dir=results_dir, scale=scale, folders=folders, published=published
-    )
-    report = collect(source)
+    runs = load_runs(results_dir=results_dir, scale=scale, folders=folders, published=published)
+    report = collect(runs)
     if out_dir is None:  # a smoke test leaves the report of other runs
-        out_dir = results_dir / ("report-smoke" if source.scale == "smoke" else "report")
-    files: Files = {}
-    sections = _sections(files, report)
-    _add(files, "md csv tex", *report.losses)
-    _add(files, "md csv", report.primary, report.claims)
-    runs = pd.concat([_of_scale(source), report.planned], ignore_index=True)
-    table = tables.runs_table(runs, source.invalid)
-    files["runs.csv"] = table.to_csv(index=False, lineterminator="\n")
-    files["index.html"] = render_page(
-        report=report,
-        origin=_origin(report),
-        sections=sections,
-        savings=tables.savings_line(report.evidence.exploratory),
-        tables=tables.without_repeated_notes(report.losses),
-        data=[name for name in files if name.endswith(".csv")],
-        captions=CAPTIONS
-        | {"forest": figures.forest_caption(report.evidence.forest, report.evidence.paper_row)},
-    )
-    for name in STALE:
-        (out_dir / name).unlink(missing_ok=True)
+        out_dir = results_dir / ("report-smoke" if runs.scale == "smoke" else "report")
+    for name, figure in draw(report).items():
+        report.pictures[name] = figure
+    files = {f"{table.name}.csv": table.csv() for table in report.losses}
+    files["differences.csv"] = difference_csv(report)
+    files["runs.csv"] = runs.shown.to_csv(index=False, lineterminator="\n")
+    files["index.html"] = render_page(report)
+    if "fig4" in report.pictures:
+        write_bytes(out_dir / "fig4.png", figures.render(report.pictures["fig4"], "png"))
     for name, content in files.items():  # the page is last: it links to the others
-        write_bytes(out_dir / name, content.encode() if isinstance(content, str) else content)
+        write_text(out_dir / name, content)
     print_report(report, out_dir / "index.html")
-    return source.invalid
+    return list(runs.invalid)
 
 
-def print_report(report: Report, page: Path) -> None:
-    """Both tables with the reasons of empty cells, what was found, where the page is, and what
-    would answer more.
-    """
-    print(_origin(report))
-    for table in report.losses:
-        print()
-        rows = table.frame.itertuples(index=False)
-        print_grid(table.caption, table.frame.columns, rows, text_columns=table.text)
-        for note in table.notes:
-            if note.startswith("["):
-                print(note)
-    print()
-    lines = closing_lines(report)
-    source = report.source
-    if not source.machine:  # the user's own runs
-        complete = _of_scale(source)["status"] == "complete"
-        others = complete.sum() - len(_table_runs(report))
-        if others:
-            lines.append(
-                f"{others} run(s) in no cell of Tables 1 and 2: {page.with_name('runs.csv')}"
-            )
-        lines.append(repeats.agreement(source.frame, source.others, source.scale))
-    print(*filter(None, lines), page, sep="\n")
-    for error in source.invalid:
-        print(f"invalid: {error}", file=sys.stderr)
-
-
-def closing_lines(report: Report) -> list[str]:
-    """CRoPE - RoPE in Table 1, or of how many runs it lacks, and the commands that answer more."""
-    cost = report.evidence.claims.query("family == 'Table 1' and first == 'crope'")
-    parts = [f"{line['where']} {tables.estimate(line, 3)}" for line in cost.to_dict("records")]
-    lines = [f"CRoPE − RoPE (nats): {', '.join(parts)}"] if parts else []
-    more = []
-    if cost["reason"].any():
-        more.append(f"make reproduce SCALE={report.source.scale}")
-    primary = report.evidence.primary
-    waiting = set(primary.loc[~primary["planned"], "family"])
-    studies = [planned.study for planned, _ in PRIMARY if planned.family in waiting]
-    more += [f"make reproduce STUDY={study}" for study in dict.fromkeys(studies)]
-    return [*lines, f"More answers: {'; '.join(more)}"] if more else lines
-
-
-def _of_scale(source: Source) -> pd.DataFrame:
-    return source.frame[source.frame["scale"] == source.scale]
-
-
-def _origin(report: Report) -> str:
-    source, runs = report.source, _of_scale(report.source)
-    origin = f"published records of {source.machine}" if source.machine else source.origin
-    text = f"{len(runs)} runs: {origin}.{_commits(runs)}"
-    if len(report.planned):
-        folders = sorted({path.parent.name for path in map(Path, report.planned["path"])})
-        text += f" Planned studies: {len(report.planned)} runs of {', '.join(folders)}.{_commits(report.planned)}"
-    return text
-
-
-def _commits(runs: pd.DataFrame) -> str:
-    if runs.empty:
-        return ""
-    stated = runs["provenance.commit"].dropna()
-    commits = {str(commit)[:12] for commit in stated} or {"unknown"}
-    text = f" Commit: {', '.join(sorted(commits))}."
-    return text + (
-        " Some runs are of uncommitted code." if runs["provenance.dirty"].eq(True).any() else ""
-    )
-
-
-def _add(files: Files, kinds: str, *printed: Table) -> None:
-    for table, kind in product(printed, kinds.split()):
-        files[f"{table.name}.{kind}"] = render(table, kind)
-
-
-def _sections(files: Files, report: Report) -> list[Section]:
-    """The folded parts of the page; draws all figures."""
-    evidence, source = report.evidence, report.source
-    sections = []
-
-    def fold(title: str, *parts: Table, **drawn: Figure) -> None:
-        for name, figure in drawn.items():
-            files[f"{name}.svg"] = figures.render(figure)
-        _add(files, "md csv", *parts)
-        sections.append(Section(title, list(drawn), parts))
-
-    curves = figures.read_curves(_table_runs(report))
-    datasets = dict.fromkeys(cell.dataset for cell in report.cells if cell.table == TABLES[0])
-    fig4 = figures.fig4(curves, list(datasets))
-    files["fig4.svg"] = figures.render(fig4)
-    files["fig4.png"] = figures.render(fig4, "png")
-    if len(evidence.forest):
-        files["forest.svg"] = figures.render(figures.forest(evidence.forest, evidence.paper_row))
-    if evidence.training:
-        fold("CRoPE − RoPE while they are trained", training=figures.training(evidence.training))
-    if len(evidence.exploratory):
-        fold("All other differences", tables.exploratory_table(evidence.exploratory))
-    measured = [
-        comparison
-        for comparison in report.comparisons
-        if comparison.row.study == "length" and comparison.runs["lengths"].notna().any()
-    ]
-    if measured:
-        fold("Beyond the training length", length=figures.length(measured))
-    lines = evidence.exploratory[evidence.exploratory["study"] == "scaling"]
+def draw(report: Report) -> dict[str, Figure]:
+    """The figures by name; those without runs are left out."""
+    drawn = {}
+    of_table = report.joined[report.joined["study"] == TABLES[0]]
+    if len(of_table):
+        datasets = list(of_table["dataset"].unique())
+        drawn["fig4"] = figures.fig4(curves_of(of_table), of_table, datasets)
+    published = report.published
+    if len(rate_runs := published[published["study"].isin(RATE_STUDIES)]):
+        drawn["rates"] = figures.rates(rate_runs, rate_lines(report.differences))
+    lines = report.differences[report.differences["name"].isin(beside_rope())]
+    lines = lines[(lines["dataset"] == "") & (lines["n"] > 0)]
     if len(lines):
-        narrowest, *_ = (part for part in report.comparisons if part.row.study == "scaling")
-        of_dataset = lines[lines["dataset"] == narrowest.row.dataset]
-        beside_rope = of_dataset[~of_dataset["difference"].str.contains("size")]
-        fold("Width", scaling=figures.scaling(narrowest, beside_rope))
-    losses = tables.losses_table(report.comparisons)
-    _add(files, "csv", losses)
-    asked = {contrast.study for contrast in (*CONTRASTS, *(planned for planned, _ in PRIMARY))}
-    unasked = losses.frame[~losses.frame["Study"].isin(asked)]
-    if len(unasked):
-        title = "Losses of studies without a contrast"
-        sections.append(Section(title, tables=[replace(losses, frame=unasked)]))
-    converted = tables.conversions(_of_scale(source))
-    if len(converted):
-        fold("Conversion of trained models", tables.conversions_table(converted))
-    published = {source.machine: source.frame} if source.machine else {}
-    again = repeats.repeats(published | dict(source.others), source.scale)
-    if len(again):
-        title = "Rounding: the same runs executed again"
-        fold(title, repeats.repeats_table(again, source.scale))
-    return sections
+        first = lines["name"].map(lambda name: load_contrasts()[name].first[0])
+        title = "After 3,200 steps at the paper's learning rate, 95 % over seeds"
+        drawn["models"] = figures.models(lines.assign(first=first), title)
+    measured = report.joined[report.joined["study"] == "length"].dropna(subset="lengths")
+    if len(measured):
+        drawn["length"] = figures.length(measured)
+    widths = report.joined[report.joined["study"] == "scaling"]
+    if len(widths):
+        lines = report.differences
+        lines = lines[(lines["name"] == "scaling/crope - rope") & (lines["dataset"] == "ptb")]
+        drawn["scaling"] = figures.scaling(widths[widths["dataset"] == "ptb"], lines)
+    return drawn
 
 
-def _table_runs(report: Report) -> pd.DataFrame:
-    """The complete runs of the tables, one row per run; a run that is in both tables once."""
-    keys = {cell.key for cell in report.cells}
-    frame = report.source.frame
-    return frame[frame["cell_key"].isin(keys) & (frame["status"] == "complete")]
+# CRoPE - RoPE at each of their rates is one curve: the same corpus, steps, warm-up and seeds.
+RATE_STUDIES = ("tuned_lr", "rate_edge")
 
 
-def render_page(**context: Any) -> str:
+def rate_lines(differences: pd.DataFrame) -> pd.DataFrame:
+    """CRoPE - RoPE at each learning rate."""
+    names = [f"{study}/crope - rope" for study in RATE_STUDIES]
+    return differences[differences["name"].isin(names)]
+
+
+def beside_rope() -> list[str]:
+    """The contrasts of the study `cost` that subtract RoPE, P1 among them."""
+    names = []
+    for name, contrast in load_contrasts().items():
+        beside = contrast.studies == ("cost",) and contrast.seconds == (("rope", ""),)
+        if beside and contrast.first[0] != "nope":  # ten times as far away
+            names.append(name)
+    return names
+
+
+def difference_csv(report: Report) -> str:
+    parts = [report.differences.assign(runs="published"), report.own.assign(runs="yours")]
+    lines = pd.concat(parts, ignore_index=True).drop(columns="by_seed")
+    return lines.to_csv(index=False, lineterminator="\n", float_format="%.6f")
+
+
+def difference_tables(lines: pd.DataFrame, title: str) -> list[Table]:
+    """Planned and exploratory differences."""
+    contrasts = load_contrasts()
+    planned = lines["name"].map(lambda name: bool(contrasts[name].date))
+    parts = []
+    for name, chosen in (("planned", planned), ("exploratory", ~planned)):
+        if chosen.any():
+            caption = f"{title}, {name}"
+            parts.append(tables.difference_table(name, caption, lines[chosen], contrasts))
+    return parts
+
+
+def render_page(report: Report) -> str:
     """page.html filled in; text is escaped."""
+    runs = report.runs
+    cells = [cell.key for row in report.rows if row.study in TABLES for cell in row.cells]
+    own = [tables.own_table(runs, cells), tables.other_runs_table(runs, cells, {})]
     loader = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     template = loader.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(**context)
+    images = {}
+    for name, figure in report.pictures.items():
+        data = base64.b64encode(figures.render(figure)).decode()
+        images[name] = f"data:image/svg+xml;base64,{data}"
+    return template.render(
+        report=report,
+        origin=_origin(runs),
+        notes=PROTOCOL_NOTES,
+        images=images,
+        own=[table for table in own if len(table.frame)],
+        differences=difference_tables(report.differences, "Differences of the published runs"),
+        own_differences=difference_tables(report.own, "Differences of your runs"),
+        repeats=agreement.repeats_table(agreement.repeats(runs.published)),
+    )
+
+
+def _origin(runs: Runs) -> str:
+    shown = runs.shown[runs.shown["scale"] == runs.scale]
+    whose = "your runs" if runs.shown is runs.own else "the published runs"
+    return f"{len(shown)} of {whose} at the scale {runs.scale}"
+
+
+def print_report(report: Report, page: Path) -> None:
+    """Both tables without the sampled losses, how the user's runs agree with the published ones,
+    and where the page is.
+    """
+    for table in report.losses:
+        print(f"\n{table.caption}")
+        shown = table.frame[table.frame.iloc[:, 1] != "sampled"]
+        print(shown.to_string(index=False))
+    public = report.differences
+    lines = public[public["name"] == "table1/crope - rope"]
+    print("", *agreement.verdict(report.runs, lines), sep="\n")
+    print(f"open {page}")
+    for error in report.runs.invalid:
+        print(f"invalid: {error}", file=sys.stderr)

@@ -1,209 +1,222 @@
-"""Published records (results/published/<machine>/) and the README's tables, which are made from
-them alone.
+"""Publication: finished runs into a set of results/published, and the README and docs/results.md,
+which are made from the published sets alone.
 """
 
-import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pandas as pd
-import yaml
 
 from crope import paper
 from crope.config import ROOT
-from crope.data.ngrams import NGRAMS_FILE, stored_ngrams
+from crope.data.ngrams import NGRAMS_FILE, ORDERS, stored_ngrams
 from crope.data.tokens import TOKENS_DIR
-from crope.errors import DataError, InvalidRecord, UserError
-from crope.files import read_json, write_bytes, write_json, write_text
-from crope.report.evidence import DIVERGED
-from crope.report.frame import cell_name, cell_runs, load_frame, load_published, read_ngrams
-from crope.report.tables import (
-    Table,
-    claims_table,
-    render,
-    savings_line,
-    without_repeated_notes,
-    without_sampled,
-)
-from crope.runs.record import MEASURED_LATER, PUBLISHED, Record, read_record
-from crope.runs.study import SCALES
+from crope.errors import DataError, UserError
+from crope.files import json_sha256, read_json, write_bytes, write_json, write_text
+from crope.report import agreement, figures, page
+from crope.report.evidence import differences, load_contrasts, welch_interval
+from crope.report.frame import DIVERGED, PUBLISHED, dataset_label, load_frame, load_runs
+from crope.report.tables import Table, interval_text, signed
+from crope.runs.published import add_runs
+from crope.runs.record import Record, read_records
+from crope.runs.study import TABLES
 
-README = ROOT / "README.md"
-FIGURE = "forest.png"
-START, END = "<!-- generated: tables -->", "<!-- end of generated -->"
-FACTS = [  # that tell the runs of one machine apart
-    "provenance.commit",
-    "provenance.device",
-    "provenance.driver",
-    "provenance.python",
-    "provenance.packages.torch",
-    "provenance.packages.numpy",
-    "provenance.packages.tokenizers",
-]
-# Byte by byte: summary.json, which is copied last, has the hashes of the others.
-COPIED = ("metrics.jsonl", "val_windows.npy", "summary.json")
+README, README_TEMPLATE = ROOT / "README.md", ROOT / "docs" / "README.md.j2"
+RESULTS, RESULTS_TEMPLATE = ROOT / "docs" / "results.md", ROOT / "docs" / "results.md.j2"
+PICTURES = ("rates", "models")  # of the page, which the README and docs/results.md show
+FACTS = {  # that tell the runs of a set apart
+    "scale": "scale",
+    "precision": "precision",
+    "provenance.commit": "commit",
+    "provenance.device": "device",
+    "provenance.python": "python",
+    "provenance.packages.torch": "torch",
+}
 
 
 def publish(
     results_dir: Path,
-    machine: str,
+    name: str,
     *,
     scale: str,
     published: Path = PUBLISHED,
     tokens_dir: Path = TOKENS_DIR,
 ) -> list[str]:
-    """Copies the complete and the diverged runs of one scale to <published>/<machine>/, without
-    weights, and the n-gram losses of their corpora and the paper's from `tokens_dir`; returns the run ids.
+    """Adds the complete and the diverged runs of one scale to the set `name`, without weights, and
+    the n-gram losses of the tokens that they were trained on; returns the run ids.
 
-    Absolute paths of results_dir, data_dir, the repository and a local corpus are replaced by
-    `results`, `data`, `.` and `local`. Raises UserError if a run was made from uncommitted code or
-    there is none, DataError for invalid records.
+    Raises UserError if a run was made from uncommitted code or there is none, DataError for invalid
+    records.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", machine):
-        raise UserError(f"machine '{machine}': use letters, digits, '.', '_' and '-'")
-    frame, invalid = load_frame([results_dir / "runs"])
-    _check_valid(invalid)
-    # A run that diverged is a result of its learning rate.
-    diverged = (frame["status"] == "failed") & (frame["error.type"] == DIVERGED)
-    results = frame[(frame["scale"] == scale) & (diverged | (frame["status"] == "complete"))]
-    chosen = [read_record(Path(path)) for path in results["path"]]
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise UserError(f"set '{name}': use letters, digits, '.', '_' and '-'")
+    records, invalid = read_records(results_dir / "runs")
+    if invalid:
+        raise DataError("; ".join(map(str, invalid[:3])))
+    chosen = [record for record in records if _is_result(record, scale)]
     if not chosen:
-        raise UserError(
-            f"{results_dir / 'runs'}: no complete run; `make reproduce SCALE={scale}` makes them"
-        )
+        where = results_dir / "runs"
+        raise UserError(f"{where}: no complete run; `make reproduce SCALE={scale}` makes them")
     for record in chosen:
         attempts = [record.provenance, *record.provenance.get("resumed_from", [])]
         if any(attempt["commit"] is None or attempt["dirty"] for attempt in attempts):
             raise UserError(
-                f"{record.path}: made from uncommitted or unknown code; commit, remove the folder and run it again"
+                f"{record.path}: made from uncommitted or unknown code; commit and run it again in"
+                " another results folder"
             )
-    for record in chosen:
-        copy_record(record, published / machine / record.path.name)
-    frame, invalid = load_frame([published / machine])
-    _check_valid(invalid)
-    write_text(published / machine / "README.md", render_machine(machine, frame))
-    corpora = {*paper.DATASET_LABELS, *(record.config["data"]["corpus"] for record in chosen)}
-    _publish_ngrams(published, tokens_dir, corpora)
+    add_runs(published / name, chosen)
+    frame, _ = load_frame([published / name])
+    write_text(published / name / "README.md", set_page(name, frame))
+    _publish_ngrams(published, tokens_dir, chosen)
     return [record.path.name for record in chosen]
 
 
-def _publish_ngrams(published: Path, tokens_dir: Path, corpora: Collection[str]) -> None:
-    """Merges the n-gram losses stored with the prepared tokens of `corpora` into those published."""
-    merged = {_ngrams_key(ngrams): ngrams for ngrams in read_ngrams(published)}
-    for path in tokens_dir.glob("*/"):
-        ngrams = stored_ngrams(path)
-        if ngrams and ngrams["corpus"] in corpora:
-            merged[_ngrams_key(ngrams)] = ngrams
-    write_json(published / NGRAMS_FILE, [merged[key] for key in sorted(merged)])
+def _is_result(record: Record, scale: str) -> bool:
+    """A run that diverged is a result of its learning rate."""
+    summary = record.summary
+    if summary["scale"] != scale:
+        return False
+    return summary["status"] == "complete" or summary["error"]["type"] == DIVERGED
 
 
-def _ngrams_key(ngrams: Mapping[str, Any]) -> str:
-    return json.dumps([ngrams[key] for key in ("corpus", "tokenizer", "sha256")])
+def _publish_ngrams(published: Path, tokens_dir: Path, records: Iterable[Record]) -> None:
+    """Adds the stored n-gram losses of the tokens of these runs, and of no others."""
+    used = []
+    for record in records:
+        splits = record.provenance["data"]["splits"]
+        used.append({name: split["sha256"] for name, split in splits.items()})
+    merged = {json_sha256(entry["sha256"]): entry for entry in read_ngrams(published)}
+    for folder in tokens_dir.glob("*/"):
+        entry = stored_ngrams(folder)
+        if entry and entry["sha256"] in used:
+            merged[json_sha256(entry["sha256"])] = entry
+    entries = sorted(merged.values(), key=lambda entry: (entry["corpus"], str(entry["tokenizer"])))
+    write_json(published / NGRAMS_FILE, entries)
 
 
-def copy_record(record: Record, target: Path) -> None:
-    """A record without its weights and without absolute paths, validated as it is read again.
-
-    summary.json comes last: it makes the copy a finished record.
-    """
-    config = _anonymise(record.config, record.config)
-    write_text(target / "config.yaml", yaml.safe_dump(config, sort_keys=False))
-    write_json(target / "provenance.json", _anonymise(record.provenance, record.config))
-    for name in MEASURED_LATER:
-        path = record.path / name
-        if path.exists():
-            measured = read_json(path)
-            write_json(target / name, _anonymise(measured, record.config))
-    for name in COPIED:
-        path = record.path / name
-        if path.exists():  # runs of earlier versions have no val_windows.npy
-            write_bytes(target / name, path.read_bytes())
-    read_record(target)
+def read_ngrams(published: Path = PUBLISHED) -> list[dict[str, Any]]:
+    """The n-gram losses of <published>/ngrams.json; none without a file. Raises DataError."""
+    path = published / NGRAMS_FILE
+    try:
+        return read_json(path) if path.exists() else []
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON ({error}); restore the committed file") from error
 
 
-def _anonymise(value: Any, config: dict[str, Any]) -> Any:
-    results_dir, data_dir = config["results_dir"].rstrip("/"), config["data_dir"].rstrip("/")
-    names = {results_dir: "results", data_dir: "data", str(ROOT): "."}
-    if hub := config["data"].get("hub"):
-        names[hub["path"].rstrip("/")] = "local"  # if it is an absolute path, and not a repository
-    text = json.dumps(value)
-    for path in sorted(names, key=len, reverse=True):  # one may lie in another
-        if Path(path).is_absolute():
-            text = text.replace(json.dumps(path)[1:-1], names[path])
-    return json.loads(text)
-
-
-def _check_valid(invalid: Sequence[InvalidRecord]) -> None:
-    if invalid:
-        more = f"; and {len(invalid) - 3} more" if len(invalid) > 3 else ""
-        raise DataError("; ".join(map(str, invalid[:3])) + more)
-
-
-def render_machine(machine: str, frame: pd.DataFrame) -> str:
-    """README.md of one machine's records: one line for each combination of scale, commit, device
-    and versions.
-    """
-    keys = ["scale", "precision", *FACTS]
-    frame = frame.reindex(columns=[*keys, "run_id", "seed", "time.total_s"])  # no time if diverged
-    frame = frame.fillna({"provenance.driver": "none"})
-    frame["provenance.commit"] = frame["provenance.commit"].str[:12]
-    table = frame.groupby(keys, as_index=False).agg(
-        runs=("run_id", "size"), seeds=("seed", "nunique"), hours=("time.total_s", "sum")
+def set_page(name: str, frame: pd.DataFrame) -> str:
+    """README.md of a set: one line for each combination of FACTS, and how to read the files."""
+    known = frame.reindex(columns=[*FACTS, "run_id", "seed", "time.total_s"]).fillna("none")
+    hours = pd.to_numeric(known["time.total_s"], errors="coerce") / 3600
+    groups = known.assign(hours=hours).groupby(list(FACTS))
+    table = groups.agg(runs=("run_id", "size"), seeds=("seed", "nunique"), hours=("hours", "sum"))
+    table = table.reset_index().rename(columns=FACTS)
+    table["commit"] = table["commit"].str[:12]
+    table["hours"] = table["hours"].map("{:.2f}".format)
+    note = (
+        "`pandas.read_json('runs.jsonl', lines=True)` has a line per run: configuration, provenance"
+        " and summary; `curves.parquet` has their logged values."
     )
-    table["hours"] = (table["hours"] / 3600).map("{:.2f}".format)
-    table.columns = [name.rsplit(".", 1)[-1] for name in table.columns]
-    note = "Each folder is one run: its configuration, provenance, metrics and summary, without its weights."
-    title = f"Records made on {machine}"
-    words = range(len(keys))
-    return render(Table("records", title, table.astype(str), notes=[note], text=words), "md")
+    return Table(name, f"Published runs: {name}", table.astype(str), [note]).markdown() + "\n"
 
 
-def update_readme(readme: Path = README, published: Path = PUBLISHED) -> None:
-    """Rewrites the generated block of README.md and the figures in `published` from the published
-    records.
+def update_readme(published: Path = PUBLISHED) -> None:
+    """Writes README.md and docs/results.md from their templates, and their pictures, from the
+    published sets alone.
 
-    Raises UserError without records or without the markers, DataError for an invalid record.
+    Raises UserError for a sentence of docs/findings.yaml whose answer has changed.
     """
-    from crope.report import agreement as repeats
-    from crope.report import figures
-    from crope.report import page as build
-    from crope.theory.recall import Plan
-    from crope.theory.report import draw_entries, function_space, publish_recall
+    runs = load_runs(results_dir=published / "none", published=published)
+    report = page.collect(runs)
+    for name, figure in page.draw(report).items():
+        if name in PICTURES:
+            write_bytes(published / f"{name}.png", figures.render(figure, "png"))
+    full = [without_sampled(table) for table in report.losses]
+    context = {
+        "sentences": report.sentences,
+        "table1": full[0],
+        "table2": full[1],
+        "losses": report.losses,
+        "notes": page.PROTOCOL_NOTES,
+        "differences": page.difference_tables(report.differences, "Differences"),
+        "old_rule": old_rule_table(report),
+        "ngrams": ngram_table(read_ngrams(published)),
+        "repeats": agreement.repeats_table(agreement.repeats(runs.published)),
+        "sets": sets_table(runs.published),
+        "expected": expected_loss(report),
+    }
+    for template, target in ((README_TEMPLATE, README), (RESULTS_TEMPLATE, RESULTS)):
+        write_text(target, render_template(template, context))
 
-    source = load_published(*SCALES, published=published)
-    if source is None:
-        raise UserError(f"{published}: no published records; `scripts/tools.py publish` makes them")
-    _check_valid(source.invalid)
-    text = readme.read_text(encoding="utf-8")
-    before, start, generated = text.partition(f"{START}\n")
-    _, end, after = generated.partition(END)
-    if not (start and end):
-        raise UserError(
-            f"{readme}: the markers '{START}' and '{END}' are missing; put them around the tables"
-        )
-    report = build.collect(source)
-    frames = {source.machine: source.frame, **source.others}
-    (rope,) = [cell for cell in report.cells if cell_name(cell) == "table1/ptb/rope"]
-    printed = report.evidence.claims
-    claims = claims_table(printed[printed["family"] != "Fig. 4"])  # it has no numbers
-    parts = [
-        START,
-        report.lead,
-        savings_line(report.evidence.exploratory),
-        f"![Each model minus RoPE, with 95 % intervals](results/published/{FIGURE})",
-        figures.forest_caption(report.evidence.forest, report.evidence.paper_row),
-        render(report.primary, "md"),
-        render(claims, "md"),
-        "\n".join([*report.others, publish_recall(published, Plan())]),
-        *(render(without_sampled(table), "md") for table in without_repeated_notes(report.losses)),
-        repeats.expectation(cell_runs(source.frame, rope), repeats.repeats(frames, source.scale)),
-        END,
-    ]
-    block = "\n\n".join(part.strip("\n") for part in parts if part)
-    picture = figures.forest(report.evidence.forest, report.evidence.paper_row)
-    write_bytes(published / FIGURE, figures.render(picture, "png"))
-    entries = draw_entries(function_space()["entries"])
-    write_bytes(published / "fig1.png", figures.render(entries, "png"))
-    write_text(readme, before + block + after)
+
+def render_template(template: Path, context: Mapping[str, Any]) -> str:
+    environment = jinja2.Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.from_string(template.read_text(encoding="utf-8")).render(**context)
+
+
+def without_sampled(table: Table) -> Table:
+    """Table 1 or 2 with the full losses alone, as the README prints it."""
+    kinds = table.frame.iloc[:, 1]
+    frame = table.frame[kinds.isin(["paper", "full", "full, paper's size"])].copy()
+    frame.loc[kinds != "paper", frame.columns[0]] = ""
+    return Table(table.name, table.caption, frame)
+
+
+def old_rule_table(report: page.Report) -> Table:
+    """P1 to P5 by the rule of their plan, Welch's interval over corpora at 99 %, beside that which
+    is used here.
+    """
+    printed = []
+    contrasts = load_contrasts()
+    lines = report.differences.set_index("name")
+    for name in [key for key in contrasts if key.startswith("P")]:
+        line = lines.loc[[name]].iloc[0].to_dict()
+        by_seed = differences(report.published, contrasts[name])
+        corpora = [group for _, group in by_seed.groupby("dataset")["nats"]]
+        mean, low, high = welch_interval(corpora, 0.99)
+        planned = f"{signed(mean)} ({signed(low)} to {signed(high)})"
+        printed.append([name, interval_text(line), planned, str(line["n"])])
+    columns = ["", "Rule used here, 95 %", "Rule of the plan, 99 %", "n"]
+    caption = "The planned questions of 2026-11-23 by both rules, nats per token"
+    return Table("old_rule", caption, pd.DataFrame(printed, columns=columns))
+
+
+def ngram_table(ngrams: Sequence[Mapping[str, Any]]) -> Table:
+    """Losses of counting models on the same tokens, beside the paper's lowest loss."""
+    printed = []
+    for entry in ngrams:
+        stated = paper.TABLE1.get(entry["corpus"])
+        if stated is None:
+            continue
+        losses = [f"{entry['loss_nats'][order]:.3f}" for order in ORDERS]
+        lowest = min(loss.mean_nats for loss in stated.values())
+        tokens = f"{entry['tokenizer']['name']} {entry['tokenizer']['vocab_size']:,}"
+        theirs = f"{lowest:.3f}" if entry["tokenizer"]["name"] == "gpt2" else ""
+        printed.append([dataset_label(entry["corpus"]), tokens, *losses, theirs])
+    columns = ["Dataset", "Tokens", *ORDERS, "The paper's lowest loss"]
+    caption = "Losses of models that count (interpolated Witten-Bell), nats per token"
+    return Table("ngrams", caption, pd.DataFrame(sorted(printed), columns=columns))
+
+
+def sets_table(published: pd.DataFrame) -> Table:
+    groups = published.groupby(["record_set", "scale", "precision", "provenance.device"])
+    table = groups.agg(runs=("run_id", "size"), hours=("time.total_s", "sum")).reset_index()
+    table["hours"] = (table["hours"].astype(float) / 3600).map("{:.1f}".format)
+    columns = ["Set", "Scale", "Precision", "Device", "Runs", "Hours"]
+    return Table("sets", "Published sets", table.astype(str).set_axis(columns, axis=1))
+
+
+def expected_loss(report: page.Report) -> str:
+    """What a first run should end at: RoPE on Penn Treebank at seed 0, mean of its executions."""
+    of_table = report.joined[report.joined["study"] == TABLES[0]]
+    cell = of_table[(of_table["dataset"] == "ptb") & (of_table["model"] == "rope")]
+    public = report.runs.published
+    same = public[public["cell_key"].isin(cell["cell_key"]) & (public["seed"] == 0)]
+    return f"{same['loss'].mean():.2f}"

@@ -1,824 +1,282 @@
-"""Tables 1 and 2 next to the paper's numbers, the savings in parameters, and one renderer for every
-table.
+"""Tables as frames of text, from the frame of runs and the lines of evidence: Tables 1 and 2 with
+the paper's numbers, planned and exploratory differences, the user's own runs.
+
+Two protocols, everywhere of the same name:
+
+full      loss after the last step on the whole validation split or a fixed part of it; ± is the
+          standard deviation over seeds
+sampled   the paper's: mean and standard deviation of the sampled validation losses of the last 10 %
+          of steps, averaged over seeds
 """
 
-import itertools
-import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from crope import paper
-from crope.data.corpora import SPLITS, corpus_files
-from crope.data.ngrams import ORDERS
-from crope.errors import InvalidRecord, one_line
-from crope.model.counting import count_parameters, kv_cache_values, savings
-from crope.report.evidence import (
-    LEVEL,
-    MARGIN,
-    Comparison,
-    comparison_label,
-    interval,
-    one_copy,
-    overall,
-    random_effects,
-)
-from crope.report.frame import (
-    ARMS,
-    MEASUREMENTS,
-    Source,
-    cell_runs,
-    cell_status,
-    check_comparable,
-    dataset_label,
-    error_line,
-    mixture,
-    model_label,
-)
-from crope.runs.study import TABLES, Cell, compose_runs
+from crope.report.evidence import Contrast, answer
+from crope.report.frame import PAIR, Runs, dataset_label, error_line, model_label
+from crope.runs.study import StudyRow
 
-PROTOCOLS = ("sampled", "full")
-FIRST_COLUMN = {"table1": "Dataset", "table2": "Configuration"}
-NGRAM_LEADS = (
-    f"{'/'.join(ORDERS)} losses with the tokens of these runs (interpolated Witten-Bell, whole splits)",
-    "If the paper used GPT-2's tokens (not stated), its lowest losses beside our bigram losses with those tokens",
-)
-XPOS = "XPOS: the paper's name for sinusoidal absolute positions, not the later rotary method xPos."
-TEX = str.maketrans({
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", "±": r"$\pm$", "γ": r"$\gamma$", "−": r"$-$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$",
-})  # fmt: skip
+MINUS = "\N{MINUS SIGN}"
+PROTOCOLS = {
+    "full": ("val_full.final_nats", "std over seeds"),
+    "sampled": ("val_sampled.mean_nats", "val_sampled.std_nats"),
+}
+LINE = ["scale", "dataset", "row", "protocol", "model", "n", "mean", "std"]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table as printed: every value a string, the column names its headings.
-
-    text     positions of the columns of words, aligned to the left
-    numbers  what the CSV holds instead of `frame`
-    """
+    """A table of text; `numbers` are the same lines as numbers, for the CSV file."""
 
     name: str
     caption: str
     frame: pd.DataFrame
-    notes: list[str] = field(default_factory=list)
-    text: Sequence[int] = (0,)
-    numbers: pd.DataFrame | None = None
+    notes: Sequence[str] = ()
+    numbers: pd.DataFrame = field(default_factory=pd.DataFrame)
 
+    def markdown(self) -> str:
+        """A caption, a pipe table and a list of notes."""
+        header = list(self.frame.columns)
+        rows = [header, ["---"] * len(header), *self.frame.to_numpy().tolist()]
+        lines = [f"|{'|'.join(map(str, row))}|" for row in rows]
+        notes = [f"- {note}" for note in self.notes]
+        return "\n".join([f"**{self.caption}**", "", *lines, *([""] if notes else []), *notes])
 
-def render(table: Table, kind: str) -> str:
-    """The table as GitHub's Markdown, CSV (no notes) or LaTeX (needs booktabs); page.html sets it
-    as HTML.
-    """
-    if kind == "csv":
-        return (table.frame if table.numbers is None else table.numbers).to_csv(
-            index=False, lineterminator="\n", float_format="%.6f"
-        )
-    escape = {"md": _escape_markdown, "tex": lambda text: text.translate(TEX)}[kind]
-    frame = table.frame.map(one_line).map(escape).rename(columns=escape)
-    caption, *notes = [escape(one_line(text)) for text in (table.caption, *table.notes)]
-    columns = range(frame.shape[1])
-    if kind == "md":
-        alignment = ["---" if i in table.text else "---:" for i in columns]
-        rows = [[*frame.columns], alignment, *frame.to_numpy().tolist()]
-        lines = [f"| {' | '.join(cells)} |" for cells in rows]
-        parts = [f"**{caption}**", "", *lines, "", *(f"- {note}" for note in notes)]
-        return "\n".join(parts).rstrip("\n") + "\n"
-    wide = table.frame.map(len).max() > 45
-    kinds = [
-        (r"p{0.25\textwidth}" if wide.iloc[i] else "l") if i in table.text else "r" for i in columns
-    ]
-    text = frame.style.hide(axis="index").to_latex(
-        hrules=True,
-        column_format="".join(kinds),
-        position_float="centering",
-        caption=re.sub(r"^Table \d+\. ", "", caption),  # LaTeX numbers its tables itself
-        label=f"tab:{table.name}",
-    )  # fmt: skip
-    under = "".join(f"{note}\\par\n" for note in notes)
-    return text.replace(
-        r"\end{table}", "\\par\\smallskip\\footnotesize\\raggedright\n" + under + r"\end{table}"
-    )
-
-
-def _escape_markdown(text: str) -> str:
-    """No markup, no HTML, no new column, no formula (GitHub's `$`), no link."""
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_|~$])|(?<=\])(?=\()", lambda match: "\\" + (match[1] or ""), text)
-
-
-def mean_std(values: pd.Series) -> tuple[float, float]:
-    """Mean and sample standard deviation (n - 1), NaN of one value."""
-    values = values.astype(float)
-    return values.mean(), values.std()
+    def csv(self) -> str:
+        numbers = self.numbers if len(self.numbers) else self.frame
+        return numbers.to_csv(index=False, lineterminator="\n", float_format="%.6f")
 
 
 def signed(value: float, decimals: int = 4) -> str:
-    """A difference as printed, with a true minus sign; empty for NaN."""
-    if pd.isna(value):
-        return ""
-    return f"{round(value, decimals) + 0.0:+.{decimals}f}".replace("-", "−")
+    """`+0.0085` or `−0.0012`; no sign for a rounded 0, `diverged` where a run diverged."""
+    if not np.isfinite(value):
+        return "diverged"
+    text = f"{value:+.{decimals}f}"
+    return text.replace("-", MINUS) if float(text) else text[1:]
 
 
-def estimate(line: Mapping[Any, Any], decimals: int = 4) -> str:
-    """Mean and interval of a line of evidence; without an interval, why there is none."""
-    mean, low, high = (signed(line[f"{end}_nats"], decimals) for end in ("mean", "low", "high"))
-    return (
-        f"{mean} ({low} to {high})" if low else f"{mean} ({line['reason'] or 'one seed'})".strip()
-    )
+def interval_text(line: Mapping[Any, Any], decimals: int = 4) -> str:
+    """`+0.0085 (+0.0026 to +0.0145)`, or how many of the planned seeds are there."""
+    if line["n"] == 0:
+        return f"0 of {line['planned']} seeds"
+    mean = signed(line["mean"], decimals)
+    if not line["complete"]:
+        return f"{mean} ({line['n']} of {line['planned']} seeds)"
+    if np.isnan(line["low"]):
+        return mean
+    return f"{mean} ({signed(line['low'], decimals)} to {signed(line['high'], decimals)})"
 
 
-def primary_table(lines: pd.DataFrame) -> Table:
-    """The table of the primary contrasts; a stand-in represents one whose runs are incomplete."""
-    lowest = lines["level"].min() if len(lines) else LEVEL
-    head = f"Nats ({100 * lowest:.0f} %)"
-    counts = lines["where"].value_counts()
-    common = counts.index[0] if counts.max() > 1 else ""
-    rows = [
-        [
-            f"{line['family']}. {line['question']}",
-            line["answer"],
-            line["difference"] + ("" if line["where"] == common else f"; {line['where']}"),
-            estimate(line) + (f" at {100 * line['level']:.0f} %" if line["level"] > lowest else ""),
-            str(line["n"]),
-        ]
-        for line in lines.to_dict("records")
-    ]
-    notes = [
-        "Loss at equal seed; corpora count equally; n seeds per corpus; Student's intervals over seeds; 0.02: just"
-        " below the paper's smallest ±."
-    ]
-    answered = lines[lines["reason"] == ""]
-    if stand_ins := int((~answered["planned"]).sum()):
-        notes.append(
-            f"{stand_ins} of {len(lines)} lines are exploratory: chosen after their results, intervals"
-            " uncorrected; the planned ones are incomplete."
-        )
-    if stand_ins < len(answered):
-        notes.append("The 99 % intervals were fixed beforehand and hold jointly with 95 %.")
-    averaged = []
-    undecided = []
-    for line in answered[answered["planned"]].to_dict("records"):
-        by_corpus_and_seed = np.reshape(line["values"], (-1, line["n"]))
-        if len(by_corpus_and_seed) > 1:
-            _, low, high = interval([by_corpus_and_seed.mean(axis=0)], line["level"])
-            averaged.append(f"{line['family']} {signed(low)} to {signed(high)}")
-            if low < 0 < high and line["low_nats"] * line["high_nats"] > 0:
-                undecided.append(line["family"])
-    if averaged:
-        text = f"Corpora count as independent; averaged within seeds instead: {', '.join(averaged)}"
-        if undecided:
-            text += f"; then {' and '.join(undecided)} could be 0"
-        notes.append(f"{text}.")
-    errors = lines["text_error_nats"].dropna()
-    if len(errors):
-        notes.append(f"Standard error from the choice of the text: at most {errors.max():.4f}.")
-    frame = pd.DataFrame(rows, columns=["Question", "Answer", "Difference", head, "n"])
-    caption = f"Primary questions. {common}, unless stated." if common else "Primary questions."
-    return Table(
-        "primary", caption, frame, notes, text=(0, 1, 2), numbers=lines.drop(columns="values")
-    )
+def plus_minus(mean: float, std: float, decimals: int) -> str:
+    """`4.9882 ± 0.0135`; without ± where there is none."""
+    spread = "" if pd.isna(std) else f" ± {std:.{decimals}f}"
+    return f"{mean:.{decimals}f}{spread}"
 
 
-def claims_table(lines: pd.DataFrame) -> Table:
-    """What the paper says and prints, beside the differences of the runs."""
-    rows = []
-    for (source, text), of_claim in lines.groupby(["family", "question"], sort=False):
-        parts = of_claim.to_dict("records")
-        names = [line["where"] for line in parts]
-        if len({*names}) < len(names):  # the same runs in several differences
-            names = [line["difference"] for line in parts]
-        short = without_common_start(names)
-        printed, here = [], []
-        for name, line in zip(short, parts, strict=True):
-            if paper_difference := signed(line["paper_nats"], 3):
-                printed.append(f"{name} {paper_difference}")
-            level = "" if line["level"] == LEVEL else f" at {100 * line['level']:.0f} %"
-            difference = f"{estimate(line, 3)}{level}"
-            here.append(f"{name} {difference}" if len(parts) > 1 else difference)
-        rows.append([f"{text} ({source})", "; ".join(printed), "; ".join(here)])
-    columns = ["The paper says", "It prints", "Here (95 %)"]
-    caption = "What the paper says, and the same differences in these runs (nats)."
-    over_rows = across_rows(lines)
-    notes = [over_rows] if over_rows else []
-    frame = pd.DataFrame(rows, columns=columns)
-    return Table(
-        "claims", caption, frame, notes, text=(0, 1, 2), numbers=lines.drop(columns="values")
-    )
+def losses(runs: pd.DataFrame) -> pd.DataFrame:
+    """The columns LINE, in nats per token: one line per corpus, row, protocol and model.
 
-
-def without_common_start(names: Sequence[str]) -> list[str]:
-    """Names of parts between commas, without the first parts that all have."""
-    parts = [name.split(", ") for name in names]
-    shared = 0
-    if len(parts) > 1:
-        equal = [len(set(same)) == 1 for same in zip(*parts, strict=False)]
-        shared = [*equal, False].index(False)
-    return [", ".join(part[shared:]) for part in parts]
-
-
-def across_rows(lines: pd.DataFrame) -> str:
-    """CRoPE - RoPE over all rows of Tables 1 and 2, whose true differences may vary."""
-    rows = lines.query("first == 'crope' and family != 'Fig. 4' and study in @TABLES")
-    rows = rows.dropna(subset="low_nats").drop_duplicates(["dataset", "row"])
-    if len(rows) < 3:
-        return ""
-    errors = rows["std_over_seeds_nats"] / np.sqrt(rows["n"])
-    mean, low, high, _ = random_effects(rows["mean_nats"], errors)
-    line = {"mean_nats": mean, "low_nats": low, "high_nats": high}
-    where = f"the {len(rows)} rows of both tables (random effects)"
-    return f"CRoPE − RoPE over {where}: {estimate(line)}."
-
-
-def exploratory_table(lines: pd.DataFrame) -> Table:
-    """Every other contrast."""
-    frame = pd.DataFrame({
-        "Question": lines["question"], "Difference": lines["difference"], "Where": lines["where"],
-        "Estimate (95 %)": [estimate(line) for line in lines.to_dict("records")],
-        "n": lines["n"].astype(str), "Answer": lines["answer"],
-    })  # fmt: skip
-    answered = int(lines["low_nats"].notna().sum())
-    notes = [f"Exploratory: of {answered} such intervals, one in twenty will miss."]
-    caption = "All other differences."
-    return Table(
-        "evidence", caption, frame, notes, text=(0, 1, 2, 5), numbers=lines.drop(columns="values")
-    )
-
-
-# What the runs of a primary contrast add to its stand-in's, for the sentence on what is open.
-LONGER = {
-    "P1": "after 3,200 steps with new seeds",
-    "P5": "in a row of Table 2 at the paper's own size",
-}
-# What the first word of a primary answer means, for the first sentences.
-READINGS = {
-    "P1": {
-        "higher": "Complex-linear Q, K and V raise the loss",
-        "lower": "Complex-linear Q, K and V lower the loss",
-        "no": f"Complex-linear Q, K and V end within {MARGIN:g} nats of RoPE",
-        "open": "What complex-linear Q, K and V cost stays open",
-    },
-    "P2": {
-        "higher": "Low rank and halved heads, averaged, do better than CRoPE",
-        "lower": "Low rank and halved heads, averaged, do worse than CRoPE",
-        "no": f"Low rank and halved heads, averaged, end within {MARGIN:g} nats of CRoPE",
-        "open": "Whether low rank and halved heads do better than CRoPE stays open",
-    },
-    "P3": {
-        "higher": "Eq. 30 costs more in Q and K than in V",
-        "lower": "Eq. 30 costs more in V than in Q and K",
-        "no": f"Q and K and V differ by less than {MARGIN:g} nats in what Eq. 30 costs",
-        "open": "Whether Eq. 30 costs more in Q and K than in V stays open",
-    },
-    "P4": {
-        "higher": "The other pairs that were tried do worse than the rotation's",
-        "lower": "The other pairs that were tried do better than the rotation's",
-        "no": f"The other pairs that were tried end within {MARGIN:g} nats of the rotation's",
-        "open": "Whether other pairs than the rotation's do worse stays open",
-    },
-    "P5": {
-        "higher": "Eq. 30 raises the loss",
-        "lower": "Eq. 30 lowers the loss",
-        "no": f"Eq. 30 ends within {MARGIN:g} nats of RoPE",
-        "open": "What Eq. 30 costs stays open",
-    },
-}
-
-
-def headline(primary: pd.DataFrame) -> str:
-    """What was found and what is open, read off the primary lines. What stands in the place of the
-    paper's row is no result of that row.
+    runs   those of one table of `by_study`
     """
-    sentences: list[str] = []
-    place = ""
-    for line in primary.to_dict("records"):
-        own_row = line["family"] == "P5"
-        reading = READINGS[line["family"]].get(line["answer"].split(" ")[0])
-        if not reading or (own_row and not line["planned"]):
-            continue
-        if line["family"] in ("P1", "P5"):  # the others stand with their numbers in the table
-            level = f"{100 * line['level']:.0f} %"
-            reading = (
-                f"**{reading}: {line['difference']} {estimate(line)} nats per token, {level}**"
-            )
-        if own_row:
-            reading = f"In a row of Table 2 at the {line['scale']} scale: {reading}"
-        else:
-            corpora = line["where"].partition(",")[0]
-            before = place
-            place = f"At the {line['scale']} scale, after {line['steps']:,} steps on {corpora}: "
-            if place != before:
-                reading = place + reading
-        sentences.append(f"{reading}.")
-    if not sentences:
-        return ""
-    waiting = set(primary.loc[~primary["planned"], "family"])
-    longer = [words for family, words in LONGER.items() if family in waiting]
-    if longer:
-        sentences.append(f"**Open**, planned and not complete: the cost {' and '.join(longer)}.")
-    return " ".join(sentences)
-
-
-def medium_sentence(lines: pd.DataFrame) -> str:
-    """The cost at the paper's steps, batch and length, where more seeds could be trained."""
-    line = _line_of(lines, "medium", "crope", "rope")
-    if not line:
-        return ""
-    return (
-        f"The paper's row with a smaller vocabulary (scale medium, exploratory, n = {line['n']}):"
-        f" **{line['difference']} {estimate(line)}, {100 * LEVEL:.0f} %**."
-    )
-
-
-def yardsticks(lines: pd.DataFrame, comparisons: Sequence[Comparison]) -> str:
-    """The cost of Eq. 30 in per cent of NoPE - RoPE, and of the training tokens that undo it.
-
-    The intervals are those of the cost; the divisors are taken as exact.
-    """
-    parts: dict[int, str] = {}  # by steps
-    for studies in (("base", "baselines"), ("cost", "cost"), ("horizon", "schemes")):
-        cost = _line_of(lines, studies[0], "crope", "rope")
-        worth = _line_of(lines, studies[1], "rope", "nope")
-        if cost and worth and cost["steps"] not in parts:
-            low, mean, high = (
-                -100 * cost[f"{end}_nats"] / worth["mean_nats"] for end in ("low", "mean", "high")
-            )
-            text = f"{mean:.0f} % ({low:.0f} to {high:.0f}) of {-worth['mean_nats']:.3f} after"
-            text = f"{text} {cost['steps']:,} steps{_where(cost)}".replace("-", "−")
-            more = _more_tokens(cost, comparisons) if studies[0] == "base" else ""
-            parts[cost["steps"]] = text + more
-    text = ", and ".join(parts.values())
-    lead = "- **Yardsticks.** Of what rotation is worth (NoPE − RoPE, taken as exact), Eq. 30 costs"
-    return f"{lead} {text}." if text else ""
-
-
-def _more_tokens(cost: Mapping[Any, Any], comparisons: Sequence[Comparison]) -> str:
-    """The training tokens that undo a cost, by the slope of RoPE's loss on Penn Treebank."""
-    ends = {
-        comparison.steps: comparison.by_seed("rope").reindex(comparison.row.seeds).mean()
-        for comparison in comparisons
-        if comparison.row.study in ("base", "horizon") and comparison.row.dataset == "ptb"
-    }
-    if len(ends) < 2 or not all(map(math.isfinite, ends.values())):
-        return ""
-    (few, loss), (many, later_loss) = sorted(ends.items())
-    per_fold = (loss - later_loss) / math.log(many / few)  # nats per e-fold of tokens
-    low, mean, high = (
-        100 * math.expm1(cost[f"{end}_nats"] / per_fold) for end in ("low", "mean", "high")
-    )
-    return (
-        f", which {mean:.1f} % ({low:.1f} to {high:.1f}) more tokens undo (RoPE on Penn Treebank)"
-    )
-
-
-def _line_of(lines: pd.DataFrame, study: str, first: str, second: str) -> dict[Any, Any] | None:
-    """The line over all corpora, or on the only one, of a contrast; None if it is not answered."""
-    contrast = lines.query("study == @study and first == @first and second == @second")
-    line = overall(contrast.to_dict("records"))
-    return line if line and not line["reason"] else None
-
-
-FAMILIES = {  # of the first screen; all others are in the table of all differences
-    "half": "Beside other halves",
-    "rate": "Learning rates",
-}
-REPLICATIONS = {"cost", "tuned_lr"}  # studies that repeat what smaller ones asked, with new seeds
-
-
-def _where(line: Mapping[Any, Any]) -> str:
-    """The only corpus of a line; empty if it is over several."""
-    return f" on {dataset_label(line['dataset'])}" if line["dataset"] else ""
-
-
-def other_lines(lines: pd.DataFrame) -> list[str]:
-    """One line per family: its differences over all corpora, or on the only one; of those that
-    REPLICATIONS studies answer too, only theirs.
-    """
-    sentences = []
-    for family, title in FAMILIES.items():
-        contrasts = lines[lines["family"] == family].groupby(
-            ["study", "question", "difference"], sort=False
-        )
-        # A contrast at several settings has no line over all of them.
-        candidates = [overall(contrast.to_dict("records")) for _, contrast in contrasts]
-        answered = [line for line in candidates if line and not line["reason"]]
-        planned = {line["difference"] for line in answered if line["study"] in REPLICATIONS}
-        by_question: dict[str, list[str]] = {}
-        for line in answered:
-            if line["study"] in REPLICATIONS or line["difference"] not in planned:
-                text = f"{line['difference']}{_where(line)} {estimate(line)}"
-                by_question.setdefault(line["question"], []).append(text)
-        parts = [f"{question}: {', '.join(texts)}" for question, texts in by_question.items()]
-        sentences += [f"- **{title}.** {'. '.join(parts)}."] if parts else []
-    return sentences
-
-
-def losses_table(comparisons: Sequence[Comparison]) -> Table:
-    """The losses of every study: mean and standard deviation over seeds."""
-    printed, numbers = [], []
-    for comparison in comparisons:
-        row = comparison.row
-        if row.study in TABLES:
-            continue
-        planned = comparison.runs[comparison.runs["seed"].isin(row.seeds)]
-        models_of_seed = planned.groupby("seed")["model"].transform("nunique")
-        common = planned[models_of_seed == planned["model"].nunique()]
-        for model, runs in common.groupby("model", sort=False):
-            n = len(runs)
-            mean, std = mean_std(runs["final"])
-            text = loss_text(mean, std, "table1")
-            if diverged := np.isinf(runs["final"]).sum():
-                text = f"{diverged} of {n} diverged"
-            where = comparison_label(comparison)
-            printed.append([row.study, where, model_label(str(model)), str(n), text])
-            numbers.append([
-                row.study, row.dataset, row.width, ", ".join(row.settings), model, n, mean, std,
-                runs["parameters"].iloc[0],
-            ])  # fmt: skip
-    note = (
-        "Full validation after the last step, nats per token, mean ± standard deviation over the"
-        " planned seeds that all models have."
-    )
-    columns = [
-        "study", "dataset", "width", "setting", "model", "n", "mean_nats", "std_nats", "parameters",
-    ]  # fmt: skip
-    return Table(
-        "study_losses",
-        "Losses of the studies.",
-        pd.DataFrame(printed, columns=["Study", "Where", "Model", "n", "Loss"]),
-        [note],
-        text=(0, 1, 2),
-        numbers=pd.DataFrame(numbers, columns=columns),
-    )
-
-
-def conversions(runs: pd.DataFrame) -> pd.DataFrame:
-    """The complete runs that were converted, one row per run and arm; losses in nats per token."""
-    lines = []
-    complete = runs[runs["status"] == "complete"]
-    for run in complete.dropna(subset="conversion").to_dict("records"):
-        names = ("run_id", "dataset", "seed", "cell_key")
-        known = {name: run[name] for name in names} | {"d_model": run["config.model.d_model"]}
-        lines += [known | arm for arm in run["conversion"]]
-    return pd.DataFrame(lines)
-
-
-def conversions_table(lines: pd.DataFrame) -> Table:
-    rows = []
-    for (dataset, width, steps, rate, _), of_dataset in lines.groupby(
-        ["dataset", "d_model", "steps", "lr", "cell_key"]
-    ):
-        means = of_dataset.groupby("arm")[["loss_nats", "tuned_loss_nats"]].mean()
-        row = {
-            "Dataset": dataset_label(str(dataset)),
-            "D": str(width),
-            "n": str(of_dataset["seed"].nunique()),
-            "Steps": str(steps),
-            "Rate": f"{rate:.2g}",
-            "Trained": f"{of_dataset['trained_nats'].mean():.4f}",
-        }
-        for arm, name in ARMS.items():
-            row[name] = " → ".join(f"{loss:.4f}" for loss in means.loc[arm])
-        fraction, by_chance = of_dataset[["kept_share", "kept_share_by_chance"]].mean()
-        row["Complex-linear fraction"] = f"{fraction:.3f} (by chance {by_chance:.3f})"
-        rows.append(row)
-    notes = [
-        "Trained RoPE models with Q, K and V projected onto Eq. 30: validation loss in nats per token, right after the"
-        " conversion → after tuning at the run's last learning rate, means over seeds. By chance: the fraction of the"
-        " same projections after a random rotation of channels."
-    ]
-    caption = "RoPE models converted to CRoPE."
-    numbers = lines.drop(columns="cell_key")
-    return Table("conversion", caption, pd.DataFrame(rows), notes, numbers=numbers)
-
-
-@dataclass(frozen=True)
-class CellLosses:
-    """One cell: `losses` maps each protocol to (mean, ± or NaN) in nats per token; empty without
-    runs.
-
-    sampled  per run the mean and the standard deviation of its last sampled losses, each averaged
-             over seeds
-    full     mean and sample standard deviation over seeds of the final loss on the fixed pass
-    """
-
-    cell: Cell
-    runs: pd.DataFrame
-    status: str
-    notes: list[str]
-    losses: dict[str, tuple[float, float]]
-
-    @property
-    def printed(self) -> tuple[float, float] | None:
-        """The paper's mean and ±; None for a cell that the paper does not have."""
-        loss = paper.printed_loss(
-            self.cell.table, self.cell.row, self.cell.dataset, self.cell.model
-        )
-        return (loss.mean_nats, loss.std_nats) if loss else None
-
-
-def row_losses(source: Source, cells: Sequence[Cell]) -> list[CellLosses]:
-    """The cells of one table row, on the seeds that all its models have: columns of different seeds
-    would differ by the seeds too. A model without runs restricts no other.
-    """
-    runs_of = [cell_runs(source.frame, cell) for cell in cells]
-    seeds = [set(runs["seed"]) for runs in runs_of if len(runs)]
-    common = set.intersection(*seeds) if seeds else set()
-    return [
-        cell_losses(source, cell, runs[runs["seed"].isin(common)])
-        for cell, runs in zip(cells, runs_of, strict=True)
-    ]
-
-
-def cell_losses(source: Source, cell: Cell, runs: pd.DataFrame) -> CellLosses:
-    losses = {}
-    if len(runs):
-        losses["sampled"] = (
-            runs["val_sampled.mean_nats"].mean(),
-            runs["val_sampled.std_nats"].astype(float).mean(skipna=False),
-        )
-        losses["full"] = mean_std(runs["val_full.final_nats"])
-    status, notes = cell_status(source.frame, source.invalid, cell, source.unavailable)
-    if status == "complete" and not losses:
-        status = "no common seed"
-        notes.append("the models of this row have no seed in common; train the missing ones")
-    return CellLosses(cell, runs, status, [*notes, *mixture(runs)], losses)
-
-
-def table_rows(cells: Sequence[Cell], table: str) -> list[list[Cell]]:
-    """The cells of one table row by row, in the paper's order; rows of other datasets follow."""
-    of_table = [cell for cell in cells if cell.table == table]
-    of_table.sort(key=lambda cell: cell.dataset not in paper.DATASET_LABELS)
-    groups = itertools.groupby(of_table, key=lambda cell: (cell.dataset, cell.row))
-    return [list(row) for _, row in groups]
-
-
-def without_sampled(table: Table) -> Table:
-    """Table 1 or 2 with the paper's numbers and the full losses alone, for the README; its Table 2
-    has the settings of Table 1.
-    """
-    kept = table.frame[table.frame[""] != "sampled"].replace({"": {"full": "ours"}})
-    notes = [
-        note.replace("full (ours)", "ours")
-        for note in table.notes
-        if not note.startswith(("sampled", "Run with", "XPOS"))  # the picture's legend has it
-    ]
-    return replace(table, frame=kept, notes=notes)
-
-
-def without_repeated_notes(tables: Sequence[Table]) -> list[Table]:
-    """Tables 1 and 2 for one page: notes that both have stand below the second, n-gram losses, of
-    which Table 2 has a part, below the first.
-    """
-    first, second = tables
-    common = [note for note in first.notes if note in second.notes and not note.startswith("[")]
-    partial = [note for note in second.notes if note.startswith(NGRAM_LEADS)]
-    return [
-        replace(first, notes=[note for note in first.notes if note not in common]),
-        replace(second, notes=[note for note in second.notes if note not in partial]),
-    ]
+    keys = ["scale", "dataset", "row", "model"]
+    groups = runs.groupby(keys, sort=False)
+    parts = []
+    for protocol, (mean, std) in PROTOCOLS.items():
+        part = groups.agg(n=("seed", "size"), mean=(mean, "mean"))
+        part["std"] = groups[mean].std() if protocol == "full" else groups[std].mean()
+        parts.append(part.assign(protocol=protocol).reset_index())
+    return pd.concat(parts, ignore_index=True)[LINE]
 
 
 def loss_table(
-    source: Source, cells: Sequence[Cell], name: str, *, paper_cells: Sequence[Cell] = ()
+    name: str,
+    rows: Iterable[StudyRow],
+    runs: pd.DataFrame,
+    paper_size: pd.DataFrame,
+    reasons: Mapping[tuple[str, str, str], str],
 ) -> Table:
-    """Table 1 or 2 (`name`): for each row the paper's numbers, then the runs' by both protocols.
+    """Table 1 or 2: below each of the paper's lines this project's.
 
-    `paper_cells` are those of the paper scale, in a table of another one: rows of which runs exist
-    stand below those of `cells`.
-
-    Raises UserError if runs of one row are not comparable.
-    """
-    rows = _rows(source, cells, name)
-    at_paper_scale = replace(source, scale="paper", frame=one_copy(source.all_runs, paper_cells))
-    paper_rows = {
-        (row[0].cell.dataset, row[0].cell.row): row
-        for row in _rows(at_paper_scale, paper_cells, name)
-        if any(cell.losses for cell in row)
-    }
-    losses = list(itertools.chain.from_iterable(rows))
-    every = [*losses, *itertools.chain.from_iterable(paper_rows.values())]
-    reasons = list(dict.fromkeys(itertools.chain.from_iterable(cell.notes for cell in every)))
-
-    def loss_lines(label: str, row: Sequence[CellLosses]) -> list[list[str]]:
-        full, sampled = (
-            [_entry(cell, protocol, reasons) for cell in row] for protocol in ("full", "sampled")
-        )
-        return [[label, "full", *full], ["", "sampled", *sampled]]
-
-    lines = []
-    for row in rows:  # a study is a grid, so that every row has the same models in the same order
-        label, settings = _row_label(row[0].cell), _settings(row)
-        printed = [loss_text(*cell.printed, name) if cell.printed else "" for cell in row]
-        here = f"here {settings}" if settings and name == "table2" else ""
-        if any(printed):
-            lines.append([label, "paper", *printed])
-            label = here
-        elif here:
-            label = f"{here} on {row[0].cell.dataset}"
-        lines += loss_lines(label, row)
-        if paper_row := paper_rows.get((row[0].cell.dataset, row[0].cell.row)):
-            count = max(len(cell.runs) for cell in paper_row)
-            label = f"here with the paper's settings, whole split, n = {count}"
-            lines += loss_lines(label, paper_row)
-    models = dict.fromkeys(cell.cell.model for cell in losses)
-    columns = [paper.MODEL_LABELS.get(model, model) for model in models]
-    notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]
-    settings = ", ".join(sorted({_settings(row) for row in rows} - {""}))
-    if settings and name == "table1":
-        notes.insert(0, f"Run with {settings}; the paper: {paper.row_label('base')}.")
-    n = _range([len(cell.runs) for cell in losses if cell.losses])
-    seeds = f"n = {n} {'seed' if n == '1' else 'seeds'} per cell" if n else "No complete cell"
-    title = f"Table {name[-1]}. {paper.TABLE_TITLES[name]}"
-    return Table(
-        name=name,
-        caption=f"{title}, nats per token. Scale: {source.scale}. {seeds}{', unless stated' if paper_rows else ''}.",
-        frame=pd.DataFrame(lines, columns=[FIRST_COLUMN[name], "", *columns]),
-        notes=[*notes, *_ngram_notes(source, losses, name), *_notes(losses, source.scale)],
-        text=(0, 1),
-        numbers=pd.DataFrame(itertools.starmap(_csv_row, itertools.product(every, PROTOCOLS))),
-    )
-
-
-def _rows(source: Source, cells: Sequence[Cell], name: str) -> list[list[CellLosses]]:
-    rows = []
-    for row_cells in table_rows(cells, name):
-        check_comparable(source.frame, row_cells)
-        rows.append(row_losses(source, row_cells))
-    return rows
-
-
-def _entry(cell: CellLosses, protocol: str, reasons: list[str]) -> str:
-    """The loss, or the status of an empty cell, and the numbers of the notes that say why."""
-    text = cell.status
-    if cell.losses:
-        text = loss_text(*cell.losses[protocol], cell.cell.table)
-    numbers = ", ".join(str(reasons.index(note) + 1) for note in cell.notes)
-    return f"{text} [{numbers}]" if numbers else text
-
-
-def loss_text(mean: float, std: float, name: str) -> str:
-    """`mean ± std` with the decimals of the paper's table `name`; the mean alone if there is no
-    std.
+    rows         of the study `name`, at the scale that is reported
+    runs         of `by_study`
+    paper_size   those that were made at the paper's own size; empty where `runs` are
+    reasons      (dataset, row, model) -> why the cell has no run
     """
     decimals = paper.PRINTED_DECIMALS[name]
-    return (
-        f"{mean:.{decimals}f}" if math.isnan(std) else f"{mean:.{decimals}f} ± {std:.{decimals}f}"
-    )
+    lines = losses(runs)
+    large = losses(paper_size)
+    printed, numbers = [], []
+    for row in rows:
+        dataset, ablation = row.dataset, row.cells[0].row
+        label = dataset_label(dataset) if name == "table1" else paper.row_label(ablation)
+        stated = {
+            cell.model: paper.printed_loss(name, ablation, dataset, cell.model)
+            for cell in row.cells
+        }
+        if any(stated.values()):
+            difference = ""
+            crope, rope = stated.get("crope"), stated.get("rope")
+            if crope and rope:
+                difference = signed(crope.mean_nats - rope.mean_nats, decimals)
+            printed.append([label, "paper", *_paper_cells(stated, decimals), difference])
+            label = ""
+        kinds = [(protocol, lines, runs, protocol) for protocol in PROTOCOLS]
+        kinds.append(("full, paper's size", large, paper_size, "full"))
+        for kind, source, its_runs, protocol in kinds:
+            here = (source["dataset"] == dataset) & (source["row"] == ablation)
+            of_row = source[here & (source["protocol"] == protocol)].set_index("model")
+            if of_row.empty and kind != "full":
+                continue
+            numbers.append(of_row.reset_index().assign(table=name, protocol=kind))
+            cells = _own_cells(of_row, [cell.model for cell in row.cells], decimals)
+            for at, cell in enumerate(row.cells):
+                if cells[at] == "missing":
+                    cells[at] = reasons.get((dataset, ablation, cell.model), "missing")
+            difference = ""
+            if protocol == "full":
+                own = its_runs[(its_runs["dataset"] == dataset) & (its_runs["row"] == ablation)]
+                difference = _pair_difference(own, decimals)
+                label = label or _size(own)
+            printed.append([label, kind, *cells, difference])
+            label = ""
+    if name == "table1":
+        printed.append(["Parameters", "", *_parameters(runs, row), ""])
+    header = ["Dataset" if name == "table1" else "Configuration", ""]
+    header += [model_label(cell.model) for cell in row.cells]
+    frame = pd.DataFrame(printed, columns=[*header, f"CRoPE {MINUS} RoPE"])
+    every = pd.concat(numbers, ignore_index=True)[["table", *LINE]]
+    return Table(name, f"{paper.TABLE_TITLES[name]}, nats per token", frame, numbers=every)
 
 
-def _csv_row(losses: CellLosses, protocol: str) -> dict[str, Any]:
-    names = ("table", "row", "dataset", "model", "scale")
-    line = {name: getattr(losses.cell, name) for name in names} | {"protocol": protocol}
-    line["mean_nats"], line["std_nats"] = losses.losses.get(protocol) or (None, None)
-    line["n"] = len(losses.runs)
-    line["paper_mean_nats"], line["paper_std_nats"] = losses.printed or (None, None)
-    line["status"] = losses.status
-    return line
+def _paper_cells(stated: Mapping[str, paper.PrintedLoss | None], decimals: int) -> list[str]:
+    cells = []
+    for loss in stated.values():
+        cells.append(plus_minus(loss.mean_nats, loss.std_nats, decimals) if loss else "")
+    return cells
 
 
-def _row_label(cell: Cell) -> str:
-    if cell.table == "table1":
-        return dataset_label(cell.dataset)
-    return paper.row_label(cell.row) + ("" if cell.dataset == "pg19" else f" on {cell.dataset}")
-
-
-def settings_of(runs: pd.DataFrame) -> str:
-    """What the first run was trained with, in the wording of Table 2."""
-    keys = (
-        "train.batch_size",
-        "train.seq_len",
-        "model.d_model",
-        "train.lr_gamma",
-        "train.lr_step_size",
-    )
-    return paper.configuration_label(*(runs[f"config.{key}"].iloc[0] for key in keys))
-
-
-def _settings(row: Sequence[CellLosses]) -> str:
-    """Settings of a row's runs; empty without runs and at the paper scale."""
-    run = [losses.runs for losses in row if losses.losses and losses.cell.scale != "paper"]
-    return (
-        f"{settings_of(run[0])}, {run[0]['config.train.max_steps'].iloc[0]:,} steps" if run else ""
-    )
-
-
-def _range(values: Sequence[float]) -> str:
-    """The smallest and the largest value; one of them if they are equal, none of no values."""
-    ends = sorted({min(values), max(values)}) if values else []
-    return " to ".join(f"{value:,.0f}" for value in ends)
-
-
-def _notes(cells: Sequence[CellLosses], scale: str) -> list[str]:
-    runs, split = pd.concat([cell.runs for cell in cells]), "the whole validation split"
-    if not runs["val_full.whole_split"].astype(bool).all():
-        tokens = _range(list(runs["val_full.tokens"]))
-        split = f"{tokens} evenly spaced tokens of the validation split"
-    notes = [
-        "sampled (the paper's protocol): mean ± standard deviation of a run's sampled validation losses over the last"
-        " 10 % of steps, averaged over seeds.",
-        f"full (ours): loss after the last step on {split}, mean ± standard deviation over the seeds that all models of"
-        " a row have.",
-        "paper: as printed; it does not say what its ± is.",
-    ]
-    if scale != "paper":
-        notes.append(
-            f"Scale {scale}: vocabulary, sequences, batches or steps are smaller, so its levels do"
-            " not compare with the paper's."
-        )
-    return [*notes, XPOS]
-
-
-def _ngram_notes(source: Source, cells: Sequence[CellLosses], name: str) -> list[str]:
-    """Losses of n-gram models with the tokens of the runs; the lowest loss that the paper prints on
-    each corpus, beside the bigram loss with GPT-2's tokens.
-    """
-    losses_of = {}  # by the tokens
-    with_gpt2 = {}
-    for ngrams in source.ngrams:
-        losses_of[tuple(ngrams["sha256"][split] for split in SPLITS)] = ngrams["loss_nats"]
-        if ngrams["tokenizer"]["name"] == "gpt2":
-            with_gpt2[ngrams["corpus"]] = ngrams["loss_nats"]["bigram"]
-    columns = [f"provenance.data.splits.{split}.sha256" for split in SPLITS]
-    here: dict[str, str] = {}
-    lowest: dict[str, float] = {}  # printed in the paper
-    for cell in cells:
-        dataset = cell.cell.dataset
-        losses = losses_of.get(tuple(cell.runs[columns].iloc[0])) if cell.losses else None
-        if losses:
-            here[dataset] = "/".join(loss_text(losses[order], math.nan, name) for order in ORDERS)
-        if cell.printed:
-            lowest[dataset] = min(cell.printed[0], lowest.get(dataset, math.inf))
-    beside: dict[str, str] = {}
-    for dataset, loss in lowest.items():
-        bigram = with_gpt2.get(dataset)
-        if bigram is None:
+def _own_cells(of_row: pd.DataFrame, models: Sequence[str], decimals: int) -> list[str]:
+    """One cell per model; n is that of RoPE and CRoPE unless stated."""
+    cells = []
+    usual = max((of_row["n"].get(model, 0) for model in PAIR), default=0)
+    for model in models:
+        if model not in of_row.index:
+            cells.append("missing")
             continue
-        relation = "above" if loss > bigram else "below"
-        beside[dataset] = (
-            f"{loss_text(loss, math.nan, name)} {relation} {loss_text(bigram, math.nan, name)}"
+        line = of_row.loc[model].to_dict()
+        text = plus_minus(line["mean"], line["std"], decimals)
+        cells.append(
+            text if line["n"] == usual or not usual else f"{text} (n\u00a0=\u00a0{line['n']})"
         )
-    if "pg19" in beside:
-        beside["pg19"] += f" (on our {len(corpus_files('pg19')['train'])} training books)"
-    notes = []
-    for lead, texts in zip(NGRAM_LEADS, (here, beside), strict=True):
-        parts = [f"{dataset_label(key)} {text}" for key, text in texts.items()]
-        notes += [f"{lead}: {', '.join(parts)}."] if parts else []
-    return notes
+    return cells
 
 
-def savings_line(lines: pd.DataFrame) -> str:
-    """What CRoPE saves at the paper's sizes, what multi-query attention of its size saves, and the
-    loss beside a thinner feed-forward layer; `lines` are the exploratory ones.
-    """
-    models = ({"model": name} for name in ("rope", "crope", "mqa"))
-    rope, crope, mqa = (run.config for run in compose_runs(models, ["scale=paper"]))
-    full, lean = (
-        count_parameters(
-            config.model, vocab_size=config.tokenizer.vocab_size, max_len=config.train.seq_len
+def _pair_difference(runs: pd.DataFrame, decimals: int) -> str:
+    """CRoPE - RoPE of the runs of one line, with its interval and n; empty without both models."""
+    pair = runs[runs["model"].isin(PAIR)]
+    if pair.empty:
+        return ""
+    contrast = Contrast("", tuple(pair["study"].unique()), "", ("crope", ""), (("rope", ""),))
+    lines = answer(pair, contrast)
+    if lines.empty:
+        return ""
+    line = lines.iloc[0].to_dict() | {"complete": True}
+    return f"{interval_text(line, decimals)}, n\u00a0=\u00a0{line['n']}"
+
+
+def _size(runs: pd.DataFrame) -> str:
+    """The settings of runs of another size than the paper's row; empty for the paper's own."""
+    if runs.empty or runs["scale"].iloc[0] == "paper":
+        return ""
+    train = runs.iloc[0]
+    batch, length = train["config.train.batch_size"], train["config.train.seq_len"]
+    return f"here B={batch}, L={length}, {train['config.train.max_steps']:,} steps"
+
+
+def _parameters(runs: pd.DataFrame, row: StudyRow) -> list[str]:
+    """The number of parameters of each model of a row, with the embedding."""
+    sizes = runs.dropna(subset="parameters.total").groupby("model")["parameters.total"].max()
+    cells = []
+    for cell in row.cells:
+        cells.append(f"{sizes[cell.model]:,.0f}" if cell.model in sizes else "")
+    return cells
+
+
+def missing_reasons(runs: Runs, rows: Iterable[StudyRow]) -> dict[tuple[str, str, str], str]:
+    """Why cells have no complete run: failed, stale, invalid or missing data, in a few words."""
+    reasons = {}
+    for row in rows:
+        for cell in row.cells:
+            key = (cell.dataset, cell.row, cell.model)
+            of_cell = runs.shown[runs.shown["cell_key"] == cell.key]
+            prefix = f"{cell.model}-{cell.dataset}-{cell.row}-s"
+            damaged = [error for error in runs.invalid if error.path.name.startswith(prefix)]
+            if damaged:
+                reasons[key] = f"invalid: {damaged[0].reason}"
+            elif cell.dataset in runs.unavailable:
+                reasons[key] = "missing: no data"
+            elif (of_cell["status"] == "failed").any():
+                failed = of_cell[of_cell["status"] == "failed"].iloc[0]
+                reasons[key] = f"failed: {error_line(failed)}"
+            elif (of_cell["status"] == "stale").any():
+                reasons[key] = "stale: its model's code has changed"
+    return reasons
+
+
+def difference_table(
+    name: str, caption: str, lines: pd.DataFrame, contrasts: Mapping[str, Contrast]
+) -> Table:
+    """The lines of `answers`, planned ones with their question, exploratory ones by study."""
+    printed = []
+    for line in lines.to_dict("records"):
+        contrast = contrasts[line["name"]]
+        where = [dataset_label(line["dataset"]) if line["dataset"] else "all corpora"]
+        if line["row"] not in ("", "base"):
+            where.append(paper.row_label(line["row"]))
+        where.append(line["setting"])
+        first = (
+            f"{line['name']}. {contrast.question}" if contrast.date else ", ".join(contrast.studies)
         )
-        for config in (rope, crope)
+        difference = contrast.label + (", mean over settings" if contrast.averaged else "")
+        place = "; ".join(part for part in where if part)
+        printed.append([first, difference, place, interval_text(line), str(line["n"])])
+    head = "Question" if name == "planned" else "Study"
+    columns = [head, "Difference", "Where", "Nats per token (95 %)", "n"]
+    frame = pd.DataFrame(printed, columns=columns)
+    return Table(name, caption, frame, numbers=lines.drop(columns="by_seed"))
+
+
+def own_table(runs: Runs, table_cells: Iterable[str]) -> Table:
+    """The user's own runs of the tables beside the published ones of the same cell."""
+    own = runs.own[(runs.own["status"] == "complete") & runs.own["cell_key"].isin(table_cells)]
+    public = runs.published[runs.published["status"] == "complete"]
+    printed = []
+    for _, of_cell in own.groupby(["dataset", "row", "model", "cell_key"], sort=False):
+        run = of_cell.iloc[0]
+        others = public.loc[public["cell_key"] == run["cell_key"], "loss"]
+        span = f"{others.min():.3f} to {others.max():.3f}" if len(others) else "none"
+        place = dataset_label(run["dataset"])
+        if run["row"] != "base":
+            place += f", {paper.row_label(run['row'])}"
+        mine = ", ".join(f"{loss:.3f}" for loss in of_cell.sort_values("seed")["loss"])
+        printed.append([place, model_label(run["model"]), mine, span, str(len(others))])
+    columns = ["Dataset", "Model", "Yours, by seed", "Published", "Published runs"]
+    return Table(
+        "yours", "Your runs beside the published ones", pd.DataFrame(printed, columns=columns)
     )
-    saved = savings(full, lean, n_layers=rope.model.n_layers, d_model=rope.model.d_model)
-    here = ", ".join(f"{name} {saved[name]:.1f} %" for name in paper.SAVED_PERCENT)
-    stated = ", ".join(f"{percent:g}" for percent in paper.SAVED_PERCENT.values())
-    cached = [
-        100 - 100 * kv_cache_values(config.model) / kv_cache_values(rope.model)
-        for config in (crope, mqa)
-    ]
-    beside = ""
-    if thin_ffn := _line_of(lines, "cost", "crope", "thin_ffn"):
-        text = (
-            f"CRoPE's loss minus that of a feed-forward layer thinned instead: {estimate(thin_ffn)}"
-        )
-        beside = f" {text}, {thin_ffn['steps']:,} steps, {100 * thin_ffn['level']:.0f} %."
-    return (
-        f"**For whom it matters:** those who must save weights. Eq. 30 saves {here} (paper: {stated}), the paper's"
-        f" whole model with embeddings {saved['model']:.1f} %, and {cached[0]:.0f} % of the KV cache, of which"
-        f" multi-query attention of the same size saves {cached[1]:.0f} %.{beside}"
-    )
 
 
-def runs_table(frame: pd.DataFrame, invalid: Sequence[InvalidRecord]) -> pd.DataFrame:
-    """runs.csv: one row per run, errors as one line; then the names and reasons of
-    invalid records.
-    """
-    runs = frame.drop(columns="path").drop(columns=frame.filter(like="error.").columns)
-    lists = [name for name in runs if runs[name].map(lambda value: isinstance(value, list)).any()]
-    errors = [
-        error_line(run) if run["status"] == "failed" else None for run in frame.to_dict("records")
-    ]
-    runs = runs.drop(columns=lists).assign(error=pd.Series(errors, dtype=object))
-    rows = [
-        {"run_id": record.path.name, "status": "invalid", "error": record.reason}
-        for record in invalid
-        if record.path.name not in MEASUREMENTS
-    ]
-    if rows:
-        runs = pd.concat([runs.astype(object), pd.DataFrame(rows)], ignore_index=True)
-    return runs.convert_dtypes()  # integers stay integers where a failed run has none
+def other_runs_table(runs: Runs, table_cells: Iterable[str], special: Mapping[str, str]) -> Table:
+    """The user's own runs outside the tables. special: run_id -> what differs from the default."""
+    other = runs.own[~runs.own["cell_key"].isin(table_cells)]
+    printed = []
+    for run in other.sort_values("run_id").to_dict("records"):
+        loss = f"{run['loss']:.4f}" if run["status"] == "complete" else run["status"]
+        printed.append([run["run_id"], run["scale"], special.get(run["run_id"], ""), loss])
+    columns = ["Run", "Scale", "Differs from the default", "Final loss"]
+    return Table("other_runs", "Your other runs", pd.DataFrame(printed, columns=columns))
