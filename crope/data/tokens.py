@@ -16,13 +16,15 @@ import json
 import platform
 import re
 import shutil
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from filelock import FileLock
@@ -40,9 +42,10 @@ from crope.data.corpora import (
     source_of,
 )
 from crope.data.fetch import GPT2_FILE, fetch
-from crope.errors import ConfigError, DataError, StorageError, UserError, log_line
+from crope.errors import ConfigError, DataError, StorageError, log_line
 from crope.files import json_sha256, read_json, sha256_file, write_json, write_text
-from crope.runs.progress import track
+
+Result = TypeVar("Result")
 
 TOKENS_DIR = CACHE_DIR / "tokens"
 TOKENS_FORMAT = 2  # to be raised when the same corpus and tokenizer give other files
@@ -97,33 +100,6 @@ def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> T
         ) from error
 
 
-def prepare(
-    corpora: Sequence[str], tokenizer: TokenizerConfig, *, data_dir: Path
-) -> dict[str, UserError]:
-    """Makes the token files and n-gram losses of each corpus and prints two lines per corpus;
-    returns the error of those that failed.
-    """
-    from crope.data.ngrams import NGRAMS_FILE, ORDERS, load_ngrams
-
-    failed: dict[str, UserError] = {}
-    for corpus in corpora:
-        try:
-            tokens = load_tokens(corpus, tokenizer, data_dir=data_dir)
-            counts = ", ".join(
-                f"{split} {tokens.meta['splits'][split]['tokens']:,} tokens" for split in SPLITS
-            )
-            print(f"{corpus}: {counts}; data/tokens/{tokens.folder.name}", flush=True)
-            losses = load_ngrams(tokens)["loss_nats"]
-            values = " / ".join(f"{losses[name]:.4f}" for name in ORDERS)
-            print(f"{corpus}: {' / '.join(ORDERS)} loss {values} nats per token", flush=True)
-        except UserError as error:
-            failed[corpus] = error
-            log_line(f"error: {error}")
-        except OSError as error:  # a run needs the tokens alone
-            log_line(f"warning: {corpus}: cannot write {NGRAMS_FILE} ({error.strerror or error})")
-    return failed
-
-
 def corpus_lock(corpus: str) -> FileLock:
     """The lock that a process holds while it writes into the folders of a corpus."""
     TOKENS_DIR.mkdir(parents=True, exist_ok=True)
@@ -153,17 +129,26 @@ def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
     ConfigError if no pair of tokens occurs twice before `vocab_size` is reached.
     """
     tokenizer = _byte_level(models.BPE())
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
         show_progress=False,
         special_tokens=[],
-        initial_alphabet=alphabet,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    tokenizer.train_from_iterator(
-        chain.from_iterable(map(pieces, track(texts, "training the tokenizer"))), trainer=trainer
-    )
+    interrupted = threading.Event()
+
+    def feed() -> Iterator[str]:
+        for piece in chain.from_iterable(map(pieces, texts)):
+            if interrupted.is_set():
+                raise InterruptedError
+            yield piece
+
+    try:
+        _in_thread(lambda: tokenizer.train_from_iterator(feed(), trainer=trainer))
+    finally:
+        # A thread that asks for the next text while the interpreter ends would abort the process.
+        interrupted.set()
     reached = tokenizer.get_vocab_size()
     if reached != vocab_size:
         raise ConfigError(
@@ -171,6 +156,22 @@ def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
             f"entries; set tokenizer.vocab_size to {reached} or less"
         )
     return tokenizer
+
+
+def _in_thread(work: Callable[[], Result]) -> Result:
+    """The result of `work`, for which this thread waits in a way that signals interrupt at once:
+    within a call of a library that runs for a minute they would be handled when it returns.
+    """
+    result: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()  # a process does not wait for it to end
+    return result.result()
 
 
 def encode(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[list[int]]:
@@ -330,7 +331,7 @@ def _write_split(
     raw = path.with_suffix(".raw")
     dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
     with raw.open("wb") as file:
-        for ids in encode(tokenizer, map(counted, track(texts, f"encoding {path.stem}"))):
+        for ids in encode(tokenizer, map(counted, texts)):
             np.array(ids, dtype).tofile(file)
     array = np.memmap(raw, dtype, mode="r")
     np.save(path, array)

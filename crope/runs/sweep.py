@@ -22,7 +22,6 @@ import torch
 
 from crope import paper
 from crope.config import Config, TokenizerConfig
-from crope.data.tokens import prepare
 from crope.errors import (
     ConfigError,
     DataUnavailable,
@@ -34,6 +33,7 @@ from crope.errors import (
 )
 from crope.files import write_json
 from crope.runs.compose import Run, load_run, quoted_override, resolve_precision
+from crope.runs.prepare import prepare
 from crope.runs.progress import SweepProgress, tail, track
 from crope.runs.record import is_complete, read_record
 from crope.runs.run import Outcome, execute, record_failure, stop_on_signal

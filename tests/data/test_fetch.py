@@ -40,8 +40,6 @@ def hub(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         monkeypatch.delenv("HF_TOKEN", raising=False)
         # What the libraries read from the environment when they are imported.
-        monkeypatch.setattr("datasets.config.HF_ENDPOINT", server.url)
-        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "hf" / "datasets")
         for name, value in {
             "HF_HUB_CACHE": str(tmp_path / "hf" / "hub"),
             "HF_HUB_DOWNLOAD_TIMEOUT": 0.3,
