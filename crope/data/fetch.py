@@ -278,9 +278,10 @@ def _locate(hub: HubConfig) -> tuple[Any, dict[str, list[str]]]:
     for split, pattern in patterns.items():
         files[split] = sorted(filesystem.glob(os.path.join(escape(root), pattern)))
     train, validation = (set(map(os.path.realpath, files[split])) for split in patterns)
-    if both := train & validation:
+    if train & validation:
         raise ConfigError(
-            f"data.hub: train and validation overlap in {PurePath(min(both)).name}; give disjoint files"
+            f"data.hub: {hub.train} and {hub.validation} overlap: they have a file in common;"
+            " give disjoint files"
         )
     return filesystem, files
 

@@ -12,10 +12,13 @@ at all; nothing but ngrams.json is changed later. For a pinned corpus the name d
 the raw text, so prepared tokens can be used without it.
 """
 
+import atexit
 import json
+import os
 import platform
 import re
 import shutil
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +27,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -44,8 +47,6 @@ from crope.data.corpora import (
 from crope.data.fetch import GPT2_FILE, fetch
 from crope.errors import ConfigError, DataError, StorageError, log_line
 from crope.files import json_sha256, read_json, sha256_file, write_json, write_text
-
-Result = TypeVar("Result")
 
 TOKENS_DIR = CACHE_DIR / "tokens"
 TOKENS_FORMAT = 2  # to be raised when the same corpus and tokenizer give other files
@@ -136,19 +137,8 @@ def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
         special_tokens=[],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    interrupted = threading.Event()
-
-    def feed() -> Iterator[str]:
-        for piece in chain.from_iterable(map(pieces, texts)):
-            if interrupted.is_set():
-                raise InterruptedError
-            yield piece
-
-    try:
-        _in_thread(lambda: tokenizer.train_from_iterator(feed(), trainer=trainer))
-    finally:
-        # A thread that asks for the next text while the interpreter ends would abort the process.
-        interrupted.set()
+    text = chain.from_iterable(map(pieces, texts))
+    _in_thread(lambda: tokenizer.train_from_iterator(text, trainer=trainer))
     reached = tokenizer.get_vocab_size()
     if reached != vocab_size:
         raise ConfigError(
@@ -156,22 +146,6 @@ def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
             f"entries; set tokenizer.vocab_size to {reached} or less"
         )
     return tokenizer
-
-
-def _in_thread(work: Callable[[], Result]) -> Result:
-    """The result of `work`, for which this thread waits in a way that signals interrupt at once:
-    within a call of a library that runs for a minute they would be handled when it returns.
-    """
-    result: Future[Result] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()  # a process does not wait for it to end
-    return result.result()
 
 
 def encode(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[list[int]]:
@@ -337,6 +311,30 @@ def _write_split(
     np.save(path, array)
     raw.unlink()
     return {"tokens": array.size, **counts, "sha256": sha256_file(path), "dtype": dtype.name}
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    """Does the work while this thread waits, which a signal ends at once; a call into a library
+    would first return, after a minute.
+    """
+    result: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            result.set_result(None)
+        except BaseException as error:
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        result.result()
+    except KeyboardInterrupt as error:
+        status = 128 + (error.args[0] if error.args else signal.SIGINT)
+        # If the call returned into an interpreter that is being taken down, the process would abort.
+        atexit.register(lambda: thread.is_alive() and os._exit(status))
+        raise
 
 
 def _byte_level(model: models.BPE) -> Tokenizer:
