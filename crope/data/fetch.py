@@ -111,7 +111,7 @@ def _record_source(corpus: str) -> None:
 def _connect(url: str) -> None:
     """Raises OSError if a site accepts no connection: the hub's client would try for minutes.
 
-    Sets up that client too: it is silent, and none of its requests waits for ever.
+    Silences that client too.
     """
     import huggingface_hub
     from huggingface_hub import constants
@@ -121,7 +121,6 @@ def _connect(url: str) -> None:
         logging.getLogger(client).setLevel(logging.WARNING)  # Hydra prints a line per request
     if not sys.stderr.isatty():
         huggingface_hub.utils.disable_progress_bars()
-    huggingface_hub.get_session().timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
     parts = urlsplit(url)
     # A local folder or the cache has no host; behind a proxy only the client knows the way.
     if parts.hostname and not constants.is_offline_mode() and not getproxies():
@@ -252,27 +251,33 @@ def _locate(hub: HubConfig) -> tuple[Any, dict[str, list[str]]]:
     or, with max_bytes, the hub itself.
     """
     from fsspec.implementations.local import LocalFileSystem
-    from huggingface_hub import HfFileSystem, constants, snapshot_download
+    from huggingface_hub import HfApi, HfFileSystem, constants, snapshot_download
 
-    patterns = {"train": hub.train, "validation": hub.validation}
     filesystem: Any = LocalFileSystem()
-    if not hub.revision:
+    patterns = {"train": hub.train, "validation": hub.validation}
+    revision, endpoint, online = hub.revision, _endpoint(), not constants.is_offline_mode()
+    if revision and online:
+        # The one request with a time limit: what follows would wait for a silent hub for ever.
+        limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        found = HfApi(endpoint).dataset_info(hub.path, revision=revision, timeout=limit)
+        revision = found.sha
+    if not revision:
         root = os.path.expanduser(hub.path)
         if not os.path.isdir(root):
             raise ConfigError(
                 f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
             )
-    elif hub.max_bytes and not constants.is_offline_mode():
-        # A new instance, because they remember what they have not found.
-        filesystem = HfFileSystem(endpoint=_endpoint(), skip_instance_cache=True)
-        root = f"datasets/{hub.path}@{hub.revision}"
+    elif hub.max_bytes and online:
+        # A new instance, because an instance remembers what it has not found.
+        filesystem = HfFileSystem(endpoint=endpoint, skip_instance_cache=True)
+        root = f"datasets/{hub.path}@{revision}"
     else:
         root = snapshot_download(
             hub.path,
             repo_type="dataset",
-            revision=hub.revision,
+            revision=revision,
             allow_patterns=list(patterns.values()),
-            endpoint=_endpoint(),
+            endpoint=endpoint,
         )
     files = {}
     for split, pattern in patterns.items():
