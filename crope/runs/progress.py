@@ -15,10 +15,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import rich.progress
-from rich import box
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table as Grid
 from rich.text import Text
 
 from crope.errors import log_line
@@ -27,7 +25,6 @@ if TYPE_CHECKING:  # importing it would import Hydra
     from crope.runs.compose import Run
 
 Item = TypeVar("Item")
-PIPE_WIDTH = 160  # columns of a table that is not printed to a terminal
 LINE_SECONDS = 60.0
 READ_SECONDS = 1.0
 TAIL_BYTES = 4096  # of metrics.jsonl: several lines, with both losses
@@ -194,23 +191,3 @@ def track(items: Iterable[Item], description: str) -> Iterable[Item]:
     return rich.progress.track(
         items, description, console=console, transient=True, disable=not console.is_terminal
     )
-
-
-def print_grid(
-    caption: str,
-    headings: Iterable[str],
-    rows: Iterable[Iterable[str]],
-    *,
-    text_columns: Sequence[int],
-) -> None:
-    """A table on stdout; columns of words are aligned to the left, others to the right."""
-    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
-    for position, heading in enumerate(headings):
-        grid.add_column(Text(heading), justify="left" if position in text_columns else "right")
-    for row in rows:
-        grid.add_row(*map(Text, row))
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    with console.capture() as capture:
-        console.print(grid)
-    print(caption)
-    print(*(line.rstrip() for line in capture.get().splitlines() if line.strip()), sep="\n")
