@@ -132,12 +132,12 @@ def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
 def train_all(runs: Sequence[Run]) -> list[str]:
     """Trains the runs that are not complete; returns a line for each that failed."""
     todo = [run for run in runs if not _is_complete(run)]
+    counts = f"{len(runs)} runs, {len(todo)} to train"
     if not todo:
-        print(f"{len(runs)} runs, all complete", flush=True)
+        print(counts, flush=True)
         return []
     jobs = todo[0].config.runtime.jobs or default_jobs(todo)
-    counts = f"{len(runs)} runs, {len(todo)} to train, {jobs} at a time"
-    print(f"scale {todo[0].scale}: {counts}", flush=True)
+    print(f"scale {todo[0].scale}: {counts}, {jobs} at a time", flush=True)
     problems = []
     with SweepProgress(todo) as progress:
         for outcome in run_all(todo, jobs=jobs, show=progress.update):

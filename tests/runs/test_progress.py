@@ -140,9 +140,7 @@ def test_lines_of_the_tables_fit_into_80_columns(row: str, clock, tmp_path: Path
 
 
 @pytest.mark.parametrize("width", [80, 30])
-def test_a_terminal_breaks_lines_between_words(
-    width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_breaks_lines_between_words(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, legacy_windows=False)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
