@@ -20,6 +20,7 @@ from crope.report.findings import findings
 from crope.report.frame import PUBLISHED, Runs, by_study, curves_of, load_runs
 from crope.report.tables import Table
 from crope.runs.study import TABLES, StudyRow, expected_rows, expected_table_rows
+from crope.style import render
 
 PUBLISHED_SCALE = "quick"  # of the studies that are published, where their files name none
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -120,7 +121,7 @@ def build_report(
     files["runs.csv"] = runs.shown.to_csv(index=False, lineterminator="\n")
     files["index.html"] = render_page(report)
     if "fig4" in report.pictures:
-        write_bytes(out_dir / "fig4.png", figures.render(report.pictures["fig4"], "png"))
+        write_bytes(out_dir / "fig4.png", render(report.pictures["fig4"], "png"))
     for name, content in files.items():  # the page is last: it links to the others
         write_text(out_dir / name, content)
     print_report(report, out_dir / "index.html")
@@ -203,7 +204,7 @@ def render_page(report: Report) -> str:
     template = loader.from_string(TEMPLATE.read_text(encoding="utf-8"))
     images = {}
     for name, figure in report.pictures.items():
-        data = base64.b64encode(figures.render(figure)).decode()
+        data = base64.b64encode(render(figure)).decode()
         images[name] = f"data:image/svg+xml;base64,{data}"
     return template.render(
         report=report,

@@ -25,10 +25,10 @@ import torch
 
 from crope import paper
 from crope.config import Config, TokenizerConfig
-from crope.data.tokens import prepare as make_tokens
 from crope.errors import ConfigError, DataUnavailable, InvalidRecord, UserError, log_line
 from crope.files import write_json
 from crope.runs.compose import Run, load_run, quoted_override, resolve_precision
+from crope.runs.prepare import prepare as make_tokens
 from crope.runs.progress import SweepProgress, last_values
 from crope.runs.record import is_complete
 from crope.runs.run import Outcome, execute, record_failure, stop_on_signal
