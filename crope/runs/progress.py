@@ -9,12 +9,11 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
-import rich.progress
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -24,7 +23,6 @@ from crope.errors import log_line
 if TYPE_CHECKING:  # importing it would import Hydra
     from crope.runs.compose import Run
 
-Item = TypeVar("Item")
 LINE_SECONDS = 60.0
 READ_SECONDS = 1.0
 TAIL_BYTES = 4096  # of metrics.jsonl: several lines, with both losses
@@ -183,11 +181,3 @@ def render_losses(values: Mapping[str, Any]) -> str:
     """`, train 5.123, val 4.987`: always in this order, so that numbers do not jump sideways."""
     known = [name for name, key in LOSSES.items() if key in values]
     return "".join(f", {name} {values[LOSSES[name]]:.3f}" for name in known)
-
-
-def track(items: Iterable[Item], description: str) -> Iterable[Item]:
-    """The items, with a bar in a terminal."""
-    console = Console(stderr=True)
-    return rich.progress.track(
-        items, description, console=console, transient=True, disable=not console.is_terminal
-    )
