@@ -21,20 +21,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def write(run: Run, *lines: dict[str, float]) -> None:
-    run.path.mkdir(parents=True, exist_ok=True)
-    (run.path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-
-
 @pytest.fixture
 def runs(tmp_path: Path) -> list[Run]:
     """Runs of 100, 300 and 600 equal steps: 10, 30 and 60 % of all tokens."""
     return [toy_run(tmp_path, "model=rope", f"train.max_steps={n}") for n in (100, 300, 600)]
 
 
-def shown(progress: SweepProgress, clock: SimpleNamespace, at: float, *active: Run) -> list[str]:
-    """The lines after an update at a time."""
-    clock.now = at
+def write(run: Run, text: str) -> None:
+    run.path.mkdir(parents=True, exist_ok=True)
+    (run.path / "metrics.jsonl").write_text(text)
+
+
+def shown(progress: SweepProgress, *active: Run) -> list[str]:
     lines: list[str] = []
     progress.show = lines.extend  # type: ignore[method-assign]
     progress.update(active)
@@ -43,8 +41,7 @@ def shown(progress: SweepProgress, clock: SimpleNamespace, at: float, *active: R
 
 def test_a_run_prints_a_line_per_minute_with_its_last_losses(clock, tmp_path, capsys) -> None:
     """300 of 400 steps are left after 100 in 61 seconds."""
-    run = toy_run(tmp_path, "model=rope", "train.max_steps=400")
-    with RunProgress(run) as progress:
+    with RunProgress(toy_run(tmp_path, "model=rope", "train.max_steps=400")) as progress:
         progress.log({"step": 0, "val/loss_nats": 7.5, "train/loss_nats": 7.25})
         clock.now = 61
         progress.log({"step": 100, "train/loss_nats": 5.0, "speed/tokens_per_s": 1234.4})
@@ -66,9 +63,8 @@ def test_a_run_that_continues_has_trained_no_earlier_step(clock, tmp_path, capsy
 
 def test_a_sweep_shows_the_part_of_its_tokens_and_a_line_for_each_run(clock, runs) -> None:
     """Losses in a fixed order, whatever line of metrics has them."""
-    progress = SweepProgress(runs)
-    write(runs[1], {"step": 140, "val/loss_nats": 5.5}, {"step": 150, "train/loss_nats": 5.25})
-    assert shown(progress, clock, 1, *runs[:2]) == [
+    write(runs[1], '{"step": 140, "val/loss_nats": 5.5}\n{"step": 150, "train/loss_nats": 5.25}\n')
+    assert shown(SweepProgress(runs), *runs[:2]) == [
         "15 % of tokens, 0 of 3 runs",
         "  0 %  rope tiny base s0: step 0",
         " 50 %  rope tiny base s0: step 150, train 5.250, val 5.500",
@@ -76,125 +72,84 @@ def test_a_sweep_shows_the_part_of_its_tokens_and_a_line_for_each_run(clock, run
 
 
 def test_a_run_that_has_ended_counts_whole(clock, runs, capsys) -> None:
+    """One that was stopped will be continued."""
     progress = SweepProgress(runs)
     progress.end(runs[1].run_id, "complete", status="complete")
     progress.end(runs[0].run_id, "stopped", status="stopped")
-    assert shown(progress, clock, 10)[0].startswith("30 % of tokens, 1 of 3 runs")
+    assert shown(progress) == ["30 % of tokens, 1 of 3 runs, 0:00 left"]
     assert capsys.readouterr().out == "complete\nstopped\n"
 
 
-def test_time_left_is_that_of_the_tokens_left(clock, runs) -> None:
-    """100 of 1,000 steps in 60 seconds."""
+def test_only_what_this_command_trains_is_speed(clock, runs) -> None:
+    """100 steps in 60 seconds; 600 are left. Of the long run, 100 steps were there before, and
+    another command trains 100 until it dies; it also completes the short one.
+    """
+    write(runs[2], '{"step": 100}\n')
     progress = SweepProgress(runs)
-    write(runs[2], {"step": 0})
-    assert "left" not in shown(progress, clock, 1, runs[2])[0]
-    write(runs[2], {"step": 100})
-    assert shown(progress, clock, 60, runs[2])[0] == "10 % of tokens, 0 of 3 runs, 9:00 left"
-
-
-def test_what_earlier_commands_have_trained_is_no_speed_of_this_one(clock, runs) -> None:
-    """Of 300 steps 200 were there, and 100 took 60 seconds; 700 are left."""
-    write(runs[2], {"step": 200})
-    progress = SweepProgress(runs)
-    shown(progress, clock, 1, runs[2])
-    write(runs[2], {"step": 300})
-    assert shown(progress, clock, 60, runs[2])[0] == "30 % of tokens, 0 of 3 runs, 7:00 left"
-
-
-def test_what_another_command_trains_meanwhile_is_no_speed_of_this_one(clock, runs) -> None:
-    """It trains 100 steps of one run and then dies, and completes another."""
-    progress = SweepProgress(runs)
-    write(runs[2], {"step": 100})
-    shown(progress, clock, 30, runs[2])
-    write(runs[2], {"step": 200})
+    write(runs[2], '{"step": 200}\n')
+    assert "left" not in shown(progress, runs[2])[0]
+    write(runs[2], '{"step": 300}\n')
     progress.end(runs[0].run_id, "completed by another process", status="skipped")
-    assert shown(progress, clock, 60, runs[2])[0] == "30 % of tokens, 1 of 3 runs, 7:00 left"
+    clock.now = 60
+    assert shown(progress, runs[2])[0] == "40 % of tokens, 1 of 3 runs, 6:00 left"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(9, "0:09"), (600, "10:00"), (3600, "1:00:00"), (86400, "1 day, 0:00:00")]
-)
+@pytest.mark.parametrize(("seconds", "text"), [(9, "0:09"), (600, "10:00"), (3600, "1:00:00")])
 def test_time_left_is_short(seconds: int, text: str, clock) -> None:
     display = Display()
     clock.now = 1
     assert display.time_left(1, seconds) == f", {text} left"
 
 
-def test_without_a_terminal_there_is_a_line_per_minute(clock, runs, capsys) -> None:
-    with SweepProgress(runs) as progress:
-        write(runs[0], {"step": 0})
-        for clock.now in (1, 1.5, 61, 62):
-            progress.update(runs[:2])
-    first, second = "  0 %  rope tiny base s0: step 0", "  0 %  rope tiny base s0: step 0"
-    assert capsys.readouterr().err == f"0 % of tokens, 0 of 3 runs; {first}; {second}\n"
-
-
-@pytest.mark.parametrize("row", ["base", "b2_l512_g09_s1000", "b2_l512_g09_s2000", "b2_l512_d64"])
+@pytest.mark.parametrize("row", ["base", "b2_l512_g09_s1000", "b2_l512_d64"])
 def test_lines_of_the_tables_fit_into_80_columns(row: str, clock, tmp_path: Path) -> None:
     names = ["model=crope", "data=pg19", f"ablation={row}", "seed=10", f"results_dir={tmp_path}"]
     run = load_run([*names, "scale=paper", "train.precision=fp32"])
-    write(run, {"step": 10000, "val/loss_nats": 10.5, "train/loss_nats": 10.25})
-    _, line = shown(SweepProgress([run]), clock, 1, run)
+    write(run, '{"step": 10000, "val/loss_nats": 10.5, "train/loss_nats": 10.25}\n')
+    _, line = shown(SweepProgress([run]), run)
     assert line == f"100 %  crope pg19 {row} s10: step 10,000, train 10.250, val 10.500"
     assert len(line) <= 80
 
 
-@pytest.mark.parametrize("width", [80, 30])
-def test_a_terminal_breaks_lines_between_words(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=True, width=width, legacy_windows=False)
+def test_a_terminal_breaks_lines_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=30)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
     with Display() as display:
-        display.show(["100 %  crope pg19 s0: step 10,000, train 10.250, val 10.500"])
+        display.show(["100 %  crope pg19 s0: step 10,000, train 10.250"])
         display.live.refresh()
-        words = [
-            "100",
-            "%",
-            "crope",
-            "pg19",
-            "s0:",
-            "step",
-            "10,000,",
-            "train",
-            "10.250,",
-            "val",
-            "10.500",
-        ]
-        last = file.getvalue().replace("\n", " ").replace("\r", " ")
-    assert all(word in last for word in words)
+        assert "100 %  crope pg19 s0: step \n10,000, train 10.250" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("terminal", "printed"),
-    [(True, "run-id-of-a-run:\n5.1234 nats per\ntoken\n"), (False, None)],
+    ("terminal", "printed"), [(True, "id-of-a-run:\n5.1234 nats per\ntoken\n"), (False, None)]
 )
 def test_a_final_line_is_broken_between_words_in_a_terminal(
     terminal: bool, printed: str | None, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    monkeypatch.setattr(progress.sys.stdout, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(progress.sys.stdout, "isatty", lambda: terminal)
     monkeypatch.setenv("COLUMNS", "16")
-    text = "run-id-of-a-run: 5.1234 nats per token"
+    text = "id-of-a-run: 5.1234 nats per token"
     print_words(text)
     assert capsys.readouterr().out == (printed or f"{text}\n")
 
 
 @pytest.mark.parametrize(
     ("content", "step"),
-    [(b"", 0), (b'{"step"', 0), (b"\xff\n", 0), (b'{"step": 1}\n{"st', 1), (b"3\n", 0)],
+    [("", 0), ('{"step"', 0), ("\x00\n", 0), ('{"step": 1}\n{"st', 1), ("3\n", 0)],
 )
 def test_the_last_step_of_metrics_that_are_being_written(
-    content: bytes, step: int, tmp_path: Path
+    content: str, step: int, tmp_path: Path
 ) -> None:
     run = toy_run(tmp_path)
     assert last_values(run) == {"step": 0}
-    write(run)
-    (run.path / "metrics.jsonl").write_bytes(content)
+    write(run, content)
     assert last_values(run) == {"step": step}
 
 
 def test_the_last_values_of_a_long_file(tmp_path: Path) -> None:
     """`early` is in its first line alone, `late` in the last but one."""
     run = toy_run(tmp_path)
-    lines = [{"step": step} for step in range(1, 1000)]
-    write(run, {"step": 0, "early": 1.0}, *lines, {"step": 1000, "late": 2.0}, {"step": 1001})
-    assert last_values(run) == {"step": 1001, "late": 2.0}
+    lines = [{"step": step} for step in range(1000)]
+    lines[0]["early"] = lines[998]["late"] = 1
+    write(run, "".join(f"{json.dumps(line)}\n" for line in lines))
+    assert last_values(run) == {"step": 999, "late": 1}
