@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from crope.runs.compose import Run, at_precision, load_run
+from crope.runs.record import read_record
 from crope.runs.run import run_lock
 from crope.runs.status import (
     DONE,
@@ -45,63 +46,56 @@ def start(run: Run, metrics: str = "") -> Run:
     return run
 
 
-def state_of(run: Run) -> tuple[str, int]:
+def state_of(run: Run) -> tuple[str, int, str]:
     (state,) = states([run])
-    return state.status, state.step
+    return state.status, state.step, state.reason
 
 
 def test_a_complete_run_is_done_and_has_a_step_time(trained: Path) -> None:
     (state,) = states([toy_run(trained)])
-    summary = json.loads((toy_run(trained).path / "summary.json").read_text())
+    record = read_record(state.run.path)
     assert (state.status, state.step, state.reason) == (DONE, 12, "")
-    assert state.step_ms == summary["time"]["median_step_ms"]
+    assert state.step_ms == record.summary["time"]["median_step_ms"]
 
 
-def test_a_failed_run_has_its_reason(trained: Path) -> None:
-    (state,) = states([toy_run(trained, "train.lr=1e30")])
-    assert state.status == FAILED and "not finite" in state.reason
-
-
-def test_a_failed_run_that_is_tried_again_is_running(trained: Path) -> None:
+def test_a_failed_run_has_its_reason_until_it_is_tried_again(trained: Path) -> None:
     run = toy_run(trained, "train.lr=1e30")
+    status, _, reason = state_of(run)
+    assert status == FAILED and "not finite" in reason
     with run_lock(run):
         assert state_of(run)[0] == RUNNING
 
 
-def test_a_corrupt_record_is_failed(trained: Path, tmp_path: Path) -> None:
+def test_a_corrupt_record_is_failed(tmp_path: Path) -> None:
     run = start(toy_run(tmp_path))
     (run.path / "summary.json").write_text("{\n")
-    (state,) = states([run])
-    assert state.status == FAILED and state.reason and "\n" not in state.reason
+    status, _, reason = state_of(run)
+    assert status == FAILED and reason
 
 
-def test_a_run_without_a_record_is_started(tmp_path: Path) -> None:
+def test_a_run_without_a_record_is_started_or_running(tmp_path: Path) -> None:
     """The last line of its metrics is torn."""
     run = start(toy_run(tmp_path), '{"step": 0}\n{"step": 20}\n{"st')
-    assert state_of(run) == (STARTED, 20)
-
-
-def test_a_run_whose_lock_is_held_is_running(tmp_path: Path) -> None:
-    run = start(toy_run(tmp_path), '{"step": 4}\n')
+    assert state_of(run) == (STARTED, 20, "")
     with run_lock(run):
-        assert state_of(run) == (RUNNING, 4)
+        assert state_of(run) == (RUNNING, 20, "")
 
 
 def test_a_free_lock_means_nothing(tmp_path: Path) -> None:
     run = toy_run(tmp_path)
     with run_lock(run):
         pass
-    assert state_of(run) == (MISSING, 0)
+    assert state_of(run) == (MISSING, 0, "")
 
 
-@pytest.mark.parametrize("content", ["", "{", "null\n", "7\n", "[" * 2000 + "\n", '{"step": 1'])
+@pytest.mark.parametrize("content", ["{", "null\n", "[" * 2000 + "\n"])
 def test_corrupt_metrics_are_step_0(content: str, tmp_path: Path) -> None:
-    assert state_of(start(toy_run(tmp_path), content)) == (STARTED, 0)
+    assert state_of(start(toy_run(tmp_path), content)) == (STARTED, 0, "")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_precision_auto_is_that_of_the_folder(precision: str, tmp_path: Path) -> None:
-    (run,) = study_runs(["pilot"], scale="smoke", overrides=[f"results_dir={tmp_path}"])[:1]
+    run, *_ = study_runs(["pilot"], scale="smoke", overrides=[f"results_dir={tmp_path}"])
     start(at_precision(run, precision))
     (state,) = states([run])
     assert (state.status, state.run.config.train.precision) == (STARTED, precision)
@@ -125,45 +119,34 @@ def test_text_of_two_studies_that_share_runs() -> None:
     ]
 
 
-def time_left(*states: RunState) -> str:
-    return render({"study": states}).splitlines()[-1]
-
-
 DONE_RUN = RunState(RUN, DONE, step=800, step_ms=250.0)
-OTHER = replace(RUN, model="m1")  # of the same shape
-WIDER = load_run(
-    ["model=rope", "data=ptb", "scale=quick", "train.precision=fp32", "model.d_model=256"]
+WIDER = load_run(["model=rope", "data=ptb", "scale=quick", "model.d_model=256"])
+
+
+@pytest.mark.parametrize(
+    ("states", "line"),
+    [
+        # 800 and 600 steps of 250 ms
+        ([(MISSING, 0), (STARTED, 200)], "about 0:05:50 (h:min:s) of steps left, 1 at a time"),
+        # 700 and 600
+        ([(RUNNING, 100), (RUNNING, 200)], "about 0:02:42 (h:min:s) of steps left, 2 at a time"),
+        ([], "study: 1 runs: 1 done"),
+    ],
 )
-
-
-def test_time_left_is_that_of_the_steps_left() -> None:
-    """800 and 600 steps of 250 ms."""
-    missing, started = RunState(OTHER, MISSING), RunState(replace(RUN, model="m2"), STARTED, 200)
-    line = time_left(DONE_RUN, missing, started)
-    assert line == "about 0:05:50 (h:min:s) of steps left, 1 at a time"
-
-
-def test_runs_that_run_now_share_the_time_left() -> None:
-    """700 and 600 steps of 250 ms, two at a time."""
-    first, second = RunState(OTHER, RUNNING, 100), RunState(replace(RUN, model="m2"), RUNNING, 200)
-    line = time_left(DONE_RUN, first, second)
-    assert line == "about 0:02:42 (h:min:s) of steps left, 2 at a time"
+def test_time_left_is_that_of_the_steps_left(states: list[tuple[str, int]], line: str) -> None:
+    """By the time of a complete run of the same shape."""
+    runs = [RunState(replace(RUN, model=f"m{step}"), status, step) for status, step in states]
+    assert render({"study": [DONE_RUN, *runs]}).splitlines()[-1] == line
 
 
 def test_a_run_of_another_width_has_no_step_time() -> None:
-    line = time_left(DONE_RUN, RunState(OTHER, MISSING), RunState(WIDER, MISSING))
-    assert line == (
-        "about 0:03:20 (h:min:s) of steps left, 1 at a time; no step time yet for 1 runs"
-    )
+    text = render({"study": [DONE_RUN, RunState(WIDER, MISSING)]})
+    assert text.splitlines()[-1] == "no step time yet for 1 runs"
 
 
-def test_no_time_is_left_when_all_is_done() -> None:
-    assert time_left(DONE_RUN) == "study: 1 runs: 1 done"
-
-
-def counts(results: Path, *studies: str, scale: str | None = None) -> dict[str, int]:
+def counts(results: Path, *studies: str) -> dict[str, int]:
     """The number of runs by study and scale, of one seed."""
-    found = study_states(studies, scale=scale, seeds=1, results_dir=results)
+    found = study_states(studies, scale=None, seeds=1, results_dir=results)
     return {name: len(runs) for name, runs in found.items()}
 
 
@@ -178,8 +161,8 @@ def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_pat
 
 def test_states_are_those_of_the_named_results_folder(tmp_path: Path) -> None:
     results = tmp_path / "räs, a=b"
-    found = study_states(["pilot"], scale="smoke", seeds=1, results_dir=results)
-    assert found["pilot, smoke"][0].run.path.parent == results / "runs"
+    (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=results).values()
+    assert found[0].run.path.parent == results / "runs"
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -199,12 +182,12 @@ def test_a_dataset_that_was_missing_and_is_there_now_is_expected(
     assert {state.run.dataset for state in found} == expected
 
 
-@pytest.mark.parametrize("content", ["", "{", "null", "7", "[" * 100_000])
+@pytest.mark.parametrize("content", ["{", "7", "[" * 100_000])
 def test_a_corrupt_list_of_missing_datasets_is_read_over(
     content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "unavailable.json").write_text(content)
-    assert counts(tmp_path, "table1", scale="smoke") == {"table1, smoke": 9}
+    assert counts(tmp_path, "table1") == {"table1, quick": 9}
     assert "unavailable.json: corrupt" in capsys.readouterr().err
 
 
