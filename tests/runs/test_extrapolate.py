@@ -33,9 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def rope(folder: Path) -> Record:
+def trained(folder: Path) -> Record:
     """A run whose last full pass read the whole split, of 299 targets."""
-    return train_toy(folder, "model=rope", "eval.full_tokens=0")
+    return train_toy(folder, "eval.full_tokens=0")
 
 
 def build(*overrides: str) -> tuple[GPT, Config]:
@@ -80,30 +80,20 @@ def test_segments_are_means_over_positions() -> None:
     ]
 
 
-def test_the_file_holds_what_is_returned(rope: Record) -> None:
-    result = extrapolate(rope, factors=(4, 1))
-    assert json.loads((rope.path / "extrapolation.json").read_text()) == result
+def test_the_file_holds_what_is_returned(trained: Record) -> None:
+    result = extrapolate(trained, factors=(4, 1))
+    assert json.loads((trained.path / "extrapolation.json").read_text()) == result
     assert (result["trained_seq_len"], result["factors"]) == (16, [1, 4])
     assert [line["seq_len"] for line in result["lengths"]] == [16, 64]
     assert [line["tokens"] for line in result["lengths"]] == [299, 299]
 
 
-def test_the_trained_length_has_the_recorded_loss(rope: Record) -> None:
-    (line,) = extrapolate(rope, factors=(1,))["lengths"]
-    assert line["loss_nats"] == pytest.approx(rope.summary["val_full"]["final_nats"], rel=1e-6)
-
-
-def test_positions_are_those_of_the_longest_length(rope: Record) -> None:
-    """In quarters of the training length."""
-    by_position = extrapolate(rope, factors=(1, 2))["by_position"]
-    places = [(line["first"], line["last"]) for line in by_position]
-    assert (len(places), places[0], places[1], places[-1]) == (8, (0, 3), (4, 7), (28, 31))
-
-
-def test_a_part_of_the_split_is_the_same_spans_at_each_length(rope: Record, folder: Path) -> None:
+def test_a_part_of_the_split_is_the_same_spans_at_each_length(
+    trained: Record, folder: Path
+) -> None:
     """Of 70 tokens two spans of 32: the first one of the split and its last whole one."""
-    split, model = make_toy_tokens(folder).validation, load_trained(rope, max_len=32)
-    for line in extrapolate(rope, factors=(1, 2, 2), max_tokens=70)["lengths"]:
+    split, model = make_toy_tokens(folder).validation, load_trained(trained, max_len=32)
+    for line in extrapolate(trained, factors=(1, 2, 2), max_tokens=70)["lengths"]:
         first = slow_losses(model, split[:33], line["seq_len"])
         last = slow_losses(model, split[256:289], line["seq_len"])
         assert line["tokens"] == 64
@@ -112,11 +102,11 @@ def test_a_part_of_the_split_is_the_same_spans_at_each_length(rope: Record, fold
 
 @pytest.mark.parametrize(("tokens", "notes"), [(33, 0), (32, 1)])
 def test_a_length_needs_a_target_at_each_position(
-    tokens: int, notes: int, rope: Record, monkeypatch: pytest.MonkeyPatch
+    tokens: int, notes: int, trained: Record, monkeypatch
 ) -> None:
     short = SimpleNamespace(validation=SPLIT[:tokens])
     monkeypatch.setattr(module, "load_run_tokens", lambda record: short)
-    result = extrapolate(rope, factors=(1, 2), max_tokens=tokens)
+    result = extrapolate(trained, factors=(1, 2), max_tokens=tokens)
     assert [line["loss_nats"] for line in result["lengths"]].count(None) == notes
     assert str(result).count("the validation split has only 32 tokens") == notes
 
@@ -133,12 +123,12 @@ def test_what_is_measured_is_not_measured_again(folder: Path) -> None:
 
 @pytest.mark.parametrize("content", ["{", "{}", '{"weights_sha256": "0", "lengths": []}'])
 def test_a_file_that_cannot_be_read_or_is_of_other_weights_is_made_again(
-    content: str, rope: Record
+    content: str, trained: Record
 ) -> None:
-    result = extrapolate(rope, factors=(1,))
-    assert result["weights_sha256"] == rope.summary["weights_sha256"]
-    (rope.path / "extrapolation.json").write_text(content)
-    assert extrapolate(rope, factors=(1,)) == result
+    result = extrapolate(trained, factors=(1,))
+    assert result["weights_sha256"] == trained.summary["weights_sha256"]
+    (trained.path / "extrapolation.json").write_text(content)
+    assert extrapolate(trained, factors=(1,)) == result
 
 
 def test_subset_and_precision_are_those_of_the_run(folder: Path) -> None:
@@ -151,16 +141,15 @@ def test_subset_and_precision_are_those_of_the_run(folder: Path) -> None:
 
 def test_learned_positions_are_not_defined_past_their_table(folder: Path) -> None:
     result = extrapolate(train_toy(folder, "model=learned"))
-    trained, twice, four_times = result["lengths"]
-    assert trained["loss_nats"] > 0 and result["by_position"][-1]["last"] == 15
+    once, twice, four_times = result["lengths"]
+    assert once["loss_nats"] > 0 and result["by_position"][-1]["last"] == 15
     assert twice["loss_nats"] is four_times["loss_nats"] is None
     assert "not defined" in twice["note"] and "not defined" in four_times["note"]
 
 
-@pytest.mark.parametrize("options", [{"factors": (0, 1)}, {"max_tokens": -1}])
-def test_factors_and_tokens_are_checked(options: dict, rope: Record) -> None:
+def test_factors_are_checked(trained: Record) -> None:
     with pytest.raises(UserError, match="factors"):
-        extrapolate(rope, **options)
+        extrapolate(trained, factors=(0, 1))
 
 
 def test_a_run_that_cannot_be_measured_is_a_problem_and_stops_no_other(folder: Path) -> None:
@@ -175,10 +164,10 @@ def test_a_run_that_cannot_be_measured_is_a_problem_and_stops_no_other(folder: P
     assert (second.path / "extrapolation.json").exists()
 
 
-def test_a_lack_of_memory_is_a_problem(rope: Record, folder: Path, monkeypatch) -> None:
+def test_a_lack_of_memory_is_a_problem(trained: Record, folder: Path, monkeypatch) -> None:
     def without_memory(record: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(module, "extrapolate", without_memory)
-    run = toy_run(folder, "model=rope", "eval.full_tokens=0")
+    run = toy_run(folder, "eval.full_tokens=0")
     assert "out of memory" in extrapolate_all([run])[0]

@@ -2,7 +2,6 @@
 
 import io
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,14 +14,14 @@ from tests.conftest import toy_run
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def clock(monkeypatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
     return clock
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> list[Run]:
+def runs(tmp_path) -> list[Run]:
     """Runs of 100, 300 and 600 equal steps: 10, 30 and 60 % of all tokens."""
     return [toy_run(tmp_path, "model=rope", f"train.max_steps={n}") for n in (100, 300, 600)]
 
@@ -102,7 +101,7 @@ def test_time_left_is_short(seconds: int, text: str, clock) -> None:
 
 
 @pytest.mark.parametrize("row", ["base", "b2_l512_g09_s1000", "b2_l512_d64"])
-def test_lines_of_the_tables_fit_into_80_columns(row: str, clock, tmp_path: Path) -> None:
+def test_lines_of_the_tables_fit_into_80_columns(row: str, clock, tmp_path) -> None:
     names = ["model=crope", "data=pg19", f"ablation={row}", "seed=10", f"results_dir={tmp_path}"]
     run = load_run([*names, "scale=paper", "train.precision=fp32"])
     write(run, '{"step": 10000, "val/loss_nats": 10.5, "train/loss_nats": 10.25}\n')
@@ -111,7 +110,7 @@ def test_lines_of_the_tables_fit_into_80_columns(row: str, clock, tmp_path: Path
     assert len(line) <= 80
 
 
-def test_a_terminal_breaks_lines_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_breaks_lines_between_words(monkeypatch) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=30)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
     with Display() as display:
@@ -124,7 +123,7 @@ def test_a_terminal_breaks_lines_between_words(monkeypatch: pytest.MonkeyPatch) 
     ("terminal", "printed"), [(True, "id-of-a-run:\n5.1234 nats per\ntoken\n"), (False, None)]
 )
 def test_a_final_line_is_broken_between_words_in_a_terminal(
-    terminal: bool, printed: str | None, monkeypatch: pytest.MonkeyPatch, capsys
+    terminal: bool, printed: str | None, monkeypatch, capsys
 ) -> None:
     monkeypatch.setattr(progress.sys.stdout, "isatty", lambda: terminal)
     monkeypatch.setenv("COLUMNS", "16")
@@ -137,16 +136,14 @@ def test_a_final_line_is_broken_between_words_in_a_terminal(
     ("content", "step"),
     [("", 0), ('{"step"', 0), ("\x00\n", 0), ('{"step": 1}\n{"st', 1), ("3\n", 0)],
 )
-def test_the_last_step_of_metrics_that_are_being_written(
-    content: str, step: int, tmp_path: Path
-) -> None:
+def test_the_last_step_of_metrics_that_are_being_written(content: str, step: int, tmp_path) -> None:
     run = toy_run(tmp_path)
     assert last_values(run) == {"step": 0}
     write(run, content)
     assert last_values(run) == {"step": step}
 
 
-def test_the_last_values_of_a_long_file(tmp_path: Path) -> None:
+def test_the_last_values_of_a_long_file(tmp_path) -> None:
     """`early` is in its first line alone, `late` in the last but one."""
     run = toy_run(tmp_path)
     lines = [{"step": step} for step in range(1000)]

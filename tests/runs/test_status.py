@@ -66,14 +66,14 @@ def test_a_failed_run_has_its_reason_until_it_is_tried_again(trained: Path) -> N
         assert state_of(run)[0] == RUNNING
 
 
-def test_a_corrupt_record_is_failed(tmp_path: Path) -> None:
+def test_a_corrupt_record_is_failed(tmp_path) -> None:
     run = start(toy_run(tmp_path))
     (run.path / "summary.json").write_text("{\n")
     status, _, reason = state_of(run)
     assert status == FAILED and reason
 
 
-def test_a_run_without_a_record_is_started_or_running(tmp_path: Path) -> None:
+def test_a_run_without_a_record_is_started_or_running(tmp_path) -> None:
     """The last line of its metrics is torn."""
     run = start(toy_run(tmp_path), '{"step": 0}\n{"step": 20}\n{"st')
     assert state_of(run) == (STARTED, 20, "")
@@ -81,7 +81,7 @@ def test_a_run_without_a_record_is_started_or_running(tmp_path: Path) -> None:
         assert state_of(run) == (RUNNING, 20, "")
 
 
-def test_a_free_lock_means_nothing(tmp_path: Path) -> None:
+def test_a_free_lock_means_nothing(tmp_path) -> None:
     run = toy_run(tmp_path)
     with run_lock(run):
         pass
@@ -89,12 +89,12 @@ def test_a_free_lock_means_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "null\n", "[" * 2000 + "\n"])
-def test_corrupt_metrics_are_step_0(content: str, tmp_path: Path) -> None:
+def test_corrupt_metrics_are_step_0(content: str, tmp_path) -> None:
     assert state_of(start(toy_run(tmp_path), content)) == (STARTED, 0, "")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_precision_auto_is_that_of_the_folder(precision: str, tmp_path: Path) -> None:
+def test_precision_auto_is_that_of_the_folder(precision: str, tmp_path) -> None:
     run, *_ = study_runs(["pilot"], scale="smoke", overrides=[f"results_dir={tmp_path}"])
     start(at_precision(run, precision))
     (state,) = states([run])
@@ -150,7 +150,7 @@ def counts(results: Path, *studies: str) -> dict[str, int]:
     return {name: len(runs) for name, runs in found.items()}
 
 
-def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_path: Path) -> None:
+def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_path) -> None:
     assert counts(tmp_path, "base", "paper_row") == {"base, quick": 4, "paper_row, paper": 2}
     for scale in ("smoke", "medium"):
         options = [f"scale={scale}", "train.precision=bf16", f"results_dir={tmp_path}"]
@@ -159,7 +159,7 @@ def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_pat
     assert counts(tmp_path, "base") == {"base, medium": 4}
 
 
-def test_states_are_those_of_the_named_results_folder(tmp_path: Path) -> None:
+def test_states_are_those_of_the_named_results_folder(tmp_path) -> None:
     results = tmp_path / "räs, a=b"
     (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=results).values()
     assert found[0].run.path.parent == results / "runs"
@@ -167,7 +167,7 @@ def test_states_are_those_of_the_named_results_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("there", [False, True])
 def test_a_dataset_that_was_missing_and_is_there_now_is_expected(
-    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    there: bool, tmp_path, monkeypatch
 ) -> None:
     """Until then `tiny` is expected in its place."""
     (tmp_path / "unavailable.json").write_text('{"ptb": "no network"}')
@@ -183,15 +183,13 @@ def test_a_dataset_that_was_missing_and_is_there_now_is_expected(
 
 
 @pytest.mark.parametrize("content", ["{", "7", "[" * 100_000])
-def test_a_corrupt_list_of_missing_datasets_is_read_over(
-    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_corrupt_list_of_missing_datasets_is_read_over(content: str, tmp_path, capsys) -> None:
     (tmp_path / "unavailable.json").write_text(content)
     assert counts(tmp_path, "table1") == {"table1, quick": 9}
     assert "unavailable.json: corrupt" in capsys.readouterr().err
 
 
-def test_the_command_imports_no_torch(tmp_path: Path) -> None:
+def test_the_command_imports_no_torch(tmp_path) -> None:
     """It answers in a second."""
     code = f"""if True:
         import sys

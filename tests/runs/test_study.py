@@ -199,7 +199,7 @@ def test_a_study_that_is_not_there_is_a_config_error() -> None:
 
 
 @pytest.fixture
-def write_study(own_conf: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
+def write_study(own_conf: Path, monkeypatch) -> Callable[[str], int]:
     """Writes conf/study/broken.yaml, beside which only `pilot` is left."""
     monkeypatch.setattr(study, "group_values", group_values.__wrapped__)  # not from its cache
     files = {name: own_conf / f"study/{name}.yaml" for name in ("broken", "pilot")}

@@ -26,7 +26,6 @@ from crope.runs import sweep
 from crope.runs.compose import Run, load_run
 from crope.runs.run import Outcome, run_lock, stop_on_signal
 from crope.runs.sweep import Plan, default_jobs, prepare, run_all, train_all
-from crope.train import loop as trainer
 from tests.conftest import toy_run
 
 
@@ -68,7 +67,7 @@ def work(run: Run) -> Outcome:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_run_that_fails_or_is_killed_stops_no_other(jobs: int, tmp_path: Path) -> None:
+def test_a_run_that_fails_or_is_killed_stops_no_other(jobs: int, tmp_path) -> None:
     runs = toy_runs(tmp_path, 5)
     ended = {outcome.run_id: outcome for outcome in run_all(runs, jobs=jobs, work=work)}
     complete, killed, refused, wrong, last = (ended[run.run_id] for run in runs)
@@ -77,20 +76,17 @@ def test_a_run_that_fails_or_is_killed_stops_no_other(jobs: int, tmp_path: Path)
     assert "signal 9" in killed.text and "no such luck" in refused.text
 
 
-@pytest.mark.parametrize(("jobs", "threads"), [(2, 4), (3, 2), (16, 1)])
-def test_runs_share_the_cores(
-    jobs: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_share_the_cores(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sweep, "_cores", lambda: 8)
-    assert sweep._resolved(toy_run(tmp_path), jobs).config.runtime.threads == threads
+    assert sweep._resolved(toy_run(tmp_path), jobs=3).config.runtime.threads == 2
 
 
-def test_runs_of_another_command_are_left_for_last(tmp_path: Path) -> None:
-    first, second, third = (toy_run(tmp_path, f"seed={seed}") for seed in (0, 4, 5))
-    outcomes = run_all([first, second, third], jobs=1, work=work)
+def test_a_run_of_another_command_waits(tmp_path) -> None:
+    first, second = toy_runs(tmp_path, 2)
     with run_lock(first):
-        assert [next(outcomes).run_id, next(outcomes).run_id] == [second.run_id, third.run_id]
-    assert [outcome.run_id for outcome in outcomes] == [first.run_id]
+        assert sweep._next_run([first, second], []) == second
+        assert sweep._next_run([first], []) is None
+    assert sweep._next_run([first, second], []) == first
 
 
 def work_beside_another_command(run: Run) -> Outcome:
@@ -99,37 +95,25 @@ def work_beside_another_command(run: Run) -> Outcome:
     return Outcome(run.run_id, "busy" if first_time else "skipped", "")
 
 
-def test_a_run_that_another_command_completes_meanwhile_has_one_outcome(tmp_path: Path) -> None:
+def test_a_run_that_another_command_completes_meanwhile_has_one_outcome(tmp_path) -> None:
     first, second = toy_runs(tmp_path, 2)
     outcomes = run_all([first, second], jobs=1, work=work_beside_another_command)
     assert [outcome.run_id for outcome in outcomes] == [second.run_id, first.run_id]
     assert events(tmp_path) == ["0", "1", "0"]
 
 
-def work_compiling(run: Run) -> Outcome:
-    """Stands in for a run that compiles for 0.3 s, then writes its first line and trains for 0.3 s."""
-    for event in ("started", "compiled"):
-        note(run, f"{event} {run.config.seed}")
-        time.sleep(0.3)
-        run.path.mkdir(parents=True, exist_ok=True)
-        (run.path / "metrics.jsonl").write_text('{"step": 0, "val/loss_nats": 8.0}\n')
-    return Outcome(run.run_id, "complete", "")
-
-
-@pytest.mark.parametrize("compiled", ["true", "false"])
+@pytest.mark.parametrize(("compiled", "waits"), [("true", True), ("false", False)])
 def test_the_first_run_of_a_shape_compiles_and_the_others_wait(
-    compiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiled: str, waits: bool, tmp_path
 ) -> None:
-    """Seeds 0 and 1 share a shape, the run of seed 2 has another."""
-    monkeypatch.setattr(trainer, "can_compile", lambda kind: True)
-    runs = [*toy_runs(tmp_path, 2), toy_run(tmp_path, "seed=2", "model.d_model=32")]
-    for run in runs:
-        run.config.runtime.compile = compiled
-    list(run_all(runs, jobs=3, work=work_compiling))
-    order = events(tmp_path)
-    waited = order.index("started 1") > order.index("compiled 0")
-    assert waited == (compiled == "true")
-    assert order.index("started 2") < order.index("compiled 0")
+    """Until it writes its first line of metrics."""
+    compiling, same = toy_runs(tmp_path, 2)
+    other = toy_run(tmp_path, "model.d_model=32")
+    compiling.config.runtime.compile = compiled
+    assert sweep._next_run([same, other], [compiling]) == (other if waits else same)
+    compiling.path.mkdir(parents=True)
+    (compiling.path / "metrics.jsonl").write_text('{"step": 0, "val/loss_nats": 8.0}\n')
+    assert sweep._next_run([same, other], [compiling]) == same
 
 
 def work_with_a_gpu(run: Run) -> Outcome:
@@ -139,14 +123,14 @@ def work_with_a_gpu(run: Run) -> Outcome:
     return Outcome(run.run_id, "complete", os.environ["CUDA_VISIBLE_DEVICES"])
 
 
-def test_runs_are_spread_over_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_spread_over_the_gpus(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sweep, "_visible_gpus", lambda: ["3", "5"])
     outcomes = run_all(toy_runs(tmp_path, 4), jobs=4, work=work_with_a_gpu)
     assert sorted(outcome.text for outcome in outcomes) == ["3", "3", "5", "5"]
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def gpus(monkeypatch) -> list[int]:
     """Memory of the GPUs in GiB, set by the test."""
     memory: list[int] = []
 
@@ -184,12 +168,12 @@ def test_a_process_must_not_go_on_without_its_gpu(gpus: list[int]) -> None:
     assert sweep._resolved(run, jobs=1).config.runtime.device == "cuda"
 
 
-@pytest.mark.parametrize(("named", "visible"), [("", ["0", "1"]), ("7,5,6", ["7", "5"])])
-def test_visible_gpus(named: str, visible: list[str], gpus: list[int], monkeypatch) -> None:
+def test_visible_gpus(gpus: list[int], monkeypatch) -> None:
     """Those of CUDA_VISIBLE_DEVICES, of which torch sees two."""
     gpus.extend([24, 24])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-    assert sweep._visible_gpus() == visible
+    assert sweep._visible_gpus() == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,6")
+    assert sweep._visible_gpus() == ["7", "5"]
 
 
 def work_with_temporary_files(run: Run) -> Outcome:
@@ -199,7 +183,7 @@ def work_with_temporary_files(run: Run) -> Outcome:
     return replace(work(run), text="|".join(folders))
 
 
-def test_no_temporary_folder_is_left(tmp_path: Path) -> None:
+def test_no_temporary_folder_is_left(tmp_path) -> None:
     """But torch's cache of compiled code is that of all runs."""
     outcomes = list(run_all(toy_runs(tmp_path, 4), jobs=1, work=work_with_temporary_files))
     folder, of_process, cache = map(Path, outcomes[0].text.split("|"))
@@ -215,7 +199,7 @@ def work_forever(run: Run) -> Outcome:
     raise AssertionError
 
 
-def test_a_killed_command_leaves_neither_processes_nor_temporary_folders(tmp_path: Path) -> None:
+def test_a_killed_command_leaves_neither_processes_nor_temporary_folders(tmp_path) -> None:
     code = f"""if True:
         from pathlib import Path
         from crope.runs.sweep import run_all
@@ -250,21 +234,20 @@ def signal_when_started(folder: Path, number: signal.Signals) -> None:
     threading.Thread(target=wait_and_send).start()
 
 
-@pytest.mark.parametrize(
-    ("count", "number"), [(3, signal.SIGTERM), (2, signal.SIGINT)], ids=["waiting", "last batch"]
-)
+@pytest.mark.parametrize(("count", "number"), [(3, signal.SIGTERM), (2, signal.SIGINT)])
 def test_a_signal_stops_every_process_after_saving(
-    count: int, number: signal.Signals, tmp_path: Path
+    count: int, number: signal.Signals, tmp_path
 ) -> None:
+    """A third run, which waits, is not started."""
     signal_when_started(tmp_path, number)
-    outcomes = []
+    texts = []
     with pytest.raises(KeyboardInterrupt, match=str(int(number))):
         for outcome in run_all(toy_runs(tmp_path, count), jobs=2, work=work_until_stopped):
-            outcomes.append(outcome)
-    assert [outcome.text for outcome in outcomes] == ["saved", "saved"], "a third was not started"
+            texts.append(outcome.text)
+    assert texts == ["saved", "saved"]
 
 
-def test_processes_that_are_stopping_get_no_second_signal(tmp_path: Path) -> None:
+def test_processes_that_are_stopping_get_no_second_signal(tmp_path) -> None:
     """It would end them before they have saved. The reader of the outcomes fails after the first,
     as on a closed terminal.
     """
@@ -300,7 +283,7 @@ def plan(folder: Path, *studies: str) -> Plan:
 
 
 @pytest.fixture
-def prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., SimpleNamespace]:
+def prepared(monkeypatch, tmp_path) -> Callable[..., SimpleNamespace]:
     """`prepare` of studies with the errors of datasets; no token file is made."""
 
     def call(*studies: str, **errors: UserError) -> SimpleNamespace:
@@ -324,14 +307,12 @@ def prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., S
 
 
 @pytest.mark.parametrize("option", ["train.lr=1", "model=rope", "results_dir=x", "runtime.jobs=a"])
-def test_a_plan_takes_no_option_that_is_wrong_or_changes_a_number(
-    option: str, tmp_path: Path
-) -> None:
+def test_a_plan_takes_no_option_that_is_wrong_or_changes_a_number(option: str, tmp_path) -> None:
     with pytest.raises(ConfigError, match=option.partition("=")[0]):
         Plan(["table1"], "smoke", 1, tmp_path, [option])
 
 
-def test_runs_of_a_plan(tmp_path: Path) -> None:
+def test_runs_of_a_plan(tmp_path) -> None:
     results = tmp_path / "räs, a=b"
     run, *_ = plan(results, "pilot").runs()
     assert (run.scale, run.dataset, run.path.parent) == ("smoke", "ptb", results / "runs")
@@ -345,13 +326,14 @@ def test_data_is_made_once_for_each_dataset(prepared) -> None:
 
 
 def test_data_is_made_for_each_tokenizer_of_a_study(prepared, own_conf: Path) -> None:
-    axes = "{data: ptb, model: rope, tokenizer.vocab_size: '300,400'}"
-    text = f"# @package _global_\nhydra: {{sweeper: {{params: {axes}}}}}\n"
-    (own_conf / "study/vocabularies.yaml").write_text(text)
-    assert prepared("vocabularies").made == ["ptb 300", "ptb 400"]
+    file, params = own_conf / "study/pilot.yaml", "data: ptb, model: rope, tokenizer.vocab_size"
+    file.with_stem("mine").write_text(
+        f"# @package _global_\nhydra: {{sweeper: {{params: {{{params}: '300,400'}}}}}}\n"
+    )
+    assert prepared("mine").made == ["ptb 300", "ptb 400"]
 
 
-def test_complete_runs_need_no_data(prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_runs_need_no_data(prepared, monkeypatch) -> None:
     monkeypatch.setattr(sweep, "is_complete", lambda path: "-ptb-" in path.name)
     assert prepared("base").made == ["wikitext2 4096"]
 
@@ -376,7 +358,7 @@ def test_other_datasets_that_fail_are_left_out_and_a_problem(
     assert found.datasets and not {name, "tiny"} & set(found.datasets)
 
 
-def test_a_command_on_other_datasets_keeps_what_was_missing(prepared, tmp_path: Path) -> None:
+def test_a_command_on_other_datasets_keeps_what_was_missing(prepared, tmp_path) -> None:
     """WikiText-2 can be had now, PG-19 was not tried."""
     (tmp_path / "unavailable.json").write_text('{"wikitext2": "no", "pg19": "no"}')
     assert prepared("length").unavailable == {"pg19": "no"}
@@ -395,7 +377,7 @@ def work_ends(runs: list[Run], *, jobs: int, show: object) -> Iterator[Outcome]:
 
 
 def test_every_run_that_is_neither_complete_nor_skipped_is_a_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    tmp_path, monkeypatch, capsys
 ) -> None:
     monkeypatch.setattr(sweep, "run_all", work_ends)
     runs = [toy_run(tmp_path, f"seed={seed}", "runtime.jobs=3") for seed in range(3)]
@@ -408,13 +390,13 @@ def test_every_run_that_is_neither_complete_nor_skipped_is_a_problem(
     ]
 
 
-def test_complete_runs_are_not_trained_again(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_complete_runs_are_not_trained_again(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sweep, "is_complete", lambda path: True)
     assert train_all(toy_runs(tmp_path, 2)) == []
     assert capsys.readouterr().out == "2 runs, 0 to train\n"
 
 
-def test_a_run_with_a_corrupt_record_is_to_be_trained(tmp_path: Path) -> None:
+def test_a_run_with_a_corrupt_record_is_to_be_trained(tmp_path) -> None:
     """Which fails: no other run may hide it."""
     run = toy_run(tmp_path)
     run.path.mkdir(parents=True)
