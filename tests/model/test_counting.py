@@ -53,14 +53,26 @@ def stored(decoder: GPT) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize(("tied", "qkv_bias"), [(True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("tied", "qkv_bias"),
+    [
+        (True, False),
+        (False, True),
+    ],
+)
 @pytest.mark.parametrize("model", CHOICES)
 def test_closed_forms(model: str, tied: bool, qkv_bias: bool) -> None:
     """A block: Q, K, V; output projection and FFN (D -> 4D -> D) with biases; two LayerNorms.
 
     One more at the end.
     """
-    config = model_config(model, d_model=64, n_layers=3, tied_head=tied, qkv_bias=qkv_bias)
+    config = model_config(
+        model,
+        d_model=64,
+        n_layers=3,
+        tied_head=tied,
+        qkv_bias=qkv_bias,
+    )
     width, decoder = WIDTHS.get(config.projection, 64), build(config, vocab=300, max_len=8)
     kv_width = 16 if config.projection == "multi_query" else width
     channels = 208 if model == "thin_ffn" else 256  # 3.25 * 64
@@ -93,7 +105,13 @@ def test_savings_that_the_paper_states() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "values"), [("rope", 1024), ("crope", 1024), ("halved", 512), ("mqa", 256)]
+    ("model", "values"),
+    [
+        ("rope", 1024),
+        ("crope", 1024),
+        ("halved", 512),
+        ("mqa", 256),
+    ],
 )
 def test_kv_cache_by_hand(model: str, values: int) -> None:
     """K and V of 4 layers: 2 x 4 x 128, of half the width, of one head of four."""

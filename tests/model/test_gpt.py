@@ -70,7 +70,8 @@ def test_no_leak_of_future_tokens(name: str, branch: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_bf16_autocast_has_the_loss_of_float32(name: str, branch: str) -> None:
     """As in training at bf16, to 1 %, and gradients of every parameter to 10 % of its norm."""
-    decoder, losses, gradients = randomise(build(model_config(name, d_model=WIDTH))).float(), [], []
+    decoder = randomise(build(model_config(name, d_model=WIDTH))).float()
+    losses, gradients = [], []
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             loss = cross_entropy(decoder, random_tokens(), TARGETS)
@@ -104,7 +105,14 @@ def test_sequence_longer_than_max_len_is_rejected() -> None:
 # Padding rows
 
 
-@pytest.mark.parametrize(("vocab", "rows"), [(64, 64), (65, 128), (128, 128)])
+@pytest.mark.parametrize(
+    ("vocab", "rows"),
+    [
+        (64, 64),
+        (65, 128),
+        (128, 128),
+    ],
+)
 @pytest.mark.parametrize("tied", [True, False])
 def test_rows_are_padded_and_logits_are_not(vocab: int, rows: int, tied: bool) -> None:
     decoder = build(model_config("rope", tied_head=tied), vocab=vocab)
@@ -220,7 +228,8 @@ def test_a_position_scheme_may_choose_its_initial_values(monkeypatch) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_head_is_the_embedding_or_a_matrix_of_its_own(tied: bool) -> None:
-    decoder, hidden_BTD = randomise(build(model_config("rope", tied_head=tied))), normal(2, 3, 24)
+    decoder = randomise(build(model_config("rope", tied_head=tied)))
+    hidden_BTD = normal(2, 3, 24)
     assert (decoder.head_weight is decoder.embedding.weight) == tied
     assert tied or (decoder.head is not None and decoder.head.bias is None)
     expected = hidden_BTD.numpy() @ decoder.head_weight.detach().numpy()[:VOCAB].T

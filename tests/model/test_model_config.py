@@ -99,14 +99,29 @@ def test_a_decoder_has_no_value_that_a_run_could_not_have(changes: dict[str, obj
         GPT(model, vocab_size=8, max_len=4, seed=0)
 
 
-@pytest.mark.parametrize(("d_model", "width"), [(64, 104), (128, 208), (512, 816)])
+@pytest.mark.parametrize(
+    ("d_model", "width"),
+    [
+        (64, 104),
+        (128, 208),
+        (512, 816),
+    ],
+)
 def test_complex_wide_is_1_6_times_as_wide(d_model: int, width: int) -> None:
     """To the nearest multiple of 8 (4 heads of even width)."""
     model = ModelConfig("rotary", "complex_wide", d_model=d_model)
     assert (model.attention_width, model.head_width) == (width, width // 4)
 
 
-@pytest.mark.parametrize(("d_in", "d_out"), [(128, 128), (48, 80), (6, 6), (2, 2)])
+@pytest.mark.parametrize(
+    ("d_in", "d_out"),
+    [
+        (128, 128),
+        (48, 80),
+        (6, 6),
+        (2, 2),
+    ],
+)
 def test_half_rank_is_the_largest_within_half_the_weights(d_in: int, d_out: int) -> None:
     rank = half_rank(d_in, d_out)
     assert 2 * rank * (d_in + d_out) <= d_in * d_out < 2 * (rank + 1) * (d_in + d_out)

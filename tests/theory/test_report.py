@@ -12,7 +12,15 @@ from crope.theory.pointer_task import Task
 from crope.theory.recall import Plan
 from tests.conftest import contents
 
-TASK = Task(width=16, words=6, seq_len=12, batch_size=4, max_steps=3, lengths=(12, 24), sequences=2)
+TASK = Task(
+    width=16,
+    words=6,
+    seq_len=12,
+    batch_size=4,
+    max_steps=3,
+    lengths=(12, 24),
+    sequences=2,
+)
 PLAN = Plan(pairs=(2, 6), widths=(4, 8), seeds=(1, 2))
 ROPE = "| RoPE (n = 2) | > 8 | 6.8 (5.7 to 8.0) | 1.00 |"  # a row of the table of recall
 
@@ -43,7 +51,13 @@ def write_runs(file: Path) -> pd.DataFrame:
 
 def make(out: Path, published: Path) -> str:
     """theory.md of `make theory` at small settings."""
-    theory.make_theory(out, seeds=2, task=TASK, plan=PLAN, published=published)
+    theory.make_theory(
+        out,
+        seeds=2,
+        task=TASK,
+        plan=PLAN,
+        published=published,
+    )
     return (out / "theory.md").read_text(encoding="utf-8")
 
 

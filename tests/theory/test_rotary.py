@@ -135,7 +135,14 @@ def in_the_plane(x: complex, position: int, gamma: float = GAMMA) -> complex:
     return x * cmath.exp(1j * (position * THETA + gamma))
 
 
-@pytest.mark.parametrize(("m", "n"), [(0, 0), (4, 9), (30, 2)])
+@pytest.mark.parametrize(
+    ("m", "n"),
+    [
+        (0, 0),
+        (4, 9),
+        (30, 2),
+    ],
+)
 def test_the_derivation_in_the_plane(m: int, n: int) -> None:
     """RoFormer's Eqs. 20 to 33: the radius ignores m, the angle is m theta, and gamma cancels in
     every score, so that Eq. 33 may set it to zero.
