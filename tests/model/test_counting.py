@@ -126,6 +126,7 @@ def test_savings_of_the_literal_reading() -> None:
     found = savings(rope, halved, n_layers=3, d_model=64)
     assert (found["Q/K/V"], found["attention"]) == (50.0, 50.0)
     assert found["block"] == pytest.approx(100 / 6, rel=1e-12)
+    assert found["model"] == pytest.approx(100 * 24_576 / 168_704, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,13 @@ def test_decay_is_that_of_roformers_figure_2() -> None:
     assert bound[200:].max() < 10
 
 
+def test_the_kernel_of_the_decay_figure_is_that_of_its_width() -> None:
+    """At width 2 there is one frequency, 1; the limit is that of no width."""
+    data = decay_curves(width=2, longest=3)
+    assert data["kernel"] == pytest.approx([1, math.cos(1), math.cos(2)])
+    assert data["limit"][:2] == pytest.approx([1, 0.97396], abs=1e-5)
+
+
 def test_the_bound_decays_but_not_at_every_step_nor_does_the_score() -> None:
     """Long-term decay is a trend of an upper bound: it rises on the way, and a query can peak at
     any distance.
