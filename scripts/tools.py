@@ -47,8 +47,8 @@ def prepare(options: Options) -> int:
     """Download, check and tokenise datasets ahead of training; print their n-gram losses."""
     from crope import paper
     from crope.config import CORPORA
-    from crope.data.tokens import prepare
     from crope.runs.compose import load_run, nearest, quoted_override
+    from crope.runs.prepare import prepare
     from crope.train.device import default_scale
 
     overrides = [quoted_override("data_dir", options.data_dir)] if options.data_dir else []
@@ -168,6 +168,7 @@ def generate(options: Options) -> None:
 def release(options: Options) -> None:
     """Pack the models of Tables 1 and 2 for `transformers`, with records, cards and checksums."""
     from crope.interop.release import release
+
     from crope.train.device import default_scale
 
     scale = options.scale or default_scale()
