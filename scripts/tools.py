@@ -61,16 +61,16 @@ def prepare(options: Options) -> int:
 
 def status(options: Options) -> None:
     """Done, running, failed and missing runs of studies, and the time left."""
-    from crope.runs.study import TABLES, study_status
+    from crope.runs.status import render, study_states
+    from crope.runs.study import TABLES
 
-    print(
-        study_status(
-            options.study or TABLES,
-            scale=options.scale,
-            seeds=options.seeds,
-            results_dir=options.results_dir,
-        )
+    states = study_states(
+        options.study or TABLES,
+        scale=options.scale,
+        seeds=options.seeds,
+        results_dir=options.results_dir,
     )
+    print(render(states))
 
 
 def explain(options: Options) -> None:
