@@ -1,57 +1,52 @@
 """Downloads: from the hub's protocol on loopback, with faults, and from a site of plain files."""
 
+import gzip
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import huggingface_hub
 import pandas as pd
 import pytest
 
-from crope.config import ROOT, HubConfig
+from crope.config import HubConfig
 from crope.data import corpora, fetch
-from crope.data.corpora import corpus_sha256
+from crope.data.corpora import Document
 from crope.data.tokens import load_tokens
 from crope.errors import ConfigError, DataError, DataUnavailable
 from tests.conftest import raises_one_line
 from tests.data.conftest import FILES, NOWHERE, SMALL, write
-from tests.data.hub import COMMIT, FAULTS, Hub, serve
+from tests.data.hub import COMMIT, Hub, serve
 
 WIKITEXT = "Salesforce/wikitext/wikitext-2-v1/{}-00000-of-00001.parquet"
 PTB = "ptb-text-only/ptb_text_only/penn_treebank/{}/0000.parquet"
-ROWS = {
-    "train": [f"row {i}: the board of the group is new" for i in range(400)],
-    "validation": [f"row {i}: the chairman is new" for i in range(60)],
-}
+TRAIN = [f"row {i}: the board of the group is new" for i in range(400)]
+VALIDATION = [f"row {i}: the chairman is new" for i in range(60)]
 TEXTS = {
-    f"letters/{file}.txt": "".join(f"{row}\n" for row in ROWS[split])
-    for split, file in (("train", "train"), ("validation", "valid"))
+    "letters/train.txt": "".join(f"{row}\n" for row in TRAIN),
+    "letters/valid.txt": "".join(f"{row}\n" for row in VALIDATION),
 }
-SLICE = 4000  # bytes; a file of ROWS has 16,000
 
 
 @pytest.fixture
 def hub(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that also has the PTB files and the PG-19 books, and an empty cache of its client."""
     (tmp_path / "site").mkdir()
-    (tmp_path / "conf").mkdir()
-    huggingface_hub.close_session()  # which remembers the proxy of another test
+    no_pause = SimpleNamespace(sleep=lambda _: None)  # before a request is repeated
+    monkeypatch.setattr("huggingface_hub.utils._http.time", no_pause)
+    monkeypatch.setattr("huggingface_hub.file_download.time", no_pause)
+    # What the client has read from the environment when it was imported.
+    constants = "huggingface_hub.constants"
+    monkeypatch.setattr(f"{constants}.HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr(f"{constants}.HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(f"{constants}.HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    huggingface_hub.close_session()  # it keeps the proxy of another test
     with serve(tmp_path / "site") as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        # What the libraries read from the environment when they are imported.
-        for name, value in {
-            "HF_HUB_CACHE": str(tmp_path / "hf" / "hub"),
-            "HF_HUB_DOWNLOAD_TIMEOUT": 0.3,
-            "HF_TOKEN_PATH": str(tmp_path / "hf" / "token"),
-        }.items():
-            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
-        no_pause = SimpleNamespace(sleep=lambda _: None)  # before a request is repeated
-        monkeypatch.setattr("huggingface_hub.utils._http.time", no_pause)
-        monkeypatch.setattr("huggingface_hub.file_download.time", no_pause)
         monkeypatch.setattr("crope.data.fetch.PTB_URL", f"{server.url}/plain/ptb")
         monkeypatch.setattr("crope.data.fetch.PG19_URL", f"{server.url}/plain/pg19")
         yield server
@@ -59,18 +54,25 @@ def hub(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.fixture
 def letters(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A corpus of the hub, `letters` with ROWS; its file in conf/data is returned."""
-    for split, rows in ROWS.items():
-        write_parquet(hub.folder / f"owner/letters/data/{split}-0.parquet", "text", rows)
-    monkeypatch.setattr("crope.data.corpora.CONF_DIR", tmp_path / "conf")
-    return describe(tmp_path / "conf/letters.yaml")
+    """A dataset of the hub; the file of conf/data that describes it is returned."""
+    write_parquet(hub.folder / "owner/letters/data/train-0.parquet", "text", TRAIN)
+    write_parquet(hub.folder / "owner/letters/data/validation-0.parquet", "text", VALIDATION)
+    monkeypatch.setattr("crope.data.corpora.CONF_DIR", tmp_path)
+    return describe(tmp_path / "letters.yaml")
 
 
-def describe(file: Path, ending: str = "parquet", **changes: object) -> Path:
-    hub = {split: f"data/{split}-*.{ending}" for split in ROWS}
-    hub |= {"path": "owner/letters", "revision": COMMIT} | changes
-    file.write_text(json.dumps({"corpus": "letters", "hub": hub}))
+def describe(file: Path, **changes: object) -> Path:
+    hub: dict[str, object] = {"path": "owner/letters", "revision": COMMIT}
+    hub["train"] = "data/train-*.parquet"
+    hub["validation"] = "data/validation-*.parquet"
+    file.write_text(json.dumps({"corpus": "letters", "hub": hub | changes}))
     return file
+
+
+def describe_folder(file: Path, train: str, validation: str, **changes: object) -> None:
+    describe(
+        file, path=str(file.parent), revision=None, train=train, validation=validation, **changes
+    )
 
 
 def write_parquet(path: Path, column: str, rows: list[str]) -> None:
@@ -79,247 +81,302 @@ def write_parquet(path: Path, column: str, rows: list[str]) -> None:
 
 
 def fetched(data_dir: Path) -> dict[str, str]:
+    """The texts in data/raw; source.json is left out."""
     raw = data_dir.parent / "raw"
-    return {
-        str(path.relative_to(raw)): path.read_bytes().decode()
-        for path in raw.rglob("*")
-        if path.is_file() and path.name != "source.json"
-    }
+    texts = {}
+    for path in raw.rglob("*.*"):
+        if path.name != "source.json":
+            texts[str(path.relative_to(raw))] = path.read_bytes().decode()
+    return texts
 
 
 def files_of(corpus: str) -> dict[str, str]:
-    return {path: text for path, text in (FILES | TEXTS).items() if path.startswith(f"{corpus}/")}
+    return {path: text for path, text in FILES.items() if path.startswith(corpus)}
 
 
-def fetch_files(corpus: str = "letters") -> None:
+def fetch_pinned(corpus: str) -> None:
     fetch.fetch(corpus, list(files_of(corpus)))
 
 
-def write_pinned_rows(hub: Hub, corpus: str) -> None:
-    """PTB's rows are stripped lines there; WikiText-2's keep their line feed, but an empty line is
-    "".
-    """
-    name, column = {"wikitext2": (WIKITEXT, "text"), "ptb": (PTB, "sentence")}[corpus]
-    for split, file in (("train", "train"), ("validation", "valid"), ("test", "valid")):
-        lines = FILES[f"{corpus}/{file}.txt"].splitlines(keepends=True)
-        rows = [line if line.strip() and corpus == "wikitext2" else line.strip() for line in lines]
-        write_parquet(hub.folder / name.format(split), column, rows)
+def fetch_letters() -> None:
+    fetch.fetch("letters", list(TEXTS))
 
 
-@pytest.mark.parametrize("corpus", ["wikitext2", "ptb"])
-def test_hub_rows_become_the_pinned_files_and_no_test_split_is_read(
-    data_dir: Path, hub: Hub, corpus: str
-) -> None:
-    write_pinned_rows(hub, corpus)
-    fetch_files(corpus)
-    assert fetched(data_dir) == files_of(corpus)
-    assert hub.requests and not [request for request in hub.requests if "test" in request]
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
-def test_ptb_from_its_own_site_if_the_hub_has_other_content(data_dir: Path, hub: Hub) -> None:
-    write_parquet(hub.folder / PTB.format("train"), "sentence", ["something else"])
-    for name in ("train", "valid"):
-        write(hub.folder, f"plain/ptb/ptb.{name}.txt", FILES[f"ptb/{name}.txt"])
-    fetch_files("ptb")
-    assert fetched(data_dir) == files_of("ptb")
-
-
-def test_other_content_of_the_hub_is_refused(data_dir: Path, hub: Hub) -> None:
-    for split in ROWS:
-        write_parquet(hub.folder / WIKITEXT.format(split), "text", ["something else"])
-    with pytest.raises(DataError, match="sha256"):
-        fetch_files("wikitext2")
-    assert fetched(data_dir) == {}
-
-
-def test_books_with_crlf_are_fetched_and_tokenised(
-    data_dir: Path, hub: Hub, tmp_path: Path
-) -> None:
-    for path, text in files_of("pg19").items():
-        write(hub.folder, f"plain/{path}", text.replace("\n", "\r\n"))
-    tokens = load_tokens("pg19", SMALL, data_dir=tmp_path / "empty")
-    assert fetched(data_dir) == files_of("pg19")
-    assert tokens.meta["splits"]["validation"]["bytes"] == len(FILES["pg19/validation/7.txt"])
+# Pinned corpora
 
 
 @pytest.mark.parametrize(
-    ("served", "error", "word"), [("", DataUnavailable, "404"), ("Other\n", DataError, "sha256")]
+    ("corpus", "name", "column"), [("wikitext2", WIKITEXT, "text"), ("ptb", PTB, "sentence")]
 )
-def test_missing_and_other_content_are_one_line_and_what_arrived_is_kept(
-    data_dir: Path, hub: Hub, served: str, error: type[Exception], word: str
+def test_rows_of_the_hub_are_the_pinned_text(
+    data_dir: Path, hub: Hub, corpus: str, name: str, column: str
 ) -> None:
+    """They lack the spaces and the line feed of a line. No test split is read."""
+    write_parquet(hub.folder / name.format("test"), column, ["a secret"])
+    for split, file in (("train", "train"), ("validation", "valid")):
+        rows = [line.strip() for line in FILES[f"{corpus}/{file}.txt"].splitlines()]
+        write_parquet(hub.folder / name.format(split), column, rows)
+    fetch_pinned(corpus)
+    assert fetched(data_dir) == files_of(corpus)
+    assert not [request for request in hub.requests if "test" in request]
+
+
+def test_penn_treebank_of_its_own_site_if_the_hub_has_other_content(
+    data_dir: Path, hub: Hub
+) -> None:
+    write_parquet(hub.folder / PTB.format("train"), "sentence", ["something else"])
+    for path, text in files_of("ptb").items():
+        write(hub.folder, f"plain/{path.replace('/', '/ptb.')}", text)
+    fetch_pinned("ptb")
+    assert fetched(data_dir) == files_of("ptb")
+
+
+def test_other_content_is_refused(data_dir: Path, hub: Hub) -> None:
+    write_parquet(hub.folder / WIKITEXT.format("train"), "text", ["something else"])
+    with raises_one_line(DataError, "sha256"):
+        fetch_pinned("wikitext2")
+    assert fetched(data_dir) == {}
+
+
+def test_books_with_crlf_are_the_pinned_ones(data_dir: Path, hub: Hub) -> None:
+    for path, text in files_of("pg19").items():
+        write(hub.folder, f"plain/{path}", text.replace("\n", "\r\n"))
+    load_tokens("pg19", SMALL, data_dir=Path("nowhere"))
+    assert fetched(data_dir) == files_of("pg19")
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "word"), [("", DataUnavailable, "404"), ("Other\n", DataError, "sha256")]
+)
+def test_books_that_arrived_are_kept(
+    data_dir: Path, hub: Hub, other: str, error: type[Exception], word: str
+) -> None:
+    """One of two is missing, or has other content."""
     write(hub.folder, "plain/pg19/train/10.txt", FILES["pg19/train/10.txt"])
-    if served:
-        write(hub.folder, "plain/pg19/train/9.txt", served)
+    if other:
+        write(hub.folder, "plain/pg19/train/9.txt", other)
     with raises_one_line(error, word) as caught:
         fetch.fetch("pg19", ["pg19/train/10.txt", "pg19/train/9.txt"])
     assert type(caught.value) is error
     assert list(fetched(data_dir)) == ["pg19/train/10.txt"]
 
 
-def test_an_unreachable_site_is_one_line_at_once(data_dir: Path, tmp_path: Path) -> None:
-    start = time.monotonic()
-    with raises_one_line(DataUnavailable, "CROPE_DATA_DIR") as caught:
-        load_tokens("ptb", SMALL, data_dir=tmp_path / "empty")
-    assert time.monotonic() - start < 5
-    assert str(tmp_path) not in str(caught.value)
+def test_gpt2_is_read_from_the_hub(data_dir: Path, hub: Hub) -> None:
+    write(hub.folder, "openai-community/gpt2/tokenizer.json", "{}\n")
+    fetch.fetch("gpt2", [fetch.GPT2_FILE])
+    assert fetched(data_dir) == {fetch.GPT2_FILE: "{}\n"}
+
+
+def test_a_pinned_corpus_has_no_source(hub: Hub) -> None:
+    assert isinstance(corpora.data_config("ptb").hub, HubConfig)
+    assert corpora.source_of("ptb") is None
+    corpora.check_source("ptb", {"path": "of runs before it was pinned"}, "a run")
+
+
+# Faults
+
+
+def test_an_unreachable_site_is_tried_once(data_dir: Path, monkeypatch) -> None:
+    tried = []
+
+    def refuse(address: tuple[str, int], timeout: float) -> None:
+        tried.append((*address, timeout))
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr("socket.create_connection", refuse)
+    with raises_one_line(DataUnavailable, "refused.*CROPE_DATA_DIR") as caught:
+        load_tokens("ptb", SMALL, data_dir=data_dir / "empty")
+    assert tried == [("127.0.0.1", 9, 3.0), ("127.0.0.1", 9, 3.0)]  # the hub, PTB's own site
+    assert str(data_dir) not in str(caught.value)
+
+
+@pytest.mark.parametrize("max_bytes", [None, 4000], ids=["whole", "slice"])
+@pytest.mark.parametrize("fault", ["silent", "401", "404", "500"])
+def test_a_fault_of_the_hub_is_one_line_and_the_second_attempt_succeeds(
+    letters: Path, hub: Hub, data_dir: Path, fault: str, max_bytes: int | None
+) -> None:
+    describe(letters, max_bytes=max_bytes)
+    hub.fault = fault
+    with raises_one_line(DataUnavailable, r"letters/train\.txt"):
+        fetch_letters()
+    assert len(hub.requests) == 1
+    assert not fetched(data_dir)
+    hub.fault = ""
+    fetch_letters()
+    assert list(fetched(data_dir)) == list(TEXTS)
+
+
+def test_a_broken_book_is_asked_for_twice(data_dir: Path, hub: Hub) -> None:
+    hub.fault = "500"
+    with raises_one_line(DataUnavailable, "500"):
+        fetch.fetch("pg19", ["pg19/train/10.txt"])
+    assert hub.requests == 2 * ["GET /plain/pg19/train/10.txt"]
+
+
+def test_proxies_are_asked(data_dir: Path, hub: Hub, monkeypatch) -> None:
+    monkeypatch.setenv("http_proxy", NOWHERE)
+    monkeypatch.setattr("crope.data.fetch.PG19_URL", "http://site.invalid")
+    with raises_one_line(DataUnavailable, "(?i)refused"):
+        fetch.fetch("pg19", ["pg19/train/10.txt"])
 
 
 @pytest.mark.parametrize("corpus", ["ptb", "pg19"])
-def test_offline_mode_and_proxies_are_respected(
-    data_dir: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, corpus: str
-) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
-    monkeypatch.setattr("crope.data.fetch.PTB_URL", "http://site.invalid")
-    monkeypatch.setattr("crope.data.fetch.PG19_URL", "http://site.invalid")
-    monkeypatch.setenv("http_proxy", NOWHERE)
-    with pytest.raises(DataUnavailable, match=r"(?i)refused"):  # by the proxy
-        fetch_files(corpus)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DataUnavailable, match="HF_HUB_OFFLINE"):
-        fetch_files(corpus)
+def test_offline_no_site_is_asked(data_dir: Path, hub: Hub, monkeypatch, corpus: str) -> None:
+    offline(monkeypatch)
+    with raises_one_line(DataUnavailable, "HF_HUB_OFFLINE"):
+        fetch_pinned(corpus)
+    assert not hub.requests
 
 
-@pytest.mark.parametrize("local", [False, True], ids=["hub", "folder"])
-@pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv", "txt"])
-def test_a_file_in_conf_data_makes_a_corpus(
-    letters: Path, hub: Hub, data_dir: Path, ending: str, local: bool
+def test_what_arrived_is_not_asked_for_again_and_serves_offline(
+    letters: Path, hub: Hub, data_dir: Path, monkeypatch
 ) -> None:
-    """From each builder's files, tokenised; its source is in meta.json."""
-    folder = hub.folder / "owner/letters"
-    for split, rows in ROWS.items():
-        table, file = pd.DataFrame({"body": rows}), folder / f"data/{split}-1.{ending}"
-        if ending == "parquet":
-            table.to_parquet(file)
-            (folder / f"data/{split}-0.parquet").unlink()
-        elif ending == "jsonl":
-            table.to_json(file, orient="records", lines=True)
-        elif ending == "csv":
-            table.to_csv(file, index=False)
-        else:
-            file.write_text("\n".join(rows))
-    where = {"path": str(folder), "revision": None} if local else {"revision": COMMIT}
-    column = "text" if ending == "txt" else "body"
-    describe(letters, ending, column=column, **where)
+    hub.fault = "500"
+    hub.fault_path = "*validation-0.parquet"
+    with pytest.raises(DataUnavailable, match="letters"):
+        fetch_letters()
+    hub.fault = ""
+    hub.requests = []
+    fetch_letters()
+    assert not [request for request in hub.requests if "train-0" in request]
+    shutil.rmtree(data_dir.parent / "raw")
+    hub.requests = []
+    offline(monkeypatch)
+    fetch_letters()
+    assert fetched(data_dir) == TEXTS
+    assert not hub.requests
+
+
+def test_a_missing_revision_is_named(letters: Path, data_dir: Path) -> None:
+    describe(letters, revision="missing", max_bytes=4000)
+    with raises_one_line(DataUnavailable, "missing"):
+        fetch_letters()
+
+
+# Corpora of one's own, by the section `hub` of a file in conf/data
+
+
+def test_a_dataset_of_the_hub_becomes_tokens_that_name_it(letters: Path, data_dir: Path) -> None:
     tokens = load_tokens("letters", SMALL, data_dir=data_dir)
     assert fetched(data_dir) == TEXTS
-    source = {"path": "owner/letters", "max_bytes": None} | where
-    assert tokens.meta["source"]["hub"].items() >= source.items()
-    assert bool(hub.requests) != local
-
-
-def test_an_empty_cell_is_an_empty_row(letters: Path, hub: Hub, data_dir: Path) -> None:
-    folder = hub.folder / "owner/letters"
-    for split, rows in ROWS.items():
-        lines = [{"body": text, "n": 1} for text in rows] + [{"body": None, "n": 2}]
-        pd.DataFrame(lines).to_json(folder / f"data/{split}-1.jsonl", orient="records", lines=True)
-    describe(letters, "jsonl", column="body", path=str(folder), revision=None)
-    load_tokens("letters", SMALL, data_dir=data_dir)
-    assert fetched(data_dir) == {name: f"{text}\n" for name, text in TEXTS.items()}
-
-
-def test_a_slice_is_streamed_and_no_longer_than_max_bytes(
-    letters: Path, hub: Hub, data_dir: Path, tmp_path: Path
-) -> None:
-    """Whole rows from the start; the validation split is a tenth as long. Nothing stays in the
-    client's cache.
-    """
-    rows = [f"{i}{i:_>5000}" for i in range(4000)]
-    write_parquet(hub.folder / "owner/letters/data/train-0.parquet", "text", rows)
-    describe(letters, max_bytes=100_000)
-    fetch_files()
-    texts = fetched(data_dir)
-    assert texts["letters/train.txt"] == "".join(f"{row}\n" for row in rows[:19])
-    assert texts["letters/valid.txt"] == TEXTS["letters/valid.txt"]
-    assert not list((tmp_path / "hf").rglob("*.parquet"))
-    shutil.rmtree(tmp_path / "raw")
-    describe(letters, max_bytes=100)
-    with pytest.raises(ConfigError, match="max_bytes=100"):
-        fetch_files()
-    describe(letters, max_bytes=100_000, validation="data/text")
-    with pytest.raises(ConfigError, match="parquet"):  # after the training split has arrived
-        fetch_files()
-    describe(letters, max_bytes=100_000)  # corrected
-    fetch_files()
-    assert fetched(data_dir) == texts
+    assert tokens.meta["source"]["hub"]["path"] == "owner/letters"
+    assert tokens.meta["source"]["hub"]["revision"] == COMMIT
 
 
 @pytest.mark.parametrize(
-    ("fault", "ending", "max_bytes"),
+    "content",
     [
-        *((fault, "parquet", None) for fault in FAULTS),
-        *((fault, "parquet", SLICE) for fault in FAULTS),
-        ("truncated", "txt", SLICE),  # a shorter text looks valid
+        "one\rtwo\r\nthree\n",
+        "no line feed at the end",
+        "\ufeffmark\n\ufeffmark\n",
+        "a\u2028b\0c\x85\n",
     ],
 )
-def test_a_fault_is_one_line_and_the_second_attempt_succeeds(
-    letters: Path, hub: Hub, data_dir: Path, fault: str, ending: str, max_bytes: int | None
+def test_a_text_is_the_same_by_every_route(letters: Path, data_dir: Path, content: str) -> None:
+    """As a text file of one's own, and through `hub` as a text file and as a row."""
+    own = letters.parent / "own.txt"
+    own.write_bytes(content.encode())
+    (letters.parent / "row.jsonl").write_text(json.dumps({"text": content}))
+    write(letters.parent, "valid.txt", "Another text.\n")
+    text = "".join(Document("letters", own))
+    describe_folder(letters, "own.txt", "valid.txt")
+    fetch_letters()
+    assert fetched(data_dir)["letters/train.txt"] == text
+    shutil.rmtree(data_dir.parent / "raw")
+    describe_folder(letters, "row.jsonl", "valid.txt")
+    fetch_letters()
+    assert fetched(data_dir)["letters/train.txt"].removesuffix("\n") == text.removesuffix("\n")
+
+
+def test_text_files_are_joined_by_whole_lines(letters: Path, data_dir: Path) -> None:
+    """Compressed ones too."""
+    for name, text in (("a1", b"first"), ("a2", "\ufeffsecond\n".encode()), ("b", b"other\n")):
+        (letters.parent / f"{name}.txt.gz").write_bytes(gzip.compress(text))
+    describe_folder(letters, "a*.txt.gz", "b.txt.gz")
+    fetch_letters()
+    assert fetched(data_dir)["letters/train.txt"] == "first\nsecond\n"
+
+
+@pytest.mark.parametrize(
+    "validation", ["a.txt", "./a.txt", "../{0}/a.txt", "{1}/a.txt", "link.txt"]
+)
+def test_splits_that_share_a_file_are_refused(letters: Path, validation: str) -> None:
+    """Among others; and by any name."""
+    folder = letters.parent
+    for name in ("a", "aa"):
+        write(folder, f"{name}.txt", "one line\n")
+    (folder / "link.txt").symlink_to("a.txt")
+    describe_folder(letters, "a*.txt", validation.format(folder.name, folder))
+    with raises_one_line(ConfigError, "overlap"):
+        fetch_letters()
+
+
+@pytest.mark.parametrize("max_bytes", [None, 4000])
+def test_splits_that_share_a_file_of_the_hub_are_refused(
+    letters: Path, data_dir: Path, max_bytes: int | None
 ) -> None:
-    """A request is repeated once by us and once to continue a file: more would take minutes."""
-    for split in ROWS:
-        (hub.folder / f"owner/letters/data/{split}-0.txt").write_text("\n".join(ROWS[split]))
-    describe(letters, ending, max_bytes=max_bytes)
-    hub.fault = fault
-    hub.fault_path = "/cdn*" if fault in ("truncated", "dies") else "*"
-    with raises_one_line(DataUnavailable, r"letters/train\.txt"):
-        fetch_files()
-    assert max(map(hub.requests.count, hub.requests)) <= 2
+    describe(letters, validation="data/train-0.parquet", max_bytes=max_bytes)
+    with raises_one_line(ConfigError, "overlap"):
+        fetch_letters()
     assert not fetched(data_dir)
-    hub.fault = ""
-    fetch_files()
-    for path, text in fetched(data_dir).items():
-        share = len(text) / (max_bytes or len(text)) * (10 if "valid" in path else 1)
-        assert TEXTS[path].startswith(text) and (text == TEXTS[path] or 0.9 < share <= 1)
 
 
-def test_a_slow_hub_is_waited_for(letters: Path, hub: Hub, data_dir: Path) -> None:
-    hub.fault = "slow"
-    fetch_files()
-    assert fetched(data_dir) == TEXTS
-
-
-def test_what_arrived_is_not_fetched_again_and_serves_offline(
-    letters: Path, hub: Hub, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("max_bytes", [None, 4000])
+def test_splits_with_equal_rows_are_refused(
+    letters: Path, data_dir: Path, max_bytes: int | None
 ) -> None:
-    hub.fault, hub.fault_path = "500", "*validation-0.parquet"
-    with pytest.raises(DataUnavailable, match=r"letters/valid\.txt"):
-        load_tokens("letters", SMALL, data_dir=tmp_path / "empty")
-    hub.fault, hub.requests = "", []
-    load_tokens("letters", SMALL, data_dir=tmp_path / "empty")
-    assert hub.requests and not [request for request in hub.requests if "train-0" in request]
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    for path in TEXTS:
-        (tmp_path / "raw" / path).unlink()
-    hub.requests = []
-    fetch_files()
-    assert fetched(data_dir) == TEXTS and not hub.requests
+    """Also where a slice of one is longer than that of the other."""
+    for name in ("train", "valid"):
+        write(letters.parent, f"{name}.txt", TEXTS["letters/train.txt"])
+    describe_folder(letters, "train.txt", "valid.txt", max_bytes=max_bytes)
+    with raises_one_line(DataError, "same text"):
+        load_tokens("letters", SMALL, data_dir=data_dir)
 
 
-@pytest.mark.parametrize("change", ["revision", "max_bytes", "own text", "no hub"])
-def test_two_sources_of_one_name_are_refused(
-    letters: Path, hub: Hub, data_dir: Path, change: str
-) -> None:
-    """Also while a file is missing, and with prepared tokens."""
-    if change == "own text":
-        for path in TEXTS:
-            write(data_dir, path, "A text of mine, the board of the group.\n" * 60)
-    else:
-        load_tokens("letters", SMALL, data_dir=data_dir)
-        if change == "no hub":
-            letters.write_text("corpus: letters\n")
-        else:
-            describe(letters, **{change: "v2" if change == "revision" else SLICE})
-    before = fetched(data_dir)
-    with raises_one_line(DataError, "source"):
-        load_tokens("letters", SMALL, data_dir=data_dir)
-    if change not in ("own text", "no hub"):
-        (data_dir.parent / "raw" / "letters" / "valid.txt").unlink()
-        with pytest.raises(DataError, match="source"):
-            load_tokens("letters", SMALL, data_dir=data_dir)
-        del before["letters/valid.txt"]
-    assert fetched(data_dir) == before
+# Slices: with max_bytes
+
+
+def fetch_slice(letters: Path, data_dir: Path, rows: list[str], max_bytes: int) -> dict[str, int]:
+    """Rows of the first max_bytes of `rows` in each split."""
+    folder = letters.parent / "site/owner/letters/data"
+    write_parquet(folder / "train-0.parquet", "text", rows)
+    write_parquet(folder / "validation-0.parquet", "text", ["v", *rows])
+    describe(letters, max_bytes=max_bytes)
+    fetch_letters()
+    return {path: text.count("\n") for path, text in fetched(data_dir).items()}
+
+
+def test_a_slice_has_whole_rows_and_validation_gets_a_tenth(letters: Path, data_dir: Path) -> None:
+    """Rows of 9 bytes and a line feed; the first of validation has one byte."""
+    rows = fetch_slice(letters, data_dir, ["123456789"] * 400, max_bytes=1005)
+    assert rows == {"letters/train.txt": 100, "letters/valid.txt": 10}
+
+
+def test_a_slice_counts_bytes_not_characters(letters: Path, data_dir: Path) -> None:
+    rows = fetch_slice(letters, data_dir, ["éééé!"] * 400, max_bytes=1005)
+    assert rows["letters/train.txt"] == 100
+
+
+def test_a_slice_is_streamed(letters: Path, hub: Hub, data_dir: Path, tmp_path: Path) -> None:
+    """Nothing stays in the client's cache."""
+    fetch_slice(letters, data_dir, [f"{i:_>5000}" for i in range(4000)], max_bytes=100_000)
+    assert not list((tmp_path / "hf").rglob("*.parquet"))
+
+
+def test_a_slice_that_is_too_short_can_be_corrected(letters: Path, data_dir: Path) -> None:
+    describe(letters, max_bytes=100)
+    with raises_one_line(ConfigError, "max_bytes=100"):
+        fetch_letters()
+    describe(letters, max_bytes=4000)
+    fetch_letters()
+    assert len(fetched(data_dir)) == 2
+
+
+# Wrong sections, and sources that change
 
 
 @pytest.mark.parametrize(
@@ -327,9 +384,8 @@ def test_two_sources_of_one_name_are_refused(
     [
         ({"revision": None}, "revision"),
         ({"revision": "main"}, "main"),
-        ({"column": "body"}, "text"),
+        ({"column": "body"}, "its columns: text"),
         ({"train": "data/*.bin"}, "parquet"),
-        ({"validation": "data/train-0.parquet"}, "overlap"),
         ({"max_bytes": 0}, "max_bytes"),
         ({"max_bytes": "many"}, "max_bytes"),
         ({"branch": "x"}, "branch"),
@@ -337,7 +393,7 @@ def test_two_sources_of_one_name_are_refused(
     ],
 )
 def test_a_wrong_hub_section_is_one_line(
-    letters: Path, data_dir: Path, changes: dict[str, object], word: str
+    letters: Path, data_dir: Path, changes: dict[str, Any], word: str
 ) -> None:
     describe(letters, **changes)
     with raises_one_line(ConfigError, word):
@@ -345,23 +401,33 @@ def test_a_wrong_hub_section_is_one_line(
     assert not fetched(data_dir)
 
 
-def test_a_missing_revision_is_named(letters: Path, data_dir: Path) -> None:
-    describe(letters, revision="missing", max_bytes=SLICE)
-    with pytest.raises(DataUnavailable, match="missing"):
-        fetch_files()
+@pytest.mark.parametrize("changes", [{"revision": "v2"}, {"max_bytes": 4000}, None])
+def test_a_changed_hub_section_needs_another_name(
+    letters: Path, data_dir: Path, changes: dict[str, Any] | None
+) -> None:
+    """None: the section is removed."""
+    load_tokens("letters", SMALL, data_dir=data_dir)
+    letters.write_text("corpus: letters\n")
+    if changes:
+        describe(letters, **changes)
+    with raises_one_line(DataError, "source"):
+        load_tokens("letters", SMALL, data_dir=data_dir)
+    assert fetched(data_dir) == TEXTS
 
 
-def test_gpt2_is_read_from_the_hub(data_dir: Path, hub: Hub) -> None:
-    write(hub.folder, "openai-community/gpt2/tokenizer.json", "{}\n")
-    fetch.fetch("gpt2", [fetch.GPT2_FILE])
-    # The hub's JSON differs from one that was built of OpenAI's files; load_gpt2 verifies both.
-    assert fetch.GPT2_FILE not in (ROOT / "data" / "checksums.txt").read_text()
-    assert fetched(data_dir) == {fetch.GPT2_FILE: "{}\n"}
+def test_a_changed_hub_section_adds_no_text_of_another_source(
+    letters: Path, data_dir: Path
+) -> None:
+    load_tokens("letters", SMALL, data_dir=data_dir)
+    (data_dir.parent / "raw/letters/valid.txt").unlink()
+    describe(letters, revision="v2")
+    with raises_one_line(DataError, "source"):
+        load_tokens("letters", SMALL, data_dir=data_dir)
+    assert list(fetched(data_dir)) == ["letters/train.txt"]
 
 
-def test_pinned_corpora_have_no_source(hub: Hub) -> None:
-    assert corpora.source_of("ptb") is None and isinstance(
-        corpora.data_config("ptb").hub, HubConfig
-    )
-    corpora.check_source("ptb", {"path": "of runs before it was pinned"}, "a run")
-    assert corpus_sha256("ptb", Path("nowhere"))
+def test_text_files_of_the_name_of_a_dataset_are_refused(letters: Path, data_dir: Path) -> None:
+    for path in TEXTS:
+        write(data_dir, path, f"A text of mine, {path}.\n" * 60)
+    with raises_one_line(DataError, "source"):
+        load_tokens("letters", SMALL, data_dir=data_dir)

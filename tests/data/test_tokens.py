@@ -32,8 +32,8 @@ from crope.data.tokens import (
     vocabulary_of,
 )
 from crope.errors import ConfigError, DataError, StorageError
-from crope.runs.prepare import prepare
 from crope.report.frame import read_ngrams
+from crope.runs.prepare import prepare
 from tests.conftest import contents, raises_one_line
 from tests.data.conftest import FILES, SMALL, write
 
