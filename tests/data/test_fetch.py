@@ -112,9 +112,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("corpus", "name", "column"), [("wikitext2", WIKITEXT, "text"), ("ptb", PTB, "sentence")]
 )
-def test_rows_of_the_hub_are_the_pinned_text(
-    data_dir: Path, hub: Hub, corpus: str, name: str, column: str
-) -> None:
+def test_rows_of_the_hub_are_the_pinned_text(data_dir, hub, corpus, name, column):
     """They lack the spaces and the line feed of a line. No test split is read."""
     write_parquet(hub.folder / name.format("test"), column, ["a secret"])
     for split, file in (("train", "train"), ("validation", "valid")):
@@ -125,9 +123,7 @@ def test_rows_of_the_hub_are_the_pinned_text(
     assert not [request for request in hub.requests if "test" in request]
 
 
-def test_penn_treebank_of_its_own_site_if_the_hub_has_other_content(
-    data_dir: Path, hub: Hub
-) -> None:
+def test_penn_treebank_of_its_own_site_if_the_hub_has_other_content(data_dir, hub):
     write_parquet(hub.folder / PTB.format("train"), "sentence", ["something else"])
     for path, text in files_of("ptb").items():
         write(hub.folder, f"plain/{path.replace('/', '/ptb.')}", text)
@@ -135,14 +131,14 @@ def test_penn_treebank_of_its_own_site_if_the_hub_has_other_content(
     assert fetched(data_dir) == files_of("ptb")
 
 
-def test_other_content_is_refused(data_dir: Path, hub: Hub) -> None:
+def test_other_content_is_refused(data_dir, hub):
     write_parquet(hub.folder / WIKITEXT.format("train"), "text", ["something else"])
     with raises_one_line(DataError, "sha256"):
         fetch_pinned("wikitext2")
     assert fetched(data_dir) == {}
 
 
-def test_books_with_crlf_are_the_pinned_ones(data_dir: Path, hub: Hub) -> None:
+def test_books_with_crlf_are_the_pinned_ones(data_dir, hub):
     for path, text in files_of("pg19").items():
         write(hub.folder, f"plain/{path}", text.replace("\n", "\r\n"))
     load_tokens("pg19", SMALL, data_dir=Path("nowhere"))
@@ -152,9 +148,7 @@ def test_books_with_crlf_are_the_pinned_ones(data_dir: Path, hub: Hub) -> None:
 @pytest.mark.parametrize(
     ("other", "error", "word"), [("", DataUnavailable, "404"), ("Other\n", DataError, "sha256")]
 )
-def test_books_that_arrived_are_kept(
-    data_dir: Path, hub: Hub, other: str, error: type[Exception], word: str
-) -> None:
+def test_books_that_arrived_are_kept(data_dir, hub, other, error, word):
     """One of two is missing, or has other content."""
     write(hub.folder, "plain/pg19/train/10.txt", FILES["pg19/train/10.txt"])
     if other:
@@ -165,13 +159,13 @@ def test_books_that_arrived_are_kept(
     assert list(fetched(data_dir)) == ["pg19/train/10.txt"]
 
 
-def test_gpt2_is_read_from_the_hub(data_dir: Path, hub: Hub) -> None:
+def test_gpt2_is_read_from_the_hub(data_dir, hub):
     write(hub.folder, "openai-community/gpt2/tokenizer.json", "{}\n")
     fetch.fetch("gpt2", [fetch.GPT2_FILE])
     assert fetched(data_dir) == {fetch.GPT2_FILE: "{}\n"}
 
 
-def test_a_pinned_corpus_has_no_source(hub: Hub) -> None:
+def test_a_pinned_corpus_has_no_source(hub):
     assert isinstance(corpora.data_config("ptb").hub, HubConfig)
     assert corpora.source_of("ptb") is None
     corpora.check_source("ptb", {"path": "of runs before it was pinned"}, "a run")
@@ -180,7 +174,7 @@ def test_a_pinned_corpus_has_no_source(hub: Hub) -> None:
 # Faults
 
 
-def test_an_unreachable_site_is_tried_once(data_dir: Path, monkeypatch) -> None:
+def test_an_unreachable_site_is_tried_once(data_dir, monkeypatch):
     tried = []
 
     def refuse(address: tuple[str, int], timeout: float) -> None:
@@ -197,8 +191,8 @@ def test_an_unreachable_site_is_tried_once(data_dir: Path, monkeypatch) -> None:
 @pytest.mark.parametrize("max_bytes", [None, 4000], ids=["whole", "slice"])
 @pytest.mark.parametrize("fault", ["silent", "401", "404", "500"])
 def test_a_fault_of_the_hub_is_one_line_and_the_second_attempt_succeeds(
-    letters: Path, hub: Hub, data_dir: Path, fault: str, max_bytes: int | None
-) -> None:
+    letters, hub, data_dir, fault, max_bytes
+):
     describe(letters, max_bytes=max_bytes)
     hub.fault = fault
     with raises_one_line(DataUnavailable, r"letters/train\.txt"):
@@ -210,14 +204,14 @@ def test_a_fault_of_the_hub_is_one_line_and_the_second_attempt_succeeds(
     assert list(fetched(data_dir)) == list(TEXTS)
 
 
-def test_a_broken_book_is_asked_for_twice(data_dir: Path, hub: Hub) -> None:
+def test_a_broken_book_is_asked_for_twice(data_dir, hub):
     hub.fault = "500"
     with raises_one_line(DataUnavailable, "500"):
         fetch.fetch("pg19", ["pg19/train/10.txt"])
     assert hub.requests == 2 * ["GET /plain/pg19/train/10.txt"]
 
 
-def test_proxies_are_asked(data_dir: Path, hub: Hub, monkeypatch) -> None:
+def test_proxies_are_asked(data_dir, hub, monkeypatch):
     monkeypatch.setenv("http_proxy", NOWHERE)
     monkeypatch.setattr("crope.data.fetch.PG19_URL", "http://site.invalid")
     with raises_one_line(DataUnavailable, "(?i)refused"):
@@ -225,7 +219,7 @@ def test_proxies_are_asked(data_dir: Path, hub: Hub, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("corpus", ["ptb", "pg19"])
-def test_offline_no_site_is_asked(data_dir: Path, hub: Hub, monkeypatch, corpus: str) -> None:
+def test_offline_no_site_is_asked(data_dir, hub, monkeypatch, corpus):
     offline(monkeypatch)
     with raises_one_line(DataUnavailable, "HF_HUB_OFFLINE"):
         fetch_pinned(corpus)
@@ -233,8 +227,8 @@ def test_offline_no_site_is_asked(data_dir: Path, hub: Hub, monkeypatch, corpus:
 
 
 def test_what_arrived_is_not_asked_for_again_and_serves_offline(
-    letters: Path, hub: Hub, data_dir: Path, monkeypatch
-) -> None:
+    letters, hub, data_dir, monkeypatch
+):
     hub.fault = "500"
     hub.fault_path = "*validation-0.parquet"
     with pytest.raises(DataUnavailable, match="letters"):
@@ -251,7 +245,7 @@ def test_what_arrived_is_not_asked_for_again_and_serves_offline(
     assert not hub.requests
 
 
-def test_a_missing_revision_is_named(letters: Path, data_dir: Path) -> None:
+def test_a_missing_revision_is_named(letters, data_dir):
     describe(letters, revision="missing", max_bytes=4000)
     with raises_one_line(DataUnavailable, "missing"):
         fetch_letters()
@@ -260,7 +254,7 @@ def test_a_missing_revision_is_named(letters: Path, data_dir: Path) -> None:
 # Corpora of one's own, by the section `hub` of a file in conf/data
 
 
-def test_a_dataset_of_the_hub_becomes_tokens_that_name_it(letters: Path, data_dir: Path) -> None:
+def test_a_dataset_of_the_hub_becomes_tokens_that_name_it(letters, data_dir):
     tokens = load_tokens("letters", SMALL, data_dir=data_dir)
     assert fetched(data_dir) == TEXTS
     assert tokens.meta["source"]["hub"]["path"] == "owner/letters"
@@ -276,7 +270,7 @@ def test_a_dataset_of_the_hub_becomes_tokens_that_name_it(letters: Path, data_di
         "a\u2028b\0c\x85\n",
     ],
 )
-def test_a_text_is_the_same_by_every_route(letters: Path, data_dir: Path, content: str) -> None:
+def test_a_text_is_the_same_by_every_route(letters, data_dir, content):
     """As a text file of one's own, and through `hub` as a text file and as a row."""
     own = letters.parent / "own.txt"
     own.write_bytes(content.encode())
@@ -292,7 +286,7 @@ def test_a_text_is_the_same_by_every_route(letters: Path, data_dir: Path, conten
     assert fetched(data_dir)["letters/train.txt"].removesuffix("\n") == text.removesuffix("\n")
 
 
-def test_text_files_are_joined_by_whole_lines(letters: Path, data_dir: Path) -> None:
+def test_text_files_are_joined_by_whole_lines(letters, data_dir):
     """Compressed ones too."""
     for name, text in (("a1", b"first"), ("a2", "\ufeffsecond\n".encode()), ("b", b"other\n")):
         (letters.parent / f"{name}.txt.gz").write_bytes(gzip.compress(text))
@@ -304,7 +298,7 @@ def test_text_files_are_joined_by_whole_lines(letters: Path, data_dir: Path) -> 
 @pytest.mark.parametrize(
     "validation", ["a.txt", "./a.txt", "../{0}/a.txt", "{1}/a.txt", "link.txt"]
 )
-def test_splits_that_share_a_file_are_refused(letters: Path, validation: str) -> None:
+def test_splits_that_share_a_file_are_refused(letters, validation):
     """Among others; and by any name."""
     folder = letters.parent
     for name in ("a", "aa"):
@@ -316,9 +310,7 @@ def test_splits_that_share_a_file_are_refused(letters: Path, validation: str) ->
 
 
 @pytest.mark.parametrize("max_bytes", [None, 4000])
-def test_splits_that_share_a_file_of_the_hub_are_refused(
-    letters: Path, data_dir: Path, max_bytes: int | None
-) -> None:
+def test_splits_that_share_a_file_of_the_hub_are_refused(letters, data_dir, max_bytes):
     describe(letters, validation="data/train-0.parquet", max_bytes=max_bytes)
     with raises_one_line(ConfigError, "overlap"):
         fetch_letters()
@@ -326,9 +318,7 @@ def test_splits_that_share_a_file_of_the_hub_are_refused(
 
 
 @pytest.mark.parametrize("max_bytes", [None, 4000])
-def test_splits_with_equal_rows_are_refused(
-    letters: Path, data_dir: Path, max_bytes: int | None
-) -> None:
+def test_splits_with_equal_rows_are_refused(letters, data_dir, max_bytes):
     """Also where a slice of one is longer than that of the other."""
     for name in ("train", "valid"):
         write(letters.parent, f"{name}.txt", TEXTS["letters/train.txt"])
@@ -350,24 +340,24 @@ def fetch_slice(letters: Path, data_dir: Path, rows: list[str], max_bytes: int) 
     return {path: text.count("\n") for path, text in fetched(data_dir).items()}
 
 
-def test_a_slice_has_whole_rows_and_validation_gets_a_tenth(letters: Path, data_dir: Path) -> None:
+def test_a_slice_has_whole_rows_and_validation_gets_a_tenth(letters, data_dir):
     """Rows of 9 bytes and a line feed; the first of validation has one byte."""
     rows = fetch_slice(letters, data_dir, ["123456789"] * 400, max_bytes=1005)
     assert rows == {"letters/train.txt": 100, "letters/valid.txt": 10}
 
 
-def test_a_slice_counts_bytes_not_characters(letters: Path, data_dir: Path) -> None:
+def test_a_slice_counts_bytes_not_characters(letters, data_dir):
     rows = fetch_slice(letters, data_dir, ["éééé!"] * 400, max_bytes=1005)
     assert rows["letters/train.txt"] == 100
 
 
-def test_a_slice_is_streamed(letters: Path, hub: Hub, data_dir: Path, tmp_path: Path) -> None:
+def test_a_slice_is_streamed(letters, hub, data_dir, tmp_path):
     """Nothing stays in the client's cache."""
     fetch_slice(letters, data_dir, [f"{i:_>5000}" for i in range(4000)], max_bytes=100_000)
     assert not list((tmp_path / "hf").rglob("*.parquet"))
 
 
-def test_a_slice_that_is_too_short_can_be_corrected(letters: Path, data_dir: Path) -> None:
+def test_a_slice_that_is_too_short_can_be_corrected(letters, data_dir):
     describe(letters, max_bytes=100)
     with raises_one_line(ConfigError, "max_bytes=100"):
         fetch_letters()
@@ -392,9 +382,7 @@ def test_a_slice_that_is_too_short_can_be_corrected(letters: Path, data_dir: Pat
         ({"train": None}, "train"),
     ],
 )
-def test_a_wrong_hub_section_is_one_line(
-    letters: Path, data_dir: Path, changes: dict[str, Any], word: str
-) -> None:
+def test_a_wrong_hub_section_is_one_line(letters, data_dir, changes, word):
     describe(letters, **changes)
     with raises_one_line(ConfigError, word):
         load_tokens("letters", SMALL, data_dir=data_dir)
@@ -402,9 +390,7 @@ def test_a_wrong_hub_section_is_one_line(
 
 
 @pytest.mark.parametrize("changes", [{"revision": "v2"}, {"max_bytes": 4000}, None])
-def test_a_changed_hub_section_needs_another_name(
-    letters: Path, data_dir: Path, changes: dict[str, Any] | None
-) -> None:
+def test_a_changed_hub_section_needs_another_name(letters, data_dir, changes):
     """None: the section is removed."""
     load_tokens("letters", SMALL, data_dir=data_dir)
     letters.write_text("corpus: letters\n")
@@ -415,9 +401,7 @@ def test_a_changed_hub_section_needs_another_name(
     assert fetched(data_dir) == TEXTS
 
 
-def test_a_changed_hub_section_adds_no_text_of_another_source(
-    letters: Path, data_dir: Path
-) -> None:
+def test_a_changed_hub_section_adds_no_text_of_another_source(letters, data_dir):
     load_tokens("letters", SMALL, data_dir=data_dir)
     (data_dir.parent / "raw/letters/valid.txt").unlink()
     describe(letters, revision="v2")
@@ -426,7 +410,7 @@ def test_a_changed_hub_section_adds_no_text_of_another_source(
     assert list(fetched(data_dir)) == ["letters/train.txt"]
 
 
-def test_text_files_of_the_name_of_a_dataset_are_refused(letters: Path, data_dir: Path) -> None:
+def test_text_files_of_the_name_of_a_dataset_are_refused(letters, data_dir):
     for path in TEXTS:
         write(data_dir, path, f"A text of mine, {path}.\n" * 60)
     with raises_one_line(DataError, "source"):

@@ -32,41 +32,41 @@ def json_lines(rows: list[str]) -> str:
     return "".join(json.dumps({"n": 1, "text": row}) + "\n" for row in rows)
 
 
-def test_words_of_json_lines() -> None:
+def test_words_of_json_lines():
     assert read(".jsonl", json_lines(WORDS)) == WORDS
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_words_of_a_json_array(indent: int | None) -> None:
+def test_words_of_a_json_array(indent):
     rows = [{"text": row} for row in WORDS]
     assert read(".json", json.dumps(rows, indent=indent)) == WORDS
 
 
-def test_words_of_csv() -> None:
+def test_words_of_csv():
     cells = "".join(f'1,"{word}"\n' for word in WORDS)
     assert read(".csv", "n,text\n" + cells) == WORDS
 
 
-def test_words_of_parquet() -> None:
+def test_words_of_parquet():
     assert read(".parquet", parquet("text", WORDS)) == WORDS
 
 
-def test_words_of_dictionary_encoded_parquet() -> None:
+def test_words_of_dictionary_encoded_parquet():
     values = pa.array(["a", "b", "a"]).dictionary_encode()
     assert read(".parquet", parquet("text", values)) == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".csv", ".jsonl"])
-def test_a_byte_order_mark_is_no_text(suffix: str) -> None:
+def test_a_byte_order_mark_is_no_text(suffix):
     content = {".txt": "one", ".csv": "text\none", ".jsonl": '{"text": "one"}'}[suffix]
     assert read(suffix, "\ufeff" + content) == ["one"]
 
 
-def test_lines_of_a_text_file_end_at_lf_crlf_and_cr_only() -> None:
+def test_lines_of_a_text_file_end_at_lf_crlf_and_cr_only():
     assert read(".txt", "a\rb\r\nc\u2028\x0c\x85\0d") == ["a\n", "b\n", "c\u2028\x0c\x85\0d"]
 
 
-def test_cells_of_csv_may_have_line_feeds_commas_nul_and_any_length() -> None:
+def test_cells_of_csv_may_have_line_feeds_commas_nul_and_any_length():
     long = "x" * 200_000
     assert read(".csv", f'text\n"a\nb, c"\n\0d\n{long}\n') == ["a\nb, c", "\0d", long]
 
@@ -86,7 +86,7 @@ def test_cells_of_csv_may_have_line_feeds_commas_nul_and_any_length() -> None:
         (".parquet", parquet("body", ["a"]), "its columns: body"),
     ],
 )
-def test_a_row_without_text_is_named(suffix: str, content: bytes | str, word: str) -> None:
+def test_a_row_without_text_is_named(suffix, content, word):
     with raises_one_line(ConfigError, rf"a\{suffix}.*{word}"):
         read(suffix, content)
 
@@ -106,12 +106,12 @@ def test_a_row_without_text_is_named(suffix: str, content: bytes | str, word: st
         (".parquet", b"PAR1", "row 0"),
     ],
 )
-def test_an_unreadable_file_is_named(suffix: str, content: bytes | str, word: str) -> None:
+def test_an_unreadable_file_is_named(suffix, content, word):
     with raises_one_line(DataError, rf"a\{suffix}.*{word}"):
         read(suffix, content)
 
 
-def test_the_format_is_that_before_a_compression() -> None:
+def test_the_format_is_that_before_a_compression():
     assert format_of("data/train-*.jsonl.gz") == ".jsonl"
     with pytest.raises(ConfigError, match="parquet"):
         format_of("data/train.bin")
