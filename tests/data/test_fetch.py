@@ -394,10 +394,3 @@ def test_a_removed_hub_section_needs_another_name(letters, data_dir):
     letters.write_text("corpus: letters\n")
     with raises_one_line(DataError, "source"):
         load_tokens("letters", SMALL, data_dir=data_dir)
-
-
-def test_text_files_of_the_name_of_a_dataset_are_refused(letters, data_dir):
-    for path in TEXTS:
-        write(data_dir, path, f"A text of mine, {path}.\n" * 60)
-    with raises_one_line(DataError, "source"):
-        load_tokens("letters", SMALL, data_dir=data_dir)
