@@ -235,35 +235,35 @@ def _locate(hub: HubConfig) -> tuple[Any, dict[str, list[str]]]:
     from huggingface_hub import HfApi, HfFileSystem, constants, snapshot_download
 
     filesystem: Any = LocalFileSystem()
-    patterns = {"train": hub.train, "validation": hub.validation}
-    revision, endpoint, online = hub.revision, _endpoint(), not constants.is_offline_mode()
-    if revision and online:
-        # The one request with a time limit: what follows would wait for a silent hub for ever.
-        limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        found = HfApi(endpoint).dataset_info(hub.path, revision=revision, timeout=limit)
-        revision = found.sha
+    endpoint, online = _endpoint(), not constants.is_offline_mode()
+    revision = hub.revision
     if not revision:
         root = os.path.expanduser(hub.path)
         if not os.path.isdir(root):
             raise ConfigError(
                 f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
             )
-    elif hub.max_bytes and online:
+    elif online:
+        # The one request with a time limit: what follows would wait for a silent hub for ever.
+        limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        revision = HfApi(endpoint).dataset_info(hub.path, revision=revision, timeout=limit).sha
+    if revision and online and hub.max_bytes:
         # A new instance, because an instance remembers what it has not found.
         filesystem = HfFileSystem(endpoint=endpoint, skip_instance_cache=True)
         root = f"datasets/{hub.path}@{revision}"
-    else:
+    elif revision:
         root = snapshot_download(
             hub.path,
             repo_type="dataset",
             revision=revision,
-            allow_patterns=list(patterns.values()),
+            allow_patterns=[hub.train, hub.validation],
             endpoint=endpoint,
         )
     files = {}
-    for split, pattern in patterns.items():
+    for split, pattern in (("train", hub.train), ("validation", hub.validation)):
         files[split] = sorted(filesystem.glob(os.path.join(escape(root), pattern)))
-    train, validation = (set(map(os.path.realpath, files[split])) for split in patterns)
+    # By what a name or link leads to; equal content is found when both texts are there.
+    train, validation = (set(map(os.path.realpath, paths)) for paths in files.values())
     if train & validation:
         raise ConfigError(
             f"data.hub: {hub.train} and {hub.validation} overlap: they have a file in common;"
