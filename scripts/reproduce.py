@@ -5,9 +5,11 @@ python scripts/reproduce.py [--scale paper|medium|quick|smoke] [--seeds N] [--st
                             [tracker=none]
 """
 
+import os
 import sys
 
-from crope.errors import Parser, main_errors
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from cli import Parser, arguments, main_errors, refuse_repeats, say_where
 
 
 def main() -> int:
@@ -19,13 +21,15 @@ def main() -> int:
     parser.add_argument(
         "overrides", nargs="*", help="of tracker and runtime: tracker=none, runtime.jobs=4"
     )
-    options = parser.parse_intermixed_args()
+    options = parser.parse_intermixed_args(arguments())
+    refuse_repeats(options.overrides)
 
     from crope.runs.study import TABLES, planned_scale
     from crope.runs.sweep import reproduce
     from crope.train.device import default_scale
 
     studies = options.study or TABLES
+    say_where(options.results_dir)
     return reproduce(
         scale=options.scale or planned_scale(studies) or default_scale(),
         seeds=options.seeds,
