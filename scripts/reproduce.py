@@ -7,12 +7,21 @@ python scripts/reproduce.py [--scale paper|medium|quick|smoke] [--seeds N] [--st
 
 import os
 import sys
+import time
+from dataclasses import replace
+from datetime import timedelta
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from cli import Parser, arguments, main_errors, refuse_repeats, say_where
 
+BEYOND_LENGTH = {"length"}  # studies whose runs are measured beyond their training length too
+
 
 def main() -> int:
+    """Returns 1 if a run or its measurement failed, or if data or a record is corrupt. A dataset
+    that cannot be had is no failure.
+    """
+    started = time.monotonic()
     parser = Parser(description=__doc__)
     parser.add_argument(
         "--scale", help="default: the studies' own; else paper with a CUDA device, quick without"
@@ -24,19 +33,30 @@ def main() -> int:
     options = parser.parse_intermixed_args(arguments())
     refuse_repeats(options.overrides)
 
+    from crope.report.page import build_report
+    from crope.runs.extrapolate import extrapolate_all
+    from crope.runs.progress import print_words
     from crope.runs.study import TABLES, planned_scale
-    from crope.runs.sweep import reproduce
+    from crope.runs.sweep import Plan, prepare, train_all
     from crope.train.device import default_scale
 
     studies = options.study or TABLES
+    scale = options.scale or planned_scale(studies) or default_scale()
     say_where(options.results_dir)
-    return reproduce(
-        scale=options.scale or planned_scale(studies) or default_scale(),
-        seeds=options.seeds,
-        results_dir=options.results_dir,
-        studies=studies,
-        overrides=options.overrides,
-    )
+    plan = Plan(studies, scale, options.seeds, options.results_dir, options.overrides)
+    runs, problems = prepare(plan)
+    problems += train_all(runs)
+    beyond = [study for study in studies if study in BEYOND_LENGTH]
+    problems += extrapolate_all(replace(plan, studies=beyond).runs())
+    # Studies at the scale that their files fix join the report of the scale with most runs.
+    joins = all(planned_scale([study]) == scale for study in studies)
+    invalid = build_report(results_dir=options.results_dir, scale=None if joins else scale)
+    if problems:
+        print(f"{len(problems)} failed:")
+        for problem in problems:
+            print_words(f"  {problem}")
+    print(f"done in {timedelta(seconds=round(time.monotonic() - started))} (h:min:s)")
+    return 1 if problems or invalid else 0
 
 
 if __name__ == "__main__":

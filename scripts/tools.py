@@ -24,9 +24,9 @@ Options = argparse.Namespace
 def prepare(options: Options) -> int:
     """Download, check and tokenise datasets ahead of training; print their n-gram losses."""
     from crope import paper
-    from crope.data.tokens import prepare
     from crope.runs.compose import group_files, load_run, quoted_override
     from crope.runs.hints import nearest
+    from crope.runs.prepare import prepare
     from crope.train.device import default_scale
 
     corpora, known = options.corpora or list(paper.DATASET_LABELS), list(group_files("data"))
@@ -42,10 +42,11 @@ def prepare(options: Options) -> int:
 
 def status(options: Options) -> None:
     """Done, running, failed and missing runs of studies, and the time left."""
-    from crope.runs.study import TABLES, study_status
+    from crope.runs.status import render, study_states
+    from crope.runs.study import TABLES
 
     where = {"scale": options.scale, "seeds": options.seeds, "results_dir": options.results_dir}
-    print(study_status(options.study or TABLES, **where))
+    print(render(study_states(options.study or TABLES, **where)))
 
 
 def explain(options: Options) -> None:

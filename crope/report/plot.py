@@ -10,10 +10,10 @@ import yaml
 
 from crope.errors import UserError
 from crope.files import read_json, write_bytes
-from crope.report.figures import new_figure, render
 from crope.report.frame import load_curves
 from crope.runs.compose import Run, load_config, special
 from crope.runs.published import is_set, read_set, set_folders
+from crope.style import new_figure, render
 
 EARLY = 0.1  # fraction of the steps whose high values may leave the frame
 

@@ -52,7 +52,7 @@ def test_blocks_join_to_the_canonical_form_of_the_whole_file(
     parts = ["a", " bé", "東", "\n", "\r\n", "\n\n", " \n", "\u2028", "\x0c"]
     text = "".join(random.Random(0).choices(parts, k=400)) + "x" + end
     write(tmp_path, "text", text)
-    monkeypatch.setattr("crope.data.corpora.BLOCK_BYTES", 7)
+    monkeypatch.setattr("crope.data.corpora.BLOCK_CHARS", 7)
     blocks = list(Document(corpus, tmp_path / "text"))
     assert len(blocks) > 50
     assert "".join(blocks) == canonical(corpus, text)

@@ -5,7 +5,9 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import huggingface_hub
 import pandas as pd
 import pytest
 
@@ -36,18 +38,20 @@ def hub(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     """A hub that also has the PTB files and the PG-19 books, and an empty cache of its client."""
     (tmp_path / "site").mkdir()
     (tmp_path / "conf").mkdir()
+    huggingface_hub.close_session()  # which remembers the proxy of another test
     with serve(tmp_path / "site") as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         monkeypatch.delenv("HF_TOKEN", raising=False)
         # What the libraries read from the environment when they are imported.
-        monkeypatch.setattr("datasets.config.HF_ENDPOINT", server.url)
-        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "hf" / "datasets")
         for name, value in {
             "HF_HUB_CACHE": str(tmp_path / "hf" / "hub"),
             "HF_HUB_DOWNLOAD_TIMEOUT": 0.3,
             "HF_TOKEN_PATH": str(tmp_path / "hf" / "token"),
         }.items():
             monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        no_pause = SimpleNamespace(sleep=lambda _: None)  # before a request is repeated
+        monkeypatch.setattr("huggingface_hub.utils._http.time", no_pause)
+        monkeypatch.setattr("huggingface_hub.file_download.time", no_pause)
         monkeypatch.setattr("crope.data.fetch.PTB_URL", f"{server.url}/plain/ptb")
         monkeypatch.setattr("crope.data.fetch.PG19_URL", f"{server.url}/plain/pg19")
         yield server

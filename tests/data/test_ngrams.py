@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from crope.data.ngrams import NGRAMS_FILE, ORDERS, load_ngrams, ngram_losses, stored_ngrams
-from crope.data.tokens import TokenSet, load_tokens, prepare
+from crope.data.tokens import TokenSet, load_tokens
 from crope.files import sha256_file, write_json
+from crope.runs.prepare import prepare
 from tests.data.conftest import SMALL
 
 

@@ -28,12 +28,12 @@ from crope.data.tokens import (
     load_gpt2,
     load_tokens,
     pieces,
-    prepare,
     train_bpe,
     vocabulary_of,
 )
 from crope.errors import ConfigError, DataError, StorageError
 from crope.report.frame import read_ngrams
+from crope.runs.prepare import prepare
 from tests.conftest import contents, raises_one_line
 from tests.data.conftest import FILES, SMALL, write
 
@@ -201,7 +201,7 @@ def test_the_file_of_gpt2_is_fetched_once(data_dir: Path, monkeypatch) -> None:
 def test_memory_does_not_grow_with_the_corpus(data_dir: Path, monkeypatch) -> None:
     line = " ".join(f"word{number}" for number in range(200)) + "\n"
     monkeypatch.setattr("crope.data.tokens._PIECES_AT_ONCE", 1)
-    monkeypatch.setattr("crope.data.corpora.BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr("crope.data.corpora.BLOCK_CHARS", 1 << 14)
     write(data_dir, "letters/valid.txt", line * 10)
     peaks = {}
     for thirds in (1, 3):

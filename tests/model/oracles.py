@@ -115,6 +115,16 @@ def rotated_product(q_K: Array, k_K: Array, m: int, n: int) -> float:
     return total
 
 
+def turn_by_complex_multiplication(x: Array, position: int | Array) -> Array:
+    """Channel pairs (2i, 2i+1) at `position` times e^{i position theta_i} (Eqs. 6 and 10). An array
+    has the position of each vector along the last dimension but one.
+    """
+    width = x.shape[-1]
+    theta_J = 10000.0 ** (-np.arange(0, width, 2) / width)
+    turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * np.multiply.outer(position, theta_J))
+    return np.stack((turned.real, turned.imag), axis=-1).reshape(x.shape)
+
+
 def sinusoid(m: int, width: int) -> Array:
     """Vaswani et al., Sec. 3.5."""
     angles = [m / 10000.0 ** ((channel - channel % 2) / width) for channel in range(width)]

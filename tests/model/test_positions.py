@@ -23,16 +23,8 @@ from tests.model.oracles import (
     randomise,
     sinusoid,
     t5_bias,
+    turn_by_complex_multiplication,
 )
-
-
-def rotate_by_complex_multiplication(x_BHTK: torch.Tensor) -> np.ndarray:
-    """Pair i at position m times e^{i m theta_i} (Eq. 10)."""
-    x = x_BHTK.double().numpy()
-    length, width = x.shape[-2:]
-    angle_TJ = np.arange(length)[:, None] * 10000.0 ** (-np.arange(0, width, 2) / width)
-    rotated = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle_TJ)
-    return np.stack((rotated.real, rotated.imag), axis=-1).reshape(x.shape)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -45,7 +37,7 @@ def test_bf16_keeps_its_dtype_and_is_rotated_in_float32(autocast: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         found = RotaryEmbedding(8, max_len=200).rotate(x_BHTK)
     assert found.dtype == torch.bfloat16
-    expected = rotate_by_complex_multiplication(x_BHTK)
+    expected = turn_by_complex_multiplication(x_BHTK.double().numpy(), np.arange(200))
     assert np.all(np.abs(found.double().numpy() - expected) <= 2.0**-8 * np.abs(expected) + 1e-6)
 
 
