@@ -15,7 +15,6 @@ from cli import Parser, arguments, folder, main_errors
 
 
 def main() -> None:
-    from crope.report.page import build_report
     from crope.runs.study import SCALES
 
     parser = Parser(description=__doc__)
@@ -25,6 +24,9 @@ def main() -> None:
         "--out", type=folder, help="default: RESULTS_DIR/report (smoke: report-smoke)"
     )
     args = parser.parse_args(arguments())
+
+    from crope.report.page import build_report
+
     invalid = build_report(
         results_dir=args.results_dir, scale=args.scale, folders=args.runs, out_dir=args.out
     )
