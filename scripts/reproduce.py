@@ -14,8 +14,6 @@ from datetime import timedelta
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from cli import Parser, arguments, main_errors, refuse_repeats, say_where
 
-BEYOND_LENGTH = {"length"}  # studies whose runs are measured beyond their training length too
-
 
 def main() -> int:
     """Returns 1 if a run or its measurement failed, or if data or a record is corrupt. A dataset
@@ -44,10 +42,11 @@ def main() -> int:
     scale = options.scale or planned_scale(studies) or default_scale()
     say_where(options.results_dir)
     plan = Plan(studies, scale, options.seeds, options.results_dir, options.overrides)
-    runs, problems = prepare(plan)
-    problems += train_all(runs)
-    beyond = [study for study in studies if study in BEYOND_LENGTH]
-    problems += extrapolate_all(replace(plan, studies=beyond).runs())
+    plan, problems = prepare(plan)
+    problems += train_all(plan.runs())
+    beyond = asked_beyond()
+    plan = replace(plan, studies=[study for study in studies if study in beyond])
+    problems += extrapolate_all(plan.runs())
     # Studies at the scale that their files fix join the report of the scale with most runs.
     joins = all(planned_scale([study]) == scale for study in studies)
     invalid = build_report(results_dir=options.results_dir, scale=None if joins else scale)
@@ -55,8 +54,19 @@ def main() -> int:
         print(f"{len(problems)} failed:")
         for problem in problems:
             print_words(f"  {problem}")
-    print(f"done in {timedelta(seconds=round(time.monotonic() - started))} (h:min:s)")
+    print(f"took {timedelta(seconds=round(time.monotonic() - started))} (h:min:s)")
     return 1 if problems or invalid else 0
+
+
+def asked_beyond() -> set[str]:
+    """The studies of which a contrast asks for losses beyond the training length."""
+    from crope.report.evidence import load_contrasts
+
+    studies: set[str] = set()
+    for contrast in load_contrasts().values():
+        if contrast.of == "beyond":
+            studies |= set(contrast.studies)
+    return studies
 
 
 if __name__ == "__main__":

@@ -157,6 +157,23 @@ def test_a_mistake_of_a_command_is_one_line_and_exit_status_1(tmp_path: Path) ->
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
 
 
+@pytest.mark.slow
+def test_reproduce_without_data_and_network(tmp_path: Path) -> None:
+    """Table 1 on `tiny`, whose rows are complete; run again, nothing is trained or changed."""
+    hidden = {"CROPE_DATA_DIR": str(tmp_path / "none"), "HF_HUB_OFFLINE": "1"}
+    hidden["CROPE_CACHE_DIR"] = str(tmp_path / "cache")
+    options = f"--scale=smoke --study=table1 --seeds=1 --results-dir={tmp_path} tracker=none"
+    done = run_script("reproduce.py", *options.split(), **hidden)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 runs, 3 to train" in done.stdout and "error: ptb" in done.stderr
+    assert "HF_HUB_OFFLINE" in (tmp_path / "unavailable.json").read_text()
+    before = {path: path.read_bytes() for path in tmp_path.glob("r*/*/*") if path.is_file()}
+    assert len(before) > 3
+    done = run_script("reproduce.py", *options.split(), **hidden)
+    assert "3 runs, 0 to train" in done.stdout
+    assert {path: path.read_bytes() for path in before} == before
+
+
 @pytest.mark.parametrize(
     ("script", "arguments"),
     [
