@@ -115,12 +115,11 @@ def variant_name(name: str, model: ModelConfig) -> str:
     chosen than the file's.
     """
     stated = {"attention": "softmax"} | group_values("model", name)
-    values = [
-        getattr(model, key)
-        for key in ("position", "projection", "attention")
-        if getattr(model, key) != stated.get(key)
-    ]
-    return "+".join([name, *values])
+    for key in ("position", "projection", "attention"):
+        value = getattr(model, key)
+        if value != stated.get(key):
+            name += f"+{value}"
+    return name
 
 
 def typed(schema: type[Schema], values: Any) -> Schema:
@@ -349,17 +348,17 @@ def config_error(error: Exception) -> ConfigError:
         return ConfigError(one_line(error))  # names file, line and column
     causes = (error.__cause__, error, error.__context__)
     cause = next((item for item in causes if isinstance(item, OmegaConfBaseException)), error)
-    file = re.match(r"In '([^']+)'", str(error))
-    key = getattr(cause, "full_key", None)
-    where = f"conf/{file[1]}.yaml: " if file else ""
+    where, hint, key = "", "", getattr(cause, "full_key", None)
+    if file := re.match(r"In '([^']+)'", str(error)):
+        where = f"conf/{file[1]}.yaml: "
     if key:
         where += f"{key}: "
+    if key and isinstance(cause, KeyError | AttributeError):
+        hint = f";{nearest(key, [*keys(), *DATA_KEYS])}"
     message = re.sub(r"^In '[^']+': ", "", str(cause)).splitlines()[0]
     for type_name, wanted in TYPES.items():
         if value := re.match(f"Value ('.*?') .*{type_name}", message):
             return ConfigError(f"{where}{value[1]} is not {wanted}")
-    unknown = isinstance(cause, KeyError | AttributeError)
-    hint = f";{nearest(key, [*keys(), *DATA_KEYS])}" if key and unknown else ""
     return ConfigError(f"{where}{message}{hint}")
 
 
