@@ -10,16 +10,23 @@ the inputs' second moments L L^T, which is nearest in the outputs.
 """
 
 import copy
+import os
+import sys
 from pathlib import Path
 from statistics import mean
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from cli import Parser, main_errors
+
+# cli says what to do where torch is not installed.
+# isort: split
 import torch
 from bench import write_table
 from torch import Tensor
 
 from crope.config import ROOT
 from crope.data.batches import sample_batch
-from crope.errors import Parser, UserError, main_errors
+from crope.errors import UserError
 from crope.interop.adapt import complexify, input_moments
 from crope.interop.convert import fine_tune, measure
 from crope.model.gpt import GPT
