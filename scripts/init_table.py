@@ -20,7 +20,8 @@ from torch import Tensor
 from crope.config import ROOT
 from crope.data.batches import sample_batch
 from crope.errors import Parser, UserError, main_errors
-from crope.interop.adapt import complexify, input_moments
+from crope.interop.adapt import complexify
+from crope.interop.calibration import input_moments
 from crope.interop.convert import fine_tune, measure
 from crope.model.gpt import GPT
 from crope.model.projections import LowRankLinear
