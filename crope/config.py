@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -141,9 +140,6 @@ class HubConfig:
     def __post_init__(self) -> None:
         if self.revision == "main":
             raise ValueError("data.hub.revision: the branch main moves; give a commit")
-        train, validation = self.train, self.validation
-        if fnmatch(train, validation) or fnmatch(validation, train):
-            raise ValueError(f"data.hub: {train} and {validation} overlap; give disjoint files")
         if self.max_bytes is not None and self.max_bytes < 10:
             raise ValueError(f"data.hub.max_bytes={self.max_bytes} must be at least 10")
 

@@ -24,36 +24,18 @@ SAVED_PERCENT = {"Q/K/V": 50.0, "attention": 37.5, "block": 12.5}
 MODEL_LABELS = {"xpos": "XPOS", "rope": "RoPE", "crope": "CRoPE"}
 DATASET_LABELS = {"pg19": "PG-19", "wikitext2": "Wikitext-2", "ptb": "Penn Treebank"}
 
-# Table 2's rows by the name of the ablation file; B, L, D, gamma and step in this order.
-ROWS: dict[str, dict[str, int | float]] = {
-    "base": {
-        "batch_size": 16,
-        "seq_len": 1024,
-        "d_model": 128,
-        "lr_gamma": 0.8,
-        "lr_step_size": 1000,
-    },
-    "b2_l512_g09_s2000": {
-        "batch_size": 2,
-        "seq_len": 512,
-        "d_model": 128,
-        "lr_gamma": 0.9,
-        "lr_step_size": 2000,
-    },
-    "b2_l512_g09_s1000": {
-        "batch_size": 2,
-        "seq_len": 512,
-        "d_model": 128,
-        "lr_gamma": 0.9,
-        "lr_step_size": 1000,
-    },
-    "b2_l512_d64": {
-        "batch_size": 2,
-        "seq_len": 512,
-        "d_model": 64,
-        "lr_gamma": 0.9,
-        "lr_step_size": 1000,
-    },
+SETTINGS = ("batch_size", "seq_len", "d_model", "lr_gamma", "lr_step_size")
+
+
+def _row(*values: int | float) -> dict[str, int | float]:
+    return dict(zip(SETTINGS, values, strict=True))
+
+
+ROWS = {  # Table 2's, by the name of the ablation file
+    "base": _row(16, 1024, 128, 0.8, 1000),
+    "b2_l512_g09_s2000": _row(2, 512, 128, 0.9, 2000),
+    "b2_l512_g09_s1000": _row(2, 512, 128, 0.9, 1000),
+    "b2_l512_d64": _row(2, 512, 64, 0.9, 1000),
 }
 
 TABLE_TITLES = {  # the paper's captions, the second without its last word, "Dataset"

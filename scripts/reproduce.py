@@ -6,11 +6,18 @@ python scripts/reproduce.py [--scale paper|medium|quick|smoke] [--seeds N] [--st
 """
 
 import sys
+import time
+from dataclasses import replace
+from datetime import timedelta
 
 from crope.errors import Parser, main_errors
 
 
 def main() -> int:
+    """Returns 1 if a run or its measurement failed, or if data or a record is corrupt. A dataset
+    that cannot be had is no failure.
+    """
+    started = time.monotonic()
     parser = Parser(description=__doc__)
     parser.add_argument(
         "--scale", help="default: the studies' own; else paper with a CUDA device, quick without"
@@ -21,18 +28,41 @@ def main() -> int:
     )
     options = parser.parse_intermixed_args()
 
+    from crope.report.page import build_report
+    from crope.runs.extrapolate import extrapolate_all
+    from crope.runs.progress import print_words
     from crope.runs.study import TABLES, planned_scale
-    from crope.runs.sweep import reproduce
+    from crope.runs.sweep import Plan, prepare, train_all
     from crope.train.device import default_scale
 
     studies = options.study or TABLES
-    return reproduce(
-        scale=options.scale or planned_scale(studies) or default_scale(),
-        seeds=options.seeds,
-        results_dir=options.results_dir,
-        studies=studies,
-        overrides=options.overrides,
-    )
+    scale = options.scale or planned_scale(studies) or default_scale()
+    plan = Plan(studies, scale, options.seeds, options.results_dir, options.overrides)
+    plan, problems = prepare(plan)
+    problems += train_all(plan.runs())
+    beyond = asked_beyond()
+    plan = replace(plan, studies=[study for study in studies if study in beyond])
+    problems += extrapolate_all(plan.runs())
+    # Studies at the scale that their files fix join the report of the scale with most runs.
+    joins = all(planned_scale([study]) == scale for study in studies)
+    invalid = build_report(results_dir=options.results_dir, scale=None if joins else scale)
+    if problems:
+        print(f"{len(problems)} failed:")
+        for problem in problems:
+            print_words(f"  {problem}")
+    print(f"took {timedelta(seconds=round(time.monotonic() - started))} (h:min:s)")
+    return 1 if problems or invalid else 0
+
+
+def asked_beyond() -> set[str]:
+    """The studies of which a contrast asks for losses beyond the training length."""
+    from crope.report.evidence import load_contrasts
+
+    studies: set[str] = set()
+    for contrast in load_contrasts().values():
+        if contrast.of == "beyond":
+            studies |= set(contrast.studies)
+    return studies
 
 
 if __name__ == "__main__":

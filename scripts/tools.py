@@ -47,8 +47,8 @@ def prepare(options: Options) -> int:
     """Download, check and tokenise datasets ahead of training; print their n-gram losses."""
     from crope import paper
     from crope.config import CORPORA
-    from crope.data.tokens import prepare
     from crope.runs.compose import load_run, nearest, quoted_override
+    from crope.runs.prepare import prepare
     from crope.train.device import default_scale
 
     overrides = [quoted_override("data_dir", options.data_dir)] if options.data_dir else []
@@ -61,16 +61,16 @@ def prepare(options: Options) -> int:
 
 def status(options: Options) -> None:
     """Done, running, failed and missing runs of studies, and the time left."""
-    from crope.runs.study import TABLES, study_status
+    from crope.runs.status import render, study_states
+    from crope.runs.study import TABLES
 
-    print(
-        study_status(
-            options.study or TABLES,
-            scale=options.scale,
-            seeds=options.seeds,
-            results_dir=options.results_dir,
-        )
+    states = study_states(
+        options.study or TABLES,
+        scale=options.scale,
+        seeds=options.seeds,
+        results_dir=options.results_dir,
     )
+    print(render(states))
 
 
 def explain(options: Options) -> None:
@@ -140,19 +140,12 @@ def convert(options: Options) -> None:
 
 
 def export(options: Options) -> None:
-    """Write a finished run's weights as a folder that `transformers` opens, or as one safetensors
-    file.
-    """
-    from crope.interop.export import export, export_transformers
+    """Write a finished run as a folder that `transformers` opens."""
+    from crope.interop.export import export_transformers
 
     record = _record(options.run, options)
-    kind = "-converted" * options.converted + "-dense" * options.dense
-    out = options.out or options.results_dir / "export" / f"{record.path.name}{kind}"
-    if options.format == "transformers":
-        export_transformers(record, out, converted=options.converted)
-    else:
-        out = options.out or out.with_name(f"{out.name}.safetensors")
-        export(record, out, dense=options.dense, converted=options.converted)
+    out = options.out or options.results_dir / "export" / record.path.name
+    export_transformers(record, out)
     print(out)
 
 
@@ -175,6 +168,7 @@ def generate(options: Options) -> None:
 def release(options: Options) -> None:
     """Pack the models of Tables 1 and 2 for `transformers`, with records, cards and checksums."""
     from crope.interop.release import release
+
     from crope.train.device import default_scale
 
     scale = options.scale or default_scale()
@@ -392,15 +386,9 @@ def build_parser() -> Parser:
     )
     sub.add_argument(
         "--format",
-        choices=["safetensors", "transformers"],
-        default="safetensors",
-        help="default: safetensors",
-    )
-    sub.add_argument(
-        "--dense", action="store_true", help="Q, K and V as full matrices (transformers: always)"
-    )
-    sub.add_argument(
-        "--converted", action="store_true", help="the model that `convert` made of a RoPE run"
+        choices=["transformers"],
+        default="transformers",
+        help="default: transformers",
     )
     sub = command(generate, "run", "--results-dir")
     sub.add_argument("--prompt", default="\n", help="default: a line feed")

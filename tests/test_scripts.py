@@ -254,23 +254,6 @@ def test_gpu_check_logs_a_command_and_stops_it_once(tmp_path: Path) -> None:
     assert sorted(log.read_text().split()) == ["err", "out"]
 
 
-def test_reproduce_passes_its_options_on(monkeypatch, tmp_path: Path) -> None:
-    seen = []
-    names = ("scale", "seeds", "results_dir", "studies", "overrides")
-    monkeypatch.setattr(
-        "crope.runs.sweep.reproduce", lambda **o: seen.append([o[n] for n in names]) or 3
-    )
-    monkeypatch.setattr("crope.train.device.default_scale", lambda: "medium")
-    options = ["--scale=smoke", "--seeds=2", "--study=base", "--study=length", "tracker=none"]
-    options.append(f"--results-dir={tmp_path}")
-    assert call(monkeypatch, reproduce_script, *options) == 3
-    assert call(monkeypatch, reproduce_script) == 3
-    assert seen == [
-        ["smoke", 2, tmp_path, ["base", "length"], ["tracker=none"]],
-        ["medium", None, Path("results"), ("table1", "table2"), []],
-    ]
-
-
 def test_report_takes_the_named_folders_and_scale(monkeypatch, capsys, tmp_path: Path) -> None:
     """The only run of the scale in `other` is that of seed 2."""
     results, other = tmp_path / "results", tmp_path / "other"

@@ -24,6 +24,7 @@ def toy_corpus(folder: Path) -> Iterator[None]:
     train_bpe([[" ".join(words * 2)]], TOY_VOCAB).save(str(folder / "tokenizer.json"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("crope.runs.run.load_tokens", lambda *_, **__: tokens)
+        patch.setattr("crope.runs.load.load_tokens", lambda *_, **__: tokens)
         patch.setattr("torch.cuda.is_available", lambda: False)
         yield
 

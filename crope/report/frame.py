@@ -124,6 +124,12 @@ class Runs:
         """The runs of the tables: the user's own where there are any of this scale."""
         return self.own if (self.own["scale"] == self.scale).any() else self.published
 
+    @property
+    def datasets(self) -> list[str] | None:
+        """For `expected_table_rows`: tiny joins the paper's corpora (None) where it was trained."""
+        tiny = (self.own["scale"] == self.scale) & (self.own["dataset"] == "tiny")
+        return list(DATASET_LABELS) if tiny.any() else None
+
 
 def load_runs(
     *,

@@ -17,10 +17,12 @@ from crope.files import write_bytes, write_text
 from crope.report import agreement, figures, tables
 from crope.report.evidence import answers, load_contrasts
 from crope.report.findings import findings
-from crope.report.frame import DATASET_LABELS, PUBLISHED, Runs, by_study, curves_of, load_runs
+from crope.report.frame import PUBLISHED, Runs, by_study, curves_of, load_runs
 from crope.report.tables import Table
 from crope.runs.study import TABLES, StudyRow, expected_rows, expected_table_rows
+from crope.style import render
 
+PUBLISHED_SCALE = "quick"  # of the studies that are published, where their files name none
 TEMPLATE = Path(__file__).with_name("page.html")
 PROTOCOL_NOTES = (
     "full: loss after the last step on the validation split or, at the smaller scales, on a fixed"
@@ -54,11 +56,14 @@ def collect(runs: Runs) -> Report:
     comparable.
     """
     contrasts = load_contrasts()
-    table_rows = expected_table_rows(runs.scale, _datasets(runs))
-    rows = [*table_rows, *expected_rows(runs.scale)]
-    published = by_study(runs.published, rows)
+    table_rows = expected_table_rows(runs.scale, runs.datasets)
+    public_rows = [*expected_table_rows(PUBLISHED_SCALE), *expected_rows(PUBLISHED_SCALE)]
+    published = by_study(runs.published, public_rows)
+    rows = public_rows
+    if runs.scale != PUBLISHED_SCALE:
+        rows = [*table_rows, *expected_rows(runs.scale)]
     own = by_study(runs.own, rows)
-    joined = own if runs.shown is runs.own else published
+    joined = own if runs.shown is runs.own else by_study(runs.published, table_rows)
     large = _paper_size(published) if runs.scale != "paper" else published.iloc[:0]
     reasons = tables.missing_reasons(runs, table_rows)
     losses = []
@@ -67,7 +72,7 @@ def collect(runs: Runs) -> Report:
         of_runs = joined[joined["study"] == name]
         losses.append(tables.loss_table(name, of_table, of_runs, large, reasons))
     differences = answers(published, contrasts)
-    sentences = findings(differences) if runs.published["scale"].eq("quick").any() else []
+    sentences = findings(differences) if len(published) else []
     return Report(
         runs,
         rows,
@@ -78,12 +83,6 @@ def collect(runs: Runs) -> Report:
         answers(own, contrasts).query("n > 0"),
         sentences,
     )
-
-
-def _datasets(runs: Runs) -> list[str] | None:
-    """For `expected_table_rows`: None stands for the paper's; tiny joins if one is missing."""
-    tiny = runs.own[(runs.own["scale"] == runs.scale) & (runs.own["dataset"] == "tiny")]
-    return list(DATASET_LABELS) if len(tiny) and runs.unavailable else None
 
 
 def _paper_size(published: pd.DataFrame) -> pd.DataFrame:
@@ -122,7 +121,7 @@ def build_report(
     files["runs.csv"] = runs.shown.to_csv(index=False, lineterminator="\n")
     files["index.html"] = render_page(report)
     if "fig4" in report.pictures:
-        write_bytes(out_dir / "fig4.png", figures.render(report.pictures["fig4"], "png"))
+        write_bytes(out_dir / "fig4.png", render(report.pictures["fig4"], "png"))
     for name, content in files.items():  # the page is last: it links to the others
         write_text(out_dir / name, content)
     print_report(report, out_dir / "index.html")
@@ -140,7 +139,7 @@ def draw(report: Report) -> dict[str, Figure]:
     if len(rate_runs := published[published["study"].isin(RATE_STUDIES)]):
         drawn["rates"] = figures.rates(rate_runs, rate_lines(report.differences))
     lines = report.differences[report.differences["name"].isin(beside_rope())]
-    lines = lines[lines["dataset"] == ""]
+    lines = lines[(lines["dataset"] == "") & (lines["n"] > 0)]
     if len(lines):
         first = lines["name"].map(lambda name: load_contrasts()[name].first[0])
         title = "After 3,200 steps at the paper's learning rate, 95 % over seeds"
@@ -205,7 +204,7 @@ def render_page(report: Report) -> str:
     template = loader.from_string(TEMPLATE.read_text(encoding="utf-8"))
     images = {}
     for name, figure in report.pictures.items():
-        data = base64.b64encode(figures.render(figure)).decode()
+        data = base64.b64encode(render(figure)).decode()
         images[name] = f"data:image/svg+xml;base64,{data}"
     return template.render(
         report=report,

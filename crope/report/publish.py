@@ -16,13 +16,14 @@ from crope.data.ngrams import NGRAMS_FILE, ORDERS, stored_ngrams
 from crope.data.tokens import TOKENS_DIR
 from crope.errors import DataError, UserError
 from crope.files import json_sha256, read_json, write_bytes, write_json, write_text
-from crope.report import agreement, figures, page
+from crope.report import agreement, page
 from crope.report.evidence import differences, load_contrasts, welch_interval
 from crope.report.frame import DIVERGED, PUBLISHED, dataset_label, load_frame, load_runs
 from crope.report.tables import Table, interval_text, signed
 from crope.runs.published import add_runs
 from crope.runs.record import Record, read_records
 from crope.runs.study import TABLES
+from crope.style import render
 
 README, README_TEMPLATE = ROOT / "README.md", ROOT / "docs" / "README.md.j2"
 RESULTS, RESULTS_TEMPLATE = ROOT / "docs" / "results.md", ROOT / "docs" / "results.md.j2"
@@ -132,7 +133,7 @@ def update_readme(published: Path = PUBLISHED) -> None:
     report = page.collect(runs)
     for name, figure in page.draw(report).items():
         if name in PICTURES:
-            write_bytes(published / f"{name}.png", figures.render(figure, "png"))
+            write_bytes(published / f"{name}.png", render(figure, "png"))
     full = [without_sampled(table) for table in report.losses]
     context = {
         "sentences": report.sentences,

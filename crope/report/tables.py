@@ -179,6 +179,8 @@ def _own_cells(of_row: pd.DataFrame, models: Sequence[str], decimals: int) -> li
 def _pair_difference(runs: pd.DataFrame, decimals: int) -> str:
     """CRoPE - RoPE of the runs of one line, with its interval and n; empty without both models."""
     pair = runs[runs["model"].isin(PAIR)]
+    if pair.empty:
+        return ""
     contrast = Contrast("", tuple(pair["study"].unique()), "", ("crope", ""), (("rope", ""),))
     lines = answer(pair, contrast)
     if lines.empty:

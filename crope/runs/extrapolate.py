@@ -8,28 +8,46 @@ context a target has.
 Shapes: B spans, T tokens of the longest length.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from crope.config import Config
 from crope.data.batches import full_pass
-from crope.errors import InvalidRecord, UserError
+from crope.errors import InvalidRecord, UserError, one_line, out_of_memory
 from crope.files import write_json
 from crope.model.gpt import GPT
-from crope.runs.compose import load_config
+from crope.runs.compose import Run, load_config
 from crope.runs.load import load_run_tokens, load_trained
-from crope.runs.record import Record, read_measurement
+from crope.runs.progress import Display
+from crope.runs.record import Record, is_complete, read_measurement, read_record
 from crope.train.device import prepare_device
 from crope.train.losses import FULL_BATCH_TOKENS, token_losses
 
 FACTORS = (1, 2, 4)
 SEGMENTS = 4  # means over positions per training length
+
+
+def extrapolate_all(runs: Sequence[Run]) -> list[str]:
+    """Measures those of the runs that are complete; returns a line for each that failed."""
+    problems = []
+    with Display() as display:
+        for number, run in enumerate(runs):
+            display.show([f"{number} of {len(runs)} runs read beyond their training length"])
+            try:
+                if is_complete(run.path):
+                    extrapolate(read_record(run.path))
+            except InvalidRecord:
+                continue  # it has failed already, when it was to be trained
+            except Exception as error:
+                if not (isinstance(error, UserError) or out_of_memory(error)):
+                    raise
+                problems.append(f"{run.run_id}: {one_line(error)}")
+    return problems
 
 
 def extrapolate(
@@ -46,7 +64,7 @@ def extrapolate(
                   tokens
     by_position   mean loss at positions first .. last of the longest measured spans
     """
-    config, path = load_config(record.config), record.path
+    config = load_config(record.config)
     if min(factors) < 1 or (max_tokens or 0) < 0:
         raise UserError(
             f"factors={list(factors)}, max_tokens={max_tokens}: factors are at least 1, max_tokens 0"
@@ -59,33 +77,33 @@ def extrapolate(
         "factors": factors,
         "max_tokens": limit,
     }
-    file = path / "extrapolation.json"
+    file = record.path / "extrapolation.json"
     with suppress(InvalidRecord):  # absent too
         measured_before: dict[str, Any] = read_measurement(file, record.summary)
         if settings.items() <= measured_before.items():
             return measured_before
     model, split = load_trained(record), load_run_tokens(record).validation
-    lengths = [factor * trained for factor in factors]
-    notes = {}
-    for length in lengths:
+    lines, measured = [], []
+    for length in (factor * trained for factor in factors):
+        line: dict[str, Any] = {"seq_len": length, "loss_nats": None}
         if length > trained and not model.positions.extends:
-            notes[length] = f"not defined: {config.model.position} positions end at {trained}"
-        elif length > len(split) - 1:
-            notes[length] = f"not measured: the validation split has only {len(split):,} tokens"
-    measured = [length for length in lengths if length not in notes]
-    rows: list[dict[str, Any]] = [
-        {"seq_len": length, "loss_nats": None, "note": note} for length, note in notes.items()
-    ]
+            line["note"] = f"not defined: {config.model.position} positions end at {trained}"
+        elif length >= len(split):  # the last position would have no target
+            line["note"] = f"not measured: the validation split has only {len(split):,} tokens"
+        else:
+            measured.append(length)
+        lines.append(line)
     by_position: list[dict[str, Any]] = []
     if measured:
         model = load_trained(record, max_len=max(measured))
         runtime = replace(config.runtime, device="auto")  # the run's device may not be here
         model.to(prepare_device(runtime))
         means, count, curve_T = losses(model, split, measured, config=config, max_tokens=limit)
-        rows += [{"seq_len": n, "loss_nats": means[n], "tokens": count} for n in measured]
+        for line in lines:
+            if line["seq_len"] in means:
+                line |= {"loss_nats": means[line["seq_len"]], "tokens": count}
         by_position = segments(curve_T, max(1, trained // SEGMENTS))
-    rows.sort(key=lambda row: row["seq_len"])
-    result = settings | {"lengths": rows, "by_position": by_position}
+    result = settings | {"lengths": lines, "by_position": by_position}
     write_json(file, result)
     return result
 
@@ -99,40 +117,33 @@ def losses(
     """
     model.eval()
     device, longest = model.embedding.weight.device, max(lengths)
-    totals = {length: torch.zeros((), dtype=torch.float64, device=device) for length in lengths}
+    bf16 = config.train.precision == "bf16"
+    totals = torch.zeros(len(lengths), dtype=torch.float64, device=device)
     curve_T, spans, count = torch.zeros(longest, dtype=torch.float64, device=device), 0, 0
     batch_size = max(1, FULL_BATCH_TOKENS // longest)
     for inputs_BT, targets_BT in full_pass(
         split, seq_len=longest, batch_size=batch_size, max_tokens=max_tokens
     ):
+        inputs_BT, targets_BT = inputs_BT.to(device), targets_BT.to(device)
         count += targets_BT.numel()
-        for length in lengths:
-            for inputs, targets in pieces(inputs_BT.to(device), targets_BT.to(device), length):
-                bf16 = config.train.precision == "bf16"
-                loss_BT = token_losses(model, inputs, targets, bf16=bf16).double()
-                totals[length] += loss_BT.sum()
-                if inputs.shape[1] == longest:
+        for index, length in enumerate(lengths):
+            # Consecutive pieces of this length; the rest of the split makes a shorter one.
+            inputs, targets = inputs_BT.split(length, dim=1), targets_BT.split(length, dim=1)
+            for piece, its_targets in zip(inputs, targets, strict=True):
+                loss_BT = token_losses(model, piece, its_targets, bf16=bf16).double()
+                totals[index] += loss_BT.sum()
+                if piece.shape[1] == longest:
                     curve_T += loss_BT.sum(dim=0)
                     spans += len(loss_BT)
-    means = {length: total.item() / count for length, total in totals.items()}
+    means = dict(zip(lengths, (totals / count).tolist(), strict=True))
     return means, count, (curve_T / spans).cpu().numpy()
-
-
-def pieces(inputs_BT: Tensor, targets_BT: Tensor, length: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The spans in consecutive pieces of `length`; the rest of a span that is not a multiple of it
-    comes last.
-    """
-    whole = inputs_BT.shape[1] // length * length
-    if whole:
-        yield inputs_BT[:, :whole].reshape(-1, length), targets_BT[:, :whole].reshape(-1, length)
-    if whole < inputs_BT.shape[1]:
-        yield inputs_BT[:, whole:], targets_BT[:, whole:]
 
 
 def segments(curve_T: np.ndarray, length: int) -> list[dict[str, Any]]:
     """Means over consecutive `length` positions; the last may be shorter."""
-    parts = [(first, curve_T[first : first + length]) for first in range(0, len(curve_T), length)]
-    return [
-        {"first": first, "last": first + len(part) - 1, "loss_nats": float(part.mean())}
-        for first, part in parts
-    ]
+    means = []
+    for first in range(0, len(curve_T), length):
+        part = curve_T[first : first + length]
+        last = first + len(part) - 1
+        means.append({"first": first, "last": last, "loss_nats": float(part.mean())})
+    return means

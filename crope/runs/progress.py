@@ -1,237 +1,183 @@
-"""Progress on stderr and tables on stdout, by rich.
-
-In a terminal bars move while runs train; elsewhere (a log file, a pipe) a line per minute says as
-much.
+"""Progress on stderr: lines that a terminal shows in place while runs train; elsewhere (a log file,
+a pipe) the same in one line per minute. The processes of a sweep show nothing.
 """
 
 import json
 import math
 import multiprocessing
+import shutil
 import sys
+import textwrap
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, Self, TypeVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
 
-import rich.progress
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Column
-from rich.table import Table as Grid
+from rich.live import Live
 from rich.text import Text
 
 from crope.errors import log_line
-from crope.runs.compose import Run
 
-Item = TypeVar("Item")
+if TYPE_CHECKING:  # importing it would import Hydra
+    from crope.runs.compose import Run
 
 LINE_SECONDS = 60.0
 READ_SECONDS = 1.0
-PIPE_WIDTH = 160  # columns of a table that is not printed to a terminal
-TAIL_BYTES = 4096  # of metrics.jsonl: several lines
+TAIL_BYTES = 4096  # of metrics.jsonl: several lines, with both losses
+LOSSES = {"train": "train/loss_nats", "val": "val/loss_nats"}
 
 
-class Bars:
-    """Progress bars in a terminal, which end with this context; elsewhere lines. The processes of a
-    sweep show nothing.
-    """
+class Display:
+    """Lines that replace those shown before, until this context ends."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
-        self.hidden = multiprocessing.parent_process() is not None
-        self.in_terminal = console.is_terminal and not self.hidden
-        self.bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=10),
-            TextColumn("{task.percentage:3.0f} %"),
-            TimeRemainingColumn(table_column=Column(min_width=7, no_wrap=True)),
-            TextColumn("{task.fields[text]}", markup=False),  # the last: its end may be cut off
+        self.live = Live(
             console=console,
-            disable=not self.in_terminal,
             transient=True,
             refresh_per_second=2,
             redirect_stdout=False,
             redirect_stderr=False,
-            speed_estimate_period=600,
         )
-        self.printed_at = time.monotonic()
+        self.hidden = multiprocessing.parent_process() is not None
+        self.in_terminal = console.is_terminal and not self.hidden
+        self.started = self.printed_at = time.monotonic()
 
     def __enter__(self) -> Self:
-        with suppress(OSError):  # a terminal that is gone must not cost a run
-            self.bars.start()
+        if self.in_terminal:
+            with suppress(OSError):  # a terminal that is gone must not cost a run
+                self.live.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         with suppress(OSError):
-            self.bars.stop()
+            self.live.stop()
 
-    def add(self, description: str, **fields: Any) -> TaskID:
-        """A new bar, drawn at once."""
-        with suppress(OSError):
-            self.bars.add_task(description, **fields)
-        return self.bars.task_ids[-1]
+    def show(self, lines: Sequence[str]) -> None:
+        now = time.monotonic()
+        if self.in_terminal:
+            self.live.update(Text("\n".join(lines)))  # rich breaks it between words
+        elif not self.hidden and now - self.printed_at >= LINE_SECONDS:
+            self.printed_at = now
+            log_line("; ".join(lines))
 
     def print(self, text: str) -> None:
-        """A line on stdout, above the bars."""
-        with suppress(OSError):
-            self.bars.stop()
-        print(text, flush=True)
-        with suppress(OSError):
-            self.bars.start()
+        """A line on stdout, above those shown."""
+        self.__exit__()
+        print_words(text)
+        self.__enter__()
 
-    def print_now_and_then(self, text: str) -> None:
-        """A line, at most one per minute, where there is no bar."""
-        now = time.monotonic()
-        if not (self.in_terminal or self.hidden) and now - self.printed_at >= LINE_SECONDS:
-            self.printed_at = now
-            log_line(text)
+    def time_left(self, done: float, missing: float) -> str:
+        """`, 6:41 left` for what is missing, if `done` was done since the start; empty for 0."""
+        if done <= 0:
+            return ""
+        left = timedelta(seconds=round((time.monotonic() - self.started) * missing / done))
+        return f", {str(left).removeprefix('0:').removeprefix('0')} left"
 
 
-class RunProgress(Bars):
+class RunProgress(Display):
     """Step, losses, speed and time left of one run."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: "Run") -> None:
         super().__init__()
         self.run = run
-        self.task: TaskID | None = None
-        self.losses: dict[str, float] = {}
+        self.values: dict[str, Any] = {}
+        self.first_step: int | None = None
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Takes one line of metrics.jsonl."""
-        self.losses.update(losses_of(line))
-        step, total = int(line["step"]), self.run.config.train.max_steps
-        text = f"step {step:,}/{total:,}, {render_losses(self.losses)}"
+        self.values |= line
+        step, total = line["step"], self.run.config.train.max_steps
+        if self.first_step is None:
+            self.first_step = step  # a run that continues has not trained what lies before
+        text = f"{title(self.run)}: step {step:,} of {total:,}{render_losses(self.values)}"
         if "speed/tokens_per_s" in line:
             text += f", {line['speed/tokens_per_s']:,.0f} tokens/s"
-        if self.task is None:
-            self.task = self.add("", total=total, completed=step, text=text)
-        self.bars.update(self.task, completed=step, text=text)
-        self.print_now_and_then(f"{title(self.run)}: {text}")
+        self.show([text + self.time_left(step - self.first_step, total - step)])
 
 
-class SweepProgress(Bars):
+class SweepProgress(Display):
     """The part of all training tokens that is done, and a line for each run that trains now."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence["Run"]) -> None:
         super().__init__()
-        self.runs = len(runs)
-        self.ended = 0
-        self.sizes = {run.run_id: train_tokens(run) for run in runs}
-        self.total = sum(self.sizes.values())
-        self.trained: dict[str, int] = {}  # tokens by run
-        self.tasks: dict[str, TaskID] = {}
-        self.read_at = -math.inf
+        self.runs, self.total = len(runs), sum(map(tokens_left, runs))
+        self.left: dict[str, int] = {}  # tokens, of runs that have not ended
         for run in runs:
-            self._read(run)  # what an earlier command has trained is no speed of this one
-        done = sum(self.trained.values())
-        self.whole = self.add("", total=self.total, completed=done, text="")
+            self.left[run.run_id] = tokens_left(run, last_values(run)["step"])
+        self.trained = 0  # tokens, by this command
+        self.active: Sequence[Run] = ()
+        self.read_at = -math.inf
 
-    def update(self, active: Sequence[Run]) -> None:
+    def update(self, active: Sequence["Run"]) -> None:
         """Called often, with the runs that train now."""
         now = time.monotonic()
         if now - self.read_at < READ_SECONDS:
             return
         self.read_at = now
-        texts = []
+        lines = []
         for run in active:
-            name, text = run.run_id, self._read(run)
-            texts.append(f"{title(run)}: {text}")
-            if name not in self.tasks:
-                self.tasks[name] = self.add(title(run), total=self.sizes[name], text="")
-            self.bars.update(self.tasks[name], completed=self.trained[name], text=text)
-        for name in self.tasks.keys() - {run.run_id for run in active}:
-            self.bars.remove_task(self.tasks.pop(name))
-        done = sum(self.trained.values())
-        text = f"of the tokens, {self.ended} of {self.runs} runs"
-        self.bars.update(self.whole, completed=done, text=text)
-        share = 100 * done / self.total
-        self.print_now_and_then(f"{share:.0f} % {text}; " + "; ".join(texts))
+            values = last_values(run)
+            left = tokens_left(run, values["step"])
+            if run in self.active:  # else what another command trained would count as speed
+                self.trained += self.left[run.run_id] - left
+            self.left[run.run_id] = left
+            percent = 100 - 100 * left / tokens_left(run)
+            text = f"{title(run)}: step {values['step']:,}{render_losses(values)}"
+            lines.append(f"{percent:3.0f} %  {text}")
+        self.active = active
+        missing = sum(self.left.values())
+        percent = 100 - 100 * missing / self.total
+        ended = f"{self.runs - len(self.left)} of {self.runs} runs"
+        left_text = self.time_left(self.trained, missing)
+        self.show([f"{percent:.0f} % of tokens, {ended}{left_text}", *lines])
 
-    def end(self, run_id: str, text: str, *, stopped: bool) -> None:
+    def end(self, run_id: str, text: str, *, status: str) -> None:
         """Prints what a run has ended with; one that was stopped will be continued."""
-        if not stopped:
-            self.ended += 1
-            self.trained[run_id] = self.sizes[run_id]
+        if status == "complete":
+            self.trained += self.left[run_id]
+        if status != "stopped":
+            del self.left[run_id]
         self.print(text)
 
-    def _read(self, run: Run) -> str:
-        """What metrics.jsonl says of the run; keeps the tokens that it has trained."""
-        lines = tail(run.path / "metrics.jsonl")
-        step = last_step(lines)
-        share = min(1.0, step / run.config.train.max_steps)
-        self.trained[run.run_id] = round(share * train_tokens(run))
-        losses: dict[str, float] = {}
-        for line in lines:
-            losses.update(losses_of(line))
-        return f"step {step:,}, {render_losses(losses)}" if losses else "starting"
+
+def print_words(text: str) -> None:
+    """A line on stdout; in a terminal it is broken between words."""
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+    print(text, flush=True)
 
 
-def track(items: Iterable[Item], description: str) -> Iterable[Item]:
-    """The items, with a bar in a terminal."""
-    console = Console(stderr=True)
-    return rich.progress.track(
-        items, description, console=console, transient=True, disable=not console.is_terminal
-    )
+def title(run: "Run") -> str:
+    """What a run is called on the terminal: without the scale, which all runs of a command share."""
+    return f"{run.model} {run.dataset} {run.row} s{run.config.seed}"
 
 
-def title(run: Run) -> str:
-    """What a run is called on the terminal: its names with the scale and the seed."""
-    return f"{run.model} {run.dataset} {run.row} {run.scale} s{run.config.seed}"
-
-
-def train_tokens(run: Run) -> int:
+def tokens_left(run: "Run", step: int = 0) -> int:
+    """Training tokens of a run after its first `step` updates."""
     train = run.config.train
-    return train.max_steps * train.batch_size * train.seq_len
+    return (train.max_steps - step) * train.batch_size * train.seq_len
 
 
-def tail(metrics: Path) -> list[dict[str, Any]]:
-    """The last whole lines of metrics.jsonl; none if it cannot be read: a run may write it now."""
-    try:
-        with metrics.open("rb") as file:
+def last_values(run: "Run") -> dict[str, Any]:
+    """The newest step and values of metrics.jsonl, from its last lines; step 0 if it has none, or
+    cannot be read: the run may write it now.
+    """
+    values: dict[str, Any] = {"step": 0}
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        with (run.path / "metrics.jsonl").open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL_BYTES))
             lines = file.read().split(b"\n")[size > TAIL_BYTES : -1]  # the last may be incomplete
-        return [json.loads(line) for line in lines]
-    except (OSError, ValueError):
-        return []
+        for line in lines:
+            values |= json.loads(line)
+    return values
 
 
-def last_step(lines: Sequence[Any]) -> int:
-    """The step of the last line; 0 if there is none or it is malformed."""
-    try:
-        return int(lines[-1]["step"])
-    except (LookupError, TypeError, ValueError):
-        return 0
-
-
-def losses_of(line: Mapping[str, Any]) -> dict[str, float]:
-    names = {"train/loss_nats": "train", "val/loss_nats": "val"}
-    return {
-        names[key]: value for key, value in line.items() if key in names and math.isfinite(value)
-    }
-
-
-def render_losses(losses: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
-
-
-def print_grid(
-    caption: str,
-    headings: Iterable[str],
-    rows: Iterable[Iterable[str]],
-    *,
-    text_columns: Sequence[int],
-) -> None:
-    """A table on stdout; columns of words are aligned to the left, others to the right."""
-    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
-    for position, heading in enumerate(headings):
-        grid.add_column(Text(heading), justify="left" if position in text_columns else "right")
-    for row in rows:
-        grid.add_row(*map(Text, row))
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    with console.capture() as capture:
-        console.print(grid)
-    print(caption)
-    print(*(line.rstrip() for line in capture.get().splitlines() if line.strip()), sep="\n")
+def render_losses(values: Mapping[str, Any]) -> str:
+    """`, train 5.123, val 4.987`: always in this order, so that numbers do not jump sideways."""
+    known = [name for name, key in LOSSES.items() if key in values]
+    return "".join(f", {name} {values[LOSSES[name]]:.3f}" for name in known)

@@ -1,4 +1,4 @@
-"""`make reproduce`: the runs of studies, several at a time, then the report.
+"""The runs of studies, several at a time: what `make reproduce` does before it reports.
 
 Each run has a process of its own, started from a server that has imported torch: a process that is
 killed costs its own run only (a ProcessPoolExecutor would lose every active run), and no memory is
@@ -8,13 +8,16 @@ lock shows whether a process trains it, its record whether it is complete.
 
 import multiprocessing
 import os
+import shutil
 import signal
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,135 +25,144 @@ import torch
 
 from crope import paper
 from crope.config import Config, TokenizerConfig
-from crope.data.tokens import prepare
-from crope.errors import (
-    ConfigError,
-    DataUnavailable,
-    InvalidRecord,
-    UserError,
-    log_line,
-    one_line,
-    out_of_memory,
-)
+from crope.errors import ConfigError, DataUnavailable, InvalidRecord, UserError, log_line
 from crope.files import write_json
 from crope.runs.compose import Run, load_run, quoted_override, resolve_precision
-from crope.runs.progress import SweepProgress, tail, track
-from crope.runs.record import is_complete, read_record
+from crope.runs.prepare import prepare as make_tokens
+from crope.runs.progress import SweepProgress, last_values
+from crope.runs.record import is_complete
 from crope.runs.run import Outcome, execute, record_failure, stop_on_signal
-from crope.runs.study import (
-    TABLES,
-    UNAVAILABLE,
-    is_locked,
-    planned_scale,
-    study_runs,
-    unavailable_datasets,
-)
+from crope.runs.status import is_locked, step_shape
+from crope.runs.study import UNAVAILABLE, planned_scale, study_runs, unavailable_datasets
 from crope.train.device import resolve_device
 from crope.train.loop import compiles
 from crope.train.losses import full_batch_size
 
 RUNS_PER_GPU = 4  # several fill the gaps that one leaves: start-up, compilation, short kernels
-EXTRAPOLATED = "length"  # the study whose runs are measured beyond their training length as well
 POLL_SECONDS = 0.2
 
 
-def reproduce(
-    *,
-    scale: str,
-    seeds: int | None,
-    results_dir: Path,
-    studies: Sequence[str] = TABLES,
-    overrides: Sequence[str],
-) -> int:
-    """Trains every run of the studies at one scale that is not complete, then writes the report.
-
-    Returns the exit status: 1 if a run or its extrapolation failed, or if data or a record is
-    corrupt. Unavailable data is not a failure: results_dir/unavailable.json says why, and `tiny` is
-    added.
+@dataclass(frozen=True)
+class Plan:
+    """Which runs are asked for. Raises ConfigError for an option that is wrong or would change a
+    number.
 
     seeds       of each study, as in `study.first_seeds`
     overrides   of tracker and runtime
+    datasets    as in `study.study_runs`
+    failed      datasets of which no run can be trained
     """
-    for text in overrides:
-        if not text.startswith(("tracker=", "tracker.", "runtime=", "runtime.")):
-            raise ConfigError(
-                f"'{text}': only tracker and runtime can be set here; scripts/train.py accepts every key"
-            )
-    for study in studies:
-        if (planned := planned_scale([study])) not in (None, scale):
+
+    studies: Sequence[str]
+    scale: str
+    seeds: int | None
+    results_dir: Path
+    overrides: Sequence[str] = ()
+    datasets: Sequence[str] | None = None
+    failed: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        for text in self.overrides:
+            if not text.startswith(("tracker=", "tracker.", "runtime=", "runtime.")):
+                raise ConfigError(
+                    f"'{text}': only tracker and runtime can be set here; scripts/train.py accepts"
+                    " every key"
+                )
+        load_run([f"scale={self.scale}", *self.overrides])
+
+    def runs(self) -> list[Run]:
+        """Complete ones too, seeds outermost."""
+        runs = []
+        for run in study_runs(
+            self.studies,
+            scale=self.scale,
+            seeds=self.seeds,
+            datasets=self.datasets,
+            overrides=[*self.overrides, quoted_override("results_dir", self.results_dir)],
+        ):
+            if run.dataset not in self.failed:
+                runs.append(resolve_precision(run))
+        return runs
+
+
+def prepare(plan: Plan) -> tuple[Plan, list[str]]:
+    """The plan of those runs whose data is there, and a line for each dataset that failed.
+
+    Token files are made once here; otherwise every process would wait for the first one. Where a
+    dataset of the paper's cannot be had, `tiny` takes its place, and results_dir/unavailable.json
+    says why.
+    """
+    for study in plan.studies:
+        if (planned := planned_scale([study])) not in (None, plan.scale):
             log_line(
-                f"{study} is planned at scale {planned}: runs at {scale} enter none of its numbers"
+                f"{study} is planned at scale {planned}: runs at {plan.scale} enter none of its"
+                " numbers"
             )
-    common = [*overrides, quoted_override("results_dir", results_dir)]
-    config = load_run([f"scale={scale}", *common]).config
-
-    datasets: list[str] | None = None
-
-    def expand(studies: Sequence[str]) -> tuple[list[Run], list[Run]]:
-        """The runs of studies on `datasets`, and those of them that are not complete."""
-        runs = study_runs(studies, scale=scale, seeds=seeds, datasets=datasets, overrides=common)
-        runs = [resolve_precision(run) for run in runs]
-        return runs, [run for run in runs if not _is_complete(run)]
-
-    runs, todo = expand(studies)
+    runs = plan.runs()
     tried = {run.dataset for run in runs}
-    # Token files are made once here; otherwise every process would wait for the first one.
-    data_dir = Path(config.data_dir)
-    failed = _prepare(todo, data_dir)
-    missing = {
-        name: str(error)
-        for (name, *_), error in failed.items()
-        if name in paper.DATASET_LABELS and isinstance(error, DataUnavailable)
-    }
+    errors = _make_tokens(runs)
+    missing = {}
+    for name, error in errors.items():
+        if name in paper.DATASET_LABELS and isinstance(error, DataUnavailable):
+            missing[name] = str(error)
     if missing:
         datasets = [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]
-        runs, todo = expand(studies)
-        failed |= _prepare([run for run in todo if run.dataset == "tiny"], data_dir)
-    known = unavailable_datasets(results_dir).items()  # an earlier command may have tried others
-    unavailable = {name: why for name, why in known if name not in tried}
-    write_json(results_dir / UNAVAILABLE, unavailable | missing)
-    jobs = config.runtime.jobs or default_jobs(todo, config.runtime.device)
-    print(f"scale {scale}: {len(runs)} runs, {len(todo)} to train, {jobs} at a time", flush=True)
-    problems = [str(error) for (name, *_), error in failed.items() if name not in missing]
-    todo = [run for run in todo if (run.dataset, *astuple(run.config.tokenizer)) not in failed]
+        plan = replace(plan, datasets=datasets)
+        errors |= _make_tokens([run for run in plan.runs() if run.dataset not in tried])
+    known = unavailable_datasets(plan.results_dir)  # an earlier command may have tried others
+    untried = {name: known[name] for name in known.keys() - tried}
+    write_json(plan.results_dir / UNAVAILABLE, untried | missing)
+    problems = [str(error) for name, error in errors.items() if name not in missing]
+    return replace(plan, failed=list(errors)), problems
+
+
+def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
+    """Makes the token files that incomplete runs need; the error of each dataset that failed."""
+    needed: dict[tuple[Any, ...], set[str]] = {}
+    for run in runs:
+        if not _is_complete(run):
+            needed.setdefault(astuple(run.config.tokenizer), set()).add(run.dataset)
+    errors: dict[str, UserError] = {}
+    for tokenizer, datasets in needed.items():
+        data_dir = Path(runs[0].config.data_dir)
+        errors |= make_tokens(sorted(datasets), TokenizerConfig(*tokenizer), data_dir=data_dir)
+    return errors
+
+
+def train_all(runs: Sequence[Run]) -> list[str]:
+    """Trains the runs that are not complete; returns a line for each that failed."""
+    todo = [run for run in runs if not _is_complete(run)]
+    counts = f"{len(runs)} runs, {len(todo)} to train"
+    if not todo:
+        print(counts, flush=True)
+        return []
+    jobs = todo[0].config.runtime.jobs or default_jobs(todo)
+    print(f"scale {todo[0].scale}: {counts}, {jobs} at a time", flush=True)
+    problems = []
     with SweepProgress(todo) as progress:
         for outcome in run_all(todo, jobs=jobs, show=progress.update):
-            progress.end(outcome.run_id, outcome.text, stopped=outcome.status == "stopped")
+            progress.end(outcome.run_id, outcome.text, status=outcome.status)
             if outcome.status not in ("complete", "skipped"):
                 problems.append(outcome.text)
-    if EXTRAPOLATED in studies:
-        measured, incomplete = expand([EXTRAPOLATED])
-        problems += _extrapolate([run for run in measured if run not in incomplete])
-    from crope.report.page import build_report
-
-    # Studies at the scale that their files fix join the report of the scale with most runs.
-    joins = all(planned_scale([study]) == scale for study in studies)
-    invalid = build_report(results_dir=results_dir, scale=None if joins else scale)
-    if problems:
-        print(f"{len(problems)} failed:", *problems, sep="\n  ", flush=True)
-    return 1 if problems or invalid else 0
+    return problems
 
 
-def _prepare(runs: Sequence[Run], data_dir: Path) -> dict[tuple[Any, ...], UserError]:
-    """Makes the token files of the runs; the error of each dataset and tokenizer, (dataset, name,
-    vocab_size).
-    """
-    datasets: dict[tuple[Any, ...], set[str]] = {}
-    for run in runs:
-        datasets.setdefault(astuple(run.config.tokenizer), set()).add(run.dataset)
-    failed: dict[tuple[Any, ...], UserError] = {}
-    for key, names in datasets.items():
-        errors = prepare(sorted(names), TokenizerConfig(*key), data_dir=data_dir)
-        failed |= {(name, *key): error for name, error in errors.items()}
-    return failed
+def _is_complete(run: Run) -> bool:
+    try:
+        return is_complete(run.path)
+    except InvalidRecord:  # `execute` raises it again, as this run's failure
+        return False
 
 
 class Worker(NamedTuple):
-    """A process that trains a run; its slot, from 0 to jobs - 1, selects the GPU."""
+    """A process that trains a run; its slot, from 0 to jobs - 1, selects the GPU. `folder` is its
+    temporary one.
+    """
 
     process: Any
     run: Run
     slot: int
+    folder: str
 
 
 def run_all(
@@ -193,17 +205,19 @@ def run_all(
                 slot = min(set(range(jobs)) - {worker.slot for worker in workers.values()})
                 gpu = gpus[slot % len(gpus)] if gpus else None
                 receiver, sender = context.Pipe(duplex=False)
-                arguments = (run, sender, gpu, work)
+                folder = tempfile.mkdtemp(dir=get_temp_dir())
+                arguments = (run, sender, gpu, folder, work)
                 process = context.Process(target=_run_in_process, args=arguments)
                 process.start()
                 sender.close()  # so that the end of the process is the end of the pipe
-                workers[receiver] = Worker(process, run, slot)
+                workers[receiver] = Worker(process, run, slot, folder)
             if stop.requested():
                 stop_all()
             show([worker.run for worker in workers.values()])
             for ready in wait(list(workers), timeout=POLL_SECONDS):
                 worker = workers.pop(ready)
                 outcome = _receive(ready, worker, stopping)
+                shutil.rmtree(worker.folder, ignore_errors=True)
                 if outcome.status == "busy":
                     waiting.append(worker.run)
                 else:
@@ -227,24 +241,41 @@ def start_server() -> None:
 
 
 def _run_in_process(
-    run: Run, sender: Connection, gpu: str | None, work: Callable[[Run], Outcome]
+    run: Run, sender: Connection, gpu: str | None, folder: str, work: Callable[[Run], Outcome]
 ) -> None:
     """Main function of a run's process."""
     os.setpgrp()  # Ctrl-C in a terminal reaches the command alone, which passes it on once
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(folder,), daemon=True).start()
+    _use_temporary_folder(folder)
     try:
         sender.send(work(run))
     except UserError as error:
         sender.send(Outcome(run.run_id, "failed", f"{run.run_id}: {error}"))
 
 
-def _exit_with_parent() -> None:
-    """A killed command must not leave processes that keep the machine busy."""
+def _use_temporary_folder(folder: str) -> None:
+    """Makes libraries put their temporary folders into one that the parent process removes. The
+    processes of multiprocessing end without the exit handlers that would remove them (wandb has two
+    folders), and a killed one removes nothing.
+    """
+    # All runs share torch's cache of compiled code, which lies in the temporary folder too. This
+    # sets TORCHINDUCTOR_CACHE_DIR; the cache's default place has no public name.
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    cache_dir()
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
+def _exit_with_parent(folder: str) -> None:
+    """A killed command must not leave processes that keep the machine busy, nor the temporary
+    folders of its processes, which lie in its own.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
+    shutil.rmtree(Path(folder).parent, ignore_errors=True)
     os._exit(1)
 
 
@@ -287,33 +318,26 @@ def _next_run(waiting: Sequence[Run], active: Sequence[Run]) -> Run | None:
     The first active run of a shape compiles it into torch's cache on disk, until it has written its
     first line of metrics; another one that starts meanwhile would compile the same code again.
     """
-    compiling = [
-        _shape(run)
-        for run in active
-        if run.config.runtime.compile == "true" and not tail(run.path / "metrics.jsonl")
-    ]
+    compiling = []
+    for run in active:
+        started = len(last_values(run)) > 1  # a line of metrics: its code is compiled
+        if run.config.runtime.compile == "true" and not started:
+            compiling.append(step_shape(run))
     for run in waiting:
-        if _shape(run) not in compiling and not is_locked(run):
+        if step_shape(run) not in compiling and not is_locked(run):
             return run
     return None
 
 
-def _shape(run: Run) -> tuple[Any, ...]:
-    """What compiled code depends on."""
-    train = run.config.train
-    sizes = (train.batch_size, train.seq_len, run.config.tokenizer.vocab_size, train.precision)
-    return (*astuple(run.config.model), *sizes)
-
-
-def default_jobs(runs: Sequence[Run], device: str) -> int:
+def default_jobs(runs: Sequence[Run]) -> int:
     """Runs at a time: one per CPU core; on each GPU as many as its memory holds, at most
     RUNS_PER_GPU.
     """
-    if resolve_device(device).type == "cpu":
+    if resolve_device(runs[0].config.runtime.device).type == "cpu":
         return _cores()
     gpus = range(torch.cuda.device_count())
     memory = min(torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus)
-    largest = max((_gpu_bytes(run.config) for run in runs), default=1)
+    largest = max(_gpu_bytes(run.config) for run in runs)
     per_gpu = min(RUNS_PER_GPU, memory // largest)
     return len(gpus) * max(1, per_gpu)
 
@@ -342,25 +366,3 @@ def _visible_gpus() -> list[str]:
     """Those of CUDA_VISIBLE_DEVICES that exist, or the numbers of the GPUs."""
     count, named = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return named.split(",")[:count] if named else [str(number) for number in range(count)]
-
-
-def _is_complete(run: Run) -> bool:
-    try:
-        return is_complete(run.path)
-    except InvalidRecord:  # `execute` raises it again, as this run's failure
-        return False
-
-
-def _extrapolate(runs: Sequence[Run]) -> list[str]:
-    """Writes extrapolation.json of each run; returns one line per run that could not be measured."""
-    from crope.runs.extrapolate import extrapolate
-
-    problems = []
-    for run in track(runs, "extrapolation"):
-        try:
-            extrapolate(read_record(run.path))
-        except Exception as error:
-            if not (isinstance(error, UserError) or out_of_memory(error)):
-                raise
-            problems.append(f"{run.run_id}: {one_line(error)}")
-    return problems

@@ -49,7 +49,7 @@ def attention_weights(
     `causal=False` attends to tokens ahead, as Sec. 4.3 does and a causal layer cannot.
     """
     score_BHMN = attention_scores(attention, positions, x_BTD)
-    score_BHMN = score_BHMN / math.sqrt(attention.head_width)
+    score_BHMN = score_BHMN / math.sqrt(attention.head_width)  # GPT-2's; Eq. 2 has no scale
     if causal:
         ahead = torch.ones_like(score_BHMN, dtype=torch.bool).triu(1)
         score_BHMN = score_BHMN.masked_fill(ahead, -math.inf)
@@ -111,7 +111,7 @@ def comparison(x_TD: Array, *, position: str, projection: str = "real") -> Const
     attention = CausalAttention(config).double()
     for layer in attention.qkv:
         set_map(layer, np.eye(width // 2))
-    attention.set_submodule("out_proj", nn.Identity())
+    attention.set_submodule("out_proj", nn.Identity())  # outputs are mixtures of the inputs
     return Construction(attention, build_positions(config, max_len=length).double(), x_TD)
 
 
@@ -136,6 +136,7 @@ def pointing(
     so each token, of either kind or none, has the key 1. `gain` scales the queries. `width` must be
     a multiple of 4.
     """
+    # Even pairs are read by the query of "next", odd ones by that of "nexnext".
     x_TC = np.zeros((len(offsets), width // 2), dtype=np.complex128)
     generator = stream(0, "theory/pointing")
     for token_C, offset in zip(x_TC, offsets, strict=True):
@@ -195,8 +196,9 @@ def set_map(layer: nn.Module, w: NDArray[np.generic]) -> None:
 
 def construction_results(tokens: Sequence[int], *, width: int) -> dict[str, Any]:
     """Sec. 4.3 in numbers: missed weights, and the attention on `tokens` (0 "next", 1 "nexnext")."""
-    missed = partial(missed_weight, length=WINDOW, offsets=(1, 2), scaled=True)
+    missed = partial(missed_weight, length=WINDOW, offsets=(1, 2))
     offsets = [token + 1 if token < 2 else 0 for token in tokens]
+    # Gains at which the weights on the targets are near 1.
     rotary = pointing(offsets, width=width, projection="complex", gain=300.0)
     absolute = absolute_pointing(offsets, width=width, gain=30_000.0)
     return {

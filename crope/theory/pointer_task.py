@@ -11,7 +11,6 @@ Shapes: B batch, T tokens, V vocabulary.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from crope.model.positions import build_positions
 from crope.seeding import stream
 from crope.theory.constructions import attend, attention_weights
 
+# Position and projection of the models.
 MODELS = {
     "xpos": ("sinusoidal", "real"),
     "rope": ("rotary", "real"),
@@ -69,7 +69,7 @@ class PointerModel(nn.Module):
         self.attention = CausalAttention(config)
         self.head = nn.Linear(task.width, task.vocab_size)
         for name, parameter in self.named_parameters():
-            # Activations start at order 1.
+            # Embeddings and outputs of every layer start at order 1: there is no norm.
             std = 1.0 if name == "embedding.weight" else task.width**-0.5
             if name.endswith("bias"):
                 std = 0.0
@@ -78,26 +78,22 @@ class PointerModel(nn.Module):
                 parameter.copy_(torch.from_numpy(values))
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        x_BTD = self._embed(tokens_BT)
+        x_BTD = self.positions.embed(self.embedding(tokens_BT))
+        # A causal layer cannot see a target ahead.
         return self.head(attend(self.attention, self.positions, x_BTD, causal=False))
 
     def weights(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         """Attention weights of the one head, (B, T, T)."""
-        x_BTD = self._embed(tokens_BT)
+        x_BTD = self.positions.embed(self.embedding(tokens_BT))
         return attention_weights(self.attention, self.positions, x_BTD, causal=False)[:, 0]
-
-    def _embed(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        return self.positions.embed(self.embedding(tokens_BT))
 
 
 def sample_tokens(
-    task: Task, *, seed: int, step: int, sequences: int, length: int, purpose: str
+    task: Task, shape: tuple[int, int], generator: np.random.Generator
 ) -> torch.Tensor:
-    """Random words, each replaced by a pointer of either kind with probability 1/4: (sequences,
-    length), int64.
+    """Random words, each replaced by a pointer of either kind with probability 1/4; tokens_BT of
+    this shape, int64.
     """
-    generator = stream(seed, f"pointer/{purpose}", step)
-    shape = (sequences, length)
     words = generator.integers(2, task.vocab_size, size=shape)
     pointers = generator.integers(0, 2, size=shape)
     return torch.from_numpy(np.where(generator.random(shape) < 0.5, pointers, words))
@@ -122,16 +118,16 @@ def pointer_loss(model: PointerModel, tokens_BT: torch.Tensor) -> torch.Tensor:
 def evaluate_pointers(model: PointerModel, tokens_BT: torch.Tensor) -> dict[str, float]:
     """`weight`: mean attention weight of pointers on their targets. `accuracy`: fraction of
     pointers to a word whose prediction is that word.
-
-    Pointers to pointers do not count towards the accuracy: a quarter of all tokens are of one kind,
-    so guessing that kind would score.
     """
     target_BT, asked_BT = targets(tokens_BT)
     answer_BT = tokens_BT.gather(1, target_BT)
     weight_BT = model.weights(tokens_BT).gather(2, target_BT[..., None])[..., 0]
     right_BT = model(tokens_BT).argmax(-1) == answer_BT
+    # Without pointers to pointers: a quarter of all tokens are of one kind, so guessing that kind
+    # would score.
+    to_word_BT = asked_BT & (answer_BT > NEXNEXT)
     return {
-        "accuracy": right_BT[asked_BT & (answer_BT > NEXNEXT)].double().mean().item(),
+        "accuracy": right_BT[to_word_BT].double().mean().item(),
         "weight": weight_BT[asked_BT].double().mean().item(),
     }
 
@@ -183,15 +179,8 @@ def train_pointers(name: str, task: Task, *, seed: int) -> tuple[PointerModel, f
     model = PointerModel(name, task, seed=seed)
 
     def batch_loss(step: int) -> torch.Tensor:
-        tokens_BT = sample_tokens(
-            task,
-            seed=seed,
-            step=step,
-            sequences=task.batch_size,
-            length=task.seq_len,
-            purpose="train",
-        )
-        return pointer_loss(model, tokens_BT)
+        shape = (task.batch_size, task.seq_len)
+        return pointer_loss(model, sample_tokens(task, shape, stream(seed, "pointer/train", step)))
 
     loss = optimise(model, batch_loss, steps=task.max_steps, lr=task.lr, lr_gamma=task.lr_gamma)
     return model, loss
@@ -204,22 +193,19 @@ def pointer_results(task: Task, *, seeds: int) -> dict[str, Any]:
 
     Prints one line per run.
     """
-    test_tokens = {
-        length: sample_tokens(
-            task, seed=0, step=length, sequences=task.sequences, length=length, purpose="test"
-        )
-        for length in task.lengths
-    }
+    held_out = {}
+    for length in task.lengths:
+        shape, generator = (task.sequences, length), stream(0, "pointer/test", length)
+        held_out[str(length)] = sample_tokens(task, shape, generator)
     runs, example = [], {}
-    for seed, name in product(range(seeds), MODELS):
-        model, loss = train_pointers(name, task, seed=seed)
-        by_length = {
-            str(length): evaluate_pointers(model, tokens_BT)
-            for length, tokens_BT in test_tokens.items()
-        }
-        runs.append({"model": name, "seed": seed, "loss_nats": loss, "by_length": by_length})
-        if seed == 0:
-            example[name] = model.weights(torch.tensor([EXAMPLE]))[0].tolist()
-        accuracy = by_length[str(task.seq_len)]["accuracy"]
-        print(f"{name} seed {seed}: accuracy {accuracy:.3f} at {task.seq_len} tokens", flush=True)
+    for seed in range(seeds):
+        for name in MODELS:
+            model, loss = train_pointers(name, task, seed=seed)
+            by_length = {key: evaluate_pointers(model, x_BT) for key, x_BT in held_out.items()}
+            runs.append({"model": name, "seed": seed, "loss_nats": loss, "by_length": by_length})
+            if seed == 0:
+                example[name] = model.weights(torch.tensor([EXAMPLE]))[0].tolist()
+            length = task.lengths[0]
+            accuracy = by_length[str(length)]["accuracy"]
+            print(f"{name} seed {seed}: accuracy {accuracy:.3f} at {length} tokens", flush=True)
     return {"task": asdict(task), "runs": runs, "attention": example}

@@ -22,7 +22,6 @@ RoPE's.
 Shapes: B batch, P pairs, T = 3 P tokens, V vocabulary.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -36,20 +35,23 @@ import torch
 import torch.nn.functional as F
 
 from crope.config import ModelConfig
-from crope.files import write_json
+from crope.errors import UserError
+from crope.files import json_sha256, write_text
 from crope.model.gpt import GPT
 from crope.model.positions import RotaryEmbedding
 from crope.seeding import stream
 from crope.theory.pointer_task import one_thread, optimise
 
 PROJECTIONS = {"rope": "real", "crope": "complex", "conjugate": "conjugate", "lowrank": "lowrank"}
-LABELS = {
+LABELS = {  # in the order of tables and pictures
     "rope": "RoPE",
     "crope": "CRoPE",
     "conjugate": "conjugate Q",
     "halved": "halved",
     "lowrank": "low rank",
 }
+# Columns of a table of runs besides the accuracies.
+KEYS = ["model", "width", "seed", "loss_nats", "settings"]
 
 
 @dataclass(frozen=True)
@@ -88,11 +90,17 @@ class Plan:
     level: float = 0.9  # the accuracy that defines the threshold
 
     @property
-    def run_settings(self) -> dict[str, Any]:
-        """What one run depends on besides model, width and seed, as JSON gives it back."""
-        judged = ("widths", "seeds", "level")
-        settings = {name: value for name, value in asdict(self).items() if name not in judged}
-        return settings | {"pairs": list(self.pairs)}
+    def settings(self) -> str:
+        """The identity of what one run depends on besides model, width and seed."""
+        of_a_run = asdict(self)
+        for judged in ("widths", "seeds", "level"):
+            del of_a_run[judged]
+        return json_sha256(of_a_run)[:8]
+
+    @property
+    def accuracies(self) -> list[str]:
+        """Columns of a table of runs: on held-out sequences of so many pairs."""
+        return [f"accuracy_{pairs}" for pairs in self.pairs]
 
 
 @dataclass
@@ -136,7 +144,7 @@ def recall_model(projection: str, plan: Plan, *, width: int, seed: int) -> GPT:
 
 
 def sample_recall(
-    plan: Plan, *, seed: int, step: int, pairs: int, sequences: int, purpose: str
+    plan: Plan, *, pairs: int, sequences: int, generator: np.random.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """tokens_BT: P pairs key value, then the P keys in random order; answers_BP: the values of the
     latter.
@@ -144,15 +152,14 @@ def sample_recall(
     Keys are tokens 0 .. keys - 1, no two alike in a sequence. Values are the tokens after them,
     drawn independently: a key says nothing about its value.
     """
-    generator = stream(seed, f"recall/{purpose}/{pairs}", step)
     every_key = np.tile(np.arange(plan.keys), (sequences, 1))
     keys_BP = generator.permuted(every_key, axis=1)[:, :pairs]
     values_BP = plan.keys + generator.integers(plan.values, size=keys_BP.shape)
+    stored_BP2 = np.stack((keys_BP, values_BP), axis=-1)
     order_BP = generator.permuted(np.tile(np.arange(pairs), (sequences, 1)), axis=1)
-    stored_BT = np.stack((keys_BP, values_BP), axis=-1).reshape(sequences, -1)
-    queries_BP = np.take_along_axis(keys_BP, order_BP, axis=1)
-    answers_BP = np.take_along_axis(values_BP, order_BP, axis=1)
-    tokens_BT = np.concatenate((stored_BT, queries_BP), axis=1)
+    asked_BP2 = np.take_along_axis(stored_BP2, order_BP[..., None], axis=1)
+    queries_BP, answers_BP = asked_BP2[..., 0], asked_BP2[..., 1]
+    tokens_BT = np.concatenate((stored_BP2.reshape(sequences, -1), queries_BP), axis=1)
     return torch.from_numpy(tokens_BT), torch.from_numpy(answers_BP)
 
 
@@ -167,88 +174,69 @@ def recall_accuracy(logits_BPV: torch.Tensor, answers_BP: torch.Tensor) -> float
 
 
 def train_recall(model: str, plan: Plan, *, width: int, seed: int) -> dict[str, Any]:
-    """One run: `loss_nats` over the last 50 steps, `accuracy_<P>` on held-out sequences of P pairs.
+    """One run, as a row of the table: `loss_nats` is the mean of the last 50 steps.
 
     All models see the same batches at the same seed, and all runs the same held-out sequences.
     """
     gpt = recall_model(PROJECTIONS[model], plan, width=width, seed=seed)
 
     def batch_loss(step: int) -> torch.Tensor:
+        # In turn: with the most pairs alone, some widths never leave the initial plateau.
+        pairs = plan.pairs[step % len(plan.pairs)]
+        generator = stream(seed, f"recall/train/{pairs}", step)
         tokens_BT, answers_BP = sample_recall(
-            plan,
-            seed=seed,
-            step=step,
-            pairs=plan.pairs[step % len(plan.pairs)],
-            sequences=plan.batch_size,
-            purpose="train",
+            plan, pairs=pairs, sequences=plan.batch_size, generator=generator
         )
         return F.cross_entropy(query_logits(gpt, tokens_BT).mT, answers_BP)
 
     loss = optimise(gpt, batch_loss, steps=plan.max_steps, lr=plan.lr, lr_gamma=plan.lr_gamma)
-    result = {"model": model, "width": width, "seed": seed, "loss_nats": loss}
-    for pairs in plan.pairs:
+    row = dict(zip(KEYS, (model, width, seed, loss, plan.settings), strict=True))
+    for pairs, name in zip(plan.pairs, plan.accuracies, strict=True):
+        generator = stream(0, f"recall/test/{pairs}")
         tokens_BT, answers_BP = sample_recall(
-            plan, seed=0, step=0, pairs=pairs, sequences=plan.sequences, purpose="test"
+            plan, pairs=pairs, sequences=plan.sequences, generator=generator
         )
         with torch.no_grad():
-            logits_BPV = query_logits(gpt, tokens_BT)
-        result[f"accuracy_{pairs}"] = recall_accuracy(logits_BPV, answers_BP)
-    return result
+            row[name] = recall_accuracy(query_logits(gpt, tokens_BT), answers_BP)
+    return row
 
 
 @one_thread()
-def run_recall(plan: Plan, folder: Path) -> None:
-    """Trains the runs of the plan without a valid result in `folder`, and writes one file for each.
+def run_recall(plan: Plan, file: Path) -> None:
+    """Trains the runs of the plan that `file` (CSV) lacks, each added to it as soon as it is done.
 
     Prints one line per run.
     """
-    for run in plan_runs(plan):
-        if read_result(folder, plan, *run):
+    # Seeds are outermost, so that one full seed is finished first.
+    for seed, width, model in product(plan.seeds, plan.widths, PROJECTIONS):
+        finished = read_runs(file, plan)[["model", "width", "seed"]]
+        if [model, width, seed] in finished.to_numpy().tolist():
             continue
-        model, width, seed = run
-        result = train_recall(model, plan, width=width, seed=seed)
-        write_json(result_path(folder, *run), result | {"settings": plan.run_settings})
-        accuracies = [f"{result[f'accuracy_{pairs}']:.3f} at {pairs}" for pairs in plan.pairs]
-        text = f"accuracy {', '.join(accuracies)} pairs"
-        print(f"{model} width {width} seed {seed}: {text}", flush=True)
+        row = train_recall(model, plan, width=width, seed=seed)
+        # Read again, as text that is written back as it is: another process may have added runs.
+        earlier = [pd.read_csv(file, dtype=str)] if file.exists() else []
+        table = pd.concat([*earlier, pd.DataFrame([row])])
+        write_text(file, table.to_csv(index=False))
+        print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
 
-def plan_runs(plan: Plan) -> list[tuple[str, int, int]]:
-    """(model, width, seed) of every run; seeds outermost, so that one full seed is finished first."""
-    runs = product(plan.seeds, plan.widths, PROJECTIONS)
-    return [(model, width, seed) for seed, width, model in runs]
+def read_runs(file: Path, plan: Plan) -> pd.DataFrame:
+    """The runs in `file` that were made with the settings of `plan`; none if it does not exist.
 
-
-def result_path(folder: Path, model: str, width: int, seed: int) -> Path:
-    return folder / f"{model}-w{width}-s{seed}.json"
-
-
-def read_result(
-    folder: Path, plan: Plan, model: str, width: int, seed: int
-) -> dict[str, Any] | None:
-    """The stored result of one run; None if there is none, or it is corrupt or of other settings."""
+    Raises UserError if it is no table of runs.
+    """
+    columns = [*KEYS, *plan.accuracies]
+    if not file.exists():
+        return pd.DataFrame(columns=columns)
+    numbers = {"width": int, "seed": int} | dict.fromkeys(["loss_nats", *plan.accuracies], float)
     try:
-        text = result_path(folder, model, width, seed).read_text(encoding="utf-8")
-        result: dict[str, Any] = json.loads(text)
-        accuracies = [result[f"accuracy_{pairs}"] for pairs in plan.pairs]
-        run = (result["model"], result["width"], result["seed"])
-        valid = (
-            run == (model, width, seed)
-            and result["settings"] == plan.run_settings
-            and all(0 <= accuracy <= 1 for accuracy in accuracies)
-            and math.isfinite(result["loss_nats"])
-        )
-    except (FileNotFoundError, ValueError, LookupError, TypeError):
-        return None
-    return result if valid else None
-
-
-def recall_frame(plan: Plan, folder: Path) -> pd.DataFrame:
-    """The finished runs in `folder`: one row per run, without its settings."""
-    results = [read_result(folder, plan, *run) for run in plan_runs(plan)]
-    accuracies = [f"accuracy_{pairs}" for pairs in plan.pairs]
-    columns = ["model", "width", "seed", "loss_nats", *accuracies]
-    return pd.DataFrame(filter(None, results), columns=columns)
+        table = pd.read_csv(file, dtype=str)
+        runs = table[table["settings"] == plan.settings]
+        return runs.reindex(columns=columns).astype(numbers)
+    except (ValueError, KeyError) as error:
+        raise UserError(
+            f"{file}: no table of recall runs ({error}); restore it, or give it another name"
+        ) from error
 
 
 def with_halved(runs: pd.DataFrame) -> pd.DataFrame:
@@ -261,14 +249,14 @@ def threshold(widths: Sequence[int], accuracies: Sequence[float], level: float) 
     """Smallest width that reaches `level`: linear in log width between the first grid width that
     does and the one before it.
 
-    The smallest width of the grid if that one does (an upper bound), inf if none does.
+    0 if the smallest width of the grid does, inf if none does: it lies outside the grid.
     """
     reached = np.asarray(accuracies) >= level
     if not reached.any():
         return math.inf
     first = int(reached.argmax())
     if first == 0:
-        return float(widths[0])
+        return 0.0
     around = slice(first - 1, first + 1)
     return float(np.exp(np.interp(level, accuracies[around], np.log(widths[around]))))
 
@@ -276,11 +264,12 @@ def threshold(widths: Sequence[int], accuracies: Sequence[float], level: float) 
 def thresholds(runs: pd.DataFrame, plan: Plan, *, pairs: int) -> pd.DataFrame:
     """Threshold of each seed (row) and model (column); NaN where a width is not finished."""
     rows = []
-    by_model = with_halved(runs).sort_values("width").groupby(["seed", "model"])
-    for (seed, model), of_model in by_model:
-        if len(of_model) == len(plan.widths):
-            accuracies = of_model[f"accuracy_{pairs}"].tolist()
-            width = threshold(of_model["width"].tolist(), accuracies, plan.level)
-            rows.append((seed, model, width))
+    for (seed, model), group in with_halved(runs).groupby(["seed", "model"]):
+        if len(group) < len(plan.widths):
+            continue
+        group = group.sort_values("width")
+        accuracies = group[f"accuracy_{pairs}"].tolist()
+        width = threshold(group["width"].tolist(), accuracies, plan.level)
+        rows.append({"seed": seed, "model": model, "width": width})
     table = pd.DataFrame(rows, columns=["seed", "model", "width"])
     return table.pivot(index="seed", columns="model", values="width").reindex(columns=list(LABELS))

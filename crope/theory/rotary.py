@@ -37,7 +37,7 @@ def rotary_matrix(position: float, width: int) -> Array:
 
 def rotate_elementwise(x: Array, position: float) -> Array:
     """RoFormer's Eq. 34: two element-wise products instead of the matrix. (..., K) -> (..., K)."""
-    angle_K = np.repeat(position * frequencies(x.shape[-1]), 2)
+    angle_K = np.repeat(position * frequencies(x.shape[-1]), 2)  # both channels of a pair
     return x * np.cos(angle_K) + as_real(1j * as_complex(x)) * np.sin(angle_K)
 
 
@@ -53,6 +53,7 @@ def rotary_score(q_C: Complex, k_C: Complex, m: int, n: int) -> float:
     """f(x_m, x_n, m - n) = Re[conj(q)^T conj(R~_{m-n}) k], equal to Eq. 7 (Eq. 12 with the
     conjugate).
     """
+    # conj(R~_{m-n}) = R~_{n-m}: the key is turned on by n and the query back by m.
     return inner_product(q_C, np.conj(phases(m - n, 2 * len(q_C))) * k_C)
 
 
@@ -66,24 +67,24 @@ def kernel_limit(distance: ArrayLike) -> Array:
     over u in 0 .. 1.
     """
     distance = np.asarray(distance, dtype=float)
+    # The integral of cos(x) / x is Ci(x), with x = distance BASE^-u.
     return (sici(distance)[1] - sici(distance / BASE)[1]) / np.log(BASE)
 
 
 def missed_weight(
-    theta: Array, *, length: int, gain: float, offsets: Sequence[int] = (0,), scaled: bool = False
+    theta: Array, *, length: int, gain: float, offsets: Sequence[int] = (0,)
 ) -> float:
-    """Mean over positions of 1 - (softmax weight at position + offset), from scores gain * sum_i
-    cos(... theta_i).
+    """Mean over positions of 1 - (softmax weight at position + offset), from scores
+    gain * sum_i cos(... theta_i) / sqrt(width).
 
-    `scaled` divides scores by sqrt(width) as attention does; Eq. 2 does not. This is the closed
-    form of the constructions, for widths at which their weight matrices would be too large.
-    Positions whose target lies outside 0 .. length - 1 are left out.
+    This is the closed form of the constructions, for widths at which their weight matrices would be
+    too large. Positions whose target lies outside 0 .. length - 1 are left out.
     """
-    peak = gain * len(theta)
-    if scaled:
-        peak /= np.sqrt(2 * len(theta))
+    width = 2 * len(theta)
+    peak = gain * len(theta) / np.sqrt(width)  # attention divides by sqrt(K); Eq. 2 does not
     fall = peak * (1 - kernel(np.arange(length), theta))  # by distance from the target
-    missed = 1 - 1 / np.exp(-toeplitz(fall)).sum(axis=1)  # by position of the target
+    # By position of the target; the softmax, from scores minus their peak, cannot overflow.
+    missed = 1 - 1 / np.exp(-toeplitz(fall)).sum(axis=1)
     inside = [missed[max(0, offset) : length + min(0, offset)] for offset in offsets]
     return float(np.concatenate(inside).mean())
 
@@ -112,5 +113,5 @@ def decay_curves(*, width: int, longest: int) -> dict[str, Any]:
         "distance": distance.tolist(),
         "bound": [relative_bound(steps, theta) for steps in range(longest)],
         "kernel": kernel(distance, theta).tolist(),
-        "limit": [1.0, *kernel_limit(distance[1:]).tolist()],
+        "limit": [1.0, *kernel_limit(distance[1:]).tolist()],  # Ci has a pole at 0
     }

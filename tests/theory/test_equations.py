@@ -21,15 +21,11 @@ def test_code_exists(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`(tests/[\w/.:]+)`", TEXT))))
 def test_tests_exist(name: str) -> None:
     file, _, function = name.partition("::")
-    assert (
-        f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
-        if function
-        else (ROOT / file).exists()
-    )
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert f"def {function}" in text
 
 
 def test_every_equation_has_one_row_in_order() -> None:
-    numbers = [
-        int(number) for number in re.findall(r"^\| (\d+)(?: E)? \|", TEXT, flags=re.MULTILINE)
-    ]
-    assert numbers == [*range(1, 31), *range(11, 38)]
+    """CRoPE's 1 to 30, then RoFormer's 11 to 37."""
+    numbers = re.findall(r"^\| (\d+)(?: E)? \|", TEXT, flags=re.MULTILINE)
+    assert list(map(int, numbers)) == [*range(1, 31), *range(11, 38)]

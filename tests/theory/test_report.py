@@ -1,25 +1,76 @@
 """`make theory` at small settings: its files, equal bytes twice, numbers of tables by hand."""
 
-import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import matplotlib
-import numpy as np
+import pandas as pd
 import pytest
 
-from crope.theory import report as make
+from crope.theory import report as theory
 from crope.theory.pointer_task import Task
+from crope.theory.recall import Plan
 from tests.conftest import contents
 
-TASK = Task(width=16, words=6, seq_len=12, batch_size=4, max_steps=3, lengths=(12, 24), sequences=2)
-FIGURES = ["fig1.svg", "fig2.svg", "fig3.svg", "decay.svg"]
+TASK = Task(
+    width=16,
+    words=6,
+    seq_len=12,
+    batch_size=4,
+    max_steps=3,
+    lengths=(12, 24),
+    sequences=2,
+)
+PLAN = Plan(pairs=(2, 6), widths=(4, 8), seeds=(1, 2))
+ROPE = "| RoPE (n = 3) | > 8 | 5.7 (5.7 to 8.0) | 1.00 |"  # a row of the table of recall
+
+
+def write_runs(file: Path) -> pd.DataFrame:
+    """A table of recall's runs at two widths: RoPE reaches 0.9 at 8, or half way to it from 4;
+    CRoPE never; conjugate at once, but seed 2 lacks a width; low rank at 8, one seed only.
+    """
+    rows = [
+        ("rope", 4, 1, 0.8),
+        ("rope", 8, 1, 0.9),
+        ("rope", 4, 2, 0.8),
+        ("rope", 8, 2, 1.0),
+        ("rope", 4, 3, 0.8),
+        ("rope", 8, 3, 1.0),
+        ("crope", 4, 1, 0.1),
+        ("crope", 8, 1, 0.5),
+        ("crope", 4, 2, 0.1),
+        ("crope", 8, 2, 0.5),
+        ("lowrank", 4, 1, 0.7),
+        ("lowrank", 8, 1, 0.9),
+        ("conjugate", 4, 1, 1.0),
+        ("conjugate", 8, 1, 1.0),
+        ("conjugate", 8, 2, 1.0),
+    ]
+    runs = pd.DataFrame(rows, columns=["model", "width", "seed", "accuracy_6"])
+    runs = runs.assign(accuracy_2=0.0, settings=PLAN.settings, loss_nats=0.5)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    runs.to_csv(file, index=False)
+    return runs
+
+
+def make(out: Path, published: Path) -> str:
+    """theory.md of `make theory` at small settings."""
+    theory.make_theory(
+        out,
+        seeds=2,
+        task=TASK,
+        plan=PLAN,
+        published=published,
+    )
+    return (out / "theory.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """results/theory, made with published runs of recall and none of its own."""
     folder = tmp_path_factory.mktemp("theory")
-    make.make_theory(folder, seeds=2, task=TASK)
+    write_runs(folder / "published" / "recall.csv")
+    make(folder / "own", folder / "published")
     return folder
 
 
@@ -27,36 +78,77 @@ def test_files_are_the_same_twice_whatever_matplotlib_was_set_to(
     folder: Path, tmp_path: Path
 ) -> None:
     with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 20, "axes.grid": False}):
-        make.make_theory(tmp_path, seeds=2, task=TASK)
-    first = contents(folder)
-    assert first == contents(tmp_path)
-    assert {*FIGURES, "theory.md", "pointer_task.json"} < set(first)
+        make(tmp_path, folder / "published")
+    assert contents(folder / "own") == contents(tmp_path)
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_figures_are_svg_that_theory_md_shows(name: str, folder: Path) -> None:
-    text = (folder / name).read_text(encoding="utf-8")
-    ElementTree.fromstring(text)
-    assert "dc:date" not in text and f"({name})" in (folder / "theory.md").read_text(
-        encoding="utf-8"
-    )
+def test_theory_md_shows_every_figure_and_states_its_numbers(folder: Path) -> None:
+    text = (folder / "own" / "theory.md").read_text(encoding="utf-8")
+    for name in ("fig1", "fig2", "fig3", "decay", "recall"):
+        assert f"({name}.svg)" in text
+        root = ElementTree.parse(folder / "own" / f"{name}.svg").getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert not list(root.iter("{http://purl.org/dc/elements/1.1/}date"))
+    assert "0.974 of the peak at distance 1" in text
 
 
-def test_figures_1_and_2_show_half_a_function_space() -> None:
-    data = make.function_space()
-    assert len(np.unique(np.abs(data["entries"]["crope"]))) == 18 == 6**2 / 2
-    assert [row[:2] for row in data["entries"]["crope"][:2]] == [[1, 10], [-10, 1]]  # Eq. 30
-    maps = {picture["name"]: picture for picture in data["maps"]}
-    corners = [maps[name]["image"][data["marked"]] for name in ("complex", "mirrored")]
-    assert corners[0] == pytest.approx(corners[1], abs=1e-12)
-    found = [maps[name]["fraction"] for name in ("complex", "mirrored", "kept")]
-    assert found == pytest.approx([1, 0, 1], abs=1e-12)
+def test_the_table_of_the_pointer_task_has_means_and_ranges() -> None:
+    runs = []
+    for seed, weight in enumerate((0.1, 0.2, 0.6)):
+        of_length = {"accuracy": 0.25, "weight": weight}
+        runs.append({"model": "rope", "seed": seed, "by_length": {"12": of_length}})
+    text = theory.pointer_table({"runs": runs, "task": {"lengths": [12]}})
+    assert "| RoPE (n = 3) | accuracy | 0.250 |" in text
+    assert "| RoPE (n = 3) | weight | 0.300 (0.100 to 0.600) |" in text
+    assert "| CRoPE (n = 0) | weight | — |" in text
 
 
-def test_tables_hold_the_files_numbers(folder: Path) -> None:
-    text = (folder / "theory.md").read_text(encoding="utf-8")
-    runs = json.loads((folder / "pointer_task.json").read_text(encoding="utf-8"))["runs"]
-    weights = [run["by_length"]["24"]["weight"] for run in runs if run["model"] == "rope"]
-    (row,) = (line for line in text.splitlines() if line.startswith("| RoPE (n = 2) | weight |"))
-    assert row.endswith(f"| {sum(weights) / 2:.3f} ({min(weights):.3f} to {max(weights):.3f}) |")
-    assert "0.974 of the peak" in text
+# Recall
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ROPE,
+        "| halved (n = 3) | > 16 | 11.3 (11.3 to 16.0) | 2.00 |",
+        "| CRoPE (n = 2) | > 8 | > 8 | — |",
+        "| conjugate Q (n = 1) | > 8 | ≤ 4 | — |",
+        "| low rank (n = 1) | > 8 | 8.0 | 1.00 |",
+    ],
+)
+def test_the_section_states_medians_ranges_and_bounds(row: str, tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "recall.csv")
+    section = theory.write_recall(tmp_path, runs, PLAN)
+    assert row in section.splitlines()
+    assert (tmp_path / "recall.svg").exists()
+
+
+def test_published_runs_get_a_section_beside_them_and_stand_in_for_own_ones(folder: Path) -> None:
+    """They are not copied: they would pass for own runs at the next command."""
+    published = contents(folder / "published")
+    assert set(published) == {"fig1.png", "recall.csv", "recall.md", "recall.png"}
+    assert ROPE in published["recall.md"].decode()
+    assert "(recall.png)" in published["recall.md"].decode()
+    assert ROPE in (folder / "own" / "theory.md").read_text(encoding="utf-8")
+    assert not (folder / "own" / "recall.csv").exists()
+
+
+def test_own_runs_take_the_place_of_published_ones(folder: Path, tmp_path: Path) -> None:
+    own = write_runs(tmp_path / "recall.csv")
+    own[own["seed"] == 1].to_csv(tmp_path / "recall.csv", index=False)
+    text = make(tmp_path, folder / "published")
+    assert "| RoPE (n = 1) | > 8 | 8.0 | 1.00 |" in text
+    assert ROPE in (folder / "published" / "recall.md").read_text(encoding="utf-8")
+
+
+def test_without_any_runs_the_section_names_the_command(tmp_path: Path) -> None:
+    assert "tools.py theory --part recall" in make(tmp_path / "own", tmp_path)
+    assert not (tmp_path / "recall.md").exists()
+
+
+def test_the_recall_part_trains_and_prints_the_section(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(theory, "run_recall", lambda plan, file: write_runs(file))
+    theory.make_recall(tmp_path, plan=PLAN)
+    assert ROPE in capsys.readouterr().out

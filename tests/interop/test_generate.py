@@ -1,0 +1,82 @@
+"""Text of a run: what it is drawn from, its seed, its settings."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from crope.errors import UserError
+from crope.interop.generate import generate, next_logits, sample_token
+from crope.runs.record import Record
+from tests.model.oracles import assert_close, build, model_config, random_tokens, randomise
+from tests.toy_runs import toy_corpus, train_toy
+
+SETTINGS = {"tokens": 32, "temperature": 1.0, "top_k": 0, "seed": 1}  # two contexts
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
+    """With dropout, which must not act while text is drawn."""
+    folder = tmp_path_factory.mktemp("runs")
+    with toy_corpus(folder):
+        yield train_toy(folder, "model=crope", "train.lr=0.01", "model.dropout=0.5")
+
+
+def text(record: Record, prompt: str = "a", **changes: object) -> str:
+    return generate(record, prompt, **SETTINGS | changes)
+
+
+def test_text_repeats_with_its_seed(trained: Record) -> None:
+    assert text(trained).startswith("a")
+    assert text(trained) == text(trained) != text(trained, seed=2)
+
+
+@pytest.mark.parametrize(
+    "likeliest",
+    [
+        {"temperature": 0},
+        {"temperature": 1e-310},
+        {"top_k": 1},
+    ],
+)
+def test_the_likeliest_text_is_the_same_at_every_seed(
+    likeliest: dict[str, float], trained: Record
+) -> None:
+    """And with dropout it would not be."""
+    assert text(trained, **likeliest) == text(trained, temperature=0, seed=2)
+
+
+def test_the_context_is_its_last_tokens() -> None:
+    """12 of 24: what is drawn past the context's length counts."""
+    model = randomise(build(model_config("rope")))
+    context = random_tokens(batch=1, length=24)[0].tolist()
+    found = next_logits(model, context)
+    with torch.no_grad():
+        expected = model.logits(model(torch.tensor([context[12:]])))[0, -1]
+    assert_close(found, expected.float(), atol=0)
+
+
+def test_draws_follow_the_softmax_of_the_kept_logits() -> None:
+    """Of 3 of 4, at temperature 2: e^1, e^0.5 and e^0 over their sum."""
+    logits_V, generator = torch.tensor([0.0, 2.0, -1.0, 1.0]), torch.Generator().manual_seed(0)
+    drawn = [sample_token(logits_V, 2.0, 3, generator) for _ in range(4000)]
+    shares = torch.bincount(torch.tensor(drawn), minlength=4) / 4000
+    assert shares.tolist() == pytest.approx([0.1863, 0.5065, 0.0, 0.3072], abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"tokens": 0}, "tokens"),
+        ({"top_k": -1}, "top_k"),
+        ({"seed": 2**64}, "seed"),
+        ({"prompt": ""}, "empty"),
+        ({"prompt": "\udcff"}, "UTF-8"),
+    ],
+)
+def test_a_value_out_of_range_is_named(
+    changes: dict[str, object], word: str, trained: Record
+) -> None:
+    with pytest.raises(UserError, match=word):
+        text(trained, **changes)
