@@ -1,6 +1,6 @@
 """CRoPE in a model of your own, as docs/own-model.md describes it: the names that users import."""
 
-from crope.interop.adapt import Replaced, complexify, merge
+from crope.interop.adapt import Replaced, complexify, merge, split_qkv
 from crope.interop.commute import Checked, check
 from crope.interop.layers import PAIRINGS
 from crope.interop.stored import layout, load, restore, save
@@ -16,4 +16,5 @@ __all__ = [
     "merge",
     "restore",
     "save",
+    "split_qkv",
 ]

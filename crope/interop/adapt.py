@@ -8,14 +8,25 @@ Errors are ValueErrors of one line, raised before anything is changed.
 Shapes: D in-features, E out-features, K width of a head.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
-from crope.interop.calibration import Batches, fit_outputs, input_moments
+from crope.interop.calibration import (
+    Batches,
+    as_batches,
+    block_by_block,
+    fit_outputs,
+    next_token_loss,
+    of_the_dense_model,
+)
+from crope.interop.dense import write_dense_checkpoints
+from crope.interop.fused import ORDERS, SplitLinear, separate_layers
 from crope.interop.layers import (
     Pairing,
     check_finite,
@@ -28,12 +39,14 @@ from crope.interop.stored import replace
 from crope.model.complex_linear import ComplexLinear
 from crope.model.projections import StructuredLinear, dense_linear
 
+LOG = logging.getLogger("crope.adapt")
+
 
 class Replaced(NamedTuple):
     """One replaced layer: its name, its parameters before and after, and what is kept of it.
 
     kept    1 - |W - M|^2 / |W|^2 of the dense weight W and the complex-linear M; the same of the
-            outputs on the calibration inputs for init="activations"; 0 for "fresh"
+            outputs on the calibration inputs, if there are any; 0 for "fresh"
     """
 
     name: str
@@ -48,7 +61,7 @@ def complexify(
     names: Iterable[str] | str = ("q_proj", "k_proj", "v_proj"),
     pairing: Pairing | None = None,
     head_dim: int | None = None,
-    init: Literal["nearest", "activations", "fresh"] = "nearest",
+    init: Literal["nearest", "activations", "sequential", "fresh"] = "nearest",
     inputs: Batches = (),
     dry_run: bool = False,
 ) -> list[Replaced]:
@@ -60,11 +73,16 @@ def complexify(
                For a model that is not listed there it has to be named, and `check` verifies it
     head_dim   K; None: `head_dim` of the attention layer or of its configuration
     init       nearest: least squares (Eq. 30's part of each 2x2 block), for a trained model;
-               activations: least squares of the outputs on `inputs`; fresh: normal, with the
+               activations: least squares of the outputs on `inputs`; sequential: the same, but
+               each block on what the blocks already converted give it; fresh: normal, with the
                standard deviation of the replaced weight (a zero weight stays zero), biases 0
-    inputs     for "activations": a batch or several, each a tensor or a mapping of the arguments of
-               the model's forward; more tokens than D, padding marked by an `attention_mask`
-    dry_run    replaces nothing and returns what would be replaced
+    inputs     for "activations" and "sequential": a batch or several, each a tensor or a mapping of
+               the arguments of the model's forward; more tokens than D, padding marked by an
+               `attention_mask`
+    dry_run    replaces nothing and returns what would be replaced; with `inputs`, the loss on them
+               before and after is logged too
+
+    What is kept of trained weights is logged as a warning: the model is worse until it is trained on.
 
     Call it before optimisers and wrappers (DistributedDataParallel) are made: they would keep the
     old weights. Keeps dtype, device and requires_grad of each parameter. Biases are kept, except
@@ -80,25 +98,63 @@ def complexify(
     check_replaceable(model, layers)
     check_finite(layers)
     pairs = pairs_of(model, layers, pairing, head_dim)
-    moments: Any = input_moments(model, layers, inputs) if init == "activations" else {}
-    replaced = []
+    batches, moments_of = as_batches(inputs), CALIBRATIONS.get(init)
+    if moments_of and not batches:
+        raise ValueError(f"init={init!r} needs calibration batches; give some (inputs=)")
+    moments: Any = ((name, None) for name in layers)
+    if moments_of:
+        moments = moments_of(model, layers, batches)
+    loss, replaced = "", []
+    if dry_run and batches:
+        loss = f"; loss on inputs {next_token_loss(model, batches):.3f} nats per token before"
     with ExitStack() as undo:
-        for name, layer in layers.items():
+        for name, moments_of_layer in moments:
+            layer = layers[name]
             new = ComplexLinear.from_linear(layer, **pairs[name])
-            kept = INITS[init](new, layer, moments.pop(name, None))
+            kept = INITS[init](new, layer, moments_of_layer)
             undo.callback(model.set_submodule, name, layer)
             replace(model, name, new.train(layer.training))
             replaced.append(Replaced(name, _size(layer), _size(new), kept))
+        if loss:
+            loss += f", {next_token_loss(model, batches):.3f} after"
         if not dry_run:
             undo.pop_all()
+    if init != "fresh":
+        _report(replaced, loss)
     return replaced
+
+
+def _report(replaced: list[Replaced], loss: str) -> None:
+    """Logs what is kept, unless it is nearly everything."""
+    mean = fmean(layer.kept for layer in replaced)
+    worst = min(replaced, key=lambda layer: layer.kept)
+    if loss or mean < 0.99:
+        LOG.warning(
+            f"{len(replaced)} complex-linear layers keep {mean:.2f} of the dense ones in the mean,"
+            f" {worst.kept:.2f} at worst ({worst.name}){loss}; train the model on before it is used"
+        )
+
+
+def split_qkv(model: nn.Module) -> list[str]:
+    """Separates the layers that hold Q, K and V together, in place; returns their names.
+
+    Of GPT-2, GPT-NeoX (Pythia), Phi-3 and Falcon in `transformers`; the outputs stay the same to the
+    last bit. The parts are named q_proj, k_proj and v_proj, below the fused layer's name.
+    `save_pretrained` writes the fused layer, and `merge` puts it back. Raises ValueError if the model
+    has no such layer, or a quantised or adapted one.
+    """
+    names = separate_layers(model)
+    if not names:
+        raise ValueError(f"no layer of Q, K and V is known here; it splits {', '.join(ORDERS)}")
+    write_dense_checkpoints()
+    return names
 
 
 def merge(model: nn.Module) -> list[str]:
     """Replaces every ComplexLinear and StructuredLinear by the `nn.Linear` with its dense weight, in
     place; returns the names.
 
-    The model then has its original architecture and equal outputs, and every stack saves and serves
+    The model then has its original architecture, fused layers too, and equal outputs, and every stack saves and serves
     it. For a merged copy, merge `copy.deepcopy(model)`. Raises if one of these layers has hooks or
     adapters, or is of a class that this package does not know.
     """
@@ -114,6 +170,9 @@ def merge(model: nn.Module) -> list[str]:
             layers[name] = layer
     for name, layer in layers.items():
         model.set_submodule(name, dense_linear(layer).train(layer.training))
+    for name, split in list(model.named_modules()):
+        if isinstance(split, SplitLinear):
+            model.set_submodule(name, split.as_fused())
     return list(layers)
 
 
@@ -145,5 +204,7 @@ def _draw(new: ComplexLinear, layer: Any, moments: None) -> float:
 INITS: dict[str, Callable[[ComplexLinear, Any, Any], float]] = {
     "nearest": _share_kept,
     "activations": fit_outputs,
+    "sequential": fit_outputs,
     "fresh": _draw,
 }
+CALIBRATIONS = {"activations": of_the_dense_model, "sequential": block_by_block}

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from crope.interop.calibration import Inputs, run
+from crope.interop.calibration import Inputs, call, run
+from crope.interop.fused import SplitLinear
 from crope.model.complex_linear import ComplexLinear
 
 # With the right pairs errors are below 6e-4, also in bfloat16; with others they grow with the angles
@@ -46,7 +47,10 @@ def check(model: nn.Module, inputs: Inputs) -> list[Checked]:
     attentions: dict[str, list[Any]] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, ComplexLinear):
-            attentions.setdefault(name.rpartition(".")[0], []).append(layer)
+            path = name.rpartition(".")[0]
+            if isinstance(model.get_submodule(path), SplitLinear):
+                path = path.rpartition(".")[0]
+            attentions.setdefault(path, []).append(layer)
     if not attentions:
         raise ValueError("the model has no ComplexLinear; call complexify before check")
     errors: dict[str, float] = {}
@@ -54,7 +58,7 @@ def check(model: nn.Module, inputs: Inputs) -> list[Checked]:
     def measure(name: str, attention: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         errors[name] = _rotation_error(name, attention, attentions[name], args, kwargs)
 
-    run(model, inputs, attentions, measure)
+    run(model, attentions, measure, partial(call, model, inputs))
     return [Checked(name, error, error < TOLERANCE) for name, error in errors.items()]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from crope.interop.fused import SplitLinear
 from crope.interop.layers import Pairing, check_untouched
 from crope.model.complex_linear import ComplexLinear
 
@@ -37,6 +38,9 @@ def dense_state(model: nn.Module, state: dict[str, Tensor] | None) -> dict[str, 
             new = copy.deepcopy(layer)
             new.a, new.b = (nn.Parameter(state.pop(f"{name}.{part}")) for part in "ab")
             state[f"{name}.weight"] = new.weight.detach()
+    for name, layer in model.named_modules():
+        if isinstance(layer, SplitLinear):
+            layer.fuse(state, f"{name}.")
     return state
 
 
@@ -68,8 +72,8 @@ def write_dense_checkpoints() -> None:
         self: Any, folder: Any, is_main_process: bool = True, state_dict: Any = None, **options: Any
     ) -> Any:
         only_adapters = getattr(self, "_hf_peft_config_loaded", False)
-        is_complex = any(type(layer) is ComplexLinear for layer in self.modules())
-        if is_complex and not only_adapters and options.get("variant") != VARIANT:
+        changed = any(type(layer) in (ComplexLinear, SplitLinear) for layer in self.modules())
+        if changed and not only_adapters and options.get("variant") != VARIANT:
             state_dict = dense_state(self, state_dict)
         return original(self, folder, is_main_process, state_dict, **options)
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from crope.interop.dense import VARIANT, accept_dense, write_dense_checkpoints
+from crope.interop.fused import separate_layers
 from crope.interop.layers import check_replaceable, check_untouched, pairs_of
 from crope.model.complex_linear import ComplexLinear
 
@@ -34,6 +35,9 @@ def restore(model: nn.Module, layers: Mapping[str, Mapping[str, Any]]) -> None:
     Raises ValueError if one of these layers is no `nn.Linear` of such heads and such a rotation.
     """
     modules, restored = dict(model.named_modules()), {}
+    if any(name not in modules for name in layers):
+        separate_layers(model)
+        modules = dict(model.named_modules())
     for name, pairs in layers.items():
         if name not in modules:
             raise ValueError(f"{name} is missing; restore needs the dense model of this layout")
@@ -147,6 +151,8 @@ def load(folder: str | Path, **options: Any) -> Any:
             super().__init__(*args, **kwargs)
             restore(self, layers)
 
+    # By both transformers finds the names that the tensors of this class have in files.
+    Complexified.__name__, Complexified.__module__ = str(name), architecture.__module__
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     model, found = Complexified.from_pretrained(folder, variant=VARIANT, **options)
     wrong = [f"{kind}: {sorted(map(str, tensors))}" for kind, tensors in found.items() if tensors]
