@@ -6,9 +6,9 @@ Imports no torch: the report and the study tools read configurations too.
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -137,9 +137,6 @@ class HubConfig:
     def __post_init__(self) -> None:
         if self.revision == "main":
             raise ValueError("data.hub.revision: the branch main moves; give a commit")
-        train, validation = self.train, self.validation
-        if fnmatch(train, validation) or fnmatch(validation, train):
-            raise ValueError(f"data.hub: {train} and {validation} overlap; give disjoint files")
         if self.max_bytes is not None and self.max_bytes < 10:
             raise ValueError(f"data.hub.max_bytes={self.max_bytes} must be at least 10")
 
@@ -241,7 +238,8 @@ class TrackerConfig:
     """Where the curves of a run are logged."""
 
     name: str = option("wandb", one_of=("wandb", "none"))  # where curves are logged
-    mode: str = option("offline", one_of=("offline", "online"))  # online needs `wandb login`
+    # online needs `wandb login`; disabled logs nothing.
+    mode: str = option("offline", one_of=("offline", "online", "disabled"))
     project: str = "crope"  # wandb project
 
 
@@ -292,6 +290,8 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     yield from value_problems(config)
     if not config.results_dir:
         yield "results_dir", "must name a folder"
+    if not re.fullmatch(r"[^/\\#?%:]{1,128}", config.tracker.project):
+        yield "tracker.project", r"must be 1 to 128 characters, none of / \ # ? % :"
     yield from model_problems(config.model)
     yield from schedule_problems(config.train)
     if config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size != GPT2_VOCAB_SIZE:

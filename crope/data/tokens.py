@@ -327,8 +327,8 @@ def _in_thread(work: Callable[[], None]) -> None:
             result.set_exception(error)
 
     thread = threading.Thread(target=run, daemon=True)
-    thread.start()
     try:
+        thread.start()
         result.result()
     except KeyboardInterrupt as error:
         status = 128 + (error.args[0] if error.args else signal.SIGINT)

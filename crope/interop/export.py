@@ -171,7 +171,7 @@ def export_transformers(record: Record, out: Path) -> None:
     disable_progress_bar()
     model, tokens = load_trained(record), load_run_tokens(record)
     exported = as_transformers(model)
-    exported.config.crope_run = record.path.name
+    exported.config.crope_run = record.path.name  # by which `_check_folder` knows an export
     # Half of the context, so that a prompt may be as long: past the end GPT-2 has no positions. A
     # max_length would make transformers warn at every call with max_new_tokens.
     generation = GenerationConfig(do_sample=True, max_new_tokens=max(1, model.max_len // 2))
@@ -179,11 +179,12 @@ def export_transformers(record: Record, out: Path) -> None:
     tokenizer = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model.max_len,
-        "clean_up_tokenization_spaces": False,
+        "clean_up_tokenization_spaces": False,  # True takes spaces before commas away
     }
     try:
         exported.save_pretrained(out)
         (out / "model.safetensors").chmod(0o644)  # written as 0600
+        # The file itself: a tokenizer that transformers saves again may split text differently.
         write_bytes(out / "tokenizer.json", (tokens.folder / "tokenizer.json").read_bytes())
         write_json(out / "tokenizer_config.json", tokenizer)
         write_text(out / "README.md", render_card(record, exported, model.config, out))
@@ -234,6 +235,7 @@ def as_transformers(model: GPT) -> Any:
         num_attention_heads=config.n_heads,
         max_position_embeddings=model.max_len,
         tie_word_embeddings=config.tied_head,
+        # Ours has no special tokens; the default ids, such as 50256, may lie past the vocabulary.
         bos_token_id=None,
         eos_token_id=None,
         **{key: sizes[name] for key, name in target.sizes.items()},
@@ -260,6 +262,7 @@ def weights_for(model: GPT) -> dict[str, Tensor]:
             state[name] = tensor
     fold_embed_factor(state, model)
     if target is GPT2:
+        # GPT-2 adds a trained table: fixed sinusoids, or zeros for no positions, are one too.
         no_tokens_1TD = torch.zeros(1, model.max_len, config.d_model)
         state["positions.weight"] = model.positions.embed(no_tokens_1TD)[0]
     for index, block in enumerate(blocks_of(model)):
@@ -280,6 +283,7 @@ def weights_for(model: GPT) -> dict[str, Tensor]:
 def dense_heads(layer: Any, config: ModelConfig) -> Tensor:
     """Dense weight of Q, K or V by heads, the bias as last column: (H, K, D + 1)."""
     weight = layer.weight
+    # Both architectures have a bias in Q, K and V.
     bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias
     heads_HKD = torch.cat((weight, bias[:, None]), dim=1).unflatten(0, (-1, config.head_width))
     return heads_HKD.expand(config.n_heads, -1, -1)

@@ -110,6 +110,7 @@ def train_flops_per_token(model: ModelConfig, *, vocab_size: int, seq_len: int) 
     width, d_model = model.attention_width, model.d_model
     dense = d_model * (width + 2 * model.kv_width)
     stored = qkv_weights(model)
+    # ComplexLinear and its kind build the dense weight and multiply by that.
     qkv = stored if model.projection in FACTORED else dense
     mix = (
         _linear_attention_flops(model, seq_len)

@@ -64,6 +64,7 @@ class GPT(nn.Module):
         self.positions = build_positions(config, max_len=max_len)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = nn.LayerNorm(config.d_model, eps=1e-5)
+        # Where tied, no second reference to the embedding: a state dict would hold it twice.
         self.head = None if config.tied_head else nn.Linear(config.d_model, padded, bias=False)
         self._initialise(seed, branch_std=INIT_STD / math.sqrt(2 * config.n_layers))
 
@@ -104,6 +105,7 @@ class GPT(nn.Module):
             std = own_stds.get(name, INIT_STD)
             if name.endswith(("out_proj.weight", "ffn_down.weight")):
                 std = branch_std
+            # A scheme's own parameter may be called bias or norm, and still choose its values.
             if name.endswith("bias") and name not in own_stds:
                 parameter.zero_()
             elif "norm" in name and name not in own_stds:

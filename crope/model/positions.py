@@ -109,6 +109,7 @@ class RotaryEmbedding(Positions):
         if d_head % 2:
             raise ValueError(f"RotaryEmbedding pairs channels: head width {d_head} must be even")
         angle_TJ = angles(d_head, max_len)
+        # Not in the state dict: weights of one length fit a model of another.
         self.register_buffer("cos_TJ", angle_TJ.cos().float(), persistent=False)
         self.register_buffer("sin_TJ", angle_TJ.sin().float(), persistent=False)
 
@@ -162,6 +163,7 @@ class RelativeBias(DistanceBias):
         exact = cls.BUCKETS // 2
         if distance < exact:
             return distance
+        # Exact buckets up to 15, then equal steps of the logarithm up to FURTHEST.
         fraction = math.log(distance / exact) / math.log(cls.FURTHEST / exact)
         return min(cls.BUCKETS - 1, exact + int(fraction * (cls.BUCKETS - exact)))
 

@@ -9,16 +9,13 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
-import rich.progress
-from rich import box
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table as Grid
 from rich.text import Text
 
 from crope.errors import log_line
@@ -26,8 +23,6 @@ from crope.errors import log_line
 if TYPE_CHECKING:  # importing it would import Hydra
     from crope.runs.compose import Run
 
-Item = TypeVar("Item")
-PIPE_WIDTH = 160  # columns of a table that is not printed to a terminal
 LINE_SECONDS = 60.0
 READ_SECONDS = 1.0
 TAIL_BYTES = 4096  # of metrics.jsonl: several lines, with both losses
@@ -176,9 +171,9 @@ def last_values(run: "Run") -> dict[str, Any]:
         with (run.path / "metrics.jsonl").open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().split(b"\n")[size > TAIL_BYTES : -1]  # the last may be incomplete
+            lines = file.read().splitlines()[size > TAIL_BYTES :]  # the first may be a part
         for line in lines:
-            values |= json.loads(line)
+            values |= json.loads(line)  # an error at the last, which may be a part too, ends it
     return values
 
 
@@ -186,31 +181,3 @@ def render_losses(values: Mapping[str, Any]) -> str:
     """`, train 5.123, val 4.987`: always in this order, so that numbers do not jump sideways."""
     known = [name for name, key in LOSSES.items() if key in values]
     return "".join(f", {name} {values[LOSSES[name]]:.3f}" for name in known)
-
-
-def track(items: Iterable[Item], description: str) -> Iterable[Item]:
-    """The items, with a bar in a terminal."""
-    console = Console(stderr=True)
-    return rich.progress.track(
-        items, description, console=console, transient=True, disable=not console.is_terminal
-    )
-
-
-def print_grid(
-    caption: str,
-    headings: Iterable[str],
-    rows: Iterable[Iterable[str]],
-    *,
-    text_columns: Sequence[int],
-) -> None:
-    """A table on stdout; columns of words are aligned to the left, others to the right."""
-    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
-    for position, heading in enumerate(headings):
-        grid.add_column(Text(heading), justify="left" if position in text_columns else "right")
-    for row in rows:
-        grid.add_row(*map(Text, row))
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    with console.capture() as capture:
-        console.print(grid)
-    print(caption)
-    print(*(line.rstrip() for line in capture.get().splitlines() if line.strip()), sep="\n")

@@ -177,15 +177,8 @@ def study_runs(
     return sorted(runs.values(), key=lambda run: run.config.seed)
 
 
-def expected_cells(scale: str, datasets: Sequence[str] | None = None) -> list[Cell]:
-    """Cells of Tables 1 and 2 in the paper's order. `datasets` restricts the paper's three (`tiny`
-    may join).
-    """
-    return [cell for row in expected_table_rows(scale, datasets) for cell in row.cells]
-
-
 def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
-    """Rows of every study of conf/study except the two tables; `datasets` as in `expected_cells`.
+    """Rows of every study of conf/study except the two tables; `datasets` as in `study_runs`.
 
     A file that is no study is reported on stderr and left out.
     """
@@ -200,7 +193,7 @@ def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[Stu
 
 
 def expected_table_rows(scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
-    """Rows of Tables 1 and 2, with their planned seeds."""
+    """Rows of Tables 1 and 2 in the paper's order."""
     rows = []
     for table in TABLES:
         rows += _rows(table, scale, datasets)

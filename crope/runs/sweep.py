@@ -12,7 +12,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import astuple, dataclass, replace
 from multiprocessing import forkserver, resource_tracker
@@ -44,10 +44,13 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Plan:
-    """Which runs are asked for.
+    """Which runs are asked for. Raises ConfigError for an option that is wrong or would change a
+    number.
 
     seeds       of each study, as in `study.first_seeds`
     overrides   of tracker and runtime
+    datasets    as in `study.study_runs`
+    failed      datasets of which no run can be trained
     """
 
     studies: Sequence[str]
@@ -55,9 +58,10 @@ class Plan:
     seeds: int | None
     results_dir: Path
     overrides: Sequence[str] = ()
+    datasets: Sequence[str] | None = None
+    failed: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for an option that is wrong or would change a number."""
         for text in self.overrides:
             if not text.startswith(("tracker=", "tracker.", "runtime=", "runtime.")):
                 raise ConfigError(
@@ -66,17 +70,23 @@ class Plan:
                 )
         load_run([f"scale={self.scale}", *self.overrides])
 
-    def runs(self, datasets: Sequence[str] | None = None) -> list[Run]:
-        """Every run, also of complete ones; `datasets` as in `study_runs`."""
-        overrides = [*self.overrides, quoted_override("results_dir", self.results_dir)]
-        runs = study_runs(
-            self.studies, scale=self.scale, seeds=self.seeds, datasets=datasets, overrides=overrides
-        )
-        return [resolve_precision(run) for run in runs]
+    def runs(self) -> list[Run]:
+        """Complete ones too, seeds outermost."""
+        runs = []
+        for run in study_runs(
+            self.studies,
+            scale=self.scale,
+            seeds=self.seeds,
+            datasets=self.datasets,
+            overrides=[*self.overrides, quoted_override("results_dir", self.results_dir)],
+        ):
+            if run.dataset not in self.failed:
+                runs.append(resolve_precision(run))
+        return runs
 
 
-def prepare(plan: Plan) -> tuple[list[Run], list[str]]:
-    """The runs whose data is there, and a line for each dataset whose data is corrupt.
+def prepare(plan: Plan) -> tuple[Plan, list[str]]:
+    """The plan of those runs whose data is there, and a line for each dataset that failed.
 
     Token files are made once here; otherwise every process would wait for the first one. Where a
     dataset of the paper's cannot be had, `tiny` takes its place, and results_dir/unavailable.json
@@ -89,20 +99,21 @@ def prepare(plan: Plan) -> tuple[list[Run], list[str]]:
                 " numbers"
             )
     runs = plan.runs()
+    tried = {run.dataset for run in runs}
     errors = _make_tokens(runs)
     missing = {}
     for name, error in errors.items():
         if name in paper.DATASET_LABELS and isinstance(error, DataUnavailable):
             missing[name] = str(error)
-    tried = {run.dataset for run in runs}
     if missing:
-        runs = plan.runs([name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing])
-        errors |= _make_tokens([run for run in runs if run.dataset not in tried])
+        datasets = [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]
+        plan = replace(plan, datasets=datasets)
+        errors |= _make_tokens([run for run in plan.runs() if run.dataset not in tried])
     known = unavailable_datasets(plan.results_dir)  # an earlier command may have tried others
     untried = {name: known[name] for name in known.keys() - tried}
     write_json(plan.results_dir / UNAVAILABLE, untried | missing)
     problems = [str(error) for name, error in errors.items() if name not in missing]
-    return [run for run in runs if run.dataset not in errors], problems
+    return replace(plan, failed=list(errors)), problems
 
 
 def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
@@ -111,7 +122,7 @@ def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
     for run in runs:
         if not _is_complete(run):
             needed.setdefault(astuple(run.config.tokenizer), set()).add(run.dataset)
-    errors = {}
+    errors: dict[str, UserError] = {}
     for tokenizer, datasets in needed.items():
         data_dir = Path(runs[0].config.data_dir)
         errors |= make_tokens(sorted(datasets), TokenizerConfig(*tokenizer), data_dir=data_dir)
@@ -121,12 +132,12 @@ def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
 def train_all(runs: Sequence[Run]) -> list[str]:
     """Trains the runs that are not complete; returns a line for each that failed."""
     todo = [run for run in runs if not _is_complete(run)]
+    counts = f"{len(runs)} runs, {len(todo)} to train"
     if not todo:
-        print(f"{len(runs)} runs, all complete", flush=True)
+        print(counts, flush=True)
         return []
     jobs = todo[0].config.runtime.jobs or default_jobs(todo)
-    counts = f"{len(runs)} runs, {len(todo)} to train, {jobs} at a time"
-    print(f"scale {todo[0].scale}: {counts}", flush=True)
+    print(f"scale {todo[0].scale}: {counts}, {jobs} at a time", flush=True)
     problems = []
     with SweepProgress(todo) as progress:
         for outcome in run_all(todo, jobs=jobs, show=progress.update):

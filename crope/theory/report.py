@@ -105,6 +105,7 @@ def make_theory(
     Raises UserError if a recall.csv cannot be read.
     """
     task, plan = task or Task(), plan or Plan()
+    # RoFormer's Fig. 2 has this width and these distances.
     space, decay = function_space(), decay_curves(width=128, longest=256)
     by_hand, learned = (
         construction_results(EXAMPLE, width=task.width),
@@ -127,10 +128,11 @@ def make_theory(
     }
     for name, figure in figures.items():
         write_bytes(out_dir / f"{name}.svg", render(figure))
-    write_bytes(published / "fig1.png", render(entries, "png"))
+    write_bytes(published / "fig1.png", render(entries, "png"))  # the README shows it
     runs = read_runs(published / "recall.csv", plan)
     if len(runs):
         write_text(published / "recall.md", write_recall(published, runs, plan, kind="png"))
+    # Not copied to out_dir: they would pass for own runs, and `make_recall` would train none.
     own = read_runs(out_dir / "recall.csv", plan)
     text = TEMPLATE.format(
         limit=decay["limit"][1],
@@ -172,13 +174,14 @@ def recall_table(by_pairs: Mapping[int, pd.DataFrame], plan: Plan) -> str:
     at_most = by_pairs[most]
     rows = []
     for model, label in LABELS.items():
-        scale = 2 if model == "halved" else 1
+        scale = 2 if model == "halved" else 1  # its grid is RoPE's under twice the width
         text = partial(_width_text, first=scale * plan.widths[0], last=scale * plan.widths[-1])
         widths = [_with_range(table[model], "median", text) for table in by_pairs.values()]
-        ratios = at_most[model] / at_most["rope"]
-        # Outside the grid a width is 0 or inf, and the ratio not known.
-        known = ratios.where(np.isfinite(ratios) & (ratios > 0))
-        ratio = "—" if known.isna().any() else _with_range(known, "median", "{:.2f}".format)
+        finished = at_most[model].notna() & at_most["rope"].notna()
+        own, rope = at_most.loc[finished, model], at_most.loc[finished, "rope"]
+        # Outside the grid a width is 0 or inf, and its ratio not known.
+        known = np.isfinite(own * rope) & (own * rope > 0)
+        ratio = _with_range(own / rope, "median", "{:.2f}".format) if known.all() else "—"
         rows.append([f"{label} (n = {at_most[model].count()})", *widths, ratio])
     headings = [f"{pairs} pairs" for pairs in plan.pairs]
     return _table(["model", *headings, f"over RoPE's, {most} pairs"], rows)
@@ -186,14 +189,14 @@ def recall_table(by_pairs: Mapping[int, pd.DataFrame], plan: Plan) -> str:
 
 def _width_text(width: float, *, first: int, last: int) -> str:
     """≤ the first width of the grid and > the last mark bounds."""
-    if width <= first:
+    if width <= first:  # 0: the smallest width of the grid is wide enough
         return f"≤ {first}"
     return f"> {last}" if width > last else f"{width:.1f}"
 
 
 def pointer_table(results: Mapping[str, Any]) -> str:
     """Accuracy and attention weight of the pointer task by model and length."""
-    runs = pd.json_normalize(results["runs"])
+    runs = pd.json_normalize(results["runs"])  # by_length.<tokens>.<measure>
     lengths = results["task"]["lengths"]
     rows = []
     for model, label in MODEL_LABELS.items():
@@ -208,8 +211,9 @@ def pointer_table(results: Mapping[str, Any]) -> str:
 def _with_range(values: pd.Series, middle: str, text: Callable[[float], str]) -> str:
     """Mean or median (`middle`), and lowest to highest if they differ."""
     finished = values.dropna()
-    if finished.empty:
+    if finished.empty:  # no seed has all widths, or no run was made
         return "—"
+    # As text: two seeds that differ by less than is printed have no range.
     centre, low, high = map(text, finished.agg([middle, "min", "max"]))
     return centre if low == high else f"{centre} ({low} to {high})"
 

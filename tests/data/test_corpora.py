@@ -1,6 +1,4 @@
-"""Corpora: canonical form against hand-written samples and the real files, checksums, missing and
-corrupt files.
-"""
+"""Corpora: canonical form against hand-written samples, checksums, missing and damaged files."""
 
 import hashlib
 import random
@@ -8,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crope.config import CORPORA, ROOT
+from crope.config import CORPORA, ROOT, HubConfig
 from crope.data.corpora import (
     CHECKSUMS,
     Document,
@@ -16,40 +14,44 @@ from crope.data.corpora import (
     checksums,
     corpus_files,
     corpus_sha256,
+    data_config,
+    find_file,
+    is_pinned,
     load_corpus,
     missing_files,
     tiny_corpus,
 )
-from crope.errors import DataError, DataUnavailable
+from crope.errors import ConfigError, DataError, DataUnavailable
 from tests.conftest import raises_one_line
 from tests.data.conftest import FILES, write
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @pytest.mark.parametrize(
     ("corpus", "delivered", "expected"),
     [
-        ("ptb", "no it was n't black monday\nbut N\n", " no it was n't black monday \n but N \n"),
+        ("ptb", "no it was n't\nbut N\n", " no it was n't \n but N \n"),
         ("ptb", " no it was \r\n but N", " no it was \n but N \n"),
         ("wikitext2", "\n = 東京 = \n\n\n text . \n", " \n = 東京 = \n \n \n text . \n"),
-        # A no-break space is a word of WikiText-2.
-        ("wikitext2", "\u00a0 a \u3000\n", " \u00a0 a \u3000 \n"),
+        # A no-break space and a byte order mark are words of WikiText-2.
+        ("wikitext2", "\u00a0 a \ufeff\n", " \u00a0 a \ufeff \n"),
         ("pg19", "CHAPTER I\r\n\r\n  indented \r\nend", "CHAPTER I\n\n  indented \nend"),
         ("letters", "as it is \n", "as it is \n"),
+        ("letters", "\ufeffone\rtwo\r\n\ufeffthree", "one\ntwo\nthree"),
     ],
 )
-def test_canonical_form_and_that_it_is_idempotent(
-    corpus: str, delivered: str, expected: str
-) -> None:
+def test_canonical_form_and_that_it_is_idempotent(corpus, delivered, expected):
     assert canonical(corpus, delivered) == expected
     assert canonical(corpus, expected) == expected
 
 
 @pytest.mark.parametrize("corpus", ["ptb", "letters"])
-@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n"])
-def test_blocks_join_to_the_canonical_form_of_the_whole_file(
-    tmp_path, monkeypatch, corpus: str, end: str
-) -> None:
-    parts = ["a", " bé", "東", "\n", "\r\n", "\n\n", " \n", "\u2028", "\x0c"]
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\r", "\n\n"])
+def test_blocks_join_to_the_canonical_form_of_the_whole_file(tmp_path, monkeypatch, corpus, end):
+    parts = ["a", " bé", "東", "\n", "\r\n", "\r", "\n\n", " \n", "\u2028", "\x0c", "\0", "\ufeff"]
     text = "".join(random.Random(0).choices(parts, k=400)) + "x" + end
     write(tmp_path, "text", text)
     monkeypatch.setattr("crope.data.corpora.BLOCK_CHARS", 7)
@@ -58,20 +60,61 @@ def test_blocks_join_to_the_canonical_form_of_the_whole_file(
     assert "".join(blocks) == canonical(corpus, text)
 
 
-def test_books_are_read_in_order_of_their_id_as_text(data_dir: Path) -> None:
+def test_books_are_read_in_order_of_their_id_as_text(data_dir):
     books = ["".join(book) for book in load_corpus("pg19", data_dir)["train"]]
     assert books == [FILES["pg19/train/10.txt"], FILES["pg19/train/9.txt"]]
 
 
-def test_a_corpus_of_the_first_books_has_the_whole_validation_split(
-    data_dir: Path, monkeypatch
-) -> None:
-    (data_dir / "pg19_1book.yaml").write_text("corpus: pg19_1book\nbooks: 1\n")
-    monkeypatch.setattr("crope.data.corpora.CONF_DIR", data_dir)
-    assert corpus_files("pg19_1book") == {
-        "train": ["pg19/train/10.txt"],
-        "validation": ["pg19/validation/7.txt"],
-    }
+# Files of conf/data
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder in place of conf/data."""
+    (tmp_path / "conf").mkdir()
+    monkeypatch.setattr("crope.data.corpora.CONF_DIR", tmp_path / "conf")
+    return tmp_path / "conf"
+
+
+def test_a_corpus_of_the_first_books_has_the_whole_validation_split(data_dir, conf):
+    (conf / "short.yaml").write_text("corpus: short\nbooks: 1\n")
+    files = corpus_files("short")
+    assert files["train"] == ["pg19/train/10.txt"]
+    assert files["validation"] == ["pg19/validation/7.txt"]
+
+
+@pytest.mark.parametrize("books", [0, -1, 3])
+def test_a_number_of_books_that_there_are_not_is_refused(data_dir, conf, books):
+    (conf / "short.yaml").write_text(f"corpus: short\nbooks: {books}\n")
+    with raises_one_line(ConfigError, r"short\.yaml: books: .* 1 to 2"):
+        corpus_files("short")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"- corpus",
+        b"corpus: caf\xe9",
+        b"corpus: x\0",
+        b"corpus: x: y",
+        b"corpus: x\nbook: 2",
+        b"corpus: x\nbooks: two",
+        b"corpus: x\nhub: {path: y}",
+    ],
+)
+def test_a_damaged_file_of_conf_is_named(conf, content):
+    (conf / "letters.yaml").write_bytes(content)
+    with raises_one_line(ConfigError, r"conf/data/letters\.yaml"):
+        data_config("letters")
+
+
+def test_a_file_of_conf_may_start_with_a_byte_order_mark(conf):
+    (conf / "letters.yaml").write_text("\ufeffcorpus: letters\nbooks: 2\n")
+    assert data_config("letters").books == 2
+
+
+# Files of data_dir
 
 
 @pytest.mark.parametrize(
@@ -82,89 +125,141 @@ def test_a_corpus_of_the_first_books_has_the_whole_validation_split(
         (b"", "empty"),
         (b"\n \n", "empty"),
         (b"caf\xe9\n", "UTF-8"),
+        (b"mixed\n" + "é\n".encode("utf-16"), "UTF-8"),
     ],
 )
-def test_corrupt_files_are_refused_by_name(data_dir: Path, content: bytes, word: str) -> None:
-    (data_dir / "ptb" / "train.txt").write_bytes(content)
-    with raises_one_line(DataError, word) as caught:
+def test_damaged_texts_are_refused_by_name(data_dir, content, word):
+    (data_dir / "ptb/train.txt").write_bytes(content)
+    with raises_one_line(DataError, rf"ptb/train\.txt.*{word}") as caught:
         load_corpus("ptb", data_dir)
-    assert not isinstance(caught.value, DataUnavailable)
-    assert "ptb/train.txt" in str(caught.value)
+    assert type(caught.value) is DataError
     assert str(data_dir) not in str(caught.value)  # messages reach the report: no private paths
 
 
-def test_files_in_no_folder_are_missing_and_fetched_ones_are_read(data_dir: Path) -> None:
-    (data_dir / "ptb" / "valid.txt").unlink()
-    assert missing_files("ptb", data_dir) == ["ptb/valid.txt"]
-    write(data_dir.parent / "raw", "ptb/valid.txt", FILES["ptb/valid.txt"])
-    assert "".join(load_corpus("ptb", data_dir)["validation"][0]) == FILES["ptb/valid.txt"]
-
-
-def test_an_own_corpus_is_named_by_its_text(data_dir: Path, monkeypatch) -> None:
+def test_a_file_in_no_folder_is_missing(data_dir, monkeypatch):
     monkeypatch.setenv("CROPE_DATA_DIR", "")
+    (data_dir / "ptb/valid.txt").unlink()
+    assert missing_files("ptb", data_dir) == ["ptb/valid.txt"]
+    with raises_one_line(DataUnavailable, r"ptb/valid\.txt missing in data_dir and"):
+        load_corpus("ptb", data_dir)
+    monkeypatch.setenv("CROPE_DATA_DIR", "nowhere")
+    with raises_one_line(DataUnavailable, "CROPE_DATA_DIR=nowhere, which does not exist"):
+        load_corpus("ptb", data_dir)
+
+
+def test_a_file_of_data_dir_wins_over_a_fetched_one(data_dir):
+    fetched = data_dir.parent / "raw"
+    write(fetched, "ptb/valid.txt", FILES["ptb/valid.txt"])
+    assert find_file("ptb/valid.txt", data_dir) == data_dir / "ptb/valid.txt"
+    (data_dir / "ptb/valid.txt").unlink()
+    assert find_file("ptb/valid.txt", data_dir) == fetched / "ptb/valid.txt"
+
+
+# Names: the digests that identify a text
+
+
+def test_an_own_corpus_is_named_by_its_text(data_dir):
     write(data_dir, "letters/train.txt", " a line \r\n")
     write(data_dir, "letters/valid.txt", "another\n")
-    assert corpus_sha256("letters", data_dir)["train"] == hashlib.sha256(b" a line \n").hexdigest()
-    (data_dir / "letters" / "valid.txt").unlink()
-    with pytest.raises(DataUnavailable, match=r"letters/valid\.txt missing in data_dir and"):
-        corpus_sha256("letters", data_dir)
-    monkeypatch.setenv("CROPE_DATA_DIR", "nowhere")
-    with pytest.raises(DataUnavailable, match="CROPE_DATA_DIR=nowhere"):
+    digests = {"train": sha256(" a line \n"), "validation": sha256("another\n")}
+    assert corpus_sha256("letters", data_dir) == digests
+
+
+def test_a_partly_pinned_corpus_is_named_by_its_text(data_dir):
+    """And its pinned file is checked."""
+    write(data_dir, "letters/train.txt", "a line\n")
+    write(data_dir, "letters/valid.txt", "another\n")
+    digest = sha256("a line\n")
+    (data_dir.parent / "checksums.txt").write_text(f"{digest}  letters/train.txt\n")
+    assert not is_pinned("letters")
+    assert corpus_sha256("letters", data_dir)["validation"] == sha256("another\n")
+    write(data_dir, "letters/train.txt", "a changed line\n")
+    with raises_one_line(DataError, r"letters/train\.txt.*sha256"):
         corpus_sha256("letters", data_dir)
 
 
-def test_checksums_may_have_blank_lines_and_marks_of_binary_files(data_dir: Path) -> None:
+def test_a_pinned_text_is_named_by_its_checksum(data_dir):
+    """Also where the text is not there."""
+    digests = corpus_sha256("ptb", Path("nowhere"))
+    assert digests["train"] == sha256(FILES["ptb/train.txt"])
+    assert digests["validation"] == sha256(FILES["ptb/valid.txt"])
+
+
+def test_pinned_books_are_named_by_their_lines_in_checksums(data_dir):
+    lines = ""
+    for book in ("pg19/train/10.txt", "pg19/train/9.txt"):
+        lines += f"{sha256(FILES[book])}  {book}\n"
+    assert corpus_sha256("pg19", Path("nowhere"))["train"] == sha256(lines)
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_an_own_corpus_whose_splits_are_one_text_is_refused(data_dir, link):
+    write(data_dir, "letters/train.txt", "a line\n")
+    if link:
+        (data_dir / "letters/valid.txt").symlink_to("train.txt")
+    else:
+        write(data_dir, "letters/valid.txt", "\ufeffa line\r\n")
+    with raises_one_line(DataError, "letters: both splits"):
+        corpus_sha256("letters", data_dir)
+
+
+def test_a_pinned_corpus_whose_splits_are_one_text_is_refused(data_dir):
+    line = f"{sha256('a line')}  letters"
+    (data_dir.parent / "checksums.txt").write_text(f"{line}/train.txt\n{line}/valid.txt\n")
+    with raises_one_line(DataError, "letters: both splits"):
+        corpus_sha256("letters", data_dir)
+
+
+# checksums.txt
+
+
+def test_checksums_may_have_blank_lines_and_marks(data_dir):
+    """Of binary files, of bytes, and of other systems' line ends."""
     pinned = checksums()
     file = data_dir.parent / "checksums.txt"
-    file.write_text(file.read_text().replace("  ", " *") + "\n")
+    file.write_text("\ufeff" + file.read_text().replace("  ", " *").replace("\n", "\r\n\n"))
     assert checksums() == pinned
 
 
-@pytest.mark.parametrize("corpus", ["ptb", "pg19"])
-def test_a_pinned_corpus_is_named_by_the_checksums_of_all_its_files(
-    corpus: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another text of any one file changes the name of its split, and of no other."""
-    pinned, before = checksums(), corpus_sha256(corpus, data_dir)
-    books = [path for path in sorted(pinned) if path.startswith("pg19/train/")]
-    text = "".join(f"{pinned[path]}  {path}\n" for path in books)
-    named = (
-        hashlib.sha256(text.encode()).hexdigest() if corpus == "pg19" else pinned["ptb/train.txt"]
-    )
-    assert before["train"] == named
-    for split, files in corpus_files(corpus).items():
-        for file in files:
-            changed = pinned | {file: "0" * 64}
-            monkeypatch.setattr("crope.data.corpora.checksums", lambda changed=changed: changed)
-            after = corpus_sha256(corpus, data_dir)
-            assert [name for name in before if after[name] != before[name]] == [split], file
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"caf\xe9", b"0" * 64, b"123  ptb/train.txt"])
+def test_damaged_checksums_are_named(data_dir, content):
+    (data_dir.parent / "checksums.txt").write_bytes(content)
+    with raises_one_line(DataError, r"data/checksums\.txt.*git"):
+        load_corpus("ptb", data_dir)
 
 
-def test_tiny_is_all_topics_once_and_validation_about_a_tenth() -> None:
-    from pydoc_data.topics import topics
-
-    splits = {split: "".join(texts[0]) for split, texts in tiny_corpus().items()}
-    everything = "\n".join(topics[name].strip("\n") + "\n" for name in sorted(topics))
-    assert splits["train"] + "\n" + splits["validation"] == everything
-    assert 0.05 < len(splits["validation"]) / len(everything) <= 0.1
+def test_missing_checksums_are_named(data_dir):
+    (data_dir.parent / "checksums.txt").unlink()
+    with raises_one_line(DataError, r"data/checksums\.txt.*git"):
+        load_corpus("ptb", data_dir)
 
 
-def test_checksums_pin_the_papers_corpora_and_no_test_split() -> None:
+# What is committed
+
+
+def test_checksums_pin_the_papers_corpora_and_no_test_split():
     assert CHECKSUMS == ROOT / "data" / "checksums.txt"
-    counts = {
-        (corpus, split): len(files)
-        for corpus in CORPORA
-        for split, files in corpus_files(corpus).items()
-    }
-    assert (counts["pg19", "train"], counts["pg19", "validation"]) == (133, 49)
-    assert {"ptb/train.txt", "ptb/valid.txt", "wikitext2/train.txt", "wikitext2/valid.txt"} <= set(
-        checksums()
-    )
+    books = corpus_files("pg19")
+    assert (len(books["train"]), len(books["validation"])) == (133, 49)
+    assert is_pinned("ptb") and is_pinned("wikitext2") and is_pinned("pg19_2books")
     assert not [path for path in checksums() if "test" in path]
 
 
-def test_every_file_of_conf_data_names_its_corpus() -> None:
-    for name in CORPORA:
-        assert (
-            f"\ncorpus: {name}\n" in f"\n{(ROOT / 'conf' / 'data' / f'{name}.yaml').read_text()}\n"
-        )
+@pytest.mark.parametrize("name", CORPORA)
+def test_a_file_of_conf_names_its_corpus(name):
+    assert data_config(name).corpus == name
+
+
+def test_the_datasets_of_the_hub_have_a_revision():
+    for name in ("ptb", "wikitext2"):
+        hub = data_config(name).hub
+        assert isinstance(hub, HubConfig) and hub.revision
+
+
+def test_tiny_is_all_topics_once_and_validation_about_a_tenth():
+    from pydoc_data.topics import topics
+
+    train, validation = ("".join(texts[0]) for texts in tiny_corpus().values())
+    everything = "\n".join(topics[name].strip("\n") + "\n" for name in sorted(topics))
+    assert f"{train}\n{validation}" == everything
+    assert 0.05 < len(validation) / len(everything) <= 0.1

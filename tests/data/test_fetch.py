@@ -1,8 +1,8 @@
 """Downloads: from the hub's protocol on loopback, with faults, and from a site of plain files."""
 
+import gzip
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,66 +11,58 @@ import huggingface_hub
 import pandas as pd
 import pytest
 
-from crope.config import ROOT, HubConfig
+from crope.config import HubConfig
 from crope.data import corpora, fetch
-from crope.data.corpora import corpus_sha256
+from crope.data.corpora import Document
 from crope.data.tokens import load_tokens
 from crope.errors import ConfigError, DataError, DataUnavailable
 from tests.conftest import raises_one_line
 from tests.data.conftest import FILES, NOWHERE, SMALL, write
-from tests.data.hub import COMMIT, FAULTS, Hub, serve
+from tests.data.hub import COMMIT, Hub, serve
 
 WIKITEXT = "Salesforce/wikitext/wikitext-2-v1/{}-00000-of-00001.parquet"
 PTB = "ptb-text-only/ptb_text_only/penn_treebank/{}/0000.parquet"
-ROWS = {
-    "train": [f"row {i}: the board of the group is new" for i in range(400)],
-    "validation": [f"row {i}: the chairman is new" for i in range(60)],
-}
+TRAIN = [f"row {i}: the board of the group is new" for i in range(400)]
+VALIDATION = [f"row {i}: the chairman is new" for i in range(60)]
 TEXTS = {
-    f"letters/{file}.txt": "".join(f"{row}\n" for row in ROWS[split])
-    for split, file in (("train", "train"), ("validation", "valid"))
+    "letters/train.txt": "\n".join([*TRAIN, ""]),
+    "letters/valid.txt": "\n".join([*VALIDATION, ""]),
 }
-SLICE = 4000  # bytes; a file of ROWS has 16,000
+BOOK = "pg19/train/10.txt"
 
 
 @pytest.fixture
 def hub(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that also has the PTB files and the PG-19 books, and an empty cache of its client."""
     (tmp_path / "site").mkdir()
-    (tmp_path / "conf").mkdir()
-    huggingface_hub.close_session()  # which remembers the proxy of another test
+    no_pause = SimpleNamespace(sleep=lambda _: None)  # before a request is repeated
+    monkeypatch.setattr("huggingface_hub.utils._http.time", no_pause)
+    # What the client has read from the environment when it was imported.
+    constants = huggingface_hub.constants
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    huggingface_hub.close_session()  # it keeps the proxy of another test
     with serve(tmp_path / "site") as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
-        # What the libraries read from the environment when they are imported.
-        for name, value in {
-            "HF_HUB_CACHE": str(tmp_path / "hf" / "hub"),
-            "HF_HUB_DOWNLOAD_TIMEOUT": 0.3,
-            "HF_TOKEN_PATH": str(tmp_path / "hf" / "token"),
-        }.items():
-            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
-        no_pause = SimpleNamespace(sleep=lambda _: None)  # before a request is repeated
-        monkeypatch.setattr("huggingface_hub.utils._http.time", no_pause)
-        monkeypatch.setattr("huggingface_hub.file_download.time", no_pause)
-        monkeypatch.setattr("crope.data.fetch.PTB_URL", f"{server.url}/plain/ptb")
-        monkeypatch.setattr("crope.data.fetch.PG19_URL", f"{server.url}/plain/pg19")
+        monkeypatch.setattr(fetch, "PTB_URL", f"{server.url}/plain/ptb")
+        monkeypatch.setattr(fetch, "PG19_URL", f"{server.url}/plain/pg19")
         yield server
 
 
 @pytest.fixture
 def letters(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A corpus of the hub, `letters` with ROWS; its file in conf/data is returned."""
-    for split, rows in ROWS.items():
-        write_parquet(hub.folder / f"owner/letters/data/{split}-0.parquet", "text", rows)
-    monkeypatch.setattr("crope.data.corpora.CONF_DIR", tmp_path / "conf")
-    return describe(tmp_path / "conf/letters.yaml")
+    """A dataset of the hub; the file of conf/data that describes it is returned."""
+    write_letters(hub, TRAIN, VALIDATION)
+    monkeypatch.setattr(corpora, "CONF_DIR", tmp_path)
+    describe(tmp_path / "letters.yaml")
+    return tmp_path / "letters.yaml"
 
 
-def describe(file: Path, ending: str = "parquet", **changes: object) -> Path:
-    hub = {split: f"data/{split}-*.{ending}" for split in ROWS}
-    hub |= {"path": "owner/letters", "revision": COMMIT} | changes
-    file.write_text(json.dumps({"corpus": "letters", "hub": hub}))
-    return file
+def write_letters(hub: Hub, train: list[str], validation: list[str]) -> None:
+    write_parquet(hub.folder / "owner/letters/data/train-0.parquet", "text", train)
+    write_parquet(hub.folder / "owner/letters/data/validation-0.parquet", "text", validation)
 
 
 def write_parquet(path: Path, column: str, rows: list[str]) -> None:
@@ -78,248 +70,284 @@ def write_parquet(path: Path, column: str, rows: list[str]) -> None:
     pd.DataFrame({column: rows}).to_parquet(path, row_group_size=50)
 
 
+def describe(file: Path, **changes: object) -> None:
+    hub: dict[str, object] = {"path": "owner/letters", "revision": COMMIT}
+    hub["train"] = "data/train-*.parquet"
+    hub["validation"] = "data/validation-*.parquet"
+    file.write_text(json.dumps({"corpus": "letters", "hub": hub | changes}))
+
+
+def describe_folder(file: Path, train: str, validation: str, **changes: object) -> None:
+    """The files are those of the folder of `file`."""
+    changes |= {"path": str(file.parent), "revision": None}
+    describe(file, train=train, validation=validation, **changes)
+
+
 def fetched(data_dir: Path) -> dict[str, str]:
+    """The texts in data/raw; source.json is left out."""
     raw = data_dir.parent / "raw"
-    return {
-        str(path.relative_to(raw)): path.read_bytes().decode()
-        for path in raw.rglob("*")
-        if path.is_file() and path.name != "source.json"
-    }
+    texts = {}
+    for path in raw.rglob("*.*"):
+        if path.name != "source.json":
+            texts[str(path.relative_to(raw))] = path.read_bytes().decode()
+    return texts
 
 
 def files_of(corpus: str) -> dict[str, str]:
-    return {path: text for path, text in (FILES | TEXTS).items() if path.startswith(f"{corpus}/")}
+    return {path: text for path, text in FILES.items() if path.startswith(corpus)}
 
 
-def fetch_files(corpus: str = "letters") -> None:
+def fetch_pinned(corpus: str) -> None:
     fetch.fetch(corpus, list(files_of(corpus)))
 
 
-def write_pinned_rows(hub: Hub, corpus: str) -> None:
-    """PTB's rows are stripped lines there; WikiText-2's keep their line feed, but an empty line is
-    "".
-    """
-    name, column = {"wikitext2": (WIKITEXT, "text"), "ptb": (PTB, "sentence")}[corpus]
-    for split, file in (("train", "train"), ("validation", "valid"), ("test", "valid")):
-        lines = FILES[f"{corpus}/{file}.txt"].splitlines(keepends=True)
-        rows = [line if line.strip() and corpus == "wikitext2" else line.strip() for line in lines]
+def fetch_letters() -> None:
+    fetch.fetch("letters", list(TEXTS))
+
+
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+# Pinned corpora
+
+
+@pytest.mark.parametrize(
+    ("corpus", "name", "column"), [("wikitext2", WIKITEXT, "text"), ("ptb", PTB, "sentence")]
+)
+def test_rows_of_the_hub_are_the_pinned_text(data_dir, hub, corpus, name, column):
+    """They lack the spaces and the line feed of a line. No test split is read."""
+    write_parquet(hub.folder / name.format("test"), column, ["a secret"])
+    for split, file in (("train", "train"), ("validation", "valid")):
+        lines = FILES[f"{corpus}/{file}.txt"].splitlines()
+        rows = [line.strip() for line in lines]
         write_parquet(hub.folder / name.format(split), column, rows)
-
-
-@pytest.mark.parametrize("corpus", ["wikitext2", "ptb"])
-def test_hub_rows_become_the_pinned_files_and_no_test_split_is_read(
-    data_dir: Path, hub: Hub, corpus: str
-) -> None:
-    write_pinned_rows(hub, corpus)
-    fetch_files(corpus)
+    fetch_pinned(corpus)
     assert fetched(data_dir) == files_of(corpus)
-    assert hub.requests and not [request for request in hub.requests if "test" in request]
+    assert not [request for request in hub.requests if "test" in request]
 
 
-def test_ptb_from_its_own_site_if_the_hub_has_other_content(data_dir: Path, hub: Hub) -> None:
+def test_penn_treebank_of_its_own_site_if_the_hub_has_other_content(data_dir, hub):
     write_parquet(hub.folder / PTB.format("train"), "sentence", ["something else"])
-    for name in ("train", "valid"):
-        write(hub.folder, f"plain/ptb/ptb.{name}.txt", FILES[f"ptb/{name}.txt"])
-    fetch_files("ptb")
+    for path, text in files_of("ptb").items():
+        write(hub.folder, f"plain/{path.replace('/', '/ptb.')}", text)
+    fetch_pinned("ptb")
     assert fetched(data_dir) == files_of("ptb")
 
 
-def test_other_content_of_the_hub_is_refused(data_dir: Path, hub: Hub) -> None:
-    for split in ROWS:
-        write_parquet(hub.folder / WIKITEXT.format(split), "text", ["something else"])
-    with pytest.raises(DataError, match="sha256"):
-        fetch_files("wikitext2")
+def test_other_content_is_refused(data_dir, hub):
+    write_parquet(hub.folder / WIKITEXT.format("train"), "text", ["something else"])
+    with raises_one_line(DataError, "sha256"):
+        fetch_pinned("wikitext2")
     assert fetched(data_dir) == {}
 
 
-def test_books_with_crlf_are_fetched_and_tokenised(
-    data_dir: Path, hub: Hub, tmp_path: Path
-) -> None:
+def test_books_with_crlf_are_the_pinned_ones(data_dir, hub):
     for path, text in files_of("pg19").items():
         write(hub.folder, f"plain/{path}", text.replace("\n", "\r\n"))
-    tokens = load_tokens("pg19", SMALL, data_dir=tmp_path / "empty")
+    load_tokens("pg19", SMALL, data_dir=Path("nowhere"))
     assert fetched(data_dir) == files_of("pg19")
-    assert tokens.meta["splits"]["validation"]["bytes"] == len(FILES["pg19/validation/7.txt"])
 
 
-@pytest.mark.parametrize(
-    ("served", "error", "word"), [("", DataUnavailable, "404"), ("Other\n", DataError, "sha256")]
-)
-def test_missing_and_other_content_are_one_line_and_what_arrived_is_kept(
-    data_dir: Path, hub: Hub, served: str, error: type[Exception], word: str
-) -> None:
-    write(hub.folder, "plain/pg19/train/10.txt", FILES["pg19/train/10.txt"])
-    if served:
-        write(hub.folder, "plain/pg19/train/9.txt", served)
-    with raises_one_line(error, word) as caught:
-        fetch.fetch("pg19", ["pg19/train/10.txt", "pg19/train/9.txt"])
-    assert type(caught.value) is error
-    assert list(fetched(data_dir)) == ["pg19/train/10.txt"]
+def test_books_that_arrived_are_kept(data_dir, hub):
+    write(hub.folder, f"plain/{BOOK}", FILES[BOOK])
+    with raises_one_line(DataUnavailable, r"9\.txt missing.*404"):
+        fetch.fetch("pg19", [BOOK, "pg19/train/9.txt"])
+    assert list(fetched(data_dir)) == [BOOK]
 
 
-def test_an_unreachable_site_is_one_line_at_once(data_dir: Path, tmp_path: Path) -> None:
-    start = time.monotonic()
-    with raises_one_line(DataUnavailable, "CROPE_DATA_DIR") as caught:
-        load_tokens("ptb", SMALL, data_dir=tmp_path / "empty")
-    assert time.monotonic() - start < 5
-    assert str(tmp_path) not in str(caught.value)
+def test_gpt2_is_read_from_the_hub(data_dir, hub):
+    write(hub.folder, "openai-community/gpt2/tokenizer.json", "{}\n")
+    fetch.fetch("gpt2", [fetch.GPT2_FILE])
+    assert fetched(data_dir) == {fetch.GPT2_FILE: "{}\n"}
+
+
+def test_a_pinned_corpus_has_no_source(hub):
+    assert isinstance(corpora.data_config("ptb").hub, HubConfig)
+    assert corpora.source_of("ptb") is None
+    corpora.check_source("ptb", {"path": "of runs before it was pinned"}, "a run")
+
+
+# Faults
+
+
+def test_an_unreachable_site_is_tried_once(data_dir, monkeypatch):
+    """Each of two: the hub and the own site of Penn Treebank."""
+    tried = []
+
+    def refuse(address: tuple[str, int], timeout: float) -> None:
+        tried.append((*address, timeout))
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr("socket.create_connection", refuse)
+    with raises_one_line(DataUnavailable, "refused.*CROPE_DATA_DIR") as caught:
+        load_tokens("ptb", SMALL, data_dir=data_dir / "empty")
+    assert tried == 2 * [("127.0.0.1", 9, 3.0)]
+    assert str(data_dir) not in str(caught.value)
+
+
+@pytest.mark.parametrize("max_bytes", [None, 4000], ids=["whole", "slice"])
+@pytest.mark.parametrize("fault", ["silent", "401", "404", "500"])
+def test_a_fault_is_one_line_and_the_second_attempt_succeeds(
+    letters, hub, data_dir, fault, max_bytes
+):
+    describe(letters, max_bytes=max_bytes)
+    hub.fault = fault
+    with raises_one_line(DataUnavailable, r"letters/train\.txt"):
+        fetch_letters()
+    assert len(hub.requests) == 1
+    assert not fetched(data_dir)
+    hub.fault = ""
+    fetch_letters()
+    assert len(fetched(data_dir)) == 2
+
+
+def test_a_broken_book_is_asked_for_twice(data_dir, hub):
+    hub.fault = "500"
+    with raises_one_line(DataUnavailable, "500"):
+        fetch.fetch("pg19", [BOOK])
+    assert hub.requests == 2 * [f"GET /plain/{BOOK}"]
+
+
+def test_proxies_are_asked(data_dir, hub, monkeypatch):
+    monkeypatch.setenv("http_proxy", NOWHERE)
+    monkeypatch.setattr(fetch, "PG19_URL", "http://site.invalid")
+    with raises_one_line(DataUnavailable, "(?i)refused"):
+        fetch.fetch("pg19", [BOOK])
 
 
 @pytest.mark.parametrize("corpus", ["ptb", "pg19"])
-def test_offline_mode_and_proxies_are_respected(
-    data_dir: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, corpus: str
-) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
-    monkeypatch.setattr("crope.data.fetch.PTB_URL", "http://site.invalid")
-    monkeypatch.setattr("crope.data.fetch.PG19_URL", "http://site.invalid")
-    monkeypatch.setenv("http_proxy", NOWHERE)
-    with pytest.raises(DataUnavailable, match=r"(?i)refused"):  # by the proxy
-        fetch_files(corpus)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DataUnavailable, match="HF_HUB_OFFLINE"):
-        fetch_files(corpus)
+def test_offline_no_site_is_asked(data_dir, hub, monkeypatch, corpus):
+    offline(monkeypatch)
+    with raises_one_line(DataUnavailable, "HF_HUB_OFFLINE"):
+        fetch_pinned(corpus)
+    assert not hub.requests
 
 
-@pytest.mark.parametrize("local", [False, True], ids=["hub", "folder"])
-@pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv", "txt"])
-def test_a_file_in_conf_data_makes_a_corpus(
-    letters: Path, hub: Hub, data_dir: Path, ending: str, local: bool
-) -> None:
-    """From each builder's files, tokenised; its source is in meta.json."""
-    folder = hub.folder / "owner/letters"
-    for split, rows in ROWS.items():
-        table, file = pd.DataFrame({"body": rows}), folder / f"data/{split}-1.{ending}"
-        if ending == "parquet":
-            table.to_parquet(file)
-            (folder / f"data/{split}-0.parquet").unlink()
-        elif ending == "jsonl":
-            table.to_json(file, orient="records", lines=True)
-        elif ending == "csv":
-            table.to_csv(file, index=False)
-        else:
-            file.write_text("\n".join(rows))
-    where = {"path": str(folder), "revision": None} if local else {"revision": COMMIT}
-    column = "text" if ending == "txt" else "body"
-    describe(letters, ending, column=column, **where)
+def test_what_arrived_is_not_asked_for_again_and_serves_offline(
+    letters, hub, data_dir, monkeypatch
+):
+    hub.fault = "500"
+    hub.fault_path = "*validation-0.parquet"
+    with pytest.raises(DataUnavailable):
+        fetch_letters()
+    hub.fault = ""
+    hub.requests = []
+    fetch_letters()
+    assert not [request for request in hub.requests if "train-0" in request]
+    shutil.rmtree(data_dir.parent / "raw")
+    hub.requests = []
+    offline(monkeypatch)
+    fetch_letters()
+    assert fetched(data_dir) == TEXTS
+    assert not hub.requests
+
+
+# Corpora of one's own, by the section `hub` of a file in conf/data
+
+
+def test_a_dataset_of_the_hub_becomes_tokens_that_name_it(letters, data_dir):
     tokens = load_tokens("letters", SMALL, data_dir=data_dir)
     assert fetched(data_dir) == TEXTS
-    source = {"path": "owner/letters", "max_bytes": None} | where
-    assert tokens.meta["source"]["hub"].items() >= source.items()
-    assert bool(hub.requests) != local
-
-
-def test_an_empty_cell_is_an_empty_row(letters: Path, hub: Hub, data_dir: Path) -> None:
-    folder = hub.folder / "owner/letters"
-    for split, rows in ROWS.items():
-        lines = [{"body": text, "n": 1} for text in rows] + [{"body": None, "n": 2}]
-        pd.DataFrame(lines).to_json(folder / f"data/{split}-1.jsonl", orient="records", lines=True)
-    describe(letters, "jsonl", column="body", path=str(folder), revision=None)
-    load_tokens("letters", SMALL, data_dir=data_dir)
-    assert fetched(data_dir) == {name: f"{text}\n" for name, text in TEXTS.items()}
-
-
-def test_a_slice_is_streamed_and_no_longer_than_max_bytes(
-    letters: Path, hub: Hub, data_dir: Path, tmp_path: Path
-) -> None:
-    """Whole rows from the start; the validation split is a tenth as long. Nothing stays in the
-    client's cache.
-    """
-    rows = [f"{i}{i:_>5000}" for i in range(4000)]
-    write_parquet(hub.folder / "owner/letters/data/train-0.parquet", "text", rows)
-    describe(letters, max_bytes=100_000)
-    fetch_files()
-    texts = fetched(data_dir)
-    assert texts["letters/train.txt"] == "".join(f"{row}\n" for row in rows[:19])
-    assert texts["letters/valid.txt"] == TEXTS["letters/valid.txt"]
-    assert not list((tmp_path / "hf").rglob("*.parquet"))
-    shutil.rmtree(tmp_path / "raw")
-    describe(letters, max_bytes=100)
-    with pytest.raises(ConfigError, match="max_bytes=100"):
-        fetch_files()
-    describe(letters, max_bytes=100_000, validation="data/text")
-    with pytest.raises(ConfigError, match="parquet"):  # after the training split has arrived
-        fetch_files()
-    describe(letters, max_bytes=100_000)  # corrected
-    fetch_files()
-    assert fetched(data_dir) == texts
+    assert tokens.meta["source"]["hub"]["path"] == "owner/letters"
+    assert tokens.meta["source"]["hub"]["revision"] == COMMIT
 
 
 @pytest.mark.parametrize(
-    ("fault", "ending", "max_bytes"),
+    "content",
     [
-        *((fault, "parquet", None) for fault in FAULTS),
-        *((fault, "parquet", SLICE) for fault in FAULTS),
-        ("truncated", "txt", SLICE),  # a shorter text looks valid
+        "one\rtwo\r\nthree\n",
+        "no line feed at the end",
+        "\ufeffmark\n\ufeffmark\n",
+        "a\u2028b\0c\x85\n",
     ],
 )
-def test_a_fault_is_one_line_and_the_second_attempt_succeeds(
-    letters: Path, hub: Hub, data_dir: Path, fault: str, ending: str, max_bytes: int | None
-) -> None:
-    """A request is repeated once by us and once to continue a file: more would take minutes."""
-    for split in ROWS:
-        (hub.folder / f"owner/letters/data/{split}-0.txt").write_text("\n".join(ROWS[split]))
-    describe(letters, ending, max_bytes=max_bytes)
-    hub.fault = fault
-    hub.fault_path = "/cdn*" if fault in ("truncated", "dies") else "*"
-    with raises_one_line(DataUnavailable, r"letters/train\.txt"):
-        fetch_files()
-    assert max(map(hub.requests.count, hub.requests)) <= 2
+def test_a_text_is_the_same_by_every_route(letters, data_dir, content):
+    """As a text file of one's own, and through `hub` as a text file and as a row, which ends a
+    line.
+    """
+    folder = letters.parent
+    write(folder, "own.txt", content)
+    write(folder, "row.jsonl", json.dumps({"text": content}))
+    write(folder, "valid.txt", "Another text.\n")
+    text = "".join(Document("letters", folder / "own.txt"))
+    describe_folder(letters, "own.txt", "valid.txt")
+    fetch_letters()
+    assert fetched(data_dir)["letters/train.txt"] == text
+    shutil.rmtree(data_dir.parent / "raw")
+    describe_folder(letters, "row.jsonl", "valid.txt")
+    fetch_letters()
+    assert fetched(data_dir)["letters/train.txt"] == text.removesuffix("\n") + "\n"
+
+
+def test_text_files_are_joined_by_whole_lines(letters, data_dir):
+    """Compressed ones too."""
+    for name, text in (("a1", "first"), ("a2", "\ufeffsecond\n"), ("b", "other\n")):
+        content = gzip.compress(text.encode())
+        (letters.parent / f"{name}.txt.gz").write_bytes(content)
+    describe_folder(letters, "a*.txt.gz", "b.txt.gz")
+    fetch_letters()
+    assert fetched(data_dir)["letters/train.txt"] == "first\nsecond\n"
+
+
+@pytest.mark.parametrize(
+    "validation", ["a.txt", "./a.txt", "../{0}/a.txt", "{1}/a.txt", "link.txt"]
+)
+def test_splits_that_share_a_file_are_refused(letters, validation):
+    """One of several, by any name."""
+    folder = letters.parent
+    write(folder, "a.txt", "one line\n")
+    write(folder, "aa.txt", "another line\n")
+    (folder / "link.txt").symlink_to("a.txt")
+    describe_folder(letters, "a*.txt", validation.format(folder.name, folder))
+    with raises_one_line(ConfigError, "overlap"):
+        fetch_letters()
+
+
+@pytest.mark.parametrize("max_bytes", [None, 4000])
+def test_splits_that_share_a_file_of_the_hub_are_refused(letters, data_dir, max_bytes):
+    describe(letters, validation="data/train-0.parquet", max_bytes=max_bytes)
+    with raises_one_line(ConfigError, "overlap"):
+        fetch_letters()
     assert not fetched(data_dir)
-    hub.fault = ""
-    fetch_files()
-    for path, text in fetched(data_dir).items():
-        share = len(text) / (max_bytes or len(text)) * (10 if "valid" in path else 1)
-        assert TEXTS[path].startswith(text) and (text == TEXTS[path] or 0.9 < share <= 1)
 
 
-def test_a_slow_hub_is_waited_for(letters: Path, hub: Hub, data_dir: Path) -> None:
-    hub.fault = "slow"
-    fetch_files()
-    assert fetched(data_dir) == TEXTS
-
-
-def test_what_arrived_is_not_fetched_again_and_serves_offline(
-    letters: Path, hub: Hub, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.fault, hub.fault_path = "500", "*validation-0.parquet"
-    with pytest.raises(DataUnavailable, match=r"letters/valid\.txt"):
-        load_tokens("letters", SMALL, data_dir=tmp_path / "empty")
-    hub.fault, hub.requests = "", []
-    load_tokens("letters", SMALL, data_dir=tmp_path / "empty")
-    assert hub.requests and not [request for request in hub.requests if "train-0" in request]
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    for path in TEXTS:
-        (tmp_path / "raw" / path).unlink()
-    hub.requests = []
-    fetch_files()
-    assert fetched(data_dir) == TEXTS and not hub.requests
-
-
-@pytest.mark.parametrize("change", ["revision", "max_bytes", "own text", "no hub"])
-def test_two_sources_of_one_name_are_refused(
-    letters: Path, hub: Hub, data_dir: Path, change: str
-) -> None:
-    """Also while a file is missing, and with prepared tokens."""
-    if change == "own text":
-        for path in TEXTS:
-            write(data_dir, path, "A text of mine, the board of the group.\n" * 60)
-    else:
+@pytest.mark.parametrize("max_bytes", [None, 4000])
+def test_splits_with_equal_rows_are_refused(letters, data_dir, max_bytes):
+    """Also where the slice of one is longer than that of the other."""
+    write(letters.parent, "train.txt", TEXTS["letters/train.txt"])
+    write(letters.parent, "valid.txt", TEXTS["letters/train.txt"])
+    describe_folder(letters, "train.txt", "valid.txt", max_bytes=max_bytes)
+    with raises_one_line(DataError, "same text"):
         load_tokens("letters", SMALL, data_dir=data_dir)
-        if change == "no hub":
-            letters.write_text("corpus: letters\n")
-        else:
-            describe(letters, **{change: "v2" if change == "revision" else SLICE})
-    before = fetched(data_dir)
-    with raises_one_line(DataError, "source"):
-        load_tokens("letters", SMALL, data_dir=data_dir)
-    if change not in ("own text", "no hub"):
-        (data_dir.parent / "raw" / "letters" / "valid.txt").unlink()
-        with pytest.raises(DataError, match="source"):
-            load_tokens("letters", SMALL, data_dir=data_dir)
-        del before["letters/valid.txt"]
-    assert fetched(data_dir) == before
+
+
+# Slices: with max_bytes
+
+
+def test_a_slice_has_whole_rows_of_so_many_bytes_and_validation_a_tenth(
+    letters, hub, data_dir, tmp_path
+):
+    """A row has 5 characters, 9 bytes and a line feed. Nothing stays in the client's cache."""
+    rows = 4000 * ["éééé!"]
+    write_letters(hub, rows, ["another", *rows])
+    describe(letters, max_bytes=1005)
+    fetch_letters()
+    assert fetched(data_dir)["letters/train.txt"] == 100 * "éééé!\n"
+    assert fetched(data_dir)["letters/valid.txt"] == "another\n" + 9 * "éééé!\n"
+    assert not list((tmp_path / "hf").rglob("*.parquet"))
+
+
+def test_a_slice_that_is_too_short_can_be_corrected(letters, data_dir):
+    describe(letters, max_bytes=100)
+    with raises_one_line(ConfigError, "max_bytes=100"):
+        fetch_letters()
+    describe(letters, max_bytes=4000)
+    fetch_letters()
+    assert len(fetched(data_dir)) == 2
+
+
+# Wrong sections, and sources that change
 
 
 @pytest.mark.parametrize(
@@ -327,41 +355,42 @@ def test_two_sources_of_one_name_are_refused(
     [
         ({"revision": None}, "revision"),
         ({"revision": "main"}, "main"),
-        ({"column": "body"}, "text"),
+        ({"column": "body"}, "its columns: text"),
         ({"train": "data/*.bin"}, "parquet"),
-        ({"validation": "data/train-0.parquet"}, "overlap"),
         ({"max_bytes": 0}, "max_bytes"),
         ({"max_bytes": "many"}, "max_bytes"),
         ({"branch": "x"}, "branch"),
         ({"train": None}, "train"),
     ],
 )
-def test_a_wrong_hub_section_is_one_line(
-    letters: Path, data_dir: Path, changes: dict[str, object], word: str
-) -> None:
+def test_a_wrong_hub_section_is_one_line(letters, data_dir, changes, word):
     describe(letters, **changes)
     with raises_one_line(ConfigError, word):
         load_tokens("letters", SMALL, data_dir=data_dir)
     assert not fetched(data_dir)
 
 
-def test_a_missing_revision_is_named(letters: Path, data_dir: Path) -> None:
-    describe(letters, revision="missing", max_bytes=SLICE)
-    with pytest.raises(DataUnavailable, match="missing"):
-        fetch_files()
+def test_a_missing_revision_is_named(letters, data_dir):
+    describe(letters, revision="missing")
+    with raises_one_line(DataUnavailable, "missing"):
+        fetch_letters()
 
 
-def test_gpt2_is_read_from_the_hub(data_dir: Path, hub: Hub) -> None:
-    write(hub.folder, "openai-community/gpt2/tokenizer.json", "{}\n")
-    fetch.fetch("gpt2", [fetch.GPT2_FILE])
-    # The hub's JSON differs from one that was built of OpenAI's files; load_gpt2 verifies both.
-    assert fetch.GPT2_FILE not in (ROOT / "data" / "checksums.txt").read_text()
-    assert fetched(data_dir) == {fetch.GPT2_FILE: "{}\n"}
+@pytest.mark.parametrize("changes", [{"revision": "v2"}, {"max_bytes": 4000}])
+def test_a_changed_hub_section_needs_another_name(letters, data_dir, changes):
+    """With the fetched texts, and while one of them is missing."""
+    load_tokens("letters", SMALL, data_dir=data_dir)
+    describe(letters, **changes)
+    with raises_one_line(DataError, "source"):
+        load_tokens("letters", SMALL, data_dir=data_dir)
+    (data_dir.parent / "raw/letters/valid.txt").unlink()
+    with raises_one_line(DataError, "source"):
+        load_tokens("letters", SMALL, data_dir=data_dir)
+    assert list(fetched(data_dir)) == ["letters/train.txt"]
 
 
-def test_pinned_corpora_have_no_source(hub: Hub) -> None:
-    assert corpora.source_of("ptb") is None and isinstance(
-        corpora.data_config("ptb").hub, HubConfig
-    )
-    corpora.check_source("ptb", {"path": "of runs before it was pinned"}, "a run")
-    assert corpus_sha256("ptb", Path("nowhere"))
+def test_a_removed_hub_section_needs_another_name(letters, data_dir):
+    load_tokens("letters", SMALL, data_dir=data_dir)
+    letters.write_text("corpus: letters\n")
+    with raises_one_line(DataError, "source"):
+        load_tokens("letters", SMALL, data_dir=data_dir)

@@ -129,7 +129,14 @@ def test_the_pipeline_continues_as_generate_does_by_half_a_context(
     crope: Record, opened: Path
 ) -> None:
     written = pipeline("text-generation", model=str(opened))("the other", do_sample=False)
-    expected = generate(crope, "the other", tokens=8, temperature=0, top_k=0, seed=0)
+    expected = generate(
+        crope,
+        "the other",
+        tokens=8,
+        temperature=0,
+        top_k=0,
+        seed=0,
+    )
     assert written[0]["generated_text"] == expected
 
 

@@ -103,18 +103,6 @@ class Oracle:
     bias: Callable[[Positions, int, int], float] = lambda positions, head, distance: 0.0
 
 
-def rotated_product(q_K: Array, k_K: Array, m: int, n: int) -> float:
-    """Re[conj(q) k e^{i (n - m) theta}], theta_i = 10000^(-2i/K), over pairs (2i, 2i+1) (Eqs. 7,
-    12).
-    """
-    total = 0.0
-    for i in range(len(q_K) // 2):
-        angle = (n - m) * 10000.0 ** (-2 * i / len(q_K))
-        q_pair, k_pair = complex(q_K[2 * i], q_K[2 * i + 1]), complex(k_K[2 * i], k_K[2 * i + 1])
-        total += (q_pair.conjugate() * k_pair * complex(math.cos(angle), math.sin(angle))).real
-    return total
-
-
 def turn_by_complex_multiplication(x: Array, position: int | Array) -> Array:
     """Channel pairs (2i, 2i+1) at `position` times e^{i position theta_i} (Eqs. 6 and 10). An array
     has the position of each vector along the last dimension but one.
@@ -125,12 +113,18 @@ def turn_by_complex_multiplication(x: Array, position: int | Array) -> Array:
     return np.stack((turned.real, turned.imag), axis=-1).reshape(x.shape)
 
 
+def rotated_product(q_K: Array, k_K: Array, m: int, n: int) -> float:
+    """(R_m q) . (R_n k) (Eq. 7)."""
+    return float(turn_by_complex_multiplication(q_K, m) @ turn_by_complex_multiplication(k_K, n))
+
+
 def sinusoid(m: int, width: int) -> Array:
     """Vaswani et al., Sec. 3.5."""
-    angles = [m / 10000.0 ** ((channel - channel % 2) / width) for channel in range(width)]
-    return np.array(
-        [math.cos(a) if channel % 2 else math.sin(a) for channel, a in enumerate(angles)]
-    )
+    values = []
+    for channel in range(0, width, 2):
+        angle = m / 10000.0 ** (channel / width)
+        values += [math.sin(angle), math.cos(angle)]
+    return np.array(values)
 
 
 def t5_bias(positions: Positions, head: int, distance: int) -> float:
@@ -166,27 +160,31 @@ def project(layer: nn.Module, x_TD: Array) -> Array:
     conjugate-linear one); x W^T for the real ones.
     """
     if isinstance(layer, ComplexLinear | ConjugateLinear):
-        w = numbers(layer.a) - 1j * numbers(layer.b)
-        sign = -1 if isinstance(layer, ConjugateLinear) else 1
-        y_complex = (x_TD[:, 0::2] + sign * 1j * x_TD[:, 1::2]) @ w.T
-        y_TE = np.empty((len(x_TD), 2 * len(w)))
-        for j in range(len(w)):
-            real, imaginary = 2 * j, 2 * j + 1
-            if isinstance(layer, ComplexLinear) and layer.pairing == "half":
-                half = layer.pairs[-1]  # pair j of a head is in channels (j, j + K/2)
-                real = 2 * half * (j // half) + j % half
-                imaginary = real + half
-            y_TE[:, real], y_TE[:, imaginary] = y_complex[:, j].real, y_complex[:, j].imag
+        y_TE = multiply_complex(layer, x_TD)
     elif isinstance(layer, LowRankLinear):
         y_TE = (x_TD @ numbers(layer.down).T) @ numbers(layer.up).T
     elif isinstance(layer, BlockDiagonalLinear):
-        half = x_TD.shape[1] // 2
-        y_TE = np.hstack(
-            [x_TD[:, :half] @ numbers(layer.first).T, x_TD[:, half:] @ numbers(layer.second).T]
-        )
+        first_TD, second_TD = np.split(x_TD, 2, axis=1)
+        halves = [first_TD @ numbers(layer.first).T, second_TD @ numbers(layer.second).T]
+        y_TE = np.hstack(halves)
     else:
         y_TE = x_TD @ numbers(layer.weight).T
     return y_TE if layer.bias is None else y_TE + numbers(layer.bias)
+
+
+def multiply_complex(layer: ComplexLinear, x_TD: Array) -> Array:
+    w = numbers(layer.a) - 1j * numbers(layer.b)
+    sign = -1 if isinstance(layer, ConjugateLinear) else 1
+    y = (x_TD[:, 0::2] + sign * 1j * x_TD[:, 1::2]) @ w.T
+    y_TE = np.empty((len(x_TD), 2 * len(w)))
+    for j in range(len(w)):
+        real, imaginary = 2 * j, 2 * j + 1
+        if layer.pairing == "half":
+            half = layer.pairs[-1]  # pair j of a head is in channels (j, j + K/2)
+            real = 2 * half * (j // half) + j % half
+            imaginary = real + half
+        y_TE[:, real], y_TE[:, imaginary] = y[:, j].real, y[:, j].imag
+    return y_TE
 
 
 def attention_by_loops(
@@ -198,30 +196,26 @@ def attention_by_loops(
     LinearAttention: RoFormer's Eq. 19, the scheme's product of features over their plain product.
     """
     oracle, n_heads = ORACLES[position], attention.n_heads
-    q, k, v = (
-        project(layer, x_TD) for layer in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
+    q, k, v = (project(layer, x_TD) for layer in attention.qkv)
     k_width = q.shape[1] // n_heads
     linear = isinstance(attention, LinearAttention)
     if linear:
-        q, k = (np.where(x > 0, x, np.expm1(np.minimum(x, 0))) + 1 for x in (q, k))  # elu + 1
+        q, k = (np.where(x > 0, x + 1, np.exp(x)) for x in (q, k))  # elu + 1
     y_TE = np.zeros(q.shape)
     for head in range(n_heads):
         part = slice(head * k_width, (head + 1) * k_width)
         shared = part if k.shape == q.shape else slice(k_width)  # one head of K and V for all
         for m in range(len(x_TD)):
-            products = [oracle.product(q[m, part], k[n, shared], m, n) for n in range(m + 1)]
-            if linear:
-                weights, total = products, sum(q[m, part] @ k[n, shared] for n in range(m + 1))
-            else:
-                biases = [oracle.bias(positions, head, m - n) for n in range(m + 1)]
-                weights = [
-                    math.exp(p / math.sqrt(k_width) + b)
-                    for p, b in zip(products, biases, strict=True)
-                ]
-                total = sum(weights)
-            for n, weight in enumerate(weights):
-                y_TE[m, part] += weight / total * v[n, shared]
+            weights, total = [], 0.0
+            for n in range(m + 1):
+                product = oracle.product(q[m, part], k[n, shared], m, n)
+                weight = product
+                if not linear:
+                    bias = oracle.bias(positions, head, m - n)
+                    weight = math.exp(product / math.sqrt(k_width) + bias)
+                weights.append(weight)
+                total += q[m, part] @ k[n, shared] if linear else weight
+            y_TE[m, part] = np.array(weights) @ v[: m + 1, shared] / total
     return y_TE @ numbers(attention.out_proj.weight).T + numbers(attention.out_proj.bias)
 
 
@@ -235,9 +229,8 @@ def decoder_by_loops(model: GPT, tokens_T: Array, config: ModelConfig) -> Array:
     """GPT-2's pre-LN decoder for one sequence, up to the final norm."""
     scale = math.sqrt(config.d_model) if config.embed_scale == "sqrt_d" else 1.0
     x_TD = numbers(model.embedding.weight)[tokens_T] * scale
-    x_TD = np.stack(
-        [ORACLES[config.position].embed(model.positions, m, x_D) for m, x_D in enumerate(x_TD)]
-    )
+    embed = ORACLES[config.position].embed
+    x_TD = np.stack([embed(model.positions, m, x_D) for m, x_D in enumerate(x_TD)])
     for block in model.blocks:
         normed_TD = layer_norm(block.attn_norm, x_TD)
         x_TD = x_TD + attention_by_loops(

@@ -4,7 +4,6 @@ heads.
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,55 +12,17 @@ from crope.model import attention as module
 from crope.model.attention import (
     ATTENTIONS,
     CausalAttention,
-    LinearAttention,
     causal_product,
     features,
 )
 from crope.model.positions import Positions, build_positions
 from tests.model.oracles import assert_allclose, assert_close, model_config, normal, randomise
 
-SCHEMES = ["rope", "crope", "relative_bias", "alibi", "xpos"]
-
 
 def build_layer(model: str, length: int, **changes: object) -> tuple[CausalAttention, Positions]:
     config = model_config(model, **changes)
     layer = randomise(ATTENTIONS[config.attention](config))
     return layer, randomise(build_positions(config, max_len=length))
-
-
-def reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: Positions
-) -> torch.Tensor:
-    """Masked softmax of each row by itself; the scheme's rotation and bias are checked in
-    test_positions.py.
-    """
-    q, k, bias = positions.rotate(q), positions.rotate(k), positions.bias(q.shape[2])
-    rows = []
-    for m in range(q.shape[2]):
-        scores = (k[:, :, : m + 1] * q[:, :, m, None]).sum(-1) / math.sqrt(q.shape[-1])
-        scores = scores if bias is None else scores + bias[:, :, m, : m + 1]
-        weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
-        rows.append((weights[..., None] * v[:, :, : m + 1]).sum(2))
-    return torch.stack(rows, dim=2)
-
-
-@pytest.mark.parametrize("model", SCHEMES)
-def test_values_and_gradients_over_many_tokens(model: str, branch: str) -> None:
-    """With respect to queries, keys, values and a trained bias table."""
-    layer, positions = build_layer(model, 80)
-    outputs, gradients = [], []
-    for mix in (layer.mix, reference):
-        leaves = [normal(2, 4, 80, 6, seed=seed).requires_grad_() for seed in range(3)]
-        y_BHTK = mix(*leaves, positions)
-        outputs.append(y_BHTK.detach())
-        gradients.append(
-            torch.autograd.grad(
-                (y_BHTK * normal(2, 4, 80, 6)).sum(), [*leaves, *positions.parameters()]
-            )
-        )
-    assert_close(outputs[0], outputs[1], atol=1e-11)
-    for found, expected in zip(*gradients, strict=True):
-        assert_close(found, expected, atol=1e-10)
 
 
 def test_scaled_scores_and_weights_of_bf16_inputs_are_in_float32(branch: str) -> None:
@@ -74,8 +35,11 @@ def test_scaled_scores_and_weights_of_bf16_inputs_are_in_float32(branch: str) ->
     v = torch.eye(6, dtype=torch.float64)[torch.arange(30) % 6].expand(2, 4, 30, 6)
     assert torch.equal((q @ k.mT).bfloat16().double(), q @ k.mT)
     with torch.autocast("cpu", torch.bfloat16):
-        y_BHTK = layer.mix(q.bfloat16(), k.bfloat16(), v.bfloat16(), positions).double()
-    torch.testing.assert_close(y_BHTK, reference(q, k, v, positions), rtol=2.0**-7, atol=0)
+        found = layer.mix(q.bfloat16(), k.bfloat16(), v.bfloat16(), positions)
+    past = torch.ones(30, 30, dtype=torch.bool).tril()
+    weights = (q @ k.mT / math.sqrt(6)).exp() * past
+    expected = weights @ v / weights.sum(-1, keepdim=True)
+    torch.testing.assert_close(found.double(), expected, rtol=2.0**-7, atol=0)
 
 
 def test_branch_is_chosen_by_length(monkeypatch) -> None:
@@ -103,14 +67,11 @@ def test_attention_dropout_acts_in_training_only(branch: str) -> None:
 # Linear attention
 
 
-@pytest.mark.parametrize("length", [1, 5, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 17])
+@pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 17])
 def test_causal_product_is_the_sum_over_the_past(length: int) -> None:
     q, k, v = (normal(2, 3, length, 6, seed=seed) for seed in range(3))
-    found, expected = causal_product(q, k, v).numpy(), np.zeros(v.shape)
-    for m in range(length):
-        weights = (q[:, :, m, None] * k[:, :, : m + 1]).sum(-1, keepdim=True)
-        expected[:, :, m] = (weights * v[:, :, : m + 1]).sum(2).numpy()
-    assert_allclose(found, expected, atol=1e-10)
+    expected = ((q @ k.mT).tril() @ v).numpy()
+    assert_allclose(causal_product(q, k, v).numpy(), expected, atol=1e-10)
 
 
 def test_features_are_elu_plus_one_and_stay_positive() -> None:
@@ -122,15 +83,10 @@ def test_features_are_elu_plus_one_and_stay_positive() -> None:
 
 def test_linear_attention_runs_in_float32_under_autocast() -> None:
     """Sums over hundreds of positive terms would stall in bf16 at 256 times the last term."""
-    layer, positions = (
-        LinearAttention(model_config("rope_linear")),
-        build_layer("rope_linear", 400)[1].float(),
-    )
+    layer, positions = build_layer("rope_linear", 400)
     q, k, v = (normal(2, 3, 400, 6, seed=seed).bfloat16() for seed in range(3))
     with torch.autocast("cpu", torch.bfloat16):
-        found = layer.mix(q, k, v, positions)
-    assert found.dtype == torch.bfloat16
+        found = layer.mix(q, k, v, positions.float())
     exact = layer.mix(q.double(), k.double(), v.double(), positions.double())
-    assert np.all(
-        np.abs((found.double() - exact).numpy()) <= 2.0**-8 * np.abs(exact.numpy()) + 1e-5
-    )
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), exact, rtol=2.0**-8, atol=1e-5)

@@ -15,7 +15,15 @@ def as_complex(real: torch.Tensor) -> np.ndarray:
     return values[..., 0::2] + 1j * values[..., 1::2]
 
 
-@pytest.mark.parametrize(("width_in", "width_out"), [(2, 2), (8, 8), (6, 10), (12, 4)])
+@pytest.mark.parametrize(
+    ("width_in", "width_out"),
+    [
+        (2, 2),
+        (8, 8),
+        (6, 10),
+        (12, 4),
+    ],
+)
 def test_values_and_gradients_are_those_of_complex_multiplication(
     width_in: int, width_out: int
 ) -> None:
@@ -47,7 +55,13 @@ def test_dense_weight_is_laid_out_as_in_eq_30() -> None:
     ]
 
 
-@pytest.mark.parametrize(("width_in", "width_out"), [(3, 4), (4, 3)])
+@pytest.mark.parametrize(
+    ("width_in", "width_out"),
+    [
+        (3, 4),
+        (4, 3),
+    ],
+)
 def test_odd_widths_are_rejected(width_in: int, width_out: int) -> None:
     with pytest.raises(ValueError, match="even"):
         ComplexLinear(width_in, width_out)
@@ -73,8 +87,8 @@ def test_initial_weights_vary_as_those_of_nn_linear() -> None:
     """Uniform in a and b, of variance 1 / (3 D)."""
     torch.manual_seed(0)
     layer, linear = ComplexLinear(256, 128), torch.nn.Linear(256, 128)
-    assert layer.weight.std().item() == pytest.approx((3 * 256) ** -0.5, rel=0.02)
-    assert layer.weight.std().item() == pytest.approx(linear.weight.std().item(), rel=0.02)
+    for weight in (layer.weight, linear.weight):
+        assert weight.std().item() == pytest.approx((3 * 256) ** -0.5, rel=0.02)
     state = torch.get_rng_state()
     ComplexLinear.from_linear(linear)
     assert torch.equal(torch.get_rng_state(), state)

@@ -3,17 +3,22 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from crope.config import Config
 from crope.errors import UserError
 from crope.model.gpt import GPT
+from crope.runs import extrapolate as module
 from crope.runs.compose import load_run
-from crope.runs.extrapolate import extrapolate, losses, segments
+from crope.runs.extrapolate import extrapolate, extrapolate_all, losses, segments
 from crope.runs.load import load_trained
-from tests.conftest import TOY_OVERRIDES, TOY_VOCAB, make_toy_tokens
+from crope.runs.record import Record
+from crope.runs.run import execute
+from tests.conftest import TOY_OVERRIDES, TOY_VOCAB, make_toy_tokens, toy_run
 from tests.model.oracles import slow_losses
 from tests.toy_runs import toy_corpus, train_toy
 
@@ -28,10 +33,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
-def build(model: str, seed: int = 3) -> tuple[GPT, object]:
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Record:
+    """A run whose last full pass read the whole split, of 299 targets."""
+    return train_toy(folder, "eval.full_tokens=0")
+
+
+def build(*overrides: str) -> tuple[GPT, Config]:
     """A model with large random weights, so that positions matter to its losses."""
-    config = load_run([*TOY_OVERRIDES, f"model={model}"]).config
-    gpt = GPT(config.model, vocab_size=TOY_VOCAB, max_len=4 * LENGTH, seed=seed)
+    config = load_run([*TOY_OVERRIDES, *overrides]).config
+    gpt = GPT(config.model, vocab_size=TOY_VOCAB, max_len=4 * LENGTH, seed=3)
     with torch.no_grad():
         for name, parameter in gpt.named_parameters():
             parameter *= 20 if "q_proj" in name or "k_proj" in name else 5
@@ -43,14 +54,23 @@ def build(model: str, seed: int = 3) -> tuple[GPT, object]:
 )
 def test_losses_at_each_length(name: str) -> None:
     """299 targets, not a multiple of any length: every length has all of them."""
-    model, config = build(name)
+    model, config = build(f"model={name}")
     means, count, curve_T = losses(model, SPLIT, (16, 32, 64), config=config, max_tokens=0)
     assert count == 299
-    for length, mean in means.items():
-        assert mean == pytest.approx(slow_losses(model, SPLIT, length).mean(), rel=1e-5)
+    for length in (16, 32, 64):
+        expected = slow_losses(model, SPLIT, length).mean()
+        assert means[length] == pytest.approx(expected, rel=1e-5)
     whole = slow_losses(model, SPLIT, 64)[: 4 * 64].reshape(4, 64)  # whole spans only
     np.testing.assert_allclose(curve_T, whole.mean(axis=0), rtol=1e-4)
     assert max(means.values()) - min(means.values()) > 1e-3  # context does matter to these weights
+
+
+def test_dropout_is_off() -> None:
+    model, config = build("model=rope", "model.dropout=0.5")
+    model.train()
+    means, _, _ = losses(model, SPLIT, (16, 32), config=config, max_tokens=0)
+    model.eval()
+    assert means[32] == pytest.approx(slow_losses(model, SPLIT, 32).mean(), rel=1e-5)
 
 
 def test_segments_are_means_over_positions() -> None:
@@ -61,63 +81,95 @@ def test_segments_are_means_over_positions() -> None:
     ]
 
 
-def test_the_file_of_a_run(folder: Path) -> None:
-    """The trained length has the recorded loss; a file that has the same settings is not measured
-    again.
-    """
-    record = train_toy(folder, "model=rope", "eval.full_tokens=0")
-    trained = record.summary["val_full"]["final_nats"]
-    result = extrapolate(record, factors=(4, 1, 32))
-    assert json.loads((record.path / "extrapolation.json").read_text()) == result
-    assert (result["trained_seq_len"], result["factors"]) == (16, [1, 4, 32])
-    first, second, third = result["lengths"]
-    assert first["loss_nats"] == pytest.approx(trained, rel=1e-3)  # other spans
-    assert (first["tokens"], second["tokens"], second["seq_len"]) == (299, 299, 64)
-    assert third["loss_nats"] is None and "300 tokens" in third["note"]
-    segments = [(row["first"], row["last"]) for row in result["by_position"]]
-    assert segments == [(i, i + 3) for i in range(0, 64, 4)]
-    subset = extrapolate(record, factors=(1, 2, 2), max_tokens=70)["lengths"]
-    assert [row["tokens"] for row in subset] == [64, 64]
-    split = make_toy_tokens(folder).validation
-    model = load_trained(record, max_len=32)
-    for row in subset:  # of two spans, the first and the last whole one of the split
-        spans = [
-            slow_losses(model, tokens, row["seq_len"]) for tokens in (split[:33], split[256:289])
-        ]
-        assert row["loss_nats"] == pytest.approx(np.mean(spans), rel=1e-5)
+def test_the_file_holds_what_is_returned(trained: Record) -> None:
+    result = extrapolate(trained, factors=(4, 1))
+    assert json.loads((trained.path / "extrapolation.json").read_text()) == result
+    assert (result["trained_seq_len"], result["factors"]) == (16, [1, 4])
+    assert [line["seq_len"] for line in result["lengths"]] == [16, 64]
+    assert [line["tokens"] for line in result["lengths"]] == [299, 299]
+
+
+def test_a_part_of_the_split_is_the_same_spans_at_each_length(
+    trained: Record, folder: Path
+) -> None:
+    """Of 70 tokens two spans of 32: the first one of the split and its last whole one."""
+    split, model = make_toy_tokens(folder).validation, load_trained(trained, max_len=32)
+    for line in extrapolate(trained, factors=(1, 2, 2), max_tokens=70)["lengths"]:
+        first = slow_losses(model, split[:33], line["seq_len"])
+        last = slow_losses(model, split[256:289], line["seq_len"])
+        assert line["tokens"] == 64
+        assert line["loss_nats"] == pytest.approx(np.mean([first, last]), rel=1e-5)
+
+
+@pytest.mark.parametrize(("tokens", "notes"), [(33, 0), (32, 1)])
+def test_a_length_needs_a_target_at_each_position(
+    tokens: int, notes: int, trained: Record, monkeypatch
+) -> None:
+    short = SimpleNamespace(validation=SPLIT[:tokens])
+    monkeypatch.setattr(module, "load_run_tokens", lambda record: short)
+    result = extrapolate(trained, factors=(1, 2), max_tokens=tokens)
+    assert [line["loss_nats"] for line in result["lengths"]].count(None) == notes
+    assert str(result).count("the validation split has only 32 tokens") == notes
+
+
+def test_what_is_measured_is_not_measured_again(folder: Path) -> None:
+    record = train_toy(folder, "model=rope", "seed=2")
     result = extrapolate(record, factors=(1,))
-    assert result["max_tokens"] == 0
-    assert result["lengths"][0]["loss_nats"] == pytest.approx(trained, rel=1e-6)
-    (record.path / "weights.pt").unlink()
+    for weights in record.path.glob("weights.*"):
+        weights.unlink()
     assert extrapolate(record, factors=(1,)) == result
-    with pytest.raises(UserError, match=r"weights\.pt"):
+    with pytest.raises(UserError, match="weights"):
         extrapolate(record, factors=(2,))
 
 
-def test_a_file_that_cannot_be_read_or_is_of_other_weights_is_measured_again(folder: Path) -> None:
-    record = train_toy(folder, "model=rope", "seed=1")
-    result = extrapolate(record, factors=(1,))
-    assert result["weights_sha256"] == record.summary["weights_sha256"]
-    file = record.path / "extrapolation.json"
-    for content in ("{", "[]", "{}", json.dumps(result | {"weights_sha256": "0", "lengths": []})):
-        file.write_text(content)
-        assert extrapolate(record, factors=(1,)) == result == json.loads(file.read_text())
+@pytest.mark.parametrize("content", ["{", "{}", '{"weights_sha256": "0", "lengths": []}'])
+def test_a_file_that_cannot_be_read_or_is_of_other_weights_is_made_again(
+    content: str, trained: Record
+) -> None:
+    result = extrapolate(trained, factors=(1,))
+    assert result["weights_sha256"] == trained.summary["weights_sha256"]
+    (trained.path / "extrapolation.json").write_text(content)
+    assert extrapolate(trained, factors=(1,)) == result
 
 
 def test_subset_and_precision_are_those_of_the_run(folder: Path) -> None:
     """64 tokens under bf16 autocast: otherwise the loss would not be the recorded one."""
     record = train_toy(folder, "model=crope", "train.precision=bf16")
-    (row,) = extrapolate(record, factors=(1,))["lengths"]
-    assert row["tokens"] == 64
-    assert row["loss_nats"] == pytest.approx(record.summary["val_full"]["final_nats"], rel=1e-6)
+    (line,) = extrapolate(record, factors=(1,))["lengths"]
+    assert line["tokens"] == 64
+    assert line["loss_nats"] == pytest.approx(record.summary["val_full"]["final_nats"], rel=1e-6)
 
 
 def test_learned_positions_are_not_defined_past_their_table(folder: Path) -> None:
-    record = train_toy(folder, "model=learned")
-    result = extrapolate(record)
-    trained, *longer = result["lengths"]
-    assert trained["loss_nats"] > 0 and [row["seq_len"] for row in longer] == [32, 64]
-    assert all(row["loss_nats"] is None and "not defined" in row["note"] for row in longer)
-    assert result["by_position"][-1]["last"] == 15
+    result = extrapolate(train_toy(folder, "model=learned"))
+    once, twice, four_times = result["lengths"]
+    assert once["loss_nats"] > 0 and result["by_position"][-1]["last"] == 15
+    assert twice["loss_nats"] is four_times["loss_nats"] is None
+    assert "not defined" in twice["note"] and "not defined" in four_times["note"]
+
+
+def test_factors_are_checked(trained: Record) -> None:
     with pytest.raises(UserError, match="factors"):
-        extrapolate(record, factors=(0, 1))
+        extrapolate(trained, factors=(0, 1))
+
+
+def test_a_run_that_cannot_be_measured_is_a_problem_and_stops_no_other(folder: Path) -> None:
+    """The runs have no weights, have weights, and have diverged."""
+    options = ("seed=3", "seed=4", "train.lr=1e30")
+    first, second, third = (toy_run(folder, "model=rope", option) for option in options)
+    for run in (first, second, third):
+        execute(run)
+    for weights in first.path.glob("weights.*"):
+        weights.unlink()
+    (problem,) = extrapolate_all([first, second, third])
+    assert problem.startswith(f"{first.run_id}: ") and "weights" in problem
+    assert (second.path / "extrapolation.json").exists()
+
+
+def test_a_lack_of_memory_is_a_problem(trained: Record, folder: Path, monkeypatch) -> None:
+    def without_memory(record: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(module, "extrapolate", without_memory)
+    run = toy_run(folder, "eval.full_tokens=0")
+    assert "out of memory" in extrapolate_all([run])[0]

@@ -1,90 +1,154 @@
-"""Progress without a terminal, on a fake clock, and tables as they are printed."""
+"""Progress on a fake clock, without a terminal and in one."""
 
+import io
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
-from crope.runs import progress as terminal
-from crope.runs.progress import RunProgress, SweepProgress, last_step, print_grid, tail
+from crope.runs import progress
+from crope.runs.compose import Run, load_run
+from crope.runs.progress import Display, RunProgress, SweepProgress, last_values, print_words
 from tests.conftest import toy_run
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def clock(monkeypatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
     return clock
 
 
+@pytest.fixture
+def runs(tmp_path) -> list[Run]:
+    """Runs of 100, 300 and 600 equal steps: 10, 30 and 60 % of all tokens."""
+    return [toy_run(tmp_path, "model=rope", f"train.max_steps={n}") for n in (100, 300, 600)]
+
+
+def write(run: Run, text: str) -> None:
+    run.path.mkdir(parents=True, exist_ok=True)
+    (run.path / "metrics.jsonl").write_text(text)
+
+
+def shown(progress: SweepProgress, *active: Run) -> list[str]:
+    lines: list[str] = []
+    progress.show = lines.extend  # type: ignore[method-assign]
+    progress.update(active)
+    return lines
+
+
 def test_a_run_prints_a_line_per_minute_with_its_last_losses(clock, tmp_path, capsys) -> None:
-    run = toy_run(tmp_path, "model=rope", "train.max_steps=400")
-    with RunProgress(run) as progress:
+    """300 of 400 steps are left after 100 in 61 seconds."""
+    with RunProgress(toy_run(tmp_path, "model=rope", "train.max_steps=400")) as progress:
         progress.log({"step": 0, "val/loss_nats": 7.5, "train/loss_nats": 7.25})
         clock.now = 61
         progress.log({"step": 100, "train/loss_nats": 5.0, "speed/tokens_per_s": 1234.4})
         clock.now = 90
         progress.log({"step": 200, "train/loss_nats": 4.0})
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "rope tiny base quick s0: step 100/400" in line
-    assert "5.000" in line and "7.500" in line and "1,234 tokens/s" in line
+    assert capsys.readouterr().err == (
+        "rope tiny base s0: step 100 of 400, train 5.000, val 7.500, 1,234 tokens/s, 3:03 left\n"
+    )
 
 
-def test_a_sweep_shows_the_part_of_its_tokens_that_is_trained(clock, tmp_path, capsys) -> None:
-    """Runs of 100 and 300 equal steps: half of the second is 37 %, then the first has ended: 62 %."""
-    short = toy_run(tmp_path, "model=rope", "train.max_steps=100")
-    long = toy_run(tmp_path, "model=crope", "train.max_steps=300")
-    with SweepProgress([short, long]) as progress:
-        long.path.mkdir(parents=True)
-        lines = '{"step": 0}\n{"step": 150, "val/loss_nats": 5.5}\n'
-        (long.path / "metrics.jsonl").write_text(lines)
-        for clock.now in (1, 1.5, 62):
-            progress.update([short, long])
-        progress.end(short.run_id, "short has ended", stopped=False)
-        clock.now = 130
-        progress.update([long])
-        progress.end(long.run_id, "long was stopped", stopped=True)
-        clock.now = 200
-        progress.update([])
-    out, err = capsys.readouterr()
-    assert out.splitlines() == ["short has ended", "long was stopped"]
-    first, second, third = err.splitlines()
-    assert "37 %" in first or "38 %" in first
-    assert "0 of 2 runs" in first and "rope tiny base quick s0: starting" in first
-    assert "crope tiny base quick s0: step 150, val 5.500" in first
-    assert "62 %" in second and "1 of 2 runs" in second and "rope tiny" in second
-    assert "1 of 2 runs" in third
+def test_a_run_that_continues_has_trained_no_earlier_step(clock, tmp_path, capsys) -> None:
+    """10 steps in 61 seconds, 90 are left."""
+    with RunProgress(toy_run(tmp_path, "train.max_steps=400")) as progress:
+        progress.log({"step": 300})
+        clock.now = 61
+        progress.log({"step": 310})
+    assert "step 310 of 400, 9:09 left" in capsys.readouterr().err
+
+
+def test_a_sweep_shows_the_part_of_its_tokens_and_a_line_for_each_run(clock, runs) -> None:
+    """Losses in a fixed order, whatever line of metrics has them."""
+    write(runs[1], '{"step": 140, "val/loss_nats": 5.5}\n{"step": 150, "train/loss_nats": 5.25}\n')
+    assert shown(SweepProgress(runs), *runs[:2]) == [
+        "15 % of tokens, 0 of 3 runs",
+        "  0 %  rope tiny base s0: step 0",
+        " 50 %  rope tiny base s0: step 150, train 5.250, val 5.500",
+    ]
+
+
+def test_a_run_that_has_ended_counts_whole(clock, runs, capsys) -> None:
+    """One that was stopped will be continued."""
+    progress = SweepProgress(runs)
+    progress.end(runs[1].run_id, "complete", status="complete")
+    progress.end(runs[0].run_id, "stopped", status="stopped")
+    assert shown(progress) == ["30 % of tokens, 1 of 3 runs, 0:00 left"]
+    assert capsys.readouterr().out == "complete\nstopped\n"
+
+
+def test_only_what_this_command_trains_is_speed(clock, runs) -> None:
+    """100 steps in 60 seconds; 600 are left. Of the long run, 100 steps were there before, and
+    another command trains 100 until it dies; it also completes the short one.
+    """
+    write(runs[2], '{"step": 100}\n')
+    progress = SweepProgress(runs)
+    assert shown(progress) == ["10 % of tokens, 0 of 3 runs"]
+    write(runs[2], '{"step": 200}\n')
+    clock.now = 2
+    assert shown(progress, runs[2])[0] == "20 % of tokens, 0 of 3 runs"
+    write(runs[2], '{"step": 300}\n')
+    progress.end(runs[0].run_id, "completed by another process", status="skipped")
+    clock.now = 60
+    assert shown(progress, runs[2])[0] == "40 % of tokens, 1 of 3 runs, 6:00 left"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(9, "0:09"), (600, "10:00"), (3600, "1:00:00")])
+def test_time_left_is_short(seconds: int, text: str, clock) -> None:
+    display = Display()
+    clock.now = 1
+    assert display.time_left(1, seconds) == f", {text} left"
+
+
+@pytest.mark.parametrize("row", ["base", "b2_l512_g09_s1000", "b2_l512_d64"])
+def test_lines_of_the_tables_fit_into_80_columns(row: str, clock, tmp_path) -> None:
+    names = ["model=crope", "data=pg19", f"ablation={row}", "seed=10", f"results_dir={tmp_path}"]
+    run = load_run([*names, "scale=paper", "train.precision=fp32"])
+    write(run, '{"step": 10000, "val/loss_nats": 10.5, "train/loss_nats": 10.25}\n')
+    _, line = shown(SweepProgress([run]), run)
+    assert line == f"100 %  crope pg19 {row} s10: step 10,000, train 10.250, val 10.500"
+    assert len(line) <= 80
+
+
+def test_a_terminal_breaks_lines_between_words(monkeypatch) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=30)
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    with Display() as display:
+        display.show(["100 %  crope pg19 s0: step 10,000, train 10.250"])
+        display.live.refresh()
+        assert "100 %  crope pg19 s0: step \n10,000, train 10.250" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("content", "steps"),
-    [(b"", []), (b'{"step"', []), (b"\xff\n", []), (b'{"step": 1}\n{"st', [1])],
+    ("terminal", "printed"), [(True, "a\nrun-id-of-a-run:\n5.1 nats per\ntoken\n"), (False, None)]
 )
-def test_the_tail_of_metrics_that_are_being_written(
-    content: bytes, steps: list[int], tmp_path: Path
+def test_a_final_line_is_broken_between_words_in_a_terminal(
+    terminal: bool, printed: str | None, monkeypatch, capsys
 ) -> None:
-    (tmp_path / "metrics.jsonl").write_bytes(content)
-    assert [line["step"] for line in tail(tmp_path / "metrics.jsonl")] == steps
-    assert tail(tmp_path / "none.jsonl") == []
-    assert last_step(tail(tmp_path / "metrics.jsonl")) == (steps or [0])[-1]
+    monkeypatch.setattr(progress.sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setenv("COLUMNS", "16")
+    text = "a run-id-of-a-run: 5.1 nats per token"
+    print_words(text)
+    assert capsys.readouterr().out == (printed or f"{text}\n")
 
 
-def test_a_malformed_last_line_is_no_step() -> None:
-    assert [last_step([line]) for line in ({}, [], {"step": None}, 3)] == [0] * 4
+@pytest.mark.parametrize(
+    ("content", "step"),
+    [("", 0), ('{"step"', 0), ("\x00\n", 0), ('{"step": 1}\n{"st', 1), ("3\n", 0)],
+)
+def test_the_last_step_of_metrics_that_are_being_written(content: str, step: int, tmp_path) -> None:
+    run = toy_run(tmp_path)
+    assert last_values(run) == {"step": 0}
+    write(run, content)
+    assert last_values(run) == {"step": step}
 
 
-def test_the_tail_of_a_long_file_has_whole_lines(tmp_path: Path) -> None:
+def test_the_last_values_of_a_long_file(tmp_path) -> None:
+    """`early` is in its first line alone, `late` in the last but one."""
+    run = toy_run(tmp_path)
     lines = [{"step": step} for step in range(1000)]
-    (tmp_path / "m").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    last = tail(tmp_path / "m")
-    assert 100 < len(last) < 1000 and last == lines[-len(last) :]
-
-
-def test_a_table_is_printed_as_it_is(capsys) -> None:
-    print_grid("A [b]caption[/b]", ["name", "n"], [["x [1]", "1"], ["a|b", "22"]], text_columns=[0])
-    caption, headings, _, *rows = capsys.readouterr().out.splitlines()
-    assert caption == "A [b]caption[/b]"
-    assert headings.split() == ["name", "n"]
-    assert [row.split() for row in rows] == [["x", "[1]", "1"], ["a|b", "22"]]
-    assert len({len(row) for row in rows}) == 1  # numbers end in one column
+    lines[0]["early"] = lines[998]["late"] = 1
+    write(run, "".join(f"{json.dumps(line)}\n" for line in lines))
+    assert last_values(run) == {"step": 999, "late": 1}

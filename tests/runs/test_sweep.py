@@ -1,14 +1,18 @@
-"""Several runs at a time, each in a process: order, failures, kills, other commands, signals."""
+"""Sweeps: data first, then several runs at a time, each in a process: order, failures, kills,
+other commands, GPUs, signals, and what is left on disk.
+"""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,30 +22,196 @@ import torch
 
 from crope.config import TokenizerConfig
 from crope.errors import ConfigError, DataError, DataUnavailable, UserError
-from crope.runs import study, sweep
+from crope.runs import sweep
 from crope.runs.compose import Run, load_run
 from crope.runs.run import Outcome, run_lock, stop_on_signal
-from crope.runs.sweep import default_jobs, reproduce, run_all
-from crope.train import loop as trainer
+from crope.runs.sweep import Plan, default_jobs, prepare, run_all, train_all
 from tests.conftest import toy_run
-from tests.toy_runs import toy_corpus, train_toy
 
 
 def toy_runs(folder: Path, count: int) -> list[Run]:
     return [toy_run(folder, f"seed={seed}") for seed in range(count)]
 
 
+def note(run: Run, event: object) -> list[str]:
+    """Adds a line to a file of the results folder; returns those that it had."""
+    path = Path(run.config.results_dir) / "events"
+    before = path.read_text().splitlines() if path.exists() else []
+    with path.open("a") as file:
+        file.write(f"{event}\n")
+    return before
+
+
+def events(folder: Path) -> list[str]:
+    return (folder / "events").read_text().splitlines()
+
+
+def wait_for(condition: Any) -> None:
+    """Waits for at most a minute, which only a failure takes."""
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
 def work(run: Run) -> Outcome:
     """Stands in for `execute`: what happens depends on the seed."""
-    with (Path(run.config.results_dir) / "order").open("a") as file:
-        file.write(f"{run.config.seed}\n")
+    note(run, run.config.seed)
     if run.config.seed == 1:
         signal.raise_signal(signal.SIGKILL)
     if run.config.seed == 2:
         raise UserError("no such luck")
     if run.config.seed == 3:
         raise RuntimeError("a bug")
-    return Outcome(run.run_id, "complete", f"{run.config.runtime.threads} threads")
+    return Outcome(run.run_id, "complete", "")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_that_fails_or_is_killed_stops_no_other(jobs: int, tmp_path) -> None:
+    runs = toy_runs(tmp_path, 5)
+    ended = {outcome.run_id: outcome for outcome in run_all(runs, jobs=jobs, work=work)}
+    complete, killed, refused, wrong, last = (ended[run.run_id] for run in runs)
+    assert (complete.status, last.status) == ("complete", "complete")
+    assert {killed.status, refused.status, wrong.status} == {"failed"}
+    assert "signal 9" in killed.text and "no such luck" in refused.text
+
+
+def test_runs_share_the_cores(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(sweep, "_cores", lambda: 8)
+    assert sweep._resolved(toy_run(tmp_path), jobs=3).config.runtime.threads == 2
+
+
+def test_a_run_of_another_command_waits(tmp_path) -> None:
+    first, second = toy_runs(tmp_path, 2)
+    with run_lock(first):
+        assert sweep._next_run([first, second], []) == second
+        assert sweep._next_run([first], []) is None
+    assert sweep._next_run([first, second], []) == first
+
+
+def work_beside_another_command(run: Run) -> Outcome:
+    """The other command has the run of seed 0 at first, and completes it."""
+    first_time = not note(run, run.config.seed)
+    return Outcome(run.run_id, "busy" if first_time else "skipped", "")
+
+
+def test_a_run_that_another_command_completes_meanwhile_has_one_outcome(tmp_path) -> None:
+    first, second = toy_runs(tmp_path, 2)
+    outcomes = run_all([first, second], jobs=1, work=work_beside_another_command)
+    assert [outcome.run_id for outcome in outcomes] == [second.run_id, first.run_id]
+    assert events(tmp_path) == ["0", "1", "0"]
+
+
+@pytest.mark.parametrize(("compiled", "waits"), [("true", True), ("false", False)])
+def test_the_first_run_of_a_shape_compiles_and_the_others_wait(
+    compiled: str, waits: bool, tmp_path
+) -> None:
+    """Until it writes its first line of metrics."""
+    compiling, same = toy_runs(tmp_path, 2)
+    other = toy_run(tmp_path, "model.d_model=32")
+    compiling.config.runtime.compile = compiled
+    assert sweep._next_run([same, other], [compiling]) == (other if waits else same)
+    compiling.path.mkdir(parents=True)
+    (compiling.path / "metrics.jsonl").write_text('{"step": 0, "val/loss_nats": 8.0}\n')
+    assert sweep._next_run([same, other], [compiling]) == same
+
+
+def work_with_a_gpu(run: Run) -> Outcome:
+    """Ends when four runs have one."""
+    note(run, run.config.seed)
+    wait_for(lambda: len(events(Path(run.config.results_dir))) == 4)
+    return Outcome(run.run_id, "complete", os.environ["CUDA_VISIBLE_DEVICES"])
+
+
+def test_runs_are_spread_over_the_gpus(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(sweep, "_visible_gpus", lambda: ["3", "5"])
+    outcomes = run_all(toy_runs(tmp_path, 4), jobs=4, work=work_with_a_gpu)
+    assert sorted(outcome.text for outcome in outcomes) == ["3", "3", "5", "5"]
+
+
+@pytest.fixture
+def gpus(monkeypatch) -> list[int]:
+    """Memory of the GPUs in GiB, set by the test."""
+    memory: list[int] = []
+
+    def properties(number: int) -> SimpleNamespace:
+        return SimpleNamespace(total_memory=memory[number] * 2**30)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(memory))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("scales", "memory", "jobs"),
+    [
+        ("paper", [140, 140], 8),  # four per GPU at most
+        ("paper", [24, 24], 4),  # logits of 16 x 1,024 tokens: 9.2 GiB
+        ("paper", [140, 24], 4),  # as many as the smaller one holds
+        ("paper", [8, 8], 2),  # too small, but a run of its own may fit
+        ("quick", [8, 8], 8),
+        ("paper quick", [24], 2),  # the larger run may come at any time
+        ("quick paper", [24], 2),
+    ],
+)
+def test_runs_at_a_time_by_the_memory_of_the_gpus(
+    scales: str, memory: list[int], jobs: int, gpus: list[int]
+) -> None:
+    gpus.extend(memory)
+    assert default_jobs([load_run([f"scale={scale}"]) for scale in scales.split()]) == jobs
+
+
+def test_a_process_must_not_go_on_without_its_gpu(gpus: list[int]) -> None:
+    run = load_run(["runtime.device=auto"])
+    assert sweep._resolved(run, jobs=1).config.runtime.device == "cuda"
+
+
+def test_visible_gpus(gpus: list[int], monkeypatch) -> None:
+    """Those of CUDA_VISIBLE_DEVICES, of which torch sees two."""
+    gpus.extend([24, 24])
+    assert sweep._visible_gpus() == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,5,6")
+    assert sweep._visible_gpus() == ["7", "5"]
+
+
+def work_with_temporary_files(run: Run) -> Outcome:
+    """Leaves a folder, as a process of its does, and ends, is killed or fails."""
+    of_process = subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout
+    folders = (tempfile.mkdtemp(), of_process.strip(), os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    return replace(work(run), text="|".join(folders))
+
+
+def test_no_temporary_folder_is_left(tmp_path) -> None:
+    """But torch's cache of compiled code is that of all runs."""
+    outcomes = list(run_all(toy_runs(tmp_path, 4), jobs=1, work=work_with_temporary_files))
+    folder, of_process, cache = map(Path, outcomes[0].text.split("|"))
+    own = Path(get_temp_dir())
+    assert (folder.parent, folder.parent.parent) == (of_process.parent, own)
+    assert [path for path in own.iterdir() if path.is_dir()] == []
+    assert own not in cache.parents
+
+
+def work_forever(run: Run) -> Outcome:
+    tempfile.mkdtemp()
+    threading.Event().wait()
+    raise AssertionError
+
+
+def test_a_killed_command_leaves_neither_processes_nor_temporary_folders(tmp_path) -> None:
+    code = f"""if True:
+        from pathlib import Path
+        from crope.runs.sweep import run_all
+        from tests.runs.test_sweep import toy_runs, work_forever
+        list(run_all(toy_runs(Path({str(tmp_path)!r}), 2), jobs=2, work=work_forever))
+    """
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    command = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    wait_for(lambda: len(list(tmp_path.glob("pymp-*/*/tmp*"))) == 2)
+    command.kill()
+    command.wait()
+    wait_for(lambda: not list(tmp_path.glob("pymp-*")))
 
 
 def work_until_stopped(run: Run) -> Outcome:
@@ -54,137 +224,30 @@ def work_until_stopped(run: Run) -> Outcome:
     return Outcome(run.run_id, "stopped", "saved")
 
 
-def test_a_run_that_cannot_be_measured_is_a_problem_and_stops_no_other(
-    tmp_path: Path, monkeypatch
-) -> None:
-    runs = [toy_run(tmp_path, "model=rope", f"seed={seed}") for seed in (0, 1)]
-    with toy_corpus(tmp_path / "tokens"):
-        for seed in (0, 1):
-            train_toy(tmp_path, "model=rope", f"seed={seed}")
-        (runs[0].path / "weights.pt").unlink()
-        (problem,) = sweep._extrapolate(runs)
-    assert problem.startswith(f"{runs[0].run_id}: ") and "weights.pt" in problem
-    assert (runs[1].path / "extrapolation.json").exists()
-
-    def without_memory(record: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr("crope.runs.extrapolate.extrapolate", without_memory)
-    assert "out of memory" in sweep._extrapolate(runs[1:])[0]
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_run_that_fails_or_is_killed_stops_no_other(jobs: int, tmp_path: Path) -> None:
-    runs = toy_runs(tmp_path, 5)
-    outcomes = {outcome.run_id: outcome for outcome in run_all(runs, jobs=jobs, work=work)}
-    assert [outcomes[run.run_id].status for run in runs] == [
-        "complete",
-        "failed",
-        "failed",
-        "failed",
-        "complete",
-    ]
-    assert "signal 9" in outcomes[runs[1].run_id].text and "luck" in outcomes[runs[2].run_id].text
-    order = (tmp_path / "order").read_text().split()
-    assert order == sorted(order) if jobs == 1 else sorted(order) == ["0", "1", "2", "3", "4"]
-    cores = len(os.sched_getaffinity(0))
-    assert outcomes[runs[0].run_id].text == f"{max(1, cores // jobs)} threads"
-
-
-def test_runs_of_another_command_are_left_for_last(tmp_path: Path) -> None:
-    runs = [run for run in toy_runs(tmp_path, 6) if run.config.seed in (0, 4, 5)]
-    lock = run_lock(runs[0])
-    with lock:
-        outcomes = run_all(runs, jobs=1, work=work)
-        assert [next(outcomes).run_id, next(outcomes).run_id] == [runs[1].run_id, runs[2].run_id]
-    assert next(outcomes).run_id == runs[0].run_id
-    assert next(outcomes, None) is None
-
-
-def work_compiling(run: Run) -> Outcome:
-    """Stands in for a run that compiles for 0.3 s, then writes its first line and trains for 0.3 s."""
-    order = Path(run.config.results_dir) / "order"
-    for event in ("started", "compiled"):
-        with order.open("a") as file:
-            file.write(f"{event} {run.config.seed}\n")
-        time.sleep(0.3)
-        run.path.mkdir(parents=True, exist_ok=True)
-        (run.path / "metrics.jsonl").write_text("{}\n")
-    return Outcome(run.run_id, "complete", run.config.runtime.compile)
-
-
-@pytest.mark.parametrize("compiled", ["true", "false"])
-def test_the_first_run_of_a_shape_compiles_and_the_others_wait(
-    compiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seeds 0 and 1 share a shape, the run of seed 2 has another."""
-    monkeypatch.setattr(trainer, "can_compile", lambda kind: True)
-    sizes = ("", "", "model.d_model=32")
-    runs = [
-        toy_run(tmp_path, f"seed={seed}", f"runtime.compile={compiled}", *size.split())
-        for seed, size in enumerate(sizes)
-    ]
-    outcomes = list(run_all(runs, jobs=3, work=work_compiling))
-    assert [outcome.text for outcome in outcomes] == [compiled] * 3
-    events = (tmp_path / "order").read_text().splitlines()
-    waited = events.index("started 1") > events.index("compiled 0")
-    assert waited == (compiled == "true")
-    assert events.index("started 2") < events.index("compiled 0")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "gib", "expected"),
-    [
-        ("scale=paper", 140, 8),  # four per GPU at most
-        ("scale=paper", 24, 4),  # logits of 16 x 1,024 tokens: 9.2 GiB
-        ("scale=paper", 8, 2),  # too small, but a run of its own may fit
-        ("scale=quick", 8, 8),
-        ("scale=paper runtime.device=cpu", 24, len(os.sched_getaffinity(0))),
-    ],
-)
-def test_runs_at_a_time_by_the_memory_of_two_gpus(
-    overrides: str, gib: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = load_run(["runtime.device=auto", *overrides.split()])
-    properties = SimpleNamespace(total_memory=gib * 2**30)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: properties)
-    assert default_jobs([run], run.config.runtime.device) == expected
-    # A process must not go on without its GPU; one GPU is named that is not there.
-    kind = "cpu" if "device=cpu" in overrides else "cuda"
-    assert sweep._resolved(run, jobs=1).config.runtime.device == kind
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,")
-    assert sweep._visible_gpus() == ["5", "7"]
-
-
 def signal_when_started(folder: Path, number: signal.Signals) -> None:
     """Sends a signal to this process as soon as the runs of seeds 0 and 1 have started."""
 
     def wait_and_send() -> None:
-        while not (folder / "0").exists() or not (folder / "1").exists():
-            time.sleep(0.01)
+        wait_for(lambda: (folder / "0").exists() and (folder / "1").exists())
         os.kill(os.getpid(), number)
 
     threading.Thread(target=wait_and_send).start()
 
 
-@pytest.mark.parametrize(
-    ("count", "number"), [(3, signal.SIGTERM), (2, signal.SIGINT)], ids=["waiting", "last batch"]
-)
+@pytest.mark.parametrize(("count", "number"), [(3, signal.SIGTERM), (2, signal.SIGINT)])
 def test_a_signal_stops_every_process_after_saving(
-    count: int, number: signal.Signals, tmp_path: Path
+    count: int, number: signal.Signals, tmp_path
 ) -> None:
+    """A third run, which waits, is not started."""
     signal_when_started(tmp_path, number)
-    outcomes = []
+    texts = []
     with pytest.raises(KeyboardInterrupt, match=str(int(number))):
         for outcome in run_all(toy_runs(tmp_path, count), jobs=2, work=work_until_stopped):
-            outcomes.append(outcome)
-    assert [outcome.text for outcome in outcomes] == ["saved", "saved"], "a third was not started"
+            texts.append(outcome.text)
+    assert texts == ["saved", "saved"]
 
 
-def test_processes_that_are_stopping_get_no_second_signal(tmp_path: Path) -> None:
+def test_processes_that_are_stopping_get_no_second_signal(tmp_path) -> None:
     """It would end them before they have saved. The reader of the outcomes fails after the first,
     as on a closed terminal.
     """
@@ -194,149 +257,7 @@ def test_processes_that_are_stopping_get_no_second_signal(tmp_path: Path) -> Non
     next(outcomes)
     outcomes.close()
     (tmp_path / "slow").unlink()
-    deadline = time.monotonic() + 10
-    while not (tmp_path / "saved 1").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert (tmp_path / "saved 1").exists()
-
-
-@pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """`reproduce` only notes its runs; what fails is set by the test."""
-    noted = SimpleNamespace(trained=[], measured=[], reported=[], prepared=[])
-    noted.errors, noted.status, noted.unmeasured, noted.invalid = {}, "complete", [], []
-
-    def train(runs: list[Run], *, jobs: int, show: object) -> Iterator[Outcome]:
-        assert jobs == 3
-        noted.trained.extend(runs)
-        yield from (Outcome(run.run_id, noted.status, run.run_id) for run in runs)
-
-    def prepare(
-        corpora: list[str], tokenizer: TokenizerConfig, **_: object
-    ) -> dict[str, UserError]:
-        noted.prepared.append((corpora, tokenizer.vocab_size))
-        return {name: noted.errors[name] for name in corpora if name in noted.errors}
-
-    def extrapolate(runs: list[Run]) -> list[str]:
-        noted.measured.extend(runs)
-        return noted.unmeasured
-
-    def build_report(**options: object) -> list[str]:
-        noted.reported.append(options)
-        return noted.invalid
-
-    monkeypatch.setattr(sweep, "run_all", train)
-    monkeypatch.setattr(sweep, "prepare", prepare)
-    monkeypatch.setattr(sweep, "_extrapolate", extrapolate)
-    monkeypatch.setattr("crope.report.page.build_report", build_report)
-    return noted
-
-
-def reproduced(folder: Path, *studies: str, scale: str = "smoke", seeds: int = 1) -> int:
-    overrides = ["tracker=none", "runtime.jobs=3"]
-    return reproduce(
-        scale=scale, seeds=seeds, studies=studies, results_dir=folder, overrides=overrides
-    )
-
-
-def test_only_a_missing_dataset_of_the_papers_is_replaced_by_tiny(
-    noted: SimpleNamespace, tmp_path: Path, capsys
-) -> None:
-    """A corrupt one is a failure, and status expects no runs in its place."""
-    noted.errors["ptb"] = DataError("ptb: corrupt")
-    results = tmp_path / "räs, a=b"
-    for missing, datasets in (({}, None), ({"wikitext2": "no"}, ["pg19", "ptb", "tiny"])):
-        noted.errors |= {name: DataUnavailable(reason) for name, reason in missing.items()}
-        assert reproduced(results, "table1") == 1
-        assert json.loads((results / "unavailable.json").read_text()) == missing
-        assert study._available_datasets(results, tmp_path) == datasets
-        assert "1 failed:\n  ptb: corrupt" in capsys.readouterr().out
-    assert "ptb" not in {run.dataset for run in noted.trained}
-    reproduced(results, "paper_row")  # on PG-19 alone
-    assert json.loads((results / "unavailable.json").read_text()) == missing
-
-
-def test_reproduce_takes_no_option_that_changes_a_number(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train\.lr"):
-        reproduce(scale="smoke", seeds=1, results_dir=tmp_path, overrides=["train.lr=1"])
-
-
-def test_reproduce_trains_the_studies_at_the_seeds_and_reports_the_scale(
-    noted: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
-) -> None:
-    """Without WikiText-2, `tiny` joins."""
-    noted.errors["wikitext2"] = DataUnavailable("no network")
-    trained, measured, reported = noted.trained, noted.measured, noted.reported
-    monkeypatch.setattr(
-        sweep, "_is_complete", lambda run: run.run_id in {r.run_id for r in trained}
-    )
-
-    def listed(runs: list[Run]) -> list[tuple[int, str, str]]:
-        return [(run.config.seed, run.dataset, run.model) for run in runs]
-
-    length = ["xpos", "learned", "relative_bias", "alibi", "nope", "rope", "crope"]
-    horizon = ["rope", "crope", "halved", "lowrank"]
-    assert reproduced(tmp_path, "length", "horizon", seeds=2) == 0
-    of_length = [(seed, "tiny", model) for seed in (3, 4) for model in length]
-    of_horizon = [
-        (seed, dataset, model)
-        for seed in (1, 2)
-        for dataset in ("ptb", "tiny")
-        for model in horizon
-    ]
-    assert sorted(listed(trained)) == sorted(of_length + of_horizon)
-    assert listed(measured) == of_length
-    assert {(run.scale, run.config.results_dir) for run in trained} == {("smoke", str(tmp_path))}
-    assert reported == [{"results_dir": tmp_path, "scale": "smoke"}]
-    # Seven models on Penn Treebank, of which `horizon` has trained two.
-    assert reproduced(tmp_path, "schemes") == 0
-    assert (len(trained), len(measured)) == (35, 14), "nothing is trained or measured twice"
-    # At the scale that its file fixes a study joins the report of most runs.
-    for scale, own in (("paper", None), ("smoke", "smoke")):
-        assert reproduced(tmp_path, "paper_row", scale=scale) == 0
-        assert reported[-1]["scale"] == own
-        assert ("planned at scale paper" in capsys.readouterr().err) == (scale == "smoke")
-
-
-def test_every_tokenizer_of_a_study_is_prepared(
-    noted: SimpleNamespace, tmp_path: Path, monkeypatch
-) -> None:
-    expand = sweep.study_runs
-
-    def two_sizes(*args: Any, **options: Any) -> list[Run]:
-        runs = expand(*args, **options)
-        tokenizer = TokenizerConfig("bpe", 300)
-        return [*runs, replace(runs[0], config=replace(runs[0].config, tokenizer=tokenizer))]
-
-    monkeypatch.setattr(sweep, "study_runs", two_sizes)
-    assert reproduced(tmp_path, "pilot") == 0
-    assert sorted(noted.prepared, key=str) == [(["ptb"], 300), (["ptb"], 4096)]
-    trained = len(noted.trained)
-    monkeypatch.setattr(
-        sweep,
-        "prepare",
-        lambda corpora, tokenizer, **_: (
-            {"ptb": ConfigError("too small")} if tokenizer.vocab_size == 300 else {}
-        ),
-    )
-    assert reproduced(tmp_path, "pilot") == 1
-    assert len(noted.trained) == 2 * trained - 1, "only the run that needs it is left out"
-
-
-@pytest.mark.parametrize(
-    ("problem", "value"),
-    [
-        ("status", "failed"),
-        ("errors", {"wikitext2": DataError("corrupt")}),
-        ("unmeasured", ["a length"]),
-        ("invalid", ["a record"]),
-    ],
-)
-def test_reproduce_ends_with_status_1_after_a_problem(
-    problem: str, value: Any, noted: SimpleNamespace, tmp_path: Path
-) -> None:
-    setattr(noted, problem, value)
-    assert reproduced(tmp_path, "length") == 1
+    wait_for((tmp_path / "saved 1").exists)
 
 
 def test_ctrl_c_does_not_end_a_server_that_still_starts() -> None:
@@ -355,3 +276,129 @@ def test_ctrl_c_does_not_end_a_server_that_still_starts() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, start_new_session=True
     )
     assert (done.stdout, done.stderr) == ("forked\n", "")
+
+
+def plan(folder: Path, *studies: str) -> Plan:
+    return Plan(studies, "smoke", 1, folder, ["tracker=none", "runtime.jobs=3"])
+
+
+@pytest.fixture
+def prepared(monkeypatch, tmp_path) -> Callable[..., SimpleNamespace]:
+    """`prepare` of studies with the errors of datasets; no token file is made."""
+
+    def call(*studies: str, **errors: UserError) -> SimpleNamespace:
+        made = []
+
+        def make_tokens(
+            names: list[str], tokenizer: TokenizerConfig, **_: object
+        ) -> dict[str, UserError]:
+            made.extend(f"{name} {tokenizer.vocab_size}" for name in names)
+            return {name: errors[name] for name in names if name in errors}
+
+        monkeypatch.setattr(sweep, "make_tokens", make_tokens)
+        prepared, problems = prepare(plan(tmp_path, *studies))
+        datasets = sorted({run.dataset for run in prepared.runs()})
+        unavailable = json.loads((tmp_path / "unavailable.json").read_text())
+        return SimpleNamespace(
+            made=made, problems=problems, datasets=datasets, unavailable=unavailable
+        )
+
+    return call
+
+
+@pytest.mark.parametrize("option", ["train.lr=1", "model=rope", "results_dir=x", "runtime.jobs=a"])
+def test_a_plan_takes_no_option_that_is_wrong_or_changes_a_number(option: str, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=option.partition("=")[0]):
+        Plan(["table1"], "smoke", 1, tmp_path, [option])
+
+
+def test_runs_of_a_plan(tmp_path) -> None:
+    results = tmp_path / "räs, a=b"
+    run, *_ = plan(results, "pilot").runs()
+    assert (run.scale, run.dataset, run.path.parent) == ("smoke", "ptb", results / "runs")
+    assert run.config.runtime.jobs == 3 and run.config.train.precision != "auto"
+
+
+def test_data_is_made_once_for_each_dataset(prepared) -> None:
+    found = prepared("table1", "table2")
+    assert found.made == ["pg19 4096", "ptb 4096", "wikitext2 4096"]
+    assert (found.problems, found.unavailable) == ([], {})
+
+
+def test_data_is_made_for_each_tokenizer_of_a_study(prepared, own_conf: Path) -> None:
+    file, params = own_conf / "study/pilot.yaml", "data: ptb, model: rope, tokenizer.vocab_size"
+    file.with_stem("mine").write_text(
+        f"# @package _global_\nhydra: {{sweeper: {{params: {{{params}: '300,400'}}}}}}\n"
+    )
+    assert prepared("mine").made == ["ptb 300", "ptb 400"]
+
+
+def test_complete_runs_need_no_data(prepared, monkeypatch) -> None:
+    monkeypatch.setattr(sweep, "is_complete", lambda path: "-ptb-" in path.name)
+    assert prepared("base").made == ["wikitext2 4096"]
+
+
+def test_tiny_takes_the_place_of_a_dataset_that_cannot_be_had(prepared) -> None:
+    found = prepared("table1", wikitext2=DataUnavailable("no network"))
+    assert (found.datasets, found.problems) == (["pg19", "ptb", "tiny"], [])
+    assert found.made[-1] == "tiny 4096"
+    assert found.unavailable == {"wikitext2": "no network"}
+
+
+@pytest.mark.parametrize(
+    ("study", "name", "error"),
+    [("base", "ptb", DataError("no")), ("levels", "pg19_2books", DataUnavailable("no"))],
+)
+def test_other_datasets_that_fail_are_left_out_and_a_problem(
+    study: str, name: str, error: UserError, prepared
+) -> None:
+    """A corrupt one, and one that is not the paper's, so that `tiny` is no substitute."""
+    found = prepared(study, **{name: error})
+    assert found.problems == ["no"] and found.unavailable == {}
+    assert found.datasets and not {name, "tiny"} & set(found.datasets)
+
+
+def test_a_command_on_other_datasets_keeps_what_was_missing(prepared, tmp_path) -> None:
+    """WikiText-2 can be had now, PG-19 was not tried."""
+    (tmp_path / "unavailable.json").write_text('{"wikitext2": "no", "pg19": "no"}')
+    assert prepared("length").unavailable == {"pg19": "no"}
+
+
+def test_runs_at_another_scale_than_the_planned_one_enter_no_number(prepared, capsys) -> None:
+    prepared("paper_row", "base")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("paper_row is planned at scale paper: runs at smoke")
+
+
+def work_ends(runs: list[Run], *, jobs: int, show: object) -> Iterator[Outcome]:
+    """Stands in for `run_all`."""
+    for run, status in zip(runs, ("complete", "failed", "skipped"), strict=True):
+        yield Outcome(run.run_id, status, f"{status}, {jobs} at a time")
+
+
+def test_every_run_that_is_neither_complete_nor_skipped_is_a_problem(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(sweep, "run_all", work_ends)
+    runs = [toy_run(tmp_path, f"seed={seed}", "runtime.jobs=3") for seed in range(3)]
+    assert train_all(runs) == ["failed, 3 at a time"]
+    assert capsys.readouterr().out.splitlines() == [
+        "scale quick: 3 runs, 3 to train, 3 at a time",
+        "complete, 3 at a time",
+        "failed, 3 at a time",
+        "skipped, 3 at a time",
+    ]
+
+
+def test_complete_runs_are_not_trained_again(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sweep, "is_complete", lambda path: True)
+    assert train_all(toy_runs(tmp_path, 2)) == []
+    assert capsys.readouterr().out == "2 runs, 0 to train\n"
+
+
+def test_a_run_with_a_corrupt_record_is_to_be_trained(tmp_path) -> None:
+    """Which fails: no other run may hide it."""
+    run = toy_run(tmp_path)
+    run.path.mkdir(parents=True)
+    (run.path / "summary.json").touch()
+    assert not sweep._is_complete(run)

@@ -136,7 +136,7 @@ def test_small_embeddings_compare_positions() -> None:
     ("pair", "times"),
     [
         ([1.0, 1.0], 2),  # real ones
-        ([1.0, 0.0], 1),  # complex ones
+        ([1.0, 0.0], 1),  # complex ones,
     ],
 )
 def test_a_constant_embedding_compares_positions(
@@ -198,7 +198,13 @@ def test_a_target_ahead_needs_attention_without_a_mask() -> None:
     """A mask hides targets ahead, and leaves those behind."""
     text, rows = text_of_pointers(40)
     ahead = pointing(text, width=64, projection="complex", gain=300)
-    behind = pointing(text, width=64, projection="complex", gain=300, sign=-1)
+    behind = pointing(
+        text,
+        width=64,
+        projection="complex",
+        gain=300,
+        sign=-1,
+    )
     assert ahead.weights()[rows, rows + text[rows]].min() > 0.999
     assert not ahead.weights(causal=True)[rows, rows + text[rows]].any()
     assert behind.weights(causal=True)[rows, rows - text[rows]].min() > 0.999
@@ -234,9 +240,8 @@ def test_the_free_numbers_must_sum_to_one_positive_value() -> None:
 def test_absolute_sinusoids_can_point_within_a_window() -> None:
     """Sec. 4.3 (Eqs. 24 to 26) calls it impossible for one layer: over 200 positions it is not."""
     text, rows = text_of_pointers(200)
-    made = absolute_pointing(text, width=64, gain=10_000)
-    assert (made.scores()[rows].argmax(axis=1) == rows + text[rows]).all()
-    assert made.weights()[rows, rows + text[rows]].min() > 0.999
+    weights = absolute_pointing(text, width=64, gain=10_000).weights()
+    assert weights[rows, rows + text[rows]].min() > 0.999
 
 
 def test_absolute_sinusoids_cannot_point_at_every_position() -> None:

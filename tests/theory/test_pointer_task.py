@@ -27,7 +27,13 @@ from crope.theory.pointer_task import (
 )
 from crope.theory.rotary import frequencies
 
-SMALL = Task(width=16, words=6, seq_len=12, lengths=(12, 24), sequences=4)
+SMALL = Task(
+    width=16,
+    words=6,
+    seq_len=12,
+    lengths=(12, 24),
+    sequences=4,
+)
 
 
 def sample(length: int, sequences: int = 400) -> torch.Tensor:
@@ -108,7 +114,15 @@ def test_accuracy_leaves_pointers_to_pointers_out() -> None:
 @pytest.mark.parametrize("name", ["xpos", "rope", "crope"])
 def test_training_learns(name: str) -> None:
     """Below the loss of the best guess without attention: 2 * 1/4 ln 4 + 1/2 ln 12 = 1.94 nats."""
-    task = Task(width=16, words=6, seq_len=12, batch_size=16, max_steps=300, lr=1e-2, lengths=(12,))
+    task = Task(
+        width=16,
+        words=6,
+        seq_len=12,
+        batch_size=16,
+        max_steps=300,
+        lr=1e-2,
+        lengths=(12,),
+    )
     _, loss = train_pointers(name, task, seed=0)
     assert loss < 0.8 * (0.5 * math.log(4) + 0.5 * math.log(12))
 

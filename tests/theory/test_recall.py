@@ -137,7 +137,13 @@ def test_each_model_has_its_projection(model: str, kind: type) -> None:
 
 def test_training_learns() -> None:
     """2 pairs: far above the 1/2 of naming either value."""
-    plan = replace(SMALL, pairs=(2,), batch_size=32, max_steps=160, lr=1e-2)
+    plan = replace(
+        SMALL,
+        pairs=(2,),
+        batch_size=32,
+        max_steps=160,
+        lr=1e-2,
+    )
     assert train_recall("crope", plan, width=16, seed=1)["accuracy_2"] > 0.9
 
 

@@ -135,7 +135,14 @@ def in_the_plane(x: complex, position: int, gamma: float = GAMMA) -> complex:
     return x * cmath.exp(1j * (position * THETA + gamma))
 
 
-@pytest.mark.parametrize(("m", "n"), [(0, 0), (4, 9), (30, 2)])
+@pytest.mark.parametrize(
+    ("m", "n"),
+    [
+        (0, 0),
+        (4, 9),
+        (30, 2),
+    ],
+)
 def test_the_derivation_in_the_plane(m: int, n: int) -> None:
     """RoFormer's Eqs. 20 to 33: the radius ignores m, the angle is m theta, and gamma cancels in
     every score, so that Eq. 33 may set it to zero.
@@ -222,6 +229,13 @@ def test_decay_is_that_of_roformers_figure_2() -> None:
     assert bound[5] == pytest.approx(20.85, abs=0.01)
     assert 6 < bound[200:].mean() < 8
     assert bound[200:].max() < 10
+
+
+def test_the_kernel_of_the_decay_figure_is_that_of_its_width() -> None:
+    """At width 2 there is one frequency, 1; the limit is that of no width."""
+    data = decay_curves(width=2, longest=3)
+    assert data["kernel"] == pytest.approx([1, math.cos(1), math.cos(2)])
+    assert data["limit"][:2] == pytest.approx([1, 0.97396], abs=1e-5)
 
 
 def test_the_bound_decays_but_not_at_every_step_nor_does_the_score() -> None:

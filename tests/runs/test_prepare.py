@@ -1,0 +1,49 @@
+"""Data ahead of training: what is printed of each corpus, and what fails."""
+
+import pytest
+
+from crope.config import TokenizerConfig
+from crope.errors import DataError
+from crope.runs.prepare import prepare
+
+BPE = TokenizerConfig(name="bpe", vocab_size=300)
+
+
+@pytest.fixture
+def one_corpus(toy_tokens, monkeypatch):
+    """Of any name but "damaged"."""
+
+    def load(corpus, tokenizer, *, data_dir):
+        if corpus == "damaged":
+            raise DataError("damaged/train.txt: the file is empty")
+        return toy_tokens
+
+    monkeypatch.setattr("crope.runs.prepare.load_tokens", load)
+    return toy_tokens.folder
+
+
+def test_tokens_and_losses_of_each_corpus_are_printed(one_corpus, capsys):
+    losses = {"unigram": 5.5, "bigram": 4.25, "trigram": 4.0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("crope.runs.prepare.load_ngrams", lambda _: {"loss_nats": losses})
+        assert prepare(["toy"], BPE, data_dir=one_corpus) == {}
+    tokens, ngrams = capsys.readouterr().out.splitlines()
+    assert tokens.startswith("toy: train 900 tokens, validation 300 tokens; data/tokens/")
+    assert ngrams.startswith("toy: unigram / bigram / trigram loss 5.5000 / 4.2500 / 4.0000 nats")
+
+
+def test_a_corpus_that_fails_costs_no_other(one_corpus, capsys, monkeypatch):
+    failed = prepare(["damaged", "toy"], BPE, data_dir=one_corpus)
+    assert list(failed) == ["damaged"]
+    printed = capsys.readouterr()
+    assert printed.out.startswith("toy: train")
+    assert printed.err == "error: damaged/train.txt: the file is empty\n"
+
+
+def test_losses_that_cannot_be_written_are_no_failure(one_corpus, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("crope.data.ngrams.write_json", full)
+    assert prepare(["toy"], BPE, data_dir=one_corpus) == {}
+    assert "warning: toy: cannot write ngrams.json (No space" in capsys.readouterr().err

@@ -1,0 +1,204 @@
+"""Status: what run folders say, and the same as text."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from crope.runs.compose import Run, at_precision, load_run
+from crope.runs.record import read_record
+from crope.runs.run import run_lock
+from crope.runs.status import (
+    DONE,
+    FAILED,
+    MISSING,
+    RUNNING,
+    STARTED,
+    RunState,
+    render,
+    states,
+    study_states,
+)
+from crope.runs.study import study_runs
+from tests.conftest import printed_by, toy_run
+from tests.toy_runs import toy_corpus, train_toy
+
+RUN = load_run(["model=rope", "data=ptb", "scale=quick", "train.precision=fp32"])  # of 800 steps
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder with one complete run of 12 steps and one that diverged."""
+    results = tmp_path_factory.mktemp("trained")
+    with toy_corpus(results / "tokens"):
+        train_toy(results)
+        with pytest.raises(AssertionError):
+            train_toy(results, "train.lr=1e30")
+    return results
+
+
+def start(run: Run, metrics: str = "") -> Run:
+    run.path.mkdir(parents=True)
+    (run.path / "config.yaml").touch()
+    (run.path / "metrics.jsonl").write_text(metrics)
+    return run
+
+
+def state_of(run: Run) -> tuple[str, int, str]:
+    (state,) = states([run])
+    return state.status, state.step, state.reason
+
+
+def test_a_complete_run_is_done_and_has_a_step_time(trained: Path) -> None:
+    (state,) = states([toy_run(trained)])
+    record = read_record(state.run.path)
+    assert (state.status, state.step, state.reason) == (DONE, 12, "")
+    assert state.step_ms == record.summary["time"]["median_step_ms"]
+
+
+def test_a_failed_run_has_its_reason_until_it_is_tried_again(trained: Path) -> None:
+    run = toy_run(trained, "train.lr=1e30")
+    status, _, reason = state_of(run)
+    assert status == FAILED and "not finite" in reason
+    with run_lock(run):
+        assert state_of(run)[0] == RUNNING
+
+
+def test_a_corrupt_record_is_failed(tmp_path) -> None:
+    run = start(toy_run(tmp_path))
+    (run.path / "summary.json").write_text("{\n")
+    status, _, reason = state_of(run)
+    assert status == FAILED and reason
+
+
+def test_a_run_without_a_record_is_started_or_running(tmp_path) -> None:
+    """The last line of its metrics is torn."""
+    run = start(toy_run(tmp_path), '{"step": 0}\n{"step": 20}\n{"st')
+    assert state_of(run) == (STARTED, 20, "")
+    with run_lock(run):
+        assert state_of(run) == (RUNNING, 20, "")
+
+
+def test_a_free_lock_means_nothing(tmp_path) -> None:
+    run = toy_run(tmp_path)
+    with run_lock(run):
+        pass
+    assert state_of(run) == (MISSING, 0, "")
+
+
+@pytest.mark.parametrize("content", ["{", "null\n", "[" * 2000 + "\n"])
+def test_corrupt_metrics_are_step_0(content: str, tmp_path) -> None:
+    assert state_of(start(toy_run(tmp_path), content)) == (STARTED, 0, "")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_precision_auto_is_that_of_the_folder(precision: str, tmp_path) -> None:
+    run, *_ = study_runs(["pilot"], scale="smoke", overrides=[f"results_dir={tmp_path}"])
+    start(at_precision(run, precision))
+    (state,) = states([run])
+    assert (state.status, state.run.config.train.precision) == (STARTED, precision)
+
+
+def test_text_of_two_studies_that_share_runs() -> None:
+    """One line each: a run that both have is named once, in the order of STATUSES."""
+    running = RunState(replace(RUN, model="m1"), RUNNING, step=20)
+    failed = RunState(replace(RUN, model="m2"), FAILED, reason="no such luck")
+    started = RunState(replace(RUN, model="m3"), STARTED, step=200)
+    done = RunState(replace(RUN, model="m4"), DONE, step=800)
+    text = render(
+        {"one, quick": [failed, started, running], "two, quick": [replace(running), done]}
+    )
+    lines = [re.sub("-[0-9a-f]{8}", "", line) for line in text.splitlines()]
+    assert lines == [
+        "one, quick: 3 runs: 1 running, 1 started, 1 failed",
+        "two, quick: 2 runs: 1 done, 1 running",
+        "  running m1-ptb-base-s0  step 20 of 800",
+        "  started m3-ptb-base-s0  step 200 of 800",
+        "  failed  m2-ptb-base-s0: no such luck",
+        "no step time yet for 4 runs",
+    ]
+
+
+DONE_RUN = RunState(RUN, DONE, step=800, step_ms=250.0)
+WIDER = load_run(["model=rope", "data=ptb", "scale=quick", "model.d_model=256"])
+
+
+@pytest.mark.parametrize(
+    ("states", "line"),
+    [
+        # 800 and 600 steps of 250 ms
+        ([(MISSING, 0), (STARTED, 200)], "about 0:05:50 (h:min:s) of steps left, 1 at a time"),
+        # 700 and 600
+        ([(RUNNING, 100), (RUNNING, 200)], "about 0:02:42 (h:min:s) of steps left, 2 at a time"),
+        ([], "study: 1 runs: 1 done"),
+    ],
+)
+def test_time_left_is_that_of_the_steps_left(states: list[tuple[str, int]], line: str) -> None:
+    """By the time of a complete run of the same shape."""
+    runs = [RunState(replace(RUN, model=f"m{step}"), status, step) for status, step in states]
+    assert render({"study": [DONE_RUN, *runs]}).splitlines()[-1] == line
+
+
+def test_a_run_of_another_width_has_no_step_time() -> None:
+    text = render({"study": [DONE_RUN, RunState(WIDER, MISSING)]})
+    assert text.splitlines()[-1] == "no step time yet for 1 runs"
+
+
+def counts(results: Path, *studies: str) -> dict[str, int]:
+    """The number of runs by study and scale, of one seed."""
+    found = study_states(studies, scale=None, seeds=1, results_dir=results)
+    return {name: len(runs) for name, runs in found.items()}
+
+
+def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_path) -> None:
+    assert counts(tmp_path, "base", "paper_row") == {"base, quick": 4, "paper_row, paper": 2}
+    for scale in ("smoke", "medium"):
+        options = [f"scale={scale}", "train.precision=bf16", f"results_dir={tmp_path}"]
+        run = start(load_run(["model=rope", "data=ptb", *options]))
+        (run.path / "provenance.json").write_text(json.dumps({"scale": scale}))
+    assert counts(tmp_path, "base") == {"base, medium": 4}
+
+
+def test_states_are_those_of_the_named_results_folder(tmp_path) -> None:
+    results = tmp_path / "räs, a=b"
+    (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=results).values()
+    assert found[0].run.path.parent == results / "runs"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_dataset_that_was_missing_and_is_there_now_is_expected(
+    there: bool, tmp_path, monkeypatch
+) -> None:
+    """Until then `tiny` is expected in its place."""
+    (tmp_path / "unavailable.json").write_text('{"ptb": "no network"}')
+    monkeypatch.setattr("crope.data.corpora.RAW_DIR", tmp_path)
+    monkeypatch.setenv("CROPE_DATA_DIR", str(tmp_path))
+    (tmp_path / "ptb").mkdir()
+    for name in ("train", "valid"):
+        if there:
+            (tmp_path / "ptb" / f"{name}.txt").touch()
+    (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=tmp_path).values()
+    expected = {"wikitext2", "ptb"} if there else {"wikitext2", "tiny"}
+    assert {state.run.dataset for state in found} == expected
+
+
+@pytest.mark.parametrize("content", ["{", "7", "[" * 100_000])
+def test_a_corrupt_list_of_missing_datasets_is_read_over(content: str, tmp_path, capsys) -> None:
+    (tmp_path / "unavailable.json").write_text(content)
+    assert counts(tmp_path, "table1") == {"table1, quick": 9}
+    assert "unavailable.json: corrupt" in capsys.readouterr().err
+
+
+def test_the_command_imports_no_torch(tmp_path) -> None:
+    """It answers in a second."""
+    code = f"""if True:
+        import sys
+        sys.path.insert(0, "scripts")
+        import tools
+        sys.argv = ["tools.py", "status", "--scale=smoke", "--results-dir={tmp_path}"]
+        tools.main()
+        print("torch" in sys.modules)
+    """
+    assert printed_by(code).splitlines()[-1] == "False"
