@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # Fetched text (raw/) and token files (tokens/).
 CACHE_DIR = Path(os.environ.get("CROPE_CACHE_DIR") or ROOT / "data")
-Section = TypeVar("Section")
 MISSING: Any = "???"  # omegaconf.MISSING: layers and adapter need no package but torch
 GOLDEN_FILE = Path(__file__).with_name("golden_losses.json")
 
@@ -265,7 +264,7 @@ class Config:
         return due or step == self.train.max_steps
 
 
-def saved_section(schema: type[Section], saved: Mapping[str, Any]) -> Section:
+def saved_section(schema: type[Any], saved: Mapping[str, Any]) -> Any:
     """One section of a config.yaml; keys that have left the schema since are ignored."""
     names = {item.name for item in dataclasses.fields(schema)} & saved.keys()
     return schema(**{name: saved[name] for name in names})
@@ -373,7 +372,10 @@ def schedule_problems(train: TrainConfig) -> Iterator[tuple[str, str]]:
     except OverflowError:
         rate = math.inf
     if not 0 < rate < math.inf:
-        yield "train.lr_gamma", f"gives the learning rate {rate} at step {last}; take one nearer to 1"
+        yield (
+            "train.lr_gamma",
+            f"gives the learning rate {rate} at step {last}; take one nearer to 1",
+        )
 
 
 def half_rank(in_features: int, out_features: int) -> int:

@@ -35,7 +35,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_metrics(data: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in data.split(b"\n")[:-1]]
+    lines = data.split(b"\n")[:-1]
+    rows: list[dict[str, Any]] = json.loads(
+        b"[" + b",".join(lines) + b"]"
+    )  # faster than one by one
+    return rows
 
 
 class MetricsWriter:

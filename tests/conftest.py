@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from crope.config import ROOT
 from crope.data.tokens import TokenSet
@@ -179,7 +180,6 @@ def losses(run: Run) -> list[tuple[int, str, float]]:
 
 def same_bits(one: Run, other: Run) -> bool:
     """Whether two runs have equal losses and equal weights."""
-    first, second = (torch.load(run.path / "weights.pt", weights_only=True) for run in (one, other))
-    return losses(one) == losses(other) and all(
-        torch.equal(first[name], second[name]) for name in first
-    )
+    first, second = (load_file(run.path / "weights.safetensors") for run in (one, other))
+    same_weights = all(torch.equal(first[name], second[name]) for name in first)
+    return losses(one) == losses(other) and same_weights

@@ -22,11 +22,10 @@ import pandas as pd
 from crope.config import ROOT
 from crope.errors import DataError, InvalidRecord, one_line
 from crope.files import read_json, read_metrics, write_bytes, write_text
-from crope.runs.record import Record
+from crope.runs.record import EXTRAPOLATION, Record
 
 PUBLISHED = ROOT / "results" / "published"
 RUNS_FILE, CURVES_FILE = "runs.jsonl", "curves.parquet"
-EXTRAPOLATION = "extrapolation.json"
 # The keys of a line of metrics.jsonl in the order in which the training loop writes them.
 KEY_ORDER = [
     "step",

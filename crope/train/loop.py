@@ -105,7 +105,13 @@ def train(
                 if step < config.train.max_steps:
                     lr = config.train.learning_rate(step)
                     loss = train_step(
-                        state, training, corpus.train, config=config, step=step, lr=lr, device=device
+                        state,
+                        training,
+                        corpus.train,
+                        config=config,
+                        step=step,
+                        lr=lr,
+                        device=device,
                     )
                     line |= meter.add(loss, step, state)
             except Stopped:  # by a loss: before this update, or within this step's validation

@@ -62,7 +62,7 @@ def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
     assert execute(run).status == "complete"
     found = read_record(run.path)
     files = ["config.yaml", "metrics.jsonl", "provenance.json", "summary.json"]
-    files += ["val_windows.npy", "weights.pt"]
+    files += ["weights.safetensors"]
     assert sorted(file.name for file in run.path.iterdir()) == files
     assert found.config == run.container
     identity = {
@@ -76,7 +76,7 @@ def test_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
     assert identity.items() <= found.summary.items()
     assert found.summary["train_tokens"] == 12 * 2 * 16
     assert found.summary["train_passes"] == pytest.approx(384 / 900)
-    assert found.summary["weights_sha256"] == sha256_file(run.path / "weights.pt")
+    assert found.summary["weights_sha256"] == sha256_file(run.path / "weights.safetensors")
     assert found.summary["parameters"]["embeddings"] == 300 * 16
     assert found.summary["time"]["total_s"] == 12
     facts = found.provenance
@@ -121,7 +121,7 @@ def test_a_run_starts_from_the_values_of_its_seed(tmp_path: Path) -> None:
 
 
 def test_the_trained_model_is_read_back(complete: Run, tmp_path: Path) -> None:
-    trained, file = read_record(complete.path), complete.path / "weights.pt"
+    trained, file = read_record(complete.path), complete.path / "weights.safetensors"
     model = load_trained(trained)
     saved = torch.load(file, weights_only=True)
     assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
@@ -133,7 +133,7 @@ def test_the_trained_model_is_read_back(complete: Run, tmp_path: Path) -> None:
         load_trained(replace(trained, config=removed))
     learned = toy_run(tmp_path, "model=learned")
     execute(learned)
-    for data in (b"garbage", (learned.path / "weights.pt").read_bytes()):
+    for data in (b"garbage", (learned.path / "weights.safetensors").read_bytes()):
         file.write_bytes(data)
         with pytest.raises(UserError, match=r"weights\.pt: corrupt"):
             load_trained(trained)

@@ -106,14 +106,14 @@ def test_q_k_and_v_have_a_rate_of_their_own(toy_tokens: TokenSet, tmp_path: Path
 
 
 def test_final_losses_are_those_of_the_saved_weights(toy_tokens: TokenSet, tmp_path: Path) -> None:
-    """Both splits measured again from weights.pt; the training split in as many whole windows as the
+    """Both splits measured again from weights.safetensors; the training split in as many whole windows as the
     299 targets of the validation split fill: 18.
     """
     options = ("model=crope", "eval.full_tokens=0")
     _, rows = trained(toy_tokens, tmp_path, *options)
     config = toy_run(tmp_path, *options).config
     model = build_model(config)
-    model.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    model.load_state_dict(torch.load(tmp_path / "weights.safetensors", weights_only=True))
     model.eval()
     for split, key, tokens in (("train", "train_full", 18 * 16), ("validation", "val_full", 299)):
         with torch.no_grad():
