@@ -72,9 +72,11 @@ class MetricsWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.sync()
-        self.file.close()
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is None:
+            self.sync()
+        with _naming(self.path):  # a line that could not be written is tried again
+            self.file.close()
 
 
 def write_bytes(path: Path, data: bytes) -> None:
