@@ -124,8 +124,9 @@ def count_steps_as_seconds(set_attribute: Callable[..., None] = setattr) -> None
     clock, real = SimpleNamespace(now=0.0), trainer.train_step
 
     def step(*args: Any, **kwargs: Any) -> torch.Tensor:
-        clock.now += 1
-        return real(*args, **kwargs)
+        loss = real(*args, **kwargs)
+        clock.now += 1  # not for an update that a stop prevents
+        return loss
 
     set_attribute(trainer, "train_step", step)
     set_attribute(trainer, "time", SimpleNamespace(perf_counter=lambda: clock.now))

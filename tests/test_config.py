@@ -45,32 +45,32 @@ from tests.conftest import raises_one_line
         ("train.lr=1e308 train.lr_gamma=2", "lr_gamma=2.0 .*rate inf"),
     ],
 )
-def test_values_that_the_types_allow_and_the_checks_refuse(override: str, word: str) -> None:
+def test_values_that_the_types_allow_and_the_checks_refuse(override, word):
     with raises_one_line(ConfigError, word):
         load_run(override.split())
 
 
-def test_the_smallest_feed_forward_layer_has_a_width_of_one() -> None:
+def test_the_smallest_feed_forward_layer_has_a_width_of_one():
     assert load_run(["model.ffn_ratio=0.0079", "model.d_model=128"]).config.model.ffn_width == 1
 
 
-def test_the_rate_falls_by_gamma_at_each_step_size() -> None:
+def test_the_rate_falls_by_gamma_at_each_step_size():
     train = TrainConfig(max_steps=30, lr=0.5, lr_gamma=0.1, lr_step_size=10)
     rates = [train.learning_rate(step) for step in (0, 9, 10, 19, 20)]
     assert rates == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.005], rel=1e-12)
 
 
-def test_the_rate_rises_linearly_in_the_warm_up() -> None:
+def test_the_rate_rises_linearly_in_the_warm_up():
     train = TrainConfig(max_steps=30, lr=1.0, lr_gamma=1.0, lr_step_size=1, warmup_steps=4)
     assert [train.learning_rate(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
-def test_a_saved_section_may_have_keys_that_have_left_the_schema() -> None:
+def test_a_saved_section_may_have_keys_that_have_left_the_schema():
     saved = {"position": "rotary", "projection": "real", "n_layers": 2, "gone": 1}
     assert saved_section(ModelConfig, saved) == ModelConfig("rotary", "real", n_layers=2)
 
 
-def test_models_differ_in_one_choice_each() -> None:
+def test_models_differ_in_one_choice_each():
     xpos, rope, crope = (
         vars(load_run([f"model={name}"]).config.model) for name in ("xpos", "rope", "crope")
     )
@@ -78,5 +78,5 @@ def test_models_differ_in_one_choice_each() -> None:
     assert {key for key in rope if crope[key] != rope[key]} == {"projection"}
 
 
-def test_the_embedding_is_multiplied_by_the_root_of_its_width() -> None:
+def test_the_embedding_is_multiplied_by_the_root_of_its_width():
     assert load_run(["model.d_model=64"]).config.model.embed_factor == math.sqrt(64)

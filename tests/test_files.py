@@ -2,7 +2,6 @@
 
 import os
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -18,11 +17,11 @@ from crope.files import (
 )
 
 
-def full_disk(descriptor: int) -> None:
+def full_disk(descriptor):
     raise OSError(28, "No space left on device")
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch) -> None:
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
     path = tmp_path / "summary.json"
     write_json(path, {"status": "complete"})
     monkeypatch.setattr(os, "fsync", full_disk)
@@ -32,7 +31,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failed_write_names_the_file(tmp_path: Path) -> None:
+def test_a_failed_write_names_the_file(tmp_path):
     (tmp_path / "x").mkdir()
     with pytest.raises(OSError) as caught:
         write_bytes(tmp_path / "x", b"1")
@@ -40,7 +39,7 @@ def test_a_failed_write_names_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("action", ["write", "sync"])
-def test_a_failed_line_names_the_file(action: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_failed_line_names_the_file(action, tmp_path, monkeypatch):
     metrics = MetricsWriter(tmp_path / "metrics.jsonl")
     monkeypatch.setattr(os, "fsync", full_disk)
     if action == "write":
@@ -51,7 +50,7 @@ def test_a_failed_line_names_the_file(action: str, tmp_path: Path, monkeypatch) 
     assert caught.value.filename == str(tmp_path / "metrics.jsonl")
 
 
-def test_a_file_is_flushed_before_and_after_it_is_named(tmp_path: Path, monkeypatch) -> None:
+def test_a_file_is_flushed_before_and_after_it_is_named(tmp_path, monkeypatch):
     order = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: order.append("fsync"))
     monkeypatch.setattr(os, "replace", lambda old, new: order.append("replace"))
@@ -60,7 +59,7 @@ def test_a_file_is_flushed_before_and_after_it_is_named(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_a_file_has_the_permissions_of_the_umask(umask: int, mode: int, tmp_path: Path) -> None:
+def test_a_file_has_the_permissions_of_the_umask(umask, mode, tmp_path):
     before = os.umask(umask)
     try:
         write_bytes(tmp_path / "x", b"1")
@@ -71,13 +70,13 @@ def test_a_file_has_the_permissions_of_the_umask(umask: int, mode: int, tmp_path
     assert (tmp_path / "m").stat().st_mode & 0o777 == mode
 
 
-def test_an_incomplete_last_line_is_left_out(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2, "val/lo')
     assert read_metrics(path) == [{"step": 0}, {"step": 1}]
 
 
-def test_a_resumed_writer_replaces_the_lines_after_its_checkpoint(tmp_path: Path) -> None:
+def test_a_resumed_writer_replaces_the_lines_after_its_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path) as metrics:
         metrics.write({"step": 0, "x": 0.1})
@@ -90,7 +89,7 @@ def test_a_resumed_writer_replaces_the_lines_after_its_checkpoint(tmp_path: Path
     assert read_metrics(path) == [{"step": 0, "x": 0.1}, {"step": 1, "x": 7.0}]
 
 
-def test_lines_are_on_the_disk_when_their_size_is_told(tmp_path: Path, monkeypatch) -> None:
+def test_lines_are_on_the_disk_when_their_size_is_told(tmp_path, monkeypatch):
     """A checkpoint names that size: a power cut must not take the lines and leave the name."""
     with MetricsWriter(tmp_path / "m") as metrics:
         flushed = []
@@ -100,12 +99,12 @@ def test_lines_are_on_the_disk_when_their_size_is_told(tmp_path: Path, monkeypat
         assert flushed == [metrics.file.fileno()]
 
 
-def test_no_line_holds_a_nan(tmp_path: Path) -> None:
+def test_no_line_holds_a_nan(tmp_path):
     with MetricsWriter(tmp_path / "m") as metrics, pytest.raises(ValueError, match="JSON"):
         metrics.write({"step": 0, "x": float("nan")})
 
 
-def make_special(kind: str, path: Path) -> None:
+def make_special(kind, path):
     if kind == "fifo":
         os.mkfifo(path)
     elif kind == "socket":
@@ -120,13 +119,13 @@ def make_special(kind: str, path: Path) -> None:
 @pytest.mark.parametrize(
     "use", [read_bytes, files.read_json, read_metrics, sha256_file, MetricsWriter]
 )
-def test_what_is_no_regular_file_is_not_opened(kind: str, use, tmp_path: Path, monkeypatch) -> None:
+def test_what_is_no_regular_file_is_not_opened(kind, use, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_special(kind, tmp_path / "x")
     with pytest.raises(DataError, match="regular"):
         use(tmp_path / "x")
 
 
-def test_keys_of_json_files_are_sorted(tmp_path: Path) -> None:
+def test_keys_of_json_files_are_sorted(tmp_path):
     write_json(tmp_path / "x.json", {"b": 1, "a": "ü"})
     assert (tmp_path / "x.json").read_text(encoding="utf-8") == '{\n  "a": "ü",\n  "b": 1\n}\n'

@@ -4,8 +4,6 @@ import copy
 import shutil
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +23,7 @@ from crope.runs.published import read_set, set_folders
 from tests.conftest import raises_one_line
 
 
-def other(value: Any) -> Any:
+def other(value):
     """A value of the same type that differs."""
     if isinstance(value, bool):
         return not value
@@ -33,13 +31,13 @@ def other(value: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def resolved() -> dict[str, Any]:
+def resolved():
     return load_run(["train.precision=fp32"]).container
 
 
 @pytest.fixture(scope="module")
-def published() -> list[Any]:
-    runs: list[Any] = []
+def published():
+    runs = []
     for folder in set_folders():
         runs += read_set(folder)
     assert len(runs) >= 900
@@ -47,9 +45,7 @@ def published() -> list[Any]:
 
 
 @pytest.mark.parametrize("key", [*keys(), "data.corpus"])
-def test_identity_depends_on_every_scientific_key_and_no_other(
-    key: str, resolved: dict[str, Any]
-) -> None:
+def test_identity_depends_on_every_scientific_key_and_no_other(key, resolved):
     """A run's name on all of them; a table cell on all but the seed and the precision."""
     changed = copy.deepcopy(resolved)
     *sections, name = key.split(".")
@@ -61,13 +57,13 @@ def test_identity_depends_on_every_scientific_key_and_no_other(
     assert (cell_key(changed) != cell_key(resolved)) == of_cell
 
 
-def test_the_numerics_version_is_part_of_the_name(resolved: dict[str, Any]) -> None:
+def test_the_numerics_version_is_part_of_the_name(resolved):
     today = numerics_version(resolved["model"])
     assert run_hash(resolved) == run_hash(resolved, version=today)
     assert run_hash(resolved) != run_hash(resolved, version=today + 1)
 
 
-def test_a_run_is_named_after_its_precision_is_resolved(resolved: dict[str, Any]) -> None:
+def test_a_run_is_named_after_its_precision_is_resolved(resolved):
     unresolved = {**resolved, "train": {**resolved["train"], "precision": "auto"}}
     with pytest.raises(ValueError, match="resolved"):
         run_hash(unresolved)
@@ -84,18 +80,18 @@ def test_a_run_is_named_after_its_precision_is_resolved(resolved: dict[str, Any]
         ),
     ],
 )
-def test_ids_of_published_runs(overrides: str, run_id: str) -> None:
+def test_ids_of_published_runs(overrides, run_id):
     """A change here would orphan every record."""
     assert load_run([*overrides.split(), "train.precision=bf16"]).run_id == run_id
 
 
-def test_published_runs_keep_their_names(published: list[Any]) -> None:
+def test_published_runs_keep_their_names(published):
     for run in published:
         version = run.summary["numerics_version"]
         assert run.run_id.endswith(run_hash(run.config, version=version))
 
 
-def test_keys_added_later_rename_no_published_run(published: list[Any]) -> None:
+def test_keys_added_later_rename_no_published_run(published):
     for run in published:
         completed = copy.deepcopy(run.config)
         for section, added in ADDED_LATER.items():
@@ -103,15 +99,13 @@ def test_keys_added_later_rename_no_published_run(published: list[Any]) -> None:
         assert cell_key(completed) == cell_key(run.config)
 
 
-def test_an_added_key_has_the_schemas_default(resolved: dict[str, Any]) -> None:
+def test_an_added_key_has_the_schemas_default(resolved):
     for section, added in ADDED_LATER.items():
         for key, value in added.items():
             assert resolved[section].get(key, value) == value
 
 
-def test_every_scientific_key_of_a_published_run_is_accounted_for(
-    published: list[Any], resolved: dict[str, Any]
-) -> None:
+def test_every_scientific_key_of_a_published_run_is_accounted_for(published, resolved):
     """One that left the schema must be in REMOVED, or runs of today get other names."""
     for section in ("model", "tokenizer", "train", "eval"):
         known = {*resolved[section], *ADDED_LATER.get(section, {}), *REMOVED.get(section, {})}
@@ -119,9 +113,7 @@ def test_every_scientific_key_of_a_published_run_is_accounted_for(
             assert run.config[section].keys() <= known
 
 
-def test_a_removed_key_leaves_every_name_as_it_was(
-    resolved: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removed_key_leaves_every_name_as_it_was(resolved, monkeypatch):
     without = copy.deepcopy(resolved)
     del without["train"]["weight_decay"]
     assert run_hash(without) != run_hash(resolved)
@@ -151,9 +143,7 @@ print(verify.verify_records([ROOT / "results" / "published" / "quick-fp32-two-th
     ("section", "key", "value"),
     [("train", "weight_decay", 0.01), ("model", "embed_scale", "sqrt_d")],
 )
-def test_a_schema_without_a_key_keeps_every_published_run(
-    section: str, key: str, value: object, tmp_path: Path
-) -> None:
+def test_a_schema_without_a_key_keeps_every_published_run(section, key, value, tmp_path):
     """By a copy of the program, whose schema lacks a key that all runs have."""
     for name in ("crope", "conf"):
         shutil.copytree(ROOT / name, tmp_path / name)
@@ -171,9 +161,7 @@ def test_a_schema_without_a_key_keeps_every_published_run(
 
 
 @pytest.mark.parametrize("content", ["", '{"rope": {"choi', "\udcff"])
-def test_damaged_golden_losses_are_one_line(
-    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_golden_losses_are_one_line(content, tmp_path, monkeypatch):
     file = tmp_path / "golden_losses.json"
     file.write_bytes(content.encode(errors="surrogateescape"))
     monkeypatch.setattr(identity, "GOLDEN_FILE", file)
@@ -183,7 +171,7 @@ def test_damaged_golden_losses_are_one_line(
     identity.golden_entries.cache_clear()
 
 
-def entry(*choices: str, ffn_ratio: float = 4.0, version: int) -> dict[str, Any]:
+def entry(*choices, ffn_ratio=4.0, version):
     return {"choices": [*choices, ffn_ratio], "numerics_version": version}
 
 
@@ -211,14 +199,14 @@ ENTRIES = [
     ],
 )
 def test_numerics_version_of_a_model_and_of_a_combination(
-    position: str, projection: str, ffn_ratio: float, version: int, monkeypatch
-) -> None:
+    position, projection, ffn_ratio, version, monkeypatch
+):
     monkeypatch.setattr(identity, "golden_entries", lambda: dict(enumerate(ENTRIES)))
     model = {"position": position, "projection": projection, "attention": "softmax"}
     assert numerics_version(model | {"ffn_ratio": ffn_ratio}) == version
 
 
-def test_a_part_whose_users_are_all_past_version_one_counts(monkeypatch) -> None:
+def test_a_part_whose_users_are_all_past_version_one_counts(monkeypatch):
     monkeypatch.setattr(identity, "golden_entries", lambda: dict(enumerate(ENTRIES[:4])))
     model = {"position": "learned", "projection": "halved", "attention": "softmax"}
     assert numerics_version(model) == 2

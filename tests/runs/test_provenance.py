@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -12,13 +11,13 @@ from crope.runs import provenance
 from crope.runs.provenance import collect, earlier_attempts, is_dirty
 
 
-def git(folder: Path, *command: str) -> str:
+def git(folder, *command):
     line = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *command]
     return subprocess.run(line, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkout(tmp_path, monkeypatch):
     """The code of a run, as committed."""
     (tmp_path / "crope").mkdir()
     (tmp_path / "crope" / "gpt.py").write_text("x = 1\n")
@@ -29,7 +28,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_checkout_as_committed_is_clean(checkout: Path) -> None:
+def test_a_checkout_as_committed_is_clean(checkout):
     (checkout / "notes.txt").write_text("mine\n")
     assert is_dirty(checkout) is False
 
@@ -44,25 +43,25 @@ def test_a_checkout_as_committed_is_clean(checkout: Path) -> None:
         "scripts/mine.py",
     ],
 )
-def test_changed_and_untracked_source_files_make_it_dirty(file: str, checkout: Path) -> None:
+def test_changed_and_untracked_source_files_make_it_dirty(file, checkout):
     (checkout / file).parent.mkdir(parents=True, exist_ok=True)
     (checkout / file).write_text("y = 2\n")
     assert is_dirty(checkout) is True
 
 
-def test_without_git_it_is_unknown(checkout: Path) -> None:
+def test_without_git_it_is_unknown(checkout):
     """Also inside another repository, whose commit says nothing about the code."""
     assert is_dirty(checkout / "crope") is None
 
 
-def test_facts_name_the_newest_commit(checkout: Path) -> None:
+def test_facts_name_the_newest_commit(checkout):
     git(checkout, "commit", "-q", "--allow-empty", "-m", "second")
     facts = collect(RuntimeConfig(device="cpu"), {})
     assert facts["commit"] == git(checkout, "rev-parse", "HEAD").strip()
     assert facts["dirty"] is False
 
 
-def test_facts_name_the_packages_that_are_there(checkout: Path, monkeypatch) -> None:
+def test_facts_name_the_packages_that_are_there(checkout, monkeypatch):
     monkeypatch.setattr(provenance, "PACKAGES", ("torch", "no-such-package"))
     assert list(collect(RuntimeConfig(device="cpu"), {})["packages"]) == ["torch"]
 
@@ -70,9 +69,7 @@ def test_facts_name_the_packages_that_are_there(checkout: Path, monkeypatch) -> 
 @pytest.mark.parametrize(
     ("program", "named"), [("crope/../crope/gpt.py", "crope/gpt.py"), ("../mine.py", "mine.py")]
 )
-def test_the_command_names_no_folder_of_the_user(
-    program: str, named: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_names_no_folder_of_the_user(program, named, checkout, monkeypatch):
     monkeypatch.setattr("sys.argv", [str(checkout / program), "seed=1,2"])
     assert collect(RuntimeConfig(device="cpu"), {})["command"] == f"{named} seed=1,2"
 
@@ -82,7 +79,7 @@ FIRST = UNKNOWN | {"commit": "0", "dirty": True}
 SECOND = UNKNOWN | {"commit": "1", "command": "train.py"}
 
 
-def test_earlier_attempts_are_kept_oldest_first(tmp_path: Path) -> None:
+def test_earlier_attempts_are_kept_oldest_first(tmp_path):
     path = tmp_path / "provenance.json"
     path.write_text(json.dumps(SECOND | {"python": "3", "resumed_from": [FIRST]}))
     assert earlier_attempts(path) == [FIRST, SECOND]
@@ -100,7 +97,7 @@ def test_earlier_attempts_are_kept_oldest_first(tmp_path: Path) -> None:
         "[" * 100_000,
     ],
 )
-def test_of_a_corrupt_file_no_attempt_is_known(content: str, tmp_path: Path, capsys) -> None:
+def test_of_a_corrupt_file_no_attempt_is_known(content, tmp_path, capsys):
     """Without a commit it is not published."""
     path = tmp_path / "provenance.json"
     path.write_text(content)
@@ -108,6 +105,6 @@ def test_of_a_corrupt_file_no_attempt_is_known(content: str, tmp_path: Path, cap
     assert capsys.readouterr().err.count("provenance.json") == 1
 
 
-def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_fifo_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "provenance.json")
     assert earlier_attempts(tmp_path / "provenance.json") == [UNKNOWN]

@@ -5,7 +5,6 @@ import math
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -52,7 +51,7 @@ ROWS = [
 ]
 
 
-def derived(rows: list[dict[str, Any]], *, max_steps: int, tokens: int = 101) -> dict[str, Any]:
+def derived(rows, *, max_steps, tokens=101):
     """At 2 sequences of 16 tokens per step; four bytes per token of the validation split."""
     options = (f"train.max_steps={max_steps}", "train.batch_size=2", "train.seq_len=16")
     config = load_run(["train.precision=fp32", *options]).container
@@ -60,7 +59,7 @@ def derived(rows: list[dict[str, Any]], *, max_steps: int, tokens: int = 101) ->
     return derive(config, rows, splits)
 
 
-def test_every_number_of_a_summary_by_hand() -> None:
+def test_every_number_of_a_summary_by_hand():
     """The last 10 % of 40 steps are 36 to 40: 3.0, 3.2, 3.7, mean 3.3, variance (0.09 + 0.01 +
     0.16) / 2 = 0.13.
     """
@@ -94,23 +93,23 @@ def test_every_number_of_a_summary_by_hand() -> None:
     }
 
 
-def test_a_subset_is_not_the_whole_split() -> None:
+def test_a_subset_is_not_the_whole_split():
     assert derived(ROWS, max_steps=40, tokens=102)["val_full"]["whole_split"] is False
 
 
-def test_one_measurement_has_no_spread() -> None:
+def test_one_measurement_has_no_spread():
     found = derived([ROWS[0], {**ROWS[-1], "step": 10}], max_steps=10)
     assert (found["val_sampled"]["n"], found["val_sampled"]["std_nats"]) == (1, None)
     assert found["time"]["median_step_ms"] == 900.0
 
 
-def test_without_a_clock_there_is_no_step_time() -> None:
+def test_without_a_clock_there_is_no_step_time():
     found = derived([ROWS[-1]], max_steps=40)
     assert found["time"] == {"median_step_ms": None, "tokens_per_s": None}
 
 
 @pytest.mark.parametrize("max_steps", [10, 30, 70, 230, 10_000])
-def test_the_step_at_nine_tenths_is_in(max_steps: int) -> None:
+def test_the_step_at_nine_tenths_is_in(max_steps):
     """With a measurement at every step: those from 0.9 max_steps on, whatever 0.9 is in binary."""
     rows = [{**ROWS[0], "step": step} for step in range(max_steps)]
     rows.append({**ROWS[-1], "step": max_steps})
@@ -118,7 +117,7 @@ def test_the_step_at_nine_tenths_is_in(max_steps: int) -> None:
     assert (found["first_step"], found["n"]) == (9 * max_steps // 10, max_steps // 10 + 1)
 
 
-def refused(folder: Path, word: str) -> None:
+def refused(folder, word):
     """The record is refused in one line, by itself and among others."""
     with raises_one_line(InvalidRecord, word):
         read_record(folder)
@@ -126,7 +125,7 @@ def refused(folder: Path, word: str) -> None:
     assert valid == [] and [error.path for error in invalid] == [folder]
 
 
-def test_a_record_as_it_was_written_is_valid(folder: Path) -> None:
+def test_a_record_as_it_was_written_is_valid(folder):
     assert is_complete(folder)
     assert [one.path for one in read_records(folder.parent)[0]] == [folder]
 
@@ -143,13 +142,13 @@ def test_a_record_as_it_was_written_is_valid(folder: Path) -> None:
         ("metrics.jsonl", '{"step": 0}\n'),
     ],
 )
-def test_a_damaged_file_is_named(name: str, content: str, folder: Path) -> None:
+def test_a_damaged_file_is_named(name, content, folder):
     (folder / name).write_text(content)
     refused(folder, f"{name}.*; remove the folder")
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "provenance.json", "metrics.jsonl"])
-def test_a_missing_file_is_named(name: str, folder: Path) -> None:
+def test_a_missing_file_is_named(name, folder):
     (folder / name).unlink()
     refused(folder, name)
 
@@ -157,7 +156,7 @@ def test_a_missing_file_is_named(name: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["config.yaml", "provenance.json", "metrics.jsonl", "summary.json"]
 )
-def test_a_fifo_is_not_waited_for(name: str, folder: Path) -> None:
+def test_a_fifo_is_not_waited_for(name, folder):
     (folder / name).unlink()
     os.mkfifo(folder / name)
     refused(folder, f"{name}: not a regular file")
@@ -178,7 +177,7 @@ def test_a_fifo_is_not_waited_for(name: str, folder: Path) -> None:
         ("config.yaml", "data", "ptb"),
     ],
 )
-def test_a_field_of_another_kind_is_named(name: str, key: str, value: object, folder: Path) -> None:
+def test_a_field_of_another_kind_is_named(name, key, value, folder):
     edit(folder / name, key, value)
     refused(folder, f"{name}: ")
 
@@ -194,18 +193,16 @@ def test_a_field_of_another_kind_is_named(name: str, key: str, value: object, fo
         ("summary.json", "run_id", "crope-ptb-base-s0-00000000"),
     ],
 )
-def test_a_record_that_names_another_run_is_refused(
-    name: str, key: str, value: object, folder: Path
-) -> None:
+def test_a_record_that_names_another_run_is_refused(name, key, value, folder):
     edit(folder / name, key, value)
     refused(folder, "config.yaml is that of")
 
 
-def test_a_renamed_record_is_refused(folder: Path) -> None:
+def test_a_renamed_record_is_refused(folder):
     refused(folder.rename(folder.with_name(folder.name.replace("-s0-", "-s1-"))), "the folder")
 
 
-def test_a_published_record_is_never_removed(folder: Path, tmp_path: Path) -> None:
+def test_a_published_record_is_never_removed(folder, tmp_path):
     published = tmp_path / "results" / "published" / "mine" / folder.name
     shutil.copytree(folder, published)
     (published / "metrics.jsonl").unlink()
@@ -214,7 +211,7 @@ def test_a_published_record_is_never_removed(folder: Path, tmp_path: Path) -> No
     assert "remove" not in str(caught.value)
 
 
-def test_what_follows_from_the_metrics_is_computed(folder: Path) -> None:
+def test_what_follows_from_the_metrics_is_computed(folder):
     """Whatever summary.json has of it: another number, or none as in an earlier version."""
     before = read_record(folder).summary
     edit(folder / "summary.json", "val_full.final_nats", 1.0)
@@ -223,7 +220,7 @@ def test_what_follows_from_the_metrics_is_computed(folder: Path) -> None:
     assert read_record(folder).summary == before
 
 
-def test_a_key_that_the_schema_lacks_makes_no_record_invalid(folder: Path) -> None:
+def test_a_key_that_the_schema_lacks_makes_no_record_invalid(folder):
     edit(folder / "config.yaml", "model.gone", 3)
     edit(folder / "config.yaml", "train.gone", 3)
     edit(folder / "config.yaml", "runtime.gone", 3)
@@ -235,11 +232,11 @@ def test_a_key_that_the_schema_lacks_makes_no_record_invalid(folder: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl"])
-def test_a_failing_disk_makes_no_record_invalid(name: str, folder: Path, monkeypatch) -> None:
+def test_a_failing_disk_makes_no_record_invalid(name, folder, monkeypatch):
     """Nobody should remove the folder for it."""
     real = Path.read_bytes
 
-    def read(path: Path) -> bytes:
+    def read(path):
         if path.name == name:
             raise OSError(5, "Input/output error", str(path))
         return real(path)
@@ -251,10 +248,10 @@ def test_a_failing_disk_makes_no_record_invalid(name: str, folder: Path, monkeyp
     assert not valid and "mend the disk" in str(error) and "remove" not in str(error)
 
 
-def test_a_folder_without_permission_is_among_the_invalid(folder: Path, monkeypatch) -> None:
+def test_a_folder_without_permission_is_among_the_invalid(folder, monkeypatch):
     real = Path.exists
 
-    def refuse(path: Path) -> bool:
+    def refuse(path):
         if path.parent == folder:
             raise PermissionError(13, "Permission denied", str(path))
         return real(path)
@@ -264,37 +261,37 @@ def test_a_folder_without_permission_is_among_the_invalid(folder: Path, monkeypa
     assert valid == [] and [error.path for error in invalid] == [folder]
 
 
-def test_a_record_of_other_numerics_is_stale(folder: Path, monkeypatch) -> None:
+def test_a_record_of_other_numerics_is_stale(folder, monkeypatch):
     assert run_status(read_record(folder)) == "complete"
     monkeypatch.setattr(record, "numerics_version", lambda model: 99)
     assert run_status(read_record(folder)) == "stale"
 
 
 @pytest.fixture
-def own(folder: Path, tmp_path: Path) -> Path:
+def own(folder, tmp_path):
     """The only run of the results folder tmp_path."""
     return Path(shutil.copytree(folder, tmp_path / "runs" / folder.name))
 
 
-def test_a_record_is_found_by_folder_id_and_unique_start(own: Path, tmp_path: Path) -> None:
+def test_a_record_is_found_by_folder_id_and_unique_start(own, tmp_path):
     for name in (str(own), own.name, own.name[:-3], "crope"):
         assert find_record(name, results_dir=tmp_path).path == own
 
 
 @pytest.mark.parametrize("name", ["nothing", "/nothing", "**", "[", "*rope"])
-def test_a_name_of_no_run_is_named(name: str, own: Path, tmp_path: Path) -> None:
+def test_a_name_of_no_run_is_named(name, own, tmp_path):
     with pytest.raises(UserError, match="no such run") as caught:
         find_record(name, results_dir=tmp_path)
     assert f"'{name}'" in str(caught.value)
 
 
-def test_a_start_of_several_runs_is_refused(own: Path, tmp_path: Path) -> None:
+def test_a_start_of_several_runs_is_refused(own, tmp_path):
     shutil.copytree(own, own.with_name("crope-other"))
     with pytest.raises(UserError, match="2 runs match"):
         find_record("crope-", results_dir=tmp_path)
 
 
-def test_a_run_that_is_not_finished_is_refused(own: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_not_finished_is_refused(own, tmp_path):
     (own / "summary.json").unlink()
     with pytest.raises(DataError, match="not finished"):
         find_record(own.name, results_dir=tmp_path)
@@ -307,7 +304,7 @@ EXTRAPOLATION = {
 }
 
 
-def test_an_extrapolation_is_read_with_its_run(folder: Path) -> None:
+def test_an_extrapolation_is_read_with_its_run(folder):
     edit(folder / "summary.json", "weights_sha256", "d" * 64)
     write_json(folder / "extrapolation.json", EXTRAPOLATION)
     assert read_extrapolation(read_record(folder)) == EXTRAPOLATION
@@ -322,9 +319,7 @@ def test_an_extrapolation_is_read_with_its_run(folder: Path) -> None:
         ([], "no keys"),
     ],
 )
-def test_an_extrapolation_that_is_not_the_runs_is_refused(
-    content: object, word: str, folder: Path
-) -> None:
+def test_an_extrapolation_that_is_not_the_runs_is_refused(content, word, folder):
     write_json(folder / "extrapolation.json", content)
     with raises_one_line(InvalidRecord, f"{word}.*tools.py extrapolate"):
         read_extrapolation(read_record(folder))

@@ -7,15 +7,12 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from crope import files
-from crope.data.tokens import TokenSet
 from crope.errors import (
     ConfigError,
     DataError,
@@ -27,7 +24,6 @@ from crope.errors import (
 from crope.files import read_metrics, sha256_file
 from crope.runs import provenance
 from crope.runs import run as run_module
-from crope.runs.compose import Run
 from crope.runs.record import is_complete, read_record
 from crope.runs.run import execute, record_failure, run_lock
 from crope.train import loop
@@ -46,31 +42,31 @@ pytestmark = pytest.mark.usefixtures("toy_data")
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path):
     return toy_run(tmp_path)
 
 
 @pytest.fixture
-def complete(toy_data: TokenSet, run: Run) -> Run:
+def complete(toy_data, run):
     assert execute(run).status == "complete"
     return run
 
 
 @pytest.fixture
-def whole(toy_data: TokenSet, tmp_path: Path) -> Run:
+def whole(toy_data, tmp_path):
     """The same run, never interrupted."""
     whole = toy_run(tmp_path / "whole")
     assert execute(whole).status == "complete"
     return whole
 
 
-def summary(run: Run) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((run.path / "summary.json").read_text())
+def summary(run):
+    content = json.loads((run.path / "summary.json").read_text())
     return content
 
 
 @pytest.mark.usefixtures("step_clock")
-def test_the_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
+def test_the_record_of_a_run(toy_data, tmp_path):
     run = toy_run(tmp_path, "model=crope")
     execute(run)
     assert sorted(path.name for path in run.path.iterdir()) == [
@@ -96,14 +92,14 @@ def test_the_record_of_a_run(toy_data: TokenSet, tmp_path: Path) -> None:
     assert facts["started_utc"] <= facts["finished_utc"]
 
 
-def test_a_finished_run_says_where_it_is_and_what_was_special(tmp_path: Path) -> None:
+def test_a_finished_run_says_where_it_is_and_what_was_special(tmp_path):
     run = toy_run(tmp_path, "train.lr=0.003")
     text = execute(run).text
     assert text.startswith(f"{run.path} (quick, ") and "train.lr=0.003" in text
     assert f"{summary(run)['val_full']['final_nats']:.4f} nats per token" in text
 
 
-def test_provenance_has_the_threads_that_train(tmp_path: Path, monkeypatch) -> None:
+def test_provenance_has_the_threads_that_train(tmp_path, monkeypatch):
     """Not those that the process has when the run starts."""
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     run = toy_run(tmp_path, "runtime.threads=2")
@@ -111,16 +107,14 @@ def test_provenance_has_the_threads_that_train(tmp_path: Path, monkeypatch) -> N
     assert read_record(run.path).provenance["threads"] == 2
 
 
-def test_a_complete_run_is_skipped(complete: Run, monkeypatch) -> None:
+def test_a_complete_run_is_skipped(complete, monkeypatch):
     before = contents(complete.path)
     monkeypatch.setattr(run_module, "train", lambda *_, **__: pytest.fail("trained again"))
     assert execute(complete).status == "skipped"
     assert contents(complete.path) == before
 
 
-def test_a_complete_run_on_text_of_another_source_is_refused(
-    complete: Run, tmp_path: Path, monkeypatch
-) -> None:
+def test_a_complete_run_on_text_of_another_source_is_refused(complete, tmp_path, monkeypatch):
     hub = "{path: owner/tiny, revision: v1, train: a.txt, validation: b.txt}"
     (tmp_path / "tiny.yaml").write_text(f"corpus: tiny\nhub: {hub}\n")
     monkeypatch.setattr("crope.data.corpora.CONF_DIR", tmp_path)
@@ -128,7 +122,7 @@ def test_a_complete_run_on_text_of_another_source_is_refused(
         execute(complete)
 
 
-def test_a_corrupt_record_is_neither_used_nor_overwritten(complete: Run) -> None:
+def test_a_corrupt_record_is_neither_used_nor_overwritten(complete):
     metrics = complete.path / "metrics.jsonl"
     metrics.write_text('{"step": 0}\n')
     with pytest.raises(InvalidRecord, match="remove"):
@@ -136,7 +130,7 @@ def test_a_corrupt_record_is_neither_used_nor_overwritten(complete: Run) -> None
     assert metrics.read_text() == '{"step": 0}\n'
 
 
-def test_a_run_that_another_process_trains_is_busy(run: Run) -> None:
+def test_a_run_that_another_process_trains_is_busy(run):
     with run_lock(run):
         assert execute(run).status == "busy"
     assert execute(run).status == "complete"
@@ -144,7 +138,7 @@ def test_a_run_that_another_process_trains_is_busy(run: Run) -> None:
 
 @pytest.mark.usefixtures("step_clock")
 @pytest.mark.parametrize("at", [5, 7])
-def test_a_stopped_run_continues_to_the_same_bits(at: int, tmp_path: Path) -> None:
+def test_a_stopped_run_continues_to_the_same_bits(at, tmp_path):
     """Stopped by SIGTERM at a checkpoint's step and between two."""
     whole, broken = (toy_run(tmp_path / name, "model.dropout=0.2") for name in ("whole", "broken"))
     execute(whole)
@@ -159,9 +153,7 @@ def test_a_stopped_run_continues_to_the_same_bits(at: int, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("step_clock")
 @pytest.mark.parametrize("at", [5, 7, 11])
-def test_a_killed_run_continues_from_its_checkpoint_to_the_same_bits(
-    at: int, run: Run, whole: Run
-) -> None:
+def test_a_killed_run_continues_from_its_checkpoint_to_the_same_bits(at, run, whole):
     """Nothing is saved on the way out, so the lines after the last checkpoint (steps 5 and 10) must
     be replaced.
     """
@@ -172,11 +164,11 @@ def test_a_killed_run_continues_from_its_checkpoint_to_the_same_bits(
     assert same_bits(run, whole)
 
 
-def late_signal(monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+def late_signal(monkeypatch, error=None):
     """SIGTERM after the last step, then perhaps an error."""
     real = run_module.derive
 
-    def derive(*args: Any) -> dict[str, Any]:
+    def derive(*args):
         signal.raise_signal(signal.SIGTERM)
         if error:
             raise error
@@ -185,14 +177,14 @@ def late_signal(monkeypatch: pytest.MonkeyPatch, error: Exception | None = None)
     monkeypatch.setattr(run_module, "derive", derive)
 
 
-def test_a_signal_after_the_last_step_still_asks_for_a_stop(run: Run, monkeypatch) -> None:
+def test_a_signal_after_the_last_step_still_asks_for_a_stop(run, monkeypatch):
     """Otherwise a sweep would go on with its next run."""
     late_signal(monkeypatch)
     outcome = execute(run)
     assert (outcome.status, outcome.signal) == ("complete", signal.SIGTERM)
 
 
-def test_a_refusal_after_a_signal_is_a_stop(run: Run, monkeypatch) -> None:
+def test_a_refusal_after_a_signal_is_a_stop(run, monkeypatch):
     late_signal(monkeypatch, UserError("no more space"))
     outcome = execute(run)
     assert (outcome.status, outcome.signal) == ("stopped", signal.SIGTERM)
@@ -200,7 +192,7 @@ def test_a_refusal_after_a_signal_is_a_stop(run: Run, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), Path.unlink])
-def test_a_run_continues_without_its_provenance_and_says_so(spoil, run: Run, capsys) -> None:
+def test_a_run_continues_without_its_provenance_and_says_so(spoil, run, capsys):
     with during_step(7, stop):
         execute(run)
     spoil(run.path / "provenance.json")
@@ -209,11 +201,11 @@ def test_a_run_continues_without_its_provenance_and_says_so(spoil, run: Run, cap
     assert "provenance.json" in capsys.readouterr().err
 
 
-def test_every_earlier_attempt_is_in_the_record(run: Run, monkeypatch) -> None:
+def test_every_earlier_attempt_is_in_the_record(run, monkeypatch):
     """The first from uncommitted code, the second and third from two other commits."""
     real = provenance.collect
 
-    def attempt(commit: str, *, dirty: bool, stop_at: int) -> dict[str, object]:
+    def attempt(commit, *, dirty, stop_at):
         facts = {"commit": commit, "dirty": dirty, "command": f"train.py {commit}"}
         facts |= {"device": f"CPU {commit}", "started_utc": f"day {commit}"}
         with monkeypatch.context() as patch, during_step(stop_at, stop):
@@ -227,11 +219,11 @@ def test_every_earlier_attempt_is_in_the_record(run: Run, monkeypatch) -> None:
     assert (last["commit"], last["dirty"], last["resumed_from"]) == ("c", False, earlier)
 
 
-def spoil_loss(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+def spoil_loss(monkeypatch, at):
     """The loss of update `at` is not a number."""
     real = loop.train_step
 
-    def step(*args: Any, step: int, **more: Any) -> torch.Tensor:
+    def step(*args, step, **more):
         return real(*args, step=step, **more) * (math.nan if step == at else 1.0)
 
     monkeypatch.setattr(loop, "train_step", step)
@@ -240,8 +232,8 @@ def spoil_loss(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
 @pytest.mark.usefixtures("step_clock")
 @pytest.mark.parametrize(("bad_step", "seconds"), [(4, 5), (11, 5), (5, 6)])
 def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
-    bad_step: int, seconds: int, tmp_path: Path, monkeypatch
-) -> None:
+    bad_step, seconds, tmp_path, monkeypatch
+):
     """Update 5 has no line of metrics; the checkpoint after it must not be saved."""
     run = toy_run(tmp_path, f"runtime.checkpoint_seconds={seconds}")
     with monkeypatch.context() as patch:
@@ -256,11 +248,11 @@ def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
     assert ("resumed_from" in read_record(run.path).provenance) == continued
 
 
-def fail() -> None:
+def fail():
     raise RuntimeError("a fault\nof two lines")
 
 
-def test_a_failure_is_one_line_and_a_traceback_in_the_record(run: Run) -> None:
+def test_a_failure_is_one_line_and_a_traceback_in_the_record(run):
     with during_step(7, fail):
         outcome = execute(run)
     assert outcome.status == "failed" and outcome.text.endswith("a fault of two lines")
@@ -268,12 +260,12 @@ def test_a_failure_is_one_line_and_a_traceback_in_the_record(run: Run) -> None:
     assert read_record(run.path).summary["status"] == "failed"
 
 
-def test_a_refused_attempt_leaves_the_record_of_the_failure(run: Run, monkeypatch) -> None:
+def test_a_refused_attempt_leaves_the_record_of_the_failure(run, monkeypatch):
     with during_step(7, fail):
         execute(run)
     before = contents(run.path, "*.json")
 
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(*_, **__):
         raise UserError("another device")
 
     monkeypatch.setattr(run_module, "train", refuse)
@@ -282,7 +274,7 @@ def test_a_refused_attempt_leaves_the_record_of_the_failure(run: Run, monkeypatc
     assert contents(run.path, "*.json") == before
 
 
-def test_a_failure_is_forgotten_when_the_run_is_tried_again(run: Run) -> None:
+def test_a_failure_is_forgotten_when_the_run_is_tried_again(run):
     with during_step(7, fail):
         execute(run)
     with during_step(9, stop):
@@ -301,10 +293,10 @@ Output:
 compilation terminated."""
 
 
-def test_a_compilers_error_is_its_own_words_and_names_the_way_out(run: Run) -> None:
+def test_a_compilers_error_is_its_own_words_and_names_the_way_out(run):
     kind = type("CppCompileError", (RuntimeError,), {"__module__": "torch._inductor.exc"})
 
-    def fault() -> None:
+    def fault():
         raise kind(COMPILER_OUTPUT.format(command="g++ " * 999))
 
     with during_step(3, fault):
@@ -317,18 +309,14 @@ def test_a_compilers_error_is_its_own_words_and_names_the_way_out(run: Run) -> N
     "override",
     [f"train.batch_size={2**40}", "model.d_model=65536 model.n_layers=1000 model.n_heads=1"],
 )
-def test_a_run_larger_than_the_machine_is_refused_before_it_starts(
-    override: str, tmp_path: Path
-) -> None:
+def test_a_run_larger_than_the_machine_is_refused_before_it_starts(override, tmp_path):
     run = toy_run(tmp_path, *override.split())
     with raises_one_line(ConfigError, f"{override.split()[0]}.*GiB"):
         execute(run)
     assert not run.path.exists()
 
 
-def test_the_memory_of_a_run_is_its_logits_and_16_bytes_a_parameter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_memory_of_a_run_is_its_logits_and_16_bytes_a_parameter(tmp_path, monkeypatch):
     """Embedding; attention with the bias of its output; the feed-forward layer; three norms."""
     run = toy_run(tmp_path, "model=rope")
     parameters = 300 * 16 + 4 * 256 + 16 + 2 * 1024 + 64 + 16 + 3 * 32
@@ -351,12 +339,10 @@ def test_the_memory_of_a_run_is_its_logits_and_16_bytes_a_parameter(
     ],
     ids=["allocator", "driver", "cublas", "cpu"],
 )
-def test_a_run_that_is_out_of_memory_continues_from_its_checkpoint(
-    error: Exception, run: Run, whole: Run
-) -> None:
+def test_a_run_that_is_out_of_memory_continues_from_its_checkpoint(error, run, whole):
     """One line that names the sizes and says what to do; afterwards the bits of a whole run."""
 
-    def exhaust() -> None:
+    def exhaust():
         raise error
 
     with during_step(7, exhaust):
@@ -368,14 +354,14 @@ def test_a_run_that_is_out_of_memory_continues_from_its_checkpoint(
     assert same_bits(run, whole)
 
 
-def test_a_short_split_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_short_split_leaves_no_folder(tmp_path):
     run = toy_run(tmp_path, "train.seq_len=300")
     with pytest.raises(ConfigError, match=r"train\.seq_len"):
         execute(run)
     assert not run.path.exists()
 
 
-def absent() -> None:
+def absent():
     raise DataUnavailable("ptb: not here")
 
 
@@ -387,20 +373,18 @@ def absent() -> None:
         (lambda: signal.raise_signal(signal.SIGINT), KeyboardInterrupt),
     ],
 )
-def test_a_run_without_data_leaves_no_folder(
-    action: Callable[[], None], error: type[BaseException], run: Run, monkeypatch
-) -> None:
+def test_a_run_without_data_leaves_no_folder(action, error, run, monkeypatch):
     monkeypatch.setattr(run_module, "load_tokens", lambda *_, **__: action())
     with pytest.raises(error):
         execute(run)
     assert not run.path.exists()
 
 
-def fail_to_name(monkeypatch: pytest.MonkeyPatch, start: str, number: int) -> None:
+def fail_to_name(monkeypatch, start, number):
     """Files whose name begins with `start` cannot be written."""
     real = os.replace
 
-    def replace(source: Path, target: Path) -> None:
+    def replace(source, target):
         if Path(target).name.startswith(start):
             raise OSError(number, os.strerror(number))
         real(source, target)
@@ -422,8 +406,8 @@ def fail_to_name(monkeypatch: pytest.MonkeyPatch, start: str, number: int) -> No
     ],
 )
 def test_a_file_that_cannot_be_written_is_a_storage_error_and_loses_nothing(
-    start: str, number: int, run: Run, whole: Run, monkeypatch
-) -> None:
+    start, number, run, whole, monkeypatch
+):
     """Trained runs are not called failed: a sweep would go on, and so would the fault."""
     with monkeypatch.context() as patch:
         fail_to_name(patch, start, number)
@@ -435,12 +419,10 @@ def test_a_file_that_cannot_be_written_is_a_storage_error_and_loses_nothing(
 
 
 @pytest.mark.usefixtures("step_clock")
-def test_a_line_that_cannot_be_written_is_a_storage_error(
-    run: Run, whole: Run, monkeypatch
-) -> None:
+def test_a_line_that_cannot_be_written_is_a_storage_error(run, whole, monkeypatch):
     real = files.MetricsWriter.write
 
-    def write(self: files.MetricsWriter, row: dict[str, float]) -> None:
+    def write(self, row):
         if row["step"] == 9:
             self.file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb")
         real(self, row)
@@ -453,8 +435,8 @@ def test_a_line_that_cannot_be_written_is_a_storage_error(
     assert same_bits(run, whole)
 
 
-def test_a_disk_without_locks_is_a_storage_error(run: Run, monkeypatch) -> None:
-    def refuse(*arguments: object) -> None:
+def test_a_disk_without_locks_is_a_storage_error(run, monkeypatch):
+    def refuse(*arguments):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
@@ -463,14 +445,14 @@ def test_a_disk_without_locks_is_a_storage_error(run: Run, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "loop"])
-def test_a_results_folder_that_cannot_be_is_a_storage_error(name: str, tmp_path: Path) -> None:
+def test_a_results_folder_that_cannot_be_is_a_storage_error(name, tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     with raises_one_line(StorageError, "another results_dir"):
         execute(toy_run(tmp_path / name))
 
 
-def test_an_error_of_a_file_elsewhere_fails_the_run_alone(run: Run) -> None:
-    def fault() -> None:
+def test_an_error_of_a_file_elsewhere_fails_the_run_alone(run):
+    def fault():
         raise OSError(errno.ENOEXEC, "Exec format error", "/usr/bin/g++")
 
     with during_step(3, fault):
@@ -478,21 +460,21 @@ def test_an_error_of_a_file_elsewhere_fails_the_run_alone(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "config.yaml"])
-def test_a_fifo_in_the_folder_is_not_waited_for(name: str, complete: Run) -> None:
+def test_a_fifo_in_the_folder_is_not_waited_for(name, complete):
     (complete.path / name).unlink()
     os.mkfifo(complete.path / name)
     with raises_one_line(DataError, f"{name}: not a regular file"):
         execute(complete)
 
 
-def test_metrics_of_a_started_run_that_are_a_fifo_are_not_waited_for(run: Run) -> None:
+def test_metrics_of_a_started_run_that_are_a_fifo_are_not_waited_for(run):
     run.path.mkdir(parents=True)
     os.mkfifo(run.path / "metrics.jsonl")
     with raises_one_line(DataError, r"metrics\.jsonl: not a regular file"):
         execute(run)
 
 
-def test_a_folder_removed_during_training_is_reported(run: Run) -> None:
+def test_a_folder_removed_during_training_is_reported(run):
     with (
         during_step(3, lambda: shutil.rmtree(run.path)),
         pytest.raises(UserError, match="removed"),
@@ -501,13 +483,13 @@ def test_a_folder_removed_during_training_is_reported(run: Run) -> None:
     assert execute(run).status == "complete"
 
 
-def test_the_failure_of_a_killed_process_is_recorded(complete: Run) -> None:
+def test_the_failure_of_a_killed_process_is_recorded(complete):
     (complete.path / "summary.json").unlink()
     record_failure(complete, "killed by signal 9")
     assert summary(complete)["error"]["message"] == "killed by signal 9"
     assert execute(complete).status == "complete"
 
 
-def test_a_complete_run_is_not_called_failed(complete: Run) -> None:
+def test_a_complete_run_is_not_called_failed(complete):
     record_failure(complete, "killed by signal 9")
     assert is_complete(complete.path)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -14,14 +13,14 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture(autouse=True)
-def handlers_are_restored() -> Iterator[None]:
+def handlers_are_restored():
     before = [signal.getsignal(number) for number in NUMBERS]
     yield
     assert [signal.getsignal(number) for number in NUMBERS] == before
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_signal_requests_a_stop(number: int) -> None:
+def test_a_signal_requests_a_stop(number):
     with stop_on_signal() as stop:
         assert not stop.requested()
         signal.raise_signal(number)
@@ -31,7 +30,7 @@ def test_a_signal_requests_a_stop(number: int) -> None:
 @pytest.mark.parametrize(
     ("handler", "number"), [(signal.SIG_DFL, signal.SIGHUP), (signal.SIG_IGN, 0)]
 )
-def test_a_closing_terminal_stops_a_run_once_and_not_under_nohup(handler, number: int) -> None:
+def test_a_closing_terminal_stops_a_run_once_and_not_under_nohup(handler, number):
     before = signal.signal(signal.SIGHUP, handler)
     with stop_on_signal() as stop:
         for _ in range(2):  # from the kernel and from the shell
@@ -41,11 +40,9 @@ def test_a_closing_terminal_stops_a_run_once_and_not_under_nohup(handler, number
 
 
 @pytest.mark.parametrize(("seconds", "exits"), [(0.5, []), (2.0, [128 + signal.SIGTERM])])
-def test_a_second_signal_exits_unless_it_is_of_the_same_request(
-    seconds: float, exits: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_signal_exits_unless_it_is_of_the_same_request(seconds, exits, monkeypatch):
     clock = SimpleNamespace(now=100.0)
-    called: list[int] = []
+    called = []
     monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(os, "_exit", called.append)
     with stop_on_signal():

@@ -3,9 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,19 +17,19 @@ from tests.runs.conftest import edit
 from tests.runs.test_record import EXTRAPOLATION
 
 
-def test_every_published_record_is_valid_to_the_last_number() -> None:
+def test_every_published_record_is_valid_to_the_last_number():
     folders = set_folders()
     assert len(folders) > 3
     assert verify_records(folders) == []
 
 
-def found(folder: Path, word: str) -> bool:
+def found(folder, word):
     """Whether the deep check names the record and the word in its only line."""
     (line,) = verify_records([folder.parent])
     return line.startswith(f"{folder}: ") and word in line and "\n" not in line
 
 
-def edit_rows(folder: Path, change: Callable[[list[dict[str, Any]]], object]) -> None:
+def edit_rows(folder, change):
     """Changes metrics.jsonl, and its SHA-256 in summary.json with it."""
     rows = read_metrics(folder / "metrics.jsonl")
     change(rows)
@@ -41,11 +39,11 @@ def edit_rows(folder: Path, change: Callable[[list[dict[str, Any]]], object]) ->
     edit(folder / "summary.json", "metrics_sha256", digest)
 
 
-def test_a_record_as_it_was_written_has_no_problem(folder: Path) -> None:
+def test_a_record_as_it_was_written_has_no_problem(folder):
     assert verify_records([folder.parent]) == []
 
 
-def test_an_invalid_record_is_a_problem(folder: Path) -> None:
+def test_an_invalid_record_is_a_problem(folder):
     (folder / "summary.json").write_text("{")
     assert found(folder, "summary.json")
 
@@ -67,18 +65,18 @@ def test_an_invalid_record_is_a_problem(folder: Path) -> None:
         ("device_kind", "cuda"),
     ],
 )
-def test_a_number_that_does_not_follow_is_named(key: str, value: object, folder: Path) -> None:
+def test_a_number_that_does_not_follow_is_named(key, value, folder):
     edit(folder / "summary.json", key, value)
     assert found(folder, f"{key} is {value}")
 
 
-def test_what_an_earlier_version_did_not_derive_is_no_problem(folder: Path) -> None:
+def test_what_an_earlier_version_did_not_derive_is_no_problem(folder):
     edit(folder / "summary.json", "parameters", None)
     edit(folder / "summary.json", "val_full.best_step", None)
     assert verify_records([folder.parent]) == []
 
 
-def scale_the_rates(rows: list[dict[str, Any]]) -> None:
+def scale_the_rates(rows):
     for row in rows:
         if "train/lr" in row:
             row["train/lr"] *= 1.2
@@ -98,14 +96,12 @@ def scale_the_rates(rows: list[dict[str, Any]]) -> None:
         (lambda rows: rows[-1].update({"val_full/loss_nats": 1.0}), "val_full.final_nats"),
     ],
 )
-def test_rows_that_the_run_cannot_have_written(
-    change: Callable[[list[dict[str, Any]]], object], word: str, folder: Path
-) -> None:
+def test_rows_that_the_run_cannot_have_written(change, word, folder):
     edit_rows(folder, change)
     assert found(folder, word)
 
 
-def test_metrics_of_another_run_are_named(folder: Path) -> None:
+def test_metrics_of_another_run_are_named(folder):
     """A record whose configuration, summary and folder were adjusted to seed 9."""
     config = yaml.safe_load((folder / "config.yaml").read_text()) | {"seed": 9}
     version = read_record(folder).summary["numerics_version"]
@@ -117,17 +113,17 @@ def test_metrics_of_another_run_are_named(folder: Path) -> None:
     assert found(copy, f"metrics.jsonl is that of {folder.name}")
 
 
-def test_the_same_run_in_two_folders_is_no_problem(folder: Path, tmp_path: Path) -> None:
+def test_the_same_run_in_two_folders_is_no_problem(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "again" / folder.name)
     assert verify_records([tmp_path, tmp_path / "again"]) == []
 
 
-def test_an_extrapolation_of_other_weights_is_a_problem(folder: Path) -> None:
+def test_an_extrapolation_of_other_weights_is_a_problem(folder):
     write_json(folder / "extrapolation.json", EXTRAPOLATION)
     assert found(folder, "other weights")
 
 
-def test_a_published_set_that_was_edited_is_found(tmp_path: Path) -> None:
+def test_a_published_set_that_was_edited_is_found(tmp_path):
     (original,) = [one for one in set_folders() if one.name == "quick-fp32-two-threads"]
     copy = Path(shutil.copytree(original, tmp_path / "set"))
     lines = (copy / "runs.jsonl").read_text().splitlines()
