@@ -20,16 +20,15 @@ from torch import nn
 from crope.interop.calibration import (
     Batches,
     as_batches,
-    block_by_block,
     fit_outputs,
     next_token_loss,
     of_the_dense_model,
+    one_after_another,
 )
 from crope.interop.dense import write_dense_checkpoints
 from crope.interop.fused import ORDERS, SplitLinear, separate_layers
 from crope.interop.layers import (
     Pairing,
-    check_finite,
     check_replaceable,
     check_untouched,
     pairs_of,
@@ -74,7 +73,7 @@ def complexify(
     head_dim   K; None: `head_dim` of the attention layer or of its configuration
     init       nearest: least squares (Eq. 30's part of each 2x2 block), for a trained model;
                activations: least squares of the outputs on `inputs`; sequential: the same, but
-               each block on what the blocks already converted give it; fresh: normal, with the
+               each attention on what those already converted give it; fresh: normal, with the
                standard deviation of the replaced weight (a zero weight stays zero), biases 0
     inputs     for "activations" and "sequential": a batch or several, each a tensor or a mapping of
                the arguments of the model's forward; more tokens than D, padding marked by an
@@ -96,7 +95,6 @@ def complexify(
         raise ValueError(f"init={init!r}: must be one of {', '.join(INITS)}")
     layers = select(model, names)
     check_replaceable(model, layers)
-    check_finite(layers)
     pairs = pairs_of(model, layers, pairing, head_dim)
     batches, moments_of = as_batches(inputs), CALIBRATIONS.get(init)
     if moments_of and not batches:
@@ -207,4 +205,4 @@ INITS: dict[str, Callable[[ComplexLinear, Any, Any], float]] = {
     "sequential": fit_outputs,
     "fresh": _draw,
 }
-CALIBRATIONS = {"activations": of_the_dense_model, "sequential": block_by_block}
+CALIBRATIONS = {"activations": of_the_dense_model, "sequential": one_after_another}
