@@ -19,21 +19,24 @@ import copy
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import torch
 from bench import write_table
+from cli import Parser, arguments, folder, main_errors, positive
 from torch import Tensor, nn
 
 from crope.adapt import complexify
 from crope.config import ROOT
 from crope.data.batches import sample_batch
 from crope.data.corpora import load_corpus
-from crope.errors import Parser, UserError, folder, log_line, main_errors, positive
+from crope.errors import UserError, log_line
 from crope.interop.calibration import evaluation, input_moments
 from crope.model.projections import LowRankLinear
 from crope.runs.compose import load_config
@@ -97,7 +100,7 @@ class Source(NamedTuple):
 
 def main() -> None:
     parser = build_parser()
-    options = parser.parse_args()
+    options = parser.parse_args(arguments())
     if bool(options.runs) == bool(options.model):
         raise UserError("name finished runs, or one model by --model")
     sources = [of_run(run) for run in options.runs]
