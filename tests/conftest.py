@@ -72,6 +72,7 @@ def toy_tokens(tmp_path: Path) -> TokenSet:
 def toy_data(toy_tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> TokenSet:
     """Every run trains on the toy corpus."""
     monkeypatch.setattr("crope.runs.run.load_tokens", lambda *_, **__: toy_tokens)
+    monkeypatch.setattr("crope.runs.load.load_tokens", lambda *_, **__: toy_tokens)
     return toy_tokens
 
 
