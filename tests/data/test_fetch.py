@@ -389,10 +389,3 @@ def test_a_changed_hub_section_needs_another_name(letters, data_dir, changes):
     with raises_one_line(DataError, "source"):
         load_tokens("letters", SMALL, data_dir=data_dir)
     assert list(fetched(data_dir)) == ["letters/train.txt"]
-
-
-def test_a_removed_hub_section_needs_another_name(letters, data_dir):
-    load_tokens("letters", SMALL, data_dir=data_dir)
-    letters.write_text("corpus: letters\n")
-    with raises_one_line(DataError, "source"):
-        load_tokens("letters", SMALL, data_dir=data_dir)
