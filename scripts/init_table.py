@@ -203,7 +203,7 @@ def convert(model: nn.Module, arm: Arm, source: Source) -> None:
 def make_low_rank(model: nn.Module, batches: list[Tensor]) -> None:
     """Replaces Q, K and V by the nearest LowRankLinear, in the outputs on `batches` if any."""
     layers = {name: layer for name, layer in model.named_modules() if name.endswith(QKV)}
-    moments = input_moments(model, layers, batches)
+    moments = input_moments(model, layers, batches) if batches else {}
     for name, layer in layers.items():
         dense = layer.weight.double()
         weighted = dense
