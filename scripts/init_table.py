@@ -119,8 +119,10 @@ def main() -> None:
     [calibration] = {calibration_windows(source) for source in sources}
     for name, table in render(stores, options.windows, calibration).items():
         print(table)
-        if options.write:
-            write_table(PAGE, name if options.runs else f"{name} pretrained", table)
+        if options.write and options.model:
+            write_table(PAGE, f"{name} pretrained", table)
+        elif options.write and name == "init":
+            write_table(PAGE, name, f"{table}\nMeans over {len(stores)} runs.\n")
 
 
 def build_parser() -> Parser:
