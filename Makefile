@@ -3,9 +3,6 @@
 PYTHON ?= python3
 KILLS ?= 200
 PY := .venv/bin/python
-# Every target passes all of them on, because a script refuses an option that it does not have.
-CHOSEN := $(addprefix --study ,$(STUDY)) $(if $(SCALE),--scale $(SCALE)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
-OPTIONS := $(CHOSEN) $(addprefix --runs ,$(RUNS)) $(addprefix --cell ,$(CELL))
 
 # A misspelt variable must not start other runs than were meant.
 VARIABLES := PYTHON KILLS STUDY SEEDS SCALE CELL RUNS ARGS
@@ -15,86 +12,108 @@ ifneq ($(UNKNOWN),)
 $(error unknown variable $(UNKNOWN); use one of $(VARIABLES))
 endif
 
+# No value is executed: neither by make, which would expand $(shell ...) in it, nor by the shell, which sees
+# "$$NAME" only. The scripts read them from the environment (--from-make, scripts/cli.py); a script that has no
+# such option refuses it.
+$(foreach name,$(VARIABLES),$(eval override $(name) := $$(value $(name))))
+export $(VARIABLES)
+
+PIP_INSTALL = install --disable-pip-version-check -c
+STAMPS := results/gpu-check
+
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce smoke status report explain theory bench gpu-check upload release golden lint test test-engines faults tutorial readme \
-	constraints clean
+.PHONY: help setup reproduce smoke status report explain theory bench gpu-check upload golden lint test test-fast \
+	test-engines faults tutorial readme constraints clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/.stamp  ## virtual environment with pinned packages (targets that need it do this themselves)
+	@echo "ready: . .venv/bin/activate, or make reproduce SEEDS=1"
 
 .venv/.stamp: pyproject.toml constraints.txt
 	@echo "setting up .venv (once, a few minutes)"
-	@$(PYTHON) -m venv .venv
-	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@"$$PYTHON" -m venv .venv
+	@.venv/bin/pip $(PIP_INSTALL) constraints.txt -e '.[dev]'
 	@touch $@
 
 reproduce: .venv/.stamp  ## data, every run, report [SCALE=paper|medium|quick|smoke SEEDS=n STUDY="controls schemes" ARGS=runtime.jobs=3]
-	@$(PY) scripts/reproduce.py $(OPTIONS)
+	@$(PY) scripts/reproduce.py --from-make
 
 smoke: .venv/.stamp  ## the same at the smoke scale, in about a minute
-	@$(PY) scripts/reproduce.py --scale smoke --seeds 1 $(OPTIONS)
+	@$(PY) scripts/reproduce.py --scale smoke --seeds 1 --from-make
 
 status: .venv/.stamp  ## done, running, failed and missing runs, time left [STUDY="..." SCALE=... SEEDS=n]
-	@$(PY) scripts/tools.py status $(OPTIONS)
+	@$(PY) scripts/tools.py status --from-make
 
 report: .venv/.stamp  ## results/report/index.html and tables from the records [SCALE=... RUNS=folder]
-	@$(PY) scripts/report.py $(OPTIONS)
+	@$(PY) scripts/report.py --from-make
 
 explain: .venv/.stamp  ## the runs behind a number [CELL=table1/ptb/crope or P1; none: lists them; SCALE=...]
-	@$(PY) scripts/tools.py explain $(CELL) $(addprefix --runs ,$(RUNS)) $(CHOSEN)
+	@$(PY) scripts/tools.py explain --from-make
 
 theory: .venv/.stamp  ## the papers' constructions, limits and decay in numbers: results/theory (minutes) [ARGS="--part recall"]
-	@$(PY) scripts/tools.py theory $(OPTIONS)
+	@$(PY) scripts/tools.py theory --from-make
 
 bench: .venv/.stamp  ## step times next to transformers and a plain loop, into docs/performance.md [ARGS="scale=paper" prints others]
-	@$(PY) scripts/bench.py $(OPTIONS) $(if $(ARGS),,--write)
+	@$(PY) scripts/bench.py --from-make $$(test -n "$$ARGS" || echo --write)
 
-gpu-check: .venv/.stamp  ## on a new GPU machine: tests, step times, both tables, publication [ARGS="tests bench"]
-	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[transformers]'
-	@$(PY) scripts/tools.py gpu-check $(OPTIONS)
+gpu-check: $(STAMPS)/tests $(STAMPS)/bench  ## on a new GPU machine: tests, step times, both tables, publication [SCALE=smoke rehearses]
+	@$(PY) scripts/reproduce.py --scale paper --seeds 1 tracker=none --from-make
+	@$(PY) scripts/reproduce.py --scale paper tracker=none --from-make
+	@$(PY) scripts/tools.py publish --scale paper --from-make \
+		"$$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr -cs 'A-Za-z0-9\n' -)"
+
+# A part that passed is not repeated until the next commit; runs that are complete never are.
+$(STAMPS)/tests: .venv/.stamp $(wildcard .git/logs/HEAD)
+	@CROPE_TEST_DEVICE="$${CROPE_TEST_DEVICE:-cuda}" $(PY) -m pytest -q --durations=10 tests/train/test_cuda.py
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/bench: $(STAMPS)/tests
+	@$(PY) scripts/bench.py
+	@touch $@
 
 upload: .venv/.stamp  ## send finished runs to wandb, after `wandb login` [RUNS="results/runs/*"]
-	@$(PY) scripts/tools.py upload $(or $(RUNS),results/runs/*) $(CHOSEN)
-
-release: .venv/.stamp  ## an archive of the tables' models in transformers format, from runs on disk [SCALE=...]
-	@.venv/bin/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[transformers]'
-	@$(PY) scripts/tools.py release $(OPTIONS)
+	@RUNS= $(PY) scripts/tools.py upload $${RUNS:-results/runs/*} --from-make # the shell reads RUNS first
 
 golden: .venv/.stamp  ## remake the golden losses; runs of models whose losses changed become stale
-	@$(PY) scripts/tools.py golden $(OPTIONS)
+	@$(PY) scripts/tools.py golden --from-make
 
 lint: .venv/.stamp  ## ruff and mypy
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
 
-test: lint  ## lint, then the tests
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal
+
+test: lint  ## lint, then the tests: 3 to 10 minutes on two cores
+	@$(PYTEST)
+
+test-fast: .venv/.stamp  ## the tests without the slow ones: under a minute
+	@$(PYTEST) -m 'not slow and not on_demand'
 
 .venv-engines/.stamp: pyproject.toml constraints.txt constraints-engines.txt
 	@echo "setting up .venv-engines (once, a few minutes)"
-	@$(PYTHON) -m venv .venv-engines
-	@.venv-engines/bin/pip install -qq --disable-pip-version-check -c constraints-engines.txt -e '.[dev,joblib,slurm,ray]'
+	@"$$PYTHON" -m venv .venv-engines
+	@.venv-engines/bin/pip $(PIP_INSTALL) constraints-engines.txt -e '.[dev,joblib,slurm,ray]'
 	@touch $@
 
 test-engines: .venv-engines/.stamp  ## sweeps by joblib, submitit and Ray, in an environment of its own
 	@OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest -q tests/engines
 
 faults: .venv/.stamp  ## kill runs at random moments and compare bits [KILLS=200]
-	@KILLS=$(KILLS) $(PY) -m pytest -q -m on_demand tests/runs/test_faults.py
+	@$(PY) -m pytest -q -m on_demand tests/runs/test_faults.py
 
 tutorial: .venv/.stamp  ## type docs/tutorial.md to the letter in a copy of the repository (minutes)
 	@$(PY) -m pytest -q -m on_demand tests/test_tutorial.py
 
 readme: .venv/.stamp  ## rebuild the README's tables and picture from results/published
-	@$(PY) scripts/tools.py readme $(OPTIONS)
+	@$(PY) scripts/tools.py readme --from-make
 
 # Without CUDA packages: pip adds those that the installed build of torch needs.
 constraints:  ## pin constraints.txt to the newest packages that fit [ARGS="-c constraints.txt" keeps the pins]
-	@$(PYTHON) -m venv --clear .venv-pins
-	@.venv-pins/bin/pip install -qq --disable-pip-version-check $(ARGS) -e '.[dev]'
+	@"$$PYTHON" -m venv --clear .venv-pins
+	@.venv-pins/bin/pip install --disable-pip-version-check $$ARGS -e '.[dev]'
 	@.venv-pins/bin/pip freeze --exclude-editable | grep -Eiv '^(cuda|nvidia|triton)' \
 		| sed 's/+[a-z0-9.]*$$//' > .venv-pins/constraints.txt
 	@mv .venv-pins/constraints.txt constraints.txt

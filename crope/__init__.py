@@ -9,23 +9,27 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 if TYPE_CHECKING:
+    from crope.adapt import complexify
     from crope.config import ModelConfig
     from crope.model.complex_linear import ComplexLinear
     from crope.model.gpt import GPT
     from crope.model.positions import RotaryEmbedding
 
-__all__ = ["GPT", "ComplexLinear", "ModelConfig", "RotaryEmbedding"]
+__all__ = ["GPT", "ComplexLinear", "ModelConfig", "RotaryEmbedding", "adapt", "complexify"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the public classes on first use: the report and `--help` must not wait for torch."""
+    """Loads the public names on first use: the report and `--help` must not wait for torch."""
     from importlib import import_module
 
+    if name == "adapt":
+        return import_module("crope.adapt")
     homes = {
         "ComplexLinear": "crope.model.complex_linear",
         "GPT": "crope.model.gpt",
         "ModelConfig": "crope.config",
         "RotaryEmbedding": "crope.model.positions",
+        "complexify": "crope.adapt",
     }
     if name not in homes:
         raise AttributeError(f"module 'crope' has no attribute {name!r}")

@@ -6,6 +6,7 @@ Imports no torch: the report and the study tools read configurations too.
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -243,7 +244,8 @@ class TrackerConfig:
     """Where the curves of a run are logged."""
 
     name: str = option("wandb", one_of=("wandb", "none"))  # where curves are logged
-    mode: str = option("offline", one_of=("offline", "online"))  # online needs `wandb login`
+    # online needs `wandb login`; disabled logs nothing.
+    mode: str = option("offline", one_of=("offline", "online", "disabled"))
     project: str = "crope"  # wandb project
 
 
@@ -288,6 +290,8 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     yield from value_problems(config)
     if not config.results_dir:
         yield "results_dir", "must name a folder"
+    if not re.fullmatch(r"[^/\\#?%:]{1,128}", config.tracker.project):
+        yield "tracker.project", r"must be 1 to 128 characters, none of / \ # ? % :"
     yield from model_problems(config.model)
     # A replay reuses the memory of the last one and draws no new dropout masks.
     if config.runtime.cuda_graphs:

@@ -1,18 +1,13 @@
 """Errors caused by user input or the environment, printed as one line without a traceback.
 
-Each message says what is wrong, where, and what to do.
+Each message says what is wrong, where, and what to do. The scripts print them (`scripts/cli.py`).
 """
 
-import argparse
 import errno
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn, TextIO
+from typing import TextIO
 
 
 class UserError(Exception):
@@ -45,100 +40,27 @@ class InvalidRecord(DataError):
 
 
 class StorageError(UserError):
-    """A full or read-only disk, or missing permission: later writes would fail as well."""
+    """A full, read-only or failing disk, or missing permission: later writes would fail as well."""
+
+
+IN_THE_WAY = (errno.ENOTDIR, errno.EEXIST)
+STORAGE = (
+    *IN_THE_WAY,
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),  # full, or a limit on the size of files
+    *(errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EIO, errno.ESTALE, errno.ENOLCK, errno.ETIMEDOUT),  # of disks and network file systems
+    *(errno.ELOOP, errno.ENAMETOOLONG),
+)
 
 
 def storage_error(error: OSError, folder: object) -> StorageError | None:
     """The message for a file that cannot be written; None for other kinds of OSError."""
-    in_the_way = (errno.ENOTDIR, errno.EEXIST)
-    if error.errno not in (
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EACCES,
-        errno.EPERM,
-        *in_the_way,
-    ):
+    if error.errno not in STORAGE:
         return None
-    what = "is a file where a folder should be" if error.errno in in_the_way else error.strerror
-    return StorageError(
-        f"{error.filename or folder}: {what}; free space, fix permissions or set another results_dir"
-    )
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line and exit status 1, as all others are."""
-
-    def __init__(self, **options: Any) -> None:
-        options |= {"formatter_class": argparse.RawDescriptionHelpFormatter}
-        super().__init__(allow_abbrev=False, **options)  # --seed is not --seeds
-
-    def add_shared(self, *names: str) -> None:
-        """Adds arguments of SHARED_ARGUMENTS."""
-        for name in names:
-            self.add_argument(name, **SHARED_ARGUMENTS[name])
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see {self.prog} --help)")
-
-
-def positive(text: str) -> int:
-    """A number of the command line, at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
-    return number
-
-
-def folder(text: str) -> Path:
-    """A folder of the command line, which need not exist; `--results-dir=~/x` is left to us by
-    shells.
-    """
-    if not text:
-        raise argparse.ArgumentTypeError("names no folder")
-    path = Path(os.path.expanduser(text))
-    if path.is_file():
-        raise argparse.ArgumentTypeError(f"{text} is a file, not a folder")
-    return path
-
-
-def existing_folder(text: str) -> Path:
-    path = folder(text)
-    if not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: no such folder")
-    return path
-
-
-# Arguments that several scripts or sub-commands have.
-SHARED_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "--results-dir": {
-        "type": folder,
-        "default": Path("results"),
-        "help": "holds runs/ (default: results)",
-    },
-    "--runs": {
-        "type": existing_folder,
-        "action": "append",
-        "default": [],
-        "metavar": "DIR",
-        "help": "run directories, instead of RESULTS_DIR/runs; may be repeated",
-    },
-    "--scale": {
-        "help": "paper, medium, quick or smoke (default: status: the study's own or the first"
-        " that has a run; explain: that of most runs; gpu-check: paper)"
-    },
-    "--seeds": {
-        "type": positive,
-        "help": "number of seeds, the first of each study's file (default: all of them)",
-    },
-    "--study": {
-        "action": "append",
-        "metavar": "NAME",
-        "help": "file of conf/study (default: both tables)",
-    },
-    "run": {"metavar": "RUN"},
-    "runs": {"nargs": "+", "metavar": "RUN"},
-}
+    blocked = error.errno in IN_THE_WAY
+    what = "is a file where a folder should be" if blocked else error.strerror
+    where = error.filename or folder
+    return StorageError(f"{where}: {what}; free space, fix permissions or set another results_dir")
 
 
 # In the messages of errors without a type of their own: torch's CPU allocator, CUDA's driver (also
@@ -161,52 +83,9 @@ def log_line(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
-        _discard(sys.stderr)
+        discard(sys.stderr)
 
 
-@contextmanager
-def main_errors() -> Iterator[None]:
-    """For scripts: `error: <one line>` on stderr and exit status 1 for a UserError, also for files.
-
-    Ctrl-C, SIGTERM and SIGHUP end with one line and status 128 + signal; a stdout that has lost its
-    reader (`| head`) with the status of SIGPIPE.
-    """
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed, as by `2>&-`: a file of a run would get its number
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-            os.set_inheritable(getattr(sys, name).fileno(), True)
-    before = {
-        number: signal.signal(number, _interrupt)
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) == signal.SIG_DFL  # under nohup SIGHUP is ignored
-    }
-    try:
-        try:
-            yield
-        finally:
-            sys.stdout.flush()  # not at exit, where its errors are tracebacks
-    except UserError as error:
-        sys.exit(f"error: {one_line(error)}")
-    except KeyboardInterrupt as error:
-        log_line("interrupted; run the same command again")
-        sys.exit(128 + (error.args[0] if error.args else signal.SIGINT))
-    except OSError as error:
-        if error.filename is None:
-            _discard(sys.stdout)
-        if isinstance(error, BrokenPipeError):
-            sys.exit(128 + signal.SIGPIPE)
-        named = error.filename or "output"
-        sys.exit(f"error: {storage_error(error, named) or f'{named}: {error.strerror or error}'}")
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal may send it twice
-    raise KeyboardInterrupt(number)
-
-
-def _discard(stream: TextIO) -> None:
+def discard(stream: TextIO) -> None:
     """Sends what a stream holds and gets to /dev/null: it would be written again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

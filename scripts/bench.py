@@ -13,7 +13,9 @@ all of them. Times are medians over the rounds' mean steps, after compilation an
 
 import itertools
 import math
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +24,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from cli import Parser, arguments, main_errors, positive, refuse_repeats
+
+# cli says what to do where torch is not installed.
+# isort: split
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -29,7 +36,7 @@ from torch import Tensor, nn
 
 from crope.config import ROOT, Config
 from crope.data.batches import resident
-from crope.errors import Parser, log_line, main_errors, one_line, positive
+from crope.errors import log_line, one_line
 from crope.files import write_text
 from crope.model.counting import train_flops_per_token
 from crope.runs.compose import load_run
@@ -72,7 +79,8 @@ def main() -> None:
         nargs="*",
         help="one configuration (default: the shapes of docs/performance.md)",
     )
-    options = parser.parse_intermixed_args()
+    options = parser.parse_intermixed_args(arguments())
+    refuse_repeats(options.overrides)
     if options.smoke:
         shapes = [(*SMOKE, *options.overrides)]
     else:
@@ -119,10 +127,6 @@ def implementations(config: Config) -> dict[str, Callable[[], Step]]:
     }
     if compiled:
         builders[f"{OURS}: compiled, {precision}"] = partial(ours, compiled=True)
-    if compiled and kind == "cuda":
-        builders[f"{OURS}: compiled, {precision}, CUDA graphs"] = partial(
-            ours, compiled=True, cuda_graphs=True
-        )
     baselines = {"plain PyTorch loop": PlainGPT}
     if find_spec("transformers"):
         baselines["transformers GPT-2"] = transformers_gpt2
@@ -167,11 +171,9 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def our_step(config: Config, *, compiled: bool, cuda_graphs: bool = False) -> Step:
+def our_step(config: Config, *, compiled: bool) -> Step:
     """The trainer's own step on random tokens."""
-    runtime = replace(
-        config.runtime, compile="true" if compiled else "false", cuda_graphs=cuda_graphs
-    )
+    runtime = replace(config.runtime, compile=str(compiled).lower())
     config = replace(config, runtime=runtime)
     device = resolve_device(config.runtime.device)
     vocab_size = config.tokenizer.vocab_size
@@ -316,8 +318,7 @@ def render_steps(config: Config, times: dict[str, float]) -> str:
 
 def profile(config: Config, device: torch.device) -> str:
     """torch.profiler's table of ten steps as they are trained, sorted by the device's own time."""
-    compiled = compiles(config, device)
-    step = our_step(config, compiled=compiled, cuda_graphs=config.runtime.cuda_graphs)
+    step = our_step(config, compiled=compiles(config, device))
     for _ in range(WARM_UP):
         step()
     with torch.profiler.profile() as recorded:

@@ -7,13 +7,14 @@ python scripts/report.py --scale quick --runs results/published/cpu-bf16 --out r
 If results/runs has no run of the scale, the published records of results/published are reported.
 """
 
+import os
 import sys
 
-from crope.errors import Parser, folder, main_errors
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from cli import Parser, arguments, folder, main_errors
 
 
 def main() -> None:
-    from crope.report.page import build_report
     from crope.runs.study import SCALES
 
     parser = Parser(description=__doc__)
@@ -22,7 +23,10 @@ def main() -> None:
     parser.add_argument(
         "--out", type=folder, help="default: RESULTS_DIR/report (smoke: report-smoke)"
     )
-    args = parser.parse_args()
+    args = parser.parse_args(arguments())
+
+    from crope.report.page import build_report
+
     invalid = build_report(
         results_dir=args.results_dir, scale=args.scale, folders=args.runs, out_dir=args.out
     )

@@ -5,12 +5,14 @@ python scripts/reproduce.py [--scale paper|medium|quick|smoke] [--seeds N] [--st
                             [tracker=none]
 """
 
+import os
 import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
 
-from crope.errors import Parser, main_errors
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from cli import Parser, arguments, main_errors, refuse_repeats, say_where
 
 
 def main() -> int:
@@ -26,7 +28,8 @@ def main() -> int:
     parser.add_argument(
         "overrides", nargs="*", help="of tracker and runtime: tracker=none, runtime.jobs=4"
     )
-    options = parser.parse_intermixed_args()
+    options = parser.parse_intermixed_args(arguments())
+    refuse_repeats(options.overrides)
 
     from crope.report.page import build_report
     from crope.runs.extrapolate import extrapolate_all
@@ -37,6 +40,7 @@ def main() -> int:
 
     studies = options.study or TABLES
     scale = options.scale or planned_scale(studies) or default_scale()
+    say_where(options.results_dir)
     plan = Plan(studies, scale, options.seeds, options.results_dir, options.overrides)
     plan, problems = prepare(plan)
     problems += train_all(plan.runs())

@@ -21,6 +21,10 @@ from crope.files import read_metrics
 from crope.runs.compose import Run, load_run
 from crope.train import loop as trainer
 
+# A shell starts background commands with SIGINT ignored, nohup with SIGHUP; every process that a test
+# starts would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Tiny tensors: threads that wait for each other would take most of the time.
 torch.set_num_threads(1)
 TOY_VOCAB = 300

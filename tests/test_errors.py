@@ -1,35 +1,36 @@
-"""How commands end: signals, streams that are closed or full, errors of files."""
+"""How commands end: signals, streams that are closed, full or not UTF-8, errors of files."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cli import main_errors
 
 from crope.config import ROOT
-from crope.errors import main_errors
+from crope.errors import storage_error
 from tests.conftest import run_script
 
-BEGIN = "import os, sys; from crope.errors import log_line, main_errors\nwith main_errors():\n "
+IMPORTS = "import os, sys; from cli import log_line, main_errors"
 
 
-def run_code(code: str, **streams: object) -> subprocess.CompletedProcess[str]:
-    """The code within main_errors(), in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
-    command = [sys.executable, "-c", BEGIN + code]
-    return subprocess.run(command, env=environment, text=True, check=False, **streams)  # type: ignore[call-overload]
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch):
+    """Runs code within main_errors() in a process of its own: (status, stdout, lines of stderr)."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'scripts'}")
 
+    def run_code(code: str, **streams: Any) -> tuple[int, str, int]:
+        command = [sys.executable, "-c", f"{IMPORTS}\nwith main_errors():\n {code}"]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+        done = subprocess.run(command, check=False, **streams)
+        lines = (done.stderr or b"").splitlines()
+        return done.returncode, (done.stdout or b"").decode("latin-1"), len(lines)
 
-@pytest.fixture(autouse=True)
-def hangup() -> Iterator[None]:
-    """SIGHUP as in a terminal, also if the tests run under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
+    return run_code
 
 
 @pytest.fixture
@@ -41,28 +42,45 @@ def pipe_without_reader() -> int:
 
 @pytest.mark.parametrize("end", ["", "; sys.exit(1)", "; sys.stdout.flush()"])
 def test_a_reader_of_stdout_that_has_ended_ends_the_command_quietly(
-    end: str, pipe_without_reader: int
+    end: str, run, pipe_without_reader: int
 ) -> None:
-    done = run_code(f"print('a line'){end}", stdout=pipe_without_reader)
-    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+    done = run(f"print('a line'){end}", stdout=pipe_without_reader)
+    assert done == (128 + signal.SIGPIPE, "", 0)
 
 
-def test_a_full_stdout_is_one_line() -> None:
+def test_a_full_stdout_is_one_line(run) -> None:
     with open("/dev/full", "w") as full:
-        done = run_code("print('a line')", stdout=full)
-    assert done.returncode == 1
-    assert "No space" in done.stderr and len(done.stderr.splitlines()) == 1
+        assert run("print('a line')", stdout=full) == (1, "", 1)
 
 
-def test_a_stderr_without_reader_fails_nothing(pipe_without_reader: int) -> None:
-    done = run_code("log_line('a'); log_line('b'); print('done')", stderr=pipe_without_reader)
-    assert (done.returncode, done.stdout) == (0, "done\n")
+def test_a_stderr_without_reader_fails_nothing(run, pipe_without_reader: int) -> None:
+    done = run("log_line('a'); log_line('b'); print('done')", stderr=pipe_without_reader)
+    assert done == (0, "done\n", 0)
 
 
-def test_a_closed_stderr_is_open_for_the_command_and_its_processes(tmp_path: Path) -> None:
+def test_a_closed_stderr_is_open_for_the_command_and_its_processes(run, tmp_path: Path) -> None:
     code = "print(sys.stderr.isatty(), os.get_inheritable(2), open('file', 'w').fileno() > 2)"
-    done = run_code(code, preexec_fn=lambda: os.close(2), cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "False True True\n")
+    done = run(code, preexec_fn=lambda: os.close(2), cwd=tmp_path)
+    assert done == (0, "False True True\n", 0)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [
+        ("latin-1", "-0.2 ± \\u2603\n"),
+        ("ascii", "-0.2 +/- \\u2603\n"),
+    ],
+)
+def test_a_stdout_that_is_not_utf_8_loses_no_sign(
+    encoding: str, shown: str, run, monkeypatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    assert run("print('−0.2 ± ☃')") == (0, shown, 0)
+
+
+def test_a_path_that_is_not_utf_8_is_one_line(run) -> None:
+    code = "sys.argv.append('caf\\udce9')\n with main_errors(): print('no')"
+    assert run(code) == (1, "", 1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -76,10 +94,10 @@ def test_a_signal_ends_a_command_with_one_line(number: signal.Signals, capsys) -
 
 
 def test_under_nohup_a_closing_terminal_ends_nothing() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with main_errors():
         signal.raise_signal(signal.SIGHUP)
-    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -87,5 +105,31 @@ def test_a_signal_while_modules_load_is_one_line(number: int, tmp_path: Path) ->
     """A module in place of Hydra sends it."""
     (tmp_path / "hydra.py").write_text(f"import os\nos.kill(os.getpid(), {int(number)})\n")
     done = run_script("train.py", PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert done.returncode == 128 + number
-    assert done.stdout == "" and len(done.stderr.splitlines()) == 1
+    assert (done.returncode, done.stdout) == (128 + number, "")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("script", ["train", "reproduce", "report", "tools", "bench", "init_table"])
+def test_outside_the_environment_a_script_says_what_to_do(script: str) -> None:
+    """-S: without installed packages."""
+    command = [sys.executable, "-I", "-S", f"scripts/{script}.py", "status"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert ".venv/bin/activate" in line
+
+
+@pytest.mark.parametrize(
+    ("number", "stored"),
+    [
+        (errno.EFBIG, True),
+        (errno.EIO, True),
+        (errno.ESTALE, True),
+        (errno.ENOLCK, True),
+        (errno.ELOOP, True),
+        (errno.ECONNRESET, False),
+    ],
+)
+def test_a_disk_that_fails_is_a_storage_error(number: int, stored: bool) -> None:
+    error = storage_error(OSError(number, "reason", "a/file"), "folder")
+    assert str(error).startswith("a/file: reason; free space") == stored

@@ -4,12 +4,12 @@ Hydra accepts some mistakes (`+foo=1` enters a typed config) and explains others
 Here every mistake is a ConfigError of one line with the nearest valid name.
 """
 
-import difflib
 import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from operator import attrgetter
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
@@ -27,6 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from crope.config import ROOT, Config, DataConfig, ModelConfig, keys, problems
 from crope.errors import ConfigError, one_line
+from crope.runs.hints import nearest
 from crope.runs.identity import run_hash
 
 CONF_DIR = ROOT / "conf"
@@ -34,7 +36,13 @@ Schema = TypeVar("Schema")
 GROUPS = ("model", "data", "ablation", "scale", "runtime", "tracker", "study")
 PATHS = ("results_dir", "data_dir")
 DATA_KEYS = ("data.corpus", "data.hub", "data.books")  # no keys of the command line
-CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
+# Of Hydra's own keys, what a user may set. The others move folders that Hydra keeps and we do not
+# (`hydra.run.dir`), the process (`hydra.job.chdir`), or read the command line in another way.
+HYDRA_KEYS = re.compile(r"hydra/launcher|hydra\.launcher\..+|hydra\.verbose")
+
+TYPES = {"Integer": "an integer, such as 100", "Float": "a number", "valid bool": "true or false"}
+NAMED = ("model.position", "model.projection", "model.attention")  # in the model's name
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,9 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
     register()
     check_overrides(overrides)
     try:
-        with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        # Within a job Hydra is there already, and is no second time.
+        running = GlobalHydra.instance().is_initialized()
+        with nullcontext() if running else initialize_config_dir(str(CONF_DIR), version_base="1.3"):
             return compose("config", overrides=list(overrides), return_hydra_config=True)
     except CONFIG_ERRORS as error:
         raise config_error(error) from error
@@ -105,12 +115,11 @@ def variant_name(name: str, model: ModelConfig) -> str:
     chosen than the file's.
     """
     stated = {"attention": "softmax"} | group_values("model", name)
-    values = [
-        getattr(model, key)
-        for key in ("position", "projection", "attention")
-        if getattr(model, key) != stated.get(key)
-    ]
-    return "+".join([name, *values])
+    for key in ("position", "projection", "attention"):
+        value = getattr(model, key)
+        if value != stated.get(key):
+            name += f"+{value}"
+    return name
 
 
 def typed(schema: type[Schema], values: Any) -> Schema:
@@ -168,28 +177,59 @@ def at_precision(run: Run, precision: str) -> Run:
     return replace(run, config=replace(run.config, train=train))
 
 
+def special(run: Run) -> list[str]:
+    """What the group files of a run do not give: ['train.lr=0.003'], without what follows from it.
+
+    Precision is left out, because `auto` depends on the machine. Empty if the files have gone.
+    """
+    chosen = {"model": run.model.partition("+")[0], "data": run.dataset}
+    chosen |= {"ablation": run.row, "scale": run.scale}
+    try:
+        cfg = deepcopy(_composed(tuple(f"{group}={name}" for group, name in chosen.items())))
+    except ConfigError:
+        return []
+    found = []
+    # A row of Table 2 first: sizes and decay follow from it.
+    for key in sorted(keys(), key=lambda key: not key.startswith("ablation.")):
+        section = key.partition(".")[0]
+        if section not in ("ablation", "model", "tokenizer", "train", "eval") or key in NAMED:
+            continue
+        value = attrgetter(key)(run.config)
+        if value != OmegaConf.select(cfg, key) and key != "train.precision":
+            found.append(f"{key}={value}")
+            OmegaConf.update(cfg, key, value)  # what refers to it follows
+    return found
+
+
+@cache
+def _composed(overrides: tuple[str, ...]) -> DictConfig:
+    return compose_config(overrides)
+
+
 def register() -> None:
-    """Registers the schema and the resolvers of conf/scale with Hydra; may be called again."""
+    """Registers the schema and the resolvers of conf/ with Hydra; may be called again."""
     ConfigStore.instance().store("schema", node=Config)
-    OmegaConf.register_new_resolver("div", _div, replace=True)
-    OmegaConf.register_new_resolver("share", _share, replace=True)
+    for name, resolver in (("div", _div), ("share", _share), ("wandb", _wandb)):
+        OmegaConf.register_new_resolver(name, resolver, replace=True)
 
 
 def group_files(group: str) -> dict[str, Path]:
     """The files of conf/<group> by name."""
-    files = sorted((CONF_DIR / group).glob("[!.]*.yaml"))  # none of an editor, such as .#x.yaml
-    return {path.stem: path for path in files}
+    files = {}
+    for path in sorted((CONF_DIR / group).glob("[!.]*.yaml")):  # none of an editor: .#x.yaml
+        if path.is_file():
+            files[path.stem] = path
+    return files
 
 
 @cache
 def group_values(group: str, name: str) -> Any:
     """Content of conf/<group>/<name>.yaml. Raises ConfigError if there is none or it is no YAML."""
     _check_group_file(group, name)
-    with group_files(group)[name].open(encoding="utf-8") as file:
-        try:
-            return yaml.safe_load(file) or {}
-        except yaml.YAMLError as error:
-            raise config_error(error) from error
+    try:
+        return yaml.safe_load(group_files(group)[name].read_text(encoding="utf-8")) or {}
+    except CONFIG_ERRORS as error:
+        raise config_error(error) from error
 
 
 def _div(value: int, *divisors: int) -> int:
@@ -206,6 +246,12 @@ def _share(total: int, part: int, whole: int) -> int:
     return max(1, round(total * part / whole))
 
 
+def _wandb(name: str, default: str) -> str:
+    """`${wandb:MODE,offline}`: wandb's own variable WANDB_MODE, in today's words for old ones."""
+    value = os.environ.get(f"WANDB_{name}") or default
+    return {"dryrun": "offline", "run": "online"}.get(value, value)
+
+
 def check_overrides(overrides: Sequence[str], *, multirun: bool = False) -> dict[str, list[str]]:
     """The values of each key, without those of Hydra. Raises ConfigError for unknown keys, groups
     and group files, also after `+` and `++`, and for several values unless they are for a multirun
@@ -214,29 +260,28 @@ def check_overrides(overrides: Sequence[str], *, multirun: bool = False) -> dict
     given = {}
     for text in overrides:
         override = _parse(text)
-        key = override.key_or_group
-        if key.split(".")[0].split("/")[0] == "hydra":
-            continue
+        key, where = override.key_or_group, f"command line: '{text}'"
         if override.is_delete():
-            raise ConfigError(
-                f"command line: '{text}': no key can be removed; set it to another value"
-            )
+            raise ConfigError(f"{where}: no key can be removed; set it to another value")
+        if re.split("[./]", key)[0] == "hydra":
+            if not HYDRA_KEYS.fullmatch(key):
+                raise ConfigError(
+                    f"{where}: only hydra.launcher and hydra.verbose can be set; results_dir names"
+                    " the folder, -m starts a multirun"
+                )
+            continue
+        if key not in GROUPS and key not in keys():
+            near = nearest(key, [*keys(), *GROUPS])
+            raise ConfigError(f"command line: unknown key '{key}';{near}")
         values = given[key] = _values(override)
         if key in GROUPS:
             for value in values:
                 _check_group_file(key, value.strip("'\""))
-        elif key not in keys():
-            near = nearest(key, [*keys(), *GROUPS])
-            raise ConfigError(f"command line: unknown key '{key}';{near}")
-        if key == "study" and override.is_sweep_override():
-            # Hydra ignores it and would run the defaults once per study.
-            raise ConfigError(
-                f"command line: '{text}': give one study; `make reproduce` takes several"
-            )
-        if override.is_sweep_override() and not multirun:
-            raise ConfigError(
-                f"command line: '{text}' is a list of runs; add -m to run all of them"
-            )
+        if override.is_sweep_override():
+            if key == "study":  # Hydra ignores it and would run the defaults once per study
+                raise ConfigError(f"{where}: give one study; `make reproduce` takes several")
+            if not multirun:
+                raise ConfigError(f"{where} is a list of runs; add -m to run all of them")
     return given
 
 
@@ -252,21 +297,23 @@ def _parse(text: str) -> Override:
         return OverridesParser.create().parse_override(text)
     except HydraException as error:
         key, equals, value = text.partition("=")
-        problem = "has a value that needs quotes:" if equals else "is not of the form key=value"
-        quoted = shlex.quote(quoted_override(key, value)) if equals else ""
-        raise ConfigError(f"command line: '{text}' {problem} {quoted}".rstrip()) from error
+        problem = "is not of the form key=value"
+        if equals:
+            quoted = shlex.quote(quoted_override(key, value))
+            problem = f"has a value that needs quotes: {quoted}"
+        raise ConfigError(f"command line: '{text}' {problem}") from error
 
 
 def _values(override: Override) -> list[str]:
     """The values that an override gives its key: several in a sweep. Raises ConfigError if none."""
     value = override.value()
+    if not override.is_sweep_override():
+        return [str(value)]
     try:
         if isinstance(value, Glob):
             values = value.filter(list(group_files(override.key_or_group)))
-        elif override.is_sweep_override():
-            values = list(override.sweep_string_iterator())
         else:
-            return [str(value)]
+            values = list(override.sweep_string_iterator())
     except (HydraException, ValueError) as error:  # an interval; a range with step 0
         raise ConfigError(f"command line: '{override.input_line}': {error}") from error
     if not values:
@@ -293,36 +340,33 @@ def quote_path(text: str) -> str:
     return quoted_override(key, os.path.expanduser(path))
 
 
-def nearest(name: str, valid: Sequence[str]) -> str:
-    """' did you mean x?' with the nearest valid name, or where to look. `d_model` is near
-    `model.d_model`.
-    """
-
-    def likeness(key: str) -> float:
-        last_parts = (text.rsplit(".", 1)[-1] for text in (name, key))
-        pairs = ((name, key), last_parts)
-        return sum(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
-
-    near = max(valid, key=likeness, default="")
-    if likeness(near) > 1:
-        return f" did you mean {near}?"
-    return f" valid: {', '.join(valid)}" if len(valid) < 30 else " the keys are in crope/config.py"
-
-
 def config_error(error: Exception) -> ConfigError:
     """One of CONFIG_ERRORS in one line: the cause, the key and the file if they are named."""
+    if isinstance(error, UnicodeDecodeError):
+        return ConfigError(f"{_damaged_file()}: {error.reason}; save it as UTF-8")
     if isinstance(error, yaml.YAMLError):
         return ConfigError(one_line(error))  # names file, line and column
-    if word := re.match(r"Error parsing override '(.*)'", str(error)):
-        return ConfigError(f"command line: '{word[1]}' is not of the form key=value")
     causes = (error.__cause__, error, error.__context__)
     cause = next((item for item in causes if isinstance(item, OmegaConfBaseException)), error)
-    file = re.match(r"In '([^']+)'", str(error))
-    key = getattr(cause, "full_key", None)
-    where = f"conf/{file[1]}.yaml: " if file else ""
+    where, hint, key = "", "", getattr(cause, "full_key", None)
+    if file := re.match(r"In '([^']+)'", str(error)):
+        where = f"conf/{file[1]}.yaml: "
     if key:
         where += f"{key}: "
-    unknown = isinstance(cause, KeyError | AttributeError)
-    hint = f";{nearest(key, [*keys(), *DATA_KEYS])}" if key and unknown else ""
+    if key and isinstance(cause, KeyError | AttributeError):
+        hint = f";{nearest(key, [*keys(), *DATA_KEYS])}"
     message = re.sub(r"^In '[^']+': ", "", str(cause)).splitlines()[0]
+    for type_name, wanted in TYPES.items():
+        if value := re.match(f"Value ('.*?') .*{type_name}", message):
+            return ConfigError(f"{where}{value[1]} is not {wanted}")
     return ConfigError(f"{where}{message}{hint}")
+
+
+def _damaged_file() -> Path:
+    """The first file of conf/ that is not UTF-8: Hydra's error does not name it."""
+    for path in sorted(CONF_DIR.rglob("*.yaml")):
+        try:
+            path.read_text(encoding="utf-8")
+        except (UnicodeDecodeError, OSError):
+            return path
+    return CONF_DIR

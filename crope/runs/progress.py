@@ -171,9 +171,9 @@ def last_values(run: "Run") -> dict[str, Any]:
         with (run.path / "metrics.jsonl").open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().split(b"\n")[size > TAIL_BYTES : -1]  # the last may be incomplete
+            lines = file.read().splitlines()[size > TAIL_BYTES :]  # the first may be a part
         for line in lines:
-            values |= json.loads(line)
+            values |= json.loads(line)  # an error at the last, which may be a part too, ends it
     return values
 
 

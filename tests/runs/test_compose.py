@@ -2,6 +2,7 @@
 nearest valid name.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from crope.runs.compose import (
     load_run,
     quote_path,
     quoted_override,
+    special,
     variant_name,
 )
 from tests.conftest import raises_one_line
@@ -31,15 +33,20 @@ def test_every_file_composes(group: str, name: str) -> None:
     assert run.run_id.startswith(f"{run.model}-{run.dataset}-{run.row}-s0-")
 
 
-@pytest.mark.parametrize("row", ["base", "b2_l512_g09_s2000", "b2_l512_g09_s1000", "b2_l512_d64"])
-def test_quick_runs_see_enough_tokens_and_decay_like_the_papers(row: str) -> None:
-    quick, paper = (
-        load_run([f"scale={scale}", f"ablation={row}"]).config.train for scale in ("quick", "paper")
-    )
-    assert quick.batch_size * quick.seq_len * quick.max_steps >= 400_000
-    assert quick.lr_step_size / quick.max_steps == pytest.approx(
-        paper.lr_step_size / paper.max_steps
-    )
+@pytest.mark.parametrize(
+    ("row", "sizes"),
+    [
+        ("base", (2, 256, 800, 80)),
+        ("b2_l512_g09_s2000", (1, 128, 3200, 640)),
+        ("b2_l512_g09_s1000", (1, 128, 3200, 320)),
+        ("b2_l512_d64", (1, 128, 3200, 320)),
+    ],
+)
+def test_quick_runs_see_409600_tokens_and_decay_like_the_papers(
+    row: str, sizes: tuple[int, ...]
+) -> None:
+    train = load_run(["scale=quick", f"ablation={row}"]).config.train
+    assert (train.batch_size, train.seq_len, train.max_steps, train.lr_step_size) == sizes
 
 
 @pytest.mark.parametrize(
@@ -49,18 +56,14 @@ def test_quick_runs_see_enough_tokens_and_decay_like_the_papers(row: str) -> Non
         ("+model.thetaa=3", "model.thetaa"),
         ("++model.n_layer=3", "did you mean model.n_layers"),
         ("train.batch_sze=3", "did you mean train.batch_size"),
-        ("tran.batch_size=3", "did you mean train.batch_size"),
-        ("trian.lr_gamma=3", "did you mean train.lr_gamma"),
-        ("qqq=3", "crope/config.py"),
-        ("d_model=64", "did you mean model.d_model"),
-        ("modle=rope", "did you mean model"),
         ("data.corpus=tiny", "data.corpus"),
         ("tokenizer=gpt2", "tokenizer"),
         ("~model.dropout", "model.dropout"),
         ("train.lr", "key=value"),
-        ("train.lr=fast", "train.lr"),
-        ("seed=1.5", "seed"),
-        ("model.tied_head=maybe", "model.tied_head"),
+        ("train.lr=fast", "train.lr: 'fast' is not a number"),
+        ("seed=1.5", "seed: '1.5' is not an integer"),
+        ("train.max_steps=1e2", "an integer, such as 100"),
+        ("model.tied_head=maybe", "true or false"),
         ("model=rop", "did you mean rope"),
         ("model=rope,crop", "did you mean crope"),
         ("study=tabel1", "did you mean table1"),
@@ -74,6 +77,14 @@ def test_quick_runs_see_enough_tokens_and_decay_like_the_papers(row: str) -> Non
         ("model=glob(*x)", "no value"),
         ("tracker.project=café", '"café"'),
         ("tracker.project=a=b", '"a=b"'),
+        ("tracker.project=a/b", "tracker.project=a/b must be"),
+        ("hydra.job.chdir=true", "results_dir"),
+        ("hydra.run.dir=elsewhere", "results_dir"),
+        ("hydra.sweep.dir=elsewhere", "results_dir"),
+        ("hydra.mode=MULTIRUN", "-m"),
+        ("+hydra.callbacks.mine=1", "hydra.callbacks"),
+        ("hydra/sweeper=basic", "hydra/sweeper"),
+        ("hydra={}", "hydra"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line(override: str, word: str) -> None:
@@ -115,10 +126,12 @@ def test_a_path_that_hydra_reads_is_left_as_it_is(monkeypatch: pytest.MonkeyPatc
         ("model/crope.yaml", "n_layers: many", "conf/model/crope.yaml"),
         ("model/crope.yaml", "n_layers: [4", r"conf/model/crope\.yaml.*line"),
         ("data/ptb.yaml", "corpsu: ptb", "did you mean data.corpus"),
+        ("model/crope.yaml", "# caf\xe9", r"conf/model/crope\.yaml.*UTF-8"),
+        ("config.yaml", "# caf\xe9", r"conf/config\.yaml.*UTF-8"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line(file: str, text: str, word: str, own_conf: Path) -> None:
-    with (own_conf / file).open("a") as handle:
+    with (own_conf / file).open("a", encoding="latin-1") as handle:
         handle.write(f"\n{text}\n")
     with raises_one_line(ConfigError, word):
         load_run([])
@@ -126,10 +139,15 @@ def test_a_mistake_in_a_file_is_one_line(file: str, text: str, word: str, own_co
 
 def test_a_corpus_has_no_other_label(own_conf: Path) -> None:
     (own_conf / "data/relabelled.yaml").write_text("corpus: tiny\n")
-    (own_conf / "data/.#relabelled.yaml").symlink_to("an.editor")
     with pytest.raises(ConfigError, match=r"relabelled\.yaml: corpus: tiny"):
         load_run(["data=relabelled"])
-    assert "relabelled" in group_files("data") and ".#relabelled" not in group_files("data")
+
+
+def test_an_editors_files_and_broken_links_are_no_group_files(own_conf: Path) -> None:
+    (own_conf / "scale/.#quick.yaml").symlink_to("an.editor")
+    (own_conf / "scale/gone.yaml").symlink_to("nowhere")
+    (own_conf / "scale/folder.yaml").mkdir()
+    assert list(group_files("scale")) == ["medium", "paper", "quick", "smoke"]
 
 
 def test_a_composed_variant_has_a_name_of_its_own() -> None:
@@ -168,5 +186,57 @@ def test_a_saved_config_loads_with_keys_of_older_schemas() -> None:
     assert load_config(saved) == run.config
 
 
-def test_hydra_keys_pass() -> None:
-    assert compose_config(["hydra.verbose=true"]).hydra.verbose is True
+@pytest.mark.parametrize("key", ["hydra.verbose=true", "+hydra.launcher.qos=high"])
+def test_hydras_own_keys_that_move_nothing_pass(key: str) -> None:
+    assert compose_config([key]).tracker.name == "wandb"
+
+
+@pytest.mark.parametrize(
+    ("environment", "overrides", "mode"),
+    [
+        ({}, [], "offline"),
+        ({"WANDB_MODE": ""}, [], "offline"),
+        ({"WANDB_MODE": "online"}, [], "online"),
+        ({"WANDB_MODE": "disabled"}, [], "disabled"),
+        ({"WANDB_MODE": "dryrun"}, [], "offline"),
+        ({"WANDB_MODE": "disabled"}, ["tracker.mode=offline"], "offline"),
+        ({"WANDB_MODE": "nonsense"}, ["tracker.mode=online"], "online"),
+    ],
+)
+def test_wandbs_own_variable_counts_where_no_mode_is_given(
+    environment: dict[str, str], overrides: list[str], mode: str, monkeypatch
+) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert load_run(["train.precision=fp32", *overrides]).config.tracker.mode == mode
+
+
+def test_wandbs_own_project_counts_and_a_wrong_mode_is_an_error(monkeypatch) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    assert load_run(["train.precision=fp32"]).config.tracker.project == "mine"
+    monkeypatch.setenv("WANDB_MODE", "nonsense")
+    with raises_one_line(ConfigError, "tracker.mode=nonsense must be one of"):
+        load_run([])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], []),
+        (["seed=3", "runtime.threads=2", "tracker=none", "train.precision=bf16"], []),
+        (["scale=paper", "ablation=b2_l512_d64"], []),
+        (["train.lr=0.003"], ["train.lr=0.003"]),
+        (["model=alibi", "model.projection=complex", "model.n_layers=2"], ["model.n_layers=2"]),
+        # 800 steps become 400, which follows from the batch; the row's width from the row.
+        (["train.batch_size=4"], ["train.batch_size=4"]),
+        (["ablation.d_model=64", "eval.every=5"], ["ablation.d_model=64", "eval.every=5"]),
+    ],
+)
+def test_what_was_special_about_a_run(overrides: list[str], expected: list[str]) -> None:
+    assert special(load_run(overrides)) == expected
+
+
+def test_nothing_is_special_about_a_run_whose_files_have_gone() -> None:
+    run = load_run(["train.lr=0.003", "train.precision=fp32"])
+    assert special(replace(run, dataset="gone")) == []

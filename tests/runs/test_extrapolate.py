@@ -17,6 +17,7 @@ from crope.runs.compose import load_run
 from crope.runs.extrapolate import extrapolate, extrapolate_all, losses, segments
 from crope.runs.load import load_trained
 from crope.runs.record import Record
+from crope.runs.run import execute
 from tests.conftest import TOY_OVERRIDES, TOY_VOCAB, make_toy_tokens, toy_run
 from tests.model.oracles import slow_losses
 from tests.toy_runs import toy_corpus, train_toy
@@ -153,10 +154,11 @@ def test_factors_are_checked(trained: Record) -> None:
 
 
 def test_a_run_that_cannot_be_measured_is_a_problem_and_stops_no_other(folder: Path) -> None:
-    """The runs have no weights, have weights, and are not complete."""
-    first, second, third = (toy_run(folder, "model=rope", f"seed={seed}") for seed in (3, 4, 5))
-    train_toy(folder, "model=rope", "seed=3")
-    train_toy(folder, "model=rope", "seed=4")
+    """The runs have no weights, have weights, and have diverged."""
+    options = ("seed=3", "seed=4", "train.lr=1e30")
+    first, second, third = (toy_run(folder, "model=rope", option) for option in options)
+    for run in (first, second, third):
+        execute(run)
     for weights in first.path.glob("weights.*"):
         weights.unlink()
     (problem,) = extrapolate_all([first, second, third])

@@ -85,8 +85,10 @@ def test_only_what_this_command_trains_is_speed(clock, runs) -> None:
     """
     write(runs[2], '{"step": 100}\n')
     progress = SweepProgress(runs)
+    assert shown(progress) == ["10 % of tokens, 0 of 3 runs"]
     write(runs[2], '{"step": 200}\n')
-    assert "left" not in shown(progress, runs[2])[0]
+    clock.now = 2
+    assert shown(progress, runs[2])[0] == "20 % of tokens, 0 of 3 runs"
     write(runs[2], '{"step": 300}\n')
     progress.end(runs[0].run_id, "completed by another process", status="skipped")
     clock.now = 60
@@ -120,14 +122,14 @@ def test_a_terminal_breaks_lines_between_words(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("terminal", "printed"), [(True, "id-of-a-run:\n5.1234 nats per\ntoken\n"), (False, None)]
+    ("terminal", "printed"), [(True, "a\nrun-id-of-a-run:\n5.1 nats per\ntoken\n"), (False, None)]
 )
 def test_a_final_line_is_broken_between_words_in_a_terminal(
     terminal: bool, printed: str | None, monkeypatch, capsys
 ) -> None:
     monkeypatch.setattr(progress.sys.stdout, "isatty", lambda: terminal)
     monkeypatch.setenv("COLUMNS", "16")
-    text = "id-of-a-run: 5.1234 nats per token"
+    text = "a run-id-of-a-run: 5.1 nats per token"
     print_words(text)
     assert capsys.readouterr().out == (printed or f"{text}\n")
 

@@ -5,105 +5,63 @@ cost to the run.
 import json
 import math
 import os
-import shutil
+import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
 import time
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import wandb
 
 from crope.errors import UserError
 from crope.runs import tracking
-from crope.runs.record import PUBLISHED, Record, read_record
+from crope.runs.compose import Run, load_run
+from crope.runs.record import read_record
 from crope.runs.run import execute
 from crope.runs.tracking import Tracker, upload
 from tests.conftest import toy_run
 
 ONLINE = ("tracker=wandb", "tracker.mode=online")
-
-
-class FakeWandb:
-    """Records its calls; `init` or `finish` may raise or hang."""
-
-    def __init__(self, fault: str = "", starting_step: int = 0) -> None:
-        self.fault, self.starting_step = fault, starting_step
-        self.lines: list[dict[str, Any]] = []
-        self.summary: dict[str, Any] = {}
-        self.facts: dict[str, Any] = {}
-        self.exit_code: int | None = None
-        self.axes: dict[str, Any] = {}
-
-    def Settings(self, **settings: Any) -> SimpleNamespace:
-        return SimpleNamespace(**settings)
-
-    def init(self, **facts: Any) -> "FakeWandb":
-        self.facts = facts
-        if self.fault == "init hangs":
-            time.sleep(60)
-        if self.fault == "init fails":
-            raise RuntimeError("no such key\nwith advice")
-        return self
-
-    def define_metric(self, name: str, **options: Any) -> None:
-        self.axes[name] = options.get("step_metric")
-
-    def log(self, line: dict[str, Any], step: int) -> None:
-        if self.fault == "log fails":
-            raise RuntimeError("lost the service")
-        self.lines.append(line)
-
-    def finish(self, exit_code: int) -> None:
-        if self.fault == "finish hangs":
-            time.sleep(60)
-        self.exit_code = exit_code
-
-    def teardown(self) -> None:
-        pass
+WANDB = Path(sys.executable).with_name("wandb")
 
 
 @pytest.fixture
-def no_wandb_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def fake(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """In place of wandb; `init` returns `fake.run`."""
+    module = MagicMock()
+    module.run = module.init.return_value
+    module.run.starting_step = 0
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setattr(tracking, "INIT_SECONDS", -4.5)  # 0.5 s in all
+    monkeypatch.setattr(tracking, "FINISH_SECONDS", 0.5)
+    return module
+
+
+def steps(fake: MagicMock) -> list[int]:
+    return [call.kwargs["step"] for call in fake.run.log.call_args_list]
+
+
+def facts(fake: MagicMock, run: Run) -> dict[str, Any]:
+    """What wandb.init gets for a run."""
+    run.path.mkdir(parents=True)
+    (run.path / "metrics.jsonl").write_text('{"step": 0, "train/loss_nats": 0.0}\n')
+    Tracker(run).log({"step": 0})
+    return fake.init.call_args.kwargs
+
+
+@pytest.fixture
+def offline_run(toy_data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """By the real wandb: stopped before its last validation, then run to its end."""
     for key in [key for key in os.environ if key.startswith("WANDB_")]:
         monkeypatch.delenv(key)
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "home"))
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "2")
-
-
-def use(fake: FakeWandb, monkeypatch: pytest.MonkeyPatch) -> "FakeWandb":
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setattr(tracking, "INIT_SECONDS", -4.5)  # 0.5 s in all
-    monkeypatch.setattr(tracking, "FINISH_SECONDS", 0.5)
-    return fake
-
-
-def finished_run(folder: Path) -> Record:
-    """A copy of a published record as a run of `folder`."""
-    source = next(PUBLISHED.glob("*/crope-ptb-base-s0-*"))
-    shutil.copytree(source, folder / "runs" / source.name)
-    return read_record(folder / "runs" / source.name)
-
-
-def history(file: Path) -> list[dict[str, Any]]:
-    """The lines of a .wandb file by wandb's own reader, without wandb's own keys."""
-    command = [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--json", file]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    records = [json.loads(line) for line in shown.splitlines() if line.strip()]
-    items = [record["history"]["item"] for record in records if record["type"] == "history"]
-    return [
-        {key: value for key, value in item.items() if not key.startswith("_")} for item in items
-    ]
-
-
-@pytest.mark.usefixtures("toy_data", "no_wandb_settings")
-def test_a_continued_run_is_whole_and_once_in_the_offline_files(
-    monkeypatch, tmp_path: Path
-) -> None:
-    """Stopped before its last validation, then run to its end."""
     run = toy_run(tmp_path, "tracker=wandb", "train.max_steps=6")
     log = Tracker.log
 
@@ -116,67 +74,162 @@ def test_a_continued_run_is_whole_and_once_in_the_offline_files(
         patch.setattr(Tracker, "log", log_and_stop)
         assert execute(run).status == "stopped"
     assert execute(run).status == "complete"
-    (file,) = tmp_path.glob(f"wandb/offline-run-*-{run.run_id}/*.wandb")
-    metrics = read_record(run.path).metrics()
+    return run
+
+
+def history(file: Path) -> list[dict[str, Any]]:
+    """The logged lines of a .wandb file by wandb's own reader."""
+    command = [WANDB, "leet", "inspect", "--json", file]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    records = map(json.loads, shown.splitlines())
+    return [record["history"]["item"] for record in records if record["type"] == "history"]
+
+
+@pytest.mark.slow
+def test_a_continued_run_is_whole_and_once_in_the_offline_files(
+    offline_run: Run, tmp_path: Path
+) -> None:
+    (file,) = tmp_path.glob(f"wandb/offline-run-*-{offline_run.run_id}/*.wandb")
+    metrics = read_record(offline_run.path).metrics()
     lines = history(file)
-    assert [
-        {key: line[key] for key in row} for line, row in zip(lines, metrics, strict=True)
-    ] == metrics
+    assert [line["_step"] for line in lines] == [row["step"] for row in metrics]
+    assert lines[-1]["val_full/loss_nats"] == metrics[-1]["val_full/loss_nats"]
     assert lines[-1]["val_full/perplexity"] == math.exp(metrics[-1]["val_full/loss_nats"])
+    assert "step" not in lines[-1], "it would be charted"
+
+
+@pytest.mark.slow
+def test_the_command_of_the_docs_shows_curves_without_an_account(
+    offline_run: Run, tmp_path: Path
+) -> None:
+    """`wandb leet <results>/wandb`, in a terminal of 100 lines."""
+    terminal, stream = pty.openpty()
+    termios.tcsetwinsize(stream, (100, 200))
+    command, environment = [WANDB, "leet", tmp_path / "wandb"], os.environ | {"TERM": "xterm"}
+    streams = {"stdin": stream, "stdout": stream, "stderr": stream}
+    with subprocess.Popen(command, env=environment, start_new_session=True, **streams) as leet:
+        os.close(stream)
+        screen = b""
+        while b"train/loss_nats" not in screen and select.select([terminal], [], [], 60)[0]:
+            screen += os.read(terminal, 65536)
+        leet.terminate()
+    assert b"train/loss_nats" in screen
 
 
 @pytest.mark.usefixtures("toy_data")
-def test_a_live_run_is_named_grouped_and_drawn_over_its_steps(monkeypatch, tmp_path: Path) -> None:
-    fake = use(FakeWandb(), monkeypatch)
+def test_a_live_run_is_logged_by_step_and_grouped(fake: MagicMock, tmp_path: Path) -> None:
     run = toy_run(tmp_path, *ONLINE, "model=rope")
     assert execute(run).status == "complete"
-    metrics = read_record(run.path).metrics()
-    assert [line["step"] for line in fake.lines] == [row["step"] for row in metrics]
-    assert (fake.facts["id"], fake.facts["name"]) == (run.run_id, f"{run.run_id} quick")
-    assert (fake.facts["group"], fake.facts["job_type"]) == ("quick tiny base", "rope")
-    assert (fake.facts["mode"], fake.facts["resume"]) == ("online", "allow")
-    assert fake.axes["*"] == "step"
-    assert fake.exit_code == 0
-    assert fake.summary["val_full"] == read_record(run.path).summary["val_full"]
+    record = read_record(run.path)
+    given = fake.init.call_args.kwargs
+    assert steps(fake) == [row["step"] for row in record.metrics()]
+    assert (given["id"], given["group"]) == (run.run_id, "quick tiny base")
+    assert (given["job_type"], given["tags"]) == ("rope", ["rope", "tiny", "base", "quick"])
+    assert (given["mode"], given["resume"]) == ("online", "allow")
+    fake.run.finish.assert_called_once_with(exit_code=0)
+    assert fake.run.summary.update.call_args.args[0]["val_full"] == record.summary["val_full"]
 
 
-def test_a_continued_run_logs_no_line_twice(monkeypatch, tmp_path: Path) -> None:
-    fake = use(FakeWandb(starting_step=5), monkeypatch)
+def test_a_runs_name_says_what_was_special_and_its_config_what_was_used(
+    fake: MagicMock, tmp_path: Path
+) -> None:
+    row = ("ablation=b2_l512_g09_s1000", "scale=quick", "train.lr=0.003", "train.precision=fp32")
+    run = load_run(["model=rope", "data=ptb", *row, f"results_dir={tmp_path}"])
+    given = facts(fake, run)
+    assert given["name"] == "rope-ptb-b2_l512_g09_s1000-s0 train.lr=0.003"
+    assert given["config"]["train"]["batch_size"] == 1
+    assert "ablation" not in given["config"]
+
+
+def test_a_continued_run_logs_no_line_twice(fake: MagicMock, tmp_path: Path) -> None:
+    fake.run.starting_step = 5
     run = toy_run(tmp_path, *ONLINE)
     run.path.mkdir(parents=True)
     (run.path / "metrics.jsonl").write_text("".join(f'{{"step": {n}}}\n' for n in range(5)))
     tracker = Tracker(run)
     for step in (4, 5, 6):
         tracker.log({"step": step})
-    assert [line["step"] for line in fake.lines] == [5, 6]
+    assert steps(fake) == [5, 6]
+
+
+def test_the_offline_files_of_another_run_stay(fake: MagicMock, tmp_path: Path) -> None:
+    """Whose id ends in that of this run, as `my-rope` in `rope`."""
+    run = toy_run(tmp_path, "tracker=wandb", "model=rope")
+    earlier = tmp_path / "wandb" / f"offline-run-20250102_030405-{run.run_id}"
+    other = tmp_path / "wandb" / f"offline-run-20250102_030405-my-{run.run_id}"
+    for folder in (earlier, other):
+        folder.mkdir(parents=True)
+    facts(fake, run)
+    assert other.exists() and not earlier.exists()
+
+
+def test_long_names_and_reserved_characters_are_what_wandb_takes(
+    fake: MagicMock, tmp_path: Path
+) -> None:
+    run = replace(toy_run(tmp_path, *ONLINE), dataset="corpus" * 12, model="a:b#c")
+    given = facts(fake, run)
+    wandb.Settings(run_tags=given["tags"], run_id=given["id"])  # raises what `wandb.init` would
+    other = facts(fake, replace(run, dataset="corpus" * 13))
+    assert len(given["tags"][1]) == len(other["tags"][1]) == 64
+    assert given["tags"][1] != other["tags"][1]
+
+
+def hang(*_: object, **__: object) -> None:
+    time.sleep(60)
 
 
 @pytest.mark.usefixtures("toy_data")
-@pytest.mark.parametrize("fault", ["init fails", "init hangs", "log fails", "finish hangs"])
-def test_a_wandb_that_fails_costs_one_line(fault: str, monkeypatch, tmp_path: Path, capsys) -> None:
-    use(FakeWandb(fault), monkeypatch)
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        ("init", RuntimeError("no such key\nwith advice")),
+        ("init", hang),
+        ("run.log", RuntimeError("lost the service")),
+        ("run.finish", hang),
+    ],
+)
+def test_a_wandb_that_fails_or_hangs_costs_one_line(
+    call: str, fault: Any, fake: MagicMock, tmp_path: Path, capsys
+) -> None:
+    fake.configure_mock(**{f"{call}.side_effect": fault})
     run = toy_run(tmp_path, *ONLINE)
     assert execute(run).status == "complete"
     (line,) = capsys.readouterr().err.splitlines()
     assert run.run_id in line and "tools.py upload" in line
 
 
-def test_upload_sends_any_finished_record(monkeypatch, tmp_path: Path) -> None:
-    fake, record = use(FakeWandb(), monkeypatch), finished_run(tmp_path)
-    upload(record, results_dir=tmp_path)
-    assert [line["step"] for line in fake.lines] == [row["step"] for row in record.metrics()]
-    assert (fake.facts["mode"], fake.facts["resume"]) == ("online", None)
-    assert fake.facts["group"] == "quick ptb base"
-    use(FakeWandb("init fails"), monkeypatch)
+def test_a_value_that_wandb_refuses_is_named_without_advice(
+    fake: MagicMock, tmp_path: Path, capsys
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        wandb.Settings(run_tags=["x" * 65])
+    fake.init.side_effect = refused.value
+    facts(fake, toy_run(tmp_path, *ONLINE))
+    line = capsys.readouterr().err
+    assert "run_tags: " in line and "65 characters" in line
+    assert "validation error" not in line and "upload" not in line
+
+
+@pytest.mark.usefixtures("toy_data")
+def test_upload_sends_any_finished_record(fake: MagicMock, tmp_path: Path) -> None:
+    run = toy_run(tmp_path)
+    execute(run)
+    upload(read_record(run.path), results_dir=tmp_path)
+    given = fake.init.call_args.kwargs
+    assert steps(fake) == [0, 3, 4, 6, 8, 9, 12]
+    assert (given["mode"], given["resume"]) == ("online", None)
+    assert (given["id"], given["group"]) == (run.run_id, "quick tiny base")
+    fake.init.side_effect = RuntimeError("no such key")
     with pytest.raises(UserError, match="no such key"):
-        upload(record, results_dir=tmp_path)
+        upload(read_record(run.path), results_dir=tmp_path)
 
 
-def test_without_a_tracker_wandb_is_not_imported(monkeypatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tracker", [["tracker=none"], ["tracker=wandb", "tracker.mode=disabled"]])
+def test_without_a_tracker_wandb_is_not_imported(
+    tracker: list[str], monkeypatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
-    tracker = Tracker(toy_run(tmp_path))
-    tracker.log({"step": 0})
-    tracker.finish({"status": "complete"})
-    offline = Tracker(toy_run(tmp_path, "tracker=wandb"))
-    offline.finish({"status": "stopped"})
+    run = Tracker(toy_run(tmp_path, *tracker))
+    run.log({"step": 0})
+    run.finish({"status": "complete"})
     assert not (tmp_path / "wandb").exists()

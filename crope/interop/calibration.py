@@ -1,0 +1,203 @@
+"""Fits of complex-linear layers to the outputs of dense ones on calibration batches.
+
+Shapes: T tokens that are not padding, D in-features, E out-features.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import groupby
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from crope.interop.dense import nearest
+from crope.interop.fused import SplitLinear
+from crope.model.complex_linear import ComplexLinear
+
+Inputs = Mapping[str, Any] | Tensor
+Batches = Inputs | Iterable[Inputs]
+
+RIDGE = 1e-4  # of the inputs' mean second moment: unseen directions are fitted in weights
+
+
+@torch.no_grad()
+def fit_outputs(new: ComplexLinear, layer: Any, moments: Tensor) -> float:
+    """Sets `new` to the least-squares fit of the outputs of `layer`; returns what is kept of them.
+
+    moments    (3, D+1, D+1): mean of (x, 1) (x, 1)^T for the inputs x that the new layer gets, of
+               (d, 1) (x, 1)^T with the inputs d that the dense layer got for the same token, and of
+               (d, 1) (d, 1)^T. With a bias, the outputs are fitted around their mean, which the bias
+               then restores.
+
+    With complex inputs z and outputs y, the weight w of y = w z is E[y z^H] E[z z^H]^-1. Both
+    factors are complex-linear parts of real matrices, E[y x^T] and E[x x^T].
+    """
+    second = moments[:, :-1, :-1].clone()
+    if layer.bias is not None:
+        second -= moments[:, :-1, -1:] * moments[:, -1:, :-1]
+    second.diagonal(dim1=1, dim2=2).add_(RIDGE * second[0].diagonal().mean())
+    inputs_DD, cross_DD, dense_DD = second
+    dense = layer.weight.to(moments)
+    yx = dense @ cross_DD
+    yz, zz = nearest(yx, new.pairing, new.head_dim), nearest(inputs_DD)
+    w = torch.linalg.solve(torch.complex(zz.a, -zz.b), torch.complex(yz.a, -yz.b), left=False)
+    new.a.copy_(w.real)
+    new.b.copy_(-w.imag)
+    fitted = new.weight.to(dense)
+    if new.bias is not None:
+        mean = dense @ moments[2, :-1, -1] - fitted @ moments[0, :-1, -1]
+        new.bias.add_(mean.to(new.bias))
+    energy = (dense @ dense_DD * dense).sum()
+    lost = energy - 2 * (fitted * yx).sum() + (fitted @ inputs_DD * fitted).sum()
+    return 1 - (lost / energy).item()
+
+
+def of_the_dense_model(
+    model: nn.Module, names: Collection[str], batches: Sequence[Inputs]
+) -> Iterator[tuple[str, Tensor]]:
+    """Name and moments of each layer (see `fit_outputs`), on the inputs of the dense model."""
+    for name, value in input_moments(model, names, batches).items():
+        yield name, value.expand(3, -1, -1)
+
+
+def one_after_another(
+    model: nn.Module, names: Collection[str], batches: Sequence[Inputs]
+) -> Iterator[tuple[str, Tensor]]:
+    """Name and moments of each layer (see `fit_outputs`), on the inputs that it gets once the layers
+    of the attentions before its own are replaced, which the caller does with each that it is given.
+
+    Takes a pass over the batches for each attention, and holds the dense inputs of all meanwhile.
+    """
+    dense = [layer_inputs(model, names, batch) for batch in batches]
+    for _, group in groupby(names, key=lambda name: name.rpartition(".")[0]):
+        sums: dict[str, Any] = dict.fromkeys(group, 0)
+        for batch, kept in zip(batches, dense, strict=True):
+            for name, x in layer_inputs(model, sums, batch).items():
+                x_TD = _real_tokens(name, x, batch)
+                d_TD = _real_tokens(name, kept.pop(name), batch)
+                sums[name] += torch.stack((x_TD.T @ x_TD, d_TD.T @ x_TD, d_TD.T @ d_TD))
+        for name, value in sums.items():
+            yield name, _mean(name, value)
+
+
+def input_moments(
+    model: nn.Module, names: Collection[str], batches: Sequence[Inputs]
+) -> dict[str, Tensor]:
+    """Name -> mean of (x, 1) (x, 1)^T over the inputs x of these layers, (D+1, D+1), float64.
+
+    Positions that the `attention_mask` of a batch marks as padding are left out.
+    """
+    sums: dict[str, Any] = dict.fromkeys(names, 0)
+    for batch in batches:
+        for name, x in layer_inputs(model, names, batch).items():
+            x_TD = _real_tokens(name, x, batch)
+            sums[name] += x_TD.T @ x_TD
+    return {name: _mean(name, value) for name, value in sums.items()}
+
+
+def _mean(name: str, sums: Tensor) -> Tensor:
+    """Means of sums over tokens; raises where these cannot determine the weights."""
+    tokens, width = sums.flatten()[-1], sums.shape[-1] - 1
+    seen = sums[..., :-1, :-1]
+    if tokens <= width or not seen.isfinite().all() or not seen.any():
+        raise ValueError(
+            f"{name}: {int(tokens)} tokens (inputs=) cannot determine the weights of {width}"
+            " inputs; give some thousands more, whose activations are finite and not all 0"
+        )
+    return sums / tokens
+
+
+def layer_inputs(model: nn.Module, names: Collection[str], batch: Inputs) -> dict[str, Tensor]:
+    """Name -> inputs of the layer."""
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str, layer: nn.Module, args: Any, *rest: Any) -> None:
+        seen[name] = args[0]
+
+    run(model, batch, names, keep)
+    return seen
+
+
+def _real_tokens(name: str, x: Tensor, batch: Inputs) -> Tensor:
+    """The inputs without those of padding, with a 1 appended: (T, D+1), float64."""
+    rows = x.flatten(0, -2)
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    if mask is not None:
+        shape = tuple(getattr(mask, "shape", ()))
+        if len(shape) != 2 or x.shape[:-1] not in (shape, (shape[0] * shape[1],)):
+            raise ValueError(
+                f"{name}: its inputs are {tuple(x.shape)}, the attention_mask is {shape}; give a"
+                " mask (batch, tokens) of these inputs, or batches without padding"
+            )
+        rows = rows[mask.to(x.device).flatten().bool()]
+    device = "cpu" if x.device.type == "mps" else x.device  # Apple's GPUs have no float64
+    rows = rows.to(device, torch.float64)
+    return torch.cat((rows, rows.new_ones(len(rows), 1)), dim=1)
+
+
+def as_batches(inputs: Batches) -> list[Inputs]:
+    return [inputs] if isinstance(inputs, Mapping | Tensor) else list(inputs)
+
+
+@torch.no_grad()
+def run(model: nn.Module, batch: Inputs, names: Collection[str], hook: Callable[..., None]) -> None:
+    """Runs the model on a batch; `hook(name, module, args, kwargs, output)` is called after each
+    call of a named module. Raises where it was not called.
+    """
+    called = set()
+
+    def note(name: str, *args: Any) -> None:
+        called.add(name)
+        hook(name, *args)
+
+    with evaluation(model), ExitStack() as hooks:
+        for name in names:
+            parent = model.get_submodule(name.rpartition(".")[0])
+            # The parts of a split layer share their input, and while dense are called as one.
+            module = parent if isinstance(parent, SplitLinear) else model.get_submodule(name)
+            handle = module.register_forward_hook(partial(note, name), with_kwargs=True)
+            hooks.enter_context(handle)
+        if isinstance(batch, Mapping):
+            model(**batch)
+        else:
+            model(batch)
+    missing = [name for name in names if name not in called]
+    if missing:
+        raise ValueError(f"{missing[0]} was not run; give inputs (inputs=) that reach it")
+
+
+@torch.no_grad()
+def next_token_loss(model: Any, batches: Sequence[Inputs]) -> float:
+    """Mean of the batches' losses in nats per next token that is not padding; NaN for a model whose
+    forward takes no `labels`.
+    """
+    if "labels" not in inspect.signature(model.forward).parameters:
+        return math.nan
+    losses = []
+    for batch in batches:
+        arguments = dict(batch) if isinstance(batch, Mapping) else {"input_ids": batch}
+        labels, mask = arguments["input_ids"], arguments.get("attention_mask")
+        if mask is not None:
+            labels = labels.masked_fill(mask == 0, -100)  # as all models of transformers have it
+        with evaluation(model):
+            losses.append(model(**(arguments | {"labels": labels})).loss.item())
+    return fmean(losses)
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Without dropout, and without a cache of keys and values."""
+    with ExitStack() as undo:
+        for module in model.modules():
+            undo.callback(setattr, module, "training", module.training)
+            config: Any = getattr(module, "config", None)
+            if getattr(config, "use_cache", False):
+                undo.callback(setattr, config, "use_cache", True)
+                config.use_cache = False
+        model.eval()
+        yield

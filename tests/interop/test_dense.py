@@ -1,0 +1,104 @@
+"""Checkpoints with dense weights, by the calls that everybody uses."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from crope.adapt import complexify, merge
+from tests.interop.toys import GROUPED, Adapted, build, logits
+
+EXPERTS = GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1}
+FAMILIES: list[tuple[str, dict[str, Any]]] = [("Llama", GROUPED), ("Mixtral", EXPERTS)]
+
+
+def reopened(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}])
+@pytest.mark.parametrize(("family", "sizes"), FAMILIES)
+def test_save_pretrained_writes_the_dense_weights(
+    family: str, sizes: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = build(family, **sizes)
+    complexify(model)
+    model.save_pretrained(tmp_path, **options)
+    assert torch.equal(logits(reopened(tmp_path)), logits(model))
+
+
+def of_a_part() -> Any:
+    model = build()
+    complexify(model.model)
+    return model
+
+
+def copied() -> Any:
+    model = build()
+    complexify(model)
+    return copy.deepcopy(model)
+
+
+def merged() -> Any:
+    model = copied()
+    merge(model)
+    return model
+
+
+@pytest.mark.parametrize("make", [of_a_part, copied, merged, build])
+def test_it_does_for_parts_and_copies_and_leaves_other_models(make: Any, tmp_path: Path) -> None:
+    model = make()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(logits(reopened(tmp_path)), logits(model))
+
+
+def test_it_writes_the_state_dict_that_it_is_given(tmp_path: Path) -> None:
+    """As FSDP and DeepSpeed gather it."""
+    model, other = copied(), copied()
+    nn.init.ones_(other.model.layers[1].self_attn.q_proj.b)
+    model.save_pretrained(tmp_path, state_dict=other.state_dict())
+    assert torch.equal(logits(reopened(tmp_path)), logits(other))
+
+
+def test_it_refuses_adapters(tmp_path: Path) -> None:
+    model = copied()
+    attention = model.model.layers[0].self_attn
+    attention.q_proj = Adapted(attention.q_proj)
+    with pytest.raises(ValueError, match="merge_and_unload"):
+        model.save_pretrained(tmp_path)
+
+
+def test_dense_weights_are_taken_back_if_they_are_complex_linear() -> None:
+    model, dense = copied(), copied()
+    nn.init.ones_(dense.model.layers[1].self_attn.q_proj.b)
+    merge(dense)
+    model.load_state_dict(dense.state_dict(), strict=False)
+    assert torch.equal(logits(model), logits(dense))
+    with pytest.raises(RuntimeError, match=r"1.self_attn.q_proj.weight is not complex-linear"):
+        model.load_state_dict(build().state_dict(), strict=False)
+
+
+def test_checkpoints_of_trainer_open_and_resume(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="not a dependency; Trainer needs it")
+    import transformers
+
+    rows = [{"input_ids": ids, "labels": ids} for ids in torch.randint(3, 90, (16, 12))]
+    options: dict[str, Any] = {"max_steps": 4, "save_steps": 2, "use_cpu": True}
+    options |= {"report_to": [], "disable_tqdm": True, "per_device_train_batch_size": 4}
+
+    def train(folder: str, checkpoint: Path | None = None) -> Any:
+        model = copied()
+        arguments = transformers.TrainingArguments(output_dir=str(tmp_path / folder), **options)
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return model
+
+    model = train("first")
+    assert torch.equal(logits(reopened(tmp_path / "first" / "checkpoint-4")), logits(model))
+    again = train("second", tmp_path / "first" / "checkpoint-2")
+    assert torch.equal(logits(again), logits(model))

@@ -1,0 +1,204 @@
+"""Halved weights on disk and layouts: equal outputs or one error."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from crope.adapt import complexify, layout, load, merge, restore, save
+from tests.interop.toys import GROUPED, Adapted, Attention, Quantised, build, logits
+
+FAMILIES: list[tuple[str, dict[str, Any]]] = [
+    ("Llama", GROUPED | {"tie_word_embeddings": True}),
+    # The names in its files are not those of its parameters.
+    ("Mixtral", GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1}),
+    ("Qwen2", GROUPED),  # biases
+]
+WEIGHTS = "model.complex.safetensors"
+Q = "model.layers.1.self_attn.q_proj"
+
+
+def complexified() -> Any:
+    model = build()
+    complexify(model)
+    return model
+
+
+@pytest.mark.parametrize(("family", "sizes"), FAMILIES)
+def test_a_family_is_saved_loaded_and_merged(
+    family: str, sizes: dict[str, Any], tmp_path: Path
+) -> None:
+    model = build(family, **sizes)
+    complexify(model)
+    save(model, tmp_path)
+    with pytest.raises(OSError, match="no file named"):  # instead of random Q, K and V
+        type(model).from_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert type(loaded) is type(model) and layout(loaded) == layout(model)
+    assert torch.equal(logits(loaded), logits(model))
+    merge(loaded)
+    torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-5)
+
+
+SHARDS: dict[str, Any] = {"max_shard_size": "20KB"}
+
+
+@pytest.mark.parametrize(("first", "second"), [({}, SHARDS), (SHARDS, {}), (SHARDS, SHARDS)])
+def test_a_second_save_into_a_folder_leaves_nothing_of_the_first(
+    first: dict[str, Any], second: dict[str, Any], tmp_path: Path
+) -> None:
+    model = complexified()
+    save(model, tmp_path, **first)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    nn.init.ones_(model.get_submodule(Q).a)
+    save(model, tmp_path, **second)
+    assert torch.equal(logits(load(tmp_path)), logits(model))
+    sharded = not (tmp_path / WEIGHTS).exists()
+    assert sharded == (second == SHARDS)
+    assert sharded == bool(list(tmp_path.glob("model.complex-*")))
+    assert (tmp_path / "tokenizer.json").exists()
+
+
+def test_a_save_that_fails_leaves_the_first_as_it_was(tmp_path: Path) -> None:
+    model = complexified()
+    save(model, tmp_path)
+    before = {file.name for file in tmp_path.iterdir()}
+    with pytest.raises(ValueError):
+        save(model, tmp_path, max_shard_size="twenty")
+    assert {file.name for file in tmp_path.iterdir()} == before
+    assert torch.equal(logits(load(tmp_path)), logits(model))
+
+
+DENSE = ["model.safetensors", "pytorch_model.bin", "model-00001-of-00002.safetensors"]
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_weights_that_from_pretrained_would_open_are_in_the_way(name: str, tmp_path: Path) -> None:
+    model = complexified()
+    save(model, tmp_path)
+    (tmp_path / name).write_bytes(b"newer")
+    with pytest.raises(ValueError, match=f"{name}: from_pretrained would open"):
+        load(tmp_path)
+    with pytest.raises(ValueError, match=f"{name}: from_pretrained would open"):
+        save(model, tmp_path)
+
+
+def tensors(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        from safetensors import safe_open
+        from safetensors.torch import load_file, save_file
+
+        with safe_open(folder / WEIGHTS, "pt") as opened:
+            metadata = opened.metadata()
+        values = load_file(folder / WEIGHTS)
+        change(values)
+        save_file(values, folder / WEIGHTS, metadata=metadata)
+
+    return edit
+
+
+def configuration(**values: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+    return edit
+
+
+DAMAGES: list[tuple[Any, str]] = [
+    (tensors(lambda t: t.pop(f"{Q}.a")), f"missing_keys.*{Q}.a"),
+    (tensors(lambda t: t.pop("model.norm.weight")), "missing_keys.*model.norm"),
+    (tensors(lambda t: t.update(other=torch.ones(2))), "unexpected_keys.*other"),
+    (tensors(lambda t: t.update({f"{Q}.a": torch.ones(4, 4)})), f"mismatched_keys.*{Q}.a"),
+    (lambda folder: (folder / WEIGHTS).write_bytes(b"x" * 99), "damaged"),
+    (lambda folder: (folder / WEIGHTS).unlink(), "missing or damaged"),
+    (configuration(architectures=["Own"]), "no attribute Own"),
+    (configuration(architectures=None), "damaged"),
+    (configuration(head_dim=16), "the width of a head is 16"),
+]
+
+
+@pytest.mark.parametrize(("damage", "word"), DAMAGES)
+def test_load_names_what_is_wrong_with_the_files(damage: Any, word: str, tmp_path: Path) -> None:
+    save(complexified(), tmp_path)
+    damage(tmp_path)
+    with pytest.raises(ValueError, match=word):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors.index.complex.json", "model.complex-00002"])
+def test_load_names_a_damaged_index_or_shard(name: str, tmp_path: Path) -> None:
+    save(complexified(), tmp_path, **SHARDS)
+    [file] = tmp_path.glob(f"{name}*")
+    file.write_text("{")
+    with pytest.raises(ValueError, match="damaged"):
+        load(tmp_path)
+
+
+def test_a_folder_of_earlier_versions_has_the_layout_in_a_file(tmp_path: Path) -> None:
+    model = complexified()
+    model.save_pretrained(tmp_path, variant="complex")
+    file, pairs = tmp_path / "complex_layers.json", layout(model)
+    file.write_text(json.dumps(pairs))
+    assert torch.equal(logits(load(tmp_path)), logits(model))
+    del pairs[Q]
+    file.write_text(json.dumps(pairs))
+    with pytest.raises(ValueError, match=f"missing_keys.*{Q}.weight"):
+        load(tmp_path)
+
+
+def test_load_and_save_need_a_complexified_model_of_transformers(tmp_path: Path) -> None:
+    model = build()
+    with pytest.raises(ValueError, match="save_pretrained"):
+        save(model, tmp_path)
+    with pytest.raises(ValueError, match="missing"):
+        load(tmp_path)
+    model.__class__ = type("Own", (type(model),), {})
+    complexify(model)
+    with pytest.raises(ValueError, match="Own is no class"):
+        save(model, tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["q_proj", "o_proj"])
+def test_save_refuses_adapters_that_load_could_not_open(name: str, tmp_path: Path) -> None:
+    model = complexified()
+    attention = model.model.layers[0].self_attn
+    setattr(attention, name, Adapted(attention.get_submodule(name)))
+    with pytest.raises(ValueError, match="merge_and_unload"):
+        save(model, tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_model_of_another_class_is_restored_from_its_layout() -> None:
+    model, again = Attention(), Attention()
+    complexify(model, pairing="half")
+    restore(again, layout(model))
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again.v_proj.weight, model.v_proj.weight)
+
+
+LAYOUTS: list[tuple[str, dict[str, Any], str]] = [
+    ("w_proj", {}, "w_proj is missing"),
+    ("o_proj", {}, "o_proj is a Quantised"),
+    ("v_proj", {"head_dim": 2}, "width of a head is 4"),
+    ("v_proj", {"pairing": "interleaved"}, "pairing='half'"),
+]
+
+
+@pytest.mark.parametrize(("name", "pairs", "word"), LAYOUTS)
+def test_restore_refuses_another_layout_and_changes_nothing(
+    name: str, pairs: dict[str, Any], word: str
+) -> None:
+    model: Any = Attention()
+    model.config = SimpleNamespace(model_type="llama")
+    model.o_proj = Quantised(8, 8)
+    right = {"pairing": "half", "head_dim": 4}
+    with pytest.raises(ValueError, match=word):
+        restore(model, {"q_proj": right, name: right | pairs})
+    assert type(model.q_proj) is nn.Linear

@@ -1,0 +1,73 @@
+"""Small models for the tests of the adapter."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    """The projections of two heads of queries, one of keys and one of values."""
+
+    def __init__(self, *, bias: bool = False, head_dim: int = 4) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.q_proj = nn.Linear(8, 2 * head_dim, bias=bias)
+        self.k_proj = nn.Linear(8, head_dim, bias=bias)
+        self.v_proj = nn.Linear(8, head_dim, bias=bias)
+        self.o_proj = nn.Linear(2 * head_dim, 8)
+
+
+class Quantised(nn.Linear):
+    """A subclass, as those of bitsandbytes."""
+
+
+class Adapted(nn.Module):
+    """A wrapper, as those of peft (LoRA, DoRA, IA3)."""
+
+    def __init__(self, base_layer: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+
+
+def times_i(channels: int, pairing: str, head_dim: int = 4) -> torch.Tensor:
+    """Multiplication by i in the channel pairs: a weight W is complex-linear if W i = i W."""
+    distance = head_dim // 2 if pairing == "half" else 1
+    first = torch.arange(channels).unflatten(0, (-1, 2, distance))[:, 0].flatten()
+    matrix = torch.zeros(channels, channels)
+    matrix[first + distance, first] = 1.0
+    matrix[first, first + distance] = -1.0
+    return matrix
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = SIZES | {"num_key_value_heads": 2, "head_dim": 8}
+IDS = torch.arange(3, 51).view(2, 24)
+
+
+def build(family: str = "Llama", **sizes: Any) -> Any:
+    """A tiny random model of transformers; biases are random too."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra `transformers`")
+    torch.manual_seed(0)
+    name = family if family.endswith("Model") else f"{family}ForCausalLM"
+    model_class = getattr(transformers, name)
+    model = model_class(model_class.config_class(**(sizes or GROUPED))).eval()
+    for name, value in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(value)
+    return model
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(input_ids=IDS).logits

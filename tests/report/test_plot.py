@@ -1,0 +1,96 @@
+"""Curves of several runs: which runs a name stands for, the last values and their differences."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from crope.errors import UserError
+from crope.files import write_json, write_text
+from crope.report.plot import draw, find_runs, last_values, plot, title
+from crope.runs.compose import load_run
+
+KEY = "val/loss_nats"
+
+
+def write_run(results: Path, *overrides: str, losses: tuple[float, ...] = (5.0, 4.0)) -> Path:
+    """A run that still trains: two validation losses, ten steps apart."""
+    common = ("data=ptb", "scale=quick", "train.precision=fp32", f"results_dir={results}")
+    run = load_run([*common, *overrides])
+    lines = [f'{{"step": {10 * n}, "{KEY}": {loss}}}\n' for n, loss in enumerate(losses)]
+    write_text(run.path / "metrics.jsonl", "".join(lines))
+    write_text(run.path / "config.yaml", yaml.safe_dump(run.container))
+    write_json(run.path / "provenance.json", {"scale": "quick"})
+    return run.path
+
+
+def curves(**losses: dict[int, float]) -> dict[str, pd.Series]:
+    """By run, then by step."""
+    return {name: pd.Series(values) for name, values in losses.items()}
+
+
+def test_values_end_at_the_last_step_and_differ_at_the_last_common_one() -> None:
+    lines = last_values(curves(a={0: 5.0, 10: 4.0}, b={0: 5.5, 10: 4.25, 20: 3.0}, c={5: 1.0}))
+    assert lines.to_numpy().tolist() == [
+        ["a", "10", "4.0000", ""],
+        ["b", "20", "3.0000", "+0.2500"],
+        ["c", "5", "1.0000", ""],
+    ]
+
+
+def test_the_command_writes_a_picture_and_prints_what_differs(tmp_path: Path) -> None:
+    first = write_run(tmp_path, "model=rope")
+    second = write_run(tmp_path, "model=rope", "train.lr=0.003", losses=(5.0, 3.9))
+    printed = plot([first.name, str(second)], key=KEY, out=None, results_dir=tmp_path)
+    header, *lines, file = printed.splitlines()
+    assert header.split() == ["run", "step", "value", "difference"]
+    assert lines[0].split() == [first.name, "10", "4.0000"]
+    assert lines[1].split() == [second.name, "train.lr=0.003", "10", "3.9000", "-0.1000"]
+    assert file == f"{tmp_path}/plot.png"
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_line_is_labelled_and_early_losses_leave_the_frame() -> None:
+    """Of 100 steps, the first ten."""
+    figure = draw(curves(a={0: 9.0, 10: 5.0, 100: 4.0}, b={0: 9.0, 10: 6.0, 100: 4.5}), KEY)
+    (axis,) = figure.axes
+    assert [line.get_label() for line in axis.lines] == ["a", "b"]
+    assert axis.get_ylim() == pytest.approx((3.9, 6.1))
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("step", KEY)
+
+
+def test_a_name_is_a_folder_an_id_its_start_or_a_pattern(tmp_path: Path) -> None:
+    rope = write_run(tmp_path, "model=rope", "seed=101")
+    crope = write_run(tmp_path, "model=crope", "seed=101")
+    for names in (
+        [str(rope), crope.name],
+        ["rope-ptb-base-s101", "crope-ptb-base-s101-*"],
+        [rope.name, "*-s101-*"],
+    ):
+        assert find_runs(names, tmp_path) == [rope, crope], names
+
+
+def test_a_published_run_is_found_and_titled(tmp_path: Path) -> None:
+    (path,) = find_runs(["rope-ptb-base-s0-d61c05fd"], tmp_path)
+    assert path.parent.parent.name == "published"
+    assert title(path) == "rope-ptb-base-s0-d61c05fd"
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "out", "word"),
+    [
+        ("rope-ptb-base-s901", "val/nosuch", "a.png", KEY),
+        ("rope-ptb-base-s901", KEY, "a.pdf", "svg"),
+        ("nosuch", KEY, "a.png", "0 runs match"),
+        ("rope-ptb-base-s90", KEY, "a.png", "2 runs match"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_line(
+    name: str, key: str, out: str, word: str, tmp_path: Path
+) -> None:
+    for seed in (901, 902):
+        write_run(tmp_path, "model=rope", f"seed={seed}")
+    with pytest.raises(UserError, match=word):
+        plot([name], key=key, out=tmp_path / out, results_dir=tmp_path)
+    assert not (tmp_path / out).exists()
