@@ -184,10 +184,11 @@ def estimate(by_seed: pd.Series) -> dict[str, float]:
     """n, mean, sample standard deviation and Student's interval; NaN for what these seeds do not
     give.
     """
-    low = high = np.nan
+    std = low = high = np.nan
     if len(by_seed) > 1 and np.isfinite(by_seed).all():
+        std = by_seed.std()
         low, high = stats.ttest_1samp(by_seed, 0).confidence_interval(LEVEL)
-    mean, std = by_seed.mean(), by_seed.std()
+    mean = by_seed.mean()
     return {"n": len(by_seed), "mean": mean, "std": std, "low": low, "high": high}
 
 

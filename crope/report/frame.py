@@ -67,6 +67,7 @@ COLUMNS = [
     "seed",
     "cell_key",
     "loss",
+    "whole_config",
     "precision",
     "device_kind",
     "val_sampled.mean_nats",
@@ -175,7 +176,8 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
     Columns: `record_set` (the set's name, or OWN), `path` (of a published run <set>/<run_id>),
     `status` (complete, failed or stale), `cell_key`, `loss` (final full validation loss; infinite
     if the run diverged), the fields of summary.json by their dotted names, `config.<dotted>` and
-    `provenance.<dotted>`; `beyond_nats`. Losses are in nats per token. Of a run that lies in several
+    `provenance.<dotted>`; `beyond_nats`; `whole_config`, a list of
+    the configuration. Losses are in nats per token. Of a run that lies in several
     run folders the first counts. Raises DataError for a damaged set.
     """
     rows: list[dict[str, Any]] = []
@@ -208,6 +210,7 @@ def _row(run: PublishedRun, record_set: str, path: Path) -> dict[str, Any]:
         "cell_key": cell_key(run.config),
         "loss": run.summary.get("val_full", {}).get("final_nats"),
         "config": run.config,
+        "whole_config": [run.config],  # in a list, which stays one value
         "provenance": run.provenance,
     }
     if status == "failed" and run.summary["error"]["type"] == DIVERGED:

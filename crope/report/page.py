@@ -123,7 +123,8 @@ def build_report(
     pictures = draw(report)
     files = {f"{table.name}.csv": to_csv(table.numbers) for table in report.losses}
     files["differences.csv"] = difference_csv(report)
-    files["runs.csv"] = runs.shown.to_csv(index=False, lineterminator="\n")
+    exact = runs.shown.drop(columns="whole_config")
+    files["runs.csv"] = exact.to_csv(index=False, lineterminator="\n")
     files["index.html"] = render_page(report, pictures)
     if "fig4" in pictures:
         write_bytes(out_dir / "fig4.png", render(pictures["fig4"], "png"))

@@ -19,12 +19,12 @@ import pandas as pd
 from crope import paper
 from crope.report.evidence import Contrast, differences, estimate
 from crope.report.frame import PAIR, Runs, dataset_label, error_line, model_label
+from crope.runs.compose import Run, load_config, special
 from crope.runs.study import StudyRow
 
 MINUS = "\N{MINUS SIGN}"
 # The columns of mean and ±; full has the standard deviation over seeds.
 PROTOCOLS = {"full": ("loss", ""), "sampled": ("val_sampled.mean_nats", "val_sampled.std_nats")}
-SETTINGS = r"^config\.(tokenizer|model|train|eval)\."
 NUMBERS = ["table", "dataset", "row", "protocol", "model", "n", "mean", "std", "status"]
 
 
@@ -246,15 +246,14 @@ def own_table(runs: Runs, table_cells: Iterable[str]) -> Table:
 
 
 def other_runs_table(runs: Runs, table_cells: Iterable[str]) -> Table:
-    """The user's own runs outside the tables, with the settings in which those of a scale differ."""
+    """The user's own runs outside the tables, with what their group files do not give."""
     other = runs.own[~runs.own["cell_key"].isin(table_cells)].sort_values("run_id")
     printed = []
-    for scale, of_scale in other.groupby("scale"):
-        settings = of_scale.filter(regex=SETTINGS)
-        varied = settings.loc[:, settings.nunique(dropna=False) > 1]
-        for run, values in zip(of_scale.to_dict("records"), varied.to_dict("records"), strict=True):
-            loss = f"{run['loss']:.4f}" if run["status"] == "complete" else run["status"]
-            words = [f"{str(key).removeprefix('config.')}={value}" for key, value in values.items()]
-            printed.append([run["run_id"], scale, ", ".join(words), loss])
-    columns = ["Run", "Scale", "Settings that vary", "Final loss"]
+    for run in other.to_dict("records"):
+        names = [run[name] for name in ("model", "dataset", "row", "scale")]
+        (config,) = run["whole_config"]
+        settings = ", ".join(special(Run(load_config(config), *names)))
+        loss = f"{run['loss']:.4f}" if run["status"] == "complete" else run["status"]
+        printed.append([run["run_id"], run["scale"], settings, loss])
+    columns = ["Run", "Scale", "Differs from the default", "Final loss"]
     return Table("other_runs", "Your other runs", pd.DataFrame(printed, columns=columns))
