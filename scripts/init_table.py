@@ -26,10 +26,13 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from cli import Parser, arguments, folder, main_errors, positive
+
+# cli says what to do where torch is not installed.
+# isort: split
 import pandas as pd
 import torch
 from bench import write_table
-from cli import Parser, arguments, folder, main_errors, positive
 from torch import Tensor, nn
 
 from crope.adapt import complexify
