@@ -19,11 +19,18 @@ import copy
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from cli import Parser, arguments, folder, main_errors, positive
+
+# cli says what to do where torch is not installed.
+# isort: split
+import pandas as pd
 import torch
 from bench import write_table
 from torch import Tensor, nn
@@ -32,7 +39,7 @@ from crope.adapt import complexify
 from crope.config import ROOT
 from crope.data.batches import sample_batch
 from crope.data.corpora import load_corpus
-from crope.errors import Parser, UserError, folder, log_line, positive
+from crope.errors import UserError, log_line
 from crope.interop.calibration import evaluation, input_moments
 from crope.model.projections import LowRankLinear
 from crope.runs.compose import load_config
@@ -96,22 +103,29 @@ class Source(NamedTuple):
 
 def main() -> None:
     parser = build_parser()
-    options = parser.parse_args()
+    options = parser.parse_args(arguments())
     if bool(options.runs) == bool(options.model):
         raise UserError("name finished runs, or one model by --model")
     sources = [of_run(run) for run in options.runs]
     if options.model:
         sources = [of_pretrained(options.model, options.windows, options.calibration)]
+    stores = []
     for source in sources:
         store = Store(options.results_dir / "init" / f"{source.name}.jsonl")
         for arm in ARMS:
-            if not options.only or options.only in arm.label:
+            fresh = (
+                options.model and arm.init == "fresh"
+            )  # a question about training from the start
+            if not fresh and (not options.only or options.only in arm.label):
                 measure_arm(source, arm, store, options)
-    stores = [Store(options.results_dir / "init" / f"{source.name}.jsonl") for source in sources]
-    for name, table in render([store.lines for store in stores]).items():
+        stores.append(store.lines)
+    [calibration] = {calibration_windows(source) for source in sources}
+    for name, table in render(stores, options.windows, calibration).items():
         print(table)
-        if options.write:
-            write_table(PAGE, name if options.model else f"{name} of runs", table)
+        if options.write and options.model:
+            write_table(PAGE, f"{name} pretrained", table)
+        elif options.write and name == "init":
+            write_table(PAGE, name, f"{table}\nMeans over {len(stores)} runs.\n")
 
 
 def build_parser() -> Parser:
@@ -157,7 +171,7 @@ def measure_arm(source: Source, arm: Arm, store: Store, options: Any) -> None:
     key = {
         "arm": arm.label,
         "windows": len(source.validation),
-        "calibration": sum(len(ids) for ids in source.calibration),
+        "calibration": calibration_windows(source),
     }
     start = key | {"trained": None, "steps": 0, "step": 0}
     tuning = key | {"trained": options.trained, "steps": options.steps}
@@ -177,6 +191,10 @@ def measure_arm(source: Source, arm: Arm, store: Store, options: Any) -> None:
                 store.add(tuning | {"step": step}, validation_loss(model, source))
 
 
+def calibration_windows(source: Source) -> int:
+    return sum(len(ids) for ids in source.calibration)
+
+
 def convert(model: nn.Module, arm: Arm, source: Source) -> None:
     if arm.kind == "low rank":
         make_low_rank(model, source.calibration if arm.init == "activations" else [])
@@ -190,7 +208,7 @@ def convert(model: nn.Module, arm: Arm, source: Source) -> None:
 def make_low_rank(model: nn.Module, batches: list[Tensor]) -> None:
     """Replaces Q, K and V by the nearest LowRankLinear, in the outputs on `batches` if any."""
     layers = {name: layer for name, layer in model.named_modules() if name.endswith(QKV)}
-    moments = input_moments(model, layers, batches)
+    moments = input_moments(model, layers, batches) if batches else {}
     for name, layer in layers.items():
         dense = layer.weight.double()
         weighted = dense
@@ -293,14 +311,55 @@ def spread(ids: Tensor, windows: int) -> Tensor:
     return ids.unfold(0, LENGTH, (len(ids) - LENGTH) // max(windows - 1, 1))[:windows]
 
 
-def render(stores: list[list[dict[str, Any]]]) -> dict[str, str]:
-    """Tables by name: losses, the curve above the dense model, sizes of the calibration."""
+def render(stores: list[list[dict[str, Any]]], windows: int, calibration: int) -> dict[str, str]:
+    """Tables by name: losses, distances from the dense model along the tuning, calibration sizes.
+
+    A loss that not all stores have is missing.
+    """
+    lines = pd.DataFrame([line for store in stores for line in store])
+    if len(stores) == 1:
+        lines = lines[lines["windows"] == windows]
+    where = ["arm", "calibration", "trained", "steps", "step"]
+    losses = lines.groupby(where, dropna=False, as_index=False)["loss"].agg(["mean", "count"])
+    losses = losses[losses["count"] == len(stores)]
+    started = losses[losses["step"] == 0]
+    losses = losses[losses["calibration"] == calibration]
+    tuned = losses[losses["step"] > 0]
+    right_after = started[started["calibration"] == calibration].set_index("arm")["mean"]
+    table = {"right after": right_after}
+    healing = []
+    for (trained, steps), part in tuned.groupby(["trained", "steps"]):
+        curve = part.pivot(index="arm", columns="step", values="mean")
+        table[f"after {steps} steps of {TRAINED[trained]}"] = curve[steps]
+        if ARMS[0].label in curve.index:
+            above = (curve - curve.loc[ARMS[0].label]).drop(index=ARMS[0].label)
+            above.columns = pd.Index([f"{step} steps" for step in above.columns])
+            healing.append(f"{TRAINED[trained]} trained for {steps} steps:\n\n{markdown(above)}")
+    sizes = started.pivot(index="arm", columns="calibration", values="mean")
+    sizes.columns = pd.Index([f"{size} windows" for size in sizes.columns])
+    fitted = sizes.index.str.endswith(("activations", "sequential"))
     return {
-        "init": losses_table(stores),
-        "healing": curve_table(stores),
-        "calibration": sizes_table(stores),
+        "init": markdown(pd.DataFrame(table)),
+        "healing": "\n".join(healing),
+        "calibration": markdown(sizes[fitted]),
     }
 
 
-def losses_table(stores: list[list[dict[str, Any]]]) -> str:
-    return ""
+TRAINED = {"qkv": "Q, K and V", "all": "all weights"}
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """Rows in the order of ARMS."""
+    lines = [
+        f"| Q, K and V | start | {' | '.join(table)} |",
+        "|---|---|" + "---:|" * len(table.columns),
+    ]
+    for label in [arm.label for arm in ARMS if arm.label in table.index]:
+        cells = [f"{value:.3f}" if value == value else "" for value in table.loc[label]]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    with main_errors():
+        main()

@@ -28,6 +28,31 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Tiny tensors: threads that wait for each other would take most of the time.
 torch.set_num_threads(1)
+# Left out by `make test-fast`: they compile, start processes, train every model, or compose many runs.
+SLOW = (
+    "data/test_tokens.py::test_gpt2_",
+    "data/test_tokens.py::test_memory_",
+    "data/test_tokens.py::test_token_ids_",
+    "interop/",
+    "runs/test_compose.py::test_every_file_",
+    "runs/test_extrapolate.py",
+    "runs/test_faults.py",
+    "runs/test_study.py",
+    "runs/test_sweep.py",
+    "runs/test_tracking.py::test_a_continued_run_is_whole",
+    "runs/test_tracking.py::test_the_command_of_the_docs",
+    "test_bench.py::test_the_script_",
+    "test_reproduce.py",
+    "test_scripts.py::test_a_multirun_",
+    "test_scripts.py::test_a_script_starts_",
+    "test_scripts.py::test_an_answer_",
+    "test_scripts.py::test_reproduce_",
+    "theory/",
+    "train/test_checkpoint.py",
+    "train/test_golden.py",
+    "train/test_loop.py::test_compiled_training",
+    "train/test_loop.py::test_each_model_is_one_graph",
+)
 TOY_VOCAB = 300
 TOY_OVERRIDES = (
     "data=tiny",
@@ -64,6 +89,12 @@ def make_toy_tokens(folder: Path) -> TokenSet:
     return TokenSet(folder, meta, splits["train"], splits["validation"])
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(name in item.nodeid for name in SLOW):
+            item.add_marker("slow")
+
+
 @pytest.fixture
 def toy_tokens(tmp_path: Path) -> TokenSet:
     return make_toy_tokens(tmp_path)
@@ -73,6 +104,7 @@ def toy_tokens(tmp_path: Path) -> TokenSet:
 def toy_data(toy_tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> TokenSet:
     """Every run trains on the toy corpus."""
     monkeypatch.setattr("crope.runs.run.load_tokens", lambda *_, **__: toy_tokens)
+    monkeypatch.setattr("crope.runs.load.load_tokens", lambda *_, **__: toy_tokens)
     return toy_tokens
 
 

@@ -5,10 +5,10 @@ Shapes: T tokens that are not padding, D in-features, E out-features.
 
 import inspect
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import groupby
 from statistics import fmean
 from typing import Any
 
@@ -57,100 +57,40 @@ def fit_outputs(new: ComplexLinear, layer: Any, moments: Tensor) -> float:
     return 1 - (lost / energy).item()
 
 
+def without(
+    model: nn.Module, names: Collection[str], batches: Sequence[Inputs]
+) -> Iterator[tuple[str, None]]:
+    """No moments, for fits to the weights alone."""
+    for name in names:
+        yield name, None
+
+
 def of_the_dense_model(
     model: nn.Module, names: Collection[str], batches: Sequence[Inputs]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Name and moments of each layer (see `fit_outputs`), all on the inputs of the dense model."""
+    """Name and moments of each layer (see `fit_outputs`), on the inputs of the dense model."""
     for name, value in input_moments(model, names, batches).items():
         yield name, value.expand(3, -1, -1)
 
 
-def block_by_block(
+def one_after_another(
     model: nn.Module, names: Collection[str], batches: Sequence[Inputs]
 ) -> Iterator[tuple[str, Tensor]]:
     """Name and moments of each layer (see `fit_outputs`), on the inputs that it gets once the layers
-    of the blocks before its own are replaced, which the caller does with each that it is given.
+    of the attentions before its own are replaced, which the caller does with each that it is given.
 
-    As pruning and quantisation do it (GPTQ, SparseGPT): each block is run alone, on the outputs of
-    the one before. Raises ValueError unless the blocks are a list, each called once in its order.
+    Takes a pass over the batches for each attention, and holds the dense inputs of all meanwhile.
     """
-    blocks = _blocks(model, names)
-    calls = [_block_calls(model, blocks, batch) for batch in batches]
-    dense = [arguments[blocks[0]][0] for arguments in calls]  # the hidden states of each batch
-    ours = list(dense)
-    for path in blocks:
-        block = model.get_submodule(path)
-        inside = [name for name in names if name.startswith(f"{path}.")]
-        sums: dict[str, Any] = dict.fromkeys(inside, 0)
-        for index, (batch, call) in enumerate(zip(batches, calls, strict=True)):
-            _, *arguments = call[path]
-            _, x = _run_block(model, block, inside, batch, ours[index], *arguments)
-            dense[index], d = _run_block(model, block, inside, batch, dense[index], *arguments)
-            for name in inside:
-                products = (x[name].T @ x[name], d[name].T @ x[name], d[name].T @ d[name])
-                sums[name] += torch.stack(products)
-        for name in inside:
-            yield name, _mean(name, sums[name])
-        for index, call in enumerate(calls):
-            ours[index], _ = _run_block(model, block, (), {}, ours[index], *call[path][1:])
-
-
-def _run_block(
-    model: nn.Module,
-    block: nn.Module,
-    names: Collection[str],
-    batch: Inputs,
-    hidden: Tensor,
-    args: Any,
-    kwargs: Any,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The block's hidden states, and the inputs of the named layers as `_real_tokens`."""
-    seen: dict[str, Tensor] = {}
-
-    def keep(name: str, layer: nn.Module, inputs: Any, *rest: Any) -> None:
-        seen[name] = _real_tokens(name, inputs[0], batch)
-
-    output = run(model, names, keep, partial(block, hidden, *args, **kwargs))
-    return _hidden(output), seen
-
-
-BLOCK = re.compile(r"((?:.*?\.)?\d+)\.")  # the first item of a list on a layer's path
-
-
-def _blocks(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """Paths of all blocks of the list that the layers are in."""
-    found = [BLOCK.match(name) for name in names]
-    lists = {match and match[1].rpartition(".")[0] for match in found}
-    if len(lists) != 1 or None in lists:
-        raise ValueError(f"the layers are not all in one list of blocks{NO_SEQUENCE}")
-    [path] = lists
-    children = model.get_submodule(str(path)).named_children()
-    return [f"{path}.{name}".lstrip(".") for name, _ in children]
-
-
-NO_SEQUENCE = ", which init='sequential' needs; take init='activations', or other names"
-
-
-def _block_calls(model: nn.Module, blocks: list[str], batch: Inputs) -> dict[str, Any]:
-    """Path -> first argument, others and keywords of each block in a pass of the dense model."""
-    calls: dict[str, Any] = {}
-    previous: Any = None
-
-    def note(name: str, block: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        nonlocal previous
-        first = args[0] if args else None
-        if name in calls or first is None or (calls and first is not previous):
-            raise ValueError(f"{name} does not get the output of the block before{NO_SEQUENCE}")
-        # The first block's inputs are kept; those of the others are computed again.
-        calls[name] = (None if calls else first, args[1:], kwargs)
-        previous = _hidden(output)
-
-    run(model, blocks, note, partial(call, model, batch))
-    return calls
-
-
-def _hidden(output: Any) -> Tensor:
-    return output if isinstance(output, Tensor) else output[0]
+    dense = [layer_inputs(model, names, batch) for batch in batches]
+    for _, group in groupby(names, key=lambda name: name.rpartition(".")[0]):
+        sums: dict[str, Any] = dict.fromkeys(group, 0)
+        for batch, kept in zip(batches, dense, strict=True):
+            for name, x in layer_inputs(model, sums, batch).items():
+                x_TD = real_tokens(name, x, batch)
+                d_TD = real_tokens(name, kept.pop(name), batch)
+                sums[name] += torch.stack((x_TD.T @ x_TD, d_TD.T @ x_TD, d_TD.T @ d_TD))
+        for name, value in sums.items():
+            yield name, _mean(name, value)
 
 
 def input_moments(
@@ -160,20 +100,17 @@ def input_moments(
 
     Positions that the `attention_mask` of a batch marks as padding are left out.
     """
-    sums: dict[str, Any] = {}
-
-    def add(batch: Inputs, name: str, layer: nn.Module, args: Any, *rest: Any) -> None:
-        x = _real_tokens(name, args[0], batch)
-        sums[name] = sums.get(name, 0) + x.T @ x
-
+    sums: dict[str, Any] = dict.fromkeys(names, 0)
     for batch in batches:
-        run(model, names, partial(add, batch), partial(call, model, batch))
+        for name, x in layer_inputs(model, names, batch).items():
+            x_TD = real_tokens(name, x, batch)
+            sums[name] += x_TD.T @ x_TD
     return {name: _mean(name, value) for name, value in sums.items()}
 
 
 def _mean(name: str, sums: Tensor) -> Tensor:
     """Means of sums over tokens; raises where these cannot determine the weights."""
-    tokens, width = sums[..., -1, -1].max(), sums.shape[-1] - 1
+    tokens, width = sums.flatten()[-1], sums.shape[-1] - 1
     seen = sums[..., :-1, :-1]
     if tokens <= width or not seen.isfinite().all() or not seen.any():
         raise ValueError(
@@ -183,10 +120,31 @@ def _mean(name: str, sums: Tensor) -> Tensor:
     return sums / tokens
 
 
-def _real_tokens(name: str, x: Tensor, batch: Inputs) -> Tensor:
-    """The inputs without those of padding, and a 1: (T, D+1), float64."""
-    rows = x.flatten(0, -2)
+def layer_inputs(
+    model: nn.Module, names: Collection[str], batch: Inputs
+) -> dict[str, list[Tensor]]:
+    """Name -> inputs of each call of the layer."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in names}
+    source = copied = torch.empty(0)
+
+    def keep(name: str, layer: nn.Module, args: Any, *rest: Any) -> None:
+        nonlocal source, copied
+        if args[0] is not source:  # one copy for Q, K and V; the model may go on in place
+            source, copied = args[0], args[0].clone()
+        seen[name].append(copied)
+
+    run(model, batch, names, keep)
+    return seen
+
+
+def real_tokens(name: str, inputs: list[Tensor], batch: Inputs) -> Tensor:
+    """The inputs without those of padding, with a 1 appended: (T, D+1), float64."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    return torch.cat([_rows(name, x, mask) for x in inputs])
+
+
+def _rows(name: str, x: Tensor, mask: Any) -> Tensor:
+    rows = x.flatten(0, -2)
     if mask is not None:
         shape = tuple(getattr(mask, "shape", ()))
         if len(shape) != 2 or x.shape[:-1] not in (shape, (shape[0] * shape[1],)):
@@ -204,16 +162,10 @@ def as_batches(inputs: Batches) -> list[Inputs]:
     return [inputs] if isinstance(inputs, Mapping | Tensor) else list(inputs)
 
 
-def call(model: nn.Module, batch: Inputs) -> Any:
-    return model(**batch) if isinstance(batch, Mapping) else model(batch)
-
-
 @torch.no_grad()
-def run(
-    model: nn.Module, names: Collection[str], hook: Callable[..., None], forward: Callable[[], Any]
-) -> Any:
-    """What `forward` returns; `hook(name, module, args, kwargs, output)` is called after each call
-    of a named module of the model. Raises where it was not called.
+def run(model: nn.Module, batch: Inputs, names: Collection[str], hook: Callable[..., None]) -> None:
+    """Runs the model on a batch; `hook(name, module, args, kwargs, output)` is called after each
+    call of a named module. Raises where it was not called.
     """
     called = set()
 
@@ -228,24 +180,29 @@ def run(
             module = parent if isinstance(parent, SplitLinear) else model.get_submodule(name)
             handle = module.register_forward_hook(partial(note, name), with_kwargs=True)
             hooks.enter_context(handle)
-        output = forward()
+        if isinstance(batch, Mapping):
+            model(**batch)
+        else:
+            model(batch)
     missing = [name for name in names if name not in called]
     if missing:
         raise ValueError(f"{missing[0]} was not run; give inputs (inputs=) that reach it")
-    return output
 
 
 @torch.no_grad()
 def next_token_loss(model: Any, batches: Sequence[Inputs]) -> float:
-    """Mean of the batches' losses in nats per next token that is not padding; NaN for a model whose
-    forward takes no `labels`.
+    """Mean of the batches' losses in nats per next token that is not padding; NaN for a model that
+    is no language model of `transformers`.
     """
     if "labels" not in inspect.signature(model.forward).parameters:
         return math.nan
     losses = []
     for batch in batches:
         arguments = dict(batch) if isinstance(batch, Mapping) else {"input_ids": batch}
-        labels, mask = arguments["input_ids"], arguments.get("attention_mask")
+        labels = arguments.get("labels", arguments.get("input_ids"))
+        mask = arguments.get("attention_mask")
+        if labels is None:
+            return math.nan
         if mask is not None:
             labels = labels.masked_fill(mask == 0, -100)  # as all models of transformers have it
         with evaluation(model):

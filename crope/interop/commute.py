@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from crope.interop.calibration import Inputs, call, run
+from crope.interop.calibration import Inputs, run
 from crope.interop.fused import SplitLinear
 from crope.model.complex_linear import ComplexLinear
 
@@ -58,7 +58,7 @@ def check(model: nn.Module, inputs: Inputs) -> list[Checked]:
     def measure(name: str, attention: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         errors[name] = _rotation_error(name, attention, attentions[name], args, kwargs)
 
-    run(model, attentions, measure, partial(call, model, inputs))
+    run(model, inputs, attentions, measure)
     return [Checked(name, error, error < TOLERANCE) for name, error in errors.items()]
 
 

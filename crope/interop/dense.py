@@ -40,6 +40,7 @@ def dense_state(model: nn.Module, state: dict[str, Tensor] | None) -> dict[str, 
             state[f"{name}.weight"] = new.weight.detach()
     for name, layer in model.named_modules():
         if isinstance(layer, SplitLinear):
+            layer.check_parts(name)
             layer.fuse(state, f"{name}.")
     return state
 

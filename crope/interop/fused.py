@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from crope.interop.layers import check_untouched
+from crope.model.complex_linear import ComplexLinear
 
 PARTS = ("q_proj", "k_proj", "v_proj")
 
@@ -55,15 +56,21 @@ class SplitLinear(nn.Module):
         self.rows = [part.flatten() for part in rows.split(heads, dim=1)]
         self.fused_rows = torch.cat(self.rows).argsort()
         self.fused = (copy.deepcopy(fused).to("meta"),)  # in a tuple, so that it is no submodule
-        state: dict[str, Tensor] = dict(fused.named_parameters())
+        state = dict(fused.state_dict())
+        kinds = list(state)
         self.separate(state, "")
         for name in PARTS:
-            weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
-            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-            linear.weight = nn.Parameter(weight.detach(), fused.weight.requires_grad)
-            if bias is not None:
-                linear.bias = nn.Parameter(bias.detach(), fused.bias.requires_grad)
-            self.add_module(name, linear)
+            own = {kind: state[f"{name}.{kind}"] for kind in kinds}
+            outputs, inputs = own["weight"].shape
+            linear = nn.Linear(inputs, outputs, bias="bias" in own, device="meta")
+            linear.load_state_dict(own, assign=True)
+            self.add_module(name, linear.requires_grad_(fused.weight.requires_grad))
+
+    def check_parts(self, name: str) -> None:
+        """Raises ValueError unless each part has weights of its own."""
+        for part, layer in self.named_children():
+            if type(layer) not in (nn.Linear, ComplexLinear):
+                raise ValueError(f"{name}.{part} is a {type(layer).__name__}; merge it first")
 
     def separate(self, state: dict[str, Tensor], prefix: str) -> None:
         """Puts the tensors of the parts in the place of the fused ones, if `state` has these."""
@@ -93,12 +100,11 @@ class SplitLinear(nn.Module):
 
     def as_fused(self) -> nn.Module:
         """The layer that was separated, with the weights that its parts have now."""
-        layer, state = copy.deepcopy(self.fused[0]), dict(self.named_parameters())
-        trained = any(value.requires_grad for value in state.values())
-        self.fuse(state, "")  # type: ignore[arg-type]
-        for kind, value in state.items():
-            setattr(layer, kind, nn.Parameter(value.detach(), trained))
-        return layer.train(self.training)
+        layer, state = copy.deepcopy(self.fused[0]), dict(self.state_dict())
+        self.fuse(state, "")
+        layer.load_state_dict(state, assign=True)
+        trained = any(value.requires_grad for value in self.parameters())
+        return layer.requires_grad_(trained).train(self.training)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         """Checkpoints are those of the fused layer."""

@@ -77,6 +77,11 @@ def check_replaceable(model: nn.Module, layers: Mapping[str, Any]) -> None:
                 " weights; complexify the model before it is quantised or gets adapters, and once"
             )
         check_untouched(name, layer)
+        if not weight.is_meta and not weight.isfinite().all():
+            raise ValueError(
+                f"{name} has weights that are NaN or infinite; load the model again, or go back to"
+                " a checkpoint from before its training diverged"
+            )
         if uses[id(weight)] > 1:
             raise ValueError(
                 f"{name}: its weight is also held by another layer, which would keep the old one;"
@@ -113,16 +118,6 @@ def check_untouched(name: str, layer: nn.Module) -> None:
             f"{name} has hooks (as offloading by accelerate sets them), which would be lost; load"
             " the model without them (no device_map) and add them afterwards"
         )
-
-
-def check_finite(layers: Mapping[str, nn.Module]) -> None:
-    for name, layer in layers.items():
-        for value in layer.parameters():
-            if not value.is_meta and not value.isfinite().all():
-                raise ValueError(
-                    f"{name} has weights that are NaN or infinite; load the model again, or go back"
-                    " to a checkpoint from before its training diverged"
-                )
 
 
 def pairs_of(

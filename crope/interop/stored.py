@@ -15,7 +15,6 @@ from crope.interop.layers import check_replaceable, check_untouched, pairs_of
 from crope.model.complex_linear import ComplexLinear
 
 LAYOUT = "complex_layers"  # key of the layout in the metadata of the weights' files
-WEIGHTS, INDEX = f"model.{VARIANT}.safetensors", f"model.safetensors.index.{VARIANT}.json"
 
 
 def layout(model: nn.Module) -> dict[str, dict[str, Any]]:
@@ -34,10 +33,9 @@ def restore(model: nn.Module, layers: Mapping[str, Mapping[str, Any]]) -> None:
 
     Raises ValueError if one of these layers is no `nn.Linear` of such heads and such a rotation.
     """
-    modules, restored = dict(model.named_modules()), {}
-    if any(name not in modules for name in layers):
+    if any(name not in dict(model.named_modules()) for name in layers):
         separate_layers(model)
-        modules = dict(model.named_modules())
+    modules, restored = dict(model.named_modules()), {}
     for name, pairs in layers.items():
         if name not in modules:
             raise ValueError(f"{name} is missing; restore needs the dense model of this layout")
@@ -105,16 +103,13 @@ def _check_loadable(model: Any, layers: Mapping[str, Mapping[str, Any]]) -> None
     with torch.device("meta"):
         expected: Any = architecture(model.config)
     restore(expected, layers)
-    shapes = [
-        {name: value.shape for name, value in part.state_dict().items()}
-        for part in (model, expected)
-    ]
-    different = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
-    if different:
+    try:
+        expected.load_state_dict(model.state_dict(), assign=True)
+    except RuntimeError as error:
         raise ValueError(
-            f"{different[0]} is not as in a {architecture.__name__} of this configuration, so that"
-            " load could not open it; merge adapters (merge_and_unload) and save before quantising"
-        )
+            "load could not open this model; merge adapters (merge_and_unload), and save before"
+            f" quantising: {' '.join(str(error).split())}"
+        ) from error
 
 
 def _check_no_dense_weights(folder: Path) -> None:
@@ -134,54 +129,46 @@ def load(folder: str | Path, **options: Any) -> Any:
     lacks such weights, has dense ones too, or if a tensor is missing, too many or of another shape.
     """
     import transformers
+    from safetensors import SafetensorError
 
     folder = Path(folder)
-    layers = _read_layout(folder)
     _check_no_dense_weights(folder)
-    config = transformers.AutoConfig.from_pretrained(folder)
-    name = next(iter(config.architectures or []), None)
-    architecture = getattr(transformers, str(name), None)
-    if architecture is None:
-        raise ValueError(f"{folder}/config.json: no class of transformers is named {name}")
+    try:
+        layers = _read_layout(folder)
+        name = transformers.AutoConfig.from_pretrained(folder).architectures[0]
+        architecture = getattr(transformers, name)
 
-    class Complexified(architecture):  # type: ignore[misc, valid-type]
-        """Has its complex layers when from_pretrained looks for the weights."""
+        class Complexified(architecture):  # type: ignore[misc, valid-type]
+            """Has its complex layers when from_pretrained looks for the weights."""
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            restore(self, layers)
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                restore(self, layers)
 
-    # By both transformers finds the names that the tensors of this class have in files.
-    Complexified.__name__, Complexified.__module__ = str(name), architecture.__module__
-    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    model, found = Complexified.from_pretrained(folder, variant=VARIANT, **options)
-    wrong = [f"{kind}: {sorted(map(str, tensors))}" for kind, tensors in found.items() if tensors]
-    if wrong:
+        # By both transformers finds the names that the tensors of this class have in files.
+        Complexified.__name__, Complexified.__module__ = name, architecture.__module__
+        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        model, found = Complexified.from_pretrained(folder, variant=VARIANT, **options)
+        wrong = {kind: sorted(map(str, tensors)) for kind, tensors in found.items() if tensors}
+        if wrong:
+            raise ValueError(f"not the weights of this model: {wrong}")
+    # Whatever is wrong with a file; AttributeError: a class that transformers does not have.
+    except (AttributeError, LookupError, OSError, SafetensorError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{folder}: the weights are not those of this model ({'; '.join(wrong)}); save it again"
-        )
+            f"{folder}: missing or damaged ({error}); save the model again by crope.adapt.save"
+        ) from error
     model.__class__ = architecture  # `save_pretrained` writes the name of the class
     return model
 
 
 def _read_layout(folder: Path) -> dict[str, dict[str, Any]]:
-    """The layout in the metadata of all weights, or in the file that earlier versions wrote."""
-    from safetensors import SafetensorError, safe_open
+    """The layout in the metadata of the weights, or in the file that earlier versions wrote."""
+    from safetensors import safe_open
 
-    try:
-        names = [WEIGHTS]
-        if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
-            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-            names = sorted(set(index["weight_map"].values()))
-        texts = set()
-        for name in names:
-            with safe_open(folder / name, "pt") as file:
-                texts.add((file.metadata() or {}).get(LAYOUT))
-        [text] = texts
-        text = text or (folder / f"{LAYOUT}.json").read_text(encoding="utf-8")
-        return {str(name): dict(pairs) for name, pairs in json.loads(text).items()}
-    except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(
-            f"{folder}: weights that save of crope.adapt wrote are missing or damaged ({error});"
-            " save the model again"
-        ) from error
+    text = ""
+    for file in sorted(folder.glob(f"model.{VARIANT}*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            text = (weights.metadata() or {}).get(LAYOUT, "")
+    text = text or (folder / f"{LAYOUT}.json").read_text(encoding="utf-8")
+    layers: dict[str, dict[str, Any]] = json.loads(text)
+    return layers

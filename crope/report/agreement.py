@@ -2,14 +2,12 @@
 the user's own runs from the published ones.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 
 from crope import paper
 from crope.report.frame import Runs, dataset_label, model_label
-from crope.report.tables import MINUS, Table, interval_text
+from crope.report.tables import MINUS, Table, interval_text, place
 
 EXECUTION = ["cell_key", "model", "seed"]  # two runs with these in common differ in rounding alone
 
@@ -30,21 +28,14 @@ def repeats(published: pd.DataFrame) -> pd.DataFrame:
 
 
 def repeats_table(lines: pd.DataFrame) -> Table:
-    printed = lines.assign(
+    printed = lines[["scale", "dataset", "row", "precision", "runs", "largest"]].assign(
         dataset=lines["dataset"].map(dataset_label),
         row=lines["row"].map(paper.row_label),
         largest=lines["largest"].map("{:.4f}".format),
     )
-    columns = {
-        "scale": "Scale",
-        "dataset": "Dataset",
-        "row": "Row",
-        "precision": "Precision",
-        "runs": "Runs",
-        "largest": "Largest difference",
-    }
     caption = "Runs executed more than once: how far their final losses lie apart, nats per token"
-    return Table("repeats", caption, printed[list(columns)].rename(columns=columns), numbers=lines)
+    printed = printed.rename(columns={"largest": "largest difference"})
+    return Table("repeats", caption, printed.rename(columns=str.capitalize))
 
 
 def own_and_published(runs: Runs) -> pd.DataFrame:
@@ -54,46 +45,42 @@ def own_and_published(runs: Runs) -> pd.DataFrame:
     own = runs.own[runs.own["status"] == "complete"]
     public = runs.published[runs.published["status"] == "complete"]
     public = public[~public["finished_utc"].isin(own["finished_utc"])]  # no copies
-    pairs = own.merge(public[[*EXECUTION, "loss"]], on=EXECUTION, suffixes=("", "_published"))
-    pairs["distance"] = (pairs["loss"] - pairs["loss_published"]).abs()
-    nearest = pairs.sort_values("distance").drop_duplicates(EXECUTION)
-    return nearest.rename(columns={"loss_published": "published"})
+    public = public[[*EXECUTION, "loss"]].rename(columns={"loss": "published"})
+    pairs = own.merge(public, on=EXECUTION)
+    pairs["distance"] = (pairs["loss"] - pairs["published"]).abs()
+    return pairs.sort_values("distance").drop_duplicates(EXECUTION)
 
 
-def verdict(runs: Runs, lines: pd.DataFrame) -> Sequence[str]:
+def verdict(runs: Runs, lines: pd.DataFrame) -> list[str]:
     """What a user who has trained Table 1 wants to know: per corpus RoPE's loss beside the
-    published and the paper's, and whether the runs agree; then what his seeds say of CRoPE - RoPE.
+    published and the paper's, and whether the runs agree; then what the published seeds say of
+    CRoPE - RoPE.
 
     lines   CRoPE - RoPE of the published runs of Table 1, of `answers`
     """
-    pairs = own_and_published(runs)
-    pairs = pairs[(pairs["scale"] == runs.scale) & (pairs["row"] == "base")]
-    bounds = repeats(runs.published)
-    bounds = bounds[(bounds["scale"] == runs.scale) & (bounds["row"] == "base")]
+    pairs = own_and_published(runs).query("row == 'base' and scale == @runs.scale")
+    bounds = repeats(runs.published).query("row == 'base' and scale == @runs.scale")
     largest = bounds.groupby("dataset")["largest"].max()
     text = []
-    for dataset, of_dataset in pairs.groupby("dataset", sort=False):
-        shown = of_dataset.sort_values(["model", "seed"])
-        rope = shown[shown["model"] == "rope"]
-        run = (rope if len(rope) else shown).iloc[0]
+    for dataset, of_dataset in pairs.sort_values("seed").groupby("dataset"):
+        rope = of_dataset[of_dataset["model"] == "rope"]
+        run = (rope if len(rope) else of_dataset).iloc[0]
         stated = paper.printed_loss("table1", "base", str(dataset), run["model"])
         printed = f", paper {stated.mean_nats:.3f}" if stated else ""
         text.append(
             f"{dataset_label(str(dataset))}: {model_label(run['model'])} {run['loss']:.3f},"
             f" published {run['published']:.3f}{printed}"
         )
-        apart = of_dataset["distance"].max()
-        bound = largest.get(dataset, np.nan)
+        apart, bound = of_dataset["distance"].max(), largest.get(dataset, np.inf)
         agree = "agree" if apart <= bound else "do NOT agree"
+        known = f" (published ones, repeated: {bound:.3f})" if np.isfinite(bound) else ""
         text.append(
-            f"  {len(shown)} runs {agree} with the published ones:"
-            f" at most {apart:.3f} apart (repeats: {bound:.3f})"
+            f"  {len(of_dataset)} runs {agree} with the published ones:"
+            f" at most {apart:.3f} apart{known}"
         )
-    seeds = runs.own.loc[runs.own["row"] == "base", "seed"].nunique()
     if text and len(lines):
-        few = "One seed says" if seeds == 1 else f"{seeds} seeds say"
-        text.append(f"{few} little of CRoPE {MINUS} RoPE. The published seeds (nats, 95 %):")
+        seeds = pairs["seed"].nunique()
+        text.append(f"CRoPE {MINUS} RoPE by the published seeds (nats, 95 %); yours: {seeds}")
         for line in lines.to_dict("records"):
-            difference = interval_text(line, 3)
-            text.append(f"  {dataset_label(line['dataset'])} {difference}, {line['n']} seeds")
+            text.append(f"  {place(line)} {interval_text(line, 3)}, {line['n']} seeds")
     return text

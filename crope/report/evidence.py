@@ -9,8 +9,9 @@ planned       study and contrast were committed before the study's first run
 exploratory   everything else: of their 95 % intervals one in twenty will miss
 """
 
+import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,9 +23,10 @@ import yaml
 from scipy import stats
 
 from crope.config import ROOT
-from crope.errors import ConfigError
+from crope.errors import ConfigError, one_line
 from crope.report.frame import model_label
-from crope.runs.study import TABLES, planned_seeds
+from crope.runs.record import UNREADABLE
+from crope.runs.study import TABLES, planned_seeds, study_axes
 
 CONTRASTS_FILE = ROOT / "conf" / "contrasts.yaml"
 LEVEL = 0.95
@@ -42,9 +44,17 @@ LINE = [
     "high",
     "by_seed",
 ]
-COLUMN = {"loss": "loss", "train": "train.final_nats", "beyond": "beyond_nats"}
+# What is subtracted: column of the frame, and how it is printed.
+OF = {
+    "loss": ("loss", ""),
+    "train": ("train.final_nats", ", training loss"),
+    "beyond": ("beyond_nats", " at 4 L − at L"),
+}
 # One term of a difference: a model, or `model at setting`.
 TERM = re.compile(r"(?P<model>[\w+]+)(?: at (?P<setting>\S+))?")
+
+
+Term = tuple[str, str]  # model and setting; "" stands for each setting of the study in turn
 
 
 @dataclass(frozen=True)
@@ -52,170 +62,163 @@ class Contrast:
     """first - mean of seconds at equal seed, asked of one or more studies of one row.
 
     name      P1, R1, ... of a planned one; else <study>/<difference>
-    first     (model, setting); a setting of "" stands for each of the study in turn
     at        the settings that are asked; none: all of the study
     averaged  one difference per seed, the mean over these settings
-    of        a key of COLUMN
+    of        a key of OF
     date      the date of the plan; empty for an exploratory contrast
     """
 
     name: str
     studies: tuple[str, ...]
-    difference: str
-    first: tuple[str, str]
-    seconds: tuple[tuple[str, str], ...]
-    at: tuple[str, ...] = ()
+    first: Term
+    seconds: tuple[Term, ...] = ()
+    at: Sequence[str] = ()
     averaged: bool = False
     of: str = "loss"
-    date: str = ""
+    date: str | datetime.date = ""
     question: str = ""
 
     @property
-    def models(self) -> tuple[str, ...]:
-        return tuple(model for model, _ in (self.first, *self.seconds))
+    def terms(self) -> tuple[Term, ...]:
+        return (self.first, *self.seconds)
 
     @property
     def label(self) -> str:
         """What is subtracted from what, as printed."""
-        first, *seconds = map(_term_label, (self.first, *self.seconds))
+        first, *seconds = [term_label(*term) for term in self.terms]
         if len(seconds) > 1:
             seconds = [f"mean of {', '.join(seconds)}"]
-        text = " − ".join([first, *seconds])
-        return text + {"loss": "", "train": ", training loss", "beyond": " at 4 L − at L"}[self.of]
+        return " − ".join([first, *seconds]) + OF[self.of][1]
 
 
-def _term_label(term: tuple[str, str]) -> str:
-    model, setting = term
+def term_label(model: str, setting: str = "") -> str:
     return f"{model_label(model)} at {setting}" if setting else model_label(model)
 
 
 @cache
 def load_contrasts(file: Path = CONTRASTS_FILE) -> dict[str, Contrast]:
     """The contrasts of conf/contrasts.yaml by name. Raises ConfigError for a wrong entry."""
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
     contrasts = {}
-    for name, entry in content["planned"].items():
-        contrasts[name] = _contrast(file, entry["study"], entry, name)
-    for studies, entries in content["explored"].items():
-        for entry in entries:
-            contrast = _contrast(file, studies, entry)
+    where = ""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        entries = [(entry["study"], entry, name) for name, entry in content["planned"].items()]
+        for studies, of_studies in content["explored"].items():
+            entries += [(studies, entry, "") for entry in of_studies]
+        for studies, entry, name in entries:
+            where = f"{name or studies}: "
+            contrast = _contrast(studies, entry, name)
             contrasts[contrast.name] = contrast
+    except (*UNREADABLE, ConfigError) as error:
+        raise ConfigError(f"conf/{file.name}: {where}{one_line(error)}") from error
     return contrasts
 
 
-def _contrast(file: Path, studies: str, entry: Any, name: str = "") -> Contrast:
-    entry = {"difference": entry} if isinstance(entry, str) else entry
-    known = {"study", "difference", "at", "averaged", "of", "date", "question"}
-    of, difference = entry.get("of", "loss"), entry.get("difference", "")
-    try:
-        if unknown := entry.keys() - known:
-            raise ValueError(f"unknown key {min(unknown)}; valid: {', '.join(sorted(known))}")
-        if of not in COLUMN:
-            raise ValueError(f"of: {of}: must be one of {', '.join(COLUMN)}")
-        first, seconds = parse_difference(difference)
-    except ValueError as error:
-        raise ConfigError(f"conf/{file.name}: {name or studies}: {error}") from error
-    parts = [difference, "averaged" if entry.get("averaged") else "", "" if of == "loss" else of]
-    return Contrast(
-        name or f"{studies}/{', '.join(part for part in parts if part)}",
-        tuple(studies.split(", ")),
-        difference,
-        first,
-        seconds,
-        at=tuple(entry.get("at", ())),
-        averaged=entry.get("averaged", False),
-        of=of,
-        date=str(entry.get("date", "")),
-        question=entry.get("question", ""),
-    )
+def _contrast(studies: str, entry: Any, name: str) -> Contrast:
+    """Raises ValueError or TypeError for a wrong entry."""
+    options = {"difference": entry} if isinstance(entry, str) else dict(entry)
+    options.pop("study", "")
+    difference = options.pop("difference", "")
+    kind = [difference, "averaged" if options.get("averaged") else "", options.get("of", "")]
+    name = name or f"{studies}/{', '.join(part for part in kind if part)}"
+    first, *seconds = parse_difference(difference)
+    contrast = Contrast(name, tuple(studies.split(", ")), first, tuple(seconds), **options)
+    check_names(contrast)
+    return contrast
 
 
-def parse_difference(text: str) -> tuple[tuple[str, str], tuple[tuple[str, str], ...]]:
-    """`crope - rope`, `crope - lowrank halved`, `crope at A - rope at B`, or one model; as terms
-    (model, setting). Raises ValueError.
+def check_names(contrast: Contrast) -> None:
+    """Raises ValueError for a model or a setting that a study does not have: it would have no line
+    and no message. Raises ConfigError for no such study.
+    """
+    if contrast.of not in OF:
+        raise ValueError(f"of: {contrast.of}: must be one of {', '.join(OF)}")
+    named = [f"model={model}" for model, _ in contrast.terms]
+    for setting in [*contrast.at, *(setting for _, setting in contrast.terms if setting)]:
+        named += setting.split(", ")
+    for study in contrast.studies:
+        axes = study_axes(study)
+        for choice in named:
+            axis, _, value = choice.partition("=")
+            if value not in axes.get(axis, ()):
+                raise ValueError(f"conf/study/{study}.yaml has no {choice}")
+
+
+def parse_difference(text: str) -> list[Term]:
+    """The terms of `crope - rope`, `crope - lowrank halved`, `crope at A - rope at B` or of one
+    model. Raises ValueError.
     """
     left, _, right = text.partition(" - ")
     first = TERM.fullmatch(left)
-    seconds = list(TERM.finditer(right))
     if first is None or TERM.sub("", right).strip():
         raise ValueError(f"difference: '{text}' is not of the form `crope - rope`")
-    terms = [(term["model"], term["setting"] or "") for term in (first, *seconds)]
-    return terms[0], tuple(terms[1:])
+    return [(term["model"], term["setting"] or "") for term in (first, *TERM.finditer(right))]
 
 
 def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
-    """One line per study, corpus, row, setting and seed that every term of the contrast has:
-    `nats`. A diverged run makes it infinite.
+    """One line per study, corpus, row, setting and seed that every term of the contrast has: the
+    loss of each term by its label, and `nats`, which a diverged run makes infinite.
 
     runs   the frame of `by_study`
     """
-    asked = runs[runs["study"].isin(contrast.studies) & runs["model"].isin(contrast.models)]
-    where = ["study", "dataset", "row", "seed"]
-    columns = ["model", "setting"]
-    if not contrast.first[1]:  # the same setting on both sides
-        where, columns = [*where, "setting"], ["model"]
+    models = [model for model, _ in contrast.terms]
+    asked = runs[runs["study"].isin(contrast.studies) & runs["model"].isin(models)]
+    where = ["study", "dataset", "row", "setting", "seed"]
+    one_setting = not contrast.first[1]
+    if one_setting:  # on both sides
         asked = asked[asked["setting"].isin(contrast.at)] if contrast.at else asked
-    values = asked.pivot_table(
-        index=where, columns=columns, values=COLUMN[contrast.of], sort=False, dropna=False
-    )
-    terms = [contrast.first, *contrast.seconds]
-    names = terms if "setting" in columns else [model for model, _ in terms]
-    values = values.reindex(columns=names).dropna()
-    nats = values[names[0]]
-    if contrast.seconds:
-        nats = nats - values[names[1:]].mean(axis=1)
-    lines = nats.rename("nats").reset_index()
-    return lines if "setting" in lines else lines.assign(setting="")
+        asked = asked.assign(term=asked["model"].map(term_label))
+    else:
+        terms = zip(asked["model"], asked["setting"], strict=True)
+        asked = asked.assign(term=[term_label(*term) for term in terms], setting="")
+    labels = [term_label(*term) for term in contrast.terms]
+    losses = asked.pivot_table(OF[contrast.of][0], where, "term", sort=False)
+    losses = losses.reindex(columns=labels).dropna()
+    first, seconds = losses[labels[0]], losses[labels[1:]]
+    nats = first - seconds.mean(axis=1) if contrast.seconds else first
+    nats = nats.fillna(np.inf)  # where both sides diverged
+    return losses.assign(nats=nats).reset_index()
 
 
 def estimate(by_seed: pd.Series) -> dict[str, float]:
-    """n, mean, sample standard deviation and Student's interval; NaN for what one seed does not
+    """n, mean, sample standard deviation and Student's interval; NaN for what these seeds do not
     give.
     """
-    n, mean = len(by_seed), by_seed.mean() if len(by_seed) else np.nan
-    if n < 2 or not np.isfinite(by_seed).all():
-        return {"n": n, "mean": mean, "std": np.nan, "low": np.nan, "high": np.nan}
-    low, high = stats.ttest_1samp(by_seed, 0).confidence_interval(LEVEL)
-    return {"n": n, "mean": mean, "std": by_seed.std(), "low": low, "high": high}
+    std = low = high = np.nan
+    if len(by_seed) > 1 and np.isfinite(by_seed).all():
+        std = by_seed.std()
+        low, high = stats.ttest_1samp(by_seed, 0).confidence_interval(LEVEL)
+    mean = by_seed.mean()
+    return {"n": len(by_seed), "mean": mean, "std": std, "low": low, "high": high}
 
 
 def answer(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
-    """A line per row and setting over all its corpora, and one per corpus where there are several:
-    name, dataset (empty: all), row, setting, n, planned, complete, mean, std, low, high, by_seed.
+    """The columns LINE: a line per row and setting over all its corpora, and one per corpus where
+    there are several; in Tables 1 and 2 only these.
 
     No interval before every planned seed is there.
     """
     lines = []
+    plan = runs[runs["study"].isin(contrast.studies)]
     by_seed = differences(runs, contrast)
     if contrast.averaged:
-        settings = contrast.at or runs.loc[runs["study"].isin(contrast.studies), "setting"].unique()
-        by_seed = _average(by_seed, "setting", len(settings))
+        by_seed = _average(by_seed, "setting", len(contrast.at) or plan["settings"].max())
     planned = sum(len(planned_seeds(study)) for study in contrast.studies)
-    separate = contrast.studies[0] in TABLES  # a line per corpus, as in the tables
+    corpora = plan.groupby("row")["corpora"].max().to_dict()
     for (row, setting), part in by_seed.groupby(["row", "setting"], sort=False):
-        corpora = part["dataset"].unique()
-        pooled = _average(part, "dataset", len(corpora))
-        groups = {"": pooled["nats"].set_axis(pooled["seed"])}
-        if len(corpora) > 1:
-            for dataset, of_corpus in part.groupby("dataset", sort=False):
-                groups[str(dataset)] = of_corpus["nats"].set_axis(of_corpus["seed"])
-            if separate:
-                del groups[""]
+        groups = dict(list(part.groupby("dataset", sort=False)["nats"]))
+        if corpora[row] > 1 and contrast.studies[0] not in TABLES:
+            groups = {"": _average(part, "dataset", corpora[row])["nats"]} | groups
         for dataset, nats in groups.items():
-            only = corpora[0] if len(corpora) == 1 else dataset
-            line: dict[str, Any] = {
-                "name": contrast.name,
-                "dataset": only,
-                "row": row,
-                "setting": setting,
-            }
-            line |= {"planned": planned, "complete": len(nats) >= planned} | estimate(nats)
-            if not line["complete"]:
-                line |= {"low": np.nan, "high": np.nan}
-            lines.append(line | {"by_seed": nats})
+            complete = len(nats) >= planned
+            line = {"name": contrast.name, "dataset": dataset, "row": row, "setting": setting}
+            line |= {"planned": planned, "complete": complete, "by_seed": nats} | estimate(nats)
+            lines.append(line if complete else line | {"low": np.nan, "high": np.nan})
     if contrast.date and not lines:  # a plan without a run is shown all the same
-        nothing = {"row": "", "setting": "", "complete": False, "n": 0}
-        lines.append({"name": contrast.name, "dataset": "", "planned": planned} | nothing)
+        nothing = dict.fromkeys(("dataset", "row", "setting"), "")
+        lines.append(
+            {"name": contrast.name, **nothing, "planned": planned, "complete": False, "n": 0}
+        )
     return pd.DataFrame(lines, columns=LINE)
 
 
@@ -228,7 +231,7 @@ def _average(lines: pd.DataFrame, over: str, size: int) -> pd.DataFrame:
 
 
 def answers(runs: pd.DataFrame, contrasts: Mapping[str, Contrast]) -> pd.DataFrame:
-    """The lines of all contrasts, in their order. Contrasts without a run have none."""
+    """The lines of all contrasts, in their order. Exploratory ones without a run have none."""
     parts = [answer(runs, contrast) for contrast in contrasts.values()]
     return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
 

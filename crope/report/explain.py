@@ -3,117 +3,131 @@ question (CELL=P1) or another difference (CELL=cost/mqa-rope). Published runs ar
 """
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from crope.errors import UserError
-from crope.report.evidence import Contrast, answers, differences, load_contrasts
-from crope.report.frame import Runs, by_study, load_runs, relative_path
-from crope.report.tables import interval_text, losses, plus_minus
+from crope.report.evidence import (
+    Contrast,
+    answer,
+    check_names,
+    differences,
+    load_contrasts,
+    parse_difference,
+)
+from crope.report.frame import (
+    DATASET_LABELS,
+    PUBLISHED,
+    PUBLISHED_SCALE,
+    by_study,
+    load_runs,
+    relative_path,
+    study_cells,
+)
+from crope.report.tables import PROTOCOLS, interval_text, losses, place, plus_minus
 from crope.runs.compose import group_files
 from crope.runs.study import TABLES, expected_rows, expected_table_rows
 
-MADE = ["path", "precision", "provenance.commit", "provenance.device"]  # where a run was made
+MADE = ["precision", "provenance.commit", "provenance.device", "path"]  # how a run was made
+PLACE = ["study", "dataset", "row", "setting", "seed"]
 
 
 def explain(
-    name: str | None, *, results_dir: Path, scale: str | None = None, folders: tuple[Path, ...] = ()
+    name: str | None,
+    *,
+    results_dir: Path,
+    scale: str | None = None,
+    folders: Sequence[Path] = (),
+    published: Path = PUBLISHED,
 ) -> str:
-    """A table of the runs behind `name`: seed, loss, where it was made; then mean, ± and interval.
+    """A table of the runs behind `name`: seed, loss, how it was made; then mean, ± and interval.
     Without a name the list of all names.
 
     Raises UserError with similar names if there is no such number.
     """
-    runs = load_runs(results_dir=results_dir, scale=scale, folders=folders)
+    runs = load_runs(results_dir=results_dir, scale=scale, folders=folders, published=published)
     contrasts = load_contrasts()
-    cells = _table_cells(runs)
+    table_rows = expected_table_rows(runs.scale, list(DATASET_LABELS))
+    cells = list(_cell_names(study_cells(table_rows)))
     if name is None:
         questions = [f"{key}  {contrast.question}".rstrip() for key, contrast in contrasts.items()]
         return "\n".join([*cells, *questions])
-    if name in cells:
-        return _explain_cell(cells[name])
     short = {key.replace(" ", ""): contrast for key, contrast in contrasts.items()}
     contrast = short.get(name.replace(" ", "")) or _other_contrast(name)
-    if contrast:
-        return "\n\n".join(_explain_difference(runs, contrast))
-    names = [*cells, *contrasts]
-    near = ", ".join(difflib.get_close_matches(name, names)) or "one of the list"
-    raise UserError(
-        f"'{name}': no such cell or difference; did you mean {near}? Without CELL: a list"
-    )
+    if contrast is None and name not in cells:
+        near = ", ".join(difflib.get_close_matches(name, [*cells, *contrasts])) or "one of the list"
+        raise UserError(
+            f"'{name}': no such cell or difference; did you mean {near}? Without CELL: a list"
+        )
+    studies = contrast.studies if contrast else (name.split("/")[0],)
+    sources = {"yours": (runs.own, runs.scale), "published": (runs.published, PUBLISHED_SCALE)}
+    parts = []
+    for title, (frame, its_scale) in sources.items():
+        rows = [*expected_table_rows(its_scale, list(DATASET_LABELS)), *expected_rows(its_scale)]
+        joined = by_study(frame, [row for row in rows if row.study in studies])
+        text = _explain_difference(joined, contrast) if contrast else _explain_cell(joined, name)
+        if text:
+            parts.append(f"{name} ({title})\n{text}")
+    return "\n\n".join(parts) or f"{name}: no run yet; `make reproduce STUDY={studies[0]}`"
 
 
-def _table_cells(runs: Runs) -> dict[str, pd.DataFrame]:
-    """The runs of each cell of Tables 1 and 2 that has any: table1/<dataset>/<model>,
-    table2/<row>/<model>.
-    """
-    joined = by_study(runs.shown, expected_table_rows(runs.scale, runs.datasets))
-    place = joined["dataset"].where(joined["study"] == TABLES[0], joined["row"])
-    names = joined["study"] + "/" + place + "/" + joined["model"]
-    return {str(name): of_cell for name, of_cell in joined.groupby(names, sort=False)}
+def _cell_names(cells: pd.DataFrame) -> pd.Series:
+    """table1/<dataset>/<model> and table2/<row>/<model>."""
+    where = cells["dataset"].where(cells["study"] == TABLES[0], cells["row"])
+    return cells["study"] + "/" + where + "/" + cells["model"]
 
 
 def _other_contrast(name: str) -> Contrast | None:
-    """<study>/<model>-<model> of any study that is not asked in conf/contrasts.yaml."""
-    study, _, models = name.partition("/")
-    first, *second = (model.strip() for model in models.split("-"))
-    if study not in group_files("study") or len(second) != 1:
+    """<study>/<model>-<model> of any study, which conf/contrasts.yaml need not ask."""
+    study, _, difference = name.partition("/")
+    if study not in group_files("study"):
         return None
-    return Contrast(name, (study,), models, (first, ""), ((second[0], ""),))
+    try:
+        first, *seconds = parse_difference(difference.replace("-", " - "))
+        contrast = Contrast(name, (study,), first, tuple(seconds))
+        check_names(contrast)
+    except ValueError:
+        return None
+    return contrast
 
 
-def _explain_cell(runs: pd.DataFrame) -> str:
-    names = {"loss": "full", "val_sampled.mean_nats": "sampled"}
-    rows = runs.sort_values("seed").rename(columns=names)
-    lines = [_printed(rows[["seed", *names.values(), *MADE]])]
-    for line in losses(runs).to_dict("records"):
-        mean = plus_minus(line["mean"], line["std"], 6)
-        lines.append(f"{line['protocol']}: {mean}, n = {line['n']}")
+def _explain_cell(joined: pd.DataFrame, name: str) -> str:
+    runs = joined[_cell_names(joined) == name]
+    if runs.empty:
+        return ""
+    columns = {"seed": "seed", "loss": "full", "val_sampled.mean_nats": "sampled"}
+    lines = [_printed(runs.sort_values("seed").rename(columns=columns), list(columns.values()))]
+    for protocol in PROTOCOLS:
+        ((n, mean, std),) = losses(runs, protocol).to_numpy()
+        lines.append(f"{protocol}: {plus_minus(mean, std, 6)}, n = {n:.0f}")
     return "\n".join(lines)
 
 
-def _explain_difference(runs: Runs, contrast: Contrast) -> list[str]:
-    """One table per corpus and setting, and the lines that are printed of it."""
-    rows = [*expected_rows(runs.scale), *expected_table_rows(runs.scale)]
-    rows = [row for row in rows if row.study in contrast.studies]
-    parts = []
-    for title, frame in {"yours": runs.own, "published": runs.published}.items():
-        joined = by_study(frame, rows)
-        if not set(contrast.models) <= set(joined["model"]):
-            continue
-        parts += _difference_parts(joined, contrast, title)
-    return parts or [f"{contrast.name}: no run yet; `make reproduce STUDY={contrast.studies[0]}`"]
+def _explain_difference(runs: pd.DataFrame, contrast: Contrast) -> str:
+    """The losses behind each difference, with how the first model's run was made; then what is
+    printed of them.
+    """
+    by_seed = differences(runs, contrast)
+    if by_seed.empty:
+        return ""
+    model, setting = contrast.first
+    first = runs[runs["model"] == model]
+    if setting:
+        first = first[first["setting"] == setting].assign(setting="")
+    named = [name for name in PLACE if by_seed[name].nunique() > 1 or name == "seed"]
+    by_seed = by_seed.rename(columns={"nats": "difference"})
+    columns = [*named, *by_seed.columns.difference(PLACE, sort=False)]
+    lines = [_printed(by_seed.merge(first[[*PLACE, *MADE]], on=PLACE), columns)]
+    for line in answer(runs, contrast).to_dict("records"):
+        lines.append(f"{contrast.label}; {place(line)}: {interval_text(line)}, n = {line['n']}")
+    return "\n".join(lines)
 
 
-def _difference_parts(runs: pd.DataFrame, contrast: Contrast, title: str) -> list[str]:
-    """A table per corpus and setting with the losses behind each difference; then what is printed."""
-    compared = runs[runs["study"].isin(contrast.studies) & runs["model"].isin(contrast.models)]
-    places = ["study", "dataset", "row", "setting"]
-    parts = []
-    for _, part in differences(runs, contrast).groupby(places, sort=False):
-        study, dataset, row, setting = map(str, part.iloc[0][places])
-        here = compared["study"].eq(study) & compared["dataset"].eq(dataset)
-        of_place = compared[here & compared["row"].eq(row)]
-        names = of_place["model"] + " at " + of_place["setting"]
-        if setting or not contrast.first[1]:  # one setting on both sides
-            of_place = of_place[of_place["setting"] == setting]
-            names = of_place["model"]
-        table = of_place.assign(name=names).pivot(index="seed", columns="name", values="loss")
-        table["difference"] = part.set_index("seed")["nats"]
-        table = table.join(of_place.drop_duplicates("seed").set_index("seed")[MADE])
-        head = ", ".join(word for word in (study, dataset, row, setting) if word)
-        parts.append(f"{contrast.name} ({title}): {head}\n{_printed(table.reset_index())}")
-    for line in answers(runs, {contrast.name: contrast}).to_dict("records"):
-        words = (line["dataset"] or "all corpora", line["row"], line["setting"])
-        place = ", ".join(word for word in words if word)
-        parts.append(f"{contrast.label}; {place}: {interval_text(line)}, n = {line['n']}")
-    return parts
-
-
-def _printed(runs: pd.DataFrame) -> str:
-    """The runs as text: seed, losses, folder, precision, commit, device."""
-    shown = runs.rename(columns={name: name.rsplit(".", 1)[-1] for name in MADE})
-    shown["path"] = [relative_path(Path(path).parent) for path in runs["path"]]
+def _printed(runs: pd.DataFrame, columns: list[str]) -> str:
+    """These columns and MADE, with short names."""
+    shown = runs[[*columns, *MADE]].rename(columns=lambda name: name.removeprefix("provenance."))
+    shown["path"] = shown["path"].map(relative_path)
     shown["commit"] = shown["commit"].str[:12]
     return shown.to_string(index=False, float_format="{:.6f}".format)

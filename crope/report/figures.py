@@ -1,9 +1,7 @@
-"""Figures of the report: Fig. 4, the difference at each learning rate, all models beside RoPE,
-lengths beyond the trained one, widths.
+"""Figures of the report: Fig. 4, the difference at each learning rate, all models beside RoPE.
 
-Each function takes frames (runs of `by_study`, lines of `answers`) and gives a matplotlib Figure;
-Each model has one colour, marker and line style
-everywhere. Intervals are drawn above the dots.
+Each function takes frames (runs of `by_study`, lines of `answers`) and gives a matplotlib Figure.
+Each model has one colour, marker and line style everywhere. Intervals are drawn above the dots.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,13 +23,14 @@ DRAWN_LAST = "crope"  # over RoPE, whose line it nearly covers; its dashes let R
 NATS = "nats per token"
 
 
-def fig4(curves: pd.DataFrame, runs: pd.DataFrame, datasets: Sequence[str]) -> Figure:
+def fig4(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     """Validation (top) and training loss of the base row: a column per dataset, mean over seeds,
     band from lowest to highest seed; markers are the full validation loss, dotted lines the steps
     at which the learning rate drops. The paper's text puts training on top, its caption validation.
 
     curves   of `curves_of(runs)`
     """
+    datasets = runs["dataset"].unique()
     figure, axes = _axes(2, len(datasets), (3.5, 2.6))
     base = curves[curves["row"] == "base"]
     for (top, bottom), dataset in zip(axes.T, datasets, strict=True):
@@ -119,15 +118,15 @@ def rates(runs: pd.DataFrame, lines: pd.DataFrame) -> Figure:
 def models(lines: pd.DataFrame, title: str) -> Figure:
     """Every model minus RoPE, one line per model, the lowest on top.
 
-    lines   of `answers`, with the model in the column `first`
+    lines   of `answers`, with a column `model`
     """
     order = lines.sort_values("mean", ignore_index=True)
     figure, axes = _axes(1, 1, (6.2, 0.5 + 0.25 * len(order)))
     axis = axes[0][0]
     axis.axvline(0, color=MUTED, linewidth=0.8)
     for at, line in enumerate(order.to_dict("records")):
-        _draw_difference(axis, line, at, sideways=True, model=line["first"])
-    axis.set(yticks=range(len(order)), yticklabels=list(map(model_label, order["first"])))
+        _draw_difference(axis, line, at, sideways=True, model=line["model"])
+    axis.set(yticks=range(len(order)), yticklabels=list(map(model_label, order["model"])))
     axis.set(ylim=(len(order) - 0.5, -0.5), title=title, xlabel=f"model − RoPE ({NATS})")
     axis.grid(False, axis="y")
     return figure
@@ -151,77 +150,10 @@ def _draw_difference(
     draw([line["mean"]], color=colour, marker=marker, markersize=5, gid="mean", zorder=4)
 
 
-def length(runs: pd.DataFrame) -> Figure:
-    """Loss by length (± standard deviation over seeds), and by position in the longest sequences: a
-    row per dataset. The dashed line is the training length.
-
-    runs   of one study, with the columns lengths and positions
-    """
-    datasets = runs["dataset"].unique()
-    figure, axes = _axes(len(datasets), 2, (4.6, 2.8))
-    for (left, right), dataset in zip(axes, datasets, strict=True):
-        of_dataset = runs[runs["dataset"] == dataset]
-        by_length = _measured(of_dataset, "lengths")
-        _error_lines(left, by_length, "at", "value")
-        for model, of_model in _by_model(_measured(of_dataset, "positions")):
-            by_position = of_model.groupby("at")["value"].mean()
-            right.plot(by_position.index, by_position, label=model, **_line(model))
-        trained = of_dataset["config.train.seq_len"].iloc[0]
-        right.axvline(trained, color=MUTED, linewidth=0.9, linestyle="--")
-        lengths = sorted(by_length["at"].unique())
-        label = dataset_label(dataset)
-        left.set_xscale("log", base=2)
-        left.set_xticks(lengths, [f"{tokens:.0f}" for tokens in lengths])
-        left.set(title=f"{label}: by length", xlabel="length (tokens)", ylabel=f"loss ({NATS})")
-        right.set(title=f"{label}: by position", xlabel="position (tokens)")
-    _legend(figure, runs["model"].unique())
-    return figure
-
-
-def _measured(runs: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The pairs (length or position, loss) of `column`: one row per run and pair."""
-    measured = runs[["model", column]].explode(column, ignore_index=True)
-    pairs = pd.DataFrame(measured[column].to_list(), columns=["at", "value"])
-    return measured[["model"]].join(pairs)
-
-
-def scaling(runs: pd.DataFrame, lines: pd.DataFrame) -> Figure:
-    """Loss by parameters (± standard deviation over seeds), and CRoPE - RoPE by width.
-
-    runs    of one study with an axis model.d_model
-    lines   CRoPE - RoPE at each width, of `answers`
-    """
-    figure, axes = _axes(1, 2, (4.6, 2.8))
-    left, right = axes[0]
-    sizes = runs.groupby("config.model.d_model")["parameters.total"].max()
-    sized = runs.rename(columns={"parameters.total": "at", "loss": "value"})
-    _error_lines(left, sized, "at", "value")
-    left.set_xscale("log")
-    left.set_xticks(sizes, [f"{size / 1e6:.2g}" for size in sizes])
-    left.set_xticks([], minor=True)
-    left.set(title="by size", xlabel="parameters (millions)", ylabel=f"loss ({NATS})")
-    right.axhline(0, color=MUTED, linewidth=0.8)
-    for line in lines.to_dict("records"):
-        width = float(line["setting"].removeprefix("model.d_model="))
-        _draw_difference(right, line, np.log2(width))
-    right.set_xticks(np.log2(sizes.index), sizes.index)
-    right.set(title="CRoPE − RoPE", xlabel="width D")
-    _legend(figure, runs["model"].unique())
-    return figure
-
-
 def _axes(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
     width, height = size
     figure = new_figure(columns * width, rows * height + 0.3)
     return figure, figure.subplots(rows, columns, squeeze=False)
-
-
-def _error_lines(axis: Axes, runs: pd.DataFrame, by: str, column: str) -> None:
-    for model, of_model in _by_model(runs):
-        losses = of_model.groupby(by)[column].agg(["mean", "std"])
-        error = losses["std"].fillna(0)
-        style = _marked(model)
-        axis.errorbar(losses.index, losses["mean"], error, capsize=2, label=model, **style)
 
 
 def _by_model(runs: pd.DataFrame) -> Iterable[tuple[Any, pd.DataFrame]]:

@@ -15,23 +15,24 @@ import pandas as pd
 from crope import paper
 from crope.config import ROOT
 from crope.errors import InvalidRecord, UserError, one_line
-from crope.files import read_json, read_metrics
+from crope.files import read_metrics
 from crope.runs.identity import cell_key
 from crope.runs.published import (
-    EXTRAPOLATION,
     PUBLISHED,
     PublishedRun,
     is_set,
+    published_run,
     read_curves,
     read_set,
     set_folders,
 )
-from crope.runs.record import read_records, run_status
-from crope.runs.study import SCALES, TABLES, StudyRow
+from crope.runs.record import Record, read_records, run_status
+from crope.runs.study import SCALES, TABLES, StudyRow, unavailable_datasets
 
 PAIR = ("rope", "crope")  # whose difference a row of the tables is about
 OWN = "yours"  # the record set of the user's own runs
 DIVERGED = "NonFiniteLoss"  # the error of a run whose loss became infinite: a result of its rate
+PUBLISHED_SCALE = "quick"  # of published runs, where the file of their study names none
 LENGTHS = 4  # the length at which `beyond_nats` measures, over the training length
 DATASET_LABELS = paper.DATASET_LABELS | {"tiny": "tiny (Python's help texts)"}
 MODEL_LABELS = {
@@ -66,35 +67,47 @@ COLUMNS = [
     "seed",
     "cell_key",
     "loss",
+    "whole_config",
     "precision",
     "device_kind",
-    "val_full.final_nats",
-    "val_full.best_nats",
-    "val_full.tokens",
-    "val_full.whole_split",
     "val_sampled.mean_nats",
     "val_sampled.std_nats",
     "train.final_nats",
+    "beyond_nats",
     "parameters.total",
     "time.total_s",
+    "finished_utc",
     "error.type",
     "error.message",
     "error.step",
-    "finished_utc",
     "config.train.lr",
     "config.train.seq_len",
     "config.train.batch_size",
     "config.train.max_steps",
-    "config.model.d_model",
+    "config.train.lr_step_size",
     "provenance.commit",
-    "provenance.dirty",
     "provenance.device",
     "provenance.data.splits.train.sha256",
     "provenance.data.splits.validation.sha256",
-    "lengths",
-    "positions",
-    "beyond_nats",
 ]
+CELL_COLUMNS = [
+    "study",
+    "dataset",
+    "row",
+    "setting",
+    "model",
+    "cell_key",
+    "planned",
+    "corpora",
+    "settings",
+]
+# Equal in the runs that are compared: on one corpus of a study, and at one seed of a study.
+COMPARED = {
+    "provenance.data.splits.train.sha256": "dataset",
+    "provenance.data.splits.validation.sha256": "dataset",
+    "precision": "seed",
+    "device_kind": "seed",
+}
 
 
 def model_label(model: str) -> str:
@@ -143,8 +156,6 @@ def load_runs(
     `scale` defaults to that of most of the user's runs, else of most published ones; `smoke` only
     if there is no other, of equal ones the first of SCALES.
     """
-    from crope.runs.study import unavailable_datasets
-
     own, invalid = load_frame(tuple(folders) or [results_dir / "runs"])
     public, damaged = load_frame(set_folders(published))
     counts = (own if len(own) else public)["scale"].value_counts()
@@ -165,8 +176,9 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
     Columns: `record_set` (the set's name, or OWN), `path` (of a published run <set>/<run_id>),
     `status` (complete, failed or stale), `cell_key`, `loss` (final full validation loss; infinite
     if the run diverged), the fields of summary.json by their dotted names, `config.<dotted>` and
-    `provenance.<dotted>`; `lengths` and `positions` of extrapolation.json and `beyond_nats`.
-    Losses are in nats per token. Raises DataError for a damaged set.
+    `provenance.<dotted>`; `beyond_nats`; `whole_config`, a list of
+    the configuration. Losses are in nats per token. Of a run that lies in several
+    run folders the first counts. Raises DataError for a damaged set.
     """
     rows: list[dict[str, Any]] = []
     invalid: list[InvalidRecord] = []
@@ -177,62 +189,49 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
         records, damaged = read_records(folder)
         invalid += damaged
         for record in records:
-            measured = record.path / EXTRAPOLATION
-            later = read_json(measured) if measured.exists() else None
-            run = PublishedRun(
-                record.path.name, record.config, record.provenance, record.summary, later
-            )
-            rows.append(_row(run, OWN, record.path))
+            try:
+                rows.append(_row(published_run(record), OWN, record.path))
+            except InvalidRecord as error:
+                invalid.append(error)
     frame = pd.json_normalize(rows)
     frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame.columns])))
     # One block of memory per type, from which rows are selected ten times as fast.
     frame = frame.astype(dict.fromkeys(frame.select_dtypes("str"), object)).copy()
-    return frame, invalid
+    return frame.drop_duplicates(["record_set", "run_id"], ignore_index=True), invalid
 
 
 def _row(run: PublishedRun, record_set: str, path: Path) -> dict[str, Any]:
-    status = run_status(run)
-    loss = run.summary.get("val_full", {}).get("final_nats", np.nan)
-    if status == "failed" and run.summary["error"]["type"] == DIVERGED:
-        loss = np.inf
+    status = run_status(Record(path, run.config, run.summary, run.provenance))
     row = {
         **run.summary,
         "record_set": record_set,
         "path": str(path),
         "status": status,
         "cell_key": cell_key(run.config),
-        "loss": loss,
-        # The provenance of older runs states the threads before runtime.threads was set.
-        "threads": run.config["runtime"].get("threads") or run.provenance["threads"],
+        "loss": run.summary.get("val_full", {}).get("final_nats"),
         "config": run.config,
+        "whole_config": [run.config],  # in a list, which stays one value
         "provenance": run.provenance,
     }
+    if status == "failed" and run.summary["error"]["type"] == DIVERGED:
+        row |= {"loss": np.inf, "val_sampled": {"mean_nats": np.inf}}
     if run.extrapolation:
-        row |= _beyond(run.extrapolation, run.config["train"]["seq_len"])
+        row["beyond_nats"] = _beyond(run.extrapolation, run.config["train"]["seq_len"])
     return row
 
 
-def _beyond(measured: Mapping[str, Any], trained: int) -> dict[str, Any]:
-    """`lengths`: (length, loss); `positions`: (middle of a segment of positions, loss);
-    `beyond_nats`: loss at LENGTHS times the training length less that at it, of the tokens beyond
-    it. Below 0, more context helps.
+def _beyond(measured: Mapping[str, Any], trained: int) -> float | None:
+    """Loss at LENGTHS times the training length less that at it, of the tokens beyond it; None
+    where it was not measured. Below 0, more context helps.
 
     Tokens before it have the same context at both lengths and contribute 0, so the difference of
     the means over all tokens is divided by the share of those beyond, 1 - 1 / LENGTHS.
     """
-    loss_at = {}
-    for part in measured["lengths"]:
-        if part["loss_nats"] is not None:
-            loss_at[part["seq_len"]] = part["loss_nats"]
-    positions = []
-    for part in measured["by_position"]:
-        middle = (part["first"] + part["last"] + 1) / 2
-        positions.append((middle, part["loss_nats"]))
-    columns = {"lengths": list(loss_at.items()), "positions": positions}
-    if {trained, LENGTHS * trained} <= loss_at.keys():
-        change = loss_at[LENGTHS * trained] - loss_at[trained]
-        columns["beyond_nats"] = change / (1 - 1 / LENGTHS)
-    return columns
+    loss_at = {part["seq_len"]: part["loss_nats"] for part in measured["lengths"]}
+    before, after = loss_at.get(trained), loss_at.get(LENGTHS * trained)
+    if before is None or after is None:
+        return None
+    return (after - before) / (1 - 1 / LENGTHS)
 
 
 def load_curves(path: Path | str) -> pd.DataFrame:
@@ -250,75 +249,67 @@ def curves_of(runs: pd.DataFrame) -> pd.DataFrame:
     """The logged values of many runs: the columns path, dataset, row, model and seed of `runs`, and
     those of `load_curves`.
     """
-    names = ["path", "dataset", "row", "model", "seed"]
-    parts = []
-    for folder, of_folder in runs.groupby(runs["path"].map(lambda path: str(Path(path).parent))):
-        if is_set(Path(folder)):
-            curves = read_curves(Path(folder))
-            curves.insert(0, "path", folder + "/" + curves.pop("run_id"))
-            parts.append(curves[curves["path"].isin(of_folder["path"])])
+    parts = [pd.DataFrame(columns=["path", "step"])]
+    for folder in sorted({Path(path).parent for path in runs["path"]}):
+        if is_set(folder):
+            curves = read_curves(folder)
+            parts.append(curves.assign(path=f"{folder}/" + curves["run_id"]))
             continue
-        parts += [load_curves(path).assign(path=path) for path in of_folder["path"]]
-    logged = pd.concat(parts) if parts else pd.DataFrame(columns=["path", "step"])
-    return runs[names].merge(logged, on="path")
+        of_folder = [path for path in runs["path"] if Path(path).parent == folder]
+        parts += [load_curves(path).assign(path=path) for path in of_folder]
+    return runs[["path", "dataset", "row", "model", "seed"]].merge(pd.concat(parts), on="path")
 
 
 def by_study(runs: pd.DataFrame, rows: Iterable[StudyRow]) -> pd.DataFrame:
-    """One line per cell of a study and run: study, dataset, row, setting, model, seed, and the
-    columns of the run.
+    """One line per cell of a study and run: the columns of `study_cells`, seed, and the others of
+    the run.
 
-    setting   the values of the study's axes that vary within a row, but for data, model and seed
-    A run counts if it is complete or diverged and its seed planned. The runs of one seed of a study
-    are taken from the record set that has most of them, of equal ones that with most of the study:
-    a difference within a seed is then one of machine and precision. Tables 1 and 2 take every seed
+    A run counts if it is complete or diverged and its seed planned. Tables 1 and 2 take every seed
     that RoPE and CRoPE share, so that a row and its difference are of the same runs.
 
     Raises UserError as check_comparable does.
     """
-    cells = _cells(list(rows))
-    counted = runs[(runs["status"] == "complete") | (runs["error.type"] == DIVERGED)]
-    joined = cells.merge(counted, on=["cell_key", "model", "dataset", "row"])
-    pairs = zip(joined["seed"], joined["seeds"], strict=True)
-    in_plan = pd.Series([seed in planned for seed, planned in pairs], joined.index, dtype=bool)
-    joined = joined[in_plan | joined["study"].isin(TABLES)].drop(columns="seeds")
-    of_study = joined.groupby(["study", "record_set"])["run_id"].transform("size")
-    of_seed = joined.groupby(["study", "seed", "record_set"])["run_id"].transform("size")
-    order = joined.assign(of_seed=of_seed, of_study=of_study)
-    order = order.sort_values(["of_seed", "of_study", "record_set"], ascending=[False, False, True])
-    chosen = order.groupby(["study", "seed"])["record_set"].transform("first")
-    joined = joined[joined["record_set"] == chosen.sort_index()]
-    joined["pair"] = joined["model"].where(joined["model"].isin(PAIR))
-    of_seed = joined.groupby(["study", "dataset", "row", "seed"])["pair"].transform("nunique")
-    of_row = joined.groupby(["study", "dataset", "row"])["pair"].transform("nunique")
-    joined = joined[(of_seed == of_row) | ~joined["study"].isin(TABLES)]
-    joined = joined.drop(columns="pair").reset_index(drop=True)
+    counted = runs[runs["loss"].notna() & (runs["status"] != "stale")]
+    joined = study_cells(rows).merge(counted, on=["cell_key", "model", "dataset", "row"])
+    pairs = zip(joined["seed"], joined["planned"], strict=True)
+    planned = pd.Series([seed in seeds for seed, seeds in pairs], joined.index, dtype=bool)
+    of_table = joined["study"].isin(TABLES)
+    joined = _one_set_for_each_seed(joined[planned | of_table])
+    of_table = joined["study"].isin(TABLES)
+    joined = pd.concat([common_seeds(joined[of_table]), joined[~of_table]], ignore_index=True)
     check_comparable(joined)
     return joined
 
 
-def _cells(rows: Sequence[StudyRow]) -> pd.DataFrame:
-    """One line per study cell: study, dataset, row, setting, model, cell_key, seeds."""
+def study_cells(rows: Iterable[StudyRow]) -> pd.DataFrame:
+    """One line per cell: study, dataset, row, setting, model, cell_key, and of the plan its seeds
+    (`planned`) and the numbers of `corpora` and `settings` of a row.
+
+    setting   the values of the study's axes that vary within a row, but for data, model and seed
+    """
+    rows = list(rows)
     lines = []
     for row in rows:
         same_row = [other for other in rows if _place(other) == _place(row)]
-        chosen = []
-        for part in _settings(row):
-            if not all(part in _settings(other) for other in same_row):
-                chosen.append(part)
+        settings = {_settings(other) for other in same_row}
+        varied = []
+        for value in _settings(row):
+            if not all(value in other for other in settings):
+                varied.append(value)
         for cell in row.cells:
-            lines.append(
-                {
-                    "study": row.study,
-                    "dataset": cell.dataset,
-                    "row": cell.row,
-                    "setting": ", ".join(chosen),
-                    "model": cell.model,
-                    "cell_key": cell.key,
-                    "seeds": row.seeds,
-                }
-            )
-    names = ["study", "dataset", "row", "setting", "model", "cell_key", "seeds"]
-    return pd.DataFrame(lines, columns=names)
+            line = {
+                "study": row.study,
+                "dataset": cell.dataset,
+                "row": cell.row,
+                "setting": ", ".join(varied),
+                "model": cell.model,
+                "cell_key": cell.key,
+                "planned": row.seeds,
+                "corpora": len({other.dataset for other in same_row}),
+                "settings": len(settings),
+            }
+            lines.append(line)
+    return pd.DataFrame(lines, columns=CELL_COLUMNS)
 
 
 def _place(row: StudyRow) -> tuple[str, str]:
@@ -330,22 +321,43 @@ def _settings(row: StudyRow) -> tuple[str, ...]:
     return (*row.settings, f"model.d_model={row.width}")
 
 
+def _one_set_for_each_seed(joined: pd.DataFrame) -> pd.DataFrame:
+    """The runs of each seed of a study from one record set: the one that has most of them, of equal
+    ones that with most runs of the study. A difference within a seed is then of one machine.
+    """
+    of_seed = joined.groupby(["study", "seed", "record_set"])["run_id"].transform("size")
+    of_study = joined.groupby(["study", "record_set"])["run_id"].transform("size")
+    order = joined.assign(of_seed=of_seed, of_study=of_study)
+    order = order.sort_values(["of_seed", "of_study", "record_set"], ascending=[False, False, True])
+    chosen = order.drop_duplicates(["study", "seed"])
+    return joined.merge(chosen[["study", "seed", "record_set"]])
+
+
+def common_seeds(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs of the seeds that RoPE and CRoPE share in a row; all runs of a row that has one of
+    them only.
+    """
+    keys = ["study", "dataset", "row"]
+    paired = runs.assign(pair=runs["model"].where(runs["model"].isin(PAIR)))
+    of_seed = paired.groupby([*keys, "seed"])["pair"].transform("nunique")
+    of_row = paired.groupby(keys)["pair"].transform("nunique")
+    return runs[of_seed == of_row]
+
+
 def check_comparable(joined: pd.DataFrame) -> None:
     """Raises UserError if the runs of one study on one corpus differ in data, or those of one seed
     in precision or device kind.
 
     Commits may differ: the numerics version says whether a commit changed more than rounding.
     """
-    splits = [f"provenance.data.splits.{split}.sha256" for split in ("train", "validation")]
-    checks = [(["study", "dataset"], splits), (["study", "seed"], ["precision", "device_kind"])]
-    for keys, facts in checks:
-        kinds = joined.groupby(keys)[facts].nunique(dropna=False).max(axis=1)
-        for where in kinds.index[kinds > 1]:
-            of_group = joined[(joined[keys] == list(where)).all(axis=1)]
-            paths = of_group.drop_duplicates(facts)["path"].head(2)
+    for fact, of in COMPARED.items():
+        kinds = joined.groupby(["study", of])[fact].nunique(dropna=False)
+        for study, which in kinds.index[kinds > 1]:
+            group = joined[(joined["study"] == study) & (joined[of] == which)]
+            paths = ", ".join(group.drop_duplicates(fact)["path"].head(2))
             raise UserError(
-                f"{' '.join(map(str, where))}: runs differ in {facts[0].rsplit('.', 1)[-1]}"
-                f" ({', '.join(paths)}); move one kind to a folder of its own and name it with --runs"
+                f"{study}, {of} {which}: runs differ in {fact} ({paths});"
+                " move one kind to a folder of its own and name it with --runs"
             )
 
 

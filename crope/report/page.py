@@ -4,9 +4,10 @@ same bytes.
 
 import base64
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import pandas as pd
@@ -17,12 +18,19 @@ from crope.files import write_bytes, write_text
 from crope.report import agreement, figures, tables
 from crope.report.evidence import answers, load_contrasts
 from crope.report.findings import findings
-from crope.report.frame import PUBLISHED, Runs, by_study, curves_of, load_runs
-from crope.report.tables import Table
-from crope.runs.study import TABLES, StudyRow, expected_rows, expected_table_rows
+from crope.report.frame import (
+    PUBLISHED,
+    PUBLISHED_SCALE,
+    Runs,
+    by_study,
+    common_seeds,
+    curves_of,
+    load_runs,
+)
+from crope.report.tables import Table, to_csv
+from crope.runs.study import TABLES, expected_rows, expected_table_rows
 from crope.style import render
 
-PUBLISHED_SCALE = "quick"  # of the studies that are published, where their files name none
 TEMPLATE = Path(__file__).with_name("page.html")
 PROTOCOL_NOTES = (
     "full: loss after the last step on the validation split or, at the smaller scales, on a fixed"
@@ -34,21 +42,29 @@ PROTOCOL_NOTES = (
 )
 
 
+# Studies of whole rows of Tables 1 and 2 at the paper's own size.
+PAPER_SIZE = ("paper_row", "paper_row_xpos", "paper_rows", "paper_ptb")
+# CRoPE - RoPE at each of their rates is one curve: the same corpus, steps, warm-up and seeds.
+RATE_STUDIES = ("tuned_lr", "rate_edge")
+
+
 @dataclass(frozen=True)
 class Report:
-    """What is printed. `differences` are lines of `answers` of the published runs, `own` those of
-    the user's.
+    """What is printed.
+
+    shown         the runs of Tables 1 and 2, of `by_study`, and `cells`, the keys of their cells
+    published     the published runs, of `by_study`, and `differences`, their lines of `answers`
+    own           the lines of the user's runs
     """
 
     runs: Runs
-    rows: Sequence[StudyRow]
-    joined: pd.DataFrame
-    published: pd.DataFrame
+    shown: pd.DataFrame
+    cells: Sequence[str]
     losses: Sequence[Table]
+    published: pd.DataFrame
     differences: pd.DataFrame
     own: pd.DataFrame
     sentences: Sequence[str]
-    pictures: dict[str, Figure] = field(default_factory=dict)
 
 
 def collect(runs: Runs) -> Report:
@@ -56,43 +72,33 @@ def collect(runs: Runs) -> Report:
     comparable.
     """
     contrasts = load_contrasts()
-    table_rows = expected_table_rows(runs.scale, runs.datasets)
-    public_rows = [*expected_table_rows(PUBLISHED_SCALE), *expected_rows(PUBLISHED_SCALE)]
-    published = by_study(runs.published, public_rows)
-    rows = public_rows
+    studies = expected_rows(PUBLISHED_SCALE)
+    published = by_study(runs.published, [*expected_table_rows(PUBLISHED_SCALE), *studies])
     if runs.scale != PUBLISHED_SCALE:
-        rows = [*table_rows, *expected_rows(runs.scale)]
-    own = by_study(runs.own, rows)
-    joined = own if runs.shown is runs.own else by_study(runs.published, table_rows)
-    large = _paper_size(published) if runs.scale != "paper" else published.iloc[:0]
+        studies = expected_rows(runs.scale)
+    table_rows = expected_table_rows(runs.scale, runs.datasets)
+    own = by_study(runs.own, [*table_rows, *studies])
+    shown = own if runs.shown is runs.own else by_study(runs.published, table_rows)
+    shown = shown[shown["study"].isin(TABLES)]
+    large = published[published["study"].isin(PAPER_SIZE) & (runs.scale != "paper")]
+    large = common_seeds(large.drop_duplicates("run_id"))
     reasons = tables.missing_reasons(runs, table_rows)
     losses = []
     for name in TABLES:
-        of_table = [row for row in table_rows if row.study == name]
-        of_runs = joined[joined["study"] == name]
-        losses.append(tables.loss_table(name, of_table, of_runs, large, reasons))
+        rows = [row for row in table_rows if row.study == name]
+        of_table = shown[shown["study"] == name]
+        losses.append(tables.loss_table(name, rows, of_table, large, reasons))
     differences = answers(published, contrasts)
-    sentences = findings(differences) if len(published) else []
     return Report(
         runs,
-        rows,
-        joined,
-        published,
+        shown,
+        [cell.key for row in table_rows for cell in row.cells],
         losses,
+        published,
         differences,
-        answers(own, contrasts).query("n > 0"),
-        sentences,
+        own=answers(own, contrasts).query("n > 0"),
+        sentences=findings(differences) if len(published) else [],
     )
-
-
-def _paper_size(published: pd.DataFrame) -> pd.DataFrame:
-    """The runs of whole rows at the paper's own size, each once."""
-    large = published[published["study"].isin(PAPER_SIZE)]
-    return large.drop_duplicates(["run_id", "record_set"])
-
-
-# Studies of whole rows of Tables 1 and 2 at the paper's own size.
-PAPER_SIZE = ("paper_row", "paper_row_xpos", "paper_rows", "paper_ptb")
 
 
 def build_report(
@@ -114,14 +120,14 @@ def build_report(
     report = collect(runs)
     if out_dir is None:  # a smoke test leaves the report of other runs
         out_dir = results_dir / ("report-smoke" if runs.scale == "smoke" else "report")
-    for name, figure in draw(report).items():
-        report.pictures[name] = figure
-    files = {f"{table.name}.csv": table.csv() for table in report.losses}
+    pictures = draw(report)
+    files = {f"{table.name}.csv": to_csv(table.numbers) for table in report.losses}
     files["differences.csv"] = difference_csv(report)
-    files["runs.csv"] = runs.shown.to_csv(index=False, lineterminator="\n")
-    files["index.html"] = render_page(report)
-    if "fig4" in report.pictures:
-        write_bytes(out_dir / "fig4.png", render(report.pictures["fig4"], "png"))
+    exact = runs.shown.drop(columns="whole_config")
+    files["runs.csv"] = exact.to_csv(index=False, lineterminator="\n")
+    files["index.html"] = render_page(report, pictures)
+    if "fig4" in pictures:
+        write_bytes(out_dir / "fig4.png", render(pictures["fig4"], "png"))
     for name, content in files.items():  # the page is last: it links to the others
         write_text(out_dir / name, content)
     print_report(report, out_dir / "index.html")
@@ -131,54 +137,36 @@ def build_report(
 def draw(report: Report) -> dict[str, Figure]:
     """The figures by name; those without runs are left out."""
     drawn = {}
-    of_table = report.joined[report.joined["study"] == TABLES[0]]
+    of_table = report.shown[report.shown["study"] == TABLES[0]]
     if len(of_table):
-        datasets = list(of_table["dataset"].unique())
-        drawn["fig4"] = figures.fig4(curves_of(of_table), of_table, datasets)
-    published = report.published
-    if len(rate_runs := published[published["study"].isin(RATE_STUDIES)]):
-        drawn["rates"] = figures.rates(rate_runs, rate_lines(report.differences))
-    lines = report.differences[report.differences["name"].isin(beside_rope())]
+        drawn["fig4"] = figures.fig4(curves_of(of_table), of_table)
+    runs, lines = report.published, report.differences
+    rate_runs = runs[runs["study"].isin(RATE_STUDIES)]
+    if len(rate_runs):
+        names = [f"{study}/crope - rope" for study in RATE_STUDIES]
+        drawn["rates"] = figures.rates(rate_runs, lines[lines["name"].isin(names)])
     lines = lines[(lines["dataset"] == "") & (lines["n"] > 0)]
+    lines = lines.assign(model=lines["name"].map(beside_rope())).dropna(subset="model")
     if len(lines):
-        first = lines["name"].map(lambda name: load_contrasts()[name].first[0])
         title = "After 3,200 steps at the paper's learning rate, 95 % over seeds"
-        drawn["models"] = figures.models(lines.assign(first=first), title)
-    measured = report.joined[report.joined["study"] == "length"].dropna(subset="lengths")
-    if len(measured):
-        drawn["length"] = figures.length(measured)
-    widths = report.joined[report.joined["study"] == "scaling"]
-    if len(widths):
-        lines = report.differences
-        lines = lines[(lines["name"] == "scaling/crope - rope") & (lines["dataset"] == "ptb")]
-        drawn["scaling"] = figures.scaling(widths[widths["dataset"] == "ptb"], lines)
+        drawn["models"] = figures.models(lines, title)
     return drawn
 
 
-# CRoPE - RoPE at each of their rates is one curve: the same corpus, steps, warm-up and seeds.
-RATE_STUDIES = ("tuned_lr", "rate_edge")
-
-
-def rate_lines(differences: pd.DataFrame) -> pd.DataFrame:
-    """CRoPE - RoPE at each learning rate."""
-    names = [f"{study}/crope - rope" for study in RATE_STUDIES]
-    return differences[differences["name"].isin(names)]
-
-
-def beside_rope() -> list[str]:
-    """The contrasts of the study `cost` that subtract RoPE, P1 among them."""
-    names = []
+def beside_rope() -> dict[str, str]:
+    """Contrast -> model, of the contrasts of the study `cost` that subtract RoPE, P1 among them."""
+    models = {}
     for name, contrast in load_contrasts().items():
+        model = contrast.first[0]
         beside = contrast.studies == ("cost",) and contrast.seconds == (("rope", ""),)
-        if beside and contrast.first[0] != "nope":  # ten times as far away
-            names.append(name)
-    return names
+        if beside and model != "nope":  # ten times as far away
+            models[name] = model
+    return models
 
 
 def difference_csv(report: Report) -> str:
     parts = [report.differences.assign(runs="published"), report.own.assign(runs="yours")]
-    lines = pd.concat(parts, ignore_index=True).drop(columns="by_seed")
-    return lines.to_csv(index=False, lineterminator="\n", float_format="%.6f")
+    return to_csv(pd.concat(parts).drop(columns="by_seed"))
 
 
 def difference_tables(lines: pd.DataFrame, title: str) -> list[Table]:
@@ -193,35 +181,37 @@ def difference_tables(lines: pd.DataFrame, title: str) -> list[Table]:
     return parts
 
 
-def render_page(report: Report) -> str:
+def render_page(report: Report, pictures: Mapping[str, Figure]) -> str:
     """page.html filled in; text is escaped."""
     runs = report.runs
-    cells = [cell.key for row in report.rows if row.study in TABLES for cell in row.cells]
-    own = [tables.own_table(runs, cells), tables.other_runs_table(runs, cells, {})]
-    loader = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    template = loader.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    whose = "your runs" if runs.shown is runs.own else "the published runs"
+    own = [tables.own_table(runs, report.cells), tables.other_runs_table(runs, report.cells)]
     images = {}
-    for name, figure in report.pictures.items():
+    for name, figure in pictures.items():
         data = base64.b64encode(render(figure)).decode()
         images[name] = f"data:image/svg+xml;base64,{data}"
-    return template.render(
-        report=report,
-        origin=_origin(runs),
-        notes=PROTOCOL_NOTES,
-        images=images,
-        own=[table for table in own if len(table.frame)],
-        differences=difference_tables(report.differences, "Differences of the published runs"),
-        own_differences=difference_tables(report.own, "Differences of your runs"),
-        repeats=agreement.repeats_table(agreement.repeats(runs.published)),
+    context = {
+        "report": report,
+        "origin": f"{report.shown['path'].nunique()} of {whose}",
+        "notes": PROTOCOL_NOTES,
+        "images": images,
+        "own": [table for table in own if len(table.frame)],
+        "differences": difference_tables(report.differences, "Differences of the published runs"),
+        "own_differences": difference_tables(report.own, "Differences of your runs"),
+        "repeats": agreement.repeats_table(agreement.repeats(runs.published)),
+    }
+    return render_template(TEMPLATE, context, autoescape=True)
+
+
+def render_template(template: Path, context: Mapping[str, Any], *, autoescape: bool) -> str:
+    environment = jinja2.Environment(
+        autoescape=autoescape,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
     )
-
-
-def _origin(runs: Runs) -> str:
-    shown = runs.shown[runs.shown["scale"] == runs.scale]
-    whose = "your runs" if runs.shown is runs.own else "the published runs"
-    return f"{len(shown)} of {whose} at the scale {runs.scale}"
+    return environment.from_string(template.read_text(encoding="utf-8")).render(**context)
 
 
 def print_report(report: Report, page: Path) -> None:

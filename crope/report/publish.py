@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pandas as pd
 
 from crope import paper
@@ -19,20 +18,23 @@ from crope.files import json_sha256, read_json, write_bytes, write_json, write_t
 from crope.report import agreement, page
 from crope.report.evidence import differences, load_contrasts, welch_interval
 from crope.report.frame import DIVERGED, PUBLISHED, dataset_label, load_frame, load_runs
-from crope.report.tables import Table, interval_text, signed
+from crope.report.tables import Table, interval_text
 from crope.runs.published import add_runs
 from crope.runs.record import Record, read_records
-from crope.runs.study import TABLES
 from crope.style import render
 
 README, README_TEMPLATE = ROOT / "README.md", ROOT / "docs" / "README.md.j2"
 RESULTS, RESULTS_TEMPLATE = ROOT / "docs" / "results.md", ROOT / "docs" / "results.md.j2"
+PLANNED_BY_OLD_RULE = ("P1", "P2", "P3", "P4", "P5")
 PICTURES = ("rates", "models")  # of the page, which the README and docs/results.md show
-FACTS = {  # that tell the runs of a set apart
+SET_FACTS = {
+    "record_set": "set",
     "scale": "scale",
     "precision": "precision",
-    "provenance.commit": "commit",
     "provenance.device": "device",
+}
+FACTS = SET_FACTS | {  # that tell the runs of a set apart
+    "provenance.commit": "commit",
     "provenance.python": "python",
     "provenance.packages.torch": "torch",
 }
@@ -71,7 +73,8 @@ def publish(
     add_runs(published / name, chosen)
     frame, _ = load_frame([published / name])
     write_text(published / name / "README.md", set_page(name, frame))
-    _publish_ngrams(published, tokens_dir, chosen)
+    if scale != "smoke":  # whose tokens no table has
+        _publish_ngrams(published, tokens_dir, chosen)
     return [record.path.name for record in chosen]
 
 
@@ -108,19 +111,26 @@ def read_ngrams(published: Path = PUBLISHED) -> list[dict[str, Any]]:
 
 
 def set_page(name: str, frame: pd.DataFrame) -> str:
-    """README.md of a set: one line for each combination of FACTS, and how to read the files."""
-    known = frame.reindex(columns=[*FACTS, "run_id", "seed", "time.total_s"]).fillna("none")
-    hours = pd.to_numeric(known["time.total_s"], errors="coerce") / 3600
-    groups = known.assign(hours=hours).groupby(list(FACTS))
-    table = groups.agg(runs=("run_id", "size"), seeds=("seed", "nunique"), hours=("hours", "sum"))
-    table = table.reset_index().rename(columns=FACTS)
-    table["commit"] = table["commit"].str[:12]
-    table["hours"] = table["hours"].map("{:.2f}".format)
-    note = (
-        "`pandas.read_json('runs.jsonl', lines=True)` has a line per run: configuration, provenance"
-        " and summary; `curves.parquet` has their logged values."
+    """README.md of a set: how its runs were made, and how to read the files."""
+    table = Table(name, f"Published runs: {name}", made_by(frame, FACTS)).markdown()
+    return (
+        f"{table}\n\n`pandas.read_json('runs.jsonl', lines=True)` has a line per run: configuration,"
+        " provenance and summary; `curves.parquet` has their logged values.\n"
     )
-    return Table(name, f"Published runs: {name}", table.astype(str), [note]).markdown() + "\n"
+
+
+def made_by(frame: pd.DataFrame, facts: Mapping[str, str]) -> pd.DataFrame:
+    """Runs, seeds and hours of each combination of `facts` (column -> heading)."""
+    known = frame.reindex(columns=[*facts, "run_id", "seed", "time.total_s"])
+    groups = known.fillna(dict.fromkeys(facts, "none")).groupby(list(facts))
+    counts = {
+        "runs": ("run_id", "size"),
+        "seeds": ("seed", "nunique"),
+        "hours": ("time.total_s", "sum"),
+    }
+    table = groups.agg(**counts).reset_index().rename(columns=facts)
+    table["hours"] = (table["hours"].astype(float) / 3600).map("{:.1f}".format)
+    return table.rename(columns=str.capitalize)
 
 
 def update_readme(published: Path = PUBLISHED) -> None:
@@ -145,28 +155,18 @@ def update_readme(published: Path = PUBLISHED) -> None:
         "old_rule": old_rule_table(report),
         "ngrams": ngram_table(read_ngrams(published)),
         "repeats": agreement.repeats_table(agreement.repeats(runs.published)),
-        "sets": sets_table(runs.published),
+        "sets": Table("sets", "Published sets", made_by(runs.published, SET_FACTS)),
         "expected": expected_loss(report),
     }
     for template, target in ((README_TEMPLATE, README), (RESULTS_TEMPLATE, RESULTS)):
-        write_text(target, render_template(template, context))
-
-
-def render_template(template: Path, context: Mapping[str, Any]) -> str:
-    environment = jinja2.Environment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    return environment.from_string(template.read_text(encoding="utf-8")).render(**context)
+        write_text(target, page.render_template(template, context, autoescape=False))
 
 
 def without_sampled(table: Table) -> Table:
-    """Table 1 or 2 with the full losses alone, as the README prints it."""
-    kinds = table.frame.iloc[:, 1]
-    frame = table.frame[kinds.isin(["paper", "full", "full, paper's size"])].copy()
-    frame.loc[kinds != "paper", frame.columns[0]] = ""
+    """Table 1 or 2 with the full losses alone and without the settings, as the README prints it."""
+    frame = table.frame[~table.frame.iloc[:, 1].isin(["sampled", ""])].copy()
+    label = frame.columns[0]
+    frame[label] = frame[label].mask(frame[label].str.startswith("here "), "")
     return Table(table.name, table.caption, frame)
 
 
@@ -175,15 +175,14 @@ def old_rule_table(report: page.Report) -> Table:
     is used here.
     """
     printed = []
-    contrasts = load_contrasts()
-    lines = report.differences.set_index("name")
-    for name in [key for key in contrasts if key.startswith("P")]:
-        line = lines.loc[[name]].iloc[0].to_dict()
-        by_seed = differences(report.published, contrasts[name])
+    lines = report.differences.drop_duplicates("name").set_index("name")
+    for name in PLANNED_BY_OLD_RULE:
+        line = lines.loc[name].to_dict()
+        by_seed = differences(report.published, load_contrasts()[name])
         corpora = [group for _, group in by_seed.groupby("dataset")["nats"]]
         mean, low, high = welch_interval(corpora, 0.99)
-        planned = f"{signed(mean)} ({signed(low)} to {signed(high)})"
-        printed.append([name, interval_text(line), planned, str(line["n"])])
+        planned = interval_text(line | {"mean": mean, "low": low, "high": high})
+        printed.append([name, interval_text(line), planned, line["n"]])
     columns = ["", "Rule used here, 95 %", "Rule of the plan, 99 %", "n"]
     caption = "The planned questions of 2026-11-23 by both rules, nats per token"
     return Table("old_rule", caption, pd.DataFrame(printed, columns=columns))
@@ -206,18 +205,10 @@ def ngram_table(ngrams: Sequence[Mapping[str, Any]]) -> Table:
     return Table("ngrams", caption, pd.DataFrame(sorted(printed), columns=columns))
 
 
-def sets_table(published: pd.DataFrame) -> Table:
-    groups = published.groupby(["record_set", "scale", "precision", "provenance.device"])
-    table = groups.agg(runs=("run_id", "size"), hours=("time.total_s", "sum")).reset_index()
-    table["hours"] = (table["hours"].astype(float) / 3600).map("{:.1f}".format)
-    columns = ["Set", "Scale", "Precision", "Device", "Runs", "Hours"]
-    return Table("sets", "Published sets", table.astype(str).set_axis(columns, axis=1))
-
-
 def expected_loss(report: page.Report) -> str:
     """What a first run should end at: RoPE on Penn Treebank at seed 0, mean of its executions."""
-    of_table = report.joined[report.joined["study"] == TABLES[0]]
-    cell = of_table[(of_table["dataset"] == "ptb") & (of_table["model"] == "rope")]
+    of_model = report.shown[report.shown["model"] == "rope"]
+    keys = of_model.loc[of_model["dataset"] == "ptb", "cell_key"]
     public = report.runs.published
-    same = public[public["cell_key"].isin(cell["cell_key"]) & (public["seed"] == 0)]
+    same = public[public["cell_key"].isin(keys) & (public["seed"] == 0)]
     return f"{same['loss'].mean():.2f}"

@@ -9,7 +9,7 @@ sampled   the paper's: mean and standard deviation of the sampled validation los
           of steps, averaged over seeds
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,39 +17,36 @@ import numpy as np
 import pandas as pd
 
 from crope import paper
-from crope.report.evidence import Contrast, answer
+from crope.report.evidence import Contrast, differences, estimate
 from crope.report.frame import PAIR, Runs, dataset_label, error_line, model_label
+from crope.runs.compose import Run, load_config, special
 from crope.runs.study import StudyRow
 
 MINUS = "\N{MINUS SIGN}"
-PROTOCOLS = {
-    "full": ("val_full.final_nats", "std over seeds"),
-    "sampled": ("val_sampled.mean_nats", "val_sampled.std_nats"),
-}
-LINE = ["scale", "dataset", "row", "protocol", "model", "n", "mean", "std"]
+# The columns of mean and ±; full has the standard deviation over seeds.
+PROTOCOLS = {"full": ("loss", ""), "sampled": ("val_sampled.mean_nats", "val_sampled.std_nats")}
+NUMBERS = ["table", "dataset", "row", "protocol", "model", "n", "mean", "std", "status"]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text; `numbers` are the same lines as numbers, for the CSV file."""
+    """A table of text; `numbers` are those of Tables 1 and 2, for the CSV file."""
 
     name: str
     caption: str
     frame: pd.DataFrame
-    notes: Sequence[str] = ()
     numbers: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     def markdown(self) -> str:
-        """A caption, a pipe table and a list of notes."""
+        """A caption and a pipe table."""
         header = list(self.frame.columns)
         rows = [header, ["---"] * len(header), *self.frame.to_numpy().tolist()]
         lines = [f"|{'|'.join(map(str, row))}|" for row in rows]
-        notes = [f"- {note}" for note in self.notes]
-        return "\n".join([f"**{self.caption}**", "", *lines, *([""] if notes else []), *notes])
+        return "\n".join([f"**{self.caption}**", "", *lines])
 
-    def csv(self) -> str:
-        numbers = self.numbers if len(self.numbers) else self.frame
-        return numbers.to_csv(index=False, lineterminator="\n", float_format="%.6f")
+
+def to_csv(numbers: pd.DataFrame) -> str:
+    return numbers.to_csv(index=False, lineterminator="\n", float_format="%.6f")
 
 
 def signed(value: float, decimals: int = 4) -> str:
@@ -73,24 +70,19 @@ def interval_text(line: Mapping[Any, Any], decimals: int = 4) -> str:
 
 
 def plus_minus(mean: float, std: float, decimals: int) -> str:
-    """`4.9882 ± 0.0135`; without ± where there is none."""
+    """`4.9882 ± 0.0135`; without ± where there is none, `diverged` where a run diverged."""
+    if np.isinf(mean):
+        return "diverged"
     spread = "" if pd.isna(std) else f" ± {std:.{decimals}f}"
     return f"{mean:.{decimals}f}{spread}"
 
 
-def losses(runs: pd.DataFrame) -> pd.DataFrame:
-    """The columns LINE, in nats per token: one line per corpus, row, protocol and model.
-
-    runs   those of one table of `by_study`
-    """
-    keys = ["scale", "dataset", "row", "model"]
-    groups = runs.groupby(keys, sort=False)
-    parts = []
-    for protocol, (mean, std) in PROTOCOLS.items():
-        part = groups.agg(n=("seed", "size"), mean=(mean, "mean"))
-        part["std"] = groups[mean].std() if protocol == "full" else groups[std].mean()
-        parts.append(part.assign(protocol=protocol).reset_index())
-    return pd.concat(parts, ignore_index=True)[LINE]
+def losses(runs: pd.DataFrame, protocol: str) -> pd.DataFrame:
+    """n, mean and std (nats per token) of each model of one row of a table."""
+    mean, spread = PROTOCOLS[protocol]
+    by_model = runs.groupby("model")
+    std = by_model[spread].mean() if spread else by_model[mean].std()
+    return by_model.agg(n=("seed", "size"), mean=(mean, "mean")).assign(std=std)
 
 
 def loss_table(
@@ -98,94 +90,81 @@ def loss_table(
     rows: Iterable[StudyRow],
     runs: pd.DataFrame,
     paper_size: pd.DataFrame,
-    reasons: Mapping[tuple[str, str, str], str],
+    reasons: Mapping[str, str],
 ) -> Table:
     """Table 1 or 2: below each of the paper's lines this project's.
 
     rows         of the study `name`, at the scale that is reported
     runs         of `by_study`
     paper_size   those that were made at the paper's own size; empty where `runs` are
-    reasons      (dataset, row, model) -> why the cell has no run
+    reasons      cell_key -> why the cell has no run
     """
     decimals = paper.PRINTED_DECIMALS[name]
-    lines = losses(runs)
-    large = losses(paper_size)
+    kinds = {"full": runs, "sampled": runs, "full, paper's size": paper_size}
     printed, numbers = [], []
     for row in rows:
-        dataset, ablation = row.dataset, row.cells[0].row
-        label = dataset_label(dataset) if name == "table1" else paper.row_label(ablation)
-        stated = {
-            cell.model: paper.printed_loss(name, ablation, dataset, cell.model)
-            for cell in row.cells
-        }
-        if any(stated.values()):
-            difference = ""
-            crope, rope = stated.get("crope"), stated.get("rope")
-            if crope and rope:
-                difference = signed(crope.mean_nats - rope.mean_nats, decimals)
-            printed.append([label, "paper", *_paper_cells(stated, decimals), difference])
-            label = ""
-        kinds = [(protocol, lines, runs, protocol) for protocol in PROTOCOLS]
-        kinds.append(("full, paper's size", large, paper_size, "full"))
-        for kind, source, its_runs, protocol in kinds:
-            here = (source["dataset"] == dataset) & (source["row"] == ablation)
-            of_row = source[here & (source["protocol"] == protocol)].set_index("model")
+        models = [cell.model for cell in row.cells]
+        ablation = row.cells[0].row
+        first = dataset_label(row.dataset) if name == "table1" else paper.row_label(ablation)
+        labels = [first, _size(_of_row(runs, row)), "", ""]
+        stated = {m: paper.printed_loss(name, ablation, row.dataset, m) for m in models}
+        lines = [_paper_line(stated, decimals)] if any(stated.values()) else []
+        for kind, source in kinds.items():
+            of_row = _of_row(source, row)
             if of_row.empty and kind != "full":
                 continue
-            numbers.append(of_row.reset_index().assign(table=name, protocol=kind))
-            cells = _own_cells(of_row, [cell.model for cell in row.cells], decimals)
-            for at, cell in enumerate(row.cells):
-                if cells[at] == "missing":
-                    cells[at] = reasons.get((dataset, ablation, cell.model), "missing")
-            difference = ""
-            if protocol == "full":
-                own = its_runs[(its_runs["dataset"] == dataset) & (its_runs["row"] == ablation)]
-                difference = _pair_difference(own, decimals)
-                label = label or _size(own)
-            printed.append([label, kind, *cells, difference])
-            label = ""
+            known = losses(of_row, kind.split(",")[0]).reindex(models)
+            known["status"] = [reasons.get(cell.key, "missing") for cell in row.cells]
+            known.loc[known["n"] > 0, "status"] = "complete"
+            place = {"table": name, "dataset": row.dataset, "row": ablation, "protocol": kind}
+            numbers.append(known.reset_index().assign(**place))
+            difference = "" if kind == "sampled" else pair_difference(of_row, decimals)
+            lines.append([kind, *_own_cells(known, decimals), difference])
+        printed += [[label, *line] for label, line in zip(labels, lines, strict=False)]
     if name == "table1":
-        printed.append(["Parameters", "", *_parameters(runs, row), ""])
+        printed.append(["Parameters", "", *_parameters(runs, models), ""])
     header = ["Dataset" if name == "table1" else "Configuration", ""]
-    header += [model_label(cell.model) for cell in row.cells]
+    header += [model_label(model) for model in models]
     frame = pd.DataFrame(printed, columns=[*header, f"CRoPE {MINUS} RoPE"])
-    every = pd.concat(numbers, ignore_index=True)[["table", *LINE]]
-    return Table(name, f"{paper.TABLE_TITLES[name]}, nats per token", frame, numbers=every)
+    caption = f"{paper.TABLE_TITLES[name]}, nats per token"
+    return Table(name, caption, frame, pd.concat(numbers)[NUMBERS])
 
 
-def _paper_cells(stated: Mapping[str, paper.PrintedLoss | None], decimals: int) -> list[str]:
+def _of_row(runs: pd.DataFrame, row: StudyRow) -> pd.DataFrame:
+    return runs[(runs["dataset"] == row.dataset) & (runs["row"] == row.cells[0].row)]
+
+
+def _paper_line(stated: Mapping[str, paper.PrintedLoss | None], decimals: int) -> list[str]:
     cells = []
     for loss in stated.values():
         cells.append(plus_minus(loss.mean_nats, loss.std_nats, decimals) if loss else "")
-    return cells
+    first, second = stated.get("crope"), stated.get("rope")
+    difference = ""
+    if first and second:
+        difference = signed(first.mean_nats - second.mean_nats, decimals)
+    return ["paper", *cells, difference]
 
 
-def _own_cells(of_row: pd.DataFrame, models: Sequence[str], decimals: int) -> list[str]:
+def _own_cells(known: pd.DataFrame, decimals: int) -> list[str]:
     """One cell per model; n is that of RoPE and CRoPE unless stated."""
+    usual = known["n"].reindex(list(PAIR)).max()
     cells = []
-    usual = max((of_row["n"].get(model, 0) for model in PAIR), default=0)
-    for model in models:
-        if model not in of_row.index:
-            cells.append("missing")
-            continue
-        line = of_row.loc[model].to_dict()
-        text = plus_minus(line["mean"], line["std"], decimals)
-        cells.append(
-            text if line["n"] == usual or not usual else f"{text} (n\u00a0=\u00a0{line['n']})"
-        )
+    for line in known.to_dict("records"):
+        text = line["status"]
+        if text == "complete":
+            text = plus_minus(line["mean"], line["std"], decimals)
+            text += "" if line["n"] == usual else f" (n\u00a0=\u00a0{line['n']:.0f})"
+        cells.append(text)
     return cells
 
 
-def _pair_difference(runs: pd.DataFrame, decimals: int) -> str:
+def pair_difference(runs: pd.DataFrame, decimals: int) -> str:
     """CRoPE - RoPE of the runs of one line, with its interval and n; empty without both models."""
-    pair = runs[runs["model"].isin(PAIR)]
-    if pair.empty:
+    studies = tuple(runs["study"].unique())
+    by_seed = differences(runs, Contrast("", studies, ("crope", ""), (("rope", ""),)))["nats"]
+    if by_seed.empty:
         return ""
-    contrast = Contrast("", tuple(pair["study"].unique()), "", ("crope", ""), (("rope", ""),))
-    lines = answer(pair, contrast)
-    if lines.empty:
-        return ""
-    line = lines.iloc[0].to_dict() | {"complete": True}
+    line = estimate(by_seed) | {"complete": True}
     return f"{interval_text(line, decimals)}, n\u00a0=\u00a0{line['n']}"
 
 
@@ -198,33 +177,31 @@ def _size(runs: pd.DataFrame) -> str:
     return f"here B={batch}, L={length}, {train['config.train.max_steps']:,} steps"
 
 
-def _parameters(runs: pd.DataFrame, row: StudyRow) -> list[str]:
-    """The number of parameters of each model of a row, with the embedding."""
-    sizes = runs.dropna(subset="parameters.total").groupby("model")["parameters.total"].max()
-    cells = []
-    for cell in row.cells:
-        cells.append(f"{sizes[cell.model]:,.0f}" if cell.model in sizes else "")
-    return cells
+def _parameters(runs: pd.DataFrame, models: list[str]) -> list[str]:
+    """The number of parameters of each model, with the embedding."""
+    sizes = runs.groupby("model")["parameters.total"].max().reindex(models)
+    return ["" if pd.isna(size) else f"{size:,.0f}" for size in sizes]
 
 
-def missing_reasons(runs: Runs, rows: Iterable[StudyRow]) -> dict[tuple[str, str, str], str]:
-    """Why cells have no complete run: failed, stale, invalid or missing data, in a few words."""
+def missing_reasons(runs: Runs, rows: Iterable[StudyRow]) -> dict[str, str]:
+    """cell_key -> why a cell has no complete run: failed, stale, invalid or no data, in a few
+    words.
+    """
     reasons = {}
     for row in rows:
         for cell in row.cells:
-            key = (cell.dataset, cell.row, cell.model)
             of_cell = runs.shown[runs.shown["cell_key"] == cell.key]
             prefix = f"{cell.model}-{cell.dataset}-{cell.row}-s"
             damaged = [error for error in runs.invalid if error.path.name.startswith(prefix)]
+            failed = of_cell[of_cell["status"] == "failed"]
             if damaged:
-                reasons[key] = f"invalid: {damaged[0].reason}"
+                reasons[cell.key] = f"invalid: {damaged[0].reason}"
             elif cell.dataset in runs.unavailable:
-                reasons[key] = "missing: no data"
-            elif (of_cell["status"] == "failed").any():
-                failed = of_cell[of_cell["status"] == "failed"].iloc[0]
-                reasons[key] = f"failed: {error_line(failed)}"
-            elif (of_cell["status"] == "stale").any():
-                reasons[key] = "stale: its model's code has changed"
+                reasons[cell.key] = "missing: no data"
+            elif len(failed):
+                reasons[cell.key] = f"failed: {error_line(failed.iloc[0])}"
+            elif len(of_cell):
+                reasons[cell.key] = "stale: its model's code has changed"
     return reasons
 
 
@@ -235,20 +212,21 @@ def difference_table(
     printed = []
     for line in lines.to_dict("records"):
         contrast = contrasts[line["name"]]
-        where = [dataset_label(line["dataset"]) if line["dataset"] else "all corpora"]
-        if line["row"] not in ("", "base"):
-            where.append(paper.row_label(line["row"]))
-        where.append(line["setting"])
-        first = (
-            f"{line['name']}. {contrast.question}" if contrast.date else ", ".join(contrast.studies)
-        )
+        first = ", ".join(contrast.studies)
+        if contrast.date:
+            first = f"{line['name']}. {contrast.question}"
         difference = contrast.label + (", mean over settings" if contrast.averaged else "")
-        place = "; ".join(part for part in where if part)
-        printed.append([first, difference, place, interval_text(line), str(line["n"])])
+        printed.append([first, difference, place(line), interval_text(line), line["n"]])
     head = "Question" if name == "planned" else "Study"
     columns = [head, "Difference", "Where", "Nats per token (95 %)", "n"]
-    frame = pd.DataFrame(printed, columns=columns)
-    return Table(name, caption, frame, numbers=lines.drop(columns="by_seed"))
+    return Table(name, caption, pd.DataFrame(printed, columns=columns))
+
+
+def place(line: Mapping[Any, Any]) -> str:
+    """The corpus, row and setting of a line or a run, without those that say nothing."""
+    dataset = dataset_label(line["dataset"]) if line["dataset"] else "all corpora"
+    row = "" if line["row"] in ("", "base") else paper.row_label(line["row"])
+    return "; ".join(part for part in (dataset, row, line.get("setting", "")) if part)
 
 
 def own_table(runs: Runs, table_cells: Iterable[str]) -> Table:
@@ -256,27 +234,26 @@ def own_table(runs: Runs, table_cells: Iterable[str]) -> Table:
     own = runs.own[(runs.own["status"] == "complete") & runs.own["cell_key"].isin(table_cells)]
     public = runs.published[runs.published["status"] == "complete"]
     printed = []
-    for _, of_cell in own.groupby(["dataset", "row", "model", "cell_key"], sort=False):
-        run = of_cell.iloc[0]
-        others = public.loc[public["cell_key"] == run["cell_key"], "loss"]
+    for key, of_cell in own.sort_values("seed").groupby("cell_key", sort=False):
+        run = of_cell.iloc[0].to_dict()
+        others = public.loc[public["cell_key"] == key, "loss"]
         span = f"{others.min():.3f} to {others.max():.3f}" if len(others) else "none"
-        place = dataset_label(run["dataset"])
-        if run["row"] != "base":
-            place += f", {paper.row_label(run['row'])}"
-        mine = ", ".join(f"{loss:.3f}" for loss in of_cell.sort_values("seed")["loss"])
-        printed.append([place, model_label(run["model"]), mine, span, str(len(others))])
+        mine = ", ".join(map("{:.3f}".format, of_cell["loss"]))
+        printed.append([place(run), model_label(run["model"]), mine, span, len(others)])
     columns = ["Dataset", "Model", "Yours, by seed", "Published", "Published runs"]
-    return Table(
-        "yours", "Your runs beside the published ones", pd.DataFrame(printed, columns=columns)
-    )
+    frame = pd.DataFrame(printed, columns=columns)
+    return Table("yours", "Your runs beside the published ones", frame)
 
 
-def other_runs_table(runs: Runs, table_cells: Iterable[str], special: Mapping[str, str]) -> Table:
-    """The user's own runs outside the tables. special: run_id -> what differs from the default."""
-    other = runs.own[~runs.own["cell_key"].isin(table_cells)]
+def other_runs_table(runs: Runs, table_cells: Iterable[str]) -> Table:
+    """The user's own runs outside the tables, with what their group files do not give."""
+    other = runs.own[~runs.own["cell_key"].isin(table_cells)].sort_values("run_id")
     printed = []
-    for run in other.sort_values("run_id").to_dict("records"):
+    for run in other.to_dict("records"):
+        names = [run[name] for name in ("model", "dataset", "row", "scale")]
+        (config,) = run["whole_config"]
+        settings = ", ".join(special(Run(load_config(config), *names)))
         loss = f"{run['loss']:.4f}" if run["status"] == "complete" else run["status"]
-        printed.append([run["run_id"], run["scale"], special.get(run["run_id"], ""), loss])
+        printed.append([run["run_id"], run["scale"], settings, loss])
     columns = ["Run", "Scale", "Differs from the default", "Final loss"]
     return Table("other_runs", "Your other runs", pd.DataFrame(printed, columns=columns))

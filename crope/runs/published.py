@@ -21,8 +21,8 @@ import pandas as pd
 
 from crope.config import ROOT
 from crope.errors import DataError, InvalidRecord, one_line
-from crope.files import read_json, read_metrics, write_bytes, write_text
-from crope.runs.record import EXTRAPOLATION, Record
+from crope.files import read_metrics, write_bytes, write_text
+from crope.runs.record import EXTRAPOLATION, Record, read_extrapolation
 
 PUBLISHED = ROOT / "results" / "published"
 RUNS_FILE, CURVES_FILE = "runs.jsonl", "curves.parquet"
@@ -67,21 +67,26 @@ def set_folders(published: Path = PUBLISHED) -> list[Path]:
 
 def read_set(folder: Path) -> list[PublishedRun]:
     """The runs of a set. Raises DataError for a damaged line."""
+    file = folder / RUNS_FILE
     runs = []
-    lines = (folder / RUNS_FILE).read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         try:
             runs.append(PublishedRun(**json.loads(line)))
         except (ValueError, TypeError) as error:
-            raise DataError(
-                f"{folder / RUNS_FILE}, line {number}: {one_line(error)}; restore the committed file"
-            ) from error
+            where = f"{file}, line {number}: {one_line(error)}"
+            raise DataError(f"{where}; restore the committed file") from error
     return runs
 
 
 def read_curves(folder: Path) -> pd.DataFrame:
-    """run_id, step and the logged values of every run of a set; NaN where not logged."""
-    return pd.read_parquet(folder / CURVES_FILE)
+    """run_id, step and the logged values of every run of a set; NaN where not logged. Raises
+    DataError.
+    """
+    file = folder / CURVES_FILE
+    try:
+        return pd.read_parquet(file)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: {one_line(error)}; restore the committed file") from error
 
 
 def curve_of(records: Iterable[Mapping[str, Any]], run_id: str) -> pd.DataFrame:
@@ -124,7 +129,7 @@ def add_runs(folder: Path, records: Iterable[Record]) -> None:
         stated = record.summary.get("metrics_sha256")  # a failed run has none
         if stated and metrics_sha256(curve) != stated:
             raise InvalidRecord(record.path, "metrics.jsonl cannot be rebuilt from its values")
-        runs[run_id], curves[run_id] = _published(record), curve
+        runs[run_id], curves[run_id] = _without_paths(record), curve
     order = sorted(runs)
     lines = [json.dumps(_stated(runs[run_id]), sort_keys=True) for run_id in order]
     table = pd.concat([curves[run_id] for run_id in order], ignore_index=True)
@@ -137,17 +142,20 @@ def add_runs(folder: Path, records: Iterable[Record]) -> None:
     write_text(folder / RUNS_FILE, "\n".join(lines) + "\n")
 
 
-def _published(record: Record) -> PublishedRun:
-    """A record without absolute paths, which say nothing to others."""
+def published_run(record: Record) -> PublishedRun:
+    """A record with what was measured on it later. Raises InvalidRecord for a damaged measurement."""
     run = PublishedRun(record.path.name, record.config, record.provenance, record.summary)
-    measured = record.path / EXTRAPOLATION
-    if measured.exists():
-        run = replace(run, extrapolation=read_json(measured))
+    file = record.path / EXTRAPOLATION
+    return replace(run, extrapolation=read_extrapolation(record)) if file.exists() else run
+
+
+def _without_paths(record: Record) -> PublishedRun:
+    """A record without absolute paths, which say nothing to others."""
     names = {record.config["results_dir"]: "results", record.config["data_dir"]: "data"}
     names[str(ROOT)] = "."
     if hub := record.config["data"].get("hub"):
         names[hub["path"]] = "local"  # an absolute path, or the name of a repository
-    text = json.dumps(_stated(run))
+    text = json.dumps(_stated(published_run(record)))
     for path in sorted(names, key=len, reverse=True):  # one may lie in another
         if Path(path).is_absolute():
             text = text.replace(json.dumps(path.rstrip("/"))[1:-1], names[path])

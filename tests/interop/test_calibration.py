@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from crope.adapt import complexify
+from crope.adapt import complexify, merge
 from crope.interop.calibration import input_moments
 from crope.model.complex_linear import ComplexLinear
-from tests.interop.toys import IDS, build
+from tests.interop.toys import IDS, build, logits
 
 
 def unit_outputs(x: torch.Tensor, pairing: Any) -> torch.Tensor:
@@ -22,16 +23,13 @@ def unit_outputs(x: torch.Tensor, pairing: Any) -> torch.Tensor:
     return torch.stack(columns, dim=1)
 
 
-@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("pairing", ["interleaved", "half"])
-def test_activations_is_the_least_squares_fit_of_the_outputs(pairing: Any, bias: bool) -> None:
+def test_activations_is_the_least_squares_fit_of_the_outputs(pairing: Any) -> None:
     torch.manual_seed(0)
     x = torch.randn(40, 6) @ torch.randn(6, 6) + 1
-    model = nn.Sequential(nn.Linear(6, 8, bias=bias))
+    model = nn.Sequential(nn.Linear(6, 8, bias=False))
     y = model(x).detach()
     matrix = unit_outputs(x, pairing)
-    if bias:
-        matrix = torch.cat((matrix, torch.eye(8).repeat(40, 1)), dim=1)
     solution = torch.linalg.lstsq(matrix, y.flatten()[:, None]).solution
     fit = (matrix @ solution).view_as(y)
     options: dict[str, Any] = {"names": ["0"], "pairing": pairing, "head_dim": 4}
@@ -39,20 +37,20 @@ def test_activations_is_the_least_squares_fit_of_the_outputs(pairing: Any, bias:
     [replaced] = complexify(model, init="activations", inputs=batches, **options)
     assert model.training
     torch.testing.assert_close(model(x), fit, rtol=0, atol=2e-3)  # the ridge
-    total = (y - y.mean(dim=0) if bias else y).square().sum()
-    kept = 1 - (y - fit).square().sum() / total
+    kept = 1 - (y - fit).square().sum() / y.square().sum()
     assert replaced.kept == pytest.approx(kept.item(), abs=1e-3)
 
 
 class Masked(nn.Module):
     """A layer that gets its tokens with a mask, as models of transformers do."""
 
-    def __init__(self, *, flat: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.flat = flat
         self.layer = nn.Linear(2, 2, bias=False)
+        self.other = nn.Linear(2, 2)
+        self.flat = False
 
-    def forward(self, x: torch.Tensor, attention_mask: Any) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, attention_mask: Any = None) -> torch.Tensor:
         return self.layer(x.flatten(0, 1) if self.flat else x)
 
 
@@ -61,40 +59,38 @@ MASK = torch.tensor([[1, 0, 0], [1, 1, 0]])
 
 
 @pytest.mark.parametrize("flat", [False, True])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
-def test_padding_does_not_count(flat: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("mask", [MASK, MASK.bool(), MASK.float()])
+def test_padding_does_not_count(mask: torch.Tensor, flat: bool) -> None:
     """The tokens are (1, 0), (0, 2) and (3, 0)."""
-    batch = {"x": TOKENS, "attention_mask": MASK.to(dtype)}
-    moments = input_moments(Masked(flat=flat), ["layer"], batch)["layer"]
-    expected = torch.tensor([[10.0, 0, 4], [0, 4, 2], [4, 2, 3]]).double() / 3
-    torch.testing.assert_close(moments, expected)
+    model = Masked()
+    model.flat = flat
+    batch = {"x": TOKENS, "attention_mask": mask}
+    moments = input_moments(model, ["layer"], [batch])["layer"]
+    expected = torch.tensor([[10.0, 0, 4], [0, 4, 2], [4, 2, 3]]) / 3
+    torch.testing.assert_close(moments, expected.double())
 
 
 @pytest.mark.parametrize("mask", [MASK.T, MASK[:, None], {"full": MASK}])
 def test_a_mask_that_does_not_fit_the_inputs_is_refused(mask: Any) -> None:
     batch = {"x": TOKENS, "attention_mask": mask}
-    with pytest.raises(ValueError, match=r"layer: its inputs are .* the attention_mask is"):
-        input_moments(Masked(), ["layer"], batch)
+    with pytest.raises(ValueError, match="layer: its inputs are"):
+        input_moments(Masked(), ["layer"], [batch])
 
 
 BAD = [
-    (torch.randn(2, 2), "2 tokens .* cannot determine the weights of 2"),
-    (torch.zeros(9, 2), "not all 0"),
-    (torch.full((9, 2), torch.inf), "finite"),
+    ("layer", torch.randn(2, 2), "2 tokens"),
+    ("layer", torch.zeros(9, 2), "not all 0"),
+    ("layer", torch.full((9, 2), torch.inf), "finite"),
+    ("other", TOKENS, "other was not run"),
 ]
 
 
-@pytest.mark.parametrize(("x", "word"), BAD)
-def test_inputs_that_do_not_determine_the_weights_are_refused(x: torch.Tensor, word: str) -> None:
+@pytest.mark.parametrize(("name", "x", "word"), BAD)
+def test_inputs_that_do_not_determine_the_weights_are_refused(
+    name: str, x: torch.Tensor, word: str
+) -> None:
     with pytest.raises(ValueError, match=word):
-        input_moments(nn.Sequential(nn.Linear(2, 2)), ["0"], x)
-
-
-def test_a_layer_that_the_inputs_do_not_reach_is_named() -> None:
-    model = Masked()
-    model.other = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="other was not run"):
-        input_moments(model, ["other"], {"x": TOKENS, "attention_mask": None})
+        input_moments(Masked(), [name], [x])
 
 
 def test_calibration_keeps_no_keys_and_values_and_leaves_the_configuration() -> None:
@@ -105,6 +101,61 @@ def test_calibration_keeps_no_keys_and_values_and_leaves_the_configuration() -> 
         caches.append(kwargs["past_key_values"])
 
     model.model.layers[0].self_attn.register_forward_hook(note, with_kwargs=True)
-    input_moments(model, ["model.layers.0.mlp.up_proj"], IDS)
+    input_moments(model, ["model.layers.0.mlp.up_proj"], [IDS])
     assert caches == [None]
     assert model.config.use_cache is True
+
+
+class Chain(nn.Module):
+    """Two layers, of which the second reads what the first writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.ModuleDict({"q_proj": nn.Linear(2, 2, bias=False)})
+        self.second = nn.ModuleDict({"q_proj": nn.Linear(2, 2)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second["q_proj"](self.first["q_proj"](x).relu())
+
+
+def test_sequential_fits_each_layer_to_the_dense_outputs_on_what_it_will_get() -> None:
+    """torch.linalg.lstsq of the second layer's weights and biases, on the first layer's fit."""
+    dense, model, x = Chain(), Chain(), torch.randn(50, 2)
+    options: dict[str, Any] = {"names": ["q_proj"], "pairing": "half", "head_dim": 2}
+    complexify(model, init="sequential", inputs=[x[:20], x[20:]], **options)
+    z = model.first["q_proj"](x).relu()
+    swapped = torch.stack((z[:, 1], -z[:, 0]), dim=1)  # what b multiplies
+    ones = torch.eye(2).repeat(50, 1)
+    columns = torch.cat((z.reshape(-1, 1), swapped.reshape(-1, 1), ones), dim=1)
+    target = dense(x).reshape(-1, 1)
+    fit = columns @ torch.linalg.lstsq(columns, target).solution
+    torch.testing.assert_close(model(x).reshape(-1, 1), fit, rtol=0, atol=2e-3)  # the ridge
+
+
+def test_a_dry_run_with_inputs_logs_the_losses_and_what_is_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = build()
+    mask = IDS.ne(50)
+    batch = {"input_ids": IDS, "attention_mask": mask}
+    targets = IDS[:, 1:].masked_fill(~mask[:, 1:], -100)
+
+    def loss() -> float:
+        predicted = logits(model)[:, :-1].flatten(0, 1)
+        return F.cross_entropy(predicted, targets.flatten()).item()
+
+    before = loss()
+    [layer, *_] = complexify(model, names=["1.self_attn.q_proj"], inputs=batch, dry_run=True)
+    kept, losses = caplog.messages
+    complexify(model, names=["1.self_attn.q_proj"])
+    assert f"keep {layer.kept:.2f}" in kept
+    assert losses == f"loss on inputs: {before:.3f} nats per token before, {loss():.3f} after"
+
+
+def test_nothing_is_logged_where_nothing_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    model = build()
+    complexify(model, init="fresh")
+    merge(model)
+    complexify(model)  # these weights are complex-linear
+    assert not caplog.messages

@@ -1,6 +1,6 @@
-"""Data frames of runs with chosen losses, as `load_frame` gives them, without files."""
+"""Data frames of runs with chosen losses, without files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -8,56 +8,67 @@ import pandas as pd
 from crope.report.frame import COLUMNS
 from crope.runs.study import Cell, StudyRow
 
-
-def make_key(model: str, dataset: str, row: str, width: int, lr: str) -> str:
-    return f"{model}/{dataset}/{row}/{width}/{lr}"
+MODELS = ("xpos", "rope", "crope")
 
 
-def make_row(
-    study: str = "mine",
-    models: Sequence[str] = ("rope", "crope"),
+def runs(
     *,
     dataset: str = "ptb",
-    width: int = 128,
-    lr: str = "",
+    setting: str = "",
+    row: str = "base",
+    first_seed: int = 0,
+    columns: dict[str, Any] | None = None,
+    **by_model: Sequence[float | None],
+) -> pd.DataFrame:
+    """Complete runs as `load_frame` gives them: runs(rope=[5.0, 5.2]) has seeds 0 and 1 of RoPE.
+    None is a seed without a run. columns: what differs from the usual.
+    """
+    lines = []
+    for model, losses in by_model.items():
+        for seed, loss in enumerate(losses, first_seed):
+            line = {
+                "record_set": "yours",
+                "run_id": f"{model}-{dataset}-{row}{setting}-s{seed}",
+                "path": f"runs/{model}-{dataset}-{row}{setting}-s{seed}",
+                "status": "complete",
+                "cell_key": f"{model}-{dataset}-{row}{setting}",
+                "scale": "quick",
+                "model": model,
+                "dataset": dataset,
+                "row": row,
+                "seed": seed,
+                "loss": loss,
+                "precision": "fp32",
+                "device_kind": "cpu",
+            }
+            lines.append(line | (columns or {}))
+    frame = pd.DataFrame(lines).dropna(subset="loss")
+    return frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame.columns])))
+
+
+def together(*parts: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([part.dropna(axis=1) for part in parts]).reindex(columns=parts[0].columns)
+
+
+def losses(
+    *, study: str = "mine", setting: str = "", corpora: int = 1, settings: int = 1, **options: Any
+) -> pd.DataFrame:
+    """The same runs as `by_study` gives them."""
+    known = {"study": study, "setting": setting, "corpora": corpora, "settings": settings}
+    return runs(setting=setting, **options).assign(**known)
+
+
+def study_row(
+    *models: str,
+    study: str = "mine",
+    dataset: str = "ptb",
+    setting: str = "",
+    row: str = "base",
     seeds: Sequence[int] = (0, 1, 2),
 ) -> StudyRow:
+    """The row of a study whose cells have the runs of `runs`."""
     cells = []
-    for model in models:
-        key = make_key(model, dataset, "base", width, lr)
-        cells.append(Cell("table1", "base", dataset, model, "quick", key))
-    settings = (f"train.lr={lr}",) if lr else ()
-    return StudyRow(study, dataset, width, tuple(cells), settings, tuple(seeds))
-
-
-def make_runs(
-    model: str,
-    final: Mapping[int, float],
-    *,
-    dataset: str = "ptb",
-    row: str = "base",
-    width: int = 128,
-    lr: str = "",
-    train: Mapping[int, float] | None = None,
-    **columns: Any,
-) -> list[dict[str, Any]]:
-    """One line per seed of `final`; `train` losses are the final ones if they are not given."""
-    known = {
-        "cell_key": make_key(model, dataset, row, width, lr), "model": model, "dataset": dataset, "row": row,
-        "scale": "quick", "status": "complete", "config.model.d_model": width, "config.train.seq_len": 256,
-        "config.train.lr": float(lr or 1e-3), "parameters.total": 1000 * width, "provenance.commit": "c" * 40,
-        "provenance.device": "a CPU", "threads": 1, "finished_utc": "2026", "precision": "fp32",
-    }  # fmt: skip
-    return [
-        known | columns | {
-            "seed": seed, "run_id": f"{model}-{dataset}-{row}-{width}-{lr}-s{seed}",
-            "path": f"runs/{model}-{dataset}-{row}-s{seed}", "val_full.final_nats": loss,
-            "val_full.best_nats": 10 - loss, "train.final_nats": (train or final)[seed],
-        }
-        for seed, loss in final.items()
-    ]  # fmt: skip
-
-
-def make_frame(*lines: list[dict[str, Any]]) -> pd.DataFrame:
-    found = pd.DataFrame([line for part in lines for line in part])
-    return found.reindex(columns=list(dict.fromkeys([*COLUMNS, *found.columns])))
+    for model in models or ("rope", "crope"):
+        key = f"{model}-{dataset}-{row}{setting}"
+        cells.append(Cell(study, row, dataset, model, "quick", key))
+    return StudyRow(study, dataset, 128, tuple(cells), (setting,) if setting else (), tuple(seeds))
