@@ -126,7 +126,7 @@ def main() -> None:
     [calibration] = {calibration_windows(source) for source in sources}
     for name, table in render(stores, options.windows, calibration).items():
         print(table)
-        if options.write and options.model:
+        if options.write and options.model and table:  # not a heading alone
             write_table(PAGE, f"{name} pretrained", table)
         elif options.write and name == "init":
             write_table(PAGE, name, f"{table}\nMeans over {len(stores)} runs.\n")
@@ -351,7 +351,7 @@ def render(stores: list[list[dict[str, Any]]], windows: int, calibration: int) -
     return {
         "init": markdown(pd.DataFrame(table)),
         "healing": "\n".join(healing),
-        "calibration": markdown(sizes[fitted]),
+        "calibration": markdown(sizes[fitted]) if len(sizes.columns) > 1 else "",
     }
 
 

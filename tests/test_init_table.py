@@ -110,7 +110,9 @@ def test_tables_have_the_loss_right_after_and_after_tuning_and_its_distance_from
         "| complex-linear | activations | 3.000 | 1.000 |",
     ]
     assert "| complex-linear | activations | 1.100 | 0.300 |" in tables["healing"]
-    assert tables["calibration"].splitlines()[-1] == "| complex-linear | activations | 3.000 |"
+    lines.append(line(fitted, None, 0, 2.5) | {"calibration": 96})
+    sizes = render([lines], windows=64, calibration=24)["calibration"]
+    assert sizes.splitlines()[-1] == "| complex-linear | activations | 3.000 | 2.500 |"
 
 
 def test_low_rank_is_the_truncated_svd() -> None:
