@@ -143,8 +143,8 @@ def _check_memory(config: Config) -> None:
     available = memory_bytes(device)
     if needed > available:
         raise ConfigError(
-            f"{_sizes(config)} need at least {needed / 2**30:,.0f} GiB of {device.type} memory, of"
-            f" {available / 2**30:,.0f}; {SMALLER}"
+            f"{_sizes(config)} need at least {needed / 2**30:,.0f} GiB of {device.type} memory; there"
+            f" are {available / 2**30:,.0f}; {SMALLER}"
         )
 
 
