@@ -176,6 +176,7 @@ def read_record(path: Path) -> Record:
         if record.summary["status"] == "failed":
             return record
         derived = derive(record.config, parse_metrics(metrics), record.provenance["data"]["splits"])
+        # `total_s` is measured by the run itself.
         derived["time"] = record.summary.get("time", {}) | derived["time"]
         return replace(record, summary=record.summary | derived)
     except UNREADABLE as error:
@@ -205,7 +206,7 @@ def check_record(record: Record, metrics: bytes) -> None:
     if not record.path.name == summary.run_id == run_id:
         raise ValueError(f"config.yaml and summary.json are those of {run_id}, by its name another")
     if isinstance(summary, Failed):
-        return
+        return  # its metrics enter no number
     if hashlib.sha256(metrics).hexdigest() != summary.metrics_sha256:
         raise ValueError("metrics.jsonl does not have the SHA-256 that summary.json states")
 
@@ -213,6 +214,7 @@ def check_record(record: Record, metrics: bytes) -> None:
 def check_schema(schema: Any, value: Any, name: str) -> Any:
     """`value` as the schema's model. Raises ValueError that names the file and the first wrong key."""
     try:
+        # Strict: a number as text, or a fraction of a step, was not written by this program.
         return TypeAdapter(schema).validate_python(value, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
@@ -344,6 +346,7 @@ def derive(
     full = _by_step(rows, "val_full/loss_nats")
     tail = [step for step in sampled if step >= (1 - LAST_SHARE) * max_steps]
     losses = [sampled[step] for step in tail]
+    # Of equal losses the first.
     best, best_sampled = min(full, key=full.__getitem__), min(sampled, key=sampled.__getitem__)
     last = rows[-1]
     final, train_final = last["val_full/loss_nats"], last["train_full/loss_nats"]

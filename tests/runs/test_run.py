@@ -410,7 +410,7 @@ def test_metrics_of_a_started_run_that_are_a_fifo_are_not_waited_for(run):
 def test_a_folder_removed_during_training_is_reported(run):
     with (
         during_step(3, lambda: shutil.rmtree(run.path)),
-        pytest.raises(UserError, match="removed"),
+        pytest.raises(UserError, match="removed while"),
     ):
         execute(run)
     assert execute(run).status == "complete"
