@@ -12,7 +12,7 @@ Losses are of validation, in nats per token: of a run on the whole split, of ano
 --windows windows of WikiText-2. Calibration and tuning use the training split, tuning with AdamW: a
 run's at its last rate, another model's at 5e-4, which falls to 0 as half a cosine. Low rank has as many
 weights as complex-linear: the truncated singular value decomposition of W, or with "activations" of
-W L for the inputs' second moments L L^T, which is nearest in the outputs.
+W L for the inputs' second moments L L^T, which is nearest in the outputs. "aligned": after align_values.
 """
 
 import copy
@@ -35,7 +35,7 @@ import torch
 from bench import write_table
 from torch import Tensor, nn
 
-from crope.adapt import complexify
+from crope.adapt import align_values, complexify
 from crope.config import ROOT
 from crope.data.batches import sample_batch
 from crope.data.corpora import load_corpus
@@ -71,10 +71,12 @@ ARMS = (
     Arm("complex-linear", "nearest"),
     Arm("complex-linear", "activations"),
     Arm("complex-linear", "sequential"),
+    Arm("complex-linear", "aligned, sequential"),
     Arm("complex-linear", "activations", QK),
     Arm("complex-linear", "sequential", QK),
     Arm("complex-linear", "activations", V),
     Arm("complex-linear", "sequential", V),
+    Arm("complex-linear", "aligned, sequential", V),
     Arm("low rank", "nearest"),
     Arm("low rank", "activations"),
 )
@@ -84,6 +86,7 @@ class Source(NamedTuple):
     """A trained model with its data.
 
     pairs         options of complexify that the model does not tell itself
+    output        name of the output projection
     calibration   ids, (B, T) each
     validation    ids of windows, (T,) each
     batch         ids of a training batch by step, (B, T)
@@ -94,6 +97,7 @@ class Source(NamedTuple):
     name: str
     model: nn.Module
     pairs: dict[str, Any]
+    output: str
     calibration: list[Tensor]
     validation: Tensor
     batch: Callable[[int], Tensor]
@@ -200,7 +204,11 @@ def convert(model: nn.Module, arm: Arm, source: Source) -> None:
         make_low_rank(model, source.calibration if arm.init == "activations" else [])
     elif arm.kind == "complex-linear":
         torch.manual_seed(0)
-        options = source.pairs | {"names": arm.names, "init": arm.init}
+        *aligned, init = arm.init.split(", ")
+        if aligned:
+            names = ("v_proj", source.output)
+            align_values(model, source.calibration, names=names, **source.pairs)
+        options = source.pairs | {"names": arm.names, "init": init}
         complexify(model, inputs=source.calibration, **options)
 
 
@@ -262,6 +270,7 @@ def of_run(run: str) -> Source:
         name=record.path.name,
         model=load_trained(record),
         pairs={"pairing": "interleaved", "head_dim": config.model.head_width},
+        output="out_proj",
         calibration=[batch(step)[:, :-1] for step in range(16)],
         validation=validation.unfold(0, train.seq_len + 1, train.seq_len),
         batch=lambda step: batch(train.max_steps + step),
@@ -298,6 +307,7 @@ def of_pretrained(name: str, windows: int, calibration: int) -> Source:
         name=Path(name).stem,
         model=model,
         pairs={},
+        output="o_proj",
         calibration=list(spread(train, calibration).split(4)),
         validation=spread(ids["validation"], windows),
         batch=batch,

@@ -34,6 +34,7 @@ def source() -> Source:
         name="tiny",
         model=model,
         pairs={},
+        output="o_proj",
         calibration=[sequences(1000), sequences(1001)],
         validation=sequences(2000),
         batch=sequences,
@@ -51,7 +52,7 @@ def converted_loss(source: Source, arm: Arm) -> float:
     return init_table.validation_loss(model, source)
 
 
-@pytest.mark.parametrize("init", ["activations", "sequential"])
+@pytest.mark.parametrize("init", ["activations", "sequential", "aligned, sequential"])
 def test_fits_to_activations_keep_what_the_nearest_layers_lose(source: Source, init: str) -> None:
     dense = init_table.validation_loss(source.model, source)
     assert converted_loss(source, Arm("complex-linear", "nearest")) > dense + 0.5

@@ -102,10 +102,10 @@ def complexify(
     batches = as_batches(inputs)
     if calibrate is not without and not batches:
         raise ValueError(f"init={init!r} needs calibration batches; give some (inputs=)")
-    replaced, loss, after = [], math.nan, math.nan
-    if dry_run and batches:
-        loss = next_token_loss(model, batches)
+    replaced = []
+    losses = [next_token_loss(model, batches)] if dry_run and batches else []
     with ExitStack() as undo:
+        # One at a time: what a "sequential" layer gets depends on those that are replaced by then.
         for name, moments in calibrate(model, layers, batches):
             layer = layers[name]
             new = ComplexLinear.from_linear(layer, **pairs[name])
@@ -113,26 +113,26 @@ def complexify(
             undo.callback(model.set_submodule, name, layer)
             replace(model, name, new.train(layer.training))
             replaced.append(Replaced(name, _size(layer), _size(new), kept))
-        if loss == loss:  # not NaN
-            after = next_token_loss(model, batches)
+        if losses:
+            losses.append(next_token_loss(model, batches))
         if not dry_run:
             undo.pop_all()
-    if init != "fresh":
-        _report(replaced, loss, after)
+    _report(replaced, losses)
     return replaced
 
 
-def _report(replaced: list[Replaced], loss: float, after: float) -> None:
-    """Logs what is kept, unless it is nearly everything, and the losses if there are any."""
+def _report(replaced: list[Replaced], losses: list[float]) -> None:
+    """Logs what is kept of trained weights, unless it is nearly everything, and the losses."""
     mean = fmean(layer.kept for layer in replaced)
     worst = min(replaced, key=lambda layer: layer.kept)
-    if mean < 0.99:
+    if 0 < mean < 0.99:  # 0: fresh values
         LOG.warning(
             f"{len(replaced)} complex-linear layers keep {mean:.2f} of the dense ones in the mean,"
             f" {worst.kept:.2f} at worst ({worst.name}); train the model on before it is used"
         )
-    if loss == loss:
-        LOG.warning(f"loss on inputs: {loss:.3f} nats per token before, {after:.3f} after")
+    if losses and not math.isnan(losses[0]):
+        before, after = losses
+        LOG.warning(f"loss on inputs: {before:.3f} nats per token before, {after:.3f} after")
 
 
 def split_qkv(model: nn.Module) -> list[str]:
@@ -172,6 +172,7 @@ def merge(model: nn.Module) -> list[str]:
             layer.check_parts(name)
     for name, layer in layers.items():
         model.set_submodule(name, dense_linear(layer).train(layer.training))
+    # A layer that split_qkv has separated is one again when its parts are dense.
     for name, split in list(model.named_modules()):
         if isinstance(split, SplitLinear):
             model.set_submodule(name, split.as_fused())

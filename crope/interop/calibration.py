@@ -40,6 +40,7 @@ def fit_outputs(new: ComplexLinear, layer: Any, moments: Tensor) -> float:
     second = moments[:, :-1, :-1].clone()
     if layer.bias is not None:
         second -= moments[:, :-1, -1:] * moments[:, -1:, :-1]
+    # To all three alike: where nothing is known, the fit is to the dense weight, not to 0.
     second.diagonal(dim1=1, dim2=2).add_(RIDGE * second[0].diagonal().mean())
     inputs_DD, cross_DD, dense_DD = second
     dense = layer.weight.to(moments)
@@ -52,6 +53,7 @@ def fit_outputs(new: ComplexLinear, layer: Any, moments: Tensor) -> float:
     if new.bias is not None:
         mean = dense @ moments[2, :-1, -1] - fitted @ moments[0, :-1, -1]
         new.bias.add_(mean.to(new.bias))
+    # Of the outputs, y and y^: |y - y^|^2 = |y|^2 - 2 y y^ + |y^|^2.
     energy = (dense @ dense_DD * dense).sum()
     lost = energy - 2 * (fitted * yx).sum() + (fitted @ inputs_DD * fitted).sum()
     return 1 - (lost / energy).item()
@@ -82,6 +84,7 @@ def one_after_another(
     Takes a pass over the batches for each attention, and holds the dense inputs of all meanwhile.
     """
     dense = [layer_inputs(model, names, batch) for batch in batches]
+    # Q, K and V of an attention together: none of them changes what the others get.
     for _, group in groupby(names, key=lambda name: name.rpartition(".")[0]):
         sums: dict[str, Any] = dict.fromkeys(group, 0)
         for batch, kept in zip(batches, dense, strict=True):
