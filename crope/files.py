@@ -17,9 +17,15 @@ from crope.errors import DataError
 TEMPORARY = ".tmp"
 
 
+def check_regular(path: Path) -> None:
+    """Raises DataError for what is there and no file: a fifo, opened, can wait for ever."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: not a regular file; remove it")
+
+
 def read_bytes(path: Path) -> bytes:
     """The content of a regular file. Raises DataError for a fifo, socket, device or folder."""
-    _check_regular(path)
+    check_regular(path)
     return path.read_bytes()
 
 
@@ -48,7 +54,7 @@ class MetricsWriter:
     """
 
     def __init__(self, path: Path, *, keep: int = 0) -> None:
-        _check_regular(path)
+        check_regular(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         with _naming(path):
@@ -115,19 +121,13 @@ def remove_temporary_files(folder: Path) -> None:
 
 
 def sha256_file(path: Path) -> str:
-    _check_regular(path)
+    check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def json_sha256(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _check_regular(path: Path) -> None:
-    """A fifo without a writer, opened, waits for ever."""
-    if path.exists() and not path.is_file():
-        raise DataError(f"{path}: not a regular file; remove it")
 
 
 @contextmanager

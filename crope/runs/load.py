@@ -59,9 +59,11 @@ def _load_weights(record: Record) -> dict[str, Tensor]:
     remedy = f"remove {record.path} and train again with scripts/train.py"
     if not file.exists():
         raise UserError(f"{record.path}: no {WEIGHTS}; {remedy}")
+    # Before it is opened: half a file, or that of another run, may open as well.
     if sha256_file(file) != record.summary.get("weights_sha256"):
         raise UserError(f"{file}: corrupt (SHA-256 is not the recorded one); {remedy}")
     if file == old:
+        # Without weights_only a pickle could run code.
         weights: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
         return weights
     return safetensors.torch.load_file(file)
@@ -74,7 +76,7 @@ def load_run_tokens(record: Record) -> TokenSet:
     UserError if the corpus or its tokenizer has changed since.
     """
     config = load_config(record.config)
-    data_dir = os.environ.get("CROPE_DATA_DIR") or config.data_dir
+    data_dir = os.environ.get("CROPE_DATA_DIR") or config.data_dir  # the run's may be elsewhere
     tokens = load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(data_dir))
     recorded = record.provenance["data"]["splits"]
     for name in SPLITS:

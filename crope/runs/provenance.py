@@ -57,6 +57,7 @@ def is_dirty(root: Path) -> bool | None:
         return None
     for line in status.splitlines():
         untracked = line.startswith("?? ")
+        # Notes and results of a user change no number.
         if not untracked or line[3:].lstrip('"').startswith(SOURCE):
             return True
     return False
@@ -108,7 +109,12 @@ def _output(*command: str | Path) -> str | None:
     """Standard output of a command; None if it is absent or fails (no git checkout, no driver)."""
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=20
+            # git can wait for a network file system, nvidia-smi for a broken driver.
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

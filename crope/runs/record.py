@@ -57,32 +57,6 @@ UNREADABLE = (
 Nats = Annotated[FiniteFloat, Field(gt=0)]
 
 
-class Corpus(BaseModel):
-    corpus: str
-
-
-class Tokenizer(BaseModel):
-    vocab_size: PositiveInt
-
-
-class Training(BaseModel):
-    batch_size: PositiveInt
-    seq_len: PositiveInt
-    max_steps: PositiveInt
-    precision: str
-
-
-class Settings(BaseModel):
-    """config.yaml: what identity and numbers need of it. Its hash says more."""
-
-    model: dict[str, Any]
-    data: Corpus
-    tokenizer: Tokenizer
-    train: Training
-    eval: dict[str, Any]
-    seed: NonNegativeInt
-
-
 class Split(BaseModel):
     """A split's entry in the data's meta.json."""
 
@@ -202,6 +176,7 @@ def read_record(path: Path) -> Record:
         if record.summary["status"] == "failed":
             return record
         derived = derive(record.config, parse_metrics(metrics), record.provenance["data"]["splits"])
+        # `total_s` is measured by the run itself.
         derived["time"] = record.summary.get("time", {}) | derived["time"]
         return replace(record, summary=record.summary | derived)
     except UNREADABLE as error:
@@ -220,18 +195,18 @@ def load_record(path: Path) -> tuple[Record, bytes]:
 
 def check_record(record: Record, metrics: bytes) -> None:
     """Raises ValueError if a record is not valid; `metrics` are the bytes of its metrics.jsonl."""
-    check_schema(Settings, record.config, "config.yaml")
     check_schema(Provenance, record.provenance, "provenance.json")
     summary: Complete | Failed = check_schema(Summary, record.summary, "summary.json")
-    name = f"{summary.model}-{summary.dataset}-{summary.row}-s{record.config['seed']}"
-    run_id = f"{name}-{run_hash(record.config, version=summary.numerics_version)}"
+    try:  # the hash in the name says more than a schema would
+        digest = run_hash(record.config, version=summary.numerics_version)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"config.yaml: not that of a run ({error})") from error
+    cell = f"{summary.model}-{summary.dataset}-{summary.row}"
+    run_id = f"{cell}-s{record.config['seed']}-{digest}"
     if not record.path.name == summary.run_id == run_id:
-        raise ValueError(
-            f"config.yaml is that of {run_id}, summary.json says {summary.run_id}, the folder"
-            f" {record.path.name}"
-        )
+        raise ValueError(f"config.yaml and summary.json are those of {run_id}, by its name another")
     if isinstance(summary, Failed):
-        return
+        return  # its metrics enter no number
     if hashlib.sha256(metrics).hexdigest() != summary.metrics_sha256:
         raise ValueError("metrics.jsonl does not have the SHA-256 that summary.json states")
 
@@ -239,6 +214,7 @@ def check_record(record: Record, metrics: bytes) -> None:
 def check_schema(schema: Any, value: Any, name: str) -> Any:
     """`value` as the schema's model. Raises ValueError that names the file and the first wrong key."""
     try:
+        # Strict: a number as text, or a fraction of a step, was not written by this program.
         return TypeAdapter(schema).validate_python(value, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
@@ -370,6 +346,7 @@ def derive(
     full = _by_step(rows, "val_full/loss_nats")
     tail = [step for step in sampled if step >= (1 - LAST_SHARE) * max_steps]
     losses = [sampled[step] for step in tail]
+    # Of equal losses the first.
     best, best_sampled = min(full, key=full.__getitem__), min(sampled, key=sampled.__getitem__)
     last = rows[-1]
     final, train_final = last["val_full/loss_nats"], last["train_full/loss_nats"]

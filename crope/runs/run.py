@@ -136,6 +136,7 @@ def _check_memory(config: Config) -> None:
     of the logits. What needs more than that is found only by trying.
     """
     train, vocab_size = config.train, config.tokenizer.vocab_size
+    # Under bf16 autocast the logits are bf16; a compiled loss makes no float32 copy of them.
     parameters = count_parameters(config.model, vocab_size=vocab_size, max_len=train.seq_len)
     logits = train.batch_size * train.seq_len * vocab_size
     needed = 16 * parameters.total + (2 if train.precision == "bf16" else 4) * logits
@@ -143,8 +144,8 @@ def _check_memory(config: Config) -> None:
     available = memory_bytes(device)
     if needed > available:
         raise ConfigError(
-            f"{_sizes(config)} need at least {needed / 2**30:,.0f} GiB of {device.type} memory, of"
-            f" {available / 2**30:,.0f}; {SMALLER}"
+            f"{_sizes(config)} need at least {needed / 2**30:,.0f} GiB of {device.type} memory; there"
+            f" are {available / 2**30:,.0f}; {SMALLER}"
         )
 
 
@@ -222,6 +223,7 @@ def _train(run: Run, tokens: TokenSet, tracker: Tracker, stop: Stop) -> dict[str
             log=log,
             stop_requested=stop.requested,
         )
+    # From the file, not from what was logged: a continued run has lines of earlier attempts.
     metrics = run.path / "metrics.jsonl"
     derived = derive(run.container, read_metrics(metrics), tokens.meta["splits"])
     derived["time"]["total_s"] = seconds

@@ -36,6 +36,7 @@ def verify_records(folders: Iterable[Path]) -> list[str]:
     origins: dict[str, str] = {}  # digest of a run's metrics -> its id
     for folder in folders:
         if published.is_set(folder):
+            # One pass over the file: selecting each run's lines would read all of them 300 times.
             curves = dict(list(published.read_curves(folder).groupby("run_id")))
             for run in published.read_set(folder):
                 record = Record(folder / run.run_id, run.config, run.summary, run.provenance)
@@ -105,6 +106,7 @@ def check_rows(rows: list[dict[str, Any]], config: Mapping[str, Any]) -> None:
     steps = [row["step"] for row in rows]
     if steps != sorted(set(steps)):
         raise ValueError("metrics.jsonl: steps are repeated or not in order")
+    # The rate shows with which schedule a run was trained, whatever its configuration says.
     for row in rows:
         step, rate = row["step"], train.learning_rate(row["step"])
         for key, value in row.items():

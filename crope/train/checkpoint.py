@@ -82,6 +82,7 @@ def load_checkpoint(
             log_line(f"{path}: {error}; continuing from the previous checkpoint or from the start")
             path.unlink()
             continue
+        # Bits could not be equal, or the curve would be of two experiments.
         for key, value in made_with.items():
             found = content["made_with"].get(key)
             if found != value:
@@ -116,7 +117,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def remove_checkpoints(folder: Path, *, keep: int = 0) -> None:
     """Deletes all but the newest `keep` checkpoints."""
-    for path in checkpoints(folder)[keep:]:
+    for path in checkpoints(folder)[keep:]:  # the newest are kept, whatever their dates
         path.unlink(missing_ok=True)
 
 

@@ -89,7 +89,10 @@ def train(
     corpus = replace(
         tokens, train=resident(tokens.train, device), validation=resident(tokens.validation, device)
     )
-    made_with = _made_with(run_id, device, tokens)
+    # The run by its hash alone, as checkpoints of earlier versions name it.
+    made_with = {"run": run_id.rpartition("-")[2], "kind of device": device.type}
+    for split in SPLITS:
+        made_with[f"{split} corpus"] = tokens.meta["splits"][split]["sha256"]
     start, seconds_before, kept_bytes = load_checkpoint(folder, state, made_with=made_with)
     meter = Meter(config, tokens.vocab_size, device)
     with MetricsWriter(folder / "metrics.jsonl", keep=kept_bytes) as metrics:
@@ -123,14 +126,6 @@ def train(
                 log({"step": step, **line})
     save_weights(folder / "weights.safetensors", model, run_id=run_id)
     return saver.seconds()
-
-
-def _made_with(run_id: str, device: torch.device, tokens: TokenSet) -> dict[str, str]:
-    """What must be equal for a run to continue from its checkpoint."""
-    made_with = {"run": run_id.rpartition("-")[2], "kind of device": device.type}
-    for split in SPLITS:
-        made_with[f"{split} corpus"] = tokens.meta["splits"][split]["sha256"]
-    return made_with
 
 
 def train_step(

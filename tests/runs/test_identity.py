@@ -182,7 +182,7 @@ ENTRIES = [
     entry("rotary", "complex", "softmax", version=1),
     entry("rotary", "real", "softmax", ffn_ratio=3.25, version=7),
     # Of the same choices as the first: another size.
-    entry("learned", "real", "softmax", version=1),
+    entry("learned", "real", "softmax", version=4),
 ]
 
 
@@ -192,8 +192,9 @@ ENTRIES = [
         ("learned", "complex", 4.0, 3),
         ("rotary", "real", 4.0, 1),
         ("rotary", "real", 3.25, 7),
-        ("learned", "real", 4.0, 2),
+        ("learned", "real", 4.0, 4),
         # Combinations without an entry: the lowest of each part's users, the highest of the parts.
+        ("learned", "halved", 4.0, 2),
         ("rotary", "halved", 4.0, 1),
         ("sinusoidal", "real", 4.0, 1),
     ],
@@ -204,9 +205,3 @@ def test_numerics_version_of_a_model_and_of_a_combination(
     monkeypatch.setattr(identity, "golden_entries", lambda: dict(enumerate(ENTRIES)))
     model = {"position": position, "projection": projection, "attention": "softmax"}
     assert numerics_version(model | {"ffn_ratio": ffn_ratio}) == version
-
-
-def test_a_part_whose_users_are_all_past_version_one_counts(monkeypatch):
-    monkeypatch.setattr(identity, "golden_entries", lambda: dict(enumerate(ENTRIES[:4])))
-    model = {"position": "learned", "projection": "halved", "attention": "softmax"}
-    assert numerics_version(model) == 2

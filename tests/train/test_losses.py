@@ -9,7 +9,7 @@ from scipy.special import log_softmax
 
 from crope.config import Config, EvalConfig, TrainConfig
 from crope.train import losses
-from crope.train.losses import cross_entropy, full_loss, random_batch, sampled_loss
+from crope.train.losses import cross_entropy, full_loss, sampled_loss
 from tests.model.oracles import build, model_config, random_tokens, randomise
 
 CPU = torch.device("cpu")
@@ -51,15 +51,6 @@ def test_full_loss_takes_the_configured_subset_unless_told(configured, max_token
     assert found[:2] == (mean, count)
 
 
-def test_a_batch_is_two_rows_of_consecutive_tokens():
-    inputs_BT, targets_BT = random_batch(
-        TOKENS, config=config(), step=20, purpose="train", device=CPU
-    )
-    assert inputs_BT.shape == (2, 4)
-    assert (targets_BT == inputs_BT + 1).all()
-    assert inputs_BT[0, 0] != inputs_BT[1, 0]
-
-
 def test_sampled_loss_is_the_mean_over_distinct_batches():
     seen = []
 
@@ -89,14 +80,6 @@ class FixedLogits:
 def mean_loss(logits_BTV, targets_BT):
     log_p_BTV = log_softmax(logits_BTV.numpy(), axis=-1)
     return -np.take_along_axis(log_p_BTV, targets_BT.numpy()[..., None], axis=-1).mean()
-
-
-def test_two_equal_words_cost_log_two():
-    logits_BTV = torch.tensor([[[5.0, 5.0]]])
-    target_BT = torch.tensor([[1]])
-    assert cross_entropy(FixedLogits(logits_BTV), target_BT, target_BT).item() == pytest.approx(
-        0.693147, abs=1e-6
-    )
 
 
 def test_against_log_softmax_in_float64():
