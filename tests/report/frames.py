@@ -42,8 +42,8 @@ def runs(
                 "device_kind": "cpu",
             }
             lines.append(line | (columns or {}))
-    frame = pd.DataFrame(lines).dropna(subset="loss")
-    return frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame.columns])))
+    names = dict.fromkeys([*COLUMNS, *(columns or {})])
+    return pd.DataFrame(lines, columns=list(names)).dropna(subset="loss")
 
 
 def together(*parts: pd.DataFrame) -> pd.DataFrame:
