@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -18,11 +18,6 @@ ROOT = Path(__file__).resolve().parents[1]
 CACHE_DIR = Path(os.environ.get("CROPE_CACHE_DIR") or ROOT / "data")
 MISSING: Any = "???"  # omegaconf.MISSING: layers and adapter need no package but torch
 GOLDEN_FILE = Path(__file__).with_name("golden_losses.json")
-
-# Names of the corpora: the files conf/data/<corpus>.yaml. One without a source in crope/data or in
-# its file is the user's own.
-CORPORA = tuple(sorted(path.stem for path in (ROOT / "conf" / "data").glob("[!.]*.yaml")))
-
 
 GPT2_VOCAB_SIZE = 50257
 INIT_STD = 0.02  # of the initial weights, as in GPT-2
@@ -78,7 +73,7 @@ class ModelConfig:
     n_heads: int = option(4, least=1)  # H of Sec. 5.1
     d_model: int = option(128, least=2, most=2**16)  # D; d_model / n_heads must be even
     # Width of the feed-forward layer over d_model (Sec. 6.1).
-    ffn_ratio: float = option(4.0, above=0)
+    ffn_ratio: float = option(4.0, above=0, most=1000)
     # On embedding, attention weights and residual branches.
     dropout: float = option(0.0, least=0, below=1)
     tied_head: bool = True  # output head = token embedding, as in GPT-2
@@ -228,8 +223,6 @@ class RuntimeConfig:
     device: str = option("auto", one_of=("auto", "cpu", "cuda"))  # auto: cuda where there is one
     # Whether to use torch.compile; `auto`: where it pays.
     compile: str = option("auto", one_of=("auto", "true", "false"))
-    # Replay a compiled step as CUDA graphs: for steps of many short kernels.
-    cuda_graphs: bool = False
     # Parallel runs in `make reproduce`; 0: one per CPU core, or up to 4 per GPU by its memory.
     jobs: int = option(0, least=0)
     threads: int = option(0, least=0, most=4096)  # CPU threads; 0: torch's own choice
@@ -271,6 +264,12 @@ class Config:
         return due or step == self.train.max_steps
 
 
+def saved_section(schema: type[Any], saved: Mapping[str, Any]) -> Any:
+    """One section of a config.yaml; keys that have left the schema since are ignored."""
+    names = {item.name for item in dataclasses.fields(schema)} & saved.keys()
+    return schema(**{name: saved[name] for name in names})
+
+
 def keys(node: Any = Config, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
     """Every leaf key of the command line, dotted, with its field."""
     leaves: dict[str, dataclasses.Field[Any]] = {}
@@ -293,13 +292,7 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     if not re.fullmatch(r"[^/\\#?%:]{1,128}", config.tracker.project):
         yield "tracker.project", r"must be 1 to 128 characters, none of / \ # ? % :"
     yield from model_problems(config.model)
-    # A replay reuses the memory of the last one and draws no new dropout masks.
-    if config.runtime.cuda_graphs:
-        conflict = "cannot be combined with runtime.cuda_graphs=true"
-        if config.runtime.compile == "false":
-            yield "runtime.compile", conflict
-        if config.model.dropout:
-            yield "model.dropout", conflict
+    yield from schedule_problems(config.train)
     if config.tokenizer.name == "gpt2" and config.tokenizer.vocab_size != GPT2_VOCAB_SIZE:
         yield (
             "tokenizer.vocab_size",
@@ -333,7 +326,7 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
     """(key, what is wrong and what to do) for sizes and combinations that no model has; at most one
     per key.
     """
-    if min(model.n_heads, model.d_model) < 1:
+    if min(model.n_heads, model.d_model) < 1 or not math.isfinite(model.ffn_ratio):
         return  # rejected by `value_problems`
     if model.d_model % model.n_heads:
         yield "model.d_model", f"is not divisible by model.n_heads={model.n_heads}"
@@ -348,6 +341,8 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
             "model.d_model",
             "allows model.projection=lowrank no rank at half the weights; use 4 or more",
         )
+    if model.ffn_width < 1:
+        yield "model.ffn_ratio", f"gives a layer of width 0 at model.d_model={model.d_model}"
     if model.attention == "linear" and model.position in SCORE_BIASES:
         yield (
             "model.position",
@@ -364,6 +359,22 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
         yield (
             "model.projection",
             "needs at least two channel pairs per head; use a larger d_model or fewer n_heads",
+        )
+
+
+def schedule_problems(train: TrainConfig) -> Iterator[tuple[str, str]]:
+    """(key, what is wrong) for a schedule whose powers of gamma leave the range of floats."""
+    if min(train.max_steps, train.lr_step_size) < 1:
+        return  # rejected by `value_problems`
+    last = train.max_steps - 1
+    try:
+        rate = train.learning_rate(last)
+    except OverflowError:
+        rate = math.inf
+    if not 0 < rate < math.inf:
+        yield (
+            "train.lr_gamma",
+            f"gives the learning rate {rate} at step {last}; take one nearer to 1",
         )
 
 

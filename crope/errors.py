@@ -35,6 +35,8 @@ class InvalidRecord(DataError):
         reason: str,
         remedy: str = "remove the folder and run the same command again",
     ) -> None:
+        if "results/published" in path.absolute().as_posix():  # committed: git has the right bytes
+            remedy = "restore it with git"
         super().__init__(f"{path}: {reason}; {remedy}")
         self.path, self.reason = path, reason
 

@@ -1,29 +1,51 @@
-"""Files: atomic writes, JSON, lines of metrics, SHA-256."""
+"""Files: regular ones read, atomic writes, JSON, lines of metrics, SHA-256.
+
+A file that cannot be written names itself in its OSError.
+"""
 
 import hashlib
-import io
 import json
 import os
-import tempfile
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
-
-def json_sha256(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
+from crope.errors import DataError
 
 TEMPORARY = ".tmp"
+
+
+def check_regular(path: Path) -> None:
+    """Raises DataError for what is there and no file: a fifo, opened, can wait for ever."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: not a regular file; remove it")
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file. Raises DataError for a fifo, socket, device or folder."""
+    check_regular(path)
+    return path.read_bytes()
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(read_bytes(path))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Rows of a metrics.jsonl; an incomplete last line (the writer was killed inside it) is left
     out.
     """
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+    return parse_metrics(read_bytes(path))
+
+
+def parse_metrics(data: bytes) -> list[dict[str, Any]]:
+    lines = data.split(b"\n")[:-1]
+    rows: list[dict[str, Any]] = json.loads(
+        b"[" + b",".join(lines) + b"]"
+    )  # faster than one by one
+    return rows
 
 
 class MetricsWriter:
@@ -32,70 +54,54 @@ class MetricsWriter:
     """
 
     def __init__(self, path: Path, *, keep: int = 0) -> None:
+        check_regular(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = path.open("ab")
-        self.file.truncate(keep)
-        self.file.seek(keep)  # truncate leaves the position, which sync() returns, at the old end
+        self.path = path
+        with _naming(path):
+            self.file = path.open("ab")
+            self.file.truncate(keep)
+        # truncate leaves the position, which sync() returns, at the old end.
+        self.file.seek(keep)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        self.file.write((json.dumps(row, allow_nan=False) + "\n").encode())
-        self.file.flush()
+        line = json.dumps(row, allow_nan=False) + "\n"
+        with _naming(self.path):
+            self.file.write(line.encode())
+            self.file.flush()  # `status` and a sweep's progress read it meanwhile
 
     def sync(self) -> int:
         """The file's size in bytes, all of it on the disk."""
-        os.fsync(self.file.fileno())
+        with _naming(self.path):
+            os.fsync(self.file.fileno())
         return self.file.tell()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.sync()
-        self.file.close()
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is None:
+            self.sync()
+        with _naming(self.path):  # a line that could not be written is tried again
+            self.file.close()
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Writes atomically: a reader sees the old file or the whole new one, even after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(
-        dir=path.parent, prefix=f".{path.name}.", suffix=TEMPORARY
-    )
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp gives 0600, which a shared results folder cannot use
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the new name outlasts a power cut too
-        finally:
-            os.close(folder)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = str(path)
+        with _naming(path):
+            # Not by tempfile, whose files only their owner can read, whatever the umask says.
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            _sync_folder(path.parent)  # the new name outlasts a power cut too
+    except BaseException:
+        with suppress(OSError):  # the disk that refused the write may refuse this as well
+            temporary.unlink()
         raise
-
-
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def write_array(path: Path, values: Any) -> None:
-    """A .npy file in float32."""
-    buffer = io.BytesIO()
-    np.save(buffer, np.asarray(values, dtype=np.float32))
-    write_bytes(path, buffer.getvalue())
-
-
-def remove_temporary_files(folder: Path) -> None:
-    """Deletes what killed writers left behind; call it only while no other process writes into the
-    folder.
-    """
-    for path in folder.glob(f".*{TEMPORARY}"):
-        path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -106,6 +112,37 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
 
+def remove_temporary_files(folder: Path) -> None:
+    """Deletes what killed writers left behind; call it only while no other process writes into the
+    folder.
+    """
+    for path in folder.glob(f".*{TEMPORARY}"):
+        path.unlink(missing_ok=True)
+
+
 def sha256_file(path: Path) -> str:
+    check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def json_sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Puts the path into an OSError: that of a failing write or flush does not say of what."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

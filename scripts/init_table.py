@@ -12,7 +12,7 @@ Losses are of validation, in nats per token: of a run on the whole split, of ano
 --windows windows of WikiText-2. Calibration and tuning use the training split, tuning with AdamW: a
 run's at its last rate, another model's at 5e-4, which falls to 0 as half a cosine. Low rank has as many
 weights as complex-linear: the truncated singular value decomposition of W, or with "activations" of
-W L for the inputs' second moments L L^T, which is nearest in the outputs.
+W L for the inputs' second moments L L^T, which is nearest in the outputs. "aligned": after align_values.
 """
 
 import copy
@@ -21,18 +21,21 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from cli import Parser, arguments, folder, main_errors, positive
+
+# cli says what to do where torch is not installed.
+# isort: split
+import pandas as pd
 import torch
 from bench import write_table
-from cli import Parser, arguments, folder, main_errors, positive
 from torch import Tensor, nn
 
-from crope.adapt import complexify
+from crope.adapt import align_values, complexify
 from crope.config import ROOT
 from crope.data.batches import sample_batch
 from crope.data.corpora import load_corpus
@@ -68,10 +71,12 @@ ARMS = (
     Arm("complex-linear", "nearest"),
     Arm("complex-linear", "activations"),
     Arm("complex-linear", "sequential"),
+    Arm("complex-linear", "aligned, sequential"),
     Arm("complex-linear", "activations", QK),
     Arm("complex-linear", "sequential", QK),
     Arm("complex-linear", "activations", V),
     Arm("complex-linear", "sequential", V),
+    Arm("complex-linear", "aligned, sequential", V),
     Arm("low rank", "nearest"),
     Arm("low rank", "activations"),
 )
@@ -81,6 +86,7 @@ class Source(NamedTuple):
     """A trained model with its data.
 
     pairs         options of complexify that the model does not tell itself
+    output        name of the output projection
     calibration   ids, (B, T) each
     validation    ids of windows, (T,) each
     batch         ids of a training batch by step, (B, T)
@@ -91,6 +97,7 @@ class Source(NamedTuple):
     name: str
     model: nn.Module
     pairs: dict[str, Any]
+    output: str
     calibration: list[Tensor]
     validation: Tensor
     batch: Callable[[int], Tensor]
@@ -119,8 +126,10 @@ def main() -> None:
     [calibration] = {calibration_windows(source) for source in sources}
     for name, table in render(stores, options.windows, calibration).items():
         print(table)
-        if options.write:
-            write_table(PAGE, name if options.runs else f"{name} pretrained", table)
+        if options.write and options.model:
+            write_table(PAGE, f"{name} pretrained", table)
+        elif options.write and name == "init":
+            write_table(PAGE, name, f"{table}\nMeans over {len(stores)} runs.\n")
 
 
 def build_parser() -> Parser:
@@ -195,7 +204,11 @@ def convert(model: nn.Module, arm: Arm, source: Source) -> None:
         make_low_rank(model, source.calibration if arm.init == "activations" else [])
     elif arm.kind == "complex-linear":
         torch.manual_seed(0)
-        options = source.pairs | {"names": arm.names, "init": arm.init}
+        *aligned, init = arm.init.split(", ")
+        if aligned:
+            names = ("v_proj", source.output)
+            align_values(model, source.calibration, names=names, **source.pairs)
+        options = source.pairs | {"names": arm.names, "init": init}
         complexify(model, inputs=source.calibration, **options)
 
 
@@ -203,7 +216,7 @@ def convert(model: nn.Module, arm: Arm, source: Source) -> None:
 def make_low_rank(model: nn.Module, batches: list[Tensor]) -> None:
     """Replaces Q, K and V by the nearest LowRankLinear, in the outputs on `batches` if any."""
     layers = {name: layer for name, layer in model.named_modules() if name.endswith(QKV)}
-    moments = input_moments(model, layers, batches)
+    moments = input_moments(model, layers, batches) if batches else {}
     for name, layer in layers.items():
         dense = layer.weight.double()
         weighted = dense
@@ -257,6 +270,7 @@ def of_run(run: str) -> Source:
         name=record.path.name,
         model=load_trained(record),
         pairs={"pairing": "interleaved", "head_dim": config.model.head_width},
+        output="out_proj",
         calibration=[batch(step)[:, :-1] for step in range(16)],
         validation=validation.unfold(0, train.seq_len + 1, train.seq_len),
         batch=lambda step: batch(train.max_steps + step),
@@ -293,6 +307,7 @@ def of_pretrained(name: str, windows: int, calibration: int) -> Source:
         name=Path(name).stem,
         model=model,
         pairs={},
+        output="o_proj",
         calibration=list(spread(train, calibration).split(4)),
         validation=spread(ids["validation"], windows),
         batch=batch,
@@ -306,82 +321,52 @@ def spread(ids: Tensor, windows: int) -> Tensor:
     return ids.unfold(0, LENGTH, (len(ids) - LENGTH) // max(windows - 1, 1))[:windows]
 
 
-Key = tuple[str, int, str | None, int, int]  # arm, calibration, trained, steps, step
-
-
 def render(stores: list[list[dict[str, Any]]], windows: int, calibration: int) -> dict[str, str]:
-    """Tables by name; a loss that not all stores have is missing."""
-    losses = mean_losses(stores, windows)
+    """Tables by name: losses, distances from the dense model along the tuning, calibration sizes.
+
+    A loss that not all stores have is missing.
+    """
+    lines = pd.DataFrame([line for store in stores for line in store])
+    if len(stores) == 1:
+        lines = lines[lines["windows"] == windows]
+    where = ["arm", "calibration", "trained", "steps", "step"]
+    losses = lines.groupby(where, dropna=False, as_index=False)["loss"].agg(["mean", "count"])
+    losses = losses[losses["count"] == len(stores)]
+    started = losses[losses["step"] == 0]
+    losses = losses[losses["calibration"] == calibration]
+    tuned = losses[losses["step"] > 0]
+    right_after = started[started["calibration"] == calibration].set_index("arm")["mean"]
+    table = {"right after": right_after}
+    healing = []
+    for (trained, steps), part in tuned.groupby(["trained", "steps"]):
+        curve = part.pivot(index="arm", columns="step", values="mean")
+        table[f"after {steps} steps of {TRAINED[trained]}"] = curve[steps]
+        if ARMS[0].label in curve.index:
+            above = (curve - curve.loc[ARMS[0].label]).drop(index=ARMS[0].label)
+            above.columns = pd.Index([f"{step} steps" for step in above.columns])
+            healing.append(f"{TRAINED[trained]} trained for {steps} steps:\n\n{markdown(above)}")
+    sizes = started.pivot(index="arm", columns="calibration", values="mean")
+    sizes.columns = pd.Index([f"{size} windows" for size in sizes.columns])
+    fitted = sizes.index.str.endswith(("activations", "sequential"))
     return {
-        "init": losses_table(losses, calibration),
-        "healing": healing_table(losses, calibration),
-        "calibration": sizes_table(losses),
+        "init": markdown(pd.DataFrame(table)),
+        "healing": "\n".join(healing),
+        "calibration": markdown(sizes[fitted]),
     }
-
-
-def mean_losses(stores: list[list[dict[str, Any]]], windows: int) -> dict[Key, float]:
-    found: dict[Key, list[float]] = {}
-    for line in chain.from_iterable(stores):
-        if line["windows"] == windows or len(stores) > 1:
-            where = ("arm", "calibration", "trained", "steps", "step")
-            key: Any = tuple(line[part] for part in where)
-            found.setdefault(key, []).append(line["loss"])
-    return {key: mean(values) for key, values in found.items() if len(values) == len(stores)}
-
-
-def losses_table(losses: dict[Key, float], calibration: int) -> str:
-    """A row per arm: right after, and at the end of each tuning."""
-    tunings = sorted({(key[2] or "", key[3]) for key in losses if key[2]})
-    header = ["Q, K and V | start", "right after"]
-    header += [f"after {steps} steps of {TRAINED[trained]}" for trained, steps in tunings]
-    rows = []
-    for arm in ARMS:
-        row = [losses.get((arm.label, calibration, None, 0, 0))]
-        for trained, steps in tunings:
-            row.append(losses.get((arm.label, calibration, trained, steps, steps)))
-        rows.append((arm.label, row))
-    return markdown(header, rows)
-
-
-def healing_table(losses: dict[Key, float], calibration: int) -> str:
-    """How far each arm is above the dense model that was tuned alike, along the tuning."""
-    lines = []
-    for trained, steps in sorted({(key[2] or "", key[3]) for key in losses if key[2]}):
-        points = sorted({key[4] for key in losses if key[2:4] == (trained, steps)})
-        header = ["Q, K and V | start", *(f"{step} steps" for step in points)]
-        dense = [losses.get((ARMS[0].label, calibration, trained, steps, step)) for step in points]
-        rows = []
-        for arm in ARMS[1:]:
-            row: list[float | None] = []
-            for step, base in zip(points, dense, strict=True):
-                loss = losses.get((arm.label, calibration, trained, steps, step))
-                row.append(None if loss is None or base is None else loss - base)
-            rows.append((arm.label, row))
-        lines.append(f"Above the dense model, {TRAINED[trained]} trained, {steps} steps:\n")
-        lines.append(markdown(header, rows))
-    return "\n".join(lines)
-
-
-def sizes_table(losses: dict[Key, float]) -> str:
-    """Right after the conversion, by windows of calibration."""
-    sizes = sorted({key[1] for key in losses})
-    rows = []
-    for arm in ARMS:
-        if arm.init in ("activations", "sequential"):
-            rows.append((arm.label, [losses.get((arm.label, size, None, 0, 0)) for size in sizes]))
-    return markdown(["Q, K and V | start", *(f"{size} windows" for size in sizes)], rows)
 
 
 TRAINED = {"qkv": "Q, K and V", "all": "all weights"}
 
 
-def markdown(header: list[str], rows: list[tuple[str, list[float | None]]]) -> str:
-    """A table without the rows of which nothing was measured."""
-    lines = [f"| {' | '.join(header)} |", "|---|---|" + "---:|" * (len(header) - 1)]
-    for label, values in rows:
-        if any(value is not None for value in values):
-            cells = ["" if value is None else f"{value:.3f}" for value in values]
-            lines.append(f"| {label} | {' | '.join(cells)} |")
+def markdown(table: pd.DataFrame) -> str:
+    """Rows in the order of ARMS."""
+    lines = [
+        f"| Q, K and V | start | {' | '.join(table)} |",
+        "|---|---|" + "---:|" * len(table.columns),
+    ]
+    for label in [arm.label for arm in ARMS if arm.label in table.index]:
+        cells = [f"{value:.3f}" if value == value else "" for value in table.loc[label]]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from crope.config import ROOT
 from crope.data.tokens import TokenSet
@@ -27,6 +28,31 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Tiny tensors: threads that wait for each other would take most of the time.
 torch.set_num_threads(1)
+# Left out by `make test-fast`: they compile, start processes, train every model, or compose many runs.
+SLOW = (
+    "data/test_tokens.py::test_gpt2_",
+    "data/test_tokens.py::test_memory_",
+    "data/test_tokens.py::test_token_ids_",
+    "interop/",
+    "runs/test_compose.py::test_every_file_",
+    "runs/test_extrapolate.py",
+    "runs/test_faults.py",
+    "runs/test_study.py",
+    "runs/test_sweep.py",
+    "runs/test_tracking.py::test_a_continued_run_is_whole",
+    "runs/test_tracking.py::test_the_command_of_the_docs",
+    "test_bench.py::test_the_script_",
+    "test_reproduce.py",
+    "test_scripts.py::test_a_multirun_",
+    "test_scripts.py::test_a_script_starts_",
+    "test_scripts.py::test_an_answer_",
+    "test_scripts.py::test_reproduce_",
+    "theory/",
+    "train/test_checkpoint.py",
+    "train/test_golden.py",
+    "train/test_loop.py::test_compiled_training",
+    "train/test_loop.py::test_each_model_is_one_graph",
+)
 TOY_VOCAB = 300
 TOY_OVERRIDES = (
     "data=tiny",
@@ -63,6 +89,12 @@ def make_toy_tokens(folder: Path) -> TokenSet:
     return TokenSet(folder, meta, splits["train"], splits["validation"])
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(name in item.nodeid for name in SLOW):
+            item.add_marker("slow")
+
+
 @pytest.fixture
 def toy_tokens(tmp_path: Path) -> TokenSet:
     return make_toy_tokens(tmp_path)
@@ -72,6 +104,7 @@ def toy_tokens(tmp_path: Path) -> TokenSet:
 def toy_data(toy_tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> TokenSet:
     """Every run trains on the toy corpus."""
     monkeypatch.setattr("crope.runs.run.load_tokens", lambda *_, **__: toy_tokens)
+    monkeypatch.setattr("crope.runs.load.load_tokens", lambda *_, **__: toy_tokens)
     return toy_tokens
 
 
@@ -123,8 +156,9 @@ def count_steps_as_seconds(set_attribute: Callable[..., None] = setattr) -> None
     clock, real = SimpleNamespace(now=0.0), trainer.train_step
 
     def step(*args: Any, **kwargs: Any) -> torch.Tensor:
-        clock.now += 1
-        return real(*args, **kwargs)
+        loss = real(*args, **kwargs)
+        clock.now += 1  # not for an update that a stop prevents
+        return loss
 
     set_attribute(trainer, "train_step", step)
     set_attribute(trainer, "time", SimpleNamespace(perf_counter=lambda: clock.now))
@@ -179,7 +213,6 @@ def losses(run: Run) -> list[tuple[int, str, float]]:
 
 def same_bits(one: Run, other: Run) -> bool:
     """Whether two runs have equal losses and equal weights."""
-    first, second = (torch.load(run.path / "weights.pt", weights_only=True) for run in (one, other))
-    return losses(one) == losses(other) and all(
-        torch.equal(first[name], second[name]) for name in first
-    )
+    first, second = (load_file(run.path / "weights.safetensors") for run in (one, other))
+    same_weights = all(torch.equal(first[name], second[name]) for name in first)
+    return losses(one) == losses(other) and same_weights

@@ -1,19 +1,12 @@
-"""The schema: its keys, the values it refuses, and the identity of a run."""
+"""The schema: the values that it refuses, and what its defaults are."""
 
-import copy
-import dataclasses
-import json
-from typing import Any
+import math
 
 import pytest
-import yaml
 
-from crope.config import keys
+from crope.config import ModelConfig, TrainConfig, saved_section
 from crope.errors import ConfigError
-from crope.runs import identity
 from crope.runs.compose import load_run
-from crope.runs.identity import ADDED_LATER, SCIENTIFIC, cell_key, run_hash
-from crope.runs.record import PUBLISHED
 from tests.conftest import raises_one_line
 
 
@@ -44,93 +37,46 @@ from tests.conftest import raises_one_line
         ("model.d_model=132", "odd"),
         ("tokenizer.vocab_size=10", "257"),
         ("scale=paper tokenizer.vocab_size=4096", "50257"),
-        ("runtime.cuda_graphs=true model.dropout=0.1", "dropout"),
-        ("runtime.cuda_graphs=true runtime.compile=false", "compile"),
+        # Widths and rates that rounding takes to nothing, or beyond all numbers.
+        ("model.ffn_ratio=0.001", "ffn_ratio=0.001 .*width 0"),
+        ("model.ffn_ratio=1e308", "at most"),
+        ("train.lr_gamma=1e-9 train.lr_step_size=1", "lr_gamma=1e-09 .*rate 0"),
+        ("train.lr_gamma=10 train.lr_step_size=1", "lr_gamma=10.0 .*rate inf"),
+        ("train.lr=1e308 train.lr_gamma=2", "lr_gamma=2.0 .*rate inf"),
     ],
 )
-def test_values_that_the_types_allow_and_the_checks_refuse(override: str, word: str) -> None:
+def test_values_that_the_types_allow_and_the_checks_refuse(override, word):
     with raises_one_line(ConfigError, word):
         load_run(override.split())
 
 
-def other(value: Any) -> Any:
-    """A value of the same type that differs."""
-    if isinstance(value, bool):
-        return not value
-    return value + "x" if isinstance(value, str) else value + 1
+def test_the_smallest_feed_forward_layer_has_a_width_of_one():
+    assert load_run(["model.ffn_ratio=0.0079", "model.d_model=128"]).config.model.ffn_width == 1
 
 
-@pytest.fixture(scope="module")
-def resolved() -> dict[str, Any]:
-    return load_run(["train.precision=fp32"]).container
+def test_the_rate_falls_by_gamma_at_each_step_size():
+    train = TrainConfig(max_steps=30, lr=0.5, lr_gamma=0.1, lr_step_size=10)
+    rates = [train.learning_rate(step) for step in (0, 9, 10, 19, 20)]
+    assert rates == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.005], rel=1e-12)
 
 
-@pytest.mark.parametrize("key", [*keys(), "data.corpus"])
-def test_identity_depends_on_every_scientific_key_and_no_other(
-    key: str, resolved: dict[str, Any]
-) -> None:
-    """A run's name on all of them; a table cell on all but the seed and the precision."""
-    changed = copy.deepcopy(resolved)
-    *sections, name = key.split(".")
-    section = changed[sections[0]] if sections else changed
-    section[name] = other(section[name])
-    scientific = key.split(".")[0] in SCIENTIFIC
-    assert (run_hash(changed) != run_hash(resolved)) == scientific
-    of_cell = scientific and key not in ("seed", "train.precision")
-    assert (cell_key(changed) != cell_key(resolved)) == of_cell
+def test_the_rate_rises_linearly_in_the_warm_up():
+    train = TrainConfig(max_steps=30, lr=1.0, lr_gamma=1.0, lr_step_size=1, warmup_steps=4)
+    assert [train.learning_rate(step) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
-def test_the_numerics_version_is_part_of_the_name(resolved: dict[str, Any]) -> None:
-    today = identity.numerics_version(resolved["model"])
-    assert (
-        run_hash(resolved)
-        == run_hash(resolved, version=today)
-        != run_hash(resolved, version=today + 1)
-    )
+def test_a_saved_section_may_have_keys_that_have_left_the_schema():
+    saved = {"position": "rotary", "projection": "real", "n_layers": 2, "gone": 1}
+    assert saved_section(ModelConfig, saved) == ModelConfig("rotary", "real", n_layers=2)
 
 
-def test_a_run_is_named_after_its_precision_is_resolved(resolved: dict[str, Any]) -> None:
-    unresolved = {**resolved, "train": {**resolved["train"], "precision": "auto"}}
-    with pytest.raises(ValueError, match="resolved"):
-        run_hash(unresolved)
-
-
-def test_published_run_ids(resolved: dict[str, Any]) -> None:
-    """Names of published runs: a change here would orphan every record."""
-    for overrides, run_id in {
-        "model=crope data=ptb scale=quick seed=0 train.precision=bf16": "crope-ptb-base-s0-35d09483",
-        "model=rope data=pg19 scale=quick seed=2 train.precision=bf16": "rope-pg19-base-s2-2661f0fe",
-        "model=crope data=pg19 ablation=b2_l512_d64 scale=paper train.precision=bf16": (
-            "crope-pg19-b2_l512_d64-s0-93a28087"
-        ),
-    }.items():
-        assert load_run(overrides.split()).run_id == run_id
-
-
-def test_keys_added_later_rename_no_published_run() -> None:
-    """Each saved configuration, completed by the added keys at the value of all earlier runs."""
-    for file in PUBLISHED.glob("*/*/config.yaml"):
-        config = yaml.load(file.read_text(), yaml.CSafeLoader)
-        version = json.loads((file.parent / "summary.json").read_text())["numerics_version"]
-        assert file.parent.name.endswith(run_hash(config, version=version))
-        completed = {
-            name: {**ADDED_LATER.get(name, {}), **section} if isinstance(section, dict) else section
-            for name, section in config.items()
-        }
-        assert run_hash(completed) == run_hash(config)
-        assert cell_key(completed) == cell_key(config)
-
-
-@pytest.mark.parametrize("key", [f"{s}.{key}" for s, added in ADDED_LATER.items() for key in added])
-def test_an_added_key_has_the_schemas_default(key: str, resolved: dict[str, Any]) -> None:
-    section, name = key.split(".")
-    assert keys()[key].default == ADDED_LATER[section][name] == resolved[section][name]
-
-
-def test_models_differ_in_one_choice_each() -> None:
+def test_models_differ_in_one_choice_each():
     xpos, rope, crope = (
-        dataclasses.asdict(load_run([f"model={name}"]).config.model)
-        for name in ("xpos", "rope", "crope")
+        vars(load_run([f"model={name}"]).config.model) for name in ("xpos", "rope", "crope")
     )
     assert {key for key in rope if xpos[key] != rope[key]} == {"position"}
     assert {key for key in rope if crope[key] != rope[key]} == {"projection"}
+
+
+def test_the_embedding_is_multiplied_by_the_root_of_its_width():
+    assert load_run(["model.d_model=64"]).config.model.embed_factor == math.sqrt(64)

@@ -157,7 +157,6 @@ def test_a_mistake_of_a_command_is_one_line_and_exit_status_1(tmp_path: Path) ->
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
 
 
-@pytest.mark.slow
 def test_reproduce_without_data_and_network(tmp_path: Path) -> None:
     """Table 1 on `tiny`, whose rows are complete; run again, nothing is trained or changed."""
     hidden = {"CROPE_DATA_DIR": str(tmp_path / "none"), "HF_HUB_OFFLINE": "1"}

@@ -248,8 +248,7 @@ def _locate(hub: HubConfig) -> tuple[Any, dict[str, list[str]]]:
         limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
         revision = HfApi(endpoint).dataset_info(hub.path, revision=revision, timeout=limit).sha
     if revision and online and hub.max_bytes:
-        # A new instance, because an instance remembers what it has not found.
-        filesystem = HfFileSystem(endpoint=endpoint, skip_instance_cache=True)
+        filesystem = HfFileSystem(endpoint=endpoint)
         root = f"datasets/{hub.path}@{revision}"
     elif revision:
         root = snapshot_download(

@@ -9,6 +9,7 @@ Shapes: D in-features, E out-features, K width of a head.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from statistics import fmean
@@ -24,6 +25,7 @@ from crope.interop.calibration import (
     next_token_loss,
     of_the_dense_model,
     one_after_another,
+    without,
 )
 from crope.interop.dense import write_dense_checkpoints
 from crope.interop.fused import ORDERS, SplitLinear, separate_layers
@@ -96,41 +98,41 @@ def complexify(
     layers = select(model, names)
     check_replaceable(model, layers)
     pairs = pairs_of(model, layers, pairing, head_dim)
-    batches, moments_of = as_batches(inputs), CALIBRATIONS.get(init)
-    if moments_of and not batches:
+    calibrate, set_values = INITS[init]
+    batches = as_batches(inputs)
+    if calibrate is not without and not batches:
         raise ValueError(f"init={init!r} needs calibration batches; give some (inputs=)")
-    moments: Any = ((name, None) for name in layers)
-    if moments_of:
-        moments = moments_of(model, layers, batches)
-    loss, replaced = "", []
-    if dry_run and batches:
-        loss = f"; loss on inputs {next_token_loss(model, batches):.3f} nats per token before"
+    replaced = []
+    losses = [next_token_loss(model, batches)] if dry_run and batches else []
     with ExitStack() as undo:
-        for name, moments_of_layer in moments:
+        # One at a time: what a "sequential" layer gets depends on those that are replaced by then.
+        for name, moments in calibrate(model, layers, batches):
             layer = layers[name]
             new = ComplexLinear.from_linear(layer, **pairs[name])
-            kept = INITS[init](new, layer, moments_of_layer)
+            kept = set_values(new, layer, moments)
             undo.callback(model.set_submodule, name, layer)
             replace(model, name, new.train(layer.training))
             replaced.append(Replaced(name, _size(layer), _size(new), kept))
-        if loss:
-            loss += f", {next_token_loss(model, batches):.3f} after"
+        if losses:
+            losses.append(next_token_loss(model, batches))
         if not dry_run:
             undo.pop_all()
-    if init != "fresh":
-        _report(replaced, loss)
+    _report(replaced, losses)
     return replaced
 
 
-def _report(replaced: list[Replaced], loss: str) -> None:
-    """Logs what is kept, unless it is nearly everything."""
+def _report(replaced: list[Replaced], losses: list[float]) -> None:
+    """Logs what is kept of trained weights, unless it is nearly everything, and the losses."""
     mean = fmean(layer.kept for layer in replaced)
     worst = min(replaced, key=lambda layer: layer.kept)
-    if loss or mean < 0.99:
+    if 0 < mean < 0.99:  # 0: fresh values
         LOG.warning(
             f"{len(replaced)} complex-linear layers keep {mean:.2f} of the dense ones in the mean,"
-            f" {worst.kept:.2f} at worst ({worst.name}){loss}; train the model on before it is used"
+            f" {worst.kept:.2f} at worst ({worst.name}); train the model on before it is used"
         )
+    if losses and not math.isnan(losses[0]):
+        before, after = losses
+        LOG.warning(f"loss on inputs: {before:.3f} nats per token before, {after:.3f} after")
 
 
 def split_qkv(model: nn.Module) -> list[str]:
@@ -152,9 +154,9 @@ def merge(model: nn.Module) -> list[str]:
     """Replaces every ComplexLinear and StructuredLinear by the `nn.Linear` with its dense weight, in
     place; returns the names.
 
-    The model then has its original architecture, fused layers too, and equal outputs, and every stack saves and serves
-    it. For a merged copy, merge `copy.deepcopy(model)`. Raises if one of these layers has hooks or
-    adapters, or is of a class that this package does not know.
+    The model then has its original architecture, fused layers too, and equal outputs, and every
+    stack saves and serves it. For a merged copy, merge `copy.deepcopy(model)`. Raises if one of
+    these layers has hooks or adapters, or is of a class that this package does not know.
     """
     layers: dict[str, Any] = {}
     for name, layer in model.named_modules():
@@ -166,8 +168,11 @@ def merge(model: nn.Module) -> list[str]:
                     f"{name} is a {type(layer).__name__}; make it a ComplexLinear first"
                 )
             layers[name] = layer
+        if isinstance(layer, SplitLinear):
+            layer.check_parts(name)
     for name, layer in layers.items():
         model.set_submodule(name, dense_linear(layer).train(layer.training))
+    # A layer that split_qkv has separated is one again when its parts are dense.
     for name, split in list(model.named_modules()):
         if isinstance(split, SplitLinear):
             model.set_submodule(name, split.as_fused())
@@ -198,11 +203,11 @@ def _draw(new: ComplexLinear, layer: Any, moments: None) -> float:
     return 0.0
 
 
-# Sets the values of the layer nearest to a dense one; returns what is kept of that.
-INITS: dict[str, Callable[[ComplexLinear, Any, Any], float]] = {
-    "nearest": _share_kept,
-    "activations": fit_outputs,
-    "sequential": fit_outputs,
-    "fresh": _draw,
+# By name: the moments of the layers' inputs, and what sets the values of the layer nearest to a dense
+# one and returns what is kept of that.
+INITS: dict[str, tuple[Any, Callable[[ComplexLinear, Any, Any], float]]] = {
+    "nearest": (without, _share_kept),
+    "activations": (of_the_dense_model, fit_outputs),
+    "sequential": (one_after_another, fit_outputs),
+    "fresh": (without, _draw),
 }
-CALIBRATIONS = {"activations": of_the_dense_model, "sequential": one_after_another}

@@ -40,6 +40,7 @@ def fit_outputs(new: ComplexLinear, layer: Any, moments: Tensor) -> float:
     second = moments[:, :-1, :-1].clone()
     if layer.bias is not None:
         second -= moments[:, :-1, -1:] * moments[:, -1:, :-1]
+    # To all three alike: where nothing is known, the fit is to the dense weight, not to 0.
     second.diagonal(dim1=1, dim2=2).add_(RIDGE * second[0].diagonal().mean())
     inputs_DD, cross_DD, dense_DD = second
     dense = layer.weight.to(moments)
@@ -52,9 +53,18 @@ def fit_outputs(new: ComplexLinear, layer: Any, moments: Tensor) -> float:
     if new.bias is not None:
         mean = dense @ moments[2, :-1, -1] - fitted @ moments[0, :-1, -1]
         new.bias.add_(mean.to(new.bias))
+    # Of the outputs, y and y^: |y - y^|^2 = |y|^2 - 2 y y^ + |y^|^2.
     energy = (dense @ dense_DD * dense).sum()
     lost = energy - 2 * (fitted * yx).sum() + (fitted @ inputs_DD * fitted).sum()
     return 1 - (lost / energy).item()
+
+
+def without(
+    model: nn.Module, names: Collection[str], batches: Sequence[Inputs]
+) -> Iterator[tuple[str, None]]:
+    """No moments, for fits to the weights alone."""
+    for name in names:
+        yield name, None
 
 
 def of_the_dense_model(
@@ -74,12 +84,13 @@ def one_after_another(
     Takes a pass over the batches for each attention, and holds the dense inputs of all meanwhile.
     """
     dense = [layer_inputs(model, names, batch) for batch in batches]
+    # Q, K and V of an attention together: none of them changes what the others get.
     for _, group in groupby(names, key=lambda name: name.rpartition(".")[0]):
         sums: dict[str, Any] = dict.fromkeys(group, 0)
         for batch, kept in zip(batches, dense, strict=True):
             for name, x in layer_inputs(model, sums, batch).items():
-                x_TD = _real_tokens(name, x, batch)
-                d_TD = _real_tokens(name, kept.pop(name), batch)
+                x_TD = real_tokens(name, x, batch)
+                d_TD = real_tokens(name, kept.pop(name), batch)
                 sums[name] += torch.stack((x_TD.T @ x_TD, d_TD.T @ x_TD, d_TD.T @ d_TD))
         for name, value in sums.items():
             yield name, _mean(name, value)
@@ -95,7 +106,7 @@ def input_moments(
     sums: dict[str, Any] = dict.fromkeys(names, 0)
     for batch in batches:
         for name, x in layer_inputs(model, names, batch).items():
-            x_TD = _real_tokens(name, x, batch)
+            x_TD = real_tokens(name, x, batch)
             sums[name] += x_TD.T @ x_TD
     return {name: _mean(name, value) for name, value in sums.items()}
 
@@ -112,21 +123,31 @@ def _mean(name: str, sums: Tensor) -> Tensor:
     return sums / tokens
 
 
-def layer_inputs(model: nn.Module, names: Collection[str], batch: Inputs) -> dict[str, Tensor]:
-    """Name -> inputs of the layer."""
-    seen: dict[str, Tensor] = {}
+def layer_inputs(
+    model: nn.Module, names: Collection[str], batch: Inputs
+) -> dict[str, list[Tensor]]:
+    """Name -> inputs of each call of the layer."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in names}
+    source = copied = torch.empty(0)
 
     def keep(name: str, layer: nn.Module, args: Any, *rest: Any) -> None:
-        seen[name] = args[0]
+        nonlocal source, copied
+        if args[0] is not source:  # one copy for Q, K and V; the model may go on in place
+            source, copied = args[0], args[0].clone()
+        seen[name].append(copied)
 
     run(model, batch, names, keep)
     return seen
 
 
-def _real_tokens(name: str, x: Tensor, batch: Inputs) -> Tensor:
+def real_tokens(name: str, inputs: list[Tensor], batch: Inputs) -> Tensor:
     """The inputs without those of padding, with a 1 appended: (T, D+1), float64."""
-    rows = x.flatten(0, -2)
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    return torch.cat([_rows(name, x, mask) for x in inputs])
+
+
+def _rows(name: str, x: Tensor, mask: Any) -> Tensor:
+    rows = x.flatten(0, -2)
     if mask is not None:
         shape = tuple(getattr(mask, "shape", ()))
         if len(shape) != 2 or x.shape[:-1] not in (shape, (shape[0] * shape[1],)):
@@ -173,15 +194,18 @@ def run(model: nn.Module, batch: Inputs, names: Collection[str], hook: Callable[
 
 @torch.no_grad()
 def next_token_loss(model: Any, batches: Sequence[Inputs]) -> float:
-    """Mean of the batches' losses in nats per next token that is not padding; NaN for a model whose
-    forward takes no `labels`.
+    """Mean of the batches' losses in nats per next token that is not padding; NaN for a model that
+    is no language model of `transformers`.
     """
     if "labels" not in inspect.signature(model.forward).parameters:
         return math.nan
     losses = []
     for batch in batches:
         arguments = dict(batch) if isinstance(batch, Mapping) else {"input_ids": batch}
-        labels, mask = arguments["input_ids"], arguments.get("attention_mask")
+        labels = arguments.get("labels", arguments.get("input_ids"))
+        mask = arguments.get("attention_mask")
+        if labels is None:
+            return math.nan
         if mask is not None:
             labels = labels.masked_fill(mask == 0, -100)  # as all models of transformers have it
         with evaluation(model):

@@ -35,11 +35,12 @@ def dense_state(model: nn.Module, state: dict[str, Tensor] | None) -> dict[str, 
     for name, layer in model.named_modules():
         if type(layer) is ComplexLinear and f"{name}.a" in state:
             check_untouched(name, layer)
-            new = copy.deepcopy(layer)
+            new = copy.deepcopy(layer)  # with the values of `state`, which may be gathered ones
             new.a, new.b = (nn.Parameter(state.pop(f"{name}.{part}")) for part in "ab")
             state[f"{name}.weight"] = new.weight.detach()
     for name, layer in model.named_modules():
         if isinstance(layer, SplitLinear):
+            layer.check_parts(name)
             layer.fuse(state, f"{name}.")
     return state
 
@@ -49,6 +50,7 @@ def accept_dense(layer: Any, state: dict[str, Tensor], prefix: str, *rest: Any) 
     weight = state.pop(f"{prefix}weight", None)
     if weight is not None:
         new = nearest(weight, layer.pairing, layer.head_dim)
+        # Equal to the last bit: (a + a) / 2 is a.
         if not torch.equal(new.weight, weight):
             errors: list[str] = rest[-1]
             errors.append(f"{prefix}weight is not complex-linear; load it into the dense model")
@@ -72,6 +74,7 @@ def write_dense_checkpoints() -> None:
         self: Any, folder: Any, is_main_process: bool = True, state_dict: Any = None, **options: Any
     ) -> Any:
         only_adapters = getattr(self, "_hf_peft_config_loaded", False)
+        # peft's own format holds adapters only; the variant is what `save` asks for.
         changed = any(type(layer) in (ComplexLinear, SplitLinear) for layer in self.modules())
         if changed and not only_adapters and options.get("variant") != VARIANT:
             state_dict = dense_state(self, state_dict)

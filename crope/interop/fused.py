@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from crope.interop.layers import check_untouched
+from crope.model.complex_linear import ComplexLinear
 
 PARTS = ("q_proj", "k_proj", "v_proj")
 
@@ -64,6 +65,12 @@ class SplitLinear(nn.Module):
             linear = nn.Linear(inputs, outputs, bias="bias" in own, device="meta")
             linear.load_state_dict(own, assign=True)
             self.add_module(name, linear.requires_grad_(fused.weight.requires_grad))
+
+    def check_parts(self, name: str) -> None:
+        """Raises ValueError unless each part has weights of its own."""
+        for part, layer in self.named_children():
+            if type(layer) not in (nn.Linear, ComplexLinear):
+                raise ValueError(f"{name}.{part} is a {type(layer).__name__}; merge it first")
 
     def separate(self, state: dict[str, Tensor], prefix: str) -> None:
         """Puts the tensors of the parts in the place of the fused ones, if `state` has these."""

@@ -14,6 +14,7 @@ from crope.interop.fused import separate_layers
 from crope.interop.layers import check_replaceable, check_untouched, pairs_of
 from crope.model.complex_linear import ComplexLinear
 
+INDEX = f"model.safetensors.index.{VARIANT}.json"  # sorts behind the shards
 LAYOUT = "complex_layers"  # key of the layout in the metadata of the weights' files
 
 
@@ -77,17 +78,20 @@ def save(model: Any, folder: str | Path, **options: Any) -> None:
     with TemporaryDirectory(prefix="saving-", dir=folder) as text:
         new = Path(text)
         model.save_pretrained(new, variant=VARIANT, **options)
+        metadata = {"format": "pt", LAYOUT: json.dumps(layers)}
         for file in new.glob("*.safetensors"):
             marked = new / f"{file.name}.marked"
-            save_file(
-                load_file(file), marked, metadata={"format": "pt", LAYOUT: json.dumps(layers)}
-            )
+            save_file(load_file(file), marked, metadata=metadata)
             marked.replace(file)
+        names = {file.name for file in new.iterdir()}
+        if INDEX in names:  # until the last, so that no index is beside shards of two saves
+            (folder / INDEX).unlink(missing_ok=True)
+        for name in sorted(names):
+            (new / name).replace(folder / name)
         old = [*folder.glob(f"model.*{VARIANT}*"), *folder.glob(f"pytorch_model.*{VARIANT}*")]
         for file in (*old, folder / f"{LAYOUT}.json"):
-            file.unlink(missing_ok=True)
-        for file in new.iterdir():
-            file.replace(folder / file.name)
+            if file.name not in names:
+                file.unlink(missing_ok=True)
 
 
 def _check_loadable(model: Any, layers: Mapping[str, Mapping[str, Any]]) -> None:

@@ -24,7 +24,7 @@ from crope.model.gpt import GPT
 from crope.runs.compose import Run, load_config
 from crope.runs.load import load_run_tokens, load_trained
 from crope.runs.progress import Display
-from crope.runs.record import Record, is_complete, read_measurement, read_record
+from crope.runs.record import Record, is_complete, read_extrapolation, read_record
 from crope.train.device import prepare_device
 from crope.train.losses import FULL_BATCH_TOKENS, token_losses
 
@@ -79,7 +79,7 @@ def extrapolate(
     }
     file = record.path / "extrapolation.json"
     with suppress(InvalidRecord):  # absent too
-        measured_before: dict[str, Any] = read_measurement(file, record.summary)
+        measured_before: dict[str, Any] = read_extrapolation(record)
         if settings.items() <= measured_before.items():
             return measured_before
     model, split = load_trained(record), load_run_tokens(record).validation

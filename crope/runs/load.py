@@ -1,10 +1,11 @@
 """A finished run opened again: its model and its tokens."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
+import safetensors.torch
 import torch
+from torch import Tensor
 
 from crope.config import Config
 from crope.data.corpora import SPLITS
@@ -13,7 +14,9 @@ from crope.errors import UserError
 from crope.files import sha256_file
 from crope.model.gpt import GPT
 from crope.runs.compose import load_config
-from crope.runs.record import PUBLISHED, Record, read_measurement, run_status
+from crope.runs.record import Record, run_status
+
+WEIGHTS, OLD_WEIGHTS = "weights.safetensors", "weights.pt"  # of earlier versions
 
 
 def build_model(config: Config, *, max_len: int | None = None) -> GPT:
@@ -24,43 +27,46 @@ def build_model(config: Config, *, max_len: int | None = None) -> GPT:
     )
 
 
-def load_trained(record: Record, *, max_len: int | None = None, converted: bool = False) -> GPT:
+def load_trained(record: Record, *, max_len: int | None = None) -> GPT:
     """The trained model of a finished run, on the CPU.
 
     max_len     length that its position tables must reach, if they extend past the trained one
-    converted   the model that `convert` made of a RoPE run
 
     Raises UserError if the run is stale, or its weights are missing, not those that were recorded
     or of another model.
     """
-    config, path = load_config(record.config), record.path
     if run_status(record) == "stale":
-        raise UserError(f"{path}: the code of its model has changed since; train it again")
-    weights, digest = path / "weights.pt", record.summary.get("weights_sha256")
-    remedy = f"remove {path} and train again with scripts/train.py"
-    if PUBLISHED in path.resolve().parents:
-        remedy = "published records hold none; train the run with scripts/train.py"
-    if converted:
-        weights, digest = path / "converted.pt", None
-        if weights.exists() and (path / "conversion.json").exists():
-            digest = read_measurement(path / "conversion.json", record.summary).get(
-                "converted_sha256"
-            )
-        config.model = replace(config.model, projection="complex", tied_head=False)
-        remedy = "convert the run again with scripts/tools.py convert"
-    if not weights.exists():
-        raise UserError(f"{path}: no {weights.name}; {remedy}")
-    if sha256_file(weights) != digest:
-        raise UserError(f"{weights}: corrupt (SHA-256 is not the recorded one); {remedy}")
+        raise UserError(f"{record.path}: the code of its model has changed since; train it again")
+    weights = _load_weights(record)
     try:
-        model = build_model(config, max_len=max_len)
+        model = build_model(load_config(record.config), max_len=max_len)
     except ValueError as error:
-        raise UserError(f"{path}: this code has no such model ({error})") from error
+        raise UserError(f"{record.path}: this code has no such model ({error})") from error
     try:
-        model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+        model.load_state_dict(weights)
     except RuntimeError as error:
-        raise UserError(f"{weights}: does not fit config.yaml; {remedy}") from error
+        raise UserError(
+            f"{record.path}: its weights do not fit config.yaml; remove it and train again"
+        ) from error
     return model
+
+
+def _load_weights(record: Record) -> dict[str, Tensor]:
+    """The state dict of a run. Raises UserError if it is missing or not the recorded one."""
+    file, old = record.path / WEIGHTS, record.path / OLD_WEIGHTS
+    if old.exists() and not file.exists():
+        file = old
+    remedy = f"remove {record.path} and train again with scripts/train.py"
+    if not file.exists():
+        raise UserError(f"{record.path}: no {WEIGHTS}; {remedy}")
+    # Before it is opened: half a file, or that of another run, may open as well.
+    if sha256_file(file) != record.summary.get("weights_sha256"):
+        raise UserError(f"{file}: corrupt (SHA-256 is not the recorded one); {remedy}")
+    if file == old:
+        # Without weights_only a pickle could run code.
+        weights: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
+        return weights
+    return safetensors.torch.load_file(file)
 
 
 def load_run_tokens(record: Record) -> TokenSet:
@@ -70,12 +76,13 @@ def load_run_tokens(record: Record) -> TokenSet:
     UserError if the corpus or its tokenizer has changed since.
     """
     config = load_config(record.config)
-    data_dir = os.environ.get("CROPE_DATA_DIR") or config.data_dir
+    data_dir = os.environ.get("CROPE_DATA_DIR") or config.data_dir  # the run's may be elsewhere
     tokens = load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(data_dir))
     recorded = record.provenance["data"]["splits"]
-    if any(tokens.meta["splits"][name]["sha256"] != recorded[name]["sha256"] for name in SPLITS):
-        raise UserError(
-            f"{record.path}: the tokens of {tokens.folder.name} are not those of the run; restore"
-            " the corpus that it was trained on"
-        )
+    for name in SPLITS:
+        if tokens.meta["splits"][name]["sha256"] != recorded[name]["sha256"]:
+            raise UserError(
+                f"{record.path}: the tokens of {tokens.folder.name} are not those of the run;"
+                " restore the corpus that it was trained on"
+            )
     return tokens

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from crope.errors import log_line
+from crope.errors import DataError, log_line
+from crope.files import check_regular
 
 if TYPE_CHECKING:  # importing it would import Hydra
     from crope.runs.compose import Run
@@ -167,8 +168,10 @@ def last_values(run: "Run") -> dict[str, Any]:
     cannot be read: the run may write it now.
     """
     values: dict[str, Any] = {"step": 0}
-    with suppress(OSError, ValueError, TypeError, RecursionError):
-        with (run.path / "metrics.jsonl").open("rb") as file:
+    path = run.path / "metrics.jsonl"
+    with suppress(DataError, OSError, ValueError, TypeError, RecursionError):
+        check_regular(path)
+        with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - TAIL_BYTES))
             lines = file.read().splitlines()[size > TAIL_BYTES :]  # the first may be a part

@@ -1,6 +1,5 @@
 """Provenance of a run: code, command, versions, device, data, times."""
 
-import json
 import platform
 import shlex
 import subprocess
@@ -14,12 +13,12 @@ import torch
 
 from crope.config import ROOT, RuntimeConfig
 from crope.errors import log_line
-from crope.runs.record import UNREADABLE
+from crope.files import read_bytes
+from crope.runs.record import UNREADABLE, Attempt, Attempts
 from crope.train.device import device_name, resolve_device
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "tokenizers", "wandb", "pandas", "triton")
 SOURCE = ("crope/", "conf/", "scripts/")
-ATTEMPT = ("commit", "dirty", "command", "device", "started_utc")
 
 
 def now_utc() -> str:
@@ -30,12 +29,12 @@ def collect(runtime: RuntimeConfig, data_meta: dict[str, Any]) -> dict[str, Any]
     """Everything that is known when a run starts."""
     device = resolve_device(runtime.device)
     return {
-        "commit": _output(*_git(ROOT), "rev-parse", "HEAD"),
+        "commit": _git_output(ROOT, "rev-parse", "HEAD"),
         "dirty": is_dirty(ROOT),
         "command": shlex.join([_program(Path(sys.argv[0])), *sys.argv[1:]]),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "packages": _versions(),
         "device": device_name(device),
         "device_kind": device.type,
         "driver": _driver() if device.type == "cuda" else None,
@@ -53,13 +52,15 @@ def is_dirty(root: Path) -> bool | None:
 
     None without a git checkout.
     """
-    status = _output(*_git(root), "status", "--porcelain", "--untracked-files=all")
+    status = _git_output(root, "status", "--porcelain", "--untracked-files=all")
     if status is None:
         return None
-    return any(
-        not line.startswith("?? ") or line[3:].lstrip('"').startswith(SOURCE)
-        for line in status.splitlines()
-    )
+    for line in status.splitlines():
+        untracked = line.startswith("?? ")
+        # Notes and results of a user change no number.
+        if not untracked or line[3:].lstrip('"').startswith(SOURCE):
+            return True
+    return False
 
 
 def earlier_attempts(path: Path) -> list[dict[str, Any]]:
@@ -69,17 +70,17 @@ def earlier_attempts(path: Path) -> list[dict[str, Any]]:
     If it is missing or corrupt, one attempt of which nothing is known: such a run is not published.
     """
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-        attempts = [*before.get("resumed_from", []), before]
-        return [{name: attempt[name] for name in ATTEMPT} for attempt in attempts]
+        last = Attempts.model_validate_json(read_bytes(path))
     except UNREADABLE as error:
         log_line(f"{path}: corrupt or missing ({type(error).__name__}); earlier attempts unknown")
-        return [dict.fromkeys(ATTEMPT)]
+        return [dict.fromkeys(Attempt.model_fields)]
+    known = set(Attempt.model_fields)
+    return [attempt.model_dump(include=known) for attempt in (*last.resumed_from, last)]
 
 
-def _git(root: Path) -> tuple[str, ...]:
-    """git for the checkout of this code, never for one around it, whose commit says nothing."""
-    return ("git", f"--git-dir={root / '.git'}", f"--work-tree={root}", "-C", str(root))
+def _git_output(root: Path, *command: str) -> str | None:
+    """Of git for the checkout of this code, never for one around it, whose commit says nothing."""
+    return _output("git", f"--git-dir={root / '.git'}", f"--work-tree={root}", "-C", root, *command)
 
 
 def _program(path: Path) -> str:
@@ -93,18 +94,27 @@ def _driver() -> str | None:
     return versions.splitlines()[0] if versions else None  # one line per GPU
 
 
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+def _versions() -> dict[str, str]:
+    """Of those of PACKAGES that are installed."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
 
 
-def _output(*command: str) -> str | None:
+def _output(*command: str | Path) -> str | None:
     """Standard output of a command; None if it is absent or fails (no git checkout, no driver)."""
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=20
+            # git can wait for a network file system, nvidia-smi for a broken driver.
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

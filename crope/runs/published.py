@@ -22,11 +22,10 @@ import pandas as pd
 from crope.config import ROOT
 from crope.errors import DataError, InvalidRecord, one_line
 from crope.files import read_metrics, write_bytes, write_text
-from crope.runs.record import Record, read_measurement
+from crope.runs.record import EXTRAPOLATION, Record, read_extrapolation
 
 PUBLISHED = ROOT / "results" / "published"
 RUNS_FILE, CURVES_FILE = "runs.jsonl", "curves.parquet"
-EXTRAPOLATION = "extrapolation.json"
 # The keys of a line of metrics.jsonl in the order in which the training loop writes them.
 KEY_ORDER = [
     "step",
@@ -147,7 +146,7 @@ def published_run(record: Record) -> PublishedRun:
     """A record with what was measured on it later. Raises InvalidRecord for a damaged measurement."""
     run = PublishedRun(record.path.name, record.config, record.provenance, record.summary)
     file = record.path / EXTRAPOLATION
-    return replace(run, extrapolation=read_measurement(file, run.summary)) if file.exists() else run
+    return replace(run, extrapolation=read_extrapolation(record)) if file.exists() else run
 
 
 def _without_paths(record: Record) -> PublishedRun:

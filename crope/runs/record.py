@@ -1,47 +1,55 @@
 """The run directory: the only record of a run. Tables, figures and wandb are made from it.
 
 results/runs/<run_id>/
-    config.yaml       the whole resolved configuration
-    provenance.json   commit, command, versions, device, data hashes, start and end (UTC)
-    metrics.jsonl     one JSON object per line, each with "step" = optimiser updates done
-    summary.json      written last; `status: complete` in it is the only definition of done
-    val_windows.npy   validation loss of each window of the last full pass, in nats per token, float32
-    weights.pt        state dict after the last step
-    extrapolation.json, conversion.json    measured on the weights later, with their SHA-256
-    checkpoint-*.pt   while the run is incomplete; converted.pt after a conversion
+    config.yaml          the whole resolved configuration
+    provenance.json      commit, command, versions, device, data hashes, start and end (UTC)
+    metrics.jsonl        one JSON object per line, each with "step" = optimiser updates done
+    summary.json         written last; `status: complete` in it is the only definition of done
+    weights.safetensors  state dict after the last step (weights.pt in runs of earlier versions)
+    extrapolation.json   measured on the weights later, with their SHA-256
+    checkpoint-*.pt      while the run is incomplete
+
+A record is valid if its files have the fields that are read, if the folder's name is that of the
+configuration, and if metrics.jsonl has the SHA-256 in summary.json. Losses and times follow from
+metrics.jsonl and are computed when a record is read; `verify` compares them with what is stored.
 """
 
 import hashlib
-import io
 import json
-import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal
 
-import numpy as np
 import yaml
-from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
-from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+from pydantic import (
+    BaseModel,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 
-from crope.config import ROOT, ModelConfig, TrainConfig
+from crope.config import ModelConfig, saved_section
 from crope.errors import DataError, InvalidRecord, UserError, one_line
-from crope.files import read_metrics
+from crope.files import parse_metrics, read_bytes, read_metrics
 from crope.model.counting import count_parameters
 from crope.runs.identity import numerics_version, run_hash
 
-PUBLISHED = ROOT / "results" / "published"
+EXTRAPOLATION = "extrapolation.json"
 LAST_SHARE = 0.1  # the paper's final loss: the sampled validation losses of the last 10 % of steps
-UNREADABLE = (  # raised by content of a wrong form
-    OSError,
+# Raised by a file that is missing or of a wrong form. Other OSErrors are faults of a disk: they say
+# nothing about a record.
+UNREADABLE = (
+    DataError,
+    FileNotFoundError,
     ValueError,
     LookupError,
     TypeError,
     AttributeError,
-    ArithmeticError,
     RecursionError,
     yaml.YAMLError,
 )
@@ -49,7 +57,7 @@ UNREADABLE = (  # raised by content of a wrong form
 Nats = Annotated[FiniteFloat, Field(gt=0)]
 
 
-class Split(TypedDict):
+class Split(BaseModel):
     """A split's entry in the data's meta.json."""
 
     tokens: PositiveInt
@@ -57,16 +65,16 @@ class Split(TypedDict):
     sha256: str
 
 
-class Splits(TypedDict):
+class Splits(BaseModel):
     train: Split
     validation: Split
 
 
-class Meta(TypedDict):
+class Data(BaseModel):
     splits: Splits
 
 
-class Attempt(TypedDict):
+class Attempt(BaseModel):
     """An execution of a run; None where it is unknown."""
 
     commit: str | None
@@ -76,22 +84,27 @@ class Attempt(TypedDict):
     started_utc: str | None
 
 
-class Provenance(Attempt):
-    """provenance.json: what the report and the publication read of it."""
+class Attempts(Attempt):
+    """The last attempt at a run, with the earlier ones, oldest first."""
+
+    resumed_from: list[Attempt] = []
+
+
+class Provenance(Attempts):
+    """provenance.json"""
 
     device_kind: str
     threads: NonNegativeInt
-    data: Meta
-    resumed_from: NotRequired[list[Attempt]]
+    data: Data
 
 
-class Failure(TypedDict):
+class Failure(BaseModel):
     type: str
     message: str
     step: NonNegativeInt | None
 
 
-class Identity(TypedDict):
+class Finished(BaseModel):
     """Fields of summary.json that complete and failed runs share."""
 
     run_id: str
@@ -104,30 +117,34 @@ class Identity(TypedDict):
     precision: str
     device_kind: str
     finished_utc: str
-    status: Literal["complete", "failed"]
-    error: Failure | None
 
 
-class Measured(TypedDict):
-    """Fields of a complete run's summary.json that `derive` does not compute."""
-
+class Complete(Finished):
+    status: Literal["complete"]
     metrics_sha256: str
-    weights_sha256: NotRequired[str]  # runs of earlier versions lack the last two
-    val_windows_sha256: NotRequired[str]
+    weights_sha256: str | None = None  # not in runs of earlier versions
 
 
-class Length(TypedDict):
+class Failed(Finished):
+    status: Literal["failed"]
+    error: Failure
+
+
+Summary = Annotated[Complete | Failed, Field(discriminator="status")]
+
+
+class Length(BaseModel):
     seq_len: PositiveInt
     loss_nats: Nats | None  # None where the positions or the split end before
 
 
-class Segment(TypedDict):
+class Segment(BaseModel):
     first: NonNegativeInt
     last: NonNegativeInt
     loss_nats: Nats
 
 
-class Extrapolation(TypedDict):
+class Extrapolation(BaseModel):
     """extrapolation.json"""
 
     weights_sha256: str
@@ -135,44 +152,9 @@ class Extrapolation(TypedDict):
     by_position: list[Segment]
 
 
-class Arms(TypedDict):
-    rope: Nats
-    best: Nats
-    random: Nats
-    fresh: Nats
-
-
-class ConvertedLosses(Arms):
-    trained: Nats
-
-
-class Fractions(TypedDict):
-    best: FiniteFloat
-    best_by_chance: Annotated[list[FiniteFloat], Field(min_length=1)]
-
-
-class Conversion(TypedDict):
-    """conversion.json"""
-
-    weights_sha256: str
-    steps: NonNegativeInt
-    lr: FiniteFloat
-    converted_sha256: NotRequired[str]  # of converted.pt; not in conversions of earlier versions
-    loss_nats: ConvertedLosses
-    tuned_loss_nats: Arms
-    kept_share: Fractions
-
-
-# Files measured on the weights of a finished run, with their schema and their sub-command.
-MEASURED_LATER = {
-    "extrapolation.json": (Extrapolation, "extrapolate"),
-    "conversion.json": (Conversion, "convert"),
-}
-
-
 @dataclass(frozen=True)
 class Record:
-    """One finished run, read from disk and validated."""
+    """One finished run. Losses are in nats per token."""
 
     path: Path
     config: dict[str, Any]
@@ -182,85 +164,111 @@ class Record:
     def metrics(self) -> list[dict[str, Any]]:
         return read_metrics(self.path / "metrics.jsonl")
 
-    @property
-    def metrics_sha256(self) -> str:
-        """Of a complete run; a failed one has none, so its name stands for it."""
-        return str(self.summary.get("metrics_sha256", self.path.name))
-
 
 def read_record(path: Path) -> Record:
-    """One validated run directory. Raises InvalidRecord.
+    """One run directory. Raises InvalidRecord if it is not valid, OSError if the disk fails.
 
-    Valid means: the folder's name carries the hash of config.yaml, metrics.jsonl has the SHA-256
-    that summary.json states and gives its losses, and summary.json has the fields that tables need.
-    What `derive` gives and summary.json lacks (a record of an earlier version) is added.
+    What `derive` gives is computed from metrics.jsonl, whatever summary.json says.
     """
     try:
-        record = Record(
-            path,
-            *(
-                _read_object(path / name)
-                for name in ("config.yaml", "summary.json", "provenance.json")
-            ),
-        )
-        reason = _invalid(record)
+        record, metrics = load_record(path)
+        check_record(record, metrics)
+        if record.summary["status"] == "failed":
+            return record
+        derived = derive(record.config, parse_metrics(metrics), record.provenance["data"]["splits"])
+        # `total_s` is measured by the run itself.
+        derived["time"] = record.summary.get("time", {}) | derived["time"]
+        return replace(record, summary=record.summary | derived)
     except UNREADABLE as error:
-        reason = _unreadable(error)
-    if reason:
-        raise InvalidRecord(path, reason)
-    return record
+        raise InvalidRecord(path, f"is not valid: {one_line(error)[:200]}") from error
 
 
-def read_measurement(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """One of MEASURED_LATER; `summary` is that of its run.
-
-    Raises InvalidRecord if it cannot be read or was measured on other weights than the run's.
+def load_record(path: Path) -> tuple[Record, bytes]:
+    """The files of a run directory as they are, and the bytes of its metrics.jsonl. Raises one of
+    UNREADABLE.
     """
-    schema, command = MEASURED_LATER[path.name]
+    names = ("config.yaml", "summary.json", "provenance.json")
+    metrics = path / "metrics.jsonl"  # a run that failed early has none
+    data = read_bytes(metrics) if metrics.exists() else b""
+    return Record(path, *(_read_object(path / name) for name in names)), data
+
+
+def check_record(record: Record, metrics: bytes) -> None:
+    """Raises ValueError if a record is not valid; `metrics` are the bytes of its metrics.jsonl."""
+    check_schema(Provenance, record.provenance, "provenance.json")
+    summary: Complete | Failed = check_schema(Summary, record.summary, "summary.json")
+    try:  # the hash in the name says more than a schema would
+        digest = run_hash(record.config, version=summary.numerics_version)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"config.yaml: not that of a run ({error})") from error
+    cell = f"{summary.model}-{summary.dataset}-{summary.row}"
+    run_id = f"{cell}-s{record.config['seed']}-{digest}"
+    if not record.path.name == summary.run_id == run_id:
+        raise ValueError(f"config.yaml and summary.json are those of {run_id}, by its name another")
+    if isinstance(summary, Failed):
+        return  # its metrics enter no number
+    if hashlib.sha256(metrics).hexdigest() != summary.metrics_sha256:
+        raise ValueError("metrics.jsonl does not have the SHA-256 that summary.json states")
+
+
+def check_schema(schema: Any, value: Any, name: str) -> Any:
+    """`value` as the schema's model. Raises ValueError that names the file and the first wrong key."""
+    try:
+        # Strict: a number as text, or a fraction of a step, was not written by this program.
+        return TypeAdapter(schema).validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{name}: {key}: {first['msg']}") from error
+
+
+def read_extrapolation(record: Record) -> dict[str, Any]:
+    """extrapolation.json of a run. Raises InvalidRecord if it is absent or not valid."""
+    path = record.path / EXTRAPOLATION
     try:
         measured = _read_object(path)
-        reason = type_problem(schema, measured, path.name)
-        if not reason and measured["weights_sha256"] != summary.get("weights_sha256"):
-            reason = "was measured on other weights than this run's"
+        check_extrapolation(measured, record)
     except UNREADABLE as error:
-        reason = _unreadable(error)
-    if reason:
-        remedy = f"remove the file and run scripts/tools.py {command} again"
-        raise InvalidRecord(path, reason, remedy)
+        remedy = "remove the file and run scripts/tools.py extrapolate again"
+        raise InvalidRecord(path, f"is not valid: {one_line(error)[:200]}", remedy) from error
     return measured
 
 
-def _unreadable(error: Exception) -> str:
-    return f"cannot be read ({type(error).__name__}: {one_line(error)[:160]})"
+def check_extrapolation(measured: dict[str, Any], record: Record) -> None:
+    """Raises ValueError for other fields than extrapolation.json has, or other weights than the
+    run's.
+    """
+    check_schema(Extrapolation, measured, EXTRAPOLATION)
+    if measured["weights_sha256"] != record.summary.get("weights_sha256"):
+        raise ValueError(f"{EXTRAPOLATION}: measured on other weights than this run's")
 
 
 def read_records(*folders: Path) -> tuple[list[Record], list[InvalidRecord]]:
     """Every finished (complete or failed) run directly below `folders`, sorted by folder and name:
-    valid ones and invalid ones. Runs of different names that share their metrics are all invalid,
-    because all but one are copies.
+    valid ones and invalid ones.
     """
     records, invalid = [], []
+    for path in finished_runs(*folders):
+        try:
+            records.append(read_record(path))
+        except InvalidRecord as error:
+            invalid.append(error)
+        except OSError as error:
+            remedy = "mend the disk or its permissions"
+            invalid.append(InvalidRecord(path, f"cannot be read ({error.strerror})", remedy))
+    return records, invalid
+
+
+def finished_runs(*folders: Path) -> Iterator[Path]:
+    """The run directories below `folders` that have a summary.json."""
     for folder in folders:
-        for path in sorted(folder.iterdir()) if folder.exists() else ():
+        for path in sorted(folder.glob("*/")):
             try:
-                if (path / "summary.json").exists():
-                    records.append(read_record(path))
-            except InvalidRecord as error:
-                invalid.append(error)
-            except OSError as error:  # no permission
-                invalid.append(InvalidRecord(path, f"cannot be read ({error.strerror})"))
-    names: dict[str, set[str]] = {}
-    for record in records:
-        names.setdefault(record.metrics_sha256, set()).add(record.path.name)
-    valid = []
-    for record in records:
-        others = names[record.metrics_sha256] - {record.path.name}
-        if others:
-            reason = f"metrics.jsonl is the same as that of {', '.join(sorted(others))}"
-            invalid.append(InvalidRecord(record.path, reason))
-        else:
-            valid.append(record)
-    return valid, invalid
+                finished = (path / "summary.json").exists()
+            except OSError:  # no permission: reading it will say so
+                finished = True
+            if finished:
+                yield path
 
 
 def is_complete(path: Path) -> bool:
@@ -268,36 +276,32 @@ def is_complete(path: Path) -> bool:
     return (path / "summary.json").exists() and read_record(path).summary["status"] == "complete"
 
 
-def run_status(record: Record) -> str:
-    """complete, failed, or stale: of another numerics version of its model."""
+def run_status(record: Any) -> str:
+    """complete, failed, or stale: of another numerics version of its model. `record` is anything
+    with a config and a summary.
+    """
     status: str = record.summary["status"]
     current = record.summary["numerics_version"] == numerics_version(record.config["model"])
     return status if current else "stale"
 
 
 def find_record(name: str, *, results_dir: Path) -> Record:
-    """A finished run by its folder, its id or the start of its id; own runs first, then published
-    ones.
+    """A finished run by its folder, its id or the start of its id.
 
     Raises UserError for none or several matches, DataError for a run that is not finished.
     """
     path = Path(name)
     if not (path / "config.yaml").exists():
-        folders = [results_dir / "runs", *sorted(PUBLISHED.glob("*/"))]
-        matches = {
-            run.name: run
-            for folder in reversed(folders)  # own runs replace published ones
-            for run in folder.glob("*/")
-            if run.name.startswith(name)
-        }
+        runs = {run.name: run for run in sorted((results_dir / "runs").glob("*/"))}
+        matches = [run_id for run_id in runs if run_id.startswith(name)]
         if len(matches) != 1 and name not in matches:
             problem = "no such run"
             if matches:
-                problem = f"{len(matches)} runs match: {', '.join(sorted(matches)[:5])}"
+                problem = f"{len(matches)} runs match: {', '.join(matches[:5])}"
             raise UserError(
                 f"run '{name}': {problem}; give a folder, a run id or a unique start of one"
             )
-        path = matches.get(name) or next(iter(matches.values()))
+        path = runs[name if name in matches else matches[0]]
     if not (path / "summary.json").exists():
         raise DataError(
             f"{path}: the run is not finished (no summary.json); run the command that started it again"
@@ -306,125 +310,16 @@ def find_record(name: str, *, results_dir: Path) -> Record:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    text = path.read_text(encoding="utf-8")
+    """The keys and values of a JSON or YAML file."""
+    data = read_bytes(path)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is ten times faster
     try:
-        value = json.loads(text) if path.suffix == ".json" else yaml.load(text, loader)
-    except (ValueError, yaml.YAMLError) as error:
+        value = json.loads(data) if path.suffix == ".json" else yaml.load(data, loader)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"{path.name}: {one_line(error)}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} holds no keys and values")
     return value
-
-
-def _invalid(record: Record) -> str:
-    """Why a record that could be read is not valid; empty if it is, and its summary then has all
-    that `derive` gives.
-    """
-    summary, config, name = record.summary, record.config, record.path.name
-    if problem := (
-        type_problem(Identity, summary, "summary.json")
-        or type_problem(Provenance, record.provenance, "provenance.json")
-    ):
-        return problem
-    stated = f"{summary['model']}-{summary['dataset']}-{summary['row']}-s{config['seed']}"
-    if (
-        name != summary["run_id"]
-        or name != f"{stated}-{run_hash(config, version=summary['numerics_version'])}"
-    ):
-        return "config.yaml, summary.json and the folder's name do not describe the same run"
-    if summary["status"] == "failed":
-        return "" if summary["error"] else "summary.json: status failed without an error"
-    if problem := type_problem(Measured, summary, "summary.json"):
-        return problem
-    data = (record.path / "metrics.jsonl").read_bytes()
-    if hashlib.sha256(data).hexdigest() != summary["metrics_sha256"]:
-        return "metrics.jsonl does not have the SHA-256 that summary.json states"
-    if (summary["seed"], summary["precision"]) != (config["seed"], config["train"]["precision"]):
-        return "summary.json and config.yaml differ in seed or precision"
-    if summary["device_kind"] != record.provenance["device_kind"]:
-        return "summary.json and provenance.json differ in device_kind"
-    rows = [json.loads(line) for line in data.splitlines()]
-    if problem := invalid_rows(rows, config):
-        return f"metrics.jsonl: {problem}"
-    derived = derive(config, rows, record.provenance["data"]["splits"])
-    if key := add_derived(summary, derived):
-        return f"summary.json: {key} is not the value that this code derives from the other files"
-    return _invalid_windows(record)
-
-
-_adapter = cache(TypeAdapter)  # one per schema
-
-
-def type_problem(schema: Any, value: Any, name: str) -> str:
-    """The first key of `value`, read from the file `name`, that is missing or of another type than
-    in `schema`; empty if there is none.
-    """
-    try:
-        _adapter(schema).validate_python(value, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        return f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return ""
-
-
-def invalid_rows(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> str:
-    """Why metrics.jsonl is not that of a whole run of this configuration; empty if it is.
-
-    The validations must be at the steps that the configuration names, every loss positive, and
-    every learning rate that of its step.
-    """
-    train = TrainConfig(**config["train"])
-    max_steps = train.max_steps
-    every, full_every = config["eval"]["every"], config["eval"]["full_every"]
-    due = {
-        "val/loss_nats": sorted({*range(0, max_steps + 1, every), max_steps}),
-        "val_full/loss_nats": sorted({*range(full_every, max_steps + 1, full_every), max_steps}),
-        "train_full/loss_nats": [max_steps],
-    }
-    for key, steps in due.items():
-        if [row["step"] for row in rows if key in row] != steps:
-            return f"{key} is not at the steps of the configuration"
-    steps = [row["step"] for row in rows]
-    if steps != sorted(set(steps)):
-        return "steps are repeated or not in order"
-    for row in rows:
-        for key, value in row.items():
-            if key.endswith("_nats") and not (type(value) in (int, float) and 0 < value < math.inf):
-                return f"{key} at step {row['step']} is not a positive number"
-        lr = train.learning_rate(row["step"])
-        if "train/lr" in row and not math.isclose(row["train/lr"], lr, rel_tol=1e-9):
-            return f"train/lr at step {row['step']} is not that of the configuration"
-    return ""
-
-
-def add_derived(stated: dict[str, Any], derived: Mapping[str, Any]) -> str:
-    """Adds what `stated` lacks; returns the dotted name of the first value it has otherwise, or ""."""
-    for key, value in derived.items():
-        found = stated.setdefault(key, value)
-        if isinstance(found, dict) and isinstance(value, Mapping):
-            if name := add_derived(found, value):
-                return f"{key}.{name}"
-        elif found != value:
-            return key
-    return ""
-
-
-def _invalid_windows(record: Record) -> str:
-    """Why val_windows.npy does not belong to the summary; empty if it does."""
-    summary = record.summary
-    if "val_windows_sha256" not in summary:
-        return ""
-    data = (record.path / "val_windows.npy").read_bytes()
-    if hashlib.sha256(data).hexdigest() != summary["val_windows_sha256"]:
-        return "val_windows.npy does not have the SHA-256 that summary.json states"
-    window_nats = np.load(io.BytesIO(data)).astype(np.float64)
-    lengths = np.full(len(window_nats), record.config["train"]["seq_len"])
-    lengths[-1] -= lengths.sum() - summary["val_full"]["tokens"]  # the last window may be shorter
-    mean_nats = np.average(window_nats, weights=lengths)
-    if not math.isclose(mean_nats, summary["val_full"]["final_nats"], rel_tol=1e-6):
-        return "val_windows.npy does not have the mean val_full.final_nats"
-    return ""
 
 
 def derive(
@@ -437,25 +332,25 @@ def derive(
     val_full      final and best loss of the fixed pass
     train         the training split measured as val_full is, after the last step
     time          median step time over the training lines except the first, which includes
-                  compilation and first allocations
+                  compilation and first allocations; None if the clock stood still
     """
     train, validation = config["train"], splits["validation"]
-    max_steps, seq_len = train["max_steps"], train["seq_len"]
-    seen = max_steps * train["batch_size"] * seq_len
+    max_steps = train["max_steps"]
+    seen = max_steps * train["batch_size"] * train["seq_len"]
     parameters = count_parameters(
-        ModelConfig(**config["model"]),
+        saved_section(ModelConfig, config["model"]),
         vocab_size=config["tokenizer"]["vocab_size"],
-        max_len=seq_len,
+        max_len=train["seq_len"],
     )
-    sampled = [(row["step"], row["val/loss_nats"]) for row in rows if "val/loss_nats" in row]
-    full = [(row["step"], row["val_full/loss_nats"]) for row in rows if "val_full/loss_nats" in row]
-    tail = [(step, loss) for step, loss in sampled if step >= (1 - LAST_SHARE) * max_steps]
-    losses = [loss for _, loss in tail]
-    last, final = rows[-1], rows[-1]["val_full/loss_nats"]
-    best_step, best = min(full, key=lambda item: item[1])
-    best_sampled_step, best_sampled = min(sampled, key=lambda item: item[1])
-    timed = [row for row in rows if "time/step_ms" in row]
-    timed = timed[1:] or timed
+    sampled = _by_step(rows, "val/loss_nats")
+    full = _by_step(rows, "val_full/loss_nats")
+    tail = [step for step in sampled if step >= (1 - LAST_SHARE) * max_steps]
+    losses = [sampled[step] for step in tail]
+    # Of equal losses the first.
+    best, best_sampled = min(full, key=full.__getitem__), min(sampled, key=sampled.__getitem__)
+    last = rows[-1]
+    final, train_final = last["val_full/loss_nats"], last["train_full/loss_nats"]
+    count = last["val_full/tokens"]
     return {
         "steps": max_steps,
         "train_tokens": seen,
@@ -464,27 +359,34 @@ def derive(
             "mean_nats": statistics.fmean(losses),
             "std_nats": statistics.stdev(losses) if len(losses) > 1 else None,
             "n": len(losses),
-            "first_step": tail[0][0],
-            "last_step": tail[-1][0],
-            "best_nats": best_sampled,
-            "best_step": best_sampled_step,
+            "first_step": tail[0],
+            "last_step": tail[-1],
+            "best_nats": sampled[best_sampled],
+            "best_step": best_sampled,
         },
         "val_full": {
             "final_nats": final,
-            "best_nats": best,
-            "best_step": best_step,
-            "tokens": last["val_full/tokens"],
-            "whole_split": last["val_full/tokens"] == validation["tokens"] - 1,
+            "best_nats": full[best],
+            "best_step": best,
+            "tokens": count,
+            "whole_split": count == validation["tokens"] - 1,
         },
-        "train": {"final_nats": last["train_full/loss_nats"], "tokens": last["train_full/tokens"]},
-        "train_val_gap_nats": final - last["train_full/loss_nats"],
+        "train": {"final_nats": train_final, "tokens": last["train_full/tokens"]},
+        "train_val_gap_nats": final - train_final,
         "val_nats_per_byte": final * validation["tokens"] / validation["bytes"],
         "time": {
-            "median_step_ms": statistics.median(row["time/step_ms"] for row in timed),
-            "tokens_per_s": statistics.median(row["speed/tokens_per_s"] for row in timed),
+            "median_step_ms": _median_but_first(rows, "time/step_ms"),
+            "tokens_per_s": _median_but_first(rows, "speed/tokens_per_s"),
         },
-        "memory_peak_gib": max(
-            (row["memory/peak_gib"] for row in rows if "memory/peak_gib" in row), default=None
-        ),
+        "memory_peak_gib": max(_by_step(rows, "memory/peak_gib").values(), default=None),
         "parameters": {**asdict(parameters), "total": parameters.total},
     }
+
+
+def _by_step(rows: list[dict[str, Any]], key: str) -> dict[int, float]:
+    return {row["step"]: row[key] for row in rows if key in row}
+
+
+def _median_but_first(rows: list[dict[str, Any]], key: str) -> float | None:
+    values = list(_by_step(rows, key).values())
+    return statistics.median(values[1:] or values) if values else None

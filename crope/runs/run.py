@@ -1,17 +1,12 @@
-"""One run: skip it if complete, train it, write its record; and load a finished run."""
+"""One run: skip it if complete, train it, write its record."""
 
 import gc
 import os
-import signal
-import sys
-import time
+import re
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import yaml
@@ -21,8 +16,16 @@ from crope.config import Config
 from crope.data.batches import check_length
 from crope.data.corpora import SPLITS, check_source
 from crope.data.tokens import TokenSet, load_tokens
-from crope.errors import UserError, one_line, out_of_memory, storage_error
+from crope.errors import (
+    ConfigError,
+    StorageError,
+    UserError,
+    one_line,
+    out_of_memory,
+    storage_error,
+)
 from crope.files import (
+    read_bytes,
     read_metrics,
     remove_temporary_files,
     sha256_file,
@@ -30,20 +33,25 @@ from crope.files import (
     write_json,
     write_text,
 )
+from crope.model.counting import count_parameters
 from crope.runs import provenance
-from crope.runs.compose import Run
+from crope.runs.compose import Run, special
 from crope.runs.identity import numerics_version
-from crope.runs.load import build_model
+from crope.runs.load import WEIGHTS, build_model
 from crope.runs.progress import RunProgress
-from crope.runs.record import (
-    derive,
-    is_complete,
-    read_record,
-)
+from crope.runs.record import derive, is_complete, read_record
+from crope.runs.signals import Stop, stop_on_signal
 from crope.runs.tracking import Tracker
 from crope.train.checkpoint import checkpoints, remove_checkpoints
-from crope.train.device import resolve_device
+from crope.train.device import memory_bytes, resolve_device
 from crope.train.loop import Stopped, train
+
+SIZES = ("model.n_layers", "model.d_model", "train.batch_size", "train.seq_len")
+SMALLER = (
+    "use a smaller model or ablation.batch_size (another experiment: its losses do not compare)"
+)
+# Lines of a compiler's output that say what is wrong, among pages that do not.
+COMPILER_ERROR = re.compile(r"^.*(?:error: |/ld: ).*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -65,12 +73,14 @@ def execute(run: Run) -> Outcome:
     """Trains `run` and writes its record, unless it is complete or another process trains it.
 
     A failure during training is recorded and returned, not raised. Raises UserError if the
-    configuration, the data or the folder does not allow the run, InvalidRecord if the record on
-    disk is corrupt.
+    configuration, the data or the folder does not allow the run, StorageError if its files cannot
+    be read or written (so would those of other runs), InvalidRecord if the record on disk is
+    corrupt.
     """
-    if is_complete(run.path):
-        return _skipped(run, "already complete")
     try:
+        if is_complete(run.path):
+            return _skipped(run, "already complete")
+        _check_memory(run.config)
         with run_lock(run):
             if is_complete(run.path):  # by the process that held the lock until now
                 return _skipped(run, "completed by another process")
@@ -85,7 +95,7 @@ def execute(run: Run) -> Outcome:
     except Timeout:
         return Outcome(run.run_id, "busy", f"{run.run_id}: another process is training it")
     except OSError as error:
-        if problem := storage_error(error, run.path):
+        if problem := _storage_problem(error, run):
             raise problem from error
         raise
 
@@ -100,56 +110,47 @@ def _skipped(run: Run, why: str) -> Outcome:
 def run_lock(run: Run) -> FileLock:
     """The lock of one run; the kernel releases it when its holder ends.
 
-    Entering it raises Timeout if it is taken, for longer than a look (`study.is_locked`) takes it.
+    Entering it raises Timeout if it is taken, for longer than a look (`status.is_locked`) takes it.
     """
     run.lock.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(run.lock, timeout=0.1)
 
 
-@dataclass
-class Stop:
-    """Set by a signal; `signal` is its number, 0 before, `since` its time (time.monotonic)."""
-
-    signal: int = 0
-    since: float = 0.0
-
-    def requested(self) -> bool:
-        return self.signal != 0
-
-
-@contextmanager
-def stop_on_signal() -> Iterator[Stop]:
-    """SIGINT, SIGTERM and SIGHUP request a stop after a checkpoint; a second one exits immediately.
-
-    Except within a second, since one request may reach a process directly and through its group,
-    and except SIGHUP, which a closing terminal may send twice and which nohup lets a run ignore.
+def _storage_problem(error: OSError, run: Run) -> StorageError | None:
+    """Any fault of a file of the results but its absence, and a full disk anywhere. An error that
+    names no file is one of a file that was open.
     """
-    stop = Stop()
+    if known := storage_error(error, run.path):
+        return known
+    file = Path(os.fsdecode(error.filename or run.path)).absolute()
+    results = Path(run.config.results_dir).absolute()
+    if isinstance(error, FileNotFoundError) or not file.is_relative_to(results):
+        return None
+    return StorageError(f"{file}: {error.strerror or error}; mend it or set another results_dir")
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if stop.signal and time.monotonic() - stop.since < 1:
-            return
-        if stop.signal and number != signal.SIGHUP:
-            if sys.stderr.isatty():
-                os.write(2, b"\x1b[?25h\n")  # the cursor, which a progress bar has hidden
-            os._exit(128 + number)  # every file on disk is complete at any moment
-        stop.signal, stop.since = number, time.monotonic()
-        if sys.stderr.isatty():  # os.write: the signal may arrive within a write to the stream
-            os.write(
-                2,
-                b"\nStopping after saving a checkpoint. Press Ctrl-C again to exit immediately.\n",
-            )
 
-    before = {
-        number: signal.signal(number, on_signal)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN)
-    }
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _check_memory(config: Config) -> None:
+    """Raises ConfigError for a run that the device cannot hold.
+
+    A lower bound: 16 bytes per parameter, with its gradient and AdamW's two moments, and one copy
+    of the logits. What needs more than that is found only by trying.
+    """
+    train, vocab_size = config.train, config.tokenizer.vocab_size
+    # Under bf16 autocast the logits are bf16; a compiled loss makes no float32 copy of them.
+    parameters = count_parameters(config.model, vocab_size=vocab_size, max_len=train.seq_len)
+    logits = train.batch_size * train.seq_len * vocab_size
+    needed = 16 * parameters.total + (2 if train.precision == "bf16" else 4) * logits
+    device = resolve_device(config.runtime.device)
+    available = memory_bytes(device)
+    if needed > available:
+        raise ConfigError(
+            f"{_sizes(config)} need at least {needed / 2**30:,.0f} GiB of {device.type} memory; there"
+            f" are {available / 2**30:,.0f}; {SMALLER}"
+        )
+
+
+def _sizes(config: Config) -> str:
+    return ", ".join(f"{key}={attrgetter(key)(config)}" for key in SIZES)
 
 
 def _load(config: Config) -> TokenSet:
@@ -160,13 +161,13 @@ def _load(config: Config) -> TokenSet:
 
 
 def _execute(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
-    config = run.config
     remove_temporary_files(run.path)
-    facts = provenance.collect(config.runtime, tokens.meta) | {"scale": run.scale}
+    facts = provenance.collect(run.config.runtime, tokens.meta) | {"scale": run.scale}
     write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
     provenance_file, summary_file = run.path / "provenance.json", run.path / "summary.json"
     # Of an earlier attempt, which may have diverged: a result.
-    before = {path: path.read_bytes() for path in (provenance_file, summary_file) if path.exists()}
+    files = [path for path in (provenance_file, summary_file) if path.exists()]
+    before = {path: read_bytes(path) for path in files}
     summary_file.unlink(missing_ok=True)
     if checkpoints(run.path):
         facts["resumed_from"] = provenance.earlier_attempts(provenance_file)
@@ -174,15 +175,7 @@ def _execute(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
     tracker = Tracker(run)
     summary = _identity(run)
     try:
-        model = build_model(config)
-        with RunProgress(run) as progress:
-
-            def log(line: dict[str, float]) -> None:
-                tracker.log(line)
-                progress.log(line)
-
-            seconds = train(model, tokens, config, run.path, log=log, stop_requested=stop.requested)
-        summary |= _results(run, tokens, seconds=seconds)
+        summary |= _train(run, tokens, tracker, stop)
     except UserError:
         for path, content in before.items():  # a refused attempt has trained nothing
             write_bytes(path, content)
@@ -193,13 +186,13 @@ def _execute(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
         text = f"{run.run_id}: {stopped}; run the same command to continue"
         return Outcome(run.run_id, "stopped", text)
     except Exception as error:  # contained: one failing run must not stop a sweep
-        if isinstance(error, OSError) and storage_error(error, run.path):
+        if isinstance(error, OSError) and _storage_problem(error, run):
             raise
         if not provenance_file.exists():
             raise UserError(
                 f"{run.path}: removed while the run trained; run the same command again"
             ) from error
-        summary |= {"status": "failed", "error": _describe(error, config)}
+        summary |= {"status": "failed", "error": _describe(error, run.config)}
     summary["finished_utc"] = facts["finished_utc"] = provenance.now_utc()
     write_json(provenance_file, facts)
     write_json(summary_file, summary)
@@ -210,6 +203,35 @@ def _execute(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
         return Outcome(run.run_id, "failed", f"{run.run_id}: failed: {summary['error']['message']}")
     remove_checkpoints(run.path)  # only now: until summary.json was written they were needed
     return Outcome(run.run_id, "complete", _line(run, summary))
+
+
+def _train(run: Run, tokens: TokenSet, tracker: Tracker, stop: Stop) -> dict[str, Any]:
+    """Trains the model; returns what summary.json says of a complete run."""
+    model = build_model(run.config)
+    with RunProgress(run) as progress:
+
+        def log(line: dict[str, float]) -> None:
+            tracker.log(line)
+            progress.log(line)
+
+        seconds = train(
+            model,
+            tokens,
+            run.config,
+            run.path,
+            run_id=run.run_id,
+            log=log,
+            stop_requested=stop.requested,
+        )
+    # From the file, not from what was logged: a continued run has lines of earlier attempts.
+    metrics = run.path / "metrics.jsonl"
+    derived = derive(run.container, read_metrics(metrics), tokens.meta["splits"])
+    derived["time"]["total_s"] = seconds
+    return derived | {
+        "status": "complete",
+        "metrics_sha256": sha256_file(metrics),
+        "weights_sha256": sha256_file(run.path / WEIGHTS),
+    }
 
 
 def record_failure(run: Run, message: str) -> None:
@@ -235,41 +257,28 @@ def _identity(run: Run) -> dict[str, Any]:
     }
 
 
-def _results(run: Run, tokens: TokenSet, *, seconds: float) -> dict[str, Any]:
-    metrics = run.path / "metrics.jsonl"
-    derived = derive(run.container, read_metrics(metrics), tokens.meta["splits"])
-    derived["time"]["total_s"] = seconds
-    return derived | {
-        "status": "complete",
-        "metrics_sha256": sha256_file(metrics),
-        "val_windows_sha256": sha256_file(run.path / "val_windows.npy"),
-        "weights_sha256": sha256_file(run.path / "weights.pt"),
-    }
-
-
 def _describe(error: Exception, config: Config) -> dict[str, Any]:
-    message = one_line(error)[:300] or type(error).__name__  # a compiler's fills pages
+    text = str(error)
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        message += "; runtime.compile=false trains without torch.compile"
+        text = "; ".join(COMPILER_ERROR.findall(text)) or text
+        text = f"{one_line(text)[:300]}; runtime.compile=false trains without torch.compile"
     if out_of_memory(error):
-        sizes = ("model.n_layers", "model.d_model", "train.batch_size", "train.seq_len")
-        named = ", ".join(f"{key}={attrgetter(key)(config)}" for key in sizes)
-        message = (
-            f"out of memory with {named}; stop other programs, take fewer runs at a time "
-            "(runtime.jobs=1), or use a smaller model or ablation.batch_size (another experiment: "
-            "its losses do not compare)"
+        text = (
+            f"out of memory with {_sizes(config)}; stop other programs, take fewer runs at a time"
+            f" (runtime.jobs=1), or {SMALLER}"
         )
     return {
         "type": type(error).__name__,
-        "message": message,
+        "message": one_line(text)[:400] or type(error).__name__,
         "step": getattr(error, "step", None),
         "traceback": "".join(traceback.format_exception(error)),
     }
 
 
 def _line(run: Run, summary: dict[str, Any]) -> str:
-    return (
-        f"{run.run_id} ({run.scale}): validation {summary['val_full']['final_nats']:.4f} nats per token, "
-        f"{summary['time']['median_step_ms']:.1f} ms per step, "
-        f"{summary['time']['total_s']:.0f} s"
-    )
+    """Where the run is, what was special about it, and its result."""
+    settings = ", ".join([run.scale, *special(run)])
+    loss, time = summary["val_full"]["final_nats"], summary["time"]
+    step = f"{time['median_step_ms']:.1f} ms per step, " if time["median_step_ms"] else ""
+    result = f"validation {loss:.4f} nats per token, {step}{time['total_s']:.0f} s"
+    return f"{run.path} ({settings}): {result}"

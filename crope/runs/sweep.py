@@ -31,7 +31,8 @@ from crope.runs.compose import Run, load_run, quoted_override, resolve_precision
 from crope.runs.prepare import prepare as make_tokens
 from crope.runs.progress import SweepProgress, last_values
 from crope.runs.record import is_complete
-from crope.runs.run import Outcome, execute, record_failure, stop_on_signal
+from crope.runs.run import Outcome, execute, record_failure
+from crope.runs.signals import stop_on_signal
 from crope.runs.status import is_locked, step_shape
 from crope.runs.study import UNAVAILABLE, planned_scale, study_runs, unavailable_datasets
 from crope.train.device import resolve_device

@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to continue as if it had never stopped.
+"""Checkpoints: everything a run needs to continue as if it had never stopped; and trained weights.
 
 Data order, dropout and learning rate are functions of (seed, step), so model, optimiser and step
 are all of it, with the size of metrics.jsonl at that step. A file's name carries its step and the
@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from crope.errors import UserError, log_line, one_line, out_of_memory
-from crope.files import write_bytes
+from crope.files import read_bytes, write_bytes
 
 KEPT = 2
 NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{16})\.pt")
@@ -48,18 +49,19 @@ def save_checkpoint(
     """Writes a checkpoint atomically. `step` is the number of updates done and `seconds` their time;
     `made_with` must be equal for the run to continue from here.
     """
-    metrics = (folder / "metrics.jsonl").read_bytes()[:metrics_size]
-    data = _bytes(
-        {
-            "step": step,
-            "seconds": seconds,
-            "model": state.model.state_dict(),
-            "optimizer": state.optimizer.state_dict(),
-            "metrics_size": metrics_size,
-            "metrics_sha256": hashlib.sha256(metrics).hexdigest(),
-            "made_with": made_with,
-        }
-    )
+    metrics = read_bytes(folder / "metrics.jsonl")[:metrics_size]
+    content = {
+        "step": step,
+        "seconds": seconds,
+        "model": state.model.state_dict(),
+        "optimizer": state.optimizer.state_dict(),
+        "metrics_size": metrics_size,
+        "metrics_sha256": hashlib.sha256(metrics).hexdigest(),
+        "made_with": made_with,
+    }
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    data = buffer.getvalue()
     write_bytes(folder / f"checkpoint-{step}-{_digest(data)}.pt", data)
     remove_checkpoints(folder, keep=KEPT)
 
@@ -80,17 +82,17 @@ def load_checkpoint(
             log_line(f"{path}: {error}; continuing from the previous checkpoint or from the start")
             path.unlink()
             continue
+        # Bits could not be equal, or the curve would be of two experiments.
+        for key, value in made_with.items():
+            found = content["made_with"].get(key)
+            if found != value:
+                raise UserError(
+                    f"{path}: made with another {key} ({found}, now {value}); continue it with that"
+                    f" one, or remove {folder} to start again"
+                )
         try:
-            for key, value in made_with.items():
-                if content["made_with"].get(key) != value:
-                    raise UserError(
-                        f"{path}: made with another {key} ({content['made_with'].get(key)}, now "
-                        f"{value}); continue it with that one, or remove {folder} to start again"
-                    )
             state.model.load_state_dict(content["model"])
             state.optimizer.load_state_dict(content["optimizer"])
-            seconds = content.get("seconds", 0.0)  # not in those of earlier versions
-            return content["step"], seconds, content["metrics_size"]
         except (RuntimeError, ValueError, KeyError) as error:
             if out_of_memory(error):
                 raise
@@ -98,29 +100,31 @@ def load_checkpoint(
             raise UserError(
                 f"{path}: does not fit the model that this code builds ({reason}); remove {folder}"
             ) from error
+        seconds = content.get("seconds", 0.0)  # not in those of earlier versions
+        return content["step"], seconds, content["metrics_size"]
     return 0, 0.0, 0
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoint files of a run, the newest first."""
-    by_step = [
-        (int(match[1]), path)
-        for path in folder.glob("checkpoint-*.pt")
-        if (match := NAME.fullmatch(path.name)) and path.is_file()
-    ]
+    by_step = []
+    for path in folder.glob("checkpoint-*.pt"):
+        match = NAME.fullmatch(path.name)
+        if match and path.is_file():  # a fifo of that name would be read for ever
+            by_step.append((int(match[1]), path))
     return [path for _, path in sorted(by_step, reverse=True)]
 
 
 def remove_checkpoints(folder: Path, *, keep: int = 0) -> None:
     """Deletes all but the newest `keep` checkpoints."""
-    for path in checkpoints(folder)[keep:]:
+    for path in checkpoints(folder)[keep:]:  # the newest are kept, whatever their dates
         path.unlink(missing_ok=True)
 
 
-def save_weights(path: Path, model: nn.Module) -> None:
-    """The state dict alone, for use after training on any machine: CPU tensors. Atomic."""
-    weights = {name: value.cpu() for name, value in model.state_dict().items()}
-    write_bytes(path, _bytes(weights))
+def save_weights(path: Path, model: nn.Module, *, run_id: str) -> None:
+    """The state dict alone as safetensors, for use after training on any machine. Atomic."""
+    # One key: more would be written in any order, and the same weights have the same bytes.
+    write_bytes(path, safetensors.torch.save(model.state_dict(), {"run_id": run_id}))
 
 
 def _read(path: Path, metrics: Path) -> dict[str, Any]:
@@ -129,9 +133,8 @@ def _read(path: Path, metrics: Path) -> dict[str, Any]:
     Raises CorruptCheckpoint if its bytes or those of metrics.jsonl do not have their SHA-256,
     UserError if they have it and are no checkpoint of this version of the program.
     """
-    data = path.read_bytes()
-    name = NAME.fullmatch(path.name)
-    if name is None or _digest(data) != name[2]:
+    data = read_bytes(path)
+    if _digest(data) not in path.name:
         raise CorruptCheckpoint("corrupt (its bytes do not have the SHA-256 in its name)")
     try:
         content: dict[str, Any] = torch.load(
@@ -146,16 +149,10 @@ def _read(path: Path, metrics: Path) -> dict[str, Any]:
         raise UserError(
             f"{path}: not a checkpoint of this version of the program ({reason}); remove it"
         ) from error
-    before = metrics.read_bytes()[:size] if metrics.exists() else b""
+    before = read_bytes(metrics)[:size] if metrics.exists() else b""
     if hashlib.sha256(before).hexdigest() != metrics_sha256:
         raise CorruptCheckpoint("metrics.jsonl is not the one it was saved with")
     return content
-
-
-def _bytes(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
 
 
 def _digest(data: bytes) -> str:

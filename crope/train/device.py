@@ -56,12 +56,8 @@ def prepare_device(runtime: RuntimeConfig) -> torch.device:
         torch.set_num_threads(runtime.threads)
     set_numerics(deterministic=runtime.deterministic)
     torch._dynamo.reset()
-    # torch has no public setting for these. Falling back silently, to eager or to single kernel
-    # launches, would cost speed without notice; a partitioned graph does so for some of its parts.
+    # torch has no public setting. Falling back to eager would cost speed without notice.
     torch._dynamo.config.fail_on_recompile_limit_hit = True
-    torch._inductor.config.triton.cudagraph_or_error = True
-    if hasattr(torch._inductor.config, "graph_partition"):  # not in the oldest supported torch
-        torch._inductor.config.graph_partition = False
     if device.type == "cuda":
         gc.collect()  # the last run's optimiser is in a reference cycle and would count in this run's peak
         torch.cuda.empty_cache()
@@ -117,6 +113,13 @@ def can_compile(kind: str) -> bool:
             "without compilation, more slowly"
         )
     return not missing
+
+
+def memory_bytes(device: torch.device) -> int:
+    """All the memory of the device: a GPU's own, or the machine's for a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def device_name(device: torch.device) -> str:

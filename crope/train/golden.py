@@ -5,54 +5,63 @@ more: the tolerance can be tight. The corpus is generated, so the numbers depend
 """
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
-from crope.config import GOLDEN_FILE
+from crope.config import (
+    GOLDEN_FILE,
+    ROOT,
+    Config,
+    EvalConfig,
+    ModelConfig,
+    RuntimeConfig,
+    TokenizerConfig,
+    TrainConfig,
+)
 from crope.data.tokens import TokenSet
 from crope.files import read_json, read_metrics, write_json
-from crope.runs.compose import group_files, load_run
-from crope.runs.load import build_model
+from crope.model.gpt import GPT
 from crope.train.loop import train
 
 VOCAB_SIZE = 300  # no multiple of 64, so that padding columns exist
-OVERRIDES = (
-    "tokenizer.name=bpe",
-    f"tokenizer.vocab_size={VOCAB_SIZE}",
-    "train.max_steps=20",
-    "train.batch_size=2",
-    "train.seq_len=24",
-    "train.lr_step_size=6",
-    "train.lr=0.01",  # ten times the paper's: attention must matter within 20 steps, or no rotary constant would show
-    "train.precision=fp32",
-    "eval.every=10",
-    "eval.full_every=10",
-    "eval.full_tokens=100",
-    "model.d_model=32",
-    "model.n_layers=2",
-    "runtime.device=cpu",
-    "runtime.log_every=1",
-    "tracker=none",
+SETTINGS = Config(
+    tokenizer=TokenizerConfig(name="bpe", vocab_size=VOCAB_SIZE),
+    # A rate of ten times the paper's: attention must matter within 20 steps, or no rotary constant
+    # would show.
+    train=TrainConfig(2, seq_len=24, max_steps=20, lr=0.01, lr_step_size=6, precision="fp32"),
+    eval=EvalConfig(every=10, batches=1, full_every=10, full_tokens=100),
+    runtime=RuntimeConfig(device="cpu", log_every=1),
 )
 RELATIVE_TOLERANCE = 1e-10
 Losses = dict[str, list[float]]
 
 
-def golden_losses(model_name: str) -> tuple[list[Any], Losses]:
+def golden_models() -> dict[str, ModelConfig]:
+    """The models of conf/model by name, at two layers of width 32."""
+    models = {}
+    for path in sorted((ROOT / "conf" / "model").glob("[!.]*.yaml")):  # none of an editor
+        choices = yaml.safe_load(path.read_text(encoding="utf-8"))
+        models[path.stem] = ModelConfig(**choices | {"d_model": 32, "n_layers": 2})
+    return models
+
+
+def golden_losses(model: ModelConfig) -> tuple[list[Any], Losses]:
     """(position, projection, attention, ffn_ratio) of a model, and its losses by kind: every
     training and validation loss.
     """
-    config = load_run([f"model={model_name}", *OVERRIDES]).config
+    config, length = replace(SETTINGS, model=model), SETTINGS.train.seq_len
+    decoder = GPT(model, vocab_size=VOCAB_SIZE, max_len=length, seed=config.seed).double()
     with tempfile.TemporaryDirectory() as folder:
-        train(build_model(config).double(), _tokens(), config, Path(folder))
+        train(decoder, _tokens(), config, Path(folder), run_id="golden")
         rows = read_metrics(Path(folder) / "metrics.jsonl")
-    losses = {
-        kind: [row[f"{kind}/loss_nats"] for row in rows if f"{kind}/loss_nats" in row]
-        for kind in ("train", "val", "val_full", "train_full")
-    }
-    model = config.model
+    losses = {}
+    for kind in ("train", "val", "val_full", "train_full"):
+        key = f"{kind}/loss_nats"
+        losses[kind] = [row[key] for row in rows if key in row]
     return [model.position, model.projection, model.attention, model.ffn_ratio], losses
 
 
@@ -64,15 +73,15 @@ def remake(file: Path = GOLDEN_FILE) -> list[str]:
     """
     before: dict[str, Any] = read_json(file)
     after, changed = {}, []
-    for name in group_files("model"):
-        choices, losses = golden_losses(name)
+    for name, model in golden_models().items():
+        choices, losses = golden_losses(model)
         entry = before.get(name)
         if entry and agree(entry["losses"], losses):
             after[name] = entry | {"choices": choices}
-        else:
-            version = entry["numerics_version"] + 1 if entry else 1
-            after[name] = {"choices": choices, "numerics_version": version, "losses": losses}
-            changed.append(name)
+            continue
+        version = entry["numerics_version"] + 1 if entry else 1
+        after[name] = {"choices": choices, "numerics_version": version, "losses": losses}
+        changed.append(name)
     if after != before:
         write_json(file, after)
     return changed
@@ -82,11 +91,10 @@ def agree(expected: Losses, losses: Losses) -> bool:
     """Whether two sets of losses have the same kinds and lengths and are equal within
     RELATIVE_TOLERANCE.
     """
-    return expected.keys() == losses.keys() and all(
-        len(expected[kind]) == len(losses[kind])
-        and np.allclose(expected[kind], losses[kind], rtol=RELATIVE_TOLERANCE, atol=0)
-        for kind in losses
-    )
+    if {kind: len(expected[kind]) for kind in expected} != {k: len(losses[k]) for k in losses}:
+        return False
+    before, after = (np.concatenate([one[kind] for kind in losses]) for one in (expected, losses))
+    return np.allclose(after, before, rtol=RELATIVE_TOLERANCE, atol=0)
 
 
 def _tokens() -> TokenSet:

@@ -1,5 +1,4 @@
-"""The training loop: evaluate if due, batch, forward, loss, backward, AdamW, log if due, save if
-due.
+"""The training loop: save if due, evaluate if due, batch, forward, loss, backward, AdamW, log if due.
 
 "step" is always the number of optimiser updates done: the line of step s holds the validation loss
 after s updates and the training loss of the batch that makes update s + 1.
@@ -10,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,12 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from crope.config import Config, TrainConfig
-from crope.data.batches import TokenArray, resident, sample_batch
+from crope.data.batches import TokenArray, resident
 from crope.data.corpora import SPLITS
 from crope.data.tokens import TokenSet
-from crope.files import MetricsWriter, write_array
+from crope.files import MetricsWriter
 from crope.model.counting import train_flops_per_token
 from crope.model.gpt import GPT
-from crope.runs.identity import run_hash
 from crope.seeding import torch_seed
 from crope.train.checkpoint import TrainState, load_checkpoint, save_checkpoint, save_weights
 from crope.train.device import can_compile, peak_flops, prepare_device
@@ -34,6 +32,7 @@ from crope.train.losses import (
     cross_entropy,
     full_batch_size,
     full_loss,
+    random_batch,
     sampled_loss,
     token_losses,
 )
@@ -50,14 +49,11 @@ Line = dict[str, float]
 
 
 class Stopped(BaseException):
-    """Training ended early on request; everything up to `step` is saved.
+    """Training ended early on request; everything up to the step that its text names is saved.
 
     A BaseException like KeyboardInterrupt, so that code which catches a failing run's exception
     does not catch it.
     """
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"stopped after a checkpoint at step {step}")
 
 
 class NonFiniteLoss(ArithmeticError):
@@ -76,80 +72,60 @@ def train(
     config: Config,
     folder: Path,
     *,
+    run_id: str,
     log: Callable[[Line], None] = lambda line: None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> float:
     """Trains to the last step, from the newest checkpoint if there is one; writes checkpoints,
-    metrics.jsonl, val_windows.npy and weights.pt. Returns the seconds it took, those before the
-    checkpoint included.
+    metrics.jsonl and weights.safetensors. Returns the seconds it took, those before the checkpoint
+    included.
 
     Raises NonFiniteLoss; Stopped after saving, if `stop_requested()`.
     """
     device = prepare_device(config.runtime)
     model.to(device)
     state = TrainState(model, build_optimizer(model, config.train))
-    training_loss, validation_loss = build_losses(model, config, device)
+    training, validation = build_losses(model, config, device, stop_requested)
     corpus = replace(
         tokens, train=resident(tokens.train, device), validation=resident(tokens.validation, device)
     )
-    made_with = {"run": run_hash(asdict(config)), "kind of device": device.type}
+    # The run by its hash alone, as checkpoints of earlier versions name it.
+    made_with = {"run": run_id.rpartition("-")[2], "kind of device": device.type}
     for split in SPLITS:
-        made_with[f"{split} corpus"] = str(tokens.meta["splits"][split]["sha256"])
+        made_with[f"{split} corpus"] = tokens.meta["splits"][split]["sha256"]
     start, seconds_before, kept_bytes = load_checkpoint(folder, state, made_with=made_with)
-    began = time.perf_counter() - seconds_before
     meter = Meter(config, tokens.vocab_size, device)
     with MetricsWriter(folder / "metrics.jsonl", keep=kept_bytes) as metrics:
-
-        def save(step: int) -> None:
-            meter.check_finite()
-            save_checkpoint(
-                folder,
-                state,
-                step=step,
-                seconds=time.perf_counter() - began,
-                metrics_size=metrics.sync(),
-                made_with=made_with,
-            )
-
-        saved_at = time.perf_counter()
+        saver = Saver(folder, state, metrics, meter, made_with, seconds_before)
         for step in range(start, config.train.max_steps + 1):
-            unsaved_seconds = time.perf_counter() - saved_at
-            if step > start and unsaved_seconds >= config.runtime.checkpoint_seconds:
-                with meter.paused():
-                    save(step)
-                saved_at = time.perf_counter()
+            line: Line = {}
+            if step > start and saver.unsaved_seconds() >= config.runtime.checkpoint_seconds:
+                saver.save(step)
             try:
-                with meter.paused(config.validates_at(step)):
-                    line, window_nats = validate(
-                        validation_loss, state, corpus, config, step, device, stop_requested
+                if config.validates_at(step):
+                    with meter.paused():
+                        line = validate(validation, state, corpus, config, step, device)
+                if step < config.train.max_steps:
+                    lr = config.train.learning_rate(step)
+                    loss = train_step(
+                        state,
+                        training,
+                        corpus.train,
+                        config=config,
+                        step=step,
+                        lr=lr,
+                        device=device,
                     )
-            except Stopped:  # after `step` updates, before or within their validation
-                save(step)
-                raise
-            if step < config.train.max_steps:
-                loss = train_step(
-                    state,
-                    training_loss,
-                    corpus.train,
-                    config=config,
-                    step=step,
-                    lr=config.train.learning_rate(step),
-                    device=device,
-                )
-                meter.add(loss, step)
-                if step % config.runtime.log_every == 0:
-                    line |= meter.read(loss, model, lr=state.optimizer.param_groups[0]["lr"])
+                    line |= meter.add(loss, step, state)
+            except Stopped:  # by a loss: before this update, or within this step's validation
+                saver.save(step)
+                raise Stopped(f"stopped after a checkpoint at step {step}") from None
             if line:
-                meter.check_finite()
-                for metric, value in line.items():
-                    if not math.isfinite(value):
-                        raise NonFiniteLoss(metric, step)
+                meter.check_finite(line, step)
                 metrics.write({"step": step, **line})
                 log({"step": step, **line})
-    assert window_nats is not None  # of the last step
-    write_array(folder / "val_windows.npy", window_nats)
-    save_weights(folder / "weights.pt", model)
-    return time.perf_counter() - began
+    save_weights(folder / "weights.safetensors", model, run_id=run_id)
+    return saver.seconds()
 
 
 def train_step(
@@ -165,74 +141,50 @@ def train_step(
     """One update of the parameters at the rate `lr`; returns the loss of its batch, still on the
     device.
     """
-    inputs_BT, targets_BT = sample_batch(
-        tokens,
-        seed=config.seed,
-        step=step,
-        batch_size=config.train.batch_size,
-        seq_len=config.train.seq_len,
-        purpose="train",
-    )
+    batch = random_batch(tokens, config=config, step=step, purpose="train", device=device)
     if config.model.dropout:
         torch.manual_seed(torch_seed(config.seed, "dropout", step))
     if not state.model.training:  # setting it walks through all modules
         state.model.train()
-    # Not after the update: `Meter.read` takes the norm of the gradients.
+    # Not after the update: `Meter.add` takes the norm of the gradients.
     state.optimizer.zero_grad(set_to_none=True)
-    loss = loss_function(inputs_BT.to(device), targets_BT.to(device))
+    loss = loss_function(*batch)
     loss.backward()
     factors = (1.0, config.train.qkv_lr_factor)  # as build_optimizer makes the groups
     for group, factor in zip(state.optimizer.param_groups, factors, strict=False):
         group["lr"] = factor * lr
     state.optimizer.step()
-    return loss.detach().clone()  # a CUDA graph's next replay overwrites the loss itself
+    return loss.detach()
 
 
 @torch.no_grad()
 def validate(
-    loss_function: LossFunction,
+    loss: LossFunction,
     state: TrainState,
     tokens: TokenSet,
     config: Config,
     step: int,
     device: torch.device,
-    stop_requested: Callable[[], bool],
-) -> tuple[Line, Tensor | None]:
+) -> Line:
     """The validation losses that are due after `step` updates; after the last one also the training
-    split's, and the loss of each window of the full validation pass.
-
-    Raises Stopped on a stop request, also between validation batches, because a full pass can take
-    minutes.
+    split's.
     """
     line: Line = {}
     last = step == config.train.max_steps
-
-    def loss(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        if stop_requested():
-            raise Stopped(step)
-        return loss_function(inputs_BT, targets_BT)
-
-    if stop_requested():
-        raise Stopped(step)
-    if not config.validates_at(step):
-        return line, None
     state.model.eval()
-    window_nats = None
     if last or step % config.eval.every == 0:
         line["val/loss_nats"] = sampled_loss(
             loss, tokens.validation, config=config, step=step, device=device
         )
     if last or (step and step % config.eval.full_every == 0):
-        line["val_full/loss_nats"], count, windows = full_loss(
-            loss, tokens.validation, config=config, device=device
+        mean_nats, count, _ = full_loss(loss, tokens.validation, config=config, device=device)
+        line |= {"val_full/loss_nats": mean_nats, "val_full/tokens": count}
+    if last:  # as many training tokens, so that both means are as exact
+        mean_nats, count, _ = full_loss(
+            loss, tokens.train, config=config, device=device, max_tokens=count
         )
-        line["val_full/tokens"] = count
-        if last:
-            window_nats = windows
-            line["train_full/loss_nats"], line["train_full/tokens"], _ = full_loss(
-                loss, tokens.train, config=config, device=device, max_tokens=count
-            )
-    return line, window_nats
+        line |= {"train_full/loss_nats": mean_nats, "train_full/tokens": count}
+    return line
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
@@ -256,10 +208,16 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
 
 
 def build_losses(
-    model: GPT, config: Config, device: torch.device
+    model: GPT,
+    config: Config,
+    device: torch.device,
+    stop_requested: Callable[[], bool] = lambda: False,
 ) -> tuple[LossFunction, LossFunction]:
     """Loss functions of (inputs_BT, targets_BT) in nats: for training the mean over all tokens, for
     validation the mean of each window, (B,).
+
+    Both raise Stopped if a stop was requested. Nothing else asks: every update and every validation
+    batch begins with a loss, and a full pass can take minutes.
 
     Under bf16 autocast if train.precision says so; compiled where that pays, as one graph without
     fallback to eager. The shorter last batches of a full pass run eagerly and row by row: each
@@ -275,15 +233,20 @@ def build_losses(
     def window_losses(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         return token_losses(model, inputs_BT, targets_BT, bf16=bf16).mean(dim=-1)
 
+    def stoppable(loss: LossFunction) -> LossFunction:
+        def loss_or_stop(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+            if stop_requested():
+                raise Stopped
+            return loss(inputs_BT, targets_BT)
+
+        return loss_or_stop
+
     if not compiles(config, device):
-        return mean_loss, window_losses
-    mode = "reduce-overhead" if config.runtime.cuda_graphs and device.type == "cuda" else None
-    training = torch.compile(mean_loss, dynamic=False, fullgraph=True, mode=mode)
+        return stoppable(mean_loss), stoppable(window_losses)
+    training = torch.compile(mean_loss, dynamic=False, fullgraph=True)
     compiled = torch.compile(window_losses, dynamic=False, fullgraph=True)
-    shapes = {
-        (batch, config.train.seq_len)
-        for batch in (config.train.batch_size, full_batch_size(config))
-    }
+    batch_sizes = (config.train.batch_size, full_batch_size(config))
+    shapes = [(batch_size, config.train.seq_len) for batch_size in batch_sizes]
 
     def validation(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         if tuple(inputs_BT.shape) in shapes:
@@ -291,27 +254,25 @@ def build_losses(
         rows = zip(inputs_BT.split(1), targets_BT.split(1), strict=True)
         return torch.cat([window_losses(*row) for row in rows])
 
-    return training, validation
+    return stoppable(training), stoppable(validation)
 
 
 def compiles(config: Config, device: torch.device) -> bool:
-    """Whether a run uses torch.compile: if asked to, or by `auto` for CUDA graphs or if it pays
-    within the run's length; never where the machine cannot compile.
+    """Whether a run uses torch.compile: if asked to, or by `auto` if it pays within the run's
+    length; never where the machine cannot compile.
     """
     wanted = config.runtime.compile == "true"
     if config.runtime.compile == "auto":
-        tokens = config.train.max_steps * config.train.batch_size * config.train.seq_len
-        if device.type == "cpu":
-            wanted = tokens >= COMPILE_PAYS_TOKENS
-        else:
-            wanted = config.runtime.cuda_graphs or config.train.max_steps >= COMPILE_PAYS_STEPS
+        steps, tokens = config.train.max_steps, config.train.batch_size * config.train.seq_len
+        pays_on_cpu = steps * tokens >= COMPILE_PAYS_TOKENS
+        wanted = pays_on_cpu if device.type == "cpu" else steps >= COMPILE_PAYS_STEPS
     return wanted and can_compile(device.type)
 
 
 class Meter:
     """Speed and finiteness of the training steps.
 
-    Only `read`, `check_finite` and `paused` wait for the device.
+    Only a training line, `check_finite` and `paused` wait for the device.
     """
 
     def __init__(self, config: Config, vocab_size: int, device: torch.device) -> None:
@@ -323,47 +284,100 @@ class Meter:
         self.peak = peak_flops(device, config.train.precision)
         self.losses: list[Tensor] = []  # not yet checked, the last one that of step `last_step`
         self.last_step = 0
+        self.log_every = config.runtime.log_every
+        self._restart()
+
+    def _restart(self) -> None:
         self.steps, self.started, self.pause = 0, time.perf_counter(), 0.0
 
-    def add(self, loss: Tensor, step: int) -> None:
+    def add(self, loss: Tensor, step: int, state: TrainState) -> Line:
+        """Takes the loss of update `step`; returns a training line at every log_every-th step, else
+        nothing: this batch's loss, the norm of its gradient, its rate, and the mean speed since the
+        last line without validation, unless the clock stood still.
+        """
         self.steps += 1
         self.last_step = step
         self.losses.append(loss)
-
-    def check_finite(self) -> None:
-        """Raises NonFiniteLoss for the first non-finite training loss since the last call."""
-        if not self.losses:
-            return
-        finite = torch.stack(self.losses).isfinite().tolist()
-        first_step = self.last_step - len(finite) + 1
-        self.losses.clear()
-        if not all(finite):
-            raise NonFiniteLoss("train/loss_nats", first_step + finite.index(False))
-
-    def read(self, loss: Tensor, model: nn.Module, *, lr: float) -> Line:
-        """A training line: this batch's loss and the norm of its gradient, and the mean speed since
-        the last line without validation.
-        """
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients).item()
-        line: Line = {"train/loss_nats": loss.item(), "train/grad_norm": norm, "train/lr": lr}
+        if step % self.log_every:
+            return {}
+        gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
+        line: Line = {
+            "train/loss_nats": loss.item(),
+            "train/grad_norm": nn.utils.get_total_norm(gradients).item(),
+            "train/lr": state.optimizer.param_groups[0]["lr"],
+        }
         seconds = (time.perf_counter() - self.started - self.pause) / self.steps
-        line["time/step_ms"] = 1000 * seconds
-        line["speed/tokens_per_s"] = self.tokens_per_step / seconds
-        if self.peak:
-            line["speed/mfu_pct"] = 100 * self.flops_per_step / seconds / self.peak
+        if seconds > 0:
+            line["time/step_ms"] = 1000 * seconds
+            line["speed/tokens_per_s"] = self.tokens_per_step / seconds
+            if self.peak:
+                line["speed/mfu_pct"] = 100 * self.flops_per_step / seconds / self.peak
         if self.device.type == "cuda":
             line["memory/peak_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
-        self.steps, self.started, self.pause = 0, time.perf_counter(), 0.0
+        self._restart()
         return line
 
+    def check_finite(self, line: Line, step: int) -> None:
+        """Raises NonFiniteLoss for the first non-finite training loss since the last call, or for
+        a value of this step's line.
+        """
+        if self.losses:
+            finite = torch.stack(self.losses).isfinite().tolist()
+            first_step = self.last_step - len(finite) + 1
+            self.losses.clear()
+            if not all(finite):
+                raise NonFiniteLoss("train/loss_nats", first_step + finite.index(False))
+        for metric, value in line.items():
+            if not math.isfinite(value):
+                raise NonFiniteLoss(metric, step)
+
     @contextmanager
-    def paused(self, wanted: bool = True) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Excludes the block (validation, a checkpoint) from the step times; waits first for steps
         queued on a GPU.
         """
-        if wanted and self.device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         started = time.perf_counter()
         yield
         self.pause += time.perf_counter() - started
+
+
+@dataclass
+class Saver:
+    """Writes the checkpoints of one run.
+
+    made_with        what must be equal for the run to continue from here
+    seconds_before   of the attempts that ended at the checkpoint which this one started from
+    """
+
+    folder: Path
+    state: TrainState
+    metrics: MetricsWriter
+    meter: Meter
+    made_with: dict[str, str]
+    seconds_before: float
+
+    def __post_init__(self) -> None:
+        self.began = self.saved_at = time.perf_counter()
+
+    def seconds(self) -> float:
+        """All the time spent on the run: steps, validation and checkpoints of every attempt."""
+        return self.seconds_before + time.perf_counter() - self.began
+
+    def unsaved_seconds(self) -> float:
+        return time.perf_counter() - self.saved_at
+
+    def save(self, step: int) -> None:
+        """A checkpoint after `step` updates. Raises NonFiniteLoss instead of saving such weights."""
+        with self.meter.paused():
+            self.meter.check_finite({}, step)
+            save_checkpoint(
+                self.folder,
+                self.state,
+                step=step,
+                seconds=self.seconds(),
+                metrics_size=self.metrics.sync(),  # on the disk before a checkpoint counts on them
+                made_with=self.made_with,
+            )
+        self.saved_at = time.perf_counter()

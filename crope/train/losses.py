@@ -42,23 +42,31 @@ def token_losses(
     return losses.view_as(targets_BT)
 
 
+def random_batch(
+    tokens: TokenArray, *, config: Config, step: int, purpose: str, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets, (B, L), on the device: the same for all models at the same seed and step."""
+    inputs_BT, targets_BT = sample_batch(
+        tokens,
+        seed=config.seed,
+        step=step,
+        batch_size=config.train.batch_size,
+        seq_len=config.train.seq_len,
+        purpose=purpose,
+    )
+    return inputs_BT.to(device), targets_BT.to(device)
+
+
 def sampled_loss(
     loss: LossFunction, tokens: TokenArray, *, config: Config, step: int, device: torch.device
 ) -> float:
-    """Mean loss in nats over eval.batches random B x L batches: the same for all models at the same
-    seed and step.
-    """
+    """Mean loss in nats over eval.batches random B x L batches."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     for index in range(config.eval.batches):
-        inputs_BT, targets_BT = sample_batch(
-            tokens,
-            seed=config.seed,
-            step=step,
-            batch_size=config.train.batch_size,
-            seq_len=config.train.seq_len,
-            purpose=f"validation/{index}",
+        batch = random_batch(
+            tokens, config=config, step=step, purpose=f"validation/{index}", device=device
         )
-        total += loss(inputs_BT.to(device), targets_BT.to(device)).double().mean()
+        total += loss(*batch).double().mean()
     return total.item() / config.eval.batches
 
 
@@ -86,7 +94,7 @@ def full_loss(
     )
     for inputs_BT, targets_BT in windows:
         loss_B = loss(inputs_BT.to(device), targets_BT.to(device)).double()
-        total += loss_B.sum() * targets_BT.shape[1]
+        total += loss_B.sum() * targets_BT.shape[1]  # the last window of a split may be shorter
         count += targets_BT.numel()
         window_nats.append(loss_B)
         if device.type == "cpu" and len(window_nats) % 4 == 0:

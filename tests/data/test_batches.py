@@ -1,5 +1,7 @@
 """Batches and the fixed pass, against positions: the token at position i has the id 1000 + i."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,18 +12,9 @@ from crope.errors import ConfigError
 TOKENS = np.arange(1000, 1500, dtype=np.uint16)
 
 
-def draw(
-    tokens: np.ndarray | torch.Tensor = TOKENS,
-    *,
-    seed: int = 0,
-    step: int = 0,
-    purpose: str = "train",
-    batch_size: int = 8,
-    seq_len: int = 16,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return sample_batch(
-        tokens, seed=seed, step=step, purpose=purpose, batch_size=batch_size, seq_len=seq_len
-    )
+def draw(tokens: Any = TOKENS, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    options = {"seed": 0, "step": 0, "batch_size": 8, "seq_len": 16, "purpose": "train"}
+    return sample_batch(tokens, **(options | changes))
 
 
 def test_windows_are_contiguous_and_targets_one_further():

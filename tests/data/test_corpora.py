@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crope.config import CORPORA, ROOT, HubConfig
+from crope.config import ROOT, HubConfig
 from crope.data.corpora import (
     CHECKSUMS,
     Document,
@@ -22,6 +22,7 @@ from crope.data.corpora import (
     tiny_corpus,
 )
 from crope.errors import ConfigError, DataError, DataUnavailable
+from crope.runs.compose import group_files
 from tests.conftest import raises_one_line
 from tests.data.conftest import FILES, write
 
@@ -245,7 +246,7 @@ def test_checksums_pin_the_papers_corpora_and_no_test_split():
     assert not [path for path in checksums() if "test" in path]
 
 
-@pytest.mark.parametrize("name", CORPORA)
+@pytest.mark.parametrize("name", group_files("data"))
 def test_a_file_of_conf_names_its_corpus(name):
     assert data_config(name).corpus == name
 

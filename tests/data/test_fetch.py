@@ -187,13 +187,15 @@ def test_an_unreachable_site_is_tried_once(data_dir, monkeypatch):
 
 
 @pytest.mark.parametrize("max_bytes", [None, 4000], ids=["whole", "slice"])
-@pytest.mark.parametrize("fault", ["silent", "401", "404", "500"])
+@pytest.mark.parametrize(
+    ("fault", "word"), [("silent", "Timeout"), ("401", "401"), ("404", "404"), ("500", "500")]
+)
 def test_a_fault_is_one_line_and_the_second_attempt_succeeds(
-    letters, hub, data_dir, fault, max_bytes
+    letters, hub, data_dir, fault, word, max_bytes
 ):
     describe(letters, max_bytes=max_bytes)
     hub.fault = fault
-    with raises_one_line(DataUnavailable, r"letters/train\.txt"):
+    with raises_one_line(DataUnavailable, rf"letters/train\.txt.*{word}"):
         fetch_letters()
     assert len(hub.requests) == 1
     assert not fetched(data_dir)
@@ -387,10 +389,3 @@ def test_a_changed_hub_section_needs_another_name(letters, data_dir, changes):
     with raises_one_line(DataError, "source"):
         load_tokens("letters", SMALL, data_dir=data_dir)
     assert list(fetched(data_dir)) == ["letters/train.txt"]
-
-
-def test_a_removed_hub_section_needs_another_name(letters, data_dir):
-    load_tokens("letters", SMALL, data_dir=data_dir)
-    letters.write_text("corpus: letters\n")
-    with raises_one_line(DataError, "source"):
-        load_tokens("letters", SMALL, data_dir=data_dir)

@@ -28,12 +28,9 @@ def parquet(column: str, values: object) -> bytes:
     return file.getvalue()
 
 
-def json_lines(rows: list[str]) -> str:
-    return "".join(json.dumps({"n": 1, "text": row}) + "\n" for row in rows)
-
-
 def test_words_of_json_lines():
-    assert read(".jsonl", json_lines(WORDS)) == WORDS
+    lines = [json.dumps({"n": 1, "text": word}) for word in WORDS]
+    assert read(".jsonl", "\n".join(lines)) == WORDS
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -77,12 +74,10 @@ def test_cells_of_csv_may_have_line_feeds_commas_nul_and_any_length():
         (".jsonl", '{"text": "a"}\n\n{"body": "b"}\n', "row 2.*its columns: body"),
         (".jsonl", '{"text": "a"}\n{"text": null}\n', "row 2.*None"),
         (".jsonl", '{"text": 7}\n', "row 1.*7"),
-        (".json", '[{"text": {"body": "a"}}]', "row 1.*body"),
         (".json", '{"data": [{"text": "a"}]}', "its columns: data"),
         (".csv", "n,text\n1,a\n2\n", "row 2"),
         (".csv", "n;text\n1;a\n", "its columns: n;text"),
         (".parquet", parquet("text", ["a", None]), "row 2"),
-        (".parquet", parquet("text", [7]), "row 1"),
         (".parquet", parquet("body", ["a"]), "its columns: body"),
     ],
 )
@@ -96,7 +91,6 @@ def test_a_row_without_text_is_named(suffix, content, word):
     [
         (".txt", b"caf\xe9\n", "utf-8"),
         (".txt", "word\n".encode("utf-16"), "utf-8"),
-        (".csv", b"text\ncaf\xe9\n", "utf-8"),
         (".csv", "text\na, b\n", "more cells"),
         (".csv", 'text\n"a\nb\n', "row 0"),
         (".jsonl", b'{"text": "caf\xe9"}\n', "utf-8"),

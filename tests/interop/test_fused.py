@@ -87,6 +87,16 @@ def test_gpt_neox_with_partly_rotated_heads_stays_refused() -> None:
         complexify(model)
 
 
+def test_adapters_on_a_part_are_merged_first(tmp_path: Path) -> None:
+    model, name = split("Phi3", GROUPED)
+    part = model.get_submodule(name)
+    part.v_proj = Adapted(part.v_proj)
+    with pytest.raises(ValueError, match="v_proj is a Adapted; merge it first"):
+        merge(model)
+    with pytest.raises(ValueError, match="v_proj is a Adapted; merge it first"):
+        model.save_pretrained(tmp_path)
+
+
 def test_what_cannot_be_split_is_refused() -> None:
     with pytest.raises(ValueError, match="it splits falcon, gpt2, gpt_neox, phi3"):
         split_qkv(build())

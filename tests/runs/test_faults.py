@@ -1,21 +1,20 @@
 """A run that is killed at any moment and started again ends in the same bits."""
 
 import os
-from pathlib import Path
 
 import pytest
 
 from tests.runs.faults import LAST_OCCURRENCE, SIGNALS, torment
 
 
-def test_killed_runs_end_in_the_same_bits(tmp_path: Path) -> None:
+def test_killed_runs_end_in_the_same_bits(tmp_path):
     tally = torment(20, tmp_path, seed=1)
     assert not tally.problems, tally.table()
     assert all(map(tally.in_phase, LAST_OCCURRENCE)), tally.table()
 
 
 @pytest.mark.on_demand
-def test_many_kills(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_kills(tmp_path, capsys):
     """`make faults KILLS=200`."""
     kills = int(os.environ.get("KILLS", "200"))
     tally = torment(kills, tmp_path, seed=kills)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -152,3 +153,10 @@ def test_the_last_values_of_a_long_file(tmp_path) -> None:
     lines[0]["early"] = lines[998]["late"] = 1
     write(run, "".join(f"{json.dumps(line)}\n" for line in lines))
     assert last_values(run) == {"step": 999, "late": 1}
+
+
+def test_a_fifo_in_place_of_the_metrics_is_not_waited_for(tmp_path):
+    run = toy_run(tmp_path)
+    run.path.mkdir(parents=True)
+    os.mkfifo(run.path / "metrics.jsonl")
+    assert last_values(run) == {"step": 0}

@@ -1,27 +1,34 @@
-"""Whether a run's code is that of its commit."""
+"""What is known when a run starts: the commit, whether the code is that of it, the command."""
 
 import json
+import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from crope.config import RuntimeConfig
 from crope.runs import provenance
-from crope.runs.provenance import ATTEMPT, collect, earlier_attempts, is_dirty
+from crope.runs.provenance import collect, earlier_attempts, is_dirty
+
+
+def git(folder, *command):
+    line = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *command]
+    return subprocess.run(line, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path, monkeypatch):
+    """The code of a run, as committed."""
     (tmp_path / "crope").mkdir()
     (tmp_path / "crope" / "gpt.py").write_text("x = 1\n")
-    for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm first"):
-        subprocess.run(["git", "-C", str(tmp_path), *command.split()], check=True)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    monkeypatch.setattr(provenance, "ROOT", tmp_path.resolve())
     return tmp_path
 
 
-def test_a_checkout_as_committed_is_clean(checkout: Path) -> None:
-    assert is_dirty(checkout) is False
+def test_a_checkout_as_committed_is_clean(checkout):
     (checkout / "notes.txt").write_text("mine\n")
     assert is_dirty(checkout) is False
 
@@ -36,48 +43,46 @@ def test_a_checkout_as_committed_is_clean(checkout: Path) -> None:
         "scripts/mine.py",
     ],
 )
-def test_changed_and_untracked_source_files_make_it_dirty(file: str, checkout: Path) -> None:
+def test_changed_and_untracked_source_files_make_it_dirty(file, checkout):
     (checkout / file).parent.mkdir(parents=True, exist_ok=True)
     (checkout / file).write_text("y = 2\n")
     assert is_dirty(checkout) is True
 
 
-def test_facts_name_the_newest_commit_and_say_whether_the_code_differs(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(provenance, "ROOT", checkout)
-    git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "second"], check=True)
-    log = subprocess.run([*git, "log", "--format=%H"], check=True, capture_output=True, text=True)
+def test_without_git_it_is_unknown(checkout):
+    """Also inside another repository, whose commit says nothing about the code."""
+    assert is_dirty(checkout / "crope") is None
+
+
+def test_facts_name_the_newest_commit(checkout):
+    git(checkout, "commit", "-q", "--allow-empty", "-m", "second")
     facts = collect(RuntimeConfig(device="cpu"), {})
-    assert (facts["commit"], facts["dirty"]) == (log.stdout.split()[0], False)
-    (checkout / "crope" / "gpt.py").write_text("y = 2\n")
-    assert collect(RuntimeConfig(device="cpu"), {})["dirty"] is True
+    assert facts["commit"] == git(checkout, "rev-parse", "HEAD").strip()
+    assert facts["dirty"] is False
+
+
+def test_facts_name_the_packages_that_are_there(checkout, monkeypatch):
+    monkeypatch.setattr(provenance, "PACKAGES", ("torch", "no-such-package"))
+    assert list(collect(RuntimeConfig(device="cpu"), {})["packages"]) == ["torch"]
 
 
 @pytest.mark.parametrize(
     ("program", "named"), [("crope/../crope/gpt.py", "crope/gpt.py"), ("../mine.py", "mine.py")]
 )
-def test_the_command_names_no_folder_of_the_user(
-    program: str, named: str, checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(provenance, "ROOT", checkout.resolve())
+def test_the_command_names_no_folder_of_the_user(program, named, checkout, monkeypatch):
     monkeypatch.setattr("sys.argv", [str(checkout / program), "seed=1,2"])
     assert collect(RuntimeConfig(device="cpu"), {})["command"] == f"{named} seed=1,2"
 
 
-def test_without_git_it_is_unknown(checkout: Path) -> None:
-    """Also inside another repository, whose commit says nothing about the code."""
-    assert is_dirty(checkout / "crope") is None
+UNKNOWN = dict.fromkeys(["commit", "dirty", "command", "device", "started_utc"])
+FIRST = UNKNOWN | {"commit": "0", "dirty": True}
+SECOND = UNKNOWN | {"commit": "1", "command": "train.py"}
 
 
-FACTS = dict.fromkeys(ATTEMPT, "known")
-
-
-def test_earlier_attempts_are_kept_oldest_first(tmp_path: Path) -> None:
+def test_earlier_attempts_are_kept_oldest_first(tmp_path):
     path = tmp_path / "provenance.json"
-    path.write_text(json.dumps(FACTS | {"python": "3", "resumed_from": [FACTS | {"commit": "0"}]}))
-    assert earlier_attempts(path) == [FACTS | {"commit": "0"}, FACTS]
+    path.write_text(json.dumps(SECOND | {"python": "3", "resumed_from": [FIRST]}))
+    assert earlier_attempts(path) == [FIRST, SECOND]
 
 
 @pytest.mark.parametrize(
@@ -88,13 +93,18 @@ def test_earlier_attempts_are_kept_oldest_first(tmp_path: Path) -> None:
         "null",
         "[]",
         "{}",
-        json.dumps(FACTS | {"resumed_from": [{}]}),
+        json.dumps(SECOND | {"resumed_from": [{}]}),
         "[" * 100_000,
     ],
 )
-def test_of_a_corrupt_file_no_attempt_is_known(content: str, tmp_path: Path, capsys) -> None:
-    """Without a commit it is not published (tests/report/test_publish.py)."""
+def test_of_a_corrupt_file_no_attempt_is_known(content, tmp_path, capsys):
+    """Without a commit it is not published."""
     path = tmp_path / "provenance.json"
     path.write_text(content)
-    assert earlier_attempts(path) == [dict.fromkeys(ATTEMPT)]
+    assert earlier_attempts(path) == [UNKNOWN]
     assert capsys.readouterr().err.count("provenance.json") == 1
+
+
+def test_a_fifo_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "provenance.json")
+    assert earlier_attempts(tmp_path / "provenance.json") == [UNKNOWN]

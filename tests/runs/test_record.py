@@ -1,85 +1,30 @@
-"""Records: atomic files, resumable metrics, the summary's numbers, and records that are refused."""
+"""Records: the summary's numbers by hand, and records that are refused."""
 
-import hashlib
 import json
 import math
-import re
+import os
 import shutil
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from crope import files
 from crope.errors import DataError, InvalidRecord, UserError
-from crope.files import MetricsWriter, read_metrics, write_bytes, write_json
+from crope.files import write_json
 from crope.runs import record
 from crope.runs.compose import load_run
 from crope.runs.identity import run_hash
-from crope.runs.record import PUBLISHED, derive, find_record, read_record, read_records, run_status
+from crope.runs.record import (
+    derive,
+    find_record,
+    is_complete,
+    read_extrapolation,
+    read_record,
+    read_records,
+    run_status,
+)
 from tests.conftest import raises_one_line
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch) -> None:
-    path = tmp_path / "summary.json"
-    write_json(path, {"status": "complete"})
-
-    def full_disk(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files.os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space"):
-        write_json(path, {"status": "other"})
-    assert path.read_text() == '{\n  "status": "complete"\n}\n'
-    assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
-
-
-def test_an_error_of_a_write_names_the_file(tmp_path: Path) -> None:
-    (tmp_path / "summary.json").mkdir()
-    with pytest.raises(IsADirectoryError) as caught:
-        write_json(tmp_path / "summary.json", {})
-    assert caught.value.filename == str(tmp_path / "summary.json")
-
-
-def test_a_file_is_flushed_before_and_after_it_is_named(tmp_path: Path, monkeypatch) -> None:
-    order = []
-    monkeypatch.setattr(files.os, "fsync", lambda fd: order.append("fsync"))
-    monkeypatch.setattr(files.os, "replace", lambda a, b: order.append("replace"))
-    write_bytes(tmp_path / "x", b"1")
-    assert order == ["fsync", "replace", "fsync"]
-
-
-def test_an_incomplete_last_line_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 0}\n{"step": 1}\n{"step": 2, "val/lo')
-    assert read_metrics(path) == [{"step": 0}, {"step": 1}]
-
-
-def test_a_resumed_writer_replaces_the_lines_after_its_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    with MetricsWriter(path) as metrics:
-        for step in range(4):
-            metrics.write({"step": step, "x": 0.1 * step})
-            if step == 1:
-                kept = metrics.sync()
-    with MetricsWriter(path, keep=kept) as metrics:
-        assert metrics.sync() == path.stat().st_size == kept
-        metrics.write({"step": 2, "x": 7.0})
-        assert metrics.sync() == path.stat().st_size
-    assert read_metrics(path) == [
-        {"step": 0, "x": 0.0},
-        {"step": 1, "x": 0.1},
-        {"step": 2, "x": 7.0},
-    ]
-
-
-def test_no_line_holds_a_nan(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path / "m") as metrics, pytest.raises(ValueError, match="JSON"):
-        metrics.write({"step": 0, "x": float("nan")})
-
+from tests.runs.conftest import edit
 
 ROWS = [
     {
@@ -104,19 +49,17 @@ ROWS = [
         "train_full/tokens": 96,
     },
 ]
-VALIDATION = {"tokens": 101, "bytes": 404}
 
 
-def derived(
-    rows: list[dict[str, Any]], *, max_steps: int, validation: dict[str, int] = VALIDATION
-) -> dict[str, Any]:
-    """At 2 sequences of 16 tokens per step."""
+def derived(rows, *, max_steps, tokens=101):
+    """At 2 sequences of 16 tokens per step; four bytes per token of the validation split."""
     options = (f"train.max_steps={max_steps}", "train.batch_size=2", "train.seq_len=16")
     config = load_run(["train.precision=fp32", *options]).container
-    return derive(config, rows, {"train": {"tokens": 1000}, "validation": validation})
+    splits = {"train": {"tokens": 1000}, "validation": {"tokens": tokens, "bytes": 4 * tokens}}
+    return derive(config, rows, splits)
 
 
-def test_every_number_of_a_summary_by_hand() -> None:
+def test_every_number_of_a_summary_by_hand():
     """The last 10 % of 40 steps are 36 to 40: 3.0, 3.2, 3.7, mean 3.3, variance (0.09 + 0.01 +
     0.16) / 2 = 0.13.
     """
@@ -144,23 +87,29 @@ def test_every_number_of_a_summary_by_hand() -> None:
         },
         "train": {"final_nats": 2.6, "tokens": 96},
         "train_val_gap_nats": pytest.approx(0.5, rel=1e-12),
-        "val_nats_per_byte": pytest.approx(3.1 / 4, rel=1e-12),  # four bytes per token
+        "val_nats_per_byte": pytest.approx(3.1 / 4, rel=1e-12),
         "time": {"median_step_ms": 14.0, "tokens_per_s": 50.0},  # medians without the first line
         "memory_peak_gib": None,
     }
 
 
-def test_a_subset_is_not_the_whole_split_and_one_measurement_has_no_spread() -> None:
-    found = derived(
-        [ROWS[0], {**ROWS[-1], "step": 10}], max_steps=10, validation={"tokens": 102, "bytes": 404}
-    )
-    assert found["val_full"]["whole_split"] is False
+def test_a_subset_is_not_the_whole_split():
+    assert derived(ROWS, max_steps=40, tokens=102)["val_full"]["whole_split"] is False
+
+
+def test_one_measurement_has_no_spread():
+    found = derived([ROWS[0], {**ROWS[-1], "step": 10}], max_steps=10)
     assert (found["val_sampled"]["n"], found["val_sampled"]["std_nats"]) == (1, None)
     assert found["time"]["median_step_ms"] == 900.0
 
 
+def test_without_a_clock_there_is_no_step_time():
+    found = derived([ROWS[-1]], max_steps=40)
+    assert found["time"] == {"median_step_ms": None, "tokens_per_s": None}
+
+
 @pytest.mark.parametrize("max_steps", [10, 30, 70, 230, 10_000])
-def test_the_step_at_nine_tenths_is_in(max_steps: int) -> None:
+def test_the_step_at_nine_tenths_is_in(max_steps):
     """With a measurement at every step: those from 0.9 max_steps on, whatever 0.9 is in binary."""
     rows = [{**ROWS[0], "step": step} for step in range(max_steps)]
     rows.append({**ROWS[-1], "step": max_steps})
@@ -168,165 +117,211 @@ def test_the_step_at_nine_tenths_is_in(max_steps: int) -> None:
     assert (found["first_step"], found["n"]) == (9 * max_steps // 10, max_steps // 10 + 1)
 
 
-FIRST = min(path.parent for path in PUBLISHED.glob("*/*/summary.json"))
+def refused(folder, word):
+    """The record is refused in one line, by itself and among others."""
+    with raises_one_line(InvalidRecord, word):
+        read_record(folder)
+    valid, invalid = read_records(folder.parent)
+    assert valid == [] and [error.path for error in invalid] == [folder]
 
 
-def test_every_published_record_is_valid_and_of_committed_code() -> None:
-    records, invalid = zip(*map(read_records, sorted(PUBLISHED.glob("*/"))), strict=True)
-    every = [one for of_machine in records for one in of_machine]
-    assert every and not any(invalid)
-    assert not any(
-        one.provenance["dirty"] or Path(one.config["data_dir"]).is_absolute() for one in every
-    )
-
-
-def edit(name: str, change: Callable[[Any], object]) -> Callable[[Path], None]:
-    """Changes one of a record's JSON or YAML files."""
-
-    def apply(folder: Path) -> None:
-        value = yaml.safe_load((folder / name).read_text())
-        change(value)
-        dump = json.dumps if name.endswith(".json") else yaml.safe_dump
-        (folder / name).write_text(dump(value))
-
-    return apply
-
-
-def set_key(key: str, value: Any, summary: dict[str, Any]) -> None:
-    *sections, last = key.split(".")
-    for section in sections:
-        summary = summary[section]
-    assert summary[last] != value
-    summary[last] = value
-
-
-def edit_rows(change: Callable[[list[dict[str, Any]]], object]) -> Callable[[Path], None]:
-    """Changes metrics.jsonl, and its SHA-256 in summary.json with it."""
-
-    def apply(folder: Path) -> None:
-        rows = read_metrics(folder / "metrics.jsonl")
-        change(rows)
-        text = "".join(f"{json.dumps(row)}\n" for row in rows)
-        (folder / "metrics.jsonl").write_text(text)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        edit("summary.json", lambda summary: summary.update(metrics_sha256=digest))(folder)
-
-    return apply
+def test_a_record_as_it_was_written_is_valid(folder):
+    assert is_complete(folder)
+    assert [one.path for one in read_records(folder.parent)[0]] == [folder]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "word"),
+    ("name", "content"),
     [
-        (
-            lambda folder: (folder / "summary.json").write_text('{"status": "comp'),
-            "read.*summary.json",
-        ),
-        (lambda folder: (folder / "provenance.json").unlink(), "read"),
-        (lambda folder: (folder / "metrics.jsonl").write_text('{"step": 0}\n'), "SHA-256"),
-        (edit("config.yaml", lambda c: c["train"].update(lr=0.5)), "config.yaml"),
-        (edit("config.yaml", lambda c: c.update(seed=7)), "config.yaml"),
-        (edit_rows(lambda rows: rows[-1].update({"val_full/loss_nats": 1.0})), "final_nats"),
-        # Numbers that follow from the other files, and values of a wrong type.
-        *(
-            (edit("summary.json", partial(set_key, key, value)), key)
-            for key, value in {
-                "steps": 801,
-                "train_tokens": 1,
-                "train_passes": 0.5,
-                "parameters.qkv": 1000,
-                "val_full.best_nats": 1.0,
-                "val_sampled.mean_nats": 1.0,
-                "train.final_nats": 1.0,
-                "time.median_step_ms": 0.1,
-                "seed": 5,
-                "precision": "bf16x",
-                "device_kind": "cuda",
-                "val_full.final_nats": 4.5,
-                "status": "done",
-                "parameters": None,
-            }.items()
-        ),
-        (edit("provenance.json", lambda p: p["data"]["splits"].pop("train")), "train"),
-        (edit("provenance.json", lambda p: p.update(dirty="no")), "dirty"),
-        (lambda folder: (folder / "summary.json").write_text("[" * 100_000), "read"),
-        # Rows that the run cannot have written.
-        (edit_rows(lambda rows: rows.pop(8)), "steps"),
-        (edit_rows(lambda rows: rows.insert(5, dict(rows[4]))), "steps"),
-        (edit_rows(lambda rows: rows[2].update({"val/loss_nats": -5.0})), "positive"),
-        (edit_rows(lambda rows: rows[2].update({"val/loss_nats": "5.0"})), "positive"),
-        (edit_rows(lambda rows: rows[0].update({"train/lr": 0.01})), "train/lr"),
+        ("summary.json", '{"status": "comp'),
+        ("summary.json", "[]"),
+        ("summary.json", "[" * 100_000),
+        ("config.yaml", "model: {"),
+        ("config.yaml", "[" * 1000),
+        ("provenance.json", ""),
+        ("metrics.jsonl", '{"step": 0}\n'),
     ],
 )
-def test_an_invalid_record_is_named_in_one_line(
-    spoil: Callable[[Path], object], word: str, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(FIRST, tmp_path / FIRST.name))
-    spoil(folder)
-    with raises_one_line(InvalidRecord, word):
-        read_record(folder)
-    valid, invalid = read_records(tmp_path)
-    assert valid == [] and [error.path for error in invalid] == [folder]
+def test_a_damaged_file_is_named(name, content, folder):
+    (folder / name).write_text(content)
+    refused(folder, f"{name}.*; remove the folder")
 
 
-def test_what_an_earlier_version_did_not_derive_is_added(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(FIRST, tmp_path / FIRST.name))
-    for change in (lambda s: s.pop("parameters"), lambda s: s["val_full"].pop("best_step")):
-        edit("summary.json", change)(folder)
-    assert read_record(folder).summary == read_record(FIRST).summary
+@pytest.mark.parametrize("name", ["config.yaml", "provenance.json", "metrics.jsonl"])
+def test_a_missing_file_is_named(name, folder):
+    (folder / name).unlink()
+    refused(folder, name)
 
 
-def test_a_copy_under_another_seed_is_refused_with_its_original(tmp_path: Path) -> None:
-    """A record whose configuration, summary and folder were adjusted, but not its metrics."""
-    original = Path(shutil.copytree(FIRST, tmp_path / "a" / FIRST.name))
-    config = yaml.safe_load((original / "config.yaml").read_text()) | {"seed": 9}
-    version = read_record(original).summary["numerics_version"]
-    name = f"{FIRST.name.split('-s0-')[0]}-s9-{run_hash(config, version=version)}"
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        copy = Path(shutil.copytree(FIRST, folder / name))
-        edit("config.yaml", lambda c: c.update(seed=9))(copy)
-        edit("summary.json", lambda s: s.update(seed=9, run_id=name))(copy)
-        assert read_record(copy).summary["seed"] == 9
-        valid, invalid = read_records(*{tmp_path / "a", folder})
-        assert valid == [] and original in [error.path for error in invalid]
-        assert all("same" in error.reason for error in invalid)
-        shutil.rmtree(copy)
-    shutil.copytree(FIRST, tmp_path / "b" / FIRST.name)  # the same record twice is no copy
-    assert len(read_records(tmp_path / "a", tmp_path / "b")[0]) == 2
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "provenance.json", "metrics.jsonl", "summary.json"]
+)
+def test_a_fifo_is_not_waited_for(name, folder):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    refused(folder, f"{name}: not a regular file")
 
 
-def test_a_folder_without_permission_is_no_valid_record(tmp_path: Path, monkeypatch) -> None:
-    folder = Path(shutil.copytree(FIRST, tmp_path / FIRST.name))
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("summary.json", "status", "done"),
+        ("summary.json", "status", "failed"),  # without an error
+        ("summary.json", "metrics_sha256", None),
+        ("summary.json", "seed", -1),
+        ("summary.json", "run_id", 7),
+        ("provenance.json", "dirty", "no"),
+        ("provenance.json", "data.splits.train", None),
+        ("provenance.json", "data.splits.validation.tokens", 0),
+        ("config.yaml", "data", "ptb"),
+        ("config.yaml", "train", None),
+    ],
+)
+def test_a_field_of_another_kind_is_named(name, key, value, folder):
+    edit(folder / name, key, value)
+    refused(folder, f"{name}: ")
 
-    def refuse(path: Path) -> bool:
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("config.yaml", "train.lr", 0.5),
+        ("config.yaml", "seed", 7),
+        ("config.yaml", "model.dropout", 0.5),
+        ("summary.json", "numerics_version", 99),
+        ("summary.json", "model", "rope"),
+        ("summary.json", "run_id", "crope-ptb-base-s0-00000000"),
+    ],
+)
+def test_a_record_that_names_another_run_is_refused(name, key, value, folder):
+    edit(folder / name, key, value)
+    refused(folder, "by its name another")
+
+
+def test_a_renamed_record_is_refused(folder):
+    refused(
+        folder.rename(folder.with_name(folder.name.replace("-s0-", "-s1-"))), "by its name another"
+    )
+
+
+def test_a_published_record_is_never_removed(folder, tmp_path):
+    published = tmp_path / "results" / "published" / "mine" / folder.name
+    shutil.copytree(folder, published)
+    (published / "metrics.jsonl").unlink()
+    with pytest.raises(InvalidRecord, match="git") as caught:
+        read_record(published)
+    assert "remove" not in str(caught.value)
+
+
+def test_what_follows_from_the_metrics_is_computed(folder):
+    """Whatever summary.json has of it: another number, or none as in an earlier version."""
+    before = read_record(folder).summary
+    edit(folder / "summary.json", "val_full.final_nats", 1.0)
+    edit(folder / "summary.json", "parameters", None)
+    edit(folder / "summary.json", "val_sampled.best_step", None)
+    assert read_record(folder).summary == before
+
+
+def test_a_key_that_the_schema_lacks_makes_no_record_invalid(folder):
+    edit(folder / "config.yaml", "model.gone", 3)
+    edit(folder / "config.yaml", "train.gone", 3)
+    edit(folder / "config.yaml", "runtime.gone", 3)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    version = json.loads((folder / "summary.json").read_text())["numerics_version"]
+    name = folder.name[:-8] + run_hash(config, version=version)
+    edit(folder / "summary.json", "run_id", name)
+    assert is_complete(folder.rename(folder.with_name(name)))
+
+
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl"])
+def test_a_failing_disk_makes_no_record_invalid(name, folder, monkeypatch):
+    """Nobody should remove the folder for it."""
+    real = Path.read_bytes
+
+    def read(path):
+        if path.name == name:
+            raise OSError(5, "Input/output error", str(path))
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read)
+    with pytest.raises(OSError, match="Input/output"):
+        is_complete(folder)
+    valid, (error,) = read_records(folder.parent)
+    assert not valid and "mend the disk" in str(error) and "remove" not in str(error)
+
+
+def test_a_folder_without_permission_is_among_the_invalid(folder, monkeypatch):
+    real = Path.exists
+
+    def refuse(path):
         if path.parent == folder:
             raise PermissionError(13, "Permission denied", str(path))
-        return True
+        return real(path)
 
     monkeypatch.setattr(Path, "exists", refuse)
-    valid, invalid = read_records(tmp_path)
+    valid, invalid = read_records(folder.parent)
     assert valid == [] and [error.path for error in invalid] == [folder]
 
 
-def test_a_renamed_record_is_invalid(tmp_path: Path) -> None:
-    other = FIRST.name.replace("-s0-", "-s1-")
-    with pytest.raises(InvalidRecord, match="folder"):
-        read_record(Path(shutil.copytree(FIRST, tmp_path / other)))
-
-
-def test_a_record_of_other_numerics_is_stale(monkeypatch) -> None:
-    assert run_status(read_record(FIRST)) == "complete"
+def test_a_record_of_other_numerics_is_stale(folder, monkeypatch):
+    assert run_status(read_record(folder)) == "complete"
     monkeypatch.setattr(record, "numerics_version", lambda model: 99)
-    assert run_status(read_record(FIRST)) == "stale"
+    assert run_status(read_record(folder)) == "stale"
 
 
-def test_find_record_by_folder_id_and_unique_start(tmp_path: Path) -> None:
-    own = Path(shutil.copytree(FIRST, tmp_path / "runs" / FIRST.name))
-    for name in (str(own), FIRST.name, FIRST.name[:-3]):
+@pytest.fixture
+def own(folder, tmp_path):
+    """The only run of the results folder tmp_path."""
+    return Path(shutil.copytree(folder, tmp_path / "runs" / folder.name))
+
+
+def test_a_record_is_found_by_folder_id_and_unique_start(own, tmp_path):
+    for name in (str(own), own.name, own.name[:-3], "crope"):
         assert find_record(name, results_dir=tmp_path).path == own
-    assert find_record(FIRST.name, results_dir=tmp_path / "none").path == FIRST
-    for name in ("nothing", "crope-", "/nothing", "**", "[", f"*{FIRST.name[1:]}"):
-        with pytest.raises(UserError, match=re.escape(name)):
-            find_record(name, results_dir=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nothing", "/nothing", "**", "[", "*rope"])
+def test_a_name_of_no_run_is_named(name, own, tmp_path):
+    with pytest.raises(UserError, match="no such run") as caught:
+        find_record(name, results_dir=tmp_path)
+    assert f"'{name}'" in str(caught.value)
+
+
+def test_a_start_of_several_runs_is_refused(own, tmp_path):
+    shutil.copytree(own, own.with_name("crope-other"))
+    with pytest.raises(UserError, match="2 runs match"):
+        find_record("crope-", results_dir=tmp_path)
+
+
+def test_a_run_that_is_not_finished_is_refused(own, tmp_path):
     (own / "summary.json").unlink()
-    with pytest.raises(DataError, match="finished"):
-        find_record(FIRST.name, results_dir=tmp_path)
+    with pytest.raises(DataError, match="not finished"):
+        find_record(own.name, results_dir=tmp_path)
+
+
+EXTRAPOLATION = {
+    "weights_sha256": "d" * 64,
+    "lengths": [{"seq_len": 16, "loss_nats": 5.25}, {"seq_len": 32, "loss_nats": None}],
+    "by_position": [{"first": 0, "last": 7, "loss_nats": 5.5}],
+}
+
+
+def test_an_extrapolation_is_read_with_its_run(folder):
+    edit(folder / "summary.json", "weights_sha256", "d" * 64)
+    write_json(folder / "extrapolation.json", EXTRAPOLATION)
+    assert read_extrapolation(read_record(folder)) == EXTRAPOLATION
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (EXTRAPOLATION | {"weights_sha256": "e" * 64}, "other weights"),
+        (EXTRAPOLATION | {"lengths": [{"seq_len": 16, "loss_nats": -1.0}]}, "lengths.0.loss_nats"),
+        ({}, "weights_sha256"),
+        ([], "no keys"),
+    ],
+)
+def test_an_extrapolation_that_is_not_the_runs_is_refused(content, word, folder):
+    write_json(folder / "extrapolation.json", content)
+    with raises_one_line(InvalidRecord, f"{word}.*tools.py extrapolate"):
+        read_extrapolation(read_record(folder))

@@ -22,7 +22,7 @@ from crope.runs.status import (
     study_states,
 )
 from crope.runs.study import study_runs
-from tests.conftest import printed_by, toy_run
+from tests.conftest import toy_run
 from tests.toy_runs import toy_corpus, train_toy
 
 RUN = load_run(["model=rope", "data=ptb", "scale=quick", "train.precision=fp32"])  # of 800 steps
@@ -189,16 +189,3 @@ def test_a_corrupt_list_of_missing_datasets_is_read_over(content: str, tmp_path,
     (tmp_path / "unavailable.json").write_text(content)
     assert counts(tmp_path, "table1") == {"table1, quick": 9}
     assert "unavailable.json: corrupt" in capsys.readouterr().err
-
-
-def test_the_command_imports_no_torch(tmp_path) -> None:
-    """It answers in a second."""
-    code = f"""if True:
-        import sys
-        sys.path.insert(0, "scripts")
-        import tools
-        sys.argv = ["tools.py", "status", "--scale=smoke", "--results-dir={tmp_path}"]
-        tools.main()
-        print("torch" in sys.modules)
-    """
-    assert printed_by(code).splitlines()[-1] == "False"

@@ -215,7 +215,7 @@ def write_study(own_conf: Path, monkeypatch) -> Callable[[str], int]:
         ("data: ptb, model: rope, seed: '0,0,1'", "once"),
         ("data: ptb, model: rope, model.n_heads: '2,,4'", "n_heads"),
         ("data: ptb, model: rope, model.n_heads: [2, 4]", "commas"),
-        ("data: ptb, model: rope, model.n_heads: two", "Integer"),
+        ("data: ptb, model: rope, model.n_heads: two", "integer"),
         ("data: ptb, model: rope, model.d_model: 130", "divisible"),
         ("data: ptb, model: 'rope,roep'", "did you mean rope"),
         ("data: ptb, model: rope, train.precision: 'fp32,bf16'", "precision: give one value"),

@@ -13,57 +13,51 @@ from pathlib import Path
 import pytest
 import torch
 
-from crope.data.tokens import TokenSet
 from crope.errors import UserError
 from crope.runs import run as run_module
-from crope.runs.compose import Run
 from crope.runs.record import read_record
 from crope.runs.run import execute
-from crope.train import loop as trainer
+from crope.train import loop
 from crope.train.checkpoint import checkpoints
 from tests.conftest import during_step, same_bits, stop, toy_run
 
-STOP_AT = 9  # checkpoints at 3, 6 and, on the way out, 9: the newest two are kept
 OVERRIDES = ("runtime.checkpoint_seconds=3", "model.dropout=0.1")
 
 
 @pytest.fixture
-def whole(toy_data: TokenSet, step_clock: None, tmp_path: Path) -> Run:
+def whole(toy_data, step_clock, tmp_path):
     run = toy_run(tmp_path / "whole", *OVERRIDES)
     assert execute(run).status == "complete"
     return run
 
 
 @pytest.fixture
-def broken(whole: Run, tmp_path: Path) -> Run:
+def broken(whole, tmp_path):
+    """Stopped with checkpoints at 3, 6 and, on the way out, 8: the newest two are kept."""
     run = toy_run(tmp_path, *OVERRIDES)
-    with during_step(STOP_AT - 1, stop):
+    with during_step(8, stop):
         assert execute(run).status == "stopped"
-    assert [path.name.split("-")[1] for path in checkpoints(run.path)] == ["9", "6"]
+    assert [path.name.split("-")[1] for path in checkpoints(run.path)] == ["8", "6"]
     return run
 
 
-@pytest.fixture
-def updates(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The steps that are trained from here on."""
-    made: list[int] = []
-    real = trainer.train_step
-    monkeypatch.setattr(
-        trainer,
-        "train_step",
-        lambda *a, step, **k: (made.append(step), real(*a, step=step, **k))[1],
-    )
-    return made
+def continues_to_the_same_bits(run, whole, *, at):
+    """From step `at`. Its time is that of all updates, whichever attempt made them: a second each."""
+    real, made = loop.train_step, []
 
+    def step(*args, step, **more):
+        made.append(step)
+        return real(*args, step=step, **more)
 
-def continues_to_the_same_bits(run: Run, whole: Run) -> None:
-    """And its time is that of all updates, whichever attempt made them: here a second each."""
-    assert execute(run).status == "complete"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "train_step", step)
+        assert execute(run).status == "complete"
+    assert made[0] == at
     assert same_bits(run, whole) and checkpoints(run.path) == []
     assert read_record(run.path).summary["time"]["total_s"] == 12
 
 
-def flip_a_bit(data: bytes) -> bytes:
+def flip_a_bit(data):
     """In the middle, which is a tensor: torch.load alone does not notice."""
     changed = bytearray(data)
     changed[len(data) // 2] ^= 1
@@ -72,24 +66,21 @@ def flip_a_bit(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("corrupt", [lambda data: data[:-100], lambda data: b"", flip_a_bit])
-def test_a_corrupt_checkpoint_falls_back_to_the_previous_one(
-    corrupt, broken, whole, updates, capsys
-) -> None:
+def test_a_corrupt_checkpoint_falls_back_to_the_previous_one(corrupt, broken, whole, capsys):
     newest = checkpoints(broken.path)[0]
     newest.write_bytes(corrupt(newest.read_bytes()))
-    continues_to_the_same_bits(broken, whole)
-    assert updates[0] == 6 and "corrupt" in capsys.readouterr().err
+    continues_to_the_same_bits(broken, whole, at=6)
+    assert "corrupt" in capsys.readouterr().err
 
 
-def test_what_is_no_file_is_no_checkpoint(broken, whole, updates) -> None:
+def test_what_is_no_file_is_no_checkpoint(broken, whole):
     """A fifo would be read for ever."""
     (broken.path / f"checkpoint-10-{'0' * 16}.pt").mkdir()
     os.mkfifo(broken.path / f"checkpoint-11-{'0' * 16}.pt")
-    continues_to_the_same_bits(broken, whole)
-    assert updates[0] == STOP_AT
+    continues_to_the_same_bits(broken, whole, at=8)
 
 
-def test_a_foreign_checkpoint_runs_no_code_and_is_kept(broken, tmp_path: Path) -> None:
+def test_a_foreign_checkpoint_runs_no_code_and_is_kept(broken, tmp_path):
     """A pickle that would create a folder, under a name whose SHA-256 fits it."""
 
     class Bomb:
@@ -101,73 +92,76 @@ def test_a_foreign_checkpoint_runs_no_code_and_is_kept(broken, tmp_path: Path) -
     foreign.write_bytes(data)
     with pytest.raises(UserError, match="not a checkpoint"):
         execute(broken)
-    assert not (tmp_path / "boom").exists()
-    assert foreign.exists() and len(checkpoints(broken.path)) == 3
+    assert foreign.exists() and not (tmp_path / "boom").exists()
 
 
 @pytest.mark.parametrize("edited", [lambda text: "", lambda text: text.replace("0", "1", 1)])
-def test_a_checkpoint_without_its_metrics_is_not_used(edited, broken, whole, updates) -> None:
+def test_a_checkpoint_without_its_metrics_is_not_used(edited, broken, whole):
     """metrics.jsonl emptied or edited between two attempts: the run starts again."""
     metrics = broken.path / "metrics.jsonl"
     metrics.write_text(edited(metrics.read_text()))
-    continues_to_the_same_bits(broken, whole)
-    assert updates[0] == 0
+    continues_to_the_same_bits(broken, whole, at=0)
 
 
-@pytest.mark.parametrize("other", ["train corpus", "validation corpus", "device", "run"])
-def test_a_checkpoint_made_with_something_else_is_refused_and_kept(
-    other: str, broken: Run, whole: Run, toy_data: TokenSet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`tiny` depends on Python's version; a login node has no GPU; the files of one run lie in the
-    folder of another. Afterwards the run still continues where it stopped.
-    """
-    kept, provenance = checkpoints(broken.path), (broken.path / "provenance.json").read_bytes()
+def refused(run, word):
+    """And keeps the checkpoints and what is known of earlier attempts."""
+    files = [*checkpoints(run.path), run.path / "provenance.json"]
+    before = [path.read_bytes() for path in files]
+    with pytest.raises(UserError, match=word):
+        execute(run)
+    assert [path.read_bytes() for path in files] == before
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_checkpoint_of_another_corpus_is_refused(split, broken, whole, toy_data, monkeypatch):
+    """`tiny` depends on Python's version. Afterwards the run continues where it stopped."""
     with monkeypatch.context() as patch:
-        resumed = broken
-        if "corpus" in other:
-            patch.setitem(toy_data.meta["splits"][other.split()[0]], "sha256", "other")
-        elif other == "device":
-            real = trainer.load_checkpoint
-            patch.setattr(
-                trainer,
-                "load_checkpoint",
-                lambda folder, state, made_with: real(
-                    folder, state, made_with=made_with | {"kind of device": "cuda"}
-                ),
-            )
-        else:
-            resumed = toy_run(Path(broken.config.results_dir), *OVERRIDES, "train.lr=0.01")
-            shutil.copytree(broken.path, resumed.path)
-        with pytest.raises(UserError, match=other):
-            execute(resumed)
-    assert checkpoints(broken.path) == kept
-    assert (resumed.path / "provenance.json").read_bytes() == provenance
-    continues_to_the_same_bits(broken, whole)
+        patch.setitem(toy_data.meta["splits"][split], "sha256", "other")
+        refused(broken, f"another {split} corpus")
+    continues_to_the_same_bits(broken, whole, at=8)
 
 
-def test_a_checkpoint_of_another_architecture_is_an_error(broken, monkeypatch) -> None:
+def test_a_checkpoint_of_another_kind_of_device_is_refused(broken, monkeypatch):
+    """A login node has no GPU."""
+    real = loop.load_checkpoint
+
+    def load(folder, state, made_with):
+        return real(folder, state, made_with=made_with | {"kind of device": "cuda"})
+
+    monkeypatch.setattr(loop, "load_checkpoint", load)
+    refused(broken, "another kind of device")
+
+
+def test_a_checkpoint_of_another_run_is_refused(broken):
+    other = toy_run(Path(broken.config.results_dir), *OVERRIDES, "train.lr=0.01")
+    shutil.copytree(broken.path, other.path)
+    refused(other, "another run")
+
+
+def test_a_checkpoint_of_an_earlier_version_names_its_run_by_the_hash(broken):
+    content = torch.load(checkpoints(broken.path)[0], weights_only=True)
+    assert content["made_with"]["run"] == broken.run_id[-8:]
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(broken, monkeypatch):
     real = run_module.build_model
 
     def wider(config):
         return real(replace(config, model=replace(config.model, d_model=32)))
 
     monkeypatch.setattr(run_module, "build_model", wider)
-    with pytest.raises(UserError, match="fit"):
-        execute(broken)
+    refused(broken, "does not fit")
 
 
-def test_a_checkpoint_that_memory_does_not_hold_is_kept(
-    broken: Run, whole: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = checkpoints(broken.path)
-
-    def load(*args: object, **kwargs: object) -> None:
+@pytest.mark.parametrize(
+    ("owner", "name"), [(torch.optim.AdamW, "load_state_dict"), (torch, "load")]
+)
+def test_a_checkpoint_that_memory_does_not_hold_is_kept(owner, name, broken, whole, monkeypatch):
+    def load(*args, **more):
         raise torch.OutOfMemoryError
 
-    for owner, name in ((torch.optim.AdamW, "load_state_dict"), (torch, "load")):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, load)
-            outcome = execute(broken)
-        assert outcome.status == "failed" and "out of memory" in outcome.text
-        assert checkpoints(broken.path) == kept
-    continues_to_the_same_bits(broken, whole)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, load)
+        outcome = execute(broken)
+    assert outcome.status == "failed" and "out of memory" in outcome.text
+    continues_to_the_same_bits(broken, whole, at=8)

@@ -2,14 +2,21 @@
 
 import ctypes
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from crope.errors import ConfigError
 from crope.train import device
-from crope.train.device import can_compile, peak_flops, set_numerics
+from crope.train.device import (
+    auto_precision,
+    can_compile,
+    memory_bytes,
+    peak_flops,
+    resolve_device,
+    set_numerics,
+)
 from tests.conftest import printed_by
 
 
@@ -17,9 +24,7 @@ from tests.conftest import printed_by
     ("name", "rate"),
     [("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("another", None)],
 )
-def test_peak_is_the_dense_bf16_rate_of_known_gpus(
-    name: str, rate: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_peak_is_the_dense_bf16_rate_of_known_gpus(name, rate, monkeypatch):
     """Vendors print twice as much for sparse matrices."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     cuda = torch.device("cuda")
@@ -27,17 +32,45 @@ def test_peak_is_the_dense_bf16_rate_of_known_gpus(
     assert peak_flops(cuda, "fp32") is peak_flops(torch.device("cpu"), "bf16") is None
 
 
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        resolve_device("cuda")
+    assert resolve_device("auto").type == "cpu"
+
+
+@pytest.mark.parametrize(("native", "precision"), [(True, "bf16"), (False, "fp32")])
+def test_auto_takes_bf16_on_a_gpu_that_has_it_in_hardware(native, precision, monkeypatch):
+    """Every GPU of torch's can emulate it, more slowly than fp32."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: native or including_emulation,
+    )
+    assert auto_precision("auto") == precision
+
+
+@pytest.mark.parametrize(("instructions", "precision"), [(True, "bf16"), (False, "fp32")])
+def test_auto_takes_bf16_on_a_cpu_that_has_it_in_hardware(instructions, precision, monkeypatch):
+    monkeypatch.setattr(device, "cpu_has_bf16", lambda: instructions)
+    assert auto_precision("cpu") == precision
+
+
+def test_the_memory_of_a_cpu_is_the_machines():
+    kibibytes = int(Path("/proc/meminfo").read_text().split()[1])
+    assert memory_bytes(torch.device("cpu")) == 1024 * kibibytes
+
+
 @pytest.fixture
-def torch_settings() -> Iterator[None]:
+def torch_settings():
     yield
     set_numerics(deterministic=False)
 
 
 @pytest.mark.usefixtures("torch_settings")
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_numerics_are_stated_whatever_was_set_before(
-    deterministic: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numerics_are_stated_whatever_was_set_before(deterministic, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     matmul, inductor = torch.backends.cuda.matmul, torch._inductor.config
     torch.set_float32_matmul_precision("high")
@@ -54,7 +87,7 @@ def test_numerics_are_stated_whatever_was_set_before(
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def machine(tmp_path, monkeypatch):
     """A machine with nothing that torch.compile needs; its programs are in the folder."""
     for variable in ("CC", "CXX"):
         monkeypatch.delenv(variable, raising=False)
@@ -67,7 +100,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_each_thing_that_compilation_needs_is_named_once(kind: str, machine: Path, capsys) -> None:
+def test_each_thing_that_compilation_needs_is_named_once(kind, machine, capsys):
     assert not can_compile(kind) and not can_compile(kind)
     printed = capsys.readouterr().err
     assert len(printed.splitlines()) == 1
@@ -80,8 +113,8 @@ def test_each_thing_that_compilation_needs_is_named_once(kind: str, machine: Pat
     [("cpu", "g++", ""), ("cpu", "mine", "CXX"), ("cuda", "clang", ""), ("cuda", "mine", "CC")],
 )
 def test_a_machine_with_a_compiler_and_headers_compiles(
-    kind: str, program: str, variable: str, machine: Path, monkeypatch, capsys
-) -> None:
+    kind, program, variable, machine, monkeypatch, capsys
+):
     (machine / program).touch(mode=0o755)
     (machine / "Python.h").touch()
     monkeypatch.setattr(device, "find_spec", lambda name: object())
@@ -92,7 +125,7 @@ def test_a_machine_with_a_compiler_and_headers_compiles(
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
-def test_memory_that_was_kept_is_returned_on_request() -> None:
+def test_memory_that_was_kept_is_returned_on_request():
     """In a process of its own, since mallopt holds for the rest of one."""
     program = """
 import torch

@@ -1,0 +1,56 @@
+"""A stop on request: Ctrl-C and the signals of schedulers and closing terminals."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+
+@dataclass
+class Stop:
+    """Set by a signal; `signal` is its number, 0 before, `since` its time (time.monotonic)."""
+
+    signal: int = 0
+    since: float = 0.0
+
+    def requested(self) -> bool:
+        return self.signal != 0
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Stop]:
+    """SIGINT, SIGTERM and SIGHUP request a stop after a checkpoint; a second one exits immediately.
+
+    Except within a second, since one request may reach a process directly and through its group,
+    and except SIGHUP, which a closing terminal may send twice and which nohup lets a run ignore.
+    """
+    stop = Stop()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if stop.signal and time.monotonic() - stop.since < 1:
+            return
+        if stop.signal and number != signal.SIGHUP:
+            _say("\x1b[?25h\n")  # the cursor, which a progress bar has hidden
+            os._exit(128 + number)  # every file on disk is complete at any moment
+        stop.signal, stop.since = number, time.monotonic()
+        _say("\nStopping after saving a checkpoint. Press Ctrl-C again to exit immediately.\n")
+
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN):
+            before[number] = signal.signal(number, on_signal)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say(text: str) -> None:
+    """Writes to a terminal, past the stream: the signal may arrive within a write to it."""
+    if sys.stderr.isatty():
+        os.write(2, text.encode())

@@ -1,0 +1,127 @@
+"""The deep check of records: whether all their numbers follow from configuration and metrics.
+
+Reading a record (`record.read_record`) leaves it out. It finds what a changed program would read
+otherwise than it was written, and published sets that were edited.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from crope.config import EvalConfig, TrainConfig, saved_section
+from crope.errors import one_line
+from crope.files import parse_metrics
+from crope.runs import published
+from crope.runs.record import (
+    EXTRAPOLATION,
+    UNREADABLE,
+    Record,
+    check_extrapolation,
+    check_record,
+    derive,
+    finished_runs,
+    load_record,
+    read_extrapolation,
+)
+
+
+def verify_records(folders: Iterable[Path]) -> list[str]:
+    """One line for each wrong record, `<folder>/<run id>: reason`, of folders of runs and published
+    sets. Raises DataError for a set whose lines cannot be read.
+    """
+    problems: list[str] = []
+    origins: dict[str, str] = {}  # digest of a run's metrics -> its id
+    for folder in folders:
+        if published.is_set(folder):
+            # One pass over the file: selecting each run's lines would read all of them 300 times.
+            curves = dict(list(published.read_curves(folder).groupby("run_id")))
+            for run in published.read_set(folder):
+                record = Record(folder / run.run_id, run.config, run.summary, run.provenance)
+                with _noted(problems, record.path):
+                    verify_record(record, published.metrics_bytes(curves[run.run_id]), origins)
+                    if run.extrapolation:
+                        check_extrapolation(run.extrapolation, record)
+            continue
+        for path in finished_runs(folder):
+            with _noted(problems, path):
+                record, metrics = load_record(path)
+                verify_record(record, metrics, origins)
+                if (path / EXTRAPOLATION).exists():
+                    read_extrapolation(record)
+    return problems
+
+
+@contextmanager
+def _noted(problems: list[str], path: Path) -> Iterator[None]:
+    """Makes an error of the block one of the problems."""
+    try:
+        yield
+    except (*UNREADABLE, OSError) as error:
+        problems.append(f"{path}: {one_line(error)[:300]}")
+
+
+def verify_record(record: Record, metrics: bytes, origins: dict[str, str]) -> None:
+    """Raises ValueError for a number that does not follow from the others; `metrics` are the bytes
+    of metrics.jsonl. `origins` notes whose they are: runs of two ids have no metrics in common.
+    """
+    check_record(record, metrics)
+    if record.summary["status"] == "failed":
+        return
+    origin = origins.setdefault(hashlib.sha256(metrics).hexdigest(), record.path.name)
+    if origin != record.path.name:
+        raise ValueError(f"metrics.jsonl is that of {origin}")
+    rows = parse_metrics(metrics)
+    check_rows(rows, record.config)
+    derived = derive(record.config, rows, record.provenance["data"]["splits"])
+    derived |= {
+        "seed": record.config["seed"],
+        "precision": record.config["train"]["precision"],
+        "device_kind": record.provenance["device_kind"],
+    }
+    stored = _dotted(record.summary)
+    for key, value in _dotted(derived).items():
+        if stored.get(key, value) != value:  # an earlier version derived less
+            raise ValueError(f"summary.json: {key} is {stored[key]}, from the other files {value}")
+
+
+def check_rows(rows: list[dict[str, Any]], config: Mapping[str, Any]) -> None:
+    """Raises ValueError if metrics.jsonl is not that of a whole run of this configuration: if the
+    validations are not at their steps, a loss is not positive or a learning rate not that of its
+    step.
+    """
+    train = saved_section(TrainConfig, config["train"])
+    evaluation = saved_section(EvalConfig, config["eval"])
+    last, every, full_every = train.max_steps, evaluation.every, evaluation.full_every
+    due = {
+        "val/loss_nats": {*range(0, last, every), last},
+        "val_full/loss_nats": {*range(full_every, last, full_every), last},
+        "train_full/loss_nats": {last},
+    }
+    for key, expected in due.items():
+        if [row["step"] for row in rows if key in row] != sorted(expected):
+            raise ValueError(f"metrics.jsonl: {key} is not at the steps of the configuration")
+    steps = [row["step"] for row in rows]
+    if steps != sorted(set(steps)):
+        raise ValueError("metrics.jsonl: steps are repeated or not in order")
+    # The rate shows with which schedule a run was trained, whatever its configuration says.
+    for row in rows:
+        step, rate = row["step"], train.learning_rate(row["step"])
+        for key, value in row.items():
+            if key.endswith("_nats") and not 0 < value < math.inf:
+                raise ValueError(f"metrics.jsonl: {key} at step {step} is not positive")
+        if not math.isclose(row.get("train/lr", rate), rate, rel_tol=1e-9):
+            raise ValueError(f"metrics.jsonl: train/lr at step {step} is not the configuration's")
+
+
+def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves by their dotted names."""
+    leaves: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            leaves |= _dotted(value, f"{prefix}{key}.")
+        else:
+            leaves[prefix + key] = value
+    return leaves

@@ -1,0 +1,50 @@
+"""A published run as a run directory, to be edited."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from crope.files import write_bytes, write_json, write_text
+from crope.runs.published import PUBLISHED, metrics_bytes, read_curves, read_set
+
+SET = PUBLISHED / "quick-fp32-two-threads"  # the smallest one
+
+
+def restore(folder: Path) -> Path:
+    """Writes the first run of SET as a run directory below `folder`: seed 0, 800 steps."""
+    run, curves = read_set(SET)[0], read_curves(SET)
+    path = folder / run.run_id
+    write_text(path / "config.yaml", yaml.safe_dump(run.config))
+    write_json(path / "provenance.json", run.provenance)
+    write_json(path / "summary.json", run.summary)
+    write_bytes(path / "metrics.jsonl", metrics_bytes(curves[curves["run_id"] == run.run_id]))
+    return path
+
+
+def edit(path: Path, key: str, value: Any) -> None:
+    """Sets a dotted key of one of a record's JSON or YAML files; None removes it."""
+    content = yaml.safe_load(path.read_text())
+    *sections, last = key.split(".")
+    section = content
+    for name in sections:
+        section = section[name]
+    section[last] = value
+    if value is None:
+        del section[last]
+    dump = json.dumps if path.suffix == ".json" else yaml.safe_dump
+    path.write_text(dump(content))
+
+
+@pytest.fixture(scope="session")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return restore(tmp_path_factory.mktemp("original"))
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    """A run directory that may be edited."""
+    return Path(shutil.copytree(original, tmp_path / original.name))

@@ -1,0 +1,52 @@
+"""A stop on request: which signals ask for it, and when a second one exits."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from crope.runs import signals
+from crope.runs.signals import stop_on_signal
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def handlers_are_restored():
+    before = [signal.getsignal(number) for number in NUMBERS]
+    yield
+    assert [signal.getsignal(number) for number in NUMBERS] == before
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_requests_a_stop(number):
+    with stop_on_signal() as stop:
+        assert not stop.requested()
+        signal.raise_signal(number)
+        assert stop.requested() and stop.signal == number
+
+
+@pytest.mark.parametrize(
+    ("handler", "number"), [(signal.SIG_DFL, signal.SIGHUP), (signal.SIG_IGN, 0)]
+)
+def test_a_closing_terminal_stops_a_run_once_and_not_under_nohup(handler, number):
+    before = signal.signal(signal.SIGHUP, handler)
+    with stop_on_signal() as stop:
+        for _ in range(2):  # from the kernel and from the shell
+            signal.raise_signal(signal.SIGHUP)
+        assert stop.signal == number
+    assert signal.signal(signal.SIGHUP, before) == handler
+
+
+@pytest.mark.parametrize(("seconds", "exits"), [(0.5, []), (2.0, [128 + signal.SIGTERM])])
+def test_a_second_signal_exits_unless_it_is_of_the_same_request(seconds, exits, monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    called = []
+    monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(os, "_exit", called.append)
+    with stop_on_signal():
+        signal.raise_signal(signal.SIGTERM)
+        clock.now += seconds
+        signal.raise_signal(signal.SIGTERM)
+    assert called == exits

@@ -1,0 +1,134 @@
+"""The deep check: every number that does not follow from the others is found."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from crope.files import read_metrics, write_json
+from crope.runs.identity import run_hash
+from crope.runs.published import set_folders
+from crope.runs.record import read_record
+from crope.runs.verify import verify_records
+from tests.runs.conftest import edit
+from tests.runs.test_record import EXTRAPOLATION
+
+
+def test_every_published_record_is_valid_to_the_last_number():
+    folders = set_folders()
+    assert len(folders) > 3
+    assert verify_records(folders) == []
+
+
+def found(folder, word):
+    """Whether the deep check names the record and the word in its only line."""
+    (line,) = verify_records([folder.parent])
+    return line.startswith(f"{folder}: ") and word in line and "\n" not in line
+
+
+def edit_rows(folder, change):
+    """Changes metrics.jsonl, and its SHA-256 in summary.json with it."""
+    rows = read_metrics(folder / "metrics.jsonl")
+    change(rows)
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    edit(folder / "summary.json", "metrics_sha256", digest)
+
+
+def test_a_record_as_it_was_written_has_no_problem(folder):
+    assert verify_records([folder.parent]) == []
+
+
+def test_an_invalid_record_is_a_problem(folder):
+    (folder / "summary.json").write_text("{")
+    assert found(folder, "summary.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("steps", 801),
+        ("train_tokens", 1),
+        ("train_passes", 0.5),
+        ("parameters.qkv", 1000),
+        ("val_full.best_nats", 1.0),
+        ("val_sampled.mean_nats", 1.0),
+        ("train.final_nats", 1.0),
+        ("time.median_step_ms", 0.1),
+        ("val_full.final_nats", 4.5),
+        ("seed", 5),
+        ("precision", "bf16"),
+        ("device_kind", "cuda"),
+    ],
+)
+def test_a_number_that_does_not_follow_is_named(key, value, folder):
+    edit(folder / "summary.json", key, value)
+    assert found(folder, f"{key} is {value}")
+
+
+def test_what_an_earlier_version_did_not_derive_is_no_problem(folder):
+    edit(folder / "summary.json", "parameters", None)
+    edit(folder / "summary.json", "val_full.best_step", None)
+    assert verify_records([folder.parent]) == []
+
+
+def scale_the_rates(rows):
+    for row in rows:
+        if "train/lr" in row:
+            row["train/lr"] *= 1.2
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (scale_the_rates, "train/lr at step 0"),
+        (lambda rows: rows[-3].update({"train/lr": 0.001}), "train/lr"),
+        (lambda rows: rows.pop(8), "val/loss_nats is not at the steps"),
+        (lambda rows: rows.insert(5, dict(rows[5])), "repeated"),
+        (lambda rows: rows[1].update({"val_full/loss_nats": 5.0}), "val_full/loss_nats is not at"),
+        (lambda rows: rows[2].update({"val/loss_nats": -5.0}), "val/loss_nats at step 20"),
+        (lambda rows: rows[0].update({"train/loss_nats": 0.0}), "train/loss_nats at step 0"),
+        (lambda rows: rows[2].update({"val/loss_nats": "5.0"}), "supported"),
+        (lambda rows: rows[-1].update({"val_full/loss_nats": 1.0}), "val_full.final_nats"),
+    ],
+)
+def test_rows_that_the_run_cannot_have_written(change, word, folder):
+    edit_rows(folder, change)
+    assert found(folder, word)
+
+
+def test_metrics_of_another_run_are_named(folder):
+    """A record whose configuration, summary and folder were adjusted to seed 9."""
+    config = yaml.safe_load((folder / "config.yaml").read_text()) | {"seed": 9}
+    version = read_record(folder).summary["numerics_version"]
+    name = f"crope-ptb-base-s9-{run_hash(config, version=version)}"
+    copy = Path(shutil.copytree(folder, folder.with_name(name)))
+    edit(copy / "config.yaml", "seed", 9)
+    edit(copy / "summary.json", "seed", 9)
+    edit(copy / "summary.json", "run_id", name)
+    assert found(copy, f"metrics.jsonl is that of {folder.name}")
+
+
+def test_the_same_run_in_two_folders_is_no_problem(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "again" / folder.name)
+    assert verify_records([tmp_path, tmp_path / "again"]) == []
+
+
+def test_an_extrapolation_of_other_weights_is_a_problem(folder):
+    write_json(folder / "extrapolation.json", EXTRAPOLATION)
+    assert found(folder, "other weights")
+
+
+def test_a_published_set_that_was_edited_is_found(tmp_path):
+    (original,) = [one for one in set_folders() if one.name == "quick-fp32-two-threads"]
+    copy = Path(shutil.copytree(original, tmp_path / "set"))
+    lines = (copy / "runs.jsonl").read_text().splitlines()
+    run = json.loads(lines[1])
+    run["summary"]["val_full"]["final_nats"] = 1.0
+    (copy / "runs.jsonl").write_text(f"{lines[0]}\n{json.dumps(run)}\n")
+    (line,) = verify_records([copy])
+    assert line.startswith(f"{copy / run['run_id']}: summary.json: val_full.final_nats is 1.0")
