@@ -80,8 +80,7 @@ def collect(runs: Runs) -> Report:
     own = by_study(runs.own, [*table_rows, *studies])
     shown = own if runs.shown is runs.own else by_study(runs.published, table_rows)
     shown = shown[shown["study"].isin(TABLES)]
-    large = published[published["study"].isin(PAPER_SIZE) & (runs.scale != "paper")]
-    large = common_seeds(large.drop_duplicates("run_id"))
+    large = paper_size(published) if runs.scale != "paper" else published[:0]
     reasons = tables.missing_reasons(runs, table_rows)
     losses = []
     for name in TABLES:
@@ -99,6 +98,12 @@ def collect(runs: Runs) -> Report:
         own=answers(own, contrasts).query("n > 0"),
         sentences=findings(differences) if len(published) else [],
     )
+
+
+def paper_size(published: pd.DataFrame) -> pd.DataFrame:
+    """The runs of whole rows at the paper's own size, each once."""
+    large = published[published["study"].isin(PAPER_SIZE)].drop_duplicates("run_id")
+    return common_seeds(large)
 
 
 def build_report(
