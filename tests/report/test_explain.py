@@ -2,100 +2,91 @@
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from crope.errors import UserError
 from crope.report import explain as module
 from crope.report.explain import explain
 from crope.report.frame import Runs
-from crope.runs.study import expected_rows, expected_table_rows
-from tests.report.frames import runs, together
+from tests.report.frames import runs, study_row, together
 
-
-@pytest.fixture(scope="module")
-def keys() -> dict[tuple[str, str, str], str]:
-    """(study, dataset, model) -> key, of the studies of these tests."""
-    rows = [*expected_table_rows("quick"), *expected_rows("quick")]
-    cells = {}
-    for row in rows:
-        if row.study in ("table1", "cost"):
-            for cell in row.cells:
-                cells[row.study, row.dataset, cell.model] = cell.key
-    return cells
-
-
-def of_conf(frame: pd.DataFrame, keys: dict, study: str) -> pd.DataFrame:
-    places = zip(frame["dataset"], frame["model"], strict=True)
-    names = {"provenance.commit": "c" * 40, "provenance.device": "a CPU", "row": "base"}
-    return frame.assign(cell_key=[keys[study, *place] for place in places], **names)
+MADE = {"provenance.commit": "c" * 40, "provenance.device": "a CPU"}
+TABLE1 = runs(rope=[5.0, 5.5], crope=[5.25, 5.5], columns=MADE)
+COST = {"first_seed": 10, "setting": "-long", "columns": MADE}
+PTB = runs(rope=[4.0], crope=[4.25], mqa=[4.5], **COST)
+WIKI = runs(rope=[4.0], crope=[4.5], dataset="wikitext2", **COST)
+SEEDS = range(10, 20)
 
 
 @pytest.fixture
-def told(keys: dict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """`explain` with published runs of two studies, and a RoPE run of the user, at the scale smoke."""
-    table = of_conf(runs(rope=[5.0, 5.5], crope=[5.25, 5.5]), keys, "table1")
-    ptb = runs(rope=[4.0], crope=[4.25], mqa=[4.5], first_seed=10)
-    wiki = runs(rope=[4.0], crope=[4.5], first_seed=10, dataset="wikitext2")
-    cost = of_conf(together(ptb, wiki), keys, "cost")
-    own = table.head(1).assign(loss=4.75, path="mine/rope")
+def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """`explain` with published runs of Table 1 and of the study `cost`, which are of the scale
+    quick, and a RoPE run of the user.
+    """
+    own = TABLE1.head(1).assign(loss=4.75, path="mine/rope")
+    table = [study_row(study="table1"), study_row(study="table1", dataset="tiny")]
+    cost = [
+        study_row("rope", "crope", "mqa", study="cost", dataset=name, setting="-long", seeds=SEEDS)
+        for name in ("ptb", "wikitext2")
+    ]
+    monkeypatch.setattr(module, "expected_table_rows", lambda scale, datasets: table)
+    monkeypatch.setattr(module, "expected_rows", lambda scale: cost if scale == "quick" else [])
 
-    def call(name: str | None, scale: str = "quick") -> str:
-        found = Runs(scale, own, together(table, cost), [], {})
+    def call(name: str | None, scale: str = "quick") -> list[str]:
+        found = Runs(scale, own, together(TABLE1, PTB, WIKI), [], {})
         monkeypatch.setattr(module, "load_runs", lambda **_: found)
-        return explain(name, results_dir=tmp_path, published=tmp_path)
+        text = explain(name, results_dir=tmp_path, published=tmp_path)
+        return [" ".join(line.split()) for line in text.splitlines()]
 
     return call
 
 
-def lines(text: str) -> list[list[str]]:
-    return [line.split() for line in text.splitlines()]
-
-
 def test_a_cell_of_a_table_with_own_runs_beside_published_ones(told) -> None:
-    own, published = told("table1/ptb/rope").split("\n\n")
-    assert lines(own)[0] == ["table1/ptb/rope", "(yours)"]
-    assert lines(own)[2][:2] == ["0", "4.750000"]
-    assert lines(own)[2][-1] == "mine/rope"
-    assert lines(own)[3] == ["full:", "4.750000,", "n", "=", "1"]
-    assert lines(published)[1][:3] == ["seed", "full", "sampled"]
-    assert [line[:2] for line in lines(published)[2:4]] == [["0", "5.000000"], ["1", "5.500000"]]
-    assert lines(published)[4] == ["full:", "5.250000", "±", "0.353553,", "n", "=", "2"]
+    made = "fp32 cccccccccccc a CPU"
+    lines = told("table1/ptb/rope")
+    assert lines[:4] == [
+        "table1/ptb/rope (yours)",
+        "seed full sampled precision commit device path",
+        f"0 4.750000 NaN {made} mine/rope",
+        "full: 4.750000, n = 1",
+    ]
+    assert lines[6:11] == [
+        "table1/ptb/rope (published)",
+        "seed full sampled precision commit device path",
+        f"0 5.000000 NaN {made} runs/rope-ptb-base-s0",
+        f"1 5.500000 NaN {made} runs/rope-ptb-base-s1",
+        "full: 5.250000 ± 0.353553, n = 2",
+    ]
 
 
-@pytest.mark.parametrize("scale", ["quick", "smoke", "paper"])
+@pytest.mark.parametrize("scale", ["quick", "smoke"])
 def test_a_planned_question_whatever_scale_the_users_runs_have(told, scale: str) -> None:
-    text = lines(told("P1", scale))
-    assert text[0] == ["P1", "(published)"]
-    assert text[1][:5] == ["dataset", "seed", "CRoPE", "RoPE", "difference"]
-    assert text[2][:5] == ["ptb", "10", "4.250000", "4.000000", "0.250000"]
-    assert text[3][:5] == ["wikitext2", "10", "4.500000", "4.000000", "0.500000"]
-    assert text[2][6] == "cccccccccccc"
-    assert " ".join(text[4]) == "CRoPE − RoPE; all corpora: +0.3750 (1 of 10 seeds), n = 1"
+    made = "fp32 cccccccccccc a CPU runs/crope"
+    assert told("P1", scale)[:5] == [
+        "P1 (published)",
+        "dataset seed CRoPE RoPE difference precision commit device path",
+        f"ptb 10 4.250000 4.000000 0.250000 {made}-ptb-base-long-s10",
+        f"wikitext2 10 4.500000 4.000000 0.500000 {made}-wikitext2-base-long-s10",
+        "CRoPE − RoPE; all corpora: +0.3750 (1 of 10 seeds), n = 1",
+    ]
 
 
 def test_a_difference_that_no_file_asks(told) -> None:
-    assert "multi-query − CRoPE; Penn Treebank: +0.2500" in told("cost/mqa-crope")
+    line = "multi-query − CRoPE; Penn Treebank: +0.2500 (1 of 10 seeds), n = 1"
+    assert line in told("cost/mqa-crope")
 
 
-def test_a_question_without_a_run_names_the_command(told) -> None:
-    assert told("Q1") == "Q1: no run yet; `make reproduce STUDY=qkv_rate`"
-    assert "STUDY=table1" in told("table1/tiny/rope")
+def test_what_has_no_run_names_the_command(told) -> None:
+    assert told("Q1") == ["Q1: no run yet; `make reproduce STUDY=qkv_rate`"]
+    assert "STUDY=table1" in told("table1/tiny/rope")[0]
 
 
 def test_without_a_name_all_names(told) -> None:
-    names = told(None).splitlines()
-    assert {"table1/ptb/rope", "table2/b2_l512_d64/crope", "cost/mqa - rope"} <= set(names)
-    assert "P1  What does Eq. 30 cost?" in names
+    assert {"table1/tiny/rope", "P1 What does Eq. 30 cost?", "cost/mqa - rope"} <= set(told(None))
 
 
 @pytest.mark.parametrize(
-    ("name", "near"),
-    [
-        ("table1/ptb/rop", "table1/ptb/rope"),
-        ("cost/mqx-rope", "cost/mqa - rope"),
-        ("?", "the list"),
-    ],
+    ("name", "near"), [("table1/ptb/rop", "table1/ptb/rope"), ("cost/mqx-rope", "cost/mqa - rope")]
 )
 def test_an_unknown_name_has_near_ones(told, name: str, near: str) -> None:
     with pytest.raises(UserError, match=near):

@@ -1,9 +1,9 @@
 """What is drawn: frames, labels, colours and order; not each coordinate."""
 
-import numpy as np
+from typing import Any
+
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
@@ -12,23 +12,22 @@ from crope.report.page import TEMPLATE
 from crope.style import COLOURS, render
 from tests.report.frames import runs
 
-SCHEDULE = {"config.train.max_steps": 10, "config.train.lr_step_size": 4}
+SCHEDULE = {"config.train.max_steps": 10, "config.train.lr_step_size": 4, "config.train.lr": 0.002}
 TABLE1 = runs(crope=[5.1, 5.3], rope=[5.0, 5.2], columns=SCHEDULE)
+LINE = {"by_seed": [0.0, 0.5], "mean": 0.25, "low": -0.5, "high": 1.0, "setting": "train.lr=0.002"}
 
 
 def curves() -> pd.DataFrame:
-    """Steps 0, 5 and 10 of four runs; seed 1 has no full loss at step 5."""
-    lines = []
-    for run in TABLE1.to_dict("records"):
-        for step, loss in ((0, 9.0), (5, run["loss"] + 1), (10, run["loss"])):
-            full = np.nan if step == 0 or (step, run["seed"]) == (5, 1) else loss
-            line = {"step": step, "val/loss_nats": loss, "train/loss_nats": loss - 1}
-            names = {name: run[name] for name in ("model", "dataset", "row", "seed")}
-            lines.append(line | names | {"val_full/loss_nats": full})
-    return pd.DataFrame(lines)
-
-
-LINE = {"by_seed": [0.0, 0.5], "mean": 0.25, "low": -0.5, "high": 1.0, "setting": "train.lr=0.002"}
+    """Steps 0, 5 and 10 of four runs. Seed 1 has no full loss at step 5."""
+    parts = []
+    for step, more in ((0, 4.0), (5, 1.0), (10, 0.0)):
+        loss = TABLE1["loss"] + more
+        part = TABLE1[["model", "dataset", "row", "seed"]].assign(step=step)
+        part["val/loss_nats"] = part["train/loss_nats"] = part["val_full/loss_nats"] = loss
+        parts.append(part)
+    every = pd.concat(parts, ignore_index=True)
+    every.loc[(every["step"] == 5) & (every["seed"] == 1), "val_full/loss_nats"] = None
+    return every
 
 
 def fig4() -> Figure:
@@ -36,8 +35,7 @@ def fig4() -> Figure:
 
 
 def rates() -> Figure:
-    at_rate = TABLE1.assign(**{"config.train.lr": 0.002})
-    return figures.rates(at_rate, pd.DataFrame([LINE]))
+    return figures.rates(TABLE1, pd.DataFrame([LINE]))
 
 
 def models() -> Figure:
@@ -45,72 +43,62 @@ def models() -> Figure:
     return figures.models(pd.DataFrame(lines), "title")
 
 
-def drawn(axis: Axes, gid: str) -> list:
-    return [line for line in axis.lines if line.get_gid() == gid]
+def drawn(figure: Figure, panel: int, gid: str) -> list[list[list[float]]]:
+    """The points of each line of this kind."""
+    lines = [line for line in figure.axes[panel].lines if line.get_gid() == gid]
+    return [line.get_xydata().tolist() for line in lines]
 
 
-def test_mean_lowest_and_highest_seed_where_every_seed_was_logged() -> None:
+def test_mean_lowest_and_highest_seed_at_the_steps_that_every_seed_has() -> None:
     of_rope = curves().query("model == 'rope'")
     sampled = figures.over_seeds(of_rope, "val/loss_nats")
     assert sampled.loc[10, ["mean", "min", "max"]].tolist() == [5.1, 5.0, 5.2]
-    assert figures.over_seeds(of_rope, "val_full/loss_nats").index.tolist() == [10]
+    assert list(figures.over_seeds(of_rope, "val_full/loss_nats").index) == [0, 10]
 
 
 def test_crope_is_drawn_over_rope() -> None:
-    top = fig4().axes[0]
-    labels = [line.get_label() for line in top.lines if not str(line.get_label()).startswith("_")]
-    assert labels == ["rope", "crope"]
+    labels = [str(line.get_label()) for line in fig4().axes[0].lines]
+    assert [label for label in labels if not label.startswith("_")] == ["rope", "crope"]
 
 
-def test_the_full_losses_are_marked() -> None:
-    crope = drawn(fig4().axes[0], "full")[1]
-    assert crope.get_xydata().tolist() == [[10, pytest.approx(5.2)]]
-
-
-def test_the_rate_drops_are_marked() -> None:
-    for axis in fig4().axes:
-        assert [line.get_xdata()[0] for line in drawn(axis, "drop")] == [4, 8]
+def test_full_losses_and_rate_drops_are_marked() -> None:
+    figure = fig4()
+    rope, crope = drawn(figure, 0, "full")
+    assert rope == [[0, pytest.approx(9.1)], [10, pytest.approx(5.1)]]
+    assert crope == [[0, pytest.approx(9.2)], [10, pytest.approx(5.2)]]
+    for panel in (0, 1):
+        assert [line[0][0] for line in drawn(figure, panel, "drop")] == [4, 8]
 
 
 @pytest.mark.parametrize("figure", [fig4, rates])
-def test_the_legend_has_each_models_own_colour(figure) -> None:
+def test_the_legend_has_each_models_own_colour(figure: Any) -> None:
     (legend,) = figure().legends
-    texts = [text.get_text() for text in legend.get_texts()]
-    colours = [to_hex(line.get_color()) for line in legend.get_lines()]
-    assert dict(zip(texts, colours, strict=True)) == {
-        "RoPE": COLOURS["rope"],
-        "CRoPE": COLOURS["crope"],
-    }
+    handles = zip(legend.get_texts(), legend.get_lines(), strict=True)
+    colours = {text.get_text(): to_hex(line.get_color()) for text, line in handles}
+    assert colours == {"RoPE": COLOURS["rope"], "CRoPE": COLOURS["crope"]}
 
 
 def test_the_caption_names_the_panels_of_the_axes() -> None:
-    words = "Validation (top) and training loss (bottom)"
-    assert words in TEMPLATE.read_text()
-    top, bottom = (axis.get_ylabel() for axis in fig4().axes)
-    assert (top.split()[0], bottom.split()[0]) == ("validation", "training")
-
-
-def test_a_dataset_without_curves_says_so() -> None:
-    (top, *_) = figures.fig4(curves().query("dataset == 'pg19'"), TABLE1).axes
-    assert [text.get_text() for text in top.texts] == ["no complete run"]
+    assert "Validation (top) and training loss (bottom)" in TEMPLATE.read_text()
+    labels = [axis.get_ylabel().split()[0] for axis in fig4().axes]
+    assert labels == ["validation", "training"]
 
 
 def test_an_interval_lies_above_its_seeds() -> None:
-    axis = rates().axes[0]
-    (seeds,), (interval,) = drawn(axis, "seeds"), drawn(axis, "interval")
-    assert interval.get_zorder() > seeds.get_zorder()
-    assert list(interval.get_ydata()) == [-0.5, 1.0]
-    assert list(seeds.get_ydata()) == [0.0, 0.5]
-    assert set(interval.get_xdata()) == {0.002}
+    figure = rates()
+    assert drawn(figure, 0, "seeds") == [[[0.002, 0.0], [0.002, 0.5]]]
+    assert drawn(figure, 0, "interval") == [[[0.002, -0.5], [0.002, 1.0]]]
+    order = {line.get_gid(): line.get_zorder() for line in figure.axes[0].lines}
+    assert order["interval"] > order["seeds"]
 
 
 def test_the_lowest_model_is_on_top() -> None:
     (axis,) = models().axes
     assert [text.get_text() for text in axis.get_yticklabels()] == ["thin FFN", "multi-query"]
-    assert [line.get_xdata()[0] for line in drawn(axis, "mean")] == [-0.25, 0.5]
-    assert axis.get_ylim()[0] > axis.get_ylim()[1]
+    assert drawn(models(), 0, "mean") == [[[-0.25, 0]], [[0.5, 1]]]
+    assert axis.yaxis_inverted()
 
 
 @pytest.mark.parametrize("figure", [fig4, rates, models])
-def test_a_figure_has_the_same_bytes_twice(figure) -> None:
+def test_a_figure_has_the_same_bytes_twice(figure: Any) -> None:
     assert render(figure()) == render(figure())
