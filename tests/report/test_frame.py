@@ -68,11 +68,11 @@ def seeds(joined: pd.DataFrame) -> list[tuple[str, int]]:
 
 
 def test_a_run_counts_for_the_cell_that_has_its_key() -> None:
-    """Not one of the same names with another key, nor another model, row or corpus."""
+    """Not one of the same names with another key, nor one of another row or model with this key."""
     other = runs(rope=[1.0], columns={"cell_key": "other"})
-    row = runs(rope=[2.0], row="b2_l512_d64")
-    corpus = runs(rope=[3.0], dataset="wikitext2")
-    joined = by_study(together(runs(rope=[5.0], nope=[4.0]), other, row, corpus), [study_row()])
+    row = runs(rope=[2.0], columns={"row": "mine"})
+    model = runs(nope=[3.0], columns={"cell_key": "rope-ptb-base"})
+    joined = by_study(together(runs(rope=[5.0]), other, row, model), [study_row()])
     assert list(joined["loss"]) == [5.0]
 
 
