@@ -133,11 +133,6 @@ class Runs:
     unavailable: Mapping[str, str]
 
     @property
-    def shown(self) -> pd.DataFrame:
-        """The runs of the tables: the user's own where there are any of this scale."""
-        return self.own if (self.own["scale"] == self.scale).any() else self.published
-
-    @property
     def datasets(self) -> list[str] | None:
         """For `expected_table_rows`: tiny joins the paper's corpora (None) where it was trained."""
         tiny = (self.own["scale"] == self.scale) & (self.own["dataset"] == "tiny")

@@ -183,14 +183,14 @@ def _parameters(runs: pd.DataFrame, models: list[str]) -> list[str]:
     return ["" if pd.isna(size) else f"{size:,.0f}" for size in sizes]
 
 
-def missing_reasons(runs: Runs, rows: Iterable[StudyRow]) -> dict[str, str]:
-    """cell_key -> why a cell has no complete run: failed, stale, invalid or no data, in a few
-    words.
+def missing_reasons(runs: Runs, source: pd.DataFrame, rows: Iterable[StudyRow]) -> dict[str, str]:
+    """cell_key -> why a cell has no complete run in `source`: failed, stale, invalid or no data, in
+    a few words.
     """
     reasons = {}
     for row in rows:
         for cell in row.cells:
-            of_cell = runs.shown[runs.shown["cell_key"] == cell.key]
+            of_cell = source[source["cell_key"] == cell.key]
             prefix = f"{cell.model}-{cell.dataset}-{cell.row}-s"
             damaged = [error for error in runs.invalid if error.path.name.startswith(prefix)]
             failed = of_cell[of_cell["status"] == "failed"]

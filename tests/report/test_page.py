@@ -8,6 +8,7 @@ import pytest
 from crope.errors import InvalidRecord
 from crope.report import page
 from crope.report.frame import Runs
+from crope.runs.compose import load_run
 from tests.report.frames import runs, study_row
 
 SCHEDULE = {"config.train.max_steps": 20, "config.train.lr_step_size": 10}
@@ -54,8 +55,10 @@ def test_the_users_runs_are_in_the_tables(built, capsys: pytest.CaptureFixture[s
     assert f"open {folder}/index.html" in printed
 
 
-def test_without_own_runs_the_published_ones_are(built) -> None:
-    text = (built(NONE, PUBLIC) / "index.html").read_text()
+@pytest.mark.parametrize("mine", [NONE, runs(rope=[9.0], columns={"cell_key": "another"})])
+def test_without_own_runs_of_the_tables_the_published_ones_are(built, mine: pd.DataFrame) -> None:
+    mine = mine.assign(whole_config=[[load_run().container]] * len(mine))
+    text = (built(mine, PUBLIC) / "index.html").read_text()
     assert "Tables 1 and 2: 2 of the published runs" in text
     assert "<td>5.0700</td><td>5.1325</td>" in text
 

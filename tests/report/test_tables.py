@@ -116,8 +116,8 @@ def test_why_a_cell_is_empty() -> None:
     own = together(broken, runs(crope=[5.0], columns={"status": "stale"}))
     invalid = [InvalidRecord(Path("runs/xpos-ptb-base-s1-ab"), "torn")]
     rows = [study_row("xpos", "rope", "crope"), study_row("nope", dataset="pg19")]
-    shown = Runs("quick", own, NO_RUNS, invalid, {"pg19": "no network"})
-    assert tables.missing_reasons(shown, rows) == {
+    every = Runs("quick", own, NO_RUNS, invalid, {"pg19": "no network"})
+    assert tables.missing_reasons(every, own, rows) == {
         "xpos-ptb-base": "invalid: torn",
         "rope-ptb-base": "failed: ValueError: bad value (step 20)",
         "crope-ptb-base": "stale: its model's code has changed",
