@@ -194,14 +194,17 @@ def missing_reasons(runs: Runs, source: pd.DataFrame, rows: Iterable[StudyRow]) 
             prefix = f"{cell.model}-{cell.dataset}-{cell.row}-s"
             damaged = [error for error in runs.invalid if error.path.name.startswith(prefix)]
             failed = of_cell[of_cell["status"] == "failed"]
+            stale = of_cell["status"] == "stale"
             if damaged:
                 reasons[cell.key] = f"invalid: {damaged[0].reason}"
             elif cell.dataset in runs.unavailable:
                 reasons[cell.key] = "missing: no data"
             elif len(failed):
                 reasons[cell.key] = f"failed: {error_line(failed.iloc[0])}"
-            elif len(of_cell):
+            elif stale.any():
                 reasons[cell.key] = "stale: its model's code has changed"
+            elif len(of_cell):
+                reasons[cell.key] = "no seed that RoPE and CRoPE share"
     return reasons
 
 

@@ -113,14 +113,15 @@ def test_the_sampled_deviation_is_the_mean_of_those_of_the_seeds() -> None:
 def test_why_a_cell_is_empty() -> None:
     error = {"error.type": "ValueError", "error.message": "bad\nvalue", "error.step": 20}
     broken = runs(rope=[5.0], columns={"status": "failed", **error})
-    own = together(broken, runs(crope=[5.0], columns={"status": "stale"}))
+    own = together(broken, runs(crope=[5.0], columns={"status": "stale"}), runs(mqa=[5.0]))
     invalid = [InvalidRecord(Path("runs/xpos-ptb-base-s1-ab"), "torn")]
-    rows = [study_row("xpos", "rope", "crope"), study_row("nope", dataset="pg19")]
+    rows = [study_row("xpos", "rope", "crope", "mqa"), study_row("nope", dataset="pg19")]
     every = Runs("quick", own, NO_RUNS, invalid, {"pg19": "no network"})
     assert tables.missing_reasons(every, own, rows) == {
         "xpos-ptb-base": "invalid: torn",
         "rope-ptb-base": "failed: ValueError: bad value (step 20)",
         "crope-ptb-base": "stale: its model's code has changed",
+        "mqa-ptb-base": "no seed that RoPE and CRoPE share",
         "nope-pg19-base": "missing: no data",
     }
 
