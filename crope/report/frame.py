@@ -133,11 +133,6 @@ class Runs:
     unavailable: Mapping[str, str]
 
     @property
-    def shown(self) -> pd.DataFrame:
-        """The runs of the tables: the user's own where there are any of this scale."""
-        return self.own if (self.own["scale"] == self.scale).any() else self.published
-
-    @property
     def datasets(self) -> list[str] | None:
         """For `expected_table_rows`: tiny joins the paper's corpora (None) where it was trained."""
         tiny = (self.own["scale"] == self.scale) & (self.own["dataset"] == "tiny")
@@ -176,9 +171,9 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
     Columns: `record_set` (the set's name, or OWN), `path` (of a published run <set>/<run_id>),
     `status` (complete, failed or stale), `cell_key`, `loss` (final full validation loss; infinite
     if the run diverged), the fields of summary.json by their dotted names, `config.<dotted>` and
-    `provenance.<dotted>`; `beyond_nats`; `whole_config`, a list of
-    the configuration. Losses are in nats per token. Of a run that lies in several
-    run folders the first counts. Raises DataError for a damaged set.
+    `provenance.<dotted>`; `beyond_nats`; `whole_config`, a list of the configuration. Losses are in
+    nats per token. Of a run that lies in several run folders the first counts. Raises DataError for
+    a damaged set.
     """
     rows: list[dict[str, Any]] = []
     invalid: list[InvalidRecord] = []
@@ -273,8 +268,7 @@ def by_study(runs: pd.DataFrame, rows: Iterable[StudyRow]) -> pd.DataFrame:
     joined = study_cells(rows).merge(counted, on=["cell_key", "model", "dataset", "row"])
     pairs = zip(joined["seed"], joined["planned"], strict=True)
     planned = pd.Series([seed in seeds for seed, seeds in pairs], joined.index, dtype=bool)
-    of_table = joined["study"].isin(TABLES)
-    joined = _one_set_for_each_seed(joined[planned | of_table])
+    joined = _one_set_for_each_seed(joined[planned | joined["study"].isin(TABLES)])
     of_table = joined["study"].isin(TABLES)
     joined = pd.concat([common_seeds(joined[of_table]), joined[~of_table]], ignore_index=True)
     check_comparable(joined)

@@ -52,14 +52,17 @@ RATE_STUDIES = ("tuned_lr", "rate_edge")
 class Report:
     """What is printed.
 
-    shown         the runs of Tables 1 and 2, of `by_study`, and `cells`, the keys of their cells
+    cells         the keys of the cells of Tables 1 and 2
+    source        whose runs they show: the user's own if there is one of any cell, else the
+                  published ones; and `shown`, these runs, of `by_study`
     published     the published runs, of `by_study`, and `differences`, their lines of `answers`
     own           the lines of the user's runs
     """
 
     runs: Runs
-    shown: pd.DataFrame
     cells: Sequence[str]
+    source: pd.DataFrame
+    shown: pd.DataFrame
     losses: Sequence[Table]
     published: pd.DataFrame
     differences: pd.DataFrame
@@ -78,11 +81,13 @@ def collect(runs: Runs) -> Report:
         studies = expected_rows(runs.scale)
     table_rows = expected_table_rows(runs.scale, runs.datasets)
     own = by_study(runs.own, [*table_rows, *studies])
-    shown = own if runs.shown is runs.own else by_study(runs.published, table_rows)
+    cells = [cell.key for row in table_rows for cell in row.cells]
+    mine = runs.own["cell_key"].isin(cells).any()
+    source = runs.own if mine else runs.published
+    shown = own if mine else by_study(runs.published, table_rows)
     shown = shown[shown["study"].isin(TABLES)]
-    large = published[published["study"].isin(PAPER_SIZE) & (runs.scale != "paper")]
-    large = common_seeds(large.drop_duplicates("run_id"))
-    reasons = tables.missing_reasons(runs, table_rows)
+    large = paper_size(published) if runs.scale != "paper" else published[:0]
+    reasons = tables.missing_reasons(runs, source, table_rows)
     losses = []
     for name in TABLES:
         rows = [row for row in table_rows if row.study == name]
@@ -91,14 +96,21 @@ def collect(runs: Runs) -> Report:
     differences = answers(published, contrasts)
     return Report(
         runs,
+        cells,
+        source,
         shown,
-        [cell.key for row in table_rows for cell in row.cells],
         losses,
         published,
         differences,
         own=answers(own, contrasts).query("n > 0"),
         sentences=findings(differences) if len(published) else [],
     )
+
+
+def paper_size(published: pd.DataFrame) -> pd.DataFrame:
+    """The runs of whole rows at the paper's own size, each once."""
+    large = published[published["study"].isin(PAPER_SIZE)].drop_duplicates("run_id")
+    return common_seeds(large)
 
 
 def build_report(
@@ -123,7 +135,7 @@ def build_report(
     pictures = draw(report)
     files = {f"{table.name}.csv": to_csv(table.numbers) for table in report.losses}
     files["differences.csv"] = difference_csv(report)
-    exact = runs.shown.drop(columns="whole_config")
+    exact = report.source.drop(columns="whole_config")
     files["runs.csv"] = exact.to_csv(index=False, lineterminator="\n")
     files["index.html"] = render_page(report, pictures)
     if "fig4" in pictures:
@@ -184,7 +196,7 @@ def difference_tables(lines: pd.DataFrame, title: str) -> list[Table]:
 def render_page(report: Report, pictures: Mapping[str, Figure]) -> str:
     """page.html filled in; text is escaped."""
     runs = report.runs
-    whose = "your runs" if runs.shown is runs.own else "the published runs"
+    whose = "your runs" if report.source is runs.own else "the published runs"
     own = [tables.own_table(runs, report.cells), tables.other_runs_table(runs, report.cells)]
     images = {}
     for name, figure in pictures.items():

@@ -122,7 +122,7 @@ def set_page(name: str, frame: pd.DataFrame) -> str:
 def made_by(frame: pd.DataFrame, facts: Mapping[str, str]) -> pd.DataFrame:
     """Runs, seeds and hours of each combination of `facts` (column -> heading)."""
     known = frame.reindex(columns=[*facts, "run_id", "seed", "time.total_s"])
-    groups = known.fillna(dict.fromkeys(facts, "none")).groupby(list(facts))
+    groups = known.groupby(list(facts), dropna=False)
     counts = {
         "runs": ("run_id", "size"),
         "seeds": ("seed", "nunique"),

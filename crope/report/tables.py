@@ -183,25 +183,28 @@ def _parameters(runs: pd.DataFrame, models: list[str]) -> list[str]:
     return ["" if pd.isna(size) else f"{size:,.0f}" for size in sizes]
 
 
-def missing_reasons(runs: Runs, rows: Iterable[StudyRow]) -> dict[str, str]:
-    """cell_key -> why a cell has no complete run: failed, stale, invalid or no data, in a few
-    words.
+def missing_reasons(runs: Runs, source: pd.DataFrame, rows: Iterable[StudyRow]) -> dict[str, str]:
+    """cell_key -> why a cell has no complete run in `source`: failed, stale, invalid or no data, in
+    a few words.
     """
     reasons = {}
     for row in rows:
         for cell in row.cells:
-            of_cell = runs.shown[runs.shown["cell_key"] == cell.key]
+            of_cell = source[source["cell_key"] == cell.key]
             prefix = f"{cell.model}-{cell.dataset}-{cell.row}-s"
             damaged = [error for error in runs.invalid if error.path.name.startswith(prefix)]
             failed = of_cell[of_cell["status"] == "failed"]
+            stale = of_cell["status"] == "stale"
             if damaged:
                 reasons[cell.key] = f"invalid: {damaged[0].reason}"
             elif cell.dataset in runs.unavailable:
                 reasons[cell.key] = "missing: no data"
             elif len(failed):
                 reasons[cell.key] = f"failed: {error_line(failed.iloc[0])}"
-            elif len(of_cell):
+            elif stale.any():
                 reasons[cell.key] = "stale: its model's code has changed"
+            elif len(of_cell):
+                reasons[cell.key] = "no seed that RoPE and CRoPE share"
     return reasons
 
 

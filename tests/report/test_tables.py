@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,8 @@ from crope.errors import InvalidRecord
 from crope.report import tables
 from crope.report.evidence import Contrast, answer
 from crope.report.frame import Runs
-from crope.report.tables import Table, interval_text, loss_table, losses, plus_minus, signed
+from crope.report.tables import Table, loss_table, signed
+from crope.runs.compose import load_run
 from tests.report import frames
 from tests.report.frames import runs, study_row, together
 
@@ -24,59 +26,47 @@ SIZE = {
     "val_sampled.std_nats": 0.25,
 }
 NO_RUNS = frames.losses(rope=[])
-ROW = study_row("xpos", "rope", "crope", study="table1")
+N = "n\u00a0=\u00a0"
 
 
-def of_table1(columns: dict | None = None, **by_model: list[float | None]) -> pd.DataFrame:
-    return frames.losses(study="table1", columns=SIZE | (columns or {}), **by_model)
+def of_table1(**options: Any) -> pd.DataFrame:
+    return frames.losses(study="table1", columns=SIZE, **options)
 
 
-def table1(runs_of_row: pd.DataFrame, **more: object) -> Table:
-    options = {"paper_size": NO_RUNS, "reasons": {}} | more
-    return loss_table("table1", [ROW], runs_of_row, **options)
+def table1(shown: pd.DataFrame, large: pd.DataFrame = NO_RUNS, **reasons: str) -> Table:
+    row = study_row("xpos", "rope", "crope", study="table1")
+    by_cell = {f"{model}-ptb-base": reason for model, reason in reasons.items()}
+    return loss_table("table1", [row], shown, large, by_cell)
 
 
-def lines(table: Table) -> list[list[str]]:
+def lines(table: Table) -> list[list[Any]]:
     return table.frame.to_numpy().tolist()
-
-
-PAPER = [
-    "Penn Treebank",
-    "paper",
-    "4.4288 ± 0.0224",
-    "4.0212 ± 0.0243",
-    "4.0158 ± 0.0233",
-    "−0.0054",
-]
 
 
 def test_table_1_as_printed() -> None:
     """Differences 0.1, 0.2 and 0.3: mean 0.2, interval -0.0484 to 0.4484. XPOS lacks a seed."""
     table = table1(of_table1(xpos=[6.0, 6.2], rope=[5.0, 5.1, 5.2], crope=[5.1, 5.3, 5.5]))
-    difference = "+0.2000 (−0.0484 to +0.4484), n\u00a0=\u00a03"
     assert list(table.frame) == ["Dataset", "", "XPOS", "RoPE", "CRoPE", "CRoPE − RoPE"]
-    assert lines(table)[0] == PAPER
-    assert lines(table)[1] == [
+    paper, full, sampled, parameters = lines(table)
+    stated = ["4.4288 ± 0.0224", "4.0212 ± 0.0243", "4.0158 ± 0.0233", "−0.0054"]
+    assert paper == ["Penn Treebank", "paper", *stated]
+    assert full == [
         "here B=2, L=256, 3,200 steps",
         "full",
-        "6.1000 ± 0.1414 (n\u00a0=\u00a02)",
+        f"6.1000 ± 0.1414 ({N}2)",
         "5.1000 ± 0.1000",
         "5.3000 ± 0.2000",
-        difference,
+        f"+0.2000 (−0.0484 to +0.4484), {N}3",
     ]
-    assert lines(table)[2][1:5] == [
-        "sampled",
-        "5.5000 ± 0.2500 (n\u00a0=\u00a02)",
-        "5.5000 ± 0.2500",
-        "5.5000 ± 0.2500",
-    ]
-    assert lines(table)[3] == ["Parameters", "", "1,234,567", "1,234,567", "1,234,567", ""]
+    both = "5.5000 ± 0.2500"
+    assert sampled == ["", "sampled", f"{both} ({N}2)", both, both, ""]
+    assert parameters == ["Parameters", "", *["1,234,567"] * 3, ""]
 
 
 def test_table_2_has_the_papers_configurations() -> None:
-    row = study_row("rope", "crope", study="table2", dataset="pg19", row="b2_l512_d64")
-    of_row = frames.losses(study="table2", dataset="pg19", row="b2_l512_d64", rope=[5.0])
-    table = loss_table("table2", [row], of_row, NO_RUNS, {})
+    place = {"study": "table2", "dataset": "pg19", "row": "b2_l512_d64"}
+    row = study_row("rope", "crope", **place)
+    table = loss_table("table2", [row], frames.losses(rope=[5.0], **place), NO_RUNS, {})
     label = "B=2, L=512, D=64, γ=0.9, step=1000"
     assert lines(table)[0] == [label, "paper", "6.699 ± 0.111", "6.700 ± 0.113", "+0.001"]
     assert lines(table)[1][1:] == ["full", "5.000", "missing", ""]
@@ -84,110 +74,64 @@ def test_table_2_has_the_papers_configurations() -> None:
 
 def test_runs_of_the_papers_own_size_stand_below() -> None:
     large = frames.losses(study="paper_ptb", rope=[4.0], crope=[4.5], columns={"scale": "paper"})
-    table = table1(of_table1(rope=[5.0], crope=[5.1]), paper_size=large)
-    assert lines(table)[3] == [
-        "",
-        "full, paper's size",
-        "missing",
-        "4.0000",
-        "4.5000",
-        "+0.5000, n\xa0=\xa01",
-    ]
-    assert lines(table)[1][0] != ""
-    own = table1(of_table1({"scale": "paper"}, rope=[4.0]))
-    assert lines(own)[1][0] == ""
+    line = lines(table1(of_table1(rope=[5.0], crope=[5.1]), large))[3]
+    difference = f"+0.5000, {N}1"
+    assert line == ["", "full, paper's size", "missing", "4.0000", "4.5000", difference]
+    assert lines(table1(large))[1][0] == ""
 
 
 def test_other_rows_and_corpora_are_left_out() -> None:
-    corpus = frames.losses(study="table1", dataset="wikitext2", rope=[1.0])
-    row = frames.losses(study="table1", row="b2_l512_d64", rope=[2.0])
-    table = table1(together(of_table1(rope=[5.0]), corpus, row))
-    assert lines(table)[1][3] == "5.0000"
+    corpus = of_table1(dataset="wikitext2", rope=[1.0])
+    row = of_table1(row="b2_l512_d64", rope=[2.0])
+    assert lines(table1(together(of_table1(rope=[5.0]), corpus, row)))[1][3] == "5.0000"
 
 
 def test_a_corpus_that_the_paper_does_not_have_has_no_line_of_the_paper() -> None:
     row = study_row(study="table1", dataset="tiny")
-    of_row = frames.losses(study="table1", dataset="tiny", rope=[5.0], columns=SIZE)
-    first, second, _ = lines(loss_table("table1", [row], of_row, NO_RUNS, {}))
-    assert first[:3] == ["tiny (Python's help texts)", "full", "5.0000"]
-    assert second[0] == "here B=2, L=256, 3,200 steps"
+    table = loss_table("table1", [row], of_table1(dataset="tiny", rope=[5.0]), NO_RUNS, {})
+    assert lines(table)[0][:3] == ["tiny (Python's help texts)", "full", "5.0000"]
 
 
 def test_a_diverged_run_is_not_averaged_away() -> None:
     table = table1(of_table1(rope=[5.0, 5.0], crope=[5.1, np.inf]))
-    assert lines(table)[1][4:] == ["diverged", "diverged, n\u00a0=\u00a02"]
+    assert lines(table)[1][4:] == ["diverged", f"diverged, {N}2"]
 
 
 def test_the_csv_file_has_numbers_and_why_one_is_missing() -> None:
-    table = table1(of_table1(rope=[5.0, 5.1]), reasons={"crope-ptb-base": "failed: x"})
+    table = table1(of_table1(rope=[5.0, 5.1]), crope="failed: x")
     frame = pd.read_csv(io.StringIO(tables.to_csv(table.numbers)))
-    full = frame[frame["protocol"] == "full"].set_index("model")
-    assert full.loc["rope", ["n", "mean", "std"]].tolist() == [2, 5.05, 0.070711]
-    assert full["status"].to_dict() == {
-        "xpos": "missing",
-        "rope": "complete",
-        "crope": "failed: x",
-    }
+    xpos, rope, crope = frame[frame["protocol"] == "full"].to_dict("records")
+    assert (rope["n"], rope["mean"], rope["std"]) == (2, 5.05, 0.070711)
+    assert [line["status"] for line in (xpos, rope, crope)] == ["missing", "complete", "failed: x"]
 
 
-def test_the_two_protocols() -> None:
-    """full: deviation over seeds; sampled: mean of the seeds' deviations."""
+def test_the_sampled_deviation_is_the_mean_of_those_of_the_seeds() -> None:
     of_row = of_table1(rope=[5.0, 5.2]).assign(**{"val_sampled.std_nats": [0.25, 0.75]})
-    assert losses(of_row, "full").loc["rope"].tolist() == pytest.approx(
-        [2, 5.1, 0.141421], abs=1e-6
-    )
-    assert losses(of_row, "sampled").loc["rope"].tolist() == [2, 5.5, 0.5]
+    assert tables.losses(of_row, "sampled").loc["rope"].tolist() == [2, 5.5, 0.5]
 
 
-ERROR = {"error.type": "ValueError", "error.message": "bad\nvalue", "error.step": 20}
-
-
-@pytest.mark.parametrize(
-    ("columns", "reason"),
-    [
-        (ERROR | {"status": "failed"}, "failed: ValueError: bad value (step 20)"),
-        ({"status": "stale"}, "stale: its model's code has changed"),
-    ],
-)
-def test_why_a_cell_is_empty(columns: dict, reason: str) -> None:
-    own = runs(rope=[5.0], columns=columns)
-    found = tables.missing_reasons(Runs("quick", own, own, [], {}), [study_row()])
-    assert found == {"rope-ptb-base": reason}
-
-
-def test_invalid_records_and_missing_data_are_reasons() -> None:
-    invalid = [InvalidRecord(Path("runs/rope-ptb-base-s1-ab"), "torn")]
-    rows = [study_row(), study_row(dataset="pg19")]
-    found = tables.missing_reasons(
-        Runs("quick", NO_RUNS, NO_RUNS, invalid, {"pg19": "no network"}), rows
-    )
-    assert found == {
-        "rope-ptb-base": "invalid: torn",
-        "rope-pg19-base": "missing: no data",
-        "crope-pg19-base": "missing: no data",
+def test_why_a_cell_is_empty() -> None:
+    error = {"error.type": "ValueError", "error.message": "bad\nvalue", "error.step": 20}
+    broken = runs(rope=[5.0], columns={"status": "failed", **error})
+    own = together(broken, runs(crope=[5.0], columns={"status": "stale"}), runs(mqa=[5.0]))
+    invalid = [InvalidRecord(Path("runs/xpos-ptb-base-s1-ab"), "torn")]
+    rows = [study_row("xpos", "rope", "crope", "mqa"), study_row("nope", dataset="pg19")]
+    every = Runs("quick", own, NO_RUNS, invalid, {"pg19": "no network"})
+    assert tables.missing_reasons(every, own, rows) == {
+        "xpos-ptb-base": "invalid: torn",
+        "rope-ptb-base": "failed: ValueError: bad value (step 20)",
+        "crope-ptb-base": "stale: its model's code has changed",
+        "mqa-ptb-base": "no seed that RoPE and CRoPE share",
+        "nope-pg19-base": "missing: no data",
     }
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (0.00851, "+0.0085"),
-        (-0.0012, "−0.0012"),
-        (-0.00001, "0.0000"),
-        (np.inf, "diverged"),
-    ],
+    [(0.00851, "+0.0085"), (-0.0012, "−0.0012"), (-1e-5, "0.0000"), (np.inf, "diverged")],
 )
 def test_a_signed_number(value: float, text: str) -> None:
     assert signed(value) == text
-
-
-def test_an_interval_of_one_seed_is_its_value() -> None:
-    line = {"n": 1, "planned": 1, "complete": True, "mean": 0.5, "low": np.nan, "high": np.nan}
-    assert interval_text(line) == "+0.5000"
-
-
-def test_a_loss_of_one_seed_has_no_deviation() -> None:
-    assert plus_minus(5.0, np.nan, 2) == "5.00"
 
 
 def test_a_table_in_markdown() -> None:
@@ -196,35 +140,29 @@ def test_a_table_in_markdown() -> None:
 
 
 def test_planned_differences_have_their_question() -> None:
-    planned = Contrast(
-        "P1", ("cost",), ("crope", ""), (("rope", ""),), date="2026-11-23", question="What?"
-    )
-    of_cost = frames.losses(study="cost", rope=[5.0], crope=[5.1])
-    of_lines = answer(of_cost, planned)
-    (line,) = lines(tables.difference_table("planned", "", of_lines, {"P1": planned}))
+    terms = {"first": ("crope", ""), "seconds": (("rope", ""),)}
+    planned = Contrast("P1", ("cost",), **terms, date="2026-11-23", question="What?")
+    found = answer(frames.losses(study="cost", rope=[5.0], crope=[5.1]), planned)
+    (line,) = lines(tables.difference_table("planned", "", found, {"P1": planned}))
     assert line == ["P1. What?", "CRoPE − RoPE", "Penn Treebank", "+0.1000 (1 of 10 seeds)", 1]
 
 
 def test_where_a_difference_was_measured() -> None:
     line = {"dataset": "pg19", "row": "b2_l512_d64", "setting": "train.lr=0.002"}
     assert tables.place(line) == "PG-19; B=2, L=512, D=64, γ=0.9, step=1000; train.lr=0.002"
-    assert tables.place({"dataset": "", "row": "base", "setting": ""}) == "all corpora"
+    assert tables.place({"dataset": "", "row": "base"}) == "all corpora"
 
 
 def test_own_runs_stand_beside_published_ones_of_their_cell() -> None:
-    """Another cell, another status and runs outside the tables are left out."""
-    own = together(runs(rope=[5.0, 5.25]), runs(nope=[9.0]))
+    """Other cells, stale runs and runs outside the tables are left out."""
+    own = runs(rope=[5.0, 5.25], nope=[9.0])
     public = together(runs(rope=[4.9, 5.5], crope=[1.0]), runs(rope=[0.5]).assign(status="stale"))
     table = tables.own_table(Runs("quick", own, public, [], {}), ["rope-ptb-base"])
     assert lines(table) == [["Penn Treebank", "RoPE", "5.000, 5.250", "4.900 to 5.500", 2]]
 
 
-def test_other_own_runs_are_listed_with_what_differs(tmp_path: Path) -> None:
-    from crope.runs.compose import load_run
-
+def test_other_own_runs_are_listed_with_what_differs() -> None:
     run = load_run(["data=ptb", "scale=smoke", "train.lr=0.5", "train.precision=fp32"])
-    columns = {"whole_config": [run.container], "scale": "smoke"}
     own = runs(rope=[5.0]).assign(scale="smoke", whole_config=[[run.container]])
     (line,) = lines(tables.other_runs_table(Runs("smoke", own, own, [], {}), ["another"]))
     assert line == ["rope-ptb-base-s0", "smoke", "train.lr=0.5", "5.0000"]
-    assert columns

@@ -1,0 +1,56 @@
+"""How far executions of one run lie apart, and the user's runs from published ones."""
+
+import pandas as pd
+
+from crope.report import agreement
+from crope.report.frame import Runs
+from tests.report.frames import runs, together
+
+PUBLIC = together(
+    runs(rope=[5.0, 5.5], crope=[5.1]),
+    runs(rope=[5.03, 5.75], columns={"precision": "bf16"}),
+    runs(rope=[5.01], columns={"record_set": "again"}),
+    runs(rope=[9.0], columns={"status": "stale"}),
+)
+
+
+def test_repeats_are_executions_of_one_run() -> None:
+    """Seed 0 in fp32: 5.0 and 5.01; at any precision 5.03 too; seed 1: 5.5 and 5.75."""
+    lines = agreement.repeats(PUBLIC).set_index("precision")
+    assert lines["runs"].to_dict() == {"same": 1, "any": 2}
+    assert lines["largest"].round(9).to_dict() == {"same": 0.01, "any": 0.25}
+
+
+def told(own: pd.DataFrame, lines: list[dict] | None = None) -> list[str]:
+    own = own.assign(finished_utc="2026")
+    return agreement.verdict(Runs("quick", own, PUBLIC, [], {}), pd.DataFrame(lines or []))
+
+
+def test_own_runs_beside_the_nearest_published_ones() -> None:
+    """Seed 1 is 0.05 from 5.5; a run of another scale, row or corpus is no part of it."""
+    other = runs(rope=[7.0], columns={"scale": "smoke"})
+    own = together(runs(rope=[5.02, 5.55], crope=[5.1]), other, runs(rope=[8.0], dataset="pg19"))
+    assert told(own) == [
+        "Penn Treebank: RoPE 5.020, published 5.010, paper 4.021",
+        "  3 runs agree with the published ones: at most 0.050 apart"
+        " (published ones, repeated: 0.250)",
+    ]
+
+
+def test_runs_that_lie_further_apart_than_repeats_do_not_agree() -> None:
+    assert "1 runs do NOT agree" in told(runs(crope=[5.6]))[1]
+
+
+def test_copies_of_published_runs_prove_nothing() -> None:
+    public = PUBLIC.assign(finished_utc="2026")
+    own = runs(rope=[5.0]).assign(finished_utc="2026")
+    assert agreement.own_and_published(Runs("quick", own, public, [], {})).empty
+
+
+def test_then_the_difference_of_the_published_seeds() -> None:
+    line = {"dataset": "ptb", "row": "base", "setting": "", "n": 10, "complete": True}
+    line |= {"mean": 0.0081, "low": -0.0012, "high": 0.0173}
+    assert told(runs(rope=[5.0]), [line])[2:] == [
+        "CRoPE − RoPE by the published seeds (nats, 95 %); yours: 1",
+        "  Penn Treebank +0.008 (−0.001 to +0.017), 10 seeds",
+    ]

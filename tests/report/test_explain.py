@@ -1,0 +1,93 @@
+"""The runs behind a cell, a planned question and another difference, published and the user's."""
+
+from pathlib import Path
+
+import pytest
+
+from crope.errors import UserError
+from crope.report import explain as module
+from crope.report.explain import explain
+from crope.report.frame import Runs
+from tests.report.frames import runs, study_row, together
+
+MADE = {"provenance.commit": "c" * 40, "provenance.device": "a CPU"}
+TABLE1 = runs(rope=[5.0, 5.5], crope=[5.25, 5.5], columns=MADE)
+COST = {"first_seed": 10, "setting": "-long", "columns": MADE}
+PTB = runs(rope=[4.0], crope=[4.25], mqa=[4.5], **COST)
+WIKI = runs(rope=[4.0], crope=[4.5], dataset="wikitext2", **COST)
+SEEDS = range(10, 20)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """`explain` with published runs of Table 1 and of the study `cost`, which are of the scale
+    quick, and a RoPE run of the user.
+    """
+    own = TABLE1.head(1).assign(loss=4.75, path="mine/rope")
+    table = [study_row(study="table1"), study_row(study="table1", dataset="tiny")]
+    cost = [
+        study_row("rope", "crope", "mqa", study="cost", dataset=name, setting="-long", seeds=SEEDS)
+        for name in ("ptb", "wikitext2")
+    ]
+    monkeypatch.setattr(module, "expected_table_rows", lambda scale, datasets: table)
+    monkeypatch.setattr(module, "expected_rows", lambda scale: cost if scale == "quick" else [])
+
+    def call(name: str | None, scale: str = "quick") -> list[str]:
+        found = Runs(scale, own, together(TABLE1, PTB, WIKI), [], {})
+        monkeypatch.setattr(module, "load_runs", lambda **_: found)
+        text = explain(name, results_dir=tmp_path, published=tmp_path)
+        return [" ".join(line.split()) for line in text.splitlines()]
+
+    return call
+
+
+def test_a_cell_of_a_table_with_own_runs_beside_published_ones(told) -> None:
+    made = "fp32 cccccccccccc a CPU"
+    lines = told("table1/ptb/rope")
+    assert lines[:4] == [
+        "table1/ptb/rope (yours)",
+        "seed full sampled precision commit device path",
+        f"0 4.750000 NaN {made} mine/rope",
+        "full: 4.750000, n = 1",
+    ]
+    assert lines[6:11] == [
+        "table1/ptb/rope (published)",
+        "seed full sampled precision commit device path",
+        f"0 5.000000 NaN {made} runs/rope-ptb-base-s0",
+        f"1 5.500000 NaN {made} runs/rope-ptb-base-s1",
+        "full: 5.250000 ± 0.353553, n = 2",
+    ]
+
+
+@pytest.mark.parametrize("scale", ["quick", "smoke"])
+def test_a_planned_question_whatever_scale_the_users_runs_have(told, scale: str) -> None:
+    made = "fp32 cccccccccccc a CPU runs/crope"
+    assert told("P1", scale)[:5] == [
+        "P1 (published)",
+        "dataset seed CRoPE RoPE difference precision commit device path",
+        f"ptb 10 4.250000 4.000000 0.250000 {made}-ptb-base-long-s10",
+        f"wikitext2 10 4.500000 4.000000 0.500000 {made}-wikitext2-base-long-s10",
+        "CRoPE − RoPE; all corpora: +0.3750 (1 of 10 seeds), n = 1",
+    ]
+
+
+def test_a_difference_that_no_file_asks(told) -> None:
+    line = "multi-query − CRoPE; Penn Treebank: +0.2500 (1 of 10 seeds), n = 1"
+    assert line in told("cost/mqa-crope")
+
+
+def test_what_has_no_run_names_the_command(told) -> None:
+    assert told("Q1") == ["Q1: no run yet; `make reproduce STUDY=qkv_rate`"]
+    assert "STUDY=table1" in told("table1/tiny/rope")[0]
+
+
+def test_without_a_name_all_names(told) -> None:
+    assert {"table1/tiny/rope", "P1 What does Eq. 30 cost?", "cost/mqa - rope"} <= set(told(None))
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("table1/ptb/rop", "table1/ptb/rope"), ("cost/mqx-rope", "cost/mqa - rope")]
+)
+def test_an_unknown_name_has_near_ones(told, name: str, near: str) -> None:
+    with pytest.raises(UserError, match=near):
+        told(name)

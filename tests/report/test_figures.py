@@ -1,0 +1,104 @@
+"""What is drawn: frames, labels, colours and order; not each coordinate."""
+
+from typing import Any
+
+import pandas as pd
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from crope.report import figures
+from crope.report.page import TEMPLATE
+from crope.style import COLOURS, render
+from tests.report.frames import runs
+
+SCHEDULE = {"config.train.max_steps": 10, "config.train.lr_step_size": 4, "config.train.lr": 0.002}
+TABLE1 = runs(crope=[5.1, 5.3], rope=[5.0, 5.2], columns=SCHEDULE)
+LINE = {"by_seed": [0.0, 0.5], "mean": 0.25, "low": -0.5, "high": 1.0, "setting": "train.lr=0.002"}
+
+
+def curves() -> pd.DataFrame:
+    """Steps 0, 5 and 10 of four runs. Seed 1 has no full loss at step 5."""
+    parts = []
+    for step, more in ((0, 4.0), (5, 1.0), (10, 0.0)):
+        loss = TABLE1["loss"] + more
+        part = TABLE1[["model", "dataset", "row", "seed"]].assign(step=step)
+        part["val/loss_nats"] = part["train/loss_nats"] = part["val_full/loss_nats"] = loss
+        parts.append(part)
+    every = pd.concat(parts, ignore_index=True)
+    every.loc[(every["step"] == 5) & (every["seed"] == 1), "val_full/loss_nats"] = None
+    return every
+
+
+def fig4() -> Figure:
+    return figures.fig4(curves(), TABLE1)
+
+
+def rates() -> Figure:
+    return figures.rates(TABLE1, pd.DataFrame([LINE]))
+
+
+def models() -> Figure:
+    lines = [LINE | {"model": "mqa", "mean": 0.5}, LINE | {"model": "thin_ffn", "mean": -0.25}]
+    return figures.models(pd.DataFrame(lines), "title")
+
+
+def drawn(figure: Figure, panel: int, gid: str) -> list[list[list[float]]]:
+    """The points of each line of this kind."""
+    lines = [line for line in figure.axes[panel].lines if line.get_gid() == gid]
+    return [line.get_xydata().tolist() for line in lines]
+
+
+def test_mean_lowest_and_highest_seed_at_the_steps_that_every_seed_has() -> None:
+    of_rope = curves().query("model == 'rope'")
+    sampled = figures.over_seeds(of_rope, "val/loss_nats")
+    assert sampled.loc[10, ["mean", "min", "max"]].tolist() == [5.1, 5.0, 5.2]
+    assert list(figures.over_seeds(of_rope, "val_full/loss_nats").index) == [0, 10]
+
+
+def test_crope_is_drawn_over_rope() -> None:
+    labels = [str(line.get_label()) for line in fig4().axes[0].lines]
+    assert [label for label in labels if not label.startswith("_")] == ["rope", "crope"]
+
+
+def test_full_losses_and_rate_drops_are_marked() -> None:
+    figure = fig4()
+    rope, crope = drawn(figure, 0, "full")
+    assert rope == [[0, pytest.approx(9.1)], [10, pytest.approx(5.1)]]
+    assert crope == [[0, pytest.approx(9.2)], [10, pytest.approx(5.2)]]
+    for panel in (0, 1):
+        assert [line[0][0] for line in drawn(figure, panel, "drop")] == [4, 8]
+
+
+@pytest.mark.parametrize("figure", [fig4, rates])
+def test_the_legend_has_each_models_own_colour(figure: Any) -> None:
+    (legend,) = figure().legends
+    handles = zip(legend.get_texts(), legend.get_lines(), strict=True)
+    colours = {text.get_text(): to_hex(line.get_color()) for text, line in handles}
+    assert colours == {"RoPE": COLOURS["rope"], "CRoPE": COLOURS["crope"]}
+
+
+def test_the_caption_names_the_panels_of_the_axes() -> None:
+    assert "Validation (top) and training loss (bottom)" in TEMPLATE.read_text()
+    labels = [axis.get_ylabel().split()[0] for axis in fig4().axes]
+    assert labels == ["validation", "training"]
+
+
+def test_an_interval_lies_above_its_seeds() -> None:
+    figure = rates()
+    assert drawn(figure, 0, "seeds") == [[[0.002, 0.0], [0.002, 0.5]]]
+    assert drawn(figure, 0, "interval") == [[[0.002, -0.5], [0.002, 1.0]]]
+    order = {line.get_gid(): line.get_zorder() for line in figure.axes[0].lines}
+    assert order["interval"] > order["seeds"]
+
+
+def test_the_lowest_model_is_on_top() -> None:
+    (axis,) = models().axes
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["thin FFN", "multi-query"]
+    assert drawn(models(), 0, "mean") == [[[-0.25, 0]], [[0.5, 1]]]
+    assert axis.yaxis_inverted()
+
+
+@pytest.mark.parametrize("figure", [fig4, rates, models])
+def test_a_figure_has_the_same_bytes_twice(figure: Any) -> None:
+    assert render(figure()) == render(figure())

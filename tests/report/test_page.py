@@ -1,0 +1,103 @@
+"""The report as a user gets it: the page, its files and what is printed."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from crope.errors import InvalidRecord
+from crope.report import page
+from crope.report.frame import Runs
+from crope.runs.compose import load_run
+from tests.report.frames import runs, study_row
+
+SCHEDULE = {"config.train.max_steps": 20, "config.train.lr_step_size": 10}
+NONE = runs(rope=[])
+PUBLIC = runs(rope=[5.07], crope=[5.1325], columns={"record_set": "public", **SCHEDULE})
+
+
+def own(**options) -> pd.DataFrame:
+    return runs(columns={"finished_utc": "2026", **SCHEDULE}, **options)
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Builds the report of these runs of Table 1, whose curves are empty; returns the folder."""
+
+    def table_rows(scale: str, datasets: list[str] | None = None):
+        return [study_row(study="table1", dataset=name) for name in datasets or ["ptb"]] + [
+            study_row(study="table2", dataset="pg19")
+        ]
+
+    def call(mine: pd.DataFrame, public: pd.DataFrame, scale: str = "quick", invalid=()) -> Path:
+        found = Runs(scale, mine.assign(scale=scale), public, invalid, {})
+        monkeypatch.setattr(page, "load_runs", lambda **_: found)
+        assert page.build_report(results_dir=tmp_path) == list(invalid)
+        return tmp_path / ("report-smoke" if scale == "smoke" else "report")
+
+    monkeypatch.setattr(page, "expected_table_rows", table_rows)
+    monkeypatch.setattr(page, "expected_rows", lambda scale: [])
+    monkeypatch.setattr(page, "findings", lambda differences: ["**Found**"])
+    curves = pd.DataFrame(columns=["step", "dataset", "row", "model"])
+    monkeypatch.setattr(page, "curves_of", lambda shown: curves)
+    return call
+
+
+def test_the_users_runs_are_in_the_tables(built, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = built(own(rope=[5.0625], crope=[5.125]), PUBLIC)
+    text = (folder / "index.html").read_text()
+    assert "Tables 1 and 2: 2 of your runs" in text
+    assert "<td>5.0625</td><td>5.1250</td><td>+0.0625, n\u00a0=\u00a01</td>" in text
+    assert "<td>5.062</td><td>5.070 to 5.070</td>" in text
+    assert "<li>Found</li>" in text
+    printed = capsys.readouterr().out
+    assert "Penn Treebank: RoPE 5.062, published 5.070, paper 4.021" in printed
+    assert f"open {folder}/index.html" in printed
+
+
+@pytest.mark.parametrize("mine", [NONE, runs(rope=[9.0], columns={"cell_key": "another"})])
+def test_without_own_runs_of_the_tables_the_published_ones_are(built, mine: pd.DataFrame) -> None:
+    mine = mine.assign(whole_config=[[load_run().container]] * len(mine))
+    text = (built(mine, PUBLIC) / "index.html").read_text()
+    assert "Tables 1 and 2: 2 of the published runs" in text
+    assert "<td>5.0700</td><td>5.1325</td>" in text
+
+
+def test_tiny_has_a_row_where_it_was_trained(built) -> None:
+    folder = built(own(rope=[5.0625], dataset="tiny"), NONE)
+    numbers = pd.read_csv(folder / "table1.csv").query("protocol == 'full'").set_index("dataset")
+    assert list(numbers.loc["tiny", "status"]) == ["complete", "missing"]
+    assert list(numbers.loc["ptb", "status"]) == ["missing", "missing"]
+
+
+def test_a_smoke_test_leaves_the_report_of_other_runs(built) -> None:
+    folder = built(own(rope=[5.0]), NONE, scale="smoke")
+    assert "scale: smoke" in (folder / "index.html").read_text()
+
+
+def test_invalid_records_are_named_and_escaped(built, capsys: pytest.CaptureFixture[str]) -> None:
+    invalid = [InvalidRecord(Path("runs/x"), "<b>&")]
+    text = (built(own(rope=[5.0]), NONE, invalid=invalid) / "index.html").read_text()
+    assert "runs/x: &lt;b&gt;&amp;;" in text
+    assert "<b>" not in text
+    assert "invalid: runs/x: <b>&" in capsys.readouterr().err
+
+
+def test_the_files_hold_every_run_and_difference(built) -> None:
+    folder = built(own(rope=[5.0], crope=[5.25]), PUBLIC)
+    assert list(pd.read_csv(folder / "runs.csv")["loss"]) == [5.0, 5.25]
+    lines = pd.read_csv(folder / "differences.csv").query("name == 'table1/crope - rope'")
+    assert list(lines["runs"]) == ["published", "yours"]
+    assert list(lines["mean"]) == [0.0625, 0.25]
+
+
+def test_rows_of_the_papers_own_size_have_the_seeds_of_both_models() -> None:
+    large = runs(rope=[4.0, 6.0], crope=[4.5]).assign(study="paper_row")
+    twice = pd.concat([large, large.assign(study="paper_row_xpos")])
+    assert list(page.paper_size(twice)["loss"]) == [4.0, 4.5]
+
+
+def test_the_pictured_models_are_beside_rope() -> None:
+    models = page.beside_rope()
+    assert (models["P1"], models["cost/thin_ffn - rope"]) == ("crope", "thin_ffn")
+    assert not {"nope", "rope"} & set(models.values())

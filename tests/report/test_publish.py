@@ -1,0 +1,124 @@
+"""Publication, and what README.md may hold."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from crope.config import ROOT
+from crope.errors import DataError, InvalidRecord, UserError
+from crope.files import read_json, write_json
+from crope.report import publish as module
+from crope.report.frame import load_frame
+from crope.report.publish import publish
+from crope.report.tables import Table
+from crope.runs.record import Record
+from tests.report.records import failed, record
+
+SHA256 = {"train": "t", "validation": "v"}
+SPLITS = {name: {"sha256": digest} for name, digest in SHA256.items()}
+CLEAN = {"commit": "c", "dirty": False, "device": "a CPU", "data": {"splits": SPLITS}}
+NGRAMS = {
+    "used": {"corpus": "used", "tokenizer": {}, "sha256": SHA256},
+    "other": {"corpus": "other", "tokenizer": {}, "sha256": SHA256 | {"train": "x"}},
+}
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Publishes these records as the set `mine`, with stored n-gram losses; returns the sets."""
+    for name in NGRAMS:
+        (tmp_path / "tokens" / name).mkdir(parents=True)
+    monkeypatch.setattr(module, "stored_ngrams", lambda folder: NGRAMS[folder.name])
+
+    def call(*records: Record, scale: str = "quick", invalid=(), name: str = "mine") -> Path:
+        monkeypatch.setattr(module, "read_records", lambda folder: (records, invalid))
+        folders = {"published": tmp_path / "sets", "tokens_dir": tmp_path / "tokens"}
+        publish(tmp_path, name, scale=scale, **folders)
+        return tmp_path / "sets"
+
+    return call
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Record:
+    return replace(record(tmp_path, "complete"), provenance=CLEAN)
+
+
+def test_complete_and_diverged_runs_of_the_scale_are_published(
+    published, clean: Record, tmp_path: Path
+) -> None:
+    diverged = replace(failed(tmp_path, "diverged", "NonFiniteLoss"), provenance=CLEAN)
+    other = [failed(tmp_path, "failed", "ValueError"), record(tmp_path, "small", scale="smoke")]
+    sets = published(clean, diverged, *other)
+    assert list(load_frame([sets / "mine"])[0]["run_id"]) == ["complete", "diverged"]
+    assert "a CPU" in (sets / "mine" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "made", [{"commit": None}, {"dirty": True}, {"resumed_from": [CLEAN | {"dirty": True}]}]
+)
+def test_runs_of_uncommitted_code_are_refused(made: dict, published, clean: Record) -> None:
+    with pytest.raises(UserError, match="uncommitted"):
+        published(replace(clean, provenance=CLEAN | made))
+
+
+def test_what_else_is_refused(published, clean: Record) -> None:
+    with pytest.raises(UserError, match="no complete run"):
+        published(clean, scale="paper")
+    with pytest.raises(UserError, match=r"\.\./mine"):
+        published(clean, name="../mine")
+    with pytest.raises(DataError, match="torn"):
+        published(clean, invalid=[InvalidRecord(clean.path, "torn")])
+
+
+def test_ngram_losses_of_the_runs_tokens_join_the_published_ones(
+    published, clean: Record, tmp_path: Path
+) -> None:
+    """Those of other tokens stay where they are."""
+    known = {"corpus": "known", "tokenizer": {}, "sha256": {}}
+    write_json(tmp_path / "sets" / "ngrams.json", [known])
+    entries = read_json(published(clean) / "ngrams.json")
+    assert [entry["corpus"] for entry in entries] == ["known", "used"]
+
+
+def test_a_smoke_run_changes_no_ngram_losses(published, clean: Record) -> None:
+    clean.summary["scale"] = "smoke"
+    assert not (published(clean, scale="smoke") / "ngrams.json").exists()
+
+
+def test_the_ngram_table_has_the_papers_loss_beside_gpt2s_tokens_only() -> None:
+    losses = {"unigram": 6.0, "bigram": 5.0, "trigram": 4.5}
+    gpt2 = {"corpus": "ptb", "tokenizer": {"name": "gpt2", "vocab_size": 50257}}
+    bpe = {"corpus": "ptb", "tokenizer": {"name": "bpe", "vocab_size": 4096}}
+    ngrams = [entry | {"loss_nats": losses} for entry in (gpt2, bpe, gpt2 | {"corpus": "tiny"})]
+    ours = ["6.000", "5.000", "4.500"]
+    assert module.ngram_table(ngrams).frame.to_numpy().tolist() == [
+        ["Penn Treebank", "bpe 4,096", *ours, ""],
+        ["Penn Treebank", "gpt2 50,257", *ours, "4.016"],
+    ]
+
+
+def test_the_readmes_tables_have_the_full_losses_alone() -> None:
+    lines = [["PTB", "paper"], ["here B=2", "full"], ["", "sampled"], ["Parameters", ""]]
+    table = Table("t", "", pd.DataFrame(lines, columns=["Dataset", ""]))
+    assert module.without_sampled(table).frame.to_numpy().tolist() == [
+        ["PTB", "paper"],
+        ["", "full"],
+    ]
+
+
+def test_runs_and_hours_by_how_they_were_made() -> None:
+    frame = pd.DataFrame({"device": ["a", "a", None], "run_id": ["x", "y", "z"], "seed": [0, 0, 1]})
+    frame["time.total_s"] = [1800.0, 3600.0, None]
+    table = module.made_by(frame, {"device": "device"})
+    assert table[["Runs", "Seeds", "Hours"]].to_numpy().tolist() == [[2, 1, "1.5"], [1, 1, "0.0"]]
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    prose = [line for line in text.splitlines() if not line.startswith("|")]
+    assert len(text.split()) <= 900
+    assert len(re.findall(r"\d[\d.,]*", "\n".join(prose))) <= 60
