@@ -25,6 +25,7 @@ from crope.report.frame import (
     by_study,
     common_seeds,
     curves_of,
+    error_line,
     load_runs,
 )
 from crope.report.tables import Table, to_csv
@@ -52,7 +53,6 @@ RATE_STUDIES = ("tuned_lr", "rate_edge")
 class Report:
     """What is printed.
 
-    cells         the keys of the cells of Tables 1 and 2
     source        whose runs they show: the user's own if there is one of any cell, else the
                   published ones; and `shown`, these runs, of `by_study`
     published     the published runs, of `by_study`, and `differences`, their lines of `answers`
@@ -60,7 +60,6 @@ class Report:
     """
 
     runs: Runs
-    cells: Sequence[str]
     source: pd.DataFrame
     shown: pd.DataFrame
     losses: Sequence[Table]
@@ -87,16 +86,15 @@ def collect(runs: Runs) -> Report:
     shown = own if mine else by_study(runs.published, table_rows)
     shown = shown[shown["study"].isin(TABLES)]
     large = paper_size(published) if runs.scale != "paper" else published[:0]
-    reasons = tables.missing_reasons(runs, source, table_rows)
+    missing = tables.missing_words(source)
     losses = []
     for name in TABLES:
         rows = [row for row in table_rows if row.study == name]
         of_table = shown[shown["study"] == name]
-        losses.append(tables.loss_table(name, rows, of_table, large, reasons))
+        losses.append(tables.loss_table(name, rows, of_table, large, missing))
     differences = answers(published, contrasts)
     return Report(
         runs,
-        cells,
         source,
         shown,
         losses,
@@ -197,7 +195,6 @@ def render_page(report: Report, pictures: Mapping[str, Figure]) -> str:
     """page.html filled in; text is escaped."""
     runs = report.runs
     whose = "your runs" if report.source is runs.own else "the published runs"
-    own = [tables.own_table(runs, report.cells), tables.other_runs_table(runs, report.cells)]
     images = {}
     for name, figure in pictures.items():
         data = base64.b64encode(render(figure)).decode()
@@ -207,12 +204,19 @@ def render_page(report: Report, pictures: Mapping[str, Figure]) -> str:
         "origin": f"{report.shown['path'].nunique()} of {whose}",
         "notes": PROTOCOL_NOTES,
         "images": images,
-        "own": [table for table in own if len(table.frame)],
+        "own": tables.own_table(runs),
+        "failed": failures(runs.own),
         "differences": difference_tables(report.differences, "Differences of the published runs"),
         "own_differences": difference_tables(report.own, "Differences of your runs"),
         "repeats": agreement.repeats_table(agreement.repeats(runs.published)),
     }
     return render_template(TEMPLATE, context, autoescape=True)
+
+
+def failures(own: pd.DataFrame) -> list[str]:
+    """The user's failed runs, each with its error."""
+    failed = own[own["status"] == "failed"]
+    return [f"{run['run_id']}: {error_line(run)}" for run in failed.to_dict("records")]
 
 
 def render_template(template: Path, context: Mapping[str, Any], *, autoescape: bool) -> str:
@@ -232,8 +236,7 @@ def print_report(report: Report, page: Path) -> None:
     """
     for table in report.losses:
         print(f"\n{table.caption}")
-        shown = table.frame[table.frame.iloc[:, 1] != "sampled"]
-        print(shown.to_string(index=False))
+        print(tables.without_sampled(table).frame.to_string(index=False))
     public = report.differences
     lines = public[public["name"] == "table1/crope - rope"]
     print("", *agreement.verdict(report.runs, lines), sep="\n")

@@ -4,6 +4,7 @@ which are made from the published sets alone.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from crope.files import json_sha256, read_json, write_bytes, write_json, write_t
 from crope.report import agreement, page
 from crope.report.evidence import differences, load_contrasts, welch_interval
 from crope.report.frame import DIVERGED, PUBLISHED, dataset_label, load_frame, load_runs
-from crope.report.tables import Table, interval_text
+from crope.report.tables import Table, interval_text, without_sampled
 from crope.runs.published import add_runs
 from crope.runs.record import Record, read_records
 from crope.style import render
@@ -144,7 +145,7 @@ def update_readme(published: Path = PUBLISHED) -> None:
     for name, figure in page.draw(report).items():
         if name in PICTURES:
             write_bytes(published / f"{name}.png", render(figure, "png"))
-    full = [without_sampled(table) for table in report.losses]
+    full = [without_size(without_sampled(table)) for table in report.losses]
     context = {
         "sentences": report.sentences,
         "table1": full[0],
@@ -162,12 +163,12 @@ def update_readme(published: Path = PUBLISHED) -> None:
         write_text(target, page.render_template(template, context, autoescape=False))
 
 
-def without_sampled(table: Table) -> Table:
-    """Table 1 or 2 with the full losses alone and without the settings, as the README prints it."""
-    frame = table.frame[~table.frame.iloc[:, 1].isin(["sampled", ""])].copy()
+def without_size(table: Table) -> Table:
+    """Table 1 or 2 without what differs from the paper's size and without its last line."""
+    frame = table.frame[table.frame.iloc[:, 1] != ""].copy()
     label = frame.columns[0]
     frame[label] = frame[label].mask(frame[label].str.startswith("here "), "")
-    return Table(table.name, table.caption, frame)
+    return replace(table, frame=frame)
 
 
 def old_rule_table(report: page.Report) -> Table:

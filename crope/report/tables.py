@@ -10,7 +10,7 @@ sampled   the paper's: mean and standard deviation of the sampled validation los
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import pandas as pd
 
 from crope import paper
 from crope.report.evidence import Contrast, differences, estimate
-from crope.report.frame import PAIR, Runs, dataset_label, error_line, model_label
+from crope.report.frame import PAIR, Runs, dataset_label, model_label
 from crope.runs.compose import Run, load_config, special
 from crope.runs.study import StudyRow
 
@@ -90,14 +90,14 @@ def loss_table(
     rows: Iterable[StudyRow],
     runs: pd.DataFrame,
     paper_size: pd.DataFrame,
-    reasons: Mapping[str, str],
+    missing: Mapping[str, str],
 ) -> Table:
     """Table 1 or 2: below each of the paper's lines this project's.
 
     rows         of the study `name`, at the scale that is reported
     runs         of `by_study`
     paper_size   those that were made at the paper's own size; empty where `runs` are
-    reasons      cell_key -> why the cell has no run
+    missing      of `missing_words`
     """
     decimals = paper.PRINTED_DECIMALS[name]
     kinds = {"full": runs, "sampled": runs, "full, paper's size": paper_size}
@@ -114,7 +114,7 @@ def loss_table(
             if of_row.empty and kind != "full":
                 continue
             known = losses(of_row, kind.split(",")[0]).reindex(models)
-            known["status"] = [reasons.get(cell.key, "missing") for cell in row.cells]
+            known["status"] = [missing.get(cell.key, "missing") for cell in row.cells]
             known.loc[known["n"] > 0, "status"] = "complete"
             place = {"table": name, "dataset": row.dataset, "row": ablation, "protocol": kind}
             numbers.append(known.reset_index().assign(**place))
@@ -183,29 +183,12 @@ def _parameters(runs: pd.DataFrame, models: list[str]) -> list[str]:
     return ["" if pd.isna(size) else f"{size:,.0f}" for size in sizes]
 
 
-def missing_reasons(runs: Runs, source: pd.DataFrame, rows: Iterable[StudyRow]) -> dict[str, str]:
-    """cell_key -> why a cell has no complete run in `source`: failed, stale, invalid or no data, in
-    a few words.
+def missing_words(source: pd.DataFrame) -> dict[str, str]:
+    """cell_key -> what stands in a cell whose runs count for nothing: failed, stale, or why complete
+    ones do not.
     """
-    reasons = {}
-    for row in rows:
-        for cell in row.cells:
-            of_cell = source[source["cell_key"] == cell.key]
-            prefix = f"{cell.model}-{cell.dataset}-{cell.row}-s"
-            damaged = [error for error in runs.invalid if error.path.name.startswith(prefix)]
-            failed = of_cell[of_cell["status"] == "failed"]
-            stale = of_cell["status"] == "stale"
-            if damaged:
-                reasons[cell.key] = f"invalid: {damaged[0].reason}"
-            elif cell.dataset in runs.unavailable:
-                reasons[cell.key] = "missing: no data"
-            elif len(failed):
-                reasons[cell.key] = f"failed: {error_line(failed.iloc[0])}"
-            elif stale.any():
-                reasons[cell.key] = "stale: its model's code has changed"
-            elif len(of_cell):
-                reasons[cell.key] = "no seed that RoPE and CRoPE share"
-    return reasons
+    words = source["status"].replace("complete", "no seed that RoPE and CRoPE share")
+    return dict(zip(source["cell_key"], words, strict=True))
 
 
 def difference_table(
@@ -232,31 +215,28 @@ def place(line: Mapping[Any, Any]) -> str:
     return "; ".join(part for part in (dataset, row, line.get("setting", "")) if part)
 
 
-def own_table(runs: Runs, table_cells: Iterable[str]) -> Table:
-    """The user's own runs of the tables beside the published ones of the same cell."""
-    own = runs.own[(runs.own["status"] == "complete") & runs.own["cell_key"].isin(table_cells)]
-    public = runs.published[runs.published["status"] == "complete"]
+def own_table(runs: Runs) -> Table:
+    """The user's own runs: what their group files do not give, the final loss, and the losses of
+    the published runs of the same cell.
+    """
+    public = runs.published[runs.published["status"] == "complete"].groupby("cell_key")["loss"]
+    ranges = public.agg(["min", "max", "size"])
     printed = []
-    for key, of_cell in own.sort_values("seed").groupby("cell_key", sort=False):
-        run = of_cell.iloc[0].to_dict()
-        others = public.loc[public["cell_key"] == key, "loss"]
-        span = f"{others.min():.3f} to {others.max():.3f}" if len(others) else "none"
-        mine = ", ".join(map("{:.3f}".format, of_cell["loss"]))
-        printed.append([place(run), model_label(run["model"]), mine, span, len(others)])
-    columns = ["Dataset", "Model", "Yours, by seed", "Published", "Published runs"]
-    frame = pd.DataFrame(printed, columns=columns)
-    return Table("yours", "Your runs beside the published ones", frame)
-
-
-def other_runs_table(runs: Runs, table_cells: Iterable[str]) -> Table:
-    """The user's own runs outside the tables, with what their group files do not give."""
-    other = runs.own[~runs.own["cell_key"].isin(table_cells)].sort_values("run_id")
-    printed = []
-    for run in other.to_dict("records"):
-        names = [run[name] for name in ("model", "dataset", "row", "scale")]
+    for run in runs.own.sort_values(["dataset", "run_id"]).to_dict("records"):
         (config,) = run["whole_config"]
+        names = [run[name] for name in ("model", "dataset", "row", "scale")]
         settings = ", ".join(special(Run(load_config(config), *names)))
         loss = f"{run['loss']:.4f}" if run["status"] == "complete" else run["status"]
-        printed.append([run["run_id"], run["scale"], settings, loss])
-    columns = ["Run", "Scale", "Differs from the default", "Final loss"]
-    return Table("other_runs", "Your other runs", pd.DataFrame(printed, columns=columns))
+        beside = ""
+        if run["cell_key"] in ranges.index:
+            low, high, count = ranges.loc[run["cell_key"]]
+            beside = f"{low:.4f} to {high:.4f} ({count:.0f} runs)"
+        printed.append([run["run_id"], run["scale"], settings, loss, beside])
+    columns = ["Run", "Scale", "Differs from the default", "Final loss", "Published"]
+    frame = pd.DataFrame(printed, columns=columns)
+    return Table("own", "Your runs beside the published ones of the same cell", frame)
+
+
+def without_sampled(table: Table) -> Table:
+    """Table 1 or 2 with the full losses alone."""
+    return replace(table, frame=table.frame[table.frame.iloc[:, 1] != "sampled"])

@@ -1,11 +1,13 @@
 """Data frames of runs with chosen losses, without files."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pandas as pd
 
 from crope.report.frame import COLUMNS
+from crope.runs.compose import load_run
 from crope.runs.study import Cell, StudyRow
 
 MODELS = ("xpos", "rope", "crope")
@@ -40,10 +42,16 @@ def runs(
                 "loss": loss,
                 "precision": "fp32",
                 "device_kind": "cpu",
+                "whole_config": [default_config()],
             }
             lines.append(line | (columns or {}))
-    names = dict.fromkeys([*COLUMNS, *(columns or {})])
+    names = dict.fromkeys([*COLUMNS, "whole_config", *(columns or {})])
     return pd.DataFrame(lines, columns=list(names)).dropna(subset="loss")
+
+
+@cache
+def default_config() -> dict[str, Any]:
+    return load_run(["data=ptb", "scale=quick", "train.precision=fp32"]).container
 
 
 def together(*parts: pd.DataFrame) -> pd.DataFrame:

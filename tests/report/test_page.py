@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from crope.errors import InvalidRecord
 from crope.report import page
 from crope.report.frame import Runs
-from crope.runs.compose import load_run
 from tests.report.frames import runs, study_row
 
 SCHEDULE = {"config.train.max_steps": 20, "config.train.lr_step_size": 10}
@@ -48,16 +48,22 @@ def test_the_users_runs_are_in_the_tables(built, capsys: pytest.CaptureFixture[s
     text = (folder / "index.html").read_text()
     assert "Tables 1 and 2: 2 of your runs" in text
     assert "<td>5.0625</td><td>5.1250</td><td>+0.0625, n\u00a0=\u00a01</td>" in text
-    assert "<td>5.062</td><td>5.070 to 5.070</td>" in text
+    assert "<td>5.0625</td><td>5.0700 to 5.0700 (1 runs)</td>" in text
     assert "<li>Found</li>" in text
     printed = capsys.readouterr().out
     assert "Penn Treebank: RoPE 5.062, published 5.070, paper 4.021" in printed
     assert f"open {folder}/index.html" in printed
 
 
+def test_failed_runs_are_listed_with_their_error(built) -> None:
+    error = {"error.type": "ValueError", "error.message": "bad\nvalue", "error.step": 20}
+    failed = own(rope=[5.0]).assign(status="failed", loss=np.nan, **error)
+    text = (built(failed, NONE) / "index.html").read_text()
+    assert "<li>rope-ptb-base-s0: ValueError: bad value (step 20)</li>" in text
+
+
 @pytest.mark.parametrize("mine", [NONE, runs(rope=[9.0], columns={"cell_key": "another"})])
 def test_without_own_runs_of_the_tables_the_published_ones_are(built, mine: pd.DataFrame) -> None:
-    mine = mine.assign(whole_config=[[load_run().container]] * len(mine))
     text = (built(mine, PUBLIC) / "index.html").read_text()
     assert "Tables 1 and 2: 2 of the published runs" in text
     assert "<td>5.0700</td><td>5.1325</td>" in text

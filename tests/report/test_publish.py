@@ -101,10 +101,10 @@ def test_the_ngram_table_has_the_papers_loss_beside_gpt2s_tokens_only() -> None:
     ]
 
 
-def test_the_readmes_tables_have_the_full_losses_alone() -> None:
-    lines = [["PTB", "paper"], ["here B=2", "full"], ["", "sampled"], ["Parameters", ""]]
+def test_the_readmes_tables_have_neither_sizes_nor_parameters() -> None:
+    lines = [["PTB", "paper"], ["here B=2", "full"], ["Parameters", ""]]
     table = Table("t", "", pd.DataFrame(lines, columns=["Dataset", ""]))
-    assert module.without_sampled(table).frame.to_numpy().tolist() == [
+    assert module.without_size(table).frame.to_numpy().tolist() == [
         ["PTB", "paper"],
         ["", "full"],
     ]

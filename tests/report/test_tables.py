@@ -1,14 +1,12 @@
 """Tables as they are printed: the paper's numbers, this project's below them, differences."""
 
 import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from crope.errors import InvalidRecord
 from crope.report import tables
 from crope.report.evidence import Contrast, answer
 from crope.report.frame import Runs
@@ -111,18 +109,12 @@ def test_the_sampled_deviation_is_the_mean_of_those_of_the_seeds() -> None:
 
 
 def test_why_a_cell_is_empty() -> None:
-    error = {"error.type": "ValueError", "error.message": "bad\nvalue", "error.step": 20}
-    broken = runs(rope=[5.0], columns={"status": "failed", **error})
-    own = together(broken, runs(crope=[5.0], columns={"status": "stale"}), runs(mqa=[5.0]))
-    invalid = [InvalidRecord(Path("runs/xpos-ptb-base-s1-ab"), "torn")]
-    rows = [study_row("xpos", "rope", "crope", "mqa"), study_row("nope", dataset="pg19")]
-    every = Runs("quick", own, NO_RUNS, invalid, {"pg19": "no network"})
-    assert tables.missing_reasons(every, own, rows) == {
-        "xpos-ptb-base": "invalid: torn",
-        "rope-ptb-base": "failed: ValueError: bad value (step 20)",
-        "crope-ptb-base": "stale: its model's code has changed",
+    failed = runs(rope=[5.0], columns={"status": "failed"})
+    stale = runs(crope=[5.0], columns={"status": "stale"})
+    assert tables.missing_words(together(failed, stale, runs(mqa=[5.0]))) == {
+        "rope-ptb-base": "failed",
+        "crope-ptb-base": "stale",
         "mqa-ptb-base": "no seed that RoPE and CRoPE share",
-        "nope-pg19-base": "missing: no data",
     }
 
 
@@ -153,16 +145,30 @@ def test_where_a_difference_was_measured() -> None:
     assert tables.place({"dataset": "", "row": "base"}) == "all corpora"
 
 
-def test_own_runs_stand_beside_published_ones_of_their_cell() -> None:
-    """Other cells, stale runs and runs outside the tables are left out."""
-    own = runs(rope=[5.0, 5.25], nope=[9.0])
-    public = together(runs(rope=[4.9, 5.5], crope=[1.0]), runs(rope=[0.5]).assign(status="stale"))
-    table = tables.own_table(Runs("quick", own, public, [], {}), ["rope-ptb-base"])
-    assert lines(table) == [["Penn Treebank", "RoPE", "5.000, 5.250", "4.900 to 5.500", 2]]
-
-
-def test_other_own_runs_are_listed_with_what_differs() -> None:
+def own_lines(own: pd.DataFrame, public: pd.DataFrame) -> list[list[Any]]:
     run = load_run(["data=ptb", "scale=smoke", "train.lr=0.5", "train.precision=fp32"])
-    own = runs(rope=[5.0]).assign(scale="smoke", whole_config=[[run.container]])
-    (line,) = lines(tables.other_runs_table(Runs("smoke", own, own, [], {}), ["another"]))
-    assert line == ["rope-ptb-base-s0", "smoke", "train.lr=0.5", "5.0000"]
+    own = own.assign(scale="smoke", whole_config=[[run.container]])
+    return lines(tables.own_table(Runs("smoke", own, public, [], {})))
+
+
+def test_own_runs_stand_beside_published_ones_of_their_cell() -> None:
+    """Published runs of other cells and stale ones are left out."""
+    public = together(runs(rope=[4.9, 5.5], crope=[1.0]), runs(rope=[0.5]).assign(status="stale"))
+    (line,) = own_lines(runs(rope=[5.0]), public)
+    assert line[3:] == ["5.0000", "4.9000 to 5.5000 (2 runs)"]
+
+
+def test_own_runs_are_listed_with_what_differs() -> None:
+    (line,) = own_lines(runs(rope=[5.0]), NO_RUNS)
+    assert line == ["rope-ptb-base-s0", "smoke", "train.lr=0.5", "5.0000", ""]
+
+
+def test_a_failed_run_has_no_loss() -> None:
+    failed = runs(rope=[5.0], columns={"status": "failed"})
+    assert own_lines(failed, NO_RUNS)[0][3] == "failed"
+
+
+def test_a_table_without_the_sampled_losses() -> None:
+    table = table1(of_table1(rope=[5.0]))
+    assert [line[1] for line in lines(table)] == ["paper", "full", "sampled", ""]
+    assert [line[1] for line in lines(tables.without_sampled(table))] == ["paper", "full", ""]
