@@ -28,9 +28,10 @@ from crope.report.frame import (
 )
 from crope.report.tables import PROTOCOLS, interval_text, losses, place, plus_minus
 from crope.runs.compose import group_files
-from crope.runs.study import TABLES, expected_rows, expected_table_rows
+from crope.runs.study import TABLES, expected_table_rows, study_rows
 
 MADE = ["precision", "provenance.commit", "provenance.device", "path"]  # how a run was made
+ALL_DATASETS = list(DATASET_LABELS)
 PLACE = ["study", "dataset", "row", "setting", "seed"]
 
 
@@ -49,7 +50,7 @@ def explain(
     """
     runs = load_runs(results_dir=results_dir, scale=scale, folders=folders, published=published)
     contrasts = load_contrasts()
-    table_rows = expected_table_rows(runs.scale, list(DATASET_LABELS))
+    table_rows = expected_table_rows(runs.scale, ALL_DATASETS)
     cells = list(_cell_names(study_cells(table_rows)))
     if name is None:
         questions = [f"{key}  {contrast.question}".rstrip() for key, contrast in contrasts.items()]
@@ -65,8 +66,10 @@ def explain(
     sources = {"yours": (runs.own, runs.scale), "published": (runs.published, PUBLISHED_SCALE)}
     parts = []
     for title, (frame, its_scale) in sources.items():
-        rows = [*expected_table_rows(its_scale, list(DATASET_LABELS)), *expected_rows(its_scale)]
-        joined = by_study(frame, [row for row in rows if row.study in studies])
+        rows = []
+        for study in studies:  # of the others the rows would cost seconds
+            rows += study_rows(study, its_scale, ALL_DATASETS if study in TABLES else None)
+        joined = by_study(frame, rows)
         text = _explain_difference(joined, contrast) if contrast else _explain_cell(joined, name)
         if text:
             parts.append(f"{name} ({title})\n{text}")

@@ -186,7 +186,7 @@ def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[Stu
     rows = []
     for study in group_files("study"):
         try:
-            rows += _rows(study, scale, datasets) if study not in TABLES else []
+            rows += study_rows(study, scale, datasets) if study not in TABLES else []
         except ConfigError as error:
             log_line(f"{error}; left out")
     return rows
@@ -196,11 +196,11 @@ def expected_table_rows(scale: str, datasets: Sequence[str] | None = None) -> li
     """Rows of Tables 1 and 2 in the paper's order."""
     rows = []
     for table in TABLES:
-        rows += _rows(table, scale, datasets)
+        rows += study_rows(table, scale, datasets)
     return rows
 
 
-def _rows(study: str, scale: str, datasets: Sequence[str] | None) -> list[StudyRow]:
+def study_rows(study: str, scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
     """One row per combination of the axes other than seed and model, at the scale that the study's
     file fixes, else at `scale`; a smoke test shows no study of another scale.
     """

@@ -8,6 +8,7 @@ from crope.errors import UserError
 from crope.report import explain as module
 from crope.report.explain import explain
 from crope.report.frame import Runs
+from crope.runs.study import StudyRow
 from tests.report.frames import runs, study_row, together
 
 MADE = {"provenance.commit": "c" * 40, "provenance.device": "a CPU"}
@@ -30,7 +31,12 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         for name in ("ptb", "wikitext2")
     ]
     monkeypatch.setattr(module, "expected_table_rows", lambda scale, datasets: table)
-    monkeypatch.setattr(module, "expected_rows", lambda scale: cost if scale == "quick" else [])
+
+    def study_rows(study: str, scale: str, datasets: list[str] | None) -> list[StudyRow]:
+        cost_here = cost if scale == "quick" else []
+        return table if study == "table1" else cost_here
+
+    monkeypatch.setattr(module, "study_rows", study_rows)
 
     def call(name: str | None, scale: str = "quick") -> list[str]:
         found = Runs(scale, own, together(TABLE1, PTB, WIKI), [], {})
