@@ -11,6 +11,7 @@ sampled   the paper's: mean and standard deviation of the sampled validation los
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -100,27 +101,29 @@ def loss_table(
     missing      of `missing_words`
     """
     decimals = paper.PRINTED_DECIMALS[name]
-    kinds = {"full": runs, "sampled": runs, "full, paper's size": paper_size}
+    kinds = {"full": runs, "sampled": runs}
+    kinds |= {f"{protocol}, paper's size": paper_size for protocol in PROTOCOLS}
     printed, numbers = [], []
     for row in rows:
         models = [cell.model for cell in row.cells]
         ablation = row.cells[0].row
         first = dataset_label(row.dataset) if name == "table1" else paper.row_label(ablation)
-        labels = [first, _size(_of_row(runs, row)), "", ""]
+        labels = [first, _size(_of_row(runs, row))]
         stated = {m: paper.printed_loss(name, ablation, row.dataset, m) for m in models}
         lines = [_paper_line(stated, decimals)] if any(stated.values()) else []
         for kind, source in kinds.items():
             of_row = _of_row(source, row)
             if of_row.empty and kind != "full":
                 continue
-            known = losses(of_row, kind.split(",")[0]).reindex(models)
+            protocol = kind.split(",")[0]
+            known = losses(of_row, protocol).reindex(models)
             known["status"] = [missing.get(cell.key, "missing") for cell in row.cells]
             known.loc[known["n"] > 0, "status"] = "complete"
             place = {"table": name, "dataset": row.dataset, "row": ablation, "protocol": kind}
             numbers.append(known.reset_index().assign(**place))
-            difference = "" if kind == "sampled" else pair_difference(of_row, decimals)
+            difference = "" if protocol == "sampled" else pair_difference(of_row, decimals)
             lines.append([kind, *_own_cells(known, decimals), difference])
-        printed += [[label, *line] for label, line in zip(labels, lines, strict=False)]
+        printed += [[label, *line] for label, line in zip_longest(labels, lines, fillvalue="")]
     if name == "table1":
         printed.append(["Parameters", "", *_parameters(runs, models), ""])
     header = ["Dataset" if name == "table1" else "Configuration", ""]
@@ -239,4 +242,5 @@ def own_table(runs: Runs) -> Table:
 
 def without_sampled(table: Table) -> Table:
     """Table 1 or 2 with the full losses alone."""
-    return replace(table, frame=table.frame[table.frame.iloc[:, 1] != "sampled"])
+    sampled = table.frame.iloc[:, 1].str.startswith("sampled")
+    return replace(table, frame=table.frame[~sampled])

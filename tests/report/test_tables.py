@@ -71,10 +71,13 @@ def test_table_2_has_the_papers_configurations() -> None:
 
 
 def test_runs_of_the_papers_own_size_stand_below() -> None:
-    large = frames.losses(study="paper_ptb", rope=[4.0], crope=[4.5], columns={"scale": "paper"})
-    line = lines(table1(of_table1(rope=[5.0], crope=[5.1]), large))[3]
+    size = SIZE | {"scale": "paper"}
+    large = frames.losses(study="paper_ptb", rope=[4.0], crope=[4.5], columns=size)
+    full, sampled = lines(table1(of_table1(rope=[5.0], crope=[5.1]), large))[3:5]
     difference = f"+0.5000, {N}1"
-    assert line == ["", "full, paper's size", "missing", "4.0000", "4.5000", difference]
+    assert full == ["", "full, paper's size", "missing", "4.0000", "4.5000", difference]
+    both = ["5.5000 ± 0.2500"] * 2
+    assert sampled == ["", "sampled, paper's size", "missing", *both, ""]
     assert lines(table1(large))[1][0] == ""
 
 
