@@ -7,7 +7,7 @@ An entry says a sentence with placeholders, and what each of them rests on:
 
     from, at   the contrast of conf/contrasts.yaml and, where it has several, the setting
     is         what its interval said of 0: above 0, below 0 or open
-    show       mean: without the interval
+    show       size: the mean without sign and interval
 
 A sentence whose answer has changed is refused, so that nobody publishes it unread.
 """
@@ -22,7 +22,7 @@ import yaml
 
 from crope.config import ROOT
 from crope.errors import UserError
-from crope.report.tables import interval_text, signed
+from crope.report.tables import interval_text
 
 FINDINGS_FILE = ROOT / "docs" / "findings.yaml"
 
@@ -44,8 +44,8 @@ def findings(differences: pd.DataFrame, file: Path = FINDINGS_FILE) -> list[str]
                     f"{file.name}: {basis['from']} is now {now}, not {basis['is']};"
                     f" write again: {entry['says']}"
                 )
-            mean_only = basis.get("show") == "mean"
-            numbers[name] = signed(line["mean"], 2) if mean_only else interval_text(line, 3)
+            size_only = basis.get("show") == "size"
+            numbers[name] = f"{abs(line['mean']):.2f}" if size_only else interval_text(line, 3)
         sentences.append(entry["says"].format_map(numbers))
     return sentences
 

@@ -34,15 +34,13 @@ from crope.style import render
 
 TEMPLATE = Path(__file__).with_name("page.html")
 PROTOCOL_NOTES = (
-    "full: loss after the last step on the validation split or, at the smaller scales, on a fixed"
-    " part of it; mean ± standard deviation over seeds. n: seeds that RoPE and CRoPE share.",
+    "full: loss after the last step on the validation split (small scales: a fixed part); mean ±"
+    " standard deviation over seeds. n: seeds of both RoPE and CRoPE.",
     "sampled: the paper's protocol; ± is the spread of the validation losses that are sampled in the"
     " last 10 % of the steps. At the quick scale one of them reads 512 tokens, at the paper's 16,384"
     " and more: so the ± is ten times the paper's. All models read the same batches, so that it says"
     " nothing of their difference.",
 )
-
-
 # Studies of whole rows of Tables 1 and 2 at the paper's own size.
 PAPER_SIZE = ("paper_row", "paper_row_xpos", "paper_rows", "paper_ptb")
 # CRoPE - RoPE at each of their rates is one curve: the same corpus, steps, warm-up and seeds.

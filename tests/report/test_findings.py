@@ -21,14 +21,14 @@ def sentences(tmp_path: Path, lines: pd.DataFrame = LINES, now: str = "above 0")
         - says: "It costs {{cost}}, at a large rate {{fast}}."
           rests:
             cost: {{from: P1, is: {now}}}
-            fast: {{from: rates, at: train.lr=2, is: open, show: mean}}
+            fast: {{from: rates, at: train.lr=2, is: open, show: size}}
         """
     )
     return findings(lines, file)
 
 
 def test_numbers_are_filled_in(tmp_path: Path) -> None:
-    assert sentences(tmp_path) == ["It costs +0.200 (+0.100 to +0.300), at a large rate −0.12."]
+    assert sentences(tmp_path) == ["It costs +0.200 (+0.100 to +0.300), at a large rate 0.12."]
 
 
 @pytest.mark.parametrize(
