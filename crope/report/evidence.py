@@ -47,6 +47,7 @@ LINE = [
 # What is subtracted: column of the frame, and how it is printed.
 OF = {
     "loss": ("loss", ""),
+    "lowest": ("val_full.best_nats", ", lowest loss"),
     "train": ("train.final_nats", ", training loss"),
     "beyond": ("beyond_nats", " at 4 L − at L"),
 }

@@ -72,6 +72,7 @@ COLUMNS = [
     "device_kind",
     "val_sampled.mean_nats",
     "val_sampled.std_nats",
+    "val_full.best_nats",
     "train.final_nats",
     "beyond_nats",
     "parameters.total",
