@@ -84,15 +84,10 @@ class Attempt(BaseModel):
     started_utc: str | None
 
 
-class Attempts(Attempt):
-    """The last attempt at a run, with the earlier ones, oldest first."""
+class Provenance(Attempt):
+    """provenance.json: the last attempt at a run, with the earlier ones, oldest first."""
 
     resumed_from: list[Attempt] = []
-
-
-class Provenance(Attempts):
-    """provenance.json"""
-
     device_kind: str
     threads: NonNegativeInt
     data: Data
@@ -156,10 +151,15 @@ class Extrapolation(BaseModel):
 class Record:
     """One finished run. Losses are in nats per token."""
 
-    path: Path
+    path: Path  # of a published run <set>/<run id>, which is no folder
     config: dict[str, Any]
     summary: dict[str, Any]
     provenance: dict[str, Any]
+    extrapolation: dict[str, Any] | None = None  # by `with_extrapolation` and of published runs
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_metrics(self.path / "metrics.jsonl")
@@ -187,9 +187,9 @@ def load_record(path: Path) -> tuple[Record, bytes]:
     """The files of a run directory as they are, and the bytes of its metrics.jsonl. Raises one of
     UNREADABLE.
     """
-    names = ("config.yaml", "summary.json", "provenance.json")
     metrics = path / "metrics.jsonl"  # a run that failed early has none
     data = read_bytes(metrics) if metrics.exists() else b""
+    names = ("config.yaml", "summary.json", "provenance.json")
     return Record(path, *(_read_object(path / name) for name in names)), data
 
 
@@ -203,7 +203,8 @@ def check_record(record: Record, metrics: bytes) -> None:
         raise ValueError(f"config.yaml: not that of a run ({error})") from error
     cell = f"{summary.model}-{summary.dataset}-{summary.row}"
     run_id = f"{cell}-s{record.config['seed']}-{digest}"
-    if not record.path.name == summary.run_id == run_id:
+    # The name says which run a folder holds: reports, resuming and wandb go by it.
+    if not record.run_id == summary.run_id == run_id:
         raise ValueError(f"config.yaml and summary.json are those of {run_id}, by its name another")
     if isinstance(summary, Failed):
         return  # its metrics enter no number
@@ -222,24 +223,28 @@ def check_schema(schema: Any, value: Any, name: str) -> Any:
         raise ValueError(f"{name}: {key}: {first['msg']}") from error
 
 
-def read_extrapolation(record: Record) -> dict[str, Any]:
-    """extrapolation.json of a run. Raises InvalidRecord if it is absent or not valid."""
+def with_extrapolation(record: Record) -> Record:
+    """The record with its extrapolation.json, if it has one. Raises InvalidRecord if that is not
+    valid.
+    """
     path = record.path / EXTRAPOLATION
+    if not path.exists():
+        return record
     try:
-        measured = _read_object(path)
-        check_extrapolation(measured, record)
+        measured = replace(record, extrapolation=_read_object(path))
+        check_extrapolation(measured)
     except UNREADABLE as error:
         remedy = "remove the file and run scripts/tools.py extrapolate again"
         raise InvalidRecord(path, f"is not valid: {one_line(error)[:200]}", remedy) from error
     return measured
 
 
-def check_extrapolation(measured: dict[str, Any], record: Record) -> None:
+def check_extrapolation(record: Record) -> None:
     """Raises ValueError for other fields than extrapolation.json has, or other weights than the
     run's.
     """
-    check_schema(Extrapolation, measured, EXTRAPOLATION)
-    if measured["weights_sha256"] != record.summary.get("weights_sha256"):
+    measured = check_schema(Extrapolation, record.extrapolation, EXTRAPOLATION)
+    if measured.weights_sha256 != record.summary.get("weights_sha256"):
         raise ValueError(f"{EXTRAPOLATION}: measured on other weights than this run's")
 
 
@@ -276,10 +281,8 @@ def is_complete(path: Path) -> bool:
     return (path / "summary.json").exists() and read_record(path).summary["status"] == "complete"
 
 
-def run_status(record: Any) -> str:
-    """complete, failed, or stale: of another numerics version of its model. `record` is anything
-    with a config and a summary.
-    """
+def run_status(record: Record) -> str:
+    """complete, failed, or stale: of another numerics version of its model."""
     status: str = record.summary["status"]
     current = record.summary["numerics_version"] == numerics_version(record.config["model"])
     return status if current else "stale"
@@ -292,16 +295,17 @@ def find_record(name: str, *, results_dir: Path) -> Record:
     """
     path = Path(name)
     if not (path / "config.yaml").exists():
-        runs = {run.name: run for run in sorted((results_dir / "runs").glob("*/"))}
-        matches = [run_id for run_id in runs if run_id.startswith(name)]
-        if len(matches) != 1 and name not in matches:
+        names = sorted(run.name for run in (results_dir / "runs").glob("*/"))
+        # A copy beside a run may have its id as the start of its own name.
+        matches = [name] if name in names else [run for run in names if run.startswith(name)]
+        if len(matches) != 1:
             problem = "no such run"
             if matches:
                 problem = f"{len(matches)} runs match: {', '.join(matches[:5])}"
             raise UserError(
                 f"run '{name}': {problem}; give a folder, a run id or a unique start of one"
             )
-        path = runs[name if name in matches else matches[0]]
+        path = results_dir / "runs" / matches[0]
     if not (path / "summary.json").exists():
         raise DataError(
             f"{path}: the run is not finished (no summary.json); run the command that started it again"

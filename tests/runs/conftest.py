@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from crope.config import PUBLISHED
 from crope.files import write_bytes, write_json, write_text
-from crope.runs.published import PUBLISHED, metrics_bytes, read_curves, read_set
+from crope.runs.published import metrics_bytes, read_curves, read_set
 
 SET = PUBLISHED / "quick-fp32-two-threads"  # the smallest one
 

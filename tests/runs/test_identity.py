@@ -129,7 +129,7 @@ from crope.config import ROOT
 from crope.runs import identity, verify
 from crope.runs.compose import load_run
 from crope.runs.published import read_set, set_folders
-identity.REMOVED["{section}"] = {{"{key}": {value!r}}}
+identity.REMOVED["train"] = {"weight_decay": 0.01}
 print(load_run(["model=crope", "data=ptb", "scale=quick", "train.precision=bf16"]).run_id)
 for folder in set_folders():
     for run in read_set(folder):
@@ -139,31 +139,25 @@ print(verify.verify_records([ROOT / "results" / "published" / "quick-fp32-two-th
 """
 
 
-@pytest.mark.parametrize(
-    ("section", "key", "value"),
-    [("train", "weight_decay", 0.01), ("model", "embed_scale", "sqrt_d")],
-)
-def test_a_schema_without_a_key_keeps_every_published_run(section, key, value, tmp_path):
+def test_a_schema_without_a_key_keeps_every_published_run(tmp_path):
     """By a copy of the program, whose schema lacks a key that all runs have."""
     for name in ("crope", "conf"):
         shutil.copytree(ROOT / name, tmp_path / name)
     (tmp_path / "results").symlink_to(ROOT / "results")
     schema = tmp_path / "crope" / "config.py"
     lines = schema.read_text().splitlines()
-    kept = [line for line in lines if not line.startswith(f"    {key}:")]
+    kept = [line for line in lines if not line.startswith("    weight_decay:")]
     assert len(kept) == len(lines) - 1
     schema.write_text("\n".join(kept))
-    program = PROGRAM.format(section=section, key=key, value=value)
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout.split("\n")[:2] == ["crope-ptb-base-s0-35d09483", "[]"], done.stderr
 
 
-@pytest.mark.parametrize("content", ["", '{"rope": {"choi', "\udcff"])
+@pytest.mark.parametrize("content", [b"", b'{"rope": {"choi', b"\xff"])
 def test_damaged_golden_losses_are_one_line(content, tmp_path, monkeypatch):
     file = tmp_path / "golden_losses.json"
-    file.write_bytes(content.encode(errors="surrogateescape"))
+    file.write_bytes(content)
     monkeypatch.setattr(identity, "GOLDEN_FILE", file)
     identity.golden_entries.cache_clear()
     with raises_one_line(DataError, r"golden_losses\.json: .*restore it with git"):

@@ -1,27 +1,25 @@
 """Records: the summary's numbers by hand, and records that are refused."""
 
-import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.files import write_json
 from crope.runs import record
 from crope.runs.compose import load_run
-from crope.runs.identity import run_hash
 from crope.runs.record import (
     derive,
     find_record,
     is_complete,
-    read_extrapolation,
     read_record,
     read_records,
     run_status,
+    with_extrapolation,
 )
 from tests.conftest import raises_one_line
 from tests.runs.conftest import edit
@@ -137,7 +135,6 @@ def test_a_record_as_it_was_written_is_valid(folder):
         ("summary.json", "[]"),
         ("summary.json", "[" * 100_000),
         ("config.yaml", "model: {"),
-        ("config.yaml", "[" * 1000),
         ("provenance.json", ""),
         ("metrics.jsonl", '{"step": 0}\n'),
     ],
@@ -153,13 +150,10 @@ def test_a_missing_file_is_named(name, folder):
     refused(folder, name)
 
 
-@pytest.mark.parametrize(
-    "name", ["config.yaml", "provenance.json", "metrics.jsonl", "summary.json"]
-)
-def test_a_fifo_is_not_waited_for(name, folder):
-    (folder / name).unlink()
-    os.mkfifo(folder / name)
-    refused(folder, f"{name}: not a regular file")
+def test_a_fifo_is_not_waited_for(folder):
+    (folder / "summary.json").unlink()
+    os.mkfifo(folder / "summary.json")
+    refused(folder, "summary.json: not a regular file")
 
 
 @pytest.mark.parametrize(
@@ -169,9 +163,7 @@ def test_a_fifo_is_not_waited_for(name, folder):
         ("summary.json", "status", "failed"),  # without an error
         ("summary.json", "metrics_sha256", None),
         ("summary.json", "seed", -1),
-        ("summary.json", "run_id", 7),
         ("provenance.json", "dirty", "no"),
-        ("provenance.json", "data.splits.train", None),
         ("provenance.json", "data.splits.validation.tokens", 0),
         ("config.yaml", "data", "ptb"),
         ("config.yaml", "train", None),
@@ -187,7 +179,6 @@ def test_a_field_of_another_kind_is_named(name, key, value, folder):
     [
         ("config.yaml", "train.lr", 0.5),
         ("config.yaml", "seed", 7),
-        ("config.yaml", "model.dropout", 0.5),
         ("summary.json", "numerics_version", 99),
         ("summary.json", "model", "rope"),
         ("summary.json", "run_id", "crope-ptb-base-s0-00000000"),
@@ -199,9 +190,8 @@ def test_a_record_that_names_another_run_is_refused(name, key, value, folder):
 
 
 def test_a_renamed_record_is_refused(folder):
-    refused(
-        folder.rename(folder.with_name(folder.name.replace("-s0-", "-s1-"))), "by its name another"
-    )
+    renamed = folder.with_name(folder.name.replace("-s0-", "-s1-"))
+    refused(folder.rename(renamed), "by its name another")
 
 
 def test_a_published_record_is_never_removed(folder, tmp_path):
@@ -222,26 +212,11 @@ def test_what_follows_from_the_metrics_is_computed(folder):
     assert read_record(folder).summary == before
 
 
-def test_a_key_that_the_schema_lacks_makes_no_record_invalid(folder):
-    edit(folder / "config.yaml", "model.gone", 3)
-    edit(folder / "config.yaml", "train.gone", 3)
-    edit(folder / "config.yaml", "runtime.gone", 3)
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    version = json.loads((folder / "summary.json").read_text())["numerics_version"]
-    name = folder.name[:-8] + run_hash(config, version=version)
-    edit(folder / "summary.json", "run_id", name)
-    assert is_complete(folder.rename(folder.with_name(name)))
-
-
-@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl"])
-def test_a_failing_disk_makes_no_record_invalid(name, folder, monkeypatch):
+def test_a_failing_disk_makes_no_record_invalid(folder, monkeypatch):
     """Nobody should remove the folder for it."""
-    real = Path.read_bytes
 
     def read(path):
-        if path.name == name:
-            raise OSError(5, "Input/output error", str(path))
-        return real(path)
+        raise OSError(5, "Input/output error", str(path))
 
     monkeypatch.setattr(Path, "read_bytes", read)
     with pytest.raises(OSError, match="Input/output"):
@@ -251,12 +226,8 @@ def test_a_failing_disk_makes_no_record_invalid(name, folder, monkeypatch):
 
 
 def test_a_folder_without_permission_is_among_the_invalid(folder, monkeypatch):
-    real = Path.exists
-
     def refuse(path):
-        if path.parent == folder:
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path)
+        raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "exists", refuse)
     valid, invalid = read_records(folder.parent)
@@ -280,17 +251,18 @@ def test_a_record_is_found_by_folder_id_and_unique_start(own, tmp_path):
         assert find_record(name, results_dir=tmp_path).path == own
 
 
-@pytest.mark.parametrize("name", ["nothing", "/nothing", "**", "[", "*rope"])
+@pytest.mark.parametrize("name", ["nothing", "/nothing", "*rope", "["])
 def test_a_name_of_no_run_is_named(name, own, tmp_path):
-    with pytest.raises(UserError, match="no such run") as caught:
+    with pytest.raises(UserError, match=re.escape(f"'{name}': no such run")):
         find_record(name, results_dir=tmp_path)
-    assert f"'{name}'" in str(caught.value)
 
 
-def test_a_start_of_several_runs_is_refused(own, tmp_path):
-    shutil.copytree(own, own.with_name("crope-other"))
+def test_a_start_of_several_runs_is_refused_an_id_is_not(own, tmp_path):
+    """Of a run and a copy beside it."""
+    shutil.copytree(own, own.with_name(f"{own.name}-copy"))
     with pytest.raises(UserError, match="2 runs match"):
         find_record("crope-", results_dir=tmp_path)
+    assert find_record(own.name, results_dir=tmp_path).path == own
 
 
 def test_a_run_that_is_not_finished_is_refused(own, tmp_path):
@@ -307,9 +279,11 @@ EXTRAPOLATION = {
 
 
 def test_an_extrapolation_is_read_with_its_run(folder):
+    record = read_record(folder)
+    assert with_extrapolation(record).extrapolation is None
     edit(folder / "summary.json", "weights_sha256", "d" * 64)
     write_json(folder / "extrapolation.json", EXTRAPOLATION)
-    assert read_extrapolation(read_record(folder)) == EXTRAPOLATION
+    assert with_extrapolation(read_record(folder)).extrapolation == EXTRAPOLATION
 
 
 @pytest.mark.parametrize(
@@ -317,11 +291,10 @@ def test_an_extrapolation_is_read_with_its_run(folder):
     [
         (EXTRAPOLATION | {"weights_sha256": "e" * 64}, "other weights"),
         (EXTRAPOLATION | {"lengths": [{"seq_len": 16, "loss_nats": -1.0}]}, "lengths.0.loss_nats"),
-        ({}, "weights_sha256"),
         ([], "no keys"),
     ],
 )
 def test_an_extrapolation_that_is_not_the_runs_is_refused(content, word, folder):
     write_json(folder / "extrapolation.json", content)
     with raises_one_line(InvalidRecord, f"{word}.*tools.py extrapolate"):
-        read_extrapolation(read_record(folder))
+        with_extrapolation(read_record(folder))
