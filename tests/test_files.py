@@ -66,7 +66,10 @@ def test_a_resumed_writer_replaces_the_lines_after_its_checkpoint(tmp_path):
         assert metrics.sync() == kept
         metrics.write({"step": 1, "x": 7.0})
         assert metrics.sync() == path.stat().st_size
-    assert read_metrics(path) == [{"step": 0, "x": 0.1}, {"step": 1, "x": 7.0}]
+    assert read_metrics(path) == [
+        {"step": 0, "x": 0.1},
+        {"step": 1, "x": 7.0},
+    ]
 
 
 def test_lines_are_on_the_disk_when_their_size_is_told_and_at_the_end(tmp_path, monkeypatch):
@@ -81,7 +84,10 @@ def test_lines_are_on_the_disk_when_their_size_is_told_and_at_the_end(tmp_path, 
 
 
 def test_no_line_holds_a_nan(tmp_path):
-    with MetricsWriter(tmp_path / "m") as metrics, pytest.raises(ValueError, match="JSON"):
+    with (
+        MetricsWriter(tmp_path / "m") as metrics,
+        pytest.raises(ValueError, match="JSON"),
+    ):
         metrics.write({"step": 0, "x": float("nan")})
 
 

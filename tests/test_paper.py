@@ -51,7 +51,10 @@ def printed(by_model, decimals):
     numbers = []
     for model in ("xpos", "rope", "crope"):
         loss = by_model[model]
-        numbers += [f"{loss.mean_nats:.{decimals}f}", f"{loss.std_nats:.{decimals}f}"]
+        numbers += [
+            f"{loss.mean_nats:.{decimals}f}",
+            f"{loss.std_nats:.{decimals}f}",
+        ]
     return numbers
 
 
@@ -91,7 +94,12 @@ def test_scale_paper_is_the_papers_setting():
 
 @pytest.mark.parametrize("row", paper.ROWS)
 def test_ablations_at_scale_paper_are_table2s_rows(row):
-    overrides = ["model=rope", "data=pg19", f"ablation={row}", "scale=paper"]
+    overrides = [
+        "model=rope",
+        "data=pg19",
+        f"ablation={row}",
+        "scale=paper",
+    ]
     config = load_run(overrides).container
     settings = config["train"] | {"d_model": config["model"]["d_model"]}
     assert paper.ROWS[row].items() <= settings.items()

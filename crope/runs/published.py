@@ -26,7 +26,6 @@ RUNS_FILE, CURVES_FILE = "runs.jsonl", "curves.parquet"
 # The keys of a line of metrics.jsonl in the order in which the training loop writes them. A table
 # loses it, and without it the bytes would have another SHA-256; a new key belongs here.
 KEY_ORDER = [
-    "run_id",
     "step",
     "val/loss_nats",
     "val_full/loss_nats",
@@ -81,8 +80,10 @@ def read_curves(folder: Path) -> pd.DataFrame:
 
 def metrics_bytes(curve: pd.DataFrame) -> bytes:
     """The metrics.jsonl of one run as it was written, from its rows of the curves."""
+    known = [key for key in KEY_ORDER if key in curve]
+    added = curve.columns.drop(["run_id", *known])
     lines = []
-    for row in curve.drop(columns="run_id").to_dict("records"):
+    for row in curve[[*known, *added]].to_dict("records"):
         line = {}
         for key, value in row.items():
             if pd.notna(value):  # each line has some of the keys
@@ -103,23 +104,19 @@ def add_runs(folder: Path, records: Iterable[Record]) -> None:
         runs = {run.run_id: run for run in read_set(folder)}
         curves = dict(list(read_curves(folder).groupby("run_id")))
     for record in records:
-        curve = _in_key_order(pd.DataFrame(record.metrics()).assign(run_id=record.run_id))
+        curve = pd.DataFrame(record.metrics())
+        curve.insert(0, "run_id", record.run_id)
         if metrics_bytes(curve) != read_bytes(record.path / "metrics.jsonl"):
             raise InvalidRecord(record.path, "metrics.jsonl cannot be rebuilt from its values")
         runs[record.run_id] = with_extrapolation(record)
         curves[record.run_id] = curve
     order = sorted(runs)  # so that a diff shows the runs that were added
-    table = _in_key_order(pd.concat([curves[run_id] for run_id in order], ignore_index=True))
+    table = pd.concat([curves[run_id] for run_id in order], ignore_index=True)
     buffer = BytesIO()
     table.to_parquet(buffer, compression="zstd", index=False)
     # The curves first: a run that runs.jsonl names has its curve.
     write_bytes(folder / CURVES_FILE, buffer.getvalue())
     write_text(folder / RUNS_FILE, "".join(_line(runs[run_id]) for run_id in order))
-
-
-def _in_key_order(table: pd.DataFrame) -> pd.DataFrame:
-    known = [key for key in KEY_ORDER if key in table]
-    return table[[*known, *table.columns.drop(known)]]
 
 
 def _line(record: Record) -> str:

@@ -74,10 +74,11 @@ def verify_record(record: Record, metrics: bytes) -> None:
         "precision": record.config["train"]["precision"],
         "device_kind": record.provenance["device_kind"],
     }
-    stored = _dotted(record.summary)
-    for key, value in _dotted(derived).items():
-        if stored.get(key, value) != value:  # an earlier version derived less
-            raise ValueError(f"summary.json: {key} is {stored[key]}, from the other files {value}")
+    both = pd.json_normalize([record.summary, derived])
+    both = both.dropna(axis="columns")  # an earlier version derived less, and a run states more
+    for key, (stored, computed) in both.items():
+        if stored != computed:
+            raise ValueError(f"summary.json: {key} is {stored}, from the other files {computed}")
 
 
 def check_rows(rows: list[dict[str, Any]], config: Mapping[str, Any]) -> None:
@@ -107,8 +108,3 @@ def check_rows(rows: list[dict[str, Any]], config: Mapping[str, Any]) -> None:
                 raise ValueError(f"metrics.jsonl: {key} at step {step} is not positive")
         if not math.isclose(row.get("train/lr", rate), rate, rel_tol=1e-9):
             raise ValueError(f"metrics.jsonl: train/lr at step {step} is not the configuration's")
-
-
-def _dotted(values: Mapping[str, Any]) -> dict[Any, Any]:
-    """The leaves by their dotted names."""
-    return pd.json_normalize(dict(values)).to_dict("records")[0]

@@ -22,7 +22,10 @@ def restore(folder: Path) -> Path:
     write_text(path / "config.yaml", yaml.safe_dump(run.config))
     write_json(path / "provenance.json", run.provenance)
     write_json(path / "summary.json", run.summary)
-    write_bytes(path / "metrics.jsonl", metrics_bytes(curves[curves["run_id"] == run.run_id]))
+    write_bytes(
+        path / "metrics.jsonl",
+        metrics_bytes(curves[curves["run_id"] == run.run_id]),
+    )
     return path
 
 

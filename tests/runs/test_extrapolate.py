@@ -11,10 +11,20 @@ from crope.files import read_json
 from crope.model.gpt import GPT
 from crope.runs import extrapolate as module
 from crope.runs.compose import load_run
-from crope.runs.extrapolate import extrapolate, extrapolate_all, losses, segments
+from crope.runs.extrapolate import (
+    extrapolate,
+    extrapolate_all,
+    losses,
+    segments,
+)
 from crope.runs.load import load_trained
 from crope.runs.run import execute
-from tests.conftest import TOY_OVERRIDES, TOY_VOCAB, make_toy_tokens, toy_run
+from tests.conftest import (
+    TOY_OVERRIDES,
+    TOY_VOCAB,
+    make_toy_tokens,
+    toy_run,
+)
 from tests.model.oracles import slow_losses
 from tests.toy_runs import toy_corpus, train_toy
 
@@ -50,7 +60,16 @@ def build(*overrides):
 
 
 @pytest.mark.parametrize(
-    "name", ["xpos", "rope", "crope", "relative_bias", "alibi", "nope", "crope_linear"]
+    "name",
+    [
+        "xpos",
+        "rope",
+        "crope",
+        "relative_bias",
+        "alibi",
+        "nope",
+        "crope_linear",
+    ],
 )
 def test_losses_at_each_length(name):
     """299 targets, not a multiple of any length: every length has all of them."""
@@ -89,6 +108,7 @@ def test_the_file_holds_what_is_returned(trained):
     first, last = result["lengths"]
     assert (first["seq_len"], first["tokens"]) == (16, 299)
     assert (last["seq_len"], last["tokens"]) == (64, 299)
+    assert [part["last"] for part in result["by_position"]] == list(range(3, 64, 4))
 
 
 def test_a_part_of_the_split_is_the_same_spans_at_each_length(trained, folder):
@@ -121,7 +141,8 @@ def test_what_is_measured_is_not_measured_again(folder):
 
 
 @pytest.mark.parametrize(
-    "content", ["{", '{"weights_sha256": "0", "lengths": [], "by_position": []}']
+    "content",
+    ["{", '{"weights_sha256": "0", "lengths": [], "by_position": []}'],
 )
 def test_a_damaged_file_or_one_of_other_weights_is_made_again(content, trained):
     result = extrapolate(trained, factors=(1,))
@@ -154,7 +175,9 @@ def test_factors_and_tokens_are_checked(options, trained):
         extrapolate(trained, **options)
 
 
-def test_a_run_that_cannot_be_measured_is_a_problem_and_stops_no_other(folder):
+def test_a_run_that_cannot_be_measured_is_a_problem_and_stops_no_other(
+    folder,
+):
     """The runs have no weights, have weights, and have diverged."""
     options = ("seed=3", "seed=4", "train.lr=1e30")
     runs = [toy_run(folder, "model=rope", option) for option in options]

@@ -64,7 +64,10 @@ def test_the_numerics_version_is_part_of_the_name(resolved):
 
 
 def test_a_run_is_named_after_its_precision_is_resolved(resolved):
-    unresolved = {**resolved, "train": {**resolved["train"], "precision": "auto"}}
+    unresolved = {
+        **resolved,
+        "train": {**resolved["train"], "precision": "auto"},
+    }
     with pytest.raises(ValueError, match="resolved"):
         run_hash(unresolved)
 
@@ -72,8 +75,14 @@ def test_a_run_is_named_after_its_precision_is_resolved(resolved):
 @pytest.mark.parametrize(
     ("overrides", "run_id"),
     [
-        ("model=crope data=ptb scale=quick seed=0", "crope-ptb-base-s0-35d09483"),
-        ("model=rope data=pg19 scale=quick seed=2", "rope-pg19-base-s2-2661f0fe"),
+        (
+            "model=crope data=ptb scale=quick seed=0",
+            "crope-ptb-base-s0-35d09483",
+        ),
+        (
+            "model=rope data=pg19 scale=quick seed=2",
+            "rope-pg19-base-s2-2661f0fe",
+        ),
         (
             "model=crope data=pg19 ablation=b2_l512_d64 scale=paper",
             "crope-pg19-b2_l512_d64-s0-93a28087",
@@ -97,6 +106,8 @@ def test_keys_added_later_rename_no_published_run(published):
         for section, added in ADDED_LATER.items():
             completed[section] = added | completed[section]
         assert cell_key(completed) == cell_key(run.config)
+        version = numerics_version(run.config["model"])
+        assert version == numerics_version(completed["model"])
 
 
 def test_an_added_key_has_the_schemas_default(resolved):
@@ -108,7 +119,11 @@ def test_an_added_key_has_the_schemas_default(resolved):
 def test_every_scientific_key_of_a_published_run_is_accounted_for(published, resolved):
     """One that left the schema must be in REMOVED, or runs of today get other names."""
     for section in ("model", "tokenizer", "train", "eval"):
-        known = {*resolved[section], *ADDED_LATER.get(section, {}), *REMOVED.get(section, {})}
+        known = {
+            *resolved[section],
+            *ADDED_LATER.get(section, {}),
+            *REMOVED.get(section, {}),
+        }
         for run in published:
             assert run.config[section].keys() <= known
 
@@ -120,7 +135,10 @@ def test_a_removed_key_leaves_every_name_as_it_was(resolved, monkeypatch):
     monkeypatch.setitem(REMOVED, "train", {"weight_decay": 0.01})
     assert run_hash(without) == run_hash(resolved)
     assert cell_key(without) == cell_key(resolved)
-    resolved_otherwise = {**resolved, "train": resolved["train"] | {"weight_decay": 0.5}}
+    resolved_otherwise = {
+        **resolved,
+        "train": resolved["train"] | {"weight_decay": 0.5},
+    }
     assert run_hash(resolved_otherwise) != run_hash(without)
 
 
@@ -151,7 +169,10 @@ def test_a_schema_without_a_key_keeps_every_published_run(tmp_path):
     schema.write_text("\n".join(kept))
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout.split("\n")[:2] == ["crope-ptb-base-s0-35d09483", "[]"], done.stderr
+    assert done.stdout.split("\n")[:2] == [
+        "crope-ptb-base-s0-35d09483",
+        "[]",
+    ], done.stderr
 
 
 @pytest.mark.parametrize("content", [b"", b'{"rope": {"choi', b"\xff"])
@@ -197,5 +218,9 @@ def test_numerics_version_of_a_model_and_of_a_combination(
     position, projection, ffn_ratio, version, monkeypatch
 ):
     monkeypatch.setattr(identity, "golden_entries", lambda: dict(enumerate(ENTRIES)))
-    model = {"position": position, "projection": projection, "attention": "softmax"}
+    model = {
+        "position": position,
+        "projection": projection,
+        "attention": "softmax",
+    }
     assert numerics_version(model | {"ffn_ratio": ffn_ratio}) == version

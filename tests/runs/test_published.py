@@ -1,5 +1,6 @@
 """Published sets: two files from which every run can be rebuilt."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,12 @@ import pytest
 from crope.config import ROOT
 from crope.errors import DataError, InvalidRecord
 from crope.files import write_json
-from crope.runs.published import add_runs, metrics_bytes, read_curves, read_set
+from crope.runs.published import (
+    add_runs,
+    metrics_bytes,
+    read_curves,
+    read_set,
+)
 from tests.report.records import CONFIG, record
 
 RUN = "rope-ptb-base-s0-1"
@@ -23,22 +29,21 @@ def one(tmp_path):
 def test_a_run_is_rebuilt_with_the_bytes_of_its_metrics(one, tmp_path):
     (run,) = read_set(one)
     original = tmp_path / "runs" / RUN
-    assert (run.path, run.config, run.provenance["commit"]) == (one / RUN, CONFIG, "c")
+    assert (run.path, run.config, run.provenance["commit"]) == (
+        one / RUN,
+        CONFIG,
+        "c",
+    )
     assert run.summary["val_full"] == {"final_nats": 5.0}
     assert metrics_bytes(read_curves(one)) == (original / "metrics.jsonl").read_bytes()
 
 
-def test_another_run_joins_a_set(one, tmp_path):
-    add_runs(one, [record(tmp_path / "more", "another")])
-    assert [run.run_id for run in read_set(one)] == ["another", RUN]
+def test_runs_join_a_set_or_replace_the_one_of_their_id(one, tmp_path):
+    add_runs(one, [record(tmp_path / "more", loss=4.5), record(tmp_path / "more", "another")])
+    first, second = read_set(one)
+    assert (first.run_id, second.run_id) == ("another", RUN)
+    assert second.summary["val_full"] == {"final_nats": 4.5}
     assert list(read_curves(one)["run_id"]) == ["another"] * 3 + [RUN] * 3
-
-
-def test_a_run_of_the_same_id_is_replaced(one, tmp_path):
-    add_runs(one, [record(tmp_path / "again", loss=4.5)])
-    (run,) = read_set(one)
-    assert run.summary["val_full"] == {"final_nats": 4.5}
-    assert len(read_curves(one)) == 3
 
 
 def test_lines_with_a_key_that_others_lack_are_rebuilt(one, tmp_path):
@@ -54,12 +59,15 @@ def test_lines_with_a_key_that_others_lack_are_rebuilt(one, tmp_path):
 def test_absolute_paths_are_left_out(tmp_path):
     """The results folder lies in the repository, the data in the results folder."""
     folders = {"results_dir": f"{ROOT}/out", "data_dir": f"{ROOT}/out/text"}
+    data = {"corpus": "own", "hub": {"path": "/home/me/text"}}
     told = {"command": f"{ROOT}/scripts/train.py data_dir={ROOT}/out/text"}
-    run = record(tmp_path / "runs")
-    add_runs(tmp_path / "set", [replace(run, config=CONFIG | folders, provenance=told)])
+    config = CONFIG | folders | {"data": data}
+    run = replace(record(tmp_path / "runs"), config=config, provenance=told)
+    add_runs(tmp_path / "set", [run])
     (published,) = read_set(tmp_path / "set")
     assert published.provenance["command"] == "./scripts/train.py data_dir=data"
     assert published.config["results_dir"] == "results"
+    assert published.config["data"]["hub"]["path"] == "local"
     assert str(ROOT) not in (tmp_path / "set/runs.jsonl").read_text()
 
 
@@ -89,7 +97,11 @@ def test_damaged_curves_are_named(one):
 def test_what_was_measured_later_is_published_too(tmp_path):
     run = record(tmp_path / "runs")
     lengths = [{"seq_len": 16, "loss_nats": 5.0}]
-    measured = {"weights_sha256": "w", "lengths": lengths, "by_position": []}
+    measured = {
+        "weights_sha256": "w",
+        "lengths": lengths,
+        "by_position": [],
+    }
     write_json(run.path / "extrapolation.json", measured)
     add_runs(tmp_path / "set", [run])
     (published,) = read_set(tmp_path / "set")
@@ -98,13 +110,16 @@ def test_what_was_measured_later_is_published_too(tmp_path):
 
 def test_an_interrupted_publication_names_no_run_without_its_curve(one, tmp_path, monkeypatch):
     """The process ends after the first of the two files, whichever that is."""
+    real, written = os.replace, []
 
-    def end(*arguments):
-        raise KeyboardInterrupt
+    def replace_once(old, new):
+        if written:
+            raise KeyboardInterrupt
+        written.append(new)
+        real(old, new)
 
-    monkeypatch.setattr("crope.runs.published.write_text", end)
+    monkeypatch.setattr(os, "replace", replace_once)
     with pytest.raises(KeyboardInterrupt):
         add_runs(one, [record(tmp_path / "more", "another")])
-    named = {run.run_id for run in read_set(one)}
-    assert named == {RUN}
-    assert named <= set(read_curves(one)["run_id"])
+    with_curve = set(read_curves(one)["run_id"])
+    assert {run.run_id for run in read_set(one)} <= with_curve

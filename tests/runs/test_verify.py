@@ -81,11 +81,22 @@ def scale_the_rates(rows):
         (scale_the_rates, "train/lr at step 0"),
         (lambda rows: rows.pop(8), "val/loss_nats is not at the steps"),
         (lambda rows: rows.insert(5, dict(rows[5])), "repeated"),
-        (lambda rows: rows[1].update({"val_full/loss_nats": 5.0}), "val_full/loss_nats is not at"),
-        (lambda rows: rows[2].update({"val/loss_nats": -5.0}), "val/loss_nats at step 20"),
-        (lambda rows: rows[0].update({"train/loss_nats": 0.0}), "train/loss_nats at step 0"),
-        (lambda rows: rows[2].update({"val/loss_nats": "5.0"}), "supported"),
-        (lambda rows: rows[-1].update({"val_full/loss_nats": 1.0}), "from the other files"),
+        (
+            lambda rows: rows[1].update({"val_full/loss_nats": 5.0}),
+            "val_full/loss_nats is not at",
+        ),
+        (
+            lambda rows: rows[2].update({"val/loss_nats": -5.0}),
+            "val/loss_nats at step 20",
+        ),
+        (
+            lambda rows: rows[0].update({"train/loss_nats": 0.0}),
+            "train/loss_nats at step 0",
+        ),
+        (
+            lambda rows: rows[-1].update({"val_full/loss_nats": 1.0}),
+            "from the other files",
+        ),
     ],
 )
 def test_rows_that_the_run_cannot_have_written(change, word, folder):
@@ -100,12 +111,14 @@ def test_an_extrapolation_of_other_weights_is_a_problem(folder):
 
 def test_a_published_set_that_was_edited_is_found(tmp_path):
     copy = Path(shutil.copytree(SET, tmp_path / "set"))
-    first, second, *_ = (copy / "runs.jsonl").read_text().splitlines()
-    run = json.loads(second)
-    run["summary"]["val_full"]["final_nats"] = 1.0
-    (copy / "runs.jsonl").write_text(f"{first}\n{json.dumps(run)}\n")
-    (line,) = verify_records([copy])
-    assert line.startswith(f"{copy / run['run_id']}: summary.json: val_full.final_nats is 1.0")
+    first, second = map(json.loads, (copy / "runs.jsonl").read_text().splitlines())
+    first["summary"]["val_full"]["final_nats"] = 1.0
+    second["extrapolation"] = EXTRAPOLATION
+    edited = "".join(f"{json.dumps(run)}\n" for run in (first, second))
+    (copy / "runs.jsonl").write_text(edited)
+    loss, weights = verify_records([copy])
+    assert loss.startswith(f"{copy / first['run_id']}: summary.json: val_full.final_nats is 1.0")
+    assert weights.startswith(f"{copy / second['run_id']}: extrapolation.json: measured on other")
 
 
 def test_published_curves_of_another_run_are_found(tmp_path):
