@@ -35,7 +35,6 @@ from crope.train.device import prepare_device
 from crope.train.losses import FULL_BATCH_TOKENS, token_losses
 
 FACTORS = (1, 2, 4)
-SEGMENTS = 4  # means over positions per training length
 
 
 def extrapolate_all(runs: Sequence[Run]) -> list[str]:
@@ -68,7 +67,6 @@ def extrapolate(
 
     lengths       seq_len, loss_nats (None and a note where the positions or the split end before),
                   tokens
-    by_position   mean loss at positions first .. last of the longest measured spans
     """
     config = load_config(record.config)
     if min(factors) < 1 or (max_tokens or 0) < 0:
@@ -96,19 +94,17 @@ def extrapolate(
         elif line["seq_len"] >= len(split):  # the last position would have no target
             line["note"] = f"not measured: the validation split has only {len(split):,} tokens"
         lines.append(line)
-    result |= {"lengths": lines, "by_position": []}
+    result["lengths"] = lines
     measured = [line for line in lines if "note" not in line]
     if measured:
         lengths = [line["seq_len"] for line in measured]
         model = load_trained(record, max_len=lengths[-1])
         runtime = replace(config.runtime, device="auto")  # the run's device may not be here
         model.to(prepare_device(runtime))
-        means, count, curve_T = losses(
-            model, split, lengths, config=config, max_tokens=result["max_tokens"]
-        )
+        limit = result["max_tokens"]
+        means, count = losses(model, split, lengths, config=config, max_tokens=limit)
         for line, mean in zip(measured, means, strict=True):
             line |= {"loss_nats": mean, "tokens": count}
-        result["by_position"] = segments(curve_T, max(1, trained // SEGMENTS))
     write_json(record.path / EXTRAPOLATION, result)
     return result
 
@@ -116,16 +112,13 @@ def extrapolate(
 @torch.no_grad()
 def losses(
     model: GPT, split: np.ndarray, lengths: Sequence[int], *, config: Config, max_tokens: int
-) -> tuple[list[float], int, np.ndarray]:
-    """Mean loss at each of the ascending lengths, the number of targets, and the mean loss at each
-    position of a span of the last length.
-    """
+) -> tuple[list[float], int]:
+    """Mean loss at each of the ascending lengths, and the number of targets."""
     model.eval()  # a dropped channel would be part of the loss
     device, longest = model.embedding.weight.device, lengths[-1]
     bf16 = config.train.precision == "bf16"
     totals = torch.zeros(len(lengths), dtype=torch.float64, device=device)
-    curve_T = torch.zeros(longest, dtype=torch.float64, device=device)
-    spans, count = 0, 0
+    count = 0
     batch_size = max(1, FULL_BATCH_TOKENS // longest)
     for inputs_BT, targets_BT in full_pass(
         split, seq_len=longest, batch_size=batch_size, max_tokens=max_tokens
@@ -136,19 +129,6 @@ def losses(
             # Consecutive pieces of this length; the rest of the split makes a shorter one.
             inputs, targets = inputs_BT.split(length, dim=1), targets_BT.split(length, dim=1)
             for piece, its_targets in zip(inputs, targets, strict=True):
-                loss_BT = token_losses(model, piece, its_targets, bf16=bf16).double()
-                totals[index] += loss_BT.sum()
-        if loss_BT.shape[1] == longest:  # the rest would be a mean over fewer spans
-            curve_T += loss_BT.sum(dim=0)
-            spans += len(loss_BT)
-    return (totals / count).tolist(), count, (curve_T / spans).cpu().numpy()
-
-
-def segments(curve_T: np.ndarray, length: int) -> list[dict[str, Any]]:
-    """Means over consecutive `length` positions; the last may be shorter."""
-    means = []
-    for first in range(0, len(curve_T), length):
-        part = curve_T[first : first + length]
-        last = first + len(part) - 1
-        means.append({"first": first, "last": last, "loss_nats": float(part.mean())})
-    return means
+                loss_BT = token_losses(model, piece, its_targets, bf16=bf16)
+                totals[index] += loss_BT.double().sum()
+    return (totals / count).tolist(), count

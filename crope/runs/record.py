@@ -133,18 +133,11 @@ class Length(BaseModel):
     loss_nats: Nats | None  # None where the positions or the split end before
 
 
-class Segment(BaseModel):
-    first: NonNegativeInt
-    last: NonNegativeInt
-    loss_nats: Nats
-
-
 class Extrapolation(BaseModel):
     """extrapolation.json"""
 
     weights_sha256: str
     lengths: list[Length]
-    by_position: list[Segment]
 
 
 @dataclass(frozen=True)
@@ -350,8 +343,6 @@ def derive(
     full = _by_step(rows, "val_full/loss_nats")
     tail = [step for step in sampled if step >= (1 - LAST_SHARE) * max_steps]
     losses = [sampled[step] for step in tail]
-    # Of equal losses the first.
-    best, best_sampled = min(full, key=full.__getitem__), min(sampled, key=sampled.__getitem__)
     last = rows[-1]
     final, train_final = last["val_full/loss_nats"], last["train_full/loss_nats"]
     count = last["val_full/tokens"]
@@ -365,13 +356,11 @@ def derive(
             "n": len(losses),
             "first_step": tail[0],
             "last_step": tail[-1],
-            "best_nats": sampled[best_sampled],
-            "best_step": best_sampled,
+            **_lowest(sampled),
         },
         "val_full": {
             "final_nats": final,
-            "best_nats": full[best],
-            "best_step": best,
+            **_lowest(full),
             "tokens": count,
             "whole_split": count == validation["tokens"] - 1,
         },
@@ -389,6 +378,11 @@ def derive(
 
 def _by_step(rows: list[dict[str, Any]], key: str) -> dict[int, float]:
     return {row["step"]: row[key] for row in rows if key in row}
+
+
+def _lowest(losses: dict[int, float]) -> dict[str, float]:
+    step = min(losses, key=losses.__getitem__)  # of equal losses the first
+    return {"best_nats": losses[step], "best_step": step}
 
 
 def _median_but_first(rows: list[dict[str, Any]], key: str) -> float | None:

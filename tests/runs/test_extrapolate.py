@@ -15,7 +15,6 @@ from crope.runs.extrapolate import (
     extrapolate,
     extrapolate_all,
     losses,
-    segments,
 )
 from crope.runs.load import load_trained
 from crope.runs.run import execute
@@ -75,30 +74,20 @@ def test_losses_at_each_length(name):
     """299 targets, not a multiple of any length: every length has all of them."""
     model, config = build(f"model={name}")
     lengths = (16, 32, 64)
-    means, count, curve_T = losses(model, SPLIT, lengths, config=config, max_tokens=0)
+    means, count = losses(model, SPLIT, lengths, config=config, max_tokens=0)
     assert count == 299
     expected = [slow_losses(model, SPLIT, length).mean() for length in lengths]
     assert means == pytest.approx(expected, rel=1e-5)
-    whole = slow_losses(model, SPLIT, 64)[: 4 * 64].reshape(4, 64)  # whole spans only
-    np.testing.assert_allclose(curve_T, whole.mean(axis=0), rtol=1e-4)
     assert max(means) - min(means) > 1e-3  # context does matter to these weights
 
 
 def test_dropout_is_off_at_each_length():
     model, config = build("model=rope", "model.dropout=0.5")
     model.train()
-    means, _, _ = losses(model, SPLIT, (16, 32), config=config, max_tokens=0)
+    means, _ = losses(model, SPLIT, (16, 32), config=config, max_tokens=0)
     model.eval()
     expected = [slow_losses(model, SPLIT, length).mean() for length in (16, 32)]
     assert means == pytest.approx(expected, rel=1e-5)
-
-
-def test_segments_are_means_over_positions():
-    assert segments(np.arange(10.0), 4) == [
-        {"first": 0, "last": 3, "loss_nats": 1.5},
-        {"first": 4, "last": 7, "loss_nats": 5.5},
-        {"first": 8, "last": 9, "loss_nats": 8.5},
-    ]
 
 
 def test_the_file_holds_what_is_returned(trained):
@@ -108,7 +97,6 @@ def test_the_file_holds_what_is_returned(trained):
     first, last = result["lengths"]
     assert (first["seq_len"], first["tokens"]) == (16, 299)
     assert (last["seq_len"], last["tokens"]) == (64, 299)
-    assert [part["last"] for part in result["by_position"]] == list(range(3, 64, 4))
 
 
 def test_a_part_of_the_split_is_the_same_spans_at_each_length(trained, folder):
@@ -142,7 +130,7 @@ def test_what_is_measured_is_not_measured_again(folder):
 
 @pytest.mark.parametrize(
     "content",
-    ["{", '{"weights_sha256": "0", "lengths": [], "by_position": []}'],
+    ["{", '{"weights_sha256": "0", "lengths": []}'],
 )
 def test_a_damaged_file_or_one_of_other_weights_is_made_again(content, trained):
     result = extrapolate(trained, factors=(1,))
@@ -163,7 +151,6 @@ def test_learned_positions_are_not_defined_past_their_table(folder):
     result = extrapolate(train_toy(folder, "model=learned"))
     once, twice, four_times = result["lengths"]
     assert once["loss_nats"] > 0
-    assert result["by_position"][-1]["last"] == 15
     for line in (twice, four_times):
         assert line["loss_nats"] is None
         assert "not defined" in line["note"]

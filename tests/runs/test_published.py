@@ -100,7 +100,6 @@ def test_what_was_measured_later_is_published_too(tmp_path):
     measured = {
         "weights_sha256": "w",
         "lengths": lengths,
-        "by_position": [],
     }
     write_json(run.path / "extrapolation.json", measured)
     add_runs(tmp_path / "set", [run])

@@ -306,7 +306,6 @@ EXTRAPOLATION = {
         {"seq_len": 16, "loss_nats": 5.25},
         {"seq_len": 32, "loss_nats": None},
     ],
-    "by_position": [{"first": 0, "last": 7, "loss_nats": 5.5}],
 }
 
 
