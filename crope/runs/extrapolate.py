@@ -116,7 +116,7 @@ def losses(
     """Mean loss at each of the ascending lengths, and the number of targets."""
     model.eval()  # a dropped channel would be part of the loss
     device, longest = model.embedding.weight.device, lengths[-1]
-    bf16 = config.train.precision == "bf16"
+    bf16 = config.train.precision == "bf16"  # so that the loss at factor 1 is the recorded one
     totals = torch.zeros(len(lengths), dtype=torch.float64, device=device)
     count = 0
     batch_size = max(1, FULL_BATCH_TOKENS // longest)

@@ -107,7 +107,9 @@ def add_runs(folder: Path, records: Iterable[Record]) -> None:
         curve = pd.DataFrame(record.metrics())
         curve.insert(0, "run_id", record.run_id)
         if metrics_bytes(curve) != read_bytes(record.path / "metrics.jsonl"):
-            raise InvalidRecord(record.path, "metrics.jsonl cannot be rebuilt from its values")
+            remedy = "give a new key its place in KEY_ORDER of crope/runs/published.py"
+            reason = "metrics.jsonl cannot be rebuilt from its values"
+            raise InvalidRecord(record.path, reason, remedy)
         runs[record.run_id] = with_extrapolation(record)
         curves[record.run_id] = curve
     order = sorted(runs)  # so that a diff shows the runs that were added

@@ -58,10 +58,9 @@ def test_weights_of_an_earlier_version_are_read(trained, weights):
 
 
 def test_a_run_starts_from_the_values_of_its_seed(tmp_path):
-    zero, again, one = [
-        build_model(toy_run(tmp_path, f"seed={seed}").config).embedding.weight for seed in (0, 0, 1)
-    ]
-    assert torch.equal(zero, again)
+    zero, one = (
+        build_model(toy_run(tmp_path, f"seed={seed}").config).embedding.weight for seed in (0, 1)
+    )
     assert not torch.equal(zero, one)
 
 

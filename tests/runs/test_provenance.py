@@ -76,11 +76,6 @@ def test_facts_name_the_newest_commit(checkout):
     assert facts["dirty"] is False
 
 
-def test_facts_name_the_packages_that_are_there(checkout, monkeypatch):
-    monkeypatch.setattr(provenance, "PACKAGES", ("torch", "no-such-package"))
-    assert list(collect(RuntimeConfig(device="cpu"), {})["packages"]) == ["torch"]
-
-
 @pytest.mark.parametrize(
     ("program", "named"),
     [("crope/../crope/gpt.py", "crope/gpt.py"), ("../mine.py", "mine.py")],
