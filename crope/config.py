@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+PUBLISHED = ROOT / "results" / "published"  # committed sets of runs and losses
 # Fetched text (raw/) and token files (tokens/).
 CACHE_DIR = Path(os.environ.get("CROPE_CACHE_DIR") or ROOT / "data")
 MISSING: Any = "???"  # omegaconf.MISSING: layers and adapter need no package but torch

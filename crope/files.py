@@ -1,14 +1,11 @@
-"""Files: regular ones read, atomic writes, JSON, lines of metrics, SHA-256.
-
-A file that cannot be written names itself in its OSError.
-"""
+"""Files: regular ones read, atomic writes, JSON, lines of metrics, SHA-256."""
 
 import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,11 +38,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_metrics(data: bytes) -> list[dict[str, Any]]:
-    lines = data.split(b"\n")[:-1]
-    rows: list[dict[str, Any]] = json.loads(
-        b"[" + b",".join(lines) + b"]"
-    )  # faster than one by one
-    return rows
+    lines = data.split(b"\n")[:-1]  # behind the last line feed: nothing, or half a line
+    return [json.loads(line) for line in lines]
 
 
 class MetricsWriter:
@@ -56,52 +50,50 @@ class MetricsWriter:
     def __init__(self, path: Path, *, keep: int = 0) -> None:
         check_regular(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        with _naming(path):
-            self.file = path.open("ab")
-            self.file.truncate(keep)
+        self.file = path.open("ab")
+        self.file.truncate(keep)
         # truncate leaves the position, which sync() returns, at the old end.
         self.file.seek(keep)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        line = json.dumps(row, allow_nan=False) + "\n"
-        with _naming(self.path):
-            self.file.write(line.encode())
-            self.file.flush()  # `status` and a sweep's progress read it meanwhile
+        line = json.dumps(row, allow_nan=False) + "\n"  # NaN is not JSON: others could not read it
+        self.file.write(line.encode())
+        self.file.flush()  # `status` and a sweep's progress read it meanwhile
 
     def sync(self) -> int:
         """The file's size in bytes, all of it on the disk."""
-        with _naming(self.path):
-            os.fsync(self.file.fileno())
+        os.fsync(self.file.fileno())
         return self.file.tell()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        if kind is None:
-            self.sync()
-        with _naming(self.path):  # a line that could not be written is tried again
-            self.file.close()
+    def __exit__(self, *exception: object) -> None:
+        with self.file:
+            self.sync()  # the summary that is written next has the file's digest
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Writes atomically: a reader sees the old file or the whole new one, even after a power cut."""
+    """Writes atomically: a reader sees the old file or the whole new one, even after a power cut.
+
+    An OSError names `path`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
-        with _naming(path):
-            # Not by tempfile, whose files only their owner can read, whatever the umask says.
-            with open(temporary, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            _sync_folder(path.parent)  # the new name outlasts a power cut too
-    except BaseException:
-        with suppress(OSError):  # the disk that refused the write may refuse this as well
-            temporary.unlink()
+        # Not by tempfile, whose files only their owner can read, whatever the umask says.
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # or the name could reach the disk before the bytes
+        os.replace(temporary, path)
+        _sync_folder(path.parent)  # the new name outlasts a power cut too
+    except OSError as error:
+        error.filename = str(path)  # that of a failing write does not say of what
         raise
+    finally:
+        with suppress(OSError):  # renamed; or the disk that refused the write refuses this as well
+            temporary.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -128,16 +120,6 @@ def sha256_file(path: Path) -> str:
 
 def json_sha256(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Puts the path into an OSError: that of a failing write or flush does not say of what."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = str(path)
-        raise
 
 
 def _sync_folder(folder: Path) -> None:

@@ -77,13 +77,9 @@ def printed_loss(table: str, row: str, dataset: str, model: str) -> PrintedLoss 
     return None
 
 
-def configuration_label(
-    batch_size: object, seq_len: object, d_model: object, lr_gamma: object, step: object
-) -> str:
-    """A configuration in the wording of Table 2's first column."""
-    return f"B={batch_size}, L={seq_len}, D={d_model}, γ={lr_gamma}, step={step}"
-
-
 def row_label(row: str) -> str:
     """Table 2's label of an ablation, or the ablation's own name where the paper has none."""
-    return configuration_label(*ROWS[row].values()) if row in ROWS else row
+    if row not in ROWS:
+        return row
+    label = "B={batch_size}, L={seq_len}, D={d_model}, γ={lr_gamma}, step={lr_step_size}"
+    return label.format(**ROWS[row])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from crope.config import PUBLISHED
 from crope.errors import UserError
 from crope.report.evidence import (
     Contrast,
@@ -19,7 +20,6 @@ from crope.report.evidence import (
 )
 from crope.report.frame import (
     DATASET_LABELS,
-    PUBLISHED,
     PUBLISHED_SCALE,
     by_study,
     load_runs,

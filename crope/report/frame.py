@@ -13,20 +13,12 @@ import numpy as np
 import pandas as pd
 
 from crope import paper
-from crope.config import ROOT
+from crope.config import PUBLISHED, ROOT
 from crope.errors import InvalidRecord, UserError, one_line
 from crope.files import read_metrics
 from crope.runs.identity import cell_key
-from crope.runs.published import (
-    PUBLISHED,
-    PublishedRun,
-    is_set,
-    published_run,
-    read_curves,
-    read_set,
-    set_folders,
-)
-from crope.runs.record import Record, read_records, run_status
+from crope.runs.published import is_set, read_curves, read_set, set_folders
+from crope.runs.record import Record, read_records, run_status, with_extrapolation
 from crope.runs.study import SCALES, TABLES, StudyRow, unavailable_datasets
 
 PAIR = ("rope", "crope")  # whose difference a row of the tables is about
@@ -180,13 +172,13 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
     invalid: list[InvalidRecord] = []
     for folder in folders:
         if is_set(folder):
-            rows += [_row(run, folder.name, folder / run.run_id) for run in read_set(folder)]
+            rows += [_row(run, folder.name) for run in read_set(folder)]
             continue
         records, damaged = read_records(folder)
         invalid += damaged
         for record in records:
             try:
-                rows.append(_row(published_run(record), OWN, record.path))
+                rows.append(_row(with_extrapolation(record), OWN))
             except InvalidRecord as error:
                 invalid.append(error)
     frame = pd.json_normalize(rows)
@@ -196,12 +188,12 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
     return frame.drop_duplicates(["record_set", "run_id"], ignore_index=True), invalid
 
 
-def _row(run: PublishedRun, record_set: str, path: Path) -> dict[str, Any]:
-    status = run_status(Record(path, run.config, run.summary, run.provenance))
+def _row(run: Record, record_set: str) -> dict[str, Any]:
+    status = run_status(run)
     row = {
         **run.summary,
         "record_set": record_set,
-        "path": str(path),
+        "path": str(run.path),
         "status": status,
         "cell_key": cell_key(run.config),
         "loss": run.summary.get("val_full", {}).get("final_nats"),

@@ -13,13 +13,13 @@ import jinja2
 import pandas as pd
 from matplotlib.figure import Figure
 
+from crope.config import PUBLISHED
 from crope.errors import InvalidRecord
 from crope.files import write_bytes, write_text
 from crope.report import agreement, figures, tables
 from crope.report.evidence import answers, load_contrasts
 from crope.report.findings import findings
 from crope.report.frame import (
-    PUBLISHED,
     PUBLISHED_SCALE,
     Runs,
     by_study,

@@ -11,14 +11,14 @@ from typing import Any
 import pandas as pd
 
 from crope import paper
-from crope.config import ROOT
+from crope.config import PUBLISHED, ROOT
 from crope.data.ngrams import NGRAMS_FILE, ORDERS, stored_ngrams
 from crope.data.tokens import TOKENS_DIR
 from crope.errors import DataError, UserError
 from crope.files import json_sha256, read_json, write_bytes, write_json, write_text
 from crope.report import agreement, page
 from crope.report.evidence import differences, load_contrasts, welch_interval
-from crope.report.frame import DIVERGED, PUBLISHED, dataset_label, load_frame, load_runs
+from crope.report.frame import DIVERGED, dataset_label, load_frame, load_runs
 from crope.report.tables import Table, interval_text, without_sampled
 from crope.runs.published import add_runs
 from crope.runs.record import Record, read_records

@@ -10,13 +10,14 @@ from torch import Tensor
 from crope.config import Config
 from crope.data.corpora import SPLITS
 from crope.data.tokens import TokenSet, load_tokens
-from crope.errors import UserError
+from crope.errors import UserError, one_line
 from crope.files import sha256_file
 from crope.model.gpt import GPT
 from crope.runs.compose import load_config
 from crope.runs.record import Record, run_status
 
-WEIGHTS, OLD_WEIGHTS = "weights.safetensors", "weights.pt"  # of earlier versions
+WEIGHTS = "weights.safetensors"
+OLD_WEIGHTS = "weights.pt"  # of earlier versions
 
 
 def build_model(config: Config, *, max_len: int | None = None) -> GPT:
@@ -40,29 +41,27 @@ def load_trained(record: Record, *, max_len: int | None = None) -> GPT:
     weights = _load_weights(record)
     try:
         model = build_model(load_config(record.config), max_len=max_len)
-    except ValueError as error:
-        raise UserError(f"{record.path}: this code has no such model ({error})") from error
-    try:
         model.load_state_dict(weights)
-    except RuntimeError as error:
+    except (ValueError, RuntimeError) as error:  # of a version with other models or modules
+        reason = one_line(error)[:200]
         raise UserError(
-            f"{record.path}: its weights do not fit config.yaml; remove it and train again"
+            f"{record.path}: does not fit the model that this code builds ({reason}); train it again"
         ) from error
     return model
 
 
 def _load_weights(record: Record) -> dict[str, Tensor]:
     """The state dict of a run. Raises UserError if it is missing or not the recorded one."""
-    file, old = record.path / WEIGHTS, record.path / OLD_WEIGHTS
-    if old.exists() and not file.exists():
-        file = old
+    file = record.path / WEIGHTS
+    if not file.exists():
+        file = record.path / OLD_WEIGHTS
     remedy = f"remove {record.path} and train again with scripts/train.py"
     if not file.exists():
         raise UserError(f"{record.path}: no {WEIGHTS}; {remedy}")
     # Before it is opened: half a file, or that of another run, may open as well.
     if sha256_file(file) != record.summary.get("weights_sha256"):
         raise UserError(f"{file}: corrupt (SHA-256 is not the recorded one); {remedy}")
-    if file == old:
+    if file.name == OLD_WEIGHTS:
         # Without weights_only a pickle could run code.
         weights: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
         return weights

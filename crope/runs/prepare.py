@@ -27,7 +27,7 @@ def prepare(
             losses = load_ngrams(tokens)["loss_nats"]
             values = " / ".join(f"{losses[name]:.4f}" for name in ORDERS)
             print(f"{corpus}: {' / '.join(ORDERS)} loss {values} nats per token", flush=True)
-        except UserError as error:
+        except UserError as error:  # a corpus that cannot be had costs no other
             failed[corpus] = error
             log_line(f"error: {error}")
         except OSError as error:  # a run needs the tokens alone

@@ -4,6 +4,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from crope.config import ROOT, RuntimeConfig
 from crope.errors import log_line
 from crope.files import read_bytes
-from crope.runs.record import UNREADABLE, Attempt, Attempts
+from crope.runs.record import UNREADABLE, Attempt, Provenance
 from crope.train.device import device_name, resolve_device
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "tokenizers", "wandb", "pandas", "triton")
@@ -52,15 +53,12 @@ def is_dirty(root: Path) -> bool | None:
 
     None without a git checkout.
     """
-    status = _git_output(root, "status", "--porcelain", "--untracked-files=all")
-    if status is None:
+    changed = _git_output(root, "diff", "--name-only", "HEAD")
+    # Elsewhere lie notes and results of a user, which change no number.
+    added = _git_output(root, "ls-files", "--others", "--exclude-standard", *SOURCE)
+    if changed is None or added is None:
         return None
-    for line in status.splitlines():
-        untracked = line.startswith("?? ")
-        # Notes and results of a user change no number.
-        if not untracked or line[3:].lstrip('"').startswith(SOURCE):
-            return True
-    return False
+    return bool(changed or added)
 
 
 def earlier_attempts(path: Path) -> list[dict[str, Any]]:
@@ -70,7 +68,7 @@ def earlier_attempts(path: Path) -> list[dict[str, Any]]:
     If it is missing or corrupt, one attempt of which nothing is known: such a run is not published.
     """
     try:
-        last = Attempts.model_validate_json(read_bytes(path))
+        last = Provenance.model_validate_json(read_bytes(path))
     except UNREADABLE as error:
         log_line(f"{path}: corrupt or missing ({type(error).__name__}); earlier attempts unknown")
         return [dict.fromkeys(Attempt.model_fields)]
@@ -98,23 +96,16 @@ def _versions() -> dict[str, str]:
     """Of those of PACKAGES that are installed."""
     versions = {}
     for name in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):  # triton comes with CUDA only
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 
 def _output(*command: str | Path) -> str | None:
     """Standard output of a command; None if it is absent or fails (no git checkout, no driver)."""
     try:
-        return subprocess.run(
-            # git can wait for a network file system, nvidia-smi for a broken driver.
-            command,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=20,
-        ).stdout.strip()
+        # git can wait for a network file system, nvidia-smi for a broken driver.
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return None
+    return done.stdout.strip()

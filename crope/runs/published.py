@@ -9,24 +9,22 @@ Weights are not published. The bytes of each metrics.jsonl can be rebuilt (`metr
 the SHA-256 in its summary still judges them.
 """
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from crope.config import ROOT
+from crope.config import PUBLISHED, ROOT
 from crope.errors import DataError, InvalidRecord, one_line
-from crope.files import read_metrics, write_bytes, write_text
-from crope.runs.record import EXTRAPOLATION, Record, read_extrapolation
+from crope.files import read_bytes, write_bytes, write_text
+from crope.runs.record import Record, with_extrapolation
 
-PUBLISHED = ROOT / "results" / "published"
 RUNS_FILE, CURVES_FILE = "runs.jsonl", "curves.parquet"
-# The keys of a line of metrics.jsonl in the order in which the training loop writes them.
+# The keys of a line of metrics.jsonl in the order in which the training loop writes them. A table
+# loses it, and without it the bytes would have another SHA-256; a new key belongs here.
 KEY_ORDER = [
     "step",
     "val/loss_nats",
@@ -42,18 +40,8 @@ KEY_ORDER = [
     "speed/mfu_pct",
     "memory/peak_gib",
 ]
+# Columns with gaps become floats, and 4096.0 is other text than 4096.
 WHOLE_NUMBERS = ("step", "val_full/tokens", "train_full/tokens")
-
-
-@dataclass(frozen=True)
-class PublishedRun:
-    """A line of runs.jsonl. Losses are in nats per token."""
-
-    run_id: str
-    config: dict[str, Any]
-    provenance: dict[str, Any]
-    summary: dict[str, Any]
-    extrapolation: dict[str, Any] | None = None
 
 
 def is_set(folder: Path) -> bool:
@@ -65,14 +53,15 @@ def set_folders(published: Path = PUBLISHED) -> list[Path]:
     return [path for path in sorted(published.glob("*/")) if is_set(path)]
 
 
-def read_set(folder: Path) -> list[PublishedRun]:
+def read_set(folder: Path) -> list[Record]:
     """The runs of a set. Raises DataError for a damaged line."""
     file = folder / RUNS_FILE
     runs = []
     for number, line in enumerate(file.read_bytes().splitlines(), start=1):
         try:
-            runs.append(PublishedRun(**json.loads(line)))
-        except (ValueError, TypeError) as error:
+            fields = json.loads(line)
+            runs.append(Record(folder / fields.pop("run_id"), **fields))
+        except (ValueError, TypeError, LookupError) as error:
             where = f"{file}, line {number}: {one_line(error)}"
             raise DataError(f"{where}; restore the committed file") from error
     return runs
@@ -89,30 +78,18 @@ def read_curves(folder: Path) -> pd.DataFrame:
         raise DataError(f"{file}: {one_line(error)}; restore the committed file") from error
 
 
-def curve_of(records: Iterable[Mapping[str, Any]], run_id: str) -> pd.DataFrame:
-    """The lines of one metrics.jsonl as rows of a set's curves."""
-    curve = pd.DataFrame(list(records))
-    known = [key for key in KEY_ORDER if key in curve]
-    added = [str(key) for key in curve if key not in KEY_ORDER]
-    curve = curve[known + added]
-    curve.insert(0, "run_id", run_id)
-    return curve
-
-
 def metrics_bytes(curve: pd.DataFrame) -> bytes:
     """The metrics.jsonl of one run as it was written, from its rows of the curves."""
+    known = [key for key in KEY_ORDER if key in curve]
+    added = curve.columns.drop(["run_id", *known])
     lines = []
-    for row in curve.drop(columns="run_id").to_dict("records"):
+    for row in curve[[*known, *added]].to_dict("records"):
         line = {}
         for key, value in row.items():
-            if pd.notna(value):
+            if pd.notna(value):  # each line has some of the keys
                 line[key] = int(value) if key in WHOLE_NUMBERS else value
         lines.append(json.dumps(line) + "\n")
     return "".join(lines).encode()
-
-
-def metrics_sha256(curve: pd.DataFrame) -> str:
-    return hashlib.sha256(metrics_bytes(curve)).hexdigest()
 
 
 def add_runs(folder: Path, records: Iterable[Record]) -> None:
@@ -121,47 +98,41 @@ def add_runs(folder: Path, records: Iterable[Record]) -> None:
 
     Raises InvalidRecord if the metrics of a run cannot be rebuilt from the curves.
     """
-    runs = {run.run_id: run for run in read_set(folder)} if is_set(folder) else {}
-    curves = dict(list(read_curves(folder).groupby("run_id"))) if runs else {}
+    runs: dict[str, Record] = {}
+    curves: dict[Any, pd.DataFrame] = {}
+    if is_set(folder):
+        runs = {run.run_id: run for run in read_set(folder)}
+        curves = dict(list(read_curves(folder).groupby("run_id")))
     for record in records:
-        run_id = record.path.name
-        curve = curve_of(read_metrics(record.path / "metrics.jsonl"), run_id)
-        stated = record.summary.get("metrics_sha256")  # a failed run has none
-        if stated and metrics_sha256(curve) != stated:
-            raise InvalidRecord(record.path, "metrics.jsonl cannot be rebuilt from its values")
-        runs[run_id], curves[run_id] = _without_paths(record), curve
-    order = sorted(runs)
-    lines = [json.dumps(_stated(runs[run_id]), sort_keys=True) for run_id in order]
+        curve = pd.DataFrame(record.metrics())
+        curve.insert(0, "run_id", record.run_id)
+        if metrics_bytes(curve) != read_bytes(record.path / "metrics.jsonl"):
+            remedy = "give a new key its place in KEY_ORDER of crope/runs/published.py"
+            reason = "metrics.jsonl cannot be rebuilt from its values"
+            raise InvalidRecord(record.path, reason, remedy)
+        runs[record.run_id] = with_extrapolation(record)
+        curves[record.run_id] = curve
+    order = sorted(runs)  # so that a diff shows the runs that were added
     table = pd.concat([curves[run_id] for run_id in order], ignore_index=True)
-    columns = [key for key in ["run_id", *KEY_ORDER] if key in table]
-    columns += [str(key) for key in table if key not in columns]
     buffer = BytesIO()
-    table[columns].to_parquet(buffer, compression="zstd", index=False)
+    table.to_parquet(buffer, compression="zstd", index=False)
     # The curves first: a run that runs.jsonl names has its curve.
     write_bytes(folder / CURVES_FILE, buffer.getvalue())
-    write_text(folder / RUNS_FILE, "\n".join(lines) + "\n")
+    write_text(folder / RUNS_FILE, "".join(_line(runs[run_id]) for run_id in order))
 
 
-def published_run(record: Record) -> PublishedRun:
-    """A record with what was measured on it later. Raises InvalidRecord for a damaged measurement."""
-    run = PublishedRun(record.path.name, record.config, record.provenance, record.summary)
-    file = record.path / EXTRAPOLATION
-    return replace(run, extrapolation=read_extrapolation(record)) if file.exists() else run
-
-
-def _without_paths(record: Record) -> PublishedRun:
-    """A record without absolute paths, which say nothing to others."""
+def _line(record: Record) -> str:
+    """A line of runs.jsonl, without absolute paths, which say nothing to others."""
+    fields = {"run_id": record.run_id, **vars(record)}
+    del fields["path"]
+    if record.extrapolation is None:  # most have none
+        del fields["extrapolation"]
+    text = json.dumps(fields, sort_keys=True)
     names = {record.config["results_dir"]: "results", record.config["data_dir"]: "data"}
     names[str(ROOT)] = "."
     if hub := record.config["data"].get("hub"):
         names[hub["path"]] = "local"  # an absolute path, or the name of a repository
-    text = json.dumps(_stated(published_run(record)))
     for path in sorted(names, key=len, reverse=True):  # one may lie in another
         if Path(path).is_absolute():
             text = text.replace(json.dumps(path.rstrip("/"))[1:-1], names[path])
-    return PublishedRun(**json.loads(text))
-
-
-def _stated(run: PublishedRun) -> dict[str, Any]:
-    """The fields of a run that are there."""
-    return {name: value for name, value in vars(run).items() if value is not None}
+    return text + "\n"

@@ -84,15 +84,10 @@ class Attempt(BaseModel):
     started_utc: str | None
 
 
-class Attempts(Attempt):
-    """The last attempt at a run, with the earlier ones, oldest first."""
+class Provenance(Attempt):
+    """provenance.json: the last attempt at a run, with the earlier ones, oldest first."""
 
     resumed_from: list[Attempt] = []
-
-
-class Provenance(Attempts):
-    """provenance.json"""
-
     device_kind: str
     threads: NonNegativeInt
     data: Data
@@ -138,28 +133,26 @@ class Length(BaseModel):
     loss_nats: Nats | None  # None where the positions or the split end before
 
 
-class Segment(BaseModel):
-    first: NonNegativeInt
-    last: NonNegativeInt
-    loss_nats: Nats
-
-
 class Extrapolation(BaseModel):
     """extrapolation.json"""
 
     weights_sha256: str
     lengths: list[Length]
-    by_position: list[Segment]
 
 
 @dataclass(frozen=True)
 class Record:
     """One finished run. Losses are in nats per token."""
 
-    path: Path
+    path: Path  # of a published run <set>/<run id>, which is no folder
     config: dict[str, Any]
     summary: dict[str, Any]
     provenance: dict[str, Any]
+    extrapolation: dict[str, Any] | None = None  # by `with_extrapolation` and of published runs
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_metrics(self.path / "metrics.jsonl")
@@ -187,9 +180,9 @@ def load_record(path: Path) -> tuple[Record, bytes]:
     """The files of a run directory as they are, and the bytes of its metrics.jsonl. Raises one of
     UNREADABLE.
     """
-    names = ("config.yaml", "summary.json", "provenance.json")
     metrics = path / "metrics.jsonl"  # a run that failed early has none
     data = read_bytes(metrics) if metrics.exists() else b""
+    names = ("config.yaml", "summary.json", "provenance.json")
     return Record(path, *(_read_object(path / name) for name in names)), data
 
 
@@ -203,7 +196,8 @@ def check_record(record: Record, metrics: bytes) -> None:
         raise ValueError(f"config.yaml: not that of a run ({error})") from error
     cell = f"{summary.model}-{summary.dataset}-{summary.row}"
     run_id = f"{cell}-s{record.config['seed']}-{digest}"
-    if not record.path.name == summary.run_id == run_id:
+    # The name says which run a folder holds: reports, resuming and wandb go by it.
+    if not record.run_id == summary.run_id == run_id:
         raise ValueError(f"config.yaml and summary.json are those of {run_id}, by its name another")
     if isinstance(summary, Failed):
         return  # its metrics enter no number
@@ -222,24 +216,28 @@ def check_schema(schema: Any, value: Any, name: str) -> Any:
         raise ValueError(f"{name}: {key}: {first['msg']}") from error
 
 
-def read_extrapolation(record: Record) -> dict[str, Any]:
-    """extrapolation.json of a run. Raises InvalidRecord if it is absent or not valid."""
+def with_extrapolation(record: Record) -> Record:
+    """The record with its extrapolation.json, if it has one. Raises InvalidRecord if that is not
+    valid.
+    """
     path = record.path / EXTRAPOLATION
+    if not path.exists():
+        return record
     try:
-        measured = _read_object(path)
-        check_extrapolation(measured, record)
+        measured = replace(record, extrapolation=_read_object(path))
+        check_extrapolation(measured)
     except UNREADABLE as error:
         remedy = "remove the file and run scripts/tools.py extrapolate again"
         raise InvalidRecord(path, f"is not valid: {one_line(error)[:200]}", remedy) from error
     return measured
 
 
-def check_extrapolation(measured: dict[str, Any], record: Record) -> None:
+def check_extrapolation(record: Record) -> None:
     """Raises ValueError for other fields than extrapolation.json has, or other weights than the
     run's.
     """
-    check_schema(Extrapolation, measured, EXTRAPOLATION)
-    if measured["weights_sha256"] != record.summary.get("weights_sha256"):
+    measured = check_schema(Extrapolation, record.extrapolation, EXTRAPOLATION)
+    if measured.weights_sha256 != record.summary.get("weights_sha256"):
         raise ValueError(f"{EXTRAPOLATION}: measured on other weights than this run's")
 
 
@@ -276,10 +274,8 @@ def is_complete(path: Path) -> bool:
     return (path / "summary.json").exists() and read_record(path).summary["status"] == "complete"
 
 
-def run_status(record: Any) -> str:
-    """complete, failed, or stale: of another numerics version of its model. `record` is anything
-    with a config and a summary.
-    """
+def run_status(record: Record) -> str:
+    """complete, failed, or stale: of another numerics version of its model."""
     status: str = record.summary["status"]
     current = record.summary["numerics_version"] == numerics_version(record.config["model"])
     return status if current else "stale"
@@ -292,16 +288,17 @@ def find_record(name: str, *, results_dir: Path) -> Record:
     """
     path = Path(name)
     if not (path / "config.yaml").exists():
-        runs = {run.name: run for run in sorted((results_dir / "runs").glob("*/"))}
-        matches = [run_id for run_id in runs if run_id.startswith(name)]
-        if len(matches) != 1 and name not in matches:
+        names = sorted(run.name for run in (results_dir / "runs").glob("*/"))
+        # A copy beside a run may have its id as the start of its own name.
+        matches = [name] if name in names else [run for run in names if run.startswith(name)]
+        if len(matches) != 1:
             problem = "no such run"
             if matches:
                 problem = f"{len(matches)} runs match: {', '.join(matches[:5])}"
             raise UserError(
                 f"run '{name}': {problem}; give a folder, a run id or a unique start of one"
             )
-        path = runs[name if name in matches else matches[0]]
+        path = results_dir / "runs" / matches[0]
     if not (path / "summary.json").exists():
         raise DataError(
             f"{path}: the run is not finished (no summary.json); run the command that started it again"
@@ -346,8 +343,6 @@ def derive(
     full = _by_step(rows, "val_full/loss_nats")
     tail = [step for step in sampled if step >= (1 - LAST_SHARE) * max_steps]
     losses = [sampled[step] for step in tail]
-    # Of equal losses the first.
-    best, best_sampled = min(full, key=full.__getitem__), min(sampled, key=sampled.__getitem__)
     last = rows[-1]
     final, train_final = last["val_full/loss_nats"], last["train_full/loss_nats"]
     count = last["val_full/tokens"]
@@ -361,13 +356,11 @@ def derive(
             "n": len(losses),
             "first_step": tail[0],
             "last_step": tail[-1],
-            "best_nats": sampled[best_sampled],
-            "best_step": best_sampled,
+            **_lowest(sampled),
         },
         "val_full": {
             "final_nats": final,
-            "best_nats": full[best],
-            "best_step": best,
+            **_lowest(full),
             "tokens": count,
             "whole_split": count == validation["tokens"] - 1,
         },
@@ -385,6 +378,11 @@ def derive(
 
 def _by_step(rows: list[dict[str, Any]], key: str) -> dict[int, float]:
     return {row["step"]: row[key] for row in rows if key in row}
+
+
+def _lowest(losses: dict[int, float]) -> dict[str, float]:
+    step = min(losses, key=losses.__getitem__)  # of equal losses the first
+    return {"best_nats": losses[step], "best_step": step}
 
 
 def _median_but_first(rows: list[dict[str, Any]], key: str) -> float | None:

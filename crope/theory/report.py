@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from crope.config import ROOT
+from crope.config import PUBLISHED
 from crope.files import write_bytes, write_json, write_text
 from crope.paper import MODEL_LABELS
 from crope.style import render
@@ -30,8 +30,6 @@ from crope.theory.figures import (
 from crope.theory.pointer_task import EXAMPLE, Task, pointer_results
 from crope.theory.recall import LABELS, Plan, read_runs, run_recall, thresholds, with_halved
 from crope.theory.rotary import decay_curves
-
-PUBLISHED = ROOT / "results" / "published"
 
 TEMPLATE = """# The theory in numbers
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from crope.config import PUBLISHED
 from crope.files import write_bytes, write_json, write_text
-from crope.runs.published import PUBLISHED, metrics_bytes, read_curves, read_set
+from crope.runs.published import metrics_bytes, read_curves, read_set
 
 SET = PUBLISHED / "quick-fp32-two-threads"  # the smallest one
 
@@ -21,7 +22,10 @@ def restore(folder: Path) -> Path:
     write_text(path / "config.yaml", yaml.safe_dump(run.config))
     write_json(path / "provenance.json", run.provenance)
     write_json(path / "summary.json", run.summary)
-    write_bytes(path / "metrics.jsonl", metrics_bytes(curves[curves["run_id"] == run.run_id]))
+    write_bytes(
+        path / "metrics.jsonl",
+        metrics_bytes(curves[curves["run_id"] == run.run_id]),
+    )
     return path
 
 

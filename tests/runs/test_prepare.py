@@ -22,17 +22,16 @@ def one_corpus(toy_tokens, monkeypatch):
     return toy_tokens.folder
 
 
-def test_tokens_and_losses_of_each_corpus_are_printed(one_corpus, capsys):
+def test_tokens_and_losses_of_each_corpus_are_printed(one_corpus, capsys, monkeypatch):
     losses = {"unigram": 5.5, "bigram": 4.25, "trigram": 4.0}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crope.runs.prepare.load_ngrams", lambda _: {"loss_nats": losses})
-        assert prepare(["toy"], BPE, data_dir=one_corpus) == {}
+    monkeypatch.setattr("crope.runs.prepare.load_ngrams", lambda _: {"loss_nats": losses})
+    assert prepare(["toy"], BPE, data_dir=one_corpus) == {}
     tokens, ngrams = capsys.readouterr().out.splitlines()
     assert tokens.startswith("toy: train 900 tokens, validation 300 tokens; data/tokens/")
     assert ngrams.startswith("toy: unigram / bigram / trigram loss 5.5000 / 4.2500 / 4.0000 nats")
 
 
-def test_a_corpus_that_fails_costs_no_other(one_corpus, capsys, monkeypatch):
+def test_a_corpus_that_fails_costs_no_other(one_corpus, capsys):
     failed = prepare(["damaged", "toy"], BPE, data_dir=one_corpus)
     assert list(failed) == ["damaged"]
     printed = capsys.readouterr()

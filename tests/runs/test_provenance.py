@@ -7,12 +7,22 @@ import subprocess
 import pytest
 
 from crope.config import RuntimeConfig
+from crope.files import write_json
 from crope.runs import provenance
 from crope.runs.provenance import collect, earlier_attempts, is_dirty
 
 
 def git(folder, *command):
-    line = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *command]
+    line = [
+        "git",
+        "-C",
+        str(folder),
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@b",
+        *command,
+    ]
     return subprocess.run(line, check=True, capture_output=True, text=True).stdout
 
 
@@ -38,14 +48,19 @@ def test_a_checkout_as_committed_is_clean(checkout):
     [
         "crope/gpt.py",
         "crope/new_scheme.py",
-        "conf/model/my own.yaml",
-        "conf/model/größer.yaml",
+        "conf/model/größer one.yaml",
         "scripts/mine.py",
     ],
 )
 def test_changed_and_untracked_source_files_make_it_dirty(file, checkout):
     (checkout / file).parent.mkdir(parents=True, exist_ok=True)
     (checkout / file).write_text("y = 2\n")
+    assert is_dirty(checkout) is True
+
+
+def test_a_change_that_is_staged_makes_it_dirty(checkout):
+    (checkout / "setup.py").write_text("y = 2\n")
+    git(checkout, "add", "setup.py")
     assert is_dirty(checkout) is True
 
 
@@ -61,13 +76,9 @@ def test_facts_name_the_newest_commit(checkout):
     assert facts["dirty"] is False
 
 
-def test_facts_name_the_packages_that_are_there(checkout, monkeypatch):
-    monkeypatch.setattr(provenance, "PACKAGES", ("torch", "no-such-package"))
-    assert list(collect(RuntimeConfig(device="cpu"), {})["packages"]) == ["torch"]
-
-
 @pytest.mark.parametrize(
-    ("program", "named"), [("crope/../crope/gpt.py", "crope/gpt.py"), ("../mine.py", "mine.py")]
+    ("program", "named"),
+    [("crope/../crope/gpt.py", "crope/gpt.py"), ("../mine.py", "mine.py")],
 )
 def test_the_command_names_no_folder_of_the_user(program, named, checkout, monkeypatch):
     monkeypatch.setattr("sys.argv", [str(checkout / program), "seed=1,2"])
@@ -77,32 +88,27 @@ def test_the_command_names_no_folder_of_the_user(program, named, checkout, monke
 UNKNOWN = dict.fromkeys(["commit", "dirty", "command", "device", "started_utc"])
 FIRST = UNKNOWN | {"commit": "0", "dirty": True}
 SECOND = UNKNOWN | {"commit": "1", "command": "train.py"}
+SPLIT = {"tokens": 9, "bytes": 30, "sha256": "s"}
+FACTS = {
+    "device_kind": "cpu",
+    "threads": 2,
+    "data": {"splits": {"train": SPLIT, "validation": SPLIT}},
+}
 
 
 def test_earlier_attempts_are_kept_oldest_first(tmp_path):
     path = tmp_path / "provenance.json"
-    path.write_text(json.dumps(SECOND | {"python": "3", "resumed_from": [FIRST]}))
+    write_json(path, SECOND | FACTS | {"resumed_from": [FIRST]})
     assert earlier_attempts(path) == [FIRST, SECOND]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        '{"commit": ',
-        "null",
-        "[]",
-        "{}",
-        json.dumps(SECOND | {"resumed_from": [{}]}),
-        "[" * 100_000,
-    ],
-)
+@pytest.mark.parametrize("content", ["", "[]", json.dumps(SECOND), "[" * 100_000])
 def test_of_a_corrupt_file_no_attempt_is_known(content, tmp_path, capsys):
     """Without a commit it is not published."""
     path = tmp_path / "provenance.json"
     path.write_text(content)
     assert earlier_attempts(path) == [UNKNOWN]
-    assert capsys.readouterr().err.count("provenance.json") == 1
+    assert capsys.readouterr().err.count("provenance.json: corrupt") == 1
 
 
 def test_a_fifo_is_not_waited_for(tmp_path):
