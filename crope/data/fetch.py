@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from glob import escape
 from itertools import chain
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -212,44 +212,43 @@ def _lines(hub: HubConfig, split: str) -> Iterator[str]:
     """
     pattern = getattr(hub, split)
     suffix = format_of(pattern)
-    filesystem, files = _locate(hub)
-    if not files[split]:
+    files = _locate(hub)[split]
+    if not files:
         raise FileNotFoundError(f"no file {pattern}")
     line = "\n"
-    for path in files[split]:
+    for file in files:
         if not line.endswith("\n"):
             yield "\n"
-        with filesystem.open(path, compression="infer") as file:
-            name = PurePath(path).name
-            for line in read_texts(file, name=name, suffix=suffix, column=hub.column):
-                if suffix != ".txt" and not line.endswith("\n"):
-                    line += "\n"
-                yield line
+        for line in read_texts(file, suffix, hub.column):
+            if suffix != ".txt" and not line.endswith("\n"):
+                line += "\n"
+            yield line
 
 
-def _locate(hub: HubConfig) -> tuple[Any, dict[str, list[str]]]:
-    """A file system with the files of each split: a local folder, the hub's cache after a download,
-    or, with max_bytes, the hub itself.
+def _locate(hub: HubConfig) -> dict[str, list[str]]:
+    """The files of each split, in order: of a local folder, of the hub's cache after a download,
+    or, with max_bytes, of the hub itself.
     """
+    import datasets
     from fsspec.implementations.local import LocalFileSystem
     from huggingface_hub import HfApi, HfFileSystem, constants, snapshot_download
 
     filesystem: Any = LocalFileSystem()
-    endpoint, online = _endpoint(), not constants.is_offline_mode()
-    revision = hub.revision
-    if not revision:
-        root = os.path.expanduser(hub.path)
-        if not os.path.isdir(root):
-            raise ConfigError(
-                f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
-            )
-    elif online:
+    scheme, endpoint = "", _endpoint()
+    root, revision = os.path.expanduser(hub.path), hub.revision
+    online = not constants.is_offline_mode()
+    if not revision and not os.path.isdir(root):
+        raise ConfigError(
+            f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
+        )
+    if revision and online:
         # The one request with a time limit: what follows would wait for a silent hub for ever.
         limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
         revision = HfApi(endpoint).dataset_info(hub.path, revision=revision, timeout=limit).sha
     if revision and online and hub.max_bytes:
         filesystem = HfFileSystem(endpoint=endpoint)
-        root = f"datasets/{hub.path}@{revision}"
+        datasets.config.HF_ENDPOINT = endpoint  # of reading by "hf://", which takes no endpoint
+        scheme, root = "hf://", f"datasets/{hub.path}@{revision}"
     elif revision:
         root = snapshot_download(
             hub.path,
@@ -260,7 +259,8 @@ def _locate(hub: HubConfig) -> tuple[Any, dict[str, list[str]]]:
         )
     files = {}
     for split, pattern in (("train", hub.train), ("validation", hub.validation)):
-        files[split] = sorted(filesystem.glob(os.path.join(escape(root), pattern)))
+        paths = filesystem.glob(os.path.join(escape(root), pattern))
+        files[split] = [scheme + path for path in sorted(paths)]
     # By what a name or link leads to; equal content is found when both texts are there.
     train, validation = (set(map(os.path.realpath, paths)) for paths in files.values())
     if train & validation:
@@ -268,4 +268,4 @@ def _locate(hub: HubConfig) -> tuple[Any, dict[str, list[str]]]:
             f"data.hub: {hub.train} and {hub.validation} overlap: they have a file in common;"
             " give disjoint files"
         )
-    return filesystem, files
+    return files
