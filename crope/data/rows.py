@@ -1,13 +1,12 @@
-"""Text in the rows of parquet, JSON, CSV and text files, as it is written, by the readers of
-`datasets`.
+"""Text in the rows of parquet, JSON, CSV and text files, as it is written.
 
-No type is inferred: "007", "NA" and "2020-01-01" are text. A row without text is an error, because
-an empty line in its place would be one of the corpus.
+`datasets` opens, decompresses and streams the files. No type is inferred: "007", "NA" and
+"2020-01-01" are text. A row without text is an error, because an empty line in its place would be
+one of the corpus.
 """
 
 import csv
 import json
-import warnings
 from collections.abc import Iterable, Iterator
 from glob import escape
 from pathlib import PurePath
@@ -18,12 +17,6 @@ from crope.errors import ConfigError, DataError, one_line
 FORMATS = (".parquet", ".json", ".jsonl", ".csv", ".txt")
 ROWS_AT_ONCE = 1000  # of a parquet file, whose row groups may be gigabytes
 CELL_CHARS = 2**31 - 1  # of a CSV file; Python's own limit is 131,072
-CSV_OPTIONS = {
-    "keep_default_na": False,
-    "index_col": False,  # else the first cells of rows that are too long would be an index
-    "engine": "python",  # C's reads a missing cell as an empty one
-    "skip_blank_lines": False,  # with them that engine would skip the cell ""
-}
 
 
 def format_of(pattern: str) -> str:
@@ -45,14 +38,16 @@ def read_texts(file: str, suffix: str, column: str) -> Iterator[str]:
     count = 0
     try:
         for row in _rows(file, suffix, column):
+            if None in row:
+                raise ValueError("more cells than the header has; quote cells with commas")
             text = row["text" if suffix == ".txt" else column]
             if not isinstance(text, str):
                 raise TypeError(f"it has {text!r:.40}")
             text.encode()  # JSON can write half a character, "\\ud800"
             yield text
             count += 1
-    # What `datasets`, pyarrow, pandas, json and gzip raise.
-    except (LookupError, TypeError, ValueError, EOFError, Warning) as error:
+    # What `datasets`, pyarrow, json, csv and gzip raise.
+    except (LookupError, TypeError, ValueError, EOFError, csv.Error) as error:
         raise DataError(
             f"{PurePath(file).name}: no text in data.hub.column={column} at row {count + 1}"
             f" ({type(error).__name__}: {one_line(error)[:200]})"
@@ -60,29 +55,28 @@ def read_texts(file: str, suffix: str, column: str) -> Iterator[str]:
 
 
 def _rows(file: str, suffix: str, column: str) -> Iterable[Any]:
-    # 0.6 s, which a run on prepared tokens does not need
-    from datasets import Features, IterableDataset, Value, logging
-    from pandas.errors import ParserWarning
+    from datasets import IterableDataset, logging  # 0.6 s, which a run on prepared tokens saves
 
     logging.set_verbosity(logging.CRITICAL)  # what it prints it raises as well
     path = escape(file)  # it takes patterns
     if suffix == ".parquet":
         return IterableDataset.from_parquet(path, columns=[column], batch_size=ROWS_AT_ONCE)
+    # With line breaks: one within a CSV cell, or at the end of a text file, is text.
+    rows = IterableDataset.from_text(path, keep_linebreaks=True, encoding="utf-8-sig")
+    lines = (row["text"] for row in rows)
     if suffix == ".csv":
+        # Not by the reader of `datasets`: its fast engine (pandas) makes an empty text of a cell
+        # that is missing, the other one 7 of "007".
         csv.field_size_limit(CELL_CHARS)
-        # Cells beyond the header would be cut with a warning, text after a comma with them.
-        warnings.simplefilter("error", ParserWarning)
-        features = Features({column: Value("string")})
-        return IterableDataset.from_csv(path, features=features, **CSV_OPTIONS)
-    lines = IterableDataset.from_text(path, keep_linebreaks=True, encoding="utf-8-sig")
-    return lines if suffix == ".txt" else _objects(line["text"] for line in lines)
+        return csv.DictReader(lines, strict=True)
+    return rows if suffix == ".txt" else _objects(lines)
 
 
 def _objects(lines: Iterator[str]) -> Iterator[Any]:
     """The objects of JSON lines, or of one array over any number of lines.
 
-    Not by the JSON reader of `datasets`, which infers types from 10 MB at a time: "2020-01-01" as
-    the last line after them becomes "2020-01-01 00:00:00".
+    Not by the reader of `datasets`: it infers types from 10 MB at a time, and "2020-01-01" on the
+    line after them becomes "2020-01-01 00:00:00".
     """
     first = next(lines, "")
     try:

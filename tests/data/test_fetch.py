@@ -15,7 +15,7 @@ from crope.config import HubConfig
 from crope.data import corpora, fetch
 from crope.data.corpora import Document
 from crope.data.tokens import load_tokens
-from crope.errors import ConfigError, DataError, DataUnavailable
+from crope.errors import ConfigError, DataError, DataUnavailable, UserError
 from tests.conftest import raises_one_line
 from tests.data.conftest import FILES, NOWHERE, SMALL, write
 from tests.data.hub import COMMIT, Hub, serve
@@ -357,7 +357,7 @@ def test_a_slice_that_is_too_short_can_be_corrected(letters, data_dir):
     [
         ({"revision": None}, "revision"),
         ({"revision": "main"}, "main"),
-        ({"column": "body"}, "its columns: text"),
+        ({"column": "body"}, "data.hub.column=body"),
         ({"train": "data/*.bin"}, "parquet"),
         ({"max_bytes": 0}, "max_bytes"),
         ({"max_bytes": "many"}, "max_bytes"),
@@ -367,7 +367,7 @@ def test_a_slice_that_is_too_short_can_be_corrected(letters, data_dir):
 )
 def test_a_wrong_hub_section_is_one_line(letters, data_dir, changes, word):
     describe(letters, **changes)
-    with raises_one_line(ConfigError, word):
+    with raises_one_line(UserError, word):
         load_tokens("letters", SMALL, data_dir=data_dir)
     assert not fetched(data_dir)
 
