@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from glob import escape
 from itertools import chain
+from math import inf
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -189,20 +190,19 @@ def _read_gpt2(_: str) -> list[str]:
 def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
     """The rows of a split as whole lines, with max_bytes the first ones."""
     split = "train" if relative.endswith("/train.txt") else "validation"
-    limit = hub.max_bytes
-    if limit and split == "validation":
-        limit //= 10
+    limit = hub.max_bytes or inf
+    if split == "validation":
+        limit /= 10
     size = 0
-    for line in _lines(hub, split):
-        first = size == 0
+    for number, line in enumerate(_lines(hub, split)):
         size += len(line.encode())
-        if limit and size > limit:
-            if first:
-                raise ConfigError(
-                    f"data.hub.max_bytes={hub.max_bytes}: less than the first row of the {split} split"
-                    " needs (validation gets a tenth); give more"
-                )
+        if size > limit and number:
             return
+        if size > limit:
+            raise ConfigError(
+                f"data.hub.max_bytes={hub.max_bytes}: less than the first row of the {split} split"
+                " needs (validation gets a tenth); give more"
+            )
         yield line
 
 
