@@ -1,6 +1,5 @@
 """Batches and the fixed pass, against positions: the token at position i has the id 1000 + i."""
 
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from crope.errors import ConfigError
 TOKENS = np.arange(1000, 1500, dtype=np.uint16)
 
 
-def draw(tokens: Any = TOKENS, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(tokens=TOKENS, **changes):
     options = {"seed": 0, "step": 0, "batch_size": 8, "seq_len": 16, "purpose": "train"}
     return sample_batch(tokens, **(options | changes))
 
@@ -61,7 +60,7 @@ def test_full_pass_covers_each_target_once_in_order(length, batch_size):
     assert seen == list(range(1001, 1000 + length))
 
 
-def kept_windows(max_tokens: int, batch_size: int = 4) -> list[float]:
+def kept_windows(max_tokens, batch_size=4):
     """The windows of 7 that are kept of 361 tokens, 0 to 50; 3 more targets would be window 51."""
     kept = []
     for inputs_BT, _ in full_pass(

@@ -27,7 +27,7 @@ from tests.conftest import raises_one_line
 from tests.data.conftest import FILES, write
 
 
-def sha256(text: str) -> str:
+def sha256(text):
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -70,7 +70,7 @@ def test_books_are_read_in_order_of_their_id_as_text(data_dir):
 
 
 @pytest.fixture
-def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def conf(tmp_path, monkeypatch):
     """An empty folder in place of conf/data."""
     (tmp_path / "conf").mkdir()
     monkeypatch.setattr("crope.data.corpora.CONF_DIR", tmp_path / "conf")

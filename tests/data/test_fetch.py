@@ -3,7 +3,6 @@
 import gzip
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +17,7 @@ from crope.data.tokens import load_tokens
 from crope.errors import ConfigError, DataError, DataUnavailable, UserError
 from tests.conftest import raises_one_line
 from tests.data.conftest import FILES, NOWHERE, SMALL, write
-from tests.data.hub import COMMIT, Hub, serve
+from tests.data.hub import COMMIT, serve
 
 WIKITEXT = "Salesforce/wikitext/wikitext-2-v1/{}-00000-of-00001.parquet"
 PTB = "ptb-text-only/ptb_text_only/penn_treebank/{}/0000.parquet"
@@ -32,7 +31,7 @@ BOOK = "pg19/train/10.txt"
 
 
 @pytest.fixture
-def hub(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(data_dir, tmp_path, monkeypatch):
     """A hub that also has the PTB files and the PG-19 books, and an empty cache of its client."""
     (tmp_path / "site").mkdir()
     no_pause = SimpleNamespace(sleep=lambda _: None)  # before a request is repeated
@@ -52,7 +51,7 @@ def hub(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.fixture
-def letters(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def letters(hub, tmp_path, monkeypatch):
     """A dataset of the hub; the file of conf/data that describes it is returned."""
     write_letters(hub, TRAIN, VALIDATION)
     monkeypatch.setattr(corpora, "CONF_DIR", tmp_path)
@@ -60,30 +59,30 @@ def letters(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "letters.yaml"
 
 
-def write_letters(hub: Hub, train: list[str], validation: list[str]) -> None:
+def write_letters(hub, train, validation):
     write_parquet(hub.folder / "owner/letters/data/train-0.parquet", "text", train)
     write_parquet(hub.folder / "owner/letters/data/validation-0.parquet", "text", validation)
 
 
-def write_parquet(path: Path, column: str, rows: list[str]) -> None:
+def write_parquet(path, column, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame({column: rows}).to_parquet(path, row_group_size=50)
 
 
-def describe(file: Path, **changes: object) -> None:
-    hub: dict[str, object] = {"path": "owner/letters", "revision": COMMIT}
+def describe(file, **changes):
+    hub = {"path": "owner/letters", "revision": COMMIT}
     hub["train"] = "data/train-*.parquet"
     hub["validation"] = "data/validation-*.parquet"
     file.write_text(json.dumps({"corpus": "letters", "hub": hub | changes}))
 
 
-def describe_folder(file: Path, train: str, validation: str, **changes: object) -> None:
+def describe_folder(file, train, validation, **changes):
     """The files are those of the folder of `file`."""
     changes |= {"path": str(file.parent), "revision": None}
     describe(file, train=train, validation=validation, **changes)
 
 
-def fetched(data_dir: Path) -> dict[str, str]:
+def fetched(data_dir):
     """The texts in data/raw; source.json is left out."""
     raw = data_dir.parent / "raw"
     texts = {}
@@ -93,19 +92,19 @@ def fetched(data_dir: Path) -> dict[str, str]:
     return texts
 
 
-def files_of(corpus: str) -> dict[str, str]:
+def files_of(corpus):
     return {path: text for path, text in FILES.items() if path.startswith(corpus)}
 
 
-def fetch_pinned(corpus: str) -> None:
+def fetch_pinned(corpus):
     fetch.fetch(corpus, list(files_of(corpus)))
 
 
-def fetch_letters() -> None:
+def fetch_letters():
     fetch.fetch("letters", list(TEXTS))
 
 
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+def offline(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
@@ -175,7 +174,7 @@ def test_an_unreachable_site_is_tried_once(data_dir, monkeypatch):
     """Each of two: the hub and the own site of Penn Treebank."""
     tried = []
 
-    def refuse(address: tuple[str, int], timeout: float) -> None:
+    def refuse(address, timeout):
         tried.append((*address, timeout))
         raise ConnectionRefusedError(111, "Connection refused")
 

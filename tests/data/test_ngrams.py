@@ -2,18 +2,17 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from crope.data.ngrams import NGRAMS_FILE, ORDERS, load_ngrams, ngram_losses, stored_ngrams
-from crope.data.tokens import TokenSet, load_tokens
+from crope.data.tokens import load_tokens
 from crope.files import write_json
 from tests.data.conftest import SMALL
 
 
-def probability(token: int, history: list[int], train: list[int], vocab_size: int) -> float:
+def probability(token, history, train, vocab_size):
     """The formula, by a look at each place of the training split."""
     shorter = 1 / vocab_size
     if history:
@@ -28,7 +27,7 @@ def probability(token: int, history: list[int], train: list[int], vocab_size: in
     return (followers.count(token) + distinct * shorter) / (len(followers) + distinct)
 
 
-def random_split(length: int, largest: float) -> list[int]:
+def random_split(length, largest):
     """Ranks below 40, the small ones frequent."""
     draw = np.random.default_rng(length).random(length)
     return (40 * largest * draw**3).astype(int).tolist()
@@ -64,7 +63,7 @@ def test_losses_by_hand():
 
 
 @pytest.fixture
-def tokens(data_dir: Path) -> TokenSet:
+def tokens(data_dir):
     return load_tokens("ptb", SMALL, data_dir=data_dir)
 
 

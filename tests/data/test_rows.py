@@ -2,8 +2,6 @@
 
 import io
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -18,10 +16,10 @@ WORDS = ["words", "NA", "None", "null", "nan", "N/A", "", "007", "3.50", "true",
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Callable[[str, bytes | str], list[str]]:
+def read(tmp_path):
     """The texts of column `text` of a file with this suffix and content."""
 
-    def read(suffix: str, content: bytes | str) -> list[str]:
+    def read(suffix, content):
         file = tmp_path / f"a{suffix}"
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
         return list(read_texts(str(file), suffix, "text"))
@@ -29,7 +27,7 @@ def read(tmp_path: Path) -> Callable[[str, bytes | str], list[str]]:
     return read
 
 
-def parquet(name: str, values: object) -> bytes:
+def parquet(name, values):
     file = io.BytesIO()
     write_table(pa.table({name: values}), file)
     return file.getvalue()

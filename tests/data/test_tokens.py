@@ -6,13 +6,10 @@ import shutil
 import signal
 import threading
 import tracemalloc
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +20,6 @@ from crope.data.corpora import load_corpus, tiny_corpus
 from crope.data.ngrams import load_ngrams
 from crope.data.tokens import (
     GPT2_FILE,
-    TokenSet,
     _gpt2_file,
     _write_split,
     _write_tokens,
@@ -41,7 +37,7 @@ from tests.data.conftest import FILES, SMALL, write
 
 
 @pytest.fixture(scope="module")
-def bpe() -> Tokenizer:
+def bpe():
     return train_bpe(tiny_corpus()["train"], 1000)
 
 
@@ -90,7 +86,7 @@ def test_a_signal_acts_while_the_library_trains(monkeypatch):
     released = threading.Event()
     at_exit, statuses = [], []
 
-    def train_from_iterator(texts: object, trainer: object) -> None:
+    def train_from_iterator(texts, trainer):
         os.kill(os.getpid(), signal.SIGTERM)
         released.wait()
 
@@ -107,10 +103,10 @@ def test_a_signal_acts_while_the_library_trains(monkeypatch):
 
 
 @contextmanager
-def main_signals() -> Iterator[None]:
+def main_signals():
     """SIGTERM is what it is in a script."""
 
-    def interrupt(number: int, frame: object) -> None:
+    def interrupt(number, frame):
         raise KeyboardInterrupt(number)
 
     before = signal.signal(signal.SIGTERM, interrupt)
@@ -151,11 +147,11 @@ def test_the_file_of_gpt2_is_fetched_once(data_dir, monkeypatch):
     fetched = []
     both = threading.Barrier(2)
 
-    def fetch(*_: object) -> None:
+    def fetch(*_):
         fetched.append(1)
         write(data_dir, GPT2_FILE, "{}")
 
-    def find(_: object) -> Path:
+    def find(_):
         both.wait()
         return _gpt2_file(data_dir)
 
@@ -247,7 +243,7 @@ def test_a_changed_id_is_made_again(data_dir):
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_folder(data_dir, monkeypatch):
-    def full(*_: object) -> None:
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("crope.data.tokens.write_json", full)
@@ -257,7 +253,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_folder(data_dir, monkeypatch):
 
 
 def test_a_corpus_that_cannot_be_read_is_named(data_dir, monkeypatch):
-    def refuse(relative: str, folder: Path) -> Path:
+    def refuse(relative, folder):
         raise PermissionError(13, "Permission denied", str(folder / relative))
 
     monkeypatch.setattr("crope.data.corpora.find_file", refuse)
@@ -269,11 +265,11 @@ def test_of_two_that_need_a_corpus_at_once_one_writes(data_dir, monkeypatch):
     written = []
     both = threading.Barrier(2)
 
-    def write_tokens(*arguments: Any) -> TokenSet:
+    def write_tokens(*arguments):
         written.append(1)
         return _write_tokens(*arguments)
 
-    def load(_: object) -> TokenSet:
+    def load(_):
         both.wait()
         return load_tokens("ptb", SMALL, data_dir=data_dir)
 

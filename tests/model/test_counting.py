@@ -10,13 +10,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from crope.model.counting import (
-    Parameters,
     count_parameters,
     kv_cache_values,
     savings,
     train_flops_per_token,
 )
-from crope.model.gpt import GPT
 from crope.paper import SAVED_PERCENT
 from tests.model.oracles import CHOICES, build, cross_entropy, model_config
 
@@ -37,11 +35,11 @@ MATRICES = {  # weights of Q, K and V in one layer at D = E = 64 unless named: 4
 TABLES = {"learned": 8 * 64, "relative_bias": 32 * 4}  # max_len 8
 
 
-def counted(model: str, *, vocab: int = 300, **changes: object) -> Parameters:
+def counted(model, *, vocab=300, **changes):
     return count_parameters(model_config(model, **changes), vocab_size=vocab, max_len=8)
 
 
-def stored(decoder: GPT) -> dict[str, int]:
+def stored(decoder):
     """Numbers of the decoder's parameters by part, without padding rows."""
     counts = dict.fromkeys(("qkv", "output_projection", "ffn", "norms", "embeddings"), 0)
     parts = {"norm": "norms", ".ffn_": "ffn", ".out_proj.": "output_projection", "_proj.": "qkv"}
@@ -61,7 +59,7 @@ def stored(decoder: GPT) -> dict[str, int]:
     ],
 )
 @pytest.mark.parametrize("model", CHOICES)
-def test_closed_forms(model: str, tied: bool, qkv_bias: bool) -> None:
+def test_closed_forms(model, tied, qkv_bias):
     """A block: Q, K, V; output projection and FFN (D -> 4D -> D) with biases; two LayerNorms.
 
     One more at the end.
@@ -88,14 +86,14 @@ def test_closed_forms(model: str, tied: bool, qkv_bias: bool) -> None:
     assert found.total == sum(expected.values())
 
 
-def test_a_projection_without_an_entry_is_named_before_it_is_trained() -> None:
+def test_a_projection_without_an_entry_is_named_before_it_is_trained():
     """The FLOPs are counted before the first step, the parameters after the last one."""
     model = model_config("rope", projection="mine")
     with pytest.raises(ValueError, match="mine"):
         train_flops_per_token(model, vocab_size=70, seq_len=8)
 
 
-def test_savings_that_the_paper_states() -> None:
+def test_savings_that_the_paper_states():
     """Sec. 6.1: half of Q/K/V, 1.5 of 4 squares with the output projection, 1.5 of 12 with an FFN
     of ratio 4.
     """
@@ -113,12 +111,12 @@ def test_savings_that_the_paper_states() -> None:
         ("mqa", 256),
     ],
 )
-def test_kv_cache_by_hand(model: str, values: int) -> None:
+def test_kv_cache_by_hand(model, values):
     """K and V of 4 layers: 2 x 4 x 128, of half the width, of one head of four."""
     assert kv_cache_values(model_config(model, d_model=128, n_layers=4)) == values
 
 
-def test_savings_of_the_literal_reading() -> None:
+def test_savings_of_the_literal_reading():
     """Sec. 5.1's sentence halves the output projection's input as well: 50 % of attention, 2 of 12
     squares.
     """
@@ -136,9 +134,7 @@ def test_savings_of_the_literal_reading() -> None:
         (False, 13_657_600, 0.71978),
     ],
 )
-def test_share_of_the_whole_model_with_gpt2s_vocabulary(
-    tied: bool, total: int, share: float
-) -> None:
+def test_share_of_the_whole_model_with_gpt2s_vocabulary(tied, total, share):
     """4 (12 D^2 + 10 D) + 2 D in blocks and norms, 50,257 D per embedding; CRoPE saves 4 (3/2) D^2
     = 98,304.
     """
@@ -152,7 +148,7 @@ def test_share_of_the_whole_model_with_gpt2s_vocabulary(
 
 @pytest.mark.parametrize("length", [16, 128])
 @pytest.mark.parametrize("model", CHOICES)
-def test_flops_against_torchs_counter(model: str, length: int) -> None:
+def test_flops_against_torchs_counter(model, length):
     """torch counts whole squares, the closed form the half that causality leaves.
 
     The other half per token and layer: 2 T E for softmax; for linear attention in chunks of C = 64

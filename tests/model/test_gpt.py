@@ -12,14 +12,12 @@ import pytest
 import torch
 
 from crope.model import gpt
-from crope.model.gpt import GPT
 from crope.model.positions import Positions
 from tests.model.oracles import (
     CHOICES,
     LENGTH,
     VOCAB,
     WIDTH,
-    Array,
     assert_allclose,
     assert_close,
     build,
@@ -37,7 +35,7 @@ TARGETS = random_tokens().roll(-1, dims=1)
 
 
 @functools.cache
-def decoder_and_reference(name: str, embed_scale: str) -> tuple[GPT, Array]:
+def decoder_and_reference(name, embed_scale):
     config = model_config(name, d_model=WIDTH, qkv_bias=True, embed_scale=embed_scale)
     decoder = randomise(build(config))
     return decoder, np.stack(
@@ -48,14 +46,14 @@ def decoder_and_reference(name: str, embed_scale: str) -> tuple[GPT, Array]:
 @pytest.mark.parametrize(
     ("name", "embed_scale"), [*((name, "sqrt_d") for name in NAMES), ("xpos", "one")]
 )
-def test_decoder_by_loops(name: str, embed_scale: str, branch: str) -> None:
+def test_decoder_by_loops(name, embed_scale, branch):
     decoder, expected = decoder_and_reference(name, embed_scale)
     found = decoder(random_tokens()).detach().numpy()
     assert_allclose(found, expected, atol=1e-5)  # position tables are float32
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_leak_of_future_tokens(name: str, branch: str) -> None:
+def test_no_leak_of_future_tokens(name, branch):
     """Another token at `at`: outputs before it are the same bits, those from it on change."""
     decoder, tokens_BT = randomise(build(model_config(name, d_model=WIDTH))), random_tokens(batch=1)
     for at in (0, 7, LENGTH - 1):
@@ -68,7 +66,7 @@ def test_no_leak_of_future_tokens(name: str, branch: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bf16_autocast_has_the_loss_of_float32(name: str, branch: str) -> None:
+def test_bf16_autocast_has_the_loss_of_float32(name, branch):
     """As in training at bf16, to 1 %, and gradients of every parameter to 10 % of its norm."""
     decoder = randomise(build(model_config(name, d_model=WIDTH))).float()
     losses, gradients = [], []
@@ -82,10 +80,10 @@ def test_bf16_autocast_has_the_loss_of_float32(name: str, branch: str) -> None:
         assert (found - exact).norm() <= 0.1 * exact.norm() + 1e-3
 
 
-def test_dropout_acts_on_embedding_attention_weights_and_both_branches(monkeypatch) -> None:
-    seen: list[tuple[int, float]] = []
+def test_dropout_acts_on_embedding_attention_weights_and_both_branches(monkeypatch):
+    seen = []
 
-    def note(x: torch.Tensor, p: float, *_: object) -> torch.Tensor:
+    def note(x, p, *_):
         seen.append((x.shape[-1], p))
         return x
 
@@ -95,7 +93,7 @@ def test_dropout_acts_on_embedding_attention_weights_and_both_branches(monkeypat
     assert seen == [(24, 0.3), *2 * in_a_block]
 
 
-def test_sequence_longer_than_max_len_is_rejected() -> None:
+def test_sequence_longer_than_max_len_is_rejected():
     decoder = build(model_config("rope"))
     assert decoder(random_tokens()).shape == (2, LENGTH, 24)
     with pytest.raises(ValueError, match="max_len"):
@@ -114,7 +112,7 @@ def test_sequence_longer_than_max_len_is_rejected() -> None:
     ],
 )
 @pytest.mark.parametrize("tied", [True, False])
-def test_rows_are_padded_and_logits_are_not(vocab: int, rows: int, tied: bool) -> None:
+def test_rows_are_padded_and_logits_are_not(vocab, rows, tied):
     decoder = build(model_config("rope", tied_head=tied), vocab=vocab)
     for weight in (decoder.embedding.weight, decoder.head_weight):
         assert weight.shape == (rows, 24)
@@ -124,7 +122,7 @@ def test_rows_are_padded_and_logits_are_not(vocab: int, rows: int, tied: bool) -
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_loss_and_gradients_are_those_without_padding(tied: bool, monkeypatch) -> None:
+def test_loss_and_gradients_are_those_without_padding(tied, monkeypatch):
     config = model_config("crope", tied_head=tied)
     padded = build(config).double()
     monkeypatch.setattr(gpt, "VOCAB_MULTIPLE", 1)
@@ -146,7 +144,7 @@ def test_loss_and_gradients_are_those_without_padding(tied: bool, monkeypatch) -
 
 
 @pytest.mark.parametrize(("one", "other"), list(combinations([*MODELS, "learned", "lowrank"], 2)))
-def test_models_start_equal_where_they_share_tensors(one: str, other: str) -> None:
+def test_models_start_equal_where_they_share_tensors(one, other):
     first, second = (
         build(model_config(name, tied_head=False, qkv_bias=True)).state_dict()
         for name in (one, other)
@@ -159,7 +157,7 @@ def test_models_start_equal_where_they_share_tensors(one: str, other: str) -> No
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_same_seed_same_values(model: str) -> None:
+def test_same_seed_same_values(model):
     config = model_config(model, tied_head=False)
     first, again, other = (build(config, seed=seed).state_dict() for seed in (0, 0, 1))
     for name, value in first.items():
@@ -167,7 +165,7 @@ def test_same_seed_same_values(model: str) -> None:
         assert value.ndim == 1 or not torch.equal(value, other[name])
 
 
-def test_no_two_matrices_are_alike() -> None:
+def test_no_two_matrices_are_alike():
     """Nor the same draws at another scale."""
     matrices = [value for value in build(model_config("crope")).parameters() if value.ndim == 2]
     for one, two in combinations(matrices, 2):
@@ -177,7 +175,7 @@ def test_no_two_matrices_are_alike() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_initial_values(model: str) -> None:
+def test_initial_values(model):
     """GPT-2: N(0, 0.02), projections into the residual stream 0.02 / sqrt(2 n_layers); biases 0,
     gains 1.
 
@@ -208,16 +206,16 @@ def test_initial_values(model: str) -> None:
 # Head and embedding
 
 
-def test_a_position_scheme_may_choose_its_initial_values(monkeypatch) -> None:
+def test_a_position_scheme_may_choose_its_initial_values(monkeypatch):
     """As the tutorial says of `init_stds`, for classes of the user's own."""
 
     class Own(Positions):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.table_bias = torch.nn.Parameter(torch.empty(200, 50))
             self.width = torch.nn.Parameter(torch.tensor(1.0))
 
-        def init_stds(self, std: float) -> dict[str, float]:
+        def init_stds(self, std):
             return {"table_bias": 3.0}
 
     monkeypatch.setattr(gpt, "build_positions", lambda *_, **__: Own())
@@ -227,7 +225,7 @@ def test_a_position_scheme_may_choose_its_initial_values(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_head_is_the_embedding_or_a_matrix_of_its_own(tied: bool) -> None:
+def test_head_is_the_embedding_or_a_matrix_of_its_own(tied):
     decoder = randomise(build(model_config("rope", tied_head=tied)))
     hidden_BTD = normal(2, 3, 24)
     assert (decoder.head_weight is decoder.embedding.weight) == tied

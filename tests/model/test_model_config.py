@@ -21,7 +21,7 @@ from tests.model.oracles import CHOICES, WIDTH, build, cross_entropy, random_tok
 ALL = list(itertools.product(POSITIONS, PROJECTIONS, ATTENTIONS))
 
 
-def wrong_keys(position: str, projection: str, attention: str) -> list[str]:
+def wrong_keys(position, projection, attention):
     """From the definitions: linear attention has no score matrix, and only rotary has pairs to
     misalign with.
     """
@@ -30,7 +30,7 @@ def wrong_keys(position: str, projection: str, attention: str) -> list[str]:
     return ["model.position"] * no_scores + ["model.projection"] * no_pairs
 
 
-def test_names_are_those_of_the_classes() -> None:
+def test_names_are_those_of_the_classes():
     assert set(POSITIONS) == set(positions.POSITIONS)
     assert set(PROJECTIONS) == set(projections.PROJECTIONS)
     assert set(ATTENTIONS) == set(attention.ATTENTIONS)
@@ -40,7 +40,7 @@ def test_names_are_those_of_the_classes() -> None:
         assert biased == (name in SCORE_BIASES)
 
 
-def test_models_of_conf_are_distinct_and_use_every_name() -> None:
+def test_models_of_conf_are_distinct_and_use_every_name():
     choices = [tuple(sorted(keys.items())) for keys in CHOICES.values()]
     assert len(set(choices)) == len(choices)
     for name, known in (
@@ -52,7 +52,7 @@ def test_models_of_conf_are_distinct_and_use_every_name() -> None:
 
 
 @pytest.mark.parametrize("choice", ALL, ids="-".join)
-def test_combinations_are_rejected_or_can_be_trained(choice: tuple[str, str, str]) -> None:
+def test_combinations_are_rejected_or_can_be_trained(choice):
     model, wrong = ModelConfig(*choice, d_model=WIDTH, n_layers=1), wrong_keys(*choice)
     assert [key for key, _ in model_problems(model)] == wrong
     if wrong:
@@ -77,8 +77,8 @@ def test_combinations_are_rejected_or_can_be_trained(choice: tuple[str, str, str
         ({"d_model": 8, "projection": "complex_misaligned"}, "pairs"),
     ],
 )
-def test_impossible_sizes_are_rejected(changes: dict[str, object], word: str) -> None:
-    model = ModelConfig(**{"position": "rotary", "projection": "real", **changes})  # type: ignore[arg-type]
+def test_impossible_sizes_are_rejected(changes, word):
+    model = ModelConfig(**{"position": "rotary", "projection": "real", **changes})
     ((_, text),) = model_problems(model)
     assert word in text
 
@@ -93,8 +93,8 @@ def test_impossible_sizes_are_rejected(changes: dict[str, object], word: str) ->
         {"position": "rope"},
     ],
 )
-def test_a_decoder_has_no_value_that_a_run_could_not_have(changes: dict[str, object]) -> None:
-    model = ModelConfig(**{"position": "rotary", "projection": "real", **changes})  # type: ignore[arg-type]
+def test_a_decoder_has_no_value_that_a_run_could_not_have(changes):
+    model = ModelConfig(**{"position": "rotary", "projection": "real", **changes})
     with pytest.raises(ValueError, match=next(iter(changes))):
         GPT(model, vocab_size=8, max_len=4, seed=0)
 
@@ -107,7 +107,7 @@ def test_a_decoder_has_no_value_that_a_run_could_not_have(changes: dict[str, obj
         (512, 816),
     ],
 )
-def test_complex_wide_is_1_6_times_as_wide(d_model: int, width: int) -> None:
+def test_complex_wide_is_1_6_times_as_wide(d_model, width):
     """To the nearest multiple of 8 (4 heads of even width)."""
     model = ModelConfig("rotary", "complex_wide", d_model=d_model)
     assert (model.attention_width, model.head_width) == (width, width // 4)
@@ -122,12 +122,12 @@ def test_complex_wide_is_1_6_times_as_wide(d_model: int, width: int) -> None:
         (2, 2),
     ],
 )
-def test_half_rank_is_the_largest_within_half_the_weights(d_in: int, d_out: int) -> None:
+def test_half_rank_is_the_largest_within_half_the_weights(d_in, d_out):
     rank = half_rank(d_in, d_out)
     assert 2 * rank * (d_in + d_out) <= d_in * d_out < 2 * (rank + 1) * (d_in + d_out)
 
 
-def test_public_names_are_lazy() -> None:
+def test_public_names_are_lazy():
     code = (
         "import sys, crope; crope.ModelConfig; assert 'torch' not in sys.modules; crope.GPT, crope.ComplexLinear;"
         "crope.RotaryEmbedding"

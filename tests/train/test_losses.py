@@ -12,15 +12,12 @@ from crope.train import losses
 from crope.train.losses import cross_entropy, full_loss, sampled_loss
 from tests.model.oracles import build, model_config, random_tokens, randomise
 
-CPU = torch.device("cpu")
 TOKENS = np.arange(400, dtype=np.uint16)
 
 
-def config(*, batch_size=2, full_tokens=0):
-    return Config(
-        train=TrainConfig(batch_size=batch_size, seq_len=4),
-        eval=EvalConfig(batches=5, full_tokens=full_tokens),
-    )
+def config(batch_size=2):
+    train = TrainConfig(batch_size=batch_size, seq_len=4)
+    return Config(train=train, eval=EvalConfig(batches=5))
 
 
 def mean_target(inputs_BT, targets_BT):
@@ -33,22 +30,14 @@ def mean_target(inputs_BT, targets_BT):
 def test_full_loss_does_not_depend_on_batching(batch_size, at_once, monkeypatch):
     """Targets 1 to 398, mean 199.5, in 99 windows and a rest of 2."""
     monkeypatch.setattr(losses, "FULL_BATCH_TOKENS", at_once)
-    mean, count, window_nats = full_loss(
-        mean_target, TOKENS[:399], config=config(batch_size=batch_size), device=CPU
-    )
-    assert (mean, count) == (pytest.approx(199.5, rel=1e-6), 398)
-    assert window_nats[[0, 1, 98, 99]].tolist() == [2.5, 6.5, 394.5, 397.5]
+    mean, count = full_loss(mean_target, TOKENS[:399], config(batch_size), max_tokens=0)
+    assert mean == pytest.approx(199.5, rel=1e-6)
+    assert count == 398
 
 
-@pytest.mark.parametrize(
-    ("configured", "max_tokens", "mean", "count"),
-    [(8, None, 198.5, 8), (8, 0, 200.0, 399), (0, 8, 198.5, 8)],
-)
-def test_full_loss_takes_the_configured_subset_unless_told(configured, max_tokens, mean, count):
-    """400 tokens hold 99 windows of 4. Two of them: targets 1-4 and 393-396, mean 198.5."""
-    settings = config(full_tokens=configured)
-    found = full_loss(mean_target, TOKENS, config=settings, device=CPU, max_tokens=max_tokens)
-    assert found[:2] == (mean, count)
+def test_full_loss_of_a_subset():
+    """400 tokens hold 99 windows of 4. Two of them: targets 1-4 and 393-396."""
+    assert full_loss(mean_target, TOKENS, config(), max_tokens=8) == (198.5, 8)
 
 
 def test_sampled_loss_is_the_mean_over_distinct_batches():
@@ -59,7 +48,7 @@ def test_sampled_loss_is_the_mean_over_distinct_batches():
         seen.append(tuple(window_nats.tolist()))
         return window_nats
 
-    found = sampled_loss(loss, TOKENS, config=config(), step=20, device=CPU)
+    found = sampled_loss(loss, TOKENS, config(), step=20)
     assert found == pytest.approx(np.mean(seen), rel=1e-12)
     assert len(set(seen)) == len(seen) == 5
 
