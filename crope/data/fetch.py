@@ -19,7 +19,6 @@ from glob import escape
 from itertools import chain
 from math import inf
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -212,11 +211,8 @@ def _lines(hub: HubConfig, split: str) -> Iterator[str]:
     """
     pattern = getattr(hub, split)
     suffix = format_of(pattern)
-    files = _locate(hub)[split]
-    if not files:
-        raise FileNotFoundError(f"no file {pattern}")
     line = "\n"
-    for file in files:
+    for file in _locate(hub)[split]:
         if not line.endswith("\n"):
             yield "\n"
         for line in read_texts(file, suffix, hub.column):
@@ -230,12 +226,9 @@ def _locate(hub: HubConfig) -> dict[str, list[str]]:
     or, with max_bytes, of the hub itself.
     """
     import datasets
-    from fsspec.implementations.local import LocalFileSystem
-    from huggingface_hub import HfApi, HfFileSystem, constants, snapshot_download
+    from huggingface_hub import HfApi, constants, snapshot_download
 
-    filesystem: Any = LocalFileSystem()
-    scheme, endpoint = "", _endpoint()
-    root, revision = os.path.expanduser(hub.path), hub.revision
+    root, revision, endpoint = os.path.expanduser(hub.path), hub.revision, _endpoint()
     online = not constants.is_offline_mode()
     if not revision and not os.path.isdir(root):
         raise ConfigError(
@@ -246,9 +239,8 @@ def _locate(hub: HubConfig) -> dict[str, list[str]]:
         limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
         revision = HfApi(endpoint).dataset_info(hub.path, revision=revision, timeout=limit).sha
     if revision and online and hub.max_bytes:
-        filesystem = HfFileSystem(endpoint=endpoint)
-        datasets.config.HF_ENDPOINT = endpoint  # of reading by "hf://", which takes no endpoint
-        scheme, root = "hf://", f"datasets/{hub.path}@{revision}"
+        datasets.config.HF_ENDPOINT = endpoint  # no function of it takes another
+        root = f"hf://datasets/{hub.path}@{revision}"
     elif revision:
         root = snapshot_download(
             hub.path,
@@ -257,15 +249,20 @@ def _locate(hub: HubConfig) -> dict[str, list[str]]:
             allow_patterns=[hub.train, hub.validation],
             endpoint=endpoint,
         )
-    files = {}
-    for split, pattern in (("train", hub.train), ("validation", hub.validation)):
-        paths = filesystem.glob(os.path.join(escape(root), pattern))
-        files[split] = [scheme + path for path in sorted(paths)]
+    train, validation = _matches(hub.train, root), _matches(hub.validation, root)
     # By what a name or link leads to; equal content is found when both texts are there.
-    train, validation = (set(map(os.path.realpath, paths)) for paths in files.values())
-    if train & validation:
+    if set(map(os.path.realpath, train)) & set(map(os.path.realpath, validation)):
         raise ConfigError(
             f"data.hub: {hub.train} and {hub.validation} overlap: they have a file in common;"
             " give disjoint files"
         )
-    return files
+    return {"train": train, "validation": validation}
+
+
+def _matches(pattern: str, root: str) -> list[str]:
+    from datasets.data_files import resolve_pattern
+
+    try:
+        return sorted(resolve_pattern(pattern, escape(root)))
+    except FileNotFoundError as error:  # its message, which the report prints, has a private path
+        raise FileNotFoundError(f"no file {pattern}") from error

@@ -176,7 +176,8 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
     """
     groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
     if config.qkv_lr_factor != 1:
-        qkv, others = [], []
+        qkv: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
             (qkv if QKV.search(name) else others).append(parameter)
         groups = [{"params": others}, {"params": qkv}]

@@ -111,7 +111,11 @@ def offline(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("corpus", "name", "column"), [("wikitext2", WIKITEXT, "text"), ("ptb", PTB, "sentence")]
+    ("corpus", "name", "column"),
+    [
+        ("wikitext2", WIKITEXT, "text"),
+        ("ptb", PTB, "sentence"),
+    ],
 )
 def test_rows_of_the_hub_are_the_pinned_text(data_dir, hub, corpus, name, column):
     """They lack the spaces and the line feed of a line. No test split is read."""
@@ -134,7 +138,8 @@ def test_penn_treebank_of_its_own_site_if_the_hub_has_other_content(data_dir, hu
 
 
 def test_other_content_is_refused(data_dir, hub):
-    write_parquet(hub.folder / WIKITEXT.format("train"), "text", ["something else"])
+    for split in ("train", "validation"):
+        write_parquet(hub.folder / WIKITEXT.format(split), "text", [f"another {split}"])
     with raises_one_line(DataError, "sha256"):
         fetch_pinned("wikitext2")
     assert fetched(data_dir) == {}
@@ -184,7 +189,14 @@ def test_an_unreachable_site_is_tried_once(data_dir, monkeypatch):
 
 
 @pytest.mark.parametrize("max_bytes", [None, 4000], ids=["whole", "slice"])
-@pytest.mark.parametrize(("fault", "word"), [("silent", "Timeout"), ("401", "401"), ("500", "500")])
+@pytest.mark.parametrize(
+    ("fault", "word"),
+    [
+        ("silent", "Timeout"),
+        ("401", "401"),
+        ("500", "500"),
+    ],
+)
 def test_a_fault_is_one_line_and_the_second_attempt_succeeds(
     letters, hub, data_dir, fault, word, max_bytes
 ):
@@ -259,7 +271,13 @@ def test_a_dataset_of_the_hub_becomes_tokens_that_name_it(letters, data_dir):
         "a\u2028b\0c\x85\n",
     ],
 )
-@pytest.mark.parametrize(("file", "end"), [("own.txt", ""), ("row.jsonl", "\n")])
+@pytest.mark.parametrize(
+    ("file", "end"),
+    [
+        ("own.txt", ""),
+        ("row.jsonl", "\n"),
+    ],
+)
 def test_a_text_is_the_same_by_every_route(letters, data_dir, content, file, end):
     """As a text file of one's own, and through `hub` as a text file and as a row, which ends a
     line.
@@ -353,6 +371,7 @@ def test_a_slice_that_is_too_short_can_be_corrected(letters, data_dir):
         ({"revision": "main"}, "main"),
         ({"column": "body"}, "data.hub.column=body"),
         ({"train": "data/*.bin"}, "parquet"),
+        ({"train": "data/none.csv"}, "no file data/none.csv"),
         ({"max_bytes": 0}, "max_bytes"),
         ({"branch": "x"}, "branch"),
         ({"train": None}, "train"),

@@ -32,9 +32,24 @@ def random_split(length, largest):
     return (40 * largest * draw**3).astype(int).tolist()
 
 
-@pytest.mark.parametrize(("train", "validation"), [(400, 200), (2, 30), (30, 2), (1, 1)])
+@pytest.mark.parametrize(
+    ("train", "validation"),
+    [
+        (400, 200),
+        (2, 30),
+        (30, 2),
+        (1, 1),
+    ],
+)
 @pytest.mark.parametrize("step", [1, 1250], ids=["small ids", "keys beyond 32 bits"])
-@pytest.mark.parametrize(("name", "order"), [("unigram", 1), ("bigram", 2), ("trigram", 3)])
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [
+        ("unigram", 1),
+        ("bigram", 2),
+        ("trigram", 3),
+    ],
+)
 def test_losses_are_those_of_the_formula(train, validation, step, name, order):
     """With unseen tokens and histories, and with splits shorter than a trigram."""
     first = [step * rank for rank in random_split(train, 0.9)]

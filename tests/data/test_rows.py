@@ -72,7 +72,11 @@ def test_words_of_dictionary_encoded_parquet(read):
 
 @pytest.mark.parametrize(
     ("suffix", "content"),
-    [(".txt", "one"), (".csv", "text\none"), (".jsonl", '{"text": "one"}')],
+    [
+        (".txt", "one"),
+        (".csv", "text\none"),
+        (".jsonl", '{"text": "one"}'),
+    ],
 )
 def test_a_byte_order_mark_is_no_text(read, suffix, content):
     assert read(suffix, "\ufeff" + content) == ["one"]

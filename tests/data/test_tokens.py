@@ -181,7 +181,13 @@ def test_token_files_decode_to_the_text_of_their_split(data_dir, corpus, split):
     assert counts["lines"] == text.count("\n")
 
 
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, "uint16"), (65_537, "uint32")])
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"),
+    [
+        (65_536, "uint16"),
+        (65_537, "uint32"),
+    ],
+)
 def test_no_id_wraps(tmp_path, vocab_size, dtype):
     """The largest id of a vocabulary that 16 bits hold, and of one that they do not."""
     last = vocab_size - 1

@@ -14,7 +14,14 @@ def as_complex(real):
     return values[..., 0::2] + 1j * values[..., 1::2]
 
 
-@pytest.mark.parametrize(("width_in", "width_out"), [(2, 2), (6, 10), (12, 4)])
+@pytest.mark.parametrize(
+    ("width_in", "width_out"),
+    [
+        (2, 2),
+        (6, 10),
+        (12, 4),
+    ],
+)
 def test_values_and_gradients_are_those_of_complex_multiplication(width_in, width_out):
     """L = Re[conj(g) w x] has dL/da = Re[conj(g) x], dL/db = Im[conj(g) x], and conj(w)^T g as
     gradient of x.
@@ -46,7 +53,13 @@ def test_dense_weight_is_laid_out_as_in_eq_30():
     ]
 
 
-@pytest.mark.parametrize("widths", [(3, 4), (4, 3)])
+@pytest.mark.parametrize(
+    "widths",
+    [
+        (3, 4),
+        (4, 3),
+    ],
+)
 def test_odd_widths_are_rejected(widths):
     with pytest.raises(ValueError, match="even"):
         ComplexLinear(*widths)

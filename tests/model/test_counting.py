@@ -53,7 +53,13 @@ def stored(decoder):
     return counts
 
 
-@pytest.mark.parametrize(("tied", "qkv_bias"), [(True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("tied", "qkv_bias"),
+    [
+        (True, False),
+        (False, True),
+    ],
+)
 @pytest.mark.parametrize("model", CHOICES)
 def test_closed_forms(model, tied, qkv_bias):
     """A block: Q, K, V; output projection and FFN (D -> 4D -> D) with biases; two LayerNorms.
@@ -95,7 +101,13 @@ def test_savings_that_the_paper_states():
 
 
 @pytest.mark.parametrize(
-    ("model", "values"), [("rope", 1024), ("crope", 1024), ("halved", 512), ("mqa", 256)]
+    ("model", "values"),
+    [
+        ("rope", 1024),
+        ("crope", 1024),
+        ("halved", 512),
+        ("mqa", 256),
+    ],
 )
 def test_kv_cache_by_hand(model, values):
     """K and V of 4 layers: 2 x 4 x 128, of half the width, of one head of four."""
@@ -113,7 +125,11 @@ def test_savings_of_the_literal_reading():
 
 
 @pytest.mark.parametrize(
-    ("tied", "total", "share"), [(True, 7_224_704, 1.36066), (False, 13_657_600, 0.71978)]
+    ("tied", "total", "share"),
+    [
+        (True, 7_224_704, 1.36066),
+        (False, 13_657_600, 0.71978),
+    ],
 )
 def test_share_of_the_whole_model_with_gpt2s_vocabulary(tied, total, share):
     """4 (12 D^2 + 10 D) + 2 D in blocks and norms, 50,257 D per embedding; CRoPE saves 4 (3/2) D^2

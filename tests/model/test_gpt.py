@@ -104,7 +104,14 @@ def test_sequence_longer_than_max_len_is_rejected():
 # Padding rows
 
 
-@pytest.mark.parametrize(("vocab", "rows"), [(64, 64), (65, 128), (128, 128)])
+@pytest.mark.parametrize(
+    ("vocab", "rows"),
+    [
+        (64, 64),
+        (65, 128),
+        (128, 128),
+    ],
+)
 def test_rows_are_padded_and_logits_are_not(vocab, rows):
     decoder = build(model_config("rope"), vocab=vocab)
     weight = decoder.embedding.weight

@@ -86,7 +86,12 @@ def test_impossible_sizes_are_rejected(changes, word):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("embed_scale", "sqrt"), ("ffn_ratio", 0), ("n_heads", 0), ("position", "rope")],
+    [
+        ("embed_scale", "sqrt"),
+        ("ffn_ratio", 0),
+        ("n_heads", 0),
+        ("position", "rope"),
+    ],
 )
 def test_a_decoder_has_no_value_that_a_run_could_not_have(key, value):
     model = replace(ROPE, **{key: value})
@@ -94,7 +99,14 @@ def test_a_decoder_has_no_value_that_a_run_could_not_have(key, value):
         GPT(model, vocab_size=8, max_len=4, seed=0)
 
 
-@pytest.mark.parametrize(("d_model", "width"), [(64, 104), (128, 208), (512, 816)])
+@pytest.mark.parametrize(
+    ("d_model", "width"),
+    [
+        (64, 104),
+        (128, 208),
+        (512, 816),
+    ],
+)
 def test_complex_wide_is_1_6_times_as_wide(d_model, width):
     """To the nearest multiple of 8 (4 heads of even width)."""
     model = ModelConfig("rotary", "complex_wide", d_model=d_model)
@@ -102,7 +114,14 @@ def test_complex_wide_is_1_6_times_as_wide(d_model, width):
     assert model.head_width == width // 4
 
 
-@pytest.mark.parametrize(("sizes", "rank"), [((128, 128), 32), ((48, 80), 15), ((6, 6), 1)])
+@pytest.mark.parametrize(
+    ("sizes", "rank"),
+    [
+        ((128, 128), 32),
+        ((48, 80), 15),
+        ((6, 6), 1),
+    ],
+)
 def test_half_rank_is_the_largest_within_half_the_weights(sizes, rank):
     """r (D + E) <= D E / 2: 32 * 256 = 8192; 15 * 128 = 1920; 1 * 12 <= 18."""
     assert half_rank(*sizes) == rank

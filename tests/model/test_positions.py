@@ -58,7 +58,13 @@ def rms(tensor):
     return tensor.detach().double().square().mean().sqrt().item()
 
 
-@pytest.mark.parametrize(("embed_scale", "factor"), [("one", 1.0), ("sqrt_d", 8.0)])
+@pytest.mark.parametrize(
+    ("embed_scale", "factor"),
+    [
+        ("one", 1.0),
+        ("sqrt_d", 8.0),
+    ],
+)
 def test_balanced_sinusoids_have_the_rms_of_the_scaled_embedding(embed_scale, factor):
     """At D = 64 the embedding starts at rms 0.02 (8 times that if scaled), unbalanced sinusoids at
     1/sqrt(2). 128,000 draws: its rms is within 0.2 % (one sigma) of its closed form.
@@ -70,7 +76,13 @@ def test_balanced_sinusoids_have_the_rms_of_the_scaled_embedding(embed_scale, fa
     assert rms(factor * decoder.embedding.weight[:2000]) == pytest.approx(rms(added), rel=0.01)
 
 
-@pytest.mark.parametrize(("embed_scale", "factor"), [("one", 1.0), ("sqrt_d", 8.0)])
+@pytest.mark.parametrize(
+    ("embed_scale", "factor"),
+    [
+        ("one", 1.0),
+        ("sqrt_d", 8.0),
+    ],
+)
 def test_learned_positions_start_at_the_rms_of_the_scaled_embedding(embed_scale, factor):
     config = model_config("learned", d_model=64, embed_scale=embed_scale)
     weight = build(config, max_len=300, seed=3).positions.weight
@@ -113,7 +125,13 @@ def test_slopes_are_alibis(heads, exponents):
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 200])
-@pytest.mark.parametrize(("scheme", "expected"), [(RelativeBias, t5_bias), (Alibi, alibi_bias)])
+@pytest.mark.parametrize(
+    ("scheme", "expected"),
+    [
+        (RelativeBias, t5_bias),
+        (Alibi, alibi_bias),
+    ],
+)
 def test_bias_matrix_by_loops(scheme, expected, length):
     """Entry (m, n): the head's number at distance m - n, and -inf where n > m."""
     positions = randomise(scheme(4))

@@ -71,7 +71,12 @@ def rotary_scores(attention, x_BTD):
 
 
 @pytest.mark.parametrize(
-    ("projection", "invariant"), [("complex", True), ("complex_qk", True), ("conjugate", False)]
+    ("projection", "invariant"),
+    [
+        ("complex", True),
+        ("complex_qk", True),
+        ("conjugate", False),
+    ],
 )
 def test_a_common_phase_of_all_tokens_changes_the_score_of_conjugate_alone(projection, invariant):
     """Every complex channel of the input times e^{0.7i}: Eq. 12's scores of CRoPE stay the same."""
@@ -84,7 +89,12 @@ def test_a_common_phase_of_all_tokens_changes_the_score_of_conjugate_alone(proje
 
 
 @pytest.mark.parametrize(
-    ("layer", "rank"), [(LowRankLinear, 2), (BlockDiagonalLinear, 8), (ConjugateLinear, 8)]
+    ("layer", "rank"),
+    [
+        (LowRankLinear, 2),
+        (BlockDiagonalLinear, 8),
+        (ConjugateLinear, 8),
+    ],
 )
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_dense_weight_is_what_the_layer_multiplies_by(layer, rank, bias):

@@ -79,7 +79,11 @@ def random_decoder(name):
 
 
 @pytest.mark.parametrize(
-    ("bf16", "loss_error", "gradient_error"), [(False, 1e-5, 1e-3), (True, 1e-2, 0.1)]
+    ("bf16", "loss_error", "gradient_error"),
+    [
+        (False, 1e-5, 1e-3),
+        (True, 1e-2, 0.1),
+    ],
 )
 @pytest.mark.parametrize("name", CHOICES)
 def test_each_model_has_the_loss_and_gradients_of_float64(name, bf16, loss_error, gradient_error):
@@ -156,7 +160,11 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("action", "status", "word"),
-    [("kill", "failed", "signal 9"), ("stop", "stopped", "step 7"), ("memory", "failed", "memory")],
+    [
+        ("kill", "failed", "signal 9"),
+        ("stop", "stopped", "step 7"),
+        ("memory", "failed", "memory"),
+    ],
 )
 def test_an_interrupted_run_continues_to_the_same_bits(action, status, word, whole, tmp_path):
     """Killed, stopped or out of memory within its eighth update: one line, and no update is lost."""

@@ -44,7 +44,13 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     assert resolve_device("auto").type == "cpu"
 
 
-@pytest.mark.parametrize(("native", "precision"), [(True, "bf16"), (False, "fp32")])
+@pytest.mark.parametrize(
+    ("native", "precision"),
+    [
+        (True, "bf16"),
+        (False, "fp32"),
+    ],
+)
 def test_auto_takes_bf16_on_a_gpu_that_has_it_in_hardware(native, precision, monkeypatch):
     """Every GPU of torch's can emulate it, more slowly than fp32."""
 
@@ -56,7 +62,13 @@ def test_auto_takes_bf16_on_a_gpu_that_has_it_in_hardware(native, precision, mon
     assert auto_precision("auto") == precision
 
 
-@pytest.mark.parametrize(("instructions", "precision"), [(True, "bf16"), (False, "fp32")])
+@pytest.mark.parametrize(
+    ("instructions", "precision"),
+    [
+        (True, "bf16"),
+        (False, "fp32"),
+    ],
+)
 def test_auto_takes_bf16_on_a_cpu_that_has_it_in_hardware(instructions, precision, monkeypatch):
     monkeypatch.setattr(device, "cpu_has_bf16", lambda: instructions)
     assert auto_precision("cpu") == precision
