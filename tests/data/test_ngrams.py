@@ -89,13 +89,6 @@ def test_ngrams_are_computed_once(tokens, monkeypatch):
     assert load_ngrams(tokens) == stored_ngrams(tokens.folder) == ngrams
 
 
-def test_ngrams_leave_the_token_files_valid(tokens, data_dir):
-    opened = (tokens.folder / "train.npy").stat().st_ino
-    load_ngrams(tokens)
-    load_tokens("ptb", SMALL, data_dir=data_dir)
-    assert (tokens.folder / "train.npy").stat().st_ino == opened
-
-
 @pytest.mark.parametrize("content", ["", "[]", "{}"])
 def test_damaged_ngrams_are_computed_again(tokens, content):
     file = tokens.folder / NGRAMS_FILE

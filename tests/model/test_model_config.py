@@ -17,7 +17,7 @@ from crope.config import (
 from crope.model import attention, positions, projections
 from crope.model.gpt import GPT
 from tests.conftest import printed_by
-from tests.model.oracles import CHOICES, WIDTH, build, cross_entropy, random_tokens
+from tests.model.oracles import WIDTH, build, cross_entropy, random_tokens
 
 ROPE = ModelConfig("rotary", "real")
 ALL = list(itertools.product(POSITIONS, PROJECTIONS, ATTENTIONS))
@@ -43,14 +43,6 @@ def test_score_biases_are_the_schemes_with_a_bias():
     for name, build_positions in positions.POSITIONS.items():
         biased = build_positions(model, 4).bias(4) is not None
         assert biased == (name in SCORE_BIASES)
-
-
-def test_models_of_conf_are_distinct_and_use_every_name():
-    models = list(CHOICES.values())
-    assert all(model != other for model, other in itertools.combinations(models, 2))
-    assert {model["position"] for model in models} == set(POSITIONS)
-    assert {model["projection"] for model in models} == set(PROJECTIONS)
-    assert {model["attention"] for model in models} == set(ATTENTIONS)
 
 
 @pytest.mark.parametrize("choice", ALL, ids="-".join)

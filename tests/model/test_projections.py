@@ -43,27 +43,6 @@ def test_which_of_q_k_v_are_complex(name, kinds):
         assert type(layer) is classes[kind]
 
 
-def test_all_three_conjugate_would_be_crope_with_swapped_pairs():
-    """w conj(x) = (-i w) swap(x), since the swap of a pair is i conj(x): -i (a - ib) = -b - ia."""
-    conjugate = randomise(ConjugateLinear(12, 8))
-    crope = ComplexLinear(12, 8).double()
-    crope.load_state_dict({"a": -conjugate.b, "b": conjugate.a})
-    x_BD = normal(7, 12)
-    swapped_BD = x_BD.view(7, 6, 2).flip(-1).flatten(1)
-    assert_close(crope(swapped_BD), conjugate(x_BD), atol=1e-12)
-
-
-def test_conjugate_is_complex_linear_in_the_conjugate_input():
-    """In both pairings of the outputs."""
-    x_BTD = normal(2, 7, 12)
-    conjugate_BTD = x_BTD * torch.tensor([1.0, -1.0]).repeat(6)
-    for pairing in ({}, {"pairing": "half", "head_dim": 4}):
-        layer = randomise(ConjugateLinear(12, 8, **pairing))
-        plain = ComplexLinear(12, 8, **pairing).double()
-        plain.load_state_dict(layer.state_dict())
-        assert_close(plain(conjugate_BTD), layer(x_BTD), atol=1e-12)
-
-
 def rotary_scores(attention, x_BTD):
     rotary = RotaryEmbedding(12, 8).double()
     q, k = (attention.heads(layer(x_BTD)) for layer in attention.qkv[:2])
