@@ -36,18 +36,19 @@ def read_texts(file: str, suffix: str, column: str) -> Iterator[str]:
     Raises DataError that names file, column and row for one without text.
     """
     count = 0
+    if suffix == ".txt":
+        column = "text"
     try:
         for row in _rows(file, suffix, column):
-            if None in row:
-                raise ValueError("more cells than the header has; quote cells with commas")
-            text = row["text" if suffix == ".txt" else column]
-            if not isinstance(text, str):
-                raise TypeError(f"it has {text!r:.40}")
+            text = row.get(column) if isinstance(row, dict) else None
+            # DictReader has the cells beyond the header under None: text after a comma, not quoted.
+            if not isinstance(text, str) or None in row:
+                raise ValueError(f"the row is {row!r:.100}")
             text.encode()  # JSON can write half a character, "\\ud800"
             yield text
             count += 1
     # What `datasets`, pyarrow, json, csv and gzip raise.
-    except (LookupError, TypeError, ValueError, EOFError, csv.Error) as error:
+    except (ValueError, EOFError, csv.Error) as error:
         raise DataError(
             f"{PurePath(file).name}: no text in data.hub.column={column} at row {count + 1}"
             f" ({type(error).__name__}: {one_line(error)[:200]})"
