@@ -185,7 +185,7 @@ def our_step(config: Config, *, compiled: bool) -> Step:
     (loss_function, _), numbers = build_losses(model, config, device), itertools.count()
 
     def step() -> None:
-        train_step(state, loss_function, tokens, config, step=next(numbers))
+        train_step(state, loss_function, tokens, config, step=next(numbers), device=device)
 
     return step
 

@@ -105,9 +105,11 @@ def train(
             try:
                 if config.validates_at(step):
                     with meter.paused():
-                        line = validate(state, validation, corpus, config, step=step)
+                        line = validate(state, validation, corpus, config, step=step, device=device)
                 if step < config.train.max_steps:
-                    loss = train_step(state, training, corpus.train, config, step=step)
+                    loss = train_step(
+                        state, training, corpus.train, config, step=step, device=device
+                    )
                     line |= meter.add(loss, step, state)
             except Stopped:  # by a loss: before this update, or within this step's validation
                 saver.save(step)
@@ -127,9 +129,10 @@ def train_step(
     config: Config,
     *,
     step: int,
+    device: torch.device,
 ) -> Tensor:
     """One update of the parameters; returns the loss of its batch, still on the device."""
-    batch = random_batch(tokens, config, step=step, purpose="train")
+    batch = random_batch(tokens, config=config, step=step, purpose="train", device=device)
     if config.model.dropout:
         torch.manual_seed(torch_seed(config.seed, "dropout", step))
     if not state.model.training:  # setting it walks through all modules
@@ -148,7 +151,13 @@ def train_step(
 
 @torch.no_grad()
 def validate(
-    state: TrainState, loss_function: LossFunction, tokens: TokenSet, config: Config, *, step: int
+    state: TrainState,
+    loss_function: LossFunction,
+    tokens: TokenSet,
+    config: Config,
+    *,
+    step: int,
+    device: torch.device,
 ) -> Line:
     """The validation losses that are due after `step` updates; after the last one also the training
     split's.
@@ -157,14 +166,18 @@ def validate(
     last = step == config.train.max_steps
     state.model.eval()
     if last or step % config.eval.every == 0:
-        line["val/loss_nats"] = sampled_loss(loss_function, tokens.validation, config, step=step)
+        line["val/loss_nats"] = sampled_loss(
+            loss_function, tokens.validation, config=config, step=step, device=device
+        )
     if last or (step and step % config.eval.full_every == 0):
-        mean_nats, count = full_loss(
-            loss_function, tokens.validation, config, max_tokens=config.eval.full_tokens
+        mean_nats, count, _ = full_loss(
+            loss_function, tokens.validation, config=config, device=device
         )
         line |= {"val_full/loss_nats": mean_nats, "val_full/tokens": count}
     if last:  # as many training tokens, so that both means are as exact
-        mean_nats, count = full_loss(loss_function, tokens.train, config, max_tokens=count)
+        mean_nats, count, _ = full_loss(
+            loss_function, tokens.train, config=config, device=device, max_tokens=count
+        )
         line |= {"train_full/loss_nats": mean_nats, "train_full/tokens": count}
     return line
 
@@ -200,8 +213,8 @@ def build_losses(
     """Loss functions of (inputs_BT, targets_BT) in nats: for training the mean over all tokens, for
     validation the mean of each window, (B,).
 
-    Both take a batch from any device, and raise Stopped if a stop was requested. Nothing else asks:
-    every update and every validation batch begins with a loss, and a full pass can take minutes.
+    Both raise Stopped if a stop was requested. Nothing else asks: every update and every validation
+    batch begins with a loss, and a full pass can take minutes.
 
     Under bf16 autocast if train.precision says so; compiled where that pays, as one graph without
     fallback to eager. The shorter last batches of a full pass run eagerly and row by row: each
@@ -221,7 +234,7 @@ def build_losses(
         def loss_or_stop(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
             if stop_requested():
                 raise Stopped
-            return loss(inputs_BT.to(device), targets_BT.to(device))
+            return loss(inputs_BT, targets_BT)
 
         return loss_or_stop
 

@@ -14,8 +14,7 @@ from crope.train.device import return_freed_memory
 # device idle.
 FULL_BATCH_TOKENS = 4096
 
-# (inputs_BT, targets_BT) on any device -> nats on the model's: the mean over all tokens in training,
-# (B,) in validation.
+# (inputs_BT, targets_BT) -> nats: the mean over all tokens in training, (B,) in validation.
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -44,10 +43,10 @@ def token_losses(
 
 
 def random_batch(
-    tokens: TokenArray, config: Config, *, step: int, purpose: str
+    tokens: TokenArray, *, config: Config, step: int, purpose: str, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets, (B, L): the same for all models at the same seed and step."""
-    return sample_batch(
+    """Inputs and targets, (B, L), on the device: the same for all models at the same seed and step."""
+    inputs_BT, targets_BT = sample_batch(
         tokens,
         seed=config.seed,
         step=step,
@@ -55,39 +54,53 @@ def random_batch(
         seq_len=config.train.seq_len,
         purpose=purpose,
     )
+    return inputs_BT.to(device), targets_BT.to(device)
 
 
-def sampled_loss(loss: LossFunction, tokens: TokenArray, config: Config, *, step: int) -> float:
+def sampled_loss(
+    loss: LossFunction, tokens: TokenArray, *, config: Config, step: int, device: torch.device
+) -> float:
     """Mean loss in nats over eval.batches random B x L batches."""
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device=device)
     for index in range(config.eval.batches):
-        batch = random_batch(tokens, config, step=step, purpose=f"validation/{index}")
-        total = total + loss(*batch).double().mean()  # stays on the device: nothing waits for it
+        batch = random_batch(
+            tokens, config=config, step=step, purpose=f"validation/{index}", device=device
+        )
+        total += loss(*batch).double().mean()  # on the device: nothing waits for it
     return total.item() / config.eval.batches
 
 
 def full_loss(
-    loss: LossFunction, tokens: TokenArray, config: Config, *, max_tokens: int
-) -> tuple[float, int]:
-    """Mean loss in nats over the split, and the number of targets in that mean.
+    loss: LossFunction,
+    tokens: TokenArray,
+    *,
+    config: Config,
+    device: torch.device,
+    max_tokens: int | None = None,
+) -> tuple[float, int, torch.Tensor]:
+    """Mean loss in nats over the split, the number of targets in that mean, and the mean loss of
+    each window, (N,) in float64.
 
-    max_tokens > 0 selects an evenly spaced subset of windows; 0 is the whole split.
+    max_tokens (default eval.full_tokens) selects an evenly spaced subset of windows; 0 is the whole
+    split.
     """
-    total, count = torch.zeros((), dtype=torch.float64), 0
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    count, window_nats = 0, []
     windows = full_pass(
         tokens,
         seq_len=config.train.seq_len,
         batch_size=full_batch_size(config),
-        max_tokens=max_tokens,
+        max_tokens=config.eval.full_tokens if max_tokens is None else max_tokens,
     )
-    for number, (inputs_BT, targets_BT) in enumerate(windows):
-        loss_B = loss(inputs_BT, targets_BT).double()
+    for inputs_BT, targets_BT in windows:
+        loss_B = loss(inputs_BT.to(device), targets_BT.to(device)).double()
         # By targets, not by windows: the last one of a split may be shorter.
-        total = total + loss_B.sum() * targets_BT.shape[1]
+        total += loss_B.sum() * targets_BT.shape[1]
         count += targets_BT.numel()
-        if loss_B.device.type == "cpu" and number % 4 == 3:
+        window_nats.append(loss_B)
+        if device.type == "cpu" and len(window_nats) % 4 == 0:
             return_freed_memory()
-    return total.item() / count, count
+    return total.item() / count, count, torch.cat(window_nats).cpu()
 
 
 def full_batch_size(config: Config) -> int:

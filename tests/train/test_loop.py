@@ -134,7 +134,9 @@ def test_final_losses_are_those_of_the_saved_weights(split, key, count, toy, toy
     model.load_state_dict(load_file(tmp_path / "weights.safetensors"))
     _, loss = build_losses(model, config, CPU)
     with torch.no_grad():
-        nats, _ = full_loss(loss, getattr(toy_tokens, split), config, max_tokens=count)
+        nats, _, _ = full_loss(
+            loss, getattr(toy_tokens, split), config=config, device=CPU, max_tokens=count
+        )
     assert rows[-1][f"{key}/loss_nats"] == pytest.approx(nats, rel=1e-6)
     assert rows[-1][f"{key}/tokens"] == count
 

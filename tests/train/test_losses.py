@@ -12,12 +12,13 @@ from crope.train import losses
 from crope.train.losses import cross_entropy, full_loss, sampled_loss
 from tests.model.oracles import build, model_config, random_tokens, randomise
 
+CPU = torch.device("cpu")
 TOKENS = np.arange(400, dtype=np.uint16)
 
 
 def config(batch_size=2):
     train = TrainConfig(batch_size=batch_size, seq_len=4)
-    return Config(train=train, eval=EvalConfig(batches=5))
+    return Config(train=train, eval=EvalConfig(batches=5, full_tokens=0))
 
 
 def mean_target(inputs_BT, targets_BT):
@@ -30,14 +31,18 @@ def mean_target(inputs_BT, targets_BT):
 def test_full_loss_does_not_depend_on_batching(batch_size, at_once, monkeypatch):
     """Targets 1 to 398, mean 199.5, in 99 windows and a rest of 2."""
     monkeypatch.setattr(losses, "FULL_BATCH_TOKENS", at_once)
-    mean, count = full_loss(mean_target, TOKENS[:399], config(batch_size), max_tokens=0)
+    mean, count, window_nats = full_loss(
+        mean_target, TOKENS[:399], config=config(batch_size), device=CPU
+    )
     assert mean == pytest.approx(199.5, rel=1e-6)
     assert count == 398
+    assert window_nats[[0, 1, 98, 99]].tolist() == [2.5, 6.5, 394.5, 397.5]
 
 
 def test_full_loss_of_a_subset():
     """400 tokens hold 99 windows of 4. Two of them: targets 1-4 and 393-396."""
-    assert full_loss(mean_target, TOKENS, config(), max_tokens=8) == (198.5, 8)
+    mean, count, _ = full_loss(mean_target, TOKENS, config=config(), device=CPU, max_tokens=8)
+    assert (mean, count) == (198.5, 8)
 
 
 def test_sampled_loss_is_the_mean_over_distinct_batches():
@@ -48,7 +53,7 @@ def test_sampled_loss_is_the_mean_over_distinct_batches():
         seen.append(tuple(window_nats.tolist()))
         return window_nats
 
-    found = sampled_loss(loss, TOKENS, config(), step=20)
+    found = sampled_loss(loss, TOKENS, config=config(), step=20, device=CPU)
     assert found == pytest.approx(np.mean(seen), rel=1e-12)
     assert len(set(seen)) == len(seen) == 5
 
