@@ -185,9 +185,7 @@ def our_step(config: Config, *, compiled: bool) -> Step:
     (loss_function, _), numbers = build_losses(model, config, device), itertools.count()
 
     def step() -> None:
-        number = next(numbers)
-        lr = config.train.learning_rate(number)
-        train_step(state, loss_function, tokens, config=config, step=number, lr=lr, device=device)
+        train_step(state, loss_function, tokens, config, step=next(numbers), device=device)
 
     return step
 

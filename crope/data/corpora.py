@@ -17,9 +17,9 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from crope.config import CACHE_DIR, ROOT, DataConfig
 from crope.errors import ConfigError, DataError, DataUnavailable, one_line
@@ -94,13 +94,13 @@ def checksums() -> dict[str, str]:
             f"data/checksums.txt: not readable as UTF-8 ({type(error).__name__}); restore it with git"
         ) from error
     pinned = {}
-    for number, line in enumerate(map(str.strip, lines), 1):
-        if match := CHECKSUM_LINE.fullmatch(line):
-            pinned[match[2]] = match[1]
-        elif line:
+    for line in filter(None, map(str.strip, lines)):
+        match = CHECKSUM_LINE.fullmatch(line)
+        if not match:
             raise DataError(
-                f"data/checksums.txt: line {number} is no sha256 with a path; restore it with git"
+                f"data/checksums.txt: {line:.80} is no sha256 with a path; restore it with git"
             )
+        pinned[match[2]] = match[1]
     return pinned
 
 
@@ -135,11 +135,10 @@ def data_config(corpus: str) -> DataConfig:
     if not file.is_file():
         return DataConfig(corpus)
     try:
-        # Bytes, of which YAML decodes UTF-8 and UTF-16 itself and names what is neither.
-        values = yaml.safe_load(file.read_bytes())
-        merged = OmegaConf.merge(OmegaConf.structured(DataConfig), values)
+        merged = OmegaConf.merge(OmegaConf.structured(DataConfig), OmegaConf.load(file))
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
-    except (ValueError, OmegaConfBaseException, yaml.YAMLError) as error:
+    # OSError: what OmegaConf raises for a file that is no mapping.
+    except (ValueError, OSError, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"conf/data/{file.name}: {one_line(error)}") from error
 
 
@@ -249,11 +248,9 @@ def check_content(relative: str, blocks: Iterable[str], *, where: str) -> None:
 
     Messages name the relative path and the kind of folder only, because the report prints them.
     """
-    digest, blank = hashlib.sha256(), True
     try:
-        for block in blocks:
-            digest.update(block.encode())
-            blank = blank and not block.strip()
+        blank = not any(map(str.strip, blocks))
+        digest = text_sha256(blocks)
     except (OSError, UnicodeDecodeError) as error:
         kind = type(error).__name__
         raise DataError(
@@ -261,7 +258,7 @@ def check_content(relative: str, blocks: Iterable[str], *, where: str) -> None:
         ) from error
     if blank:
         raise DataError(f"{relative} (from {where}): the file is empty; replace or remove it")
-    if checksums().get(relative) not in (None, digest.hexdigest()):
+    if checksums().get(relative) not in (None, digest):
         raise DataError(
             f"{relative} (from {where}): sha256 differs from data/checksums.txt; replace or remove it"
         )

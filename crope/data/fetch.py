@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from glob import escape
 from itertools import chain
-from pathlib import Path, PurePath
-from typing import Any
+from math import inf
+from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -189,20 +189,19 @@ def _read_gpt2(_: str) -> list[str]:
 def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
     """The rows of a split as whole lines, with max_bytes the first ones."""
     split = "train" if relative.endswith("/train.txt") else "validation"
-    limit = hub.max_bytes
-    if limit and split == "validation":
-        limit //= 10
+    limit = hub.max_bytes or inf
+    if split == "validation":
+        limit /= 10
     size = 0
-    for line in _lines(hub, split):
-        first = size == 0
+    for number, line in enumerate(_lines(hub, split)):
         size += len(line.encode())
-        if limit and size > limit:
-            if first:
-                raise ConfigError(
-                    f"data.hub.max_bytes={hub.max_bytes}: less than the first row of the {split} split"
-                    " needs (validation gets a tenth); give more"
-                )
+        if size > limit and number:
             return
+        if size > limit:
+            raise ConfigError(
+                f"data.hub.max_bytes={hub.max_bytes}: less than the first row of the {split} split"
+                " needs (validation gets a tenth); give more"
+            )
         yield line
 
 
@@ -212,44 +211,39 @@ def _lines(hub: HubConfig, split: str) -> Iterator[str]:
     """
     pattern = getattr(hub, split)
     suffix = format_of(pattern)
-    filesystem, files = _locate(hub)
-    if not files[split]:
+    files = _locate(hub)[split]
+    if not files:
         raise FileNotFoundError(f"no file {pattern}")
     line = "\n"
-    for path in files[split]:
+    for file in files:
         if not line.endswith("\n"):
             yield "\n"
-        with filesystem.open(path, compression="infer") as file:
-            name = PurePath(path).name
-            for line in read_texts(file, name=name, suffix=suffix, column=hub.column):
-                if suffix != ".txt" and not line.endswith("\n"):
-                    line += "\n"
-                yield line
+        for line in read_texts(file, suffix, hub.column):
+            if suffix != ".txt" and not line.endswith("\n"):
+                line += "\n"
+            yield line
 
 
-def _locate(hub: HubConfig) -> tuple[Any, dict[str, list[str]]]:
-    """A file system with the files of each split: a local folder, the hub's cache after a download,
-    or, with max_bytes, the hub itself.
+def _locate(hub: HubConfig) -> dict[str, list[str]]:
+    """The files of each split, in order: of a local folder, of the hub's cache after a download,
+    or, with max_bytes, of the hub itself.
     """
-    from fsspec.implementations.local import LocalFileSystem
-    from huggingface_hub import HfApi, HfFileSystem, constants, snapshot_download
+    import datasets
+    from huggingface_hub import HfApi, constants, snapshot_download
 
-    filesystem: Any = LocalFileSystem()
-    endpoint, online = _endpoint(), not constants.is_offline_mode()
-    revision = hub.revision
-    if not revision:
-        root = os.path.expanduser(hub.path)
-        if not os.path.isdir(root):
-            raise ConfigError(
-                f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
-            )
-    elif online:
+    root, revision, endpoint = os.path.expanduser(hub.path), hub.revision, _endpoint()
+    online = not constants.is_offline_mode()
+    if not revision and not os.path.isdir(root):
+        raise ConfigError(
+            f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
+        )
+    if revision and online:
         # The one request with a time limit: what follows would wait for a silent hub for ever.
         limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
         revision = HfApi(endpoint).dataset_info(hub.path, revision=revision, timeout=limit).sha
     if revision and online and hub.max_bytes:
-        filesystem = HfFileSystem(endpoint=endpoint)
-        root = f"datasets/{hub.path}@{revision}"
+        datasets.config.HF_ENDPOINT = endpoint  # no function of it takes another
+        root = f"hf://datasets/{hub.path}@{revision}"
     elif revision:
         root = snapshot_download(
             hub.path,
@@ -258,14 +252,20 @@ def _locate(hub: HubConfig) -> tuple[Any, dict[str, list[str]]]:
             allow_patterns=[hub.train, hub.validation],
             endpoint=endpoint,
         )
-    files = {}
-    for split, pattern in (("train", hub.train), ("validation", hub.validation)):
-        files[split] = sorted(filesystem.glob(os.path.join(escape(root), pattern)))
+    train, validation = _matches(hub.train, root), _matches(hub.validation, root)
     # By what a name or link leads to; equal content is found when both texts are there.
-    train, validation = (set(map(os.path.realpath, paths)) for paths in files.values())
-    if train & validation:
+    if set(map(os.path.realpath, train)) & set(map(os.path.realpath, validation)):
         raise ConfigError(
             f"data.hub: {hub.train} and {hub.validation} overlap: they have a file in common;"
             " give disjoint files"
         )
-    return filesystem, files
+    return {"train": train, "validation": validation}
+
+
+def _matches(pattern: str, root: str) -> list[str]:
+    from datasets.data_files import resolve_pattern
+
+    try:
+        return sorted(resolve_pattern(pattern, escape(root)))
+    except FileNotFoundError:
+        return []

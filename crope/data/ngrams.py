@@ -55,30 +55,27 @@ def load_ngrams(tokens: TokenSet) -> dict[str, Any]:
     """
     if (stored := stored_ngrams(tokens.folder)) is not None:
         return stored
+    meta = tokens.meta
     losses = ngram_losses(tokens.train, tokens.validation, tokens.vocab_size)
-    rounded = {name: round(loss, 6) for name, loss in losses.items()}
-    ngrams = {**_ngrams_source(tokens.meta), "loss_nats": rounded}
+    ngrams = {
+        "corpus": meta["corpus"],
+        "tokenizer": {key: meta["tokenizer"][key] for key in ("name", "vocab_size")},
+        "sha256": {split: meta["splits"][split]["sha256"] for split in SPLITS},
+        "loss_nats": {name: round(loss, 6) for name, loss in losses.items()},
+    }
     write_json(tokens.folder / NGRAMS_FILE, ngrams)
     return ngrams
 
 
 def stored_ngrams(folder: Path) -> dict[str, Any] | None:
-    """ngrams.json of a token folder; None if it is missing, corrupt or of other token files."""
+    """ngrams.json of a token folder, whose other files never change; None if it is missing or
+    damaged.
+    """
     try:
-        meta, ngrams = (read_json(folder / name) for name in ("meta.json", NGRAMS_FILE))
-        matches = ngrams == {**_ngrams_source(meta), "loss_nats": ngrams["loss_nats"]}
-    except (OSError, ValueError, KeyError, TypeError):
+        ngrams: dict[str, Any] = read_json(folder / NGRAMS_FILE)
+    except (OSError, ValueError):
         return None
-    return ngrams if matches else None
-
-
-def _ngrams_source(meta: dict[str, Any]) -> dict[str, Any]:
-    """What n-gram losses depend on, by which they are recognised."""
-    return {
-        "corpus": meta["corpus"],
-        "tokenizer": {key: meta["tokenizer"][key] for key in ("name", "vocab_size")},
-        "sha256": {split: meta["splits"][split]["sha256"] for split in SPLITS},
-    }
+    return ngrams if "loss_nats" in ngrams else None
 
 
 def _pack(tokens: NDArray[Any], order: int, vocab_size: int) -> NDArray[np.int64]:

@@ -96,25 +96,19 @@ def train(
     start, seconds_before, kept_bytes = load_checkpoint(folder, state, made_with=made_with)
     meter = Meter(config, tokens.vocab_size, device)
     with MetricsWriter(folder / "metrics.jsonl", keep=kept_bytes) as metrics:
-        saver = Saver(folder, state, metrics, meter, made_with, seconds_before)
+        every_seconds = config.runtime.checkpoint_seconds
+        saver = Saver(folder, state, metrics, meter, made_with, every_seconds, seconds_before)
         for step in range(start, config.train.max_steps + 1):
             line: Line = {}
-            if step > start and saver.unsaved_seconds() >= config.runtime.checkpoint_seconds:
-                saver.save(step)
+            if step > start:
+                saver.save_if_due(step)
             try:
                 if config.validates_at(step):
                     with meter.paused():
-                        line = validate(validation, state, corpus, config, step, device)
+                        line = validate(state, validation, corpus, config, step=step, device=device)
                 if step < config.train.max_steps:
-                    lr = config.train.learning_rate(step)
                     loss = train_step(
-                        state,
-                        training,
-                        corpus.train,
-                        config=config,
-                        step=step,
-                        lr=lr,
-                        device=device,
+                        state, training, corpus.train, config, step=step, device=device
                     )
                     line |= meter.add(loss, step, state)
             except Stopped:  # by a loss: before this update, or within this step's validation
@@ -132,15 +126,12 @@ def train_step(
     state: TrainState,
     loss_function: LossFunction,
     tokens: TokenArray,
-    *,
     config: Config,
+    *,
     step: int,
-    lr: float,
     device: torch.device,
 ) -> Tensor:
-    """One update of the parameters at the rate `lr`; returns the loss of its batch, still on the
-    device.
-    """
+    """One update of the parameters; returns the loss of its batch, still on the device."""
     batch = random_batch(tokens, config=config, step=step, purpose="train", device=device)
     if config.model.dropout:
         torch.manual_seed(torch_seed(config.seed, "dropout", step))
@@ -150,6 +141,7 @@ def train_step(
     state.optimizer.zero_grad(set_to_none=True)
     loss = loss_function(*batch)
     loss.backward()
+    lr = config.train.learning_rate(step)
     factors = (1.0, config.train.qkv_lr_factor)  # as build_optimizer makes the groups
     for group, factor in zip(state.optimizer.param_groups, factors, strict=False):
         group["lr"] = factor * lr
@@ -159,10 +151,11 @@ def train_step(
 
 @torch.no_grad()
 def validate(
-    loss: LossFunction,
     state: TrainState,
+    loss_function: LossFunction,
     tokens: TokenSet,
     config: Config,
+    *,
     step: int,
     device: torch.device,
 ) -> Line:
@@ -174,14 +167,16 @@ def validate(
     state.model.eval()
     if last or step % config.eval.every == 0:
         line["val/loss_nats"] = sampled_loss(
-            loss, tokens.validation, config=config, step=step, device=device
+            loss_function, tokens.validation, config=config, step=step, device=device
         )
     if last or (step and step % config.eval.full_every == 0):
-        mean_nats, count, _ = full_loss(loss, tokens.validation, config=config, device=device)
+        mean_nats, count, _ = full_loss(
+            loss_function, tokens.validation, config=config, device=device
+        )
         line |= {"val_full/loss_nats": mean_nats, "val_full/tokens": count}
     if last:  # as many training tokens, so that both means are as exact
         mean_nats, count, _ = full_loss(
-            loss, tokens.train, config=config, device=device, max_tokens=count
+            loss_function, tokens.train, config=config, device=device, max_tokens=count
         )
         line |= {"train_full/loss_nats": mean_nats, "train_full/tokens": count}
     return line
@@ -194,8 +189,10 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
     """
     groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
     if config.qkv_lr_factor != 1:
-        qkv = [p for name, p in model.named_parameters() if QKV.search(name)]
-        others = [p for name, p in model.named_parameters() if not QKV.search(name)]
+        qkv: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for name, parameter in model.named_parameters():
+            (qkv if QKV.search(name) else others).append(parameter)
         groups = [{"params": others}, {"params": qkv}]
     return AdamW(
         groups,
@@ -348,6 +345,7 @@ class Saver:
     """Writes the checkpoints of one run.
 
     made_with        what must be equal for the run to continue from here
+    every_seconds    between two checkpoints
     seconds_before   of the attempts that ended at the checkpoint which this one started from
     """
 
@@ -356,6 +354,7 @@ class Saver:
     metrics: MetricsWriter
     meter: Meter
     made_with: dict[str, str]
+    every_seconds: float
     seconds_before: float
 
     def __post_init__(self) -> None:
@@ -365,8 +364,9 @@ class Saver:
         """All the time spent on the run: steps, validation and checkpoints of every attempt."""
         return self.seconds_before + time.perf_counter() - self.began
 
-    def unsaved_seconds(self) -> float:
-        return time.perf_counter() - self.saved_at
+    def save_if_due(self, step: int) -> None:
+        if time.perf_counter() - self.saved_at >= self.every_seconds:
+            self.save(step)
 
     def save(self, step: int) -> None:
         """A checkpoint after `step` updates. Raises NonFiniteLoss instead of saving such weights."""

@@ -66,7 +66,7 @@ def sampled_loss(
         batch = random_batch(
             tokens, config=config, step=step, purpose=f"validation/{index}", device=device
         )
-        total += loss(*batch).double().mean()
+        total += loss(*batch).double().mean()  # on the device: nothing waits for it
     return total.item() / config.eval.batches
 
 
@@ -94,7 +94,8 @@ def full_loss(
     )
     for inputs_BT, targets_BT in windows:
         loss_B = loss(inputs_BT.to(device), targets_BT.to(device)).double()
-        total += loss_B.sum() * targets_BT.shape[1]  # the last window of a split may be shorter
+        # By targets, not by windows: the last one of a split may be shorter.
+        total += loss_B.sum() * targets_BT.shape[1]
         count += targets_BT.numel()
         window_nats.append(loss_B)
         if device.type == "cpu" and len(window_nats) % 4 == 0:

@@ -24,14 +24,14 @@ FILES = {
 }
 
 
-def write(data_dir: Path, relative: str, text: str) -> None:
+def write(data_dir, relative, text):
     path = data_dir / relative
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode())
 
 
 @pytest.fixture
-def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data_dir(tmp_path, monkeypatch):
     """A folder with all FILES, which are pinned; data/raw and data/tokens are empty folders beside
     it.
     """
@@ -50,7 +50,7 @@ def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_network(monkeypatch):
     for name in list(os.environ):
         if name.lower().endswith("_proxy") or name == "HF_HUB_OFFLINE":
             monkeypatch.delenv(name)
@@ -60,7 +60,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def real_data() -> Path:
+def real_data():
     """The real corpora, if CROPE_DATA_DIR has them."""
     folder = Path(os.environ.get("CROPE_DATA_DIR", ""))
     if not (folder / "ptb" / "train.txt").is_file():

@@ -4,11 +4,8 @@ import hashlib
 import http.server
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
-from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -23,7 +20,7 @@ class Hub(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         super().__init__(("127.0.0.1", 0), Handler)
         self.folder = folder
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -32,7 +29,7 @@ class Hub(http.server.ThreadingHTTPServer):
         self.requests: list[str] = []
         self.released = threading.Event()
 
-    def handle_error(self, *_: object) -> None:
+    def handle_error(self, *_):
         """A client that gave up is no error."""
 
 
@@ -40,13 +37,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
     server: Hub
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
-    def do_HEAD(self) -> None:
+    def do_HEAD(self):
         self.do_GET()
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         hub = self.server
         path = unquote(urlsplit(self.path).path)
         hub.requests.append(f"{self.command} {path}")
@@ -64,7 +61,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         else:
             self.send_file(hub.folder / before)
 
-    def send_api(self, parts: list[str]) -> None:
+    def send_api(self, parts):
         """Of /api/datasets/OWNER/NAME/revision/... and /api/datasets/OWNER/NAME/tree/COMMIT/..."""
         root = self.server.folder / parts[3] / parts[4]
         if parts[5] == "tree":
@@ -76,21 +73,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
         else:
             self.send({"id": "/".join(parts[3:5]), "sha": COMMIT, "siblings": []})
 
-    def send_file(self, file: Path) -> None:
+    def send_file(self, file):
         if not file.is_file():
             self.send({}, 404)
             return
         content = file.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         headers = {"ETag": f'"{digest}"', "X-Repo-Commit": COMMIT}
+        status = 200
         if asked := self.headers.get("Range"):
             first, last = map(int, asked.removeprefix("bytes=").split("-"))
             headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
-            self.send(content[first : last + 1], 206, headers)
-        else:
-            self.send(content, 200, headers)
+            content = content[first : last + 1]
+            status = 206
+        self.send(content, status, headers)
 
-    def send(self, content: Any, status: int = 200, headers: Any = None) -> None:
+    def send(self, content, status=200, headers=None):
         if not isinstance(content, bytes):
             content = json.dumps(content).encode()
         self.send_response(status)
@@ -102,7 +100,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(content)
 
 
-def entry(path: Path, root: Path) -> dict[str, Any]:
+def entry(path, root):
     """A file or folder in a tree's listing."""
     kind = "directory" if path.is_dir() else "file"
     name = str(path.relative_to(root))
@@ -110,7 +108,7 @@ def entry(path: Path, root: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[Hub]:
+def serve(folder):
     hub = Hub(folder)
     threading.Thread(target=hub.serve_forever, args=(0.02,), daemon=True).start()
     try:

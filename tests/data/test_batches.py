@@ -1,7 +1,5 @@
 """Batches and the fixed pass, against positions: the token at position i has the id 1000 + i."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -12,9 +10,10 @@ from crope.errors import ConfigError
 TOKENS = np.arange(1000, 1500, dtype=np.uint16)
 
 
-def draw(tokens: Any = TOKENS, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    options = {"seed": 0, "step": 0, "batch_size": 8, "seq_len": 16, "purpose": "train"}
-    return sample_batch(tokens, **(options | changes))
+def draw(tokens=TOKENS, *, seed=0, step=0, seq_len=16, purpose="train"):
+    return sample_batch(
+        tokens, seed=seed, step=step, batch_size=8, seq_len=seq_len, purpose=purpose
+    )
 
 
 def test_windows_are_contiguous_and_targets_one_further():
@@ -48,12 +47,11 @@ def test_offsets_are_uniform_from_the_first_window_to_the_last(vary):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
-@pytest.mark.parametrize("length", [8, 9, 14, 15, 16, 50, 57])
+@pytest.mark.parametrize("length", [8, 9, 14, 15, 16, 50])
 def test_full_pass_covers_each_target_once_in_order(length, batch_size):
     seen = []
-    for inputs_BT, targets_BT in full_pass(
-        TOKENS[:length], seq_len=7, batch_size=batch_size, max_tokens=0
-    ):
+    windows = full_pass(TOKENS[:length], seq_len=7, batch_size=batch_size, max_tokens=0)
+    for inputs_BT, targets_BT in windows:
         assert inputs_BT.shape[0] <= batch_size
         assert inputs_BT.shape[1] <= 7
         assert torch.equal(targets_BT, inputs_BT + 1)
@@ -61,14 +59,11 @@ def test_full_pass_covers_each_target_once_in_order(length, batch_size):
     assert seen == list(range(1001, 1000 + length))
 
 
-def kept_windows(max_tokens: int, batch_size: int = 4) -> list[float]:
+def kept_windows(max_tokens, batch_size=4):
     """The windows of 7 that are kept of 361 tokens, 0 to 50; 3 more targets would be window 51."""
-    kept = []
-    for inputs_BT, _ in full_pass(
-        TOKENS[:361], seq_len=7, batch_size=batch_size, max_tokens=max_tokens
-    ):
-        kept += ((inputs_BT[:, 0] - 1000) / 7).tolist()
-    return kept
+    windows = full_pass(TOKENS[:361], seq_len=7, batch_size=batch_size, max_tokens=max_tokens)
+    starts = torch.cat([inputs_BT[:, 0] for inputs_BT, _ in windows])
+    return ((starts - 1000) / 7).tolist()
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 99])
@@ -95,13 +90,13 @@ def test_a_split_that_is_too_short_is_refused():
 def test_a_corpus_on_a_gpu_has_the_same_ids(monkeypatch):
     """Those of GPT-2, which 16 bits with a sign would not hold; the copy stays on the CPU here."""
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device: tensor)
-    ids = np.array([0, 32_767, 32_768, 50_256], dtype=np.uint16)
-    assert resident(ids, torch.device("cuda")).tolist() == [0, 32_767, 32_768, 50_256]
+    ids = np.array([0, 32_768, 50_256], dtype=np.uint16)
+    assert resident(ids, torch.device("cuda")).tolist() == [0, 32_768, 50_256]
     assert resident(ids, torch.device("cpu")) is ids
 
 
 def test_a_corpus_on_a_gpu_gives_the_same_batches():
-    tensor = torch.from_numpy(TOKENS.astype(np.int32))
-    for ours, theirs in zip(draw(tensor), draw(TOKENS), strict=True):
-        assert ours.dtype == torch.int64
-        assert torch.equal(ours, theirs)
+    inputs_BT, targets_BT = draw()
+    found = draw(torch.from_numpy(TOKENS.astype(np.int32)))
+    assert torch.equal(found[0], inputs_BT)
+    assert torch.equal(found[1], targets_BT)

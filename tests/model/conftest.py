@@ -6,7 +6,7 @@ from crope.model import attention
 
 
 @pytest.fixture(params=["written_out", "sdpa"])
-def branch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def branch(request, monkeypatch):
     """Softmax attention as on a short CPU sequence, then through the kernel of CUDA and of long CPU
     sequences.
     """

@@ -4,25 +4,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 import yaml
-from torch import nn
 
 from crope.config import ROOT, ModelConfig
-from crope.model.attention import CausalAttention, LinearAttention
+from crope.model.attention import LinearAttention
 from crope.model.complex_linear import ComplexLinear
 from crope.model.gpt import GPT
-from crope.model.positions import Positions
 from crope.model.projections import BlockDiagonalLinear, ConjugateLinear, LowRankLinear
 
-Array = np.ndarray
-Module = TypeVar("Module", bound=nn.Module)
 # Position, projection and attention of every model of conf/model.
-CHOICES: dict[str, dict[str, str]] = {
+CHOICES = {
     path.stem: yaml.safe_load(path.read_text())
     for path in sorted((ROOT / "conf" / "model").glob("*.yaml"))
 }
@@ -33,31 +28,31 @@ VOCAB, LENGTH = 70, 12  # 70 rows are padded to 128
 WIDTH = 48  # heads of 12 channels, 6 in `halved`, 20 in `complex_wide`
 
 
-def model_config(name: str, **changes: object) -> ModelConfig:
+def model_config(name, **changes):
     """The model of conf/model/<name>.yaml at a small size: heads of three pairs, so that no split
     of channels is right by coincidence."""
     size = {"n_layers": 2, "n_heads": 4, "d_model": 24}
-    return ModelConfig(**{**size, **CHOICES[name], **changes})  # type: ignore[arg-type]
+    return ModelConfig(**{**size, **CHOICES[name], **changes})
 
 
-def build(config: ModelConfig, *, vocab: int = VOCAB, max_len: int = LENGTH, seed: int = 0) -> GPT:
+def build(config, *, vocab=VOCAB, max_len=LENGTH, seed=0):
     return GPT(config, vocab_size=vocab, max_len=max_len, seed=seed)
 
 
-def random_tokens(batch: int = 2, length: int = LENGTH, vocab: int = VOCAB) -> torch.Tensor:
+def random_tokens(batch=2, length=LENGTH, vocab=VOCAB):
     return torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(2))
 
 
-def normal(*shape: int, seed: int = 3) -> torch.Tensor:
+def normal(*shape, seed=3):
     """A float64 tensor of standard normal numbers."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def gaussian(*shape: int, seed: int = 0) -> Array:
+def gaussian(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-def randomise(module: Module) -> Module:
+def randomise(module):
     """Float64, and every parameter of order 1: at the initial 0.02 all scores are nearly equal and
     hide mistakes.
     """
@@ -69,11 +64,11 @@ def randomise(module: Module) -> Module:
     return module
 
 
-def cross_entropy(model: GPT, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+def cross_entropy(model, tokens_BT, targets_BT):
     return F.cross_entropy(model.logits(model(tokens_BT)).flatten(0, 1), targets_BT.flatten())
 
 
-def slow_losses(model: GPT, tokens: Array, length: int) -> Array:
+def slow_losses(model, tokens, length):
     """The loss of every target, one window of `length` at a time."""
     losses = []
     for start in range(0, len(tokens) - 1, length):
@@ -84,7 +79,7 @@ def slow_losses(model: GPT, tokens: Array, length: int) -> Array:
     return torch.cat(losses).numpy()
 
 
-def numbers(tensor: torch.Tensor) -> Array:
+def numbers(tensor):
     return tensor.detach().double().numpy()
 
 
@@ -98,27 +93,30 @@ class Oracle:
     bias       (positions, head, distance m - n) -> the number added to the score
     """
 
-    embed: Callable[[Positions, int, Array], Array] = lambda positions, m, x_D: x_D
-    product: Callable[[Array, Array, int, int], float] = lambda q_K, k_K, m, n: float(q_K @ k_K)
-    bias: Callable[[Positions, int, int], float] = lambda positions, head, distance: 0.0
+    embed: Callable = lambda positions, m, x_D: x_D
+    product: Callable = lambda q_K, k_K, m, n: q_K @ k_K
+    bias: Callable = lambda positions, head, distance: 0.0
 
 
-def turn_by_complex_multiplication(x: Array, position: int | Array) -> Array:
+def turn_by_complex_multiplication(x, position):
     """Channel pairs (2i, 2i+1) at `position` times e^{i position theta_i} (Eqs. 6 and 10). An array
     has the position of each vector along the last dimension but one.
     """
     width = x.shape[-1]
     theta_J = 10000.0 ** (-np.arange(0, width, 2) / width)
-    turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * np.multiply.outer(position, theta_J))
+    angle = np.multiply.outer(position, theta_J)
+    turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)
     return np.stack((turned.real, turned.imag), axis=-1).reshape(x.shape)
 
 
-def rotated_product(q_K: Array, k_K: Array, m: int, n: int) -> float:
+def rotated_product(q_K, k_K, m, n):
     """(R_m q) . (R_n k) (Eq. 7)."""
-    return float(turn_by_complex_multiplication(q_K, m) @ turn_by_complex_multiplication(k_K, n))
+    turned_q_K = turn_by_complex_multiplication(q_K, m)
+    turned_k_K = turn_by_complex_multiplication(k_K, n)
+    return turned_q_K @ turned_k_K
 
 
-def sinusoid(m: int, width: int) -> Array:
+def sinusoid(m, width):
     """Vaswani et al., Sec. 3.5."""
     values = []
     for channel in range(0, width, 2):
@@ -127,7 +125,7 @@ def sinusoid(m: int, width: int) -> Array:
     return np.array(values)
 
 
-def t5_bias(positions: Positions, head: int, distance: int) -> float:
+def t5_bias(positions, head, distance):
     """T5's buckets, unidirectional, 32 of them, furthest 128 (Raffel et al. 2020): 16 exact, 16
     logarithmic.
     """
@@ -136,7 +134,7 @@ def t5_bias(positions: Positions, head: int, distance: int) -> float:
     return float(numbers(positions.weight)[bucket, head])
 
 
-def alibi_bias(positions: Positions, head: int, distance: int) -> float:
+def alibi_bias(positions, head, distance):
     """Press et al. (2022) for 4 heads: a geometric sequence that starts at its own ratio, 2^(-8/4)."""
     return -distance * 0.25 ** (head + 1)
 
@@ -155,27 +153,32 @@ ORACLES = {
 }
 
 
-def project(layer: nn.Module, x_TD: Array) -> Array:
+def project(layer, x_TD):
     """Eqs. 13 and 30 in complex arithmetic, w = a - ib, for the complex layers (of conj(x) for the
     conjugate-linear one); x W^T for the real ones.
     """
     if isinstance(layer, ComplexLinear | ConjugateLinear):
         y_TE = multiply_complex(layer, x_TD)
     elif isinstance(layer, LowRankLinear):
-        y_TE = (x_TD @ numbers(layer.down).T) @ numbers(layer.up).T
+        y_TE = x_TD @ numbers(layer.down).T @ numbers(layer.up).T
     elif isinstance(layer, BlockDiagonalLinear):
         first_TD, second_TD = np.split(x_TD, 2, axis=1)
-        halves = [first_TD @ numbers(layer.first).T, second_TD @ numbers(layer.second).T]
-        y_TE = np.hstack(halves)
+        first_TE = first_TD @ numbers(layer.first).T
+        second_TE = second_TD @ numbers(layer.second).T
+        y_TE = np.hstack([first_TE, second_TE])
     else:
         y_TE = x_TD @ numbers(layer.weight).T
-    return y_TE if layer.bias is None else y_TE + numbers(layer.bias)
+    if layer.bias is not None:
+        y_TE = y_TE + numbers(layer.bias)
+    return y_TE
 
 
-def multiply_complex(layer: ComplexLinear, x_TD: Array) -> Array:
+def multiply_complex(layer, x_TD):
     w = numbers(layer.a) - 1j * numbers(layer.b)
-    sign = -1 if isinstance(layer, ConjugateLinear) else 1
-    y = (x_TD[:, 0::2] + sign * 1j * x_TD[:, 1::2]) @ w.T
+    x = x_TD[:, 0::2] + 1j * x_TD[:, 1::2]
+    if isinstance(layer, ConjugateLinear):
+        x = x.conj()
+    y = x @ w.T
     y_TE = np.empty((len(x_TD), 2 * len(w)))
     for j in range(len(w)):
         real, imaginary = 2 * j, 2 * j + 1
@@ -183,13 +186,12 @@ def multiply_complex(layer: ComplexLinear, x_TD: Array) -> Array:
             half = layer.pairs[-1]  # pair j of a head is in channels (j, j + K/2)
             real = 2 * half * (j // half) + j % half
             imaginary = real + half
-        y_TE[:, real], y_TE[:, imaginary] = y[:, j].real, y[:, j].imag
+        y_TE[:, real] = y[:, j].real
+        y_TE[:, imaginary] = y[:, j].imag
     return y_TE
 
 
-def attention_by_loops(
-    attention: CausalAttention, x_TD: Array, *, position: str, positions: Positions
-) -> Array:
+def attention_by_loops(attention, x_TD, *, position, positions):
     """Eqs. 2, 3, 7 for one sequence: softmax over n <= m of the scheme's product / sqrt(K) + its
     bias.
 
@@ -219,13 +221,13 @@ def attention_by_loops(
     return y_TE @ numbers(attention.out_proj.weight).T + numbers(attention.out_proj.bias)
 
 
-def layer_norm(norm: nn.LayerNorm, x_TD: Array) -> Array:
+def layer_norm(norm, x_TD):
     centred = x_TD - x_TD.mean(axis=1, keepdims=True)
     scaled = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-5)
     return scaled * numbers(norm.weight) + numbers(norm.bias)
 
 
-def decoder_by_loops(model: GPT, tokens_T: Array, config: ModelConfig) -> Array:
+def decoder_by_loops(model, tokens_T, config):
     """GPT-2's pre-LN decoder for one sequence, up to the final norm."""
     scale = math.sqrt(config.d_model) if config.embed_scale == "sqrt_d" else 1.0
     x_TD = numbers(model.embedding.weight)[tokens_T] * scale

@@ -1,6 +1,5 @@
 """ComplexLinear against complex128 arithmetic: multiplication by w = a - ib (Eq. 30)."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -9,7 +8,7 @@ from crope.model.projections import dense_linear
 from tests.model.oracles import assert_allclose, assert_close, normal, randomise
 
 
-def as_complex(real: torch.Tensor) -> np.ndarray:
+def as_complex(real):
     """Channels (2j, 2j+1) as one number (Eq. 8)."""
     values = real.detach().numpy()
     return values[..., 0::2] + 1j * values[..., 1::2]
@@ -19,22 +18,21 @@ def as_complex(real: torch.Tensor) -> np.ndarray:
     ("width_in", "width_out"),
     [
         (2, 2),
-        (8, 8),
         (6, 10),
         (12, 4),
     ],
 )
-def test_values_and_gradients_are_those_of_complex_multiplication(
-    width_in: int, width_out: int
-) -> None:
+def test_values_and_gradients_are_those_of_complex_multiplication(width_in, width_out):
     """L = Re[conj(g) w x] has dL/da = Re[conj(g) x], dL/db = Im[conj(g) x], and conj(w)^T g as
     gradient of x.
     """
     layer = randomise(ComplexLinear(width_in, width_out))
     x_BD = normal(7, width_in).requires_grad_()
-    upstream, y_BE = normal(7, width_out, seed=4), layer(x_BD)
+    upstream = normal(7, width_out, seed=4)
+    y_BE = layer(x_BD)
     (y_BE * upstream).sum().backward()
-    g, w = as_complex(upstream), (layer.a - 1j * layer.b).detach().numpy()
+    g = as_complex(upstream)
+    w = (layer.a - 1j * layer.b).detach().numpy()
     assert_allclose(as_complex(y_BE), as_complex(x_BD) @ w.T, atol=1e-12)
     outer = g.conj().T @ as_complex(x_BD)
     assert_allclose(layer.a.grad, outer.real, atol=1e-12)
@@ -42,7 +40,7 @@ def test_values_and_gradients_are_those_of_complex_multiplication(
     assert_allclose(as_complex(x_BD.grad), g @ w.conj(), atol=1e-12)
 
 
-def test_dense_weight_is_laid_out_as_in_eq_30() -> None:
+def test_dense_weight_is_laid_out_as_in_eq_30():
     layer = ComplexLinear(4, 4)
     with torch.no_grad():
         layer.a.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
@@ -56,34 +54,33 @@ def test_dense_weight_is_laid_out_as_in_eq_30() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width_in", "width_out"),
+    "widths",
     [
         (3, 4),
         (4, 3),
     ],
 )
-def test_odd_widths_are_rejected(width_in: int, width_out: int) -> None:
+def test_odd_widths_are_rejected(widths):
     with pytest.raises(ValueError, match="even"):
-        ComplexLinear(width_in, width_out)
+        ComplexLinear(*widths)
 
 
 # From and to a dense layer
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_to_linear_is_the_same_layer(bias: bool) -> None:
+def test_to_linear_is_the_same_layer(bias):
+    """And from_linear its inverse."""
     layer = randomise(ComplexLinear(6, 8, bias=bias))
-    x_BD = normal(3, 6)
     dense = dense_linear(layer)
-    assert type(dense) is torch.nn.Linear and dense.weight.dtype == torch.float64
+    assert type(dense) is torch.nn.Linear
+    x_BD = normal(3, 6)
     assert_close(dense(x_BD), layer(x_BD), atol=1e-12)
     again = ComplexLinear.from_linear(dense)
-    assert again.state_dict().keys() == layer.state_dict().keys()
-    for name, value in again.state_dict().items():
-        assert_close(value, layer.state_dict()[name], atol=1e-15)
+    assert_close(dict(again.state_dict()), dict(layer.state_dict()), atol=1e-15)
 
 
-def test_initial_weights_vary_as_those_of_nn_linear() -> None:
+def test_initial_weights_vary_as_those_of_nn_linear():
     """Uniform in a and b, of variance 1 / (3 D)."""
     torch.manual_seed(0)
     layer, linear = ComplexLinear(256, 128), torch.nn.Linear(256, 128)
@@ -94,7 +91,7 @@ def test_initial_weights_vary_as_those_of_nn_linear() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_layer_norm_before_it_is_not_complex_linear() -> None:
+def test_a_layer_norm_before_it_is_not_complex_linear():
     """f(i x) differs from i f(x) after a LayerNorm without gains, and not after an RMSNorm."""
     layer, x_BD = randomise(ComplexLinear(12, 8)), normal(5, 12)
     gaps = []
@@ -104,7 +101,7 @@ def test_a_layer_norm_before_it_is_not_complex_linear() -> None:
     assert gaps[0] > 0.1 and gaps[1] < 1e-12
 
 
-def turn(x_BD: torch.Tensor) -> torch.Tensor:
+def turn(x_BD):
     """Multiplies each channel pair by i: (x0, x1) -> (-x1, x0)."""
     pairs = x_BD.unflatten(-1, (-1, 2))
     return torch.stack((-pairs[..., 1], pairs[..., 0]), dim=-1).flatten(-2)
