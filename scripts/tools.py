@@ -16,7 +16,7 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from cli import Parser, arguments, existing_folder, folder, main_errors, positive
 
-from crope.errors import ConfigError, UserError
+from crope.errors import ConfigError, StorageError, UserError
 
 Options = argparse.Namespace
 
@@ -174,6 +174,8 @@ def _each(options: Options, call: Callable[[Any], None]) -> int:
     for name in options.runs:
         try:
             call(_record(name, options))
+        except StorageError:
+            raise  # no other run would fare better
         except UserError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             failed = True

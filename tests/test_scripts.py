@@ -14,7 +14,8 @@ import tools
 import train as train_script
 
 from crope.config import ROOT
-from crope.errors import ConfigError, DataUnavailable, UserError
+from crope.errors import ConfigError, DataUnavailable, StorageError, UserError
+from crope.runs.compose import Run
 from tests.conftest import TOY_OVERRIDES, printed_by, raises_one_line, run_script
 from tests.toy_runs import toy_corpus, train_toy
 
@@ -122,6 +123,21 @@ def test_a_multirun_skips_what_is_complete_and_lists_what_failed(
     assert err.startswith("4 runs failed") and len(error.splitlines()) == 4
     assert error.count("not finite") == 2 and error.count("train.lr=nan") == 2
     assert [folder.name for folder in tmp_path.iterdir()] == ["räs, a=b ~[1]#"]
+
+
+def test_a_disk_that_fails_ends_a_multirun_at_once(
+    train: Train, monkeypatch, tmp_path: Path
+) -> None:
+    """The next run would fail as well, after minutes."""
+    tried = []
+
+    def execute(run: Run) -> None:
+        tried.append(run.config.seed)
+        raise StorageError("a/file: No space left on device")
+
+    monkeypatch.setattr("crope.runs.run.execute", execute)
+    error = train(*TOY_OVERRIDES, f"results_dir={tmp_path}", "-m", "seed=3,4")[2]
+    assert (tried, error) == ([3], "error: a/file: No space left on device")
 
 
 def test_a_run_that_was_stopped_ends_with_the_status_of_its_signal(

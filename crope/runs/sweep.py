@@ -13,8 +13,8 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import astuple, dataclass, replace
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import get_temp_dir
@@ -24,8 +24,15 @@ from typing import Any, NamedTuple
 import torch
 
 from crope import paper
-from crope.config import Config, TokenizerConfig
-from crope.errors import ConfigError, DataUnavailable, InvalidRecord, UserError, log_line
+from crope.config import Config
+from crope.errors import (
+    ConfigError,
+    DataUnavailable,
+    InvalidRecord,
+    StorageError,
+    UserError,
+    log_line,
+)
 from crope.files import write_json
 from crope.runs.compose import Run, load_run, quoted_override, resolve_precision
 from crope.runs.prepare import prepare as make_tokens
@@ -119,14 +126,14 @@ def prepare(plan: Plan) -> tuple[Plan, list[str]]:
 
 def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
     """Makes the token files that incomplete runs need; the error of each dataset that failed."""
-    needed: dict[tuple[Any, ...], set[str]] = {}
+    asked, errors = [], {}
     for run in runs:
-        if not _is_complete(run):
-            needed.setdefault(astuple(run.config.tokenizer), set()).add(run.dataset)
-    errors: dict[str, UserError] = {}
-    for tokenizer, datasets in needed.items():
-        data_dir = Path(runs[0].config.data_dir)
-        errors |= make_tokens(sorted(datasets), TokenizerConfig(*tokenizer), data_dir=data_dir)
+        wanted = (run.dataset, run.config.tokenizer)
+        if wanted in asked or _is_complete(run):
+            continue
+        asked.append(wanted)
+        data_dir = Path(run.config.data_dir)
+        errors |= make_tokens([run.dataset], run.config.tokenizer, data_dir=data_dir)
     return errors
 
 
@@ -166,6 +173,47 @@ class Worker(NamedTuple):
     folder: str
 
 
+class Pool:
+    """The processes that train runs now, at most `jobs`."""
+
+    def __init__(self, jobs: int, work: Callable[[Run], Outcome]) -> None:
+        self.jobs, self.work, self.gpus = jobs, work, _visible_gpus()
+        self.context = multiprocessing.get_context("forkserver")
+        self.workers: dict[Any, Worker] = {}  # by the connection that receives the outcome
+        self.stopping = False
+        start_server()
+
+    def active(self) -> list[Run]:
+        return [worker.run for worker in self.workers.values()]
+
+    def start(self, run: Run) -> None:
+        used = {worker.slot for worker in self.workers.values()}
+        slot = min(set(range(self.jobs)) - used)
+        gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
+        receiver, sender = self.context.Pipe(duplex=False)
+        folder = tempfile.mkdtemp(dir=get_temp_dir())
+        arguments = (run, sender, gpu, folder, self.work)
+        process = self.context.Process(target=_run_in_process, args=arguments)
+        process.start()
+        sender.close()  # so that the end of the process is the end of the pipe
+        self.workers[receiver] = Worker(process, run, slot, folder)
+
+    def ended(self) -> Iterator[tuple[Run, Outcome | StorageError]]:
+        """Those that end within POLL_SECONDS."""
+        for ready in wait(list(self.workers), timeout=POLL_SECONDS):
+            worker = self.workers.pop(ready)
+            outcome = _receive(ready, worker, self.stopping)
+            shutil.rmtree(worker.folder, ignore_errors=True)
+            yield worker.run, outcome
+
+    def close(self) -> None:
+        """Asks every process to save its run; once, because a second signal ends it unsaved."""
+        if not self.stopping:
+            for worker in self.workers.values():
+                worker.process.terminate()
+        self.stopping = True
+
+
 def run_all(
     runs: Sequence[Run],
     *,
@@ -176,55 +224,36 @@ def run_all(
     """The outcome of each run as it ends, `jobs` at a time, started in the order given. `show` is
     called often with those that run now.
 
-    Runs that another command trains are left for last. After SIGINT, SIGTERM or SIGHUP every
-    process saves its run; then KeyboardInterrupt is raised. A second signal ends all of them at
-    once.
+    Runs that another command trains are left for last. After a signal or the StorageError of a run
+    no other starts and every process saves its run; then KeyboardInterrupt or that error is raised.
+    A second signal ends all of them at once.
     """
-    context = multiprocessing.get_context("forkserver")
-    start_server()
     waiting = [_resolved(run, jobs) for run in runs]
-    workers: dict[Any, Worker] = {}  # by the connection that receives the outcome
-    gpus = _visible_gpus()
-    stopping = False
-    with stop_on_signal() as stop, ExitStack() as stack:
-
-        def stop_all() -> None:
-            """Once, because a process that gets a second signal ends without saving."""
-            nonlocal stopping
-            if not stopping:
-                for worker in workers.values():
-                    worker.process.terminate()
-            stopping = True
-
-        stack.callback(stop_all)  # also after an error in this process
-        while workers or (waiting and not stop.requested()):
-            while len(workers) < jobs and not stop.requested():
-                run = _next_run(waiting, [worker.run for worker in workers.values()])
+    fault = None
+    # Closed also after an error in this process, such as that of a terminal that is gone.
+    with stop_on_signal() as stop, closing(Pool(jobs, work)) as pool:
+        while pool.workers or (waiting and not pool.stopping):
+            if stop.requested():
+                pool.close()
+            while len(pool.workers) < jobs and not pool.stopping:
+                run = _next_run(waiting, pool.active())
                 if run is None:
                     break
                 waiting.remove(run)
-                slot = min(set(range(jobs)) - {worker.slot for worker in workers.values()})
-                gpu = gpus[slot % len(gpus)] if gpus else None
-                receiver, sender = context.Pipe(duplex=False)
-                folder = tempfile.mkdtemp(dir=get_temp_dir())
-                arguments = (run, sender, gpu, folder, work)
-                process = context.Process(target=_run_in_process, args=arguments)
-                process.start()
-                sender.close()  # so that the end of the process is the end of the pipe
-                workers[receiver] = Worker(process, run, slot, folder)
-            if stop.requested():
-                stop_all()
-            show([worker.run for worker in workers.values()])
-            for ready in wait(list(workers), timeout=POLL_SECONDS):
-                worker = workers.pop(ready)
-                outcome = _receive(ready, worker, stopping)
-                shutil.rmtree(worker.folder, ignore_errors=True)
-                if outcome.status == "busy":
-                    waiting.append(worker.run)
+                pool.start(run)
+            show(pool.active())
+            for run, outcome in pool.ended():
+                if isinstance(outcome, StorageError):  # the files of other runs lie there too
+                    fault = outcome
+                    pool.close()
+                elif outcome.status == "busy":
+                    waiting.append(run)
                 else:
                     yield outcome
-        if stop.requested():
-            raise KeyboardInterrupt(stop.signal)
+    if fault is not None:
+        raise fault
+    if stop.requested():
+        raise KeyboardInterrupt(stop.signal)
 
 
 def start_server() -> None:
@@ -252,6 +281,8 @@ def _run_in_process(
     _use_temporary_folder(folder)
     try:
         sender.send(work(run))
+    except StorageError as error:
+        sender.send(error)
     except UserError as error:
         sender.send(Outcome(run.run_id, "failed", f"{run.run_id}: {error}"))
 
@@ -280,11 +311,11 @@ def _exit_with_parent(folder: str) -> None:
     os._exit(1)
 
 
-def _receive(receiver: Any, worker: Worker, stopping: bool) -> Outcome:
+def _receive(receiver: Any, worker: Worker, stopping: bool) -> Outcome | StorageError:
     """What a process sent before it ended, or how it ended."""
     run, process = worker.run, worker.process
     with suppress(EOFError):
-        outcome: Outcome = receiver.recv()
+        outcome: Outcome | StorageError = receiver.recv()
         process.join()
         return outcome
     process.join()

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from crope.config import TokenizerConfig
-from crope.errors import ConfigError, DataError, DataUnavailable, UserError
+from crope.errors import ConfigError, DataError, DataUnavailable, StorageError, UserError
 from crope.runs import sweep
 from crope.runs.compose import Run, load_run
 from crope.runs.run import Outcome, run_lock, stop_on_signal
@@ -74,6 +74,23 @@ def test_a_run_that_fails_or_is_killed_stops_no_other(jobs: int, tmp_path) -> No
     assert (complete.status, last.status) == ("complete", "complete")
     assert {killed.status, refused.status, wrong.status} == {"failed"}
     assert "signal 9" in killed.text and "no such luck" in refused.text
+
+
+def work_on_a_full_disk(run: Run) -> Outcome:
+    """Seed 1 finds it full when seed 0 trains, which saves and stops."""
+    folder = Path(run.config.results_dir)
+    if run.config.seed != 1:
+        return work_until_stopped(run)
+    wait_for((folder / "0").exists)
+    raise StorageError("a/file: No space left on device")
+
+
+def test_a_disk_that_fails_ends_all_runs_after_saving(tmp_path) -> None:
+    outcomes = run_all(toy_runs(tmp_path, 3), jobs=2, work=work_on_a_full_disk)
+    assert next(outcomes).text == "saved"
+    with pytest.raises(StorageError, match="No space"):
+        next(outcomes)
+    assert not (tmp_path / "2").exists()
 
 
 def test_runs_share_the_cores(tmp_path, monkeypatch) -> None:
@@ -321,7 +338,7 @@ def test_runs_of_a_plan(tmp_path) -> None:
 
 def test_data_is_made_once_for_each_dataset(prepared) -> None:
     found = prepared("table1", "table2")
-    assert found.made == ["pg19 4096", "ptb 4096", "wikitext2 4096"]
+    assert found.made == ["pg19 4096", "wikitext2 4096", "ptb 4096"]
     assert (found.problems, found.unavailable) == ([], {})
 
 
