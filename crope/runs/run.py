@@ -245,10 +245,7 @@ def record_failure(run: Run, message: str) -> None:
 def _identity(run: Run) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
-        "model": run.model,
-        "dataset": run.dataset,
-        "row": run.row,
-        "scale": run.scale,
+        **run.names,
         "seed": run.config.seed,
         "numerics_version": numerics_version(asdict(run.config.model)),
         "precision": run.config.train.precision,
