@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
@@ -66,14 +66,14 @@ def work(run: Run) -> Outcome:
     return Outcome(run.run_id, "complete", "")
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_run_that_fails_or_is_killed_stops_no_other(jobs: int, tmp_path) -> None:
+def test_a_run_that_fails_or_is_killed_stops_no_other(tmp_path) -> None:
     runs = toy_runs(tmp_path, 5)
-    ended = {outcome.run_id: outcome for outcome in run_all(runs, jobs=jobs, work=work)}
-    complete, killed, refused, wrong, last = (ended[run.run_id] for run in runs)
+    outcomes = {outcome.run_id: outcome for outcome in run_all(runs, jobs=2, work=work)}
+    complete, killed, refused, wrong, last = [outcomes[run.run_id] for run in runs]
     assert (complete.status, last.status) == ("complete", "complete")
     assert {killed.status, refused.status, wrong.status} == {"failed"}
-    assert "signal 9" in killed.text and "no such luck" in refused.text
+    assert "signal 9" in killed.text
+    assert "no such luck" in refused.text
 
 
 def work_on_a_full_disk(run: Run) -> Outcome:
@@ -108,8 +108,8 @@ def test_a_run_of_another_command_waits(tmp_path) -> None:
 
 def work_beside_another_command(run: Run) -> Outcome:
     """The other command has the run of seed 0 at first, and completes it."""
-    first_time = not note(run, run.config.seed)
-    return Outcome(run.run_id, "busy" if first_time else "skipped", "")
+    status = "skipped" if note(run, run.config.seed) else "busy"
+    return Outcome(run.run_id, status, "")
 
 
 def test_a_run_that_another_command_completes_meanwhile_has_one_outcome(tmp_path) -> None:
@@ -119,31 +119,34 @@ def test_a_run_that_another_command_completes_meanwhile_has_one_outcome(tmp_path
     assert events(tmp_path) == ["0", "1", "0"]
 
 
-@pytest.mark.parametrize(("compiled", "waits"), [("true", True), ("false", False)])
-def test_the_first_run_of_a_shape_compiles_and_the_others_wait(
-    compiled: str, waits: bool, tmp_path
-) -> None:
+def test_the_first_run_of_a_shape_compiles_and_the_others_wait(tmp_path) -> None:
     """Until it writes its first line of metrics."""
-    compiling, same = toy_runs(tmp_path, 2)
+    first, same = toy_runs(tmp_path, 2)
     other = toy_run(tmp_path, "model.d_model=32")
-    compiling.config.runtime.compile = compiled
-    assert sweep._next_run([same, other], [compiling]) == (other if waits else same)
-    compiling.path.mkdir(parents=True)
-    (compiling.path / "metrics.jsonl").write_text('{"step": 0, "val/loss_nats": 8.0}\n')
-    assert sweep._next_run([same, other], [compiling]) == same
+    first.config.runtime.compile = "true"
+    assert sweep._next_run([same, other], [first]) == other
+    first.path.mkdir(parents=True)
+    (first.path / "metrics.jsonl").write_text('{"step": 0, "val/loss_nats": 8.0}\n')
+    assert sweep._next_run([same, other], [first]) == same
+
+
+def test_runs_that_are_not_compiled_wait_for_none(tmp_path) -> None:
+    first, same = toy_runs(tmp_path, 2)
+    first.config.runtime.compile = "false"
+    assert sweep._next_run([same], [first]) == same
 
 
 def work_with_a_gpu(run: Run) -> Outcome:
-    """Ends when four runs have one."""
+    """Ends when all three runs have one."""
     note(run, run.config.seed)
-    wait_for(lambda: len(events(Path(run.config.results_dir))) == 4)
+    wait_for(lambda: len(events(Path(run.config.results_dir))) == 3)
     return Outcome(run.run_id, "complete", os.environ["CUDA_VISIBLE_DEVICES"])
 
 
 def test_runs_are_spread_over_the_gpus(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sweep, "_visible_gpus", lambda: ["3", "5"])
-    outcomes = run_all(toy_runs(tmp_path, 4), jobs=4, work=work_with_a_gpu)
-    assert sorted(outcome.text for outcome in outcomes) == ["3", "3", "5", "5"]
+    outcomes = run_all(toy_runs(tmp_path, 3), jobs=3, work=work_with_a_gpu)
+    assert sorted(outcome.text for outcome in outcomes) == ["3", "3", "5"]
 
 
 @pytest.fixture
@@ -165,19 +168,18 @@ def gpus(monkeypatch) -> list[int]:
     ("scales", "memory", "jobs"),
     [
         ("paper", [140, 140], 8),  # four per GPU at most
-        ("paper", [24, 24], 4),  # logits of 16 x 1,024 tokens: 9.2 GiB
-        ("paper", [140, 24], 4),  # as many as the smaller one holds
+        ("paper", [140, 24], 4),  # as many as the smaller one holds: 9.2 GiB of logits each
         ("paper", [8, 8], 2),  # too small, but a run of its own may fit
         ("quick", [8, 8], 8),
         ("paper quick", [24], 2),  # the larger run may come at any time
-        ("quick paper", [24], 2),
     ],
 )
 def test_runs_at_a_time_by_the_memory_of_the_gpus(
     scales: str, memory: list[int], jobs: int, gpus: list[int]
 ) -> None:
     gpus.extend(memory)
-    assert default_jobs([load_run([f"scale={scale}"]) for scale in scales.split()]) == jobs
+    runs = [load_run([f"scale={scale}"]) for scale in scales.split()]
+    assert default_jobs(runs) == jobs
 
 
 def test_a_process_must_not_go_on_without_its_gpu(gpus: list[int]) -> None:
@@ -203,9 +205,10 @@ def work_with_temporary_files(run: Run) -> Outcome:
 def test_no_temporary_folder_is_left(tmp_path) -> None:
     """But torch's cache of compiled code is that of all runs."""
     outcomes = list(run_all(toy_runs(tmp_path, 4), jobs=1, work=work_with_temporary_files))
-    folder, of_process, cache = map(Path, outcomes[0].text.split("|"))
+    folder, of_process, cache = [Path(text) for text in outcomes[0].text.split("|")]
     own = Path(get_temp_dir())
-    assert (folder.parent, folder.parent.parent) == (of_process.parent, own)
+    assert folder.parent == of_process.parent
+    assert folder.parent.parent == own
     assert [path for path in own.iterdir() if path.is_dir()] == []
     assert own not in cache.parents
 
@@ -251,17 +254,14 @@ def signal_when_started(folder: Path, number: signal.Signals) -> None:
     threading.Thread(target=wait_and_send).start()
 
 
-@pytest.mark.parametrize(("count", "number"), [(3, signal.SIGTERM), (2, signal.SIGINT)])
-def test_a_signal_stops_every_process_after_saving(
-    count: int, number: signal.Signals, tmp_path
-) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_every_process_after_saving(number: signal.Signals, tmp_path) -> None:
     """A third run, which waits, is not started."""
     signal_when_started(tmp_path, number)
-    texts = []
+    outcomes = run_all(toy_runs(tmp_path, 3), jobs=2, work=work_until_stopped)
+    assert [next(outcomes).text, next(outcomes).text] == ["saved", "saved"]
     with pytest.raises(KeyboardInterrupt, match=str(int(number))):
-        for outcome in run_all(toy_runs(tmp_path, count), jobs=2, work=work_until_stopped):
-            texts.append(outcome.text)
-    assert texts == ["saved", "saved"]
+        next(outcomes)
 
 
 def test_processes_that_are_stopping_get_no_second_signal(tmp_path) -> None:
@@ -289,9 +289,8 @@ def test_ctrl_c_does_not_end_a_server_that_still_starts() -> None:
         process.start()
         process.join()
     """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, start_new_session=True
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
     assert (done.stdout, done.stderr) == ("forked\n", "")
 
 
@@ -300,27 +299,30 @@ def plan(folder: Path, *studies: str) -> Plan:
 
 
 @pytest.fixture
-def prepared(monkeypatch, tmp_path) -> Callable[..., SimpleNamespace]:
-    """`prepare` of studies with the errors of datasets; no token file is made."""
+def errors() -> dict[str, UserError]:
+    """By dataset, set by the test."""
+    return {}
 
-    def call(*studies: str, **errors: UserError) -> SimpleNamespace:
-        made = []
 
-        def make_tokens(
-            names: list[str], tokenizer: TokenizerConfig, **_: object
-        ) -> dict[str, UserError]:
-            made.extend(f"{name} {tokenizer.vocab_size}" for name in names)
-            return {name: errors[name] for name in names if name in errors}
+@pytest.fixture
+def made(errors, monkeypatch) -> list[str]:
+    """`dataset vocabulary` of each token file, of which none is written."""
+    made: list[str] = []
 
-        monkeypatch.setattr(sweep, "make_tokens", make_tokens)
-        prepared, problems = prepare(plan(tmp_path, *studies))
-        datasets = sorted({run.dataset for run in prepared.runs()})
-        unavailable = json.loads((tmp_path / "unavailable.json").read_text())
-        return SimpleNamespace(
-            made=made, problems=problems, datasets=datasets, unavailable=unavailable
-        )
+    def make_tokens(names: list[str], tokenizer: TokenizerConfig, **_: object) -> dict:
+        made.extend(f"{name} {tokenizer.vocab_size}" for name in names)
+        return {name: errors[name] for name in names if name in errors}
 
-    return call
+    monkeypatch.setattr(sweep, "make_tokens", make_tokens)
+    return made
+
+
+def datasets(plan: Plan) -> set[str]:
+    return {run.dataset for run in plan.runs()}
+
+
+def unavailable(folder: Path) -> dict[str, str]:
+    return json.loads((folder / "unavailable.json").read_text())
 
 
 @pytest.mark.parametrize("option", ["train.lr=1", "model=rope", "results_dir=x", "runtime.jobs=a"])
@@ -336,30 +338,33 @@ def test_runs_of_a_plan(tmp_path) -> None:
     assert run.config.runtime.jobs == 3 and run.config.train.precision != "auto"
 
 
-def test_data_is_made_once_for_each_dataset(prepared) -> None:
-    found = prepared("table1", "table2")
-    assert found.made == ["pg19 4096", "wikitext2 4096", "ptb 4096"]
-    assert (found.problems, found.unavailable) == ([], {})
+def test_data_is_made_once_for_each_dataset(made, tmp_path) -> None:
+    problems = prepare(plan(tmp_path, "table1", "table2"))[1]
+    assert made == ["pg19 4096", "wikitext2 4096", "ptb 4096"]
+    assert (problems, unavailable(tmp_path)) == ([], {})
 
 
-def test_data_is_made_for_each_tokenizer_of_a_study(prepared, own_conf: Path) -> None:
-    file, params = own_conf / "study/pilot.yaml", "data: ptb, model: rope, tokenizer.vocab_size"
-    file.with_stem("mine").write_text(
-        f"# @package _global_\nhydra: {{sweeper: {{params: {{{params}: '300,400'}}}}}}\n"
-    )
-    assert prepared("mine").made == ["ptb 300", "ptb 400"]
+def test_data_is_made_for_each_tokenizer_of_a_study(made, own_conf: Path, tmp_path) -> None:
+    params = "data: ptb, model: rope, tokenizer.vocab_size: '300,400'"
+    study = f"# @package _global_\nhydra: {{sweeper: {{params: {{{params}}}}}}}\n"
+    (own_conf / "study/mine.yaml").write_text(study)
+    prepare(plan(tmp_path, "mine"))
+    assert made == ["ptb 300", "ptb 400"]
 
 
-def test_complete_runs_need_no_data(prepared, monkeypatch) -> None:
+def test_complete_runs_need_no_data(made, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(sweep, "is_complete", lambda path: "-ptb-" in path.name)
-    assert prepared("base").made == ["wikitext2 4096"]
+    prepare(plan(tmp_path, "base"))
+    assert made == ["wikitext2 4096"]
 
 
-def test_tiny_takes_the_place_of_a_dataset_that_cannot_be_had(prepared) -> None:
-    found = prepared("table1", wikitext2=DataUnavailable("no network"))
-    assert (found.datasets, found.problems) == (["pg19", "ptb", "tiny"], [])
-    assert found.made[-1] == "tiny 4096"
-    assert found.unavailable == {"wikitext2": "no network"}
+def test_tiny_takes_the_place_of_a_dataset_that_cannot_be_had(made, errors, tmp_path) -> None:
+    errors["wikitext2"] = DataUnavailable("no network")
+    prepared, problems = prepare(plan(tmp_path, "table1"))
+    assert datasets(prepared) == {"pg19", "ptb", "tiny"}
+    assert made[-1] == "tiny 4096"
+    assert problems == []
+    assert unavailable(tmp_path) == {"wikitext2": "no network"}
 
 
 @pytest.mark.parametrize(
@@ -367,27 +372,30 @@ def test_tiny_takes_the_place_of_a_dataset_that_cannot_be_had(prepared) -> None:
     [("base", "ptb", DataError("no")), ("levels", "pg19_2books", DataUnavailable("no"))],
 )
 def test_other_datasets_that_fail_are_left_out_and_a_problem(
-    study: str, name: str, error: UserError, prepared
+    study: str, name: str, error: UserError, made, errors, tmp_path
 ) -> None:
     """A corrupt one, and one that is not the paper's, so that `tiny` is no substitute."""
-    found = prepared(study, **{name: error})
-    assert found.problems == ["no"] and found.unavailable == {}
-    assert found.datasets and not {name, "tiny"} & set(found.datasets)
+    errors[name] = error
+    prepared, problems = prepare(plan(tmp_path, study))
+    assert problems == ["no"]
+    assert unavailable(tmp_path) == {}
+    assert not {name, "tiny"} & datasets(prepared)
 
 
-def test_a_command_on_other_datasets_keeps_what_was_missing(prepared, tmp_path) -> None:
+def test_a_command_on_other_datasets_keeps_what_was_missing(made, tmp_path) -> None:
     """WikiText-2 can be had now, PG-19 was not tried."""
     (tmp_path / "unavailable.json").write_text('{"wikitext2": "no", "pg19": "no"}')
-    assert prepared("length").unavailable == {"pg19": "no"}
+    prepare(plan(tmp_path, "length"))
+    assert unavailable(tmp_path) == {"pg19": "no"}
 
 
-def test_runs_at_another_scale_than_the_planned_one_enter_no_number(prepared, capsys) -> None:
-    prepared("paper_row", "base")
+def test_runs_at_another_scale_than_the_planned_one_enter_no_number(made, tmp_path, capsys) -> None:
+    prepare(plan(tmp_path, "paper_row", "base"))
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("paper_row is planned at scale paper: runs at smoke")
 
 
-def work_ends(runs: list[Run], *, jobs: int, show: object) -> Iterator[Outcome]:
+def outcomes(runs: list[Run], *, jobs: int, show: object) -> Iterator[Outcome]:
     """Stands in for `run_all`."""
     for run, status in zip(runs, ("complete", "failed", "skipped"), strict=True):
         yield Outcome(run.run_id, status, f"{status}, {jobs} at a time")
@@ -396,15 +404,12 @@ def work_ends(runs: list[Run], *, jobs: int, show: object) -> Iterator[Outcome]:
 def test_every_run_that_is_neither_complete_nor_skipped_is_a_problem(
     tmp_path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr(sweep, "run_all", work_ends)
+    monkeypatch.setattr(sweep, "run_all", outcomes)
     runs = [toy_run(tmp_path, f"seed={seed}", "runtime.jobs=3") for seed in range(3)]
     assert train_all(runs) == ["failed, 3 at a time"]
-    assert capsys.readouterr().out.splitlines() == [
-        "scale quick: 3 runs, 3 to train, 3 at a time",
-        "complete, 3 at a time",
-        "failed, 3 at a time",
-        "skipped, 3 at a time",
-    ]
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "scale quick: 3 runs, 3 to train, 3 at a time"
+    assert len(lines) == 3
 
 
 def test_complete_runs_are_not_trained_again(tmp_path, monkeypatch, capsys) -> None:
