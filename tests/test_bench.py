@@ -14,7 +14,7 @@ from .conftest import TOY_OVERRIDES, TOY_VOCAB
 CONFIG = load_run(TOY_OVERRIDES).config  # 2 sequences of 16 tokens, 1 layer, D 16
 
 
-def test_the_plain_baseline_is_gpt_2() -> None:
+def test_the_plain_baseline_is_gpt_2():
     """(V + L) D + N (12 D^2 + 13 D) + 2 D weights, and log V before training."""
     model = bench.PlainGPT(CONFIG, TOY_VOCAB)
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -24,7 +24,7 @@ def test_the_plain_baseline_is_gpt_2() -> None:
     assert loss == pytest.approx(math.log(300), rel=0.02)
 
 
-def test_each_implementation_is_timed_in_turn(monkeypatch) -> None:
+def test_each_implementation_is_timed_in_turn(monkeypatch):
     """In milliseconds of one step, by a clock that `slow` moves by 0.01 s."""
     calls: list[str] = []
     monkeypatch.setattr(bench.time, "perf_counter", lambda: 0.01 * calls.count("slow"))
@@ -38,8 +38,8 @@ def test_each_implementation_is_timed_in_turn(monkeypatch) -> None:
     assert calls == ["slow"] * 5 + ["fast"] * 5 + rounds
 
 
-def test_an_implementation_that_fails_costs_no_other(capsys) -> None:
-    def broken() -> None:
+def test_an_implementation_that_fails_costs_no_other(capsys):
+    def broken():
         raise RuntimeError("out of\nmemory")
 
     chosen = {"broken": lambda: broken, "sound": lambda: lambda: None}
@@ -47,7 +47,7 @@ def test_an_implementation_that_fails_costs_no_other(capsys) -> None:
     assert capsys.readouterr().err == "broken: RuntimeError: out of memory\n"
 
 
-def test_a_table_has_rates_mfu_and_ratios_to_our_fastest_setting(monkeypatch) -> None:
+def test_a_table_has_rates_mfu_and_ratios_to_our_fastest_setting(monkeypatch):
     """32 tokens a step, of 128,000 operations a token: half of the peak in 8 ms."""
     monkeypatch.setattr(bench, "peak_flops", lambda device, precision: 1.024e9)
     monkeypatch.setattr(bench, "train_flops_per_token", lambda *_, **__: 128_000)
@@ -79,9 +79,7 @@ after
         ),
     ],
 )
-def test_a_table_replaces_its_own_part_of_the_page(
-    name: str, expected: str, tmp_path: Path
-) -> None:
+def test_a_table_replaces_its_own_part_of_the_page(name, expected, tmp_path):
     page = tmp_path / "page.md"
     page.write_text(PAGE)
     bench.write_table(page, name, "NEW\n")
@@ -93,7 +91,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """bench.py with a page of its own; returns the page after `arguments`."""
     monkeypatch.setattr(bench, "PAGE", tmp_path / "page.md")
 
-    def call(*arguments: str) -> str:
+    def call(*arguments):
         bench.PAGE.write_text("# Page\n")
         monkeypatch.setattr("sys.argv", ["bench.py", *arguments])
         bench.main()
@@ -102,7 +100,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return call
 
 
-def test_the_script_at_tiny_sizes(command, capsys) -> None:
+def test_the_script_at_tiny_sizes(command, capsys):
     page = command("--smoke", "--write", "runtime.compile=false")
     printed = capsys.readouterr().out
     assert "| this project: eager, " in printed and "| plain PyTorch loop: as shipped" in printed
@@ -111,12 +109,12 @@ def test_the_script_at_tiny_sizes(command, capsys) -> None:
 
 @pytest.mark.parametrize(("max_steps", "compiled"), [(12, False), (13, True)])
 def test_the_profile_is_of_the_step_that_is_trained(
-    max_steps: int, compiled: bool, command, monkeypatch, capsys
-) -> None:
+    max_steps, compiled, command, monkeypatch, capsys
+):
     """Compiled where training compiles: here, from 13 steps."""
     chosen: list[bool] = []
 
-    def our_step(config: object, *, compiled: bool):
+    def our_step(config, *, compiled):
         chosen.append(compiled)
         return lambda: torch.ones(3) + 1
 
@@ -128,7 +126,7 @@ def test_the_profile_is_of_the_step_that_is_trained(
     assert "aten::add" in capsys.readouterr().out
 
 
-def test_compiled_code_of_one_implementation_is_kept_for_the_next(command, monkeypatch) -> None:
+def test_compiled_code_of_one_implementation_is_kept_for_the_next(command, monkeypatch):
     """torch's compiler is reset once per shape, before the first implementation."""
     events: list[str] = []
     monkeypatch.setattr(torch._dynamo, "reset", lambda: events.append("reset"))

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import cli
@@ -15,7 +15,6 @@ import train as train_script
 
 from crope.config import ROOT
 from crope.errors import ConfigError, DataUnavailable, StorageError, UserError
-from crope.runs.compose import Run
 from tests.conftest import TOY_OVERRIDES, printed_by, raises_one_line, run_script
 from tests.toy_runs import toy_corpus, train_toy
 
@@ -28,7 +27,7 @@ def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     monkeypatch.setattr(train_script, "failures", [])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
 
-    def call(*arguments: str) -> tuple[str, str, str]:
+    def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
         train_script.failures.clear()
         error = ""
@@ -47,7 +46,7 @@ def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def call(monkeypatch: pytest.MonkeyPatch):
     """What `main` of a script returns, or the status that it exits with."""
 
-    def call_main(script: ModuleType, words: str, *more: object) -> Any:
+    def call_main(script, words, *more):
         arguments = [*words.split(), *map(str, more)]
         monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *arguments])
         try:
@@ -77,9 +76,7 @@ def call(monkeypatch: pytest.MonkeyPatch):
         ("-m --info", "leave -m out"),
     ],
 )
-def test_a_command_that_would_do_something_else_is_refused(
-    arguments: str, word: str, train: Train, tmp_path: Path
-) -> None:
+def test_a_command_that_would_do_something_else_is_refused(arguments, word, train, tmp_path):
     command = ["data=tiny", "scale=smoke", f"results_dir={tmp_path / 'results'}"]
     out, err, error = train(*command, *arguments.split())
     assert (out, err, len(error.splitlines())) == ("", "", 1)
@@ -102,8 +99,8 @@ def test_a_command_that_would_do_something_else_is_refused(
     ],
 )
 def test_arguments_that_the_other_scripts_refuse(
-    script: ModuleType, arguments: str, word: str, call, tmp_path: Path, monkeypatch
-) -> None:
+    script, arguments, word, call, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with raises_one_line(ConfigError, word):
         call(script, arguments)
@@ -111,9 +108,7 @@ def test_arguments_that_the_other_scripts_refuse(
 
 
 @pytest.mark.usefixtures("toy_data")
-def test_a_multirun_skips_what_is_complete_and_lists_what_failed(
-    train: Train, tmp_path: Path
-) -> None:
+def test_a_multirun_skips_what_is_complete_and_lists_what_failed(train, tmp_path):
     """Overrides may stand on both sides of -m."""
     command = [*TOY_OVERRIDES, "-m", f"results_dir={tmp_path}/räs, a=b ~[1]#", "model=rope,crope"]
     out, err, error = train(*command)
@@ -125,13 +120,11 @@ def test_a_multirun_skips_what_is_complete_and_lists_what_failed(
     assert [folder.name for folder in tmp_path.iterdir()] == ["räs, a=b ~[1]#"]
 
 
-def test_a_disk_that_fails_ends_a_multirun_at_once(
-    train: Train, monkeypatch, tmp_path: Path
-) -> None:
+def test_a_disk_that_fails_ends_a_multirun_at_once(train, monkeypatch, tmp_path):
     """The next run would fail as well, after minutes."""
     tried = []
 
-    def execute(run: Run) -> None:
+    def execute(run):
         tried.append(run.config.seed)
         raise StorageError("a/file: No space left on device")
 
@@ -140,18 +133,14 @@ def test_a_disk_that_fails_ends_a_multirun_at_once(
     assert (tried, error) == ([3], "error: a/file: No space left on device")
 
 
-def test_a_run_that_was_stopped_ends_with_the_status_of_its_signal(
-    train: Train, monkeypatch, tmp_path: Path
-) -> None:
+def test_a_run_that_was_stopped_ends_with_the_status_of_its_signal(train, monkeypatch, tmp_path):
     outcome = SimpleNamespace(signal=15, text="stopped", status="stopped")
     monkeypatch.setattr("crope.runs.run.execute", lambda run: outcome)
     settings = ("data=tiny", "scale=smoke", "train.precision=fp32", f"results_dir={tmp_path}")
     assert train(*settings) == ("", "stopped\n", "143")
 
 
-def test_a_study_file_that_hydra_would_ignore_is_refused_at_every_scale(
-    train: Train, own_conf: Path
-) -> None:
+def test_a_study_file_that_hydra_would_ignore_is_refused_at_every_scale(train, own_conf):
     """Hydra would train the defaults once."""
     text = (own_conf / "study/pilot.yaml").read_text().replace("# @package _global_", "")
     (own_conf / "study/ignored.yaml").write_text(text)
@@ -160,20 +149,18 @@ def test_a_study_file_that_hydra_would_ignore_is_refused_at_every_scale(
 
 
 @pytest.mark.parametrize("flag", [["--cfg", "job"], ["--cfg=job"], ["-c", "job", "--resolve"]])
-def test_cfg_job_prints_the_resolved_configuration_and_the_run_id(
-    flag: list[str], train: Train
-) -> None:
+def test_cfg_job_prints_the_resolved_configuration_and_the_run_id(flag, train):
     out, _, error = train(*flag, "model=crope", "scale=smoke", "train.precision=fp32")
     assert error == "" and out.startswith("# crope-ptb-base-s0-")
     assert "d_model: 128" in out and "${" not in out
 
 
-def test_a_mistake_of_a_command_is_one_line_and_exit_status_1(tmp_path: Path) -> None:
+def test_a_mistake_of_a_command_is_one_line_and_exit_status_1(tmp_path):
     done = run_script("train.py", "train.lr=nan", "scale=smoke", f"results_dir={tmp_path}")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
 
 
-def test_reproduce_without_data_and_network(tmp_path: Path) -> None:
+def test_reproduce_without_data_and_network(tmp_path):
     """Table 1 on `tiny`, whose rows are complete; run again, nothing is trained or changed."""
     hidden = {"CROPE_DATA_DIR": str(tmp_path / "none"), "HF_HUB_OFFLINE": "1"}
     hidden["CROPE_CACHE_DIR"] = str(tmp_path / "cache")
@@ -197,7 +184,7 @@ def test_reproduce_without_data_and_network(tmp_path: Path) -> None:
         ("tools", "explain table1/ptb/rope"),
     ],
 )
-def test_an_answer_does_not_wait_for_torch(script: str, arguments: str) -> None:
+def test_an_answer_does_not_wait_for_torch(script, arguments):
     run = f"sys.argv = ['{script}.py', *'{arguments}'.split()]; import {script}"
     code = f"import sys; sys.path.insert(0, 'scripts'); {run}\ntry: {script}.main()\nexcept"
     code += " Exception as error: print(error)\nfinally: print('torch' in sys.modules)"
@@ -206,14 +193,12 @@ def test_an_answer_does_not_wait_for_torch(script: str, arguments: str) -> None:
 
 @pytest.mark.parametrize("flags", [["-OO"], ["-I"]])
 @pytest.mark.parametrize("script", ["train", "reproduce", "report", "tools"])
-def test_a_script_starts_without_docstrings_and_without_its_folder(
-    flags: list[str], script: str
-) -> None:
+def test_a_script_starts_without_docstrings_and_without_its_folder(flags, script):
     command = [sys.executable, *flags, f"scripts/{script}.py", "--help"]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
-def test_results_outside_the_checkout_are_told(monkeypatch, capsys, tmp_path: Path) -> None:
+def test_results_outside_the_checkout_are_told(monkeypatch, capsys, tmp_path):
     """Once, and where the folder was not given in full."""
     cli.say_where("results")
     cli.say_where.cache_clear()
@@ -223,7 +208,7 @@ def test_results_outside_the_checkout_are_told(monkeypatch, capsys, tmp_path: Pa
     assert capsys.readouterr().err == f"results are in {tmp_path}/results\n"
 
 
-def test_the_variables_of_make_stand_for_options(monkeypatch) -> None:
+def test_the_variables_of_make_stand_for_options(monkeypatch):
     values = {"STUDY": "a b", "RUNS": "'c d'", "SCALE": "quick", "SEEDS": "2; x", "CELL": "e f"}
     for name, value in (values | {"ARGS": "-f 'g h'"}).items():
         monkeypatch.setenv(name, value)
@@ -234,7 +219,7 @@ def test_the_variables_of_make_stand_for_options(monkeypatch) -> None:
     assert cli.arguments() == ["status"], "variables of another's environment"
 
 
-def test_a_variable_of_make_with_an_open_quote_is_an_error(monkeypatch) -> None:
+def test_a_variable_of_make_with_an_open_quote_is_an_error(monkeypatch):
     monkeypatch.setenv("ARGS", "'a")
     monkeypatch.setattr(sys, "argv", ["report.py", "--from-make"])
     with raises_one_line(ConfigError, "ARGS: No closing quotation"):
@@ -275,9 +260,7 @@ FOLDERS = {"results_dir": Path("here")}
         ),
     ],
 )
-def test_tools_pass_their_options_on(
-    words: str, function: str, passed: list, options: dict, call, monkeypatch
-) -> None:
+def test_tools_pass_their_options_on(words, function, passed, options, call, monkeypatch):
     """What they do is tested with their modules."""
     seen = []
     monkeypatch.setattr(f"crope.{function}", lambda *a, **k: seen.append(([*a], k)) or {})
@@ -297,8 +280,8 @@ def test_tools_pass_their_options_on(
 )
 @pytest.mark.parametrize(("invalid", "status"), [([], 0), (["a record"], 1)])
 def test_report_passes_its_options_on_and_fails_for_an_invalid_record(
-    words: str, options: dict, invalid: list, status: int, call, monkeypatch
-) -> None:
+    words, options, invalid, status, call, monkeypatch
+):
     seen = []
     monkeypatch.setattr(
         "crope.report.page.build_report", lambda **given: seen.append(given) or invalid
@@ -307,7 +290,7 @@ def test_report_passes_its_options_on_and_fails_for_an_invalid_record(
     assert seen == [options]
 
 
-def test_generate_passes_every_option_of_the_sampling(call, monkeypatch, capsys) -> None:
+def test_generate_passes_every_option_of_the_sampling(call, monkeypatch, capsys):
     seen = {}
     monkeypatch.setattr("crope.runs.record.find_record", lambda name, results_dir: name)
     monkeypatch.setattr(
@@ -319,7 +302,7 @@ def test_generate_passes_every_option_of_the_sampling(call, monkeypatch, capsys)
     assert capsys.readouterr().out == "text\n"
 
 
-def test_publish_names_the_set(call, monkeypatch, capsys) -> None:
+def test_publish_names_the_set(call, monkeypatch, capsys):
     monkeypatch.setattr(
         "crope.report.publish.publish", lambda results, name, scale: [results, name, scale]
     )
@@ -327,7 +310,7 @@ def test_publish_names_the_set(call, monkeypatch, capsys) -> None:
     assert capsys.readouterr().out.startswith("3 runs published for mine")
 
 
-def test_readme_and_golden_are_remade(call, monkeypatch, capsys) -> None:
+def test_readme_and_golden_are_remade(call, monkeypatch, capsys):
     remade = []
     monkeypatch.setattr("crope.report.publish.update_readme", lambda: remade.append("readme"))
     monkeypatch.setattr("crope.train.golden.remake", lambda: ["rope", "crope"] * (not remade))
@@ -339,8 +322,8 @@ def test_readme_and_golden_are_remade(call, monkeypatch, capsys) -> None:
 
 @pytest.mark.parametrize(("problems", "status"), [([], 0), (["a: wrong", "b: gone"], 1)])
 def test_verify_checks_all_records_and_lists_what_is_wrong(
-    problems: list[str], status: int, call, monkeypatch, capsys
-) -> None:
+    problems, status, call, monkeypatch, capsys
+):
     seen = []
     verify = SimpleNamespace(verify_records=lambda folders: seen.extend(folders) or problems)
     monkeypatch.setattr("crope.runs.verify", verify, raising=False)
@@ -352,10 +335,10 @@ def test_verify_checks_all_records_and_lists_what_is_wrong(
     assert err.splitlines() == [f"error: {problem}" for problem in problems]
 
 
-def test_prepare_makes_the_named_corpora_of_the_scale(call, monkeypatch, tmp_path: Path) -> None:
+def test_prepare_makes_the_named_corpora_of_the_scale(call, monkeypatch, tmp_path):
     asked = []
 
-    def prepare(corpora: list[str], tokenizer: Any, *, data_dir: Path) -> dict[str, Exception]:
+    def prepare(corpora, tokenizer, *, data_dir):
         asked.append((corpora, tokenizer.vocab_size, data_dir))
         return {"tiny": DataUnavailable("not here")} if "tiny" in corpora else {}
 
@@ -370,10 +353,10 @@ def test_prepare_makes_the_named_corpora_of_the_scale(call, monkeypatch, tmp_pat
     ]
 
 
-def test_upload_fails_in_one_line_per_run_and_sends_the_others(call, monkeypatch, capsys) -> None:
+def test_upload_fails_in_one_line_per_run_and_sends_the_others(call, monkeypatch, capsys):
     sent = []
 
-    def find(name: str, *, results_dir: Path) -> SimpleNamespace:
+    def find(name, *, results_dir):
         if name == "nosuch":
             raise UserError("run 'nosuch': no such run")
         return SimpleNamespace(path=Path(name))
@@ -387,7 +370,7 @@ def test_upload_fails_in_one_line_per_run_and_sends_the_others(call, monkeypatch
     assert capsys.readouterr().err == "error: run 'nosuch': no such run\n"
 
 
-def test_tools_measure_and_export_a_run(call, capsys, tmp_path: Path) -> None:
+def test_tools_measure_and_export_a_run(call, capsys, tmp_path):
     with toy_corpus(tmp_path / "tokens"):
         record = train_toy(tmp_path, "model=rope")
         name, where = record.path.name[:12], f"--results-dir={tmp_path}"

@@ -46,7 +46,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("launcher", EVERY)
-def test_a_launcher_makes_the_same_bits_once(launcher: str, alone: Path, tmp_path: Path) -> None:
+def test_a_launcher_makes_the_same_bits_once(launcher, alone, tmp_path):
     done = sweep(launcher, tmp_path, "model=rope,crope")
     assert done.returncode == 0, done.stdout + done.stderr
     for model in ("rope", "crope"):
@@ -58,9 +58,7 @@ def test_a_launcher_makes_the_same_bits_once(launcher: str, alone: Path, tmp_pat
 
 
 @pytest.mark.parametrize("launcher", EVERY)
-def test_a_run_that_fails_stops_no_other_and_ends_in_status_1(
-    launcher: str, tmp_path: Path
-) -> None:
+def test_a_run_that_fails_stops_no_other_and_ends_in_status_1(launcher, tmp_path):
     done = sweep(launcher, tmp_path, "model=crope", "train.lr=1e30,1e-3")
     assert done.returncode == 1 and "not finite" in done.stderr
     statuses = [
@@ -70,7 +68,7 @@ def test_a_run_that_fails_stops_no_other_and_ends_in_status_1(
 
 
 @pytest.mark.parametrize("name", ["submitit_slurm", "submitit_local", "ray"])
-def test_launcher_files_compose(name: str) -> None:
+def test_launcher_files_compose(name):
     """Of SLURM, which needs a cluster, this is all that is tested."""
     pytest.importorskip(
         "hydra_plugins." + ("hydra_ray_launcher" if name == "ray" else "hydra_submitit_launcher")

@@ -3,7 +3,6 @@ nearest valid name.
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +27,7 @@ FILES = [(group, name) for group in GROUPS for name in group_files(group)]
 
 
 @pytest.mark.parametrize(("group", "name"), FILES)
-def test_every_file_composes(group: str, name: str) -> None:
+def test_every_file_composes(group, name):
     run = load_run([f"{group}={name}"])
     assert run.run_id.startswith(f"{run.model}-{run.dataset}-{run.row}-s0-")
 
@@ -42,9 +41,7 @@ def test_every_file_composes(group: str, name: str) -> None:
         ("b2_l512_d64", (1, 128, 3200, 320)),
     ],
 )
-def test_quick_runs_see_409600_tokens_and_decay_like_the_papers(
-    row: str, sizes: tuple[int, ...]
-) -> None:
+def test_quick_runs_see_409600_tokens_and_decay_like_the_papers(row, sizes):
     train = load_run(["scale=quick", f"ablation={row}"]).config.train
     assert (train.batch_size, train.seq_len, train.max_steps, train.lr_step_size) == sizes
 
@@ -87,25 +84,25 @@ def test_quick_runs_see_409600_tokens_and_decay_like_the_papers(
         ("hydra={}", "hydra"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_one_line(override: str, word: str) -> None:
+def test_a_mistake_on_the_command_line_is_one_line(override, word):
     with raises_one_line(ConfigError, word):
         load_run(override.split())
 
 
-def test_a_sweep_may_name_files_by_a_pattern() -> None:
+def test_a_sweep_may_name_files_by_a_pattern():
     check_overrides(["model=glob(complex_*,exclude=*v)"], multirun=True)
 
 
 @pytest.mark.parametrize(
     "path", ["räs", "~x=y, [z]#{a}(b)'c'\"d\"\\", "a,b", "x=${y}", "1_000", "null", "a\\'b", "'"]
 )
-def test_a_path_may_have_any_character(path: str) -> None:
+def test_a_path_may_have_any_character(path):
     for override in (quoted_override("data_dir", path), quote_path(f"data_dir={path}")):
         check_overrides([override])
         assert load_run([override, "train.precision=fp32"]).config.data_dir == path
 
 
-def test_a_path_that_hydra_reads_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_hydra_reads_is_left_as_it_is(monkeypatch):
     for text in (
         "results_dir",
         "results_dir=a/b c",
@@ -130,27 +127,27 @@ def test_a_path_that_hydra_reads_is_left_as_it_is(monkeypatch: pytest.MonkeyPatc
         ("config.yaml", "# caf\xe9", r"conf/config\.yaml.*UTF-8"),
     ],
 )
-def test_a_mistake_in_a_file_is_one_line(file: str, text: str, word: str, own_conf: Path) -> None:
+def test_a_mistake_in_a_file_is_one_line(file, text, word, own_conf):
     with (own_conf / file).open("a", encoding="latin-1") as handle:
         handle.write(f"\n{text}\n")
     with raises_one_line(ConfigError, word):
         load_run([])
 
 
-def test_a_corpus_has_no_other_label(own_conf: Path) -> None:
+def test_a_corpus_has_no_other_label(own_conf):
     (own_conf / "data/relabelled.yaml").write_text("corpus: tiny\n")
     with pytest.raises(ConfigError, match=r"relabelled\.yaml: corpus: tiny"):
         load_run(["data=relabelled"])
 
 
-def test_an_editors_files_and_broken_links_are_no_group_files(own_conf: Path) -> None:
+def test_an_editors_files_and_broken_links_are_no_group_files(own_conf):
     (own_conf / "scale/.#quick.yaml").symlink_to("an.editor")
     (own_conf / "scale/gone.yaml").symlink_to("nowhere")
     (own_conf / "scale/folder.yaml").mkdir()
     assert list(group_files("scale")) == ["medium", "paper", "quick", "smoke"]
 
 
-def test_a_composed_variant_has_a_name_of_its_own() -> None:
+def test_a_composed_variant_has_a_name_of_its_own():
     """Sizes are no part of it: the hash of the run id has them."""
     keys = [
         "model=alibi",
@@ -162,13 +159,13 @@ def test_a_composed_variant_has_a_name_of_its_own() -> None:
     assert load_run(["model=rope", "model.d_model=64"]).model == "rope"
 
 
-def test_a_choice_that_the_models_file_leaves_open_is_in_the_name(monkeypatch) -> None:
+def test_a_choice_that_the_models_file_leaves_open_is_in_the_name(monkeypatch):
     monkeypatch.setattr(compose, "group_values", lambda group, name: {"projection": "complex"})
     model = ModelConfig(position="rotary", projection="complex")
     assert variant_name("mine", model) == "mine+rotary"
 
 
-def test_precision_is_resolved_before_naming(monkeypatch) -> None:
+def test_precision_is_resolved_before_naming(monkeypatch):
     for has_bf16, precision in ((True, "bf16"), (False, "fp32")):
         monkeypatch.setattr("crope.train.device.cpu_has_bf16", lambda has_bf16=has_bf16: has_bf16)
         run = load_run(["runtime.device=cpu"])
@@ -176,7 +173,7 @@ def test_precision_is_resolved_before_naming(monkeypatch) -> None:
         assert run.run_id == load_run(["runtime.device=cpu", f"train.precision={precision}"]).run_id
 
 
-def test_a_saved_config_loads_with_keys_of_older_schemas() -> None:
+def test_a_saved_config_loads_with_keys_of_older_schemas():
     run = load_run(["model=crope", "seed=3"])
     saved = {
         **run.container,
@@ -187,7 +184,7 @@ def test_a_saved_config_loads_with_keys_of_older_schemas() -> None:
 
 
 @pytest.mark.parametrize("key", ["hydra.verbose=true", "+hydra.launcher.qos=high"])
-def test_hydras_own_keys_that_move_nothing_pass(key: str) -> None:
+def test_hydras_own_keys_that_move_nothing_pass(key):
     assert compose_config([key]).tracker.name == "wandb"
 
 
@@ -204,15 +201,15 @@ def test_hydras_own_keys_that_move_nothing_pass(key: str) -> None:
     ],
 )
 def test_wandbs_own_variable_counts_where_no_mode_is_given(
-    environment: dict[str, str], overrides: list[str], mode: str, monkeypatch
-) -> None:
+    environment, overrides, mode, monkeypatch
+):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert load_run(["train.precision=fp32", *overrides]).config.tracker.mode == mode
 
 
-def test_wandbs_own_project_counts_and_a_wrong_mode_is_an_error(monkeypatch) -> None:
+def test_wandbs_own_project_counts_and_a_wrong_mode_is_an_error(monkeypatch):
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     assert load_run(["train.precision=fp32"]).config.tracker.project == "mine"
     monkeypatch.setenv("WANDB_MODE", "nonsense")
@@ -233,10 +230,10 @@ def test_wandbs_own_project_counts_and_a_wrong_mode_is_an_error(monkeypatch) -> 
         (["ablation.d_model=64", "eval.every=5"], ["ablation.d_model=64", "eval.every=5"]),
     ],
 )
-def test_what_was_special_about_a_run(overrides: list[str], expected: list[str]) -> None:
+def test_what_was_special_about_a_run(overrides, expected):
     assert special(load_run(overrides)) == expected
 
 
-def test_nothing_is_special_about_a_run_whose_files_have_gone() -> None:
+def test_nothing_is_special_about_a_run_whose_files_have_gone():
     run = load_run(["train.lr=0.003", "train.precision=fp32"])
     assert special(replace(run, dataset="gone")) == []

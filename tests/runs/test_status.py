@@ -51,14 +51,14 @@ def state_of(run: Run) -> tuple[str, int, str]:
     return state.status, state.step, state.reason
 
 
-def test_a_complete_run_is_done_and_has_a_step_time(trained: Path) -> None:
+def test_a_complete_run_is_done_and_has_a_step_time(trained):
     (state,) = states([toy_run(trained)])
     record = read_record(state.run.path)
     assert (state.status, state.step, state.reason) == (DONE, 12, "")
     assert state.step_ms == record.summary["time"]["median_step_ms"]
 
 
-def test_a_failed_run_has_its_reason_until_it_is_tried_again(trained: Path) -> None:
+def test_a_failed_run_has_its_reason_until_it_is_tried_again(trained):
     run = toy_run(trained, "train.lr=1e30")
     status, _, reason = state_of(run)
     assert status == FAILED and "not finite" in reason
@@ -66,14 +66,14 @@ def test_a_failed_run_has_its_reason_until_it_is_tried_again(trained: Path) -> N
         assert state_of(run)[0] == RUNNING
 
 
-def test_a_corrupt_record_is_failed(tmp_path) -> None:
+def test_a_corrupt_record_is_failed(tmp_path):
     run = start(toy_run(tmp_path))
     (run.path / "summary.json").write_text("{\n")
     status, _, reason = state_of(run)
     assert status == FAILED and reason
 
 
-def test_a_run_without_a_record_is_started_or_running(tmp_path) -> None:
+def test_a_run_without_a_record_is_started_or_running(tmp_path):
     """The last line of its metrics is torn."""
     run = start(toy_run(tmp_path), '{"step": 0}\n{"step": 20}\n{"st')
     assert state_of(run) == (STARTED, 20, "")
@@ -81,7 +81,7 @@ def test_a_run_without_a_record_is_started_or_running(tmp_path) -> None:
         assert state_of(run) == (RUNNING, 20, "")
 
 
-def test_a_free_lock_means_nothing(tmp_path) -> None:
+def test_a_free_lock_means_nothing(tmp_path):
     run = toy_run(tmp_path)
     with run_lock(run):
         pass
@@ -89,19 +89,19 @@ def test_a_free_lock_means_nothing(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "null\n", "[" * 2000 + "\n"])
-def test_corrupt_metrics_are_step_0(content: str, tmp_path) -> None:
+def test_corrupt_metrics_are_step_0(content, tmp_path):
     assert state_of(start(toy_run(tmp_path), content)) == (STARTED, 0, "")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_precision_auto_is_that_of_the_folder(precision: str, tmp_path) -> None:
+def test_precision_auto_is_that_of_the_folder(precision, tmp_path):
     run, *_ = study_runs(["pilot"], scale="smoke", overrides=[f"results_dir={tmp_path}"])
     start(at_precision(run, precision))
     (state,) = states([run])
     assert (state.status, state.run.config.train.precision) == (STARTED, precision)
 
 
-def test_text_of_two_studies_that_share_runs() -> None:
+def test_text_of_two_studies_that_share_runs():
     """One line each: a run that both have is named once, in the order of STATUSES."""
     running = RunState(replace(RUN, model="m1"), RUNNING, step=20)
     failed = RunState(replace(RUN, model="m2"), FAILED, reason="no such luck")
@@ -135,13 +135,13 @@ WIDER = load_run(["model=rope", "data=ptb", "scale=quick", "model.d_model=256"])
         ([], "study: 1 runs: 1 done"),
     ],
 )
-def test_time_left_is_that_of_the_steps_left(states: list[tuple[str, int]], line: str) -> None:
+def test_time_left_is_that_of_the_steps_left(states, line):
     """By the time of a complete run of the same shape."""
     runs = [RunState(replace(RUN, model=f"m{step}"), status, step) for status, step in states]
     assert render({"study": [DONE_RUN, *runs]}).splitlines()[-1] == line
 
 
-def test_a_run_of_another_width_has_no_step_time() -> None:
+def test_a_run_of_another_width_has_no_step_time():
     text = render({"study": [DONE_RUN, RunState(WIDER, MISSING)]})
     assert text.splitlines()[-1] == "no step time yet for 1 runs"
 
@@ -152,7 +152,7 @@ def counts(results: Path, *studies: str) -> dict[str, int]:
     return {name: len(runs) for name, runs in found.items()}
 
 
-def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_path) -> None:
+def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_path):
     assert counts(tmp_path, "base", "paper_row") == {"base, quick": 4, "paper_row, paper": 2}
     for scale in ("smoke", "medium"):
         options = [f"scale={scale}", "train.precision=bf16", f"results_dir={tmp_path}"]
@@ -161,16 +161,14 @@ def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_pat
     assert counts(tmp_path, "base") == {"base, medium": 4}
 
 
-def test_states_are_those_of_the_named_results_folder(tmp_path) -> None:
+def test_states_are_those_of_the_named_results_folder(tmp_path):
     results = tmp_path / "räs, a=b"
     (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=results).values()
     assert found[0].run.path.parent == results / "runs"
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_dataset_that_was_missing_and_is_there_now_is_expected(
-    there: bool, tmp_path, monkeypatch
-) -> None:
+def test_a_dataset_that_was_missing_and_is_there_now_is_expected(there, tmp_path, monkeypatch):
     """Until then `tiny` is expected in its place."""
     (tmp_path / "unavailable.json").write_text('{"ptb": "no network"}')
     monkeypatch.setattr("crope.data.corpora.RAW_DIR", tmp_path)
@@ -185,7 +183,7 @@ def test_a_dataset_that_was_missing_and_is_there_now_is_expected(
 
 
 @pytest.mark.parametrize("content", ["{", "7", "[" * 100_000])
-def test_a_corrupt_list_of_missing_datasets_is_read_over(content: str, tmp_path, capsys) -> None:
+def test_a_corrupt_list_of_missing_datasets_is_read_over(content, tmp_path, capsys):
     (tmp_path / "unavailable.json").write_text(content)
     assert counts(tmp_path, "table1") == {"table1, quick": 9}
     assert "unavailable.json: corrupt" in capsys.readouterr().err

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 import torch
 
-from crope.config import TokenizerConfig
 from crope.errors import ConfigError, DataError, DataUnavailable, StorageError, UserError
 from crope.runs import sweep
 from crope.runs.compose import Run, load_run
@@ -66,7 +65,7 @@ def work(run: Run) -> Outcome:
     return Outcome(run.run_id, "complete", "")
 
 
-def test_a_run_that_fails_or_is_killed_stops_no_other(tmp_path) -> None:
+def test_a_run_that_fails_or_is_killed_stops_no_other(tmp_path):
     runs = toy_runs(tmp_path, 5)
     outcomes = {outcome.run_id: outcome for outcome in run_all(runs, jobs=2, work=work)}
     complete, killed, refused, wrong, last = [outcomes[run.run_id] for run in runs]
@@ -85,7 +84,7 @@ def work_on_a_full_disk(run: Run) -> Outcome:
     raise StorageError("a/file: No space left on device")
 
 
-def test_a_disk_that_fails_ends_all_runs_after_saving(tmp_path) -> None:
+def test_a_disk_that_fails_ends_all_runs_after_saving(tmp_path):
     outcomes = run_all(toy_runs(tmp_path, 3), jobs=2, work=work_on_a_full_disk)
     assert next(outcomes).text == "saved"
     with pytest.raises(StorageError, match="No space"):
@@ -93,12 +92,12 @@ def test_a_disk_that_fails_ends_all_runs_after_saving(tmp_path) -> None:
     assert not (tmp_path / "2").exists()
 
 
-def test_runs_share_the_cores(tmp_path, monkeypatch) -> None:
+def test_runs_share_the_cores(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "_cores", lambda: 8)
     assert sweep._resolved(toy_run(tmp_path), jobs=3).config.runtime.threads == 2
 
 
-def test_a_run_of_another_command_waits(tmp_path) -> None:
+def test_a_run_of_another_command_waits(tmp_path):
     first, second = toy_runs(tmp_path, 2)
     with run_lock(first):
         assert sweep._next_run([first, second], []) == second
@@ -112,14 +111,14 @@ def work_beside_another_command(run: Run) -> Outcome:
     return Outcome(run.run_id, status, "")
 
 
-def test_a_run_that_another_command_completes_meanwhile_has_one_outcome(tmp_path) -> None:
+def test_a_run_that_another_command_completes_meanwhile_has_one_outcome(tmp_path):
     first, second = toy_runs(tmp_path, 2)
     outcomes = run_all([first, second], jobs=1, work=work_beside_another_command)
     assert [outcome.run_id for outcome in outcomes] == [second.run_id, first.run_id]
     assert events(tmp_path) == ["0", "1", "0"]
 
 
-def test_the_first_run_of_a_shape_compiles_and_the_others_wait(tmp_path) -> None:
+def test_the_first_run_of_a_shape_compiles_and_the_others_wait(tmp_path):
     """Until it writes its first line of metrics."""
     first, same = toy_runs(tmp_path, 2)
     other = toy_run(tmp_path, "model.d_model=32")
@@ -130,7 +129,7 @@ def test_the_first_run_of_a_shape_compiles_and_the_others_wait(tmp_path) -> None
     assert sweep._next_run([same, other], [first]) == same
 
 
-def test_runs_that_are_not_compiled_wait_for_none(tmp_path) -> None:
+def test_runs_that_are_not_compiled_wait_for_none(tmp_path):
     first, same = toy_runs(tmp_path, 2)
     first.config.runtime.compile = "false"
     assert sweep._next_run([same], [first]) == same
@@ -143,7 +142,7 @@ def work_with_a_gpu(run: Run) -> Outcome:
     return Outcome(run.run_id, "complete", os.environ["CUDA_VISIBLE_DEVICES"])
 
 
-def test_runs_are_spread_over_the_gpus(tmp_path, monkeypatch) -> None:
+def test_runs_are_spread_over_the_gpus(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "_visible_gpus", lambda: ["3", "5"])
     outcomes = run_all(toy_runs(tmp_path, 3), jobs=3, work=work_with_a_gpu)
     assert sorted(outcome.text for outcome in outcomes) == ["3", "3", "5"]
@@ -154,7 +153,7 @@ def gpus(monkeypatch) -> list[int]:
     """Memory of the GPUs in GiB, set by the test."""
     memory: list[int] = []
 
-    def properties(number: int) -> SimpleNamespace:
+    def properties(number):
         return SimpleNamespace(total_memory=memory[number] * 2**30)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -174,20 +173,18 @@ def gpus(monkeypatch) -> list[int]:
         ("paper quick", [24], 2),  # the larger run may come at any time
     ],
 )
-def test_runs_at_a_time_by_the_memory_of_the_gpus(
-    scales: str, memory: list[int], jobs: int, gpus: list[int]
-) -> None:
+def test_runs_at_a_time_by_the_memory_of_the_gpus(scales, memory, jobs, gpus):
     gpus.extend(memory)
     runs = [load_run([f"scale={scale}"]) for scale in scales.split()]
     assert default_jobs(runs) == jobs
 
 
-def test_a_process_must_not_go_on_without_its_gpu(gpus: list[int]) -> None:
+def test_a_process_must_not_go_on_without_its_gpu(gpus):
     run = load_run(["runtime.device=auto"])
     assert sweep._resolved(run, jobs=1).config.runtime.device == "cuda"
 
 
-def test_visible_gpus(gpus: list[int], monkeypatch) -> None:
+def test_visible_gpus(gpus, monkeypatch):
     """Those of CUDA_VISIBLE_DEVICES, of which torch sees two."""
     gpus.extend([24, 24])
     assert sweep._visible_gpus() == ["0", "1"]
@@ -202,7 +199,7 @@ def work_with_temporary_files(run: Run) -> Outcome:
     return replace(work(run), text="|".join(folders))
 
 
-def test_no_temporary_folder_is_left(tmp_path) -> None:
+def test_no_temporary_folder_is_left(tmp_path):
     """But torch's cache of compiled code is that of all runs."""
     outcomes = list(run_all(toy_runs(tmp_path, 4), jobs=1, work=work_with_temporary_files))
     folder, of_process, cache = [Path(text) for text in outcomes[0].text.split("|")]
@@ -219,7 +216,7 @@ def work_forever(run: Run) -> Outcome:
     raise AssertionError
 
 
-def test_a_killed_command_leaves_neither_processes_nor_temporary_folders(tmp_path) -> None:
+def test_a_killed_command_leaves_neither_processes_nor_temporary_folders(tmp_path):
     code = f"""if True:
         from pathlib import Path
         from crope.runs.sweep import run_all
@@ -255,7 +252,7 @@ def signal_when_started(folder: Path, number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_every_process_after_saving(number: signal.Signals, tmp_path) -> None:
+def test_a_signal_stops_every_process_after_saving(number, tmp_path):
     """A third run, which waits, is not started."""
     signal_when_started(tmp_path, number)
     outcomes = run_all(toy_runs(tmp_path, 3), jobs=2, work=work_until_stopped)
@@ -264,7 +261,7 @@ def test_a_signal_stops_every_process_after_saving(number: signal.Signals, tmp_p
         next(outcomes)
 
 
-def test_processes_that_are_stopping_get_no_second_signal(tmp_path) -> None:
+def test_processes_that_are_stopping_get_no_second_signal(tmp_path):
     """It would end them before they have saved. The reader of the outcomes fails after the first,
     as on a closed terminal.
     """
@@ -277,7 +274,7 @@ def test_processes_that_are_stopping_get_no_second_signal(tmp_path) -> None:
     wait_for((tmp_path / "saved 1").exists)
 
 
-def test_ctrl_c_does_not_end_a_server_that_still_starts() -> None:
+def test_ctrl_c_does_not_end_a_server_that_still_starts():
     """The signal reaches the whole group, as from a terminal; then a process is forked."""
     code = """if True:
         import multiprocessing, os, signal
@@ -309,7 +306,7 @@ def made(errors, monkeypatch) -> list[str]:
     """`dataset vocabulary` of each token file, of which none is written."""
     made: list[str] = []
 
-    def make_tokens(names: list[str], tokenizer: TokenizerConfig, **_: object) -> dict:
+    def make_tokens(names, tokenizer, **_):
         made.extend(f"{name} {tokenizer.vocab_size}" for name in names)
         return {name: errors[name] for name in names if name in errors}
 
@@ -326,25 +323,25 @@ def unavailable(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("option", ["train.lr=1", "model=rope", "results_dir=x", "runtime.jobs=a"])
-def test_a_plan_takes_no_option_that_is_wrong_or_changes_a_number(option: str, tmp_path) -> None:
+def test_a_plan_takes_no_option_that_is_wrong_or_changes_a_number(option, tmp_path):
     with pytest.raises(ConfigError, match=option.partition("=")[0]):
         Plan(["table1"], "smoke", 1, tmp_path, [option])
 
 
-def test_runs_of_a_plan(tmp_path) -> None:
+def test_runs_of_a_plan(tmp_path):
     results = tmp_path / "räs, a=b"
     run, *_ = plan(results, "pilot").runs()
     assert (run.scale, run.dataset, run.path.parent) == ("smoke", "ptb", results / "runs")
     assert run.config.runtime.jobs == 3 and run.config.train.precision != "auto"
 
 
-def test_data_is_made_once_for_each_dataset(made, tmp_path) -> None:
+def test_data_is_made_once_for_each_dataset(made, tmp_path):
     problems = prepare(plan(tmp_path, "table1", "table2"))[1]
     assert made == ["pg19 4096", "wikitext2 4096", "ptb 4096"]
     assert (problems, unavailable(tmp_path)) == ([], {})
 
 
-def test_data_is_made_for_each_tokenizer_of_a_study(made, own_conf: Path, tmp_path) -> None:
+def test_data_is_made_for_each_tokenizer_of_a_study(made, own_conf, tmp_path):
     params = "data: ptb, model: rope, tokenizer.vocab_size: '300,400'"
     study = f"# @package _global_\nhydra: {{sweeper: {{params: {{{params}}}}}}}\n"
     (own_conf / "study/mine.yaml").write_text(study)
@@ -352,13 +349,13 @@ def test_data_is_made_for_each_tokenizer_of_a_study(made, own_conf: Path, tmp_pa
     assert made == ["ptb 300", "ptb 400"]
 
 
-def test_complete_runs_need_no_data(made, monkeypatch, tmp_path) -> None:
+def test_complete_runs_need_no_data(made, monkeypatch, tmp_path):
     monkeypatch.setattr(sweep, "is_complete", lambda path: "-ptb-" in path.name)
     prepare(plan(tmp_path, "base"))
     assert made == ["wikitext2 4096"]
 
 
-def test_tiny_takes_the_place_of_a_dataset_that_cannot_be_had(made, errors, tmp_path) -> None:
+def test_tiny_takes_the_place_of_a_dataset_that_cannot_be_had(made, errors, tmp_path):
     errors["wikitext2"] = DataUnavailable("no network")
     prepared, problems = prepare(plan(tmp_path, "table1"))
     assert datasets(prepared) == {"pg19", "ptb", "tiny"}
@@ -372,8 +369,8 @@ def test_tiny_takes_the_place_of_a_dataset_that_cannot_be_had(made, errors, tmp_
     [("base", "ptb", DataError("no")), ("levels", "pg19_2books", DataUnavailable("no"))],
 )
 def test_other_datasets_that_fail_are_left_out_and_a_problem(
-    study: str, name: str, error: UserError, made, errors, tmp_path
-) -> None:
+    study, name, error, made, errors, tmp_path
+):
     """A corrupt one, and one that is not the paper's, so that `tiny` is no substitute."""
     errors[name] = error
     prepared, problems = prepare(plan(tmp_path, study))
@@ -382,14 +379,14 @@ def test_other_datasets_that_fail_are_left_out_and_a_problem(
     assert not {name, "tiny"} & datasets(prepared)
 
 
-def test_a_command_on_other_datasets_keeps_what_was_missing(made, tmp_path) -> None:
+def test_a_command_on_other_datasets_keeps_what_was_missing(made, tmp_path):
     """WikiText-2 can be had now, PG-19 was not tried."""
     (tmp_path / "unavailable.json").write_text('{"wikitext2": "no", "pg19": "no"}')
     prepare(plan(tmp_path, "length"))
     assert unavailable(tmp_path) == {"pg19": "no"}
 
 
-def test_runs_at_another_scale_than_the_planned_one_enter_no_number(made, tmp_path, capsys) -> None:
+def test_runs_at_another_scale_than_the_planned_one_enter_no_number(made, tmp_path, capsys):
     prepare(plan(tmp_path, "paper_row", "base"))
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("paper_row is planned at scale paper: runs at smoke")
@@ -401,9 +398,7 @@ def outcomes(runs: list[Run], *, jobs: int, show: object) -> Iterator[Outcome]:
         yield Outcome(run.run_id, status, f"{status}, {jobs} at a time")
 
 
-def test_every_run_that_is_neither_complete_nor_skipped_is_a_problem(
-    tmp_path, monkeypatch, capsys
-) -> None:
+def test_every_run_that_is_neither_complete_nor_skipped_is_a_problem(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "run_all", outcomes)
     runs = [toy_run(tmp_path, f"seed={seed}", "runtime.jobs=3") for seed in range(3)]
     assert train_all(runs) == ["failed, 3 at a time"]
@@ -412,13 +407,13 @@ def test_every_run_that_is_neither_complete_nor_skipped_is_a_problem(
     assert len(lines) == 3
 
 
-def test_complete_runs_are_not_trained_again(tmp_path, monkeypatch, capsys) -> None:
+def test_complete_runs_are_not_trained_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "is_complete", lambda path: True)
     assert train_all(toy_runs(tmp_path, 2)) == []
     assert capsys.readouterr().out == "2 runs, 0 to train\n"
 
 
-def test_a_run_with_a_corrupt_record_is_to_be_trained(tmp_path) -> None:
+def test_a_run_with_a_corrupt_record_is_to_be_trained(tmp_path):
     """Which fails: no other run may hide it."""
     run = toy_run(tmp_path)
     run.path.mkdir(parents=True)

@@ -65,7 +65,7 @@ def offline_run(toy_data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ru
     run = toy_run(tmp_path, "tracker=wandb", "train.max_steps=6")
     log = Tracker.log
 
-    def log_and_stop(tracker: Tracker, line: dict[str, Any]) -> None:
+    def log_and_stop(tracker, line):
         log(tracker, line)
         if line["step"] == 3:
             signal.raise_signal(signal.SIGTERM)
@@ -85,9 +85,7 @@ def history(file: Path) -> list[dict[str, Any]]:
     return [record["history"]["item"] for record in records if record["type"] == "history"]
 
 
-def test_a_continued_run_is_whole_and_once_in_the_offline_files(
-    offline_run: Run, tmp_path: Path
-) -> None:
+def test_a_continued_run_is_whole_and_once_in_the_offline_files(offline_run, tmp_path):
     (file,) = tmp_path.glob(f"wandb/offline-run-*-{offline_run.run_id}/*.wandb")
     metrics = read_record(offline_run.path).metrics()
     lines = history(file)
@@ -97,9 +95,7 @@ def test_a_continued_run_is_whole_and_once_in_the_offline_files(
     assert "step" not in lines[-1], "it would be charted"
 
 
-def test_the_command_of_the_docs_shows_curves_without_an_account(
-    offline_run: Run, tmp_path: Path
-) -> None:
+def test_the_command_of_the_docs_shows_curves_without_an_account(offline_run, tmp_path):
     """`wandb leet <results>/wandb`, in a terminal of 100 lines."""
     terminal, stream = pty.openpty()
     termios.tcsetwinsize(stream, (100, 200))
@@ -115,7 +111,7 @@ def test_the_command_of_the_docs_shows_curves_without_an_account(
 
 
 @pytest.mark.usefixtures("toy_data")
-def test_a_live_run_is_logged_by_step_and_grouped(fake: MagicMock, tmp_path: Path) -> None:
+def test_a_live_run_is_logged_by_step_and_grouped(fake, tmp_path):
     run = toy_run(tmp_path, *ONLINE, "model=rope")
     assert execute(run).status == "complete"
     record = read_record(run.path)
@@ -128,9 +124,7 @@ def test_a_live_run_is_logged_by_step_and_grouped(fake: MagicMock, tmp_path: Pat
     assert fake.run.summary.update.call_args.args[0]["val_full"] == record.summary["val_full"]
 
 
-def test_a_runs_name_says_what_was_special_and_its_config_what_was_used(
-    fake: MagicMock, tmp_path: Path
-) -> None:
+def test_a_runs_name_says_what_was_special_and_its_config_what_was_used(fake, tmp_path):
     row = ("ablation=b2_l512_g09_s1000", "scale=quick", "train.lr=0.003", "train.precision=fp32")
     run = load_run(["model=rope", "data=ptb", *row, f"results_dir={tmp_path}"])
     given = facts(fake, run)
@@ -139,7 +133,7 @@ def test_a_runs_name_says_what_was_special_and_its_config_what_was_used(
     assert "ablation" not in given["config"]
 
 
-def test_a_continued_run_logs_no_line_twice(fake: MagicMock, tmp_path: Path) -> None:
+def test_a_continued_run_logs_no_line_twice(fake, tmp_path):
     fake.run.starting_step = 5
     run = toy_run(tmp_path, *ONLINE)
     run.path.mkdir(parents=True)
@@ -150,7 +144,7 @@ def test_a_continued_run_logs_no_line_twice(fake: MagicMock, tmp_path: Path) -> 
     assert steps(fake) == [5, 6]
 
 
-def test_the_offline_files_of_another_run_stay(fake: MagicMock, tmp_path: Path) -> None:
+def test_the_offline_files_of_another_run_stay(fake, tmp_path):
     """Whose id ends in that of this run, as `my-rope` in `rope`."""
     run = toy_run(tmp_path, "tracker=wandb", "model=rope")
     earlier = tmp_path / "wandb" / f"offline-run-20250102_030405-{run.run_id}"
@@ -161,9 +155,7 @@ def test_the_offline_files_of_another_run_stay(fake: MagicMock, tmp_path: Path) 
     assert other.exists() and not earlier.exists()
 
 
-def test_long_names_and_reserved_characters_are_what_wandb_takes(
-    fake: MagicMock, tmp_path: Path
-) -> None:
+def test_long_names_and_reserved_characters_are_what_wandb_takes(fake, tmp_path):
     run = replace(toy_run(tmp_path, *ONLINE), dataset="corpus" * 12, model="a:b#c")
     given = facts(fake, run)
     wandb.Settings(run_tags=given["tags"], run_id=given["id"])  # raises what `wandb.init` would
@@ -186,9 +178,7 @@ def hang(*_: object, **__: object) -> None:
         ("run.finish", hang),
     ],
 )
-def test_a_wandb_that_fails_or_hangs_costs_one_line(
-    call: str, fault: Any, fake: MagicMock, tmp_path: Path, capsys
-) -> None:
+def test_a_wandb_that_fails_or_hangs_costs_one_line(call, fault, fake, tmp_path, capsys):
     fake.configure_mock(**{f"{call}.side_effect": fault})
     run = toy_run(tmp_path, *ONLINE)
     assert execute(run).status == "complete"
@@ -196,9 +186,7 @@ def test_a_wandb_that_fails_or_hangs_costs_one_line(
     assert run.run_id in line and "tools.py upload" in line
 
 
-def test_a_value_that_wandb_refuses_is_named_without_advice(
-    fake: MagicMock, tmp_path: Path, capsys
-) -> None:
+def test_a_value_that_wandb_refuses_is_named_without_advice(fake, tmp_path, capsys):
     with pytest.raises(ValueError) as refused:
         wandb.Settings(run_tags=["x" * 65])
     fake.init.side_effect = refused.value
@@ -209,7 +197,7 @@ def test_a_value_that_wandb_refuses_is_named_without_advice(
 
 
 @pytest.mark.usefixtures("toy_data")
-def test_upload_sends_any_finished_record(fake: MagicMock, tmp_path: Path) -> None:
+def test_upload_sends_any_finished_record(fake, tmp_path):
     run = toy_run(tmp_path)
     execute(run)
     upload(read_record(run.path), results_dir=tmp_path)
@@ -223,9 +211,7 @@ def test_upload_sends_any_finished_record(fake: MagicMock, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("tracker", [["tracker=none"], ["tracker=wandb", "tracker.mode=disabled"]])
-def test_without_a_tracker_wandb_is_not_imported(
-    tracker: list[str], monkeypatch, tmp_path: Path
-) -> None:
+def test_without_a_tracker_wandb_is_not_imported(tracker, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
     run = Tracker(toy_run(tmp_path, *tracker))
     run.log({"step": 0})
