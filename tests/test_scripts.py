@@ -64,16 +64,12 @@ def call(monkeypatch: pytest.MonkeyPatch):
         ("hydra/launcher=ray", "pip install"),
         ("train.lr=1 +train.lr=2", "train.lr is given twice"),
         ("--nosuch", "--nosuch"),
-        ("--cfg=nosuch", "--cfg"),
         ("--config-name scale/quick", "--config-name"),
         ("-cp elsewhere", "--config-path"),
-        ("-cd elsewhere", "--config-dir"),
         ("--experimental-rerun file", "--experimental-rerun"),
-        ("--package model --cfg job", "--package"),
         ("--run study=base", "--run"),
         ("--resolve", "--cfg"),
         ("-m --cfg job seed=0,1", "leave -m out"),
-        ("-m --info", "leave -m out"),
     ],
 )
 def test_a_command_that_would_do_something_else_is_refused(arguments, word, train, tmp_path):
@@ -88,12 +84,9 @@ def test_a_command_that_would_do_something_else_is_refused(arguments, word, trai
     ("script", "arguments", "word"),
     [
         (tools, "status --seeds -1", "seeds"),
-        (tools, "status --results-dir=", "results-dir"),
         (tools, f"status --results-dir={__file__}", "a file"),
         (tools, "explain --runs nosuch", "nosuch"),
-        (tools, "prepare ../data/ptb", "../data/ptb"),
         (tools, "prepare pbt", "did you mean ptb"),
-        (report_script, "--runs nosuch", "nosuch"),
         (reproduce_script, "--seed 3", "--seed"),
         (reproduce_script, "tracker=none tracker=wandb", "twice"),
     ],
@@ -191,10 +184,9 @@ def test_an_answer_does_not_wait_for_torch(script, arguments):
     assert printed_by(code).endswith("False\n")
 
 
-@pytest.mark.parametrize("flags", [["-OO"], ["-I"]])
 @pytest.mark.parametrize("script", ["train", "reproduce", "report", "tools"])
-def test_a_script_starts_without_docstrings_and_without_its_folder(flags, script):
-    command = [sys.executable, *flags, f"scripts/{script}.py", "--help"]
+def test_a_script_starts_without_docstrings_and_without_its_folder(script):
+    command = [sys.executable, "-OO", "-I", f"scripts/{script}.py", "--help"]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
@@ -226,116 +218,97 @@ def test_a_variable_of_make_with_an_open_quote_is_an_error(monkeypatch):
         cli.arguments()
 
 
-FOLDERS = {"results_dir": Path("here")}
+HERE = {"results_dir": Path("here")}
+SAMPLING = {"tokens": 3, "temperature": 0.5, "top_k": 4, "seed": 5}
 
 
 @pytest.mark.parametrize(
     ("words", "function", "passed", "options"),
     [
-        ("theory --seeds=2", "theory.report.make_theory", [Path("here/theory")], {"seeds": 2}),
-        ("theory --part=recall", "theory.report.make_recall", [Path("here/theory")], {}),
+        ("golden", "train.golden.remake", [], {}),
+        ("readme", "report.publish.update_readme", [], {}),
         (
-            "explain a/cell --scale=smoke --runs=.",
+            "theory --seeds=2 --results-dir=here",
+            "theory.report.make_theory",
+            [Path("here/theory")],
+            {"seeds": 2},
+        ),
+        (
+            "theory --part=recall --results-dir=here",
+            "theory.report.make_recall",
+            [Path("here/theory")],
+            {},
+        ),
+        (
+            "explain a/cell --scale=smoke --runs=. --results-dir=here",
             "report.explain.explain",
             ["a/cell"],
-            FOLDERS | {"scale": "smoke", "folders": [Path()]},
+            HERE | {"scale": "smoke", "folders": [Path()]},
         ),
         (
-            "plot a b --key train/lr --out c.svg",
+            "plot a b --key train/lr --out c.svg --results-dir=here",
             "report.plot.plot",
             [["a", "b"]],
-            FOLDERS | {"key": "train/lr", "out": Path("c.svg")},
+            HERE | {"key": "train/lr", "out": Path("c.svg")},
         ),
         (
-            "status --study=base --scale=smoke --seeds=2",
+            "publish mine --scale=smoke --results-dir=here",
+            "report.publish.publish",
+            [Path("here"), "mine"],
+            {"scale": "smoke"},
+        ),
+        (
+            "generate a --prompt b --tokens 3 --temperature 0.5 --top-k 4 --seed 5",
+            "interop.generate.generate",
+            ["a", "b"],
+            SAMPLING,
+        ),
+        (
+            "status --study=base --scale=smoke --seeds=2 --results-dir=here",
             "runs.status.study_states",
             [["base"]],
-            FOLDERS | {"scale": "smoke", "seeds": 2},
+            HERE | {"scale": "smoke", "seeds": 2},
         ),
         (
             "status",
             "runs.status.study_states",
             [("table1", "table2")],
-            FOLDERS | {"scale": None, "seeds": None},
+            {"results_dir": Path("results"), "scale": None, "seeds": None},
         ),
     ],
 )
 def test_tools_pass_their_options_on(words, function, passed, options, call, monkeypatch):
     """What they do is tested with their modules."""
     seen = []
+    monkeypatch.setattr("crope.runs.record.find_record", lambda name, results_dir: name)
     monkeypatch.setattr(f"crope.{function}", lambda *a, **k: seen.append(([*a], k)) or {})
-    assert call(tools, words, "--results-dir=here") == 0
+    assert call(tools, words) == 0
     assert seen == [(passed, options)]
 
 
-@pytest.mark.parametrize(
-    ("words", "options"),
-    [
-        ("", {"results_dir": Path("results"), "scale": None, "folders": [], "out_dir": None}),
-        (
-            "--results-dir=here --scale=smoke --runs=. --out=there",
-            FOLDERS | {"scale": "smoke", "folders": [Path()], "out_dir": Path("there")},
-        ),
-    ],
-)
-@pytest.mark.parametrize(("invalid", "status"), [([], 0), (["a record"], 1)])
-def test_report_passes_its_options_on_and_fails_for_an_invalid_record(
-    words, options, invalid, status, call, monkeypatch
-):
-    seen = []
-    monkeypatch.setattr(
-        "crope.report.page.build_report", lambda **given: seen.append(given) or invalid
-    )
-    assert call(report_script, words) == status
-    assert seen == [options]
-
-
-def test_generate_passes_every_option_of_the_sampling(call, monkeypatch, capsys):
+def test_report_passes_its_options_on(call, monkeypatch):
     seen = {}
-    monkeypatch.setattr("crope.runs.record.find_record", lambda name, results_dir: name)
-    monkeypatch.setattr(
-        "crope.interop.generate.generate", lambda *a, **k: seen.update(k, words=a) or "text"
-    )
-    call(tools, "generate a --prompt b --tokens 3 --temperature 0.5 --top-k 4 --seed 5")
-    sampling = {"tokens": 3, "temperature": 0.5, "top_k": 4, "seed": 5}
-    assert seen == sampling | {"words": ("a", "b")}
-    assert capsys.readouterr().out == "text\n"
+    monkeypatch.setattr("crope.report.page.build_report", lambda **given: seen.update(given))
+    assert call(report_script, "--results-dir=here --scale=smoke --runs=. --out=there") == 0
+    assert seen == HERE | {"scale": "smoke", "folders": [Path()], "out_dir": Path("there")}
 
 
-def test_publish_names_the_set(call, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "crope.report.publish.publish", lambda results, name, scale: [results, name, scale]
-    )
-    assert call(tools, "publish mine --scale=smoke --results-dir=here") == 0
-    assert capsys.readouterr().out.startswith("3 runs published for mine")
+def test_report_fails_for_an_invalid_record(call, monkeypatch):
+    monkeypatch.setattr("crope.report.page.build_report", lambda **given: ["a record"])
+    assert call(report_script, "") == 1
 
 
-def test_readme_and_golden_are_remade(call, monkeypatch, capsys):
-    remade = []
-    monkeypatch.setattr("crope.report.publish.update_readme", lambda: remade.append("readme"))
-    monkeypatch.setattr("crope.train.golden.remake", lambda: ["rope", "crope"] * (not remade))
-    for command in ("golden", "readme", "golden"):
-        assert call(tools, command) == 0
-    assert remade == ["readme"]
-    assert capsys.readouterr().out == "changed or new: rope, crope\nchanged or new: none\n"
-
-
-@pytest.mark.parametrize(("problems", "status"), [([], 0), (["a: wrong", "b: gone"], 1)])
-def test_verify_checks_all_records_and_lists_what_is_wrong(
-    problems, status, call, monkeypatch, capsys
-):
+def test_verify_checks_all_records_and_lists_what_is_wrong(call, monkeypatch, capsys):
     seen = []
-    verify = SimpleNamespace(verify_records=lambda folders: seen.extend(folders) or problems)
+    verify = SimpleNamespace(verify_records=lambda folders: seen.extend(folders) or ["a: wrong"])
     monkeypatch.setattr("crope.runs.verify", verify, raising=False)
     monkeypatch.setattr("crope.runs.published.set_folders", lambda: [Path("set")])
-    assert call(tools, "verify --results-dir=here") == status
+    assert call(tools, "verify --results-dir=here") == 1
     assert seen == [Path("here/runs"), Path("set")]
-    out, err = capsys.readouterr()
-    assert out.startswith(f"{len(problems)} problems")
-    assert err.splitlines() == [f"error: {problem}" for problem in problems]
+    assert capsys.readouterr().err == "error: a: wrong\n"
 
 
-def test_prepare_makes_the_named_corpora_of_the_scale(call, monkeypatch, tmp_path):
+def test_prepare_makes_the_named_corpora_of_the_scale(call, monkeypatch):
     asked = []
 
     def prepare(corpora, tokenizer, *, data_dir):
@@ -345,10 +318,10 @@ def test_prepare_makes_the_named_corpora_of_the_scale(call, monkeypatch, tmp_pat
     monkeypatch.setattr("crope.runs.prepare.prepare", prepare)
     monkeypatch.setattr("crope.train.device.default_scale", lambda: "quick")
     monkeypatch.setenv("CROPE_DATA_DIR", "elsewhere")
-    assert call(tools, "prepare tiny ptb --scale=paper", f"--data-dir={tmp_path}") == 1
+    assert call(tools, "prepare tiny ptb --scale=paper --data-dir=here") == 1
     assert call(tools, "prepare") == 0
     assert asked == [
-        (["tiny", "ptb"], 50257, tmp_path),
+        (["tiny", "ptb"], 50257, Path("here")),
         (["pg19", "wikitext2", "ptb"], 4096, Path("elsewhere")),
     ]
 
@@ -356,15 +329,14 @@ def test_prepare_makes_the_named_corpora_of_the_scale(call, monkeypatch, tmp_pat
 def test_upload_fails_in_one_line_per_run_and_sends_the_others(call, monkeypatch, capsys):
     sent = []
 
-    def find(name, *, results_dir):
-        if name == "nosuch":
+    def upload(record, *, results_dir):
+        if record.path.name == "nosuch":
             raise UserError("run 'nosuch': no such run")
-        return SimpleNamespace(path=Path(name))
+        sent.append(record.path.name)
 
-    monkeypatch.setattr("crope.runs.record.find_record", find)
-    monkeypatch.setattr(
-        "crope.runs.tracking.upload", lambda record, results_dir: sent.append(record.path.name)
-    )
+    record = SimpleNamespace
+    monkeypatch.setattr("crope.runs.record.find_record", lambda name, **_: record(path=Path(name)))
+    monkeypatch.setattr("crope.runs.tracking.upload", upload)
     assert call(tools, "upload nosuch a-run") == 1
     assert sent == ["a-run"]
     assert capsys.readouterr().err == "error: run 'nosuch': no such run\n"
@@ -377,6 +349,7 @@ def test_tools_measure_and_export_a_run(call, capsys, tmp_path):
         assert call(tools, f"extrapolate {name} --factors 4 1 --tokens 130", where) == 0
         assert call(tools, f"export {name}", where) == 0
     measured, exported = capsys.readouterr().out.splitlines()
-    assert measured.startswith(f"{record.path.name}: L=16 ") and "; L=64 " in measured
+    assert measured.startswith(f"{record.path.name}: L=16 ")
+    assert "; L=64 " in measured
     assert exported == str(tmp_path / "export" / record.path.name)
     assert Path(exported, "config.json").exists()

@@ -13,17 +13,13 @@ KEYS = [*keys(), *GROUPS]
     ("name", "key"),
     [
         ("tran.batch_size", "train.batch_size"),
-        ("trian.lr_gamma", "train.lr_gamma"),
         ("d_model", "model.d_model"),
-        ("modle", "model"),
         ("Train.LR", "train.lr"),
         ("model.depth", "model.n_layers"),
-        ("layers", "model.n_layers"),
         ("width", "model.d_model"),
         ("train.steps", "train.max_steps"),
         ("epochs", "train.max_steps"),
         ("learning-rate", "train.lr"),
-        ("wd", "train.weight_decay"),
     ],
 )
 def test_a_key_is_recognised_by_its_letters_or_by_a_synonym(name, key):
