@@ -10,7 +10,7 @@ from crope.runs.sweep import Plan
 
 
 @pytest.fixture
-def steps(monkeypatch) -> SimpleNamespace:
+def steps(monkeypatch):
     """The steps note what they are called with; what they return is set by the test."""
     steps = SimpleNamespace(plans=[], measured=[], reports=[], order=[])
     steps.data, steps.training, steps.lengths, steps.invalid = [], [], [], []
@@ -29,9 +29,9 @@ def steps(monkeypatch) -> SimpleNamespace:
         steps.measured += [run.model for run in runs]
         return steps.lengths
 
-    def build_report(**options):
+    def build_report(*, results_dir, scale):
         steps.order.append("report")
-        steps.reports.append(options["scale"])
+        steps.reports.append(scale)
         return steps.invalid
 
     monkeypatch.setattr("crope.runs.sweep.prepare", prepare)
@@ -43,7 +43,7 @@ def steps(monkeypatch) -> SimpleNamespace:
     monkeypatch.setattr(reproduce, "time", clock)
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["reproduce.py", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["reproduce.py", *arguments])
         return reproduce.main()
 
     steps.call = call

@@ -107,9 +107,7 @@ def test_text_of_two_studies_that_share_runs():
     failed = RunState(replace(RUN, model="m2"), FAILED, reason="no such luck")
     started = RunState(replace(RUN, model="m3"), STARTED, step=200)
     done = RunState(replace(RUN, model="m4"), DONE, step=800)
-    text = render(
-        {"one, quick": [failed, started, running], "two, quick": [replace(running), done]}
-    )
+    text = render({"one, quick": [failed, started, running], "two, quick": [running, done]})
     lines = [re.sub("-[0-9a-f]{8}", "", line) for line in text.splitlines()]
     assert lines == [
         "one, quick: 3 runs: 1 running, 1 started, 1 failed",
@@ -125,25 +123,30 @@ DONE_RUN = RunState(RUN, DONE, step=800, step_ms=250.0)
 WIDER = load_run(["model=rope", "data=ptb", "scale=quick", "model.d_model=256"])
 
 
-@pytest.mark.parametrize(
-    ("states", "line"),
-    [
-        # 800 and 600 steps of 250 ms
-        ([(MISSING, 0), (STARTED, 200)], "about 0:05:50 (h:min:s) of steps left, 1 at a time"),
-        # 700 and 600
-        ([(RUNNING, 100), (RUNNING, 200)], "about 0:02:42 (h:min:s) of steps left, 2 at a time"),
-        ([], "study: 1 runs: 1 done"),
-    ],
-)
-def test_time_left_is_that_of_the_steps_left(states, line):
-    """By the time of a complete run of the same shape."""
-    runs = [RunState(replace(RUN, model=f"m{step}"), status, step) for status, step in states]
-    assert render({"study": [DONE_RUN, *runs]}).splitlines()[-1] == line
+def last_line(*states):
+    return render({"study": [DONE_RUN, *states]}).splitlines()[-1]
+
+
+def test_time_left_is_that_of_the_steps_left():
+    """800 and 600 of 250 ms, as those of a complete run of the same shape."""
+    missing = RunState(replace(RUN, model="m1"), MISSING)
+    started = RunState(replace(RUN, model="m2"), STARTED, step=200)
+    assert last_line(missing, started) == "about 0:05:50 (h:min:s) of steps left, 1 at a time"
+
+
+def test_runs_that_run_now_share_the_time_left():
+    """700 and 600 steps."""
+    first = RunState(replace(RUN, model="m1"), RUNNING, step=100)
+    second = RunState(replace(RUN, model="m2"), RUNNING, step=200)
+    assert last_line(first, second) == "about 0:02:42 (h:min:s) of steps left, 2 at a time"
+
+
+def test_nothing_is_left_of_complete_runs():
+    assert last_line() == "study: 1 runs: 1 done"
 
 
 def test_a_run_of_another_width_has_no_step_time():
-    text = render({"study": [DONE_RUN, RunState(WIDER, MISSING)]})
-    assert text.splitlines()[-1] == "no step time yet for 1 runs"
+    assert last_line(RunState(WIDER, MISSING)) == "no step time yet for 1 runs"
 
 
 def counts(results: Path, *studies: str) -> dict[str, int]:
@@ -167,22 +170,32 @@ def test_states_are_those_of_the_named_results_folder(tmp_path):
     assert found[0].run.path.parent == results / "runs"
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_a_dataset_that_was_missing_and_is_there_now_is_expected(there, tmp_path, monkeypatch):
-    """Until then `tiny` is expected in its place."""
+@pytest.fixture
+def without_ptb(tmp_path, monkeypatch):
+    """A results folder of a command that could not have Penn Treebank; it is the data folder too."""
     (tmp_path / "unavailable.json").write_text('{"ptb": "no network"}')
     monkeypatch.setattr("crope.data.corpora.RAW_DIR", tmp_path)
     monkeypatch.setenv("CROPE_DATA_DIR", str(tmp_path))
     (tmp_path / "ptb").mkdir()
-    for name in ("train", "valid"):
-        if there:
-            (tmp_path / "ptb" / f"{name}.txt").touch()
-    (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=tmp_path).values()
-    expected = {"wikitext2", "ptb"} if there else {"wikitext2", "tiny"}
-    assert {state.run.dataset for state in found} == expected
+    return tmp_path
 
 
-@pytest.mark.parametrize("content", ["{", "7", "[" * 100_000])
+def datasets(results):
+    (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=results).values()
+    return {state.run.dataset for state in found}
+
+
+def test_tiny_is_expected_in_place_of_a_dataset_that_was_missing(without_ptb):
+    assert datasets(without_ptb) == {"wikitext2", "tiny"}
+
+
+def test_a_dataset_that_is_there_now_is_expected(without_ptb):
+    for name in ("train.txt", "valid.txt"):
+        (without_ptb / "ptb" / name).touch()
+    assert datasets(without_ptb) == {"wikitext2", "ptb"}
+
+
+@pytest.mark.parametrize("content", ["{", "7"])
 def test_a_corrupt_list_of_missing_datasets_is_read_over(content, tmp_path, capsys):
     (tmp_path / "unavailable.json").write_text(content)
     assert counts(tmp_path, "table1") == {"table1, quick": 9}
