@@ -1,7 +1,6 @@
 """Progress on a fake clock, without a terminal and in one."""
 
 import io
-import json
 import os
 from types import SimpleNamespace
 
@@ -103,8 +102,9 @@ def test_time_left_is_short(seconds, text, clock):
     assert display.time_left(1, seconds) == f", {text} left"
 
 
-@pytest.mark.parametrize("row", ["base", "b2_l512_g09_s1000", "b2_l512_d64"])
-def test_lines_of_the_tables_fit_into_80_columns(row, clock, tmp_path):
+def test_lines_of_the_tables_fit_into_80_columns(clock, tmp_path):
+    """This is the longest one."""
+    row = "b2_l512_g09_s1000"
     names = ["model=crope", "data=pg19", f"ablation={row}", "seed=10", f"results_dir={tmp_path}"]
     run = load_run([*names, "scale=paper", "train.precision=fp32"])
     write(run, '{"step": 10000, "val/loss_nats": 10.5, "train/loss_nats": 10.25}\n')
@@ -122,24 +122,25 @@ def test_a_terminal_breaks_lines_between_words(monkeypatch):
         assert "100 %  crope pg19 s0: step \n10,000, train 10.250" in console.file.getvalue()
 
 
+LINE = "a run-id-of-a-run: 5.1 nats per token"
+
+
 @pytest.mark.parametrize(
-    ("terminal", "printed"), [(True, "a\nrun-id-of-a-run:\n5.1 nats per\ntoken\n"), (False, None)]
+    ("terminal", "printed"), [(True, "a\nrun-id-of-a-run:\n5.1 nats per\ntoken"), (False, LINE)]
 )
 def test_a_final_line_is_broken_between_words_in_a_terminal(terminal, printed, monkeypatch, capsys):
     monkeypatch.setattr(progress.sys.stdout, "isatty", lambda: terminal)
     monkeypatch.setenv("COLUMNS", "16")
-    text = "a run-id-of-a-run: 5.1 nats per token"
-    print_words(text)
-    assert capsys.readouterr().out == (printed or f"{text}\n")
+    print_words(LINE)
+    assert capsys.readouterr().out == f"{printed}\n"
 
 
 @pytest.mark.parametrize(
     ("content", "step"),
-    [("", 0), ('{"step"', 0), ("\x00\n", 0), ('{"step": 1}\n{"st', 1), ("3\n", 0)],
+    [("", 0), ("\x00\n", 0), ("3\n", 0), ("[" * 2000, 0), ('{"step": 1}\n{"st', 1)],
 )
 def test_the_last_step_of_metrics_that_are_being_written(content, step, tmp_path):
     run = toy_run(tmp_path)
-    assert last_values(run) == {"step": 0}
     write(run, content)
     assert last_values(run) == {"step": step}
 
@@ -147,10 +148,9 @@ def test_the_last_step_of_metrics_that_are_being_written(content, step, tmp_path
 def test_the_last_values_of_a_long_file(tmp_path):
     """`early` is in its first line alone, `late` in the last but one."""
     run = toy_run(tmp_path)
-    lines = [{"step": step} for step in range(1000)]
-    lines[0]["early"] = lines[998]["late"] = 1
-    write(run, "".join(f"{json.dumps(line)}\n" for line in lines))
-    assert last_values(run) == {"step": 999, "late": 1}
+    lines = ['{"step": 1, "early": 1}\n', '{"step": 2}\n' * 1000]
+    write(run, "".join([*lines, '{"step": 3, "late": 1}\n{"step": 4}\n']))
+    assert last_values(run) == {"step": 4, "late": 1}
 
 
 def test_a_fifo_in_place_of_the_metrics_is_not_waited_for(tmp_path):

@@ -88,11 +88,6 @@ def test_a_free_lock_means_nothing(tmp_path):
     assert state_of(run) == (MISSING, 0, "")
 
 
-@pytest.mark.parametrize("content", ["{", "null\n", "[" * 2000 + "\n"])
-def test_corrupt_metrics_are_step_0(content, tmp_path):
-    assert state_of(start(toy_run(tmp_path), content)) == (STARTED, 0, "")
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_precision_auto_is_that_of_the_folder(precision, tmp_path):
     run, *_ = study_runs(["pilot"], scale="smoke", overrides=[f"results_dir={tmp_path}"])

@@ -129,12 +129,6 @@ def test_the_first_run_of_a_shape_compiles_and_the_others_wait(tmp_path):
     assert sweep._next_run([same, other], [first]) == same
 
 
-def test_runs_that_are_not_compiled_wait_for_none(tmp_path):
-    first, same = toy_runs(tmp_path, 2)
-    first.config.runtime.compile = "false"
-    assert sweep._next_run([same], [first]) == same
-
-
 def work_with_a_gpu(run: Run) -> Outcome:
     """Ends when all three runs have one."""
     note(run, run.config.seed)
@@ -341,14 +335,6 @@ def test_data_is_made_once_for_each_dataset(made, tmp_path):
     assert (problems, unavailable(tmp_path)) == ([], {})
 
 
-def test_data_is_made_for_each_tokenizer_of_a_study(made, own_conf, tmp_path):
-    params = "data: ptb, model: rope, tokenizer.vocab_size: '300,400'"
-    study = f"# @package _global_\nhydra: {{sweeper: {{params: {{{params}}}}}}}\n"
-    (own_conf / "study/mine.yaml").write_text(study)
-    prepare(plan(tmp_path, "mine"))
-    assert made == ["ptb 300", "ptb 400"]
-
-
 def test_complete_runs_need_no_data(made, monkeypatch, tmp_path):
     monkeypatch.setattr(sweep, "is_complete", lambda path: "-ptb-" in path.name)
     prepare(plan(tmp_path, "base"))
@@ -364,19 +350,18 @@ def test_tiny_takes_the_place_of_a_dataset_that_cannot_be_had(made, errors, tmp_
     assert unavailable(tmp_path) == {"wikitext2": "no network"}
 
 
-@pytest.mark.parametrize(
-    ("study", "name", "error"),
-    [("base", "ptb", DataError("no")), ("levels", "pg19_2books", DataUnavailable("no"))],
-)
-def test_other_datasets_that_fail_are_left_out_and_a_problem(
-    study, name, error, made, errors, tmp_path
-):
-    """A corrupt one, and one that is not the paper's, so that `tiny` is no substitute."""
-    errors[name] = error
-    prepared, problems = prepare(plan(tmp_path, study))
-    assert problems == ["no"]
-    assert unavailable(tmp_path) == {}
-    assert not {name, "tiny"} & datasets(prepared)
+def test_a_corrupt_dataset_is_left_out_and_a_problem(made, errors, tmp_path):
+    errors["ptb"] = DataError("corrupt")
+    prepared, problems = prepare(plan(tmp_path, "base"))
+    assert (problems, unavailable(tmp_path)) == (["corrupt"], {})
+    assert datasets(prepared) == {"wikitext2"}
+
+
+def test_tiny_takes_the_place_of_no_other_dataset_than_the_papers(made, errors, tmp_path):
+    errors["pg19_2books"] = DataUnavailable("no network")
+    prepared, problems = prepare(plan(tmp_path, "levels"))
+    assert (problems, unavailable(tmp_path)) == (["no network"], {})
+    assert "tiny" not in datasets(prepared)
 
 
 def test_a_command_on_other_datasets_keeps_what_was_missing(made, tmp_path):

@@ -26,7 +26,7 @@ from crope.runs.compose import Run, load_run
 from crope.runs.record import read_record
 from crope.runs.run import execute
 from crope.runs.tracking import Tracker, upload
-from tests.conftest import toy_run
+from tests.conftest import during_step, stop, toy_run
 
 ONLINE = ("tracker=wandb", "tracker.mode=online")
 WANDB = Path(sys.executable).with_name("wandb")
@@ -57,21 +57,14 @@ def facts(fake: MagicMock, run: Run) -> dict[str, Any]:
 
 
 @pytest.fixture
-def offline_run(toy_data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+def offline_run(toy_data, monkeypatch, tmp_path: Path) -> Run:
     """By the real wandb: stopped before its last validation, then run to its end."""
-    for key in [key for key in os.environ if key.startswith("WANDB_")]:
-        monkeypatch.delenv(key)
+    for key in list(os.environ):
+        if key.startswith("WANDB_"):
+            monkeypatch.delenv(key)
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "home"))
     run = toy_run(tmp_path, "tracker=wandb", "train.max_steps=6")
-    log = Tracker.log
-
-    def log_and_stop(tracker, line):
-        log(tracker, line)
-        if line["step"] == 3:
-            signal.raise_signal(signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Tracker, "log", log_and_stop)
+    with during_step(4, stop):
         assert execute(run).status == "stopped"
     assert execute(run).status == "complete"
     return run
@@ -81,8 +74,12 @@ def history(file: Path) -> list[dict[str, Any]]:
     """The logged lines of a .wandb file by wandb's own reader."""
     command = [WANDB, "leet", "inspect", "--json", file]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    records = map(json.loads, shown.splitlines())
-    return [record["history"]["item"] for record in records if record["type"] == "history"]
+    lines = []
+    for line in shown.splitlines():
+        record = json.loads(line)
+        if record["type"] == "history":
+            lines.append(record["history"]["item"])
+    return lines
 
 
 def test_a_continued_run_is_whole_and_once_in_the_offline_files(offline_run, tmp_path):
@@ -90,9 +87,10 @@ def test_a_continued_run_is_whole_and_once_in_the_offline_files(offline_run, tmp
     metrics = read_record(offline_run.path).metrics()
     lines = history(file)
     assert [line["_step"] for line in lines] == [row["step"] for row in metrics]
-    assert lines[-1]["val_full/loss_nats"] == metrics[-1]["val_full/loss_nats"]
-    assert lines[-1]["val_full/perplexity"] == math.exp(metrics[-1]["val_full/loss_nats"])
-    assert "step" not in lines[-1], "it would be charted"
+    loss = lines[-1]["val_full/loss_nats"]
+    assert loss == metrics[-1]["val_full/loss_nats"]
+    assert lines[-1]["val_full/perplexity"] == math.exp(loss)
+    assert "step" not in lines[-1]  # it would be charted
 
 
 def test_the_command_of_the_docs_shows_curves_without_an_account(offline_run, tmp_path):
@@ -117,8 +115,10 @@ def test_a_live_run_is_logged_by_step_and_grouped(fake, tmp_path):
     record = read_record(run.path)
     given = fake.init.call_args.kwargs
     assert steps(fake) == [row["step"] for row in record.metrics()]
-    assert (given["id"], given["group"]) == (run.run_id, "quick tiny base")
-    assert (given["job_type"], given["tags"]) == ("rope", ["rope", "tiny", "base", "quick"])
+    assert given["id"] == run.run_id
+    assert given["group"] == "quick tiny base"
+    assert given["job_type"] == "rope"
+    assert given["tags"] == ["rope", "tiny", "base", "quick"]
     assert (given["mode"], given["resume"]) == ("online", "allow")
     fake.run.finish.assert_called_once_with(exit_code=0)
     assert fake.run.summary.update.call_args.args[0]["val_full"] == record.summary["val_full"]
@@ -147,12 +147,13 @@ def test_a_continued_run_logs_no_line_twice(fake, tmp_path):
 def test_the_offline_files_of_another_run_stay(fake, tmp_path):
     """Whose id ends in that of this run, as `my-rope` in `rope`."""
     run = toy_run(tmp_path, "tracker=wandb", "model=rope")
-    earlier = tmp_path / "wandb" / f"offline-run-20250102_030405-{run.run_id}"
-    other = tmp_path / "wandb" / f"offline-run-20250102_030405-my-{run.run_id}"
-    for folder in (earlier, other):
-        folder.mkdir(parents=True)
+    start = f"{tmp_path}/wandb/offline-run-20250102_030405"
+    earlier, other = Path(f"{start}-{run.run_id}"), Path(f"{start}-my-{run.run_id}")
+    earlier.mkdir(parents=True)
+    other.mkdir()
     facts(fake, run)
-    assert other.exists() and not earlier.exists()
+    assert not earlier.exists()
+    assert other.exists()
 
 
 def test_long_names_and_reserved_characters_are_what_wandb_takes(fake, tmp_path):
