@@ -133,7 +133,23 @@ def test_a_run_that_was_stopped_ends_with_the_status_of_its_signal(train, monkey
     assert train(*settings) == ("", "stopped\n", "143")
 
 
-def test_a_study_file_that_hydra_would_ignore_is_refused_at_every_scale(train, own_conf):
+@pytest.mark.parametrize(
+    ("words", "scale"),
+    [
+        ("study=paper_row", "paper"),  # the study's own
+        ("study=base", "medium"),
+        ("study=paper_row scale=smoke", "smoke"),
+    ],
+)
+def test_a_study_runs_at_its_own_scale_else_that_of_the_machine(words, scale, train, monkeypatch):
+    given = []
+    monkeypatch.setattr("crope.train.device.default_scale", lambda: "medium")
+    monkeypatch.setattr(train_script, "train", lambda: given.extend(sys.argv))
+    train("-m", *words.split())
+    assert f"scale={scale}" in given
+
+
+def test_a_study_file_that_hydra_would_ignore_is_refused_at_every_scale(train, own_conf: Path):
     """Hydra would train the defaults once."""
     text = (own_conf / "study/pilot.yaml").read_text().replace("# @package _global_", "")
     (own_conf / "study/ignored.yaml").write_text(text)

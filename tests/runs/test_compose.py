@@ -136,16 +136,17 @@ def test_an_editors_files_and_broken_links_are_no_group_files(own_conf):
     assert list(group_files("scale")) == ["medium", "paper", "quick", "smoke"]
 
 
-def test_a_composed_variant_has_a_name_of_its_own():
-    """Sizes are no part of it: the hash of the run id has them."""
-    keys = [
-        "model=alibi",
-        "model.projection=complex",
-        "model.attention=softmax",
-        "model.d_model=64",
-    ]
-    assert load_run(keys).model == "alibi+complex"
-    assert load_run(["model=rope", "model.d_model=64"]).model == "rope"
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ("model=alibi model.projection=complex model.attention=softmax", "alibi+complex"),
+        ("model=rope model.attention=linear", "rope+linear"),
+        ("model=rope model.position=none", "rope+none"),
+        ("model=rope model.d_model=64", "rope"),  # the hash of the run's id has sizes
+    ],
+)
+def test_a_composed_variant_has_a_name_of_its_own(overrides, name):
+    assert load_run(overrides.split()).model == name
 
 
 def test_a_choice_that_the_models_file_leaves_open_is_in_the_name(monkeypatch):

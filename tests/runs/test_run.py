@@ -280,10 +280,13 @@ def test_a_run_larger_than_the_machine_is_refused_before_it_starts(override, tmp
     assert not run.path.exists()
 
 
-def test_the_memory_of_a_run_is_its_logits_and_16_bytes_a_parameter(tmp_path, monkeypatch):
-    """Of 8,064 parameters, and of 2 x 16 x 300 logits in float32."""
-    run = toy_run(tmp_path, "model=rope")
-    needed = 16 * 8064 + 4 * 9600
+@pytest.mark.parametrize(("precision", "bytes_per_logit"), [("fp32", 4), ("bf16", 2)])
+def test_the_memory_of_a_run_is_its_logits_and_16_bytes_a_parameter(
+    precision, bytes_per_logit, tmp_path, monkeypatch
+):
+    """Of 8,064 parameters, and of 2 x 16 x 300 logits."""
+    run = toy_run(tmp_path, "model=rope", f"train.precision={precision}")
+    needed = 16 * 8064 + bytes_per_logit * 9600
     monkeypatch.setattr(run_module, "memory_bytes", lambda device: needed - 1)
     with pytest.raises(ConfigError, match="GiB"):
         execute(run)

@@ -229,8 +229,9 @@ def work_until_stopped(run: Run) -> Outcome:
     folder, seed = Path(run.config.results_dir), run.config.seed
     with stop_on_signal() as stop:
         (folder / str(seed)).touch()
-        while not stop.requested() or (seed == 1 and (folder / "slow").exists()):
-            time.sleep(0.01)
+        wait_for(stop.requested)
+        if seed == 1:
+            wait_for(lambda: not (folder / "slow").exists())
         (folder / f"saved {seed}").touch()
     return Outcome(run.run_id, "stopped", "saved")
 
