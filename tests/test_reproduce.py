@@ -59,7 +59,8 @@ def test_the_steps_follow_one_another_and_say_how_long_they_took(steps, capsys):
 def test_options_are_those_of_the_plan(steps, tmp_path):
     options = ["--scale=smoke", "--seeds=2", "--study=base", "--study=pilot", "tracker=none"]
     steps.call(*options, f"--results-dir={tmp_path}")
-    assert steps.plans == [Plan(["base", "pilot"], "smoke", 2, tmp_path, ["tracker=none"])]
+    expected = Plan(["base", "pilot"], "smoke", 2, tmp_path, ["tracker=none"])
+    assert steps.plans == [expected]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ kind of moment that was hit least so far, a random while longer, and sends SIGKI
 SIGINT, whichever that kind of moment had least of; the byte then says where the run was.
 """
 
-import hashlib
 import mmap
 import multiprocessing
 import os
@@ -73,11 +72,11 @@ def torment(kills: int, folder: Path, *, seed: int) -> Tally:
     random, tally = np.random.default_rng(seed), Tally()
     while tally.kills.total() < kills:
         number = tally.runs
-        options = [f"seed={number}", f"model={('rope', 'crope')[number % 2]}", "model.dropout=0.1"]
-        whole, broken = (
-            toy_run(folder / f"{name}-{number}", "runtime.checkpoint_seconds=3", *options)
-            for name in ("whole", "broken")
-        )
+        model = ("rope", "crope")[number % 2]
+        options = [f"seed={number}", f"model={model}", "model.dropout=0.1"]
+        options.append("runtime.checkpoint_seconds=3")
+        whole = toy_run(folder / f"whole-{number}", *options)
+        broken = toy_run(folder / f"broken-{number}", *options)
         Attempt(whole).join()
         for _ in range(random.integers(4, 12)):
             if tally.kills.total() < kills and not record.is_complete(broken.path):
@@ -95,11 +94,11 @@ def torment(kills: int, folder: Path, *, seed: int) -> Tally:
 
 def torn_files(path: Path) -> list[str]:
     """Files whose name a reader trusts and that are not whole."""
-    found = [
-        f"{file}: torn"
-        for file in checkpoint.checkpoints(path)
-        if hashlib.sha256(file.read_bytes()).hexdigest()[:16] not in file.name
-    ]
+    found = []
+    for file in checkpoint.checkpoints(path):
+        digest = files.sha256_file(file)
+        if digest[:16] not in file.name:
+            found.append(f"{file}: torn")
     for file in (path / "summary.json", path / "provenance.json"):
         if file.exists() and not file.read_text().endswith("}\n"):
             found.append(f"{file}: torn")
@@ -111,9 +110,9 @@ def _kill_once(run: Run, tally: Tally, random: np.random.Generator) -> None:
     number = min(SIGNALS, key=lambda one: (tally.kills[target, one], random.random()))
     occurrence = random.integers(1, LAST_OCCURRENCE[target] + 1)
     attempt = Attempt(run)
-    while attempt.process.is_alive() and not (
-        attempt.phase() == target and attempt.count(target) >= occurrence
-    ):
+    while attempt.process.is_alive():
+        if attempt.phase() == target and attempt.count(target) >= occurrence:
+            break
         time.sleep(0.0002)
     time.sleep(random.uniform(0, PIECES * PAUSE_S))
     phase, was_alive = attempt.phase(), attempt.process.is_alive()
@@ -181,13 +180,9 @@ def _slow_files(doing: Callable[[int], Any], enter_resume: Callable[[], None]) -
 
     The phase "resume" lasts from `enter_resume` to the first other phase.
     """
-    real_load = trainer.load_checkpoint
-    real_step, real_write, real_init = (
-        trainer.train_step,
-        files.write_bytes,
-        files.MetricsWriter.__init__,
-    )
-    real_append = files.MetricsWriter.write
+    real_step, real_load = trainer.train_step, trainer.load_checkpoint
+    real_init, real_append = files.MetricsWriter.__init__, files.MetricsWriter.write
+    real_write = files.write_bytes
 
     def step(*args: Any, **kwargs: Any) -> Any:
         with doing(STEP):
@@ -195,14 +190,8 @@ def _slow_files(doing: Callable[[int], Any], enter_resume: Callable[[], None]) -
             return real_step(*args, **kwargs)
 
     def write(path: Path, data: bytes) -> None:
-        name = path.name
-        with doing(
-            CHECKPOINT
-            if name.startswith("checkpoint")
-            else SUMMARY
-            if name == "summary.json"
-            else BETWEEN
-        ):
+        kinds = {"checkpoint": CHECKPOINT, "summary.json": SUMMARY}
+        with doing(kinds.get(path.name.partition("-")[0], BETWEEN)):
             real_write(path, data)
 
     def load(*args: Any, **kwargs: Any) -> Any:
