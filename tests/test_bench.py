@@ -1,7 +1,6 @@
 """The benchmark script: what it times and counts, and where its tables go."""
 
 import math
-from pathlib import Path
 
 import bench
 import pytest
@@ -87,7 +86,7 @@ def test_a_table_replaces_its_own_part_of_the_page(name, expected, tmp_path):
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def command(monkeypatch, tmp_path):
     """bench.py with a page of its own; returns the page after `arguments`."""
     monkeypatch.setattr(bench, "PAGE", tmp_path / "page.md")
 

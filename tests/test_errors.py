@@ -17,7 +17,7 @@ IMPORTS = "import os, sys; from cli import log_line, main_errors"
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch):
+def run(monkeypatch):
     """Runs code within main_errors() in a process of its own: (status, stdout, lines of stderr)."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'scripts'}")
 
@@ -32,7 +32,7 @@ def run(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def pipe_without_reader() -> int:
+def pipe_without_reader():
     reader, writer = os.pipe()
     os.close(reader)
     return writer

@@ -22,7 +22,7 @@ Train = Any
 
 
 @pytest.fixture
-def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Train:
+def train(monkeypatch, capsys):
     """train.py in this process: its output, stderr and error line ('' without an error)."""
     monkeypatch.setattr(train_script, "failures", [])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
@@ -43,7 +43,7 @@ def train(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch):
+def call(monkeypatch):
     """What `main` of a script returns, or the status that it exits with."""
 
     def call_main(script, words, *more):
@@ -149,7 +149,7 @@ def test_a_study_runs_at_its_own_scale_else_that_of_the_machine(words, scale, tr
     assert f"scale={scale}" in given
 
 
-def test_a_study_file_that_hydra_would_ignore_is_refused_at_every_scale(train, own_conf: Path):
+def test_a_study_file_that_hydra_would_ignore_is_refused_at_every_scale(train, own_conf):
     """Hydra would train the defaults once."""
     text = (own_conf / "study/pilot.yaml").read_text().replace("# @package _global_", "")
     (own_conf / "study/ignored.yaml").write_text(text)

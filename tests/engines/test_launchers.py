@@ -3,9 +3,7 @@ test-engines`).
 """
 
 import json
-import subprocess
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +18,7 @@ LAUNCHERS = {
 }
 
 
-def needed(launcher: str) -> pytest.MarkDecorator:
+def needed(launcher):
     plugin = f"hydra-{launcher.split('_')[0]}-launcher"
     installed = any(one.metadata["Name"] == plugin for one in metadata.distributions())
     return pytest.mark.skipif(
@@ -31,13 +29,13 @@ def needed(launcher: str) -> pytest.MarkDecorator:
 EVERY = [pytest.param(launcher, marks=needed(launcher)) for launcher in LAUNCHERS]
 
 
-def sweep(launcher: str, results: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def sweep(launcher, results, *more):
     chosen = (f"hydra/launcher={launcher}", *LAUNCHERS.get(launcher, ()))
     return run_script("train.py", "-m", *chosen, *OVERRIDES, f"results_dir={results}", *more)
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(tmp_path_factory):
     """The results of one process."""
     results = tmp_path_factory.mktemp("basic")
     done = sweep("basic", results, "model=rope,crope")

@@ -8,30 +8,30 @@ import pytest
 from rich.console import Console
 
 from crope.runs import progress
-from crope.runs.compose import Run, load_run
+from crope.runs.compose import load_run
 from crope.runs.progress import Display, RunProgress, SweepProgress, last_values, print_words
 from tests.conftest import toy_run
 
 
 @pytest.fixture
-def clock(monkeypatch) -> SimpleNamespace:
+def clock(monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
     return clock
 
 
 @pytest.fixture
-def runs(tmp_path) -> list[Run]:
+def runs(tmp_path):
     """Runs of 100, 300 and 600 equal steps: 10, 30 and 60 % of all tokens."""
     return [toy_run(tmp_path, "model=rope", f"train.max_steps={n}") for n in (100, 300, 600)]
 
 
-def write(run: Run, text: str) -> None:
+def write(run, text):
     run.path.mkdir(parents=True, exist_ok=True)
     (run.path / "metrics.jsonl").write_text(text)
 
 
-def shown(progress: SweepProgress, *active: Run) -> list[str]:
+def shown(progress, *active):
     lines: list[str] = []
     progress.show = lines.extend  # type: ignore[method-assign]
     progress.update(active)

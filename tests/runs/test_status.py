@@ -3,11 +3,10 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from crope.runs.compose import Run, at_precision, load_run
+from crope.runs.compose import at_precision, load_run
 from crope.runs.record import read_record
 from crope.runs.run import run_lock
 from crope.runs.status import (
@@ -29,7 +28,7 @@ RUN = load_run(["model=rope", "data=ptb", "scale=quick", "train.precision=fp32"]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """A results folder with one complete run of 12 steps and one that diverged."""
     results = tmp_path_factory.mktemp("trained")
     with toy_corpus(results / "tokens"):
@@ -39,14 +38,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return results
 
 
-def start(run: Run, metrics: str = "") -> Run:
+def start(run, metrics=""):
     run.path.mkdir(parents=True)
     (run.path / "config.yaml").touch()
     (run.path / "metrics.jsonl").write_text(metrics)
     return run
 
 
-def state_of(run: Run) -> tuple[str, int, str]:
+def state_of(run):
     (state,) = states([run])
     return state.status, state.step, state.reason
 
@@ -144,7 +143,7 @@ def test_a_run_of_another_width_has_no_step_time():
     assert last_line(RunState(WIDER, MISSING)) == "no step time yet for 1 runs"
 
 
-def counts(results: Path, *studies: str) -> dict[str, int]:
+def counts(results, *studies):
     """The number of runs by study and scale, of one seed."""
     found = study_states(studies, scale=None, seeds=1, results_dir=results)
     return {name: len(runs) for name, runs in found.items()}

@@ -1,8 +1,5 @@
 """Studies: Hydra's composition as the oracle of their runs, their plans, the rows of tables."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from crope.errors import ConfigError
@@ -194,7 +191,7 @@ def test_a_study_that_is_not_there_is_a_config_error():
 
 
 @pytest.fixture
-def write_study(own_conf: Path, monkeypatch) -> Callable[[str], int]:
+def write_study(own_conf, monkeypatch):
     """Writes conf/study/broken.yaml, beside which only `pilot` is left."""
     monkeypatch.setattr(study, "group_values", group_values.__wrapped__)  # not from its cache
     files = {name: own_conf / f"study/{name}.yaml" for name in ("broken", "pilot")}

@@ -10,29 +10,27 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from crope.errors import ConfigError, DataError, DataUnavailable, StorageError, UserError
 from crope.runs import sweep
-from crope.runs.compose import Run, load_run
+from crope.runs.compose import load_run
 from crope.runs.run import Outcome, run_lock, stop_on_signal
 from crope.runs.sweep import Plan, default_jobs, prepare, run_all, train_all
 from tests.conftest import toy_run
 
 
-def toy_runs(folder: Path, count: int) -> list[Run]:
+def toy_runs(folder, count):
     return [toy_run(folder, f"seed={seed}") for seed in range(count)]
 
 
-def note(run: Run, event: object) -> list[str]:
+def note(run, event):
     """Adds a line to a file of the results folder; returns those that it had."""
     path = Path(run.config.results_dir) / "events"
     before = path.read_text().splitlines() if path.exists() else []
@@ -41,11 +39,11 @@ def note(run: Run, event: object) -> list[str]:
     return before
 
 
-def events(folder: Path) -> list[str]:
+def events(folder):
     return (folder / "events").read_text().splitlines()
 
 
-def wait_for(condition: Any) -> None:
+def wait_for(condition):
     """Waits for at most a minute, which only a failure takes."""
     deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
@@ -53,7 +51,7 @@ def wait_for(condition: Any) -> None:
     assert condition()
 
 
-def work(run: Run) -> Outcome:
+def work(run):
     """Stands in for `execute`: what happens depends on the seed."""
     note(run, run.config.seed)
     if run.config.seed == 1:
@@ -75,7 +73,7 @@ def test_a_run_that_fails_or_is_killed_stops_no_other(tmp_path):
     assert "no such luck" in refused.text
 
 
-def work_on_a_full_disk(run: Run) -> Outcome:
+def work_on_a_full_disk(run):
     """Seed 1 finds it full when seed 0 trains, which saves and stops."""
     folder = Path(run.config.results_dir)
     if run.config.seed != 1:
@@ -105,7 +103,7 @@ def test_a_run_of_another_command_waits(tmp_path):
     assert sweep._next_run([first, second], []) == first
 
 
-def work_beside_another_command(run: Run) -> Outcome:
+def work_beside_another_command(run):
     """The other command has the run of seed 0 at first, and completes it."""
     status = "skipped" if note(run, run.config.seed) else "busy"
     return Outcome(run.run_id, status, "")
@@ -129,7 +127,7 @@ def test_the_first_run_of_a_shape_compiles_and_the_others_wait(tmp_path):
     assert sweep._next_run([same, other], [first]) == same
 
 
-def work_with_a_gpu(run: Run) -> Outcome:
+def work_with_a_gpu(run):
     """Ends when all three runs have one."""
     note(run, run.config.seed)
     wait_for(lambda: len(events(Path(run.config.results_dir))) == 3)
@@ -143,7 +141,7 @@ def test_runs_are_spread_over_the_gpus(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def gpus(monkeypatch) -> list[int]:
+def gpus(monkeypatch):
     """Memory of the GPUs in GiB, set by the test."""
     memory: list[int] = []
 
@@ -186,7 +184,7 @@ def test_visible_gpus(gpus, monkeypatch):
     assert sweep._visible_gpus() == ["7", "5"]
 
 
-def work_with_temporary_files(run: Run) -> Outcome:
+def work_with_temporary_files(run):
     """Leaves a folder, as a process of its does, and ends, is killed or fails."""
     of_process = subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout
     folders = (tempfile.mkdtemp(), of_process.strip(), os.environ["TORCHINDUCTOR_CACHE_DIR"])
@@ -204,7 +202,7 @@ def test_no_temporary_folder_is_left(tmp_path):
     assert own not in cache.parents
 
 
-def work_forever(run: Run) -> Outcome:
+def work_forever(run):
     tempfile.mkdtemp()
     threading.Event().wait()
     raise AssertionError
@@ -225,7 +223,7 @@ def test_a_killed_command_leaves_neither_processes_nor_temporary_folders(tmp_pat
     wait_for(lambda: not list(tmp_path.glob("pymp-*")))
 
 
-def work_until_stopped(run: Run) -> Outcome:
+def work_until_stopped(run):
     folder, seed = Path(run.config.results_dir), run.config.seed
     with stop_on_signal() as stop:
         (folder / str(seed)).touch()
@@ -236,10 +234,10 @@ def work_until_stopped(run: Run) -> Outcome:
     return Outcome(run.run_id, "stopped", "saved")
 
 
-def signal_when_started(folder: Path, number: signal.Signals) -> None:
+def signal_when_started(folder, number):
     """Sends a signal to this process as soon as the runs of seeds 0 and 1 have started."""
 
-    def wait_and_send() -> None:
+    def wait_and_send():
         wait_for(lambda: (folder / "0").exists() and (folder / "1").exists())
         os.kill(os.getpid(), number)
 
@@ -286,18 +284,18 @@ def test_ctrl_c_does_not_end_a_server_that_still_starts():
     assert (done.stdout, done.stderr) == ("forked\n", "")
 
 
-def plan(folder: Path, *studies: str) -> Plan:
+def plan(folder, *studies):
     return Plan(studies, "smoke", 1, folder, ["tracker=none", "runtime.jobs=3"])
 
 
 @pytest.fixture
-def errors() -> dict[str, UserError]:
+def errors():
     """By dataset, set by the test."""
     return {}
 
 
 @pytest.fixture
-def made(errors, monkeypatch) -> list[str]:
+def made(errors, monkeypatch):
     """`dataset vocabulary` of each token file, of which none is written."""
     made: list[str] = []
 
@@ -309,11 +307,11 @@ def made(errors, monkeypatch) -> list[str]:
     return made
 
 
-def datasets(plan: Plan) -> set[str]:
+def datasets(plan):
     return {run.dataset for run in plan.runs()}
 
 
-def unavailable(folder: Path) -> dict[str, str]:
+def unavailable(folder):
     return json.loads((folder / "unavailable.json").read_text())
 
 
@@ -378,7 +376,7 @@ def test_runs_at_another_scale_than_the_planned_one_enter_no_number(made, tmp_pa
     assert line.startswith("paper_row is planned at scale paper: runs at smoke")
 
 
-def outcomes(runs: list[Run], *, jobs: int, show: object) -> Iterator[Outcome]:
+def outcomes(runs, *, jobs, show):
     """Stands in for `run_all`."""
     for run, status in zip(runs, ("complete", "failed", "skipped"), strict=True):
         yield Outcome(run.run_id, status, f"{status}, {jobs} at a time")

@@ -14,7 +14,6 @@ import termios
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -22,7 +21,7 @@ import wandb
 
 from crope.errors import UserError
 from crope.runs import tracking
-from crope.runs.compose import Run, load_run
+from crope.runs.compose import load_run
 from crope.runs.record import read_record
 from crope.runs.run import execute
 from crope.runs.tracking import Tracker, upload
@@ -33,7 +32,7 @@ WANDB = Path(sys.executable).with_name("wandb")
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+def fake(monkeypatch):
     """In place of wandb; `init` returns `fake.run`."""
     module = MagicMock()
     module.run = module.init.return_value
@@ -44,11 +43,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
     return module
 
 
-def steps(fake: MagicMock) -> list[int]:
+def steps(fake):
     return [call.kwargs["step"] for call in fake.run.log.call_args_list]
 
 
-def facts(fake: MagicMock, run: Run) -> dict[str, Any]:
+def facts(fake, run):
     """What wandb.init gets for a run."""
     run.path.mkdir(parents=True)
     (run.path / "metrics.jsonl").write_text('{"step": 0, "train/loss_nats": 0.0}\n')
@@ -57,7 +56,7 @@ def facts(fake: MagicMock, run: Run) -> dict[str, Any]:
 
 
 @pytest.fixture
-def offline_run(toy_data, monkeypatch, tmp_path: Path) -> Run:
+def offline_run(toy_data, monkeypatch, tmp_path):
     """By the real wandb: stopped before its last validation, then run to its end."""
     for key in list(os.environ):
         if key.startswith("WANDB_"):
@@ -70,7 +69,7 @@ def offline_run(toy_data, monkeypatch, tmp_path: Path) -> Run:
     return run
 
 
-def history(file: Path) -> list[dict[str, Any]]:
+def history(file):
     """The logged lines of a .wandb file by wandb's own reader."""
     command = [WANDB, "leet", "inspect", "--json", file]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
@@ -165,7 +164,7 @@ def test_long_names_and_reserved_characters_are_what_wandb_takes(fake, tmp_path)
     assert given["tags"][1] != other["tags"][1]
 
 
-def hang(*_: object, **__: object) -> None:
+def hang(*_, **__):
     time.sleep(60)
 
 
