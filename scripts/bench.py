@@ -276,7 +276,8 @@ def render_steps(config: Config, times: dict[str, float]) -> str:
     flops = tokens * train_flops_per_token(model, vocab_size=vocab_size, seq_len=train.seq_len)
     device = resolve_device(config.runtime.device)
     peak = peak_flops(device, train.precision)
-    best = min([ms for name, ms in times.items() if name.startswith(OURS)], default=math.nan)
+    ours = filter(lambda name: name.startswith(OURS), times)
+    best = min([times[name] for name in ours], default=math.nan)
     sizes = f"B {train.batch_size}, L {train.seq_len}, D {model.d_model}, V {vocab_size:,}"
     machine = f"{device_name(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     lines = [

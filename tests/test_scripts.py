@@ -178,7 +178,7 @@ def test_reproduce_without_data_and_network(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 runs, 3 to train" in done.stdout and "error: ptb" in done.stderr
     assert "HF_HUB_OFFLINE" in (tmp_path / "unavailable.json").read_text()
-    before = {path: path.read_bytes() for path in tmp_path.glob("r*/*/*") if path.is_file()}
+    before = {path: path.read_bytes() for path in tmp_path.glob("r*/*/*.*")}
     assert len(before) > 3
     done = run_script("reproduce.py", *options.split(), **hidden)
     assert "3 runs, 0 to train" in done.stdout

@@ -112,7 +112,7 @@ def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
 
     `choices` names the chosen file of each group. Raises ConfigError.
     """
-    config = typed(Config, OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
+    config = typed(Config, OmegaConf.masked_copy(cfg, sorted({*map(str, cfg)} - {"hydra"})))
     # Hydra reads `true` as a bool, which becomes "True".
     config.runtime.compile = config.runtime.compile.lower()
     check(config)
@@ -356,8 +356,10 @@ def config_error(error: Exception) -> ConfigError:
         return ConfigError(f"{_damaged_file()}: {error.reason}; save it as UTF-8")
     if isinstance(error, yaml.YAMLError):
         return ConfigError(one_line(error))  # names file, line and column
-    causes = (error.__cause__, error, error.__context__)
-    cause = next((item for item in causes if isinstance(item, OmegaConfBaseException)), error)
+    cause = error
+    for candidate in (error.__context__, error, error.__cause__):  # the last one knows most
+        if isinstance(candidate, OmegaConfBaseException):
+            cause = candidate
     where, hint, key = "", "", getattr(cause, "full_key", None)
     if file := re.match(r"In '([^']+)'", str(error)):
         where = f"conf/{file[1]}.yaml: "

@@ -165,9 +165,10 @@ def _execute(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
     facts = provenance.collect(run.config.runtime, tokens.meta) | {"scale": run.scale}
     write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
     provenance_file, summary_file = run.path / "provenance.json", run.path / "summary.json"
-    # Of an earlier attempt, which may have diverged: a result.
-    files = [path for path in (provenance_file, summary_file) if path.exists()]
-    before = {path: read_bytes(path) for path in files}
+    before = {}  # of an earlier attempt, which may have diverged: a result
+    for path in (provenance_file, summary_file):
+        if path.exists():
+            before[path] = read_bytes(path)
     summary_file.unlink(missing_ok=True)
     if checkpoints(run.path):
         facts["resumed_from"] = provenance.earlier_attempts(provenance_file)

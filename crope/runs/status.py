@@ -165,7 +165,10 @@ def _available_datasets(results_dir: Path) -> list[str] | None:
     `tiny` joins. None: all.
     """
     data_dir = Path(load_run(["train.precision=fp32"]).config.data_dir)
-    missing = [name for name in unavailable_datasets(results_dir) if missing_files(name, data_dir)]
+    missing = []
+    for name in unavailable_datasets(results_dir):
+        if missing_files(name, data_dir):
+            missing.append(name)
     if not missing:
         return None
     return [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]

@@ -299,4 +299,4 @@ def unavailable_datasets(results_dir: Path) -> dict[str, str]:
     except UNREADABLE as error:
         log_line(f"{path}: corrupt ({type(error).__name__}); `make reproduce` makes it again")
         return {}
-    return {name: str(reasons[name]) for name in paper.DATASET_LABELS if name in reasons}
+    return {name: reasons[name] for name in paper.DATASET_LABELS if name in reasons}

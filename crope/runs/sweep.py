@@ -101,7 +101,8 @@ def prepare(plan: Plan) -> tuple[Plan, list[str]]:
     says why.
     """
     for study in plan.studies:
-        if (planned := planned_scale([study])) not in (None, plan.scale):
+        planned = planned_scale([study])
+        if planned not in (None, plan.scale):
             log_line(
                 f"{study} is planned at scale {planned}: runs at {plan.scale} enter none of its"
                 " numbers"
@@ -109,37 +110,50 @@ def prepare(plan: Plan) -> tuple[Plan, list[str]]:
     runs = plan.runs()
     tried = {run.dataset for run in runs}
     errors = _make_tokens(runs)
-    missing = {}
+    problems, missing = [], {}
     for name, error in errors.items():
         if name in paper.DATASET_LABELS and isinstance(error, DataUnavailable):
             missing[name] = str(error)
+        else:
+            problems.append(str(error))
     if missing:
         datasets = [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]
         plan = replace(plan, datasets=datasets)
-        errors |= _make_tokens([run for run in plan.runs() if run.dataset not in tried])
+        of_tiny = _make_tokens([run for run in plan.runs() if run.dataset not in tried])
+        errors |= of_tiny
+        problems += map(str, of_tiny.values())
     known = unavailable_datasets(plan.results_dir)  # an earlier command may have tried others
     untried = {name: known[name] for name in known.keys() - tried}
     write_json(plan.results_dir / UNAVAILABLE, untried | missing)
-    problems = [str(error) for name, error in errors.items() if name not in missing]
     return replace(plan, failed=list(errors)), problems
 
 
 def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
     """Makes the token files that incomplete runs need; the error of each dataset that failed."""
     asked, errors = [], {}
-    for run in runs:
+    for run in incomplete(runs):
         wanted = (run.dataset, run.config.tokenizer)
-        if wanted in asked or _is_complete(run):
-            continue
-        asked.append(wanted)
-        data_dir = Path(run.config.data_dir)
-        errors |= make_tokens([run.dataset], run.config.tokenizer, data_dir=data_dir)
+        if wanted not in asked:
+            asked.append(wanted)
+            data_dir = Path(run.config.data_dir)
+            errors |= make_tokens([run.dataset], run.config.tokenizer, data_dir=data_dir)
     return errors
+
+
+def incomplete(runs: Sequence[Run]) -> list[Run]:
+    """Those that are not complete, or whose record is corrupt: `execute` says so once more."""
+    found = []
+    for run in runs:
+        with suppress(InvalidRecord):
+            if is_complete(run.path):
+                continue
+        found.append(run)
+    return found
 
 
 def train_all(runs: Sequence[Run]) -> list[str]:
     """Trains the runs that are not complete; returns a line for each that failed."""
-    todo = [run for run in runs if not _is_complete(run)]
+    todo = incomplete(runs)
     counts = f"{len(runs)} runs, {len(todo)} to train"
     if not todo:
         print(counts, flush=True)
@@ -153,13 +167,6 @@ def train_all(runs: Sequence[Run]) -> list[str]:
             if outcome.status not in ("complete", "skipped"):
                 problems.append(outcome.text)
     return problems
-
-
-def _is_complete(run: Run) -> bool:
-    try:
-        return is_complete(run.path)
-    except InvalidRecord:  # `execute` raises it again, as this run's failure
-        return False
 
 
 class Worker(NamedTuple):

@@ -23,7 +23,9 @@ from crope.runs.compose import (
 )
 from tests.conftest import raises_one_line
 
-FILES = [(group, name) for group in GROUPS for name in group_files(group)]
+FILES = []
+for group in GROUPS:
+    FILES += [(group, name) for name in group_files(group)]
 
 
 @pytest.mark.parametrize(("group", "name"), FILES)

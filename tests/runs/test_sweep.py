@@ -198,7 +198,7 @@ def test_no_temporary_folder_is_left(tmp_path):
     own = Path(get_temp_dir())
     assert folder.parent == of_process.parent
     assert folder.parent.parent == own
-    assert [path for path in own.iterdir() if path.is_dir()] == []
+    assert not list(own.glob("*/"))
     assert own not in cache.parents
 
 
@@ -402,4 +402,4 @@ def test_a_run_with_a_corrupt_record_is_to_be_trained(tmp_path):
     run = toy_run(tmp_path)
     run.path.mkdir(parents=True)
     (run.path / "summary.json").touch()
-    assert not sweep._is_complete(run)
+    assert sweep.incomplete([run]) == [run]
