@@ -147,7 +147,7 @@ def time_steps(
         else:
             steps[name] = step
     times: dict[str, list[float]] = {name: [] for name in steps}
-    for name in list(steps) * rounds:
+    for name in list(steps) * rounds:  # in turn: a machine that slows down slows all of them
         synchronize()
         began = time.perf_counter()
         for _ in range(TURN[device.type]):
@@ -194,8 +194,9 @@ def baseline_step(
     """
     device, vocab_size = resolve_device(config.runtime.device), config.tokenizer.vocab_size
     shape = (config.train.batch_size, config.train.seq_len)
-    padded = -(-vocab_size // multiple) * multiple
+    padded = -(-vocab_size // multiple) * multiple  # matrix units prefer multiples of 64
     model = build(config, padded).to(device).train()
+    # All batches have one shape, so code for any shape would only be slower.
     loss_function: Any = torch.compile(model, dynamic=False) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.train.lr, fused=True)
 

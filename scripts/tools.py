@@ -20,6 +20,8 @@ from crope.errors import ConfigError, StorageError, UserError
 
 Options = argparse.Namespace
 
+# A sub-command imports what it needs when it is called: an answer must not wait for torch.
+
 
 def prepare(options: Options) -> int:
     """Download, check and tokenise datasets ahead of training; print their n-gram losses."""
@@ -37,6 +39,7 @@ def prepare(options: Options) -> int:
     if options.data_dir:
         overrides.append(quoted_override("data_dir", options.data_dir))
     config = load_run(overrides).config
+    # It has printed what failed.
     return int(bool(prepare(corpora, config.tokenizer, data_dir=Path(config.data_dir))))
 
 
@@ -177,7 +180,7 @@ def _each(options: Options, call: Callable[[Any], None]) -> int:
         except StorageError:
             raise  # no other run would fare better
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print(f"error: {error}", file=sys.stderr, flush=True)  # in the order of the runs
             failed = True
     return int(failed)
 

@@ -89,6 +89,12 @@ def test_a_study_at_its_own_scale_joins_the_report_of_most_runs(steps):
     assert steps.reports == [None, "smoke"]
 
 
+def test_runs_at_another_scale_than_the_planned_one_enter_no_number(steps, capsys):
+    steps.call("--study=paper_row", "--study=base", "--seeds=1", "--scale=smoke")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("paper_row is planned at scale paper: runs at smoke")
+
+
 @pytest.mark.parametrize("step", ["data", "training", "lengths", "invalid"])
 def test_the_status_is_1_after_a_problem_of_any_step(step, steps):
     setattr(steps, step, ["no such luck"])

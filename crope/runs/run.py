@@ -80,7 +80,7 @@ def execute(run: Run) -> Outcome:
     try:
         if is_complete(run.path):
             return _skipped(run, "already complete")
-        _check_memory(run.config)
+        _check_memory(run.config)  # before there is a folder: a refused run leaves none
         with run_lock(run):
             if is_complete(run.path):  # by the process that held the lock until now
                 return _skipped(run, "completed by another process")
@@ -172,7 +172,7 @@ def _execute(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
     summary_file.unlink(missing_ok=True)
     if checkpoints(run.path):
         facts["resumed_from"] = provenance.earlier_attempts(provenance_file)
-    write_json(provenance_file, facts)
+    write_json(provenance_file, facts)  # also by what a killed run is told from none
     tracker = Tracker(run)
     summary = _identity(run)
     try:
@@ -197,7 +197,7 @@ def _execute(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
     summary["finished_utc"] = facts["finished_utc"] = provenance.now_utc()
     write_json(provenance_file, facts)
     write_json(summary_file, summary)
-    tracker.finish(summary)
+    tracker.finish(summary)  # may take half a minute, when all that counts is on disk
     if summary["status"] == "failed":
         # The traceback keeps tensors alive in cycles, which would take memory from the next run.
         gc.collect()

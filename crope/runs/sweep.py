@@ -24,15 +24,8 @@ from typing import Any, NamedTuple
 import torch
 
 from crope import paper
-from crope.config import Config
-from crope.errors import (
-    ConfigError,
-    DataUnavailable,
-    InvalidRecord,
-    StorageError,
-    UserError,
-    log_line,
-)
+from crope.config import Config, TokenizerConfig
+from crope.errors import ConfigError, DataUnavailable, InvalidRecord, StorageError, UserError
 from crope.files import write_json
 from crope.runs.compose import Run, load_run, quoted_override, resolve_precision
 from crope.runs.prepare import prepare as make_tokens
@@ -41,7 +34,7 @@ from crope.runs.record import is_complete
 from crope.runs.run import Outcome, execute, record_failure
 from crope.runs.signals import stop_on_signal
 from crope.runs.status import is_locked, step_shape
-from crope.runs.study import UNAVAILABLE, planned_scale, study_runs, unavailable_datasets
+from crope.runs.study import UNAVAILABLE, study_runs, unavailable_datasets
 from crope.train.device import resolve_device
 from crope.train.loop import compiles
 from crope.train.losses import full_batch_size
@@ -76,6 +69,7 @@ class Plan:
                     f"'{text}': only tracker and runtime can be set here; scripts/train.py accepts"
                     " every key"
                 )
+        # Raises for a wrong value now, not after the data was fetched.
         load_run([f"scale={self.scale}", *self.overrides])
 
     def runs(self) -> list[Run]:
@@ -100,13 +94,6 @@ def prepare(plan: Plan) -> tuple[Plan, list[str]]:
     dataset of the paper's cannot be had, `tiny` takes its place, and results_dir/unavailable.json
     says why.
     """
-    for study in plan.studies:
-        planned = planned_scale([study])
-        if planned not in (None, plan.scale):
-            log_line(
-                f"{study} is planned at scale {planned}: runs at {plan.scale} enter none of its"
-                " numbers"
-            )
     runs = plan.runs()
     tried = {run.dataset for run in runs}
     errors = _make_tokens(runs)
@@ -130,7 +117,8 @@ def prepare(plan: Plan) -> tuple[Plan, list[str]]:
 
 def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
     """Makes the token files that incomplete runs need; the error of each dataset that failed."""
-    asked, errors = [], {}
+    asked: list[tuple[str, TokenizerConfig]] = []
+    errors: dict[str, UserError] = {}
     for run in incomplete(runs):
         wanted = (run.dataset, run.config.tokenizer)
         if wanted not in asked:
@@ -289,7 +277,7 @@ def _run_in_process(
     try:
         sender.send(work(run))
     except StorageError as error:
-        sender.send(error)
+        sender.send(error)  # pickled: its message is all that it holds
     except UserError as error:
         sender.send(Outcome(run.run_id, "failed", f"{run.run_id}: {error}"))
 
@@ -313,7 +301,7 @@ def _exit_with_parent(folder: str) -> None:
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
-    parent.join()
+    parent.join()  # returns when it has ended, in whatever way
     shutil.rmtree(Path(folder).parent, ignore_errors=True)
     os._exit(1)
 
@@ -332,7 +320,7 @@ def _receive(receiver: Any, worker: Worker, stopping: bool) -> Outcome | Storage
     if process.exitcode < 0:
         how = f"was killed by signal {-process.exitcode} (out of memory?)"
     message = f"its process {how}; run the same command again to continue from the last checkpoint"
-    record_failure(run, message)
+    record_failure(run, message)  # which the process could not write itself
     return Outcome(run.run_id, "failed", f"{run.run_id}: {message}")
 
 

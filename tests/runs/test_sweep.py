@@ -370,12 +370,6 @@ def test_a_command_on_other_datasets_keeps_what_was_missing(made, tmp_path):
     assert unavailable(tmp_path) == {"pg19": "no"}
 
 
-def test_runs_at_another_scale_than_the_planned_one_enter_no_number(made, tmp_path, capsys):
-    prepare(plan(tmp_path, "paper_row", "base"))
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("paper_row is planned at scale paper: runs at smoke")
-
-
 def outcomes(runs, *, jobs, show):
     """Stands in for `run_all`."""
     for run, status in zip(runs, ("complete", "failed", "skipped"), strict=True):
