@@ -16,7 +16,7 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from cli import Parser, arguments, existing_folder, folder, main_errors, positive
 
-from crope.errors import ConfigError, StorageError, UserError
+from crope.errors import StorageError, UserError
 
 Options = argparse.Namespace
 
@@ -26,15 +26,13 @@ Options = argparse.Namespace
 def prepare(options: Options) -> int:
     """Download, check and tokenise datasets ahead of training; print their n-gram losses."""
     from crope import paper
-    from crope.runs.compose import group_files, load_run, quoted_override
-    from crope.runs.hints import nearest
+    from crope.runs.compose import group_values, load_run, quoted_override
     from crope.runs.prepare import prepare
     from crope.train.device import default_scale
 
-    corpora, known = options.corpora or list(paper.DATASET_LABELS), list(group_files("data"))
+    corpora = options.corpora or list(paper.DATASET_LABELS)
     for name in corpora:
-        if name not in known:
-            raise ConfigError(f"no conf/data/{name}.yaml;{nearest(name, known)}")
+        group_values("data", name)  # raises for a misspelt one, before another is fetched
     overrides = [f"scale={options.scale or default_scale()}"]
     if options.data_dir:
         overrides.append(quoted_override("data_dir", options.data_dir))

@@ -53,7 +53,7 @@ class Tracker:
         with _contained(self.path):
             lines = [line]
             if self.wandb_run is None:
-                self.wandb_run = self._start()
+                self.wandb_run = self._start()  # with the first line: a refused run leaves none
                 rows = read_metrics(self.path / "metrics.jsonl")
                 lines = [row for row in rows if row["step"] <= line["step"]]
             for row in lines:
