@@ -94,7 +94,8 @@ def test_a_signal_while_modules_load_is_one_line(tmp_path):
     """A module in place of Hydra sends it."""
     (tmp_path / "hydra.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     done = run_script("train.py", PYTHONPATH=f"{tmp_path}:{ROOT}")
-    assert (done.returncode, done.stdout) == (128 + signal.SIGINT, "")
+    assert done.returncode == 128 + signal.SIGINT
+    assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -103,7 +104,8 @@ def test_outside_the_environment_a_script_says_what_to_do(script):
     """-S: without installed packages."""
     command = [sys.executable, "-I", "-S", f"scripts/{script}.py", "status"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert done.returncode == 1
+    assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert ".venv/bin/activate" in line
 

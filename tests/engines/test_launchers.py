@@ -58,7 +58,8 @@ def test_a_launcher_makes_the_same_bits_once(launcher, alone, tmp_path):
 @pytest.mark.parametrize("launcher", EVERY)
 def test_a_run_that_fails_stops_no_other_and_ends_in_status_1(launcher, tmp_path):
     done = sweep(launcher, tmp_path, "model=crope", "train.lr=1e30,1e-3")
-    assert done.returncode == 1 and "not finite" in done.stderr
+    assert done.returncode == 1
+    assert "not finite" in done.stderr
     statuses = [
         json.loads(path.read_text())["status"] for path in tmp_path.glob("runs/*/summary.json")
     ]

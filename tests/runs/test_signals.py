@@ -24,7 +24,8 @@ def test_a_signal_requests_a_stop(number):
     with stop_on_signal() as stop:
         assert not stop.requested()
         signal.raise_signal(number)
-        assert stop.requested() and stop.signal == number
+        assert stop.requested()
+        assert stop.signal == number
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,11 @@ def start(run, metrics=""):
     return run
 
 
+def named(model, status, **more):
+    """The state of a run of 800 steps."""
+    return RunState(replace(RUN, model=model), status, **more)
+
+
 def state_of(run):
     (state,) = states([run])
     return state.status, state.step, state.reason
@@ -53,14 +58,17 @@ def state_of(run):
 def test_a_complete_run_is_done_and_has_a_step_time(trained):
     (state,) = states([toy_run(trained)])
     record = read_record(state.run.path)
-    assert (state.status, state.step, state.reason) == (DONE, 12, "")
+    assert state.status == DONE
+    assert state.step == 12
+    assert state.reason == ""
     assert state.step_ms == record.summary["time"]["median_step_ms"]
 
 
 def test_a_failed_run_has_its_reason_until_it_is_tried_again(trained):
     run = toy_run(trained, "train.lr=1e30")
     status, _, reason = state_of(run)
-    assert status == FAILED and "not finite" in reason
+    assert status == FAILED
+    assert "not finite" in reason
     with run_lock(run):
         assert state_of(run)[0] == RUNNING
 
@@ -69,7 +77,8 @@ def test_a_corrupt_record_is_failed(tmp_path):
     run = start(toy_run(tmp_path))
     (run.path / "summary.json").write_text("{\n")
     status, _, reason = state_of(run)
-    assert status == FAILED and reason
+    assert status == FAILED
+    assert reason
 
 
 def test_a_run_without_a_record_is_started_or_running(tmp_path):
@@ -92,15 +101,16 @@ def test_precision_auto_is_that_of_the_folder(precision, tmp_path):
     run, *_ = study_runs(["pilot"], scale="smoke", overrides=[f"results_dir={tmp_path}"])
     start(at_precision(run, precision))
     (state,) = states([run])
-    assert (state.status, state.run.config.train.precision) == (STARTED, precision)
+    assert state.status == STARTED
+    assert state.run.config.train.precision == precision
 
 
 def test_text_of_two_studies_that_share_runs():
     """One line each: a run that both have is named once, in the order of STATUSES."""
-    running = RunState(replace(RUN, model="m1"), RUNNING, step=20)
-    failed = RunState(replace(RUN, model="m2"), FAILED, reason="no such luck")
-    started = RunState(replace(RUN, model="m3"), STARTED, step=200)
-    done = RunState(replace(RUN, model="m4"), DONE, step=800)
+    running = named("m1", RUNNING, step=20)
+    failed = named("m2", FAILED, reason="no such luck")
+    started = named("m3", STARTED, step=200)
+    done = named("m4", DONE, step=800)
     text = render({"one, quick": [failed, started, running], "two, quick": [running, done]})
     lines = [re.sub("-[0-9a-f]{8}", "", line) for line in text.splitlines()]
     assert lines == [
@@ -123,15 +133,15 @@ def last_line(*states):
 
 def test_time_left_is_that_of_the_steps_left():
     """800 and 600 of 250 ms, as those of a complete run of the same shape."""
-    missing = RunState(replace(RUN, model="m1"), MISSING)
-    started = RunState(replace(RUN, model="m2"), STARTED, step=200)
+    missing = named("m1", MISSING)
+    started = named("m2", STARTED, step=200)
     assert last_line(missing, started) == "about 0:05:50 (h:min:s) of steps left, 1 at a time"
 
 
 def test_runs_that_run_now_share_the_time_left():
     """700 and 600 steps."""
-    first = RunState(replace(RUN, model="m1"), RUNNING, step=100)
-    second = RunState(replace(RUN, model="m2"), RUNNING, step=200)
+    first = named("m1", RUNNING, step=100)
+    second = named("m2", RUNNING, step=200)
     assert last_line(first, second) == "about 0:02:42 (h:min:s) of steps left, 2 at a time"
 
 

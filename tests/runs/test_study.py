@@ -76,7 +76,8 @@ def test_keys_of_a_scale_of_the_users_own_hold_for_every_model(own_conf):
     (own_conf / "scale/deep.yaml").write_text(f"{smoke}\nmodel:\n  n_layers: 2\n  ffn_ratio: 2\n")
     (run,) = compose_runs([{"data": "tiny", "model": "thin_ffn"}], ["scale=deep", *FP32])
     assert run == load_run(["scale=deep", *FP32, "data=tiny", "model=thin_ffn"])
-    assert (run.config.model.n_layers, run.config.model.ffn_ratio) == (2, 2)
+    assert run.config.model.n_layers == 2
+    assert run.config.model.ffn_ratio == 2
 
 
 def test_both_tables_are_18_runs_per_seed_with_seeds_outermost():
@@ -125,7 +126,8 @@ def test_cells_are_those_of_the_runs():
         keys += [cell.key for cell in row.cells]
     runs = study_runs(TABLES, scale="quick", seeds=1)
     assert {cell_key(run.container) for run in runs} == set(keys)
-    assert (len(keys), len(set(keys))) == (21, 18)
+    assert len(keys) == 21
+    assert len(set(keys)) == 18
 
 
 def test_rows_have_the_width_and_the_other_settings_of_a_study():

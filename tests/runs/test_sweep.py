@@ -67,7 +67,8 @@ def test_a_run_that_fails_or_is_killed_stops_no_other(tmp_path):
     runs = toy_runs(tmp_path, 5)
     outcomes = {outcome.run_id: outcome for outcome in run_all(runs, jobs=2, work=work)}
     complete, killed, refused, wrong, last = [outcomes[run.run_id] for run in runs]
-    assert (complete.status, last.status) == ("complete", "complete")
+    assert complete.status == "complete"
+    assert last.status == "complete"
     assert {killed.status, refused.status, wrong.status} == {"failed"}
     assert "signal 9" in killed.text
     assert "no such luck" in refused.text
@@ -281,7 +282,8 @@ def test_ctrl_c_does_not_end_a_server_that_still_starts():
     """
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
-    assert (done.stdout, done.stderr) == ("forked\n", "")
+    assert done.stdout == "forked\n"
+    assert done.stderr == ""
 
 
 def plan(folder, *studies):
@@ -324,14 +326,18 @@ def test_a_plan_takes_no_option_that_is_wrong_or_changes_a_number(option, tmp_pa
 def test_runs_of_a_plan(tmp_path):
     results = tmp_path / "räs, a=b"
     run, *_ = plan(results, "pilot").runs()
-    assert (run.scale, run.dataset, run.path.parent) == ("smoke", "ptb", results / "runs")
-    assert run.config.runtime.jobs == 3 and run.config.train.precision != "auto"
+    assert run.scale == "smoke"
+    assert run.dataset == "ptb"
+    assert run.path.parent == results / "runs"
+    assert run.config.runtime.jobs == 3
+    assert run.config.train.precision != "auto"
 
 
 def test_data_is_made_once_for_each_dataset(made, tmp_path):
     problems = prepare(plan(tmp_path, "table1", "table2"))[1]
     assert made == ["pg19 4096", "wikitext2 4096", "ptb 4096"]
-    assert (problems, unavailable(tmp_path)) == ([], {})
+    assert problems == []
+    assert unavailable(tmp_path) == {}
 
 
 def test_complete_runs_need_no_data(made, monkeypatch, tmp_path):
@@ -352,14 +358,16 @@ def test_tiny_takes_the_place_of_a_dataset_that_cannot_be_had(made, errors, tmp_
 def test_a_corrupt_dataset_is_left_out_and_a_problem(made, errors, tmp_path):
     errors["ptb"] = DataError("corrupt")
     prepared, problems = prepare(plan(tmp_path, "base"))
-    assert (problems, unavailable(tmp_path)) == (["corrupt"], {})
+    assert problems == ["corrupt"]
+    assert unavailable(tmp_path) == {}
     assert datasets(prepared) == {"wikitext2"}
 
 
 def test_tiny_takes_the_place_of_no_other_dataset_than_the_papers(made, errors, tmp_path):
     errors["pg19_2books"] = DataUnavailable("no network")
     prepared, problems = prepare(plan(tmp_path, "levels"))
-    assert (problems, unavailable(tmp_path)) == (["no network"], {})
+    assert problems == ["no network"]
+    assert unavailable(tmp_path) == {}
     assert "tiny" not in datasets(prepared)
 
 

@@ -118,7 +118,8 @@ def test_a_live_run_is_logged_by_step_and_grouped(fake, tmp_path):
     assert given["group"] == "quick tiny base"
     assert given["job_type"] == "rope"
     assert given["tags"] == ["rope", "tiny", "base", "quick"]
-    assert (given["mode"], given["resume"]) == ("online", "allow")
+    assert given["mode"] == "online"
+    assert given["resume"] == "allow"
     fake.run.finish.assert_called_once_with(exit_code=0)
     assert fake.run.summary.update.call_args.args[0]["val_full"] == record.summary["val_full"]
 
@@ -183,7 +184,8 @@ def test_a_wandb_that_fails_or_hangs_costs_one_line(call, fault, fake, tmp_path,
     run = toy_run(tmp_path, *ONLINE)
     assert execute(run).status == "complete"
     (line,) = capsys.readouterr().err.splitlines()
-    assert run.run_id in line and "tools.py upload" in line
+    assert run.run_id in line
+    assert "tools.py upload" in line
 
 
 def test_a_value_that_wandb_refuses_is_named_without_advice(fake, tmp_path, capsys):
@@ -192,8 +194,10 @@ def test_a_value_that_wandb_refuses_is_named_without_advice(fake, tmp_path, caps
     fake.init.side_effect = refused.value
     facts(fake, toy_run(tmp_path, *ONLINE))
     line = capsys.readouterr().err
-    assert "run_tags: " in line and "65 characters" in line
-    assert "validation error" not in line and "upload" not in line
+    assert "run_tags: " in line
+    assert "65 characters" in line
+    assert "validation error" not in line
+    assert "upload" not in line
 
 
 @pytest.mark.usefixtures("toy_data")
@@ -203,8 +207,10 @@ def test_upload_sends_any_finished_record(fake, tmp_path):
     upload(read_record(run.path), results_dir=tmp_path)
     given = fake.init.call_args.kwargs
     assert steps(fake) == [0, 3, 4, 6, 8, 9, 12]
-    assert (given["mode"], given["resume"]) == ("online", None)
-    assert (given["id"], given["group"]) == (run.run_id, "quick tiny base")
+    assert given["mode"] == "online"
+    assert given["resume"] is None
+    assert given["id"] == run.run_id
+    assert given["group"] == "quick tiny base"
     fake.init.side_effect = RuntimeError("no such key")
     with pytest.raises(UserError, match="no such key"):
         upload(read_record(run.path), results_dir=tmp_path)
