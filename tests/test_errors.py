@@ -61,7 +61,11 @@ def test_a_closed_stderr_is_open_for_the_command_and_its_processes(run, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("encoding", "shown"), [("latin-1", "-0.2 ± \\u2603\n"), ("ascii", "-0.2 +/- \\u2603\n")]
+    ("encoding", "shown"),
+    [
+        ("latin-1", "-0.2 ± \\u2603\n"),
+        ("ascii", "-0.2 +/- \\u2603\n"),
+    ],
 )
 def test_a_stdout_that_is_not_utf_8_loses_no_sign(encoding, shown, run, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", encoding)

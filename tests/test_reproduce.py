@@ -12,8 +12,9 @@ from crope.runs.sweep import Plan
 @pytest.fixture
 def steps(monkeypatch):
     """The steps note what they are called with; what they return is set by the test."""
-    steps = SimpleNamespace(plans=[], measured=[], reports=[], order=[])
-    steps.data, steps.training, steps.lengths, steps.invalid = [], [], [], []
+    noted = ("order", "plans", "measured", "reports")
+    returned = ("data", "training", "lengths", "invalid")
+    steps = SimpleNamespace(**{name: [] for name in (*noted, *returned)})
 
     def prepare(plan):
         steps.order.append("data")
@@ -64,7 +65,12 @@ def test_options_are_those_of_the_plan(steps, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("study", "scale"), [("pilot", "medium"), ("paper_row", "paper"), ("cost", "quick")]
+    ("study", "scale"),
+    [
+        ("pilot", "medium"),
+        ("paper_row", "paper"),
+        ("cost", "quick"),
+    ],
 )
 def test_the_scale_is_that_of_the_study_else_of_the_device(study, scale, steps):
     steps.call(f"--study={study}", "--seeds=1")

@@ -157,7 +157,13 @@ def test_a_choice_that_the_models_file_leaves_open_is_in_the_name(monkeypatch):
     assert variant_name("mine", model) == "mine+rotary"
 
 
-@pytest.mark.parametrize(("has_bf16", "precision"), [(True, "bf16"), (False, "fp32")])
+@pytest.mark.parametrize(
+    ("has_bf16", "precision"),
+    [
+        (True, "bf16"),
+        (False, "fp32"),
+    ],
+)
 def test_precision_is_resolved_before_naming(has_bf16, precision, monkeypatch):
     monkeypatch.setattr("crope.train.device.cpu_has_bf16", lambda: has_bf16)
     run = load_run(["runtime.device=cpu"])

@@ -31,7 +31,14 @@ def test_a_name_without_a_near_one_gets_no_hint(name):
     assert nearest(name, KEYS) == " the keys are in crope/config.py"
 
 
-@pytest.mark.parametrize(("name", "near"), [("CRoPE", "crope"), ("rop", "rope"), ("xops", "xpos")])
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("CRoPE", "crope"),
+        ("rop", "rope"),
+        ("xops", "xpos"),
+    ],
+)
 def test_the_name_of_a_file_is_found_whatever_its_case(name, near):
     assert nearest(name, ["crope", "rope", "xpos"]) == f" did you mean {near}?"
 

@@ -95,7 +95,14 @@ def test_only_what_this_command_trains_is_speed(clock, runs):
     assert shown(progress, runs[2])[0] == "40 % of tokens, 1 of 3 runs, 6:00 left"
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(9, "0:09"), (600, "10:00"), (3600, "1:00:00")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (9, "0:09"),
+        (600, "10:00"),
+        (3600, "1:00:00"),
+    ],
+)
 def test_time_left_is_short(seconds, text, clock):
     display = Display()
     clock.now = 1
@@ -126,7 +133,11 @@ LINE = "a run-id-of-a-run: 5.1 nats per token"
 
 
 @pytest.mark.parametrize(
-    ("terminal", "printed"), [(True, "a\nrun-id-of-a-run:\n5.1 nats per\ntoken"), (False, LINE)]
+    ("terminal", "printed"),
+    [
+        (True, "a\nrun-id-of-a-run:\n5.1 nats per\ntoken"),
+        (False, LINE),
+    ],
 )
 def test_a_final_line_is_broken_between_words_in_a_terminal(terminal, printed, monkeypatch, capsys):
     monkeypatch.setattr(progress.sys.stdout, "isatty", lambda: terminal)
@@ -137,7 +148,13 @@ def test_a_final_line_is_broken_between_words_in_a_terminal(terminal, printed, m
 
 @pytest.mark.parametrize(
     ("content", "step"),
-    [("", 0), ("\x00\n", 0), ("3\n", 0), ("[" * 2000, 0), ('{"step": 1}\n{"st', 1)],
+    [
+        ("", 0),
+        ("\x00\n", 0),
+        ("3\n", 0),
+        ("[" * 2000, 0),
+        ('{"step": 1}\n{"st', 1),
+    ],
 )
 def test_the_last_step_of_metrics_that_are_being_written(content, step, tmp_path):
     run = toy_run(tmp_path)

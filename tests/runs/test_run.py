@@ -127,7 +127,13 @@ def test_a_run_that_another_process_trains_is_busy(run):
 
 
 @pytest.mark.usefixtures("step_clock")
-@pytest.mark.parametrize(("at", "saved"), [(5, "5"), (7, "5")])
+@pytest.mark.parametrize(
+    ("at", "saved"),
+    [
+        (5, "5"),
+        (7, "5"),
+    ],
+)
 def test_a_killed_run_continues_from_its_checkpoint_to_the_same_bits(at, saved, run, whole):
     """Nothing is saved on the way out, so the lines after the checkpoint must be replaced."""
     with during_step(at, die), pytest.raises(KeyboardInterrupt):
@@ -191,7 +197,14 @@ def test_every_earlier_attempt_is_in_the_record(run, monkeypatch):
 
 
 @pytest.mark.usefixtures("step_clock")
-@pytest.mark.parametrize(("bad_step", "seconds"), [(4, 5), (11, 5), (5, 6)])
+@pytest.mark.parametrize(
+    ("bad_step", "seconds"),
+    [
+        (4, 5),
+        (11, 5),
+        (5, 6),
+    ],
+)
 def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
     bad_step, seconds, tmp_path, monkeypatch
 ):
@@ -283,7 +296,13 @@ def test_a_run_larger_than_the_machine_is_refused_before_it_starts(override, tmp
     assert not run.path.exists()
 
 
-@pytest.mark.parametrize(("precision", "bytes_per_logit"), [("fp32", 4), ("bf16", 2)])
+@pytest.mark.parametrize(
+    ("precision", "bytes_per_logit"),
+    [
+        ("fp32", 4),
+        ("bf16", 2),
+    ],
+)
 def test_the_memory_of_a_run_is_its_logits_and_16_bytes_a_parameter(
     precision, bytes_per_logit, tmp_path, monkeypatch
 ):

@@ -56,7 +56,8 @@ PLANS = {
 
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_is_the_one_that_was_committed(name):
-    plan = [planned_scale([name]), *study_axes(name).items()]
+    axes = study_axes(name).items()
+    plan = [planned_scale([name]), *axes]
     assert json_sha256(plan)[:10] == PLANS[name]
 
 
@@ -65,9 +66,11 @@ def test_choices_compose_to_what_hydra_composes(scale):
     """The last run of every study; `runtime` stands for overrides that hold for all runs."""
     common = [f"scale={scale}", *FP32, "results_dir=elsewhere", "runtime=deterministic"]
     for name in group_files("study") if scale == "quick" else TABLES:
-        choice = {axis: values[-1] for axis, values in study_axes(name).items()}
+        axes = study_axes(name).items()
+        choice = {axis: values[-1] for axis, values in axes}
         chosen = [f"{axis}={value}" for axis, value in choice.items()]
-        assert compose_runs([choice], common) == [load_run([*common, *chosen])]
+        (run,) = compose_runs([choice], common)
+        assert run == load_run([*common, *chosen])
 
 
 def test_keys_of_a_scale_of_the_users_own_hold_for_every_model(own_conf):
@@ -88,7 +91,12 @@ def test_both_tables_are_18_runs_per_seed_with_seeds_outermost():
 
 
 @pytest.mark.parametrize(
-    ("count", "seeds"), [(None, (3, 4, 5, 6, 7)), (2, (3, 4)), (7, (3, 4, 5, 6, 7, 8, 9))]
+    ("count", "seeds"),
+    [
+        (None, (3, 4, 5, 6, 7)),
+        (2, (3, 4)),
+        (7, (3, 4, 5, 6, 7, 8, 9)),
+    ],
 )
 def test_seeds_beyond_a_plan_follow_its_largest(count, seeds):
     assert planned_seeds("length") == (3, 4, 5, 6, 7)
@@ -174,7 +182,8 @@ def test_studies_of_two_scales_are_not_run_together(other):
     ],
 )
 def test_only_the_papers_datasets_are_restricted(axis, datasets, expected):
-    choices = study._grid({"data": axis.split()}, datasets.split())
+    axes = {"data": axis.split()}
+    choices = study._grid(axes, datasets.split())
     assert [choice["data"] for choice in choices] == expected
 
 
@@ -225,7 +234,10 @@ def test_a_file_that_is_no_study_is_named_and_left_out(params, word, write_study
 
 @pytest.mark.parametrize(
     ("lines", "word"),
-    [("", "package"), ("# @package _global_\ntrain: {max_steps: 7}\n", "train: make it an axis")],
+    [
+        ("", "package"),
+        ("# @package _global_\ntrain: {max_steps: 7}\n", "train: make it an axis"),
+    ],
 )
 def test_what_train_py_would_read_otherwise_is_refused(lines, word, write_study):
     write_study(f"{lines}hydra: {{sweeper: {{params: {{data: ptb}}}}}}\n")

@@ -33,10 +33,10 @@ def toy_runs(folder, count):
 def note(run, event):
     """Adds a line to a file of the results folder; returns those that it had."""
     path = Path(run.config.results_dir) / "events"
-    before = path.read_text().splitlines() if path.exists() else []
-    with path.open("a") as file:
-        file.write(f"{event}\n")
-    return before
+    path.touch()
+    before = path.read_text()
+    path.write_text(f"{before}{event}\n")
+    return before.splitlines()
 
 
 def events(folder):
@@ -65,8 +65,9 @@ def work(run):
 
 def test_a_run_that_fails_or_is_killed_stops_no_other(tmp_path):
     runs = toy_runs(tmp_path, 5)
-    outcomes = {outcome.run_id: outcome for outcome in run_all(runs, jobs=2, work=work)}
-    complete, killed, refused, wrong, last = [outcomes[run.run_id] for run in runs]
+    outcomes = list(run_all(runs, jobs=2, work=work))
+    by_id = {outcome.run_id: outcome for outcome in outcomes}
+    complete, killed, refused, wrong, last = [by_id[run.run_id] for run in runs]
     assert complete.status == "complete"
     assert last.status == "complete"
     assert {killed.status, refused.status, wrong.status} == {"failed"}
@@ -93,7 +94,8 @@ def test_a_disk_that_fails_ends_all_runs_after_saving(tmp_path):
 
 def test_runs_share_the_cores(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "_cores", lambda: 8)
-    assert sweep._resolved(toy_run(tmp_path), jobs=3).config.runtime.threads == 2
+    run = sweep._resolved(toy_run(tmp_path), jobs=3)
+    assert run.config.runtime.threads == 2
 
 
 def test_a_run_of_another_command_waits(tmp_path):
@@ -113,7 +115,8 @@ def work_beside_another_command(run):
 def test_a_run_that_another_command_completes_meanwhile_has_one_outcome(tmp_path):
     first, second = toy_runs(tmp_path, 2)
     outcomes = run_all([first, second], jobs=1, work=work_beside_another_command)
-    assert [outcome.run_id for outcome in outcomes] == [second.run_id, first.run_id]
+    ended = [outcome.run_id for outcome in outcomes]
+    assert ended == [second.run_id, first.run_id]
     assert events(tmp_path) == ["0", "1", "0"]
 
 
@@ -174,7 +177,8 @@ def test_runs_at_a_time_by_the_memory_of_the_gpus(scales, memory, jobs, gpus):
 
 def test_a_process_must_not_go_on_without_its_gpu(gpus):
     run = load_run(["runtime.device=auto"])
-    assert sweep._resolved(run, jobs=1).config.runtime.device == "cuda"
+    resolved = sweep._resolved(run, jobs=1)
+    assert resolved.config.runtime.device == "cuda"
 
 
 def test_visible_gpus(gpus, monkeypatch):
@@ -187,15 +191,16 @@ def test_visible_gpus(gpus, monkeypatch):
 
 def work_with_temporary_files(run):
     """Leaves a folder, as a process of its does, and ends, is killed or fails."""
-    of_process = subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout
-    folders = (tempfile.mkdtemp(), of_process.strip(), os.environ["TORCHINDUCTOR_CACHE_DIR"])
-    return replace(work(run), text="|".join(folders))
+    of_process = subprocess.check_output(["mktemp", "-d"], text=True).strip()
+    cache = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    return replace(work(run), text=f"{tempfile.mkdtemp()}|{of_process}|{cache}")
 
 
 def test_no_temporary_folder_is_left(tmp_path):
     """But torch's cache of compiled code is that of all runs."""
-    outcomes = list(run_all(toy_runs(tmp_path, 4), jobs=1, work=work_with_temporary_files))
-    folder, of_process, cache = [Path(text) for text in outcomes[0].text.split("|")]
+    outcomes = run_all(toy_runs(tmp_path, 4), jobs=1, work=work_with_temporary_files)
+    first, *_ = list(outcomes)
+    folder, of_process, cache = map(Path, first.text.split("|"))
     own = Path(get_temp_dir())
     assert folder.parent == of_process.parent
     assert folder.parent.parent == own
@@ -205,6 +210,7 @@ def test_no_temporary_folder_is_left(tmp_path):
 
 def work_forever(run):
     tempfile.mkdtemp()
+    Path(run.config.results_dir, str(run.config.seed)).touch()
     threading.Event().wait()
     raise AssertionError
 
@@ -218,7 +224,8 @@ def test_a_killed_command_leaves_neither_processes_nor_temporary_folders(tmp_pat
     """
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     command = subprocess.Popen([sys.executable, "-c", code], env=environment)
-    wait_for(lambda: len(list(tmp_path.glob("pymp-*/*/tmp*"))) == 2)
+    for folder in ("0", "1"):
+        wait_for((tmp_path / folder).exists)
     command.kill()
     command.wait()
     wait_for(lambda: not list(tmp_path.glob("pymp-*")))
@@ -239,7 +246,8 @@ def signal_when_started(folder, number):
     """Sends a signal to this process as soon as the runs of seeds 0 and 1 have started."""
 
     def wait_and_send():
-        wait_for(lambda: (folder / "0").exists() and (folder / "1").exists())
+        wait_for((folder / "0").exists)
+        wait_for((folder / "1").exists)
         os.kill(os.getpid(), number)
 
     threading.Thread(target=wait_and_send).start()
@@ -250,7 +258,8 @@ def test_a_signal_stops_every_process_after_saving(number, tmp_path):
     """A third run, which waits, is not started."""
     signal_when_started(tmp_path, number)
     outcomes = run_all(toy_runs(tmp_path, 3), jobs=2, work=work_until_stopped)
-    assert [next(outcomes).text, next(outcomes).text] == ["saved", "saved"]
+    assert next(outcomes).text == "saved"
+    assert next(outcomes).text == "saved"
     with pytest.raises(KeyboardInterrupt, match=str(int(number))):
         next(outcomes)
 
