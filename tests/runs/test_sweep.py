@@ -232,13 +232,9 @@ def test_a_killed_command_leaves_neither_processes_nor_temporary_folders(tmp_pat
 
 
 def work_until_stopped(run):
-    folder, seed = Path(run.config.results_dir), run.config.seed
     with stop_on_signal() as stop:
-        (folder / str(seed)).touch()
+        Path(run.config.results_dir, str(run.config.seed)).touch()
         wait_for(stop.requested)
-        if seed == 1:
-            wait_for(lambda: not (folder / "slow").exists())
-        (folder / f"saved {seed}").touch()
     return Outcome(run.run_id, "stopped", "saved")
 
 
@@ -264,17 +260,30 @@ def test_a_signal_stops_every_process_after_saving(number, tmp_path):
         next(outcomes)
 
 
+def work_that_counts_signals(run):
+    """Seed 1 takes until the file `slow` is gone."""
+    folder, signals = Path(run.config.results_dir), []
+    signal.signal(signal.SIGTERM, lambda *_: signals.append("SIGTERM"))
+    (folder / str(run.config.seed)).touch()
+    wait_for(lambda: signals)
+    if run.config.seed == 1:
+        wait_for(lambda: not (folder / "slow").exists())
+        note(run, signals)
+    return Outcome(run.run_id, "stopped", "saved")
+
+
 def test_processes_that_are_stopping_get_no_second_signal(tmp_path):
     """It would end them before they have saved. The reader of the outcomes fails after the first,
     as on a closed terminal.
     """
     (tmp_path / "slow").touch()
     signal_when_started(tmp_path, signal.SIGTERM)
-    outcomes = run_all(toy_runs(tmp_path, 2), jobs=2, work=work_until_stopped)
+    outcomes = run_all(toy_runs(tmp_path, 2), jobs=2, work=work_that_counts_signals)
     next(outcomes)
     outcomes.close()
     (tmp_path / "slow").unlink()
-    wait_for((tmp_path / "saved 1").exists)
+    wait_for((tmp_path / "events").exists)
+    wait_for(lambda: events(tmp_path) == ["['SIGTERM']"])
 
 
 def test_ctrl_c_does_not_end_a_server_that_still_starts():
