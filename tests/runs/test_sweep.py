@@ -33,9 +33,10 @@ def toy_runs(folder, count):
 def note(run, event):
     """Adds a line to a file of the results folder; returns those that it had."""
     path = Path(run.config.results_dir) / "events"
-    path.touch()
-    before = path.read_text()
-    path.write_text(f"{before}{event}\n")
+    with path.open("a+") as file:  # appended: several processes may write at a time
+        file.seek(0)
+        before = file.read()
+        file.write(f"{event}\n")
     return before.splitlines()
 
 
