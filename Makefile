@@ -86,10 +86,12 @@ lint: .venv/.stamp  ## ruff and mypy
 
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-test: lint  ## lint, then the tests: 3 to 10 minutes on two cores
+test: .venv/.stamp  ## lint, then the tests: 3 to 10 minutes on two cores
+	@echo "lint, then the tests: 3 to 10 minutes on two cores (make test-fast: under one)"
+	@$(MAKE) --no-print-directory lint
 	@$(PYTEST)
 
-test-fast: .venv/.stamp  ## the tests without the slow ones: under a minute
+test-fast: .venv/.stamp  ## the tests without the slow ones: under a minute on two cores
 	@$(PYTEST) -m 'not slow and not on_demand'
 
 .venv-engines/.stamp: pyproject.toml constraints.txt constraints-engines.txt

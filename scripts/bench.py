@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from cli import Parser, arguments, main_errors, positive, refuse_repeats
+from cli import Parser, arguments, main_errors, refuse_repeats
 
 # cli says what to do where torch is not installed.
 # isort: split
@@ -48,6 +48,7 @@ from crope.train.loop import build_losses, build_optimizer, compiles, train_step
 PAGE = ROOT / "docs" / "performance.md"
 OURS = "this project"
 WARM_UP, TURN = 5, {"cpu": 4, "cuda": 20}  # steps
+ROUNDS = 10  # turns of each implementation
 B2_ROW = ("scale=paper", "ablation=b2_l512_g09_s1000", "model=crope")
 SHAPES = {
     # The head dominates at the paper's vocabulary, the layers at the quick scale's.
@@ -56,36 +57,27 @@ SHAPES = {
 }
 SMOKE = ("scale=smoke", "data=tiny", "model=crope", "train.batch_size=2", "train.seq_len=16")
 
+FLAGS = {
+    "--profile": "torch.profiler's table of ten steps, no times",
+    "--write": "write the tables into docs/performance.md",
+    "--smoke": "tiny sizes, one round",
+}
+
 Step = Callable[[], None]
 
 
 def main() -> None:
     parser = Parser(description=__doc__)
-    parser.add_argument(
-        "--profile", action="store_true", help="torch.profiler's table of ten steps, no times"
-    )
-    parser.add_argument(
-        "--rounds",
-        type=positive,
-        default=10,
-        help="turns of each implementation (default %(default)s)",
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="write the tables into docs/performance.md"
-    )
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes, one round")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        help="one configuration (default: the shapes of docs/performance.md)",
-    )
+    for flag, text in FLAGS.items():
+        parser.add_argument(flag, action="store_true", help=text)
+    parser.add_argument("overrides", nargs="*", help="one configuration, instead of those shapes")
     options = parser.parse_intermixed_args(arguments())
     refuse_repeats(options.overrides)
+    shapes = SHAPES[resolve_device("auto").type]
     if options.smoke:
-        shapes = [(*SMOKE, *options.overrides)]
-    else:
-        default = SHAPES[resolve_device("auto").type]
-        shapes = [options.overrides] if options.overrides else default
+        shapes = ((*SMOKE, *options.overrides),)
+    elif options.overrides:
+        shapes = (options.overrides,)
     tables = []
     for shape in shapes:
         config = load_run([*shape, "tracker=none"]).config
@@ -93,10 +85,9 @@ def main() -> None:
         if options.profile:
             print(profile(config, device))
             continue
-        rounds = 1 if options.smoke else options.rounds
-        tables.append(
-            render_steps(config, time_steps(implementations(config), device, rounds=rounds))
-        )
+        rounds = 1 if options.smoke else ROUNDS
+        times = time_steps(implementations(config), device, rounds=rounds)
+        tables.append(render_steps(config, times))
         print(tables[-1], flush=True)
     if options.write and tables:
         write_table(PAGE, f"steps {device.type}", "\n".join(tables))
@@ -156,7 +147,7 @@ def time_steps(
         else:
             steps[name] = step
     times: dict[str, list[float]] = {name: [] for name in steps}
-    for name in list(steps) * rounds:
+    for name in list(steps) * rounds:  # in turn: a machine that slows down slows all of them
         synchronize()
         began = time.perf_counter()
         for _ in range(TURN[device.type]):
@@ -177,9 +168,8 @@ def our_step(config: Config, *, compiled: bool) -> Step:
     config = replace(config, runtime=runtime)
     device = resolve_device(config.runtime.device)
     vocab_size = config.tokenizer.vocab_size
-    tokens = resident(
-        np.random.default_rng(0).integers(vocab_size, size=1_000_000).astype(np.uint16), device
-    )
+    ids = np.random.default_rng(0).integers(vocab_size, size=1_000_000)
+    tokens = resident(ids.astype(np.uint16), device)
     model = build_model(config).to(device)
     state = TrainState(model, build_optimizer(model, config.train))
     (loss_function, _), numbers = build_losses(model, config, device), itertools.count()
@@ -201,14 +191,15 @@ def baseline_step(
     backward, AdamW.
     """
     device, vocab_size = resolve_device(config.runtime.device), config.tokenizer.vocab_size
-    model = build(config, -(-vocab_size // multiple) * multiple).to(device).train()
+    shape = (config.train.batch_size, config.train.seq_len)
+    padded = -(-vocab_size // multiple) * multiple  # matrix units prefer multiples of 64
+    model = build(config, padded).to(device).train()
+    # All batches have one shape, so code for any shape would only be slower.
     loss_function: Any = torch.compile(model, dynamic=False) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.train.lr, fused=True)
 
     def step() -> None:
-        tokens_BT = torch.randint(
-            vocab_size, (config.train.batch_size, config.train.seq_len), device=device
-        )
+        tokens_BT = torch.randint(vocab_size, shape, device=device)
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             loss = loss_function(input_ids=tokens_BT, labels=tokens_BT)["loss"]
         loss.backward()
@@ -236,48 +227,41 @@ def transformers_gpt2(config: Config, vocab: int) -> nn.Module:
     )
 
 
+class Block(nn.Module):
+    """Attention and feed-forward layer of GPT-2, each after a norm."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        qkv_BT3HK = self.qkv(self.norm1(x_BTD)).unflatten(-1, (3, self.heads, -1))
+        q_BHTK, k_BHTK, v_BHTK = qkv_BT3HK.permute(2, 0, 3, 1, 4)
+        y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+        x_BTD = x_BTD + self.out(y_BHTK.transpose(1, 2).flatten(-2))
+        hidden_BTF = F.gelu(self.up(self.norm2(x_BTD)), approximate="tanh")
+        return x_BTD + self.down(hidden_BTF)
+
+
 class PlainGPT(nn.Module):
     """A decoder as a short training script writes it: fused QKV, learned positions, tied head."""
 
     def __init__(self, config: Config, vocab: int) -> None:
         super().__init__()
-        width, self.heads = config.model.d_model, config.model.n_heads
+        width, depth = config.model.d_model, config.model.n_layers
         self.tokens = nn.Embedding(vocab, width)
         self.positions = nn.Embedding(config.train.seq_len, width)
-        sizes = {
-            "qkv": (width, 3 * width),
-            "out": (width, width),
-            "up": (width, 4 * width),
-            "down": (4 * width, width),
-        }
-        self.layers = nn.ModuleList(
-            nn.ModuleDict(
-                {name: nn.Linear(*size) for name, size in sizes.items()}
-                | {"norm1": nn.LayerNorm(width), "norm2": nn.LayerNorm(width)}
-            )
-            for _ in range(config.model.n_layers)
-        )
+        self.layers = nn.Sequential(*[Block(width, config.model.n_heads) for _ in range(depth)])
         self.norm = nn.LayerNorm(width)
         for parameter in self.parameters():
             if parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        x_BTD = self.tokens(input_ids) + self.positions.weight
-        layer: Any
-        for layer in self.layers:
-            heads_3BHTK = (
-                layer["qkv"](layer["norm1"](x_BTD))
-                .unflatten(-1, (3, self.heads, -1))
-                .permute(2, 0, 3, 1, 4)
-            )
-            y_BHTK = F.scaled_dot_product_attention(
-                heads_3BHTK[0], heads_3BHTK[1], heads_3BHTK[2], is_causal=True
-            )
-            x_BTD = x_BTD + layer["out"](y_BHTK.transpose(1, 2).flatten(-2))
-            x_BTD = x_BTD + layer["down"](
-                F.gelu(layer["up"](layer["norm2"](x_BTD)), approximate="tanh")
-            )
+        x_BTD = self.layers(self.tokens(input_ids) + self.positions.weight)
         logits_BTV = F.linear(self.norm(x_BTD), self.tokens.weight)
         return {"loss": F.cross_entropy(logits_BTV.flatten(0, 1), labels.flatten())}
 
@@ -286,31 +270,26 @@ def render_steps(config: Config, times: dict[str, float]) -> str:
     """A Markdown table; the last column is each implementation's time over that of this project's
     fastest setting.
     """
-    batch, length = config.train.batch_size, config.train.seq_len
-    vocab_size = config.tokenizer.vocab_size
-    flops = (
-        batch * length * train_flops_per_token(config.model, vocab_size=vocab_size, seq_len=length)
-    )
+    train, model, vocab_size = config.train, config.model, config.tokenizer.vocab_size
+    tokens = train.batch_size * train.seq_len
+    flops = tokens * train_flops_per_token(model, vocab_size=vocab_size, seq_len=train.seq_len)
     device = resolve_device(config.runtime.device)
-    peak = peak_flops(device, config.train.precision)
-    ours = [ms for name, ms in times.items() if name.startswith(OURS)]
-    best = min(ours, default=math.nan)
-    rows = [
-        (
-            name,
-            f"{ms:.4g}",
-            f"{1000 * batch * length / ms:,.0f}",
-            f"{1e5 * flops / ms / peak:.1f} %" if peak and "fp32" not in name else "–",
-            f"{ms / best:.2f}",
-        )
-        for name, ms in times.items()
-    ]
-    head = ("implementation", "ms/step", "tokens/s", "MFU", "time / our best")
-    dashes = ["---", *["---:"] * (len(head) - 1)]
-    sizes = f"B {batch}, L {length}, D {config.model.d_model}, V {vocab_size:,}"
+    peak = peak_flops(device, train.precision)
+    ours = filter(lambda name: name.startswith(OURS), times)
+    best = min([times[name] for name in ours], default=math.nan)
+    sizes = f"B {train.batch_size}, L {train.seq_len}, D {model.d_model}, V {vocab_size:,}"
     machine = f"{device_name(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    lines = [f"{sizes}; {machine}", ""]
-    lines += [f"| {' | '.join(cells)} |" for cells in (head, dashes, *rows)]
+    lines = [
+        f"{sizes}; {machine}",
+        "",
+        "| implementation | ms/step | tokens/s | MFU | time / our best |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name, ms in times.items():
+        mfu = "–"  # no peak is known of a CPU, and fp32 is no rate of the tensor cores
+        if peak and "fp32" not in name:
+            mfu = f"{1e5 * flops / ms / peak:.1f} %"
+        lines.append(f"| {name} | {ms:.4g} | {1000 * tokens / ms:,.0f} | {mfu} | {ms / best:.2f} |")
     return "\n".join([*lines, ""])
 
 

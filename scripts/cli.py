@@ -96,8 +96,8 @@ SHARED_ARGUMENTS: dict[str, dict[str, Any]] = {
     "runs": {"nargs": "+", "metavar": "RUN"},
 }
 FROM_MAKE = "--from-make"
-# Variable of make -> the option for each of its words, or for all of it.
-LISTS, VALUES = {"STUDY": "--study", "RUNS": "--runs"}, {"SCALE": "--scale", "SEEDS": "--seeds"}
+# Variables of make: options of the same name, for each of their words or for all of it.
+LISTS, VALUES = ("STUDY", "RUNS"), ("SCALE", "SEEDS")
 
 
 def arguments() -> list[str]:
@@ -110,12 +110,12 @@ def arguments() -> list[str]:
         return words
     place = words.index(FROM_MAKE)
     given: list[str] = []
-    for name, option in LISTS.items():
+    for name in LISTS:
         for word in _split(name):
-            given.append(f"{option}={word}")
-    for name, option in VALUES.items():
+            given.append(f"--{name.lower()}={word}")
+    for name in VALUES:
         if value := os.environ.get(name):
-            given.append(f"{option}={value}")
+            given.append(f"--{name.lower()}={value}")
     if cell := os.environ.get("CELL"):
         given.append(cell)  # `explain` takes it; the other scripts refuse it
     return [*words[:place], *given, *_split("ARGS"), *words[place + 1 :]]

@@ -31,6 +31,8 @@ def main() -> int:
     options = parser.parse_intermixed_args(arguments())
     refuse_repeats(options.overrides)
 
+    # Not at the top: a misspelt option must not wait for torch.
+    from crope.errors import log_line
     from crope.report.page import build_report
     from crope.runs.extrapolate import extrapolate_all
     from crope.runs.progress import print_words
@@ -42,9 +44,15 @@ def main() -> int:
     scale = options.scale or planned_scale(studies) or default_scale()
     say_where(options.results_dir)
     plan = Plan(studies, scale, options.seeds, options.results_dir, options.overrides)
+    for study in studies:
+        planned = planned_scale([study])
+        if planned not in (None, scale):
+            log_line(
+                f"{study} is planned at scale {planned}: runs at {scale} enter none of its numbers"
+            )
     plan, problems = prepare(plan)
     problems += train_all(plan.runs())
-    beyond = asked_beyond()
+    beyond = asked_beyond()  # minutes a run, which no other number needs
     plan = replace(plan, studies=[study for study in studies if study in beyond])
     problems += extrapolate_all(plan.runs())
     # Studies at the scale that their files fix join the report of the scale with most runs.

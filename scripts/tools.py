@@ -16,27 +16,28 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from cli import Parser, arguments, existing_folder, folder, main_errors, positive
 
-from crope.errors import ConfigError, UserError
+from crope.errors import StorageError, UserError
 
 Options = argparse.Namespace
+
+# A sub-command imports what it needs when it is called: an answer must not wait for torch.
 
 
 def prepare(options: Options) -> int:
     """Download, check and tokenise datasets ahead of training; print their n-gram losses."""
     from crope import paper
-    from crope.runs.compose import group_files, load_run, quoted_override
-    from crope.runs.hints import nearest
+    from crope.runs.compose import group_values, load_run, quoted_override
     from crope.runs.prepare import prepare
     from crope.train.device import default_scale
 
-    corpora, known = options.corpora or list(paper.DATASET_LABELS), list(group_files("data"))
+    corpora = options.corpora or list(paper.DATASET_LABELS)
     for name in corpora:
-        if name not in known:
-            raise ConfigError(f"no conf/data/{name}.yaml;{nearest(name, known)}")
+        group_values("data", name)  # raises for a misspelt one, before another is fetched
     overrides = [f"scale={options.scale or default_scale()}"]
     if options.data_dir:
         overrides.append(quoted_override("data_dir", options.data_dir))
     config = load_run(overrides).config
+    # It has printed what failed.
     return int(bool(prepare(corpora, config.tokenizer, data_dir=Path(config.data_dir))))
 
 
@@ -174,8 +175,10 @@ def _each(options: Options, call: Callable[[Any], None]) -> int:
     for name in options.runs:
         try:
             call(_record(name, options))
+        except StorageError:
+            raise  # no other run would fare better
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print(f"error: {error}", file=sys.stderr, flush=True)  # in the order of the runs
             failed = True
     return int(failed)
 
@@ -236,7 +239,6 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
     export: [
         *("run", "--results-dir"),
         arg("out", nargs="?", type=Path, metavar="OUT", help="default: RESULTS_DIR/export/<run>"),
-        arg("--format", choices=["transformers"], default="transformers", help="the only one"),
     ],
     generate: [
         *("run", "--results-dir"),

@@ -9,6 +9,7 @@ python scripts/train.py --cfg job                      # the resolved configurat
 
 import os
 import sys
+from typing import NoReturn
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from cli import Parser, main_errors, refuse_repeats
@@ -24,7 +25,7 @@ with main_errors():  # Ctrl-C while modules load
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import DictConfig
 
-    from crope.errors import ConfigError, UserError, log_line
+    from crope.errors import ConfigError, StorageError, UserError, log_line
     from crope.runs.compose import (
         CONF_DIR,
         CONFIG_ERRORS,
@@ -65,6 +66,8 @@ def train(cfg: DictConfig) -> None:
         if not here:
             # The only way out of another process; not every subclass can be pickled.
             raise UserError(str(error)) from None
+        if isinstance(error, StorageError):  # Hydra would go on with its next run
+            end_with_failures()
         return
     if here:
         from cli import main_errors, say_where  # a launcher's process would not find it
@@ -130,10 +133,14 @@ def main() -> None:
         train()
     except CONFIG_ERRORS as error:
         raise config_error(error) from error
+    if failures:
+        end_with_failures()
+
+
+def end_with_failures() -> NoReturn:
     if len(failures) > 1:
         print(f"{len(failures)} runs failed:", file=sys.stderr)
-    if failures:
-        sys.exit("\n".join(f"error: {text}" for text in failures))
+    sys.exit("\n".join(f"error: {text}" for text in failures))
 
 
 def choose_scale(values: dict[str, list[str]]) -> list[str]:

@@ -28,21 +28,28 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Tiny tensors: threads that wait for each other would take most of the time.
 torch.set_num_threads(1)
-# Left out by `make test-fast`: they compile, start processes, train every model, or compose many runs.
+# Left out by `make test-fast`: they compile, start processes, train every model, compose many runs,
+# or read all published records.
 SLOW = (
     "data/test_tokens.py::test_gpt2_",
     "data/test_tokens.py::test_memory_",
     "data/test_tokens.py::test_token_ids_",
     "interop/",
+    "report/test_page.py",
     "runs/test_compose.py::test_every_file_",
     "runs/test_extrapolate.py",
     "runs/test_faults.py",
+    "runs/test_identity.py::test_a_schema_without_a_key",
+    "runs/test_published.py::test_every_published_run",
     "runs/test_study.py",
     "runs/test_sweep.py",
     "runs/test_tracking.py::test_a_continued_run_is_whole",
     "runs/test_tracking.py::test_the_command_of_the_docs",
+    "runs/test_verify.py::test_every_published_record",
     "test_bench.py::test_the_script_",
+    "test_docs.py::test_the_frame_",
     "test_reproduce.py",
+    "test_scripts.py::test_a_mistake_",
     "test_scripts.py::test_a_multirun_",
     "test_scripts.py::test_a_script_starts_",
     "test_scripts.py::test_an_answer_",

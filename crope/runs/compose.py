@@ -42,7 +42,10 @@ CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, Unicode
 HYDRA_KEYS = re.compile(r"hydra/launcher|hydra\.launcher\..+|hydra\.verbose")
 
 TYPES = {"Integer": "an integer, such as 100", "Float": "a number", "valid bool": "true or false"}
-NAMED = ("model.position", "model.projection", "model.attention")  # in the model's name
+# What `special` tells of a run: not what its name says, nor the precision, which depends on the
+# machine.
+TOLD = ("ablation.", "model.", "tokenizer.", "train.", "eval.")
+UNTOLD = ("model.position", "model.projection", "model.attention", "train.precision")
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,18 @@ class Run:
         return asdict(self.config)
 
     @property
+    def names(self) -> dict[str, str]:
+        """As in summary.json."""
+        return {"model": self.model, "dataset": self.dataset, "row": self.row, "scale": self.scale}
+
+    @property
+    def title(self) -> str:
+        """The run's id without its hash."""
+        return f"{self.model}-{self.dataset}-{self.row}-s{self.config.seed}"
+
+    @property
     def run_id(self) -> str:
-        return (
-            f"{self.model}-{self.dataset}-{self.row}-s{self.config.seed}-{run_hash(self.container)}"
-        )
+        return f"{self.title}-{run_hash(self.container)}"
 
     @property
     def path(self) -> Path:
@@ -101,7 +112,7 @@ def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
 
     `choices` names the chosen file of each group. Raises ConfigError.
     """
-    config = typed(Config, OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]))
+    config = typed(Config, OmegaConf.masked_copy(cfg, sorted({*map(str, cfg)} - {"hydra"})))
     # Hydra reads `true` as a bool, which becomes "True".
     config.runtime.compile = config.runtime.compile.lower()
     check(config)
@@ -180,22 +191,21 @@ def at_precision(run: Run, precision: str) -> Run:
 def special(run: Run) -> list[str]:
     """What the group files of a run do not give: ['train.lr=0.003'], without what follows from it.
 
-    Precision is left out, because `auto` depends on the machine. Empty if the files have gone.
+    Empty if the files have gone.
     """
-    chosen = {"model": run.model.partition("+")[0], "data": run.dataset}
-    chosen |= {"ablation": run.row, "scale": run.scale}
+    model = run.model.partition("+")[0]
+    groups = (f"model={model}", f"data={run.dataset}", f"ablation={run.row}", f"scale={run.scale}")
     try:
-        cfg = deepcopy(_composed(tuple(f"{group}={name}" for group, name in chosen.items())))
+        cfg = deepcopy(_composed(groups))
     except ConfigError:
         return []
     found = []
     # A row of Table 2 first: sizes and decay follow from it.
     for key in sorted(keys(), key=lambda key: not key.startswith("ablation.")):
-        section = key.partition(".")[0]
-        if section not in ("ablation", "model", "tokenizer", "train", "eval") or key in NAMED:
+        if not key.startswith(TOLD) or key in UNTOLD:
             continue
         value = attrgetter(key)(run.config)
-        if value != OmegaConf.select(cfg, key) and key != "train.precision":
+        if value != OmegaConf.select(cfg, key):
             found.append(f"{key}={value}")
             OmegaConf.update(cfg, key, value)  # what refers to it follows
     return found
@@ -346,8 +356,10 @@ def config_error(error: Exception) -> ConfigError:
         return ConfigError(f"{_damaged_file()}: {error.reason}; save it as UTF-8")
     if isinstance(error, yaml.YAMLError):
         return ConfigError(one_line(error))  # names file, line and column
-    causes = (error.__cause__, error, error.__context__)
-    cause = next((item for item in causes if isinstance(item, OmegaConfBaseException)), error)
+    cause = error
+    for candidate in (error.__context__, error, error.__cause__):  # the last one knows most
+        if isinstance(candidate, OmegaConfBaseException):
+            cause = candidate
     where, hint, key = "", "", getattr(cause, "full_key", None)
     if file := re.match(r"In '([^']+)'", str(error)):
         where = f"conf/{file[1]}.yaml: "

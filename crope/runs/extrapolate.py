@@ -18,7 +18,7 @@ import torch
 
 from crope.config import Config
 from crope.data.batches import full_pass
-from crope.errors import InvalidRecord, UserError, one_line, out_of_memory
+from crope.errors import InvalidRecord, StorageError, UserError, one_line, out_of_memory
 from crope.files import write_json
 from crope.model.gpt import GPT
 from crope.runs.compose import Run, load_config
@@ -48,6 +48,8 @@ def extrapolate_all(runs: Sequence[Run]) -> list[str]:
                     extrapolate(read_record(run.path))
             except InvalidRecord:
                 continue  # it has failed already, when it was to be trained
+            except StorageError:
+                raise  # no other run could be measured either
             except Exception as error:
                 if not (isinstance(error, UserError) or out_of_memory(error)):
                     raise

@@ -30,7 +30,7 @@ def nearest(name: str, valid: Sequence[str]) -> str:
     """' did you mean x?' with the nearest valid name, or where to look: no hint is better than a
     wrong one. `d_model` is near `model.d_model`.
     """
-    word = _last_part(name).replace("-", "_")
+    word = _last_part(name).replace("-", "_")  # as flags of other programs are written
     for key in valid:
         if word in SYNONYMS.get(key, "").split():
             return f" did you mean {key}?"
@@ -42,6 +42,7 @@ def nearest(name: str, valid: Sequence[str]) -> str:
         return max(last.ratio(), swapped), SequenceMatcher(None, whole, key).ratio()
 
     near = max(valid, key=likeness, default="")
+    # Less alike are names that share letters alone: train.optimizer and train.eps.
     if near and likeness(near)[0] > 0.75:
         return f" did you mean {near}?"
     return f" valid: {', '.join(valid)}" if len(valid) < 30 else " the keys are in crope/config.py"

@@ -7,7 +7,7 @@ from crope.config import TokenizerConfig
 from crope.data.corpora import SPLITS
 from crope.data.ngrams import NGRAMS_FILE, ORDERS, load_ngrams
 from crope.data.tokens import load_tokens
-from crope.errors import UserError, log_line
+from crope.errors import StorageError, UserError, log_line
 
 
 def prepare(
@@ -15,6 +15,8 @@ def prepare(
 ) -> dict[str, UserError]:
     """Makes the token files and n-gram losses of each corpus and prints two lines per corpus;
     returns the error of those that failed.
+
+    Raises StorageError: no other corpus could be written either.
     """
     failed: dict[str, UserError] = {}
     for corpus in corpora:
@@ -27,6 +29,8 @@ def prepare(
             losses = load_ngrams(tokens)["loss_nats"]
             values = " / ".join(f"{losses[name]:.4f}" for name in ORDERS)
             print(f"{corpus}: {' / '.join(ORDERS)} loss {values} nats per token", flush=True)
+        except StorageError:
+            raise
         except UserError as error:  # a corpus that cannot be had costs no other
             failed[corpus] = error
             log_line(f"error: {error}")

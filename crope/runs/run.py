@@ -80,7 +80,7 @@ def execute(run: Run) -> Outcome:
     try:
         if is_complete(run.path):
             return _skipped(run, "already complete")
-        _check_memory(run.config)
+        _check_memory(run.config)  # before there is a folder: a refused run leaves none
         with run_lock(run):
             if is_complete(run.path):  # by the process that held the lock until now
                 return _skipped(run, "completed by another process")
@@ -165,13 +165,14 @@ def _execute(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
     facts = provenance.collect(run.config.runtime, tokens.meta) | {"scale": run.scale}
     write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
     provenance_file, summary_file = run.path / "provenance.json", run.path / "summary.json"
-    # Of an earlier attempt, which may have diverged: a result.
-    files = [path for path in (provenance_file, summary_file) if path.exists()]
-    before = {path: read_bytes(path) for path in files}
+    before = {}  # of an earlier attempt, which may have diverged: a result
+    for path in (provenance_file, summary_file):
+        if path.exists():
+            before[path] = read_bytes(path)
     summary_file.unlink(missing_ok=True)
     if checkpoints(run.path):
         facts["resumed_from"] = provenance.earlier_attempts(provenance_file)
-    write_json(provenance_file, facts)
+    write_json(provenance_file, facts)  # also by what a killed run is told from none
     tracker = Tracker(run)
     summary = _identity(run)
     try:
@@ -196,7 +197,7 @@ def _execute(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
     summary["finished_utc"] = facts["finished_utc"] = provenance.now_utc()
     write_json(provenance_file, facts)
     write_json(summary_file, summary)
-    tracker.finish(summary)
+    tracker.finish(summary)  # may take half a minute, when all that counts is on disk
     if summary["status"] == "failed":
         # The traceback keeps tensors alive in cycles, which would take memory from the next run.
         gc.collect()
@@ -245,10 +246,7 @@ def record_failure(run: Run, message: str) -> None:
 def _identity(run: Run) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
-        "model": run.model,
-        "dataset": run.dataset,
-        "row": run.row,
-        "scale": run.scale,
+        **run.names,
         "seed": run.config.seed,
         "numerics_version": numerics_version(asdict(run.config.model)),
         "precision": run.config.train.precision,

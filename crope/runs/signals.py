@@ -41,6 +41,7 @@ def stop_on_signal() -> Iterator[Stop]:
 
     before = {}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Under nohup SIGHUP is ignored, and stays so.
         if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN):
             before[number] = signal.signal(number, on_signal)
     try:

@@ -94,6 +94,7 @@ def is_locked(run: Run) -> bool:
     """Whether a process trains the run now; it may end or start a moment later."""
     try:
         with run.lock.open() as file:  # only read: status of a folder that others write
+            # Shared, so that two that look do not see each other.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except FileNotFoundError:
@@ -143,6 +144,7 @@ def _render_left(states: Sequence[RunState]) -> list[str]:
             unknown += 1
     parts = []
     if seconds:
+        # Step times are those of runs that shared the machine, as these do.
         at_once = max(1, [state.status for state in states].count(RUNNING))
         left = timedelta(seconds=round(seconds / at_once))
         parts.append(f"about {left} (h:min:s) of steps left, {at_once} at a time")
@@ -165,7 +167,10 @@ def _available_datasets(results_dir: Path) -> list[str] | None:
     `tiny` joins. None: all.
     """
     data_dir = Path(load_run(["train.precision=fp32"]).config.data_dir)
-    missing = [name for name in unavailable_datasets(results_dir) if missing_files(name, data_dir)]
+    missing = []
+    for name in unavailable_datasets(results_dir):
+        if missing_files(name, data_dir):
+            missing.append(name)
     if not missing:
         return None
     return [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]

@@ -97,6 +97,7 @@ def _axes(study: str) -> dict[str, list[str]]:
         params = dict(content["hydra"]["sweeper"]["params"])
     except (KeyError, TypeError, ValueError):
         return {}
+    # Without it Hydra reads the axes as keys below `study`, and trains the defaults once.
     if "# @package _global_" not in group_files("study")[study].read_text(encoding="utf-8"):
         raise ConfigError(f"{file}: give it the first line `# @package _global_`")
     if others := sorted(content.keys() - {"hydra"}):
@@ -174,6 +175,7 @@ def study_runs(
                         f"conf/study/{study}.yaml: train.precision={precision}: another study has"
                         " the same runs in another precision; give each a --results-dir of its own"
                     )
+    # A table with one seed in every cell says more than one with all seeds in some.
     return sorted(runs.values(), key=lambda run: run.config.seed)
 
 
@@ -227,7 +229,7 @@ def _expand(
     axes = study_axes(study)
     axes.pop("seed", None)
     choices = list(_grid(axes, datasets))
-    common = (f"scale={scale}", *overrides)
+    common = (f"scale={scale}", *overrides)  # a tuple: the base is composed once for it
     _compose_base(common)  # raises for a wrong option, which is no fault of the study
     try:
         return list(zip(choices, compose_runs(choices, common), strict=True))
@@ -299,4 +301,4 @@ def unavailable_datasets(results_dir: Path) -> dict[str, str]:
     except UNREADABLE as error:
         log_line(f"{path}: corrupt ({type(error).__name__}); `make reproduce` makes it again")
         return {}
-    return {name: str(reasons[name]) for name in paper.DATASET_LABELS if name in reasons}
+    return {name: reasons[name] for name in paper.DATASET_LABELS if name in reasons}

@@ -13,8 +13,8 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import astuple, dataclass, replace
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import get_temp_dir
@@ -25,7 +25,7 @@ import torch
 
 from crope import paper
 from crope.config import Config, TokenizerConfig
-from crope.errors import ConfigError, DataUnavailable, InvalidRecord, UserError, log_line
+from crope.errors import ConfigError, DataUnavailable, InvalidRecord, StorageError, UserError
 from crope.files import write_json
 from crope.runs.compose import Run, load_run, quoted_override, resolve_precision
 from crope.runs.prepare import prepare as make_tokens
@@ -34,7 +34,7 @@ from crope.runs.record import is_complete
 from crope.runs.run import Outcome, execute, record_failure
 from crope.runs.signals import stop_on_signal
 from crope.runs.status import is_locked, step_shape
-from crope.runs.study import UNAVAILABLE, planned_scale, study_runs, unavailable_datasets
+from crope.runs.study import UNAVAILABLE, study_runs, unavailable_datasets
 from crope.train.device import resolve_device
 from crope.train.loop import compiles
 from crope.train.losses import full_batch_size
@@ -69,6 +69,7 @@ class Plan:
                     f"'{text}': only tracker and runtime can be set here; scripts/train.py accepts"
                     " every key"
                 )
+        # Raises for a wrong value now, not after the data was fetched.
         load_run([f"scale={self.scale}", *self.overrides])
 
     def runs(self) -> list[Run]:
@@ -93,46 +94,54 @@ def prepare(plan: Plan) -> tuple[Plan, list[str]]:
     dataset of the paper's cannot be had, `tiny` takes its place, and results_dir/unavailable.json
     says why.
     """
-    for study in plan.studies:
-        if (planned := planned_scale([study])) not in (None, plan.scale):
-            log_line(
-                f"{study} is planned at scale {planned}: runs at {plan.scale} enter none of its"
-                " numbers"
-            )
     runs = plan.runs()
     tried = {run.dataset for run in runs}
     errors = _make_tokens(runs)
-    missing = {}
+    problems, missing = [], {}
     for name, error in errors.items():
         if name in paper.DATASET_LABELS and isinstance(error, DataUnavailable):
             missing[name] = str(error)
+        else:
+            problems.append(str(error))
     if missing:
         datasets = [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]
         plan = replace(plan, datasets=datasets)
-        errors |= _make_tokens([run for run in plan.runs() if run.dataset not in tried])
+        of_tiny = _make_tokens([run for run in plan.runs() if run.dataset not in tried])
+        errors |= of_tiny
+        problems += map(str, of_tiny.values())
     known = unavailable_datasets(plan.results_dir)  # an earlier command may have tried others
     untried = {name: known[name] for name in known.keys() - tried}
     write_json(plan.results_dir / UNAVAILABLE, untried | missing)
-    problems = [str(error) for name, error in errors.items() if name not in missing]
     return replace(plan, failed=list(errors)), problems
 
 
 def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
     """Makes the token files that incomplete runs need; the error of each dataset that failed."""
-    needed: dict[tuple[Any, ...], set[str]] = {}
-    for run in runs:
-        if not _is_complete(run):
-            needed.setdefault(astuple(run.config.tokenizer), set()).add(run.dataset)
+    asked: list[tuple[str, TokenizerConfig]] = []
     errors: dict[str, UserError] = {}
-    for tokenizer, datasets in needed.items():
-        data_dir = Path(runs[0].config.data_dir)
-        errors |= make_tokens(sorted(datasets), TokenizerConfig(*tokenizer), data_dir=data_dir)
+    for run in incomplete(runs):
+        wanted = (run.dataset, run.config.tokenizer)
+        if wanted not in asked:
+            asked.append(wanted)
+            data_dir = Path(run.config.data_dir)
+            errors |= make_tokens([run.dataset], run.config.tokenizer, data_dir=data_dir)
     return errors
+
+
+def incomplete(runs: Sequence[Run]) -> list[Run]:
+    """Those that are not complete, or whose record is corrupt: `execute` says so once more."""
+    found = []
+    for run in runs:
+        with suppress(InvalidRecord):
+            if is_complete(run.path):
+                continue
+        found.append(run)
+    return found
 
 
 def train_all(runs: Sequence[Run]) -> list[str]:
     """Trains the runs that are not complete; returns a line for each that failed."""
-    todo = [run for run in runs if not _is_complete(run)]
+    todo = incomplete(runs)
     counts = f"{len(runs)} runs, {len(todo)} to train"
     if not todo:
         print(counts, flush=True)
@@ -148,13 +157,6 @@ def train_all(runs: Sequence[Run]) -> list[str]:
     return problems
 
 
-def _is_complete(run: Run) -> bool:
-    try:
-        return is_complete(run.path)
-    except InvalidRecord:  # `execute` raises it again, as this run's failure
-        return False
-
-
 class Worker(NamedTuple):
     """A process that trains a run; its slot, from 0 to jobs - 1, selects the GPU. `folder` is its
     temporary one.
@@ -164,6 +166,47 @@ class Worker(NamedTuple):
     run: Run
     slot: int
     folder: str
+
+
+class Pool:
+    """The processes that train runs now, at most `jobs`."""
+
+    def __init__(self, jobs: int, work: Callable[[Run], Outcome]) -> None:
+        self.jobs, self.work, self.gpus = jobs, work, _visible_gpus()
+        self.context = multiprocessing.get_context("forkserver")
+        self.workers: dict[Any, Worker] = {}  # by the connection that receives the outcome
+        self.stopping = False
+        start_server()
+
+    def active(self) -> list[Run]:
+        return [worker.run for worker in self.workers.values()]
+
+    def start(self, run: Run) -> None:
+        used = {worker.slot for worker in self.workers.values()}
+        slot = min(set(range(self.jobs)) - used)
+        gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
+        receiver, sender = self.context.Pipe(duplex=False)
+        folder = tempfile.mkdtemp(dir=get_temp_dir())
+        arguments = (run, sender, gpu, folder, self.work)
+        process = self.context.Process(target=_run_in_process, args=arguments)
+        process.start()
+        sender.close()  # so that the end of the process is the end of the pipe
+        self.workers[receiver] = Worker(process, run, slot, folder)
+
+    def ended(self) -> Iterator[tuple[Run, Outcome | StorageError]]:
+        """Those that end within POLL_SECONDS."""
+        for ready in wait(list(self.workers), timeout=POLL_SECONDS):
+            worker = self.workers.pop(ready)
+            outcome = _receive(ready, worker, self.stopping)
+            shutil.rmtree(worker.folder, ignore_errors=True)
+            yield worker.run, outcome
+
+    def close(self) -> None:
+        """Asks every process to save its run; once, because a second signal ends it unsaved."""
+        if not self.stopping:
+            for worker in self.workers.values():
+                worker.process.terminate()
+        self.stopping = True
 
 
 def run_all(
@@ -176,55 +219,36 @@ def run_all(
     """The outcome of each run as it ends, `jobs` at a time, started in the order given. `show` is
     called often with those that run now.
 
-    Runs that another command trains are left for last. After SIGINT, SIGTERM or SIGHUP every
-    process saves its run; then KeyboardInterrupt is raised. A second signal ends all of them at
-    once.
+    Runs that another command trains are left for last. After a signal or the StorageError of a run
+    no other starts and every process saves its run; then KeyboardInterrupt or that error is raised.
+    A second signal ends all of them at once.
     """
-    context = multiprocessing.get_context("forkserver")
-    start_server()
     waiting = [_resolved(run, jobs) for run in runs]
-    workers: dict[Any, Worker] = {}  # by the connection that receives the outcome
-    gpus = _visible_gpus()
-    stopping = False
-    with stop_on_signal() as stop, ExitStack() as stack:
-
-        def stop_all() -> None:
-            """Once, because a process that gets a second signal ends without saving."""
-            nonlocal stopping
-            if not stopping:
-                for worker in workers.values():
-                    worker.process.terminate()
-            stopping = True
-
-        stack.callback(stop_all)  # also after an error in this process
-        while workers or (waiting and not stop.requested()):
-            while len(workers) < jobs and not stop.requested():
-                run = _next_run(waiting, [worker.run for worker in workers.values()])
+    fault = None
+    # Closed also after an error in this process, such as that of a terminal that is gone.
+    with stop_on_signal() as stop, closing(Pool(jobs, work)) as pool:
+        while pool.workers or (waiting and not pool.stopping):
+            if stop.requested():
+                pool.close()
+            while len(pool.workers) < jobs and not pool.stopping:
+                run = _next_run(waiting, pool.active())
                 if run is None:
                     break
                 waiting.remove(run)
-                slot = min(set(range(jobs)) - {worker.slot for worker in workers.values()})
-                gpu = gpus[slot % len(gpus)] if gpus else None
-                receiver, sender = context.Pipe(duplex=False)
-                folder = tempfile.mkdtemp(dir=get_temp_dir())
-                arguments = (run, sender, gpu, folder, work)
-                process = context.Process(target=_run_in_process, args=arguments)
-                process.start()
-                sender.close()  # so that the end of the process is the end of the pipe
-                workers[receiver] = Worker(process, run, slot, folder)
-            if stop.requested():
-                stop_all()
-            show([worker.run for worker in workers.values()])
-            for ready in wait(list(workers), timeout=POLL_SECONDS):
-                worker = workers.pop(ready)
-                outcome = _receive(ready, worker, stopping)
-                shutil.rmtree(worker.folder, ignore_errors=True)
-                if outcome.status == "busy":
-                    waiting.append(worker.run)
+                pool.start(run)
+            show(pool.active())
+            for run, outcome in pool.ended():
+                if isinstance(outcome, StorageError):  # the files of other runs lie there too
+                    fault = outcome
+                    pool.close()
+                elif outcome.status == "busy":
+                    waiting.append(run)
                 else:
                     yield outcome
-        if stop.requested():
-            raise KeyboardInterrupt(stop.signal)
+    if fault is not None:
+        raise fault
+    if stop.requested():
+        raise KeyboardInterrupt(stop.signal)
 
 
 def start_server() -> None:
@@ -252,6 +276,8 @@ def _run_in_process(
     _use_temporary_folder(folder)
     try:
         sender.send(work(run))
+    except StorageError as error:
+        sender.send(error)  # pickled: its message is all that it holds
     except UserError as error:
         sender.send(Outcome(run.run_id, "failed", f"{run.run_id}: {error}"))
 
@@ -275,16 +301,16 @@ def _exit_with_parent(folder: str) -> None:
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
-    parent.join()
+    parent.join()  # returns when it has ended, in whatever way
     shutil.rmtree(Path(folder).parent, ignore_errors=True)
     os._exit(1)
 
 
-def _receive(receiver: Any, worker: Worker, stopping: bool) -> Outcome:
+def _receive(receiver: Any, worker: Worker, stopping: bool) -> Outcome | StorageError:
     """What a process sent before it ended, or how it ended."""
     run, process = worker.run, worker.process
     with suppress(EOFError):
-        outcome: Outcome = receiver.recv()
+        outcome: Outcome | StorageError = receiver.recv()
         process.join()
         return outcome
     process.join()
@@ -294,7 +320,7 @@ def _receive(receiver: Any, worker: Worker, stopping: bool) -> Outcome:
     if process.exitcode < 0:
         how = f"was killed by signal {-process.exitcode} (out of memory?)"
     message = f"its process {how}; run the same command again to continue from the last checkpoint"
-    record_failure(run, message)
+    record_failure(run, message)  # which the process could not write itself
     return Outcome(run.run_id, "failed", f"{run.run_id}: {message}")
 
 

@@ -53,7 +53,7 @@ class Tracker:
         with _contained(self.path):
             lines = [line]
             if self.wandb_run is None:
-                self.wandb_run = self._start()
+                self.wandb_run = self._start()  # with the first line: a refused run leaves none
                 rows = read_metrics(self.path / "metrics.jsonl")
                 lines = [row for row in rows if row["step"] <= line["step"]]
             for row in lines:
@@ -121,19 +121,17 @@ def _init(run: Run, run_id: str, *, mode: Any, folder: Path, resume: Any = None)
     os.environ.setdefault("WANDB_INIT_TIMEOUT", str(INIT_SECONDS))
     import wandb
 
-    names = {"model": run.model, "dataset": run.dataset, "row": run.row, "scale": run.scale}
-    config = run.container | {"names": names}
-    del config["ablation"]
-    title = f"{run.model}-{run.dataset}-{run.row}-s{run.config.seed}"
+    config = run.container | {"names": run.names}
+    del config["ablation"]  # the paper's numbers; `train` has those that were used
     # Without the folder wandb turns to the system's temporary one.
     (folder / "wandb").mkdir(parents=True, exist_ok=True)
     arguments = {
         "project": run.config.tracker.project,
         "id": _wandb_id(run_id),
-        "name": _short(" ".join([title, *special(run)])),
+        "name": _short(" ".join([run.title, *special(run)])),
         "group": _short(f"{run.scale} {run.dataset} {run.row}"),
         "job_type": _short(run.model, TAG_LENGTH),
-        "tags": [_short(name, TAG_LENGTH) for name in names.values()],
+        "tags": [_short(name, TAG_LENGTH) for name in run.names.values()],
         "config": config,
         "dir": str(folder),
         "mode": mode,

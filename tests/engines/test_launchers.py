@@ -3,9 +3,7 @@ test-engines`).
 """
 
 import json
-import subprocess
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +18,7 @@ LAUNCHERS = {
 }
 
 
-def needed(launcher: str) -> pytest.MarkDecorator:
+def needed(launcher):
     plugin = f"hydra-{launcher.split('_')[0]}-launcher"
     installed = any(one.metadata["Name"] == plugin for one in metadata.distributions())
     return pytest.mark.skipif(
@@ -31,13 +29,13 @@ def needed(launcher: str) -> pytest.MarkDecorator:
 EVERY = [pytest.param(launcher, marks=needed(launcher)) for launcher in LAUNCHERS]
 
 
-def sweep(launcher: str, results: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def sweep(launcher, results, *more):
     chosen = (f"hydra/launcher={launcher}", *LAUNCHERS.get(launcher, ()))
     return run_script("train.py", "-m", *chosen, *OVERRIDES, f"results_dir={results}", *more)
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(tmp_path_factory):
     """The results of one process."""
     results = tmp_path_factory.mktemp("basic")
     done = sweep("basic", results, "model=rope,crope")
@@ -46,7 +44,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("launcher", EVERY)
-def test_a_launcher_makes_the_same_bits_once(launcher: str, alone: Path, tmp_path: Path) -> None:
+def test_a_launcher_makes_the_same_bits_once(launcher, alone, tmp_path):
     done = sweep(launcher, tmp_path, "model=rope,crope")
     assert done.returncode == 0, done.stdout + done.stderr
     for model in ("rope", "crope"):
@@ -58,11 +56,10 @@ def test_a_launcher_makes_the_same_bits_once(launcher: str, alone: Path, tmp_pat
 
 
 @pytest.mark.parametrize("launcher", EVERY)
-def test_a_run_that_fails_stops_no_other_and_ends_in_status_1(
-    launcher: str, tmp_path: Path
-) -> None:
+def test_a_run_that_fails_stops_no_other_and_ends_in_status_1(launcher, tmp_path):
     done = sweep(launcher, tmp_path, "model=crope", "train.lr=1e30,1e-3")
-    assert done.returncode == 1 and "not finite" in done.stderr
+    assert done.returncode == 1
+    assert "not finite" in done.stderr
     statuses = [
         json.loads(path.read_text())["status"] for path in tmp_path.glob("runs/*/summary.json")
     ]
@@ -70,7 +67,7 @@ def test_a_run_that_fails_stops_no_other_and_ends_in_status_1(
 
 
 @pytest.mark.parametrize("name", ["submitit_slurm", "submitit_local", "ray"])
-def test_launcher_files_compose(name: str) -> None:
+def test_launcher_files_compose(name):
     """Of SLURM, which needs a cluster, this is all that is tested."""
     pytest.importorskip(
         "hydra_plugins." + ("hydra_ray_launcher" if name == "ray" else "hydra_submitit_launcher")

@@ -6,18 +6,15 @@ kind of moment that was hit least so far, a random while longer, and sends SIGKI
 SIGINT, whichever that kind of moment had least of; the byte then says where the run was.
 """
 
-import hashlib
 import mmap
 import multiprocessing
 import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +22,6 @@ import torch
 from crope import files
 from crope.runs import record
 from crope.runs import run as run_module
-from crope.runs.compose import Run
 from crope.train import checkpoint
 from crope.train import loop as trainer
 from tests.conftest import count_steps_as_seconds, make_toy_tokens, same_bits, toy_run
@@ -54,10 +50,10 @@ class Tally:
     runs: int = 0
     problems: list[str] = field(default_factory=list)
 
-    def in_phase(self, phase: int) -> int:
+    def in_phase(self, phase):
         return sum(self.kills[phase, number] for number in SIGNALS)
 
-    def table(self) -> str:
+    def table(self):
         lines = [f"{'':18}" + "".join(f"{number.name:>9}" for number in SIGNALS)]
         for phase, name in enumerate(PHASES):
             counts = "".join(f"{self.kills[phase, number]:9}" for number in SIGNALS)
@@ -66,18 +62,18 @@ class Tally:
         return "\n".join([*lines, total, *self.problems])
 
 
-def torment(kills: int, folder: Path, *, seed: int) -> Tally:
+def torment(kills, folder, *, seed):
     """Starts runs and kills each several times until `kills` in all; the last attempt of each may
     end.
     """
     random, tally = np.random.default_rng(seed), Tally()
     while tally.kills.total() < kills:
         number = tally.runs
-        options = [f"seed={number}", f"model={('rope', 'crope')[number % 2]}", "model.dropout=0.1"]
-        whole, broken = (
-            toy_run(folder / f"{name}-{number}", "runtime.checkpoint_seconds=3", *options)
-            for name in ("whole", "broken")
-        )
+        model = ("rope", "crope")[number % 2]
+        options = [f"seed={number}", f"model={model}", "model.dropout=0.1"]
+        options.append("runtime.checkpoint_seconds=3")
+        whole = toy_run(folder / f"whole-{number}", *options)
+        broken = toy_run(folder / f"broken-{number}", *options)
         Attempt(whole).join()
         for _ in range(random.integers(4, 12)):
             if tally.kills.total() < kills and not record.is_complete(broken.path):
@@ -93,27 +89,27 @@ def torment(kills: int, folder: Path, *, seed: int) -> Tally:
     return tally
 
 
-def torn_files(path: Path) -> list[str]:
+def torn_files(path):
     """Files whose name a reader trusts and that are not whole."""
-    found = [
-        f"{file}: torn"
-        for file in checkpoint.checkpoints(path)
-        if hashlib.sha256(file.read_bytes()).hexdigest()[:16] not in file.name
-    ]
+    found = []
+    for file in checkpoint.checkpoints(path):
+        digest = files.sha256_file(file)
+        if digest[:16] not in file.name:
+            found.append(f"{file}: torn")
     for file in (path / "summary.json", path / "provenance.json"):
         if file.exists() and not file.read_text().endswith("}\n"):
             found.append(f"{file}: torn")
     return found
 
 
-def _kill_once(run: Run, tally: Tally, random: np.random.Generator) -> None:
+def _kill_once(run, tally, random):
     target = min(LAST_OCCURRENCE, key=lambda phase: (tally.in_phase(phase), random.random()))
     number = min(SIGNALS, key=lambda one: (tally.kills[target, one], random.random()))
     occurrence = random.integers(1, LAST_OCCURRENCE[target] + 1)
     attempt = Attempt(run)
-    while attempt.process.is_alive() and not (
-        attempt.phase() == target and attempt.count(target) >= occurrence
-    ):
+    while attempt.process.is_alive():
+        if attempt.phase() == target and attempt.count(target) >= occurrence:
+            break
         time.sleep(0.0002)
     time.sleep(random.uniform(0, PIECES * PAUSE_S))
     phase, was_alive = attempt.phase(), attempt.process.is_alive()
@@ -131,7 +127,7 @@ class Attempt:
     each.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run):
         self.board = Path(run.config.results_dir) / "board"
         self.board.parent.mkdir(parents=True, exist_ok=True)
         self.board.write_bytes(bytes(len(PHASES) + 1))
@@ -142,30 +138,30 @@ class Attempt:
         self.process = context.Process(target=_child, args=(run, self.board))
         self.process.start()
 
-    def phase(self) -> int:
+    def phase(self):
         return self.shared[0]
 
-    def count(self, phase: int) -> int:
+    def count(self, phase):
         return self.shared[1 + phase]
 
-    def join(self) -> None:
+    def join(self):
         self.process.join(PATIENCE_S)
         assert self.process.exitcode is not None, f"{self.board}: the run hangs"
 
 
-def _child(run: Run, board: Path) -> None:
+def _child(run, board):
     torch.set_num_threads(1)
     with board.open("r+b") as file:
         shared = mmap.mmap(file.fileno(), 0)
 
     @contextmanager
-    def doing(phase: int) -> Iterator[None]:
+    def doing(phase):
         shared[1 + phase] = min(255, shared[1 + phase] + 1)
         shared[0] = phase
         yield
         shared[0] = BETWEEN
 
-    def enter_resume() -> None:
+    def enter_resume():
         shared[1 + RESUME], shared[0] = 1, RESUME
 
     count_steps_as_seconds()
@@ -176,45 +172,35 @@ def _child(run: Run, board: Path) -> None:
         os._exit(1)
 
 
-def _slow_files(doing: Callable[[int], Any], enter_resume: Callable[[], None]) -> None:
+def _slow_files(doing, enter_resume):
     """Wraps what a run does in `doing`, and cuts every write into pieces with pauses between them.
 
     The phase "resume" lasts from `enter_resume` to the first other phase.
     """
-    real_load = trainer.load_checkpoint
-    real_step, real_write, real_init = (
-        trainer.train_step,
-        files.write_bytes,
-        files.MetricsWriter.__init__,
-    )
-    real_append = files.MetricsWriter.write
+    real_step, real_load = trainer.train_step, trainer.load_checkpoint
+    real_init, real_append = files.MetricsWriter.__init__, files.MetricsWriter.write
+    real_write = files.write_bytes
 
-    def step(*args: Any, **kwargs: Any) -> Any:
+    def step(*args, **kwargs):
         with doing(STEP):
             time.sleep(PIECES * PAUSE_S)  # as long as a write, to be hit as easily
             return real_step(*args, **kwargs)
 
-    def write(path: Path, data: bytes) -> None:
-        name = path.name
-        with doing(
-            CHECKPOINT
-            if name.startswith("checkpoint")
-            else SUMMARY
-            if name == "summary.json"
-            else BETWEEN
-        ):
+    def write(path, data):
+        kinds = {"checkpoint": CHECKPOINT, "summary.json": SUMMARY}
+        with doing(kinds.get(path.name.partition("-")[0], BETWEEN)):
             real_write(path, data)
 
-    def load(*args: Any, **kwargs: Any) -> Any:
+    def load(*args, **kwargs):
         enter_resume()
         return real_load(*args, **kwargs)
 
-    def open_metrics(self: Any, *args: Any, **kwargs: Any) -> None:
+    def open_metrics(self, *args, **kwargs):
         real_init(self, *args, **kwargs)
         self.file = _Slow(self.file)
         time.sleep(PIECES * PAUSE_S)
 
-    def append(self: Any, row: Any) -> None:
+    def append(self, row):
         with doing(APPEND):
             real_append(self, row)
 
@@ -228,21 +214,21 @@ def _slow_files(doing: Callable[[int], Any], enter_resume: Callable[[], None]) -
 class _Slow:
     """A file that hands over its bytes in pieces, each flushed at once."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file):
         self.file = file
 
-    def write(self, data: bytes) -> None:
+    def write(self, data):
         size = max(1, -(-len(data) // PIECES))
         for start in range(0, len(data), size):
             self.file.write(data[start : start + size])
             self.file.flush()
             time.sleep(PAUSE_S)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self.file, name)
 
-    def __enter__(self) -> "_Slow":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception):
         self.file.close()

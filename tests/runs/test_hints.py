@@ -13,36 +13,39 @@ KEYS = [*keys(), *GROUPS]
     ("name", "key"),
     [
         ("tran.batch_size", "train.batch_size"),
-        ("trian.lr_gamma", "train.lr_gamma"),
         ("d_model", "model.d_model"),
-        ("modle", "model"),
         ("Train.LR", "train.lr"),
         ("model.depth", "model.n_layers"),
-        ("layers", "model.n_layers"),
         ("width", "model.d_model"),
         ("train.steps", "train.max_steps"),
         ("epochs", "train.max_steps"),
         ("learning-rate", "train.lr"),
-        ("wd", "train.weight_decay"),
     ],
 )
-def test_a_key_is_recognised_by_its_letters_or_by_a_synonym(name: str, key: str) -> None:
+def test_a_key_is_recognised_by_its_letters_or_by_a_synonym(name, key):
     assert nearest(name, KEYS) == f" did you mean {key}?"
 
 
 @pytest.mark.parametrize("name", ["train.optimizer", "foo", "train.momentum", "model.norm"])
-def test_a_name_without_a_near_one_gets_no_hint(name: str) -> None:
+def test_a_name_without_a_near_one_gets_no_hint(name):
     assert nearest(name, KEYS) == " the keys are in crope/config.py"
 
 
-@pytest.mark.parametrize(("name", "near"), [("CRoPE", "crope"), ("rop", "rope"), ("xops", "xpos")])
-def test_the_name_of_a_file_is_found_whatever_its_case(name: str, near: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("CRoPE", "crope"),
+        ("rop", "rope"),
+        ("xops", "xpos"),
+    ],
+)
+def test_the_name_of_a_file_is_found_whatever_its_case(name, near):
     assert nearest(name, ["crope", "rope", "xpos"]) == f" did you mean {near}?"
 
 
-def test_few_names_are_listed() -> None:
+def test_few_names_are_listed():
     assert nearest("huge", ["paper", "quick"]) == " valid: paper, quick"
 
 
-def test_synonyms_lead_to_keys() -> None:
+def test_synonyms_lead_to_keys():
     assert set(SYNONYMS) <= set(KEYS)

@@ -1,9 +1,11 @@
 """Data ahead of training: what is printed of each corpus, and what fails."""
 
+from pathlib import Path
+
 import pytest
 
 from crope.config import TokenizerConfig
-from crope.errors import DataError
+from crope.errors import DataError, StorageError
 from crope.runs.prepare import prepare
 
 BPE = TokenizerConfig(name="bpe", vocab_size=300)
@@ -37,6 +39,15 @@ def test_a_corpus_that_fails_costs_no_other(one_corpus, capsys):
     printed = capsys.readouterr()
     assert printed.out.startswith("toy: train")
     assert printed.err == "error: damaged/train.txt: the file is empty\n"
+
+
+def test_a_disk_that_fails_ends_the_preparation(monkeypatch):
+    def load(corpus, tokenizer, *, data_dir):
+        raise StorageError(f"{corpus}: No space left on device")
+
+    monkeypatch.setattr("crope.runs.prepare.load_tokens", load)
+    with pytest.raises(StorageError, match="first: No space"):
+        prepare(["first", "second"], BPE, data_dir=Path("raw"))
 
 
 def test_losses_that_cannot_be_written_are_no_failure(one_corpus, capsys, monkeypatch):

@@ -1,7 +1,6 @@
 """Progress on a fake clock, without a terminal and in one."""
 
 import io
-import json
 import os
 from types import SimpleNamespace
 
@@ -9,37 +8,37 @@ import pytest
 from rich.console import Console
 
 from crope.runs import progress
-from crope.runs.compose import Run, load_run
+from crope.runs.compose import load_run
 from crope.runs.progress import Display, RunProgress, SweepProgress, last_values, print_words
 from tests.conftest import toy_run
 
 
 @pytest.fixture
-def clock(monkeypatch) -> SimpleNamespace:
+def clock(monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
     return clock
 
 
 @pytest.fixture
-def runs(tmp_path) -> list[Run]:
+def runs(tmp_path):
     """Runs of 100, 300 and 600 equal steps: 10, 30 and 60 % of all tokens."""
     return [toy_run(tmp_path, "model=rope", f"train.max_steps={n}") for n in (100, 300, 600)]
 
 
-def write(run: Run, text: str) -> None:
+def write(run, text):
     run.path.mkdir(parents=True, exist_ok=True)
     (run.path / "metrics.jsonl").write_text(text)
 
 
-def shown(progress: SweepProgress, *active: Run) -> list[str]:
+def shown(progress, *active):
     lines: list[str] = []
     progress.show = lines.extend  # type: ignore[method-assign]
     progress.update(active)
     return lines
 
 
-def test_a_run_prints_a_line_per_minute_with_its_last_losses(clock, tmp_path, capsys) -> None:
+def test_a_run_prints_a_line_per_minute_with_its_last_losses(clock, tmp_path, capsys):
     """300 of 400 steps are left after 100 in 61 seconds."""
     with RunProgress(toy_run(tmp_path, "model=rope", "train.max_steps=400")) as progress:
         progress.log({"step": 0, "val/loss_nats": 7.5, "train/loss_nats": 7.25})
@@ -52,7 +51,7 @@ def test_a_run_prints_a_line_per_minute_with_its_last_losses(clock, tmp_path, ca
     )
 
 
-def test_a_run_that_continues_has_trained_no_earlier_step(clock, tmp_path, capsys) -> None:
+def test_a_run_that_continues_has_trained_no_earlier_step(clock, tmp_path, capsys):
     """10 steps in 61 seconds, 90 are left."""
     with RunProgress(toy_run(tmp_path, "train.max_steps=400")) as progress:
         progress.log({"step": 300})
@@ -61,7 +60,7 @@ def test_a_run_that_continues_has_trained_no_earlier_step(clock, tmp_path, capsy
     assert "step 310 of 400, 9:09 left" in capsys.readouterr().err
 
 
-def test_a_sweep_shows_the_part_of_its_tokens_and_a_line_for_each_run(clock, runs) -> None:
+def test_a_sweep_shows_the_part_of_its_tokens_and_a_line_for_each_run(clock, runs):
     """Losses in a fixed order, whatever line of metrics has them."""
     write(runs[1], '{"step": 140, "val/loss_nats": 5.5}\n{"step": 150, "train/loss_nats": 5.25}\n')
     assert shown(SweepProgress(runs), *runs[:2]) == [
@@ -71,7 +70,7 @@ def test_a_sweep_shows_the_part_of_its_tokens_and_a_line_for_each_run(clock, run
     ]
 
 
-def test_a_run_that_has_ended_counts_whole(clock, runs, capsys) -> None:
+def test_a_run_that_has_ended_counts_whole(clock, runs, capsys):
     """One that was stopped will be continued."""
     progress = SweepProgress(runs)
     progress.end(runs[1].run_id, "complete", status="complete")
@@ -80,7 +79,7 @@ def test_a_run_that_has_ended_counts_whole(clock, runs, capsys) -> None:
     assert capsys.readouterr().out == "complete\nstopped\n"
 
 
-def test_only_what_this_command_trains_is_speed(clock, runs) -> None:
+def test_only_what_this_command_trains_is_speed(clock, runs):
     """100 steps in 60 seconds; 600 are left. Of the long run, 100 steps were there before, and
     another command trains 100 until it dies; it also completes the short one.
     """
@@ -96,15 +95,23 @@ def test_only_what_this_command_trains_is_speed(clock, runs) -> None:
     assert shown(progress, runs[2])[0] == "40 % of tokens, 1 of 3 runs, 6:00 left"
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(9, "0:09"), (600, "10:00"), (3600, "1:00:00")])
-def test_time_left_is_short(seconds: int, text: str, clock) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (9, "0:09"),
+        (600, "10:00"),
+        (3600, "1:00:00"),
+    ],
+)
+def test_time_left_is_short(seconds, text, clock):
     display = Display()
     clock.now = 1
     assert display.time_left(1, seconds) == f", {text} left"
 
 
-@pytest.mark.parametrize("row", ["base", "b2_l512_g09_s1000", "b2_l512_d64"])
-def test_lines_of_the_tables_fit_into_80_columns(row: str, clock, tmp_path) -> None:
+def test_lines_of_the_tables_fit_into_80_columns(clock, tmp_path):
+    """This is the longest one."""
+    row = "b2_l512_g09_s1000"
     names = ["model=crope", "data=pg19", f"ablation={row}", "seed=10", f"results_dir={tmp_path}"]
     run = load_run([*names, "scale=paper", "train.precision=fp32"])
     write(run, '{"step": 10000, "val/loss_nats": 10.5, "train/loss_nats": 10.25}\n')
@@ -113,7 +120,7 @@ def test_lines_of_the_tables_fit_into_80_columns(row: str, clock, tmp_path) -> N
     assert len(line) <= 80
 
 
-def test_a_terminal_breaks_lines_between_words(monkeypatch) -> None:
+def test_a_terminal_breaks_lines_between_words(monkeypatch):
     console = Console(file=io.StringIO(), force_terminal=True, width=30)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
     with Display() as display:
@@ -122,37 +129,45 @@ def test_a_terminal_breaks_lines_between_words(monkeypatch) -> None:
         assert "100 %  crope pg19 s0: step \n10,000, train 10.250" in console.file.getvalue()
 
 
+LINE = "a run-id-of-a-run: 5.1 nats per token"
+
+
 @pytest.mark.parametrize(
-    ("terminal", "printed"), [(True, "a\nrun-id-of-a-run:\n5.1 nats per\ntoken\n"), (False, None)]
+    ("terminal", "printed"),
+    [
+        (True, "a\nrun-id-of-a-run:\n5.1 nats per\ntoken"),
+        (False, LINE),
+    ],
 )
-def test_a_final_line_is_broken_between_words_in_a_terminal(
-    terminal: bool, printed: str | None, monkeypatch, capsys
-) -> None:
+def test_a_final_line_is_broken_between_words_in_a_terminal(terminal, printed, monkeypatch, capsys):
     monkeypatch.setattr(progress.sys.stdout, "isatty", lambda: terminal)
     monkeypatch.setenv("COLUMNS", "16")
-    text = "a run-id-of-a-run: 5.1 nats per token"
-    print_words(text)
-    assert capsys.readouterr().out == (printed or f"{text}\n")
+    print_words(LINE)
+    assert capsys.readouterr().out == f"{printed}\n"
 
 
 @pytest.mark.parametrize(
     ("content", "step"),
-    [("", 0), ('{"step"', 0), ("\x00\n", 0), ('{"step": 1}\n{"st', 1), ("3\n", 0)],
+    [
+        ("", 0),
+        ("\x00\n", 0),
+        ("3\n", 0),
+        ("[" * 2000, 0),
+        ('{"step": 1}\n{"st', 1),
+    ],
 )
-def test_the_last_step_of_metrics_that_are_being_written(content: str, step: int, tmp_path) -> None:
+def test_the_last_step_of_metrics_that_are_being_written(content, step, tmp_path):
     run = toy_run(tmp_path)
-    assert last_values(run) == {"step": 0}
     write(run, content)
     assert last_values(run) == {"step": step}
 
 
-def test_the_last_values_of_a_long_file(tmp_path) -> None:
+def test_the_last_values_of_a_long_file(tmp_path):
     """`early` is in its first line alone, `late` in the last but one."""
     run = toy_run(tmp_path)
-    lines = [{"step": step} for step in range(1000)]
-    lines[0]["early"] = lines[998]["late"] = 1
-    write(run, "".join(f"{json.dumps(line)}\n" for line in lines))
-    assert last_values(run) == {"step": 999, "late": 1}
+    lines = ['{"step": 1, "early": 1}\n', '{"step": 2}\n' * 1000]
+    write(run, "".join([*lines, '{"step": 3, "late": 1}\n{"step": 4}\n']))
+    assert last_values(run) == {"step": 4, "late": 1}
 
 
 def test_a_fifo_in_place_of_the_metrics_is_not_waited_for(tmp_path):

@@ -24,11 +24,16 @@ def test_a_signal_requests_a_stop(number):
     with stop_on_signal() as stop:
         assert not stop.requested()
         signal.raise_signal(number)
-        assert stop.requested() and stop.signal == number
+        assert stop.requested()
+        assert stop.signal == number
 
 
 @pytest.mark.parametrize(
-    ("handler", "number"), [(signal.SIG_DFL, signal.SIGHUP), (signal.SIG_IGN, 0)]
+    ("handler", "number"),
+    [
+        (signal.SIG_DFL, signal.SIGHUP),
+        (signal.SIG_IGN, 0),
+    ],
 )
 def test_a_closing_terminal_stops_a_run_once_and_not_under_nohup(handler, number):
     before = signal.signal(signal.SIGHUP, handler)
@@ -39,7 +44,13 @@ def test_a_closing_terminal_stops_a_run_once_and_not_under_nohup(handler, number
     assert signal.signal(signal.SIGHUP, before) == handler
 
 
-@pytest.mark.parametrize(("seconds", "exits"), [(0.5, []), (2.0, [128 + signal.SIGTERM])])
+@pytest.mark.parametrize(
+    ("seconds", "exits"),
+    [
+        (0.5, []),
+        (2.0, [128 + signal.SIGTERM]),
+    ],
+)
 def test_a_second_signal_exits_unless_it_is_of_the_same_request(seconds, exits, monkeypatch):
     clock = SimpleNamespace(now=100.0)
     called = []

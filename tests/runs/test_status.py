@@ -3,11 +3,10 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from crope.runs.compose import Run, at_precision, load_run
+from crope.runs.compose import at_precision, load_run
 from crope.runs.record import read_record
 from crope.runs.run import run_lock
 from crope.runs.status import (
@@ -29,7 +28,7 @@ RUN = load_run(["model=rope", "data=ptb", "scale=quick", "train.precision=fp32"]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """A results folder with one complete run of 12 steps and one that diverged."""
     results = tmp_path_factory.mktemp("trained")
     with toy_corpus(results / "tokens"):
@@ -39,41 +38,50 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return results
 
 
-def start(run: Run, metrics: str = "") -> Run:
+def start(run, metrics=""):
     run.path.mkdir(parents=True)
     (run.path / "config.yaml").touch()
     (run.path / "metrics.jsonl").write_text(metrics)
     return run
 
 
-def state_of(run: Run) -> tuple[str, int, str]:
+def named(model, status, **more):
+    """The state of a run of 800 steps."""
+    return RunState(replace(RUN, model=model), status, **more)
+
+
+def state_of(run):
     (state,) = states([run])
     return state.status, state.step, state.reason
 
 
-def test_a_complete_run_is_done_and_has_a_step_time(trained: Path) -> None:
+def test_a_complete_run_is_done_and_has_a_step_time(trained):
     (state,) = states([toy_run(trained)])
     record = read_record(state.run.path)
-    assert (state.status, state.step, state.reason) == (DONE, 12, "")
+    assert state.status == DONE
+    assert state.step == 12
+    assert state.reason == ""
     assert state.step_ms == record.summary["time"]["median_step_ms"]
 
 
-def test_a_failed_run_has_its_reason_until_it_is_tried_again(trained: Path) -> None:
+def test_a_failed_run_has_its_reason_until_it_is_tried_again(trained):
     run = toy_run(trained, "train.lr=1e30")
     status, _, reason = state_of(run)
-    assert status == FAILED and "not finite" in reason
+    assert status == FAILED
+    assert "not finite" in reason
     with run_lock(run):
         assert state_of(run)[0] == RUNNING
 
 
-def test_a_corrupt_record_is_failed(tmp_path) -> None:
+def test_a_corrupt_record_is_failed(tmp_path):
     run = start(toy_run(tmp_path))
     (run.path / "summary.json").write_text("{\n")
     status, _, reason = state_of(run)
-    assert status == FAILED and reason
+    assert status == FAILED
+    assert reason
 
 
-def test_a_run_without_a_record_is_started_or_running(tmp_path) -> None:
+def test_a_run_without_a_record_is_started_or_running(tmp_path):
     """The last line of its metrics is torn."""
     run = start(toy_run(tmp_path), '{"step": 0}\n{"step": 20}\n{"st')
     assert state_of(run) == (STARTED, 20, "")
@@ -81,35 +89,29 @@ def test_a_run_without_a_record_is_started_or_running(tmp_path) -> None:
         assert state_of(run) == (RUNNING, 20, "")
 
 
-def test_a_free_lock_means_nothing(tmp_path) -> None:
+def test_a_free_lock_means_nothing(tmp_path):
     run = toy_run(tmp_path)
     with run_lock(run):
         pass
     assert state_of(run) == (MISSING, 0, "")
 
 
-@pytest.mark.parametrize("content", ["{", "null\n", "[" * 2000 + "\n"])
-def test_corrupt_metrics_are_step_0(content: str, tmp_path) -> None:
-    assert state_of(start(toy_run(tmp_path), content)) == (STARTED, 0, "")
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_precision_auto_is_that_of_the_folder(precision: str, tmp_path) -> None:
+def test_precision_auto_is_that_of_the_folder(precision, tmp_path):
     run, *_ = study_runs(["pilot"], scale="smoke", overrides=[f"results_dir={tmp_path}"])
     start(at_precision(run, precision))
     (state,) = states([run])
-    assert (state.status, state.run.config.train.precision) == (STARTED, precision)
+    assert state.status == STARTED
+    assert state.run.config.train.precision == precision
 
 
-def test_text_of_two_studies_that_share_runs() -> None:
+def test_text_of_two_studies_that_share_runs():
     """One line each: a run that both have is named once, in the order of STATUSES."""
-    running = RunState(replace(RUN, model="m1"), RUNNING, step=20)
-    failed = RunState(replace(RUN, model="m2"), FAILED, reason="no such luck")
-    started = RunState(replace(RUN, model="m3"), STARTED, step=200)
-    done = RunState(replace(RUN, model="m4"), DONE, step=800)
-    text = render(
-        {"one, quick": [failed, started, running], "two, quick": [replace(running), done]}
-    )
+    running = named("m1", RUNNING, step=20)
+    failed = named("m2", FAILED, reason="no such luck")
+    started = named("m3", STARTED, step=200)
+    done = named("m4", DONE, step=800)
+    text = render({"one, quick": [failed, started, running], "two, quick": [running, done]})
     lines = [re.sub("-[0-9a-f]{8}", "", line) for line in text.splitlines()]
     assert lines == [
         "one, quick: 3 runs: 1 running, 1 started, 1 failed",
@@ -125,34 +127,39 @@ DONE_RUN = RunState(RUN, DONE, step=800, step_ms=250.0)
 WIDER = load_run(["model=rope", "data=ptb", "scale=quick", "model.d_model=256"])
 
 
-@pytest.mark.parametrize(
-    ("states", "line"),
-    [
-        # 800 and 600 steps of 250 ms
-        ([(MISSING, 0), (STARTED, 200)], "about 0:05:50 (h:min:s) of steps left, 1 at a time"),
-        # 700 and 600
-        ([(RUNNING, 100), (RUNNING, 200)], "about 0:02:42 (h:min:s) of steps left, 2 at a time"),
-        ([], "study: 1 runs: 1 done"),
-    ],
-)
-def test_time_left_is_that_of_the_steps_left(states: list[tuple[str, int]], line: str) -> None:
-    """By the time of a complete run of the same shape."""
-    runs = [RunState(replace(RUN, model=f"m{step}"), status, step) for status, step in states]
-    assert render({"study": [DONE_RUN, *runs]}).splitlines()[-1] == line
+def last_line(*states):
+    return render({"study": [DONE_RUN, *states]}).splitlines()[-1]
 
 
-def test_a_run_of_another_width_has_no_step_time() -> None:
-    text = render({"study": [DONE_RUN, RunState(WIDER, MISSING)]})
-    assert text.splitlines()[-1] == "no step time yet for 1 runs"
+def test_time_left_is_that_of_the_steps_left():
+    """800 and 600 of 250 ms, as those of a complete run of the same shape."""
+    missing = named("m1", MISSING)
+    started = named("m2", STARTED, step=200)
+    assert last_line(missing, started) == "about 0:05:50 (h:min:s) of steps left, 1 at a time"
 
 
-def counts(results: Path, *studies: str) -> dict[str, int]:
+def test_runs_that_run_now_share_the_time_left():
+    """700 and 600 steps."""
+    first = named("m1", RUNNING, step=100)
+    second = named("m2", RUNNING, step=200)
+    assert last_line(first, second) == "about 0:02:42 (h:min:s) of steps left, 2 at a time"
+
+
+def test_nothing_is_left_of_complete_runs():
+    assert last_line() == "study: 1 runs: 1 done"
+
+
+def test_a_run_of_another_width_has_no_step_time():
+    assert last_line(RunState(WIDER, MISSING)) == "no step time yet for 1 runs"
+
+
+def counts(results, *studies):
     """The number of runs by study and scale, of one seed."""
     found = study_states(studies, scale=None, seeds=1, results_dir=results)
     return {name: len(runs) for name, runs in found.items()}
 
 
-def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_path) -> None:
+def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_path):
     assert counts(tmp_path, "base", "paper_row") == {"base, quick": 4, "paper_row, paper": 2}
     for scale in ("smoke", "medium"):
         options = [f"scale={scale}", "train.precision=bf16", f"results_dir={tmp_path}"]
@@ -161,31 +168,39 @@ def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_pat
     assert counts(tmp_path, "base") == {"base, medium": 4}
 
 
-def test_states_are_those_of_the_named_results_folder(tmp_path) -> None:
+def test_states_are_those_of_the_named_results_folder(tmp_path):
     results = tmp_path / "räs, a=b"
     (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=results).values()
     assert found[0].run.path.parent == results / "runs"
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_a_dataset_that_was_missing_and_is_there_now_is_expected(
-    there: bool, tmp_path, monkeypatch
-) -> None:
-    """Until then `tiny` is expected in its place."""
+@pytest.fixture
+def without_ptb(tmp_path, monkeypatch):
+    """A results folder of a command that could not have Penn Treebank; it is the data folder too."""
     (tmp_path / "unavailable.json").write_text('{"ptb": "no network"}')
     monkeypatch.setattr("crope.data.corpora.RAW_DIR", tmp_path)
     monkeypatch.setenv("CROPE_DATA_DIR", str(tmp_path))
     (tmp_path / "ptb").mkdir()
-    for name in ("train", "valid"):
-        if there:
-            (tmp_path / "ptb" / f"{name}.txt").touch()
-    (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=tmp_path).values()
-    expected = {"wikitext2", "ptb"} if there else {"wikitext2", "tiny"}
-    assert {state.run.dataset for state in found} == expected
+    return tmp_path
 
 
-@pytest.mark.parametrize("content", ["{", "7", "[" * 100_000])
-def test_a_corrupt_list_of_missing_datasets_is_read_over(content: str, tmp_path, capsys) -> None:
+def datasets(results):
+    (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=results).values()
+    return {state.run.dataset for state in found}
+
+
+def test_tiny_is_expected_in_place_of_a_dataset_that_was_missing(without_ptb):
+    assert datasets(without_ptb) == {"wikitext2", "tiny"}
+
+
+def test_a_dataset_that_is_there_now_is_expected(without_ptb):
+    for name in ("train.txt", "valid.txt"):
+        (without_ptb / "ptb" / name).touch()
+    assert datasets(without_ptb) == {"wikitext2", "ptb"}
+
+
+@pytest.mark.parametrize("content", ["{", "7"])
+def test_a_corrupt_list_of_missing_datasets_is_read_over(content, tmp_path, capsys):
     (tmp_path / "unavailable.json").write_text(content)
     assert counts(tmp_path, "table1") == {"table1, quick": 9}
     assert "unavailable.json: corrupt" in capsys.readouterr().err

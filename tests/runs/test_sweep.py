@@ -10,43 +10,41 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from crope.config import TokenizerConfig
-from crope.errors import ConfigError, DataError, DataUnavailable, UserError
+from crope.errors import ConfigError, DataError, DataUnavailable, StorageError, UserError
 from crope.runs import sweep
-from crope.runs.compose import Run, load_run
+from crope.runs.compose import load_run
 from crope.runs.run import Outcome, run_lock, stop_on_signal
 from crope.runs.sweep import Plan, default_jobs, prepare, run_all, train_all
 from tests.conftest import toy_run
 
 
-def toy_runs(folder: Path, count: int) -> list[Run]:
+def toy_runs(folder, count):
     return [toy_run(folder, f"seed={seed}") for seed in range(count)]
 
 
-def note(run: Run, event: object) -> list[str]:
+def note(run, event):
     """Adds a line to a file of the results folder; returns those that it had."""
     path = Path(run.config.results_dir) / "events"
-    before = path.read_text().splitlines() if path.exists() else []
-    with path.open("a") as file:
+    with path.open("a+") as file:  # appended: several processes may write at a time
+        file.seek(0)
+        before = file.read()
         file.write(f"{event}\n")
-    return before
+    return before.splitlines()
 
 
-def events(folder: Path) -> list[str]:
+def events(folder):
     return (folder / "events").read_text().splitlines()
 
 
-def wait_for(condition: Any) -> None:
+def wait_for(condition):
     """Waits for at most a minute, which only a failure takes."""
     deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
@@ -54,7 +52,7 @@ def wait_for(condition: Any) -> None:
     assert condition()
 
 
-def work(run: Run) -> Outcome:
+def work(run):
     """Stands in for `execute`: what happens depends on the seed."""
     note(run, run.config.seed)
     if run.config.seed == 1:
@@ -66,22 +64,42 @@ def work(run: Run) -> Outcome:
     return Outcome(run.run_id, "complete", "")
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_run_that_fails_or_is_killed_stops_no_other(jobs: int, tmp_path) -> None:
+def test_a_run_that_fails_or_is_killed_stops_no_other(tmp_path):
     runs = toy_runs(tmp_path, 5)
-    ended = {outcome.run_id: outcome for outcome in run_all(runs, jobs=jobs, work=work)}
-    complete, killed, refused, wrong, last = (ended[run.run_id] for run in runs)
-    assert (complete.status, last.status) == ("complete", "complete")
+    outcomes = list(run_all(runs, jobs=2, work=work))
+    by_id = {outcome.run_id: outcome for outcome in outcomes}
+    complete, killed, refused, wrong, last = [by_id[run.run_id] for run in runs]
+    assert complete.status == "complete"
+    assert last.status == "complete"
     assert {killed.status, refused.status, wrong.status} == {"failed"}
-    assert "signal 9" in killed.text and "no such luck" in refused.text
+    assert "signal 9" in killed.text
+    assert "no such luck" in refused.text
 
 
-def test_runs_share_the_cores(tmp_path, monkeypatch) -> None:
+def work_on_a_full_disk(run):
+    """Seed 1 finds it full when seed 0 trains, which saves and stops."""
+    folder = Path(run.config.results_dir)
+    if run.config.seed != 1:
+        return work_until_stopped(run)
+    wait_for((folder / "0").exists)
+    raise StorageError("a/file: No space left on device")
+
+
+def test_a_disk_that_fails_ends_all_runs_after_saving(tmp_path):
+    outcomes = run_all(toy_runs(tmp_path, 3), jobs=2, work=work_on_a_full_disk)
+    assert next(outcomes).text == "saved"
+    with pytest.raises(StorageError, match="No space"):
+        next(outcomes)
+    assert not (tmp_path / "2").exists()
+
+
+def test_runs_share_the_cores(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "_cores", lambda: 8)
-    assert sweep._resolved(toy_run(tmp_path), jobs=3).config.runtime.threads == 2
+    run = sweep._resolved(toy_run(tmp_path), jobs=3)
+    assert run.config.runtime.threads == 2
 
 
-def test_a_run_of_another_command_waits(tmp_path) -> None:
+def test_a_run_of_another_command_waits(tmp_path):
     first, second = toy_runs(tmp_path, 2)
     with run_lock(first):
         assert sweep._next_run([first, second], []) == second
@@ -89,52 +107,50 @@ def test_a_run_of_another_command_waits(tmp_path) -> None:
     assert sweep._next_run([first, second], []) == first
 
 
-def work_beside_another_command(run: Run) -> Outcome:
+def work_beside_another_command(run):
     """The other command has the run of seed 0 at first, and completes it."""
-    first_time = not note(run, run.config.seed)
-    return Outcome(run.run_id, "busy" if first_time else "skipped", "")
+    status = "skipped" if note(run, run.config.seed) else "busy"
+    return Outcome(run.run_id, status, "")
 
 
-def test_a_run_that_another_command_completes_meanwhile_has_one_outcome(tmp_path) -> None:
+def test_a_run_that_another_command_completes_meanwhile_has_one_outcome(tmp_path):
     first, second = toy_runs(tmp_path, 2)
     outcomes = run_all([first, second], jobs=1, work=work_beside_another_command)
-    assert [outcome.run_id for outcome in outcomes] == [second.run_id, first.run_id]
+    ended = [outcome.run_id for outcome in outcomes]
+    assert ended == [second.run_id, first.run_id]
     assert events(tmp_path) == ["0", "1", "0"]
 
 
-@pytest.mark.parametrize(("compiled", "waits"), [("true", True), ("false", False)])
-def test_the_first_run_of_a_shape_compiles_and_the_others_wait(
-    compiled: str, waits: bool, tmp_path
-) -> None:
+def test_the_first_run_of_a_shape_compiles_and_the_others_wait(tmp_path):
     """Until it writes its first line of metrics."""
-    compiling, same = toy_runs(tmp_path, 2)
+    first, same = toy_runs(tmp_path, 2)
     other = toy_run(tmp_path, "model.d_model=32")
-    compiling.config.runtime.compile = compiled
-    assert sweep._next_run([same, other], [compiling]) == (other if waits else same)
-    compiling.path.mkdir(parents=True)
-    (compiling.path / "metrics.jsonl").write_text('{"step": 0, "val/loss_nats": 8.0}\n')
-    assert sweep._next_run([same, other], [compiling]) == same
+    first.config.runtime.compile = "true"
+    assert sweep._next_run([same, other], [first]) == other
+    first.path.mkdir(parents=True)
+    (first.path / "metrics.jsonl").write_text('{"step": 0, "val/loss_nats": 8.0}\n')
+    assert sweep._next_run([same, other], [first]) == same
 
 
-def work_with_a_gpu(run: Run) -> Outcome:
-    """Ends when four runs have one."""
+def work_with_a_gpu(run):
+    """Ends when all three runs have one."""
     note(run, run.config.seed)
-    wait_for(lambda: len(events(Path(run.config.results_dir))) == 4)
+    wait_for(lambda: len(events(Path(run.config.results_dir))) == 3)
     return Outcome(run.run_id, "complete", os.environ["CUDA_VISIBLE_DEVICES"])
 
 
-def test_runs_are_spread_over_the_gpus(tmp_path, monkeypatch) -> None:
+def test_runs_are_spread_over_the_gpus(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "_visible_gpus", lambda: ["3", "5"])
-    outcomes = run_all(toy_runs(tmp_path, 4), jobs=4, work=work_with_a_gpu)
-    assert sorted(outcome.text for outcome in outcomes) == ["3", "3", "5", "5"]
+    outcomes = run_all(toy_runs(tmp_path, 3), jobs=3, work=work_with_a_gpu)
+    assert sorted(outcome.text for outcome in outcomes) == ["3", "3", "5"]
 
 
 @pytest.fixture
-def gpus(monkeypatch) -> list[int]:
+def gpus(monkeypatch):
     """Memory of the GPUs in GiB, set by the test."""
     memory: list[int] = []
 
-    def properties(number: int) -> SimpleNamespace:
+    def properties(number):
         return SimpleNamespace(total_memory=memory[number] * 2**30)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -148,27 +164,25 @@ def gpus(monkeypatch) -> list[int]:
     ("scales", "memory", "jobs"),
     [
         ("paper", [140, 140], 8),  # four per GPU at most
-        ("paper", [24, 24], 4),  # logits of 16 x 1,024 tokens: 9.2 GiB
-        ("paper", [140, 24], 4),  # as many as the smaller one holds
+        ("paper", [140, 24], 4),  # as many as the smaller one holds: 9.2 GiB of logits each
         ("paper", [8, 8], 2),  # too small, but a run of its own may fit
         ("quick", [8, 8], 8),
         ("paper quick", [24], 2),  # the larger run may come at any time
-        ("quick paper", [24], 2),
     ],
 )
-def test_runs_at_a_time_by_the_memory_of_the_gpus(
-    scales: str, memory: list[int], jobs: int, gpus: list[int]
-) -> None:
+def test_runs_at_a_time_by_the_memory_of_the_gpus(scales, memory, jobs, gpus):
     gpus.extend(memory)
-    assert default_jobs([load_run([f"scale={scale}"]) for scale in scales.split()]) == jobs
+    runs = [load_run([f"scale={scale}"]) for scale in scales.split()]
+    assert default_jobs(runs) == jobs
 
 
-def test_a_process_must_not_go_on_without_its_gpu(gpus: list[int]) -> None:
+def test_a_process_must_not_go_on_without_its_gpu(gpus):
     run = load_run(["runtime.device=auto"])
-    assert sweep._resolved(run, jobs=1).config.runtime.device == "cuda"
+    resolved = sweep._resolved(run, jobs=1)
+    assert resolved.config.runtime.device == "cuda"
 
 
-def test_visible_gpus(gpus: list[int], monkeypatch) -> None:
+def test_visible_gpus(gpus, monkeypatch):
     """Those of CUDA_VISIBLE_DEVICES, of which torch sees two."""
     gpus.extend([24, 24])
     assert sweep._visible_gpus() == ["0", "1"]
@@ -176,30 +190,33 @@ def test_visible_gpus(gpus: list[int], monkeypatch) -> None:
     assert sweep._visible_gpus() == ["7", "5"]
 
 
-def work_with_temporary_files(run: Run) -> Outcome:
+def work_with_temporary_files(run):
     """Leaves a folder, as a process of its does, and ends, is killed or fails."""
-    of_process = subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout
-    folders = (tempfile.mkdtemp(), of_process.strip(), os.environ["TORCHINDUCTOR_CACHE_DIR"])
-    return replace(work(run), text="|".join(folders))
+    of_process = subprocess.check_output(["mktemp", "-d"], text=True).strip()
+    cache = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    return replace(work(run), text=f"{tempfile.mkdtemp()}|{of_process}|{cache}")
 
 
-def test_no_temporary_folder_is_left(tmp_path) -> None:
+def test_no_temporary_folder_is_left(tmp_path):
     """But torch's cache of compiled code is that of all runs."""
-    outcomes = list(run_all(toy_runs(tmp_path, 4), jobs=1, work=work_with_temporary_files))
-    folder, of_process, cache = map(Path, outcomes[0].text.split("|"))
+    outcomes = run_all(toy_runs(tmp_path, 4), jobs=1, work=work_with_temporary_files)
+    first, *_ = list(outcomes)
+    folder, of_process, cache = map(Path, first.text.split("|"))
     own = Path(get_temp_dir())
-    assert (folder.parent, folder.parent.parent) == (of_process.parent, own)
-    assert [path for path in own.iterdir() if path.is_dir()] == []
+    assert folder.parent == of_process.parent
+    assert folder.parent.parent == own
+    assert not list(own.glob("*/"))
     assert own not in cache.parents
 
 
-def work_forever(run: Run) -> Outcome:
+def work_forever(run):
     tempfile.mkdtemp()
+    Path(run.config.results_dir, str(run.config.seed)).touch()
     threading.Event().wait()
     raise AssertionError
 
 
-def test_a_killed_command_leaves_neither_processes_nor_temporary_folders(tmp_path) -> None:
+def test_a_killed_command_leaves_neither_processes_nor_temporary_folders(tmp_path):
     code = f"""if True:
         from pathlib import Path
         from crope.runs.sweep import run_all
@@ -208,59 +225,69 @@ def test_a_killed_command_leaves_neither_processes_nor_temporary_folders(tmp_pat
     """
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     command = subprocess.Popen([sys.executable, "-c", code], env=environment)
-    wait_for(lambda: len(list(tmp_path.glob("pymp-*/*/tmp*"))) == 2)
+    for folder in ("0", "1"):
+        wait_for((tmp_path / folder).exists)
     command.kill()
     command.wait()
     wait_for(lambda: not list(tmp_path.glob("pymp-*")))
 
 
-def work_until_stopped(run: Run) -> Outcome:
-    folder, seed = Path(run.config.results_dir), run.config.seed
+def work_until_stopped(run):
     with stop_on_signal() as stop:
-        (folder / str(seed)).touch()
-        while not stop.requested() or (seed == 1 and (folder / "slow").exists()):
-            time.sleep(0.01)
-        (folder / f"saved {seed}").touch()
+        Path(run.config.results_dir, str(run.config.seed)).touch()
+        wait_for(stop.requested)
     return Outcome(run.run_id, "stopped", "saved")
 
 
-def signal_when_started(folder: Path, number: signal.Signals) -> None:
+def signal_when_started(folder, number):
     """Sends a signal to this process as soon as the runs of seeds 0 and 1 have started."""
 
-    def wait_and_send() -> None:
-        wait_for(lambda: (folder / "0").exists() and (folder / "1").exists())
+    def wait_and_send():
+        wait_for((folder / "0").exists)
+        wait_for((folder / "1").exists)
         os.kill(os.getpid(), number)
 
     threading.Thread(target=wait_and_send).start()
 
 
-@pytest.mark.parametrize(("count", "number"), [(3, signal.SIGTERM), (2, signal.SIGINT)])
-def test_a_signal_stops_every_process_after_saving(
-    count: int, number: signal.Signals, tmp_path
-) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_every_process_after_saving(number, tmp_path):
     """A third run, which waits, is not started."""
     signal_when_started(tmp_path, number)
-    texts = []
+    outcomes = run_all(toy_runs(tmp_path, 3), jobs=2, work=work_until_stopped)
+    assert next(outcomes).text == "saved"
+    assert next(outcomes).text == "saved"
     with pytest.raises(KeyboardInterrupt, match=str(int(number))):
-        for outcome in run_all(toy_runs(tmp_path, count), jobs=2, work=work_until_stopped):
-            texts.append(outcome.text)
-    assert texts == ["saved", "saved"]
+        next(outcomes)
 
 
-def test_processes_that_are_stopping_get_no_second_signal(tmp_path) -> None:
+def work_that_counts_signals(run):
+    """Seed 1 takes until the file `slow` is gone."""
+    folder, signals = Path(run.config.results_dir), []
+    signal.signal(signal.SIGTERM, lambda *_: signals.append("SIGTERM"))
+    (folder / str(run.config.seed)).touch()
+    wait_for(lambda: signals)
+    if run.config.seed == 1:
+        wait_for(lambda: not (folder / "slow").exists())
+        note(run, signals)
+    return Outcome(run.run_id, "stopped", "saved")
+
+
+def test_processes_that_are_stopping_get_no_second_signal(tmp_path):
     """It would end them before they have saved. The reader of the outcomes fails after the first,
     as on a closed terminal.
     """
     (tmp_path / "slow").touch()
     signal_when_started(tmp_path, signal.SIGTERM)
-    outcomes = run_all(toy_runs(tmp_path, 2), jobs=2, work=work_until_stopped)
+    outcomes = run_all(toy_runs(tmp_path, 2), jobs=2, work=work_that_counts_signals)
     next(outcomes)
     outcomes.close()
     (tmp_path / "slow").unlink()
-    wait_for((tmp_path / "saved 1").exists)
+    wait_for((tmp_path / "events").exists)
+    wait_for(lambda: events(tmp_path) == ["['SIGTERM']"])
 
 
-def test_ctrl_c_does_not_end_a_server_that_still_starts() -> None:
+def test_ctrl_c_does_not_end_a_server_that_still_starts():
     """The signal reaches the whole group, as from a terminal; then a process is forked."""
     code = """if True:
         import multiprocessing, os, signal
@@ -272,133 +299,128 @@ def test_ctrl_c_does_not_end_a_server_that_still_starts() -> None:
         process.start()
         process.join()
     """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, start_new_session=True
-    )
-    assert (done.stdout, done.stderr) == ("forked\n", "")
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
+    assert done.stdout == "forked\n"
+    assert done.stderr == ""
 
 
-def plan(folder: Path, *studies: str) -> Plan:
+def plan(folder, *studies):
     return Plan(studies, "smoke", 1, folder, ["tracker=none", "runtime.jobs=3"])
 
 
 @pytest.fixture
-def prepared(monkeypatch, tmp_path) -> Callable[..., SimpleNamespace]:
-    """`prepare` of studies with the errors of datasets; no token file is made."""
+def errors():
+    """By dataset, set by the test."""
+    return {}
 
-    def call(*studies: str, **errors: UserError) -> SimpleNamespace:
-        made = []
 
-        def make_tokens(
-            names: list[str], tokenizer: TokenizerConfig, **_: object
-        ) -> dict[str, UserError]:
-            made.extend(f"{name} {tokenizer.vocab_size}" for name in names)
-            return {name: errors[name] for name in names if name in errors}
+@pytest.fixture
+def made(errors, monkeypatch):
+    """`dataset vocabulary` of each token file, of which none is written."""
+    made: list[str] = []
 
-        monkeypatch.setattr(sweep, "make_tokens", make_tokens)
-        prepared, problems = prepare(plan(tmp_path, *studies))
-        datasets = sorted({run.dataset for run in prepared.runs()})
-        unavailable = json.loads((tmp_path / "unavailable.json").read_text())
-        return SimpleNamespace(
-            made=made, problems=problems, datasets=datasets, unavailable=unavailable
-        )
+    def make_tokens(names, tokenizer, **_):
+        made.extend(f"{name} {tokenizer.vocab_size}" for name in names)
+        return {name: errors[name] for name in names if name in errors}
 
-    return call
+    monkeypatch.setattr(sweep, "make_tokens", make_tokens)
+    return made
+
+
+def datasets(plan):
+    return {run.dataset for run in plan.runs()}
+
+
+def unavailable(folder):
+    return json.loads((folder / "unavailable.json").read_text())
 
 
 @pytest.mark.parametrize("option", ["train.lr=1", "model=rope", "results_dir=x", "runtime.jobs=a"])
-def test_a_plan_takes_no_option_that_is_wrong_or_changes_a_number(option: str, tmp_path) -> None:
+def test_a_plan_takes_no_option_that_is_wrong_or_changes_a_number(option, tmp_path):
     with pytest.raises(ConfigError, match=option.partition("=")[0]):
         Plan(["table1"], "smoke", 1, tmp_path, [option])
 
 
-def test_runs_of_a_plan(tmp_path) -> None:
+def test_runs_of_a_plan(tmp_path):
     results = tmp_path / "räs, a=b"
     run, *_ = plan(results, "pilot").runs()
-    assert (run.scale, run.dataset, run.path.parent) == ("smoke", "ptb", results / "runs")
-    assert run.config.runtime.jobs == 3 and run.config.train.precision != "auto"
+    assert run.scale == "smoke"
+    assert run.dataset == "ptb"
+    assert run.path.parent == results / "runs"
+    assert run.config.runtime.jobs == 3
+    assert run.config.train.precision != "auto"
 
 
-def test_data_is_made_once_for_each_dataset(prepared) -> None:
-    found = prepared("table1", "table2")
-    assert found.made == ["pg19 4096", "ptb 4096", "wikitext2 4096"]
-    assert (found.problems, found.unavailable) == ([], {})
+def test_data_is_made_once_for_each_dataset(made, tmp_path):
+    problems = prepare(plan(tmp_path, "table1", "table2"))[1]
+    assert made == ["pg19 4096", "wikitext2 4096", "ptb 4096"]
+    assert problems == []
+    assert unavailable(tmp_path) == {}
 
 
-def test_data_is_made_for_each_tokenizer_of_a_study(prepared, own_conf: Path) -> None:
-    file, params = own_conf / "study/pilot.yaml", "data: ptb, model: rope, tokenizer.vocab_size"
-    file.with_stem("mine").write_text(
-        f"# @package _global_\nhydra: {{sweeper: {{params: {{{params}: '300,400'}}}}}}\n"
-    )
-    assert prepared("mine").made == ["ptb 300", "ptb 400"]
-
-
-def test_complete_runs_need_no_data(prepared, monkeypatch) -> None:
+def test_complete_runs_need_no_data(made, monkeypatch, tmp_path):
     monkeypatch.setattr(sweep, "is_complete", lambda path: "-ptb-" in path.name)
-    assert prepared("base").made == ["wikitext2 4096"]
+    prepare(plan(tmp_path, "base"))
+    assert made == ["wikitext2 4096"]
 
 
-def test_tiny_takes_the_place_of_a_dataset_that_cannot_be_had(prepared) -> None:
-    found = prepared("table1", wikitext2=DataUnavailable("no network"))
-    assert (found.datasets, found.problems) == (["pg19", "ptb", "tiny"], [])
-    assert found.made[-1] == "tiny 4096"
-    assert found.unavailable == {"wikitext2": "no network"}
+def test_tiny_takes_the_place_of_a_dataset_that_cannot_be_had(made, errors, tmp_path):
+    errors["wikitext2"] = DataUnavailable("no network")
+    prepared, problems = prepare(plan(tmp_path, "table1"))
+    assert datasets(prepared) == {"pg19", "ptb", "tiny"}
+    assert made[-1] == "tiny 4096"
+    assert problems == []
+    assert unavailable(tmp_path) == {"wikitext2": "no network"}
 
 
-@pytest.mark.parametrize(
-    ("study", "name", "error"),
-    [("base", "ptb", DataError("no")), ("levels", "pg19_2books", DataUnavailable("no"))],
-)
-def test_other_datasets_that_fail_are_left_out_and_a_problem(
-    study: str, name: str, error: UserError, prepared
-) -> None:
-    """A corrupt one, and one that is not the paper's, so that `tiny` is no substitute."""
-    found = prepared(study, **{name: error})
-    assert found.problems == ["no"] and found.unavailable == {}
-    assert found.datasets and not {name, "tiny"} & set(found.datasets)
+def test_a_corrupt_dataset_is_left_out_and_a_problem(made, errors, tmp_path):
+    errors["ptb"] = DataError("corrupt")
+    prepared, problems = prepare(plan(tmp_path, "base"))
+    assert problems == ["corrupt"]
+    assert unavailable(tmp_path) == {}
+    assert datasets(prepared) == {"wikitext2"}
 
 
-def test_a_command_on_other_datasets_keeps_what_was_missing(prepared, tmp_path) -> None:
+def test_tiny_takes_the_place_of_no_other_dataset_than_the_papers(made, errors, tmp_path):
+    errors["pg19_2books"] = DataUnavailable("no network")
+    prepared, problems = prepare(plan(tmp_path, "levels"))
+    assert problems == ["no network"]
+    assert unavailable(tmp_path) == {}
+    assert "tiny" not in datasets(prepared)
+
+
+def test_a_command_on_other_datasets_keeps_what_was_missing(made, tmp_path):
     """WikiText-2 can be had now, PG-19 was not tried."""
     (tmp_path / "unavailable.json").write_text('{"wikitext2": "no", "pg19": "no"}')
-    assert prepared("length").unavailable == {"pg19": "no"}
+    prepare(plan(tmp_path, "length"))
+    assert unavailable(tmp_path) == {"pg19": "no"}
 
 
-def test_runs_at_another_scale_than_the_planned_one_enter_no_number(prepared, capsys) -> None:
-    prepared("paper_row", "base")
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("paper_row is planned at scale paper: runs at smoke")
-
-
-def work_ends(runs: list[Run], *, jobs: int, show: object) -> Iterator[Outcome]:
+def outcomes(runs, *, jobs, show):
     """Stands in for `run_all`."""
     for run, status in zip(runs, ("complete", "failed", "skipped"), strict=True):
         yield Outcome(run.run_id, status, f"{status}, {jobs} at a time")
 
 
-def test_every_run_that_is_neither_complete_nor_skipped_is_a_problem(
-    tmp_path, monkeypatch, capsys
-) -> None:
-    monkeypatch.setattr(sweep, "run_all", work_ends)
+def test_every_run_that_is_neither_complete_nor_skipped_is_a_problem(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "run_all", outcomes)
     runs = [toy_run(tmp_path, f"seed={seed}", "runtime.jobs=3") for seed in range(3)]
     assert train_all(runs) == ["failed, 3 at a time"]
-    assert capsys.readouterr().out.splitlines() == [
-        "scale quick: 3 runs, 3 to train, 3 at a time",
-        "complete, 3 at a time",
-        "failed, 3 at a time",
-        "skipped, 3 at a time",
-    ]
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "scale quick: 3 runs, 3 to train, 3 at a time"
+    assert len(lines) == 3
 
 
-def test_complete_runs_are_not_trained_again(tmp_path, monkeypatch, capsys) -> None:
+def test_complete_runs_are_not_trained_again(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "is_complete", lambda path: True)
     assert train_all(toy_runs(tmp_path, 2)) == []
     assert capsys.readouterr().out == "2 runs, 0 to train\n"
 
 
-def test_a_run_with_a_corrupt_record_is_to_be_trained(tmp_path) -> None:
+def test_a_run_with_a_corrupt_record_is_to_be_trained(tmp_path):
     """Which fails: no other run may hide it."""
     run = toy_run(tmp_path)
     run.path.mkdir(parents=True)
     (run.path / "summary.json").touch()
-    assert not sweep._is_complete(run)
+    assert sweep.incomplete([run]) == [run]

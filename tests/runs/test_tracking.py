@@ -14,7 +14,6 @@ import termios
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -22,18 +21,18 @@ import wandb
 
 from crope.errors import UserError
 from crope.runs import tracking
-from crope.runs.compose import Run, load_run
+from crope.runs.compose import load_run
 from crope.runs.record import read_record
 from crope.runs.run import execute
 from crope.runs.tracking import Tracker, upload
-from tests.conftest import toy_run
+from tests.conftest import during_step, stop, toy_run
 
 ONLINE = ("tracker=wandb", "tracker.mode=online")
 WANDB = Path(sys.executable).with_name("wandb")
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+def fake(monkeypatch):
     """In place of wandb; `init` returns `fake.run`."""
     module = MagicMock()
     module.run = module.init.return_value
@@ -44,11 +43,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
     return module
 
 
-def steps(fake: MagicMock) -> list[int]:
+def steps(fake):
     return [call.kwargs["step"] for call in fake.run.log.call_args_list]
 
 
-def facts(fake: MagicMock, run: Run) -> dict[str, Any]:
+def facts(fake, run):
     """What wandb.init gets for a run."""
     run.path.mkdir(parents=True)
     (run.path / "metrics.jsonl").write_text('{"step": 0, "train/loss_nats": 0.0}\n')
@@ -57,53 +56,49 @@ def facts(fake: MagicMock, run: Run) -> dict[str, Any]:
 
 
 @pytest.fixture
-def offline_run(toy_data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+def offline_run(toy_data, monkeypatch, tmp_path):
     """By the real wandb: stopped before its last validation, then run to its end."""
-    for key in [key for key in os.environ if key.startswith("WANDB_")]:
-        monkeypatch.delenv(key)
+    for key in list(os.environ):
+        if key.startswith("WANDB_"):
+            monkeypatch.delenv(key)
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "home"))
     run = toy_run(tmp_path, "tracker=wandb", "train.max_steps=6")
-    log = Tracker.log
-
-    def log_and_stop(tracker: Tracker, line: dict[str, Any]) -> None:
-        log(tracker, line)
-        if line["step"] == 3:
-            signal.raise_signal(signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Tracker, "log", log_and_stop)
+    with during_step(4, stop):
         assert execute(run).status == "stopped"
     assert execute(run).status == "complete"
     return run
 
 
-def history(file: Path) -> list[dict[str, Any]]:
+def history(file):
     """The logged lines of a .wandb file by wandb's own reader."""
     command = [WANDB, "leet", "inspect", "--json", file]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    records = map(json.loads, shown.splitlines())
-    return [record["history"]["item"] for record in records if record["type"] == "history"]
+    shown = subprocess.check_output(command, text=True, timeout=60)
+    lines = []
+    for line in shown.splitlines():
+        record = json.loads(line)
+        if record["type"] == "history":
+            lines.append(record["history"]["item"])
+    return lines
 
 
-def test_a_continued_run_is_whole_and_once_in_the_offline_files(
-    offline_run: Run, tmp_path: Path
-) -> None:
+def test_a_continued_run_is_whole_and_once_in_the_offline_files(offline_run, tmp_path):
     (file,) = tmp_path.glob(f"wandb/offline-run-*-{offline_run.run_id}/*.wandb")
     metrics = read_record(offline_run.path).metrics()
     lines = history(file)
-    assert [line["_step"] for line in lines] == [row["step"] for row in metrics]
-    assert lines[-1]["val_full/loss_nats"] == metrics[-1]["val_full/loss_nats"]
-    assert lines[-1]["val_full/perplexity"] == math.exp(metrics[-1]["val_full/loss_nats"])
-    assert "step" not in lines[-1], "it would be charted"
+    logged = [line["_step"] for line in lines]
+    assert logged == [row["step"] for row in metrics]
+    loss = lines[-1]["val_full/loss_nats"]
+    assert loss == metrics[-1]["val_full/loss_nats"]
+    assert lines[-1]["val_full/perplexity"] == math.exp(loss)
+    assert "step" not in lines[-1]  # it would be charted
 
 
-def test_the_command_of_the_docs_shows_curves_without_an_account(
-    offline_run: Run, tmp_path: Path
-) -> None:
+def test_the_command_of_the_docs_shows_curves_without_an_account(offline_run, tmp_path):
     """`wandb leet <results>/wandb`, in a terminal of 100 lines."""
     terminal, stream = pty.openpty()
     termios.tcsetwinsize(stream, (100, 200))
-    command, environment = [WANDB, "leet", tmp_path / "wandb"], os.environ | {"TERM": "xterm"}
+    command = [WANDB, "leet", tmp_path / "wandb"]
+    environment = os.environ | {"TERM": "xterm"}
     streams = {"stdin": stream, "stdout": stream, "stderr": stream}
     with subprocess.Popen(command, env=environment, start_new_session=True, **streams) as leet:
         os.close(stream)
@@ -115,22 +110,24 @@ def test_the_command_of_the_docs_shows_curves_without_an_account(
 
 
 @pytest.mark.usefixtures("toy_data")
-def test_a_live_run_is_logged_by_step_and_grouped(fake: MagicMock, tmp_path: Path) -> None:
+def test_a_live_run_is_logged_by_step_and_grouped(fake, tmp_path):
     run = toy_run(tmp_path, *ONLINE, "model=rope")
     assert execute(run).status == "complete"
     record = read_record(run.path)
     given = fake.init.call_args.kwargs
     assert steps(fake) == [row["step"] for row in record.metrics()]
-    assert (given["id"], given["group"]) == (run.run_id, "quick tiny base")
-    assert (given["job_type"], given["tags"]) == ("rope", ["rope", "tiny", "base", "quick"])
-    assert (given["mode"], given["resume"]) == ("online", "allow")
+    assert given["id"] == run.run_id
+    assert given["group"] == "quick tiny base"
+    assert given["job_type"] == "rope"
+    assert given["tags"] == ["rope", "tiny", "base", "quick"]
+    assert given["mode"] == "online"
+    assert given["resume"] == "allow"
     fake.run.finish.assert_called_once_with(exit_code=0)
-    assert fake.run.summary.update.call_args.args[0]["val_full"] == record.summary["val_full"]
+    (summary,) = fake.run.summary.update.call_args.args
+    assert summary["val_full"] == record.summary["val_full"]
 
 
-def test_a_runs_name_says_what_was_special_and_its_config_what_was_used(
-    fake: MagicMock, tmp_path: Path
-) -> None:
+def test_a_runs_name_says_what_was_special_and_its_config_what_was_used(fake, tmp_path):
     row = ("ablation=b2_l512_g09_s1000", "scale=quick", "train.lr=0.003", "train.precision=fp32")
     run = load_run(["model=rope", "data=ptb", *row, f"results_dir={tmp_path}"])
     given = facts(fake, run)
@@ -139,31 +136,30 @@ def test_a_runs_name_says_what_was_special_and_its_config_what_was_used(
     assert "ablation" not in given["config"]
 
 
-def test_a_continued_run_logs_no_line_twice(fake: MagicMock, tmp_path: Path) -> None:
+def test_a_continued_run_logs_no_line_twice(fake, tmp_path):
     fake.run.starting_step = 5
     run = toy_run(tmp_path, *ONLINE)
     run.path.mkdir(parents=True)
-    (run.path / "metrics.jsonl").write_text("".join(f'{{"step": {n}}}\n' for n in range(5)))
+    (run.path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 4}\n')
     tracker = Tracker(run)
     for step in (4, 5, 6):
         tracker.log({"step": step})
     assert steps(fake) == [5, 6]
 
 
-def test_the_offline_files_of_another_run_stay(fake: MagicMock, tmp_path: Path) -> None:
+def test_the_offline_files_of_another_run_stay(fake, tmp_path):
     """Whose id ends in that of this run, as `my-rope` in `rope`."""
     run = toy_run(tmp_path, "tracker=wandb", "model=rope")
-    earlier = tmp_path / "wandb" / f"offline-run-20250102_030405-{run.run_id}"
-    other = tmp_path / "wandb" / f"offline-run-20250102_030405-my-{run.run_id}"
-    for folder in (earlier, other):
-        folder.mkdir(parents=True)
+    start = f"{tmp_path}/wandb/offline-run-20250102_030405"
+    earlier, other = Path(f"{start}-{run.run_id}"), Path(f"{start}-my-{run.run_id}")
+    earlier.mkdir(parents=True)
+    other.mkdir()
     facts(fake, run)
-    assert other.exists() and not earlier.exists()
+    assert not earlier.exists()
+    assert other.exists()
 
 
-def test_long_names_and_reserved_characters_are_what_wandb_takes(
-    fake: MagicMock, tmp_path: Path
-) -> None:
+def test_long_names_and_reserved_characters_are_what_wandb_takes(fake, tmp_path):
     run = replace(toy_run(tmp_path, *ONLINE), dataset="corpus" * 12, model="a:b#c")
     given = facts(fake, run)
     wandb.Settings(run_tags=given["tags"], run_id=given["id"])  # raises what `wandb.init` would
@@ -172,7 +168,7 @@ def test_long_names_and_reserved_characters_are_what_wandb_takes(
     assert given["tags"][1] != other["tags"][1]
 
 
-def hang(*_: object, **__: object) -> None:
+def hang(*_, **__):
     time.sleep(60)
 
 
@@ -186,46 +182,45 @@ def hang(*_: object, **__: object) -> None:
         ("run.finish", hang),
     ],
 )
-def test_a_wandb_that_fails_or_hangs_costs_one_line(
-    call: str, fault: Any, fake: MagicMock, tmp_path: Path, capsys
-) -> None:
+def test_a_wandb_that_fails_or_hangs_costs_one_line(call, fault, fake, tmp_path, capsys):
     fake.configure_mock(**{f"{call}.side_effect": fault})
     run = toy_run(tmp_path, *ONLINE)
     assert execute(run).status == "complete"
     (line,) = capsys.readouterr().err.splitlines()
-    assert run.run_id in line and "tools.py upload" in line
+    assert run.run_id in line
+    assert "tools.py upload" in line
 
 
-def test_a_value_that_wandb_refuses_is_named_without_advice(
-    fake: MagicMock, tmp_path: Path, capsys
-) -> None:
+def test_a_value_that_wandb_refuses_is_named_without_advice(fake, tmp_path, capsys):
     with pytest.raises(ValueError) as refused:
         wandb.Settings(run_tags=["x" * 65])
     fake.init.side_effect = refused.value
     facts(fake, toy_run(tmp_path, *ONLINE))
     line = capsys.readouterr().err
-    assert "run_tags: " in line and "65 characters" in line
-    assert "validation error" not in line and "upload" not in line
+    assert "run_tags: " in line
+    assert "65 characters" in line
+    assert "validation error" not in line
+    assert "upload" not in line
 
 
 @pytest.mark.usefixtures("toy_data")
-def test_upload_sends_any_finished_record(fake: MagicMock, tmp_path: Path) -> None:
+def test_upload_sends_any_finished_record(fake, tmp_path):
     run = toy_run(tmp_path)
     execute(run)
     upload(read_record(run.path), results_dir=tmp_path)
     given = fake.init.call_args.kwargs
     assert steps(fake) == [0, 3, 4, 6, 8, 9, 12]
-    assert (given["mode"], given["resume"]) == ("online", None)
-    assert (given["id"], given["group"]) == (run.run_id, "quick tiny base")
+    assert given["mode"] == "online"
+    assert given["resume"] is None
+    assert given["id"] == run.run_id
+    assert given["group"] == "quick tiny base"
     fake.init.side_effect = RuntimeError("no such key")
     with pytest.raises(UserError, match="no such key"):
         upload(read_record(run.path), results_dir=tmp_path)
 
 
 @pytest.mark.parametrize("tracker", [["tracker=none"], ["tracker=wandb", "tracker.mode=disabled"]])
-def test_without_a_tracker_wandb_is_not_imported(
-    tracker: list[str], monkeypatch, tmp_path: Path
-) -> None:
+def test_without_a_tracker_wandb_is_not_imported(tracker, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
     run = Tracker(toy_run(tmp_path, *tracker))
     run.log({"step": 0})
