@@ -103,12 +103,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def toy_tokens(tmp_path: Path) -> TokenSet:
+def toy_tokens(tmp_path):
     return make_toy_tokens(tmp_path)
 
 
 @pytest.fixture
-def toy_data(toy_tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> TokenSet:
+def toy_data(toy_tokens, monkeypatch):
     """Every run trains on the toy corpus."""
     monkeypatch.setattr("crope.runs.run.load_tokens", lambda *_, **__: toy_tokens)
     monkeypatch.setattr("crope.runs.load.load_tokens", lambda *_, **__: toy_tokens)
@@ -116,7 +116,7 @@ def toy_data(toy_tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> TokenSet:
 
 
 @pytest.fixture
-def own_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_conf(tmp_path, monkeypatch):
     """A copy of conf/ to be changed, from which everything is composed."""
     copy = shutil.copytree(ROOT / "conf", tmp_path / "conf")
     monkeypatch.setattr("crope.runs.compose.CONF_DIR", copy)
@@ -197,7 +197,7 @@ def stop() -> None:
 
 
 @pytest.fixture
-def step_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def step_clock(monkeypatch):
     """With it, runtime.checkpoint_seconds=5 saves every 5 steps."""
     count_steps_as_seconds(monkeypatch.setattr)
 

@@ -39,12 +39,12 @@ def example(start: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page: Path) -> None:
+def test_links_lead_to_files(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
 
 
-def test_make_commands_name_targets() -> None:
+def test_make_commands_name_targets():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE)
     text = "\n".join(page.read_text() for page in PAGES)
@@ -70,7 +70,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("name", ["STUDY", "SEEDS", "SCALE", "CELL", "RUNS", "ARGS", "PYTHON"])
-def test_no_value_of_a_variable_of_make_is_executed(name: str, tmp_path: Path) -> None:
+def test_no_value_of_a_variable_of_make_is_executed(name, tmp_path):
     """Nor is it changed on its way: the recipe prints what it gets."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     makefile += f'\nshown:\n\t@"{sys.executable}" -c "import os; print(os.environ[\'{name}\'])"\n'
@@ -84,7 +84,7 @@ def test_no_value_of_a_variable_of_make_is_executed(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("target", ["status", "explain", "report", "upload", "reproduce", "bench"])
-def test_a_recipe_sees_no_value(target: str) -> None:
+def test_a_recipe_sees_no_value(target):
     command = ["make", "-n", target, "-o", ".venv/.stamp"]
     values = [f"{name}=; exit" for name in ("STUDY", "SEEDS", "SCALE", "CELL", "RUNS", "ARGS")]
     done = subprocess.run([*command, *values], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -94,7 +94,7 @@ def test_a_recipe_sees_no_value(target: str) -> None:
 @pytest.mark.parametrize(
     ("variables", "known"), [("SEEDS=1 STUDY=base", True), ("SEEDS=1 SEED=1", False)]
 )
-def test_make_takes_the_variables_of_its_help_only(variables: str, known: bool) -> None:
+def test_make_takes_the_variables_of_its_help_only(variables, known):
     """SEED=1 for SEEDS=1 would start every seed."""
     environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
     command = ["make", "-n", "help", *variables.split()]
@@ -109,7 +109,7 @@ def test_make_takes_the_variables_of_its_help_only(variables: str, known: bool) 
 @pytest.mark.parametrize(
     "command", sorted(line for line in COMMANDS if line.startswith("python scripts/train.py"))
 )
-def test_training_commands_name_valid_keys(command: str) -> None:
+def test_training_commands_name_valid_keys(command):
     words = [
         word
         for word in command.split("#")[0].split()[2:]
@@ -123,12 +123,12 @@ def test_training_commands_name_valid_keys(command: str) -> None:
 @pytest.mark.parametrize(
     "command", sorted(line for line in COMMANDS if line.startswith("python scripts/tools.py"))
 )
-def test_tool_commands_have_valid_options(command: str) -> None:
+def test_tool_commands_have_valid_options(command):
     words = shlex.split(command, comments=True)[2:]
     assert tools.build_parser().parse_args(words).call.__name__ == words[0].replace("-", "_")
 
 
-def test_the_library_example_of_the_readme_ends_in_a_loss() -> None:
+def test_the_library_example_of_the_readme_ends_in_a_loss():
     """An untrained model predicts each of the 256 tokens with nearly equal probability."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     code = text[text.index("    from crope import GPT") :].partition("\n\n`")[0]
@@ -137,28 +137,26 @@ def test_the_library_example_of_the_readme_ends_in_a_loss() -> None:
     assert space["loss"].item() == pytest.approx(math.log(256), abs=0.3)
 
 
-def test_the_study_of_the_tutorial_expands(own_conf: Path) -> None:
+def test_the_study_of_the_tutorial_expands(own_conf):
     (own_conf / "study/heads.yaml").write_text(example("# @package _global_"))
     runs = study.study_runs(["heads"], scale="smoke", overrides=["train.precision=fp32"])
     assert len({run.run_id for run in runs}) == len(runs) == 20
     assert {run.config.model.n_heads for run in runs} == {2, 4}
 
 
-def test_the_frame_of_the_tutorial_gives_the_number_it_prints(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_frame_of_the_tutorial_gives_the_number_it_prints(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     code = example("from crope.report.evidence import")
     exec(code, {"Path": Path})
     assert capsys.readouterr().out.strip() == code.rpartition("# ")[2].strip()
 
 
-def test_the_hub_corpus_of_the_tutorial_is_valid() -> None:
+def test_the_hub_corpus_of_the_tutorial_is_valid():
     data = typed(DataConfig, yaml.safe_load(example("# A slice of FineWeb-Edu")))
     assert data.hub and data.hub.revision and data.hub.max_bytes == 50_000_000
 
 
-def test_the_scheme_of_the_tutorial_works() -> None:
+def test_the_scheme_of_the_tutorial_works():
     """Its class, in the module that it is meant for, passes its own test."""
     space = {**vars(positions), "pytest": pytest, "math": math}
     exec(example("class GaussianBias"), space)

@@ -14,7 +14,7 @@ PUBLIC = together(
 )
 
 
-def test_repeats_are_executions_of_one_run() -> None:
+def test_repeats_are_executions_of_one_run():
     """Seed 0 in fp32: 5.0 and 5.01; at any precision 5.03 too; seed 1: 5.5 and 5.75."""
     lines = agreement.repeats(PUBLIC).set_index("precision")
     assert lines["runs"].to_dict() == {"same": 1, "any": 2}
@@ -26,7 +26,7 @@ def told(own: pd.DataFrame, lines: list[dict] | None = None) -> list[str]:
     return agreement.verdict(Runs("quick", own, PUBLIC, [], {}), pd.DataFrame(lines or []))
 
 
-def test_own_runs_beside_the_nearest_published_ones() -> None:
+def test_own_runs_beside_the_nearest_published_ones():
     """Seed 1 is 0.05 from 5.5; a run of another scale, row or corpus is no part of it."""
     other = runs(rope=[7.0], columns={"scale": "smoke"})
     own = together(runs(rope=[5.02, 5.55], crope=[5.1]), other, runs(rope=[8.0], dataset="pg19"))
@@ -37,17 +37,17 @@ def test_own_runs_beside_the_nearest_published_ones() -> None:
     ]
 
 
-def test_runs_that_lie_further_apart_than_repeats_do_not_agree() -> None:
+def test_runs_that_lie_further_apart_than_repeats_do_not_agree():
     assert "1 runs do NOT agree" in told(runs(crope=[5.6]))[1]
 
 
-def test_copies_of_published_runs_prove_nothing() -> None:
+def test_copies_of_published_runs_prove_nothing():
     public = PUBLIC.assign(finished_utc="2026")
     own = runs(rope=[5.0]).assign(finished_utc="2026")
     assert agreement.own_and_published(Runs("quick", own, public, [], {})).empty
 
 
-def test_then_the_difference_of_the_published_seeds() -> None:
+def test_then_the_difference_of_the_published_seeds():
     line = {"dataset": "ptb", "row": "base", "setting": "", "n": 10, "complete": True}
     line |= {"mean": 0.0081, "low": -0.0012, "high": 0.0173}
     assert told(runs(rope=[5.0]), [line])[2:] == [

@@ -1,7 +1,6 @@
 """Differences and intervals of losses that are written out here, and the committed contrasts."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,7 @@ RATES = ("train.lr=1", "train.lr=2")
 
 
 @pytest.fixture(autouse=True)
-def three_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def three_seeds(monkeypatch):
     """Every study of these tests has planned the seeds 0, 1 and 2."""
     monkeypatch.setattr(evidence, "planned_seeds", lambda study: (0, 1, 2))
 
@@ -43,28 +42,28 @@ def printed(runs: pd.DataFrame, contrast: Contrast = COST) -> str:
     return interval_text(line)
 
 
-def test_a_difference_is_taken_within_a_seed() -> None:
+def test_a_difference_is_taken_within_a_seed():
     assert nats(losses(rope=[5.0, 5.2, 5.1], crope=[5.1, 5.2, 5.3])) == [0.1, 0.0, 0.2]
 
 
-def test_a_seed_that_one_model_lacks_is_left_out() -> None:
+def test_a_seed_that_one_model_lacks_is_left_out():
     lines = differences(losses(rope=[5.0, None, 5.1], crope=[5.1, 5.2, 5.5]), COST)
     assert list(lines["seed"]) == [0, 2]
     assert (list(lines["RoPE"]), list(lines["CRoPE"])) == ([5.0, 5.1], [5.1, 5.5])
 
 
-def test_several_seconds_are_averaged_and_none_may_lack() -> None:
+def test_several_seconds_are_averaged_and_none_may_lack():
     halves = replace(COST, seconds=(("lowrank", ""), ("halved", "")))
     runs = losses(crope=[5.2, 5.3], lowrank=[5.0, 5.1], halved=[5.1, None])
     assert nats(runs, halves) == [0.15]
 
 
-def test_other_studies_and_models_are_left_out() -> None:
+def test_other_studies_and_models_are_left_out():
     other = losses(study="other", rope=[1.0], crope=[2.0])
     assert nats(together(losses(rope=[5.0], crope=[5.1], nope=[9.0]), other)) == [0.1]
 
 
-def test_other_values_than_the_final_loss() -> None:
+def test_other_values_than_the_final_loss():
     rope = losses(rope=[5.0], columns={"train.final_nats": 4.0, "beyond_nats": 0.25})
     crope = losses(crope=[5.1], columns={"train.final_nats": 4.5, "beyond_nats": 0.75})
     runs = together(rope, crope)
@@ -80,20 +79,20 @@ SLOW = at_rate(RATES[0], rope=[5.0, 5.0], crope=[5.1, 5.2])
 FAST = at_rate(RATES[1], rope=[4.0, 4.0], crope=[4.3, None])
 
 
-def test_each_setting_has_a_line_of_its_own_unless_some_are_asked() -> None:
+def test_each_setting_has_a_line_of_its_own_unless_some_are_asked():
     every = {("ptb", RATES[0]): [0.1, 0.2], ("ptb", RATES[1]): [0.3]}
     assert answered(together(SLOW, FAST)) == every
     assert nats(together(SLOW, FAST), replace(COST, at=RATES[1:])) == [0.3]
 
 
-def test_settings_are_averaged_within_the_seeds_that_have_all() -> None:
+def test_settings_are_averaged_within_the_seeds_that_have_all():
     """None has, while one setting is without a run."""
     mean = replace(COST, averaged=True)
     assert answered(together(SLOW, FAST), mean) == {("ptb", ""): [0.2]}
     assert answered(SLOW, mean) == {}
 
 
-def test_two_settings_are_subtracted() -> None:
+def test_two_settings_are_subtracted():
     two = replace(COST, first=("crope", RATES[1]), seconds=(("rope", RATES[0]),))
     assert nats(together(SLOW, FAST), two) == [-0.7]
     assert two.label == "CRoPE at train.lr=2 − RoPE at train.lr=1"
@@ -103,27 +102,27 @@ PTB = losses(corpora=2, rope=[5.0, 5.0, 5.0], crope=[5.1, 5.2, 5.3])
 WIKI = losses(corpora=2, dataset="wikitext2", rope=[6.0, 6.0], crope=[6.3, 6.6])
 
 
-def test_corpora_are_averaged_within_the_seeds_that_have_all() -> None:
+def test_corpora_are_averaged_within_the_seeds_that_have_all():
     """None has, while one corpus is without a run."""
     alone = {("ptb", ""): [0.1, 0.2, 0.3], ("wikitext2", ""): [0.3, 0.6]}
     assert answered(together(PTB, WIKI)) == {("", ""): [0.2, 0.4], **alone}
     assert answered(PTB) == {("", ""): [], ("ptb", ""): [0.1, 0.2, 0.3]}
 
 
-def test_the_tables_have_a_line_for_each_corpus_alone() -> None:
+def test_the_tables_have_a_line_for_each_corpus_alone():
     table = together(PTB, WIKI).assign(study="table1")
     found = answered(table, replace(COST, studies=("table1",)))
     assert [dataset for dataset, _ in found] == ["ptb", "wikitext2"]
 
 
-def test_studies_are_pooled() -> None:
+def test_studies_are_pooled():
     runs = together(losses(rope=[5.0], crope=[5.1]), losses(study="other", rope=[6.0], crope=[6.5]))
     (line,) = answer(runs, replace(COST, studies=("mine", "other"))).to_dict("records")
     assert line["by_seed"].tolist() == pytest.approx([0.1, 0.5])
     assert line["planned"] == 6
 
 
-def test_a_complete_plan_has_students_interval() -> None:
+def test_a_complete_plan_has_students_interval():
     """Mean 0.2, standard deviation 0.1, t(2) = 4.302653: 0.2 -+ 4.302653 * 0.1 / sqrt(3)."""
     values = [0.1, 0.2, 0.3]
     (line,) = answer(losses(rope=[5.0] * 3, crope=[5.1, 5.2, 5.3]), COST).to_dict("records")
@@ -134,27 +133,27 @@ def test_a_complete_plan_has_students_interval() -> None:
     assert interval_text(line) == "+0.2000 (−0.0484 to +0.4484)"
 
 
-def test_an_unfinished_plan_has_none() -> None:
+def test_an_unfinished_plan_has_none():
     assert printed(losses(rope=[5.0, 5.0], crope=[5.1, 5.2])) == "+0.1500 (2 of 3 seeds)"
 
 
-def test_a_plan_without_a_run_is_shown() -> None:
+def test_a_plan_without_a_run_is_shown():
     assert printed(losses(rope=[5.0]), replace(COST, date="2026-11-25")) == "0 of 3 seeds"
     assert answered(losses(rope=[5.0])) == {}
 
 
-def test_a_plan_of_one_seed_has_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_one_seed_has_its_value(monkeypatch):
     monkeypatch.setattr(evidence, "planned_seeds", lambda study: (0,))
     assert printed(losses(rope=[5.0], crope=[5.1])) == "+0.1000"
 
 
 @pytest.mark.parametrize("rope", [5.0, np.inf])
-def test_a_diverged_run_is_not_averaged_away(rope: float) -> None:
+def test_a_diverged_run_is_not_averaged_away(rope):
     """Also where both sides diverged."""
     assert printed(losses(rope=[5.0, 5.0, rope], crope=[5.1, 5.2, np.inf])) == "diverged"
 
 
-def test_welchs_interval_over_corpora() -> None:
+def test_welchs_interval_over_corpora():
     """The mean of two means is half the difference of one and minus the other."""
     first, second = pd.Series([0.01, 0.03, -0.02, 0.04]), pd.Series([0.3, 0.1, 0.25, 0.2, 0.3, 0.1])
     welch = stats.ttest_ind(first, -second, equal_var=False).confidence_interval(0.99)
@@ -179,7 +178,7 @@ M1 medium_rate: CRoPE − RoPE, train.lr=0.002
 """
 
 
-def test_the_contrasts_are_as_planned() -> None:
+def test_the_contrasts_are_as_planned():
     """Loading them checks that every study has the models and settings that are named."""
     lines = []
     for name, contrast in load_contrasts().items():
@@ -189,7 +188,7 @@ def test_the_contrasts_are_as_planned() -> None:
     assert "baselines/xpos - nope baselines: XPOS − NoPE" in lines
 
 
-def test_the_planned_studies_are_as_planned() -> None:
+def test_the_planned_studies_are_as_planned():
     """Seeds, scale and all other axes. A study whose runs have begun does not change."""
     plans = {}
     for study in ("cost", "paper_row", "rate_mean", "qkv_rate", "medium_rate"):
@@ -210,7 +209,7 @@ def test_the_planned_studies_are_as_planned() -> None:
         ("cost: [{difference: crope - rope, of: test}]", "of: test"),
     ],
 )
-def test_a_wrong_contrast_is_named(entry: str, word: str, tmp_path: Path) -> None:
+def test_a_wrong_contrast_is_named(entry, word, tmp_path):
     file = tmp_path / "contrasts.yaml"
     file.write_text(f"planned: {{}}\nexplored:\n  {entry}\n")
     with pytest.raises(ConfigError, match=f"contrasts.yaml.*{word}"):

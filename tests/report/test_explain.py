@@ -1,7 +1,5 @@
 """The runs behind a cell, a planned question and another difference, published and the user's."""
 
-from pathlib import Path
-
 import pytest
 
 from crope.errors import UserError
@@ -20,7 +18,7 @@ SEEDS = range(10, 20)
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def told(monkeypatch, tmp_path):
     """`explain` with published runs of Table 1 and of the study `cost`, which are of the scale
     quick, and a RoPE run of the user.
     """
@@ -47,7 +45,7 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return call
 
 
-def test_a_cell_of_a_table_with_own_runs_beside_published_ones(told) -> None:
+def test_a_cell_of_a_table_with_own_runs_beside_published_ones(told):
     made = "fp32 cccccccccccc a CPU"
     lines = told("table1/ptb/rope")
     assert lines[:4] == [
@@ -66,7 +64,7 @@ def test_a_cell_of_a_table_with_own_runs_beside_published_ones(told) -> None:
 
 
 @pytest.mark.parametrize("scale", ["quick", "smoke"])
-def test_a_planned_question_whatever_scale_the_users_runs_have(told, scale: str) -> None:
+def test_a_planned_question_whatever_scale_the_users_runs_have(told, scale):
     made = "fp32 cccccccccccc a CPU runs/crope"
     assert told("P1", scale)[:5] == [
         "P1 (published)",
@@ -77,23 +75,23 @@ def test_a_planned_question_whatever_scale_the_users_runs_have(told, scale: str)
     ]
 
 
-def test_a_difference_that_no_file_asks(told) -> None:
+def test_a_difference_that_no_file_asks(told):
     line = "multi-query − CRoPE; Penn Treebank: +0.2500 (1 of 10 seeds), n = 1"
     assert line in told("cost/mqa-crope")
 
 
-def test_what_has_no_run_names_the_command(told) -> None:
+def test_what_has_no_run_names_the_command(told):
     assert told("Q1") == ["Q1: no run yet; `make reproduce STUDY=qkv_rate`"]
     assert "STUDY=table1" in told("table1/tiny/rope")[0]
 
 
-def test_without_a_name_all_names(told) -> None:
+def test_without_a_name_all_names(told):
     assert {"table1/tiny/rope", "P1 What does Eq. 30 cost?", "cost/mqa - rope"} <= set(told(None))
 
 
 @pytest.mark.parametrize(
     ("name", "near"), [("table1/ptb/rop", "table1/ptb/rope"), ("cost/mqx-rope", "cost/mqa - rope")]
 )
-def test_an_unknown_name_has_near_ones(told, name: str, near: str) -> None:
+def test_an_unknown_name_has_near_ones(told, name, near):
     with pytest.raises(UserError, match=near):
         told(name)

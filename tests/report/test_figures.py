@@ -1,7 +1,5 @@
 """What is drawn: frames, labels, colours and order; not each coordinate."""
 
-from typing import Any
-
 import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
@@ -49,19 +47,19 @@ def drawn(figure: Figure, panel: int, gid: str) -> list[list[list[float]]]:
     return [line.get_xydata().tolist() for line in lines]
 
 
-def test_mean_lowest_and_highest_seed_at_the_steps_that_every_seed_has() -> None:
+def test_mean_lowest_and_highest_seed_at_the_steps_that_every_seed_has():
     of_rope = curves().query("model == 'rope'")
     sampled = figures.over_seeds(of_rope, "val/loss_nats")
     assert sampled.loc[10, ["mean", "min", "max"]].tolist() == [5.1, 5.0, 5.2]
     assert list(figures.over_seeds(of_rope, "val_full/loss_nats").index) == [0, 10]
 
 
-def test_crope_is_drawn_over_rope() -> None:
+def test_crope_is_drawn_over_rope():
     labels = [str(line.get_label()) for line in fig4().axes[0].lines]
     assert [label for label in labels if not label.startswith("_")] == ["rope", "crope"]
 
 
-def test_full_losses_and_rate_drops_are_marked() -> None:
+def test_full_losses_and_rate_drops_are_marked():
     figure = fig4()
     rope, crope = drawn(figure, 0, "full")
     assert rope == [[0, pytest.approx(9.1)], [10, pytest.approx(5.1)]]
@@ -71,20 +69,20 @@ def test_full_losses_and_rate_drops_are_marked() -> None:
 
 
 @pytest.mark.parametrize("figure", [fig4, rates])
-def test_the_legend_has_each_models_own_colour(figure: Any) -> None:
+def test_the_legend_has_each_models_own_colour(figure):
     (legend,) = figure().legends
     handles = zip(legend.get_texts(), legend.get_lines(), strict=True)
     colours = {text.get_text(): to_hex(line.get_color()) for text, line in handles}
     assert colours == {"RoPE": COLOURS["rope"], "CRoPE": COLOURS["crope"]}
 
 
-def test_the_caption_names_the_panels_of_the_axes() -> None:
+def test_the_caption_names_the_panels_of_the_axes():
     assert "Validation (top) and training loss (bottom)" in TEMPLATE.read_text()
     labels = [axis.get_ylabel().split()[0] for axis in fig4().axes]
     assert labels == ["validation", "training"]
 
 
-def test_an_interval_lies_above_its_seeds() -> None:
+def test_an_interval_lies_above_its_seeds():
     figure = rates()
     assert drawn(figure, 0, "seeds") == [[[0.002, 0.0], [0.002, 0.5]]]
     assert drawn(figure, 0, "interval") == [[[0.002, -0.5], [0.002, 1.0]]]
@@ -92,7 +90,7 @@ def test_an_interval_lies_above_its_seeds() -> None:
     assert order["interval"] > order["seeds"]
 
 
-def test_the_lowest_model_is_on_top() -> None:
+def test_the_lowest_model_is_on_top():
     (axis,) = models().axes
     assert [text.get_text() for text in axis.get_yticklabels()] == ["thin FFN", "multi-query"]
     assert drawn(models(), 0, "mean") == [[[-0.25, 0]], [[0.5, 1]]]
@@ -100,5 +98,5 @@ def test_the_lowest_model_is_on_top() -> None:
 
 
 @pytest.mark.parametrize("figure", [fig4, rates, models])
-def test_a_figure_has_the_same_bytes_twice(figure: Any) -> None:
+def test_a_figure_has_the_same_bytes_twice(figure):
     assert render(figure()) == render(figure())

@@ -27,7 +27,7 @@ def sentences(tmp_path: Path, lines: pd.DataFrame = LINES, now: str = "above 0")
     return findings(lines, file)
 
 
-def test_numbers_are_filled_in(tmp_path: Path) -> None:
+def test_numbers_are_filled_in(tmp_path):
     assert sentences(tmp_path) == ["It costs +0.200 (+0.100 to +0.300), at a large rate 0.12."]
 
 
@@ -41,6 +41,6 @@ def test_numbers_are_filled_in(tmp_path: Path) -> None:
         ({"name": "other"}, "incomplete"),
     ],
 )
-def test_a_changed_answer_is_refused_with_both(changed: dict, now: str, tmp_path: Path) -> None:
+def test_a_changed_answer_is_refused_with_both(changed, now, tmp_path):
     with pytest.raises(UserError, match=f"P1 is now {now}, not above 0.*It costs"):
         sentences(tmp_path, pd.DataFrame([P1 | changed, FAST]))

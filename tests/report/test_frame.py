@@ -1,7 +1,5 @@
 """The frame of runs: what a row holds, which runs count, from which record set, what is compared."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,7 +13,7 @@ from tests.report.records import failed, record
 from tests.toy_runs import toy_corpus, train_toy
 
 
-def test_one_row_per_published_run(tmp_path: Path) -> None:
+def test_one_row_per_published_run(tmp_path):
     """A diverged run has infinite losses, a failed one none."""
     diverged = failed(tmp_path, "diverged", "NonFiniteLoss")
     broken = failed(tmp_path, "failed", "ValueError")
@@ -29,7 +27,7 @@ def test_one_row_per_published_run(tmp_path: Path) -> None:
     assert (good["record_set"], good["config.train.seq_len"]) == ("set", 16)
 
 
-def test_a_run_directory_counts_once_however_often_it_is_named(tmp_path: Path) -> None:
+def test_a_run_directory_counts_once_however_often_it_is_named(tmp_path):
     with toy_corpus(tmp_path / "tokens"):
         run = train_toy(tmp_path, "seed=3")
     (row,) = load_frame([tmp_path / "runs"] * 2)[0].to_dict("records")
@@ -41,7 +39,7 @@ def test_a_run_directory_counts_once_however_often_it_is_named(tmp_path: Path) -
     assert "extrapolation.json" in str(error)
 
 
-def test_the_loss_beyond_the_training_length() -> None:
+def test_the_loss_beyond_the_training_length():
     """5.3 at 64 tokens, 5.0 at 16: the three quarters beyond lose 0.3 / 0.75 = 0.4."""
     lengths = [{"seq_len": 16, "loss_nats": 5.0}, {"seq_len": 64, "loss_nats": 5.3}]
     assert frame._beyond({"lengths": lengths}, 16) == pytest.approx(0.4)
@@ -49,12 +47,12 @@ def test_the_loss_beyond_the_training_length() -> None:
     assert frame._beyond({"lengths": lengths}, 16) is None
 
 
-def test_a_frame_without_runs_is_empty_and_can_be_selected_from(tmp_path: Path) -> None:
+def test_a_frame_without_runs_is_empty_and_can_be_selected_from(tmp_path):
     rows, _ = load_frame([tmp_path / "absent"])
     assert by_study(rows, [study_row()]).empty
 
 
-def test_curves_of_own_and_published_runs(tmp_path: Path) -> None:
+def test_curves_of_own_and_published_runs(tmp_path):
     own = record(tmp_path, "own")
     add_runs(tmp_path / "set", [record(tmp_path, "a"), record(tmp_path, "b")])
     chosen = runs(rope=[5.0, 5.0]).assign(path=[str(own.path), str(tmp_path / "set" / "b")])
@@ -68,7 +66,7 @@ def seeds(joined: pd.DataFrame) -> list[tuple[str, int]]:
     return sorted(zip(joined["model"], joined["seed"], strict=True))
 
 
-def test_a_run_counts_for_the_cell_that_has_its_key() -> None:
+def test_a_run_counts_for_the_cell_that_has_its_key():
     """Not one of the same names with another key, nor one of another row or model with this key."""
     other = runs(rope=[1.0], columns={"cell_key": "other"})
     row = runs(rope=[2.0], columns={"row": "mine"})
@@ -77,12 +75,12 @@ def test_a_run_counts_for_the_cell_that_has_its_key() -> None:
     assert list(joined["loss"]) == [5.0]
 
 
-def test_only_planned_seeds_count() -> None:
+def test_only_planned_seeds_count():
     joined = by_study(runs(rope=[5.0] * 5), [study_row(seeds=(1, 3))])
     assert seeds(joined) == [("rope", 1), ("rope", 3)]
 
 
-def test_complete_and_diverged_runs_count() -> None:
+def test_complete_and_diverged_runs_count():
     """A stale or failed one does not, also not a stale one that diverged."""
     diverged = runs(crope=[np.inf], columns={"status": "failed"})
     stale = runs(crope=[5.0, np.inf], first_seed=1, columns={"status": "stale"})
@@ -91,20 +89,20 @@ def test_complete_and_diverged_runs_count() -> None:
     assert seeds(joined) == [("crope", 0), ("rope", 0)]
 
 
-def test_the_setting_is_what_varies_within_a_row() -> None:
+def test_the_setting_is_what_varies_within_a_row():
     axes = [study_row(setting=f"train.lr={rate}") for rate in (1, 2)]
     cells = study_cells([*axes, study_row(study="other", setting="train.lr=3")])
     assert list(cells["setting"]) == ["train.lr=1"] * 2 + ["train.lr=2"] * 2 + [""] * 2
     assert list(cells["settings"]) == [2, 2, 2, 2, 1, 1]
 
 
-def test_the_corpora_of_a_row_are_counted() -> None:
+def test_the_corpora_of_a_row_are_counted():
     both = [study_row(), study_row(setting="train.lr=1"), study_row(dataset="wikitext2")]
     cells = study_cells([*both, study_row(row="b2_l512_d64")])
     assert list(cells["corpora"]) == [2, 2, 2, 2, 2, 2, 1, 1]
 
 
-def test_the_tables_take_every_seed_that_rope_and_crope_share() -> None:
+def test_the_tables_take_every_seed_that_rope_and_crope_share():
     """Planned are 0 to 2. XPOS has what it has of these."""
     every = runs(rope=[5.0] * 4, crope=[5.0, None, 5.0, 5.0], xpos=[6.0, 6.0])
     joined = by_study(every, [study_row("xpos", "rope", "crope", study="table1")])
@@ -119,17 +117,17 @@ def taken_from(**by_set: pd.DataFrame) -> list[str]:
     return list(joined.drop_duplicates("seed").sort_values("seed")["record_set"])
 
 
-def test_a_seed_is_taken_from_the_set_that_has_most_of_its_runs() -> None:
+def test_a_seed_is_taken_from_the_set_that_has_most_of_its_runs():
     a, b = runs(rope=[5.0, 5.0], crope=[5.0]), runs(rope=[5.0, 5.0], crope=[None, 5.0])
     assert taken_from(a=a, b=b) == ["a", "b"]
 
 
-def test_of_equal_sets_the_one_with_most_of_the_study() -> None:
+def test_of_equal_sets_the_one_with_most_of_the_study():
     assert taken_from(a=runs(rope=[5.0]), b=runs(rope=[5.0, 5.0])) == ["b", "b"]
 
 
 @pytest.mark.parametrize("fact", ["precision", "device_kind"])
-def test_runs_of_a_seed_agree_in_precision_and_device(fact: str) -> None:
+def test_runs_of_a_seed_agree_in_precision_and_device(fact):
     """Seeds may differ."""
     rope, crope = runs(rope=[5.0]), runs(crope=[5.0], columns={fact: "other"})
     by_study(together(rope, crope.assign(seed=1)), [study_row()])
@@ -138,7 +136,7 @@ def test_runs_of_a_seed_agree_in_precision_and_device(fact: str) -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_runs_on_one_corpus_agree_in_data(split: str) -> None:
+def test_runs_on_one_corpus_agree_in_data(split):
     """Corpora may differ."""
     fact = f"provenance.data.splits.{split}.sha256"
     rope = runs(rope=[5.0], columns={fact: "a"})
@@ -148,7 +146,7 @@ def test_runs_on_one_corpus_agree_in_data(split: str) -> None:
 
 
 @pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def loaded(monkeypatch, tmp_path):
     """`load_runs` with own runs of these scales, and a published one of the scale medium."""
 
     def call(*scales: str, dataset: str = "ptb") -> frame.Runs:
@@ -160,7 +158,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return call
 
 
-def test_the_scale_of_most_runs_is_reported(loaded) -> None:
+def test_the_scale_of_most_runs_is_reported(loaded):
     """Smoke alone only; that of the published runs where there is no other."""
     assert loaded("quick", "paper", "quick").scale == "quick"
     assert loaded("quick", "paper").scale == "paper"
@@ -169,6 +167,6 @@ def test_the_scale_of_most_runs_is_reported(loaded) -> None:
     assert loaded().scale == "medium"
 
 
-def test_tiny_joins_the_tables_where_it_was_trained(loaded) -> None:
+def test_tiny_joins_the_tables_where_it_was_trained(loaded):
     assert loaded("quick").datasets is None
     assert loaded("quick", dataset="tiny").datasets == ["pg19", "wikitext2", "ptb", "tiny"]

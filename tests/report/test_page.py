@@ -21,7 +21,7 @@ def own(**options) -> pd.DataFrame:
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def built(monkeypatch, tmp_path):
     """Builds the report of these runs of Table 1, whose curves are empty; returns the folder."""
 
     def table_rows(scale: str, datasets: list[str] | None = None):
@@ -43,7 +43,7 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     return call
 
 
-def test_the_users_runs_are_in_the_tables(built, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_users_runs_are_in_the_tables(built, capsys):
     folder = built(own(rope=[5.0625], crope=[5.125]), PUBLIC)
     text = (folder / "index.html").read_text()
     assert "Tables 1 and 2: 2 of your runs" in text
@@ -55,7 +55,7 @@ def test_the_users_runs_are_in_the_tables(built, capsys: pytest.CaptureFixture[s
     assert f"open {folder}/index.html" in printed
 
 
-def test_failed_runs_are_listed_with_their_error(built) -> None:
+def test_failed_runs_are_listed_with_their_error(built):
     error = {"error.type": "ValueError", "error.message": "bad\nvalue", "error.step": 20}
     failed = own(rope=[5.0]).assign(status="failed", loss=np.nan, **error)
     text = (built(failed, NONE) / "index.html").read_text()
@@ -63,25 +63,25 @@ def test_failed_runs_are_listed_with_their_error(built) -> None:
 
 
 @pytest.mark.parametrize("mine", [NONE, runs(rope=[9.0], columns={"cell_key": "another"})])
-def test_without_own_runs_of_the_tables_the_published_ones_are(built, mine: pd.DataFrame) -> None:
+def test_without_own_runs_of_the_tables_the_published_ones_are(built, mine):
     text = (built(mine, PUBLIC) / "index.html").read_text()
     assert "Tables 1 and 2: 2 of the published runs" in text
     assert "<td>5.0700</td><td>5.1325</td>" in text
 
 
-def test_tiny_has_a_row_where_it_was_trained(built) -> None:
+def test_tiny_has_a_row_where_it_was_trained(built):
     folder = built(own(rope=[5.0625], dataset="tiny"), NONE)
     numbers = pd.read_csv(folder / "table1.csv").query("protocol == 'full'").set_index("dataset")
     assert list(numbers.loc["tiny", "status"]) == ["complete", "missing"]
     assert list(numbers.loc["ptb", "status"]) == ["missing", "missing"]
 
 
-def test_a_smoke_test_leaves_the_report_of_other_runs(built) -> None:
+def test_a_smoke_test_leaves_the_report_of_other_runs(built):
     folder = built(own(rope=[5.0]), NONE, scale="smoke")
     assert "scale: smoke" in (folder / "index.html").read_text()
 
 
-def test_invalid_records_are_named_and_escaped(built, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_records_are_named_and_escaped(built, capsys):
     invalid = [InvalidRecord(Path("runs/x"), "<b>&")]
     text = (built(own(rope=[5.0]), NONE, invalid=invalid) / "index.html").read_text()
     assert "runs/x: &lt;b&gt;&amp;;" in text
@@ -89,7 +89,7 @@ def test_invalid_records_are_named_and_escaped(built, capsys: pytest.CaptureFixt
     assert "invalid: runs/x: <b>&" in capsys.readouterr().err
 
 
-def test_the_files_hold_every_run_and_difference(built) -> None:
+def test_the_files_hold_every_run_and_difference(built):
     folder = built(own(rope=[5.0], crope=[5.25]), PUBLIC)
     assert list(pd.read_csv(folder / "runs.csv")["loss"]) == [5.0, 5.25]
     lines = pd.read_csv(folder / "differences.csv").query("name == 'table1/crope - rope'")
@@ -97,13 +97,13 @@ def test_the_files_hold_every_run_and_difference(built) -> None:
     assert list(lines["mean"]) == [0.0625, 0.25]
 
 
-def test_rows_of_the_papers_own_size_have_the_seeds_of_both_models() -> None:
+def test_rows_of_the_papers_own_size_have_the_seeds_of_both_models():
     large = runs(rope=[4.0, 6.0], crope=[4.5]).assign(study="paper_row")
     twice = pd.concat([large, large.assign(study="paper_row_xpos")])
     assert list(page.paper_size(twice)["loss"]) == [4.0, 4.5]
 
 
-def test_the_pictured_models_are_beside_rope() -> None:
+def test_the_pictured_models_are_beside_rope():
     models = page.beside_rope()
     assert (models["P1"], models["cost/thin_ffn - rope"]) == ("crope", "thin_ffn")
     assert not {"nope", "rope"} & set(models.values())

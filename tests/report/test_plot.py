@@ -30,7 +30,7 @@ def curves(**losses: dict[int, float]) -> dict[str, pd.Series]:
     return {name: pd.Series(values) for name, values in losses.items()}
 
 
-def test_values_end_at_the_last_step_and_differ_at_the_last_common_one() -> None:
+def test_values_end_at_the_last_step_and_differ_at_the_last_common_one():
     lines = last_values(curves(a={0: 5.0, 10: 4.0}, b={0: 5.5, 10: 4.25, 20: 3.0}, c={5: 1.0}))
     assert lines.to_numpy().tolist() == [
         ["a", "10", "4.0000", ""],
@@ -39,7 +39,7 @@ def test_values_end_at_the_last_step_and_differ_at_the_last_common_one() -> None
     ]
 
 
-def test_the_command_writes_a_picture_and_prints_what_differs(tmp_path: Path) -> None:
+def test_the_command_writes_a_picture_and_prints_what_differs(tmp_path):
     first = write_run(tmp_path, "model=rope")
     second = write_run(tmp_path, "model=rope", "train.lr=0.003", losses=(5.0, 3.9))
     printed = plot([first.name, str(second)], key=KEY, out=None, results_dir=tmp_path)
@@ -51,7 +51,7 @@ def test_the_command_writes_a_picture_and_prints_what_differs(tmp_path: Path) ->
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_line_is_labelled_and_early_losses_leave_the_frame() -> None:
+def test_a_line_is_labelled_and_early_losses_leave_the_frame():
     """Of 100 steps, the first ten."""
     figure = draw(curves(a={0: 9.0, 10: 5.0, 100: 4.0}, b={0: 9.0, 10: 6.0, 100: 4.5}), KEY)
     (axis,) = figure.axes
@@ -60,7 +60,7 @@ def test_a_line_is_labelled_and_early_losses_leave_the_frame() -> None:
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("step", KEY)
 
 
-def test_a_name_is_a_folder_an_id_its_start_or_a_pattern(tmp_path: Path) -> None:
+def test_a_name_is_a_folder_an_id_its_start_or_a_pattern(tmp_path):
     rope = write_run(tmp_path, "model=rope", "seed=101")
     crope = write_run(tmp_path, "model=crope", "seed=101")
     for names in (
@@ -71,7 +71,7 @@ def test_a_name_is_a_folder_an_id_its_start_or_a_pattern(tmp_path: Path) -> None
         assert find_runs(names, tmp_path) == [rope, crope], names
 
 
-def test_a_published_run_is_found_and_titled(tmp_path: Path) -> None:
+def test_a_published_run_is_found_and_titled(tmp_path):
     (path,) = find_runs(["rope-ptb-base-s0-d61c05fd"], tmp_path)
     assert path.parent.parent.name == "published"
     assert title(path) == "rope-ptb-base-s0-d61c05fd"
@@ -86,9 +86,7 @@ def test_a_published_run_is_found_and_titled(tmp_path: Path) -> None:
         ("rope-ptb-base-s90", KEY, "a.png", "2 runs match"),
     ],
 )
-def test_what_cannot_be_drawn_is_one_line(
-    name: str, key: str, out: str, word: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_drawn_is_one_line(name, key, out, word, tmp_path):
     for seed in (901, 902):
         write_run(tmp_path, "model=rope", f"seed={seed}")
     with pytest.raises(UserError, match=word):

@@ -27,7 +27,7 @@ NGRAMS = {
 
 
 @pytest.fixture
-def published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def published(monkeypatch, tmp_path):
     """Publishes these records as the set `mine`, with stored n-gram losses; returns the sets."""
     for name in NGRAMS:
         (tmp_path / "tokens" / name).mkdir(parents=True)
@@ -43,13 +43,11 @@ def published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 @pytest.fixture
-def clean(tmp_path: Path) -> Record:
+def clean(tmp_path):
     return replace(record(tmp_path, "complete"), provenance=CLEAN)
 
 
-def test_complete_and_diverged_runs_of_the_scale_are_published(
-    published, clean: Record, tmp_path: Path
-) -> None:
+def test_complete_and_diverged_runs_of_the_scale_are_published(published, clean, tmp_path):
     diverged = replace(failed(tmp_path, "diverged", "NonFiniteLoss"), provenance=CLEAN)
     other = [failed(tmp_path, "failed", "ValueError"), record(tmp_path, "small", scale="smoke")]
     sets = published(clean, diverged, *other)
@@ -60,12 +58,12 @@ def test_complete_and_diverged_runs_of_the_scale_are_published(
 @pytest.mark.parametrize(
     "made", [{"commit": None}, {"dirty": True}, {"resumed_from": [CLEAN | {"dirty": True}]}]
 )
-def test_runs_of_uncommitted_code_are_refused(made: dict, published, clean: Record) -> None:
+def test_runs_of_uncommitted_code_are_refused(made, published, clean):
     with pytest.raises(UserError, match="uncommitted"):
         published(replace(clean, provenance=CLEAN | made))
 
 
-def test_what_else_is_refused(published, clean: Record) -> None:
+def test_what_else_is_refused(published, clean):
     with pytest.raises(UserError, match="no complete run"):
         published(clean, scale="paper")
     with pytest.raises(UserError, match=r"\.\./mine"):
@@ -74,9 +72,7 @@ def test_what_else_is_refused(published, clean: Record) -> None:
         published(clean, invalid=[InvalidRecord(clean.path, "torn")])
 
 
-def test_ngram_losses_of_the_runs_tokens_join_the_published_ones(
-    published, clean: Record, tmp_path: Path
-) -> None:
+def test_ngram_losses_of_the_runs_tokens_join_the_published_ones(published, clean, tmp_path):
     """Those of other tokens stay where they are."""
     known = {"corpus": "known", "tokenizer": {}, "sha256": {}}
     write_json(tmp_path / "sets" / "ngrams.json", [known])
@@ -84,12 +80,12 @@ def test_ngram_losses_of_the_runs_tokens_join_the_published_ones(
     assert [entry["corpus"] for entry in entries] == ["known", "used"]
 
 
-def test_a_smoke_run_changes_no_ngram_losses(published, clean: Record) -> None:
+def test_a_smoke_run_changes_no_ngram_losses(published, clean):
     clean.summary["scale"] = "smoke"
     assert not (published(clean, scale="smoke") / "ngrams.json").exists()
 
 
-def test_the_ngram_table_has_the_papers_loss_beside_gpt2s_tokens_only() -> None:
+def test_the_ngram_table_has_the_papers_loss_beside_gpt2s_tokens_only():
     losses = {"unigram": 6.0, "bigram": 5.0, "trigram": 4.5}
     gpt2 = {"corpus": "ptb", "tokenizer": {"name": "gpt2", "vocab_size": 50257}}
     bpe = {"corpus": "ptb", "tokenizer": {"name": "bpe", "vocab_size": 4096}}
@@ -101,7 +97,7 @@ def test_the_ngram_table_has_the_papers_loss_beside_gpt2s_tokens_only() -> None:
     ]
 
 
-def test_the_readmes_tables_have_neither_sizes_nor_parameters() -> None:
+def test_the_readmes_tables_have_neither_sizes_nor_parameters():
     lines = [["PTB", "paper"], ["here B=2", "full"], ["Parameters", ""]]
     table = Table("t", "", pd.DataFrame(lines, columns=["Dataset", ""]))
     assert module.without_size(table).frame.to_numpy().tolist() == [
@@ -110,14 +106,14 @@ def test_the_readmes_tables_have_neither_sizes_nor_parameters() -> None:
     ]
 
 
-def test_runs_and_hours_by_how_they_were_made() -> None:
+def test_runs_and_hours_by_how_they_were_made():
     frame = pd.DataFrame({"device": ["a", "a", None], "run_id": ["x", "y", "z"], "seed": [0, 0, 1]})
     frame["time.total_s"] = [1800.0, 3600.0, None]
     table = module.made_by(frame, {"device": "device"})
     assert table[["Runs", "Seeds", "Hours"]].to_numpy().tolist() == [[2, 1, "1.5"], [1, 1, "0.0"]]
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     prose = [line for line in text.splitlines() if not line.startswith("|")]
     assert len(text.split()) <= 900

@@ -41,7 +41,7 @@ def lines(table: Table) -> list[list[Any]]:
     return table.frame.to_numpy().tolist()
 
 
-def test_table_1_as_printed() -> None:
+def test_table_1_as_printed():
     """Differences 0.1, 0.2 and 0.3: mean 0.2, interval -0.0484 to 0.4484. XPOS lacks a seed."""
     table = table1(of_table1(xpos=[6.0, 6.2], rope=[5.0, 5.1, 5.2], crope=[5.1, 5.3, 5.5]))
     assert list(table.frame) == ["Dataset", "", "XPOS", "RoPE", "CRoPE", "CRoPE − RoPE"]
@@ -61,7 +61,7 @@ def test_table_1_as_printed() -> None:
     assert parameters == ["Parameters", "", *["1,234,567"] * 3, ""]
 
 
-def test_table_2_has_the_papers_configurations() -> None:
+def test_table_2_has_the_papers_configurations():
     place = {"study": "table2", "dataset": "pg19", "row": "b2_l512_d64"}
     row = study_row("rope", "crope", **place)
     table = loss_table("table2", [row], frames.losses(rope=[5.0], **place), NO_RUNS, {})
@@ -70,7 +70,7 @@ def test_table_2_has_the_papers_configurations() -> None:
     assert lines(table)[1][1:] == ["full", "5.000", "missing", ""]
 
 
-def test_runs_of_the_papers_own_size_stand_below() -> None:
+def test_runs_of_the_papers_own_size_stand_below():
     size = SIZE | {"scale": "paper"}
     large = frames.losses(study="paper_ptb", rope=[4.0], crope=[4.5], columns=size)
     full, sampled = lines(table1(of_table1(rope=[5.0], crope=[5.1]), large))[3:5]
@@ -81,24 +81,24 @@ def test_runs_of_the_papers_own_size_stand_below() -> None:
     assert lines(table1(large))[1][0] == ""
 
 
-def test_other_rows_and_corpora_are_left_out() -> None:
+def test_other_rows_and_corpora_are_left_out():
     corpus = of_table1(dataset="wikitext2", rope=[1.0])
     row = of_table1(row="b2_l512_d64", rope=[2.0])
     assert lines(table1(together(of_table1(rope=[5.0]), corpus, row)))[1][3] == "5.0000"
 
 
-def test_a_corpus_that_the_paper_does_not_have_has_no_line_of_the_paper() -> None:
+def test_a_corpus_that_the_paper_does_not_have_has_no_line_of_the_paper():
     row = study_row(study="table1", dataset="tiny")
     table = loss_table("table1", [row], of_table1(dataset="tiny", rope=[5.0]), NO_RUNS, {})
     assert lines(table)[0][:3] == ["tiny (Python's help texts)", "full", "5.0000"]
 
 
-def test_a_diverged_run_is_not_averaged_away() -> None:
+def test_a_diverged_run_is_not_averaged_away():
     table = table1(of_table1(rope=[5.0, 5.0], crope=[5.1, np.inf]))
     assert lines(table)[1][4:] == ["diverged", f"diverged, {N}2"]
 
 
-def test_the_csv_file_has_numbers_and_why_one_is_missing() -> None:
+def test_the_csv_file_has_numbers_and_why_one_is_missing():
     table = table1(of_table1(rope=[5.0, 5.1]), crope="failed: x")
     frame = pd.read_csv(io.StringIO(tables.to_csv(table.numbers)))
     xpos, rope, crope = frame[frame["protocol"] == "full"].to_dict("records")
@@ -106,12 +106,12 @@ def test_the_csv_file_has_numbers_and_why_one_is_missing() -> None:
     assert [line["status"] for line in (xpos, rope, crope)] == ["missing", "complete", "failed: x"]
 
 
-def test_the_sampled_deviation_is_the_mean_of_those_of_the_seeds() -> None:
+def test_the_sampled_deviation_is_the_mean_of_those_of_the_seeds():
     of_row = of_table1(rope=[5.0, 5.2]).assign(**{"val_sampled.std_nats": [0.25, 0.75]})
     assert tables.losses(of_row, "sampled").loc["rope"].tolist() == [2, 5.5, 0.5]
 
 
-def test_why_a_cell_is_empty() -> None:
+def test_why_a_cell_is_empty():
     failed = runs(rope=[5.0], columns={"status": "failed"})
     stale = runs(crope=[5.0], columns={"status": "stale"})
     assert tables.missing_words(together(failed, stale, runs(mqa=[5.0]))) == {
@@ -125,16 +125,16 @@ def test_why_a_cell_is_empty() -> None:
     ("value", "text"),
     [(0.00851, "+0.0085"), (-0.0012, "−0.0012"), (-1e-5, "0.0000"), (np.inf, "diverged")],
 )
-def test_a_signed_number(value: float, text: str) -> None:
+def test_a_signed_number(value, text):
     assert signed(value) == text
 
 
-def test_a_table_in_markdown() -> None:
+def test_a_table_in_markdown():
     table = Table("t", "Caption", pd.DataFrame([["a", 1]], columns=["Name", "n"]))
     assert table.markdown() == "**Caption**\n\n|Name|n|\n|---|---|\n|a|1|"
 
 
-def test_planned_differences_have_their_question() -> None:
+def test_planned_differences_have_their_question():
     terms = {"first": ("crope", ""), "seconds": (("rope", ""),)}
     planned = Contrast("P1", ("cost",), **terms, date="2026-11-23", question="What?")
     found = answer(frames.losses(study="cost", rope=[5.0], crope=[5.1]), planned)
@@ -142,7 +142,7 @@ def test_planned_differences_have_their_question() -> None:
     assert line == ["P1. What?", "CRoPE − RoPE", "Penn Treebank", "+0.1000 (1 of 10 seeds)", 1]
 
 
-def test_where_a_difference_was_measured() -> None:
+def test_where_a_difference_was_measured():
     line = {"dataset": "pg19", "row": "b2_l512_d64", "setting": "train.lr=0.002"}
     assert tables.place(line) == "PG-19; B=2, L=512, D=64, γ=0.9, step=1000; train.lr=0.002"
     assert tables.place({"dataset": "", "row": "base"}) == "all corpora"
@@ -154,24 +154,24 @@ def own_lines(own: pd.DataFrame, public: pd.DataFrame) -> list[list[Any]]:
     return lines(tables.own_table(Runs("smoke", own, public, [], {})))
 
 
-def test_own_runs_stand_beside_published_ones_of_their_cell() -> None:
+def test_own_runs_stand_beside_published_ones_of_their_cell():
     """Published runs of other cells and stale ones are left out."""
     public = together(runs(rope=[4.9, 5.5], crope=[1.0]), runs(rope=[0.5]).assign(status="stale"))
     (line,) = own_lines(runs(rope=[5.0]), public)
     assert line[3:] == ["5.0000", "4.9000 to 5.5000 (2 runs)"]
 
 
-def test_own_runs_are_listed_with_what_differs() -> None:
+def test_own_runs_are_listed_with_what_differs():
     (line,) = own_lines(runs(rope=[5.0]), NO_RUNS)
     assert line == ["rope-ptb-base-s0", "smoke", "train.lr=0.5", "5.0000", ""]
 
 
-def test_a_failed_run_has_no_loss() -> None:
+def test_a_failed_run_has_no_loss():
     failed = runs(rope=[5.0], columns={"status": "failed"})
     assert own_lines(failed, NO_RUNS)[0][3] == "failed"
 
 
-def test_a_table_without_the_sampled_losses() -> None:
+def test_a_table_without_the_sampled_losses():
     table = table1(of_table1(rope=[5.0]))
     assert [line[1] for line in lines(table)] == ["paper", "full", "sampled", ""]
     assert [line[1] for line in lines(tables.without_sampled(table))] == ["paper", "full", ""]

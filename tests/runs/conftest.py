@@ -44,11 +44,11 @@ def edit(path: Path, key: str, value: Any) -> None:
 
 
 @pytest.fixture(scope="session")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(tmp_path_factory):
     return restore(tmp_path_factory.mktemp("original"))
 
 
 @pytest.fixture
-def folder(original: Path, tmp_path: Path) -> Path:
+def folder(original, tmp_path):
     """A run directory that may be edited."""
     return Path(shutil.copytree(original, tmp_path / original.name))
