@@ -26,10 +26,10 @@ def generate(
     Raises UserError for an empty prompt or one that is not UTF-8, a setting out of range, or missing
     weights.
     """
-    if tokens < 1 or top_k < 0 or not 0 <= temperature < math.inf or not 0 <= seed < 2**63:
+    if top_k < 0 or not 0 <= temperature < math.inf or not 0 <= seed < 2**63:
         raise UserError(
-            f"tokens={tokens}, temperature={temperature}, top_k={top_k}, seed={seed}: tokens must be"
-            " at least 1, the others at least 0, and the seed below 2^63"
+            f"temperature={temperature}, top_k={top_k}, seed={seed}: all must be at least 0, and"
+            " the seed below 2^63"
         )
     # In evaluation mode: text is drawn from the model that was validated, without dropout.
     model = load_trained(record).to(resolve_device("auto")).eval()

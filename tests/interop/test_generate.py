@@ -68,7 +68,6 @@ def test_draws_follow_the_softmax_of_the_kept_logits() -> None:
     ("changes", "word"),
     [
         ({"temperature": -1.0}, "temperature"),
-        ({"tokens": 0}, "tokens"),
         ({"top_k": -1}, "top_k"),
         ({"seed": 2**64}, "seed"),
         ({"prompt": ""}, "empty"),
