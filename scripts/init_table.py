@@ -40,7 +40,7 @@ from crope.config import ROOT
 from crope.data.batches import sample_batch
 from crope.data.corpora import load_corpus
 from crope.errors import UserError, log_line
-from crope.interop.calibration import evaluation, input_moments
+from crope.interop.calibration import calibrate, evaluation
 from crope.model.projections import LowRankLinear
 from crope.runs.compose import load_config
 from crope.runs.load import load_run_tokens, load_trained
@@ -216,12 +216,12 @@ def convert(model: nn.Module, arm: Arm, source: Source) -> None:
 def make_low_rank(model: nn.Module, batches: list[Tensor]) -> None:
     """Replaces Q, K and V by the nearest LowRankLinear, in the outputs on `batches` if any."""
     layers = {name: layer for name, layer in model.named_modules() if name.endswith(QKV)}
-    moments = input_moments(model, layers, batches) if batches else {}
+    moments = dict(calibrate(model, layers, batches)) if batches else {}
     for name, layer in layers.items():
         dense = layer.weight.double()
         weighted = dense
         if batches:
-            weighted = dense @ torch.linalg.cholesky(moments[name][:-1, :-1])
+            weighted = dense @ torch.linalg.cholesky(moments[name][0, :-1, :-1])
         new = LowRankLinear(layer.in_features, layer.out_features)
         directions = torch.linalg.svd(weighted).U[:, : new.up.shape[1]]
         new.up.copy_(directions)

@@ -21,11 +21,9 @@ from torch import nn
 from crope.interop.calibration import (
     Batches,
     as_batches,
+    calibrate,
     fit_outputs,
     next_token_loss,
-    of_the_dense_model,
-    one_after_another,
-    without,
 )
 from crope.interop.dense import write_dense_checkpoints
 from crope.interop.fused import ORDERS, SplitLinear, separate_layers
@@ -98,18 +96,20 @@ def complexify(
     layers = select(model, names)
     check_replaceable(model, layers)
     pairs = pairs_of(model, layers, pairing, head_dim)
-    calibrate, set_values = INITS[init]
     batches = as_batches(inputs)
-    if calibrate is not without and not batches:
-        raise ValueError(f"init={init!r} needs calibration batches; give some (inputs=)")
+    fits: Iterable[tuple[str, Any]] = ((name, None) for name in layers)
+    if INITS[init] is fit_outputs:
+        if not batches:
+            raise ValueError(f"init={init!r} needs calibration batches; give some (inputs=)")
+        fits = calibrate(model, layers, batches, sequential=init == "sequential")
     replaced = []
     losses = [next_token_loss(model, batches)] if dry_run and batches else []
     with ExitStack() as undo:
         # One at a time: what a "sequential" layer gets depends on those that are replaced by then.
-        for name, moments in calibrate(model, layers, batches):
+        for name, moments in fits:
             layer = layers[name]
             new = ComplexLinear.from_linear(layer, **pairs[name])
-            kept = set_values(new, layer, moments)
+            kept = INITS[init](new, layer, moments)
             undo.callback(model.set_submodule, name, layer)
             replace(model, name, new.train(layer.training))
             replaced.append(Replaced(name, _size(layer), _size(new), kept))
@@ -156,17 +156,12 @@ def merge(model: nn.Module) -> list[str]:
 
     The model then has its original architecture, fused layers too, and equal outputs, and every
     stack saves and serves it. For a merged copy, merge `copy.deepcopy(model)`. Raises if one of
-    these layers has hooks or adapters, or is of a class that this package does not know.
+    these layers has hooks or adapters.
     """
     layers: dict[str, Any] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, ComplexLinear | StructuredLinear):
             check_untouched(name, layer)
-            # A subclass of another package may compute something else than its dense weight.
-            if not type(layer).__module__.startswith("crope."):
-                raise ValueError(
-                    f"{name} is a {type(layer).__name__}; make it a ComplexLinear first"
-                )
             layers[name] = layer
         if isinstance(layer, SplitLinear):
             layer.check_parts(name)
@@ -203,11 +198,10 @@ def _draw(new: ComplexLinear, layer: Any, moments: None) -> float:
     return 0.0
 
 
-# By name: the moments of the layers' inputs, and what sets the values of the layer nearest to a dense
-# one and returns what is kept of that.
-INITS: dict[str, tuple[Any, Callable[[ComplexLinear, Any, Any], float]]] = {
-    "nearest": (without, _share_kept),
-    "activations": (of_the_dense_model, fit_outputs),
-    "sequential": (one_after_another, fit_outputs),
-    "fresh": (without, _draw),
+# By name: what sets the values of the layer nearest to a dense one and returns what is kept of that.
+INITS: dict[str, Callable[[ComplexLinear, Any, Any], float]] = {
+    "nearest": _share_kept,
+    "activations": fit_outputs,
+    "sequential": fit_outputs,
+    "fresh": _draw,
 }

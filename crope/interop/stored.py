@@ -89,7 +89,7 @@ def save(model: Any, folder: str | Path, **options: Any) -> None:
         for name in sorted(names):
             (new / name).replace(folder / name)
         old = [*folder.glob(f"model.*{VARIANT}*"), *folder.glob(f"pytorch_model.*{VARIANT}*")]
-        for file in (*old, folder / f"{LAYOUT}.json"):
+        for file in old:
             if file.name not in names:
                 file.unlink(missing_ok=True)
 
@@ -107,13 +107,12 @@ def _check_loadable(model: Any, layers: Mapping[str, Mapping[str, Any]]) -> None
     with torch.device("meta"):
         expected: Any = architecture(model.config)
     restore(expected, layers)
-    try:
-        expected.load_state_dict(model.state_dict(), assign=True)
-    except RuntimeError as error:
+    different = expected.state_dict().keys() ^ model.state_dict().keys()
+    if different:
         raise ValueError(
             "load could not open this model; merge adapters (merge_and_unload), and save before"
-            f" quantising: {' '.join(str(error).split())}"
-        ) from error
+            f" quantising: {', '.join(sorted(different))}"
+        )
 
 
 def _check_no_dense_weights(folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crope.interop.calibration import RIDGE, Batches, Inputs, as_batches, input_moments, run
+from crope.interop.calibration import RIDGE, Batches, Inputs, as_batches, calibrate, run
 from crope.interop.layers import Pairing, check_replaceable, pairs_of, select
 
 TOLERANCE = 0.02  # of the outputs: far above rounding in bfloat16, far below another function
@@ -46,13 +46,13 @@ def align_values(
     check_replaceable(model, layers)
     pairs = pairs_of(model, values, pairing, head_dim)
     before = _outputs(model, outputs.values(), batches)
-    moments = input_moments(model, values, batches)
+    moments = dict(calibrate(model, values, batches))
     with ExitStack() as undo:
         for name, value in values.items():
             output: Any = layers[outputs[name]]
             for parameter in (*value.parameters(), output.weight):
                 undo.callback(parameter.copy_, parameter.clone())
-            bases = best_bases(value.weight, moments[name], **pairs[name])
+            bases = best_bases(value.weight, moments[name][0], **pairs[name])
             for parameter in value.parameters():  # rows of the weight, and the bias
                 heads = parameter.to(bases).unflatten(0, bases.shape[:2])
                 rotated = torch.einsum("gjk,gk...->gj...", bases, heads)

@@ -146,15 +146,10 @@ def test_an_adapters_inner_layer_is_refused() -> None:
         complexify(model, names=["base_layer"], pairing="half", head_dim=4)
 
 
-class QuantisedComplex(ComplexLinear):
-    """A subclass of which only its own package knows the dense weight."""
-
-
 REFUSED_MERGES: list[tuple[Any, str]] = [
     (lambda m: setattr(m.k_proj, "forward", print), "k_proj has hooks"),
     (lambda m: setattr(m, "k_proj", Adapted(m.k_proj)), "k_proj.base_layer is wrapped"),
     (lambda m: nn.utils.parametrizations.weight_norm(m.k_proj, "a"), "k_proj is wrapped"),
-    (put("k_proj", QuantisedComplex(8, 4)), "k_proj is a QuantisedComplex"),
     (lambda m: setattr(m.k_proj, "a", ZERO3.weight), "k_proj: its a is only a part"),
 ]
 

@@ -71,7 +71,6 @@ def test_draws_follow_the_softmax_of_the_kept_logits() -> None:
         ({"top_k": -1}, "top_k"),
         ({"seed": 2**64}, "seed"),
         ({"prompt": ""}, "empty"),
-        ({"prompt": "\udcff"}, "UTF-8"),
     ],
 )
 def test_a_value_out_of_range_is_named(
