@@ -26,7 +26,7 @@ from crope.interop.calibration import (
     next_token_loss,
 )
 from crope.interop.dense import write_dense_checkpoints
-from crope.interop.fused import ORDERS, SplitLinear, separate_layers
+from crope.interop.fused import FUSED, SplitLinear, separate_layers
 from crope.interop.layers import (
     Pairing,
     check_replaceable,
@@ -145,7 +145,7 @@ def split_qkv(model: nn.Module) -> list[str]:
     """
     names = separate_layers(model)
     if not names:
-        raise ValueError(f"no layer of Q, K and V is known here; it splits {', '.join(ORDERS)}")
+        raise ValueError(f"no layer of Q, K and V is known here; it splits {', '.join(FUSED)}")
     write_dense_checkpoints()
     return names
 
