@@ -93,19 +93,6 @@ def test_inputs_that_do_not_determine_the_weights_are_refused(
         list(calibrate(Masked(), [name], [x]))
 
 
-def test_calibration_keeps_no_keys_and_values_and_leaves_the_configuration() -> None:
-    model = build()
-    caches = []
-
-    def note(layer: Any, args: Any, kwargs: Any, output: Any) -> None:
-        caches.append(kwargs["past_key_values"])
-
-    model.model.layers[0].self_attn.register_forward_hook(note, with_kwargs=True)
-    list(calibrate(model, ["model.layers.0.mlp.up_proj"], [IDS]))
-    assert caches == [None]
-    assert model.config.use_cache is True
-
-
 class Chain(nn.Module):
     """Two layers, of which the second reads what the first writes."""
 

@@ -98,7 +98,6 @@ PART, WHOLE = {"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 1.0}
 SHARES: list[tuple[dict[str, Any], bool]] = [
     ({}, True),
     (PART, False),
-    ({"rotary_pct": 0.5}, False),
     ({"rope_parameters": PART}, False),
     ({"rope_parameters": {"full": WHOLE, "sliding": PART}}, False),
     ({"rope_parameters": PART | {"rope_type": "proportional"}}, True),

@@ -112,13 +112,11 @@ def configuration(**values: Any) -> Callable[[Path], None]:
 
 DAMAGES: list[tuple[Any, str]] = [
     (tensors(lambda t: t.pop(f"{Q}.a")), f"missing_keys.*{Q}.a"),
-    (tensors(lambda t: t.pop("model.norm.weight")), "missing_keys.*model.norm"),
     (tensors(lambda t: t.update(other=torch.ones(2))), "unexpected_keys.*other"),
     (tensors(lambda t: t.update({f"{Q}.a": torch.ones(4, 4)})), f"mismatched_keys.*{Q}.a"),
     (lambda folder: (folder / WEIGHTS).write_bytes(b"x" * 99), "damaged"),
     (lambda folder: (folder / WEIGHTS).unlink(), "missing or damaged"),
     (configuration(architectures=["Own"]), "no attribute Own"),
-    (configuration(architectures=None), "damaged"),
     (configuration(head_dim=16), "the width of a head is 16"),
 ]
 
@@ -131,25 +129,11 @@ def test_load_names_what_is_wrong_with_the_files(damage: Any, word: str, tmp_pat
         load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors.index.complex.json", "model.complex-00002"])
-def test_load_names_a_damaged_index_or_shard(name: str, tmp_path: Path) -> None:
-    save(complexified(), tmp_path, **SHARDS)
-    [file] = tmp_path.glob(f"{name}*")
-    file.write_text("{")
-    with pytest.raises(ValueError, match="damaged"):
-        load(tmp_path)
-
-
 def test_a_folder_of_earlier_versions_has_the_layout_in_a_file(tmp_path: Path) -> None:
     model = complexified()
     model.save_pretrained(tmp_path, variant="complex")
-    file, pairs = tmp_path / "complex_layers.json", layout(model)
-    file.write_text(json.dumps(pairs))
+    (tmp_path / "complex_layers.json").write_text(json.dumps(layout(model)))
     assert torch.equal(logits(load(tmp_path)), logits(model))
-    del pairs[Q]
-    file.write_text(json.dumps(pairs))
-    with pytest.raises(ValueError, match=f"missing_keys.*{Q}.weight"):
-        load(tmp_path)
 
 
 def test_load_and_save_need_a_complexified_model_of_transformers(tmp_path: Path) -> None:
