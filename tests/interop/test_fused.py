@@ -13,15 +13,16 @@ from tests.interop.toys import GROUPED, IDS, SIZES, Adapted, build, logits
 
 GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
 NEW = {"new_decoder_architecture": True, "num_kv_heads": 2}
-FAMILIES: list[tuple[str, dict[str, Any], str]] = [
-    ("GPT2LMHeadModel", GPT2, "Conv1D"),
-    ("GPTNeoX", SIZES | {"rotary_pct": 1.0}, "Linear"),
-    ("Phi3", GROUPED, "Linear"),
-    ("Falcon", SIZES | {"multi_query": True}, "FalconLinear"),
-    ("Falcon", SIZES | {"multi_query": False, "bias": True}, "FalconLinear"),
-    ("Falcon", SIZES | NEW, "FalconLinear"),
+# Family, its sizes, class of the fused layer and outputs of K; heads have 8 channels.
+FAMILIES: list[tuple[str, dict[str, Any], str, int]] = [
+    ("GPT2LMHeadModel", GPT2, "Conv1D", 32),
+    ("GPTNeoX", SIZES | {"rotary_pct": 1.0}, "Linear", 32),
+    ("Phi3", GROUPED, "Linear", 16),
+    ("Falcon", SIZES | {"multi_query": True}, "FalconLinear", 8),
+    ("Falcon", SIZES | {"multi_query": False, "bias": True}, "FalconLinear", 32),
+    ("Falcon", SIZES | NEW, "FalconLinear", 16),
 ]
-EACH_FAMILY = pytest.mark.parametrize(("family", "sizes", "kind"), FAMILIES)
+EACH_FAMILY = pytest.mark.parametrize(("family", "sizes", "kind", "width"), FAMILIES)
 
 
 def split(family: str, sizes: dict[str, Any]) -> tuple[Any, str]:
@@ -32,7 +33,7 @@ def split(family: str, sizes: dict[str, Any]) -> tuple[Any, str]:
 @EACH_FAMILY
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_split_layers_give_the_same_bits(
-    family: str, sizes: dict[str, Any], kind: str, dtype: torch.dtype
+    family: str, sizes: dict[str, Any], kind: str, width: int, dtype: torch.dtype
 ) -> None:
     model = build(family, **sizes).to(dtype)
     before = logits(model)
@@ -44,8 +45,24 @@ def test_split_layers_give_the_same_bits(
 
 
 @EACH_FAMILY
-def test_parts_are_q_k_and_v(family: str, sizes: dict[str, Any], kind: str) -> None:
-    """Wrong rows would rotate what is no query or key, and mix heads."""
+def test_parts_are_q_k_and_v(family: str, sizes: dict[str, Any], kind: str, width: int) -> None:
+    """Without V, a token does not depend on those before it."""
+    model, name = split(family, sizes)
+    parts = model.get_submodule(name)
+    assert (parts.q_proj.out_features, parts.k_proj.out_features) == (32, width)
+    for path, value in model.named_parameters():
+        if "v_proj" in path:
+            nn.init.zeros_(value)
+    changed = IDS.clone()
+    changed[:, 0] = 90
+    assert torch.equal(model(changed).logits[:, 1:], model(IDS).logits[:, 1:])
+
+
+@EACH_FAMILY
+def test_parts_have_whole_heads_in_order(
+    family: str, sizes: dict[str, Any], kind: str, width: int
+) -> None:
+    """In other rows the rotation would not commute."""
     model, _ = split(family, sizes)
     pairing: Any = "half" if family == "GPT2LMHeadModel" else None
     complexify(model, pairing=pairing, init="sequential", inputs=torch.randint(3, 90, (8, 24)))
@@ -54,7 +71,7 @@ def test_parts_are_q_k_and_v(family: str, sizes: dict[str, Any], kind: str) -> N
 
 @EACH_FAMILY
 def test_split_and_complexified_models_are_saved_loaded_and_merged(
-    family: str, sizes: dict[str, Any], kind: str, tmp_path: Path
+    family: str, sizes: dict[str, Any], kind: str, width: int, tmp_path: Path
 ) -> None:
     model, _ = split(family, sizes)
     model.save_pretrained(tmp_path / "split")

@@ -74,6 +74,26 @@ def test_a_save_that_fails_leaves_the_first_as_it_was(tmp_path: Path) -> None:
     assert torch.equal(logits(load(tmp_path)), logits(model))
 
 
+def test_a_save_that_stops_midway_does_not_leave_a_mixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = complexified()
+    save(model, tmp_path, **SHARDS)
+    moved, move = [], Path.replace
+
+    def stop_at_the_third(file: Path, target: Path) -> None:
+        moved.append(file.name)
+        if len(moved) == 3:
+            raise OSError
+        move(file, target)
+
+    monkeypatch.setattr(Path, "replace", stop_at_the_third)
+    with pytest.raises(OSError):
+        save(model, tmp_path, **SHARDS)
+    with pytest.raises(ValueError, match="missing"):
+        load(tmp_path)
+
+
 DENSE = ["model.safetensors", "pytorch_model.bin", "model-00001-of-00002.safetensors"]
 
 
