@@ -26,7 +26,7 @@ from crope.interop.calibration import (
     next_token_loss,
 )
 from crope.interop.dense import write_dense_checkpoints
-from crope.interop.fused import FUSED, SplitLinear, separate_layers
+from crope.interop.fused import FUSED_NAMES, SplitLinear, separate_layers
 from crope.interop.layers import (
     Pairing,
     check_replaceable,
@@ -68,8 +68,7 @@ def complexify(
 
     names      layers whose path ends with one of these, whole parts of it ("q_proj", a full path);
                a single string is a regular expression for the full path
-    pairing    of the model's rotation: "half" (Llama), "interleaved" (GPT-J); None: from PAIRINGS.
-               For a model that is not listed there it has to be named, and `check` verifies it
+    pairing    of the model's rotation: "half" (Llama), "interleaved" (GPT-J); None: from PAIRINGS
     head_dim   K; None: `head_dim` of the attention layer or of its configuration
     init       nearest: least squares (Eq. 30's part of each 2x2 block), for a trained model;
                activations: least squares of the outputs on `inputs`; sequential: the same, but
@@ -82,14 +81,9 @@ def complexify(
                before and after is logged too
 
     What is kept of trained weights is logged as a warning: the model is worse until it is trained on.
-
     Call it before optimisers and wrappers (DistributedDataParallel) are made: they would keep the
     old weights. Keeps dtype, device and requires_grad of each parameter. Biases are kept, except
-    that "activations" adds the mean output that the projection loses. Norms between projection and
-    rotation (Qwen3's) keep their gains: only with equal gains in a pair does the rotation still
-    commute with the projection.
-
-    Raises for what docs/own-model.md lists under "What is refused", with the name of the layer.
+    that fits to outputs add the mean output that the projection loses. Raises for what docs/own-model.md lists under "What is refused", with the name of the layer.
     """
     if init not in INITS:
         raise ValueError(f"init={init!r}: must be one of {', '.join(INITS)}")
@@ -97,7 +91,7 @@ def complexify(
     check_replaceable(model, layers)
     pairs = pairs_of(model, layers, pairing, head_dim)
     batches = as_batches(inputs)
-    fits: Iterable[tuple[str, Any]] = ((name, None) for name in layers)
+    fits: Iterable[tuple[str, Any]] = dict.fromkeys(layers).items()
     if INITS[init] is fit_outputs:
         if not batches:
             raise ValueError(f"init={init!r} needs calibration batches; give some (inputs=)")
@@ -125,7 +119,7 @@ def _report(replaced: list[Replaced], losses: list[float]) -> None:
     """Logs what is kept of trained weights, unless it is nearly everything, and the losses."""
     mean = fmean(layer.kept for layer in replaced)
     worst = min(replaced, key=lambda layer: layer.kept)
-    if 0 < mean < 0.99:  # 0: fresh values
+    if 0 < mean < 0.99:  # 0: fresh values; 1: weights that were complex-linear
         LOG.warning(
             f"{len(replaced)} complex-linear layers keep {mean:.2f} of the dense ones in the mean,"
             f" {worst.kept:.2f} at worst ({worst.name}); train the model on before it is used"
@@ -145,7 +139,9 @@ def split_qkv(model: nn.Module) -> list[str]:
     """
     names = separate_layers(model)
     if not names:
-        raise ValueError(f"no layer of Q, K and V is known here; it splits {', '.join(FUSED)}")
+        raise ValueError(
+            f"no layer of Q, K and V is known here; it splits {', '.join(FUSED_NAMES)}"
+        )
     write_dense_checkpoints()
     return names
 

@@ -17,7 +17,7 @@ PARTS = ("q_proj", "k_proj", "v_proj")
 
 
 # By model_type: the name of the fused layer.
-FUSED = {
+FUSED_NAMES = {
     "falcon": "query_key_value",
     "gpt2": "c_attn",
     "gpt_neox": "query_key_value",
@@ -34,7 +34,9 @@ def order_of(config: Any) -> tuple[int, int, int, int]:
     if config.model_type == "falcon":
         several = config.new_decoder_architecture or not config.multi_query
         shared = config.num_kv_heads if several else 1
-    if FUSED[config.model_type] == "query_key_value":  # each head of K and V beside its queries
+    if (
+        FUSED_NAMES[config.model_type] == "query_key_value"
+    ):  # each head of K and V beside its queries
         return shared, heads // shared, 1, 1
     return 1, heads, shared, shared
 
@@ -109,14 +111,14 @@ class SplitLinear(nn.Module):
 
 
 def separate_layers(model: nn.Module) -> list[str]:
-    """Replaces the layers of FUSED by a SplitLinear, in place; returns their names."""
+    """Replaces the layers of FUSED_NAMES by a SplitLinear, in place; returns their names."""
     split = {}
     for name, layer in model.named_modules():
         path, _, last = name.rpartition(".")
         attention = model.get_submodule(path)
         config = getattr(attention, "config", None)
         crossed = getattr(attention, "is_cross_attention", False)  # holds K and V alone
-        if FUSED.get(getattr(config, "model_type", "")) == last and not crossed:
+        if FUSED_NAMES.get(getattr(config, "model_type", "")) == last and not crossed:
             if type(layer).__name__ not in ("Linear", "Conv1D", "FalconLinear"):
                 raise ValueError(
                     f"{name} is a {type(layer).__name__}; split the model once, before it is"

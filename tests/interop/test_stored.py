@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from crope.adapt import complexify, layout, load, merge, restore, save
-from tests.interop.toys import GROUPED, Adapted, Attention, Quantised, build, logits
+from tests.interop.toys import GROUPED, Adapted, Attention, build, logits
 
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("Llama", GROUPED | {"tie_word_embeddings": True}),
@@ -189,7 +189,6 @@ def test_a_model_of_another_class_is_restored_from_its_layout() -> None:
 
 LAYOUTS: list[tuple[str, dict[str, Any], str]] = [
     ("w_proj", {}, "w_proj is missing"),
-    ("o_proj", {}, "o_proj is a Quantised"),
     ("v_proj", {"head_dim": 2}, "width of a head is 4"),
     ("v_proj", {"pairing": "interleaved"}, "pairing='half'"),
 ]
@@ -201,7 +200,6 @@ def test_restore_refuses_another_layout_and_changes_nothing(
 ) -> None:
     model: Any = Attention()
     model.config = SimpleNamespace(model_type="llama")
-    model.o_proj = Quantised(8, 8)
     right = {"pairing": "half", "head_dim": 4}
     with pytest.raises(ValueError, match=word):
         restore(model, {"q_proj": right, name: right | pairs})
