@@ -83,7 +83,8 @@ def complexify(
     What is kept of trained weights is logged as a warning: the model is worse until it is trained on.
     Call it before optimisers and wrappers (DistributedDataParallel) are made: they would keep the
     old weights. Keeps dtype, device and requires_grad of each parameter. Biases are kept, except
-    that fits to outputs add the mean output that the projection loses. Raises for what docs/own-model.md lists under "What is refused", with the name of the layer.
+    that fits to outputs add the mean output that the projection loses.
+    Raises for what docs/own-model.md lists under "What is refused", with the name of the layer.
     """
     if init not in INITS:
         raise ValueError(f"init={init!r}: must be one of {', '.join(INITS)}")
