@@ -4,17 +4,15 @@ Rotary models become GPT-NeoX, models with absolute positions or none GPT-2. Log
 1e-5 in float32 (tests/interop/test_export.py); at 1,024 tokens GPT-NeoX's angles, computed in
 float32, add as much. Structured Q, K and V are written as their dense matrices (Eq. 30 and all
 others), a single head of K and V (`multi_query`) once for every head of Q. What the two
-architectures do otherwise is folded into the weights: `reordered_pairs`, `fold_embed_factor` and
-`padded_heads`.
+architectures do otherwise is folded into the weights: `reordered_pairs`, `fold_embed_factor`.
 
-Shapes: D model width, H heads, K head width, W = D/H head width of the exported model, T tokens.
+Shapes: D model width, H heads, K head width, T tokens.
 """
 
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from crope.config import ModelConfig
@@ -143,7 +141,7 @@ def architecture_of(config: ModelConfig) -> str:
     reason = f"position={config.position}"
     if config.attention != "softmax":
         reason = f"attention={config.attention}"
-    elif config.attention_width > config.d_model:
+    elif config.attention_width != config.d_model:
         reason = f"projection={config.projection}"  # both have heads of D/H channels
     elif config.position in ARCHITECTURES:
         return ARCHITECTURES[config.position]
@@ -156,8 +154,7 @@ def as_transformers(model: GPT) -> Any:
 
     config, kind = model.config, architecture_of(model.config)
     activation, dropout = "gelu_pytorch_tanh", config.dropout
-    share = config.attention_width / config.d_model  # of a head; the rest is zero
-    rotation = {"rope_type": "default", "rope_theta": BASE, "partial_rotary_factor": share}
+    rotation = {"rope_type": "default", "rope_theta": BASE, "partial_rotary_factor": 1.0}
     own = {
         "gpt_neox": {
             "intermediate_size": config.ffn_width,
@@ -193,7 +190,7 @@ def as_transformers(model: GPT) -> Any:
     )
     if kind == "gpt_neox":
         # Versions before 5 read these two, and would rotate a quarter of each head without them.
-        exported_config.rotary_pct, exported_config.rotary_emb_base = share, BASE
+        exported_config.rotary_pct, exported_config.rotary_emb_base = 1.0, BASE
     exported = AutoModelForCausalLM.from_config(exported_config)
     separate_layers(exported)
     exported.load_state_dict(weights_for(model, kind))
@@ -215,19 +212,13 @@ def weights_for(model: GPT, kind: str) -> dict[str, Tensor]:
         no_tokens_1TD = torch.zeros(1, model.max_len, config.d_model)
         state["positions.weight"] = model.positions.embed(no_tokens_1TD)[0]
     for index, block in enumerate(blocks_of(model)):
-        attention = f"blocks.{index}.attn"
         for part, layer in zip(PARTS, block.attn.qkv, strict=True):
             heads_HKD = dense_heads(layer, config)
             if kind == "gpt_neox" and part != "v_proj":
                 heads_HKD = reordered_pairs(heads_HKD)
-            if part == "q_proj":  # scores are divided by sqrt(W) there, by sqrt(K) here
-                heads_HKD = heads_HKD * (config.d_model / config.attention_width) ** 0.5
-            rows = padded_heads(heads_HKD, config).flatten(0, 1)
-            state[f"{attention}.qkv.{part}.weight"] = rows[:, :-1]
-            state[f"{attention}.qkv.{part}.bias"] = rows[:, -1]
-        out = f"{attention}.out_proj.weight"
-        out_HKD = state[out].T.unflatten(0, (config.n_heads, -1))
-        state[out] = padded_heads(out_HKD, config).flatten(0, 1).T
+            rows = heads_HKD.flatten(0, 1)
+            name = f"blocks.{index}.attn.qkv.{part}"
+            state[f"{name}.weight"], state[f"{name}.bias"] = rows[:, :-1], rows[:, -1]
     named = {}
     for name, tensor in state.items():
         theirs = ".".join(NAMES[kind].get(part, part) for part in name.split("."))
@@ -268,11 +259,6 @@ def fold_embed_factor(state: dict[str, Tensor], model: GPT) -> None:
         state["head.weight"] = state["embedding.weight"]
         for name in ("norm.weight", "norm.bias"):
             state[name] = state[name] / factor
-
-
-def padded_heads(heads_HKD: Tensor, config: ModelConfig) -> Tensor:
-    """Heads of W channels, the new ones zero: the architectures have no narrower heads (`halved`)."""
-    return F.pad(heads_HKD, (0, 0, 0, config.d_model // config.n_heads - heads_HKD.shape[1]))
 
 
 def render_card(record: Record, exported: Any, out: Path) -> str:

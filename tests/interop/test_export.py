@@ -26,6 +26,7 @@ REFUSED = {
     "rope_linear": "attention=linear",
     "crope_linear": "attention=linear",
     "complex_wide": "projection=complex_wide",
+    "halved": "projection=halved",
 }
 
 
