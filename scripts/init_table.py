@@ -22,6 +22,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -104,6 +105,8 @@ def main() -> None:
             if options.only in arm:
                 measure(source, arm, file, options)
         lines += [line for line in read_lines(file) if line["windows"] == len(source.validation)]
+    if not lines:
+        raise UserError(f"--only={options.only}: no row has this text, and nothing was measured")
     for name, table in render(lines, calibration_windows(sources[0]), len(sources)).items():
         print(table)
         if options.write and table:
@@ -165,7 +168,7 @@ def convert(model: nn.Module, arm: str, source: Source) -> None:
     if kind == "low rank":
         make_low_rank(model, source.calibration if init == "activations" else [])
     if kind == "complex-linear":
-        torch.manual_seed(0)
+        torch.manual_seed(0)  # of "fresh"
         options = source.pairs | {"names": LAYERS[layers], "init": init}
         complexify(model, inputs=source.calibration, **options)
 
@@ -255,7 +258,7 @@ def of_pretrained(options: Namespace) -> Source:
     corpus = load_corpus("wikitext2", Path(os.environ.get("CROPE_DATA_DIR", "data/raw")))
     ids = {}
     for split, documents in corpus.items():
-        text = "".join(block for document in documents for block in document)
+        text = "".join(chain.from_iterable(documents))
         ids[split] = torch.tensor(tokenizer(text).input_ids)
     train = ids["train"]
 
@@ -290,7 +293,7 @@ def render(lines: list[dict[str, Any]], calibration: int, sources: int) -> dict[
     grouped = pd.DataFrame(lines).fillna({"trained": ""}).groupby(keys, as_index=False)["loss"]
     losses = grouped.agg(["mean", "count"])
     losses = losses[(losses["count"] == sources) & losses["arm"].isin(ARMS)]
-    started = losses[losses["steps"] == 0]
+    started = losses[losses["steps"] == 0]  # of all sizes; what follows is of one
     sizes = started.pivot(index="arm", columns="calibration", values="mean").add_suffix(" windows")
     losses = losses[losses["calibration"] == calibration]
     curves = losses.pivot(index="arm", columns=["trained", "steps", "step"], values="mean")
