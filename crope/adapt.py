@@ -4,11 +4,13 @@ from crope.interop.adapt import Replaced, complexify, merge, split_qkv
 from crope.interop.commute import Checked, check
 from crope.interop.layers import PAIRINGS
 from crope.interop.stored import layout, load, restore, save
+from crope.interop.values import align_values
 
 __all__ = [
     "PAIRINGS",
     "Checked",
     "Replaced",
+    "align_values",
     "check",
     "complexify",
     "layout",

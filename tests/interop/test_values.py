@@ -1,0 +1,56 @@
+"""Another basis of V: the same model, of which a complex-linear V keeps more."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from crope.adapt import align_values, complexify
+from tests.interop.toys import GROUPED, build, logits
+
+INPUTS = torch.randint(3, 96, (8, 24), generator=torch.Generator().manual_seed(0))
+
+
+def kept(model: Any) -> float:
+    options: dict[str, Any] = {"names": ["1.self_attn.v_proj"], "init": "activations"}
+    return complexify(model, inputs=INPUTS, dry_run=True, **options)[0].kept
+
+
+FAMILIES: list[tuple[str, dict[str, Any]]] = [
+    ("Llama", GROUPED),  # a head of V for two of queries
+    ("Qwen2", GROUPED),  # biases
+    ("Cohere", GROUPED),  # interleaved pairs
+]
+
+
+@pytest.mark.parametrize(("family", "sizes"), FAMILIES)
+def test_the_model_stays_the_same_and_more_of_v_is_kept(family: str, sizes: dict[str, Any]) -> None:
+    model = build(family, **sizes)
+    before, kept_before = logits(model), kept(model)
+    align_values(model, INPUTS)
+    torch.testing.assert_close(logits(model), before, rtol=0, atol=1e-5)
+    assert kept(model) > kept_before + 0.02
+
+
+def test_no_other_basis_of_a_head_keeps_more() -> None:
+    """Of 200 random rotations of the two heads of V, each undone in the output projection."""
+    model = build()
+    align_values(model, INPUTS)
+    layer = model.model.layers[1].self_attn.v_proj
+    best, weight = kept(model), layer.weight.detach().clone()
+    torch.manual_seed(0)
+    for _ in range(200):
+        rotations = [torch.linalg.qr(torch.randn(8, 8)).Q for _ in range(2)]
+        layer.weight.data = torch.block_diag(*rotations) @ weight
+        assert kept(model) <= best
+
+
+def test_a_model_with_a_norm_before_the_output_projection_is_left_as_it_was() -> None:
+    model = build("BitNet")
+    model.model.layers[1].self_attn.attn_sub_norm.weight.data = torch.linspace(0, 2, 32)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"1.self_attn.o_proj cannot undo a rotation"):
+        align_values(model, INPUTS)
+    after = model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
