@@ -12,7 +12,7 @@ Losses are of validation, in nats per token: of a run on the whole split, of ano
 --windows windows of WikiText-2. Calibration and tuning use the training split, tuning with AdamW: a
 run's at its last rate, another model's at 5e-4, which falls to 0 as half a cosine. Low rank has as many
 weights as complex-linear: the truncated singular value decomposition of W, or with "activations" of
-W L for the inputs' second moments L L^T, which is nearest in the outputs.
+W L for the inputs' second moments L L^T, which is nearest in the outputs. "aligned": after align_values.
 """
 
 import copy
@@ -37,7 +37,7 @@ import torch
 from bench import write_table
 from torch import Tensor, nn
 
-from crope.adapt import complexify
+from crope.adapt import align_values, complexify
 from crope.config import ROOT
 from crope.data.batches import sample_batch
 from crope.data.corpora import load_corpus
@@ -63,6 +63,8 @@ ARMS = [
     "complex-linear | nearest",
     "complex-linear | activations",
     "complex-linear | sequential",
+    "complex-linear | aligned, activations",
+    "complex-linear | aligned, sequential",
     "complex-linear, Q and K only | activations",
     "complex-linear, Q and K only | sequential",
     "complex-linear, V only | activations",
@@ -76,6 +78,7 @@ class Source(NamedTuple):
     """A trained model with its data.
 
     pairs         options of complexify that the model does not tell itself
+    output        name of the output projection
     calibration   ids, (B, T) each
     validation    ids of windows, (T,) each
     batch         ids of a training batch by step, (B, T)
@@ -86,6 +89,7 @@ class Source(NamedTuple):
     name: str
     model: nn.Module
     pairs: dict[str, Any]
+    output: str
     calibration: list[Tensor]
     validation: Tensor
     batch: Callable[[int], Tensor]
@@ -168,6 +172,10 @@ def convert(model: nn.Module, arm: str, source: Source) -> None:
     if kind == "low rank":
         make_low_rank(model, source.calibration if init == "activations" else [])
     if kind == "complex-linear":
+        *aligned, init = init.split(", ")
+        if aligned:
+            names = ("v_proj", source.output)
+            align_values(model, source.calibration, names=names, **source.pairs)
         torch.manual_seed(0)  # of "fresh"
         options = source.pairs | {"names": LAYERS[layers], "init": init}
         complexify(model, inputs=source.calibration, **options)
@@ -233,6 +241,7 @@ def of_run(run: str) -> Source:
         name=record.path.name,
         model=load_trained(record),
         pairs={"pairing": "interleaved", "head_dim": config.model.head_width},
+        output="out_proj",
         calibration=[batch(step)[:, :-1] for step in range(16)],
         validation=validation.unfold(0, train.seq_len + 1, train.seq_len),
         batch=lambda step: batch(train.max_steps + step),
@@ -271,6 +280,7 @@ def of_pretrained(options: Namespace) -> Source:
         name=Path(options.model).stem,
         model=model,
         pairs={},
+        output="o_proj",
         calibration=list(spread(train, options.calibration).split(4)),
         validation=spread(ids["validation"], options.windows),
         batch=batch,

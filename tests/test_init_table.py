@@ -35,6 +35,7 @@ def source() -> Source:
         name="tiny",
         model=model,
         pairs={},
+        output="o_proj",
         calibration=[sequences(1000), sequences(1001)],
         validation=sequences(2000),
         batch=sequences,
@@ -52,7 +53,7 @@ def converted_loss(source: Source, arm: str) -> float:
     return init_table.validation_loss(model, source)
 
 
-@pytest.mark.parametrize("init", ["activations", "sequential"])
+@pytest.mark.parametrize("init", ["activations", "sequential", "aligned, activations"])
 def test_fits_to_activations_keep_what_the_nearest_layers_lose(source: Source, init: str) -> None:
     dense = converted_loss(source, DENSE)
     assert converted_loss(source, "complex-linear | nearest") > dense + 0.5

@@ -7,13 +7,13 @@ Shapes: D in-features, E outputs of V, K width of a head.
 """
 
 import copy
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from crope.interop.calibration import RIDGE, Batches, Inputs, as_batches, calibrate, run
+from crope.interop.calibration import RIDGE, Batches, Inputs, as_batches, calibrate, layer_inputs
 from crope.interop.layers import Pairing, check_replaceable, pairs_of, select
 
 TOLERANCE = 0.02  # of the outputs: far above rounding in bfloat16, far below another function
@@ -40,15 +40,14 @@ def align_values(
     batches = as_batches(inputs)
     values = select(model, [names[0]])
     paths = {name: f"{name.removesuffix(names[0])}{names[1]}" for name in values}
-    layers: dict[str, Any] = {
-        path: model.get_submodule(path) for path in (*values, *paths.values())
-    }
+    outputs: dict[str, Any] = {path: model.get_submodule(path) for path in paths.values()}
+    layers = values | outputs
     check_replaceable(model, layers)
     pairs = pairs_of(model, values, pairing, head_dim)
-    before = _outputs(model, paths.values(), batches[0])
-    originals = {name: layer.state_dict() for name, layer in copy.deepcopy(layers).items()}
+    before = _outputs(model, outputs, batches[0])
+    originals = copy.deepcopy(layers)
     for name, moments in calibrate(model, values, batches):
-        value, output = values[name], layers[paths[name]]
+        value, output = values[name], outputs[paths[name]]
         heads = best_rotations(value.weight, moments[0], **pairs[name])
         rotation_EE = torch.block_diag(*heads)
         for parameter in value.parameters():  # the bias too
@@ -57,10 +56,10 @@ def align_values(
         shared = output.in_features // value.out_features
         back = torch.block_diag(*heads.mT.repeat_interleave(shared, dim=0))
         output.weight.copy_(output.weight.to(heads) @ back)
-    for path, y in _outputs(model, paths.values(), batches[0]).items():
+    for path, y in _outputs(model, outputs, batches[0]).items():
         if not (y - before[path]).norm() < TOLERANCE * before[path].norm():
-            for name, state in originals.items():
-                layers[name].load_state_dict(state)
+            for name, layer in originals.items():
+                layers[name].load_state_dict(layer.state_dict())
             raise ValueError(
                 f"{path} cannot undo a rotation of V: something is between them; leave"
                 " align_values out for this model"
@@ -91,12 +90,7 @@ def best_rotations(
     return torch.stack(rotations)
 
 
-def _outputs(model: nn.Module, names: Collection[str], batch: Inputs) -> dict[str, Tensor]:
-    """Name -> output of the layer."""
-    seen: dict[str, Tensor] = {}
-
-    def keep(name: str, layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        seen[name] = output.float()
-
-    run(model, batch, names, keep)
-    return seen
+def _outputs(model: nn.Module, layers: Mapping[str, Any], batch: Inputs) -> dict[str, Tensor]:
+    """Name -> outputs of the layer on a batch."""
+    inputs = layer_inputs(model, layers, batch)
+    return {name: layer(torch.cat(inputs[name])).float() for name, layer in layers.items()}
