@@ -23,7 +23,7 @@ from crope.interop.calibration import (
     as_batches,
     calibrate,
     fit_outputs,
-    next_token_loss,
+    mean_loss,
 )
 from crope.interop.dense import write_dense_checkpoints
 from crope.interop.fused import FUSED_NAMES, SplitLinear, separate_layers
@@ -77,8 +77,8 @@ def complexify(
     inputs     for "activations" and "sequential": a batch or several, each a tensor or a mapping of
                the arguments of the model's forward; more tokens than D, padding marked by an
                `attention_mask`
-    dry_run    replaces nothing and returns what would be replaced; with `inputs`, the loss on them
-               before and after is logged too
+    dry_run    replaces nothing and returns what would be replaced; of `inputs` with `labels`, the
+               loss before and after is logged too
 
     What is kept of trained weights is logged as a warning: the model is worse until it is trained on.
     Call it before optimisers and wrappers (DistributedDataParallel) are made: they would keep the
@@ -98,7 +98,7 @@ def complexify(
             raise ValueError(f"init={init!r} needs calibration batches; give some (inputs=)")
         fits = calibrate(model, layers, batches, sequential=init == "sequential")
     replaced = []
-    losses = [next_token_loss(model, batches)] if dry_run and batches else []
+    losses = [mean_loss(model, batches)] if dry_run else []
     with ExitStack() as undo:
         # One at a time: what a "sequential" layer gets depends on those that are replaced by then.
         for name, moments in fits:
@@ -109,7 +109,7 @@ def complexify(
             replace(model, name, new.train(layer.training))
             replaced.append(Replaced(name, _size(layer), _size(new), kept))
         if losses:
-            losses.append(next_token_loss(model, batches))
+            losses.append(mean_loss(model, batches))
         if not dry_run:
             undo.pop_all()
     _report(replaced, losses)
@@ -127,7 +127,7 @@ def _report(replaced: list[Replaced], losses: list[float]) -> None:
         )
     if losses and not math.isnan(losses[0]):
         before, after = losses
-        LOG.warning(f"loss on inputs: {before:.3f} nats per token before, {after:.3f} after")
+        LOG.warning(f"loss on labels: {before:.3f} nats per token before, {after:.3f} after")
 
 
 def split_qkv(model: nn.Module) -> list[str]:

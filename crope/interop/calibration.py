@@ -3,7 +3,6 @@
 Shapes: T tokens that are not padding, D in-features, E out-features.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -194,21 +193,16 @@ def run(model: nn.Module, batch: Inputs, names: Collection[str], hook: Callable[
 
 
 @torch.no_grad()
-def next_token_loss(model: Any, batches: Sequence[Inputs]) -> float:
-    """Mean of the batches' losses in nats per next token that is not padding; NaN for a model that
-    is no language model of `transformers`.
+def mean_loss(model: nn.Module, batches: Sequence[Inputs]) -> float:
+    """Mean of the losses that a model of `transformers` computes of batches with labels, in nats per
+    token; NaN if there are none.
     """
     losses = []
-    if "labels" not in inspect.signature(model.forward).parameters:
-        return math.nan
     for batch in batches:
-        arguments = {"input_ids": batch} if isinstance(batch, Tensor) else dict(batch)
-        labels, mask = arguments["input_ids"], arguments.get("attention_mask")
-        if mask is not None:
-            labels = labels.masked_fill(mask == 0, -100)  # as all models of transformers have it
-        with evaluation(model):
-            losses.append(model(**{"labels": labels} | arguments).loss.item())
-    return fmean(losses)
+        if isinstance(batch, Mapping) and "labels" in batch:
+            with evaluation(model):
+                losses.append(model(**batch).loss.item())
+    return fmean(losses) if losses else math.nan
 
 
 @contextmanager

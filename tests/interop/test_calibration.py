@@ -107,18 +107,16 @@ def test_sequential_fits_each_layer_to_the_dense_outputs_on_what_it_will_get() -
     assert_least_squares(model.second, model(x), dense(x).detach())
 
 
-def test_a_dry_run_with_inputs_logs_the_losses_and_what_is_kept(
+def test_a_dry_run_with_labels_logs_the_losses_and_what_is_kept(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = build()
     nn.init.normal_(model.lm_head.weight)  # losses that differ in the first digit
-    mask = torch.arange(24) < torch.tensor([[24], [10]])
-    batch = {"input_ids": IDS, "attention_mask": mask}
-    targets = IDS[:, 1:].masked_fill(~mask[:, 1:], -100)
+    batch = {"input_ids": IDS, "labels": IDS}
 
     def loss() -> float:
         predicted = logits(model)[:, :-1].flatten(0, 1)
-        return F.cross_entropy(predicted, targets.flatten()).item()
+        return F.cross_entropy(predicted, IDS[:, 1:].flatten()).item()
 
     before = loss()
     layer = complexify(model, names=["1.self_attn.v_proj"], inputs=batch, dry_run=True)[0]
@@ -127,7 +125,7 @@ def test_a_dry_run_with_inputs_logs_the_losses_and_what_is_kept(
     after = loss()
     assert abs(after - before) > 0.1
     assert f"keep {layer.kept:.2f}" in kept
-    assert losses == f"loss on inputs: {before:.3f} nats per token before, {after:.3f} after"
+    assert losses == f"loss on labels: {before:.3f} nats per token before, {after:.3f} after"
 
 
 def test_nothing_is_logged_where_nothing_is_lost(caplog: pytest.LogCaptureFixture) -> None:
