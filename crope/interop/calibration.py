@@ -82,8 +82,7 @@ def calibrate(
     for group in groups:
         sums: dict[str, Any] = dict.fromkeys(group, 0)
         for number, batch in enumerate(batches):
-            calls = {name: len(dense[number][name]) for name in group} if sequential else {}
-            for name, inputs in layer_inputs(model, group, batch, calls).items():
+            for name, inputs in layer_inputs(model, group, batch, stop=sequential).items():
                 originals = dense[number].pop(name) if sequential else inputs
                 for x_TD, d_TD in zip(inputs, originals, strict=True):
                     sums[name] += _products(x_TD, d_TD)
@@ -125,11 +124,11 @@ class _Reached(Exception):
 
 
 def layer_inputs(
-    model: nn.Module, names: Collection[str], batch: Inputs, calls: Mapping[str, int] | None = None
+    model: nn.Module, names: Collection[str], batch: Inputs, *, stop: bool = False
 ) -> LayerInputs:
     """Name -> inputs (T, D) of each call of the layer, without those of padding.
 
-    calls    number of calls of each layer, after which the pass ends; None: it is run to its end
+    stop     ends the pass when each layer was called
     """
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     seen: LayerInputs = {name: [] for name in names}
@@ -140,7 +139,7 @@ def layer_inputs(
         if args[0] is not source:  # one copy for Q, K and V; the model may go on in place
             source, rows = args[0], _real_tokens(name, args[0], mask)
         seen[name].append(rows)
-        if calls == {name: len(inputs) for name, inputs in seen.items()}:
+        if stop and all(seen.values()):
             raise _Reached
 
     with suppress(_Reached):
