@@ -5,8 +5,8 @@ python scripts/init_table.py RUN... --write            # finished RoPE runs of t
 python scripts/init_table.py --model NAME --write      # of transformers: folder, hub name, GGUF file
 
 --write puts the tables into docs/own-model.md. Each loss is kept in RESULTS_DIR/init/NAME.jsonl as
-soon as it is measured; the same command goes on where it was interrupted, and the tables are made of
-all that is there.
+soon as it is measured; the same command goes on with the row where it was interrupted, and the tables
+are made of all that is there.
 
 Losses are of validation, in nats per token: of a run on the whole split, of another model on
 --windows windows of WikiText-2. Calibration and tuning use the training split, tuning with AdamW: a
@@ -20,7 +20,9 @@ import json
 import math
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -40,7 +42,7 @@ from crope.config import ROOT
 from crope.data.batches import sample_batch
 from crope.data.corpora import load_corpus
 from crope.errors import UserError, log_line
-from crope.interop.calibration import evaluation, input_moments
+from crope.interop.calibration import calibrate, evaluation
 from crope.model.projections import LowRankLinear
 from crope.runs.compose import load_config
 from crope.runs.load import load_run_tokens, load_trained
@@ -48,38 +50,28 @@ from crope.runs.record import find_record
 from crope.train.losses import cross_entropy
 
 PAGE = ROOT / "docs" / "own-model.md"
-QKV, QK, V = ("q_proj", "k_proj", "v_proj"), ("q_proj", "k_proj"), ("v_proj",)
-LAYERS = {QKV: "", QK: ", Q and K only", V: ", V only"}
+QKV = ("q_proj", "k_proj", "v_proj")
+LAYERS = {"": QKV, "Q and K only": ("q_proj", "k_proj"), "V only": ("v_proj",)}
+TRAINED = {"qkv": "Q, K and V", "all": "all weights"}
 LENGTH = 512  # tokens of a window of another model
-
-
-class Arm(NamedTuple):
-    """One way to replace the layers of these names."""
-
-    kind: str
-    init: str
-    names: tuple[str, ...] = QKV
-
-    @property
-    def label(self) -> str:
-        return f"{self.kind}{LAYERS[self.names]} | {self.init}"
-
-
-ARMS = (
-    Arm("dense", "unchanged"),
-    Arm("complex-linear", "fresh"),
-    Arm("complex-linear", "nearest"),
-    Arm("complex-linear", "activations"),
-    Arm("complex-linear", "sequential"),
-    Arm("complex-linear", "aligned, sequential"),
-    Arm("complex-linear", "activations", QK),
-    Arm("complex-linear", "sequential", QK),
-    Arm("complex-linear", "activations", V),
-    Arm("complex-linear", "sequential", V),
-    Arm("complex-linear", "aligned, sequential", V),
-    Arm("low rank", "nearest"),
-    Arm("low rank", "activations"),
-)
+KEYS = ("arm", "windows", "calibration", "trained", "steps", "step")  # of a loss
+DENSE = "dense | unchanged"
+# `kind, layers | start` of each row.
+ARMS = [
+    DENSE,
+    "complex-linear | fresh",
+    "complex-linear | nearest",
+    "complex-linear | activations",
+    "complex-linear | sequential",
+    "complex-linear | aligned, activations",
+    "complex-linear | aligned, sequential",
+    "complex-linear, Q and K only | activations",
+    "complex-linear, Q and K only | sequential",
+    "complex-linear, V only | activations",
+    "complex-linear, V only | sequential",
+    "low rank | nearest",
+    "low rank | activations",
+]
 
 
 class Source(NamedTuple):
@@ -106,109 +98,86 @@ class Source(NamedTuple):
 
 
 def main() -> None:
-    parser = build_parser()
-    options = parser.parse_args(arguments())
+    options = build_parser().parse_args(arguments())
     if bool(options.runs) == bool(options.model):
         raise UserError("name finished runs, or one model by --model")
-    sources = [of_run(run) for run in options.runs]
-    if options.model:
-        sources = [of_pretrained(options.model, options.windows, options.calibration)]
-    stores = []
+    sources = [of_run(run) for run in options.runs] or [of_pretrained(options)]
+    lines = []
     for source in sources:
-        store = Store(options.results_dir / "init" / f"{source.name}.jsonl")
+        file = options.results_dir / "init" / f"{source.name}.jsonl"
         for arm in ARMS:
-            fresh = (
-                options.model and arm.init == "fresh"
-            )  # a question about training from the start
-            if not fresh and (not options.only or options.only in arm.label):
-                measure_arm(source, arm, store, options)
-        stores.append(store.lines)
-    [calibration] = {calibration_windows(source) for source in sources}
-    for name, table in render(stores, options.windows, calibration).items():
+            if options.only in arm:
+                measure(source, arm, file, options)
+        lines += [line for line in read_lines(file) if line["windows"] == len(source.validation)]
+    if not lines:
+        raise UserError(f"--only={options.only}: no row has this text, and nothing was measured")
+    for name, table in render(lines, calibration_windows(sources[0]), len(sources)).items():
         print(table)
-        if options.write and options.model and table:  # not a heading alone
-            write_table(PAGE, f"{name} pretrained", table)
-        elif options.write and name == "init":
-            write_table(PAGE, name, f"{table}\nMeans over {len(stores)} runs.\n")
+        if options.write and table:
+            write_table(PAGE, f"{name} pretrained" if options.model else name, table)
 
 
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="a finished RoPE run")
-    parser.add_argument("--model", metavar="NAME", help="a folder, a name on the hub, a GGUF file")
-    parser.add_argument("--steps", type=positive, default=200, help="of tuning (default: 200)")
-    parser.add_argument("--trained", choices=("qkv", "all"), default="all", help="weights tuned")
-    parser.add_argument("--untuned", action="store_true", help="only right after the conversion")
-    parser.add_argument("--windows", type=positive, default=64, help="of validation (default: 64)")
-    parser.add_argument(
-        "--calibration", type=positive, default=24, help="windows of calibration (default: 24)"
-    )
-    parser.add_argument("--only", metavar="TEXT", help="rows whose label has this text")
-    parser.add_argument("--results-dir", type=folder, default=Path("results"))
-    parser.add_argument("--write", action="store_true", help="write the tables into the page")
+    add = parser.add_argument
+    add("runs", nargs="*", metavar="RUN", help="a finished RoPE run")
+    add("--model", metavar="NAME", help="a folder, a name on the hub, a GGUF file")
+    add("--steps", type=int, default=200, help="of tuning; 0: none (default: 200)")
+    add("--trained", choices=TRAINED, default="all", help="weights tuned (default: all)")
+    add("--windows", type=positive, default=64, help="of validation (default: 64)")
+    add("--calibration", type=positive, default=24, help="windows of calibration (default: 24)")
+    add("--only", metavar="TEXT", default="", help="measure rows whose label has this text")
+    add("--results-dir", type=folder, default=Path("results"))
+    add("--write", action="store_true", help="write the tables into the page")
     return parser
 
 
-class Store:
-    """Lines of a JSONL file, each the loss of an arm after some steps of tuning."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.lines: list[dict[str, Any]] = []
-        if file.is_file():
-            text = file.read_text(encoding="utf-8")
-            self.lines = [json.loads(line) for line in text.splitlines()]
-
-    def has(self, key: dict[str, Any]) -> bool:
-        return any(key.items() <= line.items() for line in self.lines)
-
-    def add(self, key: dict[str, Any], loss: float) -> None:
-        self.lines.append(key | {"loss": loss})
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(self.lines[-1]) + "\n")
-        log_line(f"{self.file.name}: {self.lines[-1]}")
-
-
-def measure_arm(source: Source, arm: Arm, store: Store, options: Any) -> None:
-    """Measures what the store lacks of this arm: right after, and along the tuning."""
-    key = {
-        "arm": arm.label,
-        "windows": len(source.validation),
-        "calibration": calibration_windows(source),
-    }
-    start = key | {"trained": None, "steps": 0, "step": 0}
-    tuning = key | {"trained": options.trained, "steps": options.steps}
-    points = [options.steps // part for part in (8, 4, 2, 1)]
-    missing = [step for step in points if not store.has(tuning | {"step": step})]
-    if options.untuned:
-        missing = []
-    if store.has(start) and not missing:
-        return
-    model = copy.deepcopy(source.model)
-    convert(model, arm, source)
-    if not store.has(start):
-        store.add(start, validation_loss(model, source))
-    if missing:
-        for step in tune(model, source, options.trained, options.steps):
-            if step in missing:
-                store.add(tuning | {"step": step}, validation_loss(model, source))
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    if not file.is_file():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def calibration_windows(source: Source) -> int:
     return sum(len(ids) for ids in source.calibration)
 
 
-def convert(model: nn.Module, arm: Arm, source: Source) -> None:
-    if arm.kind == "low rank":
-        make_low_rank(model, source.calibration if arm.init == "activations" else [])
-    elif arm.kind == "complex-linear":
-        torch.manual_seed(0)
-        *aligned, init = arm.init.split(", ")
+def measure(source: Source, arm: str, file: Path, options: Namespace) -> None:
+    """Adds to the file the losses of this arm that it lacks: right after, and along the tuning."""
+    model_and_data = (arm, len(source.validation), calibration_windows(source))
+    wanted = {0: (*model_and_data, None, 0, 0)}
+    for part in (8, 4, 2, 1):
+        if step := options.steps // part:
+            wanted[step] = (*model_and_data, options.trained, options.steps, step)
+    done = {tuple(line[key] for key in KEYS) for line in read_lines(file)}
+    wanted = {step: row for step, row in wanted.items() if row not in done}
+    if not wanted:
+        return
+    model = copy.deepcopy(source.model)
+    convert(model, arm, source)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for step in tune(model, source, options.trained, options.steps if max(wanted) else 0):
+        if step in wanted:
+            line = dict(zip(KEYS, wanted[step], strict=True))
+            line["loss"] = validation_loss(model, source)
+            with file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(line) + "\n")
+            log_line(f"{file.name}: {line}")
+
+
+def convert(model: nn.Module, arm: str, source: Source) -> None:
+    """Replaces the layers of a row of the table, in place."""
+    changed, init = arm.split(" | ")
+    kind, _, layers = changed.partition(", ")
+    if kind == "low rank":
+        make_low_rank(model, source.calibration if init == "activations" else [])
+    if kind == "complex-linear":
+        *aligned, init = init.split(", ")
         if aligned:
             names = ("v_proj", source.output)
             align_values(model, source.calibration, names=names, **source.pairs)
-        options = source.pairs | {"names": arm.names, "init": init}
+        torch.manual_seed(0)  # of "fresh"
+        options = source.pairs | {"names": LAYERS[layers], "init": init}
         complexify(model, inputs=source.calibration, **options)
 
 
@@ -216,12 +185,12 @@ def convert(model: nn.Module, arm: Arm, source: Source) -> None:
 def make_low_rank(model: nn.Module, batches: list[Tensor]) -> None:
     """Replaces Q, K and V by the nearest LowRankLinear, in the outputs on `batches` if any."""
     layers = {name: layer for name, layer in model.named_modules() if name.endswith(QKV)}
-    moments = input_moments(model, layers, batches) if batches else {}
+    moments = dict(calibrate(model, layers, batches)) if batches else {}
     for name, layer in layers.items():
         dense = layer.weight.double()
         weighted = dense
         if batches:
-            weighted = dense @ torch.linalg.cholesky(moments[name][:-1, :-1])
+            weighted = dense @ torch.linalg.cholesky(moments[name][0, :-1, :-1])
         new = LowRankLinear(layer.in_features, layer.out_features)
         directions = torch.linalg.svd(weighted).U[:, : new.up.shape[1]]
         new.up.copy_(directions)
@@ -236,10 +205,12 @@ def validation_loss(model: nn.Module, source: Source) -> float:
 
 
 def tune(model: nn.Module, source: Source, trained: str, steps: int) -> Iterator[int]:
-    """Trains in place and yields the number of each step done."""
-    for name, value in model.named_parameters():
-        is_qkv = any(f".{part}." in name for part in QKV)
-        value.requires_grad_(trained == "all" or is_qkv)
+    """Trains in place; yields the number of steps done, 0 first."""
+    yield 0
+    if trained == "qkv":
+        model.requires_grad_(False)
+        for name, value in model.named_parameters():
+            value.requires_grad_(not {*QKV}.isdisjoint(name.split(".")))
     weights = [value for value in model.parameters() if value.requires_grad]
     optimizer = torch.optim.AdamW(weights, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
     for step in range(steps):
@@ -254,10 +225,10 @@ def tune(model: nn.Module, source: Source, trained: str, steps: int) -> Iterator
 def of_run(run: str) -> Source:
     """A finished RoPE run; tuned at its last rate on the batches after its last."""
     record = find_record(run, results_dir=Path("results"))
-    config = load_config(record.config)
+    config, tokens = load_config(record.config), load_run_tokens(record)
     if (config.model.position, config.model.projection) != ("rotary", "real"):
         raise UserError(f"{record.path}: no RoPE run; choose another")
-    train, tokens = config.train, load_run_tokens(record)
+    train = config.train
     last_rate = train.learning_rate(train.max_steps - 1)
     sizes = {"batch_size": train.batch_size, "seq_len": train.seq_len, "purpose": "train"}
 
@@ -279,22 +250,24 @@ def of_run(run: str) -> Source:
     )
 
 
-def of_pretrained(name: str, windows: int, calibration: int) -> Source:
+def of_pretrained(options: Namespace) -> Source:
     """A model of transformers with WikiText-2."""
     import transformers
 
-    where: dict[str, Any] = {"pretrained_model_name_or_path": name}
+    name, where = options.model, {}
     if name.endswith(".gguf"):
-        where = {"pretrained_model_name_or_path": Path(name).parent, "gguf_file": Path(name).name}
+        name, where = Path(name).parent, {"gguf_file": Path(name).name}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(**where)
-        model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **where)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            name, **where, dtype=torch.float32
+        )
     except (OSError, ImportError, ValueError) as error:
         raise UserError(f"{name}: transformers cannot open this model ({error})") from error
     corpus = load_corpus("wikitext2", Path(os.environ.get("CROPE_DATA_DIR", "data/raw")))
     ids = {}
     for split, documents in corpus.items():
-        text = "".join(block for document in documents for block in document)
+        text = "".join(chain.from_iterable(documents))
         ids[split] = torch.tensor(tokenizer(text).input_ids)
     train = ids["train"]
 
@@ -304,12 +277,12 @@ def of_pretrained(name: str, windows: int, calibration: int) -> Source:
         return torch.stack([train[start : start + LENGTH] for start in starts])
 
     return Source(
-        name=Path(name).stem,
+        name=Path(options.model).stem,
         model=model,
         pairs={},
         output="o_proj",
-        calibration=list(spread(train, calibration).split(4)),
-        validation=spread(ids["validation"], windows),
+        calibration=list(spread(train, options.calibration).split(4)),
+        validation=spread(ids["validation"], options.windows),
         batch=batch,
         loss=lambda model, ids: model(input_ids=ids, labels=ids).loss,
         rate=lambda step, steps: 5e-4 * (1 + math.cos(math.pi * step / steps)) / 2,
@@ -321,52 +294,47 @@ def spread(ids: Tensor, windows: int) -> Tensor:
     return ids.unfold(0, LENGTH, (len(ids) - LENGTH) // max(windows - 1, 1))[:windows]
 
 
-def render(stores: list[list[dict[str, Any]]], windows: int, calibration: int) -> dict[str, str]:
-    """Tables by name: losses, distances from the dense model along the tuning, calibration sizes.
-
-    A loss that not all stores have is missing.
+def render(lines: list[dict[str, Any]], calibration: int, sources: int) -> dict[str, str]:
+    """Tables by name: losses right after and after tuning, distances from the dense model along the
+    tuning, losses right after by size of the calibration. Means over the sources; a loss that not
+    all of them have is missing.
     """
-    lines = pd.DataFrame([line for store in stores for line in store])
-    if len(stores) == 1:
-        lines = lines[lines["windows"] == windows]
-    where = ["arm", "calibration", "trained", "steps", "step"]
-    losses = lines.groupby(where, dropna=False, as_index=False)["loss"].agg(["mean", "count"])
-    losses = losses[losses["count"] == len(stores)]
-    started = losses[losses["step"] == 0]
+    keys = [key for key in KEYS if key != "windows"]
+    grouped = pd.DataFrame(lines).fillna({"trained": ""}).groupby(keys, as_index=False)["loss"]
+    losses = grouped.agg(["mean", "count"])
+    losses = losses[(losses["count"] == sources) & losses["arm"].isin(ARMS)]
+    started = losses[losses["steps"] == 0]  # of all sizes; what follows is of one
+    sizes = started.pivot(index="arm", columns="calibration", values="mean").add_suffix(" windows")
     losses = losses[losses["calibration"] == calibration]
-    tuned = losses[losses["step"] > 0]
-    right_after = started[started["calibration"] == calibration].set_index("arm")["mean"]
-    table = {"right after": right_after}
-    healing = []
-    for (trained, steps), part in tuned.groupby(["trained", "steps"]):
-        curve = part.pivot(index="arm", columns="step", values="mean")
-        table[f"after {steps} steps of {TRAINED[trained]}"] = curve[steps]
-        if ARMS[0].label in curve.index:
-            above = (curve - curve.loc[ARMS[0].label]).drop(index=ARMS[0].label)
-            above.columns = pd.Index([f"{step} steps" for step in above.columns])
-            healing.append(f"{TRAINED[trained]} trained for {steps} steps:\n\n{markdown(above)}")
-    sizes = started.pivot(index="arm", columns="calibration", values="mean")
-    sizes.columns = pd.Index([f"{size} windows" for size in sizes.columns])
-    fitted = sizes.index.str.endswith(("activations", "sequential"))
+    curves = losses.pivot(index="arm", columns=["trained", "steps", "step"], values="mean")
+    table, distances = {}, {}
+    for (trained, steps, step), column in curves.items():
+        if step == 0:
+            table["right after"] = column
+            continue
+        if step == steps:
+            table[f"after {steps} steps of {TRAINED[trained]}"] = column
+        above = column - column.get(DENSE, math.nan)
+        distances[f"{TRAINED[trained]}, {step} of {steps} steps"] = above
+    healing = pd.DataFrame(distances).drop(index=DENSE, errors="ignore")
     return {
         "init": markdown(pd.DataFrame(table)),
-        "healing": "\n".join(healing),
-        "calibration": markdown(sizes[fitted]) if len(sizes.columns) > 1 else "",
+        "healing": markdown(healing.dropna(how="all")),
+        "calibration": markdown(sizes.dropna(thresh=2)),
     }
 
 
-TRAINED = {"qkv": "Q, K and V", "all": "all weights"}
-
-
 def markdown(table: pd.DataFrame) -> str:
-    """Rows in the order of ARMS."""
+    """Rows in the order of ARMS; "" for none."""
+    if table.empty:
+        return ""
     lines = [
         f"| Q, K and V | start | {' | '.join(table)} |",
-        "|---|---|" + "---:|" * len(table.columns),
+        "|---|---|" + "---:|" * table.shape[1],
     ]
-    for label in [arm.label for arm in ARMS if arm.label in table.index]:
-        cells = [f"{value:.3f}" if value == value else "" for value in table.loc[label]]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
+    for arm in filter(table.index.__contains__, ARMS):
+        cells = [f"{value:.3f}" if value == value else "" for value in table.loc[arm]]
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

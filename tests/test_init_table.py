@@ -1,6 +1,7 @@
 """The table of starts: low rank, what is measured again, what is printed; on a tiny trained model."""
 
 import copy
+import json
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import init_table
 import pytest
 import torch
-from init_table import ARMS, Arm, Source, Store, make_low_rank, measure_arm, render
+from init_table import DENSE, Source, make_low_rank, measure, render
 from torch import nn
 
 from crope.model.complex_linear import ComplexLinear
@@ -46,22 +47,22 @@ def source() -> Source:
     return made
 
 
-def converted_loss(source: Source, arm: Arm) -> float:
+def converted_loss(source: Source, arm: str) -> float:
     model = copy.deepcopy(source.model)
     init_table.convert(model, arm, source)
     return init_table.validation_loss(model, source)
 
 
-@pytest.mark.parametrize("init", ["activations", "sequential", "aligned, sequential"])
+@pytest.mark.parametrize("init", ["activations", "sequential", "aligned, activations"])
 def test_fits_to_activations_keep_what_the_nearest_layers_lose(source: Source, init: str) -> None:
-    dense = init_table.validation_loss(source.model, source)
-    assert converted_loss(source, Arm("complex-linear", "nearest")) > dense + 0.5
-    assert converted_loss(source, Arm("complex-linear", init)) < dense + 0.1
+    dense = converted_loss(source, DENSE)
+    assert converted_loss(source, "complex-linear | nearest") > dense + 0.5
+    assert converted_loss(source, f"complex-linear | {init}") < dense + 0.1
 
 
-def test_arms_of_some_layers_leave_the_others(source: Source) -> None:
+def test_a_row_of_some_layers_leaves_the_others(source: Source) -> None:
     model = copy.deepcopy(source.model)
-    init_table.convert(model, Arm("complex-linear", "nearest", init_table.V), source)
+    init_table.convert(model, "complex-linear, V only | nearest", source)
     attention = model.model.layers[0].self_attn
     assert type(attention.q_proj) is nn.Linear
     assert type(attention.v_proj) is ComplexLinear
@@ -70,49 +71,79 @@ def test_arms_of_some_layers_leave_the_others(source: Source) -> None:
 def test_what_is_measured_is_not_measured_again(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = Namespace(trained="qkv", steps=8, untuned=False)
-    store = Store(tmp_path / "losses.jsonl")
-    measure_arm(source, ARMS[0], store, options)
-    assert [line["step"] for line in store.lines] == [0, 1, 2, 4, 8]
-    again = Store(tmp_path / "losses.jsonl")
+    file, options = tmp_path / "init" / "losses.jsonl", Namespace(trained="qkv", steps=8)
+    measure(source, DENSE, file, options)
+    lines = [json.loads(text) for text in file.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 4, 8]
+    assert lines[0]["loss"] == init_table.validation_loss(source.model, source)
     monkeypatch.setattr(init_table, "convert", None)
-    measure_arm(source, ARMS[0], again, options)
-    assert again.lines == store.lines
+    measure(source, DENSE, file, options)
+    assert len(file.read_text().splitlines()) == 5
 
 
 def test_only_q_k_and_v_are_trained_if_so_asked(source: Source) -> None:
     model = copy.deepcopy(source.model)
-    list(init_table.tune(model, source, "qkv", 1))
+    assert list(init_table.tune(model, source, "qkv", 1)) == [0, 1]
     before, after = (part.model.layers[0] for part in (source.model, model))
     assert not torch.equal(after.self_attn.v_proj.weight, before.self_attn.v_proj.weight)
     assert torch.equal(after.self_attn.o_proj.weight, before.self_attn.o_proj.weight)
 
 
-def line(arm: Arm, trained: str | None, step: int, loss: float) -> dict[str, Any]:
-    where = {"arm": arm.label, "windows": 64, "calibration": 24, "trained": trained}
-    return where | {"steps": 8 if trained else 0, "step": step, "loss": loss}
+FITTED = "complex-linear | activations"
 
 
-def test_tables_have_the_loss_right_after_and_after_tuning_and_its_distance_from_dense() -> None:
-    dense, fitted = ARMS[0], ARMS[3]
-    lines = [
-        line(dense, None, 0, 1.0),
-        line(dense, "all", 4, 0.9),
-        line(dense, "all", 8, 0.7),
-        line(fitted, None, 0, 3.0),
-        line(fitted, "all", 4, 2.0),
-        line(fitted, "all", 8, 1.0),
-    ]
-    tables = render([lines], windows=64, calibration=24)
-    assert tables["init"].splitlines()[0].endswith("| right after | after 8 steps of all weights |")
-    assert tables["init"].splitlines()[2:] == [
-        "| dense | unchanged | 1.000 | 0.700 |",
+def line(arm: str, trained: str | None, step: int, loss: float) -> dict[str, Any]:
+    steps = 8 if trained else 0
+    where = {"arm": arm, "windows": 64, "calibration": 24, "trained": trained}
+    return where | {"steps": steps, "step": step, "loss": loss}
+
+
+LINES = [
+    line(FITTED, None, 0, 3.0),
+    line(FITTED, "all", 4, 2.0),
+    line(FITTED, "all", 8, 1.0),
+    line(DENSE, None, 0, 1.1),
+    line(DENSE, "all", 4, 0.9),
+    line(DENSE, "all", 8, 0.7),
+]
+
+
+def test_the_table_has_the_loss_right_after_and_at_the_end_of_the_tuning() -> None:
+    assert render(LINES, calibration=24, sources=1)["init"].splitlines() == [
+        "| Q, K and V | start | right after | after 8 steps of all weights |",
+        "|---|---|---:|---:|",
+        "| dense | unchanged | 1.100 | 0.700 |",
         "| complex-linear | activations | 3.000 | 1.000 |",
     ]
-    assert "| complex-linear | activations | 1.100 | 0.300 |" in tables["healing"]
-    lines.append(line(fitted, None, 0, 2.5) | {"calibration": 96})
-    sizes = render([lines], windows=64, calibration=24)["calibration"]
-    assert sizes.splitlines()[-1] == "| complex-linear | activations | 3.000 | 2.500 |"
+
+
+def test_the_curve_has_the_distance_from_the_dense_model_tuned_alike() -> None:
+    assert render(LINES, calibration=24, sources=1)["healing"].splitlines() == [
+        "| Q, K and V | start | all weights, 4 of 8 steps | all weights, 8 of 8 steps |",
+        "|---|---|---:|---:|",
+        "| complex-linear | activations | 1.100 | 0.300 |",
+    ]
+
+
+def test_rows_with_several_sizes_of_the_calibration_are_a_table() -> None:
+    larger = line(FITTED, None, 0, 2.5) | {"calibration": 96}
+    tables = render([*LINES, larger], calibration=24, sources=1)
+    assert tables["calibration"].splitlines() == [
+        "| Q, K and V | start | 24 windows | 96 windows |",
+        "|---|---|---:|---:|",
+        "| complex-linear | activations | 3.000 | 2.500 |",
+    ]
+    assert render(LINES, calibration=24, sources=1)["calibration"] == ""
+
+
+def test_means_are_over_runs_that_all_have_the_loss() -> None:
+    second = [line(DENSE, None, 0, 1.3), line(FITTED, None, 0, 5.0)]
+    assert render([*LINES, *second], calibration=24, sources=2)["init"].splitlines() == [
+        "| Q, K and V | start | right after |",
+        "|---|---|---:|",
+        "| dense | unchanged | 1.200 |",
+        "| complex-linear | activations | 4.000 |",
+    ]
 
 
 def test_low_rank_is_the_truncated_svd() -> None:

@@ -21,14 +21,12 @@ from torch import nn
 from crope.interop.calibration import (
     Batches,
     as_batches,
+    calibrate,
     fit_outputs,
-    next_token_loss,
-    of_the_dense_model,
-    one_after_another,
-    without,
+    mean_loss,
 )
 from crope.interop.dense import write_dense_checkpoints
-from crope.interop.fused import ORDERS, SplitLinear, separate_layers
+from crope.interop.fused import FUSED_NAMES, SplitLinear, separate_layers
 from crope.interop.layers import (
     Pairing,
     check_replaceable,
@@ -70,8 +68,7 @@ def complexify(
 
     names      layers whose path ends with one of these, whole parts of it ("q_proj", a full path);
                a single string is a regular expression for the full path
-    pairing    of the model's rotation: "half" (Llama), "interleaved" (GPT-J); None: from PAIRINGS.
-               For a model that is not listed there it has to be named, and `check` verifies it
+    pairing    of the model's rotation: "half" (Llama), "interleaved" (GPT-J); None: from PAIRINGS
     head_dim   K; None: `head_dim` of the attention layer or of its configuration
     init       nearest: least squares (Eq. 30's part of each 2x2 block), for a trained model;
                activations: least squares of the outputs on `inputs`; sequential: the same, but
@@ -80,17 +77,13 @@ def complexify(
     inputs     for "activations" and "sequential": a batch or several, each a tensor or a mapping of
                the arguments of the model's forward; more tokens than D, padding marked by an
                `attention_mask`
-    dry_run    replaces nothing and returns what would be replaced; with `inputs`, the loss on them
-               before and after is logged too
+    dry_run    replaces nothing and returns what would be replaced; of `inputs` with `labels`, the
+               loss before and after is logged too
 
     What is kept of trained weights is logged as a warning: the model is worse until it is trained on.
-
     Call it before optimisers and wrappers (DistributedDataParallel) are made: they would keep the
     old weights. Keeps dtype, device and requires_grad of each parameter. Biases are kept, except
-    that "activations" adds the mean output that the projection loses. Norms between projection and
-    rotation (Qwen3's) keep their gains: only with equal gains in a pair does the rotation still
-    commute with the projection.
-
+    that fits to outputs add the mean output that the projection loses.
     Raises for what docs/own-model.md lists under "What is refused", with the name of the layer.
     """
     if init not in INITS:
@@ -98,23 +91,25 @@ def complexify(
     layers = select(model, names)
     check_replaceable(model, layers)
     pairs = pairs_of(model, layers, pairing, head_dim)
-    calibrate, set_values = INITS[init]
     batches = as_batches(inputs)
-    if calibrate is not without and not batches:
-        raise ValueError(f"init={init!r} needs calibration batches; give some (inputs=)")
+    fits: Iterable[tuple[str, Any]] = dict.fromkeys(layers).items()
+    if INITS[init] is fit_outputs:
+        if not batches:
+            raise ValueError(f"init={init!r} needs calibration batches; give some (inputs=)")
+        fits = calibrate(model, layers, batches, sequential=init == "sequential")
     replaced = []
-    losses = [next_token_loss(model, batches)] if dry_run and batches else []
+    losses = [mean_loss(model, batches)] if dry_run else []
     with ExitStack() as undo:
         # One at a time: what a "sequential" layer gets depends on those that are replaced by then.
-        for name, moments in calibrate(model, layers, batches):
+        for name, moments in fits:
             layer = layers[name]
             new = ComplexLinear.from_linear(layer, **pairs[name])
-            kept = set_values(new, layer, moments)
+            kept = INITS[init](new, layer, moments)
             undo.callback(model.set_submodule, name, layer)
             replace(model, name, new.train(layer.training))
             replaced.append(Replaced(name, _size(layer), _size(new), kept))
         if losses:
-            losses.append(next_token_loss(model, batches))
+            losses.append(mean_loss(model, batches))
         if not dry_run:
             undo.pop_all()
     _report(replaced, losses)
@@ -125,14 +120,14 @@ def _report(replaced: list[Replaced], losses: list[float]) -> None:
     """Logs what is kept of trained weights, unless it is nearly everything, and the losses."""
     mean = fmean(layer.kept for layer in replaced)
     worst = min(replaced, key=lambda layer: layer.kept)
-    if 0 < mean < 0.99:  # 0: fresh values
+    if 0 < mean < 0.99:  # 0: fresh values; 1: weights that were complex-linear
         LOG.warning(
             f"{len(replaced)} complex-linear layers keep {mean:.2f} of the dense ones in the mean,"
             f" {worst.kept:.2f} at worst ({worst.name}); train the model on before it is used"
         )
     if losses and not math.isnan(losses[0]):
         before, after = losses
-        LOG.warning(f"loss on inputs: {before:.3f} nats per token before, {after:.3f} after")
+        LOG.warning(f"loss on labels: {before:.3f} nats per token before, {after:.3f} after")
 
 
 def split_qkv(model: nn.Module) -> list[str]:
@@ -145,7 +140,9 @@ def split_qkv(model: nn.Module) -> list[str]:
     """
     names = separate_layers(model)
     if not names:
-        raise ValueError(f"no layer of Q, K and V is known here; it splits {', '.join(ORDERS)}")
+        raise ValueError(
+            f"no layer of Q, K and V is known here; it splits {', '.join(FUSED_NAMES)}"
+        )
     write_dense_checkpoints()
     return names
 
@@ -156,17 +153,12 @@ def merge(model: nn.Module) -> list[str]:
 
     The model then has its original architecture, fused layers too, and equal outputs, and every
     stack saves and serves it. For a merged copy, merge `copy.deepcopy(model)`. Raises if one of
-    these layers has hooks or adapters, or is of a class that this package does not know.
+    these layers has hooks or adapters.
     """
     layers: dict[str, Any] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, ComplexLinear | StructuredLinear):
             check_untouched(name, layer)
-            # A subclass of another package may compute something else than its dense weight.
-            if not type(layer).__module__.startswith("crope."):
-                raise ValueError(
-                    f"{name} is a {type(layer).__name__}; make it a ComplexLinear first"
-                )
             layers[name] = layer
         if isinstance(layer, SplitLinear):
             layer.check_parts(name)
@@ -203,11 +195,10 @@ def _draw(new: ComplexLinear, layer: Any, moments: None) -> float:
     return 0.0
 
 
-# By name: the moments of the layers' inputs, and what sets the values of the layer nearest to a dense
-# one and returns what is kept of that.
-INITS: dict[str, tuple[Any, Callable[[ComplexLinear, Any, Any], float]]] = {
-    "nearest": (without, _share_kept),
-    "activations": (of_the_dense_model, fit_outputs),
-    "sequential": (one_after_another, fit_outputs),
-    "fresh": (without, _draw),
+# By name: what sets the values of the layer nearest to a dense one and returns what is kept of that.
+INITS: dict[str, Callable[[ComplexLinear, Any, Any], float]] = {
+    "nearest": _share_kept,
+    "activations": fit_outputs,
+    "sequential": fit_outputs,
+    "fresh": _draw,
 }

@@ -3,10 +3,9 @@
 Shapes: T tokens that are not padding, D in-features, E out-features.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import groupby
 from statistics import fmean
@@ -21,6 +20,7 @@ from crope.model.complex_linear import ComplexLinear
 
 Inputs = Mapping[str, Any] | Tensor
 Batches = Inputs | Iterable[Inputs]
+LayerInputs = dict[str, list[Tensor]]
 
 RIDGE = 1e-4  # of the inputs' mean second moment: unseen directions are fitted in weights
 
@@ -59,56 +59,52 @@ def fit_outputs(new: ComplexLinear, layer: Any, moments: Tensor) -> float:
     return 1 - (lost / energy).item()
 
 
-def without(
-    model: nn.Module, names: Collection[str], batches: Sequence[Inputs]
-) -> Iterator[tuple[str, None]]:
-    """No moments, for fits to the weights alone."""
-    for name in names:
-        yield name, None
-
-
-def of_the_dense_model(
-    model: nn.Module, names: Collection[str], batches: Sequence[Inputs]
+def calibrate(
+    model: nn.Module,
+    names: Collection[str],
+    batches: Sequence[Inputs],
+    *,
+    sequential: bool = False,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Name and moments of each layer (see `fit_outputs`), on the inputs of the dense model."""
-    for name, value in input_moments(model, names, batches).items():
-        yield name, value.expand(3, -1, -1)
+    """Name and moments of each layer (see `fit_outputs`).
 
-
-def one_after_another(
-    model: nn.Module, names: Collection[str], batches: Sequence[Inputs]
-) -> Iterator[tuple[str, Tensor]]:
-    """Name and moments of each layer (see `fit_outputs`), on the inputs that it gets once the layers
-    of the attentions before its own are replaced, which the caller does with each that it is given.
-
-    Takes a pass over the batches for each attention, and holds the dense inputs of all meanwhile.
+    sequential   on the inputs that an attention gets once the layers of those before it are
+                 replaced, which the caller does with each that it is given. It takes a pass over
+                 the batches for each attention, up to it, and holds the dense inputs of all
     """
-    dense = [layer_inputs(model, names, batch) for batch in batches]
-    # Q, K and V of an attention together: none of them changes what the others get.
-    for _, group in groupby(names, key=lambda name: name.rpartition(".")[0]):
+    groups = [list(names)]
+    dense: list[LayerInputs] = []
+    if sequential:
+        dense = [layer_inputs(model, names, batch) for batch in batches]
+        # Q, K and V of an attention together: none of them changes what the others get.
+        attentions = groupby(names, key=lambda name: name.rpartition(".")[0])
+        groups = [list(group) for _, group in attentions]
+    for group in groups:
         sums: dict[str, Any] = dict.fromkeys(group, 0)
-        for batch, kept in zip(batches, dense, strict=True):
-            for name, x in layer_inputs(model, sums, batch).items():
-                x_TD = real_tokens(name, x, batch)
-                d_TD = real_tokens(name, kept.pop(name), batch)
-                sums[name] += torch.stack((x_TD.T @ x_TD, d_TD.T @ x_TD, d_TD.T @ d_TD))
-        for name, value in sums.items():
-            yield name, _mean(name, value)
+        for number, batch in enumerate(batches):
+            for name, inputs in layer_inputs(model, group, batch, stop=sequential).items():
+                originals = dense[number].pop(name) if sequential else inputs
+                for x_TD, d_TD in zip(inputs, originals, strict=True):
+                    sums[name] += _products(x_TD, d_TD)
+        for name, total in sums.items():
+            yield name, _mean(name, total).expand(3, -1, -1)
 
 
-def input_moments(
-    model: nn.Module, names: Collection[str], batches: Sequence[Inputs]
-) -> dict[str, Tensor]:
-    """Name -> mean of (x, 1) (x, 1)^T over the inputs x of these layers, (D+1, D+1), float64.
-
-    Positions that the `attention_mask` of a batch marks as padding are left out.
+def _products(x_TD: Tensor, d_TD: Tensor) -> Tensor:
+    """Sums over tokens of those products whose means are moments; the first only where all three
+    are equal.
     """
-    sums: dict[str, Any] = dict.fromkeys(names, 0)
-    for batch in batches:
-        for name, x in layer_inputs(model, names, batch).items():
-            x_TD = real_tokens(name, x, batch)
-            sums[name] += x_TD.T @ x_TD
-    return {name: _mean(name, value) for name, value in sums.items()}
+    x_TD, same = _with_ones(x_TD), d_TD is x_TD
+    if same:
+        return (x_TD.T @ x_TD)[None]
+    d_TD = _with_ones(d_TD)
+    return torch.stack((x_TD.T @ x_TD, d_TD.T @ x_TD, d_TD.T @ d_TD))
+
+
+def _with_ones(x_TD: Tensor) -> Tensor:
+    device = "cpu" if x_TD.device.type == "mps" else x_TD.device  # Apple's GPUs have no float64
+    x_TD = x_TD.to(device, torch.float64)
+    return torch.cat((x_TD, x_TD.new_ones(len(x_TD), 1)), dim=1)
 
 
 def _mean(name: str, sums: Tensor) -> Tensor:
@@ -123,42 +119,45 @@ def _mean(name: str, sums: Tensor) -> Tensor:
     return sums / tokens
 
 
+class _Reached(Exception):
+    """A pass need not go on."""
+
+
 def layer_inputs(
-    model: nn.Module, names: Collection[str], batch: Inputs
-) -> dict[str, list[Tensor]]:
-    """Name -> inputs of each call of the layer."""
-    seen: dict[str, list[Tensor]] = {name: [] for name in names}
-    source = copied = torch.empty(0)
+    model: nn.Module, names: Collection[str], batch: Inputs, *, stop: bool = False
+) -> LayerInputs:
+    """Name -> inputs (T, D) of each call of the layer, without those of padding.
+
+    stop     ends the pass when each layer was called
+    """
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    seen: LayerInputs = {name: [] for name in names}
+    source = rows = torch.empty(0)
 
     def keep(name: str, layer: nn.Module, args: Any, *rest: Any) -> None:
-        nonlocal source, copied
+        nonlocal source, rows
         if args[0] is not source:  # one copy for Q, K and V; the model may go on in place
-            source, copied = args[0], args[0].clone()
-        seen[name].append(copied)
+            source, rows = args[0], _real_tokens(name, args[0], mask)
+        seen[name].append(rows)
+        if stop and all(seen.values()):
+            raise _Reached
 
-    run(model, batch, names, keep)
+    with suppress(_Reached):
+        run(model, batch, names, keep)
     return seen
 
 
-def real_tokens(name: str, inputs: list[Tensor], batch: Inputs) -> Tensor:
-    """The inputs without those of padding, with a 1 appended: (T, D+1), float64."""
-    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    return torch.cat([_rows(name, x, mask) for x in inputs])
-
-
-def _rows(name: str, x: Tensor, mask: Any) -> Tensor:
-    rows = x.flatten(0, -2)
-    if mask is not None:
-        shape = tuple(getattr(mask, "shape", ()))
-        if len(shape) != 2 or x.shape[:-1] not in (shape, (shape[0] * shape[1],)):
-            raise ValueError(
-                f"{name}: its inputs are {tuple(x.shape)}, the attention_mask is {shape}; give a"
-                " mask (batch, tokens) of these inputs, or batches without padding"
-            )
-        rows = rows[mask.to(x.device).flatten().bool()]
-    device = "cpu" if x.device.type == "mps" else x.device  # Apple's GPUs have no float64
-    rows = rows.to(device, torch.float64)
-    return torch.cat((rows, rows.new_ones(len(rows), 1)), dim=1)
+def _real_tokens(name: str, x: Tensor, mask: Any) -> Tensor:
+    """A copy of the inputs (..., D) without those of padding, (T, D)."""
+    x_TD = x.flatten(0, -2)
+    if mask is None:
+        return x_TD.clone()
+    if not isinstance(mask, Tensor) or mask.numel() != len(x_TD):
+        raise ValueError(
+            f"{name}: its inputs are {tuple(x.shape)}, which the attention_mask does not fit; give a"
+            " mask (batch, tokens) of these inputs, or batches without padding"
+        )
+    return x_TD[mask.to(x.device).flatten().bool()]
 
 
 def as_batches(inputs: Batches) -> list[Inputs]:
@@ -193,24 +192,16 @@ def run(model: nn.Module, batch: Inputs, names: Collection[str], hook: Callable[
 
 
 @torch.no_grad()
-def next_token_loss(model: Any, batches: Sequence[Inputs]) -> float:
-    """Mean of the batches' losses in nats per next token that is not padding; NaN for a model that
-    is no language model of `transformers`.
+def mean_loss(model: nn.Module, batches: Sequence[Inputs]) -> float:
+    """Mean of the losses that a model of `transformers` computes of batches with labels, in nats per
+    token; NaN if there are none.
     """
-    if "labels" not in inspect.signature(model.forward).parameters:
-        return math.nan
     losses = []
     for batch in batches:
-        arguments = dict(batch) if isinstance(batch, Mapping) else {"input_ids": batch}
-        labels = arguments.get("labels", arguments.get("input_ids"))
-        mask = arguments.get("attention_mask")
-        if labels is None:
-            return math.nan
-        if mask is not None:
-            labels = labels.masked_fill(mask == 0, -100)  # as all models of transformers have it
-        with evaluation(model):
-            losses.append(model(**(arguments | {"labels": labels})).loss.item())
-    return fmean(losses)
+        if isinstance(batch, Mapping) and "labels" in batch:
+            with evaluation(model):
+                losses.append(model(**batch).loss.item())
+    return fmean(losses) if losses else math.nan
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 measurement, which needs no knowledge of the model's code.
 """
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import combinations
@@ -67,22 +68,21 @@ def _rotation_error(
 ) -> float:
     """`Checked.error` of an attention layer, which was called with these arguments."""
 
-    def output(*times_i: Any, scaled: Any = None, factor: float = 1.0) -> Tensor:
+    def output(factors: Mapping[Any, complex]) -> Tensor:
         with ExitStack() as hooks:
             for seed, layer in enumerate(layers):
-                scale = factor if layer is scaled else 1.0
-                noise = partial(_noise, seed=seed, times_i=layer in times_i, scale=scale)
+                noise = partial(_noise, seed=seed, factor=factors.get(layer, 1))
                 hooks.enter_context(layer.register_forward_hook(noise))
             # Not by a call, in which the hook that measures would run again.
             y = attention.forward(*args, **kwargs)
         # On the CPU: Apple's GPUs have no float64.
         return (y if isinstance(y, Tensor) else y[0]).cpu().double()
 
-    before = output()
-    alone = {layer: (output(layer) - before).norm() for layer in layers}
+    before = output({})
+    alone = {layer: (output({layer: 1j}) - before).norm() for layer in layers}
     scored = []
     for layer in layers:
-        without, large = output(scaled=layer, factor=0), output(scaled=layer, factor=64)
+        without, large = output({layer: 0}), output({layer: 64})
         # In V the output is affine, in Q and K it saturates.
         if (large - without - 64 * (before - without)).norm() > (before - without).norm():
             scored.append(layer)
@@ -94,15 +94,14 @@ def _rotation_error(
         )
     errors = []
     for first, second in combinations(scored, 2):
-        errors.append((output(first, second) - before).norm() / alone[first])
+        errors.append((output({first: 1j, second: 1j}) - before).norm() / alone[first])
     return min(errors).item()
 
 
-def _noise(layer: Any, args: Any, y: Tensor, *, seed: int, times_i: bool, scale: float) -> Tensor:
-    """A forward hook: normal noise instead of the output, equal at each call, or i times that."""
+def _noise(layer: Any, args: Any, y: Tensor, *, seed: int, factor: complex) -> Tensor:
+    """A forward hook: normal noise instead of the output, equal at each call, times a number."""
     generator = torch.Generator().manual_seed(seed)
-    noise = scale * torch.randn(y.shape, generator=generator, device="cpu").to(y)
-    if not times_i:
-        return noise
+    noise = torch.randn(y.shape, generator=generator, device="cpu").to(y)
     first, second = noise.unflatten(-1, layer.pairs).unbind(y.dim())
-    return torch.stack((-second, first), dim=y.dim()).flatten(y.dim() - 1)
+    times_i = torch.stack((-second, first), dim=y.dim()).flatten(y.dim() - 1)
+    return factor.real * noise + factor.imag * times_i

@@ -23,21 +23,17 @@ def generate(
     temperature   of the logits; 0: the most likely token
     top_k         draw from the k most likely tokens only; 0: from all
 
-    Raises UserError for an empty prompt or one that is not UTF-8, a setting out of range, or missing
-    weights.
+    Raises UserError for an empty prompt, a setting out of range, or missing weights.
     """
-    if tokens < 1 or top_k < 0 or not 0 <= temperature < math.inf or not 0 <= seed < 2**63:
+    if top_k < 0 or not 0 <= temperature < math.inf or not 0 <= seed < 2**63:
         raise UserError(
-            f"tokens={tokens}, temperature={temperature}, top_k={top_k}, seed={seed}: tokens must be"
-            " at least 1, the others at least 0, and the seed below 2^63"
+            f"temperature={temperature}, top_k={top_k}, seed={seed}: all must be at least 0, and"
+            " the seed below 2^63"
         )
     # In evaluation mode: text is drawn from the model that was validated, without dropout.
     model = load_trained(record).to(resolve_device("auto")).eval()
     tokenizer = Tokenizer.from_file(str(load_run_tokens(record).folder / "tokenizer.json"))
-    try:
-        context = tokenizer.encode(prompt).ids
-    except TypeError as error:  # of lone surrogates: bytes of the command line that are not UTF-8
-        raise UserError("the prompt is not UTF-8; convert it") from error
+    context = tokenizer.encode(prompt).ids
     if not context:
         raise UserError("the prompt is empty; give at least one character")
     generator = torch.Generator().manual_seed(seed)

@@ -38,28 +38,23 @@ def select(model: nn.Module, names: Iterable[str] | str) -> dict[str, Any]:
     modules = dict(model.named_modules(remove_duplicate=False))
     patterns = {names: names} if isinstance(names, str) else {}
     patterns = patterns or {name: rf"(.*\.)?{re.escape(name)}" for name in names}
+    if not patterns:
+        raise ValueError("names is empty; name the layers of Q, K and V")
     chosen: set[str] = set()
     for name, pattern in patterns.items():
         try:
-            expression = re.compile(pattern)
+            matches = {path for path in modules if re.fullmatch(pattern, path)}
         except re.error as error:
-            raise ValueError(
-                f"names={name!r} is no regular expression ({error}); '.*' matches any text"
-            ) from error
-        matches = {path for path in modules if expression.fullmatch(path)}
+            raise ValueError(f"names={name!r} is no regular expression ({error})") from error
         if not matches:
             linear = [path for path, layer in modules.items() if isinstance(layer, nn.Linear)]
             choice = ", ".join(sorted({path.rpartition(".")[2] for path in linear}))
-            unmatched = f"no layer is named {name}"
-            if isinstance(names, str):
-                unmatched = f"no layer's whole path matches '{name}' (a list gives ends of paths)"
             raise ValueError(
-                f"{unmatched}; name those of Q, K and V (names=...), or first split the layer that"
+                f"no layer is named {name} (a list has ends of paths, a string is an expression for"
+                " whole ones); name those of Q, K and V (names=...), or first split the layer that"
                 f" holds all three (split_qkv): {choice or 'there is no nn.Linear'}"
             )
         chosen |= matches
-    if not chosen:
-        raise ValueError("names is empty; name the layers of Q, K and V")
     return {path: layer for path, layer in modules.items() if path in chosen}
 
 
@@ -102,6 +97,7 @@ def check_untouched(name: str, layer: nn.Module) -> None:
             f"{name} is wrapped by an adapter or a parametrization; merge it first (merge_and_unload"
             " of peft, torch.nn.utils.parametrize.remove_parametrizations)"
         )
+    # torch lists the hooks of a module in private attributes only.
     forward_or_backward = ("ward_hooks", "ward_pre_hooks")
     hooks = [value for key, value in vars(layer).items() if key.endswith(forward_or_backward)]
     for part, value in layer.named_parameters():
@@ -110,8 +106,6 @@ def check_untouched(name: str, layer: nn.Module) -> None:
                 f"{name}: its {part} is only a part, of shape {tuple(value.shape)}, as ZeRO-3 and"
                 " FSDP leave it; complexify and merge where whole weights are in memory"
             )
-        # torch lists the hooks of a module or a tensor in private attributes only.
-        hooks += [value._backward_hooks, value._post_accumulate_grad_hooks]
     # `forward` as an attribute is how accelerate offloads.
     if any(hooks) or "forward" in vars(layer):
         raise ValueError(

@@ -72,7 +72,8 @@ def save(model: Any, folder: str | Path, **options: Any) -> None:
         raise ValueError("save writes a folder only; upload it by huggingface_hub.upload_folder")
     _check_loadable(model, layers)
     _check_no_dense_weights(folder)
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load as parse
+    from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="saving-", dir=folder) as text:
@@ -80,18 +81,15 @@ def save(model: Any, folder: str | Path, **options: Any) -> None:
         model.save_pretrained(new, variant=VARIANT, **options)
         metadata = {"format": "pt", LAYOUT: json.dumps(layers)}
         for file in new.glob("*.safetensors"):
-            marked = new / f"{file.name}.marked"
-            save_file(load_file(file), marked, metadata=metadata)
-            marked.replace(file)
-        names = {file.name for file in new.iterdir()}
-        if INDEX in names:  # until the last, so that no index is beside shards of two saves
-            (folder / INDEX).unlink(missing_ok=True)
-        for name in sorted(names):
+            save_file(parse(file.read_bytes()), file, metadata=metadata)
+        names = sorted(file.name for file in new.iterdir())
+        # Until the last, so that no index is beside shards of two saves.
+        (folder / INDEX).unlink(missing_ok=True)
+        for name in names:
             (new / name).replace(folder / name)
-        old = [*folder.glob(f"model.*{VARIANT}*"), *folder.glob(f"pytorch_model.*{VARIANT}*")]
-        for file in (*old, folder / f"{LAYOUT}.json"):
+        for file in folder.glob(f"model.*{VARIANT}*"):
             if file.name not in names:
-                file.unlink(missing_ok=True)
+                file.unlink()
 
 
 def _check_loadable(model: Any, layers: Mapping[str, Mapping[str, Any]]) -> None:
@@ -107,13 +105,12 @@ def _check_loadable(model: Any, layers: Mapping[str, Mapping[str, Any]]) -> None
     with torch.device("meta"):
         expected: Any = architecture(model.config)
     restore(expected, layers)
-    try:
-        expected.load_state_dict(model.state_dict(), assign=True)
-    except RuntimeError as error:
+    different = expected.state_dict().keys() ^ model.state_dict().keys()
+    if different:
         raise ValueError(
             "load could not open this model; merge adapters (merge_and_unload), and save before"
-            f" quantising: {' '.join(str(error).split())}"
-        ) from error
+            f" quantising: {', '.join(sorted(different))}"
+        )
 
 
 def _check_no_dense_weights(folder: Path) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from crope.adapt import check, complexify, layout
 from crope.interop import layers
@@ -53,12 +54,12 @@ def test_a_norm_with_unequal_gains_in_a_pair_does_not_commute() -> None:
     assert second.error > 0.01 and not second.commutes
 
 
-def test_check_leaves_nothing_behind() -> None:
-    model = build().train()
+def test_check_acts_without_dropout_and_leaves_nothing_behind() -> None:
+    model = build("Llama", **GROUPED, attention_dropout=0.5).train()
     complexify(model)
     layer = model.model.layers[0].self_attn.q_proj
-    check(model, IDS)
-    assert model.training
+    assert all(attention.commutes for attention in check(model, IDS))
+    assert model.training and model.config.use_cache
     assert layer(torch.zeros(1, 32)).eq(0).all()  # no noise
     model(IDS[:, :1])  # nor the check, which refuses a single token
 
@@ -79,6 +80,27 @@ def test_check_refuses_what_it_cannot_compare(names: Any, tokens: int, word: str
         complexify(model, names=names)
     with pytest.raises(ValueError, match=word):
         check(model, IDS[:, :tokens])
+
+
+class Product(nn.Module):
+    """An attention without softmax, whose output is affine in V as in Q and K."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("q_proj", "k_proj", "v_proj"):
+            self.add_module(name, nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        scores = self.q_proj(x) @ self.k_proj(x).mT
+        return scores @ self.v_proj(x)
+
+
+def test_q_and_k_are_told_from_v_without_a_softmax() -> None:
+    model = nn.ModuleDict({"attention": Product()})
+    model.forward = model["attention"].__call__
+    complexify(model, pairing="half", head_dim=8)
+    [attention] = check(model, torch.randn(1, 6, 8))
+    assert attention.commutes
 
 
 def test_small_scores_are_told_from_values_with_two_tokens() -> None:

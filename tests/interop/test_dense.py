@@ -44,13 +44,7 @@ def copied() -> Any:
     return copy.deepcopy(model)
 
 
-def merged() -> Any:
-    model = copied()
-    merge(model)
-    return model
-
-
-@pytest.mark.parametrize("make", [of_a_part, copied, merged, build])
+@pytest.mark.parametrize("make", [of_a_part, copied, build])
 def test_it_does_for_parts_and_copies_and_leaves_other_models(make: Any, tmp_path: Path) -> None:
     model = make()
     model.save_pretrained(tmp_path)

@@ -28,7 +28,7 @@ def test_layers_are_chosen_by_the_end_of_their_path_or_a_regular_expression(
 
 OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"names": ["query"]}, "k_proj, o_proj, q_proj, v_proj"),
-    ({"names": r"layers.*"}, "whole path matches 'layers"),
+    ({"names": r"layers.*"}, "no layer is named layers"),
     ({"names": "*.q_proj"}, "regular expression"),
     ({"names": []}, "names is empty"),
     ({"head_dim": 8}, "the width of a head is 4"),
@@ -98,7 +98,6 @@ PART, WHOLE = {"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 1.0}
 SHARES: list[tuple[dict[str, Any], bool]] = [
     ({}, True),
     (PART, False),
-    ({"rotary_pct": 0.5}, False),
     ({"rope_parameters": PART}, False),
     ({"rope_parameters": {"full": WHOLE, "sliding": PART}}, False),
     ({"rope_parameters": PART | {"rope_type": "proportional"}}, True),

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from crope.adapt import complexify, layout, load, merge, restore, save
-from tests.interop.toys import GROUPED, Adapted, Attention, Quantised, build, logits
+from tests.interop.toys import GROUPED, Adapted, Attention, build, logits
 
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("Llama", GROUPED | {"tie_word_embeddings": True}),
@@ -74,6 +74,26 @@ def test_a_save_that_fails_leaves_the_first_as_it_was(tmp_path: Path) -> None:
     assert torch.equal(logits(load(tmp_path)), logits(model))
 
 
+def test_a_save_that_stops_midway_does_not_leave_a_mixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = complexified()
+    save(model, tmp_path, **SHARDS)
+    moved, move = [], Path.replace
+
+    def stop_at_the_third(file: Path, target: Path) -> None:
+        moved.append(file.name)
+        if len(moved) == 3:
+            raise OSError
+        move(file, target)
+
+    monkeypatch.setattr(Path, "replace", stop_at_the_third)
+    with pytest.raises(OSError):
+        save(model, tmp_path, **SHARDS)
+    with pytest.raises(ValueError, match="missing"):
+        load(tmp_path)
+
+
 DENSE = ["model.safetensors", "pytorch_model.bin", "model-00001-of-00002.safetensors"]
 
 
@@ -112,13 +132,11 @@ def configuration(**values: Any) -> Callable[[Path], None]:
 
 DAMAGES: list[tuple[Any, str]] = [
     (tensors(lambda t: t.pop(f"{Q}.a")), f"missing_keys.*{Q}.a"),
-    (tensors(lambda t: t.pop("model.norm.weight")), "missing_keys.*model.norm"),
     (tensors(lambda t: t.update(other=torch.ones(2))), "unexpected_keys.*other"),
     (tensors(lambda t: t.update({f"{Q}.a": torch.ones(4, 4)})), f"mismatched_keys.*{Q}.a"),
     (lambda folder: (folder / WEIGHTS).write_bytes(b"x" * 99), "damaged"),
     (lambda folder: (folder / WEIGHTS).unlink(), "missing or damaged"),
     (configuration(architectures=["Own"]), "no attribute Own"),
-    (configuration(architectures=None), "damaged"),
     (configuration(head_dim=16), "the width of a head is 16"),
 ]
 
@@ -131,25 +149,11 @@ def test_load_names_what_is_wrong_with_the_files(damage: Any, word: str, tmp_pat
         load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors.index.complex.json", "model.complex-00002"])
-def test_load_names_a_damaged_index_or_shard(name: str, tmp_path: Path) -> None:
-    save(complexified(), tmp_path, **SHARDS)
-    [file] = tmp_path.glob(f"{name}*")
-    file.write_text("{")
-    with pytest.raises(ValueError, match="damaged"):
-        load(tmp_path)
-
-
 def test_a_folder_of_earlier_versions_has_the_layout_in_a_file(tmp_path: Path) -> None:
     model = complexified()
     model.save_pretrained(tmp_path, variant="complex")
-    file, pairs = tmp_path / "complex_layers.json", layout(model)
-    file.write_text(json.dumps(pairs))
+    (tmp_path / "complex_layers.json").write_text(json.dumps(layout(model)))
     assert torch.equal(logits(load(tmp_path)), logits(model))
-    del pairs[Q]
-    file.write_text(json.dumps(pairs))
-    with pytest.raises(ValueError, match=f"missing_keys.*{Q}.weight"):
-        load(tmp_path)
 
 
 def test_load_and_save_need_a_complexified_model_of_transformers(tmp_path: Path) -> None:
@@ -185,7 +189,6 @@ def test_a_model_of_another_class_is_restored_from_its_layout() -> None:
 
 LAYOUTS: list[tuple[str, dict[str, Any], str]] = [
     ("w_proj", {}, "w_proj is missing"),
-    ("o_proj", {}, "o_proj is a Quantised"),
     ("v_proj", {"head_dim": 2}, "width of a head is 4"),
     ("v_proj", {"pairing": "interleaved"}, "pairing='half'"),
 ]
@@ -197,7 +200,6 @@ def test_restore_refuses_another_layout_and_changes_nothing(
 ) -> None:
     model: Any = Attention()
     model.config = SimpleNamespace(model_type="llama")
-    model.o_proj = Quantised(8, 8)
     right = {"pairing": "half", "head_dim": 4}
     with pytest.raises(ValueError, match=word):
         restore(model, {"q_proj": right, name: right | pairs})

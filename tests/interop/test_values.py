@@ -28,8 +28,7 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
 def test_the_model_stays_the_same_and_more_of_v_is_kept(family: str, sizes: dict[str, Any]) -> None:
     model = build(family, **sizes)
     before, kept_before = logits(model), kept(model)
-    names = align_values(model, INPUTS)
-    assert names == ["model.layers.0.self_attn.v_proj", "model.layers.1.self_attn.v_proj"]
+    align_values(model, INPUTS)
     torch.testing.assert_close(logits(model), before, rtol=0, atol=1e-5)
     assert kept(model) > kept_before + 0.02
 
