@@ -3,7 +3,6 @@
 import copy
 import json
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 import init_table
@@ -29,7 +28,7 @@ def sequences(step: int, count: int = 8) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def source() -> Source:
+def source():
     model = build(**SIZES)
     made = Source(
         name="tiny",
@@ -54,13 +53,13 @@ def converted_loss(source: Source, arm: str) -> float:
 
 
 @pytest.mark.parametrize("init", ["activations", "sequential", "aligned, activations"])
-def test_fits_to_activations_keep_what_the_nearest_layers_lose(source: Source, init: str) -> None:
+def test_fits_to_activations_keep_what_the_nearest_layers_lose(source, init):
     dense = converted_loss(source, DENSE)
     assert converted_loss(source, "complex-linear | nearest") > dense + 0.5
     assert converted_loss(source, f"complex-linear | {init}") < dense + 0.1
 
 
-def test_a_row_of_some_layers_leaves_the_others(source: Source) -> None:
+def test_a_row_of_some_layers_leaves_the_others(source):
     model = copy.deepcopy(source.model)
     init_table.convert(model, "complex-linear, V only | nearest", source)
     attention = model.model.layers[0].self_attn
@@ -68,9 +67,7 @@ def test_a_row_of_some_layers_leaves_the_others(source: Source) -> None:
     assert type(attention.v_proj) is ComplexLinear
 
 
-def test_what_is_measured_is_not_measured_again(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_measured_is_not_measured_again(source, tmp_path, monkeypatch):
     file, options = tmp_path / "init" / "losses.jsonl", Namespace(trained="qkv", steps=8)
     measure(source, DENSE, file, options)
     lines = [json.loads(text) for text in file.read_text().splitlines()]
@@ -81,7 +78,7 @@ def test_what_is_measured_is_not_measured_again(
     assert len(file.read_text().splitlines()) == 5
 
 
-def test_only_q_k_and_v_are_trained_if_so_asked(source: Source) -> None:
+def test_only_q_k_and_v_are_trained_if_so_asked(source):
     model = copy.deepcopy(source.model)
     assert list(init_table.tune(model, source, "qkv", 1)) == [0, 1]
     before, after = (part.model.layers[0] for part in (source.model, model))
@@ -108,7 +105,7 @@ LINES = [
 ]
 
 
-def test_the_table_has_the_loss_right_after_and_at_the_end_of_the_tuning() -> None:
+def test_the_table_has_the_loss_right_after_and_at_the_end_of_the_tuning():
     assert render(LINES, calibration=24, sources=1)["init"].splitlines() == [
         "| Q, K and V | start | right after | after 8 steps of all weights |",
         "|---|---|---:|---:|",
@@ -117,7 +114,7 @@ def test_the_table_has_the_loss_right_after_and_at_the_end_of_the_tuning() -> No
     ]
 
 
-def test_the_curve_has_the_distance_from_the_dense_model_tuned_alike() -> None:
+def test_the_curve_has_the_distance_from_the_dense_model_tuned_alike():
     assert render(LINES, calibration=24, sources=1)["healing"].splitlines() == [
         "| Q, K and V | start | all weights, 4 of 8 steps | all weights, 8 of 8 steps |",
         "|---|---|---:|---:|",
@@ -125,7 +122,7 @@ def test_the_curve_has_the_distance_from_the_dense_model_tuned_alike() -> None:
     ]
 
 
-def test_rows_with_several_sizes_of_the_calibration_are_a_table() -> None:
+def test_rows_with_several_sizes_of_the_calibration_are_a_table():
     larger = line(FITTED, None, 0, 2.5) | {"calibration": 96}
     tables = render([*LINES, larger], calibration=24, sources=1)
     assert tables["calibration"].splitlines() == [
@@ -136,7 +133,7 @@ def test_rows_with_several_sizes_of_the_calibration_are_a_table() -> None:
     assert render(LINES, calibration=24, sources=1)["calibration"] == ""
 
 
-def test_means_are_over_runs_that_all_have_the_loss() -> None:
+def test_means_are_over_runs_that_all_have_the_loss():
     second = [line(DENSE, None, 0, 1.3), line(FITTED, None, 0, 5.0)]
     assert render([*LINES, *second], calibration=24, sources=2)["init"].splitlines() == [
         "| Q, K and V | start | right after |",
@@ -146,7 +143,7 @@ def test_means_are_over_runs_that_all_have_the_loss() -> None:
     ]
 
 
-def test_low_rank_is_the_truncated_svd() -> None:
+def test_low_rank_is_the_truncated_svd():
     """Eckart-Young: the squared error is the sum of the discarded squared singular values."""
     torch.manual_seed(0)
     x = torch.randn(40, 8) @ torch.randn(8, 8)

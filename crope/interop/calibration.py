@@ -84,7 +84,8 @@ def calibrate(
         for number, batch in enumerate(batches):
             for name, inputs in layer_inputs(model, group, batch, stop=sequential).items():
                 originals = dense[number].pop(name) if sequential else inputs
-                for x_TD, d_TD in zip(inputs, originals, strict=True):
+                # A pass that stops sees the first call only of a layer that is called again.
+                for x_TD, d_TD in zip(inputs, originals, strict=False):
                     sums[name] += _products(x_TD, d_TD)
         for name, total in sums.items():
             yield name, _mean(name, total).expand(3, -1, -1)

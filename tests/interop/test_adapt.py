@@ -18,7 +18,7 @@ from tests.interop.toys import Adapted, Attention, Quantised, times_i
 from tests.test_tutorial import blocks
 
 
-def test_named_layers_are_replaced_and_the_rest_is_left() -> None:
+def test_named_layers_are_replaced_and_the_rest_is_left():
     model = Attention(bias=True).eval()
     output = model.o_proj
     planned = complexify(model, pairing="half", dry_run=True)
@@ -34,7 +34,7 @@ def test_named_layers_are_replaced_and_the_rest_is_left() -> None:
 
 
 @pytest.mark.parametrize(("weight", "bias"), [(False, True), (True, False)])
-def test_weight_and_bias_keep_each_its_dtype_and_requires_grad(weight: bool, bias: bool) -> None:
+def test_weight_and_bias_keep_each_its_dtype_and_requires_grad(weight, bias):
     model = Attention(bias=True)
     model.k_proj.weight.data = model.k_proj.weight.data.bfloat16()
     model.k_proj.weight.requires_grad_(weight)
@@ -50,7 +50,7 @@ def test_weight_and_bias_keep_each_its_dtype_and_requires_grad(weight: bool, bia
 
 
 @pytest.mark.parametrize("pairing", ["interleaved", "half"])
-def test_nearest_is_the_projection_onto_eq_30_within_heads(pairing: Any) -> None:
+def test_nearest_is_the_projection_onto_eq_30_within_heads(pairing):
     dense = Attention(head_dim=6, bias=True)
     model = copy.deepcopy(dense)
     [replaced] = complexify(model, names=["q_proj"], pairing=pairing)
@@ -63,7 +63,7 @@ def test_nearest_is_the_projection_onto_eq_30_within_heads(pairing: Any) -> None
     assert replaced.kept == pytest.approx(share.item(), abs=1e-6)
 
 
-def test_fresh_values_have_the_deviation_of_the_replaced_weight() -> None:
+def test_fresh_values_have_the_deviation_of_the_replaced_weight():
     model = nn.Sequential(nn.Linear(512, 512))
     nn.init.normal_(model[0].weight, std=0.03)
     [replaced] = complexify(model, names=["0"], pairing="half", head_dim=8, init="fresh")
@@ -74,14 +74,14 @@ def test_fresh_values_have_the_deviation_of_the_replaced_weight() -> None:
     assert replaced.kept == 0.0
 
 
-def test_nearest_does_not_overflow_in_float16() -> None:
+def test_nearest_does_not_overflow_in_float16():
     model = Attention().half()
     nn.init.constant_(model.q_proj.weight, 60000.0)
     complexify(model, pairing="half")
     assert model.q_proj.a.eq(60000.0).all()
 
 
-def test_a_model_without_values_is_converted_too() -> None:
+def test_a_model_without_values_is_converted_too():
     with torch.device("meta"):
         skeleton = Attention()
     [layer, *_] = complexify(skeleton, pairing="half")
@@ -89,7 +89,7 @@ def test_a_model_without_values_is_converted_too() -> None:
     assert skeleton.q_proj.a.is_meta
 
 
-def test_what_fails_midway_leaves_the_model_as_it_was() -> None:
+def test_what_fails_midway_leaves_the_model_as_it_was():
     """The second layer's inputs are all 0."""
     model = Attention()
     before = list(model.modules())
@@ -124,7 +124,7 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("change", "word"), REFUSED)
-def test_layers_that_cannot_be_replaced_are_named(change: Any, word: str) -> None:
+def test_layers_that_cannot_be_replaced_are_named(change, word):
     model = Attention()
     change(model)
     before = list(model.modules())
@@ -141,7 +141,7 @@ REFUSED_MERGES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("change", "word"), REFUSED_MERGES)
-def test_merge_refuses_layers_that_something_else_needs(change: Any, word: str) -> None:
+def test_merge_refuses_layers_that_something_else_needs(change, word):
     model = Attention()
     complexify(model, pairing="half")
     change(model)
@@ -150,7 +150,7 @@ def test_merge_refuses_layers_that_something_else_needs(change: Any, word: str) 
     assert isinstance(model.q_proj, ComplexLinear)
 
 
-def test_layers_and_adapter_import_without_the_pipeline() -> None:
+def test_layers_and_adapter_import_without_the_pipeline():
     """`pip install crope` brings torch and numpy only."""
     absent = ["hydra", "omegaconf", "yaml", "wandb", "pandas", "matplotlib", "scipy", "pydantic"]
     code = f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"
@@ -158,7 +158,7 @@ def test_layers_and_adapter_import_without_the_pipeline() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_runs(capsys):
     pytest.importorskip("transformers", reason="needs the extra `transformers`")
     code, *_ = blocks((ROOT / "docs" / "own-model.md").read_text(encoding="utf-8"))
     exec(code, {})

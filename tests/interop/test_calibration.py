@@ -20,7 +20,7 @@ def assert_least_squares(layer: Any, outputs: torch.Tensor, targets: torch.Tenso
 
 
 @pytest.mark.parametrize("pairing", ["interleaved", "half"])
-def test_activations_is_the_least_squares_fit_of_the_outputs(pairing: Any) -> None:
+def test_activations_is_the_least_squares_fit_of_the_outputs(pairing):
     torch.manual_seed(0)
     x = torch.randn(40, 6) @ torch.randn(6, 6) + 1
     model = nn.Sequential(nn.Linear(6, 8, bias=False))
@@ -53,7 +53,7 @@ MASK = torch.tensor([[1, 0, 0], [1, 1, 0]])
 
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("mask", [MASK, MASK.bool(), MASK.float()])
-def test_padding_does_not_count(mask: torch.Tensor, flat: bool) -> None:
+def test_padding_does_not_count(mask, flat):
     """The tokens are (1, 0), (0, 2) and (3, 0)."""
     model = Masked()
     model.flat = flat
@@ -64,7 +64,7 @@ def test_padding_does_not_count(mask: torch.Tensor, flat: bool) -> None:
 
 
 @pytest.mark.parametrize("mask", [MASK[:, :2], {"full": MASK}])
-def test_a_mask_that_does_not_fit_the_inputs_is_refused(mask: Any) -> None:
+def test_a_mask_that_does_not_fit_the_inputs_is_refused(mask):
     batch = {"x": TOKENS, "attention_mask": mask}
     with pytest.raises(ValueError, match="layer: its inputs are"):
         list(calibrate(Masked(), ["layer"], [batch]))
@@ -79,9 +79,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "x", "word"), BAD)
-def test_inputs_that_do_not_determine_the_weights_are_refused(
-    name: str, x: torch.Tensor, word: str
-) -> None:
+def test_inputs_that_do_not_determine_the_weights_are_refused(name, x, word):
     with pytest.raises(ValueError, match=word):
         list(calibrate(Masked(), [name], [x]))
 
@@ -99,7 +97,7 @@ class Chain(nn.Module):
         return self.second["q_proj"](self.first["q_proj"](x).relu())
 
 
-def test_sequential_fits_each_layer_to_the_dense_outputs_on_what_it_will_get() -> None:
+def test_sequential_fits_each_layer_to_the_dense_outputs_on_what_it_will_get():
     """Weights and bias of the second layer, on the first layer's fit."""
     dense, model, x = Chain(), Chain(), torch.randn(50, 2)
     options: dict[str, Any] = {"names": ["q_proj"], "pairing": "half", "head_dim": 2}
@@ -108,8 +106,8 @@ def test_sequential_fits_each_layer_to_the_dense_outputs_on_what_it_will_get() -
 
 
 def test_a_dry_run_with_labels_logs_the_losses_and_what_is_kept(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     model = build()
     nn.init.normal_(model.lm_head.weight)  # losses that differ in the first digit
     batch = {"input_ids": IDS, "labels": IDS}
@@ -128,7 +126,7 @@ def test_a_dry_run_with_labels_logs_the_losses_and_what_is_kept(
     assert losses == f"loss on labels: {before:.3f} nats per token before, {after:.3f} after"
 
 
-def test_nothing_is_logged_where_nothing_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_logged_where_nothing_is_lost(caplog):
     model = build()
     complexify(model, init="fresh")
     merge(model)

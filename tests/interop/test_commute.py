@@ -33,8 +33,8 @@ def forget_families(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("family", "pairing", "sizes"), FAMILIES)
 def test_the_pairing_of_a_family_commutes_with_its_rotation_and_the_other_does_not(
-    family: str, pairing: str, sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    family, pairing, sizes, monkeypatch
+):
     model, other = build(family, **sizes), build(family, **sizes)
     complexify(model)
     assert layout(model).popitem()[1]["pairing"] == pairing
@@ -45,7 +45,7 @@ def test_the_pairing_of_a_family_commutes_with_its_rotation_and_the_other_does_n
     assert sum(rotated) == (3 if family == "SmolLM3" else 2)
 
 
-def test_a_norm_with_unequal_gains_in_a_pair_does_not_commute() -> None:
+def test_a_norm_with_unequal_gains_in_a_pair_does_not_commute():
     model = build("Qwen3")
     complexify(model)
     model.model.layers[1].self_attn.q_norm.weight.data[0] = 2.0
@@ -54,7 +54,7 @@ def test_a_norm_with_unequal_gains_in_a_pair_does_not_commute() -> None:
     assert second.error > 0.01 and not second.commutes
 
 
-def test_check_acts_without_dropout_and_leaves_nothing_behind() -> None:
+def test_check_acts_without_dropout_and_leaves_nothing_behind():
     model = build("Llama", **GROUPED, attention_dropout=0.5).train()
     complexify(model)
     layer = model.model.layers[0].self_attn.q_proj
@@ -74,7 +74,7 @@ REFUSED: list[tuple[list[str], int, str]] = [
 
 
 @pytest.mark.parametrize(("names", "tokens", "word"), REFUSED)
-def test_check_refuses_what_it_cannot_compare(names: Any, tokens: int, word: str) -> None:
+def test_check_refuses_what_it_cannot_compare(names, tokens, word):
     model = build()
     if names:
         complexify(model, names=names)
@@ -95,7 +95,7 @@ class Product(nn.Module):
         return scores @ self.v_proj(x)
 
 
-def test_q_and_k_are_told_from_v_without_a_softmax() -> None:
+def test_q_and_k_are_told_from_v_without_a_softmax():
     model = nn.ModuleDict({"attention": Product()})
     model.forward = model["attention"].__call__
     complexify(model, pairing="half", head_dim=8)
@@ -103,7 +103,7 @@ def test_q_and_k_are_told_from_v_without_a_softmax() -> None:
     assert attention.commutes
 
 
-def test_small_scores_are_told_from_values_with_two_tokens() -> None:
+def test_small_scores_are_told_from_values_with_two_tokens():
     """As Granite's, which are divided by the width of a head instead of its root."""
     model = build("Granite", **SIZES, head_dim=128, attention_multiplier=1 / 128)
     complexify(model)
@@ -111,8 +111,8 @@ def test_small_scores_are_told_from_values_with_two_tokens() -> None:
 
 
 def test_wrong_pairs_of_a_slow_rotation_are_noticed_with_few_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     rope = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}
     model = build("Llama", **SIZES, head_dim=128, rope_parameters=rope)
     forget_families(monkeypatch)

@@ -23,9 +23,7 @@ def reopened(folder: Path) -> Any:
 
 @pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}])
 @pytest.mark.parametrize(("family", "sizes"), FAMILIES)
-def test_save_pretrained_writes_the_dense_weights(
-    family: str, sizes: dict[str, Any], options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_save_pretrained_writes_the_dense_weights(family, sizes, options, tmp_path):
     model = build(family, **sizes)
     complexify(model)
     model.save_pretrained(tmp_path, **options)
@@ -45,13 +43,13 @@ def copied() -> Any:
 
 
 @pytest.mark.parametrize("make", [of_a_part, copied, build])
-def test_it_does_for_parts_and_copies_and_leaves_other_models(make: Any, tmp_path: Path) -> None:
+def test_it_does_for_parts_and_copies_and_leaves_other_models(make, tmp_path):
     model = make()
     model.save_pretrained(tmp_path)
     assert torch.equal(logits(reopened(tmp_path)), logits(model))
 
 
-def test_it_writes_the_state_dict_that_it_is_given(tmp_path: Path) -> None:
+def test_it_writes_the_state_dict_that_it_is_given(tmp_path):
     """As FSDP and DeepSpeed gather it."""
     model, other = copied(), copied()
     nn.init.ones_(other.model.layers[1].self_attn.q_proj.b)
@@ -59,7 +57,7 @@ def test_it_writes_the_state_dict_that_it_is_given(tmp_path: Path) -> None:
     assert torch.equal(logits(reopened(tmp_path)), logits(other))
 
 
-def test_it_refuses_adapters(tmp_path: Path) -> None:
+def test_it_refuses_adapters(tmp_path):
     model = copied()
     attention = model.model.layers[0].self_attn
     attention.q_proj = Adapted(attention.q_proj)
@@ -67,7 +65,7 @@ def test_it_refuses_adapters(tmp_path: Path) -> None:
         model.save_pretrained(tmp_path)
 
 
-def test_dense_weights_are_taken_back_if_they_are_complex_linear() -> None:
+def test_dense_weights_are_taken_back_if_they_are_complex_linear():
     model, dense = copied(), copied()
     nn.init.ones_(dense.model.layers[1].self_attn.q_proj.b)
     merge(dense)
@@ -77,7 +75,7 @@ def test_dense_weights_are_taken_back_if_they_are_complex_linear() -> None:
         model.load_state_dict(build().state_dict(), strict=False)
 
 
-def test_checkpoints_of_trainer_open_and_resume(tmp_path: Path) -> None:
+def test_checkpoints_of_trainer_open_and_resume(tmp_path):
     pytest.importorskip("accelerate", reason="not a dependency; Trainer needs it")
     import transformers
 

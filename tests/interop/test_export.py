@@ -2,9 +2,8 @@
 
 import json
 import sys
-from collections.abc import Iterator
+import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from transformers import AutoModelForCausalLM, pipeline
 from crope.errors import UserError
 from crope.interop.export import architecture_of, as_transformers, export_transformers, render_card
 from crope.interop.generate import generate
-from crope.runs.record import Record
 from tests.conftest import TOY_VOCAB, make_toy_tokens
 from tests.model.oracles import CHOICES, assert_close, build, model_config, randomise
 from tests.toy_runs import toy_corpus, train_toy
@@ -31,7 +29,7 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def crope(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
+def crope(tmp_path_factory):
     """A trained run whose validation is the whole split."""
     folder = tmp_path_factory.mktemp("runs")
     with toy_corpus(folder):
@@ -39,7 +37,7 @@ def crope(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
 
 
 @pytest.fixture(scope="module")
-def opened(crope: Record, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def opened(crope, tmp_path_factory):
     out = tmp_path_factory.mktemp("export") / "new" / "folder"
     export_transformers(crope, out)
     export_transformers(crope, out)  # over the first
@@ -57,9 +55,7 @@ def opened(crope: Record, tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"qkv_bias": True, "tied_head": False, "embed_scale": "one"},
     ],
 )
-def test_transformers_computes_the_logits_of_every_model(
-    name: str, changes: dict[str, object]
-) -> None:
+def test_transformers_computes_the_logits_of_every_model(name, changes):
     """Random weights of order 1, so that attention, positions and biases matter."""
     config = model_config(name, d_model=16, **changes)
     ours = randomise(build(config, vocab=TOY_VOCAB, max_len=LENGTH)).float()
@@ -72,7 +68,20 @@ def test_transformers_computes_the_logits_of_every_model(
     assert exported.config.model_type == ("gpt_neox" if config.position == "rotary" else "gpt2")
 
 
-def test_a_plain_loop_gives_the_validation_loss_of_the_record(crope: Record, opened: Path) -> None:
+@pytest.mark.parametrize("name", ["rope", "xpos"])
+def test_padding_on_the_left_changes_no_text(name):
+    config = model_config(name, d_model=16)
+    ours = randomise(build(config, vocab=TOY_VOCAB, max_len=LENGTH)).float()
+    settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    tokens_BT = torch.tensor([[5, 7, 11]])
+    padded_BT, mask_BT = F.pad(tokens_BT, (4, 0)), F.pad(torch.ones_like(tokens_BT), (4, 0))
+    exported = as_transformers(ours)
+    alone = exported.generate(tokens_BT, **settings)
+    padded = exported.generate(padded_BT, attention_mask=mask_BT, **settings)
+    assert padded[0, 4:].tolist() == alone[0].tolist()
+
+
+def test_a_plain_loop_gives_the_validation_loss_of_the_record(crope, opened):
     model = AutoModelForCausalLM.from_pretrained(opened).eval()
     split = torch.from_numpy(make_toy_tokens(opened).validation.astype("int64"))
     total = 0.0
@@ -88,7 +97,7 @@ def test_a_plain_loop_gives_the_validation_loss_of_the_record(crope: Record, ope
 # The folder
 
 
-def test_the_folder_holds_what_the_ecosystem_reads(opened: Path) -> None:
+def test_the_folder_holds_what_the_ecosystem_reads(opened):
     assert {path.name for path in opened.iterdir()} == {
         "README.md",
         "config.json",
@@ -102,9 +111,7 @@ def test_the_folder_holds_what_the_ecosystem_reads(opened: Path) -> None:
     assert "auto_map" not in config  # no code of this project
 
 
-def test_the_pipeline_continues_as_generate_does_by_half_a_context(
-    crope: Record, opened: Path
-) -> None:
+def test_the_pipeline_continues_as_generate_does_by_half_a_context(crope, opened):
     written = pipeline("text-generation", model=str(opened))("the other", do_sample=False)
     expected = generate(
         crope,
@@ -115,6 +122,16 @@ def test_the_pipeline_continues_as_generate_does_by_half_a_context(
         seed=0,
     )
     assert written[0]["generated_text"] == expected
+
+
+def test_a_length_of_the_users_own_draws_no_warning(opened, capfd):
+    """transformers warns of a max_length beside max_new_tokens, by its logger on stderr."""
+    model = AutoModelForCausalLM.from_pretrained(opened)
+    capfd.readouterr()
+    with warnings.catch_warnings(action="error"):
+        text = model.generate(torch.ones(1, 3, dtype=torch.int64), max_new_tokens=4)
+    assert text.shape == (1, 7)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -130,11 +147,11 @@ def test_the_pipeline_continues_as_generate_does_by_half_a_context(
         "on sequences of 16 tokens; no special",
     ],
 )
-def test_the_card_states_the_run(fact: str, opened: Path) -> None:
+def test_the_card_states_the_run(fact, opened):
     assert fact in (opened / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_card_states_losses_sizes_and_commit_of_the_record(crope: Record, opened: Path) -> None:
+def test_the_card_states_losses_sizes_and_commit_of_the_record(crope, opened):
     """Losses that differ in the first digit; a part of the split; positions that end."""
     exported = AutoModelForCausalLM.from_pretrained(opened)
     losses = {
@@ -156,19 +173,19 @@ def test_the_card_states_losses_sizes_and_commit_of_the_record(crope: Record, op
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_neither_architecture_has_is_refused_by_name(name: str) -> None:
+def test_what_neither_architecture_has_is_refused_by_name(name):
     with pytest.raises(UserError, match=REFUSED[name]):
         architecture_of(model_config(name))
 
 
-def test_a_run_is_refused_before_anything_is_written(crope: Record, tmp_path: Path) -> None:
+def test_a_run_is_refused_before_anything_is_written(crope, tmp_path):
     config = crope.config | {"model": crope.config["model"] | {"position": "alibi"}}
     with pytest.raises(UserError, match="position=alibi"):
         export_transformers(replace(crope, config=config), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_is_no_export_is_left_alone(crope: Record, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_export_is_left_alone(crope, tmp_path):
     (tmp_path / "README.md").write_text("mine")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match="no earlier export"):
@@ -176,9 +193,7 @@ def test_a_folder_that_is_no_export_is_left_alone(crope: Record, tmp_path: Path)
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
-def test_a_missing_package_is_named(
-    crope: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(crope, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match="pip install transformers"):
         export_transformers(crope, tmp_path / "out")

@@ -1,7 +1,6 @@
 """Q, K and V of fused layers: separated, the logits stay the same to the last bit."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,13 +24,13 @@ FAMILIES: list[tuple[str, dict[str, Any], int]] = [
 
 
 @pytest.fixture(params=FAMILIES, ids=str)
-def model(request: pytest.FixtureRequest) -> Any:
+def model(request):
     family, sizes, _ = request.param
     return build(family, **sizes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_split_layers_give_the_same_bits(model: Any, dtype: torch.dtype) -> None:
+def test_split_layers_give_the_same_bits(model, dtype):
     model.to(dtype)
     before, layers = logits(model), list(map(type, model.modules()))
     split_qkv(model)
@@ -42,14 +41,14 @@ def test_split_layers_give_the_same_bits(model: Any, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize(("family", "sizes", "width"), FAMILIES)
-def test_k_has_the_heads_of_its_family(family: str, sizes: dict[str, Any], width: int) -> None:
+def test_k_has_the_heads_of_its_family(family, sizes, width):
     model = build(family, **sizes)
     parts = model.get_submodule(split_qkv(model)[0])
     assert parts.q_proj.out_features == 32
     assert parts.k_proj.out_features == parts.v_proj.out_features == width
 
 
-def test_without_v_a_token_does_not_depend_on_those_before_it(model: Any) -> None:
+def test_without_v_a_token_does_not_depend_on_those_before_it(model):
     split_qkv(model)
     for path, value in model.named_parameters():
         if "v_proj" in path:
@@ -59,7 +58,7 @@ def test_without_v_a_token_does_not_depend_on_those_before_it(model: Any) -> Non
     assert torch.equal(model(changed).logits[:, 1:], model(IDS).logits[:, 1:])
 
 
-def test_parts_have_whole_heads_in_order(model: Any) -> None:
+def test_parts_have_whole_heads_in_order(model):
     """In other rows the rotation would not commute."""
     split_qkv(model)
     pairing: Any = "half" if model.config.model_type == "gpt2" else None
@@ -67,7 +66,7 @@ def test_parts_have_whole_heads_in_order(model: Any) -> None:
     assert all(attention.commutes for attention in check(model, IDS))
 
 
-def test_split_and_complexified_models_are_saved_and_loaded(model: Any, tmp_path: Path) -> None:
+def test_split_and_complexified_models_are_saved_and_loaded(model, tmp_path):
     split_qkv(model)
     model.save_pretrained(tmp_path / "split")
     reopened = type(model).from_pretrained(tmp_path / "split")
@@ -85,7 +84,7 @@ def split(family: str, sizes: dict[str, Any]) -> tuple[Any, str]:
     return model, split_qkv(model)[1]
 
 
-def test_checkpoints_of_the_fused_model_are_loaded() -> None:
+def test_checkpoints_of_the_fused_model_are_loaded():
     model, _ = split("Phi3", GROUPED)
     other = copy.deepcopy(model)
     nn.init.ones_(other.model.layers[1].self_attn.qkv_proj.v_proj.weight)
@@ -95,13 +94,13 @@ def test_checkpoints_of_the_fused_model_are_loaded() -> None:
     assert torch.equal(logits(model), logits(other))
 
 
-def test_gpt_neox_with_partly_rotated_heads_stays_refused() -> None:
+def test_gpt_neox_with_partly_rotated_heads_stays_refused():
     model, _ = split("GPTNeoX", SIZES)
     with pytest.raises(ValueError, match="only 25% of each head is rotated"):
         complexify(model)
 
 
-def test_adapters_on_a_part_are_merged_first(tmp_path: Path) -> None:
+def test_adapters_on_a_part_are_merged_first(tmp_path):
     model, name = split("Phi3", GROUPED)
     part = model.get_submodule(name)
     part.v_proj = Adapted(part.v_proj)
@@ -111,7 +110,7 @@ def test_adapters_on_a_part_are_merged_first(tmp_path: Path) -> None:
         model.save_pretrained(tmp_path)
 
 
-def test_what_cannot_be_split_is_refused() -> None:
+def test_what_cannot_be_split_is_refused():
     with pytest.raises(ValueError, match="it splits falcon, gpt2, gpt_neox, phi3"):
         split_qkv(build())
     model = build("Phi3")

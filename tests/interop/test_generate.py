@@ -1,7 +1,5 @@
 """Text of a run: what it is drawn from, its seed, its settings."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -17,7 +15,7 @@ SETTINGS = {"tokens": 32, "temperature": 1.0, "top_k": 0, "seed": 1}  # two cont
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Record]:
+def trained(tmp_path_factory):
     """With dropout, which must not act while text is drawn."""
     folder = tmp_path_factory.mktemp("runs")
     with toy_corpus(folder):
@@ -28,7 +26,7 @@ def text(record: Record, prompt: str = "a", **changes: object) -> str:
     return generate(record, prompt, **SETTINGS | changes)
 
 
-def test_text_repeats_with_its_seed(trained: Record) -> None:
+def test_text_repeats_with_its_seed(trained):
     assert text(trained).startswith("a")
     assert text(trained) == text(trained) != text(trained, seed=2)
 
@@ -41,16 +39,12 @@ def test_text_repeats_with_its_seed(trained: Record) -> None:
         {"top_k": 1},
     ],
 )
-def test_the_likeliest_text_is_the_same_at_every_seed(
-    likeliest: dict[str, float], trained: Record
-) -> None:
+def test_the_likeliest_text_is_the_same_at_every_seed(likeliest, trained):
     """And with dropout it would not be."""
     assert text(trained, **likeliest) == text(trained, temperature=0, seed=2)
 
 
-def test_each_token_follows_those_that_were_drawn(
-    trained: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_token_follows_those_that_were_drawn(trained, monkeypatch):
     """Of a model whose likeliest token is the next number; past the 16 tokens of the context."""
     contexts: list[list[int]] = []
 
@@ -65,7 +59,7 @@ def test_each_token_follows_those_that_were_drawn(
     assert contexts[-1] == [number % TOY_VOCAB for number in numbers]
 
 
-def test_the_context_is_its_last_tokens() -> None:
+def test_the_context_is_its_last_tokens():
     """12 of 24: what is drawn past the context's length counts."""
     model = randomise(build(model_config("rope")))
     context = random_tokens(batch=1, length=24)[0].tolist()
@@ -75,7 +69,7 @@ def test_the_context_is_its_last_tokens() -> None:
     assert_close(found, expected.float(), atol=0)
 
 
-def test_draws_follow_the_softmax_of_the_kept_logits() -> None:
+def test_draws_follow_the_softmax_of_the_kept_logits():
     """Of 3 of 4, at temperature 2: e^1, e^0.5 and e^0 over their sum."""
     logits_V, generator = torch.tensor([0.0, 2.0, -1.0, 1.0]), torch.Generator().manual_seed(0)
     drawn = [sample_token(logits_V, 2.0, 3, generator) for _ in range(4000)]
@@ -92,8 +86,6 @@ def test_draws_follow_the_softmax_of_the_kept_logits() -> None:
         ({"prompt": ""}, "empty"),
     ],
 )
-def test_a_value_out_of_range_is_named(
-    changes: dict[str, object], word: str, trained: Record
-) -> None:
+def test_a_value_out_of_range_is_named(changes, word, trained):
     with pytest.raises(UserError, match=word):
         text(trained, **changes)

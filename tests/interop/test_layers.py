@@ -18,9 +18,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("names", "chosen"), NAMES)
-def test_layers_are_chosen_by_the_end_of_their_path_or_a_regular_expression(
-    names: Any, chosen: list[str]
-) -> None:
+def test_layers_are_chosen_by_the_end_of_their_path_or_a_regular_expression(names, chosen):
     model = nn.Sequential(Attention(), Attention())
     complexify(model, names=names, pairing="half")
     assert list(layout(model)) == chosen
@@ -40,7 +38,7 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "word"), OPTIONS)
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any], word: str) -> None:
+def test_options_that_do_not_fit_are_refused(options, word):
     with pytest.raises(ValueError, match=word):
         complexify(Attention(), **({"pairing": "half"} | options))
 
@@ -49,13 +47,13 @@ FUSED = ["qkv_proj", "query_key_value", "Wqkv", "c_attn", "in_proj", "kv_proj", 
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_a_layer_for_several_of_q_k_and_v_is_refused_by_its_name(name: str) -> None:
+def test_a_layer_for_several_of_q_k_and_v_is_refused_by_its_name(name):
     model = nn.ModuleDict({"attention": nn.ModuleDict({name: nn.Linear(8, 24)})})
     with pytest.raises(ValueError, match=f"attention.{name} holds several of Q, K and V"):
         complexify(model, names=[name], pairing="half", head_dim=4)
 
 
-def test_a_fused_layer_of_another_name_has_more_outputs_than_the_heads() -> None:
+def test_a_fused_layer_of_another_name_has_more_outputs_than_the_heads():
     model = Attention()
     model.mixer = nn.Linear(8, 24)
     model.config = SimpleNamespace(num_attention_heads=2)
@@ -72,9 +70,7 @@ WIDTHS: list[tuple[dict[str, int], dict[str, int]]] = [
 
 
 @pytest.mark.parametrize(("attributes", "config"), WIDTHS)
-def test_head_width_of_the_attention_layer_or_of_its_configuration(
-    attributes: dict[str, int], config: dict[str, int]
-) -> None:
+def test_head_width_of_the_attention_layer_or_of_its_configuration(attributes, config):
     model = Attention()
     del model.head_dim
     vars(model).update(attributes)
@@ -83,7 +79,7 @@ def test_head_width_of_the_attention_layer_or_of_its_configuration(
     assert layout(model)["q_proj"]["head_dim"] == 4
 
 
-def test_a_named_head_width_overrules_one_that_follows_from_other_sizes() -> None:
+def test_a_named_head_width_overrules_one_that_follows_from_other_sizes():
     """Of heads that do not fill the hidden size."""
     model = Attention()
     del model.head_dim
@@ -105,9 +101,7 @@ SHARES: list[tuple[dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("config", "whole"), SHARES)
-def test_half_split_pairs_need_heads_that_are_rotated_as_a_whole(
-    config: dict[str, Any], whole: bool
-) -> None:
+def test_half_split_pairs_need_heads_that_are_rotated_as_a_whole(config, whole):
     model = Attention()
     model.config = SimpleNamespace(**config)
     if not whole:
@@ -116,7 +110,7 @@ def test_half_split_pairs_need_heads_that_are_rotated_as_a_whole(
     assert complexify(model, pairing="half" if whole else "interleaved")
 
 
-def test_layers_of_several_parts_are_refused() -> None:
+def test_layers_of_several_parts_are_refused():
     """As the towers of a language model whose own projection is fused."""
     model = nn.ModuleDict({"vision": Attention(), "audio": Attention()})
     model["vision"].config = SimpleNamespace(model_type="vision")
@@ -129,24 +123,24 @@ REFUSED = [("Phi", "only 50%"), ("StableLm", "only 25%"), ("GPTNeoX", "query_key
 
 
 @pytest.mark.parametrize(("family", "word"), REFUSED)
-def test_families_that_cannot_be_converted_are_refused(family: str, word: str) -> None:
+def test_families_that_cannot_be_converted_are_refused(family, word):
     with pytest.raises(ValueError, match=word):
         complexify(build(family, **SIZES))
 
 
-def test_a_pairing_that_is_not_the_familys_is_refused() -> None:
+def test_a_pairing_that_is_not_the_familys_is_refused():
     model = Attention()
     model.config = SimpleNamespace(model_type="llama")
     with pytest.raises(ValueError, match="use pairing='half'"):
         complexify(model, pairing="interleaved")
 
 
-def test_half_split_pairs_of_interleaved_families_are_refused() -> None:
+def test_half_split_pairs_of_interleaved_families_are_refused():
     model = Attention()
     model.config = SimpleNamespace(model_type="deepseek_v3", rope_interleave=False)
     with pytest.raises(ValueError, match="rope_interleave"):
         complexify(model, names=["q_proj"])
 
 
-def test_no_family_is_listed_with_both_pairings() -> None:
+def test_no_family_is_listed_with_both_pairings():
     assert not set(layers.HALF.split()) & set(layers.INTERLEAVED.split())

@@ -30,9 +30,7 @@ def complexified() -> Any:
 
 
 @pytest.mark.parametrize(("family", "sizes"), FAMILIES)
-def test_a_family_is_saved_loaded_and_merged(
-    family: str, sizes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_family_is_saved_loaded_and_merged(family, sizes, tmp_path):
     model = build(family, **sizes)
     complexify(model)
     save(model, tmp_path)
@@ -49,9 +47,7 @@ SHARDS: dict[str, Any] = {"max_shard_size": "20KB"}
 
 
 @pytest.mark.parametrize(("first", "second"), [({}, SHARDS), (SHARDS, {}), (SHARDS, SHARDS)])
-def test_a_second_save_into_a_folder_leaves_nothing_of_the_first(
-    first: dict[str, Any], second: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_second_save_into_a_folder_leaves_nothing_of_the_first(first, second, tmp_path):
     model = complexified()
     save(model, tmp_path, **first)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -64,7 +60,7 @@ def test_a_second_save_into_a_folder_leaves_nothing_of_the_first(
     assert (tmp_path / "tokenizer.json").exists()
 
 
-def test_a_save_that_fails_leaves_the_first_as_it_was(tmp_path: Path) -> None:
+def test_a_save_that_fails_leaves_the_first_as_it_was(tmp_path):
     model = complexified()
     save(model, tmp_path)
     before = {file.name for file in tmp_path.iterdir()}
@@ -74,9 +70,7 @@ def test_a_save_that_fails_leaves_the_first_as_it_was(tmp_path: Path) -> None:
     assert torch.equal(logits(load(tmp_path)), logits(model))
 
 
-def test_a_save_that_stops_midway_does_not_leave_a_mixture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_stops_midway_does_not_leave_a_mixture(tmp_path, monkeypatch):
     model = complexified()
     save(model, tmp_path, **SHARDS)
     moved, move = [], Path.replace
@@ -98,7 +92,7 @@ DENSE = ["model.safetensors", "pytorch_model.bin", "model-00001-of-00002.safeten
 
 
 @pytest.mark.parametrize("name", DENSE)
-def test_weights_that_from_pretrained_would_open_are_in_the_way(name: str, tmp_path: Path) -> None:
+def test_weights_that_from_pretrained_would_open_are_in_the_way(name, tmp_path):
     model = complexified()
     save(model, tmp_path)
     (tmp_path / name).write_bytes(b"newer")
@@ -142,21 +136,21 @@ DAMAGES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("damage", "word"), DAMAGES)
-def test_load_names_what_is_wrong_with_the_files(damage: Any, word: str, tmp_path: Path) -> None:
+def test_load_names_what_is_wrong_with_the_files(damage, word, tmp_path):
     save(complexified(), tmp_path)
     damage(tmp_path)
     with pytest.raises(ValueError, match=word):
         load(tmp_path)
 
 
-def test_a_folder_of_earlier_versions_has_the_layout_in_a_file(tmp_path: Path) -> None:
+def test_a_folder_of_earlier_versions_has_the_layout_in_a_file(tmp_path):
     model = complexified()
     model.save_pretrained(tmp_path, variant="complex")
     (tmp_path / "complex_layers.json").write_text(json.dumps(layout(model)))
     assert torch.equal(logits(load(tmp_path)), logits(model))
 
 
-def test_load_and_save_need_a_complexified_model_of_transformers(tmp_path: Path) -> None:
+def test_load_and_save_need_a_complexified_model_of_transformers(tmp_path):
     model = build()
     with pytest.raises(ValueError, match="save_pretrained"):
         save(model, tmp_path)
@@ -170,7 +164,7 @@ def test_load_and_save_need_a_complexified_model_of_transformers(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["q_proj", "o_proj"])
-def test_save_refuses_adapters_that_load_could_not_open(name: str, tmp_path: Path) -> None:
+def test_save_refuses_adapters_that_load_could_not_open(name, tmp_path):
     model = complexified()
     attention = model.model.layers[0].self_attn
     setattr(attention, name, Adapted(attention.get_submodule(name)))
@@ -179,7 +173,7 @@ def test_save_refuses_adapters_that_load_could_not_open(name: str, tmp_path: Pat
     assert not any(tmp_path.iterdir())
 
 
-def test_a_model_of_another_class_is_restored_from_its_layout() -> None:
+def test_a_model_of_another_class_is_restored_from_its_layout():
     model, again = Attention(), Attention()
     complexify(model, pairing="half")
     restore(again, layout(model))
@@ -195,9 +189,7 @@ LAYOUTS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "pairs", "word"), LAYOUTS)
-def test_restore_refuses_another_layout_and_changes_nothing(
-    name: str, pairs: dict[str, Any], word: str
-) -> None:
+def test_restore_refuses_another_layout_and_changes_nothing(name, pairs, word):
     model: Any = Attention()
     model.config = SimpleNamespace(model_type="llama")
     right = {"pairing": "half", "head_dim": 4}

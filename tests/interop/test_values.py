@@ -25,7 +25,7 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("family", "sizes"), FAMILIES)
-def test_the_model_stays_the_same_and_more_of_v_is_kept(family: str, sizes: dict[str, Any]) -> None:
+def test_the_model_stays_the_same_and_more_of_v_is_kept(family, sizes):
     model = build(family, **sizes)
     before, kept_before = logits(model), kept(model)
     align_values(model, INPUTS)
@@ -33,7 +33,7 @@ def test_the_model_stays_the_same_and_more_of_v_is_kept(family: str, sizes: dict
     assert kept(model) > kept_before + 0.02
 
 
-def test_no_other_basis_of_a_head_keeps_more() -> None:
+def test_no_other_basis_of_a_head_keeps_more():
     """Of 200 random rotations of the two heads of V, each undone in the output projection."""
     model = build()
     align_values(model, INPUTS)
@@ -46,7 +46,7 @@ def test_no_other_basis_of_a_head_keeps_more() -> None:
         assert kept(model) <= best
 
 
-def test_a_model_with_a_norm_before_the_output_projection_is_left_as_it_was() -> None:
+def test_a_model_with_a_norm_before_the_output_projection_is_left_as_it_was():
     model = build("BitNet")
     model.model.layers[1].self_attn.attn_sub_norm.weight.data = torch.linspace(0, 2, 32)
     before = copy.deepcopy(model.state_dict())
