@@ -37,15 +37,15 @@ def new_figure(width: float, height: float, **style: Any) -> Figure:
     """An empty figure, in inches, in this style (and `style`), whatever the user's own matplotlibrc
     says.
     """
+    # "default" first: STYLE does not set everything that a matplotlibrc can.
     matplotlib.style.use(["default", STYLE, style])
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def render(figure: Figure, kind: str = "svg") -> bytes:
-    """SVG or PNG without a date: the same figure gives the same bytes. `savefig` would draw every
-    figure twice.
-    """
+    """SVG or PNG without a date: the same figure gives the same bytes."""
     out = io.BytesIO()
+    # The canvas itself, because `savefig` would draw every figure twice.
     if kind == "svg":
         FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
     else:

@@ -1,5 +1,5 @@
 """Complex-linear maps (Sec. 3): channel pairs as complex numbers, how much of a real matrix is
-complex-linear, and the data of Figs. 1 and 2.
+complex-linear, and what Figs. 1 and 2 show.
 
 Pairs are interleaved on both sides of a map: channels (2j, 2j+1) are one complex number (Eq. 8).
 numpy, float64.
@@ -7,11 +7,12 @@ numpy, float64.
 Shapes: D in-features, E out-features (both even), C = D/2 complex coordinates.
 """
 
-from typing import Any
+from itertools import product
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils import vector_to_parameters
 
 from crope.model.complex_linear import ComplexLinear
 
@@ -78,54 +79,48 @@ def complex_fraction(w_ED: Array) -> float:
     return float(np.sum(complex_part(w_ED) ** 2) / np.sum(w_ED**2))
 
 
-def tied_entries(width: int) -> dict[str, list[list[int]]]:
-    """Fig. 1: the number of the free parameter at each entry of a width x width weight, negative
-    for its negative.
+def tied_entries(width: int) -> dict[str, NDArray[np.str_]]:
+    """Fig. 1: the free number at each entry of a width x width weight, named by letter, row and
+    column; "−" marks its negative.
 
-    Numbers count from 1; RoPE has width^2 of them, CRoPE (Eq. 30) half as many.
+    RoPE has width^2 of them, CRoPE (Eq. 30) half as many.
     """
     layer = ComplexLinear(width, width)
-    numbers = torch.arange(1, width**2 + 1)
-    with torch.no_grad():
-        layer.a.copy_(numbers[: width**2 // 4].view_as(layer.a))
-        layer.b.copy_(numbers[width**2 // 4 : width**2 // 2].view_as(layer.b))
-    crope = layer.weight.int().tolist()
-    return {"rope": numbers.view(width, width).tolist(), "crope": crope}
+    names = _entries("a", width // 2) + _entries("b", width // 2)
+    # Counted from 1, because 0 has no negative.
+    numbers = torch.arange(1.0, len(names) + 1)
+    vector_to_parameters(numbers, layer.parameters())
+    crope = []
+    for number in layer.weight.flatten().int().tolist():
+        sign = "−" if number < 0 else ""
+        crope.append(sign + names[abs(number) - 1])
+    square = (width, width)
+    return {
+        "rope": np.array(_entries("w", width)).reshape(square),
+        "crope": np.array(crope).reshape(square),
+    }
 
 
-def function_space() -> dict[str, Any]:
-    """Data of Figs. 1 and 2: tied entries; GLYPH under each basis (a) and under four maps of the
-    plane (b).
+def _entries(letter: str, side: int) -> list[str]:
+    """Names of the entries of a square matrix, row by row."""
+    numbers = range(1, side + 1)
+    return [f"{letter}{row}{column}" for row, column in product(numbers, numbers)]
 
-    The maps: a rotation with scaling, the reflection that moves the marked corner to the same
-    place, a map with both, and the complex part of that.
+
+def plane_maps() -> dict[str, Array]:
+    """Fig. 2(b): a rotation with scaling, the reflection that moves the marked corner to the same
+    place, a map with both, and the complex part of that; (2, 2) each.
     """
     w = 0.9 * np.exp(1j * np.pi / 3)
-    corner = as_complex(GLYPH[MARKED])[0]
     rotation = dense(np.array([[w]]))
-    c = w * corner / np.conj(corner)  # z -> c conj(z): the reflections, of sigma_1 and sigma_3
+    corner = as_complex(GLYPH[MARKED])[0]
+    # z -> c conj(z) are the reflections, of sigma_3 (real c) and sigma_1 (imaginary c).
+    c = w * corner / np.conj(corner)
     mirror = c.imag * MIRROR_45 + c.real * MIRROR_X
     mixed = 0.8 * rotation + 0.35 * mirror
-    maps = {
+    return {
         "a complex map": rotation,
         "a reflection": mirror,
         "a real map": mixed,
         "its complex part": complex_part(mixed),
-    }
-    return {
-        "entries": tied_entries(6),
-        "glyph": GLYPH.tolist(),
-        "marked": GLYPH[MARKED].tolist(),
-        "bases": {name: _picture(matrix) for name, matrix in SIGMA.items()},
-        "maps": {name: _picture(matrix) for name, matrix in maps.items()},
-    }
-
-
-def _picture(matrix: Array) -> dict[str, Any]:
-    image = GLYPH @ matrix.T
-    return {
-        "matrix": matrix.tolist(),
-        "image": image.tolist(),
-        "marked": image[MARKED].tolist(),
-        "fraction": complex_fraction(matrix),
     }

@@ -4,27 +4,31 @@ Each function draws data of its module and computes nothing: crope.theory.comple
 2), constructions and pointer_task (Fig. 3), rotary (decay), recall.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
-from numpy.typing import ArrayLike
+from matplotlib.ticker import ScalarFormatter
+from numpy.typing import ArrayLike, NDArray
 
 from crope.paper import MODEL_LABELS
 from crope.style import COLOURS, LINES, MARKERS, MUTED, TEXT, new_figure
-from crope.theory.pointer_task import EXAMPLE, targets
-from crope.theory.recall import LABELS
+from crope.theory.complex_maps import GLYPH, MARKED, SIGMA, complex_fraction, plane_maps
+from crope.theory.pointer_task import EXAMPLE, NEXNEXT, NEXT, targets
+from crope.theory.recall import LABELS, Plan
 
 Data = Mapping[str, Any]
 
 FRAME = COLOURS["learned"]  # what CRoPE cannot do, and targets of pointers
-# Models of the recall experiment that no other figure has look like one of another figure.
+# Of Fig. 1. A number and its negative look nearly alike, because they are one free number.
+SHADES = {"w": 0.15, "a": 0.15, "b": 0.4, "−b": 0.6}
+# The recall experiment borrows looks: a model keeps its own, and those that no other figure has
+# look like one that is not in this picture.
 LOOKS = {
     "rope": "rope",
     "crope": "crope",
@@ -34,51 +38,65 @@ LOOKS = {
 }
 
 
-def draw_entries(entries: Data) -> Figure:
+def draw_entries(entries: Mapping[str, NDArray[np.str_]]) -> Figure:
     """Fig. 1: the free numbers of a weight. Cells with the same letter and index are one number."""
     figure = new_figure(6.6, 3.3, **{"axes.grid": False})
-    for axis, model in zip(figure.subplots(1, 2), ("rope", "crope"), strict=True):
-        weight = np.array(entries[model])
-        free, width = len(np.unique(np.abs(weight))), len(weight)
-        letters = "w" if model == "rope" else "ab"
-        block = len(letters)  # side of the square of entries with one index
-        shades = np.full(weight.shape, 0.15)
-        for (y, x), entry in np.ndenumerate(weight):
-            letter = letters[(abs(entry) - 1) * len(letters) // free]
-            if letter == "b":
-                shades[y, x] = 0.4 if entry > 0 else 0.6
-            sign = "−" if entry < 0 else ""
-            label = f"{sign}{letter}{y // block + 1}{x // block + 1}"
-            axis.text(x + 0.5, y + 0.5, label, ha="center", va="center", fontsize=8)
+    for axis, (model, names) in zip(figure.subplots(1, 2), entries.items(), strict=True):
+        shades = np.zeros(names.shape)
+        for (y, x), name in np.ndenumerate(names):
+            shades[y, x] = SHADES[name[:-2]]  # without row and column
+            axis.text(
+                x + 0.5,
+                y + 0.5,
+                name,
+                ha="center",
+                va="center",
+                fontsize=8,
+            )
         colours = LinearSegmentedColormap.from_list(model, ["white", COLOURS[model]])
-        axis.pcolormesh(shades, cmap=colours, vmin=0, vmax=1, edgecolors="white", linewidth=1.5)
+        axis.pcolormesh(
+            shades,
+            cmap=colours,
+            vmin=0,
+            vmax=1,
+            edgecolors="white",
+            linewidth=1.5,
+        )
+        width = len(names)
         edges = range(0, width + 1, 2)  # of the 2x2 blocks of Eq. 30
         axis.hlines(edges, 0, width, color=MUTED, linewidth=0.8)
         axis.vlines(edges, 0, width, color=MUTED, linewidth=0.8)
+        free = len(np.unique(np.char.lstrip(names, "−")))
         axis.set(title=f"{MODEL_LABELS[model]}: {free} free numbers", aspect="equal")
         axis.invert_yaxis()  # the first row on top, as a matrix is written
         axis.set_axis_off()
     return figure
 
 
-def draw_function_space(data: Data) -> Figure:
+def draw_function_space() -> Figure:
     """Fig. 2: (a) a letter under the four bases; (b) what complex maps can do to it, and what they
     cannot. The dot is one corner of it.
     """
     figure = new_figure(7.6, 4.2, **{"hatch.linewidth": 0.6, "axes.titlesize": 8.5})
     axes = figure.subplots(2, 4, height_ratios=[2.3, 1.35])
-    pictures = data["bases"] | data["maps"]
-    for axis, (name, picture) in zip(axes.flat, pictures.items(), strict=True):
-        image = Polygon(picture["image"], facecolor=COLOURS["crope"], edgecolor=TEXT, alpha=0.75)
-        if picture["fraction"] < 0.999:  # it has a part that no complex map has
-            image.set(facecolor=FRAME, hatch="////")
-        axis.add_patch(Polygon(data["glyph"], fill=False, edgecolor=MUTED, linestyle=":"))
-        axis.add_patch(image)
-        axis.plot(*picture["marked"], "o", color=TEXT, markersize=4)
-        axis.set(title=name, xlabel=f"CRoPE keeps {100 * picture['fraction']:.0f} %")
-        axis.set(xlim=(-1.15, 1.15), xticks=[0], yticks=[0], xticklabels=[], yticklabels=[])
-        axis.set(ylim=(-1.15 if name in data["bases"] else -0.15, 1.2), aspect="equal")
-        axis.tick_params(length=0)  # the grid marks the origin
+    for axis, (name, matrix) in zip(axes.flat, (SIGMA | plane_maps()).items(), strict=True):
+        kept = complex_fraction(matrix)
+        corners = GLYPH @ matrix.T
+        before = Polygon(GLYPH, fill=False, edgecolor=MUTED, linestyle=":")
+        after = Polygon(corners, facecolor=COLOURS["crope"], edgecolor=TEXT, alpha=0.75)
+        if kept < 0.999:  # it has a part that no complex map has
+            after.set(facecolor=FRAME, hatch="////")
+        axis.add_patch(before)
+        axis.add_patch(after)
+        axis.plot(*corners[MARKED], "o", color=TEXT, markersize=4)
+        axis.set(title=name, xlabel=f"CRoPE keeps {100 * kept:.0f} %")
+        # The maps of (b) leave the lower half empty.
+        bottom = -1.15 if name in SIGMA else -0.15
+        axis.set(xlim=(-1.15, 1.15), ylim=(bottom, 1.2), aspect="equal")
+        # One line of the grid each way: it marks the origin.
+        axis.set_xticks([0], labels=[""])
+        axis.set_yticks([0], labels=[""])
+        axis.tick_params(length=0)
         axis.spines[:].set_visible(False)
     return figure
 
@@ -94,14 +112,20 @@ def draw_attention(by_hand: Data, learned: Data) -> Figure:
         panels[f"{name}, by hand"] = weights
     for model, label in MODEL_LABELS.items():
         panels[f"{label}, learned"] = learned[model]
-    words = ["next", "nexnext", *(f"word {number}" for number in range(1, max(EXAMPLE)))]
-    names = [words[token] for token in EXAMPLE]
+    pointers = {NEXT: "next", NEXNEXT: "nexnext"}
+    names = [pointers.get(token, f"word {token - 1}") for token in EXAMPLE]
     shades = LinearSegmentedColormap.from_list("shades", ["white", TEXT])
+    # Open squares around the targets; at the edge they reach out of the panel.
+    frames = {
+        "color": FRAME,
+        "fillstyle": "none",
+        "markersize": 13,
+        "clip_on": False,
+    }
     figure = new_figure(9.0, 4.3, **{"axes.grid": False})
     axes = figure.subplots(2, 3, sharex=True, sharey=True)
     for axis, (title, weights) in zip(axes.flat, panels.items(), strict=True):
-        image = axis.imshow(np.array(weights)[rows], cmap=shades, vmin=0, vmax=1, aspect="equal")
-        frames = {"color": FRAME, "fillstyle": "none", "markersize": 13, "clip_on": False}
+        image = axis.imshow(np.array(weights)[rows], cmap=shades, vmin=0, vmax=1)
         axis.plot(target_BT[0, rows], range(len(rows)), "s", **frames)
         axis.set_title(title)
         axis.set_xticks(range(len(names)), names, rotation=90)
@@ -116,58 +140,60 @@ def draw_decay(data: Data) -> Figure:
     """
     figure = new_figure(7.6, 2.9)
     left, right = figure.subplots(1, 2)
+    distance = data["distance"]
     width = f"D = {data['width']}"
-    left.plot(data["distance"], data["bound"], color=TEXT, label=width)
-    right.plot(data["distance"], data["kernel"], color=TEXT, label=width)
-    right.plot(data["distance"], data["limit"], color=MUTED, linestyle="--", label="D → ∞")
-    left.set(title=f"relative upper bound, {width}", ylim=(0, None))
-    right.set(title="score of equal queries and keys", ylim=(0, 1.05))
-    right.set_ylabel("fraction of its peak")
+    left.plot(distance, data["bound"], color=TEXT, label=width)
+    left.set(title=f"relative upper bound, {width}")
+    left.set_ylim(0)  # a bound that falls to a third should look so
+    right.plot(distance, data["kernel"], color=TEXT, label=width)
+    right.plot(distance, data["limit"], color=MUTED, linestyle="--", label="D → ∞")
+    right.set(
+        title="score of equal queries and keys",
+        ylabel="fraction of its peak",
+        ylim=(0, 1.05),
+    )
     right.legend(loc="upper right")
     for axis in (left, right):
         axis.set_xlabel("relative distance (tokens)")
     return figure
 
 
-def draw_recall(
-    runs: pd.DataFrame, by_pairs: Mapping[int, pd.DataFrame], *, level: float
-) -> Figure:
-    """Accuracy at the most pairs by head width (mean, band from lowest to highest seed), and the
-    head width for `level` by the number of pairs (median, lowest to highest).
-    """
-    figure = new_figure(7.6, 3.6)
-    left, right = figure.subplots(1, 2)
-    most = max(by_pairs)
+def draw_recall(runs: pd.DataFrame, plan: Plan) -> Figure:
+    """Accuracy at the most pairs by head width: mean, and a band from lowest to highest seed."""
+    figure = new_figure(5.4, 3.4)
+    axis = figure.subplots()
+    most = max(plan.pairs)
     for model, look in LOOKS.items():
         colour = COLOURS[look]
         # CRoPE's dashes and open markers show RoPE's wide line below them.
-        style: dict[str, Any] = {"linestyle": LINES.get(look, "-"), "marker": MARKERS[look]}
-        style |= {"linewidth": 4, "alpha": 0.4} if model == "rope" else {}
-        style |= {"color": colour, "markersize": 5, "markerfacecolor": "none"}
-        of_model = runs[runs["model"] == model].groupby("width")[f"accuracy_{most}"]
-        seeds = of_model.agg(["mean", "min", "max"])
-        left.plot(seeds.index, seeds["mean"], label=LABELS[model], **style)
-        left.fill_between(seeds.index, seeds["min"], seeds["max"], color=colour, alpha=0.15)
-        widths = pd.DataFrame({pairs: table[model] for pairs, table in by_pairs.items()})
-        inside = widths.where(np.isfinite(widths) & (widths > 0))  # others lie outside the grid
-        right.plot(inside.columns, inside.median(), **style)
-        right.vlines(inside.columns, inside.min(), inside.max(), color=colour)
-    left.axhline(level, color=MUTED, linewidth=0.8, linestyle="--")
-    left.set(title=f"accuracy at {most} pairs", xlabel="head width", ylim=(0, 1.02))
-    right.set(title=f"head width for {100 * level:.0f} %", xlabel="pairs stored")
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    _log_ticks(left, sorted(runs["width"].unique()))
-    _log_ticks(right, by_pairs)
-    return figure
-
-
-def _log_ticks(axis: Axes, values: Iterable[int]) -> None:
-    """Ticks at the values, but for those whose labels would touch the one before."""
-    ticks: list[int] = []
-    for value in values:
-        if not ticks or value >= 1.2 * ticks[-1]:
-            ticks.append(value)
+        thickness: Data = {"linewidth": 4, "alpha": 0.4} if model == "rope" else {}
+        of_model = runs[runs["model"] == model]
+        by_width = of_model.groupby("width")[f"accuracy_{most}"]
+        seeds = by_width.agg(["mean", "min", "max"])
+        axis.plot(
+            seeds["mean"],
+            label=LABELS[model],
+            color=colour,
+            linestyle=LINES.get(look, "-"),
+            marker=MARKERS[look],
+            markersize=5,
+            markerfacecolor="none",
+            **thickness,
+        )
+        axis.fill_between(
+            seeds.index,
+            seeds["min"],
+            seeds["max"],
+            color=colour,
+            alpha=0.15,
+        )
+    axis.axhline(plan.level, color=MUTED, linewidth=0.8, linestyle="--")
+    axis.set(
+        title=f"accuracy at {most} pairs",
+        xlabel="head width",
+        ylim=(0, 1.02),
+    )
     axis.set_xscale("log", base=2)
-    axis.set_xticks(ticks, [str(tick) for tick in ticks])
-    axis.set_xticks([], minor=True)
+    axis.xaxis.set_major_formatter(ScalarFormatter())  # 8, not 2^3
+    axis.legend(loc="lower right")
+    return figure

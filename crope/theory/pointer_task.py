@@ -205,7 +205,5 @@ def pointer_results(task: Task, *, seeds: int) -> dict[str, Any]:
             runs.append({"model": name, "seed": seed, "loss_nats": loss, "by_length": by_length})
             if seed == 0:
                 example[name] = model.weights(torch.tensor([EXAMPLE]))[0].tolist()
-            length = task.lengths[0]
-            accuracy = by_length[str(length)]["accuracy"]
-            print(f"{name} seed {seed}: accuracy {accuracy:.3f} at {length} tokens", flush=True)
+            print(f"{name} seed {seed}: loss {loss:.3f} nats", flush=True)
     return {"task": asdict(task), "runs": runs, "attention": example}

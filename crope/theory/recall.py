@@ -50,8 +50,8 @@ LABELS = {  # in the order of tables and pictures
     "halved": "halved",
     "lowrank": "low rank",
 }
-# Columns of a table of runs besides the accuracies.
-KEYS = ["model", "width", "seed", "loss_nats", "settings"]
+# Columns of a table of runs besides the accuracies. Settings may look like a number (1e234567).
+COLUMNS = {"model": str, "width": int, "seed": int, "loss_nats": float, "settings": str}
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,6 @@ class Plan:
         for judged in ("widths", "seeds", "level"):
             del of_a_run[judged]
         return json_sha256(of_a_run)[:8]
-
-    @property
-    def accuracies(self) -> list[str]:
-        """Columns of a table of runs: on held-out sequences of so many pairs."""
-        return [f"accuracy_{pairs}" for pairs in self.pairs]
 
 
 @dataclass
@@ -190,14 +185,14 @@ def train_recall(model: str, plan: Plan, *, width: int, seed: int) -> dict[str, 
         return F.cross_entropy(query_logits(gpt, tokens_BT).mT, answers_BP)
 
     loss = optimise(gpt, batch_loss, steps=plan.max_steps, lr=plan.lr, lr_gamma=plan.lr_gamma)
-    row = dict(zip(KEYS, (model, width, seed, loss, plan.settings), strict=True))
-    for pairs, name in zip(plan.pairs, plan.accuracies, strict=True):
+    row = dict(zip(COLUMNS, (model, width, seed, loss, plan.settings), strict=True))
+    for pairs in plan.pairs:
         generator = stream(0, f"recall/test/{pairs}")
         tokens_BT, answers_BP = sample_recall(
             plan, pairs=pairs, sequences=plan.sequences, generator=generator
         )
         with torch.no_grad():
-            row[name] = recall_accuracy(query_logits(gpt, tokens_BT), answers_BP)
+            row[f"accuracy_{pairs}"] = recall_accuracy(query_logits(gpt, tokens_BT), answers_BP)
     return row
 
 
@@ -214,8 +209,8 @@ def run_recall(plan: Plan, file: Path) -> None:
             continue
         row = train_recall(model, plan, width=width, seed=seed)
         # Read again, as text that is written back as it is: another process may have added runs.
-        earlier = [pd.read_csv(file, dtype=str)] if file.exists() else []
-        table = pd.concat([*earlier, pd.DataFrame([row])])
+        earlier = pd.read_csv(file, dtype=str) if file.exists() else None
+        table = pd.concat([earlier, pd.DataFrame([row])])
         write_text(file, table.to_csv(index=False))
         print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
@@ -225,14 +220,11 @@ def read_runs(file: Path, plan: Plan) -> pd.DataFrame:
 
     Raises UserError if it is no table of runs.
     """
-    columns = [*KEYS, *plan.accuracies]
     if not file.exists():
-        return pd.DataFrame(columns=columns)
-    numbers = {"width": int, "seed": int} | dict.fromkeys(["loss_nats", *plan.accuracies], float)
+        return pd.DataFrame(columns=list(COLUMNS))
     try:
-        table = pd.read_csv(file, dtype=str)
-        runs = table[table["settings"] == plan.settings]
-        return runs.reindex(columns=columns).astype(numbers)
+        table = pd.read_csv(file, dtype=COLUMNS)
+        return table[table["settings"] == plan.settings]
     except (ValueError, KeyError) as error:
         raise UserError(
             f"{file}: no table of recall runs ({error}); restore it, or give it another name"

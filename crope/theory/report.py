@@ -1,5 +1,5 @@
-"""`make theory`: results/theory with one JSON file per topic, the figures and theory.md; and
-Fig. 1 and the recall experiment beside the published runs.
+"""`make theory`: results/theory with the numbers as JSON, the figures and theory.md; and the
+recall experiment beside the published runs.
 
 Everything is computed anew each time and depends on the code only, except the section on recall:
 its runs take hours, so it is made of stored results. Every number in theory.md is read from the
@@ -18,7 +18,7 @@ from crope.config import PUBLISHED
 from crope.files import write_bytes, write_json, write_text
 from crope.paper import MODEL_LABELS
 from crope.style import render
-from crope.theory.complex_maps import function_space
+from crope.theory.complex_maps import tied_entries
 from crope.theory.constructions import construction_results
 from crope.theory.figures import (
     draw_attention,
@@ -75,7 +75,7 @@ lies outside the widths tried), by the number of pairs. `halved` is RoPE at half
 twice RoPE's by definition. Predicted: CRoPE needs twice RoPE's head width, as `halved` does. What speaks for and
 against it, and the plan of the runs: `crope/theory/recall.py`.
 
-![Left: accuracy at {most} pairs (mean, lowest to highest seed). Right: the head width for {level:.0f} %](recall.{kind})
+![Accuracy at {most} pairs by head width (mean, lowest to highest seed)](recall.svg)
 
 {table}
 """
@@ -94,42 +94,34 @@ def make_theory(
     plan: Plan | None = None,
     published: Path = PUBLISHED,
 ) -> None:
-    """Writes all files of `out_dir`, and the pictures of `published`.
+    """Writes all files of `out_dir`, and the section on the published runs of recall.
 
     seeds       runs of the pointer task per model
-    published   recall.csv in it, if it is there, becomes recall.png and recall.md, and stands in
+    published   recall.csv in it, if it is there, becomes recall.svg and recall.md, and stands in
                 for own runs that are not there
 
     Raises UserError if a recall.csv cannot be read.
     """
     task, plan = task or Task(), plan or Plan()
     # RoFormer's Fig. 2 has this width and these distances.
-    space, decay = function_space(), decay_curves(width=128, longest=256)
-    by_hand, learned = (
-        construction_results(EXAMPLE, width=task.width),
-        pointer_results(task, seeds=seeds),
-    )
-    data = {
-        "function_space": space,
-        "decay": decay,
-        "constructions": by_hand,
-        "pointer_task": learned,
-    }
+    decay = decay_curves(width=128, longest=256)
+    by_hand = construction_results(EXAMPLE, width=task.width)
+    learned = pointer_results(task, seeds=seeds)
+    data = {"decay": decay, "constructions": by_hand, "pointer_task": learned}
+    # What Figs. 1 and 2 show is exact and needs no numbers.
     for topic, values in data.items():
         write_json(out_dir / f"{topic}.json", values)
-    entries = draw_entries(space["entries"])
     figures = {
-        "fig1": entries,
-        "fig2": draw_function_space(space),
+        "fig1": draw_entries(tied_entries(width=6)),
+        "fig2": draw_function_space(),
         "fig3": draw_attention(by_hand["attention"], learned["attention"]),
         "decay": draw_decay(decay),
     }
     for name, figure in figures.items():
         write_bytes(out_dir / f"{name}.svg", render(figure))
-    write_bytes(published / "fig1.png", render(entries, "png"))  # the README shows it
     runs = read_runs(published / "recall.csv", plan)
     if len(runs):
-        write_text(published / "recall.md", write_recall(published, runs, plan, kind="png"))
+        write_text(published / "recall.md", write_recall(published, runs, plan))
     # Not copied to out_dir: they would pass for own runs, and `make_recall` would train none.
     own = read_runs(out_dir / "recall.csv", plan)
     text = TEMPLATE.format(
@@ -150,18 +142,17 @@ def make_recall(out_dir: Path, *, plan: Plan | None = None) -> None:
     print(write_recall(out_dir, read_runs(file, plan), plan), flush=True)
 
 
-def write_recall(folder: Path, runs: pd.DataFrame, plan: Plan, *, kind: str = "svg") -> str:
+def write_recall(folder: Path, runs: pd.DataFrame, plan: Plan) -> str:
     """The section on recall, with its picture in `folder`."""
     if runs.empty:
         return NO_RECALL
     by_pairs = {pairs: thresholds(runs, plan, pairs=pairs) for pairs in plan.pairs}
-    figure = draw_recall(with_halved(runs), by_pairs, level=plan.level)
-    write_bytes(folder / f"recall.{kind}", render(figure, kind))
+    figure = draw_recall(with_halved(runs), plan)
+    write_bytes(folder / "recall.svg", render(figure))
     return RECALL_TEMPLATE.format(
         d_model=plan.d_model,
         level=100 * plan.level,
         most=max(plan.pairs),
-        kind=kind,
         table=recall_table(by_pairs, plan),
     )
 
@@ -175,6 +166,7 @@ def recall_table(by_pairs: Mapping[int, pd.DataFrame], plan: Plan) -> str:
         scale = 2 if model == "halved" else 1  # its grid is RoPE's under twice the width
         text = partial(_width_text, first=scale * plan.widths[0], last=scale * plan.widths[-1])
         widths = [_with_range(table[model], "median", text) for table in by_pairs.values()]
+        # Both models at the same seed saw the same batches, so their ratio is taken within it.
         finished = at_most[model].notna() & at_most["rope"].notna()
         own, rope = at_most.loc[finished, model], at_most.loc[finished, "rope"]
         # Outside the grid a width is 0 or inf, and its ratio not known.

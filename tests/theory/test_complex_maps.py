@@ -7,13 +7,14 @@ import torch
 from crope.model.complex_linear import ComplexLinear
 from crope.theory.complex_maps import (
     GLYPH,
+    MARKED,
     SIGMA,
     as_complex,
     as_real,
     complex_fraction,
     complex_part,
     dense,
-    function_space,
+    plane_maps,
 )
 from tests.model.oracles import assert_allclose, gaussian
 
@@ -28,12 +29,12 @@ def test_pairs_are_interleaved_and_dense_is_complex_multiplication() -> None:
 def basis_of_complexlinear(inputs: int, outputs: int) -> np.ndarray:
     """Dense weights with one of the numbers of a and b at 1, the others 0: one in each column."""
     columns = []
-    for index in range(inputs * outputs // 2):
-        layer = ComplexLinear(inputs, outputs).double()
-        numbers = torch.zeros(inputs * outputs // 2, dtype=torch.float64)
-        numbers[index] = 1.0
+    layer = ComplexLinear(inputs, outputs).double()
+    free = inputs * outputs // 2
+    for numbers in torch.eye(free, dtype=torch.float64):
         torch.nn.utils.vector_to_parameters(numbers, layer.parameters())
-        columns.append(layer.weight.detach().numpy().ravel())
+        column = layer.weight.detach().numpy().flatten()
+        columns.append(column)
     return np.stack(columns, axis=1)
 
 
@@ -53,17 +54,20 @@ def test_complex_maps_keep_two_of_the_four_bases() -> None:
 
 
 def test_a_complex_map_and_a_reflection_agree_at_one_corner_only() -> None:
-    maps = function_space()["maps"]
-    turned, mirrored = maps["a complex map"], maps["a reflection"]
-    assert turned["marked"] == pytest.approx(mirrored["marked"], abs=1e-12)
-    assert np.abs(np.subtract(turned["image"], mirrored["image"])).max() > 0.5
-    assert turned["marked"] == pytest.approx(turned["image"][8], abs=1e-12)
-    assert GLYPH[8].tolist() == [0.75, 1]
+    """The marked one, (0.75, 1)."""
+    maps = plane_maps()
+    turned = GLYPH @ maps["a complex map"].T
+    mirrored = GLYPH @ maps["a reflection"].T
+    apart = np.linalg.norm(turned - mirrored, axis=1)
+    assert apart[MARKED] == pytest.approx(0, abs=1e-12)
+    assert apart.max() > 0.5
+    assert GLYPH[MARKED].tolist() == [0.75, 1]
 
 
 def test_only_what_is_complex_linear_keeps_its_whole_energy() -> None:
     """0.8 of a rotation of size 0.9 and 0.35 of a reflection of that size: 0.64 / 0.7625."""
-    maps = function_space()["maps"]
-    fractions = [picture["fraction"] for picture in maps.values()]
-    assert list(maps) == ["a complex map", "a reflection", "a real map", "its complex part"]
-    assert fractions == pytest.approx([1, 0, 0.64 / 0.7625, 1], abs=1e-12)
+    maps = plane_maps()
+    assert complex_fraction(maps["a complex map"]) == pytest.approx(1, abs=1e-12)
+    assert complex_fraction(maps["a reflection"]) == pytest.approx(0, abs=1e-12)
+    assert complex_fraction(maps["a real map"]) == pytest.approx(0.64 / 0.7625, abs=1e-12)
+    assert complex_fraction(maps["its complex part"]) == pytest.approx(1, abs=1e-12)

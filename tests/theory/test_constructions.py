@@ -283,5 +283,9 @@ def test_printed_missed_weights_and_panels_are_those_of_the_constructions() -> N
     missed = pytest.approx(1 - np.mean(weights), abs=1e-6)
     assert found["missed_by_width"][0] == missed
     assert found["missed_by_gain"][0] == missed
-    panel = pointing([1, 2, 0], width=16, projection="complex", gain=300)
-    assert_allclose(found["attention"]["rotary"], panel.weights(), atol=1e-12)
+    panels = {
+        "rotary": pointing([1, 2, 0], width=16, projection="complex", gain=300),
+        "absolute": absolute_pointing([1, 2, 0], width=16, gain=30_000),
+    }
+    for name, made in panels.items():
+        assert_allclose(found["attention"][name], made.weights(), atol=1e-12)

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from crope.style import COLOURS
-from crope.theory.complex_maps import GLYPH, function_space, tied_entries
+from crope.theory.complex_maps import GLYPH, tied_entries
 from crope.theory.figures import (
     draw_attention,
     draw_decay,
@@ -15,6 +15,7 @@ from crope.theory.figures import (
     draw_function_space,
     draw_recall,
 )
+from crope.theory.recall import Plan
 
 
 def axis_of(figure: Figure, title: str) -> Axes:
@@ -37,7 +38,8 @@ def line_of(axis: Axes, label: str) -> dict[float, float]:
 )
 def test_fig_1_names_equal_numbers_alike(title: str, block: list[str]) -> None:
     """In the first 2x2 block (Eq. 30)."""
-    names = [text.get_text() for text in axis_of(draw_entries(tied_entries(6)), title).texts]
+    axis = axis_of(draw_entries(tied_entries(6)), title)
+    names = [text.get_text() for text in axis.texts]
     assert [names[0], names[1], names[6], names[7]] == block
 
 
@@ -56,27 +58,55 @@ X, Y = GLYPH.T
 def test_fig_2_names_each_basis_below_what_it_does(
     title: str, image: tuple[np.ndarray, np.ndarray], kept: int
 ) -> None:
-    axis = axis_of(draw_function_space(function_space()), title)
+    axis = axis_of(draw_function_space(), title)
     _, drawn = axis.patches
     assert drawn.get_xy()[:-1] == pytest.approx(np.stack(image, axis=1))
     assert axis.get_xlabel() == f"CRoPE keeps {kept} %"
 
 
-def test_fig_3_shows_weights_below_their_models_names_and_frames_the_targets() -> None:
-    """Of the 6 pointers among EXAMPLE's tokens."""
-    of_model = {"xpos": 0.2, "rope": 0.3, "crope": 0.4}
-    learned = {model: np.full((12, 12), weight) for model, weight in of_model.items()}
-    by_hand = {"rotary": np.full((12, 12), 0.1)}
-    by_hand["absolute"] = np.zeros((12, 12))
-    shown = {}
-    for axis in draw_attention(by_hand, learned).axes[:6]:
-        shown[axis.get_title("left")] = np.array(axis.images[0].get_array())
-        assert list(axis.lines[0].get_xdata()) == [2, 5, 6, 8, 11, 11]
-    assert shown["ideal"].argmax(axis=1).tolist() == [2, 5, 6, 8, 11, 11]
-    assert shown["rotary, by hand"][0, 0] == 0.1
-    assert shown["XPOS, learned"][0, 0] == 0.2
-    assert shown["RoPE, learned"][0, 0] == 0.3
-    assert shown["CRoPE, learned"][0, 0] == 0.4
+@pytest.fixture(scope="module")
+def attention() -> dict[str, Axes]:
+    """Panels of Fig. 3 by title; each has one weight everywhere."""
+    constant = np.ones((12, 12))
+    figure = draw_attention(
+        {"rotary": 0.1 * constant, "absolute": 0.0 * constant},
+        {"xpos": 0.2 * constant, "rope": 0.3 * constant, "crope": 0.4 * constant},
+    )
+    return {axis.get_title("left"): axis for axis in figure.axes[:6]}
+
+
+@pytest.mark.parametrize(
+    ("title", "weight"),
+    [
+        ("rotary, by hand", 0.1),
+        ("absolute, by hand", 0.0),
+        ("XPOS, learned", 0.2),
+        ("RoPE, learned", 0.3),
+        ("CRoPE, learned", 0.4),
+    ],
+)
+def test_fig_3_shows_weights_below_their_models_names(
+    title: str, weight: float, attention: dict[str, Axes]
+) -> None:
+    shown = np.array(attention[title].images[0].get_array())
+    assert shown.shape == (6, 12)  # of the 6 pointers of EXAMPLE
+    assert (shown == weight).all()
+
+
+def test_fig_3_frames_the_targets(attention: dict[str, Axes]) -> None:
+    targets = [2, 5, 6, 8, 11, 11]
+    ideal = np.array(attention["ideal"].images[0].get_array())
+    assert ideal.argmax(axis=1).tolist() == targets
+    for axis in attention.values():
+        assert axis.lines[0].get_xdata().tolist() == targets
+
+
+def test_fig_3_names_tokens(attention: dict[str, Axes]) -> None:
+    """Rows by kind and position; the columns stand below the lower panels."""
+    rows = [tick.get_text() for tick in attention["ideal"].get_yticklabels()]
+    columns = [tick.get_text() for tick in attention["CRoPE, learned"].get_xticklabels()]
+    assert rows[:2] == ["next (1)", "nexnext (3)"]
+    assert columns[:4] == ["word 1", "next", "word 2", "nexnext"]
 
 
 def test_the_decay_figure_names_its_curves() -> None:
@@ -95,7 +125,7 @@ def test_the_decay_figure_names_its_curves() -> None:
     assert line_of(score, "D → ∞") == {0: 1.0, 1: 0.7}
 
 
-# Of the models, at both widths: three seeds whose mean is not their median.
+# Three seeds each, whose mean is not their median.
 ACCURACIES = {
     "rope": (0.1, 0.2, 0.6),
     "crope": (0.2, 0.3, 0.7),
@@ -106,48 +136,48 @@ ACCURACIES = {
 
 
 @pytest.fixture(scope="module")
-def recall_figure() -> Figure:
+def recall() -> Axes:
+    """Of 4 and 32 pairs, at head widths 14 and 16."""
     rows = []
     for model, accuracies in ACCURACIES.items():
         for accuracy in accuracies:
-            rows += [(model, 14, accuracy), (model, 16, accuracy)]
-    runs = pd.DataFrame(rows, columns=["model", "width", "accuracy_32"])
-    few = pd.DataFrame({model: [5.0, 6.0, 10.0] for model in ACCURACIES})
-    many = pd.DataFrame({model: [7.0, 8.0, np.inf] for model in ACCURACIES})
-    many["rope"] = [0.0, 9.0, 9.5]
-    return draw_recall(runs, {4: few, 32: many}, level=0.9)
+            rows.append((model, 14, 0.0, accuracy))
+            rows.append((model, 16, 0.0, 1.0))
+    columns = ["model", "width", "accuracy_4", "accuracy_32"]
+    runs = pd.DataFrame(rows, columns=columns)
+    return axis_of(draw_recall(runs, Plan(pairs=(4, 32))), "accuracy at 32 pairs")
 
 
-def test_recall_shows_mean_accuracies_at_the_most_pairs(recall_figure: Figure) -> None:
-    left = axis_of(recall_figure, "accuracy at 32 pairs")
-    assert line_of(left, "RoPE") == pytest.approx({14: 0.3, 16: 0.3})
-    assert line_of(left, "CRoPE")[14] == pytest.approx(0.4)
-    assert line_of(left, "conjugate Q")[14] == pytest.approx(0.5)
-    assert line_of(left, "halved")[14] == 0
-    assert line_of(left, "low rank")[14] == pytest.approx(0.6)
+@pytest.mark.parametrize(
+    ("label", "mean", "look"),
+    [
+        ("RoPE", 0.3, "rope"),
+        ("CRoPE", 0.4, "crope"),
+        ("conjugate Q", 0.5, "relative_bias"),
+        ("halved", 0.0, "nope"),
+        ("low rank", 0.6, "alibi"),
+    ],
+)
+def test_recall_shows_mean_accuracies_at_the_most_pairs(
+    label: str, mean: float, look: str, recall: Axes
+) -> None:
+    assert line_of(recall, label) == pytest.approx({14: mean, 16: 1.0})
+    (line,) = [line for line in recall.lines if line.get_label() == label]
+    assert line.get_color() == COLOURS[look]
 
 
-def test_recall_shows_median_widths_inside_the_grid(recall_figure: Figure) -> None:
-    right = axis_of(recall_figure, "head width for 90 %")
-    lines = [dict(zip(*line.get_data(), strict=True)) for line in right.lines]
-    assert lines[0] == {4: 6.0, 32: 9.25}  # RoPE: one seed lies below the grid
-    assert lines[1] == {4: 6.0, 32: 7.5}  # CRoPE: one lies above
+def test_the_band_of_recall_spans_all_seeds(recall: Axes) -> None:
+    corners = recall.collections[0].get_paths()[0].vertices
+    at_14 = corners[corners[:, 0] == 14, 1]
+    assert at_14.min() == 0.1
+    assert at_14.max() == 0.6
 
 
-def test_one_legend_serves_both_panels(recall_figure: Figure) -> None:
-    (legend,) = recall_figure.legends
-    colours = [line.get_color() for line in legend.get_lines()]
-    assert [text.get_text() for text in legend.get_texts()][:2] == ["RoPE", "CRoPE"]
-    assert colours[:2] == [COLOURS["rope"], COLOURS["crope"]]
-    assert len(colours) == 5
+def test_the_dashed_line_of_recall_is_the_level_of_its_plan(recall: Axes) -> None:
+    assert recall.lines[-1].get_ydata() == [0.9, 0.9]
 
 
-def test_crope_does_not_hide_rope(recall_figure: Figure) -> None:
-    rope, crope = axis_of(recall_figure, "accuracy at 32 pairs").lines[:2]
+def test_crope_does_not_hide_rope(recall: Axes) -> None:
+    rope, crope = recall.lines[:2]
     assert rope.get_linewidth() > 2 * crope.get_linewidth()
     assert crope.is_dashed()
-
-
-def test_labels_of_ticks_do_not_touch(recall_figure: Figure) -> None:
-    left = axis_of(recall_figure, "accuracy at 32 pairs")
-    assert [tick.get_text() for tick in left.get_xticklabels()] == ["14"]

@@ -3,6 +3,8 @@ unsolved one.
 """
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from crope.seeding import stream
 from crope.theory import pointer_task
 from crope.theory.constructions import set_map
 from crope.theory.pointer_task import (
+    EXAMPLE,
     PointerModel,
     Task,
     evaluate_pointers,
@@ -144,14 +147,59 @@ def test_the_rate_decays_every_tenth_of_a_run() -> None:
     assert rates[:6] == pytest.approx([1e-3, 1e-3, 5e-4, 5e-4, 2.5e-4, 2.5e-4], rel=1e-3)
 
 
-def test_each_length_is_evaluated_at_that_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = PointerModel("xpos", SMALL, seed=0)
-    monkeypatch.setattr(pointer_task, "train_pointers", lambda *_, **__: (model, 0.5))
-    monkeypatch.setattr(
-        pointer_task,
-        "evaluate_pointers",
-        lambda _, tokens_BT: {"accuracy": tokens_BT.shape[1], "weight": tokens_BT.shape[0]},
-    )
-    by_length = pointer_results(SMALL, seeds=1)["runs"][0]["by_length"]
+def test_training_has_the_tasks_steps_and_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    def note(model: nn.Module, batch_loss: object, **settings: float) -> float:
+        seen.update(settings)
+        return 0.5
+
+    monkeypatch.setattr(pointer_task, "optimise", note)
+    train_pointers("rope", Task(max_steps=7, lr=0.02, lr_gamma=0.3), seed=0)
+    assert seen == {"steps": 7, "lr": 0.02, "lr_gamma": 0.3}
+
+
+def test_all_models_see_the_same_batches_at_equal_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def batches(name: str, seed: int) -> list[list[list[int]]]:
+        seen = []
+
+        def note(model: PointerModel, tokens_BT: torch.Tensor) -> torch.Tensor:
+            seen.append(tokens_BT.tolist())
+            return pointer_loss(model, tokens_BT)
+
+        monkeypatch.setattr(pointer_task, "pointer_loss", note)
+        train_pointers(name, replace(SMALL, max_steps=2), seed=seed)
+        return seen
+
+    first, second = batches("rope", seed=3)
+    assert first != second
+    assert batches("crope", seed=3) == [first, second]
+    assert first not in batches("rope", seed=4)
+
+
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Results of models as they are before training; accuracy and weight are the tokens' shape."""
+
+    def train(name: str, task: Task, *, seed: int) -> tuple[PointerModel, float]:
+        return PointerModel(name, task, seed=seed), 0.5
+
+    def evaluate(model: PointerModel, tokens_BT: torch.Tensor) -> dict[str, float]:
+        sequences, length = tokens_BT.shape
+        return {"accuracy": length, "weight": sequences}
+
+    monkeypatch.setattr(pointer_task, "train_pointers", train)
+    monkeypatch.setattr(pointer_task, "evaluate_pointers", evaluate)
+    return pointer_results(SMALL, seeds=2)
+
+
+def test_each_length_is_evaluated_at_that_length(untrained: dict[str, Any]) -> None:
+    by_length = untrained["runs"][0]["by_length"]
     assert by_length["12"] == {"accuracy": 12, "weight": 4}
     assert by_length["24"] == {"accuracy": 24, "weight": 4}
+
+
+@pytest.mark.parametrize("name", ["xpos", "rope", "crope"])
+def test_the_attention_shown_is_that_of_seed_0(name: str, untrained: dict[str, Any]) -> None:
+    weights_BTT = PointerModel(name, SMALL, seed=0).weights(torch.tensor([EXAMPLE]))
+    assert untrained["attention"][name] == weights_BTT[0].tolist()

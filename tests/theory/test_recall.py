@@ -38,7 +38,6 @@ SMALL = Plan(
     widths=(4, 8),
     seeds=(1,),
 )
-COLUMNS = ["model", "width", "seed", "loss_nats", "settings", "accuracy_2", "accuracy_6"]
 
 
 def sample(plan: Plan = SMALL, sequences: int = 50) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,17 +146,55 @@ def test_training_learns() -> None:
     assert train_recall("crope", plan, width=16, seed=1)["accuracy_2"] > 0.9
 
 
-def test_numbers_of_pairs_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five steps of training, then held-out sequences of each number."""
-    seen, real = [], recall.sample_recall
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The sequences that train_recall asks for, in order."""
+    seen: list[torch.Tensor] = []
+    real = recall.sample_recall
 
-    def note(plan: Plan, *, pairs: int, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
-        seen.append(pairs)
-        return real(plan, pairs=pairs, **options)
+    def note(*args: object, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens_BT, answers_BP = real(*args, **options)
+        seen.append(tokens_BT)
+        return tokens_BT, answers_BP
 
     monkeypatch.setattr(recall, "sample_recall", note)
+    return seen
+
+
+def test_numbers_of_pairs_take_turns(sampled: list[torch.Tensor]) -> None:
+    """Five steps of training on 4 sequences, then 8 held-out ones of each number of pairs."""
     train_recall("rope", replace(SMALL, max_steps=5), width=4, seed=1)
-    assert seen == [2, 6, 2, 6, 2, 2, 6]
+    pairs = [(len(tokens_BT), tokens_BT.shape[1] // 3) for tokens_BT in sampled]
+    assert pairs == [(4, 2), (4, 6), (4, 2), (4, 6), (4, 2), (8, 2), (8, 6)]
+
+
+def test_models_share_batches_and_all_runs_share_held_out_sequences(
+    sampled: list[torch.Tensor],
+) -> None:
+    """Two steps and two held-out samples a run."""
+    train_recall("rope", SMALL, width=4, seed=1)
+    train_recall("crope", SMALL, width=8, seed=1)
+    train_recall("rope", SMALL, width=4, seed=2)
+    rope, crope, second_seed = sampled[:4], sampled[4:8], sampled[8:]
+    for batch, same, other in zip(rope[:2], crope[:2], second_seed[:2], strict=True):
+        assert torch.equal(batch, same)
+        assert not torch.equal(batch, other)
+    for held_out, same, of_second_seed in zip(rope[2:], crope[2:], second_seed[2:], strict=True):
+        assert torch.equal(held_out, same)
+        assert torch.equal(held_out, of_second_seed)
+
+
+def test_training_has_the_plans_steps_and_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+
+    def note(model: nn.Module, batch_loss: object, **settings: float) -> float:
+        seen.update(settings)
+        return 0.5
+
+    monkeypatch.setattr(recall, "optimise", note)
+    plan = replace(SMALL, max_steps=7, lr=0.02, lr_gamma=0.3)
+    train_recall("rope", plan, width=4, seed=1)
+    assert seen == {"steps": 7, "lr": 0.02, "lr_gamma": 0.3}
 
 
 ALL = [
@@ -181,8 +218,16 @@ class Trained(list):
         if len(self) == self.killed_at:
             raise KeyboardInterrupt
         self.append((model, width, seed))
-        row = {"model": model, "width": width, "seed": seed, "loss_nats": 0.1 + 0.2}
-        return row | {"settings": plan.settings} | dict.fromkeys(plan.accuracies, width / 10)
+        row = {
+            "model": model,
+            "width": width,
+            "seed": seed,
+            "loss_nats": 0.1 + 0.2,  # a number of 17 digits
+            "settings": plan.settings,
+        }
+        for pairs in plan.pairs:
+            row[f"accuracy_{pairs}"] = width / 10
+        return row
 
 
 @pytest.fixture
@@ -193,8 +238,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
 
 
 def test_a_killed_command_continues_where_it_stopped(trained: Trained, tmp_path: Path) -> None:
-    """Rows stay as they are, to the byte: 0.1 + 0.2 has 17 digits."""
-    trained.killed_at, file = 3, tmp_path / "new" / "recall.csv"
+    """Rows stay as they are, to the byte."""
+    file = tmp_path / "new" / "recall.csv"
+    trained.killed_at = 3
     with pytest.raises(KeyboardInterrupt):
         run_recall(SMALL, file)
     before = file.read_text()
@@ -210,14 +256,15 @@ def test_a_killed_command_continues_where_it_stopped(trained: Trained, tmp_path:
 def test_runs_of_other_settings_are_kept_apart(
     change: dict[str, object], trained: Trained, tmp_path: Path
 ) -> None:
-    file, other = tmp_path / "recall.csv", replace(SMALL, **change)
+    file = tmp_path / "recall.csv"
+    other = replace(SMALL, **change)
     run_recall(SMALL, file)
     run_recall(other, file)
     assert trained == ALL * 2
     for plan in (SMALL, other):
         runs = read_runs(file, plan)
         assert len(runs) == 8
-        assert runs.notna().all(axis=None)
+        assert runs[f"accuracy_{plan.pairs[1]}"].notna().all()
 
 
 def test_a_real_run_is_stored_and_found_again(tmp_path: Path) -> None:
@@ -233,7 +280,7 @@ def test_a_real_run_is_stored_and_found_again(tmp_path: Path) -> None:
         ("", "No columns"),
         ("model,width,seed\nrope,4,1\n", "settings"),
         ('model,"width', "EOF"),
-        (f"{','.join(COLUMNS)}\nrope,4,1,zero,{SMALL.settings},1,1\n", "zero"),
+        ("model,width,seed,loss_nats,settings\nrope,four,1,0.1,1e234567\n", "four"),
     ],
 )
 def test_a_file_that_is_no_table_of_runs_is_named(text: str, word: str, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`make theory` at small settings: its files, equal bytes twice, numbers of tables by hand."""
 
+import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -7,7 +8,10 @@ import matplotlib
 import pandas as pd
 import pytest
 
+from crope.style import render
 from crope.theory import report as theory
+from crope.theory.complex_maps import tied_entries
+from crope.theory.figures import draw_entries, draw_function_space
 from crope.theory.pointer_task import Task
 from crope.theory.recall import Plan
 from tests.conftest import contents
@@ -90,6 +94,17 @@ def test_theory_md_shows_every_figure_and_states_its_numbers(folder: Path) -> No
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert not list(root.iter("{http://purl.org/dc/elements/1.1/}date"))
     assert "0.974 of the peak at distance 1" in text
+    assert "| XPOS (n = 2) | accuracy |" in text
+
+
+def test_pictures_and_data_stand_under_their_names(folder: Path) -> None:
+    """RoFormer's Fig. 2 has width 128 and 256 distances."""
+    own = folder / "own"
+    assert (own / "fig1.svg").read_bytes() == render(draw_entries(tied_entries(6)))
+    assert (own / "fig2.svg").read_bytes() == render(draw_function_space())
+    decay = json.loads((own / "decay.json").read_text())
+    assert decay["width"] == 128
+    assert len(decay["distance"]) == 256
 
 
 def test_the_table_of_the_pointer_task_has_means_and_ranges() -> None:
@@ -126,9 +141,8 @@ def test_the_section_states_medians_ranges_and_bounds(row: str, tmp_path: Path) 
 def test_published_runs_get_a_section_beside_them_and_stand_in_for_own_ones(folder: Path) -> None:
     """They are not copied: they would pass for own runs at the next command."""
     published = contents(folder / "published")
-    assert set(published) == {"fig1.png", "recall.csv", "recall.md", "recall.png"}
+    assert set(published) == {"recall.csv", "recall.md", "recall.svg"}
     assert ROPE in published["recall.md"].decode()
-    assert "(recall.png)" in published["recall.md"].decode()
     assert ROPE in (folder / "own" / "theory.md").read_text(encoding="utf-8")
     assert not (folder / "own" / "recall.csv").exists()
 
