@@ -4,55 +4,61 @@ import ast
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 from crope.config import ROOT
 
 BASE = {"config", "paper", "seeding", "errors", "files", "style"}
 ALLOWED = {
+    **dict.fromkeys(BASE, BASE),  # each is a module
     "model": BASE,
     "data": BASE,
     "train": BASE | {"model", "data"},
     "runs": BASE | {"model", "data", "train"},
-    "report": BASE | {"data", "model", "runs"},
+    "report": BASE | {"model", "data", "runs"},
     "interop": BASE | {"model", "data", "train", "runs"},
-    "theory": BASE | {"model", "runs"},
+    "theory": BASE | {"model"},
 }
+
+
+def name_of(path: Path) -> str:
+    relative = path.relative_to(ROOT).with_suffix("")
+    return ".".join(relative.parts)
+
+
+MODULES = {name_of(path): path for path in (ROOT / "crope").rglob("*.py")}
 
 
 def imported(path: Path) -> set[str]:
     """Names of the crope modules that a file imports, also within functions."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("crope"):
-            for alias in node.names:
-                module = f"{node.module}.{alias.name}"
-                names.add(module if is_module(module) else node.module)
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names if alias.name.startswith("crope")}
-    return names
+            names.update(alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                names.add(submodule if submodule in MODULES else str(node.module))
+    return {name for name in names if name.startswith("crope.")}
 
 
-def is_module(name: str) -> bool:
-    return ROOT.joinpath(*name.split(".")).with_suffix(".py").exists()
+GRAPH = {name: imported(path) for name, path in MODULES.items()}
 
 
-def graph() -> dict[str, set[str]]:
-    modules = {}
-    for path in (ROOT / "crope").rglob("*.py"):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        modules[name] = imported(path) - {"crope"}
-    return modules
+def part(module: str) -> str:
+    """The package, or a module beside the packages."""
+    return module.split(".")[1]
 
 
-def test_packages_import_those_to_their_left_alone() -> None:
-    wrong = []
-    for module, others in graph().items():
-        package = module.split(".")[1] if "." in module else ""
-        for other in others:
-            target = other.split(".")[1]
-            if package in ALLOWED and target != package and target not in ALLOWED[package]:
-                wrong.append(f"{module} -> {other}")
-    assert wrong == []
+@pytest.mark.parametrize("package", ALLOWED)
+def test_packages_import_those_to_their_left_alone(package: str) -> None:
+    found = set()
+    for module, others in GRAPH.items():
+        if part(module) == package:
+            found.update(part(other) for other in others)
+    assert found <= ALLOWED[package] | {package}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    assert len(list(TopologicalSorter(graph()).static_order())) > 60  # raises CycleError
+    order = list(TopologicalSorter(GRAPH).static_order())  # raises CycleError
+    assert len(order) > 40

@@ -37,16 +37,24 @@ EXAMPLE = (2, 0, 3, 1, 4, 0, 1, 5, 6, 1, 0, 7)  # the sequence of Fig. 3
 
 
 @dataclass(frozen=True)
-class Task:
+class Training:
+    """AdamW and StepLR of a task: `lr` times `lr_gamma` after every tenth of the run, which are the
+    proportions of Sec. 5.3.
+    """
+
+    batch_size: int = 32
+    max_steps: int = 1500
+    lr: float = 3e-3
+    lr_gamma: float = 0.8
+
+
+@dataclass(frozen=True)
+class Task(Training):
     """All settings that a result depends on; the same for all models."""
 
     width: int = 64
     words: int = 32
     seq_len: int = 32
-    batch_size: int = 32
-    max_steps: int = 1500
-    lr: float = 3e-3
-    lr_gamma: float = 0.8  # StepLR, decays every tenth of the run: the proportions of Sec. 5.3
     lengths: tuple[int, ...] = (32, 64, 128, 256)
     sequences: int = 64  # evaluated at each length
 
@@ -133,29 +141,29 @@ def evaluate_pointers(model: PointerModel, tokens_BT: torch.Tensor) -> dict[str,
 
 
 def optimise(
-    model: nn.Module,
-    batch_loss: Callable[[int], torch.Tensor],
-    *,
-    steps: int,
-    lr: float,
-    lr_gamma: float,
+    model: nn.Module, batch_loss: Callable[[int], torch.Tensor], training: Training
 ) -> float:
-    """Trains `model` on the loss of each step's batch; returns the mean loss over the last 50 steps.
-
-    AdamW; the rate decays by `lr_gamma` every tenth of the run.
-    """
+    """Trains `model` on the loss of each step's batch; returns the mean loss over the last 50 steps."""
     optimizer = AdamW(
-        model.parameters(), lr=lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, fused=True
+        model.parameters(),
+        lr=training.lr,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0.01,
+        fused=True,
     )
-    scheduler = StepLR(optimizer, step_size=max(1, steps // 10), gamma=lr_gamma)
+    # At least 1, for the few steps of a trial.
+    tenth = max(1, training.max_steps // 10)
+    scheduler = StepLR(optimizer, step_size=tenth, gamma=training.lr_gamma)
     losses = []
-    for step in range(steps):
+    for step in range(training.max_steps):
         loss = batch_loss(step)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         scheduler.step()
         losses.append(loss.item())
+    # One batch alone is noisy.
     last = losses[-50:]
     return sum(last) / len(last)
 
@@ -171,18 +179,20 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def train_pointers(name: str, task: Task, *, seed: int) -> tuple[PointerModel, float]:
-    """The trained model and its mean loss over the last 50 steps.
+def training_batch(task: Task, *, seed: int, step: int) -> torch.Tensor:
+    """tokens_BT, the same for all models."""
+    shape = (task.batch_size, task.seq_len)
+    return sample_tokens(task, shape, stream(seed, "pointer/train", step))
 
-    All models see the same batches at the same seed.
-    """
+
+def train_pointers(name: str, task: Task, *, seed: int) -> tuple[PointerModel, float]:
+    """The trained model and its mean loss over the last 50 steps."""
     model = PointerModel(name, task, seed=seed)
 
     def batch_loss(step: int) -> torch.Tensor:
-        shape = (task.batch_size, task.seq_len)
-        return pointer_loss(model, sample_tokens(task, shape, stream(seed, "pointer/train", step)))
+        return pointer_loss(model, training_batch(task, seed=seed, step=step))
 
-    loss = optimise(model, batch_loss, steps=task.max_steps, lr=task.lr, lr_gamma=task.lr_gamma)
+    loss = optimise(model, batch_loss, task)
     return model, loss
 
 

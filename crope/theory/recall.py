@@ -40,7 +40,7 @@ from crope.files import json_sha256, write_text
 from crope.model.gpt import GPT
 from crope.model.positions import RotaryEmbedding
 from crope.seeding import stream
-from crope.theory.pointer_task import one_thread, optimise
+from crope.theory.pointer_task import Training, one_thread, optimise
 
 PROJECTIONS = {"rope": "real", "crope": "complex", "conjugate": "conjugate", "lowrank": "lowrank"}
 LABELS = {  # in the order of tables and pictures
@@ -55,7 +55,7 @@ COLUMNS = {"model": str, "width": int, "seed": int, "loss_nats": float, "setting
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Training):
     """All settings of the experiment, fixed before its first run and the same for all models.
 
     Judged by `threshold` at the most pairs: its median over seeds with the lowest and the highest
@@ -73,16 +73,13 @@ class Plan:
       at width 8. So the prediction had not met the task below, but the objection had some support.
     """
 
-    # What a run depends on.
+    # What a run depends on, with the settings of training.
+    max_steps: int = 3000
     keys: int = 256
     values: int = 256
     pairs: tuple[int, ...] = (4, 8, 16, 32)  # stored in a sequence, in turn from step to step
     d_model: int = 128
     ffn_ratio: float = 1 / 16  # 8 hidden units: attention has to do the work
-    batch_size: int = 32
-    max_steps: int = 3000
-    lr: float = 3e-3
-    lr_gamma: float = 0.8  # StepLR, decays every tenth of the run: the proportions of Sec. 5.3
     sequences: int = 256  # held out for each number of pairs, the same for all runs
     # Which runs there are, and how they are judged.
     widths: tuple[int, ...] = (4, 6, 8, 10, 12, 14, 16, 20, 24)
@@ -168,29 +165,32 @@ def recall_accuracy(logits_BPV: torch.Tensor, answers_BP: torch.Tensor) -> float
     return (logits_BPV.argmax(-1) == answers_BP).double().mean().item()
 
 
-def train_recall(model: str, plan: Plan, *, width: int, seed: int) -> dict[str, Any]:
-    """One run, as a row of the table: `loss_nats` is the mean of the last 50 steps.
+def training_batch(plan: Plan, *, seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and answers, the same for all models."""
+    # In turn: with the most pairs alone, some widths never leave the initial plateau.
+    pairs = plan.pairs[step % len(plan.pairs)]
+    generator = stream(seed, f"recall/train/{pairs}", step)
+    return sample_recall(plan, pairs=pairs, sequences=plan.batch_size, generator=generator)
 
-    All models see the same batches at the same seed, and all runs the same held-out sequences.
-    """
+
+def held_out(plan: Plan, *, pairs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and answers, the same for all runs."""
+    generator = stream(0, f"recall/test/{pairs}")
+    return sample_recall(plan, pairs=pairs, sequences=plan.sequences, generator=generator)
+
+
+def train_recall(model: str, plan: Plan, *, width: int, seed: int) -> dict[str, Any]:
+    """One run, as a row of the table: `loss_nats` is the mean of the last 50 steps."""
     gpt = recall_model(PROJECTIONS[model], plan, width=width, seed=seed)
 
     def batch_loss(step: int) -> torch.Tensor:
-        # In turn: with the most pairs alone, some widths never leave the initial plateau.
-        pairs = plan.pairs[step % len(plan.pairs)]
-        generator = stream(seed, f"recall/train/{pairs}", step)
-        tokens_BT, answers_BP = sample_recall(
-            plan, pairs=pairs, sequences=plan.batch_size, generator=generator
-        )
+        tokens_BT, answers_BP = training_batch(plan, seed=seed, step=step)
         return F.cross_entropy(query_logits(gpt, tokens_BT).mT, answers_BP)
 
-    loss = optimise(gpt, batch_loss, steps=plan.max_steps, lr=plan.lr, lr_gamma=plan.lr_gamma)
+    loss = optimise(gpt, batch_loss, plan)
     row = dict(zip(COLUMNS, (model, width, seed, loss, plan.settings), strict=True))
     for pairs in plan.pairs:
-        generator = stream(0, f"recall/test/{pairs}")
-        tokens_BT, answers_BP = sample_recall(
-            plan, pairs=pairs, sequences=plan.sequences, generator=generator
-        )
+        tokens_BT, answers_BP = held_out(plan, pairs=pairs)
         with torch.no_grad():
             row[f"accuracy_{pairs}"] = recall_accuracy(query_logits(gpt, tokens_BT), answers_BP)
     return row

@@ -3,7 +3,6 @@ unsolved one.
 """
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from crope.theory.pointer_task import (
     EXAMPLE,
     PointerModel,
     Task,
+    Training,
     evaluate_pointers,
     optimise,
     pointer_loss,
@@ -27,6 +27,7 @@ from crope.theory.pointer_task import (
     sample_tokens,
     targets,
     train_pointers,
+    training_batch,
 )
 from crope.theory.rotary import frequencies
 
@@ -142,39 +143,18 @@ def test_the_rate_decays_every_tenth_of_a_run() -> None:
         weights.append(model.weight.item())
         return model.weight.sum()
 
-    optimise(model, batch_loss, steps=20, lr=1e-3, lr_gamma=0.5)
+    training = Training(max_steps=20, lr=1e-3, lr_gamma=0.5)
+    optimise(model, batch_loss, training)
     rates = -np.diff(weights)
     assert rates[:6] == pytest.approx([1e-3, 1e-3, 5e-4, 5e-4, 2.5e-4, 2.5e-4], rel=1e-3)
 
 
-def test_training_has_the_tasks_steps_and_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {}
-
-    def note(model: nn.Module, batch_loss: object, **settings: float) -> float:
-        seen.update(settings)
-        return 0.5
-
-    monkeypatch.setattr(pointer_task, "optimise", note)
-    train_pointers("rope", Task(max_steps=7, lr=0.02, lr_gamma=0.3), seed=0)
-    assert seen == {"steps": 7, "lr": 0.02, "lr_gamma": 0.3}
-
-
-def test_all_models_see_the_same_batches_at_equal_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def batches(name: str, seed: int) -> list[list[list[int]]]:
-        seen = []
-
-        def note(model: PointerModel, tokens_BT: torch.Tensor) -> torch.Tensor:
-            seen.append(tokens_BT.tolist())
-            return pointer_loss(model, tokens_BT)
-
-        monkeypatch.setattr(pointer_task, "pointer_loss", note)
-        train_pointers(name, replace(SMALL, max_steps=2), seed=seed)
-        return seen
-
-    first, second = batches("rope", seed=3)
-    assert first != second
-    assert batches("crope", seed=3) == [first, second]
-    assert first not in batches("rope", seed=4)
+def test_each_step_and_seed_has_a_batch_of_its_own() -> None:
+    first_BT = training_batch(SMALL, seed=3, step=0)
+    assert first_BT.shape == (32, 12)
+    assert torch.equal(first_BT, training_batch(SMALL, seed=3, step=0))
+    assert not torch.equal(first_BT, training_batch(SMALL, seed=3, step=1))
+    assert not torch.equal(first_BT, training_batch(SMALL, seed=4, step=0))
 
 
 @pytest.fixture

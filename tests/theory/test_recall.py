@@ -25,6 +25,7 @@ from crope.theory.recall import (
     sample_recall,
     threshold,
     train_recall,
+    training_batch,
 )
 
 SMALL = Plan(
@@ -146,55 +147,22 @@ def test_training_learns() -> None:
     assert train_recall("crope", plan, width=16, seed=1)["accuracy_2"] > 0.9
 
 
-@pytest.fixture
-def sampled(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """The sequences that train_recall asks for, in order."""
-    seen: list[torch.Tensor] = []
-    real = recall.sample_recall
-
-    def note(*args: object, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens_BT, answers_BP = real(*args, **options)
-        seen.append(tokens_BT)
-        return tokens_BT, answers_BP
-
-    monkeypatch.setattr(recall, "sample_recall", note)
-    return seen
+def test_numbers_of_pairs_take_turns() -> None:
+    """2, 6, 2 pairs: 6, 18, 6 tokens."""
+    lengths = []
+    for step in range(3):
+        tokens_BT, answers_BP = training_batch(SMALL, seed=1, step=step)
+        assert tokens_BT.shape == (4, 3 * answers_BP.shape[1])
+        lengths.append(tokens_BT.shape[1])
+    assert lengths == [6, 18, 6]
 
 
-def test_numbers_of_pairs_take_turns(sampled: list[torch.Tensor]) -> None:
-    """Five steps of training on 4 sequences, then 8 held-out ones of each number of pairs."""
-    train_recall("rope", replace(SMALL, max_steps=5), width=4, seed=1)
-    pairs = [(len(tokens_BT), tokens_BT.shape[1] // 3) for tokens_BT in sampled]
-    assert pairs == [(4, 2), (4, 6), (4, 2), (4, 6), (4, 2), (8, 2), (8, 6)]
-
-
-def test_models_share_batches_and_all_runs_share_held_out_sequences(
-    sampled: list[torch.Tensor],
-) -> None:
-    """Two steps and two held-out samples a run."""
-    train_recall("rope", SMALL, width=4, seed=1)
-    train_recall("crope", SMALL, width=8, seed=1)
-    train_recall("rope", SMALL, width=4, seed=2)
-    rope, crope, second_seed = sampled[:4], sampled[4:8], sampled[8:]
-    for batch, same, other in zip(rope[:2], crope[:2], second_seed[:2], strict=True):
-        assert torch.equal(batch, same)
-        assert not torch.equal(batch, other)
-    for held_out, same, of_second_seed in zip(rope[2:], crope[2:], second_seed[2:], strict=True):
-        assert torch.equal(held_out, same)
-        assert torch.equal(held_out, of_second_seed)
-
-
-def test_training_has_the_plans_steps_and_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {}
-
-    def note(model: nn.Module, batch_loss: object, **settings: float) -> float:
-        seen.update(settings)
-        return 0.5
-
-    monkeypatch.setattr(recall, "optimise", note)
-    plan = replace(SMALL, max_steps=7, lr=0.02, lr_gamma=0.3)
-    train_recall("rope", plan, width=4, seed=1)
-    assert seen == {"steps": 7, "lr": 0.02, "lr_gamma": 0.3}
+def test_each_step_and_seed_has_a_batch_of_its_own() -> None:
+    first_BT, _ = training_batch(SMALL, seed=1, step=1)
+    later_BT, _ = training_batch(SMALL, seed=1, step=3)
+    other_BT, _ = training_batch(SMALL, seed=2, step=1)
+    assert not torch.equal(first_BT, later_BT)
+    assert not torch.equal(first_BT, other_BT)
 
 
 ALL = [
