@@ -159,6 +159,13 @@ def test_each_step_and_seed_has_a_batch_of_its_own() -> None:
     assert not torch.equal(first_BT, other_BT)
 
 
+def test_one_step_reports_the_loss_of_the_seeds_model_and_batch() -> None:
+    _, loss = train_pointers("rope", ONE_STEP, seed=2)
+    model = PointerModel("rope", ONE_STEP, seed=2)
+    expected = pointer_loss(model, training_batch(ONE_STEP, seed=2, step=0))
+    assert loss == expected.item()
+
+
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
     """Two seeds of each model after one step."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from crope.errors import UserError
@@ -171,6 +172,15 @@ def test_each_step_and_seed_has_a_batch_of_its_own() -> None:
     other_BT, _ = training_batch(SMALL, seed=2, step=1)
     assert not torch.equal(first_BT, later_BT)
     assert not torch.equal(first_BT, other_BT)
+
+
+def test_one_step_reports_the_loss_of_the_seeds_model_and_batch() -> None:
+    plan = replace(SMALL, max_steps=1)
+    row = train_recall("rope", plan, width=4, seed=2)
+    model = recall_model("real", plan, width=4, seed=2)
+    tokens_BT, answers_BP = training_batch(plan, seed=2, step=0)
+    expected = F.cross_entropy(query_logits(model, tokens_BT).mT, answers_BP)
+    assert row["loss_nats"] == expected.item()
 
 
 def test_a_killed_command_continues_where_it_stopped(
