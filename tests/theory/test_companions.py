@@ -26,7 +26,8 @@ def test_the_articles_own_numbers_come_from_base_100() -> None:
 
 def test_the_model_does_not_rotate_as_the_article_prints() -> None:
     x_BHTK = torch.from_numpy(X).expand(1, 1, 4, 4)
-    rotated = RotaryEmbedding(4, max_len=4).rotate(x_BHTK)[0, 0, 3].numpy()
+    rotary = RotaryEmbedding(4, max_len=4)
+    rotated = rotary.rotate(x_BHTK)[0, 0, 3].numpy()
     assert rotated[:2] == pytest.approx(PRINTED[:2], abs=0.02)  # theta_0 is 1 in both
     assert abs(rotated[2] - PRINTED[2]) > 0.3
 
@@ -35,6 +36,7 @@ def test_the_slides_sinusoids_lack_the_exponent() -> None:
     """At d = 8, position 3 and channel 2 (t = 1) sin(k / 10000^(2t/d)) is sin(0.3); printed is
     sin(k / 10000 * 2t / d), nearly 0.
     """
-    table_TD = SinusoidalPositions(8, max_len=4).embed(torch.zeros(1, 4, 8))[0]
+    positions = SinusoidalPositions(8, max_len=4)
+    table_TD = positions.embed(torch.zeros(1, 4, 8))[0]
     assert table_TD[3, 2].item() == pytest.approx(math.sin(0.3), abs=1e-6)
     assert math.sin(3 / 10000 * 2 / 8) < 0.001

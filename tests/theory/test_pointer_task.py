@@ -3,6 +3,7 @@ unsolved one.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from torch import nn
 from crope.model.complex_linear import ComplexLinear
 from crope.model.positions import RotaryEmbedding, SinusoidalPositions
 from crope.seeding import stream
-from crope.theory import pointer_task
 from crope.theory.constructions import set_map
 from crope.theory.pointer_task import (
     EXAMPLE,
@@ -38,6 +38,7 @@ SMALL = Task(
     lengths=(12, 24),
     sequences=4,
 )
+ONE_STEP = replace(SMALL, max_steps=1)
 
 
 def sample(length: int, sequences: int = 400) -> torch.Tensor:
@@ -151,35 +152,36 @@ def test_the_rate_decays_every_tenth_of_a_run() -> None:
 
 def test_each_step_and_seed_has_a_batch_of_its_own() -> None:
     first_BT = training_batch(SMALL, seed=3, step=0)
+    later_BT = training_batch(SMALL, seed=3, step=1)
+    other_BT = training_batch(SMALL, seed=4, step=0)
     assert first_BT.shape == (32, 12)
-    assert torch.equal(first_BT, training_batch(SMALL, seed=3, step=0))
-    assert not torch.equal(first_BT, training_batch(SMALL, seed=3, step=1))
-    assert not torch.equal(first_BT, training_batch(SMALL, seed=4, step=0))
+    assert not torch.equal(first_BT, later_BT)
+    assert not torch.equal(first_BT, other_BT)
 
 
-@pytest.fixture
-def untrained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Results of models as they are before training; accuracy and weight are the tokens' shape."""
-
-    def train(name: str, task: Task, *, seed: int) -> tuple[PointerModel, float]:
-        return PointerModel(name, task, seed=seed), 0.5
-
-    def evaluate(model: PointerModel, tokens_BT: torch.Tensor) -> dict[str, float]:
-        sequences, length = tokens_BT.shape
-        return {"accuracy": length, "weight": sequences}
-
-    monkeypatch.setattr(pointer_task, "train_pointers", train)
-    monkeypatch.setattr(pointer_task, "evaluate_pointers", evaluate)
-    return pointer_results(SMALL, seeds=2)
+def test_one_step_reports_the_loss_of_the_seeds_model_and_batch() -> None:
+    _, loss = train_pointers("rope", ONE_STEP, seed=2)
+    model = PointerModel("rope", ONE_STEP, seed=2)
+    expected = pointer_loss(model, training_batch(ONE_STEP, seed=2, step=0))
+    assert loss == expected.item()
 
 
-def test_each_length_is_evaluated_at_that_length(untrained: dict[str, Any]) -> None:
-    by_length = untrained["runs"][0]["by_length"]
-    assert by_length["12"] == {"accuracy": 12, "weight": 4}
-    assert by_length["24"] == {"accuracy": 24, "weight": 4}
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    """Two seeds of each model after one step."""
+    return pointer_results(ONE_STEP, seeds=2)
 
 
-@pytest.mark.parametrize("name", ["xpos", "rope", "crope"])
-def test_the_attention_shown_is_that_of_seed_0(name: str, untrained: dict[str, Any]) -> None:
-    weights_BTT = PointerModel(name, SMALL, seed=0).weights(torch.tensor([EXAMPLE]))
-    assert untrained["attention"][name] == weights_BTT[0].tolist()
+@pytest.mark.parametrize(("index", "name"), [(0, "xpos"), (1, "rope"), (2, "crope")])
+def test_results_are_those_of_the_models_they_name(
+    index: int, name: str, results: dict[str, Any]
+) -> None:
+    """Of seed 0, the first three runs; 4 held-out sequences of 24 tokens."""
+    model, loss = train_pointers(name, ONE_STEP, seed=0)
+    tokens_BT = sample_tokens(SMALL, (4, 24), stream(0, "pointer/test", 24))
+    example_TT = model.weights(torch.tensor([EXAMPLE]))[0]
+    run = results["runs"][index]
+    assert run["model"] == name
+    assert run["loss_nats"] == loss
+    assert run["by_length"]["24"] == evaluate_pointers(model, tokens_BT)
+    assert results["attention"][name] == example_TT.tolist()
