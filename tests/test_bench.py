@@ -26,7 +26,7 @@ def test_the_plain_baseline_is_gpt_2():
 
 def test_each_implementation_is_timed_in_turn(monkeypatch):
     """In milliseconds of one step, by a clock that `slow` moves by 0.01 s."""
-    calls: list[str] = []
+    calls = []
     monkeypatch.setattr(bench.time, "perf_counter", lambda: 0.01 * calls.count("slow"))
     builds = {
         "slow": lambda: lambda: calls.append("slow"),

@@ -33,7 +33,7 @@ COMMANDS = {
 }
 
 
-def example(start: str) -> str:
+def example(start):
     """The tutorial's code block with this line."""
     return next(block for block in blocks(TUTORIAL) if start in block)
 
@@ -132,7 +132,7 @@ def test_the_library_example_of_the_readme_ends_in_a_loss():
     """An untrained model predicts each of the 256 tokens with nearly equal probability."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     code = text[text.index("    from crope import GPT") :].partition("\n\n`")[0]
-    space: dict = {}
+    space = {}
     exec(textwrap.dedent(code), space)
     assert space["loss"].item() == pytest.approx(math.log(256), abs=0.3)
 

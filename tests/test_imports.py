@@ -2,7 +2,6 @@
 
 import ast
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 from crope.config import ROOT
 
@@ -18,7 +17,7 @@ ALLOWED = {
 }
 
 
-def imported(path: Path) -> set[str]:
+def imported(path):
     """Names of the crope modules that a file imports, also within functions."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -31,11 +30,11 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def is_module(name: str) -> bool:
+def is_module(name):
     return ROOT.joinpath(*name.split(".")).with_suffix(".py").exists()
 
 
-def graph() -> dict[str, set[str]]:
+def graph():
     modules = {}
     for path in (ROOT / "crope").rglob("*.py"):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -43,7 +42,7 @@ def graph() -> dict[str, set[str]]:
     return modules
 
 
-def test_packages_import_those_to_their_left_alone() -> None:
+def test_packages_import_those_to_their_left_alone():
     wrong = []
     for module, others in graph().items():
         package = module.split(".")[1] if "." in module else ""
@@ -54,5 +53,5 @@ def test_packages_import_those_to_their_left_alone() -> None:
     assert wrong == []
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_import_each_other_in_a_circle():
     assert len(list(TopologicalSorter(graph()).static_order())) > 60  # raises CycleError

@@ -3,7 +3,6 @@
 import copy
 import json
 from argparse import Namespace
-from typing import Any
 
 import init_table
 import pytest
@@ -18,7 +17,7 @@ SIZES = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidd
 SIZES |= {"num_attention_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
-def sequences(step: int, count: int = 8) -> torch.Tensor:
+def sequences(step, count=8):
     """Each token is the sum of the two before it, with 16 tokens."""
     rows = [torch.randint(16, (count, 2), generator=torch.Generator().manual_seed(step)).T]
     tokens = [*rows[0]]
@@ -46,7 +45,7 @@ def source():
     return made
 
 
-def converted_loss(source: Source, arm: str) -> float:
+def converted_loss(source, arm):
     model = copy.deepcopy(source.model)
     init_table.convert(model, arm, source)
     return init_table.validation_loss(model, source)
@@ -89,7 +88,7 @@ def test_only_q_k_and_v_are_trained_if_so_asked(source):
 FITTED = "complex-linear | activations"
 
 
-def line(arm: str, trained: str | None, step: int, loss: float) -> dict[str, Any]:
+def line(arm, trained, step, loss):
     steps = 8 if trained else 0
     where = {"arm": arm, "windows": 64, "calibration": 24, "trained": trained}
     return where | {"steps": steps, "step": step, "loss": loss}
@@ -149,7 +148,7 @@ def test_low_rank_is_the_truncated_svd():
     x = torch.randn(40, 8) @ torch.randn(8, 8)
     for batches, inputs in (([], torch.eye(8)), ([x], x)):
         model = nn.ModuleDict({"q_proj": nn.Linear(8, 8, bias=False)})
-        model.forward = lambda x, model=model: model["q_proj"](x)  # type: ignore[misc]
+        model.forward = lambda x, model=model: model["q_proj"](x)
         dense = model["q_proj"].weight.detach().clone()
         make_low_rank(model, batches)
         discarded = torch.linalg.svdvals(inputs @ dense.T)[2:]

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import cli
 import pytest
@@ -17,8 +16,6 @@ from crope.config import ROOT
 from crope.errors import ConfigError, DataUnavailable, StorageError, UserError
 from tests.conftest import TOY_OVERRIDES, printed_by, raises_one_line, run_script
 from tests.toy_runs import toy_corpus, train_toy
-
-Train = Any
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ class Hub(http.server.ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.fault = ""
         self.fault_path = "*"
-        self.requests: list[str] = []
+        self.requests = []
         self.released = threading.Event()
 
     def handle_error(self, *_):

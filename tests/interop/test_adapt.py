@@ -4,7 +4,6 @@ import copy
 import re
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -40,7 +39,7 @@ def test_weight_and_bias_keep_each_its_dtype_and_requires_grad(weight, bias):
     model.k_proj.weight.requires_grad_(weight)
     model.k_proj.bias.requires_grad_(bias)
     complexify(model, pairing="half")
-    layer: Any = model.k_proj
+    layer = model.k_proj
     assert (layer.a.dtype, layer.bias.dtype) == (torch.bfloat16, torch.float32)
     assert (layer.b.requires_grad, layer.bias.requires_grad) == (weight, bias)
     layer.a.requires_grad_(False)  # b is still trained, so the dense weight is
@@ -67,7 +66,7 @@ def test_fresh_values_have_the_deviation_of_the_replaced_weight():
     model = nn.Sequential(nn.Linear(512, 512))
     nn.init.normal_(model[0].weight, std=0.03)
     [replaced] = complexify(model, names=["0"], pairing="half", head_dim=8, init="fresh")
-    layer: Any = model[0]
+    layer = model[0]
     assert layer.a.std().item() == pytest.approx(0.03, rel=0.1)
     assert layer.b.std().item() == pytest.approx(0.03, rel=0.1)
     assert not layer.bias.any()
@@ -100,17 +99,17 @@ def test_what_fails_midway_leaves_the_model_as_it_was():
     assert model.training and not model.q_proj._forward_hooks
 
 
-def put(name: str, layer: Any) -> Any:
+def put(name, layer):
     return lambda model: setattr(model, name, layer)
 
 
-def tie(model: Any) -> None:
+def tie(model):
     model.o_proj.weight = model.q_proj.weight
 
 
 ZERO3 = nn.Linear(8, 4)  # as it leaves a layer
 ZERO3.weight = nn.Parameter(torch.empty(0))
-REFUSED: list[tuple[Any, str]] = [
+REFUSED = [
     (lambda m: m.v_proj.to(torch.float8_e4m3fn), "v_proj is a Linear"),
     (lambda m: nn.utils.parametrizations.weight_norm(m.v_proj), "v_proj is a Parametrized"),
     (lambda m: complexify(m, pairing="half"), "q_proj is a ComplexLinear"),
@@ -133,7 +132,7 @@ def test_layers_that_cannot_be_replaced_are_named(change, word):
     assert list(model.modules()) == before
 
 
-REFUSED_MERGES: list[tuple[Any, str]] = [
+REFUSED_MERGES = [
     (lambda m: setattr(m.k_proj, "forward", print), "k_proj has hooks"),
     (lambda m: setattr(m, "k_proj", Adapted(m.k_proj)), "k_proj.base_layer is wrapped"),
     (lambda m: setattr(m.k_proj, "a", ZERO3.weight), "k_proj: its a is only a part"),
@@ -163,6 +162,6 @@ def test_the_page_runs(capsys):
     code, *_ = blocks((ROOT / "docs" / "own-model.md").read_text(encoding="utf-8"))
     exec(code, {})
     printed = capsys.readouterr().out
-    difference = float(re.search(r"logits differ by (\S+)", printed)[1])  # type: ignore[index]
+    difference = float(re.search(r"logits differ by (\S+)", printed)[1])
     assert difference < 1e-6
     assert "2,048 -> 1,024" in printed

@@ -1,7 +1,5 @@
 """`check` against rotations of known pairs, of families of transformers."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -13,7 +11,7 @@ from tests.interop.toys import GROUPED, IDS, SIZES, build
 GPTJ = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
 GPTJ |= {"n_positions": 64, "bos_token_id": 1, "eos_token_id": 2}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
-FAMILIES: list[tuple[str, str, dict[str, Any]]] = [
+FAMILIES = [
     ("Llama", "half", GROUPED),
     ("Qwen3", "half", GROUPED),  # a norm of each head before the rotation
     ("SmolLM3", "half", GROUPED | {"num_hidden_layers": 4}),  # one layer is not rotated
@@ -25,7 +23,7 @@ FAMILIES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def forget_families(patch: pytest.MonkeyPatch) -> None:
+def forget_families(patch):
     """So that wrong pairs are accepted."""
     patch.setattr(layers, "PAIRINGS", {})
     patch.setattr(layers, "_rotated_share", lambda config: 1.0)
@@ -64,7 +62,7 @@ def test_check_acts_without_dropout_and_leaves_nothing_behind():
     model(IDS[:, :1])  # nor the check, which refuses a single token
 
 
-REFUSED: list[tuple[list[str], int, str]] = [
+REFUSED = [
     ([], 6, "complexify before"),
     (["q_proj"], 6, "both"),
     (["q_proj", "v_proj"], 6, "both"),
@@ -85,12 +83,12 @@ def test_check_refuses_what_it_cannot_compare(names, tokens, word):
 class Product(nn.Module):
     """An attention without softmax, whose output is affine in V as in Q and K."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         for name in ("q_proj", "k_proj", "v_proj"):
             self.add_module(name, nn.Linear(8, 8))
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x):
         scores = self.q_proj(x) @ self.k_proj(x).mT
         return scores @ self.v_proj(x)
 

@@ -1,8 +1,6 @@
 """Checkpoints with dense weights, by the calls that everybody uses."""
 
 import copy
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,10 +10,10 @@ from crope.adapt import complexify, merge
 from tests.interop.toys import GROUPED, Adapted, build, logits
 
 EXPERTS = GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1}
-FAMILIES: list[tuple[str, dict[str, Any]]] = [("Llama", GROUPED), ("Mixtral", EXPERTS)]
+FAMILIES = [("Llama", GROUPED), ("Mixtral", EXPERTS)]
 
 
-def reopened(folder: Path) -> Any:
+def reopened(folder):
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder)
@@ -30,13 +28,13 @@ def test_save_pretrained_writes_the_dense_weights(family, sizes, options, tmp_pa
     assert torch.equal(logits(reopened(tmp_path)), logits(model))
 
 
-def of_a_part() -> Any:
+def of_a_part():
     model = build()
     complexify(model.model)
     return model
 
 
-def copied() -> Any:
+def copied():
     model = build()
     complexify(model)
     return copy.deepcopy(model)
@@ -80,10 +78,10 @@ def test_checkpoints_of_trainer_open_and_resume(tmp_path):
     import transformers
 
     rows = [{"input_ids": ids, "labels": ids} for ids in torch.randint(3, 90, (16, 12))]
-    options: dict[str, Any] = {"max_steps": 4, "save_steps": 2, "use_cpu": True}
+    options = {"max_steps": 4, "save_steps": 2, "use_cpu": True}
     options |= {"report_to": [], "disable_tqdm": True, "per_device_train_batch_size": 4}
 
-    def train(folder: str, checkpoint: Path | None = None) -> Any:
+    def train(folder, checkpoint=None):
         model = copied()
         arguments = transformers.TrainingArguments(output_dir=str(tmp_path / folder), **options)
         trainer = transformers.Trainer(model, arguments, train_dataset=rows)

@@ -1,7 +1,6 @@
 """Q, K and V of fused layers: separated, the logits stay the same to the last bit."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from tests.interop.toys import GROUPED, IDS, SIZES, Adapted, build, logits
 GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
 NEW = {"new_decoder_architecture": True, "num_kv_heads": 2}
 # Family, its sizes, and the outputs of K; heads have 8 channels.
-FAMILIES: list[tuple[str, dict[str, Any], int]] = [
+FAMILIES = [
     ("GPT2LMHeadModel", GPT2, 32),
     ("GPTNeoX", SIZES | {"rotary_pct": 1.0}, 32),
     ("Phi3", GROUPED, 16),
@@ -61,7 +60,7 @@ def test_without_v_a_token_does_not_depend_on_those_before_it(model):
 def test_parts_have_whole_heads_in_order(model):
     """In other rows the rotation would not commute."""
     split_qkv(model)
-    pairing: Any = "half" if model.config.model_type == "gpt2" else None
+    pairing = "half" if model.config.model_type == "gpt2" else None
     complexify(model, pairing=pairing, init="sequential", inputs=torch.randint(3, 90, (8, 24)))
     assert all(attention.commutes for attention in check(model, IDS))
 
@@ -79,7 +78,7 @@ def test_split_and_complexified_models_are_saved_and_loaded(model, tmp_path):
     torch.testing.assert_close(logits(reopened), logits(model))
 
 
-def split(family: str, sizes: dict[str, Any]) -> tuple[Any, str]:
+def split(family, sizes):
     model = build(family, **sizes)
     return model, split_qkv(model)[1]
 

@@ -1,7 +1,6 @@
 """Which layers are chosen, with which pairs and heads, and what is refused."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from torch import nn
@@ -24,7 +23,7 @@ def test_layers_are_chosen_by_the_end_of_their_path_or_a_regular_expression(name
     assert list(layout(model)) == chosen
 
 
-OPTIONS: list[tuple[dict[str, Any], str]] = [
+OPTIONS = [
     ({"names": ["query"]}, "k_proj, o_proj, q_proj, v_proj"),
     ({"names": r"layers.*"}, "no layer is named layers"),
     ({"names": "*.q_proj"}, "regular expression"),
@@ -61,7 +60,7 @@ def test_a_fused_layer_of_another_name_has_more_outputs_than_the_heads():
         complexify(model, names=["mixer"], pairing="half")
 
 
-WIDTHS: list[tuple[dict[str, int], dict[str, int]]] = [
+WIDTHS = [
     ({"qk_head_dim": 4, "head_dim": 2}, {}),
     ({"head_dim": 4}, {"head_dim": 2}),
     ({}, {"head_dim": 4, "hidden_size": 8, "num_attention_heads": 4}),
@@ -91,7 +90,7 @@ def test_a_named_head_width_overrules_one_that_follows_from_other_sizes():
 
 
 PART, WHOLE = {"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 1.0}
-SHARES: list[tuple[dict[str, Any], bool]] = [
+SHARES = [
     ({}, True),
     (PART, False),
     ({"rope_parameters": PART}, False),

@@ -1,10 +1,8 @@
 """Halved weights on disk and layouts: equal outputs or one error."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from torch import nn
 from crope.adapt import complexify, layout, load, merge, restore, save
 from tests.interop.toys import GROUPED, Adapted, Attention, build, logits
 
-FAMILIES: list[tuple[str, dict[str, Any]]] = [
+FAMILIES = [
     ("Llama", GROUPED | {"tie_word_embeddings": True}),
     # The names in its files are not those of its parameters.
     ("Mixtral", GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1}),
@@ -23,7 +21,7 @@ WEIGHTS = "model.complex.safetensors"
 Q = "model.layers.1.self_attn.q_proj"
 
 
-def complexified() -> Any:
+def complexified():
     model = build()
     complexify(model)
     return model
@@ -43,7 +41,7 @@ def test_a_family_is_saved_loaded_and_merged(family, sizes, tmp_path):
     torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-5)
 
 
-SHARDS: dict[str, Any] = {"max_shard_size": "20KB"}
+SHARDS = {"max_shard_size": "20KB"}
 
 
 @pytest.mark.parametrize(("first", "second"), [({}, SHARDS), (SHARDS, {}), (SHARDS, SHARDS)])
@@ -75,7 +73,7 @@ def test_a_save_that_stops_midway_does_not_leave_a_mixture(tmp_path, monkeypatch
     save(model, tmp_path, **SHARDS)
     moved, move = [], Path.replace
 
-    def stop_at_the_third(file: Path, target: Path) -> None:
+    def stop_at_the_third(file, target):
         moved.append(file.name)
         if len(moved) == 3:
             raise OSError
@@ -102,8 +100,8 @@ def test_weights_that_from_pretrained_would_open_are_in_the_way(name, tmp_path):
         save(model, tmp_path)
 
 
-def tensors(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
+def tensors(change):
+    def edit(folder):
         from safetensors import safe_open
         from safetensors.torch import load_file, save_file
 
@@ -116,15 +114,15 @@ def tensors(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     return edit
 
 
-def configuration(**values: Any) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
+def configuration(**values):
+    def edit(folder):
         file = folder / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
     return edit
 
 
-DAMAGES: list[tuple[Any, str]] = [
+DAMAGES = [
     (tensors(lambda t: t.pop(f"{Q}.a")), f"missing_keys.*{Q}.a"),
     (tensors(lambda t: t.update(other=torch.ones(2))), "unexpected_keys.*other"),
     (tensors(lambda t: t.update({f"{Q}.a": torch.ones(4, 4)})), f"mismatched_keys.*{Q}.a"),
@@ -181,7 +179,7 @@ def test_a_model_of_another_class_is_restored_from_its_layout():
     assert torch.equal(again.v_proj.weight, model.v_proj.weight)
 
 
-LAYOUTS: list[tuple[str, dict[str, Any], str]] = [
+LAYOUTS = [
     ("w_proj", {}, "w_proj is missing"),
     ("v_proj", {"head_dim": 2}, "width of a head is 4"),
     ("v_proj", {"pairing": "interleaved"}, "pairing='half'"),
@@ -190,7 +188,7 @@ LAYOUTS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "pairs", "word"), LAYOUTS)
 def test_restore_refuses_another_layout_and_changes_nothing(name, pairs, word):
-    model: Any = Attention()
+    model = Attention()
     model.config = SimpleNamespace(model_type="llama")
     right = {"pairing": "half", "head_dim": 4}
     with pytest.raises(ValueError, match=word):

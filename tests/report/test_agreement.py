@@ -21,7 +21,7 @@ def test_repeats_are_executions_of_one_run():
     assert lines["largest"].round(9).to_dict() == {"same": 0.01, "any": 0.25}
 
 
-def told(own: pd.DataFrame, lines: list[dict] | None = None) -> list[str]:
+def told(own, lines=None):
     own = own.assign(finished_utc="2026")
     return agreement.verdict(Runs("quick", own, PUBLIC, [], {}), pd.DataFrame(lines or []))
 

@@ -25,11 +25,11 @@ def three_seeds(monkeypatch):
     monkeypatch.setattr(evidence, "planned_seeds", lambda study: (0, 1, 2))
 
 
-def nats(runs: pd.DataFrame, contrast: Contrast = COST) -> list[float]:
+def nats(runs, contrast=COST):
     return differences(runs, contrast)["nats"].round(9).tolist()
 
 
-def answered(runs: pd.DataFrame, contrast: Contrast = COST) -> dict[tuple[str, str], list[float]]:
+def answered(runs, contrast=COST):
     """(corpus, setting) -> the difference of each seed."""
     found = {}
     for line in answer(runs, contrast).to_dict("records"):
@@ -37,7 +37,7 @@ def answered(runs: pd.DataFrame, contrast: Contrast = COST) -> dict[tuple[str, s
     return found
 
 
-def printed(runs: pd.DataFrame, contrast: Contrast = COST) -> str:
+def printed(runs, contrast=COST):
     (line,) = answer(runs, contrast).to_dict("records")
     return interval_text(line)
 
@@ -71,7 +71,7 @@ def test_other_values_than_the_final_loss():
     assert nats(runs, replace(COST, seconds=(), of="beyond")) == [0.75]
 
 
-def at_rate(rate: str, **by_model: list[float | None]) -> pd.DataFrame:
+def at_rate(rate, **by_model):
     return losses(setting=rate, settings=2, **by_model)
 
 

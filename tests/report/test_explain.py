@@ -6,7 +6,6 @@ from crope.errors import UserError
 from crope.report import explain as module
 from crope.report.explain import explain
 from crope.report.frame import Runs
-from crope.runs.study import StudyRow
 from tests.report.frames import runs, study_row, together
 
 MADE = {"provenance.commit": "c" * 40, "provenance.device": "a CPU"}
@@ -30,13 +29,13 @@ def told(monkeypatch, tmp_path):
     ]
     monkeypatch.setattr(module, "expected_table_rows", lambda scale, datasets: table)
 
-    def study_rows(study: str, scale: str, datasets: list[str] | None) -> list[StudyRow]:
+    def study_rows(study, scale, datasets):
         cost_here = cost if scale == "quick" else []
         return table if study == "table1" else cost_here
 
     monkeypatch.setattr(module, "study_rows", study_rows)
 
-    def call(name: str | None, scale: str = "quick") -> list[str]:
+    def call(name, scale="quick"):
         found = Runs(scale, own, together(TABLE1, PTB, WIKI), [], {})
         monkeypatch.setattr(module, "load_runs", lambda **_: found)
         text = explain(name, results_dir=tmp_path, published=tmp_path)

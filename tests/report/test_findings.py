@@ -1,7 +1,5 @@
 """Sentences about results: filled in, and refused once their answer has changed."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,7 +12,7 @@ FAST = P1 | {"name": "rates", "setting": "train.lr=2", "mean": -0.1234, "low": -
 LINES = pd.DataFrame([P1, FAST | {"setting": "train.lr=1", "mean": 9.0}, FAST])
 
 
-def sentences(tmp_path: Path, lines: pd.DataFrame = LINES, now: str = "above 0") -> list[str]:
+def sentences(tmp_path, lines=LINES, now="above 0"):
     file = tmp_path / "findings.yaml"
     file.write_text(
         f"""

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -14,7 +13,6 @@ from crope.report import publish as module
 from crope.report.frame import load_frame
 from crope.report.publish import publish
 from crope.report.tables import Table
-from crope.runs.record import Record
 from tests.report.records import failed, record
 
 SHA256 = {"train": "t", "validation": "v"}
@@ -33,7 +31,7 @@ def published(monkeypatch, tmp_path):
         (tmp_path / "tokens" / name).mkdir(parents=True)
     monkeypatch.setattr(module, "stored_ngrams", lambda folder: NGRAMS[folder.name])
 
-    def call(*records: Record, scale: str = "quick", invalid=(), name: str = "mine") -> Path:
+    def call(*records, scale="quick", invalid=(), name="mine"):
         monkeypatch.setattr(module, "read_records", lambda folder: (records, invalid))
         folders = {"published": tmp_path / "sets", "tokens_dir": tmp_path / "tokens"}
         publish(tmp_path, name, scale=scale, **folders)

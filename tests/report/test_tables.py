@@ -1,7 +1,6 @@
 """Tables as they are printed: the paper's numbers, this project's below them, differences."""
 
 import io
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,17 +26,17 @@ NO_RUNS = frames.losses(rope=[])
 N = "n\u00a0=\u00a0"
 
 
-def of_table1(**options: Any) -> pd.DataFrame:
+def of_table1(**options):
     return frames.losses(study="table1", columns=SIZE, **options)
 
 
-def table1(shown: pd.DataFrame, large: pd.DataFrame = NO_RUNS, **reasons: str) -> Table:
+def table1(shown, large=NO_RUNS, **reasons):
     row = study_row("xpos", "rope", "crope", study="table1")
     by_cell = {f"{model}-ptb-base": reason for model, reason in reasons.items()}
     return loss_table("table1", [row], shown, large, by_cell)
 
 
-def lines(table: Table) -> list[list[Any]]:
+def lines(table):
     return table.frame.to_numpy().tolist()
 
 
@@ -148,7 +147,7 @@ def test_where_a_difference_was_measured():
     assert tables.place({"dataset": "", "row": "base"}) == "all corpora"
 
 
-def own_lines(own: pd.DataFrame, public: pd.DataFrame) -> list[list[Any]]:
+def own_lines(own, public):
     run = load_run(["data=ptb", "scale=smoke", "train.lr=0.5", "train.precision=fp32"])
     own = own.assign(scale="smoke", whole_config=[[run.container]])
     return lines(tables.own_table(Runs("smoke", own, public, [], {})))

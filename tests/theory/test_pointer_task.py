@@ -4,7 +4,6 @@ unsolved one.
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -39,18 +38,18 @@ SMALL = Task(
 )
 
 
-def sample(length: int, sequences: int = 400) -> torch.Tensor:
+def sample(length, sequences=400):
     return sample_tokens(SMALL, (sequences, length), stream(0, "test"))
 
 
-def test_targets_by_hand() -> None:
+def test_targets_by_hand():
     """next = 0 and nexnext = 1; the last two pointers lead out of the text and are not asked."""
     target_BT, asked_BT = targets(torch.tensor([[0, 5, 1, 0, 7, 1, 0]]))
     assert asked_BT.tolist() == [[True, False, True, True, False, False, False]]
     assert target_BT[asked_BT].tolist() == [1, 4, 4]
 
 
-def test_a_quarter_of_the_tokens_is_of_either_kind_and_words_are_uniform() -> None:
+def test_a_quarter_of_the_tokens_is_of_either_kind_and_words_are_uniform():
     shares = torch.bincount(sample(50).flatten(), minlength=8) / 20_000
     assert shares[:2].tolist() == pytest.approx([0.25, 0.25], abs=0.02)
     assert shares[2:].tolist() == pytest.approx([0.5 / 6] * 6, abs=0.01)
@@ -64,14 +63,14 @@ def test_a_quarter_of_the_tokens_is_of_either_kind_and_words_are_uniform() -> No
         ("crope", RotaryEmbedding, ComplexLinear),
     ],
 )
-def test_models_are_the_papers(name: str, positions: type, projection: type) -> None:
+def test_models_are_the_papers(name, positions, projection):
     model = PointerModel(name, SMALL, seed=0)
     assert type(model.positions) is positions
     for layer in model.attention.qkv:
         assert type(layer) is projection
 
 
-def solved() -> PointerModel:
+def solved():
     """A CRoPE model set by hand (Eqs. 27 to 29): real channel of complex pair t is token t; one
     value a token.
     """
@@ -94,7 +93,7 @@ def solved() -> PointerModel:
 
 
 @pytest.mark.parametrize("length", [12, 24])
-def test_a_solved_model_scores_one_at_every_length(length: int) -> None:
+def test_a_solved_model_scores_one_at_every_length(length):
     model, tokens_BT = solved(), sample(length, sequences=20)
     found = evaluate_pointers(model, tokens_BT)
     assert found["accuracy"] == 1
@@ -102,7 +101,7 @@ def test_a_solved_model_scores_one_at_every_length(length: int) -> None:
     assert pointer_loss(model, tokens_BT).item() < 1e-3
 
 
-def test_accuracy_leaves_pointers_to_pointers_out() -> None:
+def test_accuracy_leaves_pointers_to_pointers_out():
     """A head that always names word 2 is right at the second of two pointers to words; the others
     point to pointers or out of the text.
     """
@@ -115,7 +114,7 @@ def test_accuracy_leaves_pointers_to_pointers_out() -> None:
 
 
 @pytest.mark.parametrize("name", ["xpos", "rope", "crope"])
-def test_training_learns(name: str) -> None:
+def test_training_learns(name):
     """Below the loss of the best guess without attention: 2 * 1/4 ln 4 + 1/2 ln 12 = 1.94 nats."""
     task = Task(
         width=16,
@@ -130,7 +129,7 @@ def test_training_learns(name: str) -> None:
     assert loss < 0.8 * (0.5 * math.log(4) + 0.5 * math.log(12))
 
 
-def test_the_rate_decays_every_tenth_of_a_run() -> None:
+def test_the_rate_decays_every_tenth_of_a_run():
     """With a constant gradient each step of Adam is as long as the rate; weights are recorded
     before each of 20 steps.
     """
@@ -138,7 +137,7 @@ def test_the_rate_decays_every_tenth_of_a_run() -> None:
     nn.init.zeros_(model.weight)
     weights = []
 
-    def batch_loss(step: int) -> torch.Tensor:
+    def batch_loss(step):
         weights.append(model.weight.item())
         return model.weight.sum()
 
@@ -147,10 +146,10 @@ def test_the_rate_decays_every_tenth_of_a_run() -> None:
     assert rates[:6] == pytest.approx([1e-3, 1e-3, 5e-4, 5e-4, 2.5e-4, 2.5e-4], rel=1e-3)
 
 
-def test_training_has_the_tasks_steps_and_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_has_the_tasks_steps_and_rate(monkeypatch):
     seen = {}
 
-    def note(model: nn.Module, batch_loss: object, **settings: float) -> float:
+    def note(model, batch_loss, **settings):
         seen.update(settings)
         return 0.5
 
@@ -159,11 +158,11 @@ def test_training_has_the_tasks_steps_and_rate(monkeypatch: pytest.MonkeyPatch) 
     assert seen == {"steps": 7, "lr": 0.02, "lr_gamma": 0.3}
 
 
-def test_all_models_see_the_same_batches_at_equal_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def batches(name: str, seed: int) -> list[list[list[int]]]:
+def test_all_models_see_the_same_batches_at_equal_seed(monkeypatch):
+    def batches(name, seed):
         seen = []
 
-        def note(model: PointerModel, tokens_BT: torch.Tensor) -> torch.Tensor:
+        def note(model, tokens_BT):
             seen.append(tokens_BT.tolist())
             return pointer_loss(model, tokens_BT)
 
@@ -178,13 +177,13 @@ def test_all_models_see_the_same_batches_at_equal_seed(monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def untrained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def untrained(monkeypatch):
     """Results of models as they are before training; accuracy and weight are the tokens' shape."""
 
-    def train(name: str, task: Task, *, seed: int) -> tuple[PointerModel, float]:
+    def train(name, task, *, seed):
         return PointerModel(name, task, seed=seed), 0.5
 
-    def evaluate(model: PointerModel, tokens_BT: torch.Tensor) -> dict[str, float]:
+    def evaluate(model, tokens_BT):
         sequences, length = tokens_BT.shape
         return {"accuracy": length, "weight": sequences}
 
@@ -193,13 +192,13 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return pointer_results(SMALL, seeds=2)
 
 
-def test_each_length_is_evaluated_at_that_length(untrained: dict[str, Any]) -> None:
+def test_each_length_is_evaluated_at_that_length(untrained):
     by_length = untrained["runs"][0]["by_length"]
     assert by_length["12"] == {"accuracy": 12, "weight": 4}
     assert by_length["24"] == {"accuracy": 24, "weight": 4}
 
 
 @pytest.mark.parametrize("name", ["xpos", "rope", "crope"])
-def test_the_attention_shown_is_that_of_seed_0(name: str, untrained: dict[str, Any]) -> None:
+def test_the_attention_shown_is_that_of_seed_0(name, untrained):
     weights_BTT = PointerModel(name, SMALL, seed=0).weights(torch.tensor([EXAMPLE]))
     assert untrained["attention"][name] == weights_BTT[0].tolist()

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,7 +39,7 @@ SMALL = Plan(
 )
 
 
-def sample(plan: Plan = SMALL, sequences: int = 50) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(plan=SMALL, sequences=50):
     """Six pairs: tokens (sequences, 18) and answers (sequences, 6)."""
     return sample_recall(plan, pairs=6, sequences=sequences, generator=stream(0, "test"))
 
@@ -48,7 +47,7 @@ def sample(plan: Plan = SMALL, sequences: int = 50) -> tuple[torch.Tensor, torch
 # The task
 
 
-def test_answers_are_the_values_of_the_queried_keys() -> None:
+def test_answers_are_the_values_of_the_queried_keys():
     """Keys are tokens 0 to 11, values 12 to 16."""
     tokens_BT, answers_BP = sample()
     for tokens, answers in zip(tokens_BT.tolist(), answers_BP.tolist(), strict=True):
@@ -60,7 +59,7 @@ def test_answers_are_the_values_of_the_queried_keys() -> None:
         assert max(keys) < 12 <= min(values)
 
 
-def test_a_key_says_nothing_about_its_value() -> None:
+def test_a_key_says_nothing_about_its_value():
     """Each of 12 keys has each of 5 values equally often."""
     tokens_BT, answers_BP = sample(sequences=20_000)
     both = 5 * tokens_BT[:, 12:] + answers_BP - 12
@@ -68,7 +67,7 @@ def test_a_key_says_nothing_about_its_value() -> None:
     assert shares.tolist() == pytest.approx([1 / 60] * 60, rel=0.1)
 
 
-def test_accuracy_by_hand() -> None:
+def test_accuracy_by_hand():
     """Right, wrong, right."""
     logits_BPV = torch.tensor([[[0.1, 0.9, 0.0], [5.0, 4.0, 3.0], [-3.0, -2.0, -1.0]]])
     assert recall_accuracy(logits_BPV, torch.tensor([[1, 1, 2]])) == pytest.approx(2 / 3)
@@ -77,7 +76,7 @@ def test_accuracy_by_hand() -> None:
 # The models
 
 
-def solve_by_hand(projection: str, gain: float) -> float:
+def solve_by_hand(projection, gain):
     """Accuracy of a model set by hand. Keys are orthogonal in the first half of the channels, so
     that ShiftedRotary's roll puts a value's key into the second half; Q reads the former, K the
     latter.
@@ -104,13 +103,13 @@ def solve_by_hand(projection: str, gain: float) -> float:
 
 
 @pytest.mark.parametrize("projection", ["real", "complex"])
-def test_weights_set_by_hand_solve_the_task(projection: str) -> None:
+def test_weights_set_by_hand_solve_the_task(projection):
     """As the objection has it: equality is a complex-linear form. Without a score, they do not."""
     assert solve_by_hand(projection, gain=10.0) == 1
     assert solve_by_hand(projection, gain=0.0) < 0.5
 
 
-def test_halved_is_rope_at_half_the_head_width_to_the_bit() -> None:
+def test_halved_is_rope_at_half_the_head_width_to_the_bit():
     tokens_BT, _ = sample()
     halved = recall_model("halved", SMALL, width=16, seed=3)
     rope = recall_model("real", SMALL, width=8, seed=3)
@@ -126,7 +125,7 @@ def test_halved_is_rope_at_half_the_head_width_to_the_bit() -> None:
         ("lowrank", LowRankLinear),
     ],
 )
-def test_each_model_has_its_projection(model: str, kind: type) -> None:
+def test_each_model_has_its_projection(model, kind):
     made = recall_model(recall.PROJECTIONS[model], SMALL, width=8, seed=0)
     assert type(made.blocks[0].attn.q_proj) is kind
 
@@ -134,7 +133,7 @@ def test_each_model_has_its_projection(model: str, kind: type) -> None:
 # Training
 
 
-def test_training_learns() -> None:
+def test_training_learns():
     """2 pairs: far above the 1/2 of naming either value."""
     plan = replace(
         SMALL,
@@ -147,12 +146,12 @@ def test_training_learns() -> None:
 
 
 @pytest.fixture
-def sampled(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+def sampled(monkeypatch):
     """The sequences that train_recall asks for, in order."""
-    seen: list[torch.Tensor] = []
+    seen = []
     real = recall.sample_recall
 
-    def note(*args: object, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+    def note(*args, **options):
         tokens_BT, answers_BP = real(*args, **options)
         seen.append(tokens_BT)
         return tokens_BT, answers_BP
@@ -161,7 +160,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return seen
 
 
-def test_numbers_of_pairs_take_turns(sampled: list[torch.Tensor]) -> None:
+def test_numbers_of_pairs_take_turns(sampled):
     """Five steps of training on 4 sequences, then 8 held-out ones of each number of pairs."""
     train_recall("rope", replace(SMALL, max_steps=5), width=4, seed=1)
     pairs = [(len(tokens_BT), tokens_BT.shape[1] // 3) for tokens_BT in sampled]
@@ -169,8 +168,8 @@ def test_numbers_of_pairs_take_turns(sampled: list[torch.Tensor]) -> None:
 
 
 def test_models_share_batches_and_all_runs_share_held_out_sequences(
-    sampled: list[torch.Tensor],
-) -> None:
+    sampled,
+):
     """Two steps and two held-out samples a run."""
     train_recall("rope", SMALL, width=4, seed=1)
     train_recall("crope", SMALL, width=8, seed=1)
@@ -184,10 +183,10 @@ def test_models_share_batches_and_all_runs_share_held_out_sequences(
         assert torch.equal(held_out, of_second_seed)
 
 
-def test_training_has_the_plans_steps_and_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_has_the_plans_steps_and_rate(monkeypatch):
     seen = {}
 
-    def note(model: nn.Module, batch_loss: object, **settings: float) -> float:
+    def note(model, batch_loss, **settings):
         seen.update(settings)
         return 0.5
 
@@ -214,7 +213,7 @@ class Trained(list):
 
     killed_at = 99
 
-    def __call__(self, model: str, plan: Plan, *, width: int, seed: int) -> dict[str, object]:
+    def __call__(self, model, plan, *, width, seed):
         if len(self) == self.killed_at:
             raise KeyboardInterrupt
         self.append((model, width, seed))
@@ -231,13 +230,13 @@ class Trained(list):
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
+def trained(monkeypatch):
     trained = Trained()
     monkeypatch.setattr(recall, "train_recall", trained)
     return trained
 
 
-def test_a_killed_command_continues_where_it_stopped(trained: Trained, tmp_path: Path) -> None:
+def test_a_killed_command_continues_where_it_stopped(trained, tmp_path):
     """Rows stay as they are, to the byte."""
     file = tmp_path / "new" / "recall.csv"
     trained.killed_at = 3
@@ -253,9 +252,7 @@ def test_a_killed_command_continues_where_it_stopped(trained: Trained, tmp_path:
 
 
 @pytest.mark.parametrize("change", [{"lr": 1.0}, {"pairs": (2, 4)}])
-def test_runs_of_other_settings_are_kept_apart(
-    change: dict[str, object], trained: Trained, tmp_path: Path
-) -> None:
+def test_runs_of_other_settings_are_kept_apart(change, trained, tmp_path):
     file = tmp_path / "recall.csv"
     other = replace(SMALL, **change)
     run_recall(SMALL, file)
@@ -267,7 +264,7 @@ def test_runs_of_other_settings_are_kept_apart(
         assert runs[f"accuracy_{plan.pairs[1]}"].notna().all()
 
 
-def test_a_real_run_is_stored_and_found_again(tmp_path: Path) -> None:
+def test_a_real_run_is_stored_and_found_again(tmp_path):
     plan = replace(SMALL, widths=(4,))
     run_recall(plan, tmp_path / "recall.csv")
     runs = read_runs(tmp_path / "recall.csv", plan).to_dict("records")
@@ -283,7 +280,7 @@ def test_a_real_run_is_stored_and_found_again(tmp_path: Path) -> None:
         ("model,width,seed,loss_nats,settings\nrope,four,1,0.1,1e234567\n", "four"),
     ],
 )
-def test_a_file_that_is_no_table_of_runs_is_named(text: str, word: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_table_of_runs_is_named(text, word, tmp_path):
     file = tmp_path / "recall.csv"
     file.write_text(text)
     with pytest.raises(UserError, match=rf"recall\.csv: .*{word}"):
@@ -304,5 +301,5 @@ def test_a_file_that_is_no_table_of_runs_is_named(text: str, word: str, tmp_path
         ([0.1, 0.2, 0.3, 0.89], math.inf),
     ],
 )
-def test_threshold_by_hand(accuracies: list[float], expected: float) -> None:
+def test_threshold_by_hand(accuracies, expected):
     assert threshold([4, 8, 16, 32], accuracies, 0.9) == pytest.approx(expected)

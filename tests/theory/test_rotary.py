@@ -37,23 +37,21 @@ WIDTHS = pytest.mark.parametrize("width", [2, 6, 64])
 M, N = 7, 3  # positions of the query and of the key
 
 
-def rotated_by_the_model(x_K: Array, position: int) -> Array:
+def rotated_by_the_model(x_K, position):
     width = len(x_K)
     x_BHTK = torch.from_numpy(x_K).expand(1, 1, position + 1, width)
     rotary = RotaryEmbedding(width, max_len=position + 1)
     return rotary.rotate(x_BHTK)[0, 0, -1].numpy()
 
 
-def model_score(q: Array, k: Array) -> float:
+def model_score(q, k):
     """(R_M q) . (R_N k) by the model's own rotation (Eq. 7)."""
     return float(rotated_by_the_model(q, M) @ rotated_by_the_model(k, N))
 
 
 @WIDTHS
 @pytest.mark.parametrize("position", [0, 1, 17, 1023])
-def test_matrix_elementwise_and_complex_forms_are_the_models_rotation(
-    position: int, width: int
-) -> None:
+def test_matrix_elementwise_and_complex_forms_are_the_models_rotation(position, width):
     """Eqs. 6 and 10, and RoFormer's Eqs. 15 and 34."""
     x_K = gaussian(width)
     expected = turn_by_complex_multiplication(x_K, position)
@@ -67,14 +65,14 @@ def test_matrix_elementwise_and_complex_forms_are_the_models_rotation(
 # Eqs. 11 to 13
 
 
-def test_inner_product_needs_the_conjugate() -> None:
+def test_inner_product_needs_the_conjugate():
     """Eq. 11: (1, 2) . (3, 4) = 11; the plain product (1 + 2i)(3 + 4i) = -5 + 10i."""
     q, k = np.array([1 + 2j]), np.array([3 + 4j])
     assert inner_product(q, k) == 11
     assert (q @ k).real == -5
 
 
-def test_rotary_score_is_the_models_and_depends_on_the_distance() -> None:
+def test_rotary_score_is_the_models_and_depends_on_the_distance():
     """Eqs. 7 and 12."""
     q, k = gaussian(2, 8)
     score = rotary_score(as_complex(q), as_complex(k), M, N)
@@ -83,21 +81,21 @@ def test_rotary_score_is_the_models_and_depends_on_the_distance() -> None:
     assert later == pytest.approx(score, abs=1e-12)
 
 
-def test_eqs_12_and_28_lack_a_conjugate_and_the_real_part() -> None:
+def test_eqs_12_and_28_lack_a_conjugate_and_the_real_part():
     q, k = gaussian(2, 8)
     printed = as_complex(q) @ (np.conj(phases(M - N, 8)) * as_complex(k))
     assert abs(printed.real - model_score(q, k)) > 0.1
     assert abs(printed.imag) > 0.1
 
 
-def projected(w: Array, x: Array) -> Array:
+def projected(w, x):
     """x through a ComplexLinear layer with the map w."""
     layer = ComplexLinear(8, 8).double()
     set_map(layer, w)
     return layer(torch.from_numpy(x)).detach().numpy()
 
 
-def test_complex_maps_give_cropes_score() -> None:
+def test_complex_maps_give_cropes_score():
     """Eq. 13 with both conjugates is what two ComplexLinear layers and rotary compute; as printed
     it is not.
     """
@@ -116,7 +114,7 @@ def test_complex_maps_give_cropes_score() -> None:
 # RoFormer's derivation
 
 
-def test_relative_score_needs_the_transpose_of_w_q() -> None:
+def test_relative_score_needs_the_transpose_of_w_q():
     """RoFormer's Eq. 16: x_m^T W_q^T R_{n-m} W_k x_n; the printed W_q is another number."""
     w_q, w_k = gaussian(2, 6, 6)
     x_4, x_9 = gaussian(2, 6, seed=1)
@@ -130,7 +128,7 @@ def test_relative_score_needs_the_transpose_of_w_q() -> None:
 THETA, GAMMA = 0.3, 0.7
 
 
-def in_the_plane(x: complex, position: int, gamma: float = GAMMA) -> complex:
+def in_the_plane(x, position, gamma=GAMMA):
     """f(x, m) = W x e^{i(m theta + gamma)} with W x = x (Eq. 31)."""
     return x * cmath.exp(1j * (position * THETA + gamma))
 
@@ -143,7 +141,7 @@ def in_the_plane(x: complex, position: int, gamma: float = GAMMA) -> complex:
         (30, 2),
     ],
 )
-def test_the_derivation_in_the_plane(m: int, n: int) -> None:
+def test_the_derivation_in_the_plane(m, n):
     """RoFormer's Eqs. 20 to 33: the radius ignores m, the angle is m theta, and gamma cancels in
     every score, so that Eq. 33 may set it to zero.
     """
@@ -162,7 +160,7 @@ def test_the_derivation_in_the_plane(m: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("distance", [0.5, 1.0, 7.0, 300.0])
-def test_limit_of_the_kernel_is_an_integral(distance: float) -> None:
+def test_limit_of_the_kernel_is_an_integral(distance):
     """Against quadrature over frequencies: u = log theta, so cos(distance theta) d theta / theta."""
     integral, _ = quad(lambda theta: math.cos(distance * theta) / theta, 1e-4, 1, limit=2000)
     expected = integral / math.log(1e4)
@@ -172,7 +170,7 @@ def test_limit_of_the_kernel_is_an_integral(distance: float) -> None:
 
 
 @pytest.mark.parametrize("width", [64, 512, 4096, 65_536])
-def test_the_kernel_is_no_delta_at_any_width(width: int) -> None:
+def test_the_kernel_is_no_delta_at_any_width(width):
     """Eqs. 21, 23 and 28: at distance 1 the score stays at 0.97 of its peak, and at 100 it is still
     at 0.44 in the limit.
     """
@@ -182,12 +180,12 @@ def test_the_kernel_is_no_delta_at_any_width(width: int) -> None:
     assert kernel_limit([1, 100]).tolist() == pytest.approx([0.97396, 0.43677], abs=1e-5)
 
 
-def test_evenly_spaced_frequencies_would_give_the_delta() -> None:
+def test_evenly_spaced_frequencies_would_give_the_delta():
     theta = np.pi * (np.arange(32) + 0.5) / 32
     assert_allclose(kernel([0, 1, 2, 63], theta), [1, 0, 0, 0], atol=1e-12)
 
 
-def test_softmax_makes_a_delta_of_the_kernel() -> None:
+def test_softmax_makes_a_delta_of_the_kernel():
     """What holds of Eqs. 21, 23 and 28: the missed weight goes to zero with the width and with the
     gain.
     """
@@ -206,7 +204,7 @@ def test_softmax_makes_a_delta_of_the_kernel() -> None:
 
 
 @pytest.mark.parametrize("distance", [0, 1, 10, 200])
-def test_abel_transformation_and_the_bound(distance: int) -> None:
+def test_abel_transformation_and_the_bound(distance):
     """RoFormer's Eqs. 35 to 37 on random q and k: the sum, its rearrangement with h_{d/2} = 0, and
     the bound.
     """
@@ -220,7 +218,7 @@ def test_abel_transformation_and_the_bound(distance: int) -> None:
     assert abs(total) <= bound + 1e-12
 
 
-def test_decay_is_that_of_roformers_figure_2() -> None:
+def test_decay_is_that_of_roformers_figure_2():
     """d = 128: 32.5, the mean of 1 .. 64, at distance 0; about 20 at small distances; 6 to 8
     towards 250.
     """
@@ -231,14 +229,14 @@ def test_decay_is_that_of_roformers_figure_2() -> None:
     assert bound[200:].max() < 10
 
 
-def test_the_kernel_of_the_decay_figure_is_that_of_its_width() -> None:
+def test_the_kernel_of_the_decay_figure_is_that_of_its_width():
     """At width 2 there is one frequency, 1; the limit is that of no width."""
     data = decay_curves(width=2, longest=3)
     assert data["kernel"] == pytest.approx([1, math.cos(1), math.cos(2)])
     assert data["limit"][:2] == pytest.approx([1, 0.97396], abs=1e-5)
 
 
-def test_the_bound_decays_but_not_at_every_step_nor_does_the_score() -> None:
+def test_the_bound_decays_but_not_at_every_step_nor_does_the_score():
     """Long-term decay is a trend of an upper bound: it rises on the way, and a query can peak at
     any distance.
     """
