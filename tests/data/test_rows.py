@@ -65,11 +65,6 @@ def test_words_of_parquet(read):
     assert read(".parquet", parquet("text", WORDS)) == WORDS
 
 
-def test_words_of_dictionary_encoded_parquet(read):
-    values = pa.array(["a", "b", "a"]).dictionary_encode()
-    assert read(".parquet", parquet("text", values)) == ["a", "b", "a"]
-
-
 @pytest.mark.parametrize(
     ("suffix", "content"),
     [

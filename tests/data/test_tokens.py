@@ -20,7 +20,6 @@ from crope.data.corpora import load_corpus, tiny_corpus
 from crope.data.ngrams import load_ngrams
 from crope.data.tokens import (
     GPT2_FILE,
-    _gpt2_file,
     _write_split,
     _write_tokens,
     encode,
@@ -142,25 +141,6 @@ def test_gpt2_has_the_ids_and_counts_of_another_encoder(real_data):
     for corpus, count in (("ptb", 92_830), ("wikitext2", 258_659)):
         texts = load_corpus(corpus, real_data)["validation"]
         assert sum(map(len, encode(tokenizer, texts))) == count
-
-
-def test_the_file_of_gpt2_is_fetched_once(data_dir, monkeypatch):
-    """The callers hold the locks of their corpora only: the second waits for the first."""
-    fetched = []
-    both = threading.Barrier(2)
-
-    def fetch(*_):
-        fetched.append(1)
-        write(data_dir, GPT2_FILE, "{}")
-
-    def find(_):
-        both.wait()
-        return _gpt2_file(data_dir)
-
-    monkeypatch.setattr("crope.data.tokens.fetch", fetch)
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(find, range(2))) == 2 * [data_dir / GPT2_FILE]
-    assert fetched == [1]
 
 
 # Token files
