@@ -153,7 +153,8 @@ def test_layers_and_adapter_import_without_the_pipeline():
     """`pip install crope` brings torch and numpy only."""
     absent = ["hydra", "omegaconf", "yaml", "wandb", "pandas", "matplotlib", "scipy", "pydantic"]
     code = f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"
-    code += "import crope; crope.adapt.check, crope.complexify, crope.GPT, crope.RotaryEmbedding"
+    code += "import crope; crope.adapt.check, crope.complexify, crope.GPT, crope.RotaryEmbedding,"
+    code += " crope.ComplexLinear, crope.ModelConfig"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from crope.adapt import check, complexify, layout
 from crope.interop import layers
@@ -78,27 +77,6 @@ def test_check_refuses_what_it_cannot_compare(names, tokens, word):
         complexify(model, names=names)
     with pytest.raises(ValueError, match=word):
         check(model, IDS[:, :tokens])
-
-
-class Product(nn.Module):
-    """An attention without softmax, whose output is affine in V as in Q and K."""
-
-    def __init__(self):
-        super().__init__()
-        for name in ("q_proj", "k_proj", "v_proj"):
-            self.add_module(name, nn.Linear(8, 8))
-
-    def forward(self, x):
-        scores = self.q_proj(x) @ self.k_proj(x).mT
-        return scores @ self.v_proj(x)
-
-
-def test_q_and_k_are_told_from_v_without_a_softmax():
-    model = nn.ModuleDict({"attention": Product()})
-    model.forward = model["attention"].__call__
-    complexify(model, pairing="half", head_dim=8)
-    [attention] = check(model, torch.randn(1, 6, 8))
-    assert attention.commutes
 
 
 def test_small_scores_are_told_from_values_with_two_tokens():

@@ -6,8 +6,7 @@ import pytest
 from torch import nn
 
 from crope.adapt import complexify, layout
-from crope.interop import layers
-from tests.interop.toys import SIZES, Attention, build
+from tests.interop.toys import Attention
 
 NAMES = [
     ((name for name in ("q_proj", "k_proj")), ["0.q_proj", "0.k_proj", "1.q_proj", "1.k_proj"]),
@@ -118,15 +117,6 @@ def test_layers_of_several_parts_are_refused():
     assert len(complexify(model, names=r"vision\..*(q|k)_proj", pairing="half")) == 2
 
 
-REFUSED = [("Phi", "only 50%"), ("StableLm", "only 25%"), ("GPTNeoX", "query_key_value")]
-
-
-@pytest.mark.parametrize(("family", "word"), REFUSED)
-def test_families_that_cannot_be_converted_are_refused(family, word):
-    with pytest.raises(ValueError, match=word):
-        complexify(build(family, **SIZES))
-
-
 def test_a_pairing_that_is_not_the_familys_is_refused():
     model = Attention()
     model.config = SimpleNamespace(model_type="llama")
@@ -139,7 +129,3 @@ def test_half_split_pairs_of_interleaved_families_are_refused():
     model.config = SimpleNamespace(model_type="deepseek_v3", rope_interleave=False)
     with pytest.raises(ValueError, match="rope_interleave"):
         complexify(model, names=["q_proj"])
-
-
-def test_no_family_is_listed_with_both_pairings():
-    assert not set(layers.HALF.split()) & set(layers.INTERLEAVED.split())
