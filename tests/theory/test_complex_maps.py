@@ -8,7 +8,6 @@ from crope.model.complex_linear import ComplexLinear
 from crope.theory.complex_maps import (
     GLYPH,
     MARKED,
-    SIGMA,
     as_complex,
     as_real,
     complex_fraction,
@@ -45,12 +44,6 @@ def test_complex_part_is_the_nearest_weight_that_complexlinear_can_hold():
     solution, _, rank, _ = np.linalg.lstsq(basis, w.ravel(), rcond=None)
     assert_allclose(complex_part(w).ravel(), basis @ solution, atol=1e-12)
     assert rank == 12 == 4 * 6 / 2
-
-
-def test_complex_maps_keep_two_of_the_four_bases():
-    """Sec. 3.2: identity and rotation stay, both reflections are lost."""
-    fractions = [complex_fraction(base) for base in SIGMA.values()]
-    assert fractions == [1, 0, 1, 0]
 
 
 def test_a_complex_map_and_a_reflection_agree_at_one_corner_only():

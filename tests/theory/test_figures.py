@@ -167,9 +167,3 @@ def test_the_band_of_recall_spans_all_seeds(recall):
 
 def test_the_dashed_line_of_recall_is_the_level_of_its_plan(recall):
     assert recall.lines[-1].get_ydata() == [0.9, 0.9]
-
-
-def test_crope_does_not_hide_rope(recall):
-    rope, crope = recall.lines[:2]
-    assert rope.get_linewidth() > 2 * crope.get_linewidth()
-    assert crope.is_dashed()

@@ -31,8 +31,6 @@ from crope.theory.rotary import (
 )
 from tests.model.oracles import assert_allclose, gaussian, turn_by_complex_multiplication
 
-Array = np.ndarray
-
 WIDTHS = pytest.mark.parametrize("width", [2, 6, 64])
 M, N = 7, 3  # positions of the query and of the key
 
@@ -178,11 +176,6 @@ def test_the_kernel_is_no_delta_at_any_width(width):
     assert 0.966 < at_1 < 0.975
     assert 0.42 < at_100 < 0.57
     assert kernel_limit([1, 100]).tolist() == pytest.approx([0.97396, 0.43677], abs=1e-5)
-
-
-def test_evenly_spaced_frequencies_would_give_the_delta():
-    theta = np.pi * (np.arange(32) + 0.5) / 32
-    assert_allclose(kernel([0, 1, 2, 63], theta), [1, 0, 0, 0], atol=1e-12)
 
 
 def test_softmax_makes_a_delta_of_the_kernel():
