@@ -78,13 +78,6 @@ def test_a_corrupt_checkpoint_falls_back_to_the_previous_one(corrupt, broken, wh
     assert "corrupt" in capsys.readouterr().err
 
 
-def test_what_is_no_file_is_no_checkpoint(broken, whole):
-    """A fifo would be read for ever."""
-    (broken.path / f"checkpoint-10-{'0' * 16}.pt").mkdir()
-    os.mkfifo(broken.path / f"checkpoint-11-{'0' * 16}.pt")
-    continues_to_the_same_bits(broken, whole, at=8)
-
-
 def test_a_foreign_checkpoint_runs_no_code_and_is_kept(broken, tmp_path):
     """A pickle that would create a folder, under a name whose SHA-256 fits it."""
 

@@ -8,9 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
-from crope.config import TrainConfig
 from crope.data.batches import full_pass, sample_batch
 from crope.files import read_metrics
 from crope.model import attention
@@ -19,7 +17,7 @@ from crope.runs.load import build_model
 from crope.seeding import torch_seed
 from crope.train import loop, losses
 from crope.train.checkpoint import checkpoints
-from crope.train.loop import Stopped, build_losses, build_optimizer, compiles, train
+from crope.train.loop import Stopped, build_losses, compiles, train
 from crope.train.losses import cross_entropy, full_loss
 from tests.conftest import toy_run
 from tests.model.oracles import CHOICES, assert_close
@@ -182,13 +180,6 @@ def test_the_time_of_a_run_is_all_of_it(toy_tokens, tmp_path):
     """Steps 1 + ... + 12 = 78; validations at 0, 4, 6, 8 and 12 = 250; checkpoints at 1 to 12 = 240."""
     config = toy_run(tmp_path, "runtime.checkpoint_seconds=0").config
     assert train(build_model(config), toy_tokens, config, tmp_path, run_id="toy-0") == 568
-
-
-def test_a_clock_that_stands_still_gives_no_speed(toy, monkeypatch):
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: 7.0))
-    _, rows = toy()
-    assert len(by_step(rows, "train/loss_nats")) == 12
-    assert by_step(rows, "time/step_ms") == {}
 
 
 @pytest.mark.usefixtures("step_clock")
@@ -364,10 +355,3 @@ def test_a_run_compiles_where_its_length_pays(device, overrides, expected, monke
     assert compiles(config, torch.device(device)) == expected
     monkeypatch.setattr(loop, "can_compile", lambda kind: False)
     assert not compiles(config, torch.device(device))
-
-
-def test_defaults_are_those_of_torch():
-    config = TrainConfig(batch_size=1, seq_len=1, max_steps=1, lr_gamma=0.8, lr_step_size=1000)
-    layer = nn.Linear(1, 1)
-    defaults = torch.optim.AdamW(layer.parameters()).defaults
-    assert build_optimizer(layer, config).defaults == defaults | {"fused": True}
