@@ -12,7 +12,6 @@ from crope.files import read_json, write_json
 from crope.report import publish as module
 from crope.report.frame import load_frame
 from crope.report.publish import publish
-from crope.report.tables import Table
 from tests.report.records import failed, record
 
 SHA256 = {"train": "t", "validation": "v"}
@@ -92,15 +91,6 @@ def test_the_ngram_table_has_the_papers_loss_beside_gpt2s_tokens_only():
     assert module.ngram_table(ngrams).frame.to_numpy().tolist() == [
         ["Penn Treebank", "bpe 4,096", *ours, ""],
         ["Penn Treebank", "gpt2 50,257", *ours, "4.016"],
-    ]
-
-
-def test_the_readmes_tables_have_neither_sizes_nor_parameters():
-    lines = [["PTB", "paper"], ["here B=2", "full"], ["Parameters", ""]]
-    table = Table("t", "", pd.DataFrame(lines, columns=["Dataset", ""]))
-    assert module.without_size(table).frame.to_numpy().tolist() == [
-        ["PTB", "paper"],
-        ["", "full"],
     ]
 
 

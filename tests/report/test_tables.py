@@ -168,9 +168,3 @@ def test_own_runs_are_listed_with_what_differs():
 def test_a_failed_run_has_no_loss():
     failed = runs(rope=[5.0], columns={"status": "failed"})
     assert own_lines(failed, NO_RUNS)[0][3] == "failed"
-
-
-def test_a_table_without_the_sampled_losses():
-    table = table1(of_table1(rope=[5.0]))
-    assert [line[1] for line in lines(table)] == ["paper", "full", "sampled", ""]
-    assert [line[1] for line in lines(tables.without_sampled(table))] == ["paper", "full", ""]
