@@ -106,19 +106,3 @@ def test_the_script_at_tiny_sizes(command, capsys):
     assert "| plain PyTorch loop: as shipped" in printed
     assert "<!-- generated: bench steps" in page
     assert printed.strip() in page
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_the_profile_is_of_the_step_that_is_trained(compiled, command, monkeypatch, capsys):
-    """Compiled where training compiles."""
-    chosen = []
-
-    def our_step(config, *, compiled):
-        chosen.append(compiled)
-        return lambda: torch.ones(3) + 1
-
-    monkeypatch.setattr(bench, "our_step", our_step)
-    monkeypatch.setattr(bench, "compiles", lambda config, device: compiled)
-    command("--profile", *TOY_OVERRIDES)
-    assert chosen == [compiled]
-    assert "aten::add" in capsys.readouterr().out

@@ -83,14 +83,6 @@ def test_no_value_of_a_variable_of_make_is_executed(name, tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize("target", ["status", "explain", "report", "upload", "reproduce", "bench"])
-def test_a_recipe_sees_no_value(target):
-    command = ["make", "-n", target, "-o", ".venv/.stamp"]
-    values = [f"{name}=; exit" for name in ("STUDY", "SEEDS", "SCALE", "CELL", "RUNS", "ARGS")]
-    done = subprocess.run([*command, *values], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "scripts/" in done.stdout and "exit" not in done.stdout
-
-
 @pytest.mark.parametrize(
     ("variables", "known"), [("SEEDS=1 STUDY=base", True), ("SEEDS=1 SEED=1", False)]
 )

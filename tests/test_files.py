@@ -4,15 +4,10 @@ import os
 
 import pytest
 
-from crope.errors import DataError
 from crope.files import (
     MetricsWriter,
-    read_bytes,
-    read_json,
     read_metrics,
-    sha256_file,
     write_bytes,
-    write_json,
 )
 
 
@@ -89,15 +84,3 @@ def test_no_line_holds_a_nan(tmp_path):
         pytest.raises(ValueError, match="JSON"),
     ):
         metrics.write({"step": 0, "x": float("nan")})
-
-
-@pytest.mark.parametrize("use", [read_bytes, read_json, read_metrics, sha256_file, MetricsWriter])
-def test_a_fifo_is_not_waited_for(use, tmp_path):
-    os.mkfifo(tmp_path / "x")
-    with pytest.raises(DataError, match="x: not a regular file"):
-        use(tmp_path / "x")
-
-
-def test_keys_of_json_files_are_sorted(tmp_path):
-    write_json(tmp_path / "x.json", {"b": 1, "a": "ü"})
-    assert (tmp_path / "x.json").read_text(encoding="utf-8") == '{\n  "a": "ü",\n  "b": 1\n}\n'

@@ -10,7 +10,6 @@ import torch
 from init_table import DENSE, Source, make_low_rank, measure, render
 from torch import nn
 
-from crope.model.complex_linear import ComplexLinear
 from tests.interop.toys import build
 
 SIZES = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
@@ -56,14 +55,6 @@ def test_fits_to_activations_keep_what_the_nearest_layers_lose(source, init):
     dense = converted_loss(source, DENSE)
     assert converted_loss(source, "complex-linear | nearest") > dense + 0.5
     assert converted_loss(source, f"complex-linear | {init}") < dense + 0.1
-
-
-def test_a_row_of_some_layers_leaves_the_others(source):
-    model = copy.deepcopy(source.model)
-    init_table.convert(model, "complex-linear, V only | nearest", source)
-    attention = model.model.layers[0].self_attn
-    assert type(attention.q_proj) is nn.Linear
-    assert type(attention.v_proj) is ComplexLinear
 
 
 def test_what_is_measured_is_not_measured_again(source, tmp_path, monkeypatch):
@@ -119,17 +110,6 @@ def test_the_curve_has_the_distance_from_the_dense_model_tuned_alike():
         "|---|---|---:|---:|",
         "| complex-linear | activations | 1.100 | 0.300 |",
     ]
-
-
-def test_rows_with_several_sizes_of_the_calibration_are_a_table():
-    larger = line(FITTED, None, 0, 2.5) | {"calibration": 96}
-    tables = render([*LINES, larger], calibration=24, sources=1)
-    assert tables["calibration"].splitlines() == [
-        "| Q, K and V | start | 24 windows | 96 windows |",
-        "|---|---|---:|---:|",
-        "| complex-linear | activations | 3.000 | 2.500 |",
-    ]
-    assert render(LINES, calibration=24, sources=1)["calibration"] == ""
 
 
 def test_means_are_over_runs_that_all_have_the_loss():

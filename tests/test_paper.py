@@ -70,10 +70,6 @@ def test_table2_is_as_printed():
     assert list(rows) == list(read(TABLE2))
 
 
-def test_models_have_the_papers_names_in_its_order():
-    assert list(paper.MODEL_LABELS.values()) == ["XPOS", "RoPE", "CRoPE"]
-
-
 @pytest.mark.parametrize(
     ("table", "row", "dataset"),
     [
