@@ -93,12 +93,6 @@ def test_checkpoints_of_the_fused_model_are_loaded():
     assert torch.equal(logits(model), logits(other))
 
 
-def test_gpt_neox_with_partly_rotated_heads_stays_refused():
-    model, _ = split("GPTNeoX", SIZES)
-    with pytest.raises(ValueError, match="only 25% of each head is rotated"):
-        complexify(model)
-
-
 def test_adapters_on_a_part_are_merged_first(tmp_path):
     model, name = split("Phi3", GROUPED)
     part = model.get_submodule(name)
