@@ -16,7 +16,6 @@ from crope.seeding import stream
 from crope.theory import pointer_task
 from crope.theory.constructions import set_map
 from crope.theory.pointer_task import (
-    EXAMPLE,
     PointerModel,
     Task,
     evaluate_pointers,
@@ -146,18 +145,6 @@ def test_the_rate_decays_every_tenth_of_a_run():
     assert rates[:6] == pytest.approx([1e-3, 1e-3, 5e-4, 5e-4, 2.5e-4, 2.5e-4], rel=1e-3)
 
 
-def test_training_has_the_tasks_steps_and_rate(monkeypatch):
-    seen = {}
-
-    def note(model, batch_loss, **settings):
-        seen.update(settings)
-        return 0.5
-
-    monkeypatch.setattr(pointer_task, "optimise", note)
-    train_pointers("rope", Task(max_steps=7, lr=0.02, lr_gamma=0.3), seed=0)
-    assert seen == {"steps": 7, "lr": 0.02, "lr_gamma": 0.3}
-
-
 def test_all_models_see_the_same_batches_at_equal_seed(monkeypatch):
     def batches(name, seed):
         seen = []
@@ -196,9 +183,3 @@ def test_each_length_is_evaluated_at_that_length(untrained):
     by_length = untrained["runs"][0]["by_length"]
     assert by_length["12"] == {"accuracy": 12, "weight": 4}
     assert by_length["24"] == {"accuracy": 24, "weight": 4}
-
-
-@pytest.mark.parametrize("name", ["xpos", "rope", "crope"])
-def test_the_attention_shown_is_that_of_seed_0(name, untrained):
-    weights_BTT = PointerModel(name, SMALL, seed=0).weights(torch.tensor([EXAMPLE]))
-    assert untrained["attention"][name] == weights_BTT[0].tolist()

@@ -183,19 +183,6 @@ def test_models_share_batches_and_all_runs_share_held_out_sequences(
         assert torch.equal(held_out, of_second_seed)
 
 
-def test_training_has_the_plans_steps_and_rate(monkeypatch):
-    seen = {}
-
-    def note(model, batch_loss, **settings):
-        seen.update(settings)
-        return 0.5
-
-    monkeypatch.setattr(recall, "optimise", note)
-    plan = replace(SMALL, max_steps=7, lr=0.02, lr_gamma=0.3)
-    train_recall("rope", plan, width=4, seed=1)
-    assert seen == {"steps": 7, "lr": 0.02, "lr_gamma": 0.3}
-
-
 ALL = [
     ("rope", 4, 1),
     ("crope", 4, 1),
