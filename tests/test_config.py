@@ -24,8 +24,6 @@ from tests.conftest import raises_one_line
         ("runtime.checkpoint_seconds=-1", "runtime.checkpoint_seconds"),
         ("model.dropout=1", "below"),
         ("model.position=rotry", "model.position"),
-        ("model.d_model=130", "divisible"),
-        ("model.d_model=132", "odd"),
         ("tokenizer.vocab_size=10", "257"),
         ("scale=paper tokenizer.vocab_size=4096", "50257"),
         # Widths and rates that rounding takes to nothing, or beyond all numbers.

@@ -244,8 +244,6 @@ SAMPLING = {"tokens": 3, "temperature": 0.5, "top_k": 4, "seed": 5}
 @pytest.mark.parametrize(
     ("words", "function", "passed", "options"),
     [
-        ("golden", "train.golden.remake", [], {}),
-        ("readme", "report.publish.update_readme", [], {}),
         (
             "theory --seeds=2 --results-dir=here",
             "theory.report.make_theory",

@@ -167,20 +167,16 @@ def test_numbers_of_pairs_take_turns(sampled):
     assert pairs == [(4, 2), (4, 6), (4, 2), (4, 6), (4, 2), (8, 2), (8, 6)]
 
 
-def test_models_share_batches_and_all_runs_share_held_out_sequences(
-    sampled,
-):
+def test_models_share_batches_and_all_runs_share_held_out_sequences(sampled):
     """Two steps and two held-out samples a run."""
     train_recall("rope", SMALL, width=4, seed=1)
     train_recall("crope", SMALL, width=8, seed=1)
     train_recall("rope", SMALL, width=4, seed=2)
-    rope, crope, second_seed = sampled[:4], sampled[4:8], sampled[8:]
-    for batch, same, other in zip(rope[:2], crope[:2], second_seed[:2], strict=True):
-        assert torch.equal(batch, same)
-        assert not torch.equal(batch, other)
-    for held_out, same, of_second_seed in zip(rope[2:], crope[2:], second_seed[2:], strict=True):
-        assert torch.equal(held_out, same)
-        assert torch.equal(held_out, of_second_seed)
+    sequences = [tokens_BT.tolist() for tokens_BT in sampled]
+    rope, crope, second_seed = sequences[:4], sequences[4:8], sequences[8:]
+    assert crope == rope
+    assert second_seed[0] not in rope
+    assert second_seed[2:] == rope[2:]
 
 
 ALL = [
