@@ -48,7 +48,6 @@ SLOW = (
     "test_reproduce.py",
     "test_scripts.py::test_a_mistake_",
     "test_scripts.py::test_a_multirun_",
-    "test_scripts.py::test_a_script_starts_",
     "test_scripts.py::test_an_answer_",
     "test_scripts.py::test_reproduce_",
     "theory/",

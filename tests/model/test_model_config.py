@@ -91,21 +91,6 @@ def test_a_decoder_has_no_value_that_a_run_could_not_have(key, value):
 
 
 @pytest.mark.parametrize(
-    ("d_model", "width"),
-    [
-        (64, 104),
-        (128, 208),
-        (512, 816),
-    ],
-)
-def test_complex_wide_is_1_6_times_as_wide(d_model, width):
-    """To the nearest multiple of 8 (4 heads of even width)."""
-    model = ModelConfig("rotary", "complex_wide", d_model=d_model)
-    assert model.attention_width == width
-    assert model.head_width == width // 4
-
-
-@pytest.mark.parametrize(
     ("sizes", "rank"),
     [
         ((128, 128), 32),

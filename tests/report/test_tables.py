@@ -9,7 +9,7 @@ import pytest
 from crope.report import tables
 from crope.report.evidence import Contrast, answer
 from crope.report.frame import Runs
-from crope.report.tables import Table, loss_table, signed
+from crope.report.tables import loss_table, signed
 from crope.runs.compose import load_run
 from tests.report import frames
 from tests.report.frames import runs, study_row, together
@@ -126,11 +126,6 @@ def test_why_a_cell_is_empty():
 )
 def test_a_signed_number(value, text):
     assert signed(value) == text
-
-
-def test_a_table_in_markdown():
-    table = Table("t", "Caption", pd.DataFrame([["a", 1]], columns=["Name", "n"]))
-    assert table.markdown() == "**Caption**\n\n|Name|n|\n|---|---|\n|a|1|"
 
 
 def test_planned_differences_have_their_question():

@@ -259,7 +259,6 @@ def test_a_real_run_is_stored_and_found_again(tmp_path):
     [
         ("", "No columns"),
         ("model,width,seed\nrope,4,1\n", "settings"),
-        ('model,"width', "EOF"),
         ("model,width,seed,loss_nats,settings\nrope,four,1,0.1,1e234567\n", "four"),
     ],
 )

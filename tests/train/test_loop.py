@@ -182,24 +182,6 @@ def test_the_time_of_a_run_is_all_of_it(toy_tokens, tmp_path):
     assert train(build_model(config), toy_tokens, config, tmp_path, run_id="toy-0") == 568
 
 
-@pytest.mark.usefixtures("step_clock")
-@pytest.mark.parametrize(
-    ("seconds", "steps"),
-    [
-        (5, [5, 10]),
-        (5.5, [6, 12]),
-        (60, []),
-        (0, list(range(1, 13))),
-    ],
-)
-def test_checkpoints_are_made_by_time(seconds, steps, toy, monkeypatch):
-    """By a clock of one second per update."""
-    saved = []
-    monkeypatch.setattr(loop, "save_checkpoint", lambda *_, step, **__: saved.append(step))
-    toy(f"runtime.checkpoint_seconds={seconds}")
-    assert saved == steps
-
-
 def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_on_them(toy, monkeypatch):
     order = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: order.append("fsync"))
@@ -315,7 +297,6 @@ def test_each_model_is_one_graph_through_the_kernel_of_torch(model, tmp_path, mo
         (2, [(2, 16)]),
         (256, [(256, 16)]),
         (3, []),
-        (1, []),
     ],
 )
 def test_only_a_shorter_last_batch_is_read_eagerly(rows, compiled, tmp_path, monkeypatch):
