@@ -60,31 +60,6 @@ def test_a_table_has_rates_mfu_and_ratios_to_our_fastest_setting(monkeypatch):
     ]
 
 
-PAGE = """before
-<!-- generated: bench steps cpu -->
-OLD
-<!-- end of generated -->
-after
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("steps cpu", PAGE.replace("OLD\n", "\nNEW\n\n")),
-        (
-            "steps tpu",
-            f"{PAGE}\n<!-- generated: bench steps tpu -->\n\nNEW\n\n<!-- end of generated -->\n",
-        ),
-    ],
-)
-def test_a_table_replaces_its_own_part_of_the_page(name, expected, tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(PAGE)
-    bench.write_table(page, name, "NEW\n")
-    assert page.read_text() == expected
-
-
 @pytest.fixture
 def command(monkeypatch, tmp_path):
     """bench.py with a page of its own; returns the page after `arguments`."""

@@ -94,9 +94,7 @@ def test_a_number_of_books_that_there_are_not_is_refused(data_dir, conf, books):
     "content",
     [
         b"",
-        b"- corpus",
         b"corpus: caf\xe9",
-        b"corpus: x\0",
         b"corpus: x: y",
         b"corpus: x\nbook: 2",
         b"corpus: x\nbooks: two",

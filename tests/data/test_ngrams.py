@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from crope.data.ngrams import NGRAMS_FILE, load_ngrams, ngram_losses, stored_ngrams
+from crope.data.ngrams import load_ngrams, ngram_losses, stored_ngrams
 from crope.data.tokens import load_tokens
-from crope.files import read_json
 from tests.data.conftest import SMALL
 
 
@@ -80,13 +79,3 @@ def test_ngrams_are_computed_once(tokens, monkeypatch):
     assert ngrams["loss_nats"] == pytest.approx(expected, abs=1e-6)
     monkeypatch.delattr("crope.data.ngrams.ngram_losses")
     assert load_ngrams(tokens) == stored_ngrams(tokens.folder) == ngrams
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}"])
-def test_damaged_ngrams_are_computed_again(tokens, content):
-    file = tokens.folder / NGRAMS_FILE
-    ngrams = load_ngrams(tokens)
-    file.write_text(content)
-    assert stored_ngrams(tokens.folder) is None
-    assert load_ngrams(tokens) == ngrams
-    assert read_json(file) == ngrams

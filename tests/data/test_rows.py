@@ -77,10 +77,6 @@ def test_a_byte_order_mark_is_no_text(read, suffix, content):
     assert read(suffix, "\ufeff" + content) == ["one"]
 
 
-def test_lines_of_a_text_file_end_at_lf_crlf_and_cr_only(read):
-    assert read(".txt", "a\rb\r\nc\u2028\x0c\x85\0d") == ["a\n", "b\n", "c\u2028\x0c\x85\0d"]
-
-
 def test_cells_of_csv_may_have_line_feeds_commas_nul_and_any_length(read):
     long = "x" * 200_000
     assert read(".csv", f'text\n"a\nb, c"\n\0d\n{long}\n') == ["a\nb, c", "\0d", long]

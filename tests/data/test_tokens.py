@@ -208,15 +208,6 @@ def test_a_full_disk_is_one_line_and_leaves_no_folder(data_dir, monkeypatch):
     assert not list((data_dir.parent / "tokens").glob("*ptb-*"))
 
 
-def test_a_corpus_that_cannot_be_read_is_named(data_dir, monkeypatch):
-    def refuse(relative, folder):
-        raise PermissionError(13, "Permission denied", str(folder / relative))
-
-    monkeypatch.setattr("crope.data.corpora.find_file", refuse)
-    with pytest.raises(StorageError, match=r"ptb/train\.txt: Permission"):
-        load("ptb", data_dir)
-
-
 def test_of_two_that_need_a_corpus_at_once_one_writes(data_dir, monkeypatch):
     written = []
     both = threading.Barrier(2)
