@@ -40,7 +40,12 @@ def test_values_that_the_types_allow_and_the_checks_refuse(override, word):
 
 
 def test_a_saved_section_may_have_keys_that_have_left_the_schema():
-    saved = {"position": "rotary", "projection": "real", "n_layers": 2, "gone": 1}
+    saved = {
+        "position": "rotary",
+        "projection": "real",
+        "n_layers": 2,
+        "gone": 1,
+    }
     assert saved_section(ModelConfig, saved) == ModelConfig("rotary", "real", n_layers=2)
 
 

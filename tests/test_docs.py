@@ -78,7 +78,13 @@ def test_no_value_of_a_variable_of_make_is_executed(name, tmp_path):
     for value in VALUES:
         given = value.format(tmp_path / "executed")
         command = ["make", "-s", "shown", f"{name}={given}"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.stdout == f"{given}\n", done.stderr
     assert not (tmp_path / "executed").exists()
 

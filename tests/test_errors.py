@@ -101,7 +101,13 @@ def test_a_signal_while_modules_load_is_one_line(tmp_path):
 def test_outside_the_environment_a_script_says_what_to_do(script):
     """-S: without installed packages."""
     command = [sys.executable, "-I", "-S", f"scripts/{script}.py", "status"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()

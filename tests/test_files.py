@@ -33,7 +33,13 @@ def test_a_file_is_flushed_before_and_after_it_is_named(tmp_path, monkeypatch):
     assert order == ["fsync", "replace", "fsync"]
 
 
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+@pytest.mark.parametrize(
+    ("umask", "mode"),
+    [
+        (0o022, 0o644),
+        (0o077, 0o600),
+    ],
+)
 def test_a_file_has_the_permissions_of_the_umask(umask, mode, tmp_path):
     before = os.umask(umask)
     try:

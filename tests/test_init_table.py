@@ -10,8 +10,16 @@ from torch import nn
 
 from tests.interop.toys import build
 
-SIZES = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-SIZES |= {"num_attention_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SIZES = {
+    "vocab_size": 16,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def sequences(step, count=8):
@@ -68,7 +76,12 @@ FITTED = "complex-linear | activations"
 
 def line(arm, trained, step, loss):
     steps = 8 if trained else 0
-    where = {"arm": arm, "windows": 64, "calibration": 24, "trained": trained}
+    where = {
+        "arm": arm,
+        "windows": 64,
+        "calibration": 24,
+        "trained": trained,
+    }
     return where | {"steps": steps, "step": step, "loss": loss}
 
 

@@ -220,7 +220,13 @@ def test_results_outside_the_checkout_are_told(monkeypatch, capsys, tmp_path):
 
 
 def test_the_variables_of_make_stand_for_options(monkeypatch):
-    values = {"STUDY": "a b", "RUNS": "'c d'", "SCALE": "quick", "SEEDS": "2; x", "CELL": "e f"}
+    values = {
+        "STUDY": "a b",
+        "RUNS": "'c d'",
+        "SCALE": "quick",
+        "SEEDS": "2; x",
+        "CELL": "e f",
+    }
     for name, value in (values | {"ARGS": "-f 'g h'"}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["tools.py", "status", "--from-make", "tracker=none"])
@@ -238,7 +244,12 @@ def test_a_variable_of_make_with_an_open_quote_is_an_error(monkeypatch):
 
 
 HERE = {"results_dir": Path("here")}
-SAMPLING = {"tokens": 3, "temperature": 0.5, "top_k": 4, "seed": 5}
+SAMPLING = {
+    "tokens": 3,
+    "temperature": 0.5,
+    "top_k": 4,
+    "seed": 5,
+}
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,12 @@ def entry(path, root):
     """A file or folder in a tree's listing."""
     kind = "directory" if path.is_dir() else "file"
     name = str(path.relative_to(root))
-    return {"type": kind, "path": name, "size": path.stat().st_size, "oid": "0" * 40}
+    return {
+        "type": kind,
+        "path": name,
+        "size": path.stat().st_size,
+        "oid": "0" * 40,
+    }
 
 
 @contextmanager

@@ -251,5 +251,9 @@ def test_token_ids_are_those_of_the_published_runs(real_data, tmp_path, monkeypa
     validation = "64f9f2e4c3ef931bc3279e9e7e84875becfdc158c8e99d5c00a6625a8a9d02d6"
     assert sha256_file(tokens.folder / "train.npy") == train
     assert sha256_file(tokens.folder / "validation.npy") == validation
-    losses = {"unigram": 6.360068, "bigram": 4.372086, "trigram": 4.066469}
+    losses = {
+        "unigram": 6.360068,
+        "bigram": 4.372086,
+        "trigram": 4.066469,
+    }
     assert load_ngrams(tokens)["loss_nats"] == losses

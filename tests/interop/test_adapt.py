@@ -32,7 +32,13 @@ def test_named_layers_are_replaced_and_the_rest_is_left():
     assert merge(model) == []
 
 
-@pytest.mark.parametrize(("weight", "bias"), [(False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("weight", "bias"),
+    [
+        (False, True),
+        (True, False),
+    ],
+)
 def test_weight_and_bias_keep_each_its_dtype_and_requires_grad(weight, bias):
     model = Attention(bias=True)
     model.k_proj.weight.data = model.k_proj.weight.data.bfloat16()
@@ -65,7 +71,13 @@ def test_nearest_is_the_projection_onto_eq_30_within_heads(pairing):
 def test_fresh_values_have_the_deviation_of_the_replaced_weight():
     model = nn.Sequential(nn.Linear(512, 512))
     nn.init.normal_(model[0].weight, std=0.03)
-    [replaced] = complexify(model, names=["0"], pairing="half", head_dim=8, init="fresh")
+    [replaced] = complexify(
+        model,
+        names=["0"],
+        pairing="half",
+        head_dim=8,
+        init="fresh",
+    )
     layer = model[0]
     assert layer.a.std().item() == pytest.approx(0.03, rel=0.1)
     assert layer.b.std().item() == pytest.approx(0.03, rel=0.1)

@@ -23,7 +23,11 @@ def test_activations_is_the_least_squares_fit_of_the_outputs(pairing):
     x = torch.randn(40, 6) @ torch.randn(6, 6) + 1
     model = nn.Sequential(nn.Linear(6, 8, bias=False))
     y = model(x).detach()
-    options = {"names": ["0"], "pairing": pairing, "head_dim": 4}
+    options = {
+        "names": ["0"],
+        "pairing": pairing,
+        "head_dim": 4,
+    }
     batches = [{"input": x[:30]}, x[30:]]
     [replaced] = complexify(model, init="activations", inputs=batches, **options)
     fit = model(x)
@@ -98,7 +102,11 @@ class Chain(nn.Module):
 def test_sequential_fits_each_layer_to_the_dense_outputs_on_what_it_will_get():
     """Weights and bias of the second layer, on the first layer's fit."""
     dense, model, x = Chain(), Chain(), torch.randn(50, 2)
-    options = {"names": ["q_proj"], "pairing": "half", "head_dim": 2}
+    options = {
+        "names": ["q_proj"],
+        "pairing": "half",
+        "head_dim": 2,
+    }
     complexify(model, init="sequential", inputs=[x[:20], x[20:]], **options)
     assert_least_squares(model.second, model(x), dense(x).detach())
 

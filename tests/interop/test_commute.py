@@ -7,9 +7,21 @@ from crope.adapt import check, complexify, layout
 from crope.interop import layers
 from tests.interop.toys import GROUPED, IDS, SIZES, build
 
-GPTJ = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
-GPTJ |= {"n_positions": 64, "bos_token_id": 1, "eos_token_id": 2}
-ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+GPTJ = {
+    "vocab_size": 96,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "rotary_dim": 4,
+    "n_positions": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ROPE = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "mrope_section": [2, 1, 1],
+}
 FAMILIES = [
     ("Llama", "half", GROUPED),
     ("Qwen3", "half", GROUPED),  # a norm of each head before the rotation
@@ -89,7 +101,11 @@ def test_small_scores_are_told_from_values_with_two_tokens():
 def test_wrong_pairs_of_a_slow_rotation_are_noticed_with_few_tokens(
     monkeypatch,
 ):
-    rope = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}
+    rope = {
+        "rope_type": "linear",
+        "factor": 8.0,
+        "rope_theta": 1e4,
+    }
     model = build("Llama", **SIZES, head_dim=128, rope_parameters=rope)
     forget_families(monkeypatch)
     complexify(model, pairing="interleaved")

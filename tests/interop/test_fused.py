@@ -9,7 +9,13 @@ from torch import nn
 from crope.adapt import check, complexify, load, merge, save, split_qkv
 from tests.interop.toys import GROUPED, IDS, SIZES, Adapted, build, logits
 
-GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
+GPT2 = {
+    "vocab_size": 96,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 32,
+}
 NEW = {"new_decoder_architecture": True, "num_kv_heads": 2}
 # Family, its sizes, and the outputs of K; heads have 8 channels.
 FAMILIES = [

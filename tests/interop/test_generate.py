@@ -9,7 +9,12 @@ from tests.conftest import TOY_VOCAB
 from tests.model.oracles import assert_close, build, model_config, random_tokens, randomise
 from tests.toy_runs import toy_corpus, train_toy
 
-SETTINGS = {"tokens": 32, "temperature": 1.0, "top_k": 0, "seed": 1}  # two contexts
+SETTINGS = {
+    "tokens": 32,  # two contexts
+    "temperature": 1.0,
+    "top_k": 0,
+    "seed": 1,
+}
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,14 @@ def test_a_family_is_saved_loaded_and_merged(family, sizes, tmp_path):
 SHARDS = {"max_shard_size": "20KB"}
 
 
-@pytest.mark.parametrize(("first", "second"), [({}, SHARDS), (SHARDS, {}), (SHARDS, SHARDS)])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, SHARDS),
+        (SHARDS, {}),
+        (SHARDS, SHARDS),
+    ],
+)
 def test_a_second_save_into_a_folder_leaves_nothing_of_the_first(first, second, tmp_path):
     model = complexified()
     save(model, tmp_path, **first)

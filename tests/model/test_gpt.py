@@ -161,7 +161,12 @@ def test_initial_values(model):
 
     The smallest tensor has 1,024 values: its std is off by 2.2 % (one sigma), its mean by std / 32.
     """
-    size = {"d_model": 64, "n_layers": 4, "tied_head": False, "qkv_bias": True}
+    size = {
+        "d_model": 64,
+        "n_layers": 4,
+        "tied_head": False,
+        "qkv_bias": True,
+    }
     decoder = build(model_config(model, **size), vocab=128)
     pooled = []
     for name, parameter in decoder.named_parameters():

@@ -58,7 +58,12 @@ def together(*parts):
 
 def losses(*, study="mine", setting="", corpora=1, settings=1, **options):
     """The same runs as `by_study` gives them."""
-    known = {"study": study, "setting": setting, "corpora": corpora, "settings": settings}
+    known = {
+        "study": study,
+        "setting": setting,
+        "corpora": corpora,
+        "settings": settings,
+    }
     return runs(setting=setting, **options).assign(**known)
 
 

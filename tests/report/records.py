@@ -46,7 +46,11 @@ def record(folder, run_id="rope-ptb-base-s0-1", *, loss=5.0, **summary):
 
 def failed(folder, run_id, error):
     """A run that ended with an error of this type."""
-    details = {"type": error, "message": "loss is nan", "step": 20}
+    details = {
+        "type": error,
+        "message": "loss is nan",
+        "step": 20,
+    }
     ended = record(folder, run_id, status="failed", error=details)
     del ended.summary["val_full"], ended.summary["metrics_sha256"]
     return ended

@@ -99,7 +99,12 @@ def test_two_settings_are_subtracted():
 
 
 PTB = losses(corpora=2, rope=[5.0, 5.0, 5.0], crope=[5.1, 5.2, 5.3])
-WIKI = losses(corpora=2, dataset="wikitext2", rope=[6.0, 6.0], crope=[6.3, 6.6])
+WIKI = losses(
+    corpora=2,
+    dataset="wikitext2",
+    rope=[6.0, 6.0],
+    crope=[6.3, 6.6],
+)
 
 
 def test_corpora_are_averaged_within_the_seeds_that_have_all():

@@ -10,7 +10,11 @@ from tests.report.frames import runs, study_row, together
 
 MADE = {"provenance.commit": "c" * 40, "provenance.device": "a CPU"}
 TABLE1 = runs(rope=[5.0, 5.5], crope=[5.25, 5.5], columns=MADE)
-COST = {"first_seed": 10, "setting": "-long", "columns": MADE}
+COST = {
+    "first_seed": 10,
+    "setting": "-long",
+    "columns": MADE,
+}
 PTB = runs(rope=[4.0], crope=[4.25], mqa=[4.5], **COST)
 WIKI = runs(rope=[4.0], crope=[4.5], dataset="wikitext2", **COST)
 SEEDS = range(10, 20)
@@ -89,7 +93,11 @@ def test_without_a_name_all_names(told):
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("table1/ptb/rop", "table1/ptb/rope"), ("cost/mqx-rope", "cost/mqa - rope")]
+    ("name", "near"),
+    [
+        ("table1/ptb/rop", "table1/ptb/rope"),
+        ("cost/mqx-rope", "cost/mqa - rope"),
+    ],
 )
 def test_an_unknown_name_has_near_ones(told, name, near):
     with pytest.raises(UserError, match=near):

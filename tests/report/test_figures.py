@@ -9,9 +9,19 @@ from crope.report.page import TEMPLATE
 from crope.style import COLOURS, render
 from tests.report.frames import runs
 
-SCHEDULE = {"config.train.max_steps": 10, "config.train.lr_step_size": 4, "config.train.lr": 0.002}
+SCHEDULE = {
+    "config.train.max_steps": 10,
+    "config.train.lr_step_size": 4,
+    "config.train.lr": 0.002,
+}
 TABLE1 = runs(crope=[5.1, 5.3], rope=[5.0, 5.2], columns=SCHEDULE)
-LINE = {"by_seed": [0.0, 0.5], "mean": 0.25, "low": -0.5, "high": 1.0, "setting": "train.lr=0.002"}
+LINE = {
+    "by_seed": [0.0, 0.5],
+    "mean": 0.25,
+    "low": -0.5,
+    "high": 1.0,
+    "setting": "train.lr=0.002",
+}
 
 
 def curves():

@@ -7,7 +7,15 @@ import pytest
 from crope.errors import UserError
 from crope.report.findings import findings
 
-P1 = {"name": "P1", "setting": "", "complete": True, "n": 3, "mean": 0.2, "low": 0.1, "high": 0.3}
+P1 = {
+    "name": "P1",
+    "setting": "",
+    "complete": True,
+    "n": 3,
+    "mean": 0.2,
+    "low": 0.1,
+    "high": 0.3,
+}
 FAST = P1 | {"name": "rates", "setting": "train.lr=2", "mean": -0.1234, "low": -0.2, "high": 0.1}
 LINES = pd.DataFrame([P1, FAST | {"setting": "train.lr=1", "mean": 9.0}, FAST])
 

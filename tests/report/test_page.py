@@ -56,7 +56,11 @@ def test_the_users_runs_are_in_the_tables(built, capsys):
 
 
 def test_failed_runs_are_listed_with_their_error(built):
-    error = {"error.type": "ValueError", "error.message": "bad\nvalue", "error.step": 20}
+    error = {
+        "error.type": "ValueError",
+        "error.message": "bad\nvalue",
+        "error.step": 20,
+    }
     failed = own(rope=[5.0]).assign(status="failed", loss=np.nan, **error)
     text = (built(failed, NONE) / "index.html").read_text()
     assert "<li>rope-ptb-base-s0: ValueError: bad value (step 20)</li>" in text

@@ -16,7 +16,12 @@ from tests.report.records import failed, record
 
 SHA256 = {"train": "t", "validation": "v"}
 SPLITS = {name: {"sha256": digest} for name, digest in SHA256.items()}
-CLEAN = {"commit": "c", "dirty": False, "device": "a CPU", "data": {"splits": SPLITS}}
+CLEAN = {
+    "commit": "c",
+    "dirty": False,
+    "device": "a CPU",
+    "data": {"splits": SPLITS},
+}
 NGRAMS = {
     "used": {"corpus": "used", "tokenizer": {}, "sha256": SHA256},
     "other": {"corpus": "other", "tokenizer": {}, "sha256": SHA256 | {"train": "x"}},

@@ -61,7 +61,11 @@ def test_table_1_as_printed():
 
 
 def test_table_2_has_the_papers_configurations():
-    place = {"study": "table2", "dataset": "pg19", "row": "b2_l512_d64"}
+    place = {
+        "study": "table2",
+        "dataset": "pg19",
+        "row": "b2_l512_d64",
+    }
     row = study_row("rope", "crope", **place)
     table = loss_table("table2", [row], frames.losses(rope=[5.0], **place), NO_RUNS, {})
     label = "B=2, L=512, D=64, γ=0.9, step=1000"
@@ -71,7 +75,12 @@ def test_table_2_has_the_papers_configurations():
 
 def test_runs_of_the_papers_own_size_stand_below():
     size = SIZE | {"scale": "paper"}
-    large = frames.losses(study="paper_ptb", rope=[4.0], crope=[4.5], columns=size)
+    large = frames.losses(
+        study="paper_ptb",
+        rope=[4.0],
+        crope=[4.5],
+        columns=size,
+    )
     full, sampled = lines(table1(of_table1(rope=[5.0], crope=[5.1]), large))[3:5]
     difference = f"+0.5000, {N}1"
     assert full == ["", "full, paper's size", "missing", "4.0000", "4.5000", difference]
@@ -122,7 +131,12 @@ def test_why_a_cell_is_empty():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.00851, "+0.0085"), (-0.0012, "−0.0012"), (-1e-5, "0.0000"), (np.inf, "diverged")],
+    [
+        (0.00851, "+0.0085"),
+        (-0.0012, "−0.0012"),
+        (-1e-5, "0.0000"),
+        (np.inf, "diverged"),
+    ],
 )
 def test_a_signed_number(value, text):
     assert signed(value) == text
@@ -137,7 +151,11 @@ def test_planned_differences_have_their_question():
 
 
 def test_where_a_difference_was_measured():
-    line = {"dataset": "pg19", "row": "b2_l512_d64", "setting": "train.lr=0.002"}
+    line = {
+        "dataset": "pg19",
+        "row": "b2_l512_d64",
+        "setting": "train.lr=0.002",
+    }
     assert tables.place(line) == "PG-19; B=2, L=512, D=64, γ=0.9, step=1000; train.lr=0.002"
     assert tables.place({"dataset": "", "row": "base"}) == "all corpora"
 

@@ -109,7 +109,12 @@ def test_q_k_and_v_have_a_rate_of_their_own(toy, tmp_path):
     options = ("train.max_steps=1", "model=rope", "train.qkv_lr_factor=1.5")
     before = build_model(toy_run(tmp_path, *options).config).blocks[0].attn
     after = toy(*options)[0].blocks[0].attn
-    rates = {"q_proj": 0.0015, "k_proj": 0.0015, "v_proj": 0.0015, "out_proj": 0.001}
+    rates = {
+        "q_proj": 0.0015,
+        "k_proj": 0.0015,
+        "v_proj": 0.0015,
+        "out_proj": 0.001,
+    }
     for name, rate in rates.items():
         change = getattr(after, name).weight - getattr(before, name).weight
         assert change.abs().max().item() == pytest.approx(rate, rel=1e-2)
@@ -242,7 +247,13 @@ def test_batches_are_drawn_for_the_split_the_seed_and_the_step(toy, monkeypatch)
 
     def note(tokens, *, seed, step, purpose, **sizes):
         seen.append((len(tokens), seed, step, purpose))
-        return sample_batch(tokens, seed=seed, step=step, purpose=purpose, **sizes)
+        return sample_batch(
+            tokens,
+            seed=seed,
+            step=step,
+            purpose=purpose,
+            **sizes,
+        )
 
     monkeypatch.setattr(losses, "sample_batch", note)
     toy("seed=3", "eval.batches=2", "train.max_steps=1")
