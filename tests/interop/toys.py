@@ -69,3 +69,8 @@ def build(family="Llama", **sizes):
 def logits(model):
     with torch.no_grad():
         return model.eval()(input_ids=IDS).logits
+
+
+def same_logits(one, other):
+    """Whether two models have the same logits, to the last bit."""
+    return torch.equal(logits(one), logits(other))
