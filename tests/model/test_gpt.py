@@ -137,15 +137,6 @@ def test_models_start_equal_where_they_share_tensors(one, other):
         assert re.search(r"[qkv]_proj|positions", name)
 
 
-def test_no_two_matrices_are_alike():
-    """Nor the same draws at another scale."""
-    matrices = [value for value in build(model_config("crope")).parameters() if value.ndim == 2]
-    for one, two in combinations(matrices, 2):
-        if one.shape == two.shape:
-            both = torch.stack((one.flatten(), two.flatten())).double()
-            assert torch.corrcoef(both)[0, 1].abs() < 0.4
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_initial_values(model):
     """GPT-2: N(0, 0.02), projections into the residual stream 0.02 / sqrt(2 n_layers); biases 0,
