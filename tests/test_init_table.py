@@ -1,11 +1,12 @@
 """The table of starts: low rank, what is measured again, what is printed; on a tiny trained model."""
 
 import copy
+from argparse import Namespace
 
 import init_table
 import pytest
 import torch
-from init_table import DENSE, Source, make_low_rank, render
+from init_table import DENSE, Source, make_low_rank, measure, render
 from torch import nn
 
 from tests.interop.toys import build
@@ -61,6 +62,17 @@ def test_fits_to_activations_keep_what_the_nearest_layers_lose(source, init):
     dense = converted_loss(source, DENSE)
     assert converted_loss(source, "complex-linear | nearest") > dense + 0.5
     assert converted_loss(source, f"complex-linear | {init}") < dense + 0.1
+
+
+def test_what_is_measured_is_not_measured_again(source, tmp_path, monkeypatch):
+    """After 0, 1, 2, 4 and 8 steps: five lines."""
+    file, options = tmp_path / "losses.jsonl", Namespace(trained="qkv", steps=8)
+    measure(source, DENSE, file, options)
+    measured = file.read_text()
+    assert measured.count("\n") == 5
+    monkeypatch.setattr(init_table, "convert", None)
+    measure(source, DENSE, file, options)
+    assert file.read_text() == measured
 
 
 def test_only_q_k_and_v_are_trained_if_so_asked(source):
