@@ -5,11 +5,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ from safetensors.torch import load_file
 from crope.config import ROOT
 from crope.data.tokens import TokenSet
 from crope.files import read_metrics
-from crope.runs.compose import Run, load_run
+from crope.runs.compose import load_run
 from crope.train import loop as trainer
 
 # A shell starts background commands with SIGINT ignored, nohup with SIGHUP; every process that a test
@@ -51,7 +48,6 @@ SLOW = (
     "test_reproduce.py",
     "test_scripts.py::test_a_mistake_",
     "test_scripts.py::test_a_multirun_",
-    "test_scripts.py::test_a_script_starts_",
     "test_scripts.py::test_an_answer_",
     "test_scripts.py::test_reproduce_",
     "theory/",
@@ -81,7 +77,7 @@ TOY_OVERRIDES = (
 )
 
 
-def make_toy_tokens(folder: Path) -> TokenSet:
+def make_toy_tokens(folder):
     """Two short splits of random ids with the meta that a prepared corpus has."""
     ids = np.random.default_rng(1).integers(TOY_VOCAB, size=1200).astype(np.uint16)
     splits = {"train": ids[:900], "validation": ids[900:]}
@@ -96,7 +92,7 @@ def make_toy_tokens(folder: Path) -> TokenSet:
     return TokenSet(folder, meta, splits["train"], splits["validation"])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     for item in items:
         if any(name in item.nodeid for name in SLOW):
             item.add_marker("slow")
@@ -123,21 +119,19 @@ def own_conf(tmp_path, monkeypatch):
     return copy
 
 
-def toy_run(results: Path, *more: str) -> Run:
+def toy_run(results, *more):
     return load_run([*TOY_OVERRIDES, f"results_dir={results}", *more])
 
 
 @contextmanager
-def raises_one_line(
-    error: type[Exception], match: str
-) -> Iterator[pytest.ExceptionInfo[Exception]]:
+def raises_one_line(error, match):
     """pytest.raises for an error that is shown to users: its message has no line feed."""
     with pytest.raises(error, match=match) as caught:
         yield caught
     assert "\n" not in str(caught.value)
 
 
-def run_script(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_script(name, *arguments, **environment):
     """The ended process of one of the scripts of this repository."""
     command = [sys.executable, f"scripts/{name}", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
@@ -152,17 +146,17 @@ def run_script(name: str, *arguments: str, **environment: str) -> subprocess.Com
     )
 
 
-def printed_by(code: str) -> str:
+def printed_by(code):
     """The output of a Python process of its own, which ends without an error."""
     command = [sys.executable, "-c", code]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-def count_steps_as_seconds(set_attribute: Callable[..., None] = setattr) -> None:
+def count_steps_as_seconds(set_attribute=setattr):
     """Replaces the trainer's clock by one that each update moves by a second."""
     clock, real = SimpleNamespace(now=0.0), trainer.train_step
 
-    def step(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def step(*args, **kwargs):
         loss = real(*args, **kwargs)
         clock.now += 1  # not for an update that a stop prevents
         return loss
@@ -172,11 +166,11 @@ def count_steps_as_seconds(set_attribute: Callable[..., None] = setattr) -> None
 
 
 @contextmanager
-def during_step(at: int, action: Callable[[], None]) -> Iterator[None]:
+def during_step(at, action):
     """Calls `action` before update number at + 1 of every run within the block."""
     real = trainer.train_step
 
-    def step_with_action(*args: object, step: int, **kwargs: object) -> torch.Tensor:
+    def step_with_action(*args, step, **kwargs):
         if step == at:
             action()
         return real(*args, step=step, **kwargs)
@@ -186,12 +180,12 @@ def during_step(at: int, action: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def die() -> None:
+def die():
     """Ends a run within a step without saving."""
     raise KeyboardInterrupt
 
 
-def stop() -> None:
+def stop():
     """Requests a stop of this process."""
     signal.raise_signal(signal.SIGTERM)
 
@@ -202,12 +196,12 @@ def step_clock(monkeypatch):
     count_steps_as_seconds(monkeypatch.setattr)
 
 
-def contents(folder: Path, pattern: str = "*") -> dict[str, bytes]:
+def contents(folder, pattern="*"):
     """The bytes of a folder's files."""
     return {path.name: path.read_bytes() for path in folder.glob(pattern)}
 
 
-def losses(run: Run) -> list[tuple[int, str, float]]:
+def losses(run):
     """Every loss and learning rate of metrics.jsonl; times are left out."""
     rows = read_metrics(run.path / "metrics.jsonl")
     return [
@@ -218,7 +212,7 @@ def losses(run: Run) -> list[tuple[int, str, float]]:
     ]
 
 
-def same_bits(one: Run, other: Run) -> bool:
+def same_bits(one, other):
     """Whether two runs have equal losses and equal weights."""
     first, second = (load_file(run.path / "weights.safetensors") for run in (one, other))
     same_weights = all(torch.equal(first[name], second[name]) for name in first)

@@ -1,10 +1,8 @@
 """The schema: the values that it refuses, and what its defaults are."""
 
-import math
-
 import pytest
 
-from crope.config import ModelConfig, TrainConfig, saved_section
+from crope.config import ModelConfig, saved_section
 from crope.errors import ConfigError
 from crope.runs.compose import load_run
 from tests.conftest import raises_one_line
@@ -26,8 +24,6 @@ from tests.conftest import raises_one_line
         ("runtime.checkpoint_seconds=-1", "runtime.checkpoint_seconds"),
         ("model.dropout=1", "below"),
         ("model.position=rotry", "model.position"),
-        ("model.d_model=130", "divisible"),
-        ("model.d_model=132", "odd"),
         ("tokenizer.vocab_size=10", "257"),
         ("scale=paper tokenizer.vocab_size=4096", "50257"),
         # Widths and rates that rounding takes to nothing, or beyond all numbers.
@@ -43,26 +39,13 @@ def test_values_that_the_types_allow_and_the_checks_refuse(override, word):
         load_run(override.split())
 
 
-def test_the_smallest_feed_forward_layer_has_a_width_of_one():
-    assert load_run(["model.ffn_ratio=0.0079", "model.d_model=128"]).config.model.ffn_width == 1
-
-
-def test_the_rate_falls_by_gamma_at_each_step_size():
-    train = TrainConfig(lr=0.5, lr_gamma=0.1, lr_step_size=10)
-    assert train.learning_rate(9) == 0.5
-    assert train.learning_rate(10) == pytest.approx(0.05, rel=1e-12)
-    assert train.learning_rate(19) == pytest.approx(0.05, rel=1e-12)
-    assert train.learning_rate(20) == pytest.approx(0.005, rel=1e-12)
-
-
-def test_the_rate_rises_linearly_in_the_warm_up():
-    train = TrainConfig(lr=1.0, lr_gamma=1.0, lr_step_size=1, warmup_steps=4)
-    rates = [train.learning_rate(step) for step in range(5)]
-    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0]
-
-
 def test_a_saved_section_may_have_keys_that_have_left_the_schema():
-    saved = {"position": "rotary", "projection": "real", "n_layers": 2, "gone": 1}
+    saved = {
+        "position": "rotary",
+        "projection": "real",
+        "n_layers": 2,
+        "gone": 1,
+    }
     assert saved_section(ModelConfig, saved) == ModelConfig("rotary", "real", n_layers=2)
 
 
@@ -74,7 +57,3 @@ def differences(one, other):
 def test_models_differ_in_one_choice_each():
     assert differences("rope", "xpos") == {"position"}
     assert differences("rope", "crope") == {"projection"}
-
-
-def test_the_embedding_is_multiplied_by_the_root_of_its_width():
-    assert load_run(["model.d_model=64"]).config.model.embed_factor == math.sqrt(64)

@@ -54,12 +54,6 @@ def test_a_stderr_without_reader_fails_nothing(run, pipe_without_reader):
     assert done == (0, "done\n", 0)
 
 
-def test_a_closed_stderr_is_open_for_the_command_and_its_processes(run, tmp_path):
-    code = "print(sys.stderr.isatty(), os.get_inheritable(2), open('file', 'w').fileno() > 2)"
-    done = run(code, preexec_fn=lambda: os.close(2), cwd=tmp_path)
-    assert done == (0, "False True True\n", 0)
-
-
 @pytest.mark.parametrize(
     ("encoding", "shown"),
     [
@@ -107,7 +101,13 @@ def test_a_signal_while_modules_load_is_one_line(tmp_path):
 def test_outside_the_environment_a_script_says_what_to_do(script):
     """-S: without installed packages."""
     command = [sys.executable, "-I", "-S", f"scripts/{script}.py", "status"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()

@@ -1,9 +1,7 @@
 """The table of starts: low rank, what is measured again, what is printed; on a tiny trained model."""
 
 import copy
-import json
 from argparse import Namespace
-from typing import Any
 
 import init_table
 import pytest
@@ -11,14 +9,21 @@ import torch
 from init_table import DENSE, Source, make_low_rank, measure, render
 from torch import nn
 
-from crope.model.complex_linear import ComplexLinear
 from tests.interop.toys import build
 
-SIZES = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-SIZES |= {"num_attention_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SIZES = {
+    "vocab_size": 16,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
-def sequences(step: int, count: int = 8) -> torch.Tensor:
+def sequences(step, count=8):
     """Each token is the sum of the two before it, with 16 tokens."""
     rows = [torch.randint(16, (count, 2), generator=torch.Generator().manual_seed(step)).T]
     tokens = [*rows[0]]
@@ -46,7 +51,7 @@ def source():
     return made
 
 
-def converted_loss(source: Source, arm: str) -> float:
+def converted_loss(source, arm):
     model = copy.deepcopy(source.model)
     init_table.convert(model, arm, source)
     return init_table.validation_loss(model, source)
@@ -59,23 +64,15 @@ def test_fits_to_activations_keep_what_the_nearest_layers_lose(source, init):
     assert converted_loss(source, f"complex-linear | {init}") < dense + 0.1
 
 
-def test_a_row_of_some_layers_leaves_the_others(source):
-    model = copy.deepcopy(source.model)
-    init_table.convert(model, "complex-linear, V only | nearest", source)
-    attention = model.model.layers[0].self_attn
-    assert type(attention.q_proj) is nn.Linear
-    assert type(attention.v_proj) is ComplexLinear
-
-
 def test_what_is_measured_is_not_measured_again(source, tmp_path, monkeypatch):
-    file, options = tmp_path / "init" / "losses.jsonl", Namespace(trained="qkv", steps=8)
+    """After 0, 1, 2, 4 and 8 steps: five lines."""
+    file, options = tmp_path / "losses.jsonl", Namespace(trained="qkv", steps=8)
     measure(source, DENSE, file, options)
-    lines = [json.loads(text) for text in file.read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 1, 2, 4, 8]
-    assert lines[0]["loss"] == init_table.validation_loss(source.model, source)
+    measured = file.read_text()
+    assert measured.count("\n") == 5
     monkeypatch.setattr(init_table, "convert", None)
     measure(source, DENSE, file, options)
-    assert len(file.read_text().splitlines()) == 5
+    assert file.read_text() == measured
 
 
 def test_only_q_k_and_v_are_trained_if_so_asked(source):
@@ -89,9 +86,14 @@ def test_only_q_k_and_v_are_trained_if_so_asked(source):
 FITTED = "complex-linear | activations"
 
 
-def line(arm: str, trained: str | None, step: int, loss: float) -> dict[str, Any]:
+def line(arm, trained, step, loss):
     steps = 8 if trained else 0
-    where = {"arm": arm, "windows": 64, "calibration": 24, "trained": trained}
+    where = {
+        "arm": arm,
+        "windows": 64,
+        "calibration": 24,
+        "trained": trained,
+    }
     return where | {"steps": steps, "step": step, "loss": loss}
 
 
@@ -122,17 +124,6 @@ def test_the_curve_has_the_distance_from_the_dense_model_tuned_alike():
     ]
 
 
-def test_rows_with_several_sizes_of_the_calibration_are_a_table():
-    larger = line(FITTED, None, 0, 2.5) | {"calibration": 96}
-    tables = render([*LINES, larger], calibration=24, sources=1)
-    assert tables["calibration"].splitlines() == [
-        "| Q, K and V | start | 24 windows | 96 windows |",
-        "|---|---|---:|---:|",
-        "| complex-linear | activations | 3.000 | 2.500 |",
-    ]
-    assert render(LINES, calibration=24, sources=1)["calibration"] == ""
-
-
 def test_means_are_over_runs_that_all_have_the_loss():
     second = [line(DENSE, None, 0, 1.3), line(FITTED, None, 0, 5.0)]
     assert render([*LINES, *second], calibration=24, sources=2)["init"].splitlines() == [
@@ -149,7 +140,7 @@ def test_low_rank_is_the_truncated_svd():
     x = torch.randn(40, 8) @ torch.randn(8, 8)
     for batches, inputs in (([], torch.eye(8)), ([x], x)):
         model = nn.ModuleDict({"q_proj": nn.Linear(8, 8, bias=False)})
-        model.forward = lambda x, model=model: model["q_proj"](x)  # type: ignore[misc]
+        model.forward = lambda x, model=model: model["q_proj"](x)
         dense = model["q_proj"].weight.detach().clone()
         make_low_rank(model, batches)
         discarded = torch.linalg.svdvals(inputs @ dense.T)[2:]

@@ -70,23 +70,6 @@ def test_table2_is_as_printed():
     assert list(rows) == list(read(TABLE2))
 
 
-def test_models_have_the_papers_names_in_its_order():
-    assert list(paper.MODEL_LABELS.values()) == ["XPOS", "RoPE", "CRoPE"]
-
-
-@pytest.mark.parametrize(
-    ("table", "row", "dataset"),
-    [
-        ("table1", "base", "tiny"),
-        ("table2", "base", "tiny"),
-        ("table2", "b2_l512_d64", "ptb"),
-        ("table1", "b2_l512_d64", "pg19"),
-    ],
-)
-def test_cells_that_the_paper_does_not_have(table, row, dataset):
-    assert paper.printed_loss(table, row, dataset, "crope") is None
-
-
 def test_scale_paper_is_the_papers_setting():
     config = load_run(["model=crope", "data=ptb", "scale=paper"]).config
     assert {key: attrgetter(key)(config) for key in SETTINGS} == SETTINGS

@@ -1,10 +1,8 @@
 """The scripts as commands: what they refuse, what they pass on, output and exit status."""
 
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import cli
 import pytest
@@ -13,12 +11,9 @@ import reproduce as reproduce_script
 import tools
 import train as train_script
 
-from crope.config import ROOT
 from crope.errors import ConfigError, DataUnavailable, StorageError, UserError
 from tests.conftest import TOY_OVERRIDES, printed_by, raises_one_line, run_script
 from tests.toy_runs import toy_corpus, train_toy
-
-Train = Any
 
 
 @pytest.fixture
@@ -214,12 +209,6 @@ def test_an_answer_does_not_wait_for_torch(script, arguments):
     assert printed_by(code).endswith("False\n")
 
 
-@pytest.mark.parametrize("script", ["train", "reproduce", "report", "tools"])
-def test_a_script_starts_without_docstrings_and_without_its_folder(script):
-    command = [sys.executable, "-OO", "-I", f"scripts/{script}.py", "--help"]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
-
-
 def test_results_outside_the_checkout_are_told(monkeypatch, capsys, tmp_path):
     """Once, and where the folder was not given in full."""
     cli.say_where("results")
@@ -231,7 +220,13 @@ def test_results_outside_the_checkout_are_told(monkeypatch, capsys, tmp_path):
 
 
 def test_the_variables_of_make_stand_for_options(monkeypatch):
-    values = {"STUDY": "a b", "RUNS": "'c d'", "SCALE": "quick", "SEEDS": "2; x", "CELL": "e f"}
+    values = {
+        "STUDY": "a b",
+        "RUNS": "'c d'",
+        "SCALE": "quick",
+        "SEEDS": "2; x",
+        "CELL": "e f",
+    }
     for name, value in (values | {"ARGS": "-f 'g h'"}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["tools.py", "status", "--from-make", "tracker=none"])
@@ -249,14 +244,17 @@ def test_a_variable_of_make_with_an_open_quote_is_an_error(monkeypatch):
 
 
 HERE = {"results_dir": Path("here")}
-SAMPLING = {"tokens": 3, "temperature": 0.5, "top_k": 4, "seed": 5}
+SAMPLING = {
+    "tokens": 3,
+    "temperature": 0.5,
+    "top_k": 4,
+    "seed": 5,
+}
 
 
 @pytest.mark.parametrize(
     ("words", "function", "passed", "options"),
     [
-        ("golden", "train.golden.remake", [], {}),
-        ("readme", "report.publish.update_readme", [], {}),
         (
             "theory --seeds=2 --results-dir=here",
             "theory.report.make_theory",

@@ -16,18 +16,18 @@ TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 SECTIONS = re.split(r"^## ", TUTORIAL, flags=re.MULTILINE)[1:]
 
 
-def blocks(section: str) -> list[str]:
+def blocks(section):
     """The fenced blocks of a section, without their indentation and fences."""
     fenced = re.findall(r"^( *)```\w+\n(.*?)^ *```", section, re.MULTILINE | re.DOTALL)
     return [re.sub(f"^{indent}", "", text, flags=re.MULTILINE) for indent, text in fenced]
 
 
-def commands(section: str) -> list[str]:
+def commands(section):
     return re.findall(r"^    ((?:python|make) .*)$", section, re.MULTILINE)
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
+def copy(tmp_path):
     """A copy of the repository, whose scripts import its own package."""
     ignored = shutil.ignore_patterns(".*", "__pycache__", "results")
     shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored)
@@ -36,19 +36,19 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def insert(file: Path, before: str, text: str) -> None:
+def insert(file, before, text):
     code = file.read_text(encoding="utf-8")
     assert code.count(before) == 1, before
     file.write_text(code.replace(before, text + before), encoding="utf-8")
 
 
 @pytest.mark.on_demand
-def test_the_tutorial_to_the_letter(copy: Path) -> None:
+def test_the_tutorial_to_the_letter(copy):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PYTHONPATH": str(copy), "PATH": path, "OMP_NUM_THREADS": "1"}
     environment |= {"CROPE_DATA_DIR": str(copy / "text"), "CROPE_CACHE_DIR": str(copy / "cache")}
 
-    def run(command: str) -> str:
+    def run(command):
         command = command.replace("make ", "make -o .venv/.stamp ")  # no installation
         done = subprocess.run(
             command, shell=True, cwd=copy, env=environment, capture_output=True, text=True

@@ -1,19 +1,17 @@
 """Real runs on the toy corpus, for tests of what happens after training."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from crope.data.tokens import train_bpe
-from crope.runs.record import Record, read_record
+from crope.runs.record import read_record
 from crope.runs.run import execute
 from tests.conftest import TOY_VOCAB, make_toy_tokens, toy_run
 
 
 @contextmanager
-def toy_corpus(folder: Path) -> Iterator[None]:
+def toy_corpus(folder):
     """Every load of tokens within the block returns the toy corpus, with a tokenizer of its size.
 
     Everything runs on the CPU, also where there is a GPU: tests compare with the CPU's bits.
@@ -29,7 +27,7 @@ def toy_corpus(folder: Path) -> Iterator[None]:
         yield
 
 
-def train_toy(folder: Path, *overrides: str) -> Record:
+def train_toy(folder, *overrides):
     """A complete run of 12 steps below `folder`."""
     run = toy_run(folder, *overrides)
     assert execute(run).status in ("complete", "skipped")

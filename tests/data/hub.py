@@ -26,7 +26,7 @@ class Hub(http.server.ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.fault = ""
         self.fault_path = "*"
-        self.requests: list[str] = []
+        self.requests = []
         self.released = threading.Event()
 
     def handle_error(self, *_):
@@ -104,7 +104,12 @@ def entry(path, root):
     """A file or folder in a tree's listing."""
     kind = "directory" if path.is_dir() else "file"
     name = str(path.relative_to(root))
-    return {"type": kind, "path": name, "size": path.stat().st_size, "oid": "0" * 40}
+    return {
+        "type": kind,
+        "path": name,
+        "size": path.stat().st_size,
+        "oid": "0" * 40,
+    }
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import copy
 import re
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -33,14 +32,20 @@ def test_named_layers_are_replaced_and_the_rest_is_left():
     assert merge(model) == []
 
 
-@pytest.mark.parametrize(("weight", "bias"), [(False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("weight", "bias"),
+    [
+        (False, True),
+        (True, False),
+    ],
+)
 def test_weight_and_bias_keep_each_its_dtype_and_requires_grad(weight, bias):
     model = Attention(bias=True)
     model.k_proj.weight.data = model.k_proj.weight.data.bfloat16()
     model.k_proj.weight.requires_grad_(weight)
     model.k_proj.bias.requires_grad_(bias)
     complexify(model, pairing="half")
-    layer: Any = model.k_proj
+    layer = model.k_proj
     assert (layer.a.dtype, layer.bias.dtype) == (torch.bfloat16, torch.float32)
     assert (layer.b.requires_grad, layer.bias.requires_grad) == (weight, bias)
     layer.a.requires_grad_(False)  # b is still trained, so the dense weight is
@@ -66,19 +71,18 @@ def test_nearest_is_the_projection_onto_eq_30_within_heads(pairing):
 def test_fresh_values_have_the_deviation_of_the_replaced_weight():
     model = nn.Sequential(nn.Linear(512, 512))
     nn.init.normal_(model[0].weight, std=0.03)
-    [replaced] = complexify(model, names=["0"], pairing="half", head_dim=8, init="fresh")
-    layer: Any = model[0]
+    [replaced] = complexify(
+        model,
+        names=["0"],
+        pairing="half",
+        head_dim=8,
+        init="fresh",
+    )
+    layer = model[0]
     assert layer.a.std().item() == pytest.approx(0.03, rel=0.1)
     assert layer.b.std().item() == pytest.approx(0.03, rel=0.1)
     assert not layer.bias.any()
     assert replaced.kept == 0.0
-
-
-def test_nearest_does_not_overflow_in_float16():
-    model = Attention().half()
-    nn.init.constant_(model.q_proj.weight, 60000.0)
-    complexify(model, pairing="half")
-    assert model.q_proj.a.eq(60000.0).all()
 
 
 def test_a_model_without_values_is_converted_too():
@@ -100,17 +104,17 @@ def test_what_fails_midway_leaves_the_model_as_it_was():
     assert model.training and not model.q_proj._forward_hooks
 
 
-def put(name: str, layer: Any) -> Any:
+def put(name, layer):
     return lambda model: setattr(model, name, layer)
 
 
-def tie(model: Any) -> None:
+def tie(model):
     model.o_proj.weight = model.q_proj.weight
 
 
 ZERO3 = nn.Linear(8, 4)  # as it leaves a layer
 ZERO3.weight = nn.Parameter(torch.empty(0))
-REFUSED: list[tuple[Any, str]] = [
+REFUSED = [
     (lambda m: m.v_proj.to(torch.float8_e4m3fn), "v_proj is a Linear"),
     (lambda m: nn.utils.parametrizations.weight_norm(m.v_proj), "v_proj is a Parametrized"),
     (lambda m: complexify(m, pairing="half"), "q_proj is a ComplexLinear"),
@@ -133,7 +137,7 @@ def test_layers_that_cannot_be_replaced_are_named(change, word):
     assert list(model.modules()) == before
 
 
-REFUSED_MERGES: list[tuple[Any, str]] = [
+REFUSED_MERGES = [
     (lambda m: setattr(m.k_proj, "forward", print), "k_proj has hooks"),
     (lambda m: setattr(m, "k_proj", Adapted(m.k_proj)), "k_proj.base_layer is wrapped"),
     (lambda m: setattr(m.k_proj, "a", ZERO3.weight), "k_proj: its a is only a part"),
@@ -154,7 +158,8 @@ def test_layers_and_adapter_import_without_the_pipeline():
     """`pip install crope` brings torch and numpy only."""
     absent = ["hydra", "omegaconf", "yaml", "wandb", "pandas", "matplotlib", "scipy", "pydantic"]
     code = f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"
-    code += "import crope; crope.adapt.check, crope.complexify, crope.GPT, crope.RotaryEmbedding"
+    code += "import crope; crope.adapt.check, crope.complexify, crope.GPT, crope.RotaryEmbedding,"
+    code += " crope.ComplexLinear, crope.ModelConfig"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -163,6 +168,6 @@ def test_the_page_runs(capsys):
     code, *_ = blocks((ROOT / "docs" / "own-model.md").read_text(encoding="utf-8"))
     exec(code, {})
     printed = capsys.readouterr().out
-    difference = float(re.search(r"logits differ by (\S+)", printed)[1])  # type: ignore[index]
+    difference = float(re.search(r"logits differ by (\S+)", printed)[1])
     assert difference < 1e-6
     assert "2,048 -> 1,024" in printed

@@ -1,7 +1,5 @@
 """Fits to activations, and which tokens count."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +10,7 @@ from crope.interop.calibration import calibrate
 from tests.interop.toys import IDS, build, logits
 
 
-def assert_least_squares(layer: Any, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+def assert_least_squares(layer, outputs, targets):
     """No change of the layer's weights brings the outputs nearer to the targets; but for a ridge."""
     (outputs - targets).square().mean().backward()
     for value in layer.parameters():
@@ -25,7 +23,11 @@ def test_activations_is_the_least_squares_fit_of_the_outputs(pairing):
     x = torch.randn(40, 6) @ torch.randn(6, 6) + 1
     model = nn.Sequential(nn.Linear(6, 8, bias=False))
     y = model(x).detach()
-    options: dict[str, Any] = {"names": ["0"], "pairing": pairing, "head_dim": 4}
+    options = {
+        "names": ["0"],
+        "pairing": pairing,
+        "head_dim": 4,
+    }
     batches = [{"input": x[:30]}, x[30:]]
     [replaced] = complexify(model, init="activations", inputs=batches, **options)
     fit = model(x)
@@ -37,13 +39,13 @@ def test_activations_is_the_least_squares_fit_of_the_outputs(pairing):
 class Masked(nn.Module):
     """A layer that gets its tokens with a mask, as models of transformers do."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(2, 2, bias=False)
         self.other = nn.Linear(2, 2)
         self.flat = False
 
-    def forward(self, x: torch.Tensor, attention_mask: Any = None) -> torch.Tensor:
+    def forward(self, x, attention_mask=None):
         return self.layer(x.flatten(0, 1) if self.flat else x)
 
 
@@ -87,20 +89,24 @@ def test_inputs_that_do_not_determine_the_weights_are_refused(name, x, word):
 class Chain(nn.Module):
     """Two layers, of which the second reads what the first writes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.first = nn.ModuleDict({"q_proj": nn.Linear(2, 2, bias=False)})
         self.second = nn.ModuleDict({"q_proj": nn.Linear(2, 2)})
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.second["q_proj"](self.first["q_proj"](x).relu())
 
 
 def test_sequential_fits_each_layer_to_the_dense_outputs_on_what_it_will_get():
     """Weights and bias of the second layer, on the first layer's fit."""
     dense, model, x = Chain(), Chain(), torch.randn(50, 2)
-    options: dict[str, Any] = {"names": ["q_proj"], "pairing": "half", "head_dim": 2}
+    options = {
+        "names": ["q_proj"],
+        "pairing": "half",
+        "head_dim": 2,
+    }
     complexify(model, init="sequential", inputs=[x[:20], x[20:]], **options)
     assert_least_squares(model.second, model(x), dense(x).detach())
 
@@ -112,7 +118,7 @@ def test_a_dry_run_with_labels_logs_the_losses_and_what_is_kept(
     nn.init.normal_(model.lm_head.weight)  # losses that differ in the first digit
     batch = {"input_ids": IDS, "labels": IDS}
 
-    def loss() -> float:
+    def loss():
         predicted = logits(model)[:, :-1].flatten(0, 1)
         return F.cross_entropy(predicted, IDS[:, 1:].flatten()).item()
 

@@ -72,7 +72,11 @@ def test_transformers_computes_the_logits_of_every_model(name, changes):
 def test_padding_on_the_left_changes_no_text(name):
     config = model_config(name, d_model=16)
     ours = randomise(build(config, vocab=TOY_VOCAB, max_len=LENGTH)).float()
-    settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    settings = {
+        "max_new_tokens": 4,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
     tokens_BT = torch.tensor([[5, 7, 11]])
     padded_BT, mask_BT = F.pad(tokens_BT, (4, 0)), F.pad(torch.ones_like(tokens_BT), (4, 0))
     exported = as_transformers(ours)

@@ -5,13 +5,16 @@ import torch
 
 from crope.errors import UserError
 from crope.interop.generate import generate, next_logits, sample_token
-from crope.model.gpt import GPT
-from crope.runs.record import Record
 from tests.conftest import TOY_VOCAB
 from tests.model.oracles import assert_close, build, model_config, random_tokens, randomise
 from tests.toy_runs import toy_corpus, train_toy
 
-SETTINGS = {"tokens": 32, "temperature": 1.0, "top_k": 0, "seed": 1}  # two contexts
+SETTINGS = {
+    "tokens": 32,  # two contexts
+    "temperature": 1.0,
+    "top_k": 0,
+    "seed": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,7 @@ def trained(tmp_path_factory):
         yield train_toy(folder, "model=crope", "train.lr=0.01", "model.dropout=0.5")
 
 
-def text(record: Record, prompt: str = "a", **changes: object) -> str:
+def text(record, prompt="a", **changes):
     return generate(record, prompt, **SETTINGS | changes)
 
 
@@ -46,9 +49,9 @@ def test_the_likeliest_text_is_the_same_at_every_seed(likeliest, trained):
 
 def test_each_token_follows_those_that_were_drawn(trained, monkeypatch):
     """Of a model whose likeliest token is the next number; past the 16 tokens of the context."""
-    contexts: list[list[int]] = []
+    contexts = []
 
-    def next_number(model: GPT, context: list[int]) -> torch.Tensor:
+    def next_number(model, context):
         contexts.append(list(context))
         return torch.eye(TOY_VOCAB)[(context[-1] + 1) % TOY_VOCAB]
 

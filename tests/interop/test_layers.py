@@ -1,14 +1,12 @@
 """Which layers are chosen, with which pairs and heads, and what is refused."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from torch import nn
 
 from crope.adapt import complexify, layout
-from crope.interop import layers
-from tests.interop.toys import SIZES, Attention, build
+from tests.interop.toys import Attention
 
 NAMES = [
     ((name for name in ("q_proj", "k_proj")), ["0.q_proj", "0.k_proj", "1.q_proj", "1.k_proj"]),
@@ -24,7 +22,7 @@ def test_layers_are_chosen_by_the_end_of_their_path_or_a_regular_expression(name
     assert list(layout(model)) == chosen
 
 
-OPTIONS: list[tuple[dict[str, Any], str]] = [
+OPTIONS = [
     ({"names": ["query"]}, "k_proj, o_proj, q_proj, v_proj"),
     ({"names": r"layers.*"}, "no layer is named layers"),
     ({"names": "*.q_proj"}, "regular expression"),
@@ -61,7 +59,7 @@ def test_a_fused_layer_of_another_name_has_more_outputs_than_the_heads():
         complexify(model, names=["mixer"], pairing="half")
 
 
-WIDTHS: list[tuple[dict[str, int], dict[str, int]]] = [
+WIDTHS = [
     ({"qk_head_dim": 4, "head_dim": 2}, {}),
     ({"head_dim": 4}, {"head_dim": 2}),
     ({}, {"head_dim": 4, "hidden_size": 8, "num_attention_heads": 4}),
@@ -91,7 +89,7 @@ def test_a_named_head_width_overrules_one_that_follows_from_other_sizes():
 
 
 PART, WHOLE = {"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 1.0}
-SHARES: list[tuple[dict[str, Any], bool]] = [
+SHARES = [
     ({}, True),
     (PART, False),
     ({"rope_parameters": PART}, False),
@@ -119,15 +117,6 @@ def test_layers_of_several_parts_are_refused():
     assert len(complexify(model, names=r"vision\..*(q|k)_proj", pairing="half")) == 2
 
 
-REFUSED = [("Phi", "only 50%"), ("StableLm", "only 25%"), ("GPTNeoX", "query_key_value")]
-
-
-@pytest.mark.parametrize(("family", "word"), REFUSED)
-def test_families_that_cannot_be_converted_are_refused(family, word):
-    with pytest.raises(ValueError, match=word):
-        complexify(build(family, **SIZES))
-
-
 def test_a_pairing_that_is_not_the_familys_is_refused():
     model = Attention()
     model.config = SimpleNamespace(model_type="llama")
@@ -140,7 +129,3 @@ def test_half_split_pairs_of_interleaved_families_are_refused():
     model.config = SimpleNamespace(model_type="deepseek_v3", rope_interleave=False)
     with pytest.raises(ValueError, match="rope_interleave"):
         complexify(model, names=["q_proj"])
-
-
-def test_no_family_is_listed_with_both_pairings():
-    assert not set(layers.HALF.split()) & set(layers.INTERLEAVED.split())

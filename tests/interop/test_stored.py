@@ -1,19 +1,17 @@
 """Halved weights on disk and layouts: equal outputs or one error."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from crope.adapt import complexify, layout, load, merge, restore, save
-from tests.interop.toys import GROUPED, Adapted, Attention, build, logits
+from tests.interop.toys import GROUPED, Adapted, Attention, build, logits, same_logits
 
-FAMILIES: list[tuple[str, dict[str, Any]]] = [
+FAMILIES = [
     ("Llama", GROUPED | {"tie_word_embeddings": True}),
     # The names in its files are not those of its parameters.
     ("Mixtral", GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1}),
@@ -23,7 +21,7 @@ WEIGHTS = "model.complex.safetensors"
 Q = "model.layers.1.self_attn.q_proj"
 
 
-def complexified() -> Any:
+def complexified():
     model = build()
     complexify(model)
     return model
@@ -38,22 +36,29 @@ def test_a_family_is_saved_loaded_and_merged(family, sizes, tmp_path):
         type(model).from_pretrained(tmp_path)
     loaded = load(tmp_path)
     assert type(loaded) is type(model) and layout(loaded) == layout(model)
-    assert torch.equal(logits(loaded), logits(model))
+    assert same_logits(loaded, model)
     merge(loaded)
     torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=1e-5)
 
 
-SHARDS: dict[str, Any] = {"max_shard_size": "20KB"}
+SHARDS = {"max_shard_size": "20KB"}
 
 
-@pytest.mark.parametrize(("first", "second"), [({}, SHARDS), (SHARDS, {}), (SHARDS, SHARDS)])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, SHARDS),
+        (SHARDS, {}),
+        (SHARDS, SHARDS),
+    ],
+)
 def test_a_second_save_into_a_folder_leaves_nothing_of_the_first(first, second, tmp_path):
     model = complexified()
     save(model, tmp_path, **first)
     (tmp_path / "tokenizer.json").write_text("{}")
     nn.init.ones_(model.get_submodule(Q).a)
     save(model, tmp_path, **second)
-    assert torch.equal(logits(load(tmp_path)), logits(model))
+    assert same_logits(load(tmp_path), model)
     sharded = not (tmp_path / WEIGHTS).exists()
     assert sharded == (second == SHARDS)
     assert sharded == bool(list(tmp_path.glob("model.complex-*")))
@@ -67,7 +72,7 @@ def test_a_save_that_fails_leaves_the_first_as_it_was(tmp_path):
     with pytest.raises(ValueError):
         save(model, tmp_path, max_shard_size="twenty")
     assert {file.name for file in tmp_path.iterdir()} == before
-    assert torch.equal(logits(load(tmp_path)), logits(model))
+    assert same_logits(load(tmp_path), model)
 
 
 def test_a_save_that_stops_midway_does_not_leave_a_mixture(tmp_path, monkeypatch):
@@ -75,7 +80,7 @@ def test_a_save_that_stops_midway_does_not_leave_a_mixture(tmp_path, monkeypatch
     save(model, tmp_path, **SHARDS)
     moved, move = [], Path.replace
 
-    def stop_at_the_third(file: Path, target: Path) -> None:
+    def stop_at_the_third(file, target):
         moved.append(file.name)
         if len(moved) == 3:
             raise OSError
@@ -102,32 +107,16 @@ def test_weights_that_from_pretrained_would_open_are_in_the_way(name, tmp_path):
         save(model, tmp_path)
 
 
-def tensors(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        from safetensors import safe_open
-        from safetensors.torch import load_file, save_file
-
-        with safe_open(folder / WEIGHTS, "pt") as opened:
-            metadata = opened.metadata()
-        values = load_file(folder / WEIGHTS)
-        change(values)
-        save_file(values, folder / WEIGHTS, metadata=metadata)
-
-    return edit
-
-
-def configuration(**values: Any) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
+def configuration(**values):
+    def edit(folder):
         file = folder / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
     return edit
 
 
-DAMAGES: list[tuple[Any, str]] = [
-    (tensors(lambda t: t.pop(f"{Q}.a")), f"missing_keys.*{Q}.a"),
-    (tensors(lambda t: t.update(other=torch.ones(2))), "unexpected_keys.*other"),
-    (tensors(lambda t: t.update({f"{Q}.a": torch.ones(4, 4)})), f"mismatched_keys.*{Q}.a"),
+DAMAGES = [
+    (configuration(num_hidden_layers=3), "missing_keys.*layers.2"),
     (lambda folder: (folder / WEIGHTS).write_bytes(b"x" * 99), "damaged"),
     (lambda folder: (folder / WEIGHTS).unlink(), "missing or damaged"),
     (configuration(architectures=["Own"]), "no attribute Own"),
@@ -141,13 +130,6 @@ def test_load_names_what_is_wrong_with_the_files(damage, word, tmp_path):
     damage(tmp_path)
     with pytest.raises(ValueError, match=word):
         load(tmp_path)
-
-
-def test_a_folder_of_earlier_versions_has_the_layout_in_a_file(tmp_path):
-    model = complexified()
-    model.save_pretrained(tmp_path, variant="complex")
-    (tmp_path / "complex_layers.json").write_text(json.dumps(layout(model)))
-    assert torch.equal(logits(load(tmp_path)), logits(model))
 
 
 def test_load_and_save_need_a_complexified_model_of_transformers(tmp_path):
@@ -181,7 +163,7 @@ def test_a_model_of_another_class_is_restored_from_its_layout():
     assert torch.equal(again.v_proj.weight, model.v_proj.weight)
 
 
-LAYOUTS: list[tuple[str, dict[str, Any], str]] = [
+LAYOUTS = [
     ("w_proj", {}, "w_proj is missing"),
     ("v_proj", {"head_dim": 2}, "width of a head is 4"),
     ("v_proj", {"pairing": "interleaved"}, "pairing='half'"),
@@ -190,7 +172,7 @@ LAYOUTS: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "pairs", "word"), LAYOUTS)
 def test_restore_refuses_another_layout_and_changes_nothing(name, pairs, word):
-    model: Any = Attention()
+    model = Attention()
     model.config = SimpleNamespace(model_type="llama")
     right = {"pairing": "half", "head_dim": 4}
     with pytest.raises(ValueError, match=word):

@@ -1,7 +1,6 @@
 """Another basis of V: the same model, of which a complex-linear V keeps more."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -12,12 +11,12 @@ from tests.interop.toys import GROUPED, build, logits
 INPUTS = torch.randint(3, 96, (8, 24), generator=torch.Generator().manual_seed(0))
 
 
-def kept(model: Any) -> float:
-    options: dict[str, Any] = {"names": ["1.self_attn.v_proj"], "init": "activations"}
+def kept(model):
+    options = {"names": ["1.self_attn.v_proj"], "init": "activations"}
     return complexify(model, inputs=INPUTS, dry_run=True, **options)[0].kept
 
 
-FAMILIES: list[tuple[str, dict[str, Any]]] = [
+FAMILIES = [
     ("Llama", GROUPED),  # a head of V for two of queries
     ("Qwen2", GROUPED),  # biases
     ("Cohere", GROUPED),  # interleaved pairs

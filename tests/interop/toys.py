@@ -1,7 +1,5 @@
 """Small models for the tests of the adapter."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -10,7 +8,7 @@ from torch import nn
 class Attention(nn.Module):
     """The projections of two heads of queries, one of keys and one of values."""
 
-    def __init__(self, *, bias: bool = False, head_dim: int = 4) -> None:
+    def __init__(self, *, bias=False, head_dim=4):
         super().__init__()
         self.head_dim = head_dim
         self.q_proj = nn.Linear(8, 2 * head_dim, bias=bias)
@@ -26,12 +24,12 @@ class Quantised(nn.Linear):
 class Adapted(nn.Module):
     """A wrapper, as those of peft (LoRA, DoRA, IA3)."""
 
-    def __init__(self, base_layer: nn.Module) -> None:
+    def __init__(self, base_layer):
         super().__init__()
         self.base_layer = base_layer
 
 
-def times_i(channels: int, pairing: str, head_dim: int = 4) -> torch.Tensor:
+def times_i(channels, pairing, head_dim=4):
     """Multiplication by i in the channel pairs: a weight W is complex-linear if W i = i W."""
     distance = head_dim // 2 if pairing == "half" else 1
     first = torch.arange(channels).unflatten(0, (-1, 2, distance))[:, 0].flatten()
@@ -41,7 +39,7 @@ def times_i(channels: int, pairing: str, head_dim: int = 4) -> torch.Tensor:
     return matrix
 
 
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": 96,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -55,7 +53,7 @@ GROUPED = SIZES | {"num_key_value_heads": 2, "head_dim": 8}
 IDS = torch.arange(3, 51).view(2, 24)
 
 
-def build(family: str = "Llama", **sizes: Any) -> Any:
+def build(family="Llama", **sizes):
     """A tiny random model of transformers; biases are random too."""
     transformers = pytest.importorskip("transformers", reason="needs the extra `transformers`")
     torch.manual_seed(0)
@@ -68,6 +66,11 @@ def build(family: str = "Llama", **sizes: Any) -> Any:
     return model
 
 
-def logits(model: Any) -> torch.Tensor:
+def logits(model):
     with torch.no_grad():
         return model.eval()(input_ids=IDS).logits
+
+
+def same_logits(one, other):
+    """Whether two models have the same logits, to the last bit."""
+    return torch.equal(logits(one), logits(other))

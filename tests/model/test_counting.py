@@ -33,7 +33,12 @@ MATRICES = {  # weights of Q, K and V in one layer at D = E = 64 unless named: 4
     "conjugate": 3 * 2048,
     "multi_query": 4096 + 2 * 64 * 16,  # heads of 16
 }
-PARTS = {"norm": "norms", ".ffn_": "ffn", ".out_proj.": "output_projection", "_proj.": "qkv"}
+PARTS = {
+    "norm": "norms",
+    ".ffn_": "ffn",
+    ".out_proj.": "output_projection",
+    "_proj.": "qkv",
+}
 TABLES = {"learned": 8 * 64, "relative_bias": 32 * 4}  # max_len 8
 
 
@@ -66,7 +71,12 @@ def test_closed_forms(model, tied, qkv_bias):
 
     One more at the end.
     """
-    sizes = {"d_model": 64, "n_layers": 3, "tied_head": tied, "qkv_bias": qkv_bias}
+    sizes = {
+        "d_model": 64,
+        "n_layers": 3,
+        "tied_head": tied,
+        "qkv_bias": qkv_bias,
+    }
     config = model_config(model, **sizes)
     width = WIDTHS.get(config.projection, 64)
     kv_width = 16 if config.projection == "multi_query" else width

@@ -16,7 +16,6 @@ from crope.config import (
 )
 from crope.model import attention, positions, projections
 from crope.model.gpt import GPT
-from tests.conftest import printed_by
 from tests.model.oracles import WIDTH, build, cross_entropy, random_tokens
 
 ROPE = ModelConfig("rotary", "real")
@@ -92,21 +91,6 @@ def test_a_decoder_has_no_value_that_a_run_could_not_have(key, value):
 
 
 @pytest.mark.parametrize(
-    ("d_model", "width"),
-    [
-        (64, 104),
-        (128, 208),
-        (512, 816),
-    ],
-)
-def test_complex_wide_is_1_6_times_as_wide(d_model, width):
-    """To the nearest multiple of 8 (4 heads of even width)."""
-    model = ModelConfig("rotary", "complex_wide", d_model=d_model)
-    assert model.attention_width == width
-    assert model.head_width == width // 4
-
-
-@pytest.mark.parametrize(
     ("sizes", "rank"),
     [
         ((128, 128), 32),
@@ -117,11 +101,3 @@ def test_complex_wide_is_1_6_times_as_wide(d_model, width):
 def test_half_rank_is_the_largest_within_half_the_weights(sizes, rank):
     """r (D + E) <= D E / 2: 32 * 256 = 8192; 15 * 128 = 1920; 1 * 12 <= 18."""
     assert half_rank(*sizes) == rank
-
-
-def test_public_names_are_lazy():
-    code = (
-        "import sys, crope; crope.ModelConfig; assert 'torch' not in sys.modules; crope.GPT, crope.ComplexLinear;"
-        "crope.RotaryEmbedding"
-    )
-    printed_by(code)

@@ -10,18 +10,15 @@ from crope.model.positions import (
     Alibi,
     RelativeBias,
     RotaryEmbedding,
-    SinusoidalPositions,
     build_positions,
 )
 from crope.seeding import stream
 from tests.model.oracles import (
     alibi_bias,
-    assert_allclose,
     build,
     model_config,
     normal,
     randomise,
-    sinusoid,
     t5_bias,
     turn_by_complex_multiplication,
 )
@@ -44,14 +41,6 @@ def test_bf16_keeps_its_dtype_and_is_rotated_in_float32(autocast):
 def test_odd_head_width_is_rejected():
     with pytest.raises(ValueError, match="7"):
         RotaryEmbedding(7, max_len=4)
-
-
-@pytest.mark.parametrize("width", [2, 6, 128])
-def test_sinusoids_are_vaswanis(width):
-    zeros_BTD = torch.zeros(1, 90, width)
-    found = SinusoidalPositions(width, max_len=100).embed(zeros_BTD)
-    expected = [sinusoid(m, width) for m in range(90)]
-    assert_allclose(found[0], expected, atol=1e-6)
 
 
 def rms(tensor):

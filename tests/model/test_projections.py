@@ -38,7 +38,11 @@ def attention_of(projection, *, width, seed=0):
     ],
 )
 def test_which_of_q_k_v_are_complex(name, kinds):
-    classes = {"c": ComplexLinear, "r": torch.nn.Linear, "j": ConjugateLinear}
+    classes = {
+        "c": ComplexLinear,
+        "r": torch.nn.Linear,
+        "j": ConjugateLinear,
+    }
     for layer, kind in zip(attention_of(name, width=48).qkv, kinds, strict=True):
         assert type(layer) is classes[kind]
 

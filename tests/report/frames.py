@@ -1,8 +1,6 @@
 """Data frames of runs with chosen losses, without files."""
 
-from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import pandas as pd
 
@@ -15,13 +13,13 @@ MODELS = ("xpos", "rope", "crope")
 
 def runs(
     *,
-    dataset: str = "ptb",
-    setting: str = "",
-    row: str = "base",
-    first_seed: int = 0,
-    columns: dict[str, Any] | None = None,
-    **by_model: Sequence[float | None],
-) -> pd.DataFrame:
+    dataset="ptb",
+    setting="",
+    row="base",
+    first_seed=0,
+    columns=None,
+    **by_model,
+):
     """Complete runs as `load_frame` gives them: runs(rope=[5.0, 5.2]) has seeds 0 and 1 of RoPE.
     None is a seed without a run. columns: what differs from the usual.
     """
@@ -50,30 +48,33 @@ def runs(
 
 
 @cache
-def default_config() -> dict[str, Any]:
+def default_config():
     return load_run(["data=ptb", "scale=quick", "train.precision=fp32"]).container
 
 
-def together(*parts: pd.DataFrame) -> pd.DataFrame:
+def together(*parts):
     return pd.concat([part.dropna(axis=1) for part in parts]).reindex(columns=parts[0].columns)
 
 
-def losses(
-    *, study: str = "mine", setting: str = "", corpora: int = 1, settings: int = 1, **options: Any
-) -> pd.DataFrame:
+def losses(*, study="mine", setting="", corpora=1, settings=1, **options):
     """The same runs as `by_study` gives them."""
-    known = {"study": study, "setting": setting, "corpora": corpora, "settings": settings}
+    known = {
+        "study": study,
+        "setting": setting,
+        "corpora": corpora,
+        "settings": settings,
+    }
     return runs(setting=setting, **options).assign(**known)
 
 
 def study_row(
-    *models: str,
-    study: str = "mine",
-    dataset: str = "ptb",
-    setting: str = "",
-    row: str = "base",
-    seeds: Sequence[int] = (0, 1, 2),
-) -> StudyRow:
+    *models,
+    study="mine",
+    dataset="ptb",
+    setting="",
+    row="base",
+    seeds=(0, 1, 2),
+):
     """The row of a study whose cells have the runs of `runs`."""
     cells = []
     for model in models or ("rope", "crope"):

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
-from typing import Any
 
 from crope.runs.record import Record
 
@@ -24,9 +22,7 @@ LINES = [
 ]
 
 
-def record(
-    folder: Path, run_id: str = "rope-ptb-base-s0-1", *, loss: float = 5.0, **summary: Any
-) -> Record:
+def record(folder, run_id="rope-ptb-base-s0-1", *, loss=5.0, **summary):
     """A complete run with the lines LINES in metrics.jsonl. summary: what differs from the usual."""
     path = folder / run_id
     path.mkdir(parents=True)
@@ -48,9 +44,13 @@ def record(
     return Record(path, CONFIG, usual | summary, {"commit": "c", "device": "a CPU"})
 
 
-def failed(folder: Path, run_id: str, error: str) -> Record:
+def failed(folder, run_id, error):
     """A run that ended with an error of this type."""
-    details = {"type": error, "message": "loss is nan", "step": 20}
+    details = {
+        "type": error,
+        "message": "loss is nan",
+        "step": 20,
+    }
     ended = record(folder, run_id, status="failed", error=details)
     del ended.summary["val_full"], ended.summary["metrics_sha256"]
     return ended

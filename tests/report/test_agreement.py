@@ -21,7 +21,7 @@ def test_repeats_are_executions_of_one_run():
     assert lines["largest"].round(9).to_dict() == {"same": 0.01, "any": 0.25}
 
 
-def told(own: pd.DataFrame, lines: list[dict] | None = None) -> list[str]:
+def told(own, lines=None):
     own = own.assign(finished_utc="2026")
     return agreement.verdict(Runs("quick", own, PUBLIC, [], {}), pd.DataFrame(lines or []))
 
@@ -48,7 +48,13 @@ def test_copies_of_published_runs_prove_nothing():
 
 
 def test_then_the_difference_of_the_published_seeds():
-    line = {"dataset": "ptb", "row": "base", "setting": "", "n": 10, "complete": True}
+    line = {
+        "dataset": "ptb",
+        "row": "base",
+        "setting": "",
+        "n": 10,
+        "complete": True,
+    }
     line |= {"mean": 0.0081, "low": -0.0012, "high": 0.0173}
     assert told(runs(rope=[5.0]), [line])[2:] == [
         "CRoPE − RoPE by the published seeds (nats, 95 %); yours: 1",

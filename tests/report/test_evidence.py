@@ -25,11 +25,11 @@ def three_seeds(monkeypatch):
     monkeypatch.setattr(evidence, "planned_seeds", lambda study: (0, 1, 2))
 
 
-def nats(runs: pd.DataFrame, contrast: Contrast = COST) -> list[float]:
+def nats(runs, contrast=COST):
     return differences(runs, contrast)["nats"].round(9).tolist()
 
 
-def answered(runs: pd.DataFrame, contrast: Contrast = COST) -> dict[tuple[str, str], list[float]]:
+def answered(runs, contrast=COST):
     """(corpus, setting) -> the difference of each seed."""
     found = {}
     for line in answer(runs, contrast).to_dict("records"):
@@ -37,7 +37,7 @@ def answered(runs: pd.DataFrame, contrast: Contrast = COST) -> dict[tuple[str, s
     return found
 
 
-def printed(runs: pd.DataFrame, contrast: Contrast = COST) -> str:
+def printed(runs, contrast=COST):
     (line,) = answer(runs, contrast).to_dict("records")
     return interval_text(line)
 
@@ -71,7 +71,7 @@ def test_other_values_than_the_final_loss():
     assert nats(runs, replace(COST, seconds=(), of="beyond")) == [0.75]
 
 
-def at_rate(rate: str, **by_model: list[float | None]) -> pd.DataFrame:
+def at_rate(rate, **by_model):
     return losses(setting=rate, settings=2, **by_model)
 
 
@@ -99,7 +99,12 @@ def test_two_settings_are_subtracted():
 
 
 PTB = losses(corpora=2, rope=[5.0, 5.0, 5.0], crope=[5.1, 5.2, 5.3])
-WIKI = losses(corpora=2, dataset="wikitext2", rope=[6.0, 6.0], crope=[6.3, 6.6])
+WIKI = losses(
+    corpora=2,
+    dataset="wikitext2",
+    rope=[6.0, 6.0],
+    crope=[6.3, 6.6],
+)
 
 
 def test_corpora_are_averaged_within_the_seeds_that_have_all():

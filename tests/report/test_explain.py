@@ -6,12 +6,15 @@ from crope.errors import UserError
 from crope.report import explain as module
 from crope.report.explain import explain
 from crope.report.frame import Runs
-from crope.runs.study import StudyRow
 from tests.report.frames import runs, study_row, together
 
 MADE = {"provenance.commit": "c" * 40, "provenance.device": "a CPU"}
 TABLE1 = runs(rope=[5.0, 5.5], crope=[5.25, 5.5], columns=MADE)
-COST = {"first_seed": 10, "setting": "-long", "columns": MADE}
+COST = {
+    "first_seed": 10,
+    "setting": "-long",
+    "columns": MADE,
+}
 PTB = runs(rope=[4.0], crope=[4.25], mqa=[4.5], **COST)
 WIKI = runs(rope=[4.0], crope=[4.5], dataset="wikitext2", **COST)
 SEEDS = range(10, 20)
@@ -30,13 +33,13 @@ def told(monkeypatch, tmp_path):
     ]
     monkeypatch.setattr(module, "expected_table_rows", lambda scale, datasets: table)
 
-    def study_rows(study: str, scale: str, datasets: list[str] | None) -> list[StudyRow]:
+    def study_rows(study, scale, datasets):
         cost_here = cost if scale == "quick" else []
         return table if study == "table1" else cost_here
 
     monkeypatch.setattr(module, "study_rows", study_rows)
 
-    def call(name: str | None, scale: str = "quick") -> list[str]:
+    def call(name, scale="quick"):
         found = Runs(scale, own, together(TABLE1, PTB, WIKI), [], {})
         monkeypatch.setattr(module, "load_runs", lambda **_: found)
         text = explain(name, results_dir=tmp_path, published=tmp_path)
@@ -90,7 +93,11 @@ def test_without_a_name_all_names(told):
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("table1/ptb/rop", "table1/ptb/rope"), ("cost/mqx-rope", "cost/mqa - rope")]
+    ("name", "near"),
+    [
+        ("table1/ptb/rop", "table1/ptb/rope"),
+        ("cost/mqx-rope", "cost/mqa - rope"),
+    ],
 )
 def test_an_unknown_name_has_near_ones(told, name, near):
     with pytest.raises(UserError, match=near):

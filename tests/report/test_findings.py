@@ -1,7 +1,5 @@
 """Sentences about results: filled in, and refused once their answer has changed."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,12 +7,20 @@ import pytest
 from crope.errors import UserError
 from crope.report.findings import findings
 
-P1 = {"name": "P1", "setting": "", "complete": True, "n": 3, "mean": 0.2, "low": 0.1, "high": 0.3}
+P1 = {
+    "name": "P1",
+    "setting": "",
+    "complete": True,
+    "n": 3,
+    "mean": 0.2,
+    "low": 0.1,
+    "high": 0.3,
+}
 FAST = P1 | {"name": "rates", "setting": "train.lr=2", "mean": -0.1234, "low": -0.2, "high": 0.1}
 LINES = pd.DataFrame([P1, FAST | {"setting": "train.lr=1", "mean": 9.0}, FAST])
 
 
-def sentences(tmp_path: Path, lines: pd.DataFrame = LINES, now: str = "above 0") -> list[str]:
+def sentences(tmp_path, lines=LINES, now="above 0"):
     file = tmp_path / "findings.yaml"
     file.write_text(
         f"""

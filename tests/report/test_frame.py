@@ -1,7 +1,6 @@
 """The frame of runs: what a row holds, which runs count, from which record set, what is compared."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from crope.errors import UserError
@@ -62,7 +61,7 @@ def test_curves_of_own_and_published_runs(tmp_path):
     assert list(load_curves(tmp_path / "set" / "a")["step"]) == [0, 10, 20]
 
 
-def seeds(joined: pd.DataFrame) -> list[tuple[str, int]]:
+def seeds(joined):
     return sorted(zip(joined["model"], joined["seed"], strict=True))
 
 
@@ -110,7 +109,7 @@ def test_the_tables_take_every_seed_that_rope_and_crope_share():
     assert seeds(joined) == [*shared, ("xpos", 0)]
 
 
-def taken_from(**by_set: pd.DataFrame) -> list[str]:
+def taken_from(**by_set):
     """The record set of seed 0 and of seed 1."""
     parts = [part.assign(record_set=name) for name, part in by_set.items()]
     joined = by_study(together(*parts), [study_row()])
@@ -149,7 +148,7 @@ def test_runs_on_one_corpus_agree_in_data(split):
 def loaded(monkeypatch, tmp_path):
     """`load_runs` with own runs of these scales, and a published one of the scale medium."""
 
-    def call(*scales: str, dataset: str = "ptb") -> frame.Runs:
+    def call(*scales, dataset="ptb"):
         own = runs(rope=[5.0] * len(scales), dataset=dataset).assign(scale=list(scales))
         frames = iter([(own, []), (runs(crope=[5.0], columns={"scale": "medium"}), [])])
         monkeypatch.setattr(frame, "load_frame", lambda folders: next(frames))

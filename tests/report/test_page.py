@@ -16,7 +16,7 @@ NONE = runs(rope=[])
 PUBLIC = runs(rope=[5.07], crope=[5.1325], columns={"record_set": "public", **SCHEDULE})
 
 
-def own(**options) -> pd.DataFrame:
+def own(**options):
     return runs(columns={"finished_utc": "2026", **SCHEDULE}, **options)
 
 
@@ -24,12 +24,12 @@ def own(**options) -> pd.DataFrame:
 def built(monkeypatch, tmp_path):
     """Builds the report of these runs of Table 1, whose curves are empty; returns the folder."""
 
-    def table_rows(scale: str, datasets: list[str] | None = None):
+    def table_rows(scale, datasets=None):
         return [study_row(study="table1", dataset=name) for name in datasets or ["ptb"]] + [
             study_row(study="table2", dataset="pg19")
         ]
 
-    def call(mine: pd.DataFrame, public: pd.DataFrame, scale: str = "quick", invalid=()) -> Path:
+    def call(mine, public, scale="quick", invalid=()):
         found = Runs(scale, mine.assign(scale=scale), public, invalid, {})
         monkeypatch.setattr(page, "load_runs", lambda **_: found)
         assert page.build_report(results_dir=tmp_path) == list(invalid)
@@ -56,7 +56,11 @@ def test_the_users_runs_are_in_the_tables(built, capsys):
 
 
 def test_failed_runs_are_listed_with_their_error(built):
-    error = {"error.type": "ValueError", "error.message": "bad\nvalue", "error.step": 20}
+    error = {
+        "error.type": "ValueError",
+        "error.message": "bad\nvalue",
+        "error.step": 20,
+    }
     failed = own(rope=[5.0]).assign(status="failed", loss=np.nan, **error)
     text = (built(failed, NONE) / "index.html").read_text()
     assert "<li>rope-ptb-base-s0: ValueError: bad value (step 20)</li>" in text

@@ -1,7 +1,5 @@
 """Curves of several runs: which runs a name stands for, the last values and their differences."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 import yaml
@@ -14,7 +12,7 @@ from crope.runs.compose import load_run
 KEY = "val/loss_nats"
 
 
-def write_run(results: Path, *overrides: str, losses: tuple[float, ...] = (5.0, 4.0)) -> Path:
+def write_run(results, *overrides, losses=(5.0, 4.0)):
     """A run that still trains: two validation losses, ten steps apart."""
     common = ("data=ptb", "scale=quick", "train.precision=fp32", f"results_dir={results}")
     run = load_run([*common, *overrides])
@@ -25,7 +23,7 @@ def write_run(results: Path, *overrides: str, losses: tuple[float, ...] = (5.0, 
     return run.path
 
 
-def curves(**losses: dict[int, float]) -> dict[str, pd.Series]:
+def curves(**losses):
     """By run, then by step."""
     return {name: pd.Series(values) for name, values in losses.items()}
 

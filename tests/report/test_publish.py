@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,13 +12,16 @@ from crope.files import read_json, write_json
 from crope.report import publish as module
 from crope.report.frame import load_frame
 from crope.report.publish import publish
-from crope.report.tables import Table
-from crope.runs.record import Record
 from tests.report.records import failed, record
 
 SHA256 = {"train": "t", "validation": "v"}
 SPLITS = {name: {"sha256": digest} for name, digest in SHA256.items()}
-CLEAN = {"commit": "c", "dirty": False, "device": "a CPU", "data": {"splits": SPLITS}}
+CLEAN = {
+    "commit": "c",
+    "dirty": False,
+    "device": "a CPU",
+    "data": {"splits": SPLITS},
+}
 NGRAMS = {
     "used": {"corpus": "used", "tokenizer": {}, "sha256": SHA256},
     "other": {"corpus": "other", "tokenizer": {}, "sha256": SHA256 | {"train": "x"}},
@@ -33,7 +35,7 @@ def published(monkeypatch, tmp_path):
         (tmp_path / "tokens" / name).mkdir(parents=True)
     monkeypatch.setattr(module, "stored_ngrams", lambda folder: NGRAMS[folder.name])
 
-    def call(*records: Record, scale: str = "quick", invalid=(), name: str = "mine") -> Path:
+    def call(*records, scale="quick", invalid=(), name="mine"):
         monkeypatch.setattr(module, "read_records", lambda folder: (records, invalid))
         folders = {"published": tmp_path / "sets", "tokens_dir": tmp_path / "tokens"}
         publish(tmp_path, name, scale=scale, **folders)
@@ -94,15 +96,6 @@ def test_the_ngram_table_has_the_papers_loss_beside_gpt2s_tokens_only():
     assert module.ngram_table(ngrams).frame.to_numpy().tolist() == [
         ["Penn Treebank", "bpe 4,096", *ours, ""],
         ["Penn Treebank", "gpt2 50,257", *ours, "4.016"],
-    ]
-
-
-def test_the_readmes_tables_have_neither_sizes_nor_parameters():
-    lines = [["PTB", "paper"], ["here B=2", "full"], ["Parameters", ""]]
-    table = Table("t", "", pd.DataFrame(lines, columns=["Dataset", ""]))
-    assert module.without_size(table).frame.to_numpy().tolist() == [
-        ["PTB", "paper"],
-        ["", "full"],
     ]
 
 

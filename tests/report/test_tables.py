@@ -1,7 +1,6 @@
 """Tables as they are printed: the paper's numbers, this project's below them, differences."""
 
 import io
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,7 +9,7 @@ import pytest
 from crope.report import tables
 from crope.report.evidence import Contrast, answer
 from crope.report.frame import Runs
-from crope.report.tables import Table, loss_table, signed
+from crope.report.tables import loss_table, signed
 from crope.runs.compose import load_run
 from tests.report import frames
 from tests.report.frames import runs, study_row, together
@@ -27,17 +26,17 @@ NO_RUNS = frames.losses(rope=[])
 N = "n\u00a0=\u00a0"
 
 
-def of_table1(**options: Any) -> pd.DataFrame:
+def of_table1(**options):
     return frames.losses(study="table1", columns=SIZE, **options)
 
 
-def table1(shown: pd.DataFrame, large: pd.DataFrame = NO_RUNS, **reasons: str) -> Table:
+def table1(shown, large=NO_RUNS, **reasons):
     row = study_row("xpos", "rope", "crope", study="table1")
     by_cell = {f"{model}-ptb-base": reason for model, reason in reasons.items()}
     return loss_table("table1", [row], shown, large, by_cell)
 
 
-def lines(table: Table) -> list[list[Any]]:
+def lines(table):
     return table.frame.to_numpy().tolist()
 
 
@@ -62,7 +61,11 @@ def test_table_1_as_printed():
 
 
 def test_table_2_has_the_papers_configurations():
-    place = {"study": "table2", "dataset": "pg19", "row": "b2_l512_d64"}
+    place = {
+        "study": "table2",
+        "dataset": "pg19",
+        "row": "b2_l512_d64",
+    }
     row = study_row("rope", "crope", **place)
     table = loss_table("table2", [row], frames.losses(rope=[5.0], **place), NO_RUNS, {})
     label = "B=2, L=512, D=64, γ=0.9, step=1000"
@@ -72,7 +75,12 @@ def test_table_2_has_the_papers_configurations():
 
 def test_runs_of_the_papers_own_size_stand_below():
     size = SIZE | {"scale": "paper"}
-    large = frames.losses(study="paper_ptb", rope=[4.0], crope=[4.5], columns=size)
+    large = frames.losses(
+        study="paper_ptb",
+        rope=[4.0],
+        crope=[4.5],
+        columns=size,
+    )
     full, sampled = lines(table1(of_table1(rope=[5.0], crope=[5.1]), large))[3:5]
     difference = f"+0.5000, {N}1"
     assert full == ["", "full, paper's size", "missing", "4.0000", "4.5000", difference]
@@ -123,15 +131,15 @@ def test_why_a_cell_is_empty():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.00851, "+0.0085"), (-0.0012, "−0.0012"), (-1e-5, "0.0000"), (np.inf, "diverged")],
+    [
+        (0.00851, "+0.0085"),
+        (-0.0012, "−0.0012"),
+        (-1e-5, "0.0000"),
+        (np.inf, "diverged"),
+    ],
 )
 def test_a_signed_number(value, text):
     assert signed(value) == text
-
-
-def test_a_table_in_markdown():
-    table = Table("t", "Caption", pd.DataFrame([["a", 1]], columns=["Name", "n"]))
-    assert table.markdown() == "**Caption**\n\n|Name|n|\n|---|---|\n|a|1|"
 
 
 def test_planned_differences_have_their_question():
@@ -143,12 +151,16 @@ def test_planned_differences_have_their_question():
 
 
 def test_where_a_difference_was_measured():
-    line = {"dataset": "pg19", "row": "b2_l512_d64", "setting": "train.lr=0.002"}
+    line = {
+        "dataset": "pg19",
+        "row": "b2_l512_d64",
+        "setting": "train.lr=0.002",
+    }
     assert tables.place(line) == "PG-19; B=2, L=512, D=64, γ=0.9, step=1000; train.lr=0.002"
     assert tables.place({"dataset": "", "row": "base"}) == "all corpora"
 
 
-def own_lines(own: pd.DataFrame, public: pd.DataFrame) -> list[list[Any]]:
+def own_lines(own, public):
     run = load_run(["data=ptb", "scale=smoke", "train.lr=0.5", "train.precision=fp32"])
     own = own.assign(scale="smoke", whole_config=[[run.container]])
     return lines(tables.own_table(Runs("smoke", own, public, [], {})))
@@ -169,9 +181,3 @@ def test_own_runs_are_listed_with_what_differs():
 def test_a_failed_run_has_no_loss():
     failed = runs(rope=[5.0], columns={"status": "failed"})
     assert own_lines(failed, NO_RUNS)[0][3] == "failed"
-
-
-def test_a_table_without_the_sampled_losses():
-    table = table1(of_table1(rope=[5.0]))
-    assert [line[1] for line in lines(table)] == ["paper", "full", "sampled", ""]
-    assert [line[1] for line in lines(tables.without_sampled(table))] == ["paper", "full", ""]

@@ -16,7 +16,7 @@ X = np.array([0.5, -1.0, 1.5, 2.0])
 PRINTED = [-0.355, 1.06, 0.84, 2.37]
 
 
-def test_the_articles_own_numbers_come_from_base_100() -> None:
+def test_the_articles_own_numbers_come_from_base_100():
     """It writes 10000^(-i/d), which is RoFormer's formula with base sqrt(10000) = 100."""
     omega = frequencies(4, base=100.0)
     assert omega.tolist() == pytest.approx([1.0, 0.1])
@@ -24,7 +24,7 @@ def test_the_articles_own_numbers_come_from_base_100() -> None:
     assert rotated.tolist() == pytest.approx(PRINTED, abs=0.02)
 
 
-def test_the_model_does_not_rotate_as_the_article_prints() -> None:
+def test_the_model_does_not_rotate_as_the_article_prints():
     x_BHTK = torch.from_numpy(X).expand(1, 1, 4, 4)
     rotary = RotaryEmbedding(4, max_len=4)
     rotated = rotary.rotate(x_BHTK)[0, 0, 3].numpy()
@@ -32,7 +32,7 @@ def test_the_model_does_not_rotate_as_the_article_prints() -> None:
     assert abs(rotated[2] - PRINTED[2]) > 0.3
 
 
-def test_the_slides_sinusoids_lack_the_exponent() -> None:
+def test_the_slides_sinusoids_lack_the_exponent():
     """At d = 8, position 3 and channel 2 (t = 1) sin(k / 10000^(2t/d)) is sin(0.3); printed is
     sin(k / 10000 * 2t / d), nearly 0.
     """

@@ -56,7 +56,7 @@ def text_of_pointers(length: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("model", ["xpos", "rope", "crope"])
 @torch.no_grad()
-def test_opened_attention_is_the_models(model: str) -> None:
+def test_opened_attention_is_the_models(model):
     """With the mask; weights are a softmax of the scores over sqrt(K) (Eqs. 1 to 3)."""
     config, x_BTD = model_config(model), normal(2, 9, 24)
     attention = randomise(CausalAttention(config))
@@ -71,7 +71,7 @@ def test_opened_attention_is_the_models(model: str) -> None:
     np.testing.assert_allclose(weight_N, expected, rtol=1e-12)
 
 
-def test_eq_2_needs_the_exponential_below_the_fraction_too() -> None:
+def test_eq_2_needs_the_exponential_below_the_fraction_too():
     """Printed, the denominator sums attn, not exp attn: such weights do not sum to 1."""
     scores = comparison(gaussian(6, 8), position="rotary").scores()
     printed = np.exp(scores) / scores.sum(axis=1, keepdims=True)
@@ -81,7 +81,7 @@ def test_eq_2_needs_the_exponential_below_the_fraction_too() -> None:
 # Sec. 4.1: comparing tokens
 
 
-def test_large_embeddings_compare_tokens() -> None:
+def test_large_embeddings_compare_tokens():
     """Eqs. 14 and 15, XPOS: the positions' part of the score falls as 1 / scale."""
     errors = []
     for scale in (100, 1000):
@@ -95,7 +95,7 @@ def test_large_embeddings_compare_tokens() -> None:
 
 
 @BOTH
-def test_slow_pairs_compare_tokens(projection: str) -> None:
+def test_slow_pairs_compare_tokens(projection):
     """Eqs. 16 to 18: a turn by at most w theta moves a score by at most w theta |x_m| |x_n|, theta
     the fastest used. On the fastest pairs, which Eq. 16 avoids, it moves far.
     """
@@ -114,7 +114,7 @@ def test_slow_pairs_compare_tokens(projection: str) -> None:
     assert np.abs(fast - wanted).max() > 10 * moved.max()
 
 
-def test_eq_16_holds_for_falling_frequencies_only() -> None:
+def test_eq_16_holds_for_falling_frequencies_only():
     """The text sorts theta ascending and wants 1/theta_l >> w for l >= l_t: so sorted, the late
     ones are the fast.
     """
@@ -128,7 +128,7 @@ def test_eq_16_holds_for_falling_frequencies_only() -> None:
 # Sec. 4.2: comparing positions
 
 
-def test_small_embeddings_compare_positions() -> None:
+def test_small_embeddings_compare_positions():
     """Eqs. 19 to 21, XPOS: p_m . p_n is the rotary kernel, highest at m = n but no delta."""
     length, width = 40, 64
     x_TD = 1e-6 * gaussian(length, width)
@@ -150,9 +150,7 @@ def test_small_embeddings_compare_positions() -> None:
         ([1.0, 0.0], 1),  # complex ones
     ],
 )
-def test_a_constant_embedding_compares_positions(
-    pair: list[float], times: int, projection: str
-) -> None:
+def test_a_constant_embedding_compares_positions(pair, times, projection):
     """Eqs. 22 and 23: real ones give *twice* the printed sum of 8 cosines."""
     length, width = 30, 16
     x_TD = np.tile(pair, (length, width // 2))
@@ -166,7 +164,7 @@ def test_a_constant_embedding_compares_positions(
 
 @BOTH
 @pytest.mark.parametrize("width", [16, 64, 128])
-def test_next_and_nexnext_with_the_conjugate_phase(width: int, projection: str) -> None:
+def test_next_and_nexnext_with_the_conjugate_phase(width, projection):
     """Eqs. 27 to 29 with q = e^{+i theta}: each pointer's highest score is where it points, for any
     other tokens.
     """
@@ -180,7 +178,7 @@ def test_next_and_nexnext_with_the_conjugate_phase(width: int, projection: str) 
 
 
 @BOTH
-def test_printed_phases_attend_to_the_tokens_before(projection: str) -> None:
+def test_printed_phases_attend_to_the_tokens_before(projection):
     """Eqs. 27 and 29 as printed, q = e^{-i theta}, under rotation by +m theta: m - 1 and m - 2."""
     text, rows = text_of_pointers(60)
     made = pointing(text, width=64, projection=projection, sign=-1)
@@ -195,7 +193,7 @@ def test_printed_phases_attend_to_the_tokens_before(projection: str) -> None:
         (1, 2, 2),
     ],
 )
-def test_printed_real_queries_attend_elsewhere(sine: int, times: int, target: int) -> None:
+def test_printed_real_queries_attend_elsewhere(sine, times, target):
     """Below Eq. 28: (cos, -sin) attends to m - 1; (cos k theta, sin k theta) attends to m + k."""
     angle_C = times * frequencies(64)
     q_C = np.cos(angle_C) + 1j * sine * np.sin(angle_C)
@@ -205,7 +203,7 @@ def test_printed_real_queries_attend_elsewhere(sine: int, times: int, target: in
     assert (attended(made, rows) == rows + target).all()
 
 
-def test_a_target_ahead_needs_attention_without_a_mask() -> None:
+def test_a_target_ahead_needs_attention_without_a_mask():
     """A mask hides targets ahead, and leaves those behind."""
     text, rows = text_of_pointers(40)
     ahead = pointing(text, width=64, projection="complex", gain=300)
@@ -217,7 +215,7 @@ def test_a_target_ahead_needs_attention_without_a_mask() -> None:
     assert behind.weights(causal=True)[rows, before_M].min() > 0.999
 
 
-def test_the_sums_are_no_delta_but_softmax_sharpens_them() -> None:
+def test_the_sums_are_no_delta_but_softmax_sharpens_them():
     """Eq. 28: next to its target the score keeps 0.9 of its peak; the missed weight falls as the
     gain grows.
     """
@@ -234,7 +232,7 @@ def test_the_sums_are_no_delta_but_softmax_sharpens_them() -> None:
     assert missed[1] < 1e-4
 
 
-def test_the_free_numbers_must_sum_to_one_positive_value() -> None:
+def test_the_free_numbers_must_sum_to_one_positive_value():
     """Below Eq. 29: equal sums are not enough; a negative one turns the peak into a trough."""
     made = pointing([1] * 30, width=64, projection="complex")
     made.x_TD[:] *= -1
@@ -246,14 +244,14 @@ def test_the_free_numbers_must_sum_to_one_positive_value() -> None:
 # Sec. 4.3: absolute positions
 
 
-def test_absolute_sinusoids_can_point_within_a_window() -> None:
+def test_absolute_sinusoids_can_point_within_a_window():
     """Sec. 4.3 (Eqs. 24 to 26) calls it impossible for one layer: over 200 positions it is not."""
     text, rows = text_of_pointers(200)
     weights = absolute_pointing(text, width=64, gain=10_000).weights()
     assert weights[rows, rows + text[rows]].min() > 0.999
 
 
-def test_absolute_sinusoids_cannot_point_at_every_position() -> None:
+def test_absolute_sinusoids_cannot_point_at_every_position():
     """The two kinds' scores at (m, n) differ by g(n) alone, which must fall at every step: over N
     positions the margin is at most range(g) / N.
     """
@@ -268,7 +266,7 @@ def test_absolute_sinusoids_cannot_point_at_every_position() -> None:
     assert margin <= np.ptp(g_N) / (2 * (length - 2)) + 1e-6
 
 
-def test_position_part_of_absolute_queries_points_at_a_fixed_offset() -> None:
+def test_position_part_of_absolute_queries_points_at_a_fixed_offset():
     """Sec. 4.3 says that not even a fixed relative position can be had for all i; a turned sinusoid
     is one.
     """
@@ -282,7 +280,7 @@ def test_position_part_of_absolute_queries_points_at_a_fixed_offset() -> None:
 # The numbers of theory.md
 
 
-def test_printed_missed_weights_and_panels_are_those_of_the_constructions() -> None:
+def test_printed_missed_weights_and_panels_are_those_of_the_constructions():
     """Of the 63 targets of "next" and the 62 of "nexnext" in a window of 64."""
     weights = []
     for kind in (1, 2):

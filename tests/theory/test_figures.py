@@ -3,8 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from crope.style import COLOURS
 from crope.theory.complex_maps import GLYPH, tied_entries
@@ -18,12 +16,12 @@ from crope.theory.figures import (
 from crope.theory.recall import Plan
 
 
-def axis_of(figure: Figure, title: str) -> Axes:
+def axis_of(figure, title):
     (found,) = [axis for axis in figure.axes if axis.get_title("left") == title]
     return found
 
 
-def line_of(axis: Axes, label: str) -> dict[float, float]:
+def line_of(axis, label):
     """y by x."""
     (found,) = [line for line in axis.lines if line.get_label() == label]
     return dict(zip(*found.get_data(), strict=True))
@@ -36,7 +34,7 @@ def line_of(axis: Axes, label: str) -> dict[float, float]:
         ("CRoPE: 18 free numbers", ["a11", "b11", "−b11", "a11"]),
     ],
 )
-def test_fig_1_names_equal_numbers_alike(title: str, block: list[str]) -> None:
+def test_fig_1_names_equal_numbers_alike(title, block):
     """In the first 2x2 block (Eq. 30)."""
     axis = axis_of(draw_entries(tied_entries(6)), title)
     names = [text.get_text() for text in axis.texts]
@@ -55,9 +53,7 @@ X, Y = GLYPH.T
         ("σ3: reflection about x", (X, -Y), 0),
     ],
 )
-def test_fig_2_names_each_basis_below_what_it_does(
-    title: str, image: tuple[np.ndarray, np.ndarray], kept: int
-) -> None:
+def test_fig_2_names_each_basis_below_what_it_does(title, image, kept):
     axis = axis_of(draw_function_space(), title)
     _, drawn = axis.patches
     assert drawn.get_xy()[:-1] == pytest.approx(np.stack(image, axis=1))
@@ -65,7 +61,7 @@ def test_fig_2_names_each_basis_below_what_it_does(
 
 
 @pytest.fixture(scope="module")
-def attention() -> dict[str, Axes]:
+def attention():
     """Panels of Fig. 3 by title; each has one weight everywhere."""
     constant = np.ones((12, 12))
     figure = draw_attention(
@@ -85,15 +81,13 @@ def attention() -> dict[str, Axes]:
         ("CRoPE, learned", 0.4),
     ],
 )
-def test_fig_3_shows_weights_below_their_models_names(
-    title: str, weight: float, attention: dict[str, Axes]
-) -> None:
+def test_fig_3_shows_weights_below_their_models_names(title, weight, attention):
     shown = np.array(attention[title].images[0].get_array())
     assert shown.shape == (6, 12)  # of the 6 pointers of EXAMPLE
     assert (shown == weight).all()
 
 
-def test_fig_3_frames_the_targets(attention: dict[str, Axes]) -> None:
+def test_fig_3_frames_the_targets(attention):
     targets = [2, 5, 6, 8, 11, 11]
     ideal = np.array(attention["ideal"].images[0].get_array())
     assert ideal.argmax(axis=1).tolist() == targets
@@ -101,7 +95,7 @@ def test_fig_3_frames_the_targets(attention: dict[str, Axes]) -> None:
         assert axis.lines[0].get_xdata().tolist() == targets
 
 
-def test_fig_3_names_tokens(attention: dict[str, Axes]) -> None:
+def test_fig_3_names_tokens(attention):
     """Rows by kind and position; the columns stand below the lower panels."""
     rows = [tick.get_text() for tick in attention["ideal"].get_yticklabels()]
     columns = [tick.get_text() for tick in attention["CRoPE, learned"].get_xticklabels()]
@@ -109,7 +103,7 @@ def test_fig_3_names_tokens(attention: dict[str, Axes]) -> None:
     assert columns[:4] == ["word 1", "next", "word 2", "nexnext"]
 
 
-def test_the_decay_figure_names_its_curves() -> None:
+def test_the_decay_figure_names_its_curves():
     data = {
         "width": 8,
         "distance": [0, 1],
@@ -136,7 +130,7 @@ ACCURACIES = {
 
 
 @pytest.fixture(scope="module")
-def recall() -> Axes:
+def recall():
     """Of 4 and 32 pairs, at head widths 14 and 16."""
     rows = []
     for model, accuracies in ACCURACIES.items():
@@ -158,20 +152,18 @@ def recall() -> Axes:
         ("low rank", 0.6, "alibi"),
     ],
 )
-def test_recall_shows_mean_accuracies_at_the_most_pairs(
-    label: str, mean: float, look: str, recall: Axes
-) -> None:
+def test_recall_shows_mean_accuracies_at_the_most_pairs(label, mean, look, recall):
     assert line_of(recall, label) == pytest.approx({14: mean, 16: 1.0})
     (line,) = [line for line in recall.lines if line.get_label() == label]
     assert line.get_color() == COLOURS[look]
 
 
-def test_the_band_of_recall_spans_all_seeds(recall: Axes) -> None:
+def test_the_band_of_recall_spans_all_seeds(recall):
     corners = recall.collections[0].get_paths()[0].vertices
     at_14 = corners[corners[:, 0] == 14, 1]
     assert at_14.min() == 0.1
     assert at_14.max() == 0.6
 
 
-def test_the_dashed_line_of_recall_is_the_level_of_its_plan(recall: Axes) -> None:
+def test_the_dashed_line_of_recall_is_the_level_of_its_plan(recall):
     assert recall.lines[-1].get_ydata() == [0.9, 0.9]

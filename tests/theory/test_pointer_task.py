@@ -4,7 +4,6 @@ unsolved one.
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,14 +44,14 @@ def sample(length: int, sequences: int = 400) -> torch.Tensor:
     return sample_tokens(SMALL, (sequences, length), stream(0, "test"))
 
 
-def test_targets_by_hand() -> None:
+def test_targets_by_hand():
     """next = 0 and nexnext = 1; the last two pointers lead out of the text and are not asked."""
     target_BT, asked_BT = targets(torch.tensor([[0, 5, 1, 0, 7, 1, 0]]))
     assert asked_BT.tolist() == [[True, False, True, True, False, False, False]]
     assert target_BT[asked_BT].tolist() == [1, 4, 4]
 
 
-def test_a_quarter_of_the_tokens_is_of_either_kind_and_words_are_uniform() -> None:
+def test_a_quarter_of_the_tokens_is_of_either_kind_and_words_are_uniform():
     shares = torch.bincount(sample(50).flatten(), minlength=8) / 20_000
     assert shares[:2].tolist() == pytest.approx([0.25, 0.25], abs=0.02)
     assert shares[2:].tolist() == pytest.approx([0.5 / 6] * 6, abs=0.01)
@@ -66,7 +65,7 @@ def test_a_quarter_of_the_tokens_is_of_either_kind_and_words_are_uniform() -> No
         ("crope", RotaryEmbedding, ComplexLinear),
     ],
 )
-def test_models_are_the_papers(name: str, positions: type, projection: type) -> None:
+def test_models_are_the_papers(name, positions, projection):
     model = PointerModel(name, SMALL, seed=0)
     assert type(model.positions) is positions
     for layer in model.attention.qkv:
@@ -96,7 +95,7 @@ def solved() -> PointerModel:
 
 
 @pytest.mark.parametrize("length", [12, 24])
-def test_a_solved_model_scores_one_at_every_length(length: int) -> None:
+def test_a_solved_model_scores_one_at_every_length(length):
     model, tokens_BT = solved(), sample(length, sequences=20)
     found = evaluate_pointers(model, tokens_BT)
     assert found["accuracy"] == 1
@@ -104,7 +103,7 @@ def test_a_solved_model_scores_one_at_every_length(length: int) -> None:
     assert pointer_loss(model, tokens_BT).item() < 1e-3
 
 
-def test_accuracy_leaves_pointers_to_pointers_out() -> None:
+def test_accuracy_leaves_pointers_to_pointers_out():
     """A head that always names word 2 is right at the second of two pointers to words; the others
     point to pointers or out of the text.
     """
@@ -117,7 +116,7 @@ def test_accuracy_leaves_pointers_to_pointers_out() -> None:
 
 
 @pytest.mark.parametrize("name", ["xpos", "rope", "crope"])
-def test_training_learns(name: str) -> None:
+def test_training_learns(name):
     """Below the loss of the best guess without attention: 2 * 1/4 ln 4 + 1/2 ln 12 = 1.94 nats."""
     task = Task(
         width=16,
@@ -132,7 +131,7 @@ def test_training_learns(name: str) -> None:
     assert loss < 0.8 * (0.5 * math.log(4) + 0.5 * math.log(12))
 
 
-def test_the_rate_decays_every_tenth_of_a_run() -> None:
+def test_the_rate_decays_every_tenth_of_a_run():
     """With a constant gradient each step of Adam is as long as the rate; weights are recorded
     before each of 20 steps.
     """
@@ -150,7 +149,7 @@ def test_the_rate_decays_every_tenth_of_a_run() -> None:
     assert rates[:6] == pytest.approx([1e-3, 1e-3, 5e-4, 5e-4, 2.5e-4, 2.5e-4], rel=1e-3)
 
 
-def test_each_step_and_seed_has_a_batch_of_its_own() -> None:
+def test_each_step_and_seed_has_a_batch_of_its_own():
     first_BT = training_batch(SMALL, seed=3, step=0)
     later_BT = training_batch(SMALL, seed=3, step=1)
     other_BT = training_batch(SMALL, seed=4, step=0)
@@ -159,7 +158,7 @@ def test_each_step_and_seed_has_a_batch_of_its_own() -> None:
     assert not torch.equal(first_BT, other_BT)
 
 
-def test_one_step_reports_the_loss_of_the_seeds_model_and_batch() -> None:
+def test_one_step_reports_the_loss_of_the_seeds_model_and_batch():
     _, loss = train_pointers("rope", ONE_STEP, seed=2)
     model = PointerModel("rope", ONE_STEP, seed=2)
     expected = pointer_loss(model, training_batch(ONE_STEP, seed=2, step=0))
@@ -167,15 +166,13 @@ def test_one_step_reports_the_loss_of_the_seeds_model_and_batch() -> None:
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, Any]:
+def results():
     """Two seeds of each model after one step."""
     return pointer_results(ONE_STEP, seeds=2)
 
 
 @pytest.mark.parametrize(("index", "name"), [(0, "xpos"), (1, "rope"), (2, "crope")])
-def test_results_are_those_of_the_models_they_name(
-    index: int, name: str, results: dict[str, Any]
-) -> None:
+def test_results_are_those_of_the_models_they_name(index, name, results):
     """Of seed 0, the first three runs; 4 held-out sequences of 24 tokens."""
     model, loss = train_pointers(name, ONE_STEP, seed=0)
     tokens_BT = sample_tokens(SMALL, (4, 24), stream(0, "pointer/test", 24))

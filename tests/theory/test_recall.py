@@ -2,8 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +49,7 @@ def sample(plan: Plan = SMALL, sequences: int = 50) -> tuple[torch.Tensor, torch
 # The task
 
 
-def test_answers_are_the_values_of_the_queried_keys() -> None:
+def test_answers_are_the_values_of_the_queried_keys():
     """Keys are tokens 0 to 11, values 12 to 16."""
     tokens_BT, answers_BP = sample()
     for tokens, answers in zip(tokens_BT.tolist(), answers_BP.tolist(), strict=True):
@@ -64,7 +62,7 @@ def test_answers_are_the_values_of_the_queried_keys() -> None:
         assert max(keys) < 12 <= min(values)
 
 
-def test_a_key_says_nothing_about_its_value() -> None:
+def test_a_key_says_nothing_about_its_value():
     """Each of 12 keys has each of 5 values equally often."""
     tokens_BT, answers_BP = sample(sequences=20_000)
     both = 5 * tokens_BT[:, 12:] + answers_BP - 12
@@ -72,7 +70,7 @@ def test_a_key_says_nothing_about_its_value() -> None:
     assert shares.tolist() == pytest.approx([1 / 60] * 60, rel=0.1)
 
 
-def test_accuracy_by_hand() -> None:
+def test_accuracy_by_hand():
     """Right, wrong, right."""
     logits_PV = [
         [0.1, 0.9, 0.0],
@@ -114,13 +112,13 @@ def solve_by_hand(projection: str, gain: float) -> float:
 
 
 @pytest.mark.parametrize("projection", ["real", "complex"])
-def test_weights_set_by_hand_solve_the_task(projection: str) -> None:
+def test_weights_set_by_hand_solve_the_task(projection):
     """As the objection has it: equality is a complex-linear form. Without a score, they do not."""
     assert solve_by_hand(projection, gain=10.0) == 1
     assert solve_by_hand(projection, gain=0.0) < 0.5
 
 
-def test_halved_is_rope_at_half_the_head_width_to_the_bit() -> None:
+def test_halved_is_rope_at_half_the_head_width_to_the_bit():
     tokens_BT, _ = sample()
     halved = recall_model("halved", SMALL, width=16, seed=3)
     rope = recall_model("real", SMALL, width=8, seed=3)
@@ -136,7 +134,7 @@ def test_halved_is_rope_at_half_the_head_width_to_the_bit() -> None:
         ("lowrank", LowRankLinear),
     ],
 )
-def test_each_model_has_its_projection(model: str, kind: type) -> None:
+def test_each_model_has_its_projection(model, kind):
     made = recall_model(recall.PROJECTIONS[model], SMALL, width=8, seed=0)
     assert type(made.blocks[0].attn.q_proj) is kind
 
@@ -144,7 +142,7 @@ def test_each_model_has_its_projection(model: str, kind: type) -> None:
 # Training
 
 
-def test_training_learns() -> None:
+def test_training_learns():
     """2 pairs: far above the 1/2 of naming either value."""
     plan = replace(
         SMALL,
@@ -156,7 +154,7 @@ def test_training_learns() -> None:
     assert train_recall("crope", plan, width=16, seed=1)["accuracy_2"] > 0.9
 
 
-def test_numbers_of_pairs_take_turns() -> None:
+def test_numbers_of_pairs_take_turns():
     """2, 6, 2 pairs: 6, 18, 6 tokens."""
     lengths = []
     for step in range(3):
@@ -166,7 +164,7 @@ def test_numbers_of_pairs_take_turns() -> None:
     assert lengths == [6, 18, 6]
 
 
-def test_each_step_and_seed_has_a_batch_of_its_own() -> None:
+def test_each_step_and_seed_has_a_batch_of_its_own():
     first_BT, _ = training_batch(SMALL, seed=1, step=1)
     later_BT, _ = training_batch(SMALL, seed=1, step=3)
     other_BT, _ = training_batch(SMALL, seed=2, step=1)
@@ -174,7 +172,7 @@ def test_each_step_and_seed_has_a_batch_of_its_own() -> None:
     assert not torch.equal(first_BT, other_BT)
 
 
-def test_one_step_reports_the_loss_of_the_seeds_model_and_batch() -> None:
+def test_one_step_reports_the_loss_of_the_seeds_model_and_batch():
     plan = replace(SMALL, max_steps=1)
     row = train_recall("rope", plan, width=4, seed=2)
     model = recall_model("real", plan, width=4, seed=2)
@@ -183,9 +181,7 @@ def test_one_step_reports_the_loss_of_the_seeds_model_and_batch() -> None:
     assert row["loss_nats"] == expected.item()
 
 
-def test_a_killed_command_continues_where_it_stopped(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_killed_command_continues_where_it_stopped(monkeypatch, tmp_path):
     """Rows stay as they are, to the byte, and none is trained twice."""
     file = tmp_path / "new" / "recall.csv"
 
@@ -209,7 +205,7 @@ def test_a_killed_command_continues_where_it_stopped(
 
 
 @pytest.mark.parametrize("change", [{"lr": 1.0}, {"pairs": (2, 4)}])
-def test_runs_of_other_settings_are_kept_apart(change: dict[str, Any], tmp_path: Path) -> None:
+def test_runs_of_other_settings_are_kept_apart(change, tmp_path):
     file = tmp_path / "recall.csv"
     first = replace(SMALL, widths=(4,))
     second = replace(first, **change)
@@ -229,7 +225,7 @@ def test_runs_of_other_settings_are_kept_apart(change: dict[str, Any], tmp_path:
         ("model,width,seed,loss_nats,settings\nrope,four,1,0.1,1e234567\n", "four"),
     ],
 )
-def test_a_file_that_is_no_table_of_runs_is_named(text: str, word: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_table_of_runs_is_named(text, word, tmp_path):
     file = tmp_path / "recall.csv"
     file.write_text(text)
     with pytest.raises(UserError, match=rf"recall\.csv: .*{word}"):
@@ -250,5 +246,5 @@ def test_a_file_that_is_no_table_of_runs_is_named(text: str, word: str, tmp_path
         ([0.1, 0.2, 0.3, 0.89], math.inf),
     ],
 )
-def test_threshold_by_hand(accuracies: list[float], expected: float) -> None:
+def test_threshold_by_hand(accuracies, expected):
     assert threshold([4, 8, 16, 32], accuracies, 0.9) == pytest.approx(expected)

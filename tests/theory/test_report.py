@@ -63,7 +63,7 @@ def make(out: Path, published: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """results/theory, made with published runs of recall and none of its own."""
     folder = tmp_path_factory.mktemp("theory")
     write_runs(folder / "published" / "recall.csv")
@@ -71,15 +71,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_files_are_the_same_twice_whatever_matplotlib_was_set_to(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_files_are_the_same_twice_whatever_matplotlib_was_set_to(folder, tmp_path):
     with matplotlib.rc_context({"lines.linewidth": 9, "font.size": 20, "axes.grid": False}):
         make(tmp_path, folder / "published")
     assert contents(folder / "own") == contents(tmp_path)
 
 
-def test_theory_md_shows_every_figure_and_states_its_numbers(folder: Path) -> None:
+def test_theory_md_shows_every_figure_and_states_its_numbers(folder):
     text = (folder / "own" / "theory.md").read_text(encoding="utf-8")
     for picture in (folder / "own").glob("*.svg"):
         assert f"({picture.name})" in text
@@ -88,7 +86,7 @@ def test_theory_md_shows_every_figure_and_states_its_numbers(folder: Path) -> No
     assert "| XPOS (n = 2) | accuracy |" in text
 
 
-def test_pictures_and_data_stand_under_their_names(folder: Path) -> None:
+def test_pictures_and_data_stand_under_their_names(folder):
     """RoFormer's Fig. 2 has width 128 and 256 distances."""
     own = folder / "own"
     assert (own / "fig1.svg").read_bytes() == render(draw_entries(tied_entries(6)))
@@ -98,7 +96,7 @@ def test_pictures_and_data_stand_under_their_names(folder: Path) -> None:
     assert len(decay["distance"]) == 256
 
 
-def test_the_table_of_the_pointer_task_has_means_and_ranges() -> None:
+def test_the_table_of_the_pointer_task_has_means_and_ranges():
     runs = []
     for seed, weight in enumerate((0.1, 0.2, 0.6)):
         of_length = {"accuracy": 0.25, "weight": weight}
@@ -122,14 +120,14 @@ def test_the_table_of_the_pointer_task_has_means_and_ranges() -> None:
         "| low rank (n = 1) | > 8 | 8.0 | 1.00 |",
     ],
 )
-def test_the_section_states_medians_ranges_and_bounds(row: str, tmp_path: Path) -> None:
+def test_the_section_states_medians_ranges_and_bounds(row, tmp_path):
     runs = write_runs(tmp_path / "recall.csv")
     section = theory.write_recall(tmp_path, runs, PLAN)
     assert row in section.splitlines()
     assert (tmp_path / "recall.svg").exists()
 
 
-def test_published_runs_get_a_section_beside_them_and_stand_in_for_own_ones(folder: Path) -> None:
+def test_published_runs_get_a_section_beside_them_and_stand_in_for_own_ones(folder):
     """They are not copied: they would pass for own runs at the next command."""
     published = contents(folder / "published")
     assert set(published) == {"recall.csv", "recall.md", "recall.svg"}
@@ -138,7 +136,7 @@ def test_published_runs_get_a_section_beside_them_and_stand_in_for_own_ones(fold
     assert not (folder / "own" / "recall.csv").exists()
 
 
-def test_own_runs_take_the_place_of_published_ones(folder: Path, tmp_path: Path) -> None:
+def test_own_runs_take_the_place_of_published_ones(folder, tmp_path):
     own = write_runs(tmp_path / "recall.csv")
     own[own["seed"] == 1].to_csv(tmp_path / "recall.csv", index=False)
     text = make(tmp_path, folder / "published")
@@ -146,14 +144,12 @@ def test_own_runs_take_the_place_of_published_ones(folder: Path, tmp_path: Path)
     assert ROPE in (folder / "published" / "recall.md").read_text(encoding="utf-8")
 
 
-def test_without_any_runs_the_section_names_the_command(tmp_path: Path) -> None:
+def test_without_any_runs_the_section_names_the_command(tmp_path):
     assert "tools.py theory --part recall" in make(tmp_path / "own", tmp_path)
     assert not (tmp_path / "recall.md").exists()
 
 
-def test_the_recall_part_trains_and_prints_the_section(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_recall_part_trains_and_prints_the_section(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(theory, "run_recall", lambda plan, file: write_runs(file))
     theory.make_recall(tmp_path, plan=PLAN)
     assert ROPE in capsys.readouterr().out

@@ -50,9 +50,7 @@ def model_score(q: Array, k: Array) -> float:
 
 @WIDTHS
 @pytest.mark.parametrize("position", [0, 1, 17, 1023])
-def test_matrix_elementwise_and_complex_forms_are_the_models_rotation(
-    position: int, width: int
-) -> None:
+def test_matrix_elementwise_and_complex_forms_are_the_models_rotation(position, width):
     """Eqs. 6 and 10, and RoFormer's Eqs. 15 and 34."""
     x_K = gaussian(width)
     expected = turn_by_complex_multiplication(x_K, position)
@@ -66,7 +64,7 @@ def test_matrix_elementwise_and_complex_forms_are_the_models_rotation(
 # Eqs. 11 to 13
 
 
-def test_inner_product_needs_the_conjugate() -> None:
+def test_inner_product_needs_the_conjugate():
     """Eq. 11: (1, 2) . (3, 4) = 11; the plain product (1 + 2i)(3 + 4i) = -5 + 10i."""
     q = np.array([1 + 2j])
     k = np.array([3 + 4j])
@@ -74,7 +72,7 @@ def test_inner_product_needs_the_conjugate() -> None:
     assert (q @ k).real == -5
 
 
-def test_rotary_score_is_the_models_and_depends_on_the_distance() -> None:
+def test_rotary_score_is_the_models_and_depends_on_the_distance():
     """Eqs. 7 and 12."""
     q, k = gaussian(2, 8)
     q_C, k_C = as_complex(q), as_complex(k)
@@ -84,7 +82,7 @@ def test_rotary_score_is_the_models_and_depends_on_the_distance() -> None:
     assert later == pytest.approx(score, abs=1e-12)
 
 
-def test_eqs_12_and_28_lack_a_conjugate_and_the_real_part() -> None:
+def test_eqs_12_and_28_lack_a_conjugate_and_the_real_part():
     q, k = gaussian(2, 8)
     turned_key = np.conj(phases(M - N, 8)) * as_complex(k)
     printed = as_complex(q) @ turned_key
@@ -99,7 +97,7 @@ def projected(w: Array, x: Array) -> Array:
     return layer(torch.from_numpy(x)).detach().numpy()
 
 
-def test_complex_maps_give_cropes_score() -> None:
+def test_complex_maps_give_cropes_score():
     """Eq. 13 with both conjugates is what two ComplexLinear layers and rotary compute; as printed
     it is not.
     """
@@ -120,7 +118,7 @@ def test_complex_maps_give_cropes_score() -> None:
 # RoFormer's derivation
 
 
-def test_relative_score_needs_the_transpose_of_w_q() -> None:
+def test_relative_score_needs_the_transpose_of_w_q():
     """RoFormer's Eq. 16: x_m^T W_q^T R_{n-m} W_k x_n; the printed W_q is another number."""
     w_q, w_k = gaussian(2, 6, 6)
     x_4, x_9 = gaussian(2, 6, seed=1)
@@ -143,7 +141,7 @@ def in_the_plane(x: complex, position: int, gamma: float = GAMMA) -> complex:
 
 
 @pytest.mark.parametrize(("m", "n"), [(0, 0), (4, 9), (30, 2)])
-def test_the_derivation_in_the_plane(m: int, n: int) -> None:
+def test_the_derivation_in_the_plane(m, n):
     """RoFormer's Eqs. 20 to 33: the radius ignores m, the angle is m theta, and gamma cancels in
     every score, so that Eq. 33 may set it to zero.
     """
@@ -163,7 +161,7 @@ def test_the_derivation_in_the_plane(m: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("distance", [0.5, 1.0, 7.0, 300.0])
-def test_limit_of_the_kernel_is_an_integral(distance: float) -> None:
+def test_limit_of_the_kernel_is_an_integral(distance):
     """Against quadrature over frequencies: u = log theta, so cos(distance theta) d theta / theta."""
 
     def integrand(theta: float) -> float:
@@ -177,7 +175,7 @@ def test_limit_of_the_kernel_is_an_integral(distance: float) -> None:
 
 
 @pytest.mark.parametrize("width", [64, 512, 4096, 65_536])
-def test_the_kernel_is_no_delta_at_any_width(width: int) -> None:
+def test_the_kernel_is_no_delta_at_any_width(width):
     """Eqs. 21, 23 and 28: at distance 1 the score stays at 0.97 of its peak, and at 100 it is still
     at 0.44 in the limit.
     """
@@ -187,12 +185,12 @@ def test_the_kernel_is_no_delta_at_any_width(width: int) -> None:
     assert_allclose(kernel_limit([1, 100]), [0.97396, 0.43677], atol=1e-5)
 
 
-def test_evenly_spaced_frequencies_would_give_the_delta() -> None:
+def test_evenly_spaced_frequencies_would_give_the_delta():
     theta = np.pi * (np.arange(32) + 0.5) / 32
     assert_allclose(kernel([0, 1, 2, 63], theta), [1, 0, 0, 0], atol=1e-12)
 
 
-def test_softmax_makes_a_delta_of_the_kernel() -> None:
+def test_softmax_makes_a_delta_of_the_kernel():
     """What holds of Eqs. 21, 23 and 28: the missed weight goes to zero with the width."""
     missed = []
     for width in (16, 64, 256, 1024):
@@ -206,7 +204,7 @@ def test_softmax_makes_a_delta_of_the_kernel() -> None:
 
 
 @pytest.mark.parametrize("distance", [0, 1, 10, 200])
-def test_abel_transformation_and_the_bound(distance: int) -> None:
+def test_abel_transformation_and_the_bound(distance):
     """RoFormer's Eqs. 35 to 37 on random q and k: the sum, its rearrangement with h_{d/2} = 0, and
     the bound.
     """
@@ -221,7 +219,7 @@ def test_abel_transformation_and_the_bound(distance: int) -> None:
     assert abs(total) <= largest * 16 * relative_bound(distance, theta) + 1e-12
 
 
-def test_decay_is_that_of_roformers_figure_2() -> None:
+def test_decay_is_that_of_roformers_figure_2():
     """d = 128: 32.5, the mean of 1 .. 64, at distance 0; about 20 at small distances; 6 to 8
     towards 250.
     """
@@ -232,14 +230,14 @@ def test_decay_is_that_of_roformers_figure_2() -> None:
     assert bound[200:].max() < 10
 
 
-def test_the_kernel_of_the_decay_figure_is_that_of_its_width() -> None:
+def test_the_kernel_of_the_decay_figure_is_that_of_its_width():
     """At width 2 there is one frequency, 1; the limit is that of no width."""
     data = decay_curves(width=2, longest=3)
     assert data["kernel"] == pytest.approx([1, math.cos(1), math.cos(2)])
     assert data["limit"][:2] == pytest.approx([1, 0.97396], abs=1e-5)
 
 
-def test_the_bound_decays_but_not_at_every_step_nor_does_the_score() -> None:
+def test_the_bound_decays_but_not_at_every_step_nor_does_the_score():
     """Long-term decay is a trend of an upper bound: it rises on the way, and a query can peak at
     any distance.
     """

@@ -2,10 +2,7 @@
 same bits.
 """
 
-import hashlib
 import io
-import os
-import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -78,29 +75,6 @@ def test_a_corrupt_checkpoint_falls_back_to_the_previous_one(corrupt, broken, wh
     assert "corrupt" in capsys.readouterr().err
 
 
-def test_what_is_no_file_is_no_checkpoint(broken, whole):
-    """A fifo would be read for ever."""
-    (broken.path / f"checkpoint-10-{'0' * 16}.pt").mkdir()
-    os.mkfifo(broken.path / f"checkpoint-11-{'0' * 16}.pt")
-    continues_to_the_same_bits(broken, whole, at=8)
-
-
-def test_a_foreign_checkpoint_runs_no_code_and_is_kept(broken, tmp_path):
-    """A pickle that would create a folder, under a name whose SHA-256 fits it."""
-
-    class Bomb:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "boom"),)
-
-    data = pickle.dumps(Bomb())
-    foreign = broken.path / f"checkpoint-11-{hashlib.sha256(data).hexdigest()[:16]}.pt"
-    foreign.write_bytes(data)
-    with pytest.raises(UserError, match="not a checkpoint"):
-        execute(broken)
-    assert foreign.exists()
-    assert not (tmp_path / "boom").exists()
-
-
 @pytest.mark.parametrize("content", ["", "edited"])
 def test_a_checkpoint_without_its_metrics_is_not_used(content, broken, whole):
     """metrics.jsonl emptied or edited between two attempts: the run starts again."""
@@ -144,12 +118,6 @@ def test_a_checkpoint_of_another_run_is_refused(broken):
     other = toy_run(Path(broken.config.results_dir), *OVERRIDES, "train.lr=0.01")
     shutil.copytree(broken.path, other.path)
     refused(other, "another run")
-
-
-def test_a_checkpoint_names_its_run_by_the_hash(broken):
-    """As those of earlier versions do."""
-    content = torch.load(checkpoints(broken.path)[0], weights_only=True)
-    assert content["made_with"]["run"] == broken.run_id[-8:]
 
 
 def test_a_checkpoint_of_another_architecture_is_refused(broken, monkeypatch):

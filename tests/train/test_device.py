@@ -1,6 +1,5 @@
 """Peak rates that MFU is relative to; numerics; what torch.compile needs; memory kept on a CPU."""
 
-import ctypes
 import re
 import sysconfig
 from pathlib import Path
@@ -18,7 +17,6 @@ from crope.train.device import (
     resolve_device,
     set_numerics,
 )
-from tests.conftest import printed_by
 
 
 @pytest.mark.parametrize(
@@ -149,24 +147,3 @@ def test_a_machine_with_a_compiler_and_headers_compiles(
     monkeypatch.setattr(device, "find_spec", lambda name: object())
     monkeypatch.setenv(variable, f"{program} -O2")
     assert can_compile(kind)
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
-def test_memory_that_was_kept_is_returned_on_request():
-    """In a process of its own, since mallopt holds for the rest of one."""
-    program = """
-import torch
-from crope.train.device import keep_freed_memory, return_freed_memory
-def megabytes():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
-keep_freed_memory()
-before = megabytes()
-tensors = [torch.ones(2**24), torch.ones(2**10)]  # 64 MiB below a small one
-del tensors[0]
-kept = megabytes() - before
-return_freed_memory()
-print(kept, megabytes() - before)
-"""
-    kept, left = map(float, printed_by(program).split())
-    assert kept > 60
-    assert left < 8

@@ -8,9 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
-from crope.config import TrainConfig
 from crope.data.batches import full_pass, sample_batch
 from crope.files import read_metrics
 from crope.model import attention
@@ -19,7 +17,7 @@ from crope.runs.load import build_model
 from crope.seeding import torch_seed
 from crope.train import loop, losses
 from crope.train.checkpoint import checkpoints
-from crope.train.loop import Stopped, build_losses, build_optimizer, compiles, train
+from crope.train.loop import Stopped, build_losses, compiles, train
 from crope.train.losses import cross_entropy, full_loss
 from tests.conftest import toy_run
 from tests.model.oracles import CHOICES, assert_close
@@ -111,7 +109,12 @@ def test_q_k_and_v_have_a_rate_of_their_own(toy, tmp_path):
     options = ("train.max_steps=1", "model=rope", "train.qkv_lr_factor=1.5")
     before = build_model(toy_run(tmp_path, *options).config).blocks[0].attn
     after = toy(*options)[0].blocks[0].attn
-    rates = {"q_proj": 0.0015, "k_proj": 0.0015, "v_proj": 0.0015, "out_proj": 0.001}
+    rates = {
+        "q_proj": 0.0015,
+        "k_proj": 0.0015,
+        "v_proj": 0.0015,
+        "out_proj": 0.001,
+    }
     for name, rate in rates.items():
         change = getattr(after, name).weight - getattr(before, name).weight
         assert change.abs().max().item() == pytest.approx(rate, rel=1e-2)
@@ -184,31 +187,6 @@ def test_the_time_of_a_run_is_all_of_it(toy_tokens, tmp_path):
     assert train(build_model(config), toy_tokens, config, tmp_path, run_id="toy-0") == 568
 
 
-def test_a_clock_that_stands_still_gives_no_speed(toy, monkeypatch):
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: 7.0))
-    _, rows = toy()
-    assert len(by_step(rows, "train/loss_nats")) == 12
-    assert by_step(rows, "time/step_ms") == {}
-
-
-@pytest.mark.usefixtures("step_clock")
-@pytest.mark.parametrize(
-    ("seconds", "steps"),
-    [
-        (5, [5, 10]),
-        (5.5, [6, 12]),
-        (60, []),
-        (0, list(range(1, 13))),
-    ],
-)
-def test_checkpoints_are_made_by_time(seconds, steps, toy, monkeypatch):
-    """By a clock of one second per update."""
-    saved = []
-    monkeypatch.setattr(loop, "save_checkpoint", lambda *_, step, **__: saved.append(step))
-    toy(f"runtime.checkpoint_seconds={seconds}")
-    assert saved == steps
-
-
 def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_on_them(toy, monkeypatch):
     order = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: order.append("fsync"))
@@ -269,7 +247,13 @@ def test_batches_are_drawn_for_the_split_the_seed_and_the_step(toy, monkeypatch)
 
     def note(tokens, *, seed, step, purpose, **sizes):
         seen.append((len(tokens), seed, step, purpose))
-        return sample_batch(tokens, seed=seed, step=step, purpose=purpose, **sizes)
+        return sample_batch(
+            tokens,
+            seed=seed,
+            step=step,
+            purpose=purpose,
+            **sizes,
+        )
 
     monkeypatch.setattr(losses, "sample_batch", note)
     toy("seed=3", "eval.batches=2", "train.max_steps=1")
@@ -324,7 +308,6 @@ def test_each_model_is_one_graph_through_the_kernel_of_torch(model, tmp_path, mo
         (2, [(2, 16)]),
         (256, [(256, 16)]),
         (3, []),
-        (1, []),
     ],
 )
 def test_only_a_shorter_last_batch_is_read_eagerly(rows, compiled, tmp_path, monkeypatch):
@@ -364,10 +347,3 @@ def test_a_run_compiles_where_its_length_pays(device, overrides, expected, monke
     assert compiles(config, torch.device(device)) == expected
     monkeypatch.setattr(loop, "can_compile", lambda kind: False)
     assert not compiles(config, torch.device(device))
-
-
-def test_defaults_are_those_of_torch():
-    config = TrainConfig(batch_size=1, seq_len=1, max_steps=1, lr_gamma=0.8, lr_step_size=1000)
-    layer = nn.Linear(1, 1)
-    defaults = torch.optim.AdamW(layer.parameters()).defaults
-    assert build_optimizer(layer, config).defaults == defaults | {"fused": True}
