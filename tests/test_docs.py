@@ -101,6 +101,14 @@ def test_a_variable_that_make_does_not_know_is_refused():
     assert "SEED;" in line
 
 
+@pytest.mark.parametrize("target", ["status", "explain", "report", "upload", "reproduce", "bench"])
+def test_a_recipe_sees_no_value(target):
+    command = ["make", "-n", target, "-o", ".venv/.stamp"]
+    values = [f"{name}=; exit" for name in ("STUDY", "SEEDS", "SCALE", "CELL", "RUNS", "ARGS")]
+    done = subprocess.run([*command, *values], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "scripts/" in done.stdout and "exit" not in done.stdout
+
+
 @pytest.mark.parametrize(
     "command", sorted(line for line in COMMANDS if line.startswith("python scripts/train.py"))
 )

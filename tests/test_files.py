@@ -4,9 +4,13 @@ import os
 
 import pytest
 
+from crope.errors import DataError
 from crope.files import (
     MetricsWriter,
+    read_bytes,
+    read_json,
     read_metrics,
+    sha256_file,
     write_bytes,
 )
 
@@ -84,3 +88,10 @@ def test_no_line_holds_a_nan(tmp_path):
         pytest.raises(ValueError, match="JSON"),
     ):
         metrics.write({"step": 0, "x": float("nan")})
+
+
+@pytest.mark.parametrize("use", [read_bytes, read_json, read_metrics, sha256_file, MetricsWriter])
+def test_a_fifo_is_not_waited_for(use, tmp_path):
+    os.mkfifo(tmp_path / "x")
+    with pytest.raises(DataError, match="x: not a regular file"):
+        use(tmp_path / "x")

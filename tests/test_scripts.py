@@ -1,5 +1,6 @@
 """The scripts as commands: what they refuse, what they pass on, output and exit status."""
 
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import reproduce as reproduce_script
 import tools
 import train as train_script
 
+from crope.config import ROOT
 from crope.errors import ConfigError, DataUnavailable, StorageError, UserError
 from tests.conftest import TOY_OVERRIDES, printed_by, raises_one_line, run_script
 from tests.toy_runs import toy_corpus, train_toy
@@ -207,6 +209,12 @@ def test_an_answer_does_not_wait_for_torch(script, arguments):
     code = f"import sys; sys.path.insert(0, 'scripts'); {run}\ntry: {script}.main()\nexcept"
     code += " Exception as error: print(error)\nfinally: print('torch' in sys.modules)"
     assert printed_by(code).endswith("False\n")
+
+
+@pytest.mark.parametrize("script", ["train", "reproduce", "report", "tools"])
+def test_a_script_starts_without_docstrings_and_without_its_folder(script):
+    command = [sys.executable, "-OO", "-I", f"scripts/{script}.py", "--help"]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
 def test_results_outside_the_checkout_are_told(monkeypatch, capsys, tmp_path):

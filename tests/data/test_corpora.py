@@ -186,6 +186,13 @@ def test_an_own_corpus_whose_splits_are_one_text_is_refused(data_dir):
 # checksums.txt
 
 
+def test_a_pinned_corpus_whose_splits_are_one_text_is_refused(data_dir):
+    line = f"{sha256('a line')}  letters"
+    (data_dir.parent / "checksums.txt").write_text(f"{line}/train.txt\n{line}/valid.txt\n")
+    with raises_one_line(DataError, "letters: both splits"):
+        corpus_sha256("letters", data_dir)
+
+
 @pytest.mark.parametrize("content", [None, b"\xff\xfe", b"0" * 64, b"123  ptb/train.txt"])
 def test_missing_and_damaged_checksums_are_named(data_dir, content):
     file = data_dir.parent / "checksums.txt"

@@ -316,6 +316,14 @@ def test_splits_that_share_a_file_are_refused(letters, validation):
 
 
 @pytest.mark.parametrize("max_bytes", [None, 4000])
+def test_splits_that_share_a_file_of_the_hub_are_refused(letters, data_dir, max_bytes):
+    describe(letters, validation="data/train-0.parquet", max_bytes=max_bytes)
+    with raises_one_line(ConfigError, "overlap"):
+        fetch_letters()
+    assert not fetched(data_dir)
+
+
+@pytest.mark.parametrize("max_bytes", [None, 4000])
 def test_splits_with_equal_rows_are_refused(letters, data_dir, max_bytes):
     """Also where the slice of one is longer than that of the other."""
     for name in ("a.txt", "b.txt"):

@@ -85,6 +85,13 @@ def test_fresh_values_have_the_deviation_of_the_replaced_weight():
     assert replaced.kept == 0.0
 
 
+def test_nearest_does_not_overflow_in_float16():
+    model = Attention().half()
+    nn.init.constant_(model.q_proj.weight, 60000.0)
+    complexify(model, pairing="half")
+    assert model.q_proj.a.eq(60000.0).all()
+
+
 def test_a_model_without_values_is_converted_too():
     with torch.device("meta"):
         skeleton = Attention()

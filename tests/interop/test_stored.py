@@ -132,6 +132,13 @@ def test_load_names_what_is_wrong_with_the_files(damage, word, tmp_path):
         load(tmp_path)
 
 
+def test_a_folder_of_earlier_versions_has_the_layout_in_a_file(tmp_path):
+    model = complexified()
+    model.save_pretrained(tmp_path, variant="complex")
+    (tmp_path / "complex_layers.json").write_text(json.dumps(layout(model)))
+    assert torch.equal(logits(load(tmp_path)), logits(model))
+
+
 def test_load_and_save_need_a_complexified_model_of_transformers(tmp_path):
     model = build()
     with pytest.raises(ValueError, match="save_pretrained"):

@@ -3,6 +3,7 @@ same bits.
 """
 
 import io
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,13 @@ def test_a_corrupt_checkpoint_falls_back_to_the_previous_one(corrupt, broken, wh
     newest.write_bytes(corrupt(newest.read_bytes()))
     continues_to_the_same_bits(broken, whole, at=6)
     assert "corrupt" in capsys.readouterr().err
+
+
+def test_what_is_no_file_is_no_checkpoint(broken, whole):
+    """A fifo would be read for ever."""
+    (broken.path / f"checkpoint-10-{'0' * 16}.pt").mkdir()
+    os.mkfifo(broken.path / f"checkpoint-11-{'0' * 16}.pt")
+    continues_to_the_same_bits(broken, whole, at=8)
 
 
 @pytest.mark.parametrize("content", ["", "edited"])

@@ -187,6 +187,13 @@ def test_the_time_of_a_run_is_all_of_it(toy_tokens, tmp_path):
     assert train(build_model(config), toy_tokens, config, tmp_path, run_id="toy-0") == 568
 
 
+def test_a_clock_that_stands_still_gives_no_speed(toy, monkeypatch):
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: 7.0))
+    _, rows = toy()
+    assert len(by_step(rows, "train/loss_nats")) == 12
+    assert by_step(rows, "time/step_ms") == {}
+
+
 def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_on_them(toy, monkeypatch):
     order = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: order.append("fsync"))

@@ -39,6 +39,12 @@ def test_full_loss_does_not_depend_on_batching(batch_size, at_once, monkeypatch)
     assert window_nats[[0, 1, 98, 99]].tolist() == [2.5, 6.5, 394.5, 397.5]
 
 
+def test_full_loss_of_a_subset():
+    """400 tokens hold 99 windows of 4. Two of them: targets 1-4 and 393-396."""
+    mean, count, _ = full_loss(mean_target, TOKENS, config=config(), device=CPU, max_tokens=8)
+    assert (mean, count) == (198.5, 8)
+
+
 def test_sampled_loss_is_the_mean_over_distinct_batches():
     seen = []
 
