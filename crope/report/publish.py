@@ -181,8 +181,8 @@ def old_rule_table(report: page.Report) -> Table:
         line = lines.loc[name].to_dict()
         by_seed = differences(report.published, load_contrasts()[name])
         corpora = [group for _, group in by_seed.groupby("dataset")["nats"]]
-        mean, low, high = welch_interval(corpora, 0.99)
-        planned = interval_text(line | {"mean": mean, "low": low, "high": high})
+        low, high = welch_interval(corpora, 0.99)
+        planned = interval_text(line | {"low": low, "high": high})
         printed.append([name, interval_text(line), planned, line["n"]])
     columns = ["", "Rule used here, 95 %", "Rule of the plan, 99 %", "n"]
     caption = "The planned questions of 2026-11-23 by both rules, nats per token"
