@@ -6,6 +6,7 @@ them with the cells of the studies: every table and every difference is a groupb
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -222,30 +223,25 @@ def _beyond(measured: Mapping[str, Any], trained: int) -> float | None:
     return (after - before) / (1 - 1 / LENGTHS)
 
 
-def load_curves(path: Path | str) -> pd.DataFrame:
-    """The logged values of one run by step: `step`, `val/loss_nats`, `train/loss_nats`, ...; NaN
-    where not logged. `path` is the column of the frame.
+def load_curves(paths: Iterable[Path | str]) -> pd.DataFrame:
+    """The logged values of runs, by the frame's column `path`: `path`, `step`, `val/loss_nats`, ...;
+    NaN where not logged.
     """
-    path = Path(path)
-    if not is_set(path.parent):
-        return pd.DataFrame(read_metrics(path / "metrics.jsonl"))
-    curves = read_curves(path.parent)
-    return curves[curves["run_id"] == path.name].drop(columns="run_id").dropna(axis=1, how="all")
+    parts = [pd.DataFrame(columns=["path", "step"])]
+    read_once = cache(read_curves)
+    for path in map(Path, paths):
+        if is_set(path.parent):
+            of_set = read_once(path.parent)
+            curve = of_set[of_set["run_id"] == path.name].drop(columns="run_id")
+        else:
+            curve = pd.DataFrame(read_metrics(path / "metrics.jsonl"))
+        parts.append(curve.assign(path=str(path)))
+    return pd.concat(parts)
 
 
 def curves_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """The logged values of many runs: the columns path, dataset, row, model and seed of `runs`, and
-    those of `load_curves`.
-    """
-    parts = [pd.DataFrame(columns=["path", "step"])]
-    for folder in sorted({Path(path).parent for path in runs["path"]}):
-        if is_set(folder):
-            curves = read_curves(folder)
-            parts.append(curves.assign(path=f"{folder}/" + curves["run_id"]))
-            continue
-        of_folder = [path for path in runs["path"] if Path(path).parent == folder]
-        parts += [load_curves(path).assign(path=path) for path in of_folder]
-    return runs[["path", "dataset", "row", "model", "seed"]].merge(pd.concat(parts), on="path")
+    """The curves of `runs`, each line with the dataset, row, model and seed of its run."""
+    return runs[["path", "dataset", "row", "model", "seed"]].merge(load_curves(runs["path"]))
 
 
 def by_study(runs: pd.DataFrame, rows: Iterable[StudyRow]) -> pd.DataFrame:

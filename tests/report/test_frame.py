@@ -59,7 +59,7 @@ def test_curves_of_own_and_published_runs(tmp_path):
     for _, curve in curves_of(chosen).groupby("seed"):
         assert list(curve["step"]) == [0, 10, 20]
         assert list(curve["val/loss_nats"].dropna()) == [9.25, 5.5]
-    assert list(load_curves(tmp_path / "set" / "a")["step"]) == [0, 10, 20]
+    assert list(load_curves([tmp_path / "set" / "a"])["step"]) == [0, 10, 20]
 
 
 def seeds(joined: pd.DataFrame) -> list[tuple[str, int]]:
