@@ -22,13 +22,13 @@ from crope.report.frame import (
     DATASET_LABELS,
     PUBLISHED_SCALE,
     by_study,
+    cell_frame,
     load_runs,
     relative_path,
-    study_cells,
 )
 from crope.report.tables import PROTOCOLS, interval_text, losses, place, plus_minus
 from crope.runs.compose import group_files
-from crope.runs.study import TABLES, expected_table_rows, study_rows
+from crope.runs.study import TABLES, study_cells, table_cells
 
 MADE = ["precision", "provenance.commit", "provenance.device", "path"]  # how a run was made
 ALL_DATASETS = list(DATASET_LABELS)
@@ -50,8 +50,7 @@ def explain(
     """
     runs = load_runs(results_dir=results_dir, scale=scale, folders=folders, published=published)
     contrasts = load_contrasts()
-    table_rows = expected_table_rows(runs.scale, ALL_DATASETS)
-    cells = list(_cell_names(study_cells(table_rows)))
+    cells = list(_cell_names(cell_frame(table_cells(runs.scale, ALL_DATASETS))))
     if name is None:
         questions = [f"{key}  {contrast.question}".rstrip() for key, contrast in contrasts.items()]
         return "\n".join([*cells, *questions])
@@ -66,10 +65,10 @@ def explain(
     sources = {"yours": (runs.own, runs.scale), "published": (runs.published, PUBLISHED_SCALE)}
     parts = []
     for title, (frame, its_scale) in sources.items():
-        rows = []
-        for study in studies:  # of the others the rows would cost seconds
-            rows += study_rows(study, its_scale, ALL_DATASETS if study in TABLES else None)
-        joined = by_study(frame, rows)
+        asked = []
+        for study in studies:  # the cells of the others would cost seconds
+            asked += study_cells(study, its_scale, ALL_DATASETS if study in TABLES else None)
+        joined = by_study(frame, asked)
         text = _explain_difference(joined, contrast) if contrast else _explain_cell(joined, name)
         if text:
             parts.append(f"{name} ({title})\n{text}")

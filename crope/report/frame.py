@@ -5,7 +5,7 @@ them with the cells of the studies: every table and every difference is a groupb
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from crope.files import read_metrics
 from crope.runs.identity import cell_key
 from crope.runs.published import is_set, read_curves, read_set, set_folders
 from crope.runs.record import Record, read_records, run_status, with_extrapolation
-from crope.runs.study import SCALES, TABLES, StudyRow, unavailable_datasets
+from crope.runs.study import SCALES, TABLES, Cell, unavailable_datasets
 
 PAIR = ("rope", "crope")  # whose difference a row of the tables is about
 OWN = "yours"  # the record set of the user's own runs
@@ -84,17 +84,6 @@ COLUMNS = [
     "provenance.data.splits.train.sha256",
     "provenance.data.splits.validation.sha256",
 ]
-CELL_COLUMNS = [
-    "study",
-    "dataset",
-    "row",
-    "setting",
-    "model",
-    "cell_key",
-    "planned",
-    "corpora",
-    "settings",
-]
 # Equal in the runs that are compared: on one corpus of a study, and at one seed of a study.
 COMPARED = {
     "provenance.data.splits.train.sha256": "dataset",
@@ -128,7 +117,7 @@ class Runs:
 
     @property
     def datasets(self) -> list[str] | None:
-        """For `expected_table_rows`: tiny joins the paper's corpora (None) where it was trained."""
+        """For `table_cells`: tiny joins the paper's corpora (None) where it was trained."""
         tiny = (self.own["scale"] == self.scale) & (self.own["dataset"] == "tiny")
         return list(DATASET_LABELS) if tiny.any() else None
 
@@ -223,7 +212,7 @@ def _beyond(measured: Mapping[str, Any], trained: int) -> float | None:
     return (after - before) / (1 - 1 / LENGTHS)
 
 
-def load_curves(paths: Iterable[Path | str]) -> pd.DataFrame:
+def load_curves(*paths: Path | str) -> pd.DataFrame:
     """The logged values of runs, by the frame's column `path`: `path`, `step`, `val/loss_nats`, ...;
     NaN where not logged.
     """
@@ -241,11 +230,11 @@ def load_curves(paths: Iterable[Path | str]) -> pd.DataFrame:
 
 def curves_of(runs: pd.DataFrame) -> pd.DataFrame:
     """The curves of `runs`, each line with the dataset, row, model and seed of its run."""
-    return runs[["path", "dataset", "row", "model", "seed"]].merge(load_curves(runs["path"]))
+    return runs[["path", "dataset", "row", "model", "seed"]].merge(load_curves(*runs["path"]))
 
 
-def by_study(runs: pd.DataFrame, rows: Iterable[StudyRow]) -> pd.DataFrame:
-    """One line per cell of a study and run: the columns of `study_cells`, seed, and the others of
+def by_study(runs: pd.DataFrame, cells: Iterable[Cell]) -> pd.DataFrame:
+    """One line per cell of a study and run: the columns of `cell_frame`, seed, and the others of
     the run.
 
     A run counts if it is complete or diverged and its seed planned. Tables 1 and 2 take every seed
@@ -254,7 +243,8 @@ def by_study(runs: pd.DataFrame, rows: Iterable[StudyRow]) -> pd.DataFrame:
     Raises UserError as check_comparable does.
     """
     counted = runs[runs["loss"].notna() & (runs["status"] != "stale")]
-    joined = study_cells(rows).merge(counted, on=["cell_key", "model", "dataset", "row"])
+    planned_cells = cell_frame(cells).drop(columns="scale")
+    joined = planned_cells.merge(counted, on=["cell_key", "model", "dataset", "row"])
     pairs = zip(joined["seed"], joined["planned"], strict=True)
     planned = pd.Series([seed in seeds for seed, seeds in pairs], joined.index, dtype=bool)
     joined = _one_set_for_each_seed(joined[planned | joined["study"].isin(TABLES)])
@@ -264,44 +254,13 @@ def by_study(runs: pd.DataFrame, rows: Iterable[StudyRow]) -> pd.DataFrame:
     return joined
 
 
-def study_cells(rows: Iterable[StudyRow]) -> pd.DataFrame:
-    """One line per cell: study, dataset, row, setting, model, cell_key, and of the plan its seeds
-    (`planned`) and the numbers of `corpora` and `settings` of a row.
-
-    setting   the values of the study's axes that vary within a row, but for data, model and seed
-    """
-    rows = list(rows)
-    lines = []
-    for row in rows:
-        same_row = [other for other in rows if _place(other) == _place(row)]
-        settings = {_settings(other) for other in same_row}
-        varied = []
-        for value in _settings(row):
-            if not all(value in other for other in settings):
-                varied.append(value)
-        for cell in row.cells:
-            line = {
-                "study": row.study,
-                "dataset": cell.dataset,
-                "row": cell.row,
-                "setting": ", ".join(varied),
-                "model": cell.model,
-                "cell_key": cell.key,
-                "planned": row.seeds,
-                "corpora": len({other.dataset for other in same_row}),
-                "settings": len(settings),
-            }
-            lines.append(line)
-    return pd.DataFrame(lines, columns=CELL_COLUMNS)
-
-
-def _place(row: StudyRow) -> tuple[str, str]:
-    return row.study, row.cells[0].row
-
-
-def _settings(row: StudyRow) -> tuple[str, ...]:
-    """The values of a row's axes, the width among them."""
-    return (*row.settings, f"model.d_model={row.width}")
+def cell_frame(cells: Iterable[Cell]) -> pd.DataFrame:
+    """One line per cell, with the numbers of `corpora` and `settings` of its row in the plan."""
+    frame = pd.DataFrame(map(vars, cells), columns=[field.name for field in fields(Cell)])
+    of_row = frame.groupby(["study", "row"])
+    frame["corpora"] = of_row["dataset"].transform("nunique")
+    frame["settings"] = of_row["setting"].transform("nunique")
+    return frame
 
 
 def _one_set_for_each_seed(joined: pd.DataFrame) -> pd.DataFrame:

@@ -78,7 +78,7 @@ def title(path: Path) -> str:
 
 def read_curve(path: Path, key: str) -> "pd.Series[Any]":
     """The logged values of a run by step. Raises UserError if there are none."""
-    curve = load_curves([path]).dropna(axis="columns", how="all")
+    curve = load_curves(path).dropna(axis="columns", how="all")
     if key not in curve:
         valid = ", ".join(curve.columns.drop(["path", "step"]))
         raise UserError(f"{path}: no {key}; --key is one of {valid}")

@@ -9,11 +9,11 @@ import pytest
 
 from crope.report import tables
 from crope.report.evidence import Contrast, answer
-from crope.report.frame import Runs
+from crope.report.frame import Runs, cell_frame
 from crope.report.tables import Table, loss_table, signed
 from crope.runs.compose import load_run
 from tests.report import frames
-from tests.report.frames import runs, study_row, together
+from tests.report.frames import cells, runs, together
 
 SIZE = {
     "config.train.batch_size": 2,
@@ -32,9 +32,9 @@ def of_table1(**options: Any) -> pd.DataFrame:
 
 
 def table1(shown: pd.DataFrame, large: pd.DataFrame = NO_RUNS, **reasons: str) -> Table:
-    row = study_row("xpos", "rope", "crope", study="table1")
+    of_row = cell_frame(cells("xpos", "rope", "crope", study="table1"))
     by_cell = {f"{model}-ptb-base": reason for model, reason in reasons.items()}
-    return loss_table("table1", [row], shown, large, by_cell)
+    return loss_table("table1", of_row, shown, large, by_cell)
 
 
 def lines(table: Table) -> list[list[Any]]:
@@ -63,8 +63,8 @@ def test_table_1_as_printed():
 
 def test_table_2_has_the_papers_configurations():
     place = {"study": "table2", "dataset": "pg19", "row": "b2_l512_d64"}
-    row = study_row("rope", "crope", **place)
-    table = loss_table("table2", [row], frames.losses(rope=[5.0], **place), NO_RUNS, {})
+    of_row = cell_frame(cells("rope", "crope", **place))
+    table = loss_table("table2", of_row, frames.losses(rope=[5.0], **place), NO_RUNS, {})
     label = "B=2, L=512, D=64, γ=0.9, step=1000"
     assert lines(table)[0] == [label, "paper", "6.699 ± 0.111", "6.700 ± 0.113", "+0.001"]
     assert lines(table)[1][1:] == ["full", "5.000", "missing", ""]
@@ -88,8 +88,8 @@ def test_other_rows_and_corpora_are_left_out():
 
 
 def test_a_corpus_that_the_paper_does_not_have_has_no_line_of_the_paper():
-    row = study_row(study="table1", dataset="tiny")
-    table = loss_table("table1", [row], of_table1(dataset="tiny", rope=[5.0]), NO_RUNS, {})
+    of_row = cell_frame(cells(study="table1", dataset="tiny"))
+    table = loss_table("table1", of_row, of_table1(dataset="tiny", rope=[5.0]), NO_RUNS, {})
     assert lines(table)[0][:3] == ["tiny (Python's help texts)", "full", "5.0000"]
 
 

@@ -57,7 +57,7 @@ def test_quick_runs_see_409600_tokens_and_decay_like_the_papers(row, sizes):
         ("~model.dropout", "model.dropout"),
         ("train.lr", "key=value"),
         ("train.lr=fast", "train.lr: Value 'fast' .* to Float"),
-        ("train.max_steps=1e2", "an integer, such as 100"),
+        ("train.max_steps=1e2", "to Integer"),
         ("model.tied_head=maybe", "not a valid bool"),
         ("model=rop", "did you mean rope"),
         ("model=rope,crop", "did you mean crope"),
