@@ -3,6 +3,7 @@ question (CELL=P1) or another difference (CELL=cost/mqa-rope). Published runs ar
 """
 
 import difflib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from crope.report.frame import (
     by_study,
     cell_frame,
     load_runs,
-    relative_path,
 )
 from crope.report.tables import PROTOCOLS, interval_text, losses, place, plus_minus
 from crope.runs.compose import group_files
@@ -130,6 +130,6 @@ def _explain_difference(runs: pd.DataFrame, contrast: Contrast) -> str:
 def _printed(runs: pd.DataFrame, columns: list[str]) -> str:
     """These columns and MADE, with short names."""
     shown = runs[[*columns, *MADE]].rename(columns=lambda name: name.removeprefix("provenance."))
-    shown["path"] = shown["path"].map(relative_path)
+    shown["path"] = shown["path"].map(os.path.relpath)
     shown["commit"] = shown["commit"].str[:12]
     return shown.to_string(index=False, float_format="{:.6f}".format)

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from crope import paper
-from crope.config import PUBLISHED, ROOT
-from crope.errors import InvalidRecord, UserError, one_line
+from crope.config import PUBLISHED
+from crope.errors import InvalidRecord, UserError
 from crope.files import read_metrics
 from crope.runs.identity import cell_key
 from crope.runs.published import is_set, read_curves, read_set, set_folders
@@ -138,9 +138,9 @@ def load_runs(
     public, damaged = load_frame(set_folders(published))
     counts = (own if len(own) else public)["scale"].value_counts()
     present = [name for name in SCALES if name in counts]
-    present.sort(key=lambda name: (name == "smoke", -counts[name]))
+    usual = min(present, key=lambda name: (name == "smoke", -counts[name]), default="quick")
     return Runs(
-        scale or (present or ["quick"])[0],
+        scale or usual,
         own,
         public,
         [*invalid, *damaged],
@@ -301,15 +301,3 @@ def check_comparable(joined: pd.DataFrame) -> None:
                 f"{study}, {of} {which}: runs differ in {fact} ({paths});"
                 " move one kind to a folder of its own and name it with --runs"
             )
-
-
-def error_line(run: Mapping[Any, Any] | pd.Series) -> str:
-    """The error of a failed run without its traceback, e.g. `ValueError: loss is nan (step 20)`."""
-    at = "" if pd.isna(run["error.step"]) else f" (step {run['error.step']:.0f})"
-    return one_line(f"{run['error.type']}: {run['error.message']}{at}")
-
-
-def relative_path(path: Path | str) -> str:
-    """A path for printing: relative to the repository if it lies in it."""
-    path = Path(path).resolve()
-    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from crope.config import PUBLISHED
-from crope.errors import InvalidRecord
+from crope.errors import InvalidRecord, one_line
 from crope.files import write_bytes, write_text
 from crope.report import agreement, figures, tables
 from crope.report.evidence import answers, load_contrasts
@@ -26,7 +26,6 @@ from crope.report.frame import (
     cell_frame,
     common_seeds,
     curves_of,
-    error_line,
     load_runs,
 )
 from crope.report.tables import Table, to_csv
@@ -213,9 +212,12 @@ def render_page(report: Report, pictures: Mapping[str, Figure]) -> str:
 
 
 def failures(own: pd.DataFrame) -> list[str]:
-    """The user's failed runs, each with its error."""
-    failed = own[own["status"] == "failed"]
-    return [f"{run['run_id']}: {error_line(run)}" for run in failed.to_dict("records")]
+    """The user's failed runs, each with its error: `<run id>: ValueError: loss is nan (step 20)`."""
+    lines = []
+    for run in own[own["status"] == "failed"].to_dict("records"):
+        at = "" if pd.isna(run["error.step"]) else f" (step {run['error.step']:.0f})"
+        lines.append(f"{run['run_id']}: {run['error.type']}: {run['error.message']}{at}")
+    return list(map(one_line, lines))
 
 
 def render_template(template: Path, context: Mapping[str, Any], *, autoescape: bool) -> str:
