@@ -17,7 +17,6 @@ from crope.errors import ConfigError, log_line
 from crope.files import read_json
 from crope.runs.compose import (
     Run,
-    at_precision,
     build_run,
     check,
     check_label,
@@ -151,23 +150,13 @@ def study_runs(
     seeds       of each study, as in `first_seeds`
     datasets    restricts the paper's datasets on the data axis; `tiny`, if listed, joins them
     overrides   of runtime, tracker and paths
-
-    Raises ConfigError if two studies have the same runs at different precisions: a results folder
-    holds runs of one.
     """
     runs: dict[str, Run] = {}
     for study in studies:
         for _, run in _expand(study, scale, datasets, overrides):
-            precision = run.config.train.precision
             for seed in first_seeds(study, seeds):
                 seeded = replace(run, config=replace(run.config, seed=seed))
-                # At one precision a run has the same id in every study.
-                known = runs.setdefault(at_precision(seeded, "fp32").run_id, seeded)
-                if known.config.train.precision != precision:
-                    raise ConfigError(
-                        f"conf/study/{study}.yaml: train.precision={precision}: another study has"
-                        " the same runs in another precision; give each a --results-dir of its own"
-                    )
+                runs[repr(seeded)] = seeded  # without an id while its precision is `auto`
     # A table with one seed in every cell says more than one with all seeds in some.
     return sorted(runs.values(), key=lambda run: run.config.seed)
 
