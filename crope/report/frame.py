@@ -19,7 +19,7 @@ from crope.errors import InvalidRecord, UserError
 from crope.files import read_metrics
 from crope.runs.identity import cell_key
 from crope.runs.published import is_set, read_curves, read_set, set_folders
-from crope.runs.record import Record, read_records, run_status, with_extrapolation
+from crope.runs.record import Record, read_records, run_status
 from crope.runs.study import SCALES, TABLES, Cell, unavailable_datasets
 
 PAIR = ("rope", "crope")  # whose difference a row of the tables is about
@@ -165,12 +165,8 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
             rows += [_row(run, folder.name) for run in read_set(folder)]
             continue
         records, damaged = read_records(folder)
+        rows += [_row(record, OWN) for record in records]
         invalid += damaged
-        for record in records:
-            try:
-                rows.append(_row(with_extrapolation(record), OWN))
-            except InvalidRecord as error:
-                invalid.append(error)
     frame = pd.json_normalize(rows)
     frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame.columns])))
     # One block of memory per type, from which rows are selected ten times as fast.

@@ -149,7 +149,7 @@ class Record:
     config: dict[str, Any]
     summary: dict[str, Any]
     provenance: dict[str, Any]
-    extrapolation: dict[str, Any] | None = None  # by `with_extrapolation` and of published runs
+    extrapolation: dict[str, Any] | None = None  # by `with_extrapolation`
 
     @property
     def run_id(self) -> str:
@@ -243,13 +243,13 @@ def check_extrapolation(record: Record) -> None:
 
 
 def read_records(*folders: Path) -> tuple[list[Record], list[InvalidRecord]]:
-    """Every finished (complete or failed) run directly below `folders`, sorted by folder and name:
-    valid ones and invalid ones.
+    """Every finished (complete or failed) run directly below `folders`, with what was measured on it
+    later, sorted by folder and name: valid ones and invalid ones.
     """
     records, invalid = [], []
     for path in finished_runs(*folders):
         try:
-            records.append(read_record(path))
+            records.append(with_extrapolation(read_record(path)))
         except InvalidRecord as error:
             invalid.append(error)
         except OSError as error:
