@@ -31,7 +31,6 @@ DATASET_LABELS = paper.DATASET_LABELS | {"tiny": "tiny (Python's help texts)"}
 MODEL_LABELS = {
     **paper.MODEL_LABELS,
     "nope": "NoPE",
-    "learned": "learned",
     "relative_bias": "T5 bias",
     "alibi": "ALiBi",
     "xpos_balanced": "balanced XPOS",

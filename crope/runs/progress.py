@@ -108,8 +108,7 @@ class SweepProgress(Display):
         self.left: dict[str, int] = {}  # tokens, of runs that have not ended
         for run in runs:
             self.left[run.run_id] = tokens_left(run, last_values(run)["step"])
-        self.trained = 0  # tokens, by this command
-        self.active: Sequence[Run] = ()
+        self.asked = sum(self.left.values())
         self.read_at = -math.inf
 
     def update(self, active: Sequence["Run"]) -> None:
@@ -121,26 +120,22 @@ class SweepProgress(Display):
         lines = []
         for run in active:
             values = last_values(run)
-            left = tokens_left(run, values["step"])
-            if run in self.active:  # else what another command trained would count as speed
-                self.trained += self.left[run.run_id] - left
-            self.left[run.run_id] = left
+            left = self.left[run.run_id] = tokens_left(run, values["step"])
             percent = 100 - 100 * left / tokens_left(run)
             text = f"{title(run)}: step {values['step']:,}{render_losses(values)}"
             lines.append(f"{percent:3.0f} %  {text}")
-        self.active = active
         missing = sum(self.left.values())
         percent = 100 - 100 * missing / self.total
         ended = f"{self.runs - len(self.left)} of {self.runs} runs"
-        left_text = self.time_left(self.trained, missing)
+        left_text = self.time_left(self.asked - missing, missing)
         self.show([f"{percent:.0f} % of tokens, {ended}{left_text}", *lines])
 
     def end(self, run_id: str, text: str, *, status: str) -> None:
         """Prints what a run has ended with; one that was stopped will be continued."""
-        if status == "complete":
-            self.trained += self.left[run_id]
         if status != "stopped":
-            del self.left[run_id]
+            left = self.left.pop(run_id)
+            if status != "complete":  # it took no time
+                self.asked -= left
         self.print(text)
 
 
