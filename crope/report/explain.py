@@ -26,7 +26,7 @@ from crope.report.frame import (
     cell_frame,
     load_runs,
 )
-from crope.report.tables import PROTOCOLS, interval_text, losses, place, plus_minus
+from crope.report.tables import PROTOCOLS, interval_text, losses_by_model, place, plus_minus
 from crope.runs.compose import group_files
 from crope.runs.study import TABLES, study_cells, table_cells
 
@@ -102,7 +102,7 @@ def _explain_cell(joined: pd.DataFrame, name: str) -> str:
     columns = {"seed": "seed", "loss": "full", "val_sampled.mean_nats": "sampled"}
     lines = [_printed(runs.sort_values("seed").rename(columns=columns), list(columns.values()))]
     for protocol in PROTOCOLS:
-        ((n, mean, std),) = losses(runs, protocol).to_numpy()
+        ((n, mean, std),) = losses_by_model(runs, protocol).to_numpy()
         lines.append(f"{protocol}: {plus_minus(mean, std, 6)}, n = {n:.0f}")
     return "\n".join(lines)
 

@@ -31,9 +31,9 @@ def plot(names: Sequence[str], *, key: str, out: Path | None, results_dir: Path)
         raise UserError(f"{out}: give a name that ends in .png or .svg")
     curves = {}
     for path in find_runs(names, results_dir):
-        curves[title(path)] = read_curve(path, key)
+        curves[legend_label(path)] = read_curve(path, key)
     write_bytes(out, render(draw(curves, key), out.suffix[1:]))
-    return f"{last_values(curves).to_string(index=False)}\n{out}"
+    return f"{end_values(curves).to_string(index=False)}\n{out}"
 
 
 def find_runs(names: Sequence[str], results_dir: Path) -> list[Path]:
@@ -51,7 +51,7 @@ def find_runs(names: Sequence[str], results_dir: Path) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def title(path: Path) -> str:
+def legend_label(path: Path) -> str:
     """The run's id, and what its group files do not give."""
     if is_set(path.parent):
         (line,) = [line for line in read_set(path.parent) if line.run_id == path.name]
@@ -93,7 +93,7 @@ def draw(curves: dict[str, "pd.Series[Any]"], key: str) -> Any:
     return figure
 
 
-def last_values(curves: dict[str, "pd.Series[Any]"]) -> pd.DataFrame:
+def end_values(curves: dict[str, "pd.Series[Any]"]) -> pd.DataFrame:
     """run, step, value and its difference to the first run, as text."""
     first = next(iter(curves.values()))
     lines = []

@@ -193,11 +193,11 @@ def ngram_table(ngrams: Sequence[Mapping[str, Any]]) -> Table:
     """Losses of counting models on the same tokens, beside the paper's lowest loss."""
     printed = []
     for entry in ngrams:
-        stated = paper.TABLE1.get(entry["corpus"])
-        if stated is None:
+        of_paper = paper.TABLE1.get(entry["corpus"])
+        if of_paper is None:
             continue
         losses = [f"{entry['loss_nats'][order]:.3f}" for order in ORDERS]
-        lowest = min(loss.mean_nats for loss in stated.values())
+        lowest = min(loss.mean_nats for loss in of_paper.values())
         tokens = f"{entry['tokenizer']['name']} {entry['tokenizer']['vocab_size']:,}"
         theirs = f"{lowest:.3f}" if entry["tokenizer"]["name"] == "gpt2" else ""
         printed.append([dataset_label(entry["corpus"]), tokens, *losses, theirs])

@@ -77,7 +77,7 @@ def plus_minus(mean: float, std: float, decimals: int) -> str:
     return f"{mean:.{decimals}f}{spread}"
 
 
-def losses(runs: pd.DataFrame, protocol: str) -> pd.DataFrame:
+def losses_by_model(runs: pd.DataFrame, protocol: str) -> pd.DataFrame:
     """n, mean and std (nats per token) of each model of one row of a table."""
     mean, spread = PROTOCOLS[protocol]
     by_model = runs.groupby("model")
@@ -103,19 +103,19 @@ def loss_table(
     kinds = {"full": runs, "sampled": runs}
     kinds |= {f"{protocol}, paper's size": paper_size for protocol in PROTOCOLS}
     printed, numbers = [], []
-    for place, of_row in cells.groupby(["dataset", "row"], sort=False):
-        dataset, row = map(str, place)
+    for names, of_row in cells.groupby(["dataset", "row"], sort=False):
+        dataset, row = map(str, names)
         models = list(of_row["model"])
         first = dataset_label(dataset) if name == "table1" else paper.row_label(row)
         labels = [first, _size(_of_row(runs, dataset, row))]
-        stated = {model: paper.printed_loss(name, row, dataset, model) for model in models}
-        lines = [_paper_line(stated, decimals)] if any(stated.values()) else []
+        of_paper = {model: paper.printed_loss(name, row, dataset, model) for model in models}
+        lines = [_paper_line(of_paper, decimals)] if any(of_paper.values()) else []
         for kind, source in kinds.items():
             its_runs = _of_row(source, dataset, row)
             if its_runs.empty and kind != "full":
                 continue
             protocol = kind.split(",")[0]
-            known = losses(its_runs, protocol).reindex(models)
+            known = losses_by_model(its_runs, protocol).reindex(models)
             known["status"] = [missing.get(key, "missing") for key in of_row["cell_key"]]
             known.loc[known["n"] > 0, "status"] = "complete"
             known = known.reset_index()
@@ -136,11 +136,11 @@ def _of_row(runs: pd.DataFrame, dataset: str, row: str) -> pd.DataFrame:
     return runs[(runs["dataset"] == dataset) & (runs["row"] == row)]
 
 
-def _paper_line(stated: Mapping[str, paper.PrintedLoss | None], decimals: int) -> list[str]:
+def _paper_line(of_paper: Mapping[str, paper.PrintedLoss | None], decimals: int) -> list[str]:
     cells = []
-    for loss in stated.values():
+    for loss in of_paper.values():
         cells.append(plus_minus(loss.mean_nats, loss.std_nats, decimals) if loss else "")
-    first, second = stated.get("crope"), stated.get("rope")
+    first, second = of_paper.get("crope"), of_paper.get("rope")
     difference = ""
     if first and second:
         difference = signed(first.mean_nats - second.mean_nats, decimals)

@@ -124,10 +124,10 @@ def variant_name(name: str, model: ModelConfig) -> str:
     """The name of a model's file; `name+value` where another position, projection or attention was
     chosen than the file's.
     """
-    stated = {"attention": "softmax"} | group_values("model", name)
+    of_file = {"attention": "softmax"} | group_values("model", name)
     for key in ("position", "projection", "attention"):
         value = getattr(model, key)
-        if value != stated.get(key):
+        if value != of_file.get(key):
             name += f"+{value}"
     return name
 
@@ -165,9 +165,9 @@ def load_config(saved: Mapping[str, Any]) -> Config:
     """The typed configuration of a run's config.yaml; keys of older versions of the schema are
     ignored.
     """
-    stated, current = OmegaConf.create(dict(saved)), OmegaConf.create({})
+    recorded, current = OmegaConf.create(dict(saved)), OmegaConf.create({})
     for key in (*keys(), *DATA_KEYS):
-        value = OmegaConf.select(stated, key)
+        value = OmegaConf.select(recorded, key)
         if value is not None:
             OmegaConf.update(current, key, value)
     return typed(Config, current)

@@ -104,7 +104,7 @@ def extrapolate(
         runtime = replace(config.runtime, device="auto")  # the run's device may not be here
         model.to(prepare_device(runtime))
         limit = result["max_tokens"]
-        means, count = losses(model, split, lengths, config=config, max_tokens=limit)
+        means, count = losses_by_length(model, split, lengths, config=config, max_tokens=limit)
         for line, mean in zip(measured, means, strict=True):
             line |= {"loss_nats": mean, "tokens": count}
     write_json(record.path / EXTRAPOLATION, result)
@@ -112,7 +112,7 @@ def extrapolate(
 
 
 @torch.no_grad()
-def losses(
+def losses_by_length(
     model: GPT, split: np.ndarray, lengths: Sequence[int], *, config: Config, max_tokens: int
 ) -> tuple[list[float], int]:
     """Mean loss at each of the ascending lengths, and the number of targets."""

@@ -93,7 +93,7 @@ class RunProgress(Display):
         step, total = line["step"], self.run.config.train.max_steps
         if self.first_step is None:
             self.first_step = step  # a run that continues has not trained what lies before
-        text = f"{title(self.run)}: step {step:,} of {total:,}{render_losses(self.values)}"
+        text = f"{short_name(self.run)}: step {step:,} of {total:,}{render_losses(self.values)}"
         if "speed/tokens_per_s" in line:
             text += f", {line['speed/tokens_per_s']:,.0f} tokens/s"
         self.show([text + self.time_left(step - self.first_step, total - step)])
@@ -122,7 +122,7 @@ class SweepProgress(Display):
             values = last_values(run)
             left = self.left[run.run_id] = tokens_left(run, values["step"])
             percent = 100 - 100 * left / tokens_left(run)
-            text = f"{title(run)}: step {values['step']:,}{render_losses(values)}"
+            text = f"{short_name(run)}: step {values['step']:,}{render_losses(values)}"
             lines.append(f"{percent:3.0f} %  {text}")
         missing = sum(self.left.values())
         percent = 100 - 100 * missing / self.total
@@ -147,7 +147,7 @@ def print_words(text: str) -> None:
     print(text, flush=True)
 
 
-def title(run: "Run") -> str:
+def short_name(run: "Run") -> str:
     """What a run is called on the terminal: without the scale, which all runs of a command share."""
     return f"{run.model} {run.dataset} {run.row} s{run.config.seed}"
 

@@ -118,10 +118,10 @@ def add_runs(folder: Path, records: Iterable[Record]) -> None:
     table.to_parquet(buffer, compression="zstd", index=False)
     # The curves first: a run that runs.jsonl names has its curve.
     write_bytes(folder / CURVES_FILE, buffer.getvalue())
-    write_text(folder / RUNS_FILE, "".join(_line(runs[run_id]) for run_id in order))
+    write_text(folder / RUNS_FILE, "".join(_run_line(runs[run_id]) for run_id in order))
 
 
-def _line(record: Record) -> str:
+def _run_line(record: Record) -> str:
     """A line of runs.jsonl, without absolute paths, which say nothing to others."""
     fields = {"run_id": record.run_id, **vars(record)}
     del fields["path"]

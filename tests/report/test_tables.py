@@ -108,7 +108,7 @@ def test_the_csv_file_has_numbers_and_why_one_is_missing():
 
 def test_the_sampled_deviation_is_the_mean_of_those_of_the_seeds():
     of_row = of_table1(rope=[5.0, 5.2]).assign(**{"val_sampled.std_nats": [0.25, 0.75]})
-    assert tables.losses(of_row, "sampled").loc["rope"].tolist() == [2, 5.5, 0.5]
+    assert tables.losses_by_model(of_row, "sampled").loc["rope"].tolist() == [2, 5.5, 0.5]
 
 
 def test_why_a_cell_is_empty():
