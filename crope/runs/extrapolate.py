@@ -27,7 +27,6 @@ from crope.runs.progress import Display
 from crope.runs.record import (
     EXTRAPOLATION,
     Record,
-    is_complete,
     read_record,
     with_extrapolation,
 )
@@ -44,10 +43,11 @@ def extrapolate_all(runs: Sequence[Run]) -> list[str]:
         for number, run in enumerate(runs):
             display.show([f"{number} of {len(runs)} runs read beyond their training length"])
             try:
-                if is_complete(run.path):
-                    extrapolate(read_record(run.path))
+                record = read_record(run.path)
+                if record.summary["status"] == "complete":
+                    extrapolate(record)
             except InvalidRecord:
-                continue  # it has failed already, when it was to be trained
+                continue  # none, or one that was told when the run was to be trained
             except StorageError:
                 raise  # no other run could be measured either
             except Exception as error:
