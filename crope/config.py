@@ -199,7 +199,7 @@ class TrainConfig:
     def learning_rate(self, step: int) -> float:
         """The rate of the update after `step` updates: StepLR with a linear warm-up.
 
-        The trainer sets it and the report checks every record by it; a new schedule is written here.
+        The loop sets it and `verify` checks every record by it; a new schedule is written here.
         """
         rise = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
         return rise * self.lr * self.lr_gamma ** (step // self.lr_step_size)
@@ -285,7 +285,7 @@ def keys(node: Any = Config, prefix: str = "") -> dict[str, dataclasses.Field[An
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
     """(key, what is wrong and what is allowed) for every value that the schema's types alone let
-    through.
+    through. A generator: its caller stops at the first, which others may follow from.
     """
     yield from value_problems(config)
     if not config.results_dir:
@@ -325,10 +325,8 @@ def value_problems(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
     """(key, what is wrong and what to do) for sizes and combinations that no model has; at most one
-    per key.
+    per key. To be asked after `value_problems`.
     """
-    if min(model.n_heads, model.d_model) < 1 or not math.isfinite(model.ffn_ratio):
-        return  # rejected by `value_problems`
     if model.d_model % model.n_heads:
         yield "model.d_model", f"is not divisible by model.n_heads={model.n_heads}"
     elif (width := model.d_model // model.n_heads) % 2 or (width := model.head_width) % 2:
@@ -364,9 +362,9 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
 
 
 def schedule_problems(train: TrainConfig) -> Iterator[tuple[str, str]]:
-    """(key, what is wrong) for a schedule whose powers of gamma leave the range of floats."""
-    if min(train.max_steps, train.lr_step_size) < 1:
-        return  # rejected by `value_problems`
+    """(key, what is wrong) for a schedule whose powers of gamma leave the range of floats. To be
+    asked after `value_problems`.
+    """
     last = train.max_steps - 1
     try:
         rate = train.learning_rate(last)

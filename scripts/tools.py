@@ -72,8 +72,8 @@ def publish(options: Options) -> None:
     """Add complete and diverged runs of one scale, and n-gram losses, to results/published."""
     from crope.report.publish import publish
 
-    run_ids = publish(options.results_dir, options.machine, scale=options.scale)
-    print(f"{len(run_ids)} runs published for {options.machine}; `make readme` updates the README")
+    run_ids = publish(options.results_dir, options.set, scale=options.scale)
+    print(f"{len(run_ids)} runs published for {options.set}; `make readme` updates the README")
 
 
 def readme(options: Options) -> None:
@@ -212,7 +212,7 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
     ],
     publish: [
         "--results-dir",
-        arg("machine", metavar="SET", help="the set's name, such as quick-bf16"),
+        arg("set", metavar="SET", help="the set's name, such as quick-bf16"),
         arg("--scale", required=True),
     ],
     readme: [],

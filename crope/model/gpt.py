@@ -6,6 +6,7 @@ Shapes: B batch, T tokens, D model width, V vocabulary, P = V padded to a multip
 
 import math
 from collections.abc import Iterable
+from itertools import chain
 from typing import cast
 
 import torch
@@ -53,7 +54,7 @@ class GPT(nn.Module):
 
     def __init__(self, config: ModelConfig, *, vocab_size: int, max_len: int, seed: int) -> None:
         super().__init__()
-        for key, text in (*value_problems(config, "model."), *model_problems(config)):
+        for key, text in chain(value_problems(config, "model."), model_problems(config)):
             raise ValueError(f"{key} {text}")
         self.vocab_size, self.max_len = vocab_size, max_len
         self.embed_factor = config.embed_factor

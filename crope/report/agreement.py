@@ -65,8 +65,8 @@ def verdict(runs: Runs, lines: pd.DataFrame) -> list[str]:
     for dataset, of_dataset in pairs.sort_values("seed").groupby("dataset"):
         rope = of_dataset[of_dataset["model"] == "rope"]
         run = (rope if len(rope) else of_dataset).iloc[0]
-        stated = paper.printed_loss("table1", "base", str(dataset), run["model"])
-        printed = f", paper {stated.mean_nats:.3f}" if stated else ""
+        of_paper = paper.printed_loss("table1", "base", str(dataset), run["model"])
+        printed = f", paper {of_paper.mean_nats:.3f}" if of_paper else ""
         text.append(
             f"{dataset_label(str(dataset))}: {model_label(run['model'])} {run['loss']:.3f},"
             f" published {run['published']:.3f}{printed}"

@@ -237,13 +237,14 @@ def answers(runs: pd.DataFrame, contrasts: Mapping[str, Contrast]) -> pd.DataFra
     return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
 
 
-def welch_interval(groups: list[pd.Series], level: float) -> tuple[float, float, float]:
-    """Mean of the groups' means with Welch's interval: the rule by which P1 to P5 were planned,
-    with corpora as independent groups and a level of 99 %. Printed once, beside the rule used here.
+def welch_interval(corpora: Sequence[pd.Series], level: float) -> tuple[float, float]:
+    """Of the mean of one or two corpora: the rule by which P1 to P5 were planned, with corpora as
+    independent groups (Welch) and a level of 99 %. Printed once, beside the rule used here.
     """
-    variances = np.array([group.var() / len(group) for group in groups]) / len(groups) ** 2
-    freedoms = np.array([len(group) - 1 for group in groups])
-    mean = float(np.mean([group.mean() for group in groups]))
-    freedom = variances.sum() ** 2 / (variances**2 / freedoms).sum()
-    half = stats.t.ppf((1 + level) / 2, freedom) * np.sqrt(variances.sum())
-    return mean, mean - half, mean + half
+    if len(corpora) == 1:
+        low, high = stats.ttest_1samp(corpora[0], 0).confidence_interval(level)
+        return low, high
+    first, second = corpora
+    # Their mean is half the difference between the one and minus the other.
+    low, high = stats.ttest_ind(first, -second, equal_var=False).confidence_interval(level)
+    return low / 2, high / 2

@@ -3,6 +3,7 @@ question (CELL=P1) or another difference (CELL=cost/mqa-rope). Published runs ar
 """
 
 import difflib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,13 +23,12 @@ from crope.report.frame import (
     DATASET_LABELS,
     PUBLISHED_SCALE,
     by_study,
+    cell_frame,
     load_runs,
-    relative_path,
-    study_cells,
 )
-from crope.report.tables import PROTOCOLS, interval_text, losses, place, plus_minus
+from crope.report.tables import PROTOCOLS, interval_text, losses_by_model, place, plus_minus
 from crope.runs.compose import group_files
-from crope.runs.study import TABLES, expected_table_rows, study_rows
+from crope.runs.study import TABLES, study_cells, table_cells
 
 MADE = ["precision", "provenance.commit", "provenance.device", "path"]  # how a run was made
 ALL_DATASETS = list(DATASET_LABELS)
@@ -50,8 +50,7 @@ def explain(
     """
     runs = load_runs(results_dir=results_dir, scale=scale, folders=folders, published=published)
     contrasts = load_contrasts()
-    table_rows = expected_table_rows(runs.scale, ALL_DATASETS)
-    cells = list(_cell_names(study_cells(table_rows)))
+    cells = list(_cell_names(cell_frame(table_cells(runs.scale, ALL_DATASETS))))
     if name is None:
         questions = [f"{key}  {contrast.question}".rstrip() for key, contrast in contrasts.items()]
         return "\n".join([*cells, *questions])
@@ -66,10 +65,10 @@ def explain(
     sources = {"yours": (runs.own, runs.scale), "published": (runs.published, PUBLISHED_SCALE)}
     parts = []
     for title, (frame, its_scale) in sources.items():
-        rows = []
-        for study in studies:  # of the others the rows would cost seconds
-            rows += study_rows(study, its_scale, ALL_DATASETS if study in TABLES else None)
-        joined = by_study(frame, rows)
+        asked = []
+        for study in studies:  # the cells of the others would cost seconds
+            asked += study_cells(study, its_scale, ALL_DATASETS if study in TABLES else None)
+        joined = by_study(frame, asked)
         text = _explain_difference(joined, contrast) if contrast else _explain_cell(joined, name)
         if text:
             parts.append(f"{name} ({title})\n{text}")
@@ -103,7 +102,7 @@ def _explain_cell(joined: pd.DataFrame, name: str) -> str:
     columns = {"seed": "seed", "loss": "full", "val_sampled.mean_nats": "sampled"}
     lines = [_printed(runs.sort_values("seed").rename(columns=columns), list(columns.values()))]
     for protocol in PROTOCOLS:
-        ((n, mean, std),) = losses(runs, protocol).to_numpy()
+        ((n, mean, std),) = losses_by_model(runs, protocol).to_numpy()
         lines.append(f"{protocol}: {plus_minus(mean, std, 6)}, n = {n:.0f}")
     return "\n".join(lines)
 
@@ -131,6 +130,6 @@ def _explain_difference(runs: pd.DataFrame, contrast: Contrast) -> str:
 def _printed(runs: pd.DataFrame, columns: list[str]) -> str:
     """These columns and MADE, with short names."""
     shown = runs[[*columns, *MADE]].rename(columns=lambda name: name.removeprefix("provenance."))
-    shown["path"] = shown["path"].map(relative_path)
+    shown["path"] = shown["path"].map(os.path.relpath)
     shown["commit"] = shown["commit"].str[:12]
     return shown.to_string(index=False, float_format="{:.6f}".format)

@@ -31,7 +31,7 @@ def fig4(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     curves   of `curves_of(runs)`
     """
     datasets = runs["dataset"].unique()
-    figure, axes = _axes(2, len(datasets), (3.5, 2.6))
+    figure, axes = _panels(2, len(datasets), (3.5, 2.6))
     base = curves[curves["row"] == "base"]
     for (top, bottom), dataset in zip(axes.T, datasets, strict=True):
         of_dataset = base[base["dataset"] == dataset]
@@ -58,7 +58,7 @@ def _draw_losses(axis: Axes, curves: pd.DataFrame, panel: str) -> None:
         losses = losses.rolling(window, center=True, min_periods=1).mean()
         band: dict[str, Any] = {"color": _colour(model), "alpha": 0.15, "linewidth": 0}
         axis.fill_between(losses.index, losses["min"], losses["max"], **band)
-        axis.plot(losses.index, losses["mean"], label=model, **_line(model))
+        axis.plot(losses.index, losses["mean"], label=model, **_stroke(model))
         late.append(losses[losses.index >= EARLY * losses.index.max()])
         if panel == "validation":
             full = over_seeds(of_model, FULL)["mean"]
@@ -96,7 +96,7 @@ def rates(runs: pd.DataFrame, lines: pd.DataFrame) -> Figure:
     runs    of `by_study`, of studies with an axis train.lr
     lines   CRoPE - RoPE at each rate, of `answers`
     """
-    figure, axes = _axes(2, 1, (6.2, 1.9))
+    figure, axes = _panels(2, 1, (6.2, 1.9))
     (top,), (bottom,) = axes
     top.axhline(0, color=MUTED, linewidth=0.8)
     for line in lines.to_dict("records"):
@@ -121,7 +121,7 @@ def models(lines: pd.DataFrame, title: str) -> Figure:
     lines   of `answers`, with a column `model`
     """
     order = lines.sort_values("mean", ignore_index=True)
-    figure, axes = _axes(1, 1, (6.2, 0.5 + 0.25 * len(order)))
+    figure, axes = _panels(1, 1, (6.2, 0.5 + 0.25 * len(order)))
     axis = axes[0][0]
     axis.axvline(0, color=MUTED, linewidth=0.8)
     for at, line in enumerate(order.to_dict("records")):
@@ -150,7 +150,7 @@ def _draw_difference(
     draw([line["mean"]], color=colour, marker=marker, markersize=5, gid="mean", zorder=4)
 
 
-def _axes(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
+def _panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
     width, height = size
     figure = new_figure(columns * width, rows * height + 0.3)
     return figure, figure.subplots(rows, columns, squeeze=False)
@@ -170,9 +170,9 @@ def _colour(model: str) -> str:
     return COLOURS.get(model, "#3d3d3d")
 
 
-def _line(model: str) -> dict[str, Any]:
+def _stroke(model: str) -> dict[str, Any]:
     return {"color": _colour(model), "linestyle": LINES.get(model, "-")}
 
 
 def _marked(model: str) -> dict[str, Any]:
-    return {**_line(model), "marker": MARKERS.get(model, "o"), "markersize": 4}
+    return {**_stroke(model), "marker": MARKERS.get(model, "o"), "markersize": 4}

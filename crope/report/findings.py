@@ -37,7 +37,7 @@ def findings(differences: pd.DataFrame, file: Path = FINDINGS_FILE) -> list[str]
     for entry in yaml.safe_load(file.read_text(encoding="utf-8")):
         numbers = {}
         for name, basis in entry["rests"].items():
-            line = _line(differences, basis)
+            line = _answer_line(differences, basis)
             now = reading(line)
             if now != basis["is"]:
                 raise UserError(
@@ -59,7 +59,7 @@ def reading(line: Mapping[Any, Any]) -> str:
     return "below 0" if line["high"] < 0 else "open"
 
 
-def _line(differences: pd.DataFrame, basis: Mapping[str, str]) -> dict[Any, Any]:
+def _answer_line(differences: pd.DataFrame, basis: Mapping[str, str]) -> dict[Any, Any]:
     """The line of a contrast over all its corpora, at the setting that is named; empty if there is
     none.
     """

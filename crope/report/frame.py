@@ -5,7 +5,8 @@ them with the cells of the studies: every table and every difference is a groupb
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ import numpy as np
 import pandas as pd
 
 from crope import paper
-from crope.config import PUBLISHED, ROOT
-from crope.errors import InvalidRecord, UserError, one_line
+from crope.config import PUBLISHED
+from crope.errors import InvalidRecord, UserError
 from crope.files import read_metrics
 from crope.runs.identity import cell_key
 from crope.runs.published import is_set, read_curves, read_set, set_folders
-from crope.runs.record import Record, read_records, run_status, with_extrapolation
-from crope.runs.study import SCALES, TABLES, StudyRow, unavailable_datasets
+from crope.runs.record import Record, read_records, run_status
+from crope.runs.study import SCALES, TABLES, Cell, unavailable_datasets
 
 PAIR = ("rope", "crope")  # whose difference a row of the tables is about
 OWN = "yours"  # the record set of the user's own runs
@@ -30,7 +31,6 @@ DATASET_LABELS = paper.DATASET_LABELS | {"tiny": "tiny (Python's help texts)"}
 MODEL_LABELS = {
     **paper.MODEL_LABELS,
     "nope": "NoPE",
-    "learned": "learned",
     "relative_bias": "T5 bias",
     "alibi": "ALiBi",
     "xpos_balanced": "balanced XPOS",
@@ -83,17 +83,6 @@ COLUMNS = [
     "provenance.data.splits.train.sha256",
     "provenance.data.splits.validation.sha256",
 ]
-CELL_COLUMNS = [
-    "study",
-    "dataset",
-    "row",
-    "setting",
-    "model",
-    "cell_key",
-    "planned",
-    "corpora",
-    "settings",
-]
 # Equal in the runs that are compared: on one corpus of a study, and at one seed of a study.
 COMPARED = {
     "provenance.data.splits.train.sha256": "dataset",
@@ -127,7 +116,7 @@ class Runs:
 
     @property
     def datasets(self) -> list[str] | None:
-        """For `expected_table_rows`: tiny joins the paper's corpora (None) where it was trained."""
+        """For `table_cells`: tiny joins the paper's corpora (None) where it was trained."""
         tiny = (self.own["scale"] == self.scale) & (self.own["dataset"] == "tiny")
         return list(DATASET_LABELS) if tiny.any() else None
 
@@ -148,9 +137,9 @@ def load_runs(
     public, damaged = load_frame(set_folders(published))
     counts = (own if len(own) else public)["scale"].value_counts()
     present = [name for name in SCALES if name in counts]
-    present.sort(key=lambda name: (name == "smoke", -counts[name]))
+    usual = min(present, key=lambda name: (name == "smoke", -counts[name]), default="quick")
     return Runs(
-        scale or (present or ["quick"])[0],
+        scale or usual,
         own,
         public,
         [*invalid, *damaged],
@@ -175,12 +164,8 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
             rows += [_row(run, folder.name) for run in read_set(folder)]
             continue
         records, damaged = read_records(folder)
+        rows += [_row(record, OWN) for record in records]
         invalid += damaged
-        for record in records:
-            try:
-                rows.append(_row(with_extrapolation(record), OWN))
-            except InvalidRecord as error:
-                invalid.append(error)
     frame = pd.json_normalize(rows)
     frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame.columns])))
     # One block of memory per type, from which rows are selected ten times as fast.
@@ -222,34 +207,29 @@ def _beyond(measured: Mapping[str, Any], trained: int) -> float | None:
     return (after - before) / (1 - 1 / LENGTHS)
 
 
-def load_curves(path: Path | str) -> pd.DataFrame:
-    """The logged values of one run by step: `step`, `val/loss_nats`, `train/loss_nats`, ...; NaN
-    where not logged. `path` is the column of the frame.
+def load_curves(*paths: Path | str) -> pd.DataFrame:
+    """The logged values of runs, by the frame's column `path`: `path`, `step`, `val/loss_nats`, ...;
+    NaN where not logged.
     """
-    path = Path(path)
-    if not is_set(path.parent):
-        return pd.DataFrame(read_metrics(path / "metrics.jsonl"))
-    curves = read_curves(path.parent)
-    return curves[curves["run_id"] == path.name].drop(columns="run_id").dropna(axis=1, how="all")
+    parts = [pd.DataFrame(columns=["path", "step"])]
+    read_once = cache(read_curves)
+    for path in map(Path, paths):
+        if is_set(path.parent):
+            of_set = read_once(path.parent)
+            curve = of_set[of_set["run_id"] == path.name].drop(columns="run_id")
+        else:
+            curve = pd.DataFrame(read_metrics(path / "metrics.jsonl"))
+        parts.append(curve.assign(path=str(path)))
+    return pd.concat(parts)
 
 
 def curves_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """The logged values of many runs: the columns path, dataset, row, model and seed of `runs`, and
-    those of `load_curves`.
-    """
-    parts = [pd.DataFrame(columns=["path", "step"])]
-    for folder in sorted({Path(path).parent for path in runs["path"]}):
-        if is_set(folder):
-            curves = read_curves(folder)
-            parts.append(curves.assign(path=f"{folder}/" + curves["run_id"]))
-            continue
-        of_folder = [path for path in runs["path"] if Path(path).parent == folder]
-        parts += [load_curves(path).assign(path=path) for path in of_folder]
-    return runs[["path", "dataset", "row", "model", "seed"]].merge(pd.concat(parts), on="path")
+    """The curves of `runs`, each line with the dataset, row, model and seed of its run."""
+    return runs[["path", "dataset", "row", "model", "seed"]].merge(load_curves(*runs["path"]))
 
 
-def by_study(runs: pd.DataFrame, rows: Iterable[StudyRow]) -> pd.DataFrame:
-    """One line per cell of a study and run: the columns of `study_cells`, seed, and the others of
+def by_study(runs: pd.DataFrame, cells: Iterable[Cell]) -> pd.DataFrame:
+    """One line per cell of a study and run: the columns of `cell_frame`, seed, and the others of
     the run.
 
     A run counts if it is complete or diverged and its seed planned. Tables 1 and 2 take every seed
@@ -258,7 +238,8 @@ def by_study(runs: pd.DataFrame, rows: Iterable[StudyRow]) -> pd.DataFrame:
     Raises UserError as check_comparable does.
     """
     counted = runs[runs["loss"].notna() & (runs["status"] != "stale")]
-    joined = study_cells(rows).merge(counted, on=["cell_key", "model", "dataset", "row"])
+    planned_cells = cell_frame(cells).drop(columns="scale")
+    joined = planned_cells.merge(counted, on=["cell_key", "model", "dataset", "row"])
     pairs = zip(joined["seed"], joined["planned"], strict=True)
     planned = pd.Series([seed in seeds for seed, seeds in pairs], joined.index, dtype=bool)
     joined = _one_set_for_each_seed(joined[planned | joined["study"].isin(TABLES)])
@@ -268,44 +249,13 @@ def by_study(runs: pd.DataFrame, rows: Iterable[StudyRow]) -> pd.DataFrame:
     return joined
 
 
-def study_cells(rows: Iterable[StudyRow]) -> pd.DataFrame:
-    """One line per cell: study, dataset, row, setting, model, cell_key, and of the plan its seeds
-    (`planned`) and the numbers of `corpora` and `settings` of a row.
-
-    setting   the values of the study's axes that vary within a row, but for data, model and seed
-    """
-    rows = list(rows)
-    lines = []
-    for row in rows:
-        same_row = [other for other in rows if _place(other) == _place(row)]
-        settings = {_settings(other) for other in same_row}
-        varied = []
-        for value in _settings(row):
-            if not all(value in other for other in settings):
-                varied.append(value)
-        for cell in row.cells:
-            line = {
-                "study": row.study,
-                "dataset": cell.dataset,
-                "row": cell.row,
-                "setting": ", ".join(varied),
-                "model": cell.model,
-                "cell_key": cell.key,
-                "planned": row.seeds,
-                "corpora": len({other.dataset for other in same_row}),
-                "settings": len(settings),
-            }
-            lines.append(line)
-    return pd.DataFrame(lines, columns=CELL_COLUMNS)
-
-
-def _place(row: StudyRow) -> tuple[str, str]:
-    return row.study, row.cells[0].row
-
-
-def _settings(row: StudyRow) -> tuple[str, ...]:
-    """The values of a row's axes, the width among them."""
-    return (*row.settings, f"model.d_model={row.width}")
+def cell_frame(cells: Iterable[Cell]) -> pd.DataFrame:
+    """One line per cell, with the numbers of `corpora` and `settings` of its row in the plan."""
+    frame = pd.DataFrame(map(vars, cells), columns=[field.name for field in fields(Cell)])
+    of_row = frame.groupby(["study", "row"])
+    frame["corpora"] = of_row["dataset"].transform("nunique")
+    frame["settings"] = of_row["setting"].transform("nunique")
+    return frame
 
 
 def _one_set_for_each_seed(joined: pd.DataFrame) -> pd.DataFrame:
@@ -346,15 +296,3 @@ def check_comparable(joined: pd.DataFrame) -> None:
                 f"{study}, {of} {which}: runs differ in {fact} ({paths});"
                 " move one kind to a folder of its own and name it with --runs"
             )
-
-
-def error_line(run: Mapping[Any, Any] | pd.Series) -> str:
-    """The error of a failed run without its traceback, e.g. `ValueError: loss is nan (step 20)`."""
-    at = "" if pd.isna(run["error.step"]) else f" (step {run['error.step']:.0f})"
-    return one_line(f"{run['error.type']}: {run['error.message']}{at}")
-
-
-def relative_path(path: Path | str) -> str:
-    """A path for printing: relative to the repository if it lies in it."""
-    path = Path(path).resolve()
-    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from crope.config import PUBLISHED
-from crope.errors import InvalidRecord
+from crope.errors import InvalidRecord, one_line
 from crope.files import write_bytes, write_text
 from crope.report import agreement, figures, tables
 from crope.report.evidence import answers, load_contrasts
@@ -23,13 +23,13 @@ from crope.report.frame import (
     PUBLISHED_SCALE,
     Runs,
     by_study,
+    cell_frame,
     common_seeds,
     curves_of,
-    error_line,
     load_runs,
 )
 from crope.report.tables import Table, to_csv
-from crope.runs.study import TABLES, expected_rows, expected_table_rows
+from crope.runs.study import TABLES, expected_cells, table_cells
 from crope.style import render
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -72,24 +72,24 @@ def collect(runs: Runs) -> Report:
     comparable.
     """
     contrasts = load_contrasts()
-    studies = expected_rows(PUBLISHED_SCALE)
-    published = by_study(runs.published, [*expected_table_rows(PUBLISHED_SCALE), *studies])
+    studies = expected_cells(PUBLISHED_SCALE)
+    published = by_study(runs.published, [*table_cells(PUBLISHED_SCALE), *studies])
     if runs.scale != PUBLISHED_SCALE:
-        studies = expected_rows(runs.scale)
-    table_rows = expected_table_rows(runs.scale, runs.datasets)
-    own = by_study(runs.own, [*table_rows, *studies])
-    cells = [cell.key for row in table_rows for cell in row.cells]
-    mine = runs.own["cell_key"].isin(cells).any()
+        studies = expected_cells(runs.scale)
+    of_tables = table_cells(runs.scale, runs.datasets)
+    own = by_study(runs.own, [*of_tables, *studies])
+    cells = cell_frame(of_tables)
+    mine = runs.own["cell_key"].isin(cells["cell_key"]).any()
     source = runs.own if mine else runs.published
-    shown = own if mine else by_study(runs.published, table_rows)
+    shown = own if mine else by_study(runs.published, of_tables)
     shown = shown[shown["study"].isin(TABLES)]
     large = paper_size(published) if runs.scale != "paper" else published[:0]
     missing = tables.missing_words(source)
     losses = []
     for name in TABLES:
-        rows = [row for row in table_rows if row.study == name]
         of_table = shown[shown["study"] == name]
-        losses.append(tables.loss_table(name, rows, of_table, large, missing))
+        its_cells = cells[cells["study"] == name]
+        losses.append(tables.loss_table(name, its_cells, of_table, large, missing))
     differences = answers(published, contrasts)
     return Report(
         runs,
@@ -212,9 +212,12 @@ def render_page(report: Report, pictures: Mapping[str, Figure]) -> str:
 
 
 def failures(own: pd.DataFrame) -> list[str]:
-    """The user's failed runs, each with its error."""
-    failed = own[own["status"] == "failed"]
-    return [f"{run['run_id']}: {error_line(run)}" for run in failed.to_dict("records")]
+    """The user's failed runs, each with its error: `<run id>: ValueError: loss is nan (step 20)`."""
+    lines = []
+    for run in own[own["status"] == "failed"].to_dict("records"):
+        at = "" if pd.isna(run["error.step"]) else f" (step {run['error.step']:.0f})"
+        lines.append(f"{run['run_id']}: {run['error.type']}: {run['error.message']}{at}")
+    return list(map(one_line, lines))
 
 
 def render_template(template: Path, context: Mapping[str, Any], *, autoescape: bool) -> str:

@@ -1,7 +1,6 @@
 """One logged value of several runs in a picture, and where it ends: `tools.py plot RUN RUN ...`."""
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from crope.files import read_bytes, read_json, write_bytes
 from crope.report.frame import load_curves
 from crope.runs.compose import Run, load_config, special
 from crope.runs.published import is_set, read_set, set_folders
+from crope.runs.record import match_runs, run_folders
 from crope.style import new_figure, render
 
 EARLY = 0.1  # fraction of the steps whose high values may leave the frame
@@ -31,37 +31,27 @@ def plot(names: Sequence[str], *, key: str, out: Path | None, results_dir: Path)
         raise UserError(f"{out}: give a name that ends in .png or .svg")
     curves = {}
     for path in find_runs(names, results_dir):
-        curves[title(path)] = read_curve(path, key)
+        curves[legend_label(path)] = read_curve(path, key)
     write_bytes(out, render(draw(curves, key), out.suffix[1:]))
-    return f"{last_values(curves).to_string(index=False)}\n{out}"
+    return f"{end_values(curves).to_string(index=False)}\n{out}"
 
 
 def find_runs(names: Sequence[str], results_dir: Path) -> list[Path]:
     """Folders of runs, finished or not, or <set>/<run id> of published ones, each once. Own runs
     come before published ones of the same name. Raises UserError.
     """
-    known = {path.name: path for path in sorted((results_dir / "runs").glob("*/"))}
+    known = run_folders(results_dir)
     for folder in set_folders():
         for run in read_set(folder):
-            known.setdefault(run.run_id, folder / run.run_id)
-    found: dict[Path, None] = {}
+            known.setdefault(run.run_id, run.path)
+    found: list[Path] = []
     for name in names:
-        if (Path(name) / "metrics.jsonl").exists():
-            found[Path(name)] = None
-            continue
-        matches = [run_id for run_id in known if fnmatchcase(run_id, name)]
-        starts = [run_id for run_id in known if run_id.startswith(name)]
-        if not matches and len(starts) != 1:
-            raise UserError(
-                f"run '{name}': {len(starts)} runs match; give a folder, a run id, a unique start"
-                " of one, or a pattern such as 'crope-ptb-*'"
-            )
-        for run_id in matches or starts:
-            found[known[run_id]] = None
-    return list(found)
+        is_folder = (Path(name) / "metrics.jsonl").exists()
+        found += [Path(name)] if is_folder else match_runs(name, known)
+    return list(dict.fromkeys(found))
 
 
-def title(path: Path) -> str:
+def legend_label(path: Path) -> str:
     """The run's id, and what its group files do not give."""
     if is_set(path.parent):
         (line,) = [line for line in read_set(path.parent) if line.run_id == path.name]
@@ -78,9 +68,9 @@ def title(path: Path) -> str:
 
 def read_curve(path: Path, key: str) -> "pd.Series[Any]":
     """The logged values of a run by step. Raises UserError if there are none."""
-    curve = load_curves(path)
+    curve = load_curves(path).dropna(axis="columns", how="all")
     if key not in curve:
-        valid = ", ".join(curve.columns.drop("step"))
+        valid = ", ".join(curve.columns.drop(["path", "step"]))
         raise UserError(f"{path}: no {key}; --key is one of {valid}")
     return curve.set_index("step")[key].dropna()
 
@@ -103,7 +93,7 @@ def draw(curves: dict[str, "pd.Series[Any]"], key: str) -> Any:
     return figure
 
 
-def last_values(curves: dict[str, "pd.Series[Any]"]) -> pd.DataFrame:
+def end_values(curves: dict[str, "pd.Series[Any]"]) -> pd.DataFrame:
     """run, step, value and its difference to the first run, as text."""
     first = next(iter(curves.values()))
     lines = []

@@ -181,8 +181,8 @@ def old_rule_table(report: page.Report) -> Table:
         line = lines.loc[name].to_dict()
         by_seed = differences(report.published, load_contrasts()[name])
         corpora = [group for _, group in by_seed.groupby("dataset")["nats"]]
-        mean, low, high = welch_interval(corpora, 0.99)
-        planned = interval_text(line | {"mean": mean, "low": low, "high": high})
+        low, high = welch_interval(corpora, 0.99)
+        planned = interval_text(line | {"low": low, "high": high})
         printed.append([name, interval_text(line), planned, line["n"]])
     columns = ["", "Rule used here, 95 %", "Rule of the plan, 99 %", "n"]
     caption = "The planned questions of 2026-11-23 by both rules, nats per token"
@@ -193,11 +193,11 @@ def ngram_table(ngrams: Sequence[Mapping[str, Any]]) -> Table:
     """Losses of counting models on the same tokens, beside the paper's lowest loss."""
     printed = []
     for entry in ngrams:
-        stated = paper.TABLE1.get(entry["corpus"])
-        if stated is None:
+        of_paper = paper.TABLE1.get(entry["corpus"])
+        if of_paper is None:
             continue
         losses = [f"{entry['loss_nats'][order]:.3f}" for order in ORDERS]
-        lowest = min(loss.mean_nats for loss in stated.values())
+        lowest = min(loss.mean_nats for loss in of_paper.values())
         tokens = f"{entry['tokenizer']['name']} {entry['tokenizer']['vocab_size']:,}"
         theirs = f"{lowest:.3f}" if entry["tokenizer"]["name"] == "gpt2" else ""
         printed.append([dataset_label(entry["corpus"]), tokens, *losses, theirs])

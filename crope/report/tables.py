@@ -9,7 +9,7 @@ sampled   the paper's: mean and standard deviation of the sampled validation los
           of steps, averaged over seeds
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
@@ -21,7 +21,6 @@ from crope import paper
 from crope.report.evidence import Contrast, differences, estimate
 from crope.report.frame import PAIR, Runs, dataset_label, model_label
 from crope.runs.compose import Run, load_config, special
-from crope.runs.study import StudyRow
 
 MINUS = "\N{MINUS SIGN}"
 # The columns of mean and ±; full has the standard deviation over seeds.
@@ -78,7 +77,7 @@ def plus_minus(mean: float, std: float, decimals: int) -> str:
     return f"{mean:.{decimals}f}{spread}"
 
 
-def losses(runs: pd.DataFrame, protocol: str) -> pd.DataFrame:
+def losses_by_model(runs: pd.DataFrame, protocol: str) -> pd.DataFrame:
     """n, mean and std (nats per token) of each model of one row of a table."""
     mean, spread = PROTOCOLS[protocol]
     by_model = runs.groupby("model")
@@ -88,14 +87,14 @@ def losses(runs: pd.DataFrame, protocol: str) -> pd.DataFrame:
 
 def loss_table(
     name: str,
-    rows: Iterable[StudyRow],
+    cells: pd.DataFrame,
     runs: pd.DataFrame,
     paper_size: pd.DataFrame,
     missing: Mapping[str, str],
 ) -> Table:
     """Table 1 or 2: below each of the paper's lines this project's.
 
-    rows         of the study `name`, at the scale that is reported
+    cells        of the study `name`, at the scale that is reported
     runs         of `by_study`
     paper_size   those that were made at the paper's own size; empty where `runs` are
     missing      of `missing_words`
@@ -104,24 +103,24 @@ def loss_table(
     kinds = {"full": runs, "sampled": runs}
     kinds |= {f"{protocol}, paper's size": paper_size for protocol in PROTOCOLS}
     printed, numbers = [], []
-    for row in rows:
-        models = [cell.model for cell in row.cells]
-        ablation = row.cells[0].row
-        first = dataset_label(row.dataset) if name == "table1" else paper.row_label(ablation)
-        labels = [first, _size(_of_row(runs, row))]
-        stated = {m: paper.printed_loss(name, ablation, row.dataset, m) for m in models}
-        lines = [_paper_line(stated, decimals)] if any(stated.values()) else []
+    for names, of_row in cells.groupby(["dataset", "row"], sort=False):
+        dataset, row = map(str, names)
+        models = list(of_row["model"])
+        first = dataset_label(dataset) if name == "table1" else paper.row_label(row)
+        labels = [first, _size(_of_row(runs, dataset, row))]
+        of_paper = {model: paper.printed_loss(name, row, dataset, model) for model in models}
+        lines = [_paper_line(of_paper, decimals)] if any(of_paper.values()) else []
         for kind, source in kinds.items():
-            of_row = _of_row(source, row)
-            if of_row.empty and kind != "full":
+            its_runs = _of_row(source, dataset, row)
+            if its_runs.empty and kind != "full":
                 continue
             protocol = kind.split(",")[0]
-            known = losses(of_row, protocol).reindex(models)
-            known["status"] = [missing.get(cell.key, "missing") for cell in row.cells]
+            known = losses_by_model(its_runs, protocol).reindex(models)
+            known["status"] = [missing.get(key, "missing") for key in of_row["cell_key"]]
             known.loc[known["n"] > 0, "status"] = "complete"
-            place = {"table": name, "dataset": row.dataset, "row": ablation, "protocol": kind}
-            numbers.append(known.reset_index().assign(**place))
-            difference = "" if protocol == "sampled" else pair_difference(of_row, decimals)
+            known = known.reset_index()
+            numbers.append(known.assign(table=name, dataset=dataset, row=row, protocol=kind))
+            difference = "" if protocol == "sampled" else pair_difference(its_runs, decimals)
             lines.append([kind, *_own_cells(known, decimals), difference])
         printed += [[label, *line] for label, line in zip_longest(labels, lines, fillvalue="")]
     if name == "table1":
@@ -133,15 +132,15 @@ def loss_table(
     return Table(name, caption, frame, pd.concat(numbers)[NUMBERS])
 
 
-def _of_row(runs: pd.DataFrame, row: StudyRow) -> pd.DataFrame:
-    return runs[(runs["dataset"] == row.dataset) & (runs["row"] == row.cells[0].row)]
+def _of_row(runs: pd.DataFrame, dataset: str, row: str) -> pd.DataFrame:
+    return runs[(runs["dataset"] == dataset) & (runs["row"] == row)]
 
 
-def _paper_line(stated: Mapping[str, paper.PrintedLoss | None], decimals: int) -> list[str]:
+def _paper_line(of_paper: Mapping[str, paper.PrintedLoss | None], decimals: int) -> list[str]:
     cells = []
-    for loss in stated.values():
+    for loss in of_paper.values():
         cells.append(plus_minus(loss.mean_nats, loss.std_nats, decimals) if loss else "")
-    first, second = stated.get("crope"), stated.get("rope")
+    first, second = of_paper.get("crope"), of_paper.get("rope")
     difference = ""
     if first and second:
         difference = signed(first.mean_nats - second.mean_nats, decimals)
@@ -150,7 +149,7 @@ def _paper_line(stated: Mapping[str, paper.PrintedLoss | None], decimals: int) -
 
 def _own_cells(known: pd.DataFrame, decimals: int) -> list[str]:
     """One cell per model; n is that of RoPE and CRoPE unless stated."""
-    usual = known["n"].reindex(list(PAIR)).max()
+    usual = known.loc[known["model"].isin(PAIR), "n"].max()
     cells = []
     for line in known.to_dict("records"):
         text = line["status"]

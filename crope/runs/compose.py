@@ -41,7 +41,6 @@ CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, Unicode
 # (`hydra.run.dir`), the process (`hydra.job.chdir`), or read the command line in another way.
 HYDRA_KEYS = re.compile(r"hydra/launcher|hydra\.launcher\..+|hydra\.verbose")
 
-TYPES = {"Integer": "an integer, such as 100", "Float": "a number", "valid bool": "true or false"}
 # What `special` tells of a run: not what its name says, nor the precision, which depends on the
 # machine.
 TOLD = ("ablation.", "model.", "tokenizer.", "train.", "eval.")
@@ -125,10 +124,10 @@ def variant_name(name: str, model: ModelConfig) -> str:
     """The name of a model's file; `name+value` where another position, projection or attention was
     chosen than the file's.
     """
-    stated = {"attention": "softmax"} | group_values("model", name)
+    of_file = {"attention": "softmax"} | group_values("model", name)
     for key in ("position", "projection", "attention"):
         value = getattr(model, key)
-        if value != stated.get(key):
+        if value != of_file.get(key):
             name += f"+{value}"
     return name
 
@@ -166,9 +165,9 @@ def load_config(saved: Mapping[str, Any]) -> Config:
     """The typed configuration of a run's config.yaml; keys of older versions of the schema are
     ignored.
     """
-    stated, current = OmegaConf.create(dict(saved)), OmegaConf.create({})
+    recorded, current = OmegaConf.create(dict(saved)), OmegaConf.create({})
     for key in (*keys(), *DATA_KEYS):
-        value = OmegaConf.select(stated, key)
+        value = OmegaConf.select(recorded, key)
         if value is not None:
             OmegaConf.update(current, key, value)
     return typed(Config, current)
@@ -368,9 +367,6 @@ def config_error(error: Exception) -> ConfigError:
     if key and isinstance(cause, KeyError | AttributeError):
         hint = f";{nearest(key, [*keys(), *DATA_KEYS])}"
     message = re.sub(r"^In '[^']+': ", "", str(cause)).splitlines()[0]
-    for type_name, wanted in TYPES.items():
-        if value := re.match(f"Value ('.*?') .*{type_name}", message):
-            return ConfigError(f"{where}{value[1]} is not {wanted}")
     return ConfigError(f"{where}{message}{hint}")
 
 

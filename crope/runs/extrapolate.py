@@ -27,7 +27,6 @@ from crope.runs.progress import Display
 from crope.runs.record import (
     EXTRAPOLATION,
     Record,
-    is_complete,
     read_record,
     with_extrapolation,
 )
@@ -44,10 +43,11 @@ def extrapolate_all(runs: Sequence[Run]) -> list[str]:
         for number, run in enumerate(runs):
             display.show([f"{number} of {len(runs)} runs read beyond their training length"])
             try:
-                if is_complete(run.path):
-                    extrapolate(read_record(run.path))
+                record = read_record(run.path)
+                if record.summary["status"] == "complete":
+                    extrapolate(record)
             except InvalidRecord:
-                continue  # it has failed already, when it was to be trained
+                continue  # none, or one that was told when the run was to be trained
             except StorageError:
                 raise  # no other run could be measured either
             except Exception as error:
@@ -104,7 +104,7 @@ def extrapolate(
         runtime = replace(config.runtime, device="auto")  # the run's device may not be here
         model.to(prepare_device(runtime))
         limit = result["max_tokens"]
-        means, count = losses(model, split, lengths, config=config, max_tokens=limit)
+        means, count = losses_by_length(model, split, lengths, config=config, max_tokens=limit)
         for line, mean in zip(measured, means, strict=True):
             line |= {"loss_nats": mean, "tokens": count}
     write_json(record.path / EXTRAPOLATION, result)
@@ -112,7 +112,7 @@ def extrapolate(
 
 
 @torch.no_grad()
-def losses(
+def losses_by_length(
     model: GPT, split: np.ndarray, lengths: Sequence[int], *, config: Config, max_tokens: int
 ) -> tuple[list[float], int]:
     """Mean loss at each of the ascending lengths, and the number of targets."""

@@ -93,7 +93,7 @@ class RunProgress(Display):
         step, total = line["step"], self.run.config.train.max_steps
         if self.first_step is None:
             self.first_step = step  # a run that continues has not trained what lies before
-        text = f"{title(self.run)}: step {step:,} of {total:,}{render_losses(self.values)}"
+        text = f"{short_name(self.run)}: step {step:,} of {total:,}{render_losses(self.values)}"
         if "speed/tokens_per_s" in line:
             text += f", {line['speed/tokens_per_s']:,.0f} tokens/s"
         self.show([text + self.time_left(step - self.first_step, total - step)])
@@ -108,8 +108,7 @@ class SweepProgress(Display):
         self.left: dict[str, int] = {}  # tokens, of runs that have not ended
         for run in runs:
             self.left[run.run_id] = tokens_left(run, last_values(run)["step"])
-        self.trained = 0  # tokens, by this command
-        self.active: Sequence[Run] = ()
+        self.asked = sum(self.left.values())
         self.read_at = -math.inf
 
     def update(self, active: Sequence["Run"]) -> None:
@@ -121,26 +120,22 @@ class SweepProgress(Display):
         lines = []
         for run in active:
             values = last_values(run)
-            left = tokens_left(run, values["step"])
-            if run in self.active:  # else what another command trained would count as speed
-                self.trained += self.left[run.run_id] - left
-            self.left[run.run_id] = left
+            left = self.left[run.run_id] = tokens_left(run, values["step"])
             percent = 100 - 100 * left / tokens_left(run)
-            text = f"{title(run)}: step {values['step']:,}{render_losses(values)}"
+            text = f"{short_name(run)}: step {values['step']:,}{render_losses(values)}"
             lines.append(f"{percent:3.0f} %  {text}")
-        self.active = active
         missing = sum(self.left.values())
         percent = 100 - 100 * missing / self.total
         ended = f"{self.runs - len(self.left)} of {self.runs} runs"
-        left_text = self.time_left(self.trained, missing)
+        left_text = self.time_left(self.asked - missing, missing)
         self.show([f"{percent:.0f} % of tokens, {ended}{left_text}", *lines])
 
     def end(self, run_id: str, text: str, *, status: str) -> None:
         """Prints what a run has ended with; one that was stopped will be continued."""
-        if status == "complete":
-            self.trained += self.left[run_id]
         if status != "stopped":
-            del self.left[run_id]
+            left = self.left.pop(run_id)
+            if status != "complete":  # it took no time
+                self.asked -= left
         self.print(text)
 
 
@@ -152,7 +147,7 @@ def print_words(text: str) -> None:
     print(text, flush=True)
 
 
-def title(run: "Run") -> str:
+def short_name(run: "Run") -> str:
     """What a run is called on the terminal: without the scale, which all runs of a command share."""
     return f"{run.model} {run.dataset} {run.row} s{run.config.seed}"
 

@@ -20,7 +20,7 @@ import pandas as pd
 from crope.config import PUBLISHED, ROOT
 from crope.errors import DataError, InvalidRecord, one_line
 from crope.files import read_bytes, write_bytes, write_text
-from crope.runs.record import Record, with_extrapolation
+from crope.runs.record import Record
 
 RUNS_FILE, CURVES_FILE = "runs.jsonl", "curves.parquet"
 # The keys of a line of metrics.jsonl in the order in which the training loop writes them. A table
@@ -110,7 +110,7 @@ def add_runs(folder: Path, records: Iterable[Record]) -> None:
             remedy = "give a new key its place in KEY_ORDER of crope/runs/published.py"
             reason = "metrics.jsonl cannot be rebuilt from its values"
             raise InvalidRecord(record.path, reason, remedy)
-        runs[record.run_id] = with_extrapolation(record)
+        runs[record.run_id] = record
         curves[record.run_id] = curve
     order = sorted(runs)  # so that a diff shows the runs that were added
     table = pd.concat([curves[run_id] for run_id in order], ignore_index=True)
@@ -118,10 +118,10 @@ def add_runs(folder: Path, records: Iterable[Record]) -> None:
     table.to_parquet(buffer, compression="zstd", index=False)
     # The curves first: a run that runs.jsonl names has its curve.
     write_bytes(folder / CURVES_FILE, buffer.getvalue())
-    write_text(folder / RUNS_FILE, "".join(_line(runs[run_id]) for run_id in order))
+    write_text(folder / RUNS_FILE, "".join(_run_line(runs[run_id]) for run_id in order))
 
 
-def _line(record: Record) -> str:
+def _run_line(record: Record) -> str:
     """A line of runs.jsonl, without absolute paths, which say nothing to others."""
     fields = {"run_id": record.run_id, **vars(record)}
     del fields["path"]

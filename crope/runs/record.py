@@ -14,6 +14,7 @@ configuration, and if metrics.jsonl has the SHA-256 in summary.json. Losses and 
 metrics.jsonl and are computed when a record is read; `verify` compares them with what is stored.
 """
 
+import fnmatch
 import hashlib
 import json
 import statistics
@@ -148,7 +149,7 @@ class Record:
     config: dict[str, Any]
     summary: dict[str, Any]
     provenance: dict[str, Any]
-    extrapolation: dict[str, Any] | None = None  # by `with_extrapolation` and of published runs
+    extrapolation: dict[str, Any] | None = None  # by `with_extrapolation`
 
     @property
     def run_id(self) -> str:
@@ -242,13 +243,13 @@ def check_extrapolation(record: Record) -> None:
 
 
 def read_records(*folders: Path) -> tuple[list[Record], list[InvalidRecord]]:
-    """Every finished (complete or failed) run directly below `folders`, sorted by folder and name:
-    valid ones and invalid ones.
+    """Every finished (complete or failed) run directly below `folders`, with what was measured on it
+    later, sorted by folder and name: valid ones and invalid ones.
     """
     records, invalid = [], []
     for path in finished_runs(*folders):
         try:
-            records.append(read_record(path))
+            records.append(with_extrapolation(read_record(path)))
         except InvalidRecord as error:
             invalid.append(error)
         except OSError as error:
@@ -281,6 +282,20 @@ def run_status(record: Record) -> str:
     return status if current else "stale"
 
 
+def match_runs(name: str, known: Mapping[str, Path]) -> list[Path]:
+    """Those of the known runs (by id) whose id is `name`, matches it as a pattern, or is the only
+    one that starts so. Raises UserError if there is none.
+    """
+    matches = fnmatch.filter(known, name)
+    starts = [run_id for run_id in known if run_id.startswith(name)]
+    if not matches and len(starts) != 1:
+        raise UserError(
+            f"run '{name}': {len(starts)} runs match; give a folder, a run id, a unique start of one,"
+            " or to plot several a pattern such as 'crope-ptb-*'"
+        )
+    return [known[run_id] for run_id in matches or starts]
+
+
 def find_record(name: str, *, results_dir: Path) -> Record:
     """A finished run by its folder, its id or the start of its id.
 
@@ -288,22 +303,19 @@ def find_record(name: str, *, results_dir: Path) -> Record:
     """
     path = Path(name)
     if not (path / "config.yaml").exists():
-        names = sorted(run.name for run in (results_dir / "runs").glob("*/"))
-        # A copy beside a run may have its id as the start of its own name.
-        matches = [name] if name in names else [run for run in names if run.startswith(name)]
-        if len(matches) != 1:
-            problem = "no such run"
-            if matches:
-                problem = f"{len(matches)} runs match: {', '.join(matches[:5])}"
-            raise UserError(
-                f"run '{name}': {problem}; give a folder, a run id or a unique start of one"
-            )
-        path = results_dir / "runs" / matches[0]
+        path, *others = match_runs(name, run_folders(results_dir))
+        if others:
+            raise UserError(f"run '{name}': {len(others) + 1} runs match; name one")
     if not (path / "summary.json").exists():
         raise DataError(
             f"{path}: the run is not finished (no summary.json); run the command that started it again"
         )
     return read_record(path)
+
+
+def run_folders(results_dir: Path) -> dict[str, Path]:
+    """The run directories of a results folder by run id, finished or not."""
+    return {path.name: path for path in sorted((results_dir / "runs").glob("*/"))}
 
 
 def _read_object(path: Path) -> dict[str, Any]:

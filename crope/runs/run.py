@@ -203,7 +203,7 @@ def _execute(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
         gc.collect()
         return Outcome(run.run_id, "failed", f"{run.run_id}: failed: {summary['error']['message']}")
     remove_checkpoints(run.path)  # only now: until summary.json was written they were needed
-    return Outcome(run.run_id, "complete", _line(run, summary))
+    return Outcome(run.run_id, "complete", _result_line(run, summary))
 
 
 def _train(run: Run, tokens: TokenSet, tracker: Tracker, stop: Stop) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def _describe(error: Exception, config: Config) -> dict[str, Any]:
     }
 
 
-def _line(run: Run, summary: dict[str, Any]) -> str:
+def _result_line(run: Run, summary: dict[str, Any]) -> str:
     """Where the run is, what was special about it, and its result."""
     settings = ", ".join([run.scale, *special(run)])
     loss, time = summary["val_full"]["final_nats"], summary["time"]

@@ -17,7 +17,6 @@ from crope.errors import ConfigError, log_line
 from crope.files import read_json
 from crope.runs.compose import (
     Run,
-    at_precision,
     build_run,
     check,
     check_label,
@@ -34,33 +33,26 @@ from crope.runs.record import UNREADABLE
 # Of scales with equally many runs the first one is reported.
 SCALES = ("paper", "medium", "quick", "smoke")
 TABLES = ("table1", "table2")
+NAMED = ("data", "ablation", "model", "seed")  # axes of which a cell has a field
 UNAVAILABLE = "unavailable.json"  # in results_dir, written by `make reproduce`
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table or study: its runs have this `cell_key`, whatever their seed."""
+    """One cell of a table or study: its runs have this `cell_key`, whatever their seed.
 
-    table: str
-    row: str
-    dataset: str
-    model: str
-    scale: str
-    key: str
-
-
-@dataclass(frozen=True)
-class StudyRow:
-    """The models that a study compares on one dataset at one width D; `settings` are the values of
-    its other axes.
+    setting   the values of the study's other axes that have several: "train.lr=0.003"
+    planned   the seeds of the study's file
     """
 
     study: str
     dataset: str
-    width: int
-    cells: tuple[Cell, ...]
-    settings: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()  # planned
+    row: str
+    model: str
+    setting: str
+    scale: str
+    cell_key: str
+    planned: tuple[int, ...]
 
 
 def study_axes(study: str) -> dict[str, list[str]]:
@@ -158,68 +150,55 @@ def study_runs(
     seeds       of each study, as in `first_seeds`
     datasets    restricts the paper's datasets on the data axis; `tiny`, if listed, joins them
     overrides   of runtime, tracker and paths
-
-    Raises ConfigError if two studies have the same runs at different precisions: a results folder
-    holds runs of one.
     """
     runs: dict[str, Run] = {}
     for study in studies:
         for _, run in _expand(study, scale, datasets, overrides):
-            precision = run.config.train.precision
             for seed in first_seeds(study, seeds):
                 seeded = replace(run, config=replace(run.config, seed=seed))
-                # At one precision a run has the same id in every study.
-                known = runs.setdefault(at_precision(seeded, "fp32").run_id, seeded)
-                if known.config.train.precision != precision:
-                    raise ConfigError(
-                        f"conf/study/{study}.yaml: train.precision={precision}: another study has"
-                        " the same runs in another precision; give each a --results-dir of its own"
-                    )
+                runs[repr(seeded)] = seeded  # without an id while its precision is `auto`
     # A table with one seed in every cell says more than one with all seeds in some.
     return sorted(runs.values(), key=lambda run: run.config.seed)
 
 
-def expected_rows(scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
-    """Rows of every study of conf/study except the two tables; `datasets` as in `study_runs`.
+def expected_cells(scale: str) -> list[Cell]:
+    """Cells of every study of conf/study except the two tables.
 
     A file that is no study is reported on stderr and left out.
     """
     group_values("scale", scale)  # a misspelt scale is no fault of a study
-    rows = []
+    cells = []
     for study in group_files("study"):
         try:
-            rows += study_rows(study, scale, datasets) if study not in TABLES else []
+            cells += study_cells(study, scale) if study not in TABLES else []
         except ConfigError as error:
             log_line(f"{error}; left out")
-    return rows
+    return cells
 
 
-def expected_table_rows(scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
-    """Rows of Tables 1 and 2 in the paper's order."""
-    rows = []
+def table_cells(scale: str, datasets: Sequence[str] | None = None) -> list[Cell]:
+    """Cells of Tables 1 and 2 in the paper's order; `datasets` as in `study_runs`."""
+    cells = []
     for table in TABLES:
-        rows += study_rows(table, scale, datasets)
-    return rows
+        cells += study_cells(table, scale, datasets)
+    return cells
 
 
-def study_rows(study: str, scale: str, datasets: Sequence[str] | None = None) -> list[StudyRow]:
-    """One row per combination of the axes other than seed and model, at the scale that the study's
-    file fixes, else at `scale`; a smoke test shows no study of another scale.
+def study_cells(study: str, scale: str, datasets: Sequence[str] | None = None) -> list[Cell]:
+    """Cells at the scale that the study's file fixes, else at `scale`; a smoke test shows no study
+    of another scale.
     """
     planned = planned_scale([study])
     if scale == "smoke" and planned not in (None, scale):
         return []
-    rows: dict[tuple[str, int, tuple[str, ...]], list[Cell]] = {}
+    axes, seeds = study_axes(study), planned_seeds(study)
+    varied = [axis for axis, values in axes.items() if len(values) > 1 and axis not in NAMED]
+    cells = []
     for choice, run in _expand(study, planned or scale, datasets):
-        named = ("data", "model", "model.d_model")  # elsewhere in a row
-        settings = tuple(f"{axis}={value}" for axis, value in choice.items() if axis not in named)
-        cell = Cell(study, run.row, run.dataset, run.model, run.scale, cell_key(run.container))
-        rows.setdefault((run.dataset, run.config.model.d_model, settings), []).append(cell)
-    seeds = planned_seeds(study)
-    return [
-        StudyRow(study, dataset, width, tuple(cells), settings, seeds)
-        for (dataset, width, settings), cells in rows.items()
-    ]
+        setting = ", ".join(f"{axis}={choice[axis]}" for axis in varied)
+        names = (study, run.dataset, run.row, run.model, setting, run.scale)
+        cells.append(Cell(*names, cell_key(run.container), seeds))
+    return cells
 
 
 def _expand(

@@ -158,14 +158,11 @@ def train_all(runs: Sequence[Run]) -> list[str]:
 
 
 class Worker(NamedTuple):
-    """A process that trains a run; its slot, from 0 to jobs - 1, selects the GPU. `folder` is its
-    temporary one.
-    """
+    """A process that trains a run; its slot, from 0 to jobs - 1, selects the GPU."""
 
     process: Any
     run: Run
     slot: int
-    folder: str
 
 
 class Pool:
@@ -186,20 +183,17 @@ class Pool:
         slot = min(set(range(self.jobs)) - used)
         gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
         receiver, sender = self.context.Pipe(duplex=False)
-        folder = tempfile.mkdtemp(dir=get_temp_dir())
-        arguments = (run, sender, gpu, folder, self.work)
+        arguments = (run, sender, gpu, self.work)
         process = self.context.Process(target=_run_in_process, args=arguments)
         process.start()
         sender.close()  # so that the end of the process is the end of the pipe
-        self.workers[receiver] = Worker(process, run, slot, folder)
+        self.workers[receiver] = Worker(process, run, slot)
 
     def ended(self) -> Iterator[tuple[Run, Outcome | StorageError]]:
         """Those that end within POLL_SECONDS."""
         for ready in wait(list(self.workers), timeout=POLL_SECONDS):
             worker = self.workers.pop(ready)
-            outcome = _receive(ready, worker, self.stopping)
-            shutil.rmtree(worker.folder, ignore_errors=True)
-            yield worker.run, outcome
+            yield worker.run, _receive(ready, worker, self.stopping)
 
     def close(self) -> None:
         """Asks every process to save its run; once, because a second signal ends it unsaved."""
@@ -266,14 +260,14 @@ def start_server() -> None:
 
 
 def _run_in_process(
-    run: Run, sender: Connection, gpu: str | None, folder: str, work: Callable[[Run], Outcome]
+    run: Run, sender: Connection, gpu: str | None, work: Callable[[Run], Outcome]
 ) -> None:
     """Main function of a run's process."""
     os.setpgrp()  # Ctrl-C in a terminal reaches the command alone, which passes it on once
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    threading.Thread(target=_exit_with_parent, args=(folder,), daemon=True).start()
-    _use_temporary_folder(folder)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    _share_temporary_folder()
     try:
         sender.send(work(run))
     except StorageError as error:
@@ -282,27 +276,27 @@ def _run_in_process(
         sender.send(Outcome(run.run_id, "failed", f"{run.run_id}: {error}"))
 
 
-def _use_temporary_folder(folder: str) -> None:
-    """Makes libraries put their temporary folders into one that the parent process removes. The
-    processes of multiprocessing end without the exit handlers that would remove them (wandb has two
-    folders), and a killed one removes nothing.
+def _share_temporary_folder() -> None:
+    """Makes libraries put their temporary folders into that of multiprocessing, which the command
+    removes at its end. These processes end without the exit handlers that would remove them (wandb
+    has two folders), and a killed one removes nothing.
     """
     # All runs share torch's cache of compiled code, which lies in the temporary folder too. This
     # sets TORCHINDUCTOR_CACHE_DIR; the cache's default place has no public name.
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     cache_dir()
-    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    os.environ["TMPDIR"] = tempfile.tempdir = get_temp_dir()
 
 
-def _exit_with_parent(folder: str) -> None:
-    """A killed command must not leave processes that keep the machine busy, nor the temporary
-    folders of its processes, which lie in its own.
+def _exit_with_parent() -> None:
+    """A killed command must not leave processes that keep the machine busy, nor its temporary
+    folder.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()  # returns when it has ended, in whatever way
-    shutil.rmtree(Path(folder).parent, ignore_errors=True)
+    shutil.rmtree(get_temp_dir(), ignore_errors=True)
     os._exit(1)
 
 

@@ -6,7 +6,7 @@ import pandas as pd
 
 from crope.report.frame import COLUMNS
 from crope.runs.compose import load_run
-from crope.runs.study import Cell, StudyRow
+from crope.runs.study import Cell
 
 MODELS = ("xpos", "rope", "crope")
 
@@ -67,7 +67,7 @@ def losses(*, study="mine", setting="", corpora=1, settings=1, **options):
     return runs(setting=setting, **options).assign(**known)
 
 
-def study_row(
+def cells(
     *models,
     study="mine",
     dataset="ptb",
@@ -75,9 +75,9 @@ def study_row(
     row="base",
     seeds=(0, 1, 2),
 ):
-    """The row of a study whose cells have the runs of `runs`."""
-    cells = []
+    """The cells of a row of a study, which have the runs of `runs`."""
+    found = []
     for model in models or ("rope", "crope"):
         key = f"{model}-{dataset}-{row}{setting}"
-        cells.append(Cell(study, row, dataset, model, "quick", key))
-    return StudyRow(study, dataset, 128, tuple(cells), (setting,) if setting else (), tuple(seeds))
+        found.append(Cell(study, dataset, row, model, setting, "quick", key, tuple(seeds)))
+    return found

@@ -6,7 +6,7 @@ from crope.errors import UserError
 from crope.report import explain as module
 from crope.report.explain import explain
 from crope.report.frame import Runs
-from tests.report.frames import runs, study_row, together
+from tests.report.frames import cells, runs, together
 
 MADE = {"provenance.commit": "c" * 40, "provenance.device": "a CPU"}
 TABLE1 = runs(rope=[5.0, 5.5], crope=[5.25, 5.5], columns=MADE)
@@ -26,18 +26,17 @@ def told(monkeypatch, tmp_path):
     quick, and a RoPE run of the user.
     """
     own = TABLE1.head(1).assign(loss=4.75, path="mine/rope")
-    table = [study_row(study="table1"), study_row(study="table1", dataset="tiny")]
-    cost = [
-        study_row("rope", "crope", "mqa", study="cost", dataset=name, setting="-long", seeds=SEEDS)
-        for name in ("ptb", "wikitext2")
-    ]
-    monkeypatch.setattr(module, "expected_table_rows", lambda scale, datasets: table)
+    table = [*cells(study="table1"), *cells(study="table1", dataset="tiny")]
+    of_cost = {"study": "cost", "setting": "-long", "seeds": SEEDS}
+    cost = cells("rope", "crope", "mqa", **of_cost)
+    cost += cells("rope", "crope", "mqa", dataset="wikitext2", **of_cost)
+    monkeypatch.setattr(module, "table_cells", lambda scale, datasets: table)
 
-    def study_rows(study, scale, datasets):
+    def study_cells(study, scale, datasets):
         cost_here = cost if scale == "quick" else []
         return table if study == "table1" else cost_here
 
-    monkeypatch.setattr(module, "study_rows", study_rows)
+    monkeypatch.setattr(module, "study_cells", study_cells)
 
     def call(name, scale="quick"):
         found = Runs(scale, own, together(TABLE1, PTB, WIKI), [], {})
@@ -74,12 +73,12 @@ def test_a_planned_question_whatever_scale_the_users_runs_have(told, scale):
         "dataset seed CRoPE RoPE difference precision commit device path",
         f"ptb 10 4.250000 4.000000 0.250000 {made}-ptb-base-long-s10",
         f"wikitext2 10 4.500000 4.000000 0.500000 {made}-wikitext2-base-long-s10",
-        "CRoPE − RoPE; all corpora: +0.3750 (1 of 10 seeds), n = 1",
+        "CRoPE − RoPE; all corpora; -long: +0.3750 (1 of 10 seeds), n = 1",
     ]
 
 
 def test_a_difference_that_no_file_asks(told):
-    line = "multi-query − CRoPE; Penn Treebank: +0.2500 (1 of 10 seeds), n = 1"
+    line = "multi-query − CRoPE; Penn Treebank; -long: +0.2500 (1 of 10 seeds), n = 1"
     assert line in told("cost/mqa-crope")
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from crope.errors import UserError
 from crope.report import frame
-from crope.report.frame import by_study, curves_of, load_curves, load_frame, load_runs, study_cells
+from crope.report.frame import by_study, cell_frame, curves_of, load_curves, load_frame, load_runs
 from crope.runs.published import add_runs
-from tests.report.frames import runs, study_row, together
+from tests.report.frames import cells, runs, together
 from tests.report.records import failed, record
 from tests.toy_runs import toy_corpus, train_toy
 
@@ -48,7 +48,7 @@ def test_the_loss_beyond_the_training_length():
 
 def test_a_frame_without_runs_is_empty_and_can_be_selected_from(tmp_path):
     rows, _ = load_frame([tmp_path / "absent"])
-    assert by_study(rows, [study_row()]).empty
+    assert by_study(rows, cells()).empty
 
 
 def test_curves_of_own_and_published_runs(tmp_path):
@@ -70,12 +70,12 @@ def test_a_run_counts_for_the_cell_that_has_its_key():
     other = runs(rope=[1.0], columns={"cell_key": "other"})
     row = runs(rope=[2.0], columns={"row": "mine"})
     model = runs(nope=[3.0], columns={"cell_key": "rope-ptb-base"})
-    joined = by_study(together(runs(rope=[5.0]), other, row, model), [study_row()])
+    joined = by_study(together(runs(rope=[5.0]), other, row, model), cells())
     assert list(joined["loss"]) == [5.0]
 
 
 def test_only_planned_seeds_count():
-    joined = by_study(runs(rope=[5.0] * 5), [study_row(seeds=(1, 3))])
+    joined = by_study(runs(rope=[5.0] * 5), cells(seeds=(1, 3)))
     assert seeds(joined) == [("rope", 1), ("rope", 3)]
 
 
@@ -84,27 +84,21 @@ def test_complete_and_diverged_runs_count():
     diverged = runs(crope=[np.inf], columns={"status": "failed"})
     stale = runs(crope=[5.0, np.inf], first_seed=1, columns={"status": "stale"})
     broken = runs(rope=[5.0], first_seed=1).assign(loss=np.nan, status="failed")
-    joined = by_study(together(runs(rope=[5.0]), diverged, stale, broken), [study_row()])
+    joined = by_study(together(runs(rope=[5.0]), diverged, stale, broken), cells())
     assert seeds(joined) == [("crope", 0), ("rope", 0)]
 
 
-def test_the_setting_is_what_varies_within_a_row():
-    axes = [study_row(setting=f"train.lr={rate}") for rate in (1, 2)]
-    cells = study_cells([*axes, study_row(study="other", setting="train.lr=3")])
-    assert list(cells["setting"]) == ["train.lr=1"] * 2 + ["train.lr=2"] * 2 + [""] * 2
-    assert list(cells["settings"]) == [2, 2, 2, 2, 1, 1]
-
-
-def test_the_corpora_of_a_row_are_counted():
-    both = [study_row(), study_row(setting="train.lr=1"), study_row(dataset="wikitext2")]
-    cells = study_cells([*both, study_row(row="b2_l512_d64")])
-    assert list(cells["corpora"]) == [2, 2, 2, 2, 2, 2, 1, 1]
+def test_the_corpora_and_settings_of_a_row_are_counted():
+    base = [*cells("rope"), *cells("rope", setting="train.lr=1"), *cells(dataset="wikitext2")]
+    frame = cell_frame([*base, *cells("rope", row="b2_l512_d64"), *cells("rope", study="other")])
+    assert list(frame["corpora"]) == [2, 2, 2, 2, 1, 1]
+    assert list(frame["settings"]) == [2, 2, 2, 2, 1, 1]
 
 
 def test_the_tables_take_every_seed_that_rope_and_crope_share():
     """Planned are 0 to 2. XPOS has what it has of these."""
     every = runs(rope=[5.0] * 4, crope=[5.0, None, 5.0, 5.0], xpos=[6.0, 6.0])
-    joined = by_study(every, [study_row("xpos", "rope", "crope", study="table1")])
+    joined = by_study(every, cells("xpos", "rope", "crope", study="table1"))
     shared = [(model, seed) for model in ("crope", "rope") for seed in (0, 2, 3)]
     assert seeds(joined) == [*shared, ("xpos", 0)]
 
@@ -112,7 +106,7 @@ def test_the_tables_take_every_seed_that_rope_and_crope_share():
 def taken_from(**by_set):
     """The record set of seed 0 and of seed 1."""
     parts = [part.assign(record_set=name) for name, part in by_set.items()]
-    joined = by_study(together(*parts), [study_row()])
+    joined = by_study(together(*parts), cells())
     return list(joined.drop_duplicates("seed").sort_values("seed")["record_set"])
 
 
@@ -129,9 +123,9 @@ def test_of_equal_sets_the_one_with_most_of_the_study():
 def test_runs_of_a_seed_agree_in_precision_and_device(fact):
     """Seeds may differ."""
     rope, crope = runs(rope=[5.0]), runs(crope=[5.0], columns={fact: "other"})
-    by_study(together(rope, crope.assign(seed=1)), [study_row()])
+    by_study(together(rope, crope.assign(seed=1)), cells())
     with pytest.raises(UserError, match=f"mine, seed 0.*differ in {fact}.*--runs"):
-        by_study(together(rope, crope), [study_row()])
+        by_study(together(rope, crope), cells())
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -139,9 +133,9 @@ def test_runs_on_one_corpus_agree_in_data(split):
     """Corpora may differ."""
     fact = f"provenance.data.splits.{split}.sha256"
     rope = runs(rope=[5.0], columns={fact: "a"})
-    by_study(together(rope, runs(crope=[5.0], dataset="pg19", columns={fact: "b"})), [study_row()])
+    by_study(together(rope, runs(crope=[5.0], dataset="pg19", columns={fact: "b"})), cells())
     with pytest.raises(UserError, match=f"ptb.*{split}"):
-        by_study(together(rope, runs(crope=[5.0], columns={fact: "b"})), [study_row()])
+        by_study(together(rope, runs(crope=[5.0], columns={fact: "b"})), cells())
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from crope.errors import InvalidRecord
 from crope.report import page
 from crope.report.frame import Runs
-from tests.report.frames import runs, study_row
+from tests.report.frames import cells, runs
 
 SCHEDULE = {"config.train.max_steps": 20, "config.train.lr_step_size": 10}
 NONE = runs(rope=[])
@@ -24,10 +24,11 @@ def own(**options):
 def built(monkeypatch, tmp_path):
     """Builds the report of these runs of Table 1, whose curves are empty; returns the folder."""
 
-    def table_rows(scale, datasets=None):
-        return [study_row(study="table1", dataset=name) for name in datasets or ["ptb"]] + [
-            study_row(study="table2", dataset="pg19")
-        ]
+    def table_cells(scale, datasets=None):
+        found = cells(study="table2", dataset="pg19")
+        for name in datasets or ["ptb"]:
+            found += cells(study="table1", dataset=name)
+        return found
 
     def call(mine, public, scale="quick", invalid=()):
         found = Runs(scale, mine.assign(scale=scale), public, invalid, {})
@@ -35,8 +36,8 @@ def built(monkeypatch, tmp_path):
         assert page.build_report(results_dir=tmp_path) == list(invalid)
         return tmp_path / ("report-smoke" if scale == "smoke" else "report")
 
-    monkeypatch.setattr(page, "expected_table_rows", table_rows)
-    monkeypatch.setattr(page, "expected_rows", lambda scale: [])
+    monkeypatch.setattr(page, "table_cells", table_cells)
+    monkeypatch.setattr(page, "expected_cells", lambda scale: [])
     monkeypatch.setattr(page, "findings", lambda differences: ["**Found**"])
     curves = pd.DataFrame(columns=["step", "dataset", "row", "model"])
     monkeypatch.setattr(page, "curves_of", lambda shown: curves)

@@ -6,7 +6,7 @@ import yaml
 
 from crope.errors import UserError
 from crope.files import write_json, write_text
-from crope.report.plot import draw, find_runs, last_values, plot, title
+from crope.report.plot import draw, end_values, find_runs, legend_label, plot
 from crope.runs.compose import load_run
 
 KEY = "val/loss_nats"
@@ -29,7 +29,7 @@ def curves(**losses):
 
 
 def test_values_end_at_the_last_step_and_differ_at_the_last_common_one():
-    lines = last_values(curves(a={0: 5.0, 10: 4.0}, b={0: 5.5, 10: 4.25, 20: 3.0}, c={5: 1.0}))
+    lines = end_values(curves(a={0: 5.0, 10: 4.0}, b={0: 5.5, 10: 4.25, 20: 3.0}, c={5: 1.0}))
     assert lines.to_numpy().tolist() == [
         ["a", "10", "4.0000", ""],
         ["b", "20", "3.0000", "+0.2500"],
@@ -72,7 +72,7 @@ def test_a_name_is_a_folder_an_id_its_start_or_a_pattern(tmp_path):
 def test_a_published_run_is_found_and_titled(tmp_path):
     (path,) = find_runs(["rope-ptb-base-s0-d61c05fd"], tmp_path)
     assert path.parent.parent.name == "published"
-    assert title(path) == "rope-ptb-base-s0-d61c05fd"
+    assert legend_label(path) == "rope-ptb-base-s0-d61c05fd"
 
 
 @pytest.mark.parametrize(

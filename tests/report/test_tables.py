@@ -8,11 +8,11 @@ import pytest
 
 from crope.report import tables
 from crope.report.evidence import Contrast, answer
-from crope.report.frame import Runs
+from crope.report.frame import Runs, cell_frame
 from crope.report.tables import loss_table, signed
 from crope.runs.compose import load_run
 from tests.report import frames
-from tests.report.frames import runs, study_row, together
+from tests.report.frames import cells, runs, together
 
 SIZE = {
     "config.train.batch_size": 2,
@@ -31,9 +31,9 @@ def of_table1(**options):
 
 
 def table1(shown, large=NO_RUNS, **reasons):
-    row = study_row("xpos", "rope", "crope", study="table1")
+    of_row = cell_frame(cells("xpos", "rope", "crope", study="table1"))
     by_cell = {f"{model}-ptb-base": reason for model, reason in reasons.items()}
-    return loss_table("table1", [row], shown, large, by_cell)
+    return loss_table("table1", of_row, shown, large, by_cell)
 
 
 def lines(table):
@@ -61,13 +61,9 @@ def test_table_1_as_printed():
 
 
 def test_table_2_has_the_papers_configurations():
-    place = {
-        "study": "table2",
-        "dataset": "pg19",
-        "row": "b2_l512_d64",
-    }
-    row = study_row("rope", "crope", **place)
-    table = loss_table("table2", [row], frames.losses(rope=[5.0], **place), NO_RUNS, {})
+    place = {"study": "table2", "dataset": "pg19", "row": "b2_l512_d64"}
+    of_row = cell_frame(cells("rope", "crope", **place))
+    table = loss_table("table2", of_row, frames.losses(rope=[5.0], **place), NO_RUNS, {})
     label = "B=2, L=512, D=64, γ=0.9, step=1000"
     assert lines(table)[0] == [label, "paper", "6.699 ± 0.111", "6.700 ± 0.113", "+0.001"]
     assert lines(table)[1][1:] == ["full", "5.000", "missing", ""]
@@ -96,8 +92,8 @@ def test_other_rows_and_corpora_are_left_out():
 
 
 def test_a_corpus_that_the_paper_does_not_have_has_no_line_of_the_paper():
-    row = study_row(study="table1", dataset="tiny")
-    table = loss_table("table1", [row], of_table1(dataset="tiny", rope=[5.0]), NO_RUNS, {})
+    of_row = cell_frame(cells(study="table1", dataset="tiny"))
+    table = loss_table("table1", of_row, of_table1(dataset="tiny", rope=[5.0]), NO_RUNS, {})
     assert lines(table)[0][:3] == ["tiny (Python's help texts)", "full", "5.0000"]
 
 
@@ -116,7 +112,7 @@ def test_the_csv_file_has_numbers_and_why_one_is_missing():
 
 def test_the_sampled_deviation_is_the_mean_of_those_of_the_seeds():
     of_row = of_table1(rope=[5.0, 5.2]).assign(**{"val_sampled.std_nats": [0.25, 0.75]})
-    assert tables.losses(of_row, "sampled").loc["rope"].tolist() == [2, 5.5, 0.5]
+    assert tables.losses_by_model(of_row, "sampled").loc["rope"].tolist() == [2, 5.5, 0.5]
 
 
 def test_why_a_cell_is_empty():

@@ -14,7 +14,7 @@ from crope.runs.compose import load_run
 from crope.runs.extrapolate import (
     extrapolate,
     extrapolate_all,
-    losses,
+    losses_by_length,
 )
 from crope.runs.load import load_trained
 from crope.runs.run import execute
@@ -74,7 +74,7 @@ def test_losses_at_each_length(name):
     """299 targets, not a multiple of any length: every length has all of them."""
     model, config = build(f"model={name}")
     lengths = (16, 32, 64)
-    means, count = losses(model, SPLIT, lengths, config=config, max_tokens=0)
+    means, count = losses_by_length(model, SPLIT, lengths, config=config, max_tokens=0)
     assert count == 299
     expected = [slow_losses(model, SPLIT, length).mean() for length in lengths]
     assert means == pytest.approx(expected, rel=1e-5)
@@ -84,7 +84,7 @@ def test_losses_at_each_length(name):
 def test_dropout_is_off_at_each_length():
     model, config = build("model=rope", "model.dropout=0.5")
     model.train()
-    means, _ = losses(model, SPLIT, (16, 32), config=config, max_tokens=0)
+    means, _ = losses_by_length(model, SPLIT, (16, 32), config=config, max_tokens=0)
     model.eval()
     expected = [slow_losses(model, SPLIT, length).mean() for length in (16, 32)]
     assert means == pytest.approx(expected, rel=1e-5)

@@ -79,20 +79,17 @@ def test_a_run_that_has_ended_counts_whole(clock, runs, capsys):
     assert capsys.readouterr().out == "complete\nstopped\n"
 
 
-def test_only_what_this_command_trains_is_speed(clock, runs):
-    """100 steps in 60 seconds; 600 are left. Of the long run, 100 steps were there before, and
-    another command trains 100 until it dies; it also completes the short one.
+def test_the_time_left_is_by_what_was_trained_since_the_start(clock, runs):
+    """200 steps in 60 seconds; 600 are left. Of the long run, 100 steps were there before; another
+    command completes the short one.
     """
     write(runs[2], '{"step": 100}\n')
     progress = SweepProgress(runs)
     assert shown(progress) == ["10 % of tokens, 0 of 3 runs"]
-    write(runs[2], '{"step": 200}\n')
-    clock.now = 2
-    assert shown(progress, runs[2])[0] == "20 % of tokens, 0 of 3 runs"
-    write(runs[2], '{"step": 300}\n')
     progress.end(runs[0].run_id, "completed by another process", status="skipped")
+    write(runs[2], '{"step": 300}\n')
     clock.now = 60
-    assert shown(progress, runs[2])[0] == "40 % of tokens, 1 of 3 runs, 6:00 left"
+    assert shown(progress, runs[2])[0] == "40 % of tokens, 1 of 3 runs, 3:00 left"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from crope.runs.published import (
     read_curves,
     read_set,
 )
+from crope.runs.record import with_extrapolation
 from tests.report.records import CONFIG, record
 
 RUN = "rope-ptb-base-s0-1"
@@ -63,7 +64,7 @@ def test_absolute_paths_are_left_out(tmp_path):
     told = {"command": f"{ROOT}/scripts/train.py data_dir={ROOT}/out/text"}
     config = CONFIG | folders | {"data": data}
     run = replace(record(tmp_path / "runs"), config=config, provenance=told)
-    add_runs(tmp_path / "set", [run])
+    add_runs(tmp_path / "set", [with_extrapolation(run)])
     (published,) = read_set(tmp_path / "set")
     assert published.provenance["command"] == "./scripts/train.py data_dir=data"
     assert published.config["results_dir"] == "results"
@@ -103,7 +104,7 @@ def test_what_was_measured_later_is_published_too(tmp_path):
         "lengths": lengths,
     }
     write_json(run.path / "extrapolation.json", measured)
-    add_runs(tmp_path / "set", [run])
+    add_runs(tmp_path / "set", [with_extrapolation(run)])
     (published,) = read_set(tmp_path / "set")
     assert published.extrapolation == measured
 

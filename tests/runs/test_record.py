@@ -280,7 +280,7 @@ def test_a_record_is_found_by_folder_id_and_unique_start(own, tmp_path):
 
 @pytest.mark.parametrize("name", ["nothing", "/nothing", "*rope", "["])
 def test_a_name_of_no_run_is_named(name, own, tmp_path):
-    with pytest.raises(UserError, match=re.escape(f"'{name}': no such run")):
+    with pytest.raises(UserError, match=re.escape(f"'{name}': 0 runs match")):
         find_record(name, results_dir=tmp_path)
 
 

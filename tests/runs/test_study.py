@@ -4,19 +4,21 @@ import pytest
 
 from crope.errors import ConfigError
 from crope.files import json_sha256
+from crope.paper import ROWS
 from crope.runs import study
 from crope.runs.compose import group_files, group_values, load_run
 from crope.runs.identity import cell_key
 from crope.runs.study import (
     TABLES,
     compose_runs,
-    expected_rows,
-    expected_table_rows,
+    expected_cells,
     first_seeds,
     planned_scale,
     planned_seeds,
     study_axes,
+    study_cells,
     study_runs,
+    table_cells,
 )
 
 FP32 = ["train.precision=fp32"]
@@ -109,49 +111,51 @@ def test_each_study_has_its_own_first_seeds():
     assert seeds == {"wikitext2": 3, "ptb": 0}
 
 
-def test_the_same_runs_in_two_precisions_are_refused(monkeypatch):
-    """The second study's would be taken for those of the first."""
+def test_a_run_of_two_studies_is_listed_once(monkeypatch):
     axes = {"data": ["ptb"], "model": ["rope"]}
     monkeypatch.setattr(study, "study_axes", lambda name: axes | {"train.precision": [name]})
     monkeypatch.setattr(study, "planned_seeds", lambda name: (0,))
     assert len(study_runs(["bf16", "bf16"], scale="smoke")) == 1
-    with pytest.raises(ConfigError, match="precision"):
-        study_runs(["fp32", "bf16"], scale="smoke")
+    assert len(study_runs(["fp32", "bf16"], scale="smoke")) == 2
 
 
-def test_rows_of_tables_are_the_papers_in_its_order():
-    rows = expected_table_rows("quick")
-    assert [row.dataset for row in rows[:3]] == ["pg19", "wikitext2", "ptb"]
-    assert [row.width for row in rows[3:]] == [128, 128, 128, 64]
-    assert [cell.model for cell in rows[0].cells] == ["xpos", "rope", "crope"]
-    assert rows[0].seeds == (0, 1, 2, 3, 4)
+def test_cells_of_tables_are_the_papers_in_its_order():
+    """Three models a row; Table 2 shares its base row with Table 1."""
+    cells = table_cells("quick")
+    assert [cell.dataset for cell in cells[:9:3]] == ["pg19", "wikitext2", "ptb"]
+    assert [cell.model for cell in cells[:3]] == ["xpos", "rope", "crope"]
+    assert [cell.row for cell in cells[9::3]] == list(ROWS)
+    assert cells[0].planned == (0, 1, 2, 3, 4)
+    assert len(cells) == 21
 
 
 def test_cells_are_those_of_the_runs():
-    """Table 2 shares its base row with Table 1."""
-    keys = []
-    for row in expected_table_rows("quick"):
-        keys += [cell.key for cell in row.cells]
+    keys = {cell.cell_key for cell in table_cells("quick")}
     runs = study_runs(TABLES, scale="quick", seeds=1)
-    assert {cell_key(run.container) for run in runs} == set(keys)
-    assert len(keys) == 21
-    assert len(set(keys)) == 18
+    assert {cell_key(run.container) for run in runs} == keys
+    assert len(keys) == 18
 
 
-def test_rows_have_the_width_and_the_other_settings_of_a_study():
-    rows = {(row.study, row.width, row.settings) for row in expected_rows("quick")}
-    for width in (64, 128, 256):
-        assert ("scaling", width, ()) in rows
-    for rate in ("0.0003", "0.001", "0.003", "0.01"):
-        assert ("fair_lr", 128, (f"train.lr={rate}",)) in rows
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("scaling", ["model.d_model=64", "model.d_model=128", "model.d_model=256"]),
+        ("fair_lr", [f"train.lr={rate}" for rate in ("0.0003", "0.001", "0.003", "0.01")]),
+        ("cost", [""]),
+        ("table2", [""]),
+    ],
+)
+def test_the_setting_of_a_cell_is_what_varies_within_its_row(name, settings):
+    """But for the corpus, the model and the seed; `cost` fixes its number of steps."""
+    assert list(dict.fromkeys(cell.setting for cell in study_cells(name, "quick"))) == settings
 
 
-def scales_of_rows(scale):
-    return {row.study: row.cells[0].scale for row in expected_rows(scale)}
+def scales_of_studies(scale):
+    return {cell.study: cell.scale for cell in expected_cells(scale)}
 
 
-def test_rows_are_at_the_scale_that_their_study_fixes():
-    scales = scales_of_rows("quick")
+def test_cells_are_at_the_scale_that_their_study_fixes():
+    scales = scales_of_studies("quick")
     assert set(scales) == group_files("study").keys() - {"table1", "table2"}
     assert scales["paper_row"] == "paper"
     assert scales["medium"] == "medium"
@@ -159,7 +163,7 @@ def test_rows_are_at_the_scale_that_their_study_fixes():
 
 
 def test_a_smoke_test_shows_no_study_of_another_scale():
-    assert set(scales_of_rows("smoke").values()) == {"smoke"}
+    assert set(scales_of_studies("smoke").values()) == {"smoke"}
 
 
 def test_a_study_may_fix_its_scale():
@@ -187,7 +191,7 @@ def test_only_the_papers_datasets_are_restricted(axis, datasets, expected):
     assert [choice["data"] for choice in choices] == expected
 
 
-@pytest.mark.parametrize("expand", [study_runs, expected_rows])
+@pytest.mark.parametrize("expand", [study_runs, expected_cells])
 def test_a_misspelt_scale_is_not_blamed_on_a_study(expand):
     with pytest.raises(ConfigError, match=r"^command line: no conf/scale/foo\.yaml"):
         expand(scale="foo")
@@ -218,7 +222,7 @@ def write_study(own_conf, monkeypatch):
         ("data: ptb, model: rope, seed: '-1,1'", "-1,1"),
         ("data: ptb, model: rope, seed: '0,0,1'", "once"),
         ("data: ptb, model: rope, model.n_heads: [2, 4]", "commas"),
-        ("data: ptb, model: rope, model.n_heads: two", "integer"),
+        ("data: ptb, model: rope, model.n_heads: two", "to Integer"),
         ("data: ptb, model: 'rope,roep'", "did you mean rope"),
         ("data: ptb, model: rope, scale: 'smoke,quick'", "scale: give one value"),
         ("model: rope", "axes"),
@@ -228,7 +232,7 @@ def test_a_file_that_is_no_study_is_named_and_left_out(params, word, write_study
     write_study(f"# @package _global_\nhydra: {{sweeper: {{params: {{{params}}}}}}}\n")
     with pytest.raises(ConfigError, match=rf"^conf/study/broken\.yaml.*{word}"):
         study_runs(["broken"], scale="smoke")
-    assert {row.study for row in expected_rows("quick")} == {"pilot"}
+    assert {cell.study for cell in expected_cells("quick")} == {"pilot"}
     assert "broken.yaml" in capsys.readouterr().err
 
 
