@@ -73,11 +73,9 @@ def verdict(runs: Runs, lines: pd.DataFrame) -> list[str]:
         )
         apart, bound = of_dataset["distance"].max(), largest.get(dataset, np.inf)
         agree = "agree" if apart <= bound else "do NOT agree"
-        known = f" (published ones, repeated: {bound:.3f})" if np.isfinite(bound) else ""
-        text.append(
-            f"  {len(of_dataset)} runs {agree} with the published ones:"
-            f" at most {apart:.3f} apart{known}"
-        )
+        known = f" (repeats: {bound:.3f})" if np.isfinite(bound) else ""
+        count = len(of_dataset)
+        text.append(f"  {count} runs {agree} with published ones: at most {apart:.3f} apart{known}")
     if text and len(lines):
         seeds = pairs["seed"].nunique()
         text.append(f"CRoPE {MINUS} RoPE by the published seeds (nats, 95 %); yours: {seeds}")

@@ -232,12 +232,16 @@ def render_template(template: Path, context: Mapping[str, Any], *, autoescape: b
 
 
 def print_report(report: Report, page: Path) -> None:
-    """Both tables without the sampled losses, how the user's runs agree with the published ones,
-    and where the page is.
+    """Both tables without what the page has besides, if they have runs; of a user without runs of
+    them the differences of his studies; how runs agree with the published ones; where the page is.
     """
-    for table in report.losses:
-        print(f"\n{table.caption}")
-        print(tables.without_sampled(table).frame.to_string(index=False))
+    for table in report.losses if len(report.shown) else []:
+        print(f"\n{table.caption}\n{table.text(['paper', 'full', ''])}")
+    # Runs of the tables are runs of other studies too, which would ask for what is not there.
+    own = report.own if report.source is report.runs.published else report.own[:0]
+    for line in own.to_dict("records"):
+        place = tables.place(line)
+        print(f"{line['name']}; {place}: {tables.interval_text(line)}, n = {line['n']}")
     public = report.differences
     lines = public[public["name"] == "table1/crope - rope"]
     print("", *agreement.verdict(report.runs, lines), sep="\n")

@@ -19,7 +19,7 @@ from crope.files import json_sha256, read_json, write_bytes, write_json, write_t
 from crope.report import agreement, page
 from crope.report.evidence import differences, load_contrasts, welch_interval
 from crope.report.frame import DIVERGED, dataset_label, load_frame, load_runs
-from crope.report.tables import Table, interval_text, without_sampled
+from crope.report.tables import Table, interval_text
 from crope.runs.published import add_runs
 from crope.runs.record import Record, read_records
 from crope.style import render
@@ -145,7 +145,7 @@ def update_readme(published: Path = PUBLISHED) -> None:
     for name, figure in page.draw(report).items():
         if name in PICTURES:
             write_bytes(published / f"{name}.png", render(figure, "png"))
-    full = [without_size(without_sampled(table)) for table in report.losses]
+    full = [for_readme(table) for table in report.losses]
     context = {
         "sentences": report.sentences,
         "table1": full[0],
@@ -163,9 +163,10 @@ def update_readme(published: Path = PUBLISHED) -> None:
         write_text(target, page.render_template(template, context, autoescape=False))
 
 
-def without_size(table: Table) -> Table:
-    """Table 1 or 2 without what differs from the paper's size and without its last line."""
-    frame = table.frame[table.frame.iloc[:, 1] != ""].copy()
+def for_readme(table: Table) -> Table:
+    """Table 1 or 2 with the full losses alone, without sizes: its first column names the rows."""
+    kind = table.frame.iloc[:, 1]
+    frame = table.frame[(kind != "") & ~kind.str.startswith("sampled")].copy()
     label = frame.columns[0]
     frame[label] = frame[label].mask(frame[label].str.startswith("here "), "")
     return replace(table, frame=frame)

@@ -9,8 +9,8 @@ sampled   the paper's: mean and standard deviation of the sampled validation los
           of steps, averaged over seeds
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
@@ -43,6 +43,16 @@ class Table:
         rows = [header, ["---"] * len(header), *self.frame.to_numpy().tolist()]
         lines = [f"|{'|'.join(map(str, row))}|" for row in rows]
         return "\n".join([f"**{self.caption}**", "", *lines])
+
+    def text(self, kinds: Sequence[str]) -> str:
+        """For a terminal, the rows of these kinds (second column), each label on its own line."""
+        frame = self.frame[self.frame.iloc[:, 1].isin(kinds)]
+        header, *rows = frame.iloc[:, 1:].to_string(index=False).splitlines()
+        lines = [f"  {header}"]
+        for label, row in zip(frame.iloc[:, 0], rows, strict=True):
+            lines += [label] if label else []
+            lines.append(f"  {row}")
+        return "\n".join(lines)
 
 
 def to_csv(numbers: pd.DataFrame) -> str:
@@ -237,9 +247,3 @@ def own_table(runs: Runs) -> Table:
     columns = ["Run", "Scale", "Differs from the default", "Final loss", "Published"]
     frame = pd.DataFrame(printed, columns=columns)
     return Table("own", "Your runs beside the published ones of the same cell", frame)
-
-
-def without_sampled(table: Table) -> Table:
-    """Table 1 or 2 with the full losses alone."""
-    sampled = table.frame.iloc[:, 1].str.startswith("sampled")
-    return replace(table, frame=table.frame[~sampled])

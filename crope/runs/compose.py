@@ -41,6 +41,7 @@ CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, Unicode
 # (`hydra.run.dir`), the process (`hydra.job.chdir`), or read the command line in another way.
 HYDRA_KEYS = re.compile(r"hydra/launcher|hydra\.launcher\..+|hydra\.verbose")
 
+TYPES = {"Integer": "an integer, such as 100", "Float": "a number", "valid bool": "true or false"}
 # What `special` tells of a run: not what its name says, nor the precision, which depends on the
 # machine.
 TOLD = ("ablation.", "model.", "tokenizer.", "train.", "eval.")
@@ -367,6 +368,9 @@ def config_error(error: Exception) -> ConfigError:
     if key and isinstance(cause, KeyError | AttributeError):
         hint = f";{nearest(key, [*keys(), *DATA_KEYS])}"
     message = re.sub(r"^In '[^']+': ", "", str(cause)).splitlines()[0]
+    for type_name, wanted in TYPES.items():
+        if value := re.match(f"Value ('.*?') .*{type_name}", message):
+            return ConfigError(f"{where}{value[1]} is not {wanted}")
     return ConfigError(f"{where}{message}{hint}")
 
 

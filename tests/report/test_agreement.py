@@ -32,8 +32,7 @@ def test_own_runs_beside_the_nearest_published_ones():
     own = together(runs(rope=[5.02, 5.55], crope=[5.1]), other, runs(rope=[8.0], dataset="pg19"))
     assert told(own) == [
         "Penn Treebank: RoPE 5.020, published 5.010, paper 4.021",
-        "  3 runs agree with the published ones: at most 0.050 apart"
-        " (published ones, repeated: 0.250)",
+        "  3 runs agree with published ones: at most 0.050 apart (repeats: 0.250)",
     ]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from crope.errors import InvalidRecord
 from crope.report import page
+from crope.report.evidence import Contrast
 from crope.report.frame import Runs
 from tests.report.frames import cells, runs
 
@@ -112,3 +113,16 @@ def test_the_pictured_models_are_beside_rope():
     models = page.beside_rope()
     assert (models["P1"], models["cost/thin_ffn - rope"]) == ("crope", "thin_ffn")
     assert not {"nope", "rope"} & set(models.values())
+
+
+def test_the_terminal_has_the_differences_of_the_users_own_study(built, monkeypatch, capsys):
+    """Tables 1 and 2, which have no run, are left out."""
+    question = Contrast("heads/crope - rope", ("heads",), ("crope", ""), (("rope", ""),))
+    monkeypatch.setattr(page, "load_contrasts", lambda: {question.name: question})
+    monkeypatch.setattr(page, "expected_cells", lambda scale: cells(study="heads", row="wide"))
+    monkeypatch.setattr("crope.report.evidence.planned_seeds", lambda study: (0, 1))
+    built(own(rope=[5.0, 5.0], crope=[5.1, 5.3], row="wide"), NONE)
+    printed = capsys.readouterr().out
+    assert "heads/crope - rope; Penn Treebank" in printed
+    assert "+0.2000 (−1.0706 to +1.4706), n = 2" in printed
+    assert "Final validation loss" not in printed

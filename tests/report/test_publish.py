@@ -12,6 +12,7 @@ from crope.files import read_json, write_json
 from crope.report import publish as module
 from crope.report.frame import load_frame
 from crope.report.publish import publish
+from crope.report.tables import Table
 from tests.report.records import failed, record
 
 SHA256 = {"train": "t", "validation": "v"}
@@ -111,3 +112,9 @@ def test_the_readme_is_short():
     prose = [line for line in text.splitlines() if not line.startswith("|")]
     assert len(text.split()) <= 900
     assert len(re.findall(r"\d[\d.,]*", "\n".join(prose))) <= 60
+
+
+def test_the_readmes_tables_have_the_full_losses_alone():
+    lines = [["PTB", "paper"], ["here B=2", "full"], ["", "sampled"], ["Parameters", ""]]
+    table = Table("t", "", pd.DataFrame(lines, columns=["Dataset", ""]))
+    assert module.for_readme(table).frame.to_numpy().tolist() == [["PTB", "paper"], ["", "full"]]

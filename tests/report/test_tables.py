@@ -177,3 +177,10 @@ def test_own_runs_are_listed_with_what_differs():
 def test_a_failed_run_has_no_loss():
     failed = runs(rope=[5.0], columns={"status": "failed"})
     assert own_lines(failed, NO_RUNS)[0][3] == "failed"
+
+
+def test_a_table_for_the_terminal_has_each_label_on_a_line():
+    table = table1(of_table1(rope=[5.0, 5.1], crope=[5.1, 5.2]))
+    lines = table.text(["paper", "full"]).splitlines()
+    assert [line.split()[0] for line in lines] == ["XPOS", "Penn", "paper", "here", "full"]
+    assert max(map(len, lines)) <= 100
