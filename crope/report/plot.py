@@ -1,5 +1,6 @@
 """One logged value of several runs in a picture, and where it ends: `tools.py plot RUN RUN ...`."""
 
+import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from crope.runs.published import is_set, read_set, set_folders
 from crope.runs.record import match_runs, run_folders
 from crope.style import new_figure, render
 
+MOST_RUNS = 20
 EARLY = 0.1  # fraction of the steps whose high values may leave the frame
 
 
@@ -37,17 +39,23 @@ def plot(names: Sequence[str], *, key: str, out: Path | None, results_dir: Path)
 
 
 def find_runs(names: Sequence[str], results_dir: Path) -> list[Path]:
-    """Folders of runs, finished or not, or <set>/<run id> of published ones, each once. Own runs
-    come before published ones of the same name. Raises UserError.
+    """Folders of runs, finished or not, each once; of a name that none of the user's has, <set>/<run
+    id> of published ones. Raises UserError for none, and for more than MOST_RUNS.
     """
-    known = run_folders(results_dir)
+    own = run_folders(results_dir)
+    published = {}
     for folder in set_folders():
         for run in read_set(folder):
-            known.setdefault(run.run_id, run.path)
+            published[run.run_id] = run.path
     found: list[Path] = []
     for name in names:
         is_folder = (Path(name) / "metrics.jsonl").exists()
+        known = own if fnmatch.filter(own, f"{name}*") else published
         found += [Path(name)] if is_folder else match_runs(name, known)
+    if len(found) > MOST_RUNS:
+        raise UserError(
+            f"{len(found)} runs match; name at most {MOST_RUNS}, which can be told apart"
+        )
     return list(dict.fromkeys(found))
 
 

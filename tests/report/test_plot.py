@@ -69,6 +69,16 @@ def test_a_name_is_a_folder_an_id_its_start_or_a_pattern(tmp_path):
         assert find_runs(names, tmp_path) == [rope, crope], names
 
 
+def test_a_pattern_means_the_users_own_runs_where_it_matches_any(tmp_path):
+    own = write_run(tmp_path, "model=rope", "seed=0")
+    assert find_runs(["rope-ptb-*"], tmp_path) == [own]
+
+
+def test_more_runs_than_can_be_told_apart_are_refused(tmp_path):
+    with pytest.raises(UserError, match="runs match; name at most 20"):
+        find_runs(["rope-ptb-*"], tmp_path)
+
+
 def test_a_published_run_is_found_and_titled(tmp_path):
     (path,) = find_runs(["rope-ptb-base-s0-d61c05fd"], tmp_path)
     assert path.parent.parent.name == "published"
