@@ -222,7 +222,7 @@ def write_study(own_conf, monkeypatch):
         ("data: ptb, model: rope, seed: '-1,1'", "-1,1"),
         ("data: ptb, model: rope, seed: '0,0,1'", "once"),
         ("data: ptb, model: rope, model.n_heads: [2, 4]", "commas"),
-        ("data: ptb, model: rope, model.n_heads: two", "to Integer"),
+        ("data: ptb, model: rope, model.n_heads: two", "an integer"),
         ("data: ptb, model: 'rope,roep'", "did you mean rope"),
         ("data: ptb, model: rope, scale: 'smoke,quick'", "scale: give one value"),
         ("model: rope", "axes"),
