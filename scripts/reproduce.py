@@ -57,7 +57,8 @@ def main() -> int:
     problems += extrapolate_all(plan.runs())
     # Studies at the scale that their files fix join the report of the scale with most runs.
     joins = all(planned_scale([study]) == scale for study in studies)
-    invalid = build_report(results_dir=options.results_dir, scale=None if joins else scale)
+    scale_shown = None if joins else scale
+    invalid = build_report(results_dir=options.results_dir, scale=scale_shown, studies=studies)
     if problems:
         print(f"{len(problems)} failed:")
         for problem in problems:

@@ -30,7 +30,7 @@ def steps(monkeypatch):
         steps.measured += [run.model for run in runs]
         return steps.lengths
 
-    def build_report(*, results_dir, scale):
+    def build_report(*, results_dir, scale, studies):
         steps.order.append("report")
         steps.reports.append(scale)
         return steps.invalid

@@ -73,12 +73,12 @@ def verdict(runs: Runs, lines: pd.DataFrame) -> list[str]:
         )
         apart, bound = of_dataset["distance"].max(), largest.get(dataset, np.inf)
         agree = "agree" if apart <= bound else "do NOT agree"
-        known = f" (repeats: {bound:.3f})" if np.isfinite(bound) else ""
+        known = f" (repeated runs: {bound:.3f})" if np.isfinite(bound) else ""
         count = len(of_dataset)
         text.append(f"  {count} runs {agree} with published ones: at most {apart:.3f} apart{known}")
     if text and len(lines):
-        seeds = pairs["seed"].nunique()
-        text.append(f"CRoPE {MINUS} RoPE by the published seeds (nats, 95 %); yours: {seeds}")
+        seeds = pairs["seed"].nunique()  # of one of them nothing follows
+        text.append(f"CRoPE {MINUS} RoPE by the published seeds (nats, 95 %); your seeds: {seeds}")
         for line in lines.to_dict("records"):
             text.append(f"  {place(line)} {interval_text(line, 3)}, {line['n']} seeds")
     return text

@@ -50,7 +50,7 @@ def explain(
     """
     runs = load_runs(results_dir=results_dir, scale=scale, folders=folders, published=published)
     contrasts = load_contrasts()
-    cells = list(_cell_names(cell_frame(table_cells(runs.scale, ALL_DATASETS))))
+    cells = list(_cell_names(cell_frame(table_cells(runs.scale, ALL_DATASETS))).unique())
     if name is None:
         questions = [f"{key}  {contrast.question}".rstrip() for key, contrast in contrasts.items()]
         return "\n".join([*cells, *questions])

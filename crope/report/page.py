@@ -4,7 +4,7 @@ same bytes.
 
 import base64
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,9 +116,10 @@ def build_report(
     folders: Sequence[Path] = (),
     out_dir: Path | None = None,
     published: Path = PUBLISHED,
+    studies: Collection[str] = TABLES,
 ) -> list[InvalidRecord]:
-    """Reads the runs of `load_runs`, writes the page and the CSV files, and prints both tables, how
-    the runs agree with the published ones, and the page's path.
+    """Reads the runs of `load_runs`, writes the page and the CSV files, and prints the results of
+    `studies` and the page's path.
 
     `out_dir` defaults to results_dir/report, of the smoke scale report-smoke. Returns the invalid
     records, which enter no number and are named on the page and on stderr. Raises UserError if runs
@@ -138,7 +139,7 @@ def build_report(
         write_bytes(out_dir / "fig4.png", render(pictures["fig4"], "png"))
     for name, content in files.items():  # the page is last: it links to the others
         write_text(out_dir / name, content)
-    print_report(report, out_dir / "index.html")
+    print_report(report, out_dir / "index.html", studies)
     return list(runs.invalid)
 
 
@@ -231,20 +232,23 @@ def render_template(template: Path, context: Mapping[str, Any], *, autoescape: b
     return environment.from_string(template.read_text(encoding="utf-8")).render(**context)
 
 
-def print_report(report: Report, page: Path) -> None:
-    """Both tables without what the page has besides, if they have runs; of a user without runs of
-    them the differences of his studies; how runs agree with the published ones; where the page is.
+def print_report(report: Report, page: Path, studies: Collection[str]) -> None:
+    """Of Tables 1 and 2 those that are asked for, without what the page has besides, and how runs
+    agree with the published ones; the user's differences of other studies; where the page is.
     """
-    for table in report.losses if len(report.shown) else []:
-        print(f"\n{table.caption}\n{table.text(['paper', 'full', ''])}")
-    # Runs of the tables are runs of other studies too, which would ask for what is not there.
-    own = report.own if report.source is report.runs.published else report.own[:0]
-    for line in own.to_dict("records"):
-        place = tables.place(line)
-        print(f"{line['name']}; {place}: {tables.interval_text(line)}, n = {line['n']}")
+    for table in report.losses:
+        if table.name in studies:
+            print(f"\n{table.caption}\n{table.text(['paper', 'full', ''])}")
     public = report.differences
     lines = public[public["name"] == "table1/crope - rope"]
-    print("", *agreement.verdict(report.runs, lines), sep="\n")
+    if set(TABLES) & set(studies):
+        print("", *agreement.verdict(report.runs, lines), sep="\n")
+    contrasts = load_contrasts()
+    for line in report.own.to_dict("records"):
+        asked = set(contrasts[line["name"]].studies) & set(studies) - set(TABLES)
+        if asked:
+            place = tables.place(line)
+            print(f"{line['name']}; {place}: {tables.interval_text(line)}, n = {line['n']}")
     print(f"open {page}")
     for error in report.runs.invalid:
         print(f"invalid: {error}", file=sys.stderr)

@@ -111,5 +111,5 @@ def end_values(curves: dict[str, "pd.Series[Any]"]) -> pd.DataFrame:
         if len(common) and values is not first:
             difference = f"{values[common[-1]] - first[common[-1]]:+.4f}"
         line = {"run": name, "step": str(values.index[-1]), "value": f"{values.iloc[-1]:.4f}"}
-        lines.append(line | {"difference": difference})
+        lines.append(line | {"minus first": difference})
     return pd.DataFrame(lines)

@@ -93,9 +93,9 @@ class RunProgress(Display):
         step, total = line["step"], self.run.config.train.max_steps
         if self.first_step is None:
             self.first_step = step  # a run that continues has not trained what lies before
-        text = f"{short_name(self.run)}: step {step:,} of {total:,}{render_losses(self.values)}"
+        text = f"{short_name(self.run)}: step {step:,}/{total:,}{render_losses(self.values)}"
         if "speed/tokens_per_s" in line:
-            text += f", {line['speed/tokens_per_s']:,.0f} tokens/s"
+            text += f", {line['speed/tokens_per_s']:,.0f} tok/s"
         self.show([text + self.time_left(step - self.first_step, total - step)])
 
 

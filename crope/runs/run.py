@@ -278,5 +278,5 @@ def _result_line(run: Run, summary: dict[str, Any]) -> str:
     settings = ", ".join([run.scale, *special(run)])
     loss, time = summary["val_full"]["final_nats"], summary["time"]
     step = f"{time['median_step_ms']:.1f} ms per step, " if time["median_step_ms"] else ""
-    result = f"validation {loss:.4f} nats per token, {step}{time['total_s']:.0f} s"
+    result = f"full validation {loss:.4f} nats per token, {step}{time['total_s']:.0f} s"
     return f"{run.path} ({settings}): {result}"

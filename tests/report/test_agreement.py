@@ -32,7 +32,7 @@ def test_own_runs_beside_the_nearest_published_ones():
     own = together(runs(rope=[5.02, 5.55], crope=[5.1]), other, runs(rope=[8.0], dataset="pg19"))
     assert told(own) == [
         "Penn Treebank: RoPE 5.020, published 5.010, paper 4.021",
-        "  3 runs agree with published ones: at most 0.050 apart (repeats: 0.250)",
+        "  3 runs agree with published ones: at most 0.050 apart (repeated runs: 0.250)",
     ]
 
 
@@ -56,6 +56,6 @@ def test_then_the_difference_of_the_published_seeds():
     }
     line |= {"mean": 0.0081, "low": -0.0012, "high": 0.0173}
     assert told(runs(rope=[5.0]), [line])[2:] == [
-        "CRoPE − RoPE by the published seeds (nats, 95 %); yours: 1",
+        "CRoPE − RoPE by the published seeds (nats, 95 %); your seeds: 1",
         "  Penn Treebank +0.008 (−0.001 to +0.017), 10 seeds",
     ]

@@ -10,7 +10,7 @@ from crope.errors import InvalidRecord
 from crope.report import page
 from crope.report.evidence import Contrast
 from crope.report.frame import Runs
-from tests.report.frames import cells, runs
+from tests.report.frames import cells, runs, together
 
 SCHEDULE = {"config.train.max_steps": 20, "config.train.lr_step_size": 10}
 NONE = runs(rope=[])
@@ -31,10 +31,10 @@ def built(monkeypatch, tmp_path):
             found += cells(study="table1", dataset=name)
         return found
 
-    def call(mine, public, scale="quick", invalid=()):
+    def call(mine, public, scale="quick", invalid=(), **options):
         found = Runs(scale, mine.assign(scale=scale), public, invalid, {})
         monkeypatch.setattr(page, "load_runs", lambda **_: found)
-        assert page.build_report(results_dir=tmp_path) == list(invalid)
+        assert page.build_report(results_dir=tmp_path, **options) == list(invalid)
         return tmp_path / ("report-smoke" if scale == "smoke" else "report")
 
     monkeypatch.setattr(page, "table_cells", table_cells)
@@ -116,12 +116,13 @@ def test_the_pictured_models_are_beside_rope():
 
 
 def test_the_terminal_has_the_differences_of_the_users_own_study(built, monkeypatch, capsys):
-    """Tables 1 and 2, which have no run, are left out."""
+    """Its runs alone were asked for, not Tables 1 and 2, which have a run too."""
     question = Contrast("heads/crope - rope", ("heads",), ("crope", ""), (("rope", ""),))
     monkeypatch.setattr(page, "load_contrasts", lambda: {question.name: question})
     monkeypatch.setattr(page, "expected_cells", lambda scale: cells(study="heads", row="wide"))
     monkeypatch.setattr("crope.report.evidence.planned_seeds", lambda study: (0, 1))
-    built(own(rope=[5.0, 5.0], crope=[5.1, 5.3], row="wide"), NONE)
+    wide = own(rope=[5.0, 5.0], crope=[5.1, 5.3], row="wide")
+    built(together(wide, own(rope=[5.0])), NONE, studies=["heads"])
     printed = capsys.readouterr().out
     assert "heads/crope - rope; Penn Treebank" in printed
     assert "+0.2000 (−1.0706 to +1.4706), n = 2" in printed

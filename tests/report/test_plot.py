@@ -42,7 +42,7 @@ def test_the_command_writes_a_picture_and_prints_what_differs(tmp_path):
     second = write_run(tmp_path, "model=rope", "train.lr=0.003", losses=(5.0, 3.9))
     printed = plot([first.name, str(second)], key=KEY, out=None, results_dir=tmp_path)
     header, *lines, file = printed.splitlines()
-    assert header.split() == ["run", "step", "value", "difference"]
+    assert header.split() == ["run", "step", "value", "minus", "first"]
     assert lines[0].split() == [first.name, "10", "4.0000"]
     assert lines[1].split() == [second.name, "train.lr=0.003", "10", "3.9000", "-0.1000"]
     assert file == f"{tmp_path}/plot.png"

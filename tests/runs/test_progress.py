@@ -47,7 +47,7 @@ def test_a_run_prints_a_line_per_minute_with_its_last_losses(clock, tmp_path, ca
         clock.now = 90
         progress.log({"step": 200, "train/loss_nats": 4.0})
     assert capsys.readouterr().err == (
-        "rope tiny base s0: step 100 of 400, train 5.000, val 7.500, 1,234 tokens/s, 3:03 left\n"
+        "rope tiny base s0: step 100/400, train 5.000, val 7.500, 1,234 tok/s, 3:03 left\n"
     )
 
 
@@ -57,7 +57,7 @@ def test_a_run_that_continues_has_trained_no_earlier_step(clock, tmp_path, capsy
         progress.log({"step": 300})
         clock.now = 61
         progress.log({"step": 310})
-    assert "step 310 of 400, 9:09 left" in capsys.readouterr().err
+    assert "step 310/400, 9:09 left" in capsys.readouterr().err
 
 
 def test_a_sweep_shows_the_part_of_its_tokens_and_a_line_for_each_run(clock, runs):
