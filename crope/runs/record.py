@@ -3,7 +3,7 @@
 results/runs/<run_id>/
     config.yaml          the whole resolved configuration
     provenance.json      commit, command, versions, device, data hashes, start and end (UTC)
-    metrics.jsonl        one JSON object per line, each with "step" = optimiser updates done
+    metrics.jsonl        a JSON object per line, each with "step", the optimiser updates done
     summary.json         written last; `status: complete` in it is the only definition of done
     weights.safetensors  state dict after the last step (weights.pt in runs of earlier versions)
     extrapolation.json   measured on the weights later, with their SHA-256
@@ -42,8 +42,7 @@ from crope.runs.identity import numerics_version, run_hash
 
 EXTRAPOLATION = "extrapolation.json"
 LAST_SHARE = 0.1  # the paper's final loss: the sampled validation losses of the last 10 % of steps
-# Raised by a file that is missing or of a wrong form. Other OSErrors are faults of a disk: they say
-# nothing about a record.
+# Raised by a missing or wrong file; other OSErrors are faults of a disk, not of a record.
 UNREADABLE = (
     DataError,
     FileNotFoundError,
@@ -283,15 +282,12 @@ def run_status(record: Record) -> str:
 
 
 def match_runs(name: str, known: Mapping[str, Path]) -> list[Path]:
-    """Those of the known runs (by id) whose id is `name`, matches it as a pattern, or is the only
-    one that starts so. Raises UserError if there is none.
-    """
+    """The runs whose id is `name`, matches it or alone starts so. Raises UserError for none."""
     matches = fnmatch.filter(known, name)
     starts = [run_id for run_id in known if run_id.startswith(name)]
     if not matches and len(starts) != 1:
         raise UserError(
-            f"run '{name}': {len(starts)} runs match; give a folder, a run id, a unique start of one,"
-            " or to plot several a pattern such as 'crope-ptb-*'"
+            f"run '{name}': {len(starts)} runs match; give a folder, a run id, a unique start of one"
         )
     return [known[run_id] for run_id in matches or starts]
 
