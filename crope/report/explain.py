@@ -54,13 +54,12 @@ def explain(
     if name is None:
         questions = [f"{key}  {contrast.question}".rstrip() for key, contrast in contrasts.items()]
         return "\n".join([*cells, *questions])
-    short = {key.replace(" ", ""): contrast for key, contrast in contrasts.items()}
-    contrast = short.get(name.replace(" ", "")) or _other_contrast(name)
+    short = {_typed(key): contrast for key, contrast in contrasts.items()}
+    contrast = short.get(_typed(name)) or _other_contrast(name)
     if contrast is None and name not in cells:
-        near = ", ".join(difflib.get_close_matches(name, [*cells, *contrasts])) or "one of the list"
-        raise UserError(
-            f"'{name}': no such cell or difference; did you mean {near}? Without CELL: a list"
-        )
+        near = difflib.get_close_matches(name, [*cells, *contrasts])
+        hint = f"did you mean {', '.join(near)}? " if near else ""
+        raise UserError(f"'{name}': no such cell or difference; {hint}without CELL: a list")
     studies = contrast.studies if contrast else (name.split("/")[0],)
     sources = {"yours": (runs.own, runs.scale), "published": (runs.published, PUBLISHED_SCALE)}
     parts = []
@@ -73,6 +72,11 @@ def explain(
         if text:
             parts.append(f"{name} ({title})\n{text}")
     return "\n\n".join(parts) or f"{name}: no run yet; `make reproduce STUDY={studies[0]}`"
+
+
+def _typed(name: str) -> str:
+    """A name as it may be typed: `p1` or `cost/crope-rope`."""
+    return name.replace(" ", "").lower()
 
 
 def _cell_names(cells: pd.DataFrame) -> pd.Series:
@@ -128,8 +132,12 @@ def _explain_difference(runs: pd.DataFrame, contrast: Contrast) -> str:
 
 
 def _printed(runs: pd.DataFrame, columns: list[str]) -> str:
-    """These columns and MADE, with short names."""
+    """These columns and MADE, with short names; what all runs have in common is a line of its own,
+    so that a row is short.
+    """
     shown = runs[[*columns, *MADE]].rename(columns=lambda name: name.removeprefix("provenance."))
     shown["path"] = shown["path"].map(os.path.relpath)
     shown["commit"] = shown["commit"].str[:12]
-    return shown.to_string(index=False, float_format="{:.6f}".format)
+    common = [name for name in ("precision", "commit", "device") if shown[name].nunique() == 1]
+    rows = shown.drop(columns=common).to_string(index=False, float_format="{:.6f}".format)
+    return "\n".join([rows, *(f"{name}: {shown[name].iloc[0]}" for name in common)])

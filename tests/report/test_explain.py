@@ -48,33 +48,39 @@ def told(monkeypatch, tmp_path):
 
 
 def test_a_cell_of_a_table_with_own_runs_beside_published_ones(told):
-    made = "fp32 cccccccccccc a CPU"
+    made = ["precision: fp32", "commit: cccccccccccc", "device: a CPU"]
     lines = told("table1/ptb/rope")
-    assert lines[:4] == [
+    assert lines[:7] == [
         "table1/ptb/rope (yours)",
-        "seed full sampled precision commit device path",
-        f"0 4.750000 NaN {made} mine/rope",
+        "seed full sampled path",
+        "0 4.750000 NaN mine/rope",
+        *made,
         "full: 4.750000, n = 1",
     ]
-    assert lines[6:11] == [
+    assert lines[9:17] == [
         "table1/ptb/rope (published)",
-        "seed full sampled precision commit device path",
-        f"0 5.000000 NaN {made} runs/rope-ptb-base-s0",
-        f"1 5.500000 NaN {made} runs/rope-ptb-base-s1",
+        "seed full sampled path",
+        "0 5.000000 NaN runs/rope-ptb-base-s0",
+        "1 5.500000 NaN runs/rope-ptb-base-s1",
+        *made,
         "full: 5.250000 ± 0.353553, n = 2",
     ]
 
 
 @pytest.mark.parametrize("scale", ["quick", "smoke"])
 def test_a_planned_question_whatever_scale_the_users_runs_have(told, scale):
-    made = "fp32 cccccccccccc a CPU runs/crope"
-    assert told("P1", scale)[:5] == [
+    lines = told("P1", scale)
+    assert lines[:4] == [
         "P1 (published)",
-        "dataset seed CRoPE RoPE difference precision commit device path",
-        f"ptb 10 4.250000 4.000000 0.250000 {made}-ptb-base-long-s10",
-        f"wikitext2 10 4.500000 4.000000 0.500000 {made}-wikitext2-base-long-s10",
-        "CRoPE − RoPE; all corpora; -long: +0.3750 (1 of 10 seeds), n = 1",
+        "dataset seed CRoPE RoPE difference path",
+        "ptb 10 4.250000 4.000000 0.250000 runs/crope-ptb-base-long-s10",
+        "wikitext2 10 4.500000 4.000000 0.500000 runs/crope-wikitext2-base-long-s10",
     ]
+    assert lines[7] == "CRoPE − RoPE; all corpora; -long: +0.3750 (1 of 10 seeds), n = 1"
+
+
+def test_a_name_may_be_typed_in_small_letters(told):
+    assert told("p1")[2:] == told("P1")[2:]
 
 
 def test_a_difference_that_no_file_asks(told):
