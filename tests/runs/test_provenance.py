@@ -38,8 +38,11 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_checkout_as_committed_is_clean(checkout):
-    (checkout / "notes.txt").write_text("mine\n")
+@pytest.mark.parametrize("file", ["notes.txt", "conf/data/mine.yaml"])
+def test_a_checkout_as_committed_is_clean(file, checkout):
+    """Also with notes, and a corpus of one's own, whose configuration is in the record."""
+    (checkout / file).parent.mkdir(parents=True, exist_ok=True)
+    (checkout / file).write_text("mine: 1\n")
     assert is_dirty(checkout) is False
 
 
@@ -48,7 +51,7 @@ def test_a_checkout_as_committed_is_clean(checkout):
     [
         "crope/gpt.py",
         "crope/new_scheme.py",
-        "conf/model/größer one.yaml",
+        "crope/größer one.py",
         "scripts/mine.py",
     ],
 )
