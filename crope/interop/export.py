@@ -265,6 +265,7 @@ def render_card(record: Record, exported: Any, out: Path) -> str:
     """The model card of the folder `out`: what was trained, on what, its losses, the commit, the
     limits.
     """
+    whole = record.summary["val_full"]["whole_split"]
     return CARD.format(
         **record.config,
         summary=record.summary,
@@ -273,9 +274,7 @@ def render_card(record: Record, exported: Any, out: Path) -> str:
         run_id=record.path.name,
         folder=out.resolve().name,
         written=exported.num_parameters(),
-        measured="whole split"
-        if record.summary["val_full"]["whole_split"]
-        else "part of the split",
+        measured="whole split" if whole else "part of the split",
         edits=" with uncommitted changes" if record.provenance["dirty"] else "",
         end="" if record.config["model"]["position"] == "rotary" else ", where its positions end",
     )

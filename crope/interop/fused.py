@@ -34,9 +34,8 @@ def order_of(config: Any) -> tuple[int, int, int, int]:
     if config.model_type == "falcon":
         several = config.new_decoder_architecture or not config.multi_query
         shared = config.num_kv_heads if several else 1
-    if (
-        FUSED_NAMES[config.model_type] == "query_key_value"
-    ):  # each head of K and V beside its queries
+    if FUSED_NAMES[config.model_type] == "query_key_value":
+        # Each head of K and V stands beside its queries.
         return shared, heads // shared, 1, 1
     return 1, heads, shared, shared
 
