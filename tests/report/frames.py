@@ -1,37 +1,28 @@
 """Data frames of runs with chosen losses, without files."""
 
-from functools import cache
-
 import pandas as pd
 
 from crope.report.frame import COLUMNS
 from crope.runs.compose import load_run
 from crope.runs.study import Cell
 
-MODELS = ("xpos", "rope", "crope")
+CONFIG = load_run(["data=ptb", "scale=quick", "train.precision=fp32"]).container
 
 
-def runs(
-    *,
-    dataset="ptb",
-    setting="",
-    row="base",
-    first_seed=0,
-    columns=None,
-    **by_model,
-):
+def runs(*, dataset="ptb", setting="", row="base", first_seed=0, **by_model):
     """Complete runs as `load_frame` gives them: runs(rope=[5.0, 5.2]) has seeds 0 and 1 of RoPE.
-    None is a seed without a run. columns: what differs from the usual.
+    None is a seed without a run.
     """
     lines = []
     for model, losses in by_model.items():
+        cell_key = f"{model}-{dataset}-{row}{setting}"
         for seed, loss in enumerate(losses, first_seed):
             line = {
                 "record_set": "yours",
-                "run_id": f"{model}-{dataset}-{row}{setting}-s{seed}",
-                "path": f"runs/{model}-{dataset}-{row}{setting}-s{seed}",
+                "run_id": f"{cell_key}-s{seed}",
+                "path": f"runs/{cell_key}-s{seed}",
                 "status": "complete",
-                "cell_key": f"{model}-{dataset}-{row}{setting}",
+                "cell_key": cell_key,
                 "scale": "quick",
                 "model": model,
                 "dataset": dataset,
@@ -40,16 +31,10 @@ def runs(
                 "loss": loss,
                 "precision": "fp32",
                 "device_kind": "cpu",
-                "whole_config": [default_config()],
+                "whole_config": [CONFIG],
             }
-            lines.append(line | (columns or {}))
-    names = dict.fromkeys([*COLUMNS, "whole_config", *(columns or {})])
-    return pd.DataFrame(lines, columns=list(names)).dropna(subset="loss")
-
-
-@cache
-def default_config():
-    return load_run(["data=ptb", "scale=quick", "train.precision=fp32"]).container
+            lines.append(line)
+    return pd.DataFrame(lines, columns=COLUMNS).dropna(subset="loss")
 
 
 def together(*parts):
@@ -58,26 +43,14 @@ def together(*parts):
 
 def losses(*, study="mine", setting="", corpora=1, settings=1, **options):
     """The same runs as `by_study` gives them."""
-    known = {
-        "study": study,
-        "setting": setting,
-        "corpora": corpora,
-        "settings": settings,
-    }
-    return runs(setting=setting, **options).assign(**known)
+    found = runs(setting=setting, **options)
+    return found.assign(study=study, setting=setting, corpora=corpora, settings=settings)
 
 
-def cells(
-    *models,
-    study="mine",
-    dataset="ptb",
-    setting="",
-    row="base",
-    seeds=(0, 1, 2),
-):
+def cells(*models, study="mine", dataset="ptb", setting="", row="base", seeds=(0, 1, 2)):
     """The cells of a row of a study, which have the runs of `runs`."""
     found = []
     for model in models or ("rope", "crope"):
-        key = f"{model}-{dataset}-{row}{setting}"
-        found.append(Cell(study, dataset, row, model, setting, "quick", key, tuple(seeds)))
+        cell_key = f"{model}-{dataset}-{row}{setting}"
+        found.append(Cell(study, dataset, row, model, setting, "quick", cell_key, seeds))
     return found

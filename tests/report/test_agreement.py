@@ -8,9 +8,9 @@ from tests.report.frames import runs, together
 
 PUBLIC = together(
     runs(rope=[5.0, 5.5], crope=[5.1]),
-    runs(rope=[5.03, 5.75], columns={"precision": "bf16"}),
-    runs(rope=[5.01], columns={"record_set": "again"}),
-    runs(rope=[9.0], columns={"status": "stale"}),
+    runs(rope=[5.03, 5.75]).assign(precision="bf16"),
+    runs(rope=[5.01]).assign(record_set="again"),
+    runs(rope=[9.0]).assign(status="stale"),
 )
 
 
@@ -21,18 +21,17 @@ def test_repeats_are_executions_of_one_run():
     assert lines["largest"].round(9).to_dict() == {"same": 0.01, "any": 0.25}
 
 
-def told(own, lines=None):
+def told(own, *lines):
     own = own.assign(finished_utc="2026")
-    return agreement.verdict(Runs("quick", own, PUBLIC, [], {}), pd.DataFrame(lines or []))
+    return agreement.verdict(Runs("quick", own, PUBLIC, [], {}), pd.DataFrame(lines))
 
 
 def test_own_runs_beside_the_nearest_published_ones():
-    """Seed 1 is 0.05 from 5.5; a run of another scale, row or corpus is no part of it."""
-    other = runs(rope=[7.0], columns={"scale": "smoke"})
-    own = together(runs(rope=[5.02, 5.55], crope=[5.1]), other, runs(rope=[8.0], dataset="pg19"))
-    assert told(own) == [
+    """CRoPE is 0.05 from 5.1; a run of another scale is no part of it."""
+    other = runs(rope=[7.0], first_seed=1).assign(scale="smoke")
+    assert told(together(runs(rope=[5.02], crope=[5.15]), other)) == [
         "Penn Treebank: RoPE 5.020, published 5.010, paper 4.021",
-        "  3 runs agree with published ones: at most 0.050 apart (repeated runs: 0.250)",
+        "  2 runs agree with published ones: at most 0.050 apart (repeated runs: 0.250)",
     ]
 
 
@@ -42,20 +41,13 @@ def test_runs_that_lie_further_apart_than_repeats_do_not_agree():
 
 def test_copies_of_published_runs_prove_nothing():
     public = PUBLIC.assign(finished_utc="2026")
-    own = runs(rope=[5.0]).assign(finished_utc="2026")
-    assert agreement.own_and_published(Runs("quick", own, public, [], {})).empty
+    assert agreement.own_and_published(Runs("quick", public, public, [], {})).empty
 
 
 def test_then_the_difference_of_the_published_seeds():
-    line = {
-        "dataset": "ptb",
-        "row": "base",
-        "setting": "",
-        "n": 10,
-        "complete": True,
-    }
-    line |= {"mean": 0.0081, "low": -0.0012, "high": 0.0173}
-    assert told(runs(rope=[5.0]), [line])[2:] == [
+    line = {"dataset": "ptb", "row": "base", "n": 3, "planned": 10}
+    line |= {"mean": 0.0081, "complete": False}
+    assert told(runs(rope=[5.0]), line)[2:] == [
         "CRoPE − RoPE by the published seeds (nats, 95 %); your seeds: 1",
-        "  Penn Treebank +0.008 (−0.001 to +0.017), 10 seeds",
+        "  Penn Treebank +0.008 (3 of 10 seeds), 3 seeds",
     ]

@@ -16,25 +16,25 @@ P1 = {
     "low": 0.1,
     "high": 0.3,
 }
-FAST = P1 | {"name": "rates", "setting": "train.lr=2", "mean": -0.1234, "low": -0.2, "high": 0.1}
-LINES = pd.DataFrame([P1, FAST | {"setting": "train.lr=1", "mean": 9.0}, FAST])
+SLOW = P1 | {"name": "rates", "setting": "train.lr=1"}
+FAST = SLOW | {"setting": "train.lr=2", "mean": -0.1234, "low": -0.2}
+FILE = """
+- says: "It costs {cost}, at a large rate {fast}."
+  rests:
+    cost: {from: P1, is: above 0}
+    fast: {from: rates, at: train.lr=2, is: open, show: size}
+"""
 
 
-def sentences(tmp_path, lines=LINES, now="above 0"):
+@pytest.fixture
+def sentences(tmp_path):
     file = tmp_path / "findings.yaml"
-    file.write_text(
-        f"""
-        - says: "It costs {{cost}}, at a large rate {{fast}}."
-          rests:
-            cost: {{from: P1, is: {now}}}
-            fast: {{from: rates, at: train.lr=2, is: open, show: size}}
-        """
-    )
-    return findings(lines, file)
+    file.write_text(FILE)
+    return lambda p1: findings(pd.DataFrame([p1, SLOW, FAST]), file)
 
 
-def test_numbers_are_filled_in(tmp_path):
-    assert sentences(tmp_path) == ["It costs +0.200 (+0.100 to +0.300), at a large rate 0.12."]
+def test_numbers_are_filled_in(sentences):
+    assert sentences(P1) == ["It costs +0.200 (+0.100 to +0.300), at a large rate 0.12."]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,6 @@ def test_numbers_are_filled_in(tmp_path):
         ({"name": "other"}, "incomplete"),
     ],
 )
-def test_a_changed_answer_is_refused_with_both(changed, now, tmp_path):
+def test_a_changed_answer_is_refused_with_both(changed, now, sentences):
     with pytest.raises(UserError, match=f"P1 is now {now}, not above 0.*It costs"):
-        sentences(tmp_path, pd.DataFrame([P1 | changed, FAST]))
+        sentences(P1 | changed)

@@ -14,11 +14,11 @@ from tests.report.frames import cells, runs, together
 
 SCHEDULE = {"config.train.max_steps": 20, "config.train.lr_step_size": 10}
 NONE = runs(rope=[])
-PUBLIC = runs(rope=[5.07], crope=[5.1325], columns={"record_set": "public", **SCHEDULE})
+PUBLIC = runs(rope=[5.07], crope=[5.1325]).assign(record_set="public", **SCHEDULE)
 
 
 def own(**options):
-    return runs(columns={"finished_utc": "2026", **SCHEDULE}, **options)
+    return runs(**options).assign(finished_utc="2026", **SCHEDULE)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def built(monkeypatch, tmp_path):
             found += cells(study="table1", dataset=name)
         return found
 
-    def call(mine, public, scale="quick", invalid=(), **options):
+    def call(mine, public=PUBLIC, scale="quick", invalid=(), **options):
         found = Runs(scale, mine.assign(scale=scale), public, invalid, {})
         monkeypatch.setattr(page, "load_runs", lambda **_: found)
         assert page.build_report(results_dir=tmp_path, **options) == list(invalid)
@@ -45,62 +45,44 @@ def built(monkeypatch, tmp_path):
     return call
 
 
-def test_the_users_runs_are_in_the_tables(built, capsys):
-    folder = built(own(rope=[5.0625], crope=[5.125]), PUBLIC)
+def test_the_users_runs_are_in_the_tables_and_every_file(built, capsys):
+    folder = built(own(rope=[5.0625], crope=[5.1875]))
     text = (folder / "index.html").read_text()
     assert "Tables 1 and 2: 2 of your runs" in text
-    assert "<td>5.0625</td><td>5.1250</td><td>+0.0625, n\u00a0=\u00a01</td>" in text
+    assert "<td>5.0625</td><td>5.1875</td><td>+0.1250, n\u00a0=\u00a01</td>" in text
     assert "<td>5.0625</td><td>5.0700 to 5.0700 (1 runs)</td>" in text
     assert "<li>Found</li>" in text
+    assert list(pd.read_csv(folder / "runs.csv")["loss"]) == [5.0625, 5.1875]
+    lines = pd.read_csv(folder / "differences.csv").query("name == 'table1/crope - rope'")
+    assert lines.set_index("runs")["mean"].to_dict() == {"published": 0.0625, "yours": 0.125}
     printed = capsys.readouterr().out
     assert "Penn Treebank: RoPE 5.062, published 5.070, paper 4.021" in printed
     assert f"open {folder}/index.html" in printed
 
 
-def test_failed_runs_are_listed_with_their_error(built):
-    error = {
-        "error.type": "ValueError",
-        "error.message": "bad\nvalue",
-        "error.step": 20,
-    }
+def test_what_counts_for_nothing_is_listed_and_escaped(built, capsys):
+    error = {"error.type": "ValueError", "error.message": "<b>\nvalue", "error.step": 20}
     failed = own(rope=[5.0]).assign(status="failed", loss=np.nan, **error)
-    text = (built(failed, NONE) / "index.html").read_text()
-    assert "<li>rope-ptb-base-s0: ValueError: bad value (step 20)</li>" in text
+    folder = built(failed, invalid=[InvalidRecord(Path("runs/x"), "<b>&")])
+    text = (folder / "index.html").read_text()
+    assert "<li>rope-ptb-base-s0: ValueError: &lt;b&gt; value (step 20)</li>" in text
+    assert "<li>runs/x: &lt;b&gt;&amp;;" in text
+    assert "invalid: runs/x: <b>&" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("mine", [NONE, runs(rope=[9.0], columns={"cell_key": "another"})])
+@pytest.mark.parametrize("mine", [NONE, runs(rope=[9.0]).assign(cell_key="another")])
 def test_without_own_runs_of_the_tables_the_published_ones_are(built, mine):
-    text = (built(mine, PUBLIC) / "index.html").read_text()
+    text = (built(mine) / "index.html").read_text()
     assert "Tables 1 and 2: 2 of the published runs" in text
     assert "<td>5.0700</td><td>5.1325</td>" in text
 
 
-def test_tiny_has_a_row_where_it_was_trained(built):
-    folder = built(own(rope=[5.0625], dataset="tiny"), NONE)
+def test_a_smoke_test_on_tiny_has_a_row_in_a_report_of_its_own(built):
+    folder = built(own(rope=[5.0625], dataset="tiny"), NONE, scale="smoke")
+    assert "scale: smoke" in (folder / "index.html").read_text()
     numbers = pd.read_csv(folder / "table1.csv").query("protocol == 'full'").set_index("dataset")
     assert list(numbers.loc["tiny", "status"]) == ["complete", "missing"]
     assert list(numbers.loc["ptb", "status"]) == ["missing", "missing"]
-
-
-def test_a_smoke_test_leaves_the_report_of_other_runs(built):
-    folder = built(own(rope=[5.0]), NONE, scale="smoke")
-    assert "scale: smoke" in (folder / "index.html").read_text()
-
-
-def test_invalid_records_are_named_and_escaped(built, capsys):
-    invalid = [InvalidRecord(Path("runs/x"), "<b>&")]
-    text = (built(own(rope=[5.0]), NONE, invalid=invalid) / "index.html").read_text()
-    assert "runs/x: &lt;b&gt;&amp;;" in text
-    assert "<b>" not in text
-    assert "invalid: runs/x: <b>&" in capsys.readouterr().err
-
-
-def test_the_files_hold_every_run_and_difference(built):
-    folder = built(own(rope=[5.0], crope=[5.25]), PUBLIC)
-    assert list(pd.read_csv(folder / "runs.csv")["loss"]) == [5.0, 5.25]
-    lines = pd.read_csv(folder / "differences.csv").query("name == 'table1/crope - rope'")
-    assert list(lines["runs"]) == ["published", "yours"]
-    assert list(lines["mean"]) == [0.0625, 0.25]
 
 
 def test_rows_of_the_papers_own_size_have_the_seeds_of_both_models():
@@ -122,7 +104,7 @@ def test_the_terminal_has_the_differences_of_the_users_own_study(built, monkeypa
     monkeypatch.setattr(page, "expected_cells", lambda scale: cells(study="heads", row="wide"))
     monkeypatch.setattr("crope.report.evidence.planned_seeds", lambda study: (0, 1))
     wide = own(rope=[5.0, 5.0], crope=[5.1, 5.3], row="wide")
-    built(together(wide, own(rope=[5.0])), NONE, studies=["heads"])
+    built(together(wide, own(rope=[5.0])), studies=["heads"])
     printed = capsys.readouterr().out
     assert "heads/crope - rope; Penn Treebank" in printed
     assert "+0.2000 (−1.0706 to +1.4706), n = 2" in printed

@@ -10,18 +10,16 @@ from crope.config import ROOT
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.files import read_json, write_json
 from crope.report import publish as module
-from crope.report.frame import load_frame
-from crope.report.publish import publish
 from crope.report.tables import Table
+from crope.runs.published import read_set
 from tests.report.records import failed, record
 
 SHA256 = {"train": "t", "validation": "v"}
-SPLITS = {name: {"sha256": digest} for name, digest in SHA256.items()}
 CLEAN = {
     "commit": "c",
     "dirty": False,
     "device": "a CPU",
-    "data": {"splits": SPLITS},
+    "data": {"splits": {name: {"sha256": digest} for name, digest in SHA256.items()}},
 }
 NGRAMS = {
     "used": {"corpus": "used", "tokenizer": {}, "sha256": SHA256},
@@ -39,7 +37,7 @@ def published(monkeypatch, tmp_path):
     def call(*records, scale="quick", invalid=(), name="mine"):
         monkeypatch.setattr(module, "read_records", lambda folder: (records, invalid))
         folders = {"published": tmp_path / "sets", "tokens_dir": tmp_path / "tokens"}
-        publish(tmp_path, name, scale=scale, **folders)
+        module.publish(tmp_path, name, scale=scale, **folders)
         return tmp_path / "sets"
 
     return call
@@ -54,7 +52,7 @@ def test_complete_and_diverged_runs_of_the_scale_are_published(published, clean,
     diverged = replace(failed(tmp_path, "diverged", "NonFiniteLoss"), provenance=CLEAN)
     other = [failed(tmp_path, "failed", "ValueError"), record(tmp_path, "small", scale="smoke")]
     sets = published(clean, diverged, *other)
-    assert list(load_frame([sets / "mine"])[0]["run_id"]) == ["complete", "diverged"]
+    assert [run.run_id for run in read_set(sets / "mine")] == ["complete", "diverged"]
     assert "a CPU" in (sets / "mine" / "README.md").read_text()
 
 
@@ -69,7 +67,7 @@ def test_runs_of_uncommitted_code_are_refused(made, published, clean):
 def test_what_else_is_refused(published, clean):
     with pytest.raises(UserError, match="no complete run"):
         published(clean, scale="paper")
-    with pytest.raises(UserError, match=r"\.\./mine"):
+    with pytest.raises(UserError, match="mine'"):
         published(clean, name="../mine")
     with pytest.raises(DataError, match="torn"):
         published(clean, invalid=[InvalidRecord(clean.path, "torn")])
@@ -79,8 +77,7 @@ def test_ngram_losses_of_the_runs_tokens_join_the_published_ones(published, clea
     """Those of other tokens stay where they are."""
     known = {"corpus": "known", "tokenizer": {}, "sha256": {}}
     write_json(tmp_path / "sets" / "ngrams.json", [known])
-    entries = read_json(published(clean) / "ngrams.json")
-    assert [entry["corpus"] for entry in entries] == ["known", "used"]
+    assert read_json(published(clean) / "ngrams.json") == [known, NGRAMS["used"]]
 
 
 def test_a_smoke_run_changes_no_ngram_losses(published, clean):
@@ -89,20 +86,28 @@ def test_a_smoke_run_changes_no_ngram_losses(published, clean):
 
 
 def test_the_ngram_table_has_the_papers_loss_beside_gpt2s_tokens_only():
-    losses = {"unigram": 6.0, "bigram": 5.0, "trigram": 4.5}
-    gpt2 = {"corpus": "ptb", "tokenizer": {"name": "gpt2", "vocab_size": 50257}}
-    bpe = {"corpus": "ptb", "tokenizer": {"name": "bpe", "vocab_size": 4096}}
-    ngrams = [entry | {"loss_nats": losses} for entry in (gpt2, bpe, gpt2 | {"corpus": "tiny"})]
+    gpt2 = {
+        "corpus": "ptb",
+        "tokenizer": {"name": "gpt2", "vocab_size": 50257},
+        "loss_nats": {"unigram": 6.0, "bigram": 5.0, "trigram": 4.5},
+    }
+    bpe = gpt2 | {"tokenizer": {"name": "bpe", "vocab_size": 4096}}
     ours = ["6.000", "5.000", "4.500"]
-    assert module.ngram_table(ngrams).frame.to_numpy().tolist() == [
+    assert module.ngram_table([gpt2, bpe, gpt2 | {"corpus": "tiny"}]).frame.to_numpy().tolist() == [
         ["Penn Treebank", "bpe 4,096", *ours, ""],
         ["Penn Treebank", "gpt2 50,257", *ours, "4.016"],
     ]
 
 
 def test_runs_and_hours_by_how_they_were_made():
-    frame = pd.DataFrame({"device": ["a", "a", None], "run_id": ["x", "y", "z"], "seed": [0, 0, 1]})
-    frame["time.total_s"] = [1800.0, 3600.0, None]
+    frame = pd.DataFrame(
+        {
+            "run_id": ["x", "y", "z"],
+            "seed": [0, 0, 1],
+            "device": ["a", "a", None],
+            "time.total_s": [1800.0, 3600.0, None],
+        }
+    )
     table = module.made_by(frame, {"device": "device"})
     assert table[["Runs", "Seeds", "Hours"]].to_numpy().tolist() == [[2, 1, "1.5"], [1, 1, "0.0"]]
 
