@@ -58,8 +58,8 @@ def test_other_studies_and_models_are_left_out():
 
 
 def test_other_values_than_the_final_loss():
-    runs = losses(rope=[5.0], crope=[5.1]).assign(beyond_nats=[0.25, 0.75])
-    runs["train.final_nats"] = [4.0, 4.5]
+    others = {"train.final_nats": [4.0, 4.5], "beyond_nats": [0.25, 0.75]}
+    runs = losses(rope=[5.0], crope=[5.1]).assign(**others)
     assert nats(runs, replace(COST, of="train")) == [0.5]
     assert nats(runs, replace(COST, seconds=(), of="beyond")) == [0.75]
 

@@ -7,16 +7,16 @@ from crope.report import explain as module
 from crope.report.frame import Runs
 from tests.report.frames import cells, runs, together
 
-MADE = {"provenance.commit": "c" * 40, "provenance.device": "a CPU"}
-TABLE1 = runs(rope=[5.0, 5.5], crope=[5.25, 5.5]).assign(**MADE)
 LONG = {"first_seed": 10, "setting": "-long"}
-PTB = runs(rope=[4.0], crope=[4.25], mqa=[4.5], **LONG)
-WIKI = runs(rope=[4.0], crope=[4.5], dataset="wikitext2", **LONG)
-PUBLIC = together(TABLE1, PTB.assign(**MADE), WIKI.assign(**MADE))
-CELLS = {"table1": [*cells(study="table1"), *cells(study="table1", dataset="tiny")], "cost": []}
-for dataset in ("ptb", "wikitext2"):
-    of_corpus = {"study": "cost", "dataset": dataset, "setting": "-long", "seeds": (10,)}
-    CELLS["cost"] += cells("rope", "crope", "mqa", **of_corpus)
+PUBLIC = together(
+    runs(rope=[5.0, 5.5], crope=[5.25, 5.5]),
+    runs(rope=[4.0], crope=[4.25], mqa=[4.5], **LONG),
+    runs(rope=[4.0], crope=[4.5], dataset="wikitext2", **LONG),
+).assign(**{"provenance.commit": "c" * 40, "provenance.device": "a CPU"})
+OWN = PUBLIC.head(1).assign(loss=4.75, path="mine/rope")
+TABLE1 = cells(study="table1") + cells(study="table1", dataset="tiny")
+OF_COST = {"study": "cost", "setting": "-long", "seeds": (10,)}
+COST = cells("rope", "crope", "mqa", **OF_COST) + cells(dataset="wikitext2", **OF_COST)
 
 
 @pytest.fixture
@@ -24,18 +24,17 @@ def told(monkeypatch, tmp_path):
     """`explain` with published runs of Table 1 and of the study `cost`, which are of the scale
     quick, and a RoPE run of the user.
     """
+    known = {("table1", "quick"): TABLE1, ("cost", "quick"): COST}
 
     def study_cells(study, scale, datasets):
-        known = study == "table1" or scale == "quick"
-        return CELLS.get(study, []) if known else []
+        return known.get((study, scale), [])
 
     def call(name, scale="quick"):
-        own = TABLE1.head(1).assign(loss=4.75, path="mine/rope")
-        monkeypatch.setattr(module, "load_runs", lambda **_: Runs(scale, own, PUBLIC, [], {}))
+        monkeypatch.setattr(module, "load_runs", lambda **_: Runs(scale, OWN, PUBLIC, [], {}))
         text = module.explain(name, results_dir=tmp_path, published=tmp_path)
         return [" ".join(line.split()) for line in text.splitlines()]
 
-    monkeypatch.setattr(module, "table_cells", lambda scale, datasets: CELLS["table1"])
+    monkeypatch.setattr(module, "table_cells", lambda scale, datasets: TABLE1)
     monkeypatch.setattr(module, "study_cells", study_cells)
     return call
 

@@ -8,9 +8,8 @@ import pytest
 
 from crope.errors import InvalidRecord
 from crope.report import page
-from crope.report.evidence import Contrast
 from crope.report.frame import Runs
-from tests.report.frames import cells, runs, together
+from tests.report.frames import cells, runs
 
 SCHEDULE = {"config.train.max_steps": 20, "config.train.lr_step_size": 10}
 NONE = runs(rope=[])
@@ -80,9 +79,8 @@ def test_without_own_runs_of_the_tables_the_published_ones_are(built, mine):
 def test_a_smoke_test_on_tiny_has_a_row_in_a_report_of_its_own(built):
     folder = built(own(rope=[5.0625], dataset="tiny"), NONE, scale="smoke")
     assert "scale: smoke" in (folder / "index.html").read_text()
-    numbers = pd.read_csv(folder / "table1.csv").query("protocol == 'full'").set_index("dataset")
-    assert list(numbers.loc["tiny", "status"]) == ["complete", "missing"]
-    assert list(numbers.loc["ptb", "status"]) == ["missing", "missing"]
+    full = pd.read_csv(folder / "table1.csv").query("protocol == 'full'")
+    assert list(full["status"]) == ["missing"] * 6 + ["complete", "missing"]
 
 
 def test_rows_of_the_papers_own_size_have_the_seeds_of_both_models():
@@ -99,13 +97,9 @@ def test_the_pictured_models_are_beside_rope():
 
 def test_the_terminal_has_the_differences_of_the_users_own_study(built, monkeypatch, capsys):
     """Its runs alone were asked for, not Tables 1 and 2, which have a run too."""
-    question = Contrast("heads/crope - rope", ("heads",), ("crope", ""), (("rope", ""),))
-    monkeypatch.setattr(page, "load_contrasts", lambda: {question.name: question})
-    monkeypatch.setattr(page, "expected_cells", lambda scale: cells(study="heads", row="wide"))
-    monkeypatch.setattr("crope.report.evidence.planned_seeds", lambda study: (0, 1))
-    wide = own(rope=[5.0, 5.0], crope=[5.1, 5.3], row="wide")
-    built(together(wide, own(rope=[5.0])), studies=["heads"])
+    asked = cells("xpos", "nope", study="baselines")
+    monkeypatch.setattr(page, "expected_cells", lambda scale: asked)
+    built(own(xpos=[5.1, 5.3], nope=[5.0, 5.0], rope=[5.0]), studies=["baselines"])
     printed = capsys.readouterr().out
-    assert "heads/crope - rope; Penn Treebank" in printed
-    assert "+0.2000 (−1.0706 to +1.4706), n = 2" in printed
+    assert "baselines/xpos - nope; Penn Treebank: +0.2000 (2 of 8 seeds), n = 2" in printed
     assert "Final validation loss" not in printed

@@ -108,8 +108,8 @@ def test_runs_and_hours_by_how_they_were_made():
             "time.total_s": [1800.0, 3600.0, None],
         }
     )
-    table = module.made_by(frame, {"device": "device"})
-    assert table[["Runs", "Seeds", "Hours"]].to_numpy().tolist() == [[2, 1, "1.5"], [1, 1, "0.0"]]
+    table = module.made_by(frame, {"device": "device"}).drop(columns="Device")
+    assert table.to_numpy().tolist() == [[2, 1, "1.5"], [1, 1, "0.0"]]
 
 
 def test_the_readme_is_short():

@@ -3,7 +3,7 @@
 import numpy as np
 
 from crope.report import tables
-from crope.report.evidence import Contrast, answer
+from crope.report.evidence import answer, load_contrasts
 from crope.report.frame import Runs, cell_frame
 from crope.report.tables import loss_table
 from crope.runs.compose import load_run
@@ -61,7 +61,7 @@ def test_table_1_as_printed():
 
 def test_table_2_has_the_papers_configurations():
     place = {"study": "table2", "dataset": "pg19", "row": "b2_l512_d64"}
-    of_row = cell_frame(cells("rope", "crope", **place))
+    of_row = cell_frame(cells(**place))
     table = loss_table("table2", of_row, losses(rope=[5.0], **place), NO_RUNS, {})
     label = "B=2, L=512, D=64, γ=0.9, step=1000"
     assert lines(table)[0] == [label, "paper", "6.699 ± 0.111", "6.700 ± 0.113", "+0.001"]
@@ -115,11 +115,11 @@ def test_a_rounded_zero_has_no_sign():
 
 
 def test_planned_differences_have_their_question():
-    terms = {"first": ("crope", ""), "seconds": (("rope", ""),)}
-    planned = Contrast("P1", ("cost",), **terms, date="2026-11-23", question="What?")
-    found = answer(losses(study="cost", rope=[5.0], crope=[5.1]), planned)
-    (line,) = lines(tables.difference_table("planned", "", found, {"P1": planned}))
-    assert line == ["P1. What?", "CRoPE − RoPE", "Penn Treebank", "+0.1000 (1 of 10 seeds)", 1]
+    contrasts = load_contrasts()
+    found = answer(losses(study="cost", rope=[5.0], crope=[5.1]), contrasts["P1"])
+    (line,) = lines(tables.difference_table("planned", "", found, contrasts))
+    assert line[:2] == ["P1. What does Eq. 30 cost?", "CRoPE − RoPE"]
+    assert line[2:] == ["Penn Treebank", "+0.1000 (1 of 10 seeds)", 1]
 
 
 def test_where_a_difference_was_measured():
