@@ -29,10 +29,11 @@ def nats(runs, contrast=COST):
 
 
 def answered(runs, contrast=COST):
-    """(corpus, setting) -> the difference of each seed."""
+    """Corpus and setting -> the difference of each seed."""
     found = {}
     for line in answer(runs, contrast).to_dict("records"):
-        found[line["dataset"], line["setting"]] = line["by_seed"].round(9).tolist()
+        where = f"{line['dataset']} {line['setting']}".strip()
+        found[where] = line["by_seed"].round(9).tolist()
     return found
 
 
@@ -70,14 +71,14 @@ BOTH = together(SLOW, FAST)
 
 
 def test_each_setting_has_a_line_of_its_own_unless_some_are_asked():
-    assert answered(BOTH) == {("ptb", RATES[0]): [0.1, 0.2], ("ptb", RATES[1]): [0.3]}
+    assert answered(BOTH) == {"ptb train.lr=1": [0.1, 0.2], "ptb train.lr=2": [0.3]}
     assert nats(BOTH, replace(COST, at=RATES[1:])) == [0.3]
 
 
 def test_settings_are_averaged_within_the_seeds_that_have_all():
     """None has, while one setting is without a run."""
     mean = replace(COST, averaged=True)
-    assert answered(BOTH, mean) == {("ptb", ""): [0.2]}
+    assert answered(BOTH, mean) == {"ptb": [0.2]}
     assert answered(SLOW, mean) == {}
 
 
@@ -92,14 +93,17 @@ WIKI = losses(corpora=2, dataset="wikitext2", rope=[6.0, 6.0], crope=[6.3, 6.6])
 
 def test_corpora_are_averaged_within_the_seeds_that_have_all():
     """None has, while one corpus is without a run."""
-    alone = {("ptb", ""): [0.1, 0.2, 0.3], ("wikitext2", ""): [0.3, 0.6]}
-    assert answered(together(PTB, WIKI)) == {("", ""): [0.2, 0.4], **alone}
-    assert answered(PTB)["", ""] == []
+    assert answered(together(PTB, WIKI)) == {
+        "": [0.2, 0.4],
+        "ptb": [0.1, 0.2, 0.3],
+        "wikitext2": [0.3, 0.6],
+    }
+    assert answered(PTB)[""] == []
 
 
 def test_the_tables_have_a_line_for_each_corpus_alone():
     table = together(PTB, WIKI).assign(study="table1")
-    assert ("", "") not in answered(table, replace(COST, studies=("table1",)))
+    assert "" not in answered(table, replace(COST, studies=("table1",)))
 
 
 def test_a_complete_plan_has_students_interval():

@@ -6,8 +6,7 @@ from crope.report import tables
 from crope.report.evidence import answer, load_contrasts
 from crope.report.frame import Runs, cell_frame
 from crope.report.tables import loss_table
-from crope.runs.compose import load_run
-from tests.report.frames import cells, losses, runs, together
+from tests.report.frames import CONFIG, cells, losses, runs, together
 
 SIZE = {
     "config.train.batch_size": 2,
@@ -25,8 +24,8 @@ def of_table1(study="table1", **options):
     return losses(study=study, **options).assign(**SIZE)
 
 
-def table1(shown, large=NO_RUNS, **reasons):
-    of_row = cell_frame(cells("xpos", "rope", "crope", study="table1"))
+def table1(shown, large=NO_RUNS, dataset="ptb", **reasons):
+    of_row = cell_frame(cells("xpos", "rope", "crope", study="table1", dataset=dataset))
     by_cell = {f"{model}-ptb-base": reason for model, reason in reasons.items()}
     return loss_table("table1", of_row, shown, large, by_cell)
 
@@ -77,9 +76,8 @@ def test_runs_of_the_papers_own_size_stand_below():
 
 
 def test_a_corpus_that_the_paper_does_not_have_has_no_line_of_the_paper():
-    of_row = cell_frame(cells(study="table1", dataset="tiny"))
-    table = loss_table("table1", of_row, of_table1(dataset="tiny", rope=[5.0]), NO_RUNS, {})
-    assert lines(table)[0][:3] == ["tiny (Python's help texts)", "full", "5.0000"]
+    table = table1(of_table1(dataset="tiny", rope=[5.0]), dataset="tiny")
+    assert lines(table)[0][:2] == ["tiny (Python's help texts)", "full"]
 
 
 def test_a_diverged_run_is_not_averaged_away():
@@ -128,16 +126,16 @@ def test_where_a_difference_was_measured():
 
 
 def own_lines(public=NO_RUNS, **differs):
-    run = load_run(["data=ptb", "scale=smoke", "train.lr=0.5", "train.precision=fp32"])
-    own = runs(rope=[5.0]).assign(scale="smoke", whole_config=[[run.container]], **differs)
-    return lines(tables.own_table(Runs("smoke", own, public, [], {})))
+    config = CONFIG | {"train": CONFIG["train"] | {"lr": 0.5}}
+    own = runs(rope=[5.0]).assign(whole_config=[[config]], **differs)
+    return lines(tables.own_table(Runs("quick", own, public, [], {})))
 
 
 def test_own_runs_stand_beside_published_ones_of_their_cell():
     """Published runs of other cells and stale ones are left out; settings are what differs."""
     stale = runs(rope=[0.5]).assign(status="stale")
     assert own_lines(together(runs(rope=[4.9, 5.5], crope=[1.0]), stale)) == [
-        ["rope-ptb-base-s0", "smoke", "train.lr=0.5", "5.0000", "4.9000 to 5.5000 (2 runs)"]
+        ["rope-ptb-base-s0", "quick", "train.lr=0.5", "5.0000", "4.9000 to 5.5000 (2 runs)"]
     ]
 
 
