@@ -42,11 +42,6 @@ def rates():
     return figures.rates(TABLE1, pd.DataFrame([LINE]))
 
 
-def models():
-    lines = pd.DataFrame([LINE, LINE]).assign(model=["mqa", "thin_ffn"], mean=[0.5, -0.25])
-    return figures.models(lines, "title")
-
-
 def drawn(figure, panel, gid):
     """The points of each line of this kind."""
     lines = [line for line in figure.axes[panel].lines if line.get_gid() == gid]
@@ -66,7 +61,8 @@ def test_full_losses_and_rate_drops_are_marked():
     rope, crope = drawn(figure, 0, "full")
     assert rope == [[0, pytest.approx(9.1)], [10, pytest.approx(5.1)]]
     assert crope[1] == [10, pytest.approx(5.2)]
-    assert [line[0][0] for line in drawn(figure, 1, "drop")] == [4, 8]
+    for panel in (0, 1):
+        assert [line[0][0] for line in drawn(figure, panel, "drop")] == [4, 8]
 
 
 @pytest.mark.parametrize("figure", [fig4, rates])
@@ -90,9 +86,11 @@ def test_an_interval_and_its_seeds_are_drawn_at_their_rate():
 
 
 def test_the_lowest_model_is_on_top():
-    (axis,) = models().axes
+    lines = pd.DataFrame([LINE, LINE]).assign(model=["mqa", "thin_ffn"], mean=[0.5, -0.25])
+    figure = figures.models(lines, "title")
+    (axis,) = figure.axes
     assert [text.get_text() for text in axis.get_yticklabels()] == ["thin FFN", "multi-query"]
-    assert drawn(models(), 0, "mean") == [[[-0.25, 0]], [[0.5, 1]]]
+    assert drawn(figure, 0, "mean") == [[[-0.25, 0]], [[0.5, 1]]]
     assert axis.yaxis_inverted()
 
 
