@@ -7,26 +7,11 @@ from crope.adapt import check, complexify, layout
 from crope.interop import layers
 from tests.interop.toys import GROUPED, IDS, SIZES, build
 
-GPTJ = {
-    "vocab_size": 96,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "rotary_dim": 4,
-    "n_positions": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-ROPE = {
-    "rope_type": "default",
-    "rope_theta": 10000.0,
-    "mrope_section": [2, 1, 1],
-}
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
 FAMILIES = [
-    ("Llama", "half", GROUPED),
     ("Qwen3", "half", GROUPED),  # a norm of each head before the rotation
     ("SmolLM3", "half", GROUPED | {"num_hidden_layers": 4}),  # one layer is not rotated
-    ("GPTJ", "interleaved", GPTJ),
+    ("GPTJ", "interleaved", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}),
     ("Cohere", "interleaved", GROUPED),
     ("Glm", "interleaved", GROUPED),  # a part of each head is rotated
     # beside a vision tower, whose rotation in the same module is half-split
@@ -97,14 +82,8 @@ def test_small_scores_are_told_from_values_with_two_tokens():
     assert all(attention.commutes for attention in check(model, IDS[:, :2]))
 
 
-def test_wrong_pairs_of_a_slow_rotation_are_noticed_with_few_tokens(
-    monkeypatch,
-):
-    rope = {
-        "rope_type": "linear",
-        "factor": 8.0,
-        "rope_theta": 1e4,
-    }
+def test_wrong_pairs_of_a_slow_rotation_are_noticed_with_few_tokens(monkeypatch):
+    rope = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}
     model = build("Llama", **SIZES, head_dim=128, rope_parameters=rope)
     forget_families(monkeypatch)
     complexify(model, pairing="interleaved")

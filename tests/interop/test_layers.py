@@ -41,7 +41,7 @@ def test_options_that_do_not_fit_are_refused(options, word):
         complexify(Attention(), **({"pairing": "half"} | options))
 
 
-FUSED = ["qkv_proj", "query_key_value", "Wqkv", "c_attn", "in_proj", "kv_proj", "W_pack"]
+FUSED = ["qkv_proj", "query_key_value", "c_attn", "in_proj", "kv_proj", "W_pack"]
 
 
 @pytest.mark.parametrize("name", FUSED)
@@ -90,7 +90,6 @@ def test_a_named_head_width_overrules_one_that_follows_from_other_sizes():
 
 PART, WHOLE = {"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 1.0}
 SHARES = [
-    ({}, True),
     (PART, False),
     ({"rope_parameters": PART}, False),
     ({"rope_parameters": {"full": WHOLE, "sliding": PART}}, False),
@@ -115,13 +114,6 @@ def test_layers_of_several_parts_are_refused():
     with pytest.raises(ValueError, match="several parts"):
         complexify(model, pairing="half")
     assert len(complexify(model, names=r"vision\..*(q|k)_proj", pairing="half")) == 2
-
-
-def test_a_pairing_that_is_not_the_familys_is_refused():
-    model = Attention()
-    model.config = SimpleNamespace(model_type="llama")
-    with pytest.raises(ValueError, match="use pairing='half'"):
-        complexify(model, pairing="interleaved")
 
 
 def test_half_split_pairs_of_interleaved_families_are_refused():

@@ -32,11 +32,8 @@ class Adapted(nn.Module):
 def times_i(channels, pairing, head_dim=4):
     """Multiplication by i in the channel pairs: a weight W is complex-linear if W i = i W."""
     distance = head_dim // 2 if pairing == "half" else 1
-    first = torch.arange(channels).unflatten(0, (-1, 2, distance))[:, 0].flatten()
-    matrix = torch.zeros(channels, channels)
-    matrix[first + distance, first] = 1.0
-    matrix[first, first + distance] = -1.0
-    return matrix
+    block = torch.kron(torch.tensor([[0.0, -1.0], [1.0, 0.0]]), torch.eye(distance))
+    return torch.kron(torch.eye(channels // len(block)), block)
 
 
 SIZES = {
@@ -46,10 +43,9 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 GROUPED = SIZES | {"num_key_value_heads": 2, "head_dim": 8}
+EXPERTS = GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1}
 IDS = torch.arange(3, 51).view(2, 24)
 
 
