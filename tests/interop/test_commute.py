@@ -60,7 +60,6 @@ def test_check_acts_without_dropout_and_leaves_nothing_behind():
 
 REFUSED = [
     ([], 6, "complexify before"),
-    (["q_proj"], 6, "both"),
     (["k_proj", "v_proj"], 6, "both"),
     (["q_proj", "k_proj"], 1, "two"),
 ]

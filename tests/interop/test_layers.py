@@ -24,7 +24,6 @@ def test_layers_are_chosen_by_the_end_of_their_path_or_a_regular_expression(name
 
 OPTIONS = [
     ({"names": ["query"]}, "k_proj, o_proj, q_proj, v_proj"),
-    ({"names": r"layers.*"}, "no layer is named layers"),
     ({"names": "*.q_proj"}, "regular expression"),
     ({"names": []}, "names is empty"),
     ({"head_dim": 8}, "the width of a head is 4"),

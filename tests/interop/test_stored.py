@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from crope.adapt import complexify, layout, load, merge, restore, save
+from tests.conftest import contents
 from tests.interop.toys import EXPERTS, GROUPED, Adapted, Attention, build, logits, same_logits
 
 FAMILIES = [
@@ -59,11 +60,10 @@ def test_a_second_save_into_a_folder_leaves_nothing_of_the_first(first, second, 
 def test_a_save_that_fails_leaves_the_first_as_it_was(tmp_path):
     model = complexified()
     save(model, tmp_path)
-    before = {file.name for file in tmp_path.iterdir()}
+    before = contents(tmp_path)
     with pytest.raises(ValueError):
         save(model, tmp_path, max_shard_size="twenty")
-    assert {file.name for file in tmp_path.iterdir()} == before
-    assert same_logits(load(tmp_path), model)
+    assert contents(tmp_path) == before
 
 
 def test_a_save_that_stops_midway_does_not_leave_a_mixture(tmp_path, monkeypatch):
@@ -159,7 +159,6 @@ def test_a_model_of_another_class_is_restored_from_its_layout():
 
 LAYOUTS = [
     ("w_proj", {}, "w_proj is missing"),
-    ("v_proj", {"head_dim": 2}, "width of a head is 4"),
     ("v_proj", {"pairing": "interleaved"}, "pairing='half'"),
 ]
 

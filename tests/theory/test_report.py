@@ -16,7 +16,7 @@ from crope.theory.recall import Plan
 from tests.conftest import contents
 
 TASK = Task(width=16, words=6, max_steps=1, lengths=(32, 64), sequences=2)
-PLAN = Plan(pairs=(2, 6), widths=(4, 8), seeds=(1, 2))
+PLAN = Plan(pairs=(2, 6), widths=(4, 8))
 # Recall at two widths: RoPE reaches 0.9 at 8, or half way to it from 4; CRoPE never; conjugate at
 # once, but seed 2 lacks a width; low rank at 8, one seed only.
 RUNS = """\
