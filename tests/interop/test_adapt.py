@@ -84,8 +84,7 @@ def test_nearest_does_not_overflow_in_float16():
 def test_a_model_without_values_is_converted_too():
     with torch.device("meta"):
         skeleton = Attention()
-    [layer, *_] = complexify(skeleton, pairing="half")
-    assert layer[:3] == ("q_proj", 64, 32)
+    complexify(skeleton, pairing="half")
     assert skeleton.q_proj.a.is_meta
 
 
@@ -163,7 +162,6 @@ def test_layers_and_adapter_import_without_the_pipeline():
 
 
 def test_the_page_runs(capsys):
-    pytest.importorskip("transformers", reason="needs the extra `transformers`")
     code, *_ = blocks((ROOT / "docs" / "own-model.md").read_text(encoding="utf-8"))
     exec(code, {})
     printed = capsys.readouterr().out

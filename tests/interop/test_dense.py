@@ -17,7 +17,7 @@ def reopened(folder):
 
 def test_save_pretrained_writes_the_dense_weights(tmp_path):
     """Of a model whose names in files are not those of its parameters."""
-    model = build("Mixtral", **EXPERTS)
+    model = build("MixtralForCausalLM", **EXPERTS)
     complexify(model)
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert same_logits(reopened(tmp_path), model)

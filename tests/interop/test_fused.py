@@ -10,11 +10,11 @@ from tests.interop.toys import GROUPED, IDS, SIZES, Adapted, build, logits, same
 NEW = {"new_decoder_architecture": True, "num_kv_heads": 2}
 FAMILIES = [
     ("GPT2LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 4}),
-    ("GPTNeoX", SIZES | {"rotary_pct": 1.0}),
-    ("Phi3", GROUPED),
-    ("Falcon", SIZES | {"multi_query": True}),
-    ("Falcon", SIZES | {"multi_query": False, "bias": True}),
-    ("Falcon", SIZES | NEW),
+    ("GPTNeoXForCausalLM", SIZES | {"rotary_pct": 1.0}),
+    ("Phi3ForCausalLM", GROUPED),
+    ("FalconForCausalLM", SIZES | {"multi_query": True}),
+    ("FalconForCausalLM", SIZES | {"multi_query": False, "bias": True}),
+    ("FalconForCausalLM", SIZES | NEW),
 ]
 
 
@@ -67,7 +67,7 @@ def test_split_and_complexified_models_are_saved_and_loaded(model, tmp_path):
 
 
 def test_checkpoints_of_the_fused_model_are_loaded():
-    model, merged = build("Phi3"), build("Phi3")
+    model, merged = build("Phi3ForCausalLM"), build("Phi3ForCausalLM")
     split_qkv(model)
     nn.init.ones_(merged.model.layers[1].self_attn.qkv_proj.weight[40:])
     model.load_state_dict(merged.state_dict(), strict=False)
@@ -75,7 +75,7 @@ def test_checkpoints_of_the_fused_model_are_loaded():
 
 
 def test_adapters_on_a_part_are_merged_first(tmp_path):
-    model = build("Phi3")
+    model = build("Phi3ForCausalLM")
     part = model.get_submodule(split_qkv(model)[0])
     part.v_proj = Adapted(part.v_proj)
     with pytest.raises(ValueError, match="v_proj is a Adapted; merge it first"):
@@ -87,7 +87,7 @@ def test_adapters_on_a_part_are_merged_first(tmp_path):
 def test_what_cannot_be_split_is_refused():
     with pytest.raises(ValueError, match="it splits falcon, gpt2, gpt_neox, phi3"):
         split_qkv(build())
-    model = build("Phi3")
+    model = build("Phi3ForCausalLM")
     attention = model.model.layers[0].self_attn
     attention.qkv_proj = Adapted(attention.qkv_proj)
     with pytest.raises(ValueError, match=r"0.self_attn.qkv_proj is a Adapted"):

@@ -87,11 +87,11 @@ def test_a_named_head_width_overrules_one_that_follows_from_other_sizes():
     assert layout(model)["q_proj"]["head_dim"] == 4
 
 
-PART, WHOLE = {"partial_rotary_factor": 0.5}, {"partial_rotary_factor": 1.0}
+PART = {"partial_rotary_factor": 0.5}
 SHARES = [
     (PART, False),
     ({"rope_parameters": PART}, False),
-    ({"rope_parameters": {"full": WHOLE, "sliding": PART}}, False),
+    ({"rope_parameters": {"full": {}, "sliding": PART}}, False),
     ({"rope_parameters": PART | {"rope_type": "proportional"}}, True),
 ]
 

@@ -1,7 +1,7 @@
 """Small models for the tests of the adapter."""
 
-import pytest
 import torch
+import transformers
 from torch import nn
 
 
@@ -49,11 +49,9 @@ EXPERTS = GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1}
 IDS = torch.arange(3, 51).view(2, 24)
 
 
-def build(family="Llama", **sizes):
+def build(name="LlamaForCausalLM", **sizes):
     """A tiny random model of transformers; biases are random too."""
-    transformers = pytest.importorskip("transformers", reason="needs the extra `transformers`")
     torch.manual_seed(0)
-    name = family if family.endswith("Model") else f"{family}ForCausalLM"
     model_class = getattr(transformers, name)
     model = model_class(model_class.config_class(**(sizes or GROUPED))).eval()
     for name, value in model.named_parameters():

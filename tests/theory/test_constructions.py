@@ -161,7 +161,6 @@ def test_printed_phases_attend_to_the_tokens_before():
     ("sine", "times", "target"),
     [
         (-1, 1, -1),  # as printed, for both kinds
-        (1, 1, 1),
         (1, 2, 2),
     ],
 )

@@ -37,7 +37,7 @@ def test_fig_1_names_equal_numbers_alike(title, block):
     """In the first 2x2 block (Eq. 30)."""
     axis = axis_of(draw_entries(tied_entries(6)), title)
     names = [text.get_text() for text in axis.texts]
-    assert [names[0], names[1], names[6], names[7]] == block
+    assert names[:2] + names[6:8] == block
 
 
 X, Y = GLYPH.T

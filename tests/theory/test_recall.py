@@ -77,9 +77,9 @@ def test_accuracy_by_hand():
 # The models
 
 
-@pytest.mark.parametrize(("gain", "solved"), [(10.0, True), (0.0, False)])
+@pytest.mark.parametrize(("gain", "lowest", "highest"), [(10.0, 1, 1), (0.0, 0, 0.5)])
 @torch.no_grad()
-def test_weights_set_by_hand_solve_the_task(gain, solved):
+def test_weights_set_by_hand_solve_the_task(gain, lowest, highest):
     """As the objection has it: equality is a complex-linear form. Without a score, they do not. Keys
     are orthogonal in the first half of the channels, so that ShiftedRotary's roll puts a value's
     key into the second half; Q reads the former, K the latter.
@@ -101,7 +101,7 @@ def test_weights_set_by_hand_solve_the_task(gain, solved):
     model.embedding.weight[8 + pairs, 16 + 2 * pairs] = 1.0  # value i: that of pair 8 + i
     block.attn.out_proj.weight[16 + 2 * pairs, 2 * slow] = 50.0
     tokens_BT, answers_BP = sample(plan)
-    assert (recall_accuracy(query_logits(model, tokens_BT), answers_BP) == 1) == solved
+    assert lowest <= recall_accuracy(query_logits(model, tokens_BT), answers_BP) <= highest
 
 
 def test_halved_is_rope_at_half_the_head_width_to_the_bit():

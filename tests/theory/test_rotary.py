@@ -2,9 +2,6 @@
 bound.
 """
 
-import cmath
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -119,7 +116,7 @@ def test_relative_score_needs_the_transpose_of_w_q():
 
 def in_the_plane(x, position, gamma=0.7):
     """f(x, m) = W x e^{i(m theta + gamma)} with W x = x and theta = 0.3 (Eq. 31)."""
-    return x * cmath.exp(1j * (0.3 * position + gamma))
+    return x * np.exp(1j * (0.3 * position + gamma))
 
 
 def test_the_derivation_in_the_plane():
@@ -129,13 +126,13 @@ def test_the_derivation_in_the_plane():
     q, k = 1.5 - 0.4j, -0.2 + 0.9j
     f_q, f_k = in_the_plane(q, M), in_the_plane(k, N)
     g = f_q.conjugate() * f_k  # the inner product is its real part
-    turn = cmath.exp(0.3j * (N - M))
+    turn = np.exp(0.3j * (N - M))
     step = in_the_plane(q, M + 1) / f_q
     g_q, g_k = in_the_plane(q, M, gamma=0), in_the_plane(k, N, gamma=0)
     assert abs(f_q) == pytest.approx(abs(q))  # 27
     assert g == pytest.approx(q.conjugate() * k * turn)  # 24, 26, 28
     assert g == pytest.approx(g_q.conjugate() * g_k)  # 31, 33
-    assert cmath.phase(step) == pytest.approx(0.3)  # 29, 30
+    assert np.angle(step) == pytest.approx(0.3)  # 29, 30
 
 
 # Eqs. 21, 23 and 28: the kernel
@@ -144,8 +141,8 @@ def test_the_derivation_in_the_plane():
 @pytest.mark.parametrize("distance", [0.5, 300.0])
 def test_limit_of_the_kernel_is_an_integral(distance):
     """Against quadrature over frequencies: u = log theta, so cos(distance theta) d theta / theta."""
-    integral, _ = quad(lambda theta: math.cos(distance * theta) / theta, 1e-4, 1, limit=2000)
-    expected = integral / math.log(1e4)
+    integral, _ = quad(lambda theta: np.cos(distance * theta) / theta, 1e-4, 1, limit=2000)
+    expected = integral / np.log(1e4)
     assert kernel_limit(distance) == pytest.approx(expected, abs=1e-7)
     assert kernel(distance, frequencies(200_000)) == pytest.approx(expected, abs=1e-4)
 
@@ -202,7 +199,7 @@ def test_decay_is_that_of_roformers_figure_2():
 def test_the_kernel_of_the_decay_figure_is_that_of_its_width():
     """At width 2 there is one frequency, 1; the limit is that of no width."""
     data = decay_curves(width=2, longest=3)
-    assert data["kernel"] == pytest.approx([1, math.cos(1), math.cos(2)])
+    assert data["kernel"] == pytest.approx([1, np.cos(1), np.cos(2)])
     assert data["limit"][:2] == pytest.approx([1, 0.97396], abs=1e-5)
 
 
