@@ -9,16 +9,14 @@ import torch
 from torch import nn
 
 from crope.adapt import complexify, layout, load, merge, restore, save
-from tests.interop.toys import GROUPED, Adapted, Attention, build, logits, same_logits
+from tests.conftest import contents
+from tests.interop.toys import EXPERTS, GROUPED, Adapted, Attention, build, logits, same_logits
 
 FAMILIES = [
-    ("Llama", GROUPED | {"tie_word_embeddings": True}),
-    # The names in its files are not those of its parameters.
-    ("Mixtral", GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1}),
-    ("Qwen2", GROUPED),  # biases
+    ("Qwen2ForCausalLM", GROUPED | {"tie_word_embeddings": True}),  # biases
+    ("MixtralForCausalLM", EXPERTS),  # the names in its files are not those of its parameters
 ]
 WEIGHTS = "model.complex.safetensors"
-Q = "model.layers.1.self_attn.q_proj"
 
 
 def complexified():
@@ -44,19 +42,12 @@ def test_a_family_is_saved_loaded_and_merged(family, sizes, tmp_path):
 SHARDS = {"max_shard_size": "20KB"}
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ({}, SHARDS),
-        (SHARDS, {}),
-        (SHARDS, SHARDS),
-    ],
-)
+@pytest.mark.parametrize(("first", "second"), [({}, SHARDS), (SHARDS, {})])
 def test_a_second_save_into_a_folder_leaves_nothing_of_the_first(first, second, tmp_path):
     model = complexified()
     save(model, tmp_path, **first)
     (tmp_path / "tokenizer.json").write_text("{}")
-    nn.init.ones_(model.get_submodule(Q).a)
+    nn.init.ones_(model.model.layers[1].self_attn.q_proj.a)
     save(model, tmp_path, **second)
     assert same_logits(load(tmp_path), model)
     sharded = not (tmp_path / WEIGHTS).exists()
@@ -68,21 +59,19 @@ def test_a_second_save_into_a_folder_leaves_nothing_of_the_first(first, second, 
 def test_a_save_that_fails_leaves_the_first_as_it_was(tmp_path):
     model = complexified()
     save(model, tmp_path)
-    before = {file.name for file in tmp_path.iterdir()}
+    before = contents(tmp_path)
     with pytest.raises(ValueError):
         save(model, tmp_path, max_shard_size="twenty")
-    assert {file.name for file in tmp_path.iterdir()} == before
-    assert same_logits(load(tmp_path), model)
+    assert contents(tmp_path) == before
 
 
 def test_a_save_that_stops_midway_does_not_leave_a_mixture(tmp_path, monkeypatch):
     model = complexified()
     save(model, tmp_path, **SHARDS)
-    moved, move = [], Path.replace
+    moves, move = iter(range(3)), Path.replace
 
     def stop_at_the_third(file, target):
-        moved.append(file.name)
-        if len(moved) == 3:
+        if next(moves) == 2:
             raise OSError
         move(file, target)
 
@@ -93,10 +82,7 @@ def test_a_save_that_stops_midway_does_not_leave_a_mixture(tmp_path, monkeypatch
         load(tmp_path)
 
 
-DENSE = ["model.safetensors", "pytorch_model.bin", "model-00001-of-00002.safetensors"]
-
-
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model-00001-of-00002.safetensors"])
 def test_weights_that_from_pretrained_would_open_are_in_the_way(name, tmp_path):
     model = complexified()
     save(model, tmp_path)
@@ -118,7 +104,6 @@ def configuration(**values):
 DAMAGES = [
     (configuration(num_hidden_layers=3), "missing_keys.*layers.2"),
     (lambda folder: (folder / WEIGHTS).write_bytes(b"x" * 99), "damaged"),
-    (lambda folder: (folder / WEIGHTS).unlink(), "missing or damaged"),
     (configuration(architectures=["Own"]), "no attribute Own"),
     (configuration(head_dim=16), "the width of a head is 16"),
 ]
@@ -136,7 +121,7 @@ def test_a_folder_of_earlier_versions_has_the_layout_in_a_file(tmp_path):
     model = complexified()
     model.save_pretrained(tmp_path, variant="complex")
     (tmp_path / "complex_layers.json").write_text(json.dumps(layout(model)))
-    assert torch.equal(logits(load(tmp_path)), logits(model))
+    assert same_logits(load(tmp_path), model)
 
 
 def test_load_and_save_need_a_complexified_model_of_transformers(tmp_path):
@@ -171,17 +156,16 @@ def test_a_model_of_another_class_is_restored_from_its_layout():
 
 
 LAYOUTS = [
-    ("w_proj", {}, "w_proj is missing"),
-    ("v_proj", {"head_dim": 2}, "width of a head is 4"),
-    ("v_proj", {"pairing": "interleaved"}, "pairing='half'"),
+    ("w_proj", "half", "w_proj is missing"),
+    ("v_proj", "interleaved", "pairing='half'"),
 ]
 
 
-@pytest.mark.parametrize(("name", "pairs", "word"), LAYOUTS)
-def test_restore_refuses_another_layout_and_changes_nothing(name, pairs, word):
+@pytest.mark.parametrize(("name", "pairing", "word"), LAYOUTS)
+def test_restore_refuses_another_layout_and_changes_nothing(name, pairing, word):
     model = Attention()
     model.config = SimpleNamespace(model_type="llama")
-    right = {"pairing": "half", "head_dim": 4}
+    right, other = ({"pairing": kind, "head_dim": 4} for kind in ("half", pairing))
     with pytest.raises(ValueError, match=word):
-        restore(model, {"q_proj": right, name: right | pairs})
+        restore(model, {"q_proj": right, name: other})
     assert type(model.q_proj) is nn.Linear

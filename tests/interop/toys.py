@@ -1,7 +1,7 @@
 """Small models for the tests of the adapter."""
 
-import pytest
 import torch
+import transformers
 from torch import nn
 
 
@@ -32,11 +32,8 @@ class Adapted(nn.Module):
 def times_i(channels, pairing, head_dim=4):
     """Multiplication by i in the channel pairs: a weight W is complex-linear if W i = i W."""
     distance = head_dim // 2 if pairing == "half" else 1
-    first = torch.arange(channels).unflatten(0, (-1, 2, distance))[:, 0].flatten()
-    matrix = torch.zeros(channels, channels)
-    matrix[first + distance, first] = 1.0
-    matrix[first, first + distance] = -1.0
-    return matrix
+    block = torch.kron(torch.tensor([[0.0, -1.0], [1.0, 0.0]]), torch.eye(distance))
+    return torch.kron(torch.eye(channels // len(block)), block)
 
 
 SIZES = {
@@ -46,18 +43,15 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 GROUPED = SIZES | {"num_key_value_heads": 2, "head_dim": 8}
+EXPERTS = GROUPED | {"num_local_experts": 2, "num_experts_per_tok": 1}
 IDS = torch.arange(3, 51).view(2, 24)
 
 
-def build(family="Llama", **sizes):
+def build(name="LlamaForCausalLM", **sizes):
     """A tiny random model of transformers; biases are random too."""
-    transformers = pytest.importorskip("transformers", reason="needs the extra `transformers`")
     torch.manual_seed(0)
-    name = family if family.endswith("Model") else f"{family}ForCausalLM"
     model_class = getattr(transformers, name)
     model = model_class(model_class.config_class(**(sizes or GROUPED))).eval()
     for name, value in model.named_parameters():
