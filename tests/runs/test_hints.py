@@ -16,9 +16,6 @@ KEYS = [*keys(), *GROUPS]
         ("d_model", "model.d_model"),
         ("Train.LR", "train.lr"),
         ("model.depth", "model.n_layers"),
-        ("width", "model.d_model"),
-        ("train.steps", "train.max_steps"),
-        ("epochs", "train.max_steps"),
         ("learning-rate", "train.lr"),
     ],
 )
@@ -31,14 +28,7 @@ def test_a_name_without_a_near_one_gets_no_hint(name):
     assert nearest(name, KEYS) == " the keys are in crope/config.py"
 
 
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [
-        ("CRoPE", "crope"),
-        ("rop", "rope"),
-        ("xops", "xpos"),
-    ],
-)
+@pytest.mark.parametrize(("name", "near"), [("CRoPE", "crope"), ("rop", "rope"), ("xops", "xpos")])
 def test_the_name_of_a_file_is_found_whatever_its_case(name, near):
     assert nearest(name, ["crope", "rope", "xpos"]) == f" did you mean {near}?"
 
