@@ -34,9 +34,7 @@ def trained(folder):
     return train_toy(folder, "eval.full_tokens=0")
 
 
-@pytest.mark.parametrize(
-    "name", ["xpos", "rope", "relative_bias", "alibi", "nope", "crope_linear"]
-)
+@pytest.mark.parametrize("name", ["xpos", "rope", "relative_bias", "alibi", "nope", "crope_linear"])
 def test_losses_at_each_length(name):
     """299 targets, not a multiple of any length: every length has all of them. The weights are
     large, so that positions matter; the dropout is off.
