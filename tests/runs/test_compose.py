@@ -73,7 +73,15 @@ def test_a_sweep_may_name_files_by_a_pattern():
 
 
 @pytest.mark.parametrize(
-    "path", ["~x=y, [z]#{a}(b)'c'\"d\"\\", "a,b", "x=${y}", "1_000", "null", "a\\'b"]
+    "path",
+    [
+        "~x=y, [z]#{a}(b)'c'\"d\"\\",
+        "a,b",
+        "x=${y}",
+        "1_000",
+        "null",
+        "a\\'b",
+    ],
 )
 def test_a_path_may_have_any_character(path):
     for override in (quoted_override("data_dir", path), quote_path(f"data_dir={path}")):
@@ -82,7 +90,13 @@ def test_a_path_may_have_any_character(path):
 
 
 @pytest.mark.parametrize(
-    "text", ["results_dir", 'results_dir="a,b"', "data_dir=${results_dir}/x", "seed=0,1"]
+    "text",
+    [
+        "results_dir",
+        'results_dir="a,b"',
+        "data_dir=${results_dir}/x",
+        "seed=0,1",
+    ],
 )
 def test_a_path_that_hydra_reads_is_left_as_it_is(text):
     assert quote_path(text) == text
@@ -141,7 +155,13 @@ def test_a_choice_that_the_models_file_leaves_open_is_in_the_name(monkeypatch):
     assert variant_name("mine", model) == "mine+rotary"
 
 
-@pytest.mark.parametrize(("has_bf16", "precision"), [(True, "bf16"), (False, "fp32")])
+@pytest.mark.parametrize(
+    ("has_bf16", "precision"),
+    [
+        (True, "bf16"),
+        (False, "fp32"),
+    ],
+)
 def test_precision_is_resolved_before_naming(has_bf16, precision, monkeypatch):
     monkeypatch.setattr("crope.train.device.cpu_has_bf16", lambda: has_bf16)
     run = load_run(["runtime.device=cpu"])

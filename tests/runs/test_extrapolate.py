@@ -11,10 +11,19 @@ from crope.files import read_json
 from crope.model.gpt import GPT
 from crope.runs import extrapolate as module
 from crope.runs.compose import load_run
-from crope.runs.extrapolate import extrapolate, extrapolate_all, losses_by_length
+from crope.runs.extrapolate import (
+    extrapolate,
+    extrapolate_all,
+    losses_by_length,
+)
 from crope.runs.load import load_trained
 from crope.runs.run import execute
-from tests.conftest import TOY_OVERRIDES, TOY_VOCAB, make_toy_tokens, toy_run
+from tests.conftest import (
+    TOY_OVERRIDES,
+    TOY_VOCAB,
+    make_toy_tokens,
+    toy_run,
+)
 from tests.model.oracles import slow_losses
 from tests.toy_runs import toy_corpus, train_toy
 
@@ -34,7 +43,17 @@ def trained(folder):
     return train_toy(folder, "eval.full_tokens=0")
 
 
-@pytest.mark.parametrize("name", ["xpos", "rope", "relative_bias", "alibi", "nope", "crope_linear"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "xpos",
+        "rope",
+        "relative_bias",
+        "alibi",
+        "nope",
+        "crope_linear",
+    ],
+)
 def test_losses_at_each_length(name):
     """299 targets, not a multiple of any length: every length has all of them. The weights are
     large, so that positions matter; the dropout is off.
@@ -107,13 +126,21 @@ def test_subset_and_precision_are_those_of_the_run(folder):
 
 
 def test_learned_positions_are_not_defined_past_their_table(folder):
-    once, twice, four_times = extrapolate(train_toy(folder, "model=learned"))["lengths"]
+    result = extrapolate(train_toy(folder, "model=learned"))
+    once, twice, four_times = result["lengths"]
     assert once["loss_nats"] > 0
-    assert twice["loss_nats"] is four_times["loss_nats"] is None
+    assert twice["loss_nats"] is None
     assert "not defined" in twice["note"]
+    assert four_times["loss_nats"] is None
 
 
-@pytest.mark.parametrize("options", [{"factors": (0, 1)}, {"max_tokens": -1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"factors": (0, 1)},
+        {"max_tokens": -1},
+    ],
+)
 def test_factors_and_tokens_are_checked(options, trained):
     with pytest.raises(UserError, match="factors are at least 1, max_tokens 0"):
         extrapolate(trained, **options)
@@ -125,11 +152,12 @@ def test_a_run_that_cannot_be_measured_is_a_problem_and_stops_no_other(folder):
     runs = [toy_run(folder, option) for option in options]
     for run in runs:
         execute(run)
-    (runs[0].path / "weights.safetensors").unlink()
+    first, _, last = runs
+    (first.path / "weights.safetensors").unlink()
     (problem,) = extrapolate_all(runs)
-    assert problem.startswith(f"{runs[0].run_id}: ")
+    assert problem.startswith(f"{first.run_id}: ")
     assert "weights" in problem
-    assert (runs[2].path / "extrapolation.json").exists()
+    assert (last.path / "extrapolation.json").exists()
 
 
 def test_a_lack_of_memory_is_a_problem(trained, folder, monkeypatch):

@@ -23,12 +23,27 @@ def test_a_key_is_recognised_by_its_letters_or_by_a_synonym(name, key):
     assert nearest(name, KEYS) == f" did you mean {key}?"
 
 
-@pytest.mark.parametrize("name", ["train.optimizer", "foo", "train.momentum", "model.norm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train.optimizer",
+        "foo",
+        "train.momentum",
+        "model.norm",
+    ],
+)
 def test_a_name_without_a_near_one_gets_no_hint(name):
     assert nearest(name, KEYS) == " the keys are in crope/config.py"
 
 
-@pytest.mark.parametrize(("name", "near"), [("CRoPE", "crope"), ("rop", "rope"), ("xops", "xpos")])
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("CRoPE", "crope"),
+        ("rop", "rope"),
+        ("xops", "xpos"),
+    ],
+)
 def test_the_name_of_a_file_is_found_whatever_its_case(name, near):
     assert nearest(name, ["crope", "rope", "xpos"]) == f" did you mean {near}?"
 

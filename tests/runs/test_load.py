@@ -61,7 +61,13 @@ def test_a_stale_run_is_refused(trained):
         load_trained(changed(trained, numerics_version=0))
 
 
-@pytest.mark.parametrize(("key", "value"), [("position", "removed"), ("n_layers", 2)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("position", "removed"),
+        ("n_layers", 2),
+    ],
+)
 def test_a_model_that_this_code_does_not_build_is_refused(key, value, trained):
     config = trained.config | {"model": trained.config["model"] | {key: value}}
     with pytest.raises(UserError, match="does not fit"):

@@ -11,7 +11,16 @@ from crope.runs.provenance import collect, earlier_attempts, is_dirty
 
 
 def git(folder, *command):
-    line = ["git", "-C", folder, "-c", "user.name=a", "-c", "user.email=a@b", *command]
+    line = [
+        "git",
+        "-C",
+        folder,
+        "-c",
+        "user.name=a",
+        "-c",
+        "user.email=a@b",
+        *command,
+    ]
     return subprocess.check_output(line, text=True).strip()
 
 
@@ -63,7 +72,10 @@ def test_facts_name_the_newest_commit(checkout):
 
 @pytest.mark.parametrize(
     ("program", "named"),
-    [("crope/../crope/gpt.py", "crope/gpt.py"), ("../mine.py", "mine.py")],
+    [
+        ("crope/../crope/gpt.py", "crope/gpt.py"),
+        ("../mine.py", "mine.py"),
+    ],
 )
 def test_the_command_names_no_folder_of_the_user(program, named, checkout, monkeypatch):
     monkeypatch.setattr("sys.argv", [str(checkout / program), "seed=1,2"])

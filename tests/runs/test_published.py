@@ -7,7 +7,12 @@ import pytest
 
 from crope.config import ROOT
 from crope.errors import DataError, InvalidRecord
-from crope.runs.published import add_runs, metrics_bytes, read_curves, read_set
+from crope.runs.published import (
+    add_runs,
+    metrics_bytes,
+    read_curves,
+    read_set,
+)
 from tests.report.records import CONFIG, record
 
 RUN = "rope-ptb-base-s0-1"

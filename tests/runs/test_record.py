@@ -13,11 +13,36 @@ from tests.conftest import raises_one_line, toy_run
 from tests.runs.conftest import edit
 
 ROWS = [
-    {"step": 0, "val/loss_nats": 9.0, "time/step_ms": 900.0, "speed/tokens_per_s": 1.0},
-    {"step": 10, "val/loss_nats": 2.25, "time/step_ms": 10.0, "speed/tokens_per_s": 70.0},
-    {"step": 15, "time/step_ms": 30.0, "speed/tokens_per_s": 40.0, "memory/peak_gib": 2.5},
-    {"step": 20, "val/loss_nats": 2.75, "val_full/loss_nats": 2.5, "val_full/tokens": 100},
-    {"step": 35, "val/loss_nats": 5.0, "time/step_ms": 14.0, "speed/tokens_per_s": 50.0},
+    {
+        "step": 0,
+        "val/loss_nats": 9.0,
+        "time/step_ms": 900.0,
+        "speed/tokens_per_s": 1.0,
+    },
+    {
+        "step": 10,
+        "val/loss_nats": 2.25,
+        "time/step_ms": 10.0,
+        "speed/tokens_per_s": 70.0,
+    },
+    {
+        "step": 15,
+        "time/step_ms": 30.0,
+        "speed/tokens_per_s": 40.0,
+        "memory/peak_gib": 2.5,
+    },
+    {
+        "step": 20,
+        "val/loss_nats": 2.75,
+        "val_full/loss_nats": 2.5,
+        "val_full/tokens": 100,
+    },
+    {
+        "step": 35,
+        "val/loss_nats": 5.0,
+        "time/step_ms": 14.0,
+        "speed/tokens_per_s": 50.0,
+    },
     {"step": 36, "val/loss_nats": 3.0, "memory/peak_gib": 1.5},
     {"step": 38, "val/loss_nats": 3.6875},
     {
@@ -187,8 +212,12 @@ def test_a_record_is_found_by_folder_id_and_unique_start(own, tmp_path):
 
 def test_a_name_of_no_run_or_of_several_is_refused_an_id_is_not(own, tmp_path):
     shutil.copytree(own, own.with_name(f"{own.name}-copy"))
-    for name, count in (("*rope", 0), ("crope-", 2), ("crope-*", 2)):
-        with pytest.raises(UserError, match=f"{count} runs match"):
+    for name, error in (
+        ("*rope", "0 runs match; give"),
+        ("crope-", "2 runs match; give"),
+        ("crope-*", "2 runs match; name one"),
+    ):
+        with pytest.raises(UserError, match=error):
             find_record(name, results_dir=tmp_path)
     assert find_record(own.name, results_dir=tmp_path).path == own
 

@@ -179,7 +179,13 @@ def test_upload_sends_any_finished_record(fake, tmp_path):
         upload(read_record(run.path), results_dir=tmp_path)
 
 
-@pytest.mark.parametrize("tracker", [["tracker=none"], ["tracker=wandb", "tracker.mode=disabled"]])
+@pytest.mark.parametrize(
+    "tracker",
+    [
+        ["tracker=none"],
+        ["tracker=wandb", "tracker.mode=disabled"],
+    ],
+)
 def test_without_a_tracker_wandb_is_not_imported(tracker, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
     run = Tracker(toy_run(tmp_path, *tracker))

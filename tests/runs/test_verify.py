@@ -83,9 +83,18 @@ def scale_the_rates(rows):
         (scale_the_rates, "train/lr at step 0"),
         (lambda rows: rows.pop(8), "val/loss_nats is not at the steps"),
         (lambda rows: rows.insert(5, dict(rows[5])), "repeated"),
-        (lambda rows: rows[1].update({"val_full/loss_nats": 5.0}), "val_full/loss_nats is not at"),
-        (lambda rows: rows[0].update({"train/loss_nats": 0.0}), "train/loss_nats at step 0"),
-        (lambda rows: rows[-1].update({"val_full/loss_nats": 1.0}), "from the other files"),
+        (
+            lambda rows: rows[1].update({"val_full/loss_nats": 5.0}),
+            "val_full/loss_nats is not at",
+        ),
+        (
+            lambda rows: rows[0].update({"train/loss_nats": 0.0}),
+            "train/loss_nats at step 0",
+        ),
+        (
+            lambda rows: rows[-1].update({"val_full/loss_nats": 1.0}),
+            "from the other files",
+        ),
     ],
 )
 def test_rows_that_the_run_cannot_have_written(change, word, folder):
