@@ -47,7 +47,6 @@ def test_an_invalid_record_is_a_problem(folder):
     ("key", "value"),
     [
         ("parameters.qkv", 1000),
-        ("val_full.final_nats", 4.5),
         ("seed", 5),
         ("precision", "bf16"),
         ("device_kind", "cuda"),
