@@ -27,7 +27,7 @@ def test_a_key_is_recognised_by_its_letters_or_by_a_synonym(name, key):
     "name",
     [
         "train.optimizer",
-        "foo",
+        "lay",
         "train.momentum",
         "model.norm",
     ],
