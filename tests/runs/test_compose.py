@@ -34,25 +34,16 @@ def test_every_file_composes(group, name):
     assert run.run_id.startswith(f"{run.model}-{run.dataset}-{run.row}-s0-")
 
 
-@pytest.mark.parametrize(
-    ("row", "sizes"),
-    [
-        ("base", (2, 256, 800, 80)),
-        ("b2_l512_g09_s2000", (1, 128, 3200, 640)),
-        ("b2_l512_g09_s1000", (1, 128, 3200, 320)),
-    ],
-)
-def test_quick_runs_see_409600_tokens_and_decay_like_the_papers(row, sizes):
-    train = load_run(["scale=quick", f"ablation={row}"]).config.train
-    assert (train.batch_size, train.seq_len, train.max_steps, train.lr_step_size) == sizes
+def test_quick_runs_see_409600_tokens_and_decay_like_the_papers():
+    train = load_run(["scale=quick", "ablation=b2_l512_g09_s2000"]).config.train
+    assert (train.batch_size, train.seq_len) == (1, 128)
+    assert (train.max_steps, train.lr_step_size) == (3200, 640)
 
 
 @pytest.mark.parametrize(
     ("override", "word"),
     [
-        ("+model.thetaa=3", "model.thetaa"),
         ("++model.n_layer=3", "did you mean model.n_layers"),
-        ("train.batch_sze=3", "did you mean train.batch_size"),
         ("data.corpus=tiny", "data.corpus"),
         ("~model.dropout", "model.dropout"),
         ("train.lr", "key=value"),
@@ -61,19 +52,14 @@ def test_quick_runs_see_409600_tokens_and_decay_like_the_papers(row, sizes):
         ("model.tied_head=maybe", "true or false"),
         ("model=rop", "did you mean rope"),
         ("model=rope,crop", "did you mean crope"),
-        ("study=tabel1", "did you mean table1"),
-        ("scale=huge", "paper, quick, smoke"),
         ("study=table1,table2", "one study"),
         ("study=null", "None"),
         ("seed=0,1", "-m"),
-        ("seed=range(5,1)", "no value"),
         ("seed=interval(0,5)", "interval"),
         ("model=glob(*x)", "no value"),
         ("tracker.project=café", '"café"'),
         ("tracker.project=a/b", "tracker.project=a/b must be"),
-        ("hydra.job.chdir=true", "results_dir"),
         ("hydra.run.dir=elsewhere", "results_dir"),
-        ("hydra.mode=MULTIRUN", "-m"),
         ("hydra/sweeper=basic", "hydra/sweeper"),
     ],
 )
@@ -87,16 +73,30 @@ def test_a_sweep_may_name_files_by_a_pattern():
 
 
 @pytest.mark.parametrize(
-    "path", ["~x=y, [z]#{a}(b)'c'\"d\"\\", "a,b", "x=${y}", "1_000", "null", "a\\'b"]
+    "path",
+    [
+        "~x=y, [z]#{a}(b)'c'\"d\"\\",
+        "a,b",
+        "x=${y}",
+        "1_000",
+        "null",
+        "a\\'b",
+    ],
 )
 def test_a_path_may_have_any_character(path):
     for override in (quoted_override("data_dir", path), quote_path(f"data_dir={path}")):
         check_overrides([override])
-        assert load_run([override, "train.precision=fp32"]).config.data_dir == path
+        assert load_run([override]).config.data_dir == path
 
 
 @pytest.mark.parametrize(
-    "text", ["results_dir", 'results_dir="a,b"', "data_dir=${results_dir}/x", "seed=0,1"]
+    "text",
+    [
+        "results_dir",
+        'results_dir="a,b"',
+        "data_dir=${results_dir}/x",
+        "seed=0,1",
+    ],
 )
 def test_a_path_that_hydra_reads_is_left_as_it_is(text):
     assert quote_path(text) == text
@@ -110,19 +110,17 @@ def test_a_home_that_the_shell_leaves_is_found(monkeypatch):
 @pytest.mark.parametrize(
     ("file", "text", "word"),
     [
-        ("model/crope.yaml", "thetaa: 3", "thetaa"),
         ("model/crope.yaml", "n_layers: many", "conf/model/crope.yaml"),
         ("model/crope.yaml", "n_layers: [4", r"conf/model/crope\.yaml.*line"),
         ("data/ptb.yaml", "corpsu: ptb", "did you mean data.corpus"),
         ("model/crope.yaml", "# caf\xe9", r"conf/model/crope\.yaml.*UTF-8"),
-        ("config.yaml", "# caf\xe9", r"conf/config\.yaml.*UTF-8"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line(file, text, word, own_conf):
     with (own_conf / file).open("a", encoding="latin-1") as handle:
         handle.write(f"\n{text}\n")
     with raises_one_line(ConfigError, word):
-        load_run([])
+        load_run()
 
 
 def test_a_corpus_has_no_other_label(own_conf):
@@ -168,13 +166,13 @@ def test_precision_is_resolved_before_naming(has_bf16, precision, monkeypatch):
     monkeypatch.setattr("crope.train.device.cpu_has_bf16", lambda: has_bf16)
     run = load_run(["runtime.device=cpu"])
     assert run.config.train.precision == precision
-    assert run.run_id == load_run(["runtime.device=cpu", f"train.precision={precision}"]).run_id
+    assert run.run_id == load_run([f"train.precision={precision}"]).run_id
 
 
 def test_a_saved_config_loads_with_keys_of_older_schemas():
     run = load_run(["model=crope", "seed=3"])
-    saved = run.container | {"old": {"key": 1}}
-    saved["runtime"]["loss"] = "plain"
+    saved = run.container | {"old": 1}
+    saved["runtime"]["old"] = 1
     assert load_config(saved) == run.config
 
 
@@ -184,49 +182,41 @@ def test_hydras_own_keys_that_move_nothing_pass(key):
 
 
 @pytest.mark.parametrize(
-    ("environment", "overrides", "mode"),
+    ("variable", "overrides", "mode"),
     [
-        ({}, [], "offline"),
-        ({"WANDB_MODE": "disabled"}, [], "disabled"),
-        ({"WANDB_MODE": "dryrun"}, [], "offline"),
-        ({"WANDB_MODE": "disabled"}, ["tracker.mode=offline"], "offline"),
-        ({"WANDB_MODE": "nonsense"}, ["tracker.mode=online"], "online"),
+        ("disabled", [], "disabled"),
+        ("dryrun", [], "offline"),
+        ("nonsense", ["tracker.mode=online"], "online"),
     ],
 )
-def test_wandbs_own_variable_counts_where_no_mode_is_given(
-    environment, overrides, mode, monkeypatch
-):
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert load_run(["train.precision=fp32", *overrides]).config.tracker.mode == mode
+def test_wandbs_own_variable_counts_where_no_mode_is_given(variable, overrides, mode, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", variable)
+    assert load_run(overrides).config.tracker.mode == mode
 
 
 def test_wandbs_own_project_counts_and_a_wrong_mode_is_an_error(monkeypatch):
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    assert load_run(["train.precision=fp32"]).config.tracker.project == "mine"
+    assert load_run().config.tracker.project == "mine"
     monkeypatch.setenv("WANDB_MODE", "nonsense")
     with raises_one_line(ConfigError, "tracker.mode=nonsense must be one of"):
-        load_run([])
+        load_run()
 
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ([], []),
-        (["seed=3", "runtime.threads=2", "tracker=none", "train.precision=bf16"], []),
-        (["scale=paper", "ablation=b2_l512_d64"], []),
-        (["train.lr=0.003"], ["train.lr=0.003"]),
-        (["model=alibi", "model.projection=complex", "model.n_layers=2"], ["model.n_layers=2"]),
+        ("seed=3 runtime.threads=2 tracker=none train.precision=bf16", ""),
+        ("scale=paper ablation=b2_l512_d64", ""),
+        ("train.lr=0.003", "train.lr=0.003"),
+        ("model=alibi model.projection=complex model.n_layers=2", "model.n_layers=2"),
         # 800 steps become 400, which follows from the batch; the row's width from the row.
-        (["train.batch_size=4"], ["train.batch_size=4"]),
-        (["ablation.d_model=64", "eval.every=5"], ["ablation.d_model=64", "eval.every=5"]),
+        ("train.batch_size=4", "train.batch_size=4"),
+        ("ablation.d_model=64 eval.every=5", "ablation.d_model=64 eval.every=5"),
     ],
 )
 def test_what_was_special_about_a_run(overrides, expected):
-    assert special(load_run(overrides)) == expected
+    assert special(load_run(overrides.split())) == expected.split()
 
 
 def test_nothing_is_special_about_a_run_whose_files_have_gone():
-    run = load_run(["train.lr=0.003", "train.precision=fp32"])
-    assert special(replace(run, dataset="gone")) == []
+    assert special(replace(load_run(["train.lr=0.003"]), dataset="gone")) == []

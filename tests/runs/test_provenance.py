@@ -1,13 +1,11 @@
 """What is known when a run starts: the commit, whether the code is that of it, the command."""
 
-import json
 import os
 import subprocess
 
 import pytest
 
 from crope.config import RuntimeConfig
-from crope.files import write_json
 from crope.runs import provenance
 from crope.runs.provenance import collect, earlier_attempts, is_dirty
 
@@ -16,14 +14,14 @@ def git(folder, *command):
     line = [
         "git",
         "-C",
-        str(folder),
+        folder,
         "-c",
         "user.name=a",
         "-c",
         "user.email=a@b",
         *command,
     ]
-    return subprocess.run(line, check=True, capture_output=True, text=True).stdout
+    return subprocess.check_output(line, text=True).strip()
 
 
 @pytest.fixture
@@ -38,27 +36,20 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("file", ["notes.txt", "conf/data/mine.yaml"])
-def test_a_checkout_as_committed_is_clean(file, checkout):
-    """Also with notes, and a corpus of one's own, whose configuration is in the record."""
-    (checkout / file).parent.mkdir(parents=True, exist_ok=True)
-    (checkout / file).write_text("mine: 1\n")
-    assert is_dirty(checkout) is False
-
-
 @pytest.mark.parametrize(
-    "file",
+    ("file", "dirty"),
     [
-        "crope/gpt.py",
-        "crope/new_scheme.py",
-        "crope/größer one.py",
-        "scripts/mine.py",
+        ("notes.txt", False),
+        ("conf/data/mine.yaml", False),  # a corpus of one's own, which is in the record
+        ("crope/gpt.py", True),
+        ("crope/größer one.py", True),
+        ("scripts/mine.py", True),
     ],
 )
-def test_changed_and_untracked_source_files_make_it_dirty(file, checkout):
+def test_changed_and_untracked_source_files_make_a_checkout_dirty(file, dirty, checkout):
     (checkout / file).parent.mkdir(parents=True, exist_ok=True)
     (checkout / file).write_text("y = 2\n")
-    assert is_dirty(checkout) is True
+    assert is_dirty(checkout) is dirty
 
 
 def test_a_change_that_is_staged_makes_it_dirty(checkout):
@@ -75,13 +66,16 @@ def test_without_git_it_is_unknown(checkout):
 def test_facts_name_the_newest_commit(checkout):
     git(checkout, "commit", "-q", "--allow-empty", "-m", "second")
     facts = collect(RuntimeConfig(device="cpu"), {})
-    assert facts["commit"] == git(checkout, "rev-parse", "HEAD").strip()
+    assert facts["commit"] == git(checkout, "rev-parse", "HEAD")
     assert facts["dirty"] is False
 
 
 @pytest.mark.parametrize(
     ("program", "named"),
-    [("crope/../crope/gpt.py", "crope/gpt.py"), ("../mine.py", "mine.py")],
+    [
+        ("crope/../crope/gpt.py", "crope/gpt.py"),
+        ("../mine.py", "mine.py"),
+    ],
 )
 def test_the_command_names_no_folder_of_the_user(program, named, checkout, monkeypatch):
     monkeypatch.setattr("sys.argv", [str(checkout / program), "seed=1,2"])
@@ -89,23 +83,9 @@ def test_the_command_names_no_folder_of_the_user(program, named, checkout, monke
 
 
 UNKNOWN = dict.fromkeys(["commit", "dirty", "command", "device", "started_utc"])
-FIRST = UNKNOWN | {"commit": "0", "dirty": True}
-SECOND = UNKNOWN | {"commit": "1", "command": "train.py"}
-SPLIT = {"tokens": 9, "bytes": 30, "sha256": "s"}
-FACTS = {
-    "device_kind": "cpu",
-    "threads": 2,
-    "data": {"splits": {"train": SPLIT, "validation": SPLIT}},
-}
 
 
-def test_earlier_attempts_are_kept_oldest_first(tmp_path):
-    path = tmp_path / "provenance.json"
-    write_json(path, SECOND | FACTS | {"resumed_from": [FIRST]})
-    assert earlier_attempts(path) == [FIRST, SECOND]
-
-
-@pytest.mark.parametrize("content", ["", "[]", json.dumps(SECOND), "[" * 100_000])
+@pytest.mark.parametrize("content", ["", '{"commit": "1"}'])
 def test_of_a_corrupt_file_no_attempt_is_known(content, tmp_path, capsys):
     """Without a commit it is not published."""
     path = tmp_path / "provenance.json"

@@ -5,12 +5,8 @@ cost to the run.
 import json
 import math
 import os
-import pty
-import select
-import signal
 import subprocess
 import sys
-import termios
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -55,9 +51,9 @@ def facts(fake, run):
     return fake.init.call_args.kwargs
 
 
-@pytest.fixture
-def offline_run(toy_data, monkeypatch, tmp_path):
-    """By the real wandb: stopped before its last validation, then run to its end."""
+@pytest.mark.usefixtures("toy_data")
+def test_a_continued_run_is_whole_and_once_in_the_offline_files(tmp_path, monkeypatch):
+    """By the real wandb, stopped before its last validation; read by wandb's own reader."""
     for key in list(os.environ):
         if key.startswith("WANDB_"):
             monkeypatch.delenv(key)
@@ -66,47 +62,19 @@ def offline_run(toy_data, monkeypatch, tmp_path):
     with during_step(4, stop):
         assert execute(run).status == "stopped"
     assert execute(run).status == "complete"
-    return run
-
-
-def history(file):
-    """The logged lines of a .wandb file by wandb's own reader."""
+    (file,) = tmp_path.glob(f"wandb/offline-run-*-{run.run_id}/*.wandb")
     command = [WANDB, "leet", "inspect", "--json", file]
-    shown = subprocess.check_output(command, text=True, timeout=60)
     lines = []
-    for line in shown.splitlines():
+    for line in subprocess.check_output(command, text=True, timeout=60).splitlines():
         record = json.loads(line)
         if record["type"] == "history":
             lines.append(record["history"]["item"])
-    return lines
-
-
-def test_a_continued_run_is_whole_and_once_in_the_offline_files(offline_run, tmp_path):
-    (file,) = tmp_path.glob(f"wandb/offline-run-*-{offline_run.run_id}/*.wandb")
-    metrics = read_record(offline_run.path).metrics()
-    lines = history(file)
-    logged = [line["_step"] for line in lines]
-    assert logged == [row["step"] for row in metrics]
-    loss = lines[-1]["val_full/loss_nats"]
-    assert loss == metrics[-1]["val_full/loss_nats"]
+    metrics = read_record(run.path).metrics()
+    assert [line["_step"] for line in lines] == [row["step"] for row in metrics]
+    loss = metrics[-1]["val_full/loss_nats"]
+    assert lines[-1]["val_full/loss_nats"] == loss
     assert lines[-1]["val_full/perplexity"] == math.exp(loss)
     assert "step" not in lines[-1]  # it would be charted
-
-
-def test_the_command_of_the_docs_shows_curves_without_an_account(offline_run, tmp_path):
-    """`wandb leet <results>/wandb`, in a terminal of 100 lines."""
-    terminal, stream = pty.openpty()
-    termios.tcsetwinsize(stream, (100, 200))
-    command = [WANDB, "leet", tmp_path / "wandb"]
-    environment = os.environ | {"TERM": "xterm"}
-    streams = {"stdin": stream, "stdout": stream, "stderr": stream}
-    with subprocess.Popen(command, env=environment, start_new_session=True, **streams) as leet:
-        os.close(stream)
-        screen = b""
-        while b"train/loss_nats" not in screen and select.select([terminal], [], [], 60)[0]:
-            screen += os.read(terminal, 65536)
-        os.killpg(leet.pid, signal.SIGKILL)  # with the process that it starts
-    assert b"train/loss_nats" in screen
 
 
 @pytest.mark.usefixtures("toy_data")
@@ -116,21 +84,18 @@ def test_a_live_run_is_logged_by_step_and_grouped(fake, tmp_path):
     record = read_record(run.path)
     given = fake.init.call_args.kwargs
     assert steps(fake) == [row["step"] for row in record.metrics()]
-    assert given["id"] == run.run_id
+    assert (given["id"], given["job_type"]) == (run.run_id, "rope")
     assert given["group"] == "quick tiny base"
-    assert given["job_type"] == "rope"
     assert given["tags"] == ["rope", "tiny", "base", "quick"]
-    assert given["mode"] == "online"
-    assert given["resume"] == "allow"
+    assert (given["mode"], given["resume"]) == ("online", "allow")
     fake.run.finish.assert_called_once_with(exit_code=0)
     (summary,) = fake.run.summary.update.call_args.args
     assert summary["val_full"] == record.summary["val_full"]
 
 
 def test_a_runs_name_says_what_was_special_and_its_config_what_was_used(fake, tmp_path):
-    row = ("ablation=b2_l512_g09_s1000", "scale=quick", "train.lr=0.003", "train.precision=fp32")
-    run = load_run(["model=rope", "data=ptb", *row, f"results_dir={tmp_path}"])
-    given = facts(fake, run)
+    row = ("model=rope", "data=ptb", "ablation=b2_l512_g09_s1000", "train.lr=0.003")
+    given = facts(fake, load_run([*row, f"results_dir={tmp_path}"]))
     assert given["name"] == "rope-ptb-b2_l512_g09_s1000-s0 train.lr=0.003"
     assert given["config"]["train"]["batch_size"] == 1
     assert "ablation" not in given["config"]
@@ -176,9 +141,8 @@ def hang(*_, **__):
 @pytest.mark.parametrize(
     ("call", "fault"),
     [
-        ("init", RuntimeError("no such key\nwith advice")),
         ("init", hang),
-        ("run.log", RuntimeError("lost the service")),
+        ("run.log", RuntimeError("lost the service\nwith advice")),
         ("run.finish", hang),
     ],
 )
@@ -198,8 +162,6 @@ def test_a_value_that_wandb_refuses_is_named_without_advice(fake, tmp_path, caps
     facts(fake, toy_run(tmp_path, *ONLINE))
     line = capsys.readouterr().err
     assert "run_tags: " in line
-    assert "65 characters" in line
-    assert "validation error" not in line
     assert "upload" not in line
 
 
@@ -210,16 +172,20 @@ def test_upload_sends_any_finished_record(fake, tmp_path):
     upload(read_record(run.path), results_dir=tmp_path)
     given = fake.init.call_args.kwargs
     assert steps(fake) == [0, 3, 4, 6, 8, 9, 12]
-    assert given["mode"] == "online"
-    assert given["resume"] is None
-    assert given["id"] == run.run_id
-    assert given["group"] == "quick tiny base"
+    assert (given["id"], given["group"]) == (run.run_id, "quick tiny base")
+    assert (given["mode"], given["resume"]) == ("online", None)
     fake.init.side_effect = RuntimeError("no such key")
     with pytest.raises(UserError, match="no such key"):
         upload(read_record(run.path), results_dir=tmp_path)
 
 
-@pytest.mark.parametrize("tracker", [["tracker=none"], ["tracker=wandb", "tracker.mode=disabled"]])
+@pytest.mark.parametrize(
+    "tracker",
+    [
+        ["tracker=none"],
+        ["tracker=wandb", "tracker.mode=disabled"],
+    ],
+)
 def test_without_a_tracker_wandb_is_not_imported(tracker, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
     run = Tracker(toy_run(tmp_path, *tracker))
