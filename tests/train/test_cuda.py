@@ -6,11 +6,14 @@ Without one these tests are skipped; CROPE_TEST_DEVICE=cpu runs them on the CPU 
 import copy
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
+from crope.config import RuntimeConfig
 from crope.model import attention
 from crope.runs import run as run_module
 from crope.runs import sweep
@@ -19,9 +22,8 @@ from crope.runs.load import build_model
 from crope.runs.record import read_record
 from crope.runs.run import execute
 from crope.runs.sweep import run_all
-from crope.train import loop as trainer
 from crope.train.device import prepare_device, set_numerics
-from crope.train.losses import full_batch_size
+from crope.train.loop import train
 from tests.conftest import during_step, make_toy_tokens, run_script, same_bits, stop, toy_run
 from tests.model.oracles import (
     CHOICES,
@@ -87,7 +89,7 @@ def test_each_model_has_the_loss_and_gradients_of_float64(name, bf16, loss_error
     """The reference is the same module in float64 on the CPU, which tests/model compares with a
     decoder by loops. bf16 keeps 8 bits of each factor.
     """
-    prepare_device(load_run([f"runtime.device={KIND}"]).config.runtime)
+    prepare_device(RuntimeConfig(device=KIND))
     reference = random_decoder(name)
     exact_loss, exact_gradients = loss_and_gradients(reference)
     decoder = copy.deepcopy(reference).float().to(KIND)
@@ -101,8 +103,7 @@ def test_each_model_has_the_loss_and_gradients_of_float64(name, bf16, loss_error
 @pytest.mark.parametrize("name", CHOICES)
 def test_each_model_repeats_its_bits_in_deterministic_mode(name):
     """No operation without a deterministic kernel, which would raise, and the same sums twice."""
-    overrides = [f"runtime.device={KIND}", "runtime.deterministic=true"]
-    prepare_device(load_run(overrides).config.runtime)
+    prepare_device(RuntimeConfig(device=KIND, deterministic=True))
     decoder = random_decoder(name).float().to(KIND)
     first_loss, first = loss_and_gradients(decoder, bf16=True)
     again_loss, again = loss_and_gradients(decoder, bf16=True)
@@ -185,26 +186,16 @@ def test_two_runs_at_a_time_have_the_bits_of_one(whole, tmp_path):
 
 @only_cuda
 @pytest.mark.parametrize("ablation", ["base", "b2_l512_d64"])
-def test_a_run_stays_below_its_estimated_memory(ablation, tmp_path):
-    """Eager steps and a batch of a full validation at the paper's sizes: compiled ones need less."""
-    overrides = ["scale=paper", f"ablation={ablation}", "model=crope", "runtime.compile=false"]
-    config = load_run(overrides).config
+def test_a_run_stays_below_its_estimated_memory(ablation, toy_tokens, tmp_path):
+    """Two eager steps and a full validation at the paper's sizes: compiled ones need less."""
+    options = f"scale=paper model=crope ablation={ablation} train.max_steps=2 runtime.compile=false"
+    config = load_run(options.split()).config
     estimate = sweep._gpu_bytes(config)
     if torch.cuda.mem_get_info()[0] < estimate:
         pytest.skip("the GPU is too small or in use")
-    device = prepare_device(config.runtime)
-    decoder = build_model(config).to(device)
-    optimizer = trainer.build_optimizer(decoder, config.train)
-    shape = (config.train.batch_size, config.train.seq_len)
-    tokens_BT = torch.zeros(shape, dtype=torch.int64, device=device)
-    loss_function, validation_loss = trainer.build_losses(decoder, config, device)
-    for _ in range(2):
-        loss_function(tokens_BT, tokens_BT).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    windows_BT = tokens_BT[:1].expand(full_batch_size(config), -1)
-    with torch.no_grad():
-        validation_loss(windows_BT, windows_BT)
+    ids = np.tile(toy_tokens.train, 50)  # 43 windows of 1,024
+    tokens = replace(toy_tokens, train=ids, validation=ids)
+    train(build_model(config), tokens, config, tmp_path, run_id="toy-0")
     assert estimate / 4 < torch.cuda.max_memory_allocated() < estimate
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from crope.files import read_json, write_json
 from crope.model import attention
-from crope.runs.compose import group_files
 from crope.runs.identity import golden_entries
 from crope.train import golden
 
@@ -20,13 +19,11 @@ def measured(request):
         return {name: golden.golden_losses(model) for name, model in MODELS.items()}
 
 
-def test_every_model_has_golden_losses():
-    assert golden_entries().keys() == group_files("model").keys(), "run `make golden`"
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_are_the_committed_ones(name, measured):
-    """If they are meant to move: `make golden`, by which this model's old runs become stale."""
+    """If they are meant to move, or missing: `make golden`, by which this model's old runs become
+    stale.
+    """
     choices, found = measured[name]
     committed = golden_entries()[name]
     assert choices == committed["choices"]
