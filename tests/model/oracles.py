@@ -39,8 +39,8 @@ def build(config, *, vocab=VOCAB, max_len=LENGTH, seed=0):
     return GPT(config, vocab_size=vocab, max_len=max_len, seed=seed)
 
 
-def random_tokens(batch=2, length=LENGTH, vocab=VOCAB):
-    return torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(2))
+def random_tokens(batch=2, length=LENGTH):
+    return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(2))
 
 
 def normal(*shape, seed=3):
@@ -174,21 +174,14 @@ def project(layer, x_TD):
 
 
 def multiply_complex(layer, x_TD):
+    """Output pair j is in channels (2j, 2j + 1), or (j, j + K/2) of a head."""
     w = numbers(layer.a) - 1j * numbers(layer.b)
     x = x_TD[:, 0::2] + 1j * x_TD[:, 1::2]
     if isinstance(layer, ConjugateLinear):
         x = x.conj()
-    y = x @ w.T
-    y_TE = np.empty((len(x_TD), 2 * len(w)))
-    for j in range(len(w)):
-        real, imaginary = 2 * j, 2 * j + 1
-        if layer.pairing == "half":
-            half = layer.pairs[-1]  # pair j of a head is in channels (j, j + K/2)
-            real = 2 * half * (j // half) + j % half
-            imaginary = real + half
-        y_TE[:, real] = y[:, j].real
-        y_TE[:, imaginary] = y[:, j].imag
-    return y_TE
+    distance = layer.head_dim // 2 if layer.pairing == "half" else 1
+    y = (x @ w.T).reshape(len(x), -1, distance)
+    return np.concatenate((y.real, y.imag), axis=-1).reshape(len(x), -1)
 
 
 def attention_by_loops(attention, x_TD, *, position, positions):
@@ -197,28 +190,30 @@ def attention_by_loops(attention, x_TD, *, position, positions):
 
     LinearAttention: RoFormer's Eq. 19, the scheme's product of features over their plain product.
     """
-    oracle, n_heads = ORACLES[position], attention.n_heads
-    q, k, v = (project(layer, x_TD) for layer in attention.qkv)
-    k_width = q.shape[1] // n_heads
+    oracle = ORACLES[position]
+    shape_THK = (len(x_TD), attention.n_heads, attention.head_width)
+    heads = []
+    for layer in attention.qkv:
+        y_THK = project(layer, x_TD).reshape(len(x_TD), -1, attention.head_width)
+        heads.append(np.broadcast_to(y_THK, shape_THK))  # one head of K and V for all
+    q, k, v = heads
     linear = isinstance(attention, LinearAttention)
     if linear:
         q, k = (np.where(x > 0, x + 1, np.exp(x)) for x in (q, k))  # elu + 1
-    y_TE = np.zeros(q.shape)
-    for head in range(n_heads):
-        part = slice(head * k_width, (head + 1) * k_width)
-        shared = part if k.shape == q.shape else slice(k_width)  # one head of K and V for all
-        for m in range(len(x_TD)):
-            weights, total = [], 0.0
-            for n in range(m + 1):
-                product = oracle.product(q[m, part], k[n, shared], m, n)
-                weight = product
-                if not linear:
-                    bias = oracle.bias(positions, head, m - n)
-                    weight = math.exp(product / math.sqrt(k_width) + bias)
-                weights.append(weight)
-                total += q[m, part] @ k[n, shared] if linear else weight
-            y_TE[m, part] = np.array(weights) @ v[: m + 1, shared] / total
-    return y_TE @ numbers(attention.out_proj.weight).T + numbers(attention.out_proj.bias)
+    y_THK = np.zeros(shape_THK)
+    for m, head in np.ndindex(shape_THK[:2]):
+        total = 0.0
+        for n in range(m + 1):
+            weight = oracle.product(q[m, head], k[n, head], m, n)
+            if linear:
+                total += q[m, head] @ k[n, head]
+            else:
+                bias = oracle.bias(positions, head, m - n)
+                weight = math.exp(weight / math.sqrt(attention.head_width) + bias)
+                total += weight
+            y_THK[m, head] += weight * v[n, head]
+        y_THK[m, head] /= total
+    return project(attention.out_proj, y_THK.reshape(len(x_TD), -1))
 
 
 def layer_norm(norm, x_TD):

@@ -14,21 +14,13 @@ def as_complex(real):
     return values[..., 0::2] + 1j * values[..., 1::2]
 
 
-@pytest.mark.parametrize(
-    ("width_in", "width_out"),
-    [
-        (2, 2),
-        (6, 10),
-        (12, 4),
-    ],
-)
-def test_values_and_gradients_are_those_of_complex_multiplication(width_in, width_out):
+def test_values_and_gradients_are_those_of_complex_multiplication():
     """L = Re[conj(g) w x] has dL/da = Re[conj(g) x], dL/db = Im[conj(g) x], and conj(w)^T g as
     gradient of x.
     """
-    layer = randomise(ComplexLinear(width_in, width_out))
-    x_BD = normal(7, width_in).requires_grad_()
-    upstream = normal(7, width_out, seed=4)
+    layer = randomise(ComplexLinear(6, 10))
+    x_BD = normal(7, 6).requires_grad_()
+    upstream = normal(7, 10, seed=4)
     y_BE = layer(x_BD)
     (y_BE * upstream).sum().backward()
     g = as_complex(upstream)
@@ -40,26 +32,7 @@ def test_values_and_gradients_are_those_of_complex_multiplication(width_in, widt
     assert_allclose(as_complex(x_BD.grad), g @ w.conj(), atol=1e-12)
 
 
-def test_dense_weight_is_laid_out_as_in_eq_30():
-    layer = ComplexLinear(4, 4)
-    with torch.no_grad():
-        layer.a.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-        layer.b.copy_(torch.tensor([[10.0, 20.0], [30.0, 40.0]]))
-    assert layer.weight.tolist() == [
-        [1, 10, 2, 20],
-        [-10, 1, -20, 2],
-        [3, 30, 4, 40],
-        [-30, 3, -40, 4],
-    ]
-
-
-@pytest.mark.parametrize(
-    "widths",
-    [
-        (3, 4),
-        (4, 3),
-    ],
-)
+@pytest.mark.parametrize("widths", [(3, 4), (4, 3)])
 def test_odd_widths_are_rejected(widths):
     with pytest.raises(ValueError, match="even"):
         ComplexLinear(*widths)
@@ -68,10 +41,9 @@ def test_odd_widths_are_rejected(widths):
 # From and to a dense layer
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_to_linear_is_the_same_layer(bias):
+def test_to_linear_is_the_same_layer():
     """And from_linear its inverse."""
-    layer = randomise(ComplexLinear(6, 8, bias=bias))
+    layer = randomise(ComplexLinear(6, 8, bias=True))
     dense = dense_linear(layer)
     assert type(dense) is torch.nn.Linear
     x_BD = normal(3, 6)
@@ -95,9 +67,9 @@ def test_a_layer_norm_before_it_is_not_complex_linear():
     """f(i x) differs from i f(x) after a LayerNorm without gains, and not after an RMSNorm."""
     layer, x_BD = randomise(ComplexLinear(12, 8)), normal(5, 12)
     gaps = []
-    for norm in (torch.nn.LayerNorm(12), torch.nn.RMSNorm(12)):
-        turned_BD, turned_BE = (turn(x) for x in (x_BD, layer(norm.double()(x_BD))))
-        gaps.append((layer(norm(turned_BD)) - turned_BE).abs().max().item())
+    for norm in (torch.nn.LayerNorm(12).double(), torch.nn.RMSNorm(12).double()):
+        gap = layer(norm(turn(x_BD))) - turn(layer(norm(x_BD)))
+        gaps.append(gap.abs().max().item())
     assert gaps[0] > 0.1 and gaps[1] < 1e-12
 
 

@@ -6,16 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from crope.model.positions import (
-    Alibi,
-    RelativeBias,
-    RotaryEmbedding,
-    build_positions,
-)
-from crope.seeding import stream
+from crope.model.positions import Alibi, RelativeBias, RotaryEmbedding, build_positions
 from tests.model.oracles import (
+    CHOICES,
+    WIDTH,
     alibi_bias,
-    build,
     model_config,
     normal,
     randomise,
@@ -24,15 +19,13 @@ from tests.model.oracles import (
 )
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_bf16_keeps_its_dtype_and_is_rotated_in_float32(autocast):
+def test_bf16_keeps_its_dtype_and_is_rotated_in_float32():
     """Rounded once, at the end: within half a unit in the last place.
 
     In bf16, cancellation exceeds that by far.
     """
     x_BHTK = normal(2, 3, 200, 8).bfloat16()
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        found = RotaryEmbedding(8, max_len=200).rotate(x_BHTK)
+    found = RotaryEmbedding(8, max_len=200).rotate(x_BHTK)
     assert found.dtype == torch.bfloat16
     expected = turn_by_complex_multiplication(x_BHTK.double().numpy(), np.arange(200))
     np.testing.assert_allclose(found.double(), expected, rtol=2.0**-8, atol=1e-6)
@@ -43,46 +36,25 @@ def test_odd_head_width_is_rejected():
         RotaryEmbedding(7, max_len=4)
 
 
-def rms(tensor):
-    return tensor.detach().double().square().mean().sqrt().item()
-
-
 @pytest.mark.parametrize(
-    ("embed_scale", "factor"),
+    ("embed_scale", "rms"),
     [
-        ("one", 1.0),
-        ("sqrt_d", 8.0),
+        ("one", 0.02),
+        ("sqrt_d", 0.16),
     ],
 )
-def test_balanced_sinusoids_have_the_rms_of_the_scaled_embedding(embed_scale, factor):
-    """At D = 64 the embedding starts at rms 0.02 (8 times that if scaled), unbalanced sinusoids at
-    1/sqrt(2). 128,000 draws: its rms is within 0.2 % (one sigma) of its closed form.
-    """
+def test_balanced_sinusoids_have_the_rms_of_the_scaled_embedding(embed_scale, rms):
+    """At D = 64 the embedding starts at rms 0.02, or 8 times that."""
     config = model_config("xpos_balanced", d_model=64, embed_scale=embed_scale)
-    decoder = build(config, vocab=2000)
-    added = decoder.positions.embed(torch.zeros(1, 12, 64))
-    assert rms(added) == pytest.approx(0.02 * factor, rel=1e-6)
-    assert rms(factor * decoder.embedding.weight[:2000]) == pytest.approx(rms(added), rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("embed_scale", "factor"),
-    [
-        ("one", 1.0),
-        ("sqrt_d", 8.0),
-    ],
-)
-def test_learned_positions_start_at_the_rms_of_the_scaled_embedding(embed_scale, factor):
-    config = model_config("learned", d_model=64, embed_scale=embed_scale)
-    weight = build(config, max_len=300, seed=3).positions.weight
-    expected = 0.02 * factor * stream(3, "init/positions.weight").standard_normal((300, 64))
-    np.testing.assert_allclose(weight.detach(), expected, rtol=1e-6)
+    added = build_positions(config, max_len=12).embed(torch.zeros(1, 12, 64))
+    assert added.square().mean().sqrt().item() == pytest.approx(rms, rel=1e-6)
 
 
 def test_only_the_learned_table_ends():
-    for name in ("xpos", "xpos_balanced", "rope", "relative_bias", "alibi", "nope"):
-        assert build_positions(model_config(name), max_len=8).extends
-    assert not build_positions(model_config("learned"), max_len=8).extends
+    for name in CHOICES:
+        config = model_config(name, d_model=WIDTH)
+        extends = build_positions(config, max_len=8).extends
+        assert extends == (name != "learned")
 
 
 # Biases by distance
@@ -102,18 +74,15 @@ def test_buckets_are_t5s():
 @pytest.mark.parametrize(
     ("heads", "exponents"),
     [
-        (1, [8]),
-        (4, [2, 4, 6, 8]),
         (8, [1, 2, 3, 4, 5, 6, 7, 8]),  # the paper's example: 1/2, 1/4, ..., 1/256
         (6, [2, 4, 6, 8, 1, 3]),  # those of 4 heads, then every other one of 8 heads
-        (12, [1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5]),
     ],
 )
 def test_slopes_are_alibis(heads, exponents):
     assert Alibi.slopes(heads) == pytest.approx([2**-e for e in exponents], rel=1e-12)
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 200])
+@pytest.mark.parametrize("length", [1, 200])
 @pytest.mark.parametrize(
     ("scheme", "expected"),
     [
@@ -127,7 +96,7 @@ def test_bias_matrix_by_loops(scheme, expected, length):
     found = positions.bias(length).detach()
     assert found.shape == (1, 4, length, length)
     for head in range(4):
-        for m in range(0, length, 1 + length // 20):
+        for m in range(0, length, 11):
             row = [expected(positions, head, m - n) for n in range(m + 1)]
             row += [-math.inf] * (length - m - 1)
             assert found[0, head, m].tolist() == pytest.approx(row, rel=1e-12)

@@ -1,12 +1,9 @@
 """Golden losses of every model through both attention branches, and how they are remade."""
 
-import json
-
 import pytest
 
-from crope.config import ModelConfig
+from crope.files import read_json, write_json
 from crope.model import attention
-from crope.runs.compose import group_files
 from crope.runs.identity import golden_entries
 from crope.train import golden
 
@@ -22,22 +19,15 @@ def measured(request):
         return {name: golden.golden_losses(model) for name, model in MODELS.items()}
 
 
-def test_every_model_has_golden_losses():
-    assert golden_entries().keys() == group_files("model").keys(), "run `make golden`"
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_are_the_committed_ones(name, measured):
-    """If they are meant to move: `make golden`, by which this model's old runs become stale."""
+    """If they are meant to move, or missing: `make golden`, by which this model's old runs become
+    stale.
+    """
     choices, found = measured[name]
     committed = golden_entries()[name]
     assert choices == committed["choices"]
     assert golden.agree(committed["losses"], found)
-
-
-def test_each_model_learns(measured):
-    for _, losses in measured.values():
-        assert losses["val_full"][-1] < losses["val_full"][0] - 0.05
 
 
 def test_no_two_models_have_the_same_losses(measured):
@@ -48,26 +38,25 @@ def test_no_two_models_have_the_same_losses(measured):
 def test_remake_raises_the_version_of_the_changed_model_only(tmp_path, monkeypatch):
     """`learned` moved by 3e-8 of itself; `gone` has no file any more, `new` has one."""
     file = tmp_path / "golden.json"
-    before = {}
-    for name, version, loss in (("rope", 4, 2.0), ("learned", 1, 3.0), ("gone", 1, 5.0)):
-        before[name] = {"numerics_version": version, "losses": {"val": [loss]}}
-    file.write_text(json.dumps(before))
-    losses = {"rope": 2.0, "learned": 3.0 + 1e-7, "new": 1.0}
-    models = {name: ModelConfig(position=name) for name in losses}
+    before = {
+        "rope": {"numerics_version": 4, "losses": {"val": [2.0]}},
+        "learned": {"numerics_version": 1, "losses": {"val": [3.0]}},
+        "gone": {"numerics_version": 1, "losses": {"val": [5.0]}},
+    }
+    write_json(file, before)
+    models = {"rope": 2.0, "learned": 3.0 + 1e-7, "new": 1.0}  # each stands for its loss
     monkeypatch.setattr(golden, "golden_models", lambda: models)
-    monkeypatch.setattr(
-        golden, "golden_losses", lambda model: ([], {"val": [losses[model.position]]})
-    )
+    monkeypatch.setattr(golden, "golden_losses", lambda loss: ([], {"val": [loss]}))
     assert golden.remake(file) == ["learned", "new"]
-    after = json.loads(file.read_text())
+    after = read_json(file)
     versions = {name: entry["numerics_version"] for name, entry in after.items()}
     assert versions == {"rope": 4, "learned": 2, "new": 1}
     assert golden.remake(file) == []
 
 
 def test_losses_agree_to_ten_digits():
-    losses = {"train": [1.0, 2.0], "val": [3.0]}
-    assert golden.agree(losses, losses | {"val": [3.0 + 1e-10]})
-    assert not golden.agree(losses, losses | {"val": [3.0 + 1e-9]})
-    assert not golden.agree(losses, losses | {"train": [1.0]})
-    assert not golden.agree(losses, {"train": [1.0, 2.0]})
+    losses = {"train": [1.0, 2.0]}
+    assert golden.agree(losses, {"train": [1.0, 2.0 + 1e-10]})
+    assert not golden.agree(losses, {"train": [1.0, 2.0 + 1e-9]})
+    assert not golden.agree(losses, {"train": [1.0]})
+    assert not golden.agree(losses, losses | {"val": [3.0]})
