@@ -68,12 +68,10 @@ def test_a_finished_run_says_where_it_is_and_what_was_special(tmp_path):
     assert f"{loss:.4f} nats per token" in text
 
 
-def test_provenance_has_the_threads_that_train(tmp_path, monkeypatch):
+def test_provenance_has_the_threads_that_train(tmp_path):
     """Not those that the process has when the run starts."""
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     run = toy_run(tmp_path, "runtime.threads=2")
-    execute(run)
-    assert read_record(run.path).provenance["threads"] == 2
+    assert provenance.collect(run.config.runtime, {})["threads"] == 2
 
 
 def test_a_complete_run_on_text_of_another_source_is_refused(complete, tmp_path, monkeypatch):

@@ -76,9 +76,7 @@ def test_a_failed_run_has_its_reason_until_it_is_tried_again(trained):
 def test_a_corrupt_record_is_failed(tmp_path):
     run = start(toy_run(tmp_path))
     (run.path / "summary.json").write_text("{\n")
-    status, _, reason = state_of(run)
-    assert status == FAILED
-    assert reason
+    assert state_of(run)[0] == FAILED
 
 
 def test_a_run_without_a_record_is_started_or_running(tmp_path):
@@ -127,30 +125,25 @@ DONE_RUN = RunState(RUN, DONE, step=800, step_ms=250.0)
 WIDER = load_run(["model=rope", "data=ptb", "scale=quick", "model.d_model=256"])
 
 
-def last_line(*states):
-    return render({"study": [DONE_RUN, *states]}).splitlines()[-1]
-
-
-def test_time_left_is_that_of_the_steps_left():
-    """800 and 600 of 250 ms, as those of a complete run of the same shape."""
-    missing = named("m1", MISSING)
-    started = named("m2", STARTED, step=200)
-    assert last_line(missing, started) == "about 0:05:50 (h:min:s) of steps left, 1 at a time"
-
-
-def test_runs_that_run_now_share_the_time_left():
-    """700 and 600 steps."""
-    first = named("m1", RUNNING, step=100)
-    second = named("m2", RUNNING, step=200)
-    assert last_line(first, second) == "about 0:02:42 (h:min:s) of steps left, 2 at a time"
-
-
-def test_nothing_is_left_of_complete_runs():
-    assert last_line() == "study: 1 runs: 1 done"
-
-
-def test_a_run_of_another_width_has_no_step_time():
-    assert last_line(RunState(WIDER, MISSING)) == "no step time yet for 1 runs"
+@pytest.mark.parametrize(
+    ("others", "line"),
+    [
+        # 800 and 600 steps of 250 ms, as those of a complete run of the same shape.
+        (
+            [named("m1", MISSING), named("m2", STARTED, step=200)],
+            "about 0:05:50 (h:min:s) of steps left, 1 at a time",
+        ),
+        # 700 and 600 steps; runs that run now share the time.
+        (
+            [named("m1", RUNNING, step=100), named("m2", RUNNING, step=200)],
+            "about 0:02:42 (h:min:s) of steps left, 2 at a time",
+        ),
+        ([], "study: 1 runs: 1 done"),
+        ([RunState(WIDER, MISSING)], "no step time yet for 1 runs"),
+    ],
+)
+def test_time_left_is_that_of_the_steps_left(others, line):
+    assert render({"study": [DONE_RUN, *others]}).splitlines()[-1] == line
 
 
 def counts(results, *studies):
@@ -174,29 +167,21 @@ def test_states_are_those_of_the_named_results_folder(tmp_path):
     assert found[0].run.path.parent == results / "runs"
 
 
-@pytest.fixture
-def without_ptb(tmp_path, monkeypatch):
-    """A results folder of a command that could not have Penn Treebank; it is the data folder too."""
+def test_tiny_is_expected_in_place_of_a_dataset_until_that_is_there(tmp_path, monkeypatch):
+    """In a folder of both results and data."""
     (tmp_path / "unavailable.json").write_text('{"ptb": "no network"}')
     monkeypatch.setattr("crope.data.corpora.RAW_DIR", tmp_path)
     monkeypatch.setenv("CROPE_DATA_DIR", str(tmp_path))
+
+    def datasets():
+        (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=tmp_path).values()
+        return {state.run.dataset for state in found}
+
+    assert datasets() == {"wikitext2", "tiny"}
     (tmp_path / "ptb").mkdir()
-    return tmp_path
-
-
-def datasets(results):
-    (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=results).values()
-    return {state.run.dataset for state in found}
-
-
-def test_tiny_is_expected_in_place_of_a_dataset_that_was_missing(without_ptb):
-    assert datasets(without_ptb) == {"wikitext2", "tiny"}
-
-
-def test_a_dataset_that_is_there_now_is_expected(without_ptb):
     for name in ("train.txt", "valid.txt"):
-        (without_ptb / "ptb" / name).touch()
-    assert datasets(without_ptb) == {"wikitext2", "ptb"}
+        (tmp_path / "ptb" / name).touch()
+    assert datasets() == {"wikitext2", "ptb"}
 
 
 @pytest.mark.parametrize("content", ["{", "7"])
