@@ -15,24 +15,21 @@ def steps(monkeypatch):
     called = {}
     problems = {name: [] for name in ("data", "training", "lengths", "report")}
 
-    def prepare(plan):
-        called["data"] = plan
-        return plan, problems["data"]
+    def note(name, value):
+        called[name] = value
+        return problems[name]
 
-    def train_all(runs):
-        called["training"] = runs
-        return problems["training"]
+    def prepare(plan):
+        return plan, note("data", plan)
 
     def extrapolate_all(runs):
-        called["lengths"] = [run.model for run in runs]
-        return problems["lengths"]
+        return note("lengths", [run.model for run in runs])
 
     def build_report(*, results_dir, scale, studies):
-        called["report"] = scale
-        return problems["report"]
+        return note("report", scale)
 
     monkeypatch.setattr("crope.runs.sweep.prepare", prepare)
-    monkeypatch.setattr("crope.runs.sweep.train_all", train_all)
+    monkeypatch.setattr("crope.runs.sweep.train_all", lambda runs: note("training", runs))
     monkeypatch.setattr("crope.runs.extrapolate.extrapolate_all", extrapolate_all)
     monkeypatch.setattr("crope.report.page.build_report", build_report)
     monkeypatch.setattr("crope.train.device.default_scale", lambda: "medium")

@@ -50,48 +50,40 @@ def named(model, status, **more):
     return RunState(replace(RUN, model=model), status, **more)
 
 
-def state_of(run):
-    (state,) = states([run])
-    return state.status, state.step, state.reason
-
-
 def test_a_complete_run_is_done_and_has_a_step_time(trained):
-    (state,) = states([toy_run(trained)])
-    record = read_record(state.run.path)
-    assert state.status == DONE
-    assert state.step == 12
-    assert state.reason == ""
-    assert state.step_ms == record.summary["time"]["median_step_ms"]
+    run = toy_run(trained)
+    step_ms = read_record(run.path).summary["time"]["median_step_ms"]
+    assert states([run]) == [RunState(run, DONE, 12, step_ms=step_ms)]
 
 
 def test_a_failed_run_has_its_reason_until_it_is_tried_again(trained):
     run = toy_run(trained, "train.lr=1e30")
-    status, _, reason = state_of(run)
-    assert status == FAILED
-    assert "not finite" in reason
+    (state,) = states([run])
+    assert state.status == FAILED
+    assert "not finite" in state.reason
     with run_lock(run):
-        assert state_of(run)[0] == RUNNING
+        assert states([run])[0].status == RUNNING
 
 
 def test_a_corrupt_record_is_failed(tmp_path):
     run = start(toy_run(tmp_path))
     (run.path / "summary.json").write_text("{\n")
-    assert state_of(run)[0] == FAILED
+    assert states([run])[0].status == FAILED
 
 
 def test_a_run_without_a_record_is_started_or_running(tmp_path):
     """The last line of its metrics is torn."""
     run = start(toy_run(tmp_path), '{"step": 0}\n{"step": 20}\n{"st')
-    assert state_of(run) == (STARTED, 20, "")
+    assert states([run]) == [RunState(run, STARTED, 20)]
     with run_lock(run):
-        assert state_of(run) == (RUNNING, 20, "")
+        assert states([run]) == [RunState(run, RUNNING, 20)]
 
 
 def test_a_free_lock_means_nothing(tmp_path):
     run = toy_run(tmp_path)
     with run_lock(run):
         pass
-    assert state_of(run) == (MISSING, 0, "")
+    assert states([run]) == [RunState(run, MISSING)]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -161,10 +153,14 @@ def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_pat
     assert counts(tmp_path, "base") == {"base, medium": 4}
 
 
+def runs_of_base(results):
+    (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=results).values()
+    return [state.run for state in found]
+
+
 def test_states_are_those_of_the_named_results_folder(tmp_path):
     results = tmp_path / "räs, a=b"
-    (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=results).values()
-    assert found[0].run.path.parent == results / "runs"
+    assert runs_of_base(results)[0].path.parent == results / "runs"
 
 
 def test_tiny_is_expected_in_place_of_a_dataset_until_that_is_there(tmp_path, monkeypatch):
@@ -172,16 +168,11 @@ def test_tiny_is_expected_in_place_of_a_dataset_until_that_is_there(tmp_path, mo
     (tmp_path / "unavailable.json").write_text('{"ptb": "no network"}')
     monkeypatch.setattr("crope.data.corpora.RAW_DIR", tmp_path)
     monkeypatch.setenv("CROPE_DATA_DIR", str(tmp_path))
-
-    def datasets():
-        (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=tmp_path).values()
-        return {state.run.dataset for state in found}
-
-    assert datasets() == {"wikitext2", "tiny"}
+    assert {run.dataset for run in runs_of_base(tmp_path)} == {"wikitext2", "tiny"}
     (tmp_path / "ptb").mkdir()
     for name in ("train.txt", "valid.txt"):
         (tmp_path / "ptb" / name).touch()
-    assert datasets() == {"wikitext2", "ptb"}
+    assert {run.dataset for run in runs_of_base(tmp_path)} == {"wikitext2", "ptb"}
 
 
 @pytest.mark.parametrize("content", ["{", "7"])

@@ -79,12 +79,9 @@ def test_each_study_has_its_own_first_seeds():
     assert {(run.dataset, run.config.seed) for run in runs} == {("wikitext2", 3), ("ptb", 0)}
 
 
-def test_a_run_of_two_studies_is_listed_once(monkeypatch):
-    axes = {"data": ["ptb"], "model": ["rope"]}
-    monkeypatch.setattr(study, "study_axes", lambda name: axes | {"train.precision": [name]})
-    monkeypatch.setattr(study, "planned_seeds", lambda name: (0,))
-    assert len(study_runs(["bf16", "bf16"], scale="smoke")) == 1
-    assert len(study_runs(["fp32", "bf16"], scale="smoke")) == 2
+def test_runs_that_differ_in_a_setting_alone_are_all_listed():
+    """Two models at four rates on two corpora."""
+    assert len(study_runs(["fair_lr"], scale="smoke", seeds=1)) == 16
 
 
 def test_cells_of_tables_are_the_papers_in_its_order():
@@ -101,7 +98,6 @@ def test_cells_are_those_of_the_runs():
     keys = {cell.cell_key for cell in table_cells("quick")}
     runs = study_runs(TABLES, scale="quick", seeds=1)
     assert {cell_key(run.container) for run in runs} == keys
-    assert len(keys) == 18
 
 
 @pytest.mark.parametrize(
@@ -122,7 +118,6 @@ def test_cells_are_at_the_scale_that_their_study_fixes():
     scales = {cell.study: cell.scale for cell in expected_cells("quick")}
     assert set(scales) == group_files("study").keys() - {"table1", "table2"}
     assert scales["paper_row"] == "paper"
-    assert scales["medium"] == "medium"
     assert scales["controls"] == "quick"
 
 
@@ -159,11 +154,6 @@ def test_a_misspelt_scale_is_not_blamed_on_a_study(expand):
         expand(scale="foo")
 
 
-def test_a_wrong_option_is_not_blamed_on_a_study():
-    with pytest.raises(ConfigError, match=r"^runtime\.threads=-1"):
-        study_runs(["table1"], scale="quick", overrides=["runtime.threads=-1"])
-
-
 @pytest.fixture
 def write_study(own_conf, monkeypatch):
     """Writes conf/study/broken.yaml, beside which only `pilot` is left."""
@@ -193,14 +183,9 @@ def test_a_file_that_is_no_study_is_named_and_left_out(params, word, write_study
     assert "broken.yaml" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("lines", "word"),
-    [
-        ("", "package"),
-        ("# @package _global_\ntrain: {max_steps: 7}\n", "train: make it an axis"),
-    ],
-)
-def test_what_train_py_would_read_otherwise_is_refused(lines, word, write_study):
-    write_study(f"{lines}hydra: {{sweeper: {{params: {{data: ptb}}}}}}\n")
-    with pytest.raises(ConfigError, match=rf"^conf/study/broken\.yaml.*{word}"):
+def test_a_key_beside_the_axes_is_refused(write_study):
+    """train.py alone would read it. That a file needs its first line is tested with that script."""
+    text = "# @package _global_\ntrain: {max_steps: 7}\nhydra: {sweeper: {params: {data: ptb}}}\n"
+    write_study(text)
+    with pytest.raises(ConfigError, match=r"^conf/study/broken\.yaml: train: make it an axis"):
         study_runs(["broken"], scale="smoke")
