@@ -1,9 +1,6 @@
 """A published run as a run directory, to be edited."""
 
 import json
-import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,21 +12,7 @@ from crope.runs.published import metrics_bytes, read_curves, read_set
 SET = PUBLISHED / "quick-fp32-two-threads"  # the smallest one
 
 
-def restore(folder: Path) -> Path:
-    """Writes the first run of SET as a run directory below `folder`: seed 0, 800 steps."""
-    run, curves = read_set(SET)[0], read_curves(SET)
-    path = folder / run.run_id
-    write_text(path / "config.yaml", yaml.safe_dump(run.config))
-    write_json(path / "provenance.json", run.provenance)
-    write_json(path / "summary.json", run.summary)
-    write_bytes(
-        path / "metrics.jsonl",
-        metrics_bytes(curves[curves["run_id"] == run.run_id]),
-    )
-    return path
-
-
-def edit(path: Path, key: str, value: Any) -> None:
+def edit(path, key, value):
     """Sets a dotted key of one of a record's JSON or YAML files; None removes it."""
     content = yaml.safe_load(path.read_text())
     *sections, last = key.split(".")
@@ -43,12 +26,14 @@ def edit(path: Path, key: str, value: Any) -> None:
     path.write_text(dump(content))
 
 
-@pytest.fixture(scope="session")
-def original(tmp_path_factory):
-    return restore(tmp_path_factory.mktemp("original"))
-
-
 @pytest.fixture
-def folder(original, tmp_path):
-    """A run directory that may be edited."""
-    return Path(shutil.copytree(original, tmp_path / original.name))
+def folder(tmp_path):
+    """The first run of SET as a run directory that may be edited: seed 0, 800 steps."""
+    run, curves = read_set(SET)[0], read_curves(SET)
+    path = tmp_path / run.run_id
+    write_text(path / "config.yaml", yaml.safe_dump(run.config))
+    write_json(path / "provenance.json", run.provenance)
+    write_json(path / "summary.json", run.summary)
+    rows = curves[curves["run_id"] == run.run_id]
+    write_bytes(path / "metrics.jsonl", metrics_bytes(rows))
+    return path

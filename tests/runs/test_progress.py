@@ -32,8 +32,8 @@ def write(run, text):
 
 
 def shown(progress, *active):
-    lines: list[str] = []
-    progress.show = lines.extend  # type: ignore[method-assign]
+    lines = []
+    progress.show = lines.extend
     progress.update(active)
     return lines
 
@@ -52,12 +52,12 @@ def test_a_run_prints_a_line_per_minute_with_its_last_losses(clock, tmp_path, ca
 
 
 def test_a_run_that_continues_has_trained_no_earlier_step(clock, tmp_path, capsys):
-    """10 steps in 61 seconds, 90 are left."""
+    """10 steps in 610 seconds, 90 are left."""
     with RunProgress(toy_run(tmp_path, "train.max_steps=400")) as progress:
         progress.log({"step": 300})
-        clock.now = 61
+        clock.now = 610
         progress.log({"step": 310})
-    assert "step 310/400, 9:09 left" in capsys.readouterr().err
+    assert "step 310/400, 1:31:30 left" in capsys.readouterr().err
 
 
 def test_a_sweep_shows_the_part_of_its_tokens_and_a_line_for_each_run(clock, runs):
@@ -90,20 +90,6 @@ def test_the_time_left_is_by_what_was_trained_since_the_start(clock, runs):
     write(runs[2], '{"step": 300}\n')
     clock.now = 60
     assert shown(progress, runs[2])[0] == "40 % of tokens, 1 of 3 runs, 3:00 left"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (9, "0:09"),
-        (600, "10:00"),
-        (3600, "1:00:00"),
-    ],
-)
-def test_time_left_is_short(seconds, text, clock):
-    display = Display()
-    clock.now = 1
-    assert display.time_left(1, seconds) == f", {text} left"
 
 
 def test_lines_of_the_tables_fit_into_80_columns(clock, tmp_path):
@@ -146,8 +132,6 @@ def test_a_final_line_is_broken_between_words_in_a_terminal(terminal, printed, m
 @pytest.mark.parametrize(
     ("content", "step"),
     [
-        ("", 0),
-        ("\x00\n", 0),
         ("3\n", 0),
         ("[" * 2000, 0),
         ('{"step": 1}\n{"st', 1),

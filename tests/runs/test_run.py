@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import math
 import os
 import shutil
@@ -10,25 +9,15 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 
 from crope.errors import ConfigError, DataError, InvalidRecord, StorageError, UserError
-from crope.files import sha256_file
+from crope.files import read_json, sha256_file
 from crope.runs import provenance
 from crope.runs import run as run_module
 from crope.runs.record import is_complete, read_record
 from crope.runs.run import execute, record_failure, run_lock
 from crope.train import loop
-from tests.conftest import (
-    contents,
-    die,
-    during_step,
-    losses,
-    raises_one_line,
-    same_bits,
-    stop,
-    toy_run,
-)
+from tests.conftest import contents, during_step, raises_one_line, same_bits, stop, toy_run
 
 pytestmark = pytest.mark.usefixtures("toy_data")
 
@@ -39,41 +28,29 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def complete(toy_data, run):
+def complete(run):
     assert execute(run).status == "complete"
     return run
 
 
-@pytest.fixture
-def whole(toy_data, tmp_path):
-    """The same run, never interrupted."""
-    whole = toy_run(tmp_path / "whole")
-    assert execute(whole).status == "complete"
-    return whole
-
-
 def summary(run):
-    return json.loads((run.path / "summary.json").read_text())
+    return read_json(run.path / "summary.json")
 
 
 FILES = "config.yaml metrics.jsonl provenance.json summary.json weights.safetensors"
 
 
 @pytest.mark.usefixtures("step_clock")
-def test_the_record_of_a_run(toy_data, tmp_path):
+def test_the_record_of_a_run(toy_data, run):
     """12 steps of 2 sequences of 16 tokens, on 900."""
-    run = toy_run(tmp_path, "model=crope")
     execute(run)
     assert sorted(path.name for path in run.path.iterdir()) == FILES.split()
     found = read_record(run.path)
     assert found.config == run.container
-    assert found.summary == summary(run)
     assert found.summary.items() > run.names.items()
     assert found.summary["status"] == "complete"
-    assert found.summary["train_tokens"] == 384
     assert found.summary["train_passes"] == pytest.approx(384 / 900)
     assert found.summary["time"]["total_s"] == 12
-    assert found.summary["parameters"]["embeddings"] == 300 * 16
     assert found.summary["weights_sha256"] == sha256_file(run.path / "weights.safetensors")
     assert found.provenance["data"] == toy_data.meta
     assert found.provenance["scale"] == "quick"
@@ -89,19 +66,10 @@ def test_a_finished_run_says_where_it_is_and_what_was_special(tmp_path):
     assert f"{loss:.4f} nats per token" in text
 
 
-def test_provenance_has_the_threads_that_train(tmp_path, monkeypatch):
+def test_provenance_has_the_threads_that_train(tmp_path):
     """Not those that the process has when the run starts."""
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     run = toy_run(tmp_path, "runtime.threads=2")
-    execute(run)
-    assert read_record(run.path).provenance["threads"] == 2
-
-
-def test_a_complete_run_is_skipped(complete, monkeypatch):
-    before = contents(complete.path)
-    monkeypatch.delattr(run_module, "train")
-    assert execute(complete).status == "skipped"
-    assert contents(complete.path) == before
+    assert provenance.collect(run.config.runtime, {})["threads"] == 2
 
 
 def test_a_complete_run_on_text_of_another_source_is_refused(complete, tmp_path, monkeypatch):
@@ -123,38 +91,16 @@ def test_a_corrupt_record_is_neither_used_nor_overwritten(complete):
 def test_a_run_that_another_process_trains_is_busy(run):
     with run_lock(run):
         assert execute(run).status == "busy"
-    assert execute(run).status == "complete"
 
 
-@pytest.mark.usefixtures("step_clock")
-@pytest.mark.parametrize(
-    ("at", "saved"),
-    [
-        (5, "5"),
-        (7, "5"),
-    ],
-)
-def test_a_killed_run_continues_from_its_checkpoint_to_the_same_bits(at, saved, run, whole):
-    """Nothing is saved on the way out, so the lines after the checkpoint must be replaced."""
-    with during_step(at, die), pytest.raises(KeyboardInterrupt):
-        execute(run)
-    (checkpoint,) = run.path.glob("checkpoint-*")
-    assert checkpoint.name.split("-")[1] == saved
-    execute(run)
-    assert same_bits(run, whole)
-
-
-def test_a_stopped_run_continues_to_the_same_bits(tmp_path):
-    whole, broken = (toy_run(tmp_path / name, "model.dropout=0.2") for name in ("whole", "broken"))
-    execute(whole)
+def test_a_stopped_run_says_at_which_step_and_is_not_complete(run):
+    """That it continues to the same bits is tested with its checkpoints."""
     with during_step(7, stop):
-        outcome = execute(broken)
+        outcome = execute(run)
     assert outcome.status == "stopped"
     assert outcome.signal == signal.SIGTERM
     assert "step 7" in outcome.text
-    assert not is_complete(broken.path)
-    execute(broken)
-    assert same_bits(broken, whole)
+    assert not is_complete(run.path)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -178,35 +124,26 @@ def test_a_signal_after_the_last_step_still_asks_for_a_stop(fails, run, monkeypa
 def test_every_earlier_attempt_is_in_the_record(run, monkeypatch):
     """Two earlier ones, of other commits than the one that completes the run."""
     real = provenance.collect
-
-    def attempt(commit, *, dirty, stop_at):
-        facts = {"commit": commit, "dirty": dirty, "command": f"train.py {commit}"}
-        facts |= {"device": f"CPU {commit}", "started_utc": f"day {commit}"}
-        with monkeypatch.context() as patch, during_step(stop_at, stop):
-            patch.setattr(provenance, "collect", lambda *arguments: real(*arguments) | facts)
+    for commit, stop_at in (("a", 3), ("b", 7), ("c", None)):
+        made = {"commit": commit}
+        monkeypatch.setattr(provenance, "collect", lambda *args, made=made: real(*args) | made)
+        with during_step(stop_at, stop):
             execute(run)
-        return facts
-
-    first = attempt("a", dirty=True, stop_at=3)
-    second = attempt("b", dirty=False, stop_at=7)
-    attempt("c", dirty=False, stop_at=99)
     last = read_record(run.path).provenance
     assert last["commit"] == "c"
-    assert last["dirty"] is False
-    assert last["resumed_from"] == [first, second]
+    assert [attempt["commit"] for attempt in last["resumed_from"]] == ["a", "b"]
 
 
 @pytest.mark.usefixtures("step_clock")
 @pytest.mark.parametrize(
-    ("bad_step", "seconds"),
+    ("bad_step", "seconds", "continued"),
     [
-        (4, 5),
-        (11, 5),
-        (5, 6),
+        (11, 5, True),
+        (5, 6, False),
     ],
 )
 def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
-    bad_step, seconds, tmp_path, monkeypatch
+    bad_step, seconds, continued, tmp_path, monkeypatch
 ):
     """Update 5 has no line of metrics; the checkpoint after it must not be saved."""
     run = toy_run(tmp_path, f"runtime.checkpoint_seconds={seconds}")
@@ -217,12 +154,10 @@ def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "train_step", step)
-        assert f"step {bad_step}" in execute(run).text
+        execute(run)
     assert summary(run)["error"]["type"] == "NonFiniteLoss"
     assert summary(run)["error"]["step"] == bad_step
-    assert all(math.isfinite(value) for _, _, value in losses(run))
     assert execute(run).status == "complete"  # a failed run is tried again
-    continued = bad_step > seconds  # the first checkpoint's step
     assert ("resumed_from" in read_record(run.path).provenance) == continued
 
 
@@ -262,13 +197,8 @@ def test_a_failure_is_forgotten_when_the_run_is_tried_again(run):
 
 
 COMPILER_OUTPUT = """C++ compile error
-
-Command:
-g++ g++ g++
-
-Output:
+Command: g++ g++ g++
 /tmp/x/main.cpp:3:10: fatal error: omp.h: No such file or directory
-    3 | #include <omp.h>
 compilation terminated."""
 
 
@@ -286,47 +216,29 @@ def test_a_compilers_error_is_its_own_words_and_names_the_way_out(run):
 
 
 @pytest.mark.parametrize(
-    "override",
-    [f"train.batch_size={2**40}", "model.d_model=65536 model.n_layers=1000 model.n_heads=1"],
-)
-def test_a_run_larger_than_the_machine_is_refused_before_it_starts(override, tmp_path):
-    run = toy_run(tmp_path, *override.split())
-    with raises_one_line(ConfigError, f"{override.split()[0]}.*GiB"):
-        execute(run)
-    assert not run.path.exists()
-
-
-@pytest.mark.parametrize(
     ("precision", "bytes_per_logit"),
     [
         ("fp32", 4),
         ("bf16", 2),
     ],
 )
-def test_the_memory_of_a_run_is_its_logits_and_16_bytes_a_parameter(
+def test_a_run_that_memory_cannot_hold_is_refused_before_it_starts(
     precision, bytes_per_logit, tmp_path, monkeypatch
 ):
-    """Of 8,064 parameters, and of 2 x 16 x 300 logits."""
+    """16 bytes for each of 8,064 parameters, and 2 x 16 x 300 logits."""
     run = toy_run(tmp_path, "model=rope", f"train.precision={precision}")
     needed = 16 * 8064 + bytes_per_logit * 9600
     monkeypatch.setattr(run_module, "memory_bytes", lambda device: needed - 1)
-    with pytest.raises(ConfigError, match="GiB"):
+    with raises_one_line(ConfigError, "model.d_model=16.*GiB"):
         execute(run)
+    assert not run.path.exists()
     monkeypatch.setattr(run_module, "memory_bytes", lambda device: needed)
     assert execute(run).status == "complete"
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB"),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
-    ],
-    ids=["cuda", "cpu"],
-)
-def test_a_run_that_is_out_of_memory_names_the_sizes(error, run):
+def test_a_run_that_is_out_of_memory_names_the_sizes(run):
     def exhaust():
-        raise error
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator:\ncan't allocate memory")
 
     with during_step(7, exhaust):
         text = execute(run).text
@@ -344,24 +256,14 @@ def test_a_short_split_leaves_no_folder(tmp_path):
 
 def test_a_signal_while_text_is_waited_for_ends_at_once(run, monkeypatch):
     """There is nothing to save yet."""
-    monkeypatch.setattr(
-        run_module, "load_tokens", lambda *_, **__: signal.raise_signal(signal.SIGINT)
-    )
+
+    def interrupt(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(run_module, "load_tokens", interrupt)
     with pytest.raises(KeyboardInterrupt):
         execute(run)
     assert not run.path.exists()
-
-
-def fail_to_name(monkeypatch, start, number):
-    """Files whose name begins with `start` cannot be written."""
-    real = os.replace
-
-    def replace(source, target):
-        if Path(target).name.startswith(start):
-            raise OSError(number, os.strerror(number))
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", replace)
 
 
 @pytest.mark.usefixtures("step_clock")
@@ -369,23 +271,29 @@ def fail_to_name(monkeypatch, start, number):
     ("start", "number"),
     [
         ("checkpoint", errno.ENOSPC),
-        ("weights", errno.EFBIG),
-        ("weights", errno.ENXIO),
+        ("weights", errno.ENXIO),  # of no list, but of a file of the results
         ("summary", errno.ESTALE),
-        ("provenance", errno.EDQUOT),
-        ("config", errno.EMFILE),
     ],
 )
 def test_a_file_that_cannot_be_written_is_a_storage_error_and_loses_nothing(
-    start, number, run, whole, monkeypatch
+    start, number, run, tmp_path, monkeypatch
 ):
     """Trained runs are not called failed: a sweep would go on, and so would the fault."""
+    real = os.replace
+
+    def replace(source, target):
+        if Path(target).name.startswith(start):
+            raise OSError(number, os.strerror(number))
+        real(source, target)
+
     with monkeypatch.context() as patch:
-        fail_to_name(patch, start, number)
+        patch.setattr(os, "replace", replace)
         with raises_one_line(StorageError, f"{start}.*{os.strerror(number)}.*another results_dir"):
             execute(run)
     assert not (run.path / "summary.json").exists()
     assert execute(run).status == "complete"
+    whole = toy_run(tmp_path / "whole")
+    execute(whole)
     assert same_bits(run, whole)
 
 
@@ -419,13 +327,6 @@ def test_a_fifo_in_the_folder_is_not_waited_for(name, complete):
     os.mkfifo(complete.path / name)
     with raises_one_line(DataError, f"{name}: not a regular file"):
         execute(complete)
-
-
-def test_metrics_of_a_started_run_that_are_a_fifo_are_not_waited_for(run):
-    run.path.mkdir(parents=True)
-    os.mkfifo(run.path / "metrics.jsonl")
-    with raises_one_line(DataError, "not a regular file"):
-        execute(run)
 
 
 def test_a_folder_removed_during_training_is_reported(run):

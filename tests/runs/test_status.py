@@ -50,50 +50,40 @@ def named(model, status, **more):
     return RunState(replace(RUN, model=model), status, **more)
 
 
-def state_of(run):
-    (state,) = states([run])
-    return state.status, state.step, state.reason
-
-
 def test_a_complete_run_is_done_and_has_a_step_time(trained):
-    (state,) = states([toy_run(trained)])
-    record = read_record(state.run.path)
-    assert state.status == DONE
-    assert state.step == 12
-    assert state.reason == ""
-    assert state.step_ms == record.summary["time"]["median_step_ms"]
+    run = toy_run(trained)
+    step_ms = read_record(run.path).summary["time"]["median_step_ms"]
+    assert states([run]) == [RunState(run, DONE, 12, step_ms=step_ms)]
 
 
 def test_a_failed_run_has_its_reason_until_it_is_tried_again(trained):
     run = toy_run(trained, "train.lr=1e30")
-    status, _, reason = state_of(run)
-    assert status == FAILED
-    assert "not finite" in reason
+    (state,) = states([run])
+    assert state.status == FAILED
+    assert "not finite" in state.reason
     with run_lock(run):
-        assert state_of(run)[0] == RUNNING
+        assert states([run])[0].status == RUNNING
 
 
 def test_a_corrupt_record_is_failed(tmp_path):
     run = start(toy_run(tmp_path))
     (run.path / "summary.json").write_text("{\n")
-    status, _, reason = state_of(run)
-    assert status == FAILED
-    assert reason
+    assert states([run])[0].status == FAILED
 
 
 def test_a_run_without_a_record_is_started_or_running(tmp_path):
     """The last line of its metrics is torn."""
     run = start(toy_run(tmp_path), '{"step": 0}\n{"step": 20}\n{"st')
-    assert state_of(run) == (STARTED, 20, "")
+    assert states([run]) == [RunState(run, STARTED, 20)]
     with run_lock(run):
-        assert state_of(run) == (RUNNING, 20, "")
+        assert states([run]) == [RunState(run, RUNNING, 20)]
 
 
 def test_a_free_lock_means_nothing(tmp_path):
     run = toy_run(tmp_path)
     with run_lock(run):
         pass
-    assert state_of(run) == (MISSING, 0, "")
+    assert states([run]) == [RunState(run, MISSING)]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -127,30 +117,25 @@ DONE_RUN = RunState(RUN, DONE, step=800, step_ms=250.0)
 WIDER = load_run(["model=rope", "data=ptb", "scale=quick", "model.d_model=256"])
 
 
-def last_line(*states):
-    return render({"study": [DONE_RUN, *states]}).splitlines()[-1]
-
-
-def test_time_left_is_that_of_the_steps_left():
-    """800 and 600 of 250 ms, as those of a complete run of the same shape."""
-    missing = named("m1", MISSING)
-    started = named("m2", STARTED, step=200)
-    assert last_line(missing, started) == "about 0:05:50 (h:min:s) of steps left, 1 at a time"
-
-
-def test_runs_that_run_now_share_the_time_left():
-    """700 and 600 steps."""
-    first = named("m1", RUNNING, step=100)
-    second = named("m2", RUNNING, step=200)
-    assert last_line(first, second) == "about 0:02:42 (h:min:s) of steps left, 2 at a time"
-
-
-def test_nothing_is_left_of_complete_runs():
-    assert last_line() == "study: 1 runs: 1 done"
-
-
-def test_a_run_of_another_width_has_no_step_time():
-    assert last_line(RunState(WIDER, MISSING)) == "no step time yet for 1 runs"
+@pytest.mark.parametrize(
+    ("others", "line"),
+    [
+        # 800 and 600 steps of 250 ms, as those of a complete run of the same shape.
+        (
+            [named("m1", MISSING), named("m2", STARTED, step=200)],
+            "about 0:05:50 (h:min:s) of steps left, 1 at a time",
+        ),
+        # 700 and 600 steps; runs that run now share the time.
+        (
+            [named("m1", RUNNING, step=100), named("m2", RUNNING, step=200)],
+            "about 0:02:42 (h:min:s) of steps left, 2 at a time",
+        ),
+        ([], "study: 1 runs: 1 done"),
+        ([RunState(WIDER, MISSING)], "no step time yet for 1 runs"),
+    ],
+)
+def test_time_left_is_that_of_the_steps_left(others, line):
+    assert render({"study": [DONE_RUN, *others]}).splitlines()[-1] == line
 
 
 def counts(results, *studies):
@@ -168,35 +153,26 @@ def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_pat
     assert counts(tmp_path, "base") == {"base, medium": 4}
 
 
+def runs_of_base(results):
+    (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=results).values()
+    return [state.run for state in found]
+
+
 def test_states_are_those_of_the_named_results_folder(tmp_path):
     results = tmp_path / "räs, a=b"
-    (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=results).values()
-    assert found[0].run.path.parent == results / "runs"
+    assert runs_of_base(results)[0].path.parent == results / "runs"
 
 
-@pytest.fixture
-def without_ptb(tmp_path, monkeypatch):
-    """A results folder of a command that could not have Penn Treebank; it is the data folder too."""
+def test_tiny_is_expected_in_place_of_a_dataset_until_that_is_there(tmp_path, monkeypatch):
+    """In a folder of both results and data."""
     (tmp_path / "unavailable.json").write_text('{"ptb": "no network"}')
     monkeypatch.setattr("crope.data.corpora.RAW_DIR", tmp_path)
     monkeypatch.setenv("CROPE_DATA_DIR", str(tmp_path))
+    assert {run.dataset for run in runs_of_base(tmp_path)} == {"wikitext2", "tiny"}
     (tmp_path / "ptb").mkdir()
-    return tmp_path
-
-
-def datasets(results):
-    (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=results).values()
-    return {state.run.dataset for state in found}
-
-
-def test_tiny_is_expected_in_place_of_a_dataset_that_was_missing(without_ptb):
-    assert datasets(without_ptb) == {"wikitext2", "tiny"}
-
-
-def test_a_dataset_that_is_there_now_is_expected(without_ptb):
     for name in ("train.txt", "valid.txt"):
-        (without_ptb / "ptb" / name).touch()
-    assert datasets(without_ptb) == {"wikitext2", "ptb"}
+        (tmp_path / "ptb" / name).touch()
+    assert {run.dataset for run in runs_of_base(tmp_path)} == {"wikitext2", "ptb"}
 
 
 @pytest.mark.parametrize("content", ["{", "7"])

@@ -2,7 +2,6 @@
 other commands, GPUs, signals, and what is left on disk.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -10,7 +9,6 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import replace
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,26 +20,20 @@ from crope.errors import ConfigError, DataError, DataUnavailable, StorageError, 
 from crope.runs import sweep
 from crope.runs.compose import load_run
 from crope.runs.run import Outcome, run_lock, stop_on_signal
+from crope.runs.study import unavailable_datasets
 from crope.runs.sweep import Plan, default_jobs, prepare, run_all, train_all
 from tests.conftest import toy_run
 
 
-def toy_runs(folder, count):
-    return [toy_run(folder, f"seed={seed}") for seed in range(count)]
+def toy_runs(folder, count, *more):
+    return [toy_run(folder, f"seed={seed}", *more) for seed in range(count)]
 
 
-def note(run, event):
-    """Adds a line to a file of the results folder; returns those that it had."""
-    path = Path(run.config.results_dir) / "events"
-    with path.open("a+") as file:  # appended: several processes may write at a time
-        file.seek(0)
-        before = file.read()
-        file.write(f"{event}\n")
-    return before.splitlines()
-
-
-def events(folder):
-    return (folder / "events").read_text().splitlines()
+def mark_start(run):
+    """Leaves a file named after the run's seed; returns the folder of these files."""
+    folder = Path(run.config.results_dir)
+    (folder / str(run.config.seed)).touch()
+    return folder
 
 
 def wait_for(condition):
@@ -52,9 +44,12 @@ def wait_for(condition):
     assert condition()
 
 
+def wait_for_starts(folder, count):
+    wait_for(lambda: len(list(folder.glob("[0-9]"))) == count)
+
+
 def work(run):
     """Stands in for `execute`: what happens depends on the seed."""
-    note(run, run.config.seed)
     if run.config.seed == 1:
         signal.raise_signal(signal.SIGKILL)
     if run.config.seed == 2:
@@ -66,22 +61,26 @@ def work(run):
 
 def test_a_run_that_fails_or_is_killed_stops_no_other(tmp_path):
     runs = toy_runs(tmp_path, 5)
-    outcomes = list(run_all(runs, jobs=2, work=work))
-    by_id = {outcome.run_id: outcome for outcome in outcomes}
-    complete, killed, refused, wrong, last = [by_id[run.run_id] for run in runs]
-    assert complete.status == "complete"
-    assert last.status == "complete"
-    assert {killed.status, refused.status, wrong.status} == {"failed"}
-    assert "signal 9" in killed.text
-    assert "no such luck" in refused.text
+    by_id = {outcome.run_id: outcome for outcome in run_all(runs, jobs=2, work=work)}
+    outcomes = [by_id[run.run_id] for run in runs]
+    statuses = [outcome.status for outcome in outcomes]
+    assert statuses == ["complete", "failed", "failed", "failed", "complete"]
+    assert "signal 9" in outcomes[1].text
+    assert "no such luck" in outcomes[2].text
+
+
+def work_until_stopped(run):
+    with stop_on_signal() as stop:
+        mark_start(run)
+        wait_for(stop.requested)
+    return Outcome(run.run_id, "stopped", "saved")
 
 
 def work_on_a_full_disk(run):
     """Seed 1 finds it full when seed 0 trains, which saves and stops."""
-    folder = Path(run.config.results_dir)
     if run.config.seed != 1:
         return work_until_stopped(run)
-    wait_for((folder / "0").exists)
+    wait_for_starts(Path(run.config.results_dir), 1)
     raise StorageError("a/file: No space left on device")
 
 
@@ -93,32 +92,24 @@ def test_a_disk_that_fails_ends_all_runs_after_saving(tmp_path):
     assert not (tmp_path / "2").exists()
 
 
-def test_runs_share_the_cores(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "_cores", lambda: 8)
-    run = sweep._resolved(toy_run(tmp_path), jobs=3)
-    assert run.config.runtime.threads == 2
-
-
 def test_a_run_of_another_command_waits(tmp_path):
     first, second = toy_runs(tmp_path, 2)
     with run_lock(first):
         assert sweep._next_run([first, second], []) == second
         assert sweep._next_run([first], []) is None
-    assert sweep._next_run([first, second], []) == first
 
 
 def work_beside_another_command(run):
     """The other command has the run of seed 0 at first, and completes it."""
-    status = "skipped" if note(run, run.config.seed) else "busy"
-    return Outcome(run.run_id, status, "")
+    started = list(Path(run.config.results_dir).iterdir())
+    mark_start(run)
+    return Outcome(run.run_id, "skipped" if started else "busy", "")
 
 
 def test_a_run_that_another_command_completes_meanwhile_has_one_outcome(tmp_path):
     first, second = toy_runs(tmp_path, 2)
     outcomes = run_all([first, second], jobs=1, work=work_beside_another_command)
-    ended = [outcome.run_id for outcome in outcomes]
-    assert ended == [second.run_id, first.run_id]
-    assert events(tmp_path) == ["0", "1", "0"]
+    assert [outcome.run_id for outcome in outcomes] == [second.run_id, first.run_id]
 
 
 def test_the_first_run_of_a_shape_compiles_and_the_others_wait(tmp_path):
@@ -134,8 +125,7 @@ def test_the_first_run_of_a_shape_compiles_and_the_others_wait(tmp_path):
 
 def work_with_a_gpu(run):
     """Ends when all three runs have one."""
-    note(run, run.config.seed)
-    wait_for(lambda: len(events(Path(run.config.results_dir))) == 3)
+    wait_for_starts(mark_start(run), 3)
     return Outcome(run.run_id, "complete", os.environ["CUDA_VISIBLE_DEVICES"])
 
 
@@ -148,7 +138,7 @@ def test_runs_are_spread_over_the_gpus(tmp_path, monkeypatch):
 @pytest.fixture
 def gpus(monkeypatch):
     """Memory of the GPUs in GiB, set by the test."""
-    memory: list[int] = []
+    memory = []
 
     def properties(number):
         return SimpleNamespace(total_memory=memory[number] * 2**30)
@@ -163,10 +153,9 @@ def gpus(monkeypatch):
 @pytest.mark.parametrize(
     ("scales", "memory", "jobs"),
     [
-        ("paper", [140, 140], 8),  # four per GPU at most
         ("paper", [140, 24], 4),  # as many as the smaller one holds: 9.2 GiB of logits each
         ("paper", [8, 8], 2),  # too small, but a run of its own may fit
-        ("quick", [8, 8], 8),
+        ("quick", [8, 24], 8),  # four per GPU at most
         ("paper quick", [24], 2),  # the larger run may come at any time
     ],
 )
@@ -176,10 +165,12 @@ def test_runs_at_a_time_by_the_memory_of_the_gpus(scales, memory, jobs, gpus):
     assert default_jobs(runs) == jobs
 
 
-def test_a_process_must_not_go_on_without_its_gpu(gpus):
-    run = load_run(["runtime.device=auto"])
-    resolved = sweep._resolved(run, jobs=1)
-    assert resolved.config.runtime.device == "cuda"
+def test_a_process_is_given_its_device_and_its_share_of_the_cores(gpus, monkeypatch):
+    """One that lost its GPU must not go on without it."""
+    monkeypatch.setattr(sweep, "_cores", lambda: 8)
+    run = sweep._resolved(load_run(["runtime.device=auto"]), jobs=3)
+    assert run.config.runtime.device == "cuda"
+    assert run.config.runtime.threads == 2
 
 
 def test_visible_gpus(gpus, monkeypatch):
@@ -191,29 +182,28 @@ def test_visible_gpus(gpus, monkeypatch):
 
 
 def work_with_temporary_files(run):
-    """Leaves a folder, as a process of its does, and ends, is killed or fails."""
-    of_process = subprocess.check_output(["mktemp", "-d"], text=True).strip()
-    cache = os.environ["TORCHINDUCTOR_CACHE_DIR"]
-    return replace(work(run), text=f"{tempfile.mkdtemp()}|{of_process}|{cache}")
+    """Tells where they lie: those of Python, of other programs, of torch."""
+    folders = [tempfile.gettempdir(), os.environ["TMPDIR"], os.environ["TORCHINDUCTOR_CACHE_DIR"]]
+    return Outcome(run.run_id, "complete", "|".join(folders))
 
 
 def test_temporary_folders_lie_in_that_of_the_command(tmp_path):
     """But torch's cache of compiled code is that of all runs."""
     (outcome,) = run_all(toy_runs(tmp_path, 1), jobs=1, work=work_with_temporary_files)
-    folder, of_process, cache = map(Path, outcome.text.split("|"))
-    own = Path(get_temp_dir())
-    assert folder.parent == of_process.parent == own
-    assert own not in cache.parents
+    own = get_temp_dir()
+    of_python, of_others, cache = outcome.text.split("|")
+    assert of_python == of_others == own
+    assert not cache.startswith(own)
 
 
 def work_forever(run):
     tempfile.mkdtemp()
-    Path(run.config.results_dir, str(run.config.seed)).touch()
+    mark_start(run)
     threading.Event().wait()
-    raise AssertionError
 
 
 def test_a_killed_command_leaves_neither_processes_nor_temporary_folders(tmp_path):
+    """Its processes remove the folder when they end."""
     code = f"""if True:
         from pathlib import Path
         from crope.runs.sweep import run_all
@@ -222,51 +212,41 @@ def test_a_killed_command_leaves_neither_processes_nor_temporary_folders(tmp_pat
     """
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     command = subprocess.Popen([sys.executable, "-c", code], env=environment)
-    for folder in ("0", "1"):
-        wait_for((tmp_path / folder).exists)
+    wait_for_starts(tmp_path, 2)
     command.kill()
     command.wait()
     wait_for(lambda: not list(tmp_path.glob("pymp-*")))
 
 
-def work_until_stopped(run):
-    with stop_on_signal() as stop:
-        Path(run.config.results_dir, str(run.config.seed)).touch()
-        wait_for(stop.requested)
-    return Outcome(run.run_id, "stopped", "saved")
-
-
-def signal_when_started(folder, number):
-    """Sends a signal to this process as soon as the runs of seeds 0 and 1 have started."""
+def stop_when_two_have_started(folder):
+    """Sends SIGTERM to this process then."""
 
     def wait_and_send():
-        wait_for((folder / "0").exists)
-        wait_for((folder / "1").exists)
-        os.kill(os.getpid(), number)
+        wait_for_starts(folder, 2)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait_and_send).start()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_every_process_after_saving(number, tmp_path):
+def test_a_signal_stops_every_process_after_saving(tmp_path):
     """A third run, which waits, is not started."""
-    signal_when_started(tmp_path, number)
+    stop_when_two_have_started(tmp_path)
     outcomes = run_all(toy_runs(tmp_path, 3), jobs=2, work=work_until_stopped)
     assert next(outcomes).text == "saved"
     assert next(outcomes).text == "saved"
-    with pytest.raises(KeyboardInterrupt, match=str(int(number))):
+    with pytest.raises(KeyboardInterrupt, match=str(int(signal.SIGTERM))):
         next(outcomes)
 
 
 def work_that_counts_signals(run):
-    """Seed 1 takes until the file `slow` is gone."""
-    folder, signals = Path(run.config.results_dir), []
+    """Seed 1 saves until there is a file `go`."""
+    signals = []
     signal.signal(signal.SIGTERM, lambda *_: signals.append("SIGTERM"))
-    (folder / str(run.config.seed)).touch()
+    folder = mark_start(run)
     wait_for(lambda: signals)
     if run.config.seed == 1:
-        wait_for(lambda: not (folder / "slow").exists())
-        note(run, signals)
+        wait_for((folder / "go").exists)
+        (folder / " ".join(signals)).touch()
     return Outcome(run.run_id, "stopped", "saved")
 
 
@@ -274,14 +254,12 @@ def test_processes_that_are_stopping_get_no_second_signal(tmp_path):
     """It would end them before they have saved. The reader of the outcomes fails after the first,
     as on a closed terminal.
     """
-    (tmp_path / "slow").touch()
-    signal_when_started(tmp_path, signal.SIGTERM)
+    stop_when_two_have_started(tmp_path)
     outcomes = run_all(toy_runs(tmp_path, 2), jobs=2, work=work_that_counts_signals)
     next(outcomes)
     outcomes.close()
-    (tmp_path / "slow").unlink()
-    wait_for((tmp_path / "events").exists)
-    wait_for(lambda: events(tmp_path) == ["['SIGTERM']"])
+    (tmp_path / "go").touch()
+    wait_for((tmp_path / "SIGTERM").exists)
 
 
 def test_ctrl_c_does_not_end_a_server_that_still_starts():
@@ -315,7 +293,7 @@ def errors():
 @pytest.fixture
 def made(errors, monkeypatch):
     """`dataset vocabulary` of each token file, of which none is written."""
-    made: list[str] = []
+    made = []
 
     def make_tokens(names, tokenizer, **_):
         made.extend(f"{name} {tokenizer.vocab_size}" for name in names)
@@ -325,15 +303,7 @@ def made(errors, monkeypatch):
     return made
 
 
-def datasets(plan):
-    return {run.dataset for run in plan.runs()}
-
-
-def unavailable(folder):
-    return json.loads((folder / "unavailable.json").read_text())
-
-
-@pytest.mark.parametrize("option", ["train.lr=1", "model=rope", "results_dir=x", "runtime.jobs=a"])
+@pytest.mark.parametrize("option", ["train.lr=1", "runtime.jobs=a"])
 def test_a_plan_takes_no_option_that_is_wrong_or_changes_a_number(option, tmp_path):
     with pytest.raises(ConfigError, match=option.partition("=")[0]):
         Plan(["table1"], "smoke", 1, tmp_path, [option])
@@ -343,17 +313,14 @@ def test_runs_of_a_plan(tmp_path):
     results = tmp_path / "räs, a=b"
     run, *_ = plan(results, "pilot").runs()
     assert run.scale == "smoke"
-    assert run.dataset == "ptb"
     assert run.path.parent == results / "runs"
     assert run.config.runtime.jobs == 3
     assert run.config.train.precision != "auto"
 
 
 def test_data_is_made_once_for_each_dataset(made, tmp_path):
-    problems = prepare(plan(tmp_path, "table1", "table2"))[1]
+    prepare(plan(tmp_path, "table1", "table2"))
     assert made == ["pg19 4096", "wikitext2 4096", "ptb 4096"]
-    assert problems == []
-    assert unavailable(tmp_path) == {}
 
 
 def test_complete_runs_need_no_data(made, monkeypatch, tmp_path):
@@ -362,36 +329,32 @@ def test_complete_runs_need_no_data(made, monkeypatch, tmp_path):
     assert made == ["wikitext2 4096"]
 
 
-def test_tiny_takes_the_place_of_a_dataset_that_cannot_be_had(made, errors, tmp_path):
-    errors["wikitext2"] = DataUnavailable("no network")
-    prepared, problems = prepare(plan(tmp_path, "table1"))
-    assert datasets(prepared) == {"pg19", "ptb", "tiny"}
-    assert made[-1] == "tiny 4096"
-    assert problems == []
-    assert unavailable(tmp_path) == {"wikitext2": "no network"}
-
-
-def test_a_corrupt_dataset_is_left_out_and_a_problem(made, errors, tmp_path):
-    errors["ptb"] = DataError("corrupt")
-    prepared, problems = prepare(plan(tmp_path, "base"))
-    assert problems == ["corrupt"]
-    assert unavailable(tmp_path) == {}
-    assert datasets(prepared) == {"wikitext2"}
-
-
-def test_tiny_takes_the_place_of_no_other_dataset_than_the_papers(made, errors, tmp_path):
-    errors["pg19_2books"] = DataUnavailable("no network")
-    prepared, problems = prepare(plan(tmp_path, "levels"))
-    assert problems == ["no network"]
-    assert unavailable(tmp_path) == {}
-    assert "tiny" not in datasets(prepared)
+@pytest.mark.parametrize(
+    ("study", "name", "error", "trained", "problems", "missing"),
+    [
+        ("base", "wikitext2", DataUnavailable, {"ptb", "tiny"}, [], {"wikitext2": "no"}),
+        ("base", "ptb", DataError, {"wikitext2"}, ["no"], {}),
+        # No dataset of the paper's.
+        ("levels", "pg19_2books", DataUnavailable, {"pg19_5books", "pg19_14books"}, ["no"], {}),
+    ],
+)
+def test_tiny_takes_the_place_of_a_dataset_of_the_papers_that_cannot_be_had(
+    study, name, error, trained, problems, missing, made, errors, tmp_path
+):
+    """Any other fault of a dataset is a problem."""
+    errors[name] = error("no")
+    prepared, found = prepare(plan(tmp_path, study))
+    assert {run.dataset for run in prepared.runs()} == trained
+    assert ("tiny 4096" in made) == ("tiny" in trained)
+    assert found == problems
+    assert unavailable_datasets(tmp_path) == missing
 
 
 def test_a_command_on_other_datasets_keeps_what_was_missing(made, tmp_path):
     """WikiText-2 can be had now, PG-19 was not tried."""
     (tmp_path / "unavailable.json").write_text('{"wikitext2": "no", "pg19": "no"}')
     prepare(plan(tmp_path, "length"))
-    assert unavailable(tmp_path) == {"pg19": "no"}
+    assert unavailable_datasets(tmp_path) == {"pg19": "no"}
 
 
 def outcomes(runs, *, jobs, show):
@@ -402,17 +365,10 @@ def outcomes(runs, *, jobs, show):
 
 def test_every_run_that_is_neither_complete_nor_skipped_is_a_problem(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sweep, "run_all", outcomes)
-    runs = [toy_run(tmp_path, f"seed={seed}", "runtime.jobs=3") for seed in range(3)]
-    assert train_all(runs) == ["failed, 3 at a time"]
+    assert train_all(toy_runs(tmp_path, 3, "runtime.jobs=3")) == ["failed, 3 at a time"]
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == "scale quick: 3 runs, 3 to train, 3 at a time"
     assert len(lines) == 3
-
-
-def test_complete_runs_are_not_trained_again(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sweep, "is_complete", lambda path: True)
-    assert train_all(toy_runs(tmp_path, 2)) == []
-    assert capsys.readouterr().out == "2 runs, 0 to train\n"
 
 
 def test_a_run_with_a_corrupt_record_is_to_be_trained(tmp_path):
