@@ -30,10 +30,10 @@ def commands(section):
 def copy(tmp_path):
     """A copy of the repository, whose scripts import its own package."""
     ignored = shutil.ignore_patterns(".*", "__pycache__", "results")
-    shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored)
-    (tmp_path / "copy" / "results").mkdir()
-    (tmp_path / "copy" / ".venv").symlink_to(sys.prefix)
-    return tmp_path / "copy"
+    folder = shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored)
+    (folder / "results").mkdir()
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder
 
 
 def insert(file, before, text):
@@ -50,9 +50,8 @@ def test_the_tutorial_to_the_letter(copy):
 
     def run(command):
         command = command.replace("make ", "make -o .venv/.stamp ")  # no installation
-        done = subprocess.run(
-            command, shell=True, cwd=copy, env=environment, capture_output=True, text=True
-        )
+        options = {"shell": True, "capture_output": True, "text": True}
+        done = subprocess.run(command, cwd=copy, env=environment, **options)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
