@@ -9,12 +9,7 @@ from crope.seeding import stream, torch_seed
 
 
 @pytest.mark.parametrize(
-    ("seed", "purpose", "index"),
-    [
-        (0, "batches/train", 0),
-        (3, "init/a", 1),
-        (0, "x", 9999),
-    ],
+    ("seed", "purpose", "index"), [(0, "batches/train", 0), (3, "init/a", 9999)]
 )
 def test_stream_is_philox_with_the_index_in_the_highest_word(seed, purpose, index):
     """So the streams of two steps lie 2^192 blocks apart: they cannot overlap."""

@@ -20,7 +20,6 @@ from crope.data.corpora import (
     tiny_corpus,
 )
 from crope.errors import ConfigError, DataError, DataUnavailable
-from crope.runs.compose import group_files
 from tests.conftest import raises_one_line
 from tests.data.conftest import FILES, sha256, write
 
@@ -199,11 +198,6 @@ def test_checksums_pin_the_papers_corpora_and_no_test_split():
     for corpus in ("ptb", "wikitext2", "pg19_2books"):
         assert is_pinned(corpus)
     assert not [path for path in checksums() if "test" in path]
-
-
-@pytest.mark.parametrize("name", group_files("data"))
-def test_a_file_of_conf_names_its_corpus(name):
-    assert data_config(name).corpus == name
 
 
 def test_tiny_is_all_topics_once_and_validation_about_a_tenth():

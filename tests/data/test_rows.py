@@ -35,15 +35,21 @@ def parquet(name, values):
     return file.getvalue()
 
 
-def test_words_of_json_lines(read):
-    lines = [json.dumps({"n": 1, "text": word}) for word in WORDS]
-    assert read(".jsonl", "\n".join(lines)) == WORDS
+ROWS = [{"n": 1, "text": word} for word in WORDS]
 
 
-@pytest.mark.parametrize("indent", [None, 2])
-def test_words_of_a_json_array(read, indent):
-    rows = [{"text": row} for row in WORDS]
-    assert read(".json", json.dumps(rows, indent=indent)) == WORDS
+@pytest.mark.parametrize(
+    ("suffix", "content"),
+    [
+        (".jsonl", "\n".join(map(json.dumps, ROWS))),
+        (".json", json.dumps(ROWS)),
+        (".json", json.dumps(ROWS, indent=2)),
+        (".csv", "n,text\n" + "".join(f'1,"{word}"\n' for word in WORDS)),
+        (".parquet", parquet("text", WORDS)),
+    ],
+)
+def test_words_are_text_as_it_is_written(read, suffix, content):
+    assert read(suffix, content) == WORDS
 
 
 def test_a_date_after_10_mb_of_json_is_text(read):
@@ -53,18 +59,9 @@ def test_a_date_after_10_mb_of_json_is_text(read):
     assert (len(rows), rows[-1]) == (106, "2020-01-01")
 
 
-def test_words_of_csv(read):
-    cells = "".join(f'1,"{word}"\n' for word in WORDS)
-    assert read(".csv", "n,text\n" + cells) == WORDS
-
-
 def test_numbers_of_csv_are_text(read):
     """Where no word is among them. An empty line is none of the rows."""
     assert read(".csv", 'text\n007\n\n3.50\n""\n1e400\n') == ["007", "3.50", "", "1e400"]
-
-
-def test_words_of_parquet(read):
-    assert read(".parquet", parquet("text", WORDS)) == WORDS
 
 
 @pytest.mark.parametrize(
