@@ -45,12 +45,12 @@ def make(*words, cwd=ROOT):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files(page):
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
 
 
 def test_make_commands_name_targets():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text()
     targets = re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE)
     named = re.findall(r"(?:`|^    )make ([a-z-]+)", TEXT, re.MULTILINE)
     assert named and set(named) <= set(targets)
@@ -76,7 +76,7 @@ VALUES = [
 @pytest.mark.parametrize("name", ["STUDY", "SEEDS", "SCALE", "CELL", "RUNS", "ARGS", "PYTHON"])
 def test_no_value_of_a_variable_of_make_is_executed(name, tmp_path):
     """Nor is it changed on its way: the recipe prints what it gets."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text()
     makefile += f'\nshown:\n\t@"{sys.executable}" -c "import os; print(os.environ[\'{name}\'])"\n'
     (tmp_path / "Makefile").write_text(makefile)
     for value in VALUES:
@@ -118,17 +118,17 @@ def test_tool_commands_have_valid_options(command):
 
 def test_the_library_example_of_the_readme_ends_in_a_loss():
     """An untrained model predicts each of the 256 tokens with nearly equal probability."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    code = text[text.index("    from crope import GPT") :].partition("\n\n`")[0]
+    start = "    from crope import GPT"
+    code = (ROOT / "README.md").read_text().partition(start)[2].partition("\n\n`")[0]
     space = {}
-    exec(textwrap.dedent(code), space)
+    exec(textwrap.dedent(start + code), space)
     assert space["loss"].item() == pytest.approx(math.log(256), abs=0.3)
 
 
 def test_the_study_of_the_tutorial_expands(own_conf):
     (own_conf / "study/heads.yaml").write_text(example("# @package _global_"))
-    runs = study.study_runs(["heads"], scale="smoke", overrides=["train.precision=fp32"])
-    assert len({run.run_id for run in runs}) == len(runs) == 20
+    runs = study.study_runs(["heads"], scale="smoke")
+    assert len(runs) == 20
     assert {run.config.model.n_heads for run in runs} == {2, 4}
 
 
@@ -147,7 +147,7 @@ def test_the_hub_corpus_of_the_tutorial_is_valid():
 def test_the_scheme_of_the_tutorial_works():
     """Its class, in the module that it is meant for, passes its own test; its YAML fits the schema."""
     typed(ModelConfig, yaml.safe_load(example("# A Gaussian window over the past.")))
-    space = {**vars(positions), "pytest": pytest, "math": math}
+    space = vars(positions) | {"pytest": pytest, "math": math}
     exec(example("class GaussianBias"), space)
     exec(example("def test_gaussian_window_by_its_formula"), space)
     space["test_gaussian_window_by_its_formula"]()

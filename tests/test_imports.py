@@ -29,13 +29,11 @@ def imported(path):
     """Names of the crope modules that a file imports, also within functions."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        if isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", "")
             for alias in node.names:
-                submodule = f"{node.module}.{alias.name}"
-                names.add(submodule if submodule in MODULES else node.module)
-    return {name for name in names if name.startswith("crope.")}
+                names |= {module, alias.name, f"{module}.{alias.name}"}
+    return names & MODULES.keys()
 
 
 GRAPH = {name: imported(path) for name, path in MODULES.items()}

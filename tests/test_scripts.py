@@ -13,8 +13,8 @@ import reproduce
 import tools
 import train
 
-from crope.config import ROOT
-from crope.errors import ConfigError, DataUnavailable, StorageError, UserError
+from crope.config import ROOT, TokenizerConfig
+from crope.errors import ConfigError, StorageError, UserError
 from tests.conftest import TOY_OVERRIDES, raises_one_line, run_script
 from tests.toy_runs import toy_corpus, train_toy
 
@@ -302,36 +302,27 @@ def test_verify_checks_all_records_and_lists_what_is_wrong(call, monkeypatch, ca
 
 
 def test_prepare_makes_the_named_corpora_of_the_scale(call, monkeypatch):
-    asked = []
-
-    def prepare(corpora, tokenizer, *, data_dir):
-        asked.append((corpora, tokenizer.vocab_size, data_dir))
-        return {"tiny": DataUnavailable("not here")} if "tiny" in corpora else {}
-
+    prepare = mock.Mock(side_effect=[{"tiny": "not here"}, {}])
     monkeypatch.setattr("crope.runs.prepare.prepare", prepare)
     monkeypatch.setattr("crope.train.device.default_scale", lambda: "quick")
     monkeypatch.setenv("CROPE_DATA_DIR", "elsewhere")
     assert call(tools, "prepare tiny ptb --scale=paper --data-dir=here") == 1
     assert call(tools, "prepare") == 0
-    assert asked == [
-        (["tiny", "ptb"], 50257, HERE),
-        (["pg19", "wikitext2", "ptb"], 4096, Path("elsewhere")),
+    papers = ["pg19", "wikitext2", "ptb"]
+    assert prepare.mock_calls == [
+        mock.call(["tiny", "ptb"], TokenizerConfig("gpt2", 50257), data_dir=HERE),
+        mock.call(papers, TokenizerConfig("bpe", 4096), data_dir=Path("elsewhere")),
     ]
 
 
 def test_upload_fails_in_one_line_per_run_and_sends_the_others(call, monkeypatch, capsys):
-    sent = []
-
-    def find_record(name, results_dir):
-        if name == "nosuch":
-            raise UserError("run 'nosuch': no such run")
-        return SimpleNamespace(path=Path(name))
-
+    record, upload = SimpleNamespace(path=Path("a-run")), mock.Mock()
+    find_record = mock.Mock(side_effect=[UserError("no such run"), record])
     monkeypatch.setattr("crope.runs.record.find_record", find_record)
-    monkeypatch.setattr("crope.runs.tracking.upload", lambda run, **_: sent.append(run.path.name))
+    monkeypatch.setattr("crope.runs.tracking.upload", upload)
     assert call(tools, "upload nosuch a-run") == 1
-    assert sent == ["a-run"]
-    assert capsys.readouterr().err == "error: run 'nosuch': no such run\n"
+    upload.assert_called_once_with(record, results_dir=RESULTS)
+    assert capsys.readouterr().err == "error: no such run\n"
 
 
 def test_tools_measure_and_export_a_run(call, capsys, tmp_path):

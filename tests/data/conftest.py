@@ -52,7 +52,7 @@ def data_dir(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
     for name in list(os.environ):
-        if name.lower().endswith("_proxy") or name == "HF_HUB_OFFLINE":
+        if name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
     monkeypatch.setattr("crope.data.fetch.PTB_URL", f"{NOWHERE}/ptb")
