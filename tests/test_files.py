@@ -56,14 +56,14 @@ def test_an_incomplete_last_line_is_left_out(tmp_path):
 def test_a_resumed_writer_replaces_the_lines_after_its_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path) as metrics:
-        metrics.write({"step": 0, "x": 0.1})
+        metrics.write({"step": 0})
         kept = metrics.sync()
-        metrics.write({"step": 1, "x": 0.2})
+        metrics.write({"step": 1})
     with MetricsWriter(path, keep=kept) as metrics:
         assert metrics.sync() == kept
-        metrics.write({"step": 1, "x": 7.0})
+        metrics.write({"step": 7})
         assert metrics.sync() == path.stat().st_size
-    assert read_metrics(path) == [{"step": 0, "x": 0.1}, {"step": 1, "x": 7.0}]
+    assert read_metrics(path) == [{"step": 0}, {"step": 7}]
 
 
 def test_lines_are_on_the_disk_when_their_size_is_told_and_at_the_end(tmp_path, monkeypatch):

@@ -22,13 +22,11 @@ from tests.toy_runs import toy_corpus, train_toy
 @pytest.fixture
 def call(monkeypatch):
     """What `main` of a script returns, or exits with: a status or the errors of a multirun."""
-    monkeypatch.setattr(train, "failures", [])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # set by train.py
 
     def call_main(script, words, *more):
-        train.failures.clear()
-        arguments = [*words.split(), *map(str, more)]
-        monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *arguments])
+        monkeypatch.setattr(train, "failures", [])
+        monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *words.split(), *more])
         try:
             return script.main()
         except SystemExit as ended:

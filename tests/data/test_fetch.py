@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 from crope.data import corpora, fetch
-from crope.data.corpora import Document
 from crope.data.tokens import load_tokens
 from crope.errors import ConfigError, DataError, DataUnavailable, UserError
 from tests.conftest import raises_one_line
@@ -256,29 +255,22 @@ def test_a_dataset_of_the_hub_becomes_tokens_that_name_it(describe):
     assert source["revision"] == COMMIT
 
 
+CONTENT = "\ufeffone\rtwo\r\n\ufeffa\u2028b\0c\x85"
+
+
 @pytest.mark.parametrize(
-    "content",
-    ["\ufeffone\rtwo\r\n\ufeffa\u2028b\0c\x85\n", "no line feed at the end"],
-)
-@pytest.mark.parametrize(
-    ("file", "end"),
+    ("name", "content", "end"),
     [
-        ("own.txt", ""),
-        ("row.jsonl", "\n"),
+        ("a.txt", CONTENT, ""),
+        ("a.jsonl", json.dumps({"text": CONTENT}), "\n"),
+        ("a.jsonl", json.dumps({"text": f"{CONTENT}\n"}), "\n"),
     ],
 )
-def test_a_text_is_the_same_by_every_route(describe_files, tmp_path, content, file, end):
-    """As a text file of one's own, and through `hub` as a text file and as a row, which ends a
-    line.
-    """
-    row = json.dumps({"text": content})
-    files = {"own.txt": content.encode(), "row.jsonl": row.encode(), "valid.txt": b"Another.\n"}
-    describe_files(files, file, "valid.txt")
+def test_a_text_has_its_lines_by_every_route(describe_files, name, content, end):
+    """As a text file, and as a row, which ends a line."""
+    describe_files({name: content.encode(), "valid.txt": b"Another.\n"}, name, "valid.txt")
     fetch_letters()
-    text = "".join(Document("letters", tmp_path / "own.txt"))
-    if not text.endswith("\n"):
-        text += end
-    assert fetched()["letters/train.txt"] == text
+    assert fetched()["letters/train.txt"] == f"one\ntwo\na\u2028b\0c\x85{end}"
 
 
 def test_text_files_are_joined_by_whole_lines(describe_files):

@@ -16,34 +16,22 @@ MORE = {
 }
 
 
-def need(launcher):
-    plugin = f"hydra_plugins.hydra_{launcher.split('_')[0]}_launcher"
-    pytest.importorskip(plugin, reason=f"{plugin} is not installed (make test-engines)")
-
-
 def sweep(launcher, results, *more):
     chosen = (f"hydra/launcher={launcher}", *MORE.get(launcher, ()))
     return run_script("train.py", "-m", *chosen, *OVERRIDES, f"results_dir={results}", *more)
 
 
-@pytest.fixture(scope="module", params=["joblib", "submitit_local", "ray"])
+@pytest.fixture(params=["joblib", "submitit_local", "ray"])
 def launcher(request):
-    need(request.param)
+    pytest.importorskip(f"hydra_plugins.hydra_{request.param.split('_')[0]}_launcher")
     return request.param
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The results of one process."""
-    results = tmp_path_factory.mktemp("basic")
-    done = sweep("basic", results, "model=rope,crope")
-    assert done.returncode == 0, done.stderr
-    return results
-
-
-def test_a_launcher_makes_the_same_bits_once(launcher, alone, tmp_path):
-    done = sweep(launcher, tmp_path, "model=rope,crope")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_a_launcher_makes_the_same_bits_once(launcher, tmp_path):
+    alone = tmp_path / "alone"
+    for name, results in (("basic", alone), (launcher, tmp_path)):
+        done = sweep(name, results, "model=rope,crope")
+        assert done.returncode == 0, done.stdout + done.stderr
     for model in ("rope", "crope"):
         options = ("scale=smoke", "runtime.threads=1", f"model={model}")
         assert same_bits(toy_run(alone, *options), toy_run(tmp_path, *options))
@@ -63,6 +51,6 @@ def test_a_run_that_fails_stops_no_other_and_ends_in_status_1(launcher, tmp_path
 
 def test_the_file_for_slurm_composes():
     """Without a cluster this is all that is tested."""
-    need("submitit_slurm")
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     shown = run_script("train.py", "--cfg", "hydra", "hydra/launcher=submitit_slurm", "scale=smoke")
     assert "_target_: hydra_plugins" in shown.stdout
