@@ -119,7 +119,8 @@ def test_tool_commands_have_valid_options(command):
 def test_the_library_example_of_the_readme_ends_in_a_loss():
     """An untrained model predicts each of the 256 tokens with nearly equal probability."""
     start = "    from crope import GPT"
-    code = (ROOT / "README.md").read_text().partition(start)[2].partition("\n\n`")[0]
+    text = (ROOT / "README.md").read_text()
+    code = text.partition(start)[2].partition("\n\n`")[0]
     space = {}
     exec(textwrap.dedent(start + code), space)
     assert space["loss"].item() == pytest.approx(math.log(256), abs=0.3)

@@ -53,7 +53,10 @@ def test_a_stderr_without_reader_fails_nothing(run, pipe_without_reader):
 
 @pytest.mark.parametrize(
     ("encoding", "shown"),
-    [("latin-1", "-0.2 ± \\u2603\n"), ("ascii", "-0.2 +/- \\u2603\n")],
+    [
+        ("latin-1", "-0.2 ± \\u2603\n"),
+        ("ascii", "-0.2 +/- \\u2603\n"),
+    ],
 )
 def test_a_stdout_that_is_not_utf_8_loses_no_sign(encoding, shown, run, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", encoding)

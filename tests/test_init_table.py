@@ -14,7 +14,8 @@ from tests.interop.toys import build
 
 def sequences(step):
     """8 of 24 tokens, each the sum of the two before it, modulo 16."""
-    tokens = [*torch.randint(16, (2, 8), generator=torch.Generator().manual_seed(step))]
+    generator = torch.Generator().manual_seed(step)
+    tokens = [*torch.randint(16, (2, 8), generator=generator)]
     while len(tokens) < 24:
         tokens.append((tokens[-1] + tokens[-2]) % 16)
     return torch.stack(tokens, dim=1)

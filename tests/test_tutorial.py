@@ -65,8 +65,9 @@ def test_the_tutorial_to_the_letter(tmp_path):
     _, letters = blocks(dataset)  # the hub needs a network
     (copy / "conf/data/letters.yaml").write_text(letters)
     (copy / "text/letters").mkdir(parents=True)
-    for name, ((text,),) in zip(("train", "valid"), tiny_corpus().values(), strict=True):
-        (copy / f"text/letters/{name}.txt").write_text(text)
+    ((train,),), ((validation,),) = tiny_corpus().values()
+    (copy / "text/letters/train.txt").write_text(train)
+    (copy / "text/letters/valid.txt").write_text(validation)
     run(commands(dataset)[1])
 
     code, model, oracle, test = blocks(scheme)

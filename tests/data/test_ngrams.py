@@ -25,12 +25,20 @@ def probability(token, history, train, vocab_size):
     return (followers.count(token) + distinct * shorter) / (len(followers) + distinct)
 
 
-@pytest.mark.parametrize("sizes", [(400, 200), (2, 30), (30, 2), (1, 1)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (400, 200),
+        (2, 30),
+        (30, 2),
+        (1, 1),
+    ],
+)
 @pytest.mark.parametrize("step", [1, 1250], ids=["small ids", "keys beyond 32 bits"])
 def test_losses_are_those_of_the_formula(sizes, step):
     """With unseen tokens and histories, and with splits shorter than a trigram."""
     draw = np.random.default_rng(0)
-    train, validation = (step * (40 * draw.random(size) ** 3).astype(int) for size in sizes)
+    train, validation = (step * (40 * draw.random(size) ** 3).astype(np.uint16) for size in sizes)
     losses = ngram_losses(train, validation, 40 * step + 1)
     for order, loss in enumerate(losses.values(), 1):
         total = 0.0
