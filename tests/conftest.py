@@ -84,12 +84,11 @@ def make_toy_tokens(folder):
     meta = {
         "corpus": "tiny",
         "tokenizer": {"name": "bpe", "vocab_size": TOY_VOCAB},
-        "splits": {
-            name: {"tokens": len(part), "bytes": 3 * len(part), "sha256": name}
-            for name, part in splits.items()
-        },
+        "splits": {},
     }
-    return TokenSet(folder, meta, splits["train"], splits["validation"])
+    for name, part in splits.items():
+        meta["splits"][name] = {"tokens": len(part), "bytes": 3 * len(part), "sha256": name}
+    return TokenSet(folder, meta, **splits)
 
 
 def pytest_collection_modifyitems(items):
@@ -134,22 +133,9 @@ def raises_one_line(error, match):
 def run_script(name, *arguments, **environment):
     """The ended process of one of the scripts of this repository."""
     command = [sys.executable, f"scripts/{name}", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1000,
-        check=False,
-    )
-
-
-def printed_by(code):
-    """The output of a Python process of its own, which ends without an error."""
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    options = {"capture_output": True, "text": True, "timeout": 1000, "check": False}
+    return subprocess.run(command, cwd=ROOT, env=environment, **options)
 
 
 def count_steps_as_seconds(set_attribute=setattr):
@@ -203,13 +189,12 @@ def contents(folder, pattern="*"):
 
 def losses(run):
     """Every loss and learning rate of metrics.jsonl; times are left out."""
-    rows = read_metrics(run.path / "metrics.jsonl")
-    return [
-        (row["step"], key, row[key])
-        for row in rows
-        for key in row
-        if key.endswith(("_nats", "/lr"))
-    ]
+    found = []
+    for row in read_metrics(run.path / "metrics.jsonl"):
+        for key in row:
+            if key.endswith(("_nats", "/lr")):
+                found.append((row["step"], key, row[key]))
+    return found
 
 
 def same_bits(one, other):

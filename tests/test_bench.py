@@ -1,6 +1,7 @@
 """The benchmark script: what it times and counts, and where its tables go."""
 
 import math
+from unittest.mock import Mock
 
 import bench
 import pytest
@@ -17,8 +18,7 @@ def test_the_plain_baseline_is_gpt_2():
     """(V + L) D + N (12 D^2 + 13 D) + 2 D weights, and log V before training."""
     model = bench.PlainGPT(CONFIG, TOY_VOCAB)
     count = sum(parameter.numel() for parameter in model.parameters())
-    embeddings, layers, norm = 316 * 16, 12 * 256 + 13 * 16, 32
-    assert count == embeddings + layers + norm
+    assert count == 316 * 16 + (12 * 256 + 13 * 16) + 32
     tokens_BT = torch.arange(32).view(2, 16)
     loss = model(tokens_BT, tokens_BT)["loss"].item()
     assert loss == pytest.approx(math.log(300), rel=0.02)
@@ -34,14 +34,12 @@ def test_each_implementation_is_timed_in_turn(monkeypatch):
     }
     times = bench.time_steps(builds, torch.device("cpu"), rounds=2)
     assert times == {"slow": pytest.approx(10), "fast": 0}
-    rounds = (["slow"] * 4 + ["fast"] * 4) * 2
-    assert calls == ["slow"] * 5 + ["fast"] * 5 + rounds
+    turns = 4 * ["slow"] + 4 * ["fast"]
+    assert calls == 5 * ["slow"] + 5 * ["fast"] + turns + turns
 
 
 def test_an_implementation_that_fails_costs_no_other(capsys):
-    def broken():
-        raise RuntimeError("out of\nmemory")
-
+    broken = Mock(side_effect=RuntimeError("out of\nmemory"))
     chosen = {"broken": lambda: broken, "sound": lambda: lambda: None}
     assert list(bench.time_steps(chosen, torch.device("cpu"), rounds=1)) == ["sound"]
     assert capsys.readouterr().err == "broken: RuntimeError: out of memory\n"
@@ -60,23 +58,12 @@ def test_a_table_has_rates_mfu_and_ratios_to_our_fastest_setting(monkeypatch):
     ]
 
 
-@pytest.fixture
-def command(monkeypatch, tmp_path):
-    """bench.py with a page of its own; returns the page after `arguments`."""
+def test_the_script_at_tiny_sizes(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bench, "PAGE", tmp_path / "page.md")
-
-    def call(*arguments):
-        bench.PAGE.write_text("# Page\n")
-        monkeypatch.setattr("sys.argv", ["bench.py", *arguments])
-        bench.main()
-        return bench.PAGE.read_text()
-
-    return call
-
-
-def test_the_script_at_tiny_sizes(command, capsys):
-    page = command("--smoke", "--write", "runtime.compile=false")
-    printed = capsys.readouterr().out
+    bench.PAGE.write_text("# Page\n")
+    monkeypatch.setattr("sys.argv", ["bench.py", "--smoke", "--write", "runtime.compile=false"])
+    bench.main()
+    printed, page = capsys.readouterr().out, bench.PAGE.read_text()
     assert "| this project: eager, " in printed
     assert "| plain PyTorch loop: as shipped" in printed
     assert "<!-- generated: bench steps" in page

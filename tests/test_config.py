@@ -18,8 +18,6 @@ from tests.conftest import raises_one_line
         ("results_dir=", "results_dir"),
         ("train.lr=0", "train.lr"),
         ("train.lr=nan", "finite"),
-        ("train.weight_decay=inf", "finite"),
-        ("train.max_steps=0", "train.max_steps"),
         ("eval.every=0", "eval.every"),
         ("runtime.checkpoint_seconds=-1", "runtime.checkpoint_seconds"),
         ("model.dropout=1", "below"),
@@ -28,7 +26,6 @@ from tests.conftest import raises_one_line
         ("scale=paper tokenizer.vocab_size=4096", "50257"),
         # Widths and rates that rounding takes to nothing, or beyond all numbers.
         ("model.ffn_ratio=0.001", "ffn_ratio=0.001 .*width 0"),
-        ("model.ffn_ratio=1e308", "at most"),
         ("train.lr_gamma=1e-9 train.lr_step_size=1", "lr_gamma=1e-09 .*rate 0"),
         ("train.lr_gamma=10 train.lr_step_size=1", "lr_gamma=10.0 .*rate inf"),
         ("train.lr=1e308 train.lr_gamma=2", "lr_gamma=2.0 .*rate inf"),
@@ -40,12 +37,7 @@ def test_values_that_the_types_allow_and_the_checks_refuse(override, word):
 
 
 def test_a_saved_section_may_have_keys_that_have_left_the_schema():
-    saved = {
-        "position": "rotary",
-        "projection": "real",
-        "n_layers": 2,
-        "gone": 1,
-    }
+    saved = {"position": "rotary", "projection": "real", "n_layers": 2, "gone": 1}
     assert saved_section(ModelConfig, saved) == ModelConfig("rotary", "real", n_layers=2)
 
 

@@ -13,7 +13,7 @@ import pytest
 import tools
 import yaml
 
-from crope.config import ROOT, DataConfig
+from crope.config import ROOT, DataConfig, ModelConfig
 from crope.model import positions
 from crope.runs import study
 from crope.runs.compose import check_overrides, typed
@@ -25,12 +25,12 @@ PAGES = [
     ROOT / "data" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-COMMANDS = {
-    line.strip()
-    for page in PAGES
-    for line in page.read_text().splitlines()
-    if line.startswith("    ")
-}
+TEXT = "\n".join(page.read_text() for page in PAGES)
+
+
+def commands(script):
+    found = re.findall(rf"^    (python scripts/{script}\.py[^\\\n]*)", TEXT, re.MULTILINE)
+    return sorted(set(found))
 
 
 def example(start):
@@ -38,17 +38,21 @@ def example(start):
     return next(block for block in blocks(TUTORIAL) if start in block)
 
 
+def make(*words, cwd=ROOT):
+    command, environment = ["make", *words], os.environ | {"MAKEFLAGS": ""}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files(page):
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
 
 
 def test_make_commands_name_targets():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text()
     targets = re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE)
-    text = "\n".join(page.read_text() for page in PAGES)
-    named = re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE)
+    named = re.findall(r"(?:`|^    )make ([a-z-]+)", TEXT, re.MULTILINE)
     assert named and set(named) <= set(targets)
     # None of its variables is ignored: a script refuses an option that it does not have.
     scripts = re.findall(r"\$\(PY\) scripts/.*", makefile)
@@ -72,30 +76,18 @@ VALUES = [
 @pytest.mark.parametrize("name", ["STUDY", "SEEDS", "SCALE", "CELL", "RUNS", "ARGS", "PYTHON"])
 def test_no_value_of_a_variable_of_make_is_executed(name, tmp_path):
     """Nor is it changed on its way: the recipe prints what it gets."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text()
     makefile += f'\nshown:\n\t@"{sys.executable}" -c "import os; print(os.environ[\'{name}\'])"\n'
     (tmp_path / "Makefile").write_text(makefile)
     for value in VALUES:
         given = value.format(tmp_path / "executed")
-        command = ["make", "-s", "shown", f"{name}={given}"]
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.stdout == f"{given}\n", done.stderr
+        assert make("-s", "shown", f"{name}={given}", cwd=tmp_path).stdout == f"{given}\n"
     assert not (tmp_path / "executed").exists()
 
 
 def test_a_variable_that_make_does_not_know_is_refused():
     """SEED=1 for SEEDS=1 would start every seed."""
-    command = ["make", "-n", "help", "SEEDS=1", "SEED=1"]
-    environment = os.environ | {"MAKEFLAGS": ""}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    done = make("-n", "help", "SEEDS=1", "SEED=1")
     assert done.returncode != 0
     (line,) = done.stderr.splitlines()
     assert "SEED;" in line
@@ -103,29 +95,22 @@ def test_a_variable_that_make_does_not_know_is_refused():
 
 @pytest.mark.parametrize("target", ["status", "explain", "report", "upload", "reproduce", "bench"])
 def test_a_recipe_sees_no_value(target):
-    command = ["make", "-n", target, "-o", ".venv/.stamp"]
     values = [f"{name}=; exit" for name in ("STUDY", "SEEDS", "SCALE", "CELL", "RUNS", "ARGS")]
-    done = subprocess.run([*command, *values], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "scripts/" in done.stdout and "exit" not in done.stdout
+    recipe = make("-n", target, "-o", ".venv/.stamp", *values).stdout
+    assert "scripts/" in recipe and "exit" not in recipe
 
 
-@pytest.mark.parametrize(
-    "command", sorted(line for line in COMMANDS if line.startswith("python scripts/train.py"))
-)
+@pytest.mark.parametrize("command", commands("train"))
 def test_training_commands_name_valid_keys(command):
-    words = [
-        word
-        for word in command.split("#")[0].split()[2:]
-        if "=" in word and not word.startswith("study=heads")
-    ]
-    created = re.compile(r"\b(letters|fineweb|gaussian)\b")  # by the reader of the tutorial
-    known = [word for word in words if not created.search(word)]
-    check_overrides([word.strip("'") for word in known], multirun=" -m " in command)
+    known = []
+    for word in shlex.split(command, comments=True):
+        # But for what the reader of the tutorial makes.
+        if "=" in word and not re.search(r"\b(letters|fineweb|gaussian)", word):
+            known.append(word)
+    check_overrides(known, multirun=" -m " in command)
 
 
-@pytest.mark.parametrize(
-    "command", sorted(line for line in COMMANDS if line.startswith("python scripts/tools.py"))
-)
+@pytest.mark.parametrize("command", commands("tools"))
 def test_tool_commands_have_valid_options(command):
     words = shlex.split(command, comments=True)[2:]
     assert tools.build_parser().parse_args(words).call.__name__ == words[0].replace("-", "_")
@@ -133,17 +118,18 @@ def test_tool_commands_have_valid_options(command):
 
 def test_the_library_example_of_the_readme_ends_in_a_loss():
     """An untrained model predicts each of the 256 tokens with nearly equal probability."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    code = text[text.index("    from crope import GPT") :].partition("\n\n`")[0]
+    start = "    from crope import GPT"
+    text = (ROOT / "README.md").read_text()
+    code = text.partition(start)[2].partition("\n\n`")[0]
     space = {}
-    exec(textwrap.dedent(code), space)
+    exec(textwrap.dedent(start + code), space)
     assert space["loss"].item() == pytest.approx(math.log(256), abs=0.3)
 
 
 def test_the_study_of_the_tutorial_expands(own_conf):
     (own_conf / "study/heads.yaml").write_text(example("# @package _global_"))
-    runs = study.study_runs(["heads"], scale="smoke", overrides=["train.precision=fp32"])
-    assert len({run.run_id for run in runs}) == len(runs) == 20
+    runs = study.study_runs(["heads"], scale="smoke")
+    assert len(runs) == 20
     assert {run.config.model.n_heads for run in runs} == {2, 4}
 
 
@@ -160,13 +146,9 @@ def test_the_hub_corpus_of_the_tutorial_is_valid():
 
 
 def test_the_scheme_of_the_tutorial_works():
-    """Its class, in the module that it is meant for, passes its own test."""
-    space = {**vars(positions), "pytest": pytest, "math": math}
+    """Its class, in the module that it is meant for, passes its own test; its YAML fits the schema."""
+    typed(ModelConfig, yaml.safe_load(example("# A Gaussian window over the past.")))
+    space = vars(positions) | {"pytest": pytest, "math": math}
     exec(example("class GaussianBias"), space)
     exec(example("def test_gaussian_window_by_its_formula"), space)
     space["test_gaussian_window_by_its_formula"]()
-    assert yaml.safe_load(example("# A Gaussian window over the past.")).keys() == {
-        "position",
-        "projection",
-        "attention",
-    }

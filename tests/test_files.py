@@ -1,6 +1,7 @@
 """Files: atomic writes, permissions, metrics that can be continued, files that are no files."""
 
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,12 +17,9 @@ from crope.files import (
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other_and_is_named(tmp_path, monkeypatch):
-    def full_disk(descriptor):
-        raise OSError(28, "No space left on device")
-
     path = tmp_path / "summary.json"
     path.write_text("old")
-    monkeypatch.setattr(os, "fsync", full_disk)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space") as caught:
         write_bytes(path, b"new")
     assert caught.value.filename == str(path)
@@ -45,8 +43,8 @@ def test_a_file_has_the_permissions_of_the_umask(tmp_path):
         MetricsWriter(tmp_path / "m")
     finally:
         os.umask(before)
-    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o644
-    assert (tmp_path / "m").stat().st_mode & 0o777 == 0o644
+    for path in tmp_path.iterdir():
+        assert path.stat().st_mode & 0o777 == 0o644, path
 
 
 def test_an_incomplete_last_line_is_left_out(tmp_path):
@@ -58,17 +56,14 @@ def test_an_incomplete_last_line_is_left_out(tmp_path):
 def test_a_resumed_writer_replaces_the_lines_after_its_checkpoint(tmp_path):
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path) as metrics:
-        metrics.write({"step": 0, "x": 0.1})
+        metrics.write({"step": 0})
         kept = metrics.sync()
-        metrics.write({"step": 1, "x": 0.2})
+        metrics.write({"step": 1})
     with MetricsWriter(path, keep=kept) as metrics:
         assert metrics.sync() == kept
-        metrics.write({"step": 1, "x": 7.0})
+        metrics.write({"step": 7})
         assert metrics.sync() == path.stat().st_size
-    assert read_metrics(path) == [
-        {"step": 0, "x": 0.1},
-        {"step": 1, "x": 7.0},
-    ]
+    assert read_metrics(path) == [{"step": 0}, {"step": 7}]
 
 
 def test_lines_are_on_the_disk_when_their_size_is_told_and_at_the_end(tmp_path, monkeypatch):
@@ -83,10 +78,7 @@ def test_lines_are_on_the_disk_when_their_size_is_told_and_at_the_end(tmp_path, 
 
 
 def test_no_line_holds_a_nan(tmp_path):
-    with (
-        MetricsWriter(tmp_path / "m") as metrics,
-        pytest.raises(ValueError, match="JSON"),
-    ):
+    with MetricsWriter(tmp_path / "m") as metrics, pytest.raises(ValueError, match="JSON"):
         metrics.write({"step": 0, "x": float("nan")})
 
 

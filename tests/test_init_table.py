@@ -11,22 +11,11 @@ from torch import nn
 
 from tests.interop.toys import build
 
-SIZES = {
-    "vocab_size": 16,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 
-
-def sequences(step, count=8):
-    """Each token is the sum of the two before it, with 16 tokens."""
-    rows = [torch.randint(16, (count, 2), generator=torch.Generator().manual_seed(step)).T]
-    tokens = [*rows[0]]
+def sequences(step):
+    """8 of 24 tokens, each the sum of the two before it, modulo 16."""
+    generator = torch.Generator().manual_seed(step)
+    tokens = [*torch.randint(16, (2, 8), generator=generator)]
     while len(tokens) < 24:
         tokens.append((tokens[-1] + tokens[-2]) % 16)
     return torch.stack(tokens, dim=1)
@@ -34,7 +23,7 @@ def sequences(step, count=8):
 
 @pytest.fixture(scope="module")
 def source():
-    model = build(**SIZES)
+    model = build()
     made = Source(
         name="tiny",
         model=model,
@@ -78,33 +67,25 @@ def test_what_is_measured_is_not_measured_again(source, tmp_path, monkeypatch):
 def test_only_q_k_and_v_are_trained_if_so_asked(source):
     model = copy.deepcopy(source.model)
     assert list(init_table.tune(model, source, "qkv", 1)) == [0, 1]
-    before, after = (part.model.layers[0] for part in (source.model, model))
-    assert not torch.equal(after.self_attn.v_proj.weight, before.self_attn.v_proj.weight)
-    assert torch.equal(after.self_attn.o_proj.weight, before.self_attn.o_proj.weight)
+    before, after = (part.model.layers[0].self_attn for part in (source.model, model))
+    assert not torch.equal(after.v_proj.weight, before.v_proj.weight)
+    assert torch.equal(after.o_proj.weight, before.o_proj.weight)
 
 
 FITTED = "complex-linear | activations"
 
 
-def line(arm, trained, step, loss):
-    steps = 8 if trained else 0
-    where = {
-        "arm": arm,
-        "windows": 64,
-        "calibration": 24,
-        "trained": trained,
-    }
-    return where | {"steps": steps, "step": step, "loss": loss}
+def lines(arm, *losses):
+    """Right after, and after 4 and 8 of 8 steps."""
+    found = []
+    for step, loss in zip((0, 4, 8), losses, strict=False):
+        line = {"arm": arm, "windows": 64, "calibration": 24, "step": step, "loss": loss}
+        line["trained"], line["steps"] = ("all", 8) if step else (None, 0)
+        found.append(line)
+    return found
 
 
-LINES = [
-    line(FITTED, None, 0, 3.0),
-    line(FITTED, "all", 4, 2.0),
-    line(FITTED, "all", 8, 1.0),
-    line(DENSE, None, 0, 1.1),
-    line(DENSE, "all", 4, 0.9),
-    line(DENSE, "all", 8, 0.7),
-]
+LINES = lines(FITTED, 3.0, 2.0, 1.0) + lines(DENSE, 1.1, 0.9, 0.7)
 
 
 def test_the_table_has_the_loss_right_after_and_at_the_end_of_the_tuning():
@@ -117,32 +98,27 @@ def test_the_table_has_the_loss_right_after_and_at_the_end_of_the_tuning():
 
 
 def test_the_curve_has_the_distance_from_the_dense_model_tuned_alike():
-    assert render(LINES, calibration=24, sources=1)["healing"].splitlines() == [
-        "| Q, K and V | start | all weights, 4 of 8 steps | all weights, 8 of 8 steps |",
-        "|---|---|---:|---:|",
-        "| complex-linear | activations | 1.100 | 0.300 |",
-    ]
+    header, _, row = render(LINES, calibration=24, sources=1)["healing"].splitlines()
+    assert header.endswith("| all weights, 4 of 8 steps | all weights, 8 of 8 steps |")
+    assert row == "| complex-linear | activations | 1.100 | 0.300 |"
 
 
 def test_means_are_over_runs_that_all_have_the_loss():
-    second = [line(DENSE, None, 0, 1.3), line(FITTED, None, 0, 5.0)]
-    assert render([*LINES, *second], calibration=24, sources=2)["init"].splitlines() == [
-        "| Q, K and V | start | right after |",
-        "|---|---|---:|",
-        "| dense | unchanged | 1.200 |",
-        "| complex-linear | activations | 4.000 |",
-    ]
+    second = lines(DENSE, 1.3) + lines(FITTED, 5.0)
+    header, _, *rows = render(LINES + second, calibration=24, sources=2)["init"].splitlines()
+    assert header == "| Q, K and V | start | right after |"
+    assert rows == ["| dense | unchanged | 1.200 |", "| complex-linear | activations | 4.000 |"]
 
 
-def test_low_rank_is_the_truncated_svd():
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_low_rank_is_the_truncated_svd(calibrated):
     """Eckart-Young: the squared error is the sum of the discarded squared singular values."""
     torch.manual_seed(0)
-    x = torch.randn(40, 8) @ torch.randn(8, 8)
-    for batches, inputs in (([], torch.eye(8)), ([x], x)):
-        model = nn.ModuleDict({"q_proj": nn.Linear(8, 8, bias=False)})
-        model.forward = lambda x, model=model: model["q_proj"](x)
-        dense = model["q_proj"].weight.detach().clone()
-        make_low_rank(model, batches)
-        discarded = torch.linalg.svdvals(inputs @ dense.T)[2:]
-        lost = inputs @ (dense - model["q_proj"].weight.detach()).T
-        torch.testing.assert_close(lost.square().sum(), discarded.square().sum())
+    inputs = torch.randn(40, 8) @ torch.randn(8, 8) if calibrated else torch.eye(8)
+    model = nn.Sequential()
+    model.add_module("q_proj", nn.Linear(8, 8, bias=False))
+    dense = model.q_proj.weight.detach().clone()
+    make_low_rank(model, [inputs] if calibrated else [])
+    discarded = torch.linalg.svdvals(inputs @ dense.T)[2:]
+    lost = inputs @ (dense - model.q_proj.weight.detach()).T
+    torch.testing.assert_close(lost.square().sum(), discarded.square().sum())

@@ -4,48 +4,29 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import cli
 import pytest
-import report as report_script
-import reproduce as reproduce_script
+import report
+import reproduce
 import tools
-import train as train_script
+import train
 
-from crope.config import ROOT
-from crope.errors import ConfigError, DataUnavailable, StorageError, UserError
-from tests.conftest import TOY_OVERRIDES, printed_by, raises_one_line, run_script
+from crope.config import ROOT, TokenizerConfig
+from crope.errors import ConfigError, StorageError, UserError
+from tests.conftest import TOY_OVERRIDES, raises_one_line, run_script
 from tests.toy_runs import toy_corpus, train_toy
 
 
 @pytest.fixture
-def train(monkeypatch, capsys):
-    """train.py in this process: its output, stderr and error line ('' without an error)."""
-    monkeypatch.setattr(train_script, "failures", [])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
-        train_script.failures.clear()
-        error = ""
-        try:
-            train_script.main()
-        except UserError as raised:  # main_errors() prints it
-            error = f"error: {raised}"
-        except SystemExit as raised:
-            error = str(raised.code)
-        return *capsys.readouterr(), error
-
-    return call
-
-
-@pytest.fixture
 def call(monkeypatch):
-    """What `main` of a script returns, or the status that it exits with."""
+    """What `main` of a script returns, or exits with: a status or the errors of a multirun."""
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # set by train.py
 
     def call_main(script, words, *more):
-        arguments = [*words.split(), *map(str, more)]
-        monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *arguments])
+        monkeypatch.setattr(train, "failures", [])
+        monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *words.split(), *more])
         try:
             return script.main()
         except SystemExit as ended:
@@ -55,60 +36,47 @@ def call(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        ("crope", "key=value"),
-        ("hydra/launcher=ray", "pip install"),
-        ("train.lr=1 +train.lr=2", "train.lr is given twice"),
-        ("--nosuch", "--nosuch"),
-        ("--config-name scale/quick", "--config-name"),
-        ("-cp elsewhere", "--config-path"),
-        ("--experimental-rerun file", "--experimental-rerun"),
-        ("--run study=base", "--run"),
-        ("--resolve", "--cfg"),
-        ("-m --cfg job seed=0,1", "leave -m out"),
-    ],
-)
-def test_a_command_that_would_do_something_else_is_refused(arguments, word, train, tmp_path):
-    command = ["data=tiny", "scale=smoke", f"results_dir={tmp_path / 'results'}"]
-    out, err, error = train(*command, *arguments.split())
-    assert out == ""
-    assert err == ""
-    assert len(error.splitlines()) == 1
-    assert error.startswith("error: ")
-    assert word in error
-    assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.parametrize(
     ("script", "arguments", "word"),
     [
+        (train, "crope", "key=value"),
+        (train, "hydra/launcher=ray", "pip install"),
+        (train, "train.lr=1 +train.lr=2", "train.lr is given twice"),
+        (train, "--nosuch", "--nosuch"),
+        (train, "--config-name scale/quick", "--config-name"),
+        (train, "-cp elsewhere", "--config-path"),
+        (train, "--experimental-rerun file", "--experimental-rerun"),
+        (train, "--run study=base", "--run"),
+        (train, "--resolve", "--cfg"),
+        (train, "-m --cfg job seed=0,1", "leave -m out"),
         (tools, "status --seeds -1", "seeds"),
         (tools, f"status --results-dir={__file__}", "a file"),
         (tools, "explain --runs nosuch", "nosuch"),
         (tools, "prepare pbt", "did you mean ptb"),
-        (reproduce_script, "--seed 3", "--seed"),
-        (reproduce_script, "tracker=none tracker=wandb", "twice"),
+        (reproduce, "--seed 3", "--seed"),
+        (reproduce, "tracker=none tracker=wandb", "twice"),
     ],
 )
-def test_arguments_that_the_other_scripts_refuse(
-    script, arguments, word, call, tmp_path, monkeypatch
+def test_a_command_that_would_do_something_else_is_refused(
+    script, arguments, word, call, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("crope.runs.run.execute", None)  # no run, should it not be refused
     with raises_one_line(ConfigError, word):
         call(script, arguments)
+    assert capsys.readouterr() == ("", "")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("toy_data")
-def test_a_multirun_skips_what_is_complete_and_lists_what_failed(train, tmp_path):
+def test_a_multirun_skips_what_is_complete_and_lists_what_failed(call, tmp_path, capsys):
     """Overrides may stand on both sides of -m."""
     command = [*TOY_OVERRIDES, "-m", f"results_dir={tmp_path}/räs, a=b ~[1]#", "model=rope,crope"]
-    out, err, error = train(*command)
+    assert not call(train, "", *command)
+    out, err = capsys.readouterr()
     assert err == ""
-    assert error == ""
     assert out.count("nats per token") == 2
-    out, err, error = train(*command, "train.lr=0.001,1e30,nan")
+    error = call(train, "", *command, "train.lr=0.001,1e30,nan")
+    out, err = capsys.readouterr()
     assert out.count("already complete") == 2
     assert err.startswith("4 runs failed")
     assert len(error.splitlines()) == 4
@@ -117,25 +85,20 @@ def test_a_multirun_skips_what_is_complete_and_lists_what_failed(train, tmp_path
     assert [folder.name for folder in tmp_path.iterdir()] == ["räs, a=b ~[1]#"]
 
 
-def test_a_disk_that_fails_ends_a_multirun_at_once(train, monkeypatch, tmp_path):
+def test_a_disk_that_fails_ends_a_multirun_at_once(call, monkeypatch, tmp_path):
     """The next run would fail as well, after minutes."""
-    tried = []
-
-    def execute(run):
-        tried.append(run.config.seed)
-        raise StorageError("a/file: No space left on device")
-
+    execute = mock.Mock(side_effect=StorageError("a/file: No space left on device"))
     monkeypatch.setattr("crope.runs.run.execute", execute)
-    error = train(*TOY_OVERRIDES, f"results_dir={tmp_path}", "-m", "seed=3,4")[2]
-    assert tried == [3]
+    error = call(train, f"results_dir={tmp_path} -m seed=3,4", *TOY_OVERRIDES)
+    assert execute.call_count == 1
     assert error == "error: a/file: No space left on device"
 
 
-def test_a_run_that_was_stopped_ends_with_the_status_of_its_signal(train, monkeypatch, tmp_path):
+def test_a_run_that_was_stopped_ends_with_the_status_of_its_signal(call, monkeypatch, capsys):
     outcome = SimpleNamespace(signal=15, text="stopped", status="stopped")
     monkeypatch.setattr("crope.runs.run.execute", lambda run: outcome)
-    settings = ("data=tiny", "scale=smoke", "train.precision=fp32", f"results_dir={tmp_path}")
-    assert train(*settings) == ("", "stopped\n", "143")
+    assert call(train, "data=tiny scale=smoke train.precision=fp32") == 143
+    assert capsys.readouterr() == ("", "stopped\n")
 
 
 @pytest.mark.parametrize(
@@ -146,30 +109,28 @@ def test_a_run_that_was_stopped_ends_with_the_status_of_its_signal(train, monkey
         ("study=paper_row scale=smoke", "smoke"),
     ],
 )
-def test_a_study_runs_at_its_own_scale_else_that_of_the_machine(words, scale, train, monkeypatch):
+def test_a_study_runs_at_its_own_scale_else_that_of_the_machine(words, scale, call, monkeypatch):
     given = []
     monkeypatch.setattr("crope.train.device.default_scale", lambda: "medium")
-    monkeypatch.setattr(train_script, "train", lambda: given.extend(sys.argv))
-    train("-m", *words.split())
-    assert f"scale={scale}" in given
+    monkeypatch.setattr(train, "train", lambda: given.extend(sys.argv))
+    call(train, f"-m {words}")
+    assert [word for word in given if word.startswith("scale=")] == [f"scale={scale}"]
 
 
-def test_a_study_file_that_hydra_would_ignore_is_refused_at_every_scale(train, own_conf):
+def test_a_study_file_that_hydra_would_ignore_is_refused_at_every_scale(call, own_conf):
     """Hydra would train the defaults once."""
     text = (own_conf / "study/pilot.yaml").read_text().replace("# @package _global_", "")
     (own_conf / "study/ignored.yaml").write_text(text)
-    error = train("-m", "study=ignored", "scale=smoke")[2]
-    assert "conf/study/ignored.yaml" in error
-    assert "package" in error
+    with raises_one_line(ConfigError, r"conf/study/ignored\.yaml.*package"):
+        call(train, "-m study=ignored scale=smoke")
 
 
-@pytest.mark.parametrize("flag", [["--cfg", "job"], ["--cfg=job"], ["-c", "job", "--resolve"]])
-def test_cfg_job_prints_the_resolved_configuration_and_the_run_id(flag, train):
-    out, _, error = train(*flag, "model=crope", "scale=smoke", "train.precision=fp32")
-    assert error == ""
-    assert out.startswith("# crope-ptb-base-s0-")
-    assert "d_model: 128" in out
-    assert "${" not in out
+def test_cfg_job_prints_the_resolved_configuration_and_the_run_id(call, capsys):
+    assert not call(train, "-c job --resolve model=crope scale=smoke train.precision=fp32")
+    shown = capsys.readouterr().out
+    assert shown.startswith("# crope-ptb-base-s0-")
+    assert "d_model: 128" in shown
+    assert "${" not in shown
 
 
 def test_a_mistake_of_a_command_is_one_line_and_exit_status_1(tmp_path):
@@ -181,8 +142,8 @@ def test_a_mistake_of_a_command_is_one_line_and_exit_status_1(tmp_path):
 
 def test_reproduce_without_data_and_network(tmp_path):
     """Table 1 on `tiny`, whose rows are complete; run again, nothing is trained or changed."""
-    hidden = {"CROPE_DATA_DIR": str(tmp_path / "none"), "HF_HUB_OFFLINE": "1"}
-    hidden["CROPE_CACHE_DIR"] = str(tmp_path / "cache")
+    hidden = {"CROPE_DATA_DIR": f"{tmp_path}/none", "HF_HUB_OFFLINE": "1"}
+    hidden["CROPE_CACHE_DIR"] = f"{tmp_path}/cache"
     options = f"--scale=smoke --study=table1 --seeds=1 --results-dir={tmp_path} tracker=none"
     done = run_script("reproduce.py", *options.split(), **hidden)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -208,13 +169,13 @@ def test_an_answer_does_not_wait_for_torch(script, arguments):
     run = f"sys.argv = ['{script}.py', *'{arguments}'.split()]; import {script}"
     code = f"import sys; sys.path.insert(0, 'scripts'); {run}\ntry: {script}.main()\nexcept"
     code += " Exception as error: print(error)\nfinally: print('torch' in sys.modules)"
-    assert printed_by(code).endswith("False\n")
+    printed = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT)
+    assert printed.endswith(b"False\n")
 
 
 @pytest.mark.parametrize("script", ["train", "reproduce", "report", "tools"])
 def test_a_script_starts_without_docstrings_and_without_its_folder(script):
-    command = [sys.executable, "-OO", "-I", f"scripts/{script}.py", "--help"]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
+    subprocess.check_output([sys.executable, "-OO", "-I", f"scripts/{script}.py", "-h"], cwd=ROOT)
 
 
 def test_results_outside_the_checkout_are_told(monkeypatch, capsys, tmp_path):
@@ -234,14 +195,15 @@ def test_the_variables_of_make_stand_for_options(monkeypatch):
         "SCALE": "quick",
         "SEEDS": "2; x",
         "CELL": "e f",
+        "ARGS": "-f 'g h'",
     }
-    for name, value in (values | {"ARGS": "-f 'g h'"}).items():
+    for name, value in values.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["tools.py", "status", "--from-make", "tracker=none"])
     options = ["--study=a", "--study=b", "--runs=c d", "--scale=quick", "--seeds=2; x"]
     assert cli.arguments() == ["status", *options, "e f", "-f", "g h", "tracker=none"]
-    monkeypatch.setattr(sys, "argv", ["tools.py", "status"])
-    assert cli.arguments() == ["status"], "variables of another's environment"
+    sys.argv.remove("--from-make")
+    assert cli.arguments() == ["status", "tracker=none"], "variables of another's environment"
 
 
 def test_a_variable_of_make_with_an_open_quote_is_an_error(monkeypatch):
@@ -251,131 +213,115 @@ def test_a_variable_of_make_with_an_open_quote_is_an_error(monkeypatch):
         cli.arguments()
 
 
-HERE = {"results_dir": Path("here")}
-SAMPLING = {
-    "tokens": 3,
-    "temperature": 0.5,
-    "top_k": 4,
-    "seed": 5,
-}
+HERE = Path("here")
+RESULTS = Path("results")
 
 
 @pytest.mark.parametrize(
-    ("words", "function", "passed", "options"),
+    ("script", "words", "function", "expected"),
     [
         (
+            tools,
             "theory --seeds=2 --results-dir=here",
             "theory.report.make_theory",
-            [Path("here/theory")],
-            {"seeds": 2},
+            mock.call(HERE / "theory", seeds=2),
         ),
         (
+            tools,
             "theory --part=recall --results-dir=here",
             "theory.report.make_recall",
-            [Path("here/theory")],
-            {},
+            mock.call(HERE / "theory"),
         ),
         (
+            tools,
             "explain a/cell --scale=smoke --runs=. --results-dir=here",
             "report.explain.explain",
-            ["a/cell"],
-            HERE | {"scale": "smoke", "folders": [Path()]},
+            mock.call("a/cell", results_dir=HERE, scale="smoke", folders=[Path()]),
         ),
         (
+            tools,
             "plot a b --key train/lr --out c.svg --results-dir=here",
             "report.plot.plot",
-            [["a", "b"]],
-            HERE | {"key": "train/lr", "out": Path("c.svg")},
+            mock.call(["a", "b"], key="train/lr", out=Path("c.svg"), results_dir=HERE),
         ),
         (
+            tools,
             "publish mine --scale=smoke --results-dir=here",
             "report.publish.publish",
-            [Path("here"), "mine"],
-            {"scale": "smoke"},
+            mock.call(HERE, "mine", scale="smoke"),
         ),
         (
+            tools,
             "generate a --prompt b --tokens 3 --temperature 0.5 --top-k 4 --seed 5",
             "interop.generate.generate",
-            ["a", "b"],
-            SAMPLING,
+            mock.call("a", "b", tokens=3, temperature=0.5, top_k=4, seed=5),
         ),
         (
+            tools,
             "status --study=base --scale=smoke --seeds=2 --results-dir=here",
             "runs.status.study_states",
-            [["base"]],
-            HERE | {"scale": "smoke", "seeds": 2},
+            mock.call(["base"], scale="smoke", seeds=2, results_dir=HERE),
         ),
         (
+            tools,
             "status",
             "runs.status.study_states",
-            [("table1", "table2")],
-            {"results_dir": Path("results"), "scale": None, "seeds": None},
+            mock.call(("table1", "table2"), scale=None, seeds=None, results_dir=RESULTS),
+        ),
+        (
+            report,
+            "--results-dir=here --scale=smoke --runs=. --out=there",
+            "report.page.build_report",
+            mock.call(results_dir=HERE, scale="smoke", folders=[Path()], out_dir=Path("there")),
         ),
     ],
 )
-def test_tools_pass_their_options_on(words, function, passed, options, call, monkeypatch):
+def test_options_are_passed_on(script, words, function, expected, call, monkeypatch):
     """What they do is tested with their modules."""
-    seen = []
+    called = mock.Mock(return_value={})
     monkeypatch.setattr("crope.runs.record.find_record", lambda name, results_dir: name)
-    monkeypatch.setattr(f"crope.{function}", lambda *a, **k: seen.append(([*a], k)) or {})
-    assert call(tools, words) == 0
-    assert seen == [(passed, options)]
-
-
-def test_report_passes_its_options_on(call, monkeypatch):
-    seen = {}
-    monkeypatch.setattr("crope.report.page.build_report", lambda **given: seen.update(given))
-    assert call(report_script, "--results-dir=here --scale=smoke --runs=. --out=there") == 0
-    assert seen == HERE | {"scale": "smoke", "folders": [Path()], "out_dir": Path("there")}
+    monkeypatch.setattr(f"crope.{function}", called)
+    assert call(script, words) == 0
+    assert called.mock_calls == [expected]
 
 
 def test_report_fails_for_an_invalid_record(call, monkeypatch):
     monkeypatch.setattr("crope.report.page.build_report", lambda **given: ["a record"])
-    assert call(report_script, "") == 1
+    assert call(report, "") == 1
 
 
 def test_verify_checks_all_records_and_lists_what_is_wrong(call, monkeypatch, capsys):
-    seen = []
-    verify = SimpleNamespace(verify_records=lambda folders: seen.extend(folders) or ["a: wrong"])
+    verify = mock.Mock()
+    verify.verify_records.return_value = ["a: wrong"]
     monkeypatch.setattr("crope.runs.verify", verify, raising=False)
     monkeypatch.setattr("crope.runs.published.set_folders", lambda: [Path("set")])
     assert call(tools, "verify --results-dir=here") == 1
-    assert seen == [Path("here/runs"), Path("set")]
+    verify.verify_records.assert_called_once_with([HERE / "runs", Path("set")])
     assert capsys.readouterr().err == "error: a: wrong\n"
 
 
 def test_prepare_makes_the_named_corpora_of_the_scale(call, monkeypatch):
-    asked = []
-
-    def prepare(corpora, tokenizer, *, data_dir):
-        asked.append((corpora, tokenizer.vocab_size, data_dir))
-        return {"tiny": DataUnavailable("not here")} if "tiny" in corpora else {}
-
+    prepare = mock.Mock(side_effect=[{"tiny": "not here"}, {}])
     monkeypatch.setattr("crope.runs.prepare.prepare", prepare)
     monkeypatch.setattr("crope.train.device.default_scale", lambda: "quick")
     monkeypatch.setenv("CROPE_DATA_DIR", "elsewhere")
     assert call(tools, "prepare tiny ptb --scale=paper --data-dir=here") == 1
     assert call(tools, "prepare") == 0
-    assert asked == [
-        (["tiny", "ptb"], 50257, Path("here")),
-        (["pg19", "wikitext2", "ptb"], 4096, Path("elsewhere")),
+    papers = ["pg19", "wikitext2", "ptb"]
+    assert prepare.mock_calls == [
+        mock.call(["tiny", "ptb"], TokenizerConfig("gpt2", 50257), data_dir=HERE),
+        mock.call(papers, TokenizerConfig("bpe", 4096), data_dir=Path("elsewhere")),
     ]
 
 
 def test_upload_fails_in_one_line_per_run_and_sends_the_others(call, monkeypatch, capsys):
-    sent = []
-
-    def upload(record, *, results_dir):
-        if record.path.name == "nosuch":
-            raise UserError("run 'nosuch': no such run")
-        sent.append(record.path.name)
-
-    record = SimpleNamespace
-    monkeypatch.setattr("crope.runs.record.find_record", lambda name, **_: record(path=Path(name)))
+    record, upload = SimpleNamespace(path=Path("a-run")), mock.Mock()
+    find_record = mock.Mock(side_effect=[UserError("no such run"), record])
+    monkeypatch.setattr("crope.runs.record.find_record", find_record)
     monkeypatch.setattr("crope.runs.tracking.upload", upload)
     assert call(tools, "upload nosuch a-run") == 1
-    assert sent == ["a-run"]
-    assert capsys.readouterr().err == "error: run 'nosuch': no such run\n"
+    upload.assert_called_once_with(record, results_dir=RESULTS)
+    assert capsys.readouterr().err == "error: no such run\n"
 
 
 def test_tools_measure_and_export_a_run(call, capsys, tmp_path):

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -26,35 +25,29 @@ def commands(section):
     return re.findall(r"^    ((?:python|make) .*)$", section, re.MULTILINE)
 
 
-@pytest.fixture
-def copy(tmp_path):
-    """A copy of the repository, whose scripts import its own package."""
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "results")
-    shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored)
-    (tmp_path / "copy" / "results").mkdir()
-    (tmp_path / "copy" / ".venv").symlink_to(sys.prefix)
-    return tmp_path / "copy"
-
-
-def insert(file, before, text):
-    code = file.read_text(encoding="utf-8")
-    assert code.count(before) == 1, before
-    file.write_text(code.replace(before, text + before), encoding="utf-8")
-
-
 @pytest.mark.on_demand
-def test_the_tutorial_to_the_letter(copy):
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PYTHONPATH": str(copy), "PATH": path, "OMP_NUM_THREADS": "1"}
-    environment |= {"CROPE_DATA_DIR": str(copy / "text"), "CROPE_CACHE_DIR": str(copy / "cache")}
+def test_the_tutorial_to_the_letter(tmp_path):
+    """In a copy of the repository, whose scripts import its own package."""
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "results")
+    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored)
+    (copy / "results").mkdir()
+    (copy / ".venv").symlink_to(sys.prefix)
+    environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    environment["PATH"] = f"{sys.prefix}/bin:{os.environ['PATH']}"
+    environment["CROPE_DATA_DIR"] = f"{copy}/text"
+    environment["CROPE_CACHE_DIR"] = f"{copy}/cache"
 
     def run(command):
         command = command.replace("make ", "make -o .venv/.stamp ")  # no installation
-        done = subprocess.run(
-            command, shell=True, cwd=copy, env=environment, capture_output=True, text=True
-        )
+        options = {"shell": True, "capture_output": True, "text": True}
+        done = subprocess.run(command, cwd=copy, env=environment, **options)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout
+
+    def insert(file, before, text):
+        code = (copy / file).read_text()
+        assert code.count(before) == 1, before
+        (copy / file).write_text(code.replace(before, text + before))
 
     first, study, dataset, scheme, export, _ = SECTIONS
     for command in commands(first):
@@ -72,21 +65,19 @@ def test_the_tutorial_to_the_letter(copy):
     _, letters = blocks(dataset)  # the hub needs a network
     (copy / "conf/data/letters.yaml").write_text(letters)
     (copy / "text/letters").mkdir(parents=True)
-    for split, name in (("train", "train"), ("validation", "valid")):
-        text = "".join("".join(document) for document in tiny_corpus()[split])
-        (copy / f"text/letters/{name}.txt").write_text(text, encoding="utf-8")
+    ((train,),), ((validation,),) = tiny_corpus().values()
+    (copy / "text/letters/train.txt").write_text(train)
+    (copy / "text/letters/valid.txt").write_text(validation)
     run(commands(dataset)[1])
 
     code, model, oracle, test = blocks(scheme)
     entry, name = re.findall(r'`("gaussian".*?)`', scheme)[:2]
-    positions = copy / "crope/model/positions.py"
-    insert(positions, "POSITIONS: ", f"{code}\n\n")
-    insert(positions, '    "alibi": lambda', f"    {entry},\n")
-    config = copy / "crope/config.py"
-    insert(config, '    "relative_bias",\n', f"    {name},\n")
-    insert(config, '"relative_bias", "alibi")', f"{name}, ")
+    insert("crope/model/positions.py", "POSITIONS: ", f"{code}\n\n")
+    insert("crope/model/positions.py", '    "alibi": lambda', f"    {entry},\n")
+    insert("crope/config.py", '    "relative_bias",\n', f"    {name},\n")
+    insert("crope/config.py", '"relative_bias", "alibi")', f"{name}, ")
     (copy / "conf/model/gaussian.yaml").write_text(model)
-    insert(copy / "tests/model/oracles.py", '    "alibi": Oracle', f"    {oracle.strip()}\n")
+    insert("tests/model/oracles.py", '    "alibi": Oracle', f"    {oracle.strip()}\n")
     tests = copy / "tests/model/test_positions.py"
     tests.write_text(f"from crope.model.positions import GaussianBias\n{tests.read_text()}\n{test}")
     for command in ("make golden", *commands(scheme), "python -m pytest -q tests/model"):

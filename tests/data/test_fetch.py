@@ -3,6 +3,7 @@
 import gzip
 import json
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,20 +12,17 @@ import pandas as pd
 import pytest
 
 from crope.data import corpora, fetch
-from crope.data.corpora import Document
 from crope.data.tokens import load_tokens
 from crope.errors import ConfigError, DataError, DataUnavailable, UserError
 from tests.conftest import raises_one_line
 from tests.data.conftest import FILES, NOWHERE, SMALL, write
-from tests.data.hub import COMMIT, serve
+from tests.data.hub import COMMIT, Hub
 
 WIKITEXT = "Salesforce/wikitext/wikitext-2-v1/{}-00000-of-00001.parquet"
 PTB = "ptb-text-only/ptb_text_only/penn_treebank/{}/0000.parquet"
-TRAIN = [f"row {i}: the board of the group is new" for i in range(400)]
-VALIDATION = [f"row {i}: the chairman is new" for i in range(60)]
 TEXTS = {
-    "letters/train.txt": "\n".join([*TRAIN, ""]),
-    "letters/valid.txt": "\n".join([*VALIDATION, ""]),
+    "letters/train.txt": "".join(f"row {i}: the board of the group is new\n" for i in range(400)),
+    "letters/valid.txt": 60 * "the chairman is new\n",
 }
 BOOK = "pg19/train/10.txt"
 
@@ -32,62 +30,71 @@ BOOK = "pg19/train/10.txt"
 @pytest.fixture
 def hub(data_dir, tmp_path, monkeypatch):
     """A hub that also has the PTB files and the PG-19 books, and an empty cache of its client."""
-    (tmp_path / "site").mkdir()
     no_pause = SimpleNamespace(sleep=lambda _: None)  # before a request is repeated
     monkeypatch.setattr("huggingface_hub.utils._http.time", no_pause)
     # What the client has read from the environment when it was imported.
     constants = huggingface_hub.constants
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
     huggingface_hub.close_session()  # it keeps the proxy of another test
-    with serve(tmp_path / "site") as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        monkeypatch.setattr(fetch, "PTB_URL", f"{server.url}/plain/ptb")
-        monkeypatch.setattr(fetch, "PG19_URL", f"{server.url}/plain/pg19")
-        yield server
+    server = Hub(tmp_path / "site")
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setattr(fetch, "PTB_URL", f"{server.url}/plain/ptb")
+    monkeypatch.setattr(fetch, "PG19_URL", f"{server.url}/plain/pg19")
+    yield server
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.fixture
-def letters(hub, tmp_path, monkeypatch):
-    """A dataset of the hub; the file of conf/data that describes it is returned."""
-    write_letters(hub, TRAIN, VALIDATION)
+def describe(hub, tmp_path, monkeypatch):
+    """Writes the file of conf/data that describes a dataset of the hub, with changes."""
+    write_letters(hub, *TEXTS.values())
     monkeypatch.setattr(corpora, "CONF_DIR", tmp_path)
-    describe(tmp_path / "letters.yaml")
-    return tmp_path / "letters.yaml"
+
+    def describe_letters(**changes):
+        described = {"path": "owner/letters", "revision": COMMIT}
+        described["train"] = "data/train-*.parquet"
+        described["validation"] = "data/validation-*.parquet"
+        content = {"corpus": "letters", "hub": described | changes}
+        (tmp_path / "letters.yaml").write_text(json.dumps(content))
+
+    describe_letters()
+    return describe_letters
+
+
+@pytest.fixture
+def describe_files(describe, tmp_path):
+    """The same for files of a local folder: the content of each by its name."""
+
+    def describe_folder(files, train, validation, **changes):
+        for name, content in files.items():
+            (tmp_path / name).write_bytes(content)
+        changes |= {"path": str(tmp_path), "revision": None}
+        describe(train=train, validation=validation, **changes)
+
+    return describe_folder
 
 
 def write_letters(hub, train, validation):
-    write_parquet(hub.folder / "owner/letters/data/train-0.parquet", "text", train)
-    write_parquet(hub.folder / "owner/letters/data/validation-0.parquet", "text", validation)
+    data = hub.folder / "owner/letters/data"
+    write_parquet(data / "train-0.parquet", "text", train)
+    write_parquet(data / "validation-0.parquet", "text", validation)
 
 
-def write_parquet(path, column, rows):
+def write_parquet(path, column, text):
+    """The lines of a text, each without the spaces around it."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [line.strip() for line in text.splitlines()]
     pd.DataFrame({column: rows}).to_parquet(path, row_group_size=50)
 
 
-def describe(file, **changes):
-    hub = {"path": "owner/letters", "revision": COMMIT}
-    hub["train"] = "data/train-*.parquet"
-    hub["validation"] = "data/validation-*.parquet"
-    file.write_text(json.dumps({"corpus": "letters", "hub": hub | changes}))
-
-
-def describe_folder(file, train, validation, **changes):
-    """The files are those of the folder of `file`."""
-    changes |= {"path": str(file.parent), "revision": None}
-    describe(file, train=train, validation=validation, **changes)
-
-
-def fetched(data_dir):
+def fetched():
     """The texts in data/raw; source.json is left out."""
-    raw = data_dir.parent / "raw"
     texts = {}
-    for path in raw.rglob("*.*"):
-        if path.name != "source.json":
-            texts[str(path.relative_to(raw))] = path.read_bytes().decode()
+    for path in corpora.RAW_DIR.rglob("*.txt"):
+        texts[str(path.relative_to(corpora.RAW_DIR))] = path.read_bytes().decode()
     return texts
 
 
@@ -103,8 +110,8 @@ def fetch_letters():
     fetch.fetch("letters", list(TEXTS))
 
 
-def offline(monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+def load(corpus):
+    return load_tokens(corpus, SMALL, data_dir=Path("nowhere"))
 
 
 # Pinned corpora
@@ -117,54 +124,52 @@ def offline(monkeypatch):
         ("ptb", PTB, "sentence"),
     ],
 )
-def test_rows_of_the_hub_are_the_pinned_text(data_dir, hub, corpus, name, column):
+def test_rows_of_the_hub_are_the_pinned_text(hub, corpus, name, column):
     """They lack the spaces and the line feed of a line. No test split is read."""
-    write_parquet(hub.folder / name.format("test"), column, ["a secret"])
-    for split, file in (("train", "train"), ("validation", "valid")):
-        lines = FILES[f"{corpus}/{file}.txt"].splitlines()
-        rows = [line.strip() for line in lines]
-        write_parquet(hub.folder / name.format(split), column, rows)
+    write_parquet(hub.folder / name.format("test"), column, "a secret")
+    for split, text in zip(("train", "validation"), files_of(corpus).values(), strict=True):
+        write_parquet(hub.folder / name.format(split), column, text)
     fetch_pinned(corpus)
-    assert fetched(data_dir) == files_of(corpus)
+    assert fetched() == files_of(corpus)
     assert not [request for request in hub.requests if "test" in request]
 
 
-def test_penn_treebank_of_its_own_site_if_the_hub_has_other_content(data_dir, hub):
-    write_parquet(hub.folder / PTB.format("train"), "sentence", ["something else"])
+def test_penn_treebank_of_its_own_site_if_the_hub_has_other_content(hub):
+    write_parquet(hub.folder / PTB.format("train"), "sentence", "something else")
     for path, text in files_of("ptb").items():
         write(hub.folder, f"plain/{path.replace('/', '/ptb.')}", text)
     fetch_pinned("ptb")
-    assert fetched(data_dir) == files_of("ptb")
+    assert fetched() == files_of("ptb")
 
 
-def test_other_content_is_refused(data_dir, hub):
-    write_parquet(hub.folder / WIKITEXT.format("train"), "text", ["something else"])
+def test_other_content_is_refused(hub):
+    write_parquet(hub.folder / WIKITEXT.format("train"), "text", "something else")
     with raises_one_line(DataError, "sha256"):
         fetch_pinned("wikitext2")
-    assert fetched(data_dir) == {}
+    assert not fetched()
 
 
-def test_books_with_crlf_are_the_pinned_ones(data_dir, hub):
+def test_books_with_crlf_are_the_pinned_ones(hub):
     for path, text in files_of("pg19").items():
         write(hub.folder, f"plain/{path}", text.replace("\n", "\r\n"))
-    load_tokens("pg19", SMALL, data_dir=Path("nowhere"))
-    assert fetched(data_dir) == files_of("pg19")
+    load("pg19")
+    assert fetched() == files_of("pg19")
 
 
-def test_books_that_arrived_are_kept(data_dir, hub):
+def test_books_that_arrived_are_kept(hub):
     write(hub.folder, f"plain/{BOOK}", FILES[BOOK])
     with raises_one_line(DataUnavailable, r"9\.txt missing.*404"):
         fetch.fetch("pg19", [BOOK, "pg19/train/9.txt"])
-    assert list(fetched(data_dir)) == [BOOK]
+    assert list(fetched()) == [BOOK]
 
 
-def test_gpt2_is_read_from_the_hub(data_dir, hub):
+def test_gpt2_is_read_from_the_hub(hub):
     write(hub.folder, "openai-community/gpt2/tokenizer.json", "{}\n")
     fetch.fetch("gpt2", [fetch.GPT2_FILE])
-    assert fetched(data_dir) == {fetch.GPT2_FILE: "{}\n"}
+    assert (corpora.RAW_DIR / fetch.GPT2_FILE).read_text() == "{}\n"
 
 
-def test_a_pinned_corpus_has_no_source(hub):
+def test_a_pinned_corpus_has_no_source(data_dir):
     assert corpora.source_of("ptb") is None
     corpora.check_source("ptb", {"path": "of runs before it was pinned"}, "a run")
 
@@ -187,7 +192,6 @@ def test_an_unreachable_site_is_tried_once(data_dir, monkeypatch):
     assert str(data_dir) not in str(caught.value)
 
 
-@pytest.mark.parametrize("max_bytes", [None, 4000], ids=["whole", "slice"])
 @pytest.mark.parametrize(
     ("fault", "word"),
     [
@@ -196,166 +200,133 @@ def test_an_unreachable_site_is_tried_once(data_dir, monkeypatch):
         ("500", "500"),
     ],
 )
-def test_a_fault_is_one_line_and_the_second_attempt_succeeds(
-    letters, hub, data_dir, fault, word, max_bytes
-):
-    describe(letters, max_bytes=max_bytes)
+def test_a_fault_is_one_line_and_the_second_attempt_succeeds(describe, hub, fault, word):
+    """Of a slice too, whose requests have no time limit but the first."""
+    describe(max_bytes=4000)
     hub.fault = fault
     with raises_one_line(DataUnavailable, rf"letters/train\.txt.*{word}"):
         fetch_letters()
     assert len(hub.requests) == 1
-    assert not fetched(data_dir)
+    assert not fetched()
     hub.fault = ""
     fetch_letters()
-    assert len(fetched(data_dir)) == 2
+    assert len(fetched()) == 2
 
 
-def test_a_broken_book_is_asked_for_twice(data_dir, hub):
+def test_a_broken_book_is_asked_for_twice(hub):
     hub.fault = "500"
     with raises_one_line(DataUnavailable, "500"):
         fetch.fetch("pg19", [BOOK])
     assert hub.requests == 2 * [f"GET /plain/{BOOK}"]
 
 
-def test_proxies_are_asked(data_dir, hub, monkeypatch):
+def test_proxies_are_asked(hub, monkeypatch):
     monkeypatch.setenv("http_proxy", NOWHERE)
     monkeypatch.setattr(fetch, "PG19_URL", "http://site.invalid")
     with raises_one_line(DataUnavailable, "(?i)refused"):
         fetch.fetch("pg19", [BOOK])
 
 
-@pytest.mark.parametrize("corpus", ["ptb", "pg19"])
-def test_offline_no_site_is_asked(data_dir, hub, monkeypatch, corpus):
-    offline(monkeypatch)
+def test_offline_no_site_is_asked(hub, monkeypatch):
+    """Neither the hub nor a site of plain files."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with raises_one_line(DataUnavailable, "HF_HUB_OFFLINE"):
-        fetch_pinned(corpus)
+        fetch_pinned("ptb")
     assert not hub.requests
 
 
-def test_what_arrived_is_not_asked_for_again_and_serves_offline(
-    letters, hub, data_dir, monkeypatch
-):
-    hub.fault = "500"
-    hub.fault_path = "*validation-0.parquet"
-    with pytest.raises(DataUnavailable):
-        fetch_letters()
-    hub.fault = ""
-    hub.requests = []
+def test_what_arrived_serves_offline(describe, hub, monkeypatch):
     fetch_letters()
-    assert not [request for request in hub.requests if "train-0" in request]
-    shutil.rmtree(data_dir.parent / "raw")
+    shutil.rmtree(corpora.RAW_DIR)
     hub.requests = []
-    offline(monkeypatch)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     fetch_letters()
-    assert fetched(data_dir) == TEXTS
+    assert fetched() == TEXTS
     assert not hub.requests
 
 
 # Corpora of one's own, by the section `hub` of a file in conf/data
 
 
-def test_a_dataset_of_the_hub_becomes_tokens_that_name_it(letters, data_dir):
-    tokens = load_tokens("letters", SMALL, data_dir=data_dir)
-    assert fetched(data_dir) == TEXTS
-    assert tokens.meta["source"]["hub"]["path"] == "owner/letters"
-    assert tokens.meta["source"]["hub"]["revision"] == COMMIT
+def test_a_dataset_of_the_hub_becomes_tokens_that_name_it(describe):
+    source = load("letters").meta["source"]["hub"]
+    assert fetched() == TEXTS
+    assert source["path"] == "owner/letters"
+    assert source["revision"] == COMMIT
+
+
+CONTENT = "\ufeffone\rtwo\r\n\ufeffa\u2028b\0c\x85"
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("name", "content", "end"),
     [
-        "one\rtwo\r\nthree\n",
-        "no line feed at the end",
-        "\ufeffmark\n\ufeffmark\n",
-        "a\u2028b\0c\x85\n",
+        ("a.txt", CONTENT, ""),
+        ("a.jsonl", json.dumps({"text": CONTENT}), "\n"),
+        ("a.jsonl", json.dumps({"text": f"{CONTENT}\n"}), "\n"),
     ],
 )
-@pytest.mark.parametrize(
-    ("file", "end"),
-    [
-        ("own.txt", ""),
-        ("row.jsonl", "\n"),
-    ],
-)
-def test_a_text_is_the_same_by_every_route(letters, data_dir, content, file, end):
-    """As a text file of one's own, and through `hub` as a text file and as a row, which ends a
-    line.
-    """
-    folder = letters.parent
-    write(folder, "own.txt", content)
-    write(folder, "row.jsonl", json.dumps({"text": content}))
-    write(folder, "valid.txt", "Another text.\n")
-    describe_folder(letters, file, "valid.txt")
+def test_a_text_has_its_lines_by_every_route(describe_files, name, content, end):
+    """As a text file, and as a row, which ends a line."""
+    describe_files({name: content.encode(), "valid.txt": b"Another.\n"}, name, "valid.txt")
     fetch_letters()
-    text = "".join(Document("letters", folder / "own.txt"))
-    if not text.endswith("\n"):
-        text += end
-    assert fetched(data_dir)["letters/train.txt"] == text
+    assert fetched()["letters/train.txt"] == f"one\ntwo\na\u2028b\0c\x85{end}"
 
 
-def test_text_files_are_joined_by_whole_lines(letters, data_dir):
+def test_text_files_are_joined_by_whole_lines(describe_files):
     """Compressed ones too."""
+    files = {}
     for name, text in (("a1", "first"), ("a2", "\ufeffsecond\n"), ("b", "other\n")):
-        content = gzip.compress(text.encode())
-        (letters.parent / f"{name}.txt.gz").write_bytes(content)
-    describe_folder(letters, "a*.txt.gz", "b.txt.gz")
+        files[f"{name}.txt.gz"] = gzip.compress(text.encode())
+    describe_files(files, "a*.txt.gz", "b.txt.gz")
     fetch_letters()
-    assert fetched(data_dir)["letters/train.txt"] == "first\nsecond\n"
+    assert fetched()["letters/train.txt"] == "first\nsecond\n"
 
 
-@pytest.mark.parametrize("validation", ["a.txt", "../{0.name}/a.txt", "link.txt"])
-def test_splits_that_share_a_file_are_refused(letters, validation):
+def test_splits_that_share_a_file_are_refused(describe_files, tmp_path):
     """One of several, by any name."""
-    folder = letters.parent
-    write(folder, "a.txt", "one line\n")
-    write(folder, "aa.txt", "another line\n")
-    (folder / "link.txt").symlink_to("a.txt")
-    describe_folder(letters, "a*.txt", validation.format(folder))
+    (tmp_path / "link.txt").symlink_to("a.txt")
+    describe_files({"a.txt": b"one line\n", "aa.txt": b"another\n"}, "a*.txt", "link.txt")
     with raises_one_line(ConfigError, "overlap"):
         fetch_letters()
 
 
-@pytest.mark.parametrize("max_bytes", [None, 4000])
-def test_splits_that_share_a_file_of_the_hub_are_refused(letters, data_dir, max_bytes):
-    describe(letters, validation="data/train-0.parquet", max_bytes=max_bytes)
+def test_splits_that_share_a_file_of_the_hub_are_refused(describe):
+    """Whose files have URLs where a slice is streamed."""
+    describe(validation="data/train-0.parquet", max_bytes=4000)
     with raises_one_line(ConfigError, "overlap"):
         fetch_letters()
-    assert not fetched(data_dir)
 
 
-@pytest.mark.parametrize("max_bytes", [None, 4000])
-def test_splits_with_equal_rows_are_refused(letters, data_dir, max_bytes):
+def test_slices_with_equal_rows_are_refused(describe_files):
     """Also where the slice of one is longer than that of the other."""
-    for name in ("a.txt", "b.txt"):
-        write(letters.parent, name, TEXTS["letters/train.txt"])
-    describe_folder(letters, "a.txt", "b.txt", max_bytes=max_bytes)
+    text = TEXTS["letters/train.txt"].encode()
+    describe_files({"a.txt": text, "b.txt": text}, "a.txt", "b.txt", max_bytes=4000)
     with raises_one_line(DataError, "same text"):
-        load_tokens("letters", SMALL, data_dir=data_dir)
+        load("letters")
 
 
 # Slices: with max_bytes
 
 
-def test_a_slice_has_whole_rows_of_so_many_bytes_and_validation_a_tenth(
-    letters, hub, data_dir, tmp_path
-):
+def test_a_slice_has_whole_rows_of_so_many_bytes_and_validation_a_tenth(describe, hub, tmp_path):
     """A row has 5 characters, 9 bytes and a line feed. Nothing stays in the client's cache."""
-    rows = 4000 * ["éééé!"]
-    write_letters(hub, rows, ["another", *rows])
-    describe(letters, max_bytes=1000)
+    rows = 4000 * "éééé!\n"
+    write_letters(hub, rows, f"another\n{rows}")
+    describe(max_bytes=1000)
     fetch_letters()
-    assert fetched(data_dir)["letters/train.txt"] == 100 * "éééé!\n"
-    assert fetched(data_dir)["letters/valid.txt"] == "another\n" + 9 * "éééé!\n"
+    assert fetched()["letters/train.txt"] == 100 * "éééé!\n"
+    assert fetched()["letters/valid.txt"] == "another\n" + 9 * "éééé!\n"
     assert not list((tmp_path / "hf").rglob("*.parquet"))
 
 
-def test_a_slice_that_is_too_short_can_be_corrected(letters, data_dir):
-    describe(letters, max_bytes=100)
+def test_a_slice_that_is_too_short_can_be_corrected(describe):
+    describe(max_bytes=100)
     with raises_one_line(ConfigError, "max_bytes=100"):
         fetch_letters()
-    describe(letters, max_bytes=4000)
+    describe(max_bytes=4000)
     fetch_letters()
-    assert len(fetched(data_dir)) == 2
+    assert len(fetched()) == 2
 
 
 # Wrong sections, and sources that change
@@ -368,28 +339,24 @@ def test_a_slice_that_is_too_short_can_be_corrected(letters, data_dir):
         ({"revision": "main"}, "main"),
         ({"revision": "missing"}, "missing"),
         ({"column": "body"}, "data.hub.column=body"),
-        ({"train": "data/*.bin"}, "parquet"),
         ({"train": "data/none.csv"}, "no file data/none.csv"),
         ({"max_bytes": 0}, "max_bytes"),
-        ({"branch": "x"}, "branch"),
-        ({"train": None}, "train"),
     ],
 )
-def test_a_wrong_hub_section_is_one_line(letters, data_dir, changes, word):
-    describe(letters, **changes)
+def test_a_wrong_hub_section_is_one_line(describe, changes, word):
+    describe(**changes)
     with raises_one_line(UserError, word):
-        load_tokens("letters", SMALL, data_dir=data_dir)
-    assert not fetched(data_dir)
+        load("letters")
+    assert not fetched()
 
 
-@pytest.mark.parametrize("changes", [{"revision": "v2"}, {"max_bytes": 4000}])
-def test_a_changed_hub_section_needs_another_name(letters, data_dir, changes):
+def test_a_changed_hub_section_needs_another_name(describe):
     """With the fetched texts, and while one of them is missing."""
-    load_tokens("letters", SMALL, data_dir=data_dir)
-    describe(letters, **changes)
+    load("letters")
+    describe(max_bytes=4000)
     with raises_one_line(DataError, "source"):
-        load_tokens("letters", SMALL, data_dir=data_dir)
-    (data_dir.parent / "raw/letters/valid.txt").unlink()
+        load("letters")
+    (corpora.RAW_DIR / "letters/valid.txt").unlink()
     with raises_one_line(DataError, "source"):
-        load_tokens("letters", SMALL, data_dir=data_dir)
-    assert list(fetched(data_dir)) == ["letters/train.txt"]
+        load("letters")
+    assert list(fetched()) == ["letters/train.txt"]

@@ -21,7 +21,9 @@ def read(tmp_path):
 
     def read(suffix, content):
         file = tmp_path / f"a{suffix}"
-        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+        if isinstance(content, str):
+            content = content.encode()
+        file.write_bytes(content)
         return list(read_texts(str(file), suffix, "text"))
 
     return read
@@ -33,15 +35,21 @@ def parquet(name, values):
     return file.getvalue()
 
 
-def test_words_of_json_lines(read):
-    lines = [json.dumps({"n": 1, "text": word}) for word in WORDS]
-    assert read(".jsonl", "\n".join(lines)) == WORDS
+ROWS = [{"n": 1, "text": word} for word in WORDS]
 
 
-@pytest.mark.parametrize("indent", [None, 2])
-def test_words_of_a_json_array(read, indent):
-    rows = [{"text": row} for row in WORDS]
-    assert read(".json", json.dumps(rows, indent=indent)) == WORDS
+@pytest.mark.parametrize(
+    ("suffix", "content"),
+    [
+        (".jsonl", "\n".join(map(json.dumps, ROWS))),
+        (".json", json.dumps(ROWS)),
+        (".json", json.dumps(ROWS, indent=2)),
+        (".csv", "n,text\n" + "".join(f'1,"{word}"\n' for word in WORDS)),
+        (".parquet", parquet("text", WORDS)),
+    ],
+)
+def test_words_are_text_as_it_is_written(read, suffix, content):
+    assert read(suffix, content) == WORDS
 
 
 def test_a_date_after_10_mb_of_json_is_text(read):
@@ -51,18 +59,9 @@ def test_a_date_after_10_mb_of_json_is_text(read):
     assert (len(rows), rows[-1]) == (106, "2020-01-01")
 
 
-def test_words_of_csv(read):
-    cells = "".join(f'1,"{word}"\n' for word in WORDS)
-    assert read(".csv", "n,text\n" + cells) == WORDS
-
-
 def test_numbers_of_csv_are_text(read):
     """Where no word is among them. An empty line is none of the rows."""
     assert read(".csv", 'text\n007\n\n3.50\n""\n1e400\n') == ["007", "3.50", "", "1e400"]
-
-
-def test_words_of_parquet(read):
-    assert read(".parquet", parquet("text", WORDS)) == WORDS
 
 
 @pytest.mark.parametrize(
@@ -86,23 +85,17 @@ def test_cells_of_csv_may_have_line_feeds_commas_nul_and_any_length(read):
     ("suffix", "content", "word"),
     [
         (".jsonl", '{"text": "a"}\n\n{"body": "b"}\n', "row 2 .*body"),
-        (".jsonl", '{"text": "a"}\n{"text": null}\n', "row 2 .*None"),
         (".jsonl", '{"text": 7}\n', "row 1 .*7"),
         (".jsonl", '{"text": "a"}\n{"text":\n', "row 2 .*JSON"),
         (".jsonl", '{"text": "\\ud800"}\n', "row 1 .*surrogate"),
         (".jsonl", b'{"text": "caf\xe9"}\n', "row 1 .*utf-8"),
         (".jsonl", "[1]\n", "row 1 .*is 1"),
-        (".json", '{"data": [{"text": "a"}]}', "row 1 .*data"),
         (".csv", "n,text\n1,a\n2\n", "row 2 .*None"),
-        (".csv", "n;text\n1;a\n", "row 1 .*n;text"),
         (".csv", "text\na\nb, c\n", "row 2 .* c"),
         (".csv", 'text\n"a\nb\n', "row 1 .*end of data"),
-        (".csv", b"text\ncaf\xe9\n", "row 1 .*utf-8"),
         (".parquet", parquet("text", ["a", None]), "row 2 .*None"),
-        (".parquet", parquet("text", [7]), "row 1 .*7"),
         (".parquet", parquet("body", ["a"]), "row 1 .*body"),
         (".parquet", b"PAR1", "row 1 .*footer"),
-        (".txt", b"caf\xe9\n", "row 1 .*utf-8"),
     ],
 )
 def test_a_row_without_text_is_named(read, suffix, content, word):

@@ -3,7 +3,6 @@ test-engines`).
 """
 
 import json
-from importlib import metadata
 
 import pytest
 
@@ -11,42 +10,28 @@ from tests.conftest import TOY_OVERRIDES, run_script, same_bits, toy_run
 
 # Toy sizes with the real tokenizer: a process of a launcher cannot be handed the toy corpus.
 OVERRIDES = (*TOY_OVERRIDES, "scale=smoke", "runtime.threads=1")
-LAUNCHERS = {
-    "joblib": ("hydra.launcher.n_jobs=2",),
-    "submitit_local": (),
-    "ray": ("hydra.launcher.ray.remote.num_gpus=0",),
+MORE = {
+    "joblib": ["hydra.launcher.n_jobs=2"],
+    "ray": ["hydra.launcher.ray.remote.num_gpus=0"],
 }
 
 
-def needed(launcher):
-    plugin = f"hydra-{launcher.split('_')[0]}-launcher"
-    installed = any(one.metadata["Name"] == plugin for one in metadata.distributions())
-    return pytest.mark.skipif(
-        not installed, reason=f"{plugin} is not installed (make test-engines)"
-    )
-
-
-EVERY = [pytest.param(launcher, marks=needed(launcher)) for launcher in LAUNCHERS]
-
-
 def sweep(launcher, results, *more):
-    chosen = (f"hydra/launcher={launcher}", *LAUNCHERS.get(launcher, ()))
+    chosen = (f"hydra/launcher={launcher}", *MORE.get(launcher, ()))
     return run_script("train.py", "-m", *chosen, *OVERRIDES, f"results_dir={results}", *more)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The results of one process."""
-    results = tmp_path_factory.mktemp("basic")
-    done = sweep("basic", results, "model=rope,crope")
-    assert done.returncode == 0, done.stderr
-    return results
+@pytest.fixture(params=["joblib", "submitit_local", "ray"])
+def launcher(request):
+    pytest.importorskip(f"hydra_plugins.hydra_{request.param.split('_')[0]}_launcher")
+    return request.param
 
 
-@pytest.mark.parametrize("launcher", EVERY)
-def test_a_launcher_makes_the_same_bits_once(launcher, alone, tmp_path):
-    done = sweep(launcher, tmp_path, "model=rope,crope")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_a_launcher_makes_the_same_bits_once(launcher, tmp_path):
+    alone = tmp_path / "alone"
+    for name, results in (("basic", alone), (launcher, tmp_path)):
+        done = sweep(name, results, "model=rope,crope")
+        assert done.returncode == 0, done.stdout + done.stderr
     for model in ("rope", "crope"):
         options = ("scale=smoke", "runtime.threads=1", f"model={model}")
         assert same_bits(toy_run(alone, *options), toy_run(tmp_path, *options))
@@ -55,22 +40,17 @@ def test_a_launcher_makes_the_same_bits_once(launcher, alone, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-@pytest.mark.parametrize("launcher", EVERY)
 def test_a_run_that_fails_stops_no_other_and_ends_in_status_1(launcher, tmp_path):
     done = sweep(launcher, tmp_path, "model=crope", "train.lr=1e30,1e-3")
     assert done.returncode == 1
     assert "not finite" in done.stderr
-    statuses = [
-        json.loads(path.read_text())["status"] for path in tmp_path.glob("runs/*/summary.json")
-    ]
-    assert sorted(statuses) == ["complete", "failed"]
+    summaries = tmp_path.glob("runs/*/summary.json")
+    statuses = {json.loads(path.read_text())["status"] for path in summaries}
+    assert statuses == {"complete", "failed"}
 
 
-@pytest.mark.parametrize("name", ["submitit_slurm", "submitit_local", "ray"])
-def test_launcher_files_compose(name):
-    """Of SLURM, which needs a cluster, this is all that is tested."""
-    pytest.importorskip(
-        "hydra_plugins." + ("hydra_ray_launcher" if name == "ray" else "hydra_submitit_launcher")
-    )
-    shown = run_script("train.py", "--cfg", "hydra", f"hydra/launcher={name}", "scale=smoke")
+def test_the_file_for_slurm_composes():
+    """Without a cluster this is all that is tested."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    shown = run_script("train.py", "--cfg", "hydra", "hydra/launcher=submitit_slurm", "scale=smoke")
     assert "_target_: hydra_plugins" in shown.stdout
