@@ -36,12 +36,10 @@ SLOW = (
     "runs/test_compose.py::test_every_file_",
     "runs/test_extrapolate.py",
     "runs/test_faults.py",
-    "runs/test_identity.py::test_a_schema_without_a_key",
     "runs/test_published.py::test_every_published_run",
     "runs/test_study.py",
     "runs/test_sweep.py",
     "runs/test_tracking.py::test_a_continued_run_is_whole",
-    "runs/test_tracking.py::test_the_command_of_the_docs",
     "runs/test_verify.py::test_every_published_record",
     "test_bench.py::test_the_script_",
     "test_docs.py::test_the_frame_",
@@ -164,11 +162,6 @@ def during_step(at, action):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "train_step", step_with_action)
         yield
-
-
-def die():
-    """Ends a run within a step without saving."""
-    raise KeyboardInterrupt
 
 
 def stop():

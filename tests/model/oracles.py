@@ -39,8 +39,8 @@ def build(config, *, vocab=VOCAB, max_len=LENGTH, seed=0):
     return GPT(config, vocab_size=vocab, max_len=max_len, seed=seed)
 
 
-def random_tokens(batch=2, length=LENGTH):
-    return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(2))
+def random_tokens(batch=2, length=LENGTH, vocab=VOCAB):
+    return torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(2))
 
 
 def normal(*shape, seed=3):
