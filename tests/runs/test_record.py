@@ -202,7 +202,7 @@ def test_nobody_should_remove_a_record_because_a_disk_fails(method, folder, monk
 @pytest.fixture
 def own(folder, tmp_path):
     """The only run of the results folder tmp_path."""
-    return Path(shutil.copytree(original, tmp_path / "runs" / folder.name))
+    return Path(shutil.copytree(folder, tmp_path / "runs" / folder.name))
 
 
 def test_a_record_is_found_by_folder_id_and_unique_start(own, tmp_path):
