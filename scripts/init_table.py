@@ -312,35 +312,37 @@ def render(lines: list[dict[str, Any]], calibration: int, sources: int) -> dict[
     started = losses[losses["steps"] == 0]  # of all sizes; what follows is of one
     sizes = started.pivot(index="arm", columns="calibration", values="mean").add_suffix(" windows")
     losses = losses[losses["calibration"] == calibration]
-    curves = losses.pivot(index="arm", columns=["trained", "steps", "step"], values="mean")
-    table, distances = {}, {}
-    for (trained, steps, step), column in curves.items():
-        if step == 0:
-            table["right after"] = column
-            continue
-        if step == steps:
-            table[f"after {steps} steps of {TRAINED[trained]}"] = column
-        above = column - column.get(DENSE, math.nan)
-        distances[f"{TRAINED[trained]}, {step} of {steps} steps"] = above
-    healing = pd.DataFrame(distances).drop(index=DENSE, errors="ignore")
+    table = {"right after": losses[losses["steps"] == 0].set_index("arm")["mean"]}
+    healing = [pd.DataFrame()]
+    for (trained, steps), tuned in losses[losses["steps"] > 0].groupby(["trained", "steps"]):
+        curve = tuned.pivot(index="arm", columns="step", values="mean")
+        if steps in curve:  # not in one that goes on
+            table[f"after {steps} steps of {TRAINED[trained]}"] = curve[steps]
+        above = in_order(curve - curve.reindex([DENSE]).iloc[0]).drop(DENSE, errors="ignore")
+        above = above.dropna(how="all")
+        above.index += f" | {TRAINED[trained]}, {steps} steps"
+        healing.append(above.add_prefix("after ", axis="columns"))
     return {
-        "init": markdown(pd.DataFrame(table)),
-        "healing": markdown(healing.dropna(how="all")),
-        "calibration": markdown(sizes.dropna(thresh=2)),
+        "init": markdown(in_order(pd.DataFrame(table))),
+        "healing": markdown(pd.concat(healing), "trained"),
+        "calibration": markdown(in_order(sizes.dropna(thresh=2))),
     }
 
 
-def markdown(table: pd.DataFrame) -> str:
-    """Rows in the order of ARMS; "" for none."""
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
+    return table.reindex([arm for arm in ARMS if arm in table.index])
+
+
+def markdown(table: pd.DataFrame, *labels: str) -> str:
+    """`labels` are headings of what a row's label has beside the arm; "" for no row."""
     if table.empty:
         return ""
-    lines = [
-        f"| Q, K and V | start | {' | '.join(table)} |",
-        "|---|---|" + "---:|" * table.shape[1],
-    ]
-    for arm in filter(table.index.__contains__, ARMS):
-        cells = [f"{value:.3f}" if value == value else "" for value in table.loc[arm]]
-        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    header = ["Q, K and V", "start", *labels, *map(str, table)]
+    marks = ["---"] * (2 + len(labels)) + ["---:"] * table.shape[1]
+    lines = [f"| {' | '.join(header)} |", f"|{'|'.join(marks)}|"]
+    for label, values in table.iterrows():
+        cells = [f"{value:.3f}" if value == value else "" for value in values]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
