@@ -38,6 +38,8 @@ def test_quick_runs_see_409600_tokens_and_decay_like_the_papers():
     train = load_run(["scale=quick", "ablation=b2_l512_g09_s2000"]).config.train
     assert (train.batch_size, train.seq_len) == (1, 128)
     assert (train.max_steps, train.lr_step_size) == (3200, 640)
+    few = [load_run([f"train.max_steps={steps}"]).config.train for steps in (2, 16)]
+    assert [train.lr_step_size for train in few] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,7 @@ def test_quick_runs_see_409600_tokens_and_decay_like_the_papers():
         ("tracker.project=café", '"café"'),
         ("tracker.project=a/b", "tracker.project=a/b must be"),
         ("hydra.run.dir=elsewhere", "results_dir"),
+        ("hydra.job.chdir=true", "results_dir"),
         ("hydra/sweeper=basic", "hydra/sweeper"),
     ],
 )
@@ -104,7 +107,7 @@ def test_a_path_that_hydra_reads_is_left_as_it_is(text):
 
 def test_a_home_that_the_shell_leaves_is_found(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert quote_path("data_dir=~/x") == 'data_dir="/home/me/x"'
+    assert quote_path("results_dir=~/x") == 'results_dir="/home/me/x"'
 
 
 @pytest.mark.parametrize(
@@ -114,6 +117,7 @@ def test_a_home_that_the_shell_leaves_is_found(monkeypatch):
         ("model/crope.yaml", "n_layers: [4", r"conf/model/crope\.yaml.*line"),
         ("data/ptb.yaml", "corpsu: ptb", "did you mean data.corpus"),
         ("model/crope.yaml", "# caf\xe9", r"conf/model/crope\.yaml.*UTF-8"),
+        ("config.yaml", "# caf\xe9", r"conf/config\.yaml.*UTF-8"),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line(file, text, word, own_conf):
@@ -186,6 +190,7 @@ def test_hydras_own_keys_that_move_nothing_pass(key):
     [
         ("disabled", [], "disabled"),
         ("dryrun", [], "offline"),
+        ("run", [], "online"),
         ("nonsense", ["tracker.mode=online"], "online"),
     ],
 )

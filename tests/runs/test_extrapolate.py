@@ -73,7 +73,7 @@ def test_losses_at_each_length(name):
 
 
 def test_the_file_holds_what_is_returned(trained):
-    result = extrapolate(trained, factors=(4, 1))
+    result = extrapolate(trained, factors=(4, 1, 4))
     assert read_json(trained.path / "extrapolation.json") == result
     assert (result["trained_seq_len"], result["factors"]) == (16, [1, 4])
     lengths = [(line["seq_len"], line["tokens"]) for line in result["lengths"]]
@@ -105,7 +105,7 @@ def test_what_is_measured_is_not_measured_again(folder):
     result = extrapolate(record, factors=(1,))
     (record.path / "weights.safetensors").unlink()
     assert extrapolate(record, factors=(1,)) == result
-    with pytest.raises(UserError, match="weights"):
+    with pytest.raises(UserError, match=r"no weights\.safetensors; remove"):
         extrapolate(record, factors=(2,))
 
 
@@ -120,9 +120,11 @@ def test_a_damaged_file_or_one_of_other_weights_is_made_again(content, trained):
 def test_subset_and_precision_are_those_of_the_run(folder):
     """64 tokens under bf16 autocast: otherwise the loss would not be the recorded one."""
     record = train_toy(folder, "model=crope", "train.precision=bf16")
+    record.config["runtime"]["device"] = "cuda"  # which is not here
     (line,) = extrapolate(record, factors=(1,))["lengths"]
     assert line["tokens"] == 64
     assert line["loss_nats"] == pytest.approx(record.summary["val_full"]["final_nats"], rel=1e-6)
+    assert extrapolate(record, factors=(1,), max_tokens=0)["lengths"][0]["tokens"] == 299
 
 
 def test_learned_positions_are_not_defined_past_their_table(folder):
@@ -147,14 +149,14 @@ def test_factors_and_tokens_are_checked(options, trained):
 
 
 def test_a_run_that_cannot_be_measured_is_a_problem_and_stops_no_other(folder):
-    """The runs have no weights, have diverged, and have weights."""
+    """The runs have no weights, have diverged, have weights, and are not there."""
     options = ("seed=3", "train.lr=1e30", "seed=4")
     runs = [toy_run(folder, option) for option in options]
     for run in runs:
         execute(run)
     first, _, last = runs
     (first.path / "weights.safetensors").unlink()
-    (problem,) = extrapolate_all(runs)
+    (problem,) = extrapolate_all([*runs, toy_run(folder, "seed=5")])
     assert problem.startswith(f"{first.run_id}: ")
     assert "weights" in problem
     assert (last.path / "extrapolation.json").exists()

@@ -49,6 +49,8 @@ def test_weights_of_an_earlier_version_are_read(trained, weights):
     weights.unlink()
     before = changed(trained, weights_sha256=sha256_file(old))
     assert_close(load_trained(before).state_dict(), saved, atol=0)
+    with pytest.raises(UserError, match=r"weights\.pt: corrupt"):
+        load_trained(trained)
 
 
 def test_a_run_starts_from_the_values_of_its_seed(tmp_path):

@@ -52,7 +52,7 @@ def test_lines_with_a_key_that_others_lack_are_rebuilt(one, tmp_path):
 
 def test_absolute_paths_are_left_out(tmp_path):
     """The results folder lies in the repository, the data in the results folder."""
-    folders = {"results_dir": f"{ROOT}/out", "data_dir": f"{ROOT}/out/text"}
+    folders = {"results_dir": f"{ROOT}/out", "data_dir": f"{ROOT}/out/text/"}
     config = CONFIG | folders | {"data": {"hub": {"path": "/home/me/text"}}}
     told = {"command": f"{ROOT}/scripts/train.py data_dir={ROOT}/out/text"}
     add_runs(tmp_path / "set", [replace(record(tmp_path), config=config, provenance=told)])

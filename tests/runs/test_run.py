@@ -132,6 +132,7 @@ def test_every_earlier_attempt_is_in_the_record(run, monkeypatch):
     last = read_record(run.path).provenance
     assert last["commit"] == "c"
     assert [attempt["commit"] for attempt in last["resumed_from"]] == ["a", "b"]
+    assert "data" not in last["resumed_from"][1]
 
 
 @pytest.mark.usefixtures("step_clock")

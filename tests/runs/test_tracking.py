@@ -46,7 +46,7 @@ def steps(fake):
 def facts(fake, run):
     """What wandb.init gets for a run."""
     run.path.mkdir(parents=True)
-    (run.path / "metrics.jsonl").write_text('{"step": 0, "train/loss_nats": 0.0}\n')
+    (run.path / "metrics.jsonl").write_text('{"step": 0, "train/loss_nats": 1e3}\n')
     Tracker(run).log({"step": 0})
     return fake.init.call_args.kwargs
 
@@ -79,7 +79,7 @@ def test_a_continued_run_is_whole_and_once_in_the_offline_files(tmp_path, monkey
 
 @pytest.mark.usefixtures("toy_data")
 def test_a_live_run_is_logged_by_step_and_grouped(fake, tmp_path):
-    run = toy_run(tmp_path, *ONLINE, "model=rope")
+    run = toy_run(tmp_path, *ONLINE, "model=rope", "tracker.project=mine")
     assert execute(run).status == "complete"
     record = read_record(run.path)
     given = fake.init.call_args.kwargs
@@ -87,8 +87,9 @@ def test_a_live_run_is_logged_by_step_and_grouped(fake, tmp_path):
     assert (given["id"], given["job_type"]) == (run.run_id, "rope")
     assert given["group"] == "quick tiny base"
     assert given["tags"] == ["rope", "tiny", "base", "quick"]
-    assert (given["mode"], given["resume"]) == ("online", "allow")
+    assert (given["project"], given["mode"], given["resume"]) == ("mine", "online", "allow")
     fake.run.finish.assert_called_once_with(exit_code=0)
+    fake.teardown.assert_called_once_with()
     (summary,) = fake.run.summary.update.call_args.args
     assert summary["val_full"] == record.summary["val_full"]
 
@@ -98,7 +99,9 @@ def test_a_runs_name_says_what_was_special_and_its_config_what_was_used(fake, tm
     given = facts(fake, load_run([*row, f"results_dir={tmp_path}"]))
     assert given["name"] == "rope-ptb-b2_l512_g09_s1000-s0 train.lr=0.003"
     assert given["config"]["train"]["batch_size"] == 1
+    assert given["config"]["names"]["row"] == "b2_l512_g09_s1000"
     assert "ablation" not in given["config"]
+    assert fake.run.log.call_args.args[0]["train/perplexity"] == math.inf
 
 
 def test_a_continued_run_logs_no_line_twice(fake, tmp_path):
@@ -110,6 +113,9 @@ def test_a_continued_run_logs_no_line_twice(fake, tmp_path):
     for step in (4, 5, 6):
         tracker.log({"step": step})
     assert steps(fake) == [5, 6]
+    tracker.finish({"status": "stopped", "error": "of this machine"})
+    fake.run.summary.update.assert_called_once_with({"status": "stopped"})
+    fake.run.finish.assert_called_once_with(exit_code=1)
 
 
 def test_the_offline_files_of_another_run_stay(fake, tmp_path):
@@ -128,8 +134,9 @@ def test_long_names_and_reserved_characters_are_what_wandb_takes(fake, tmp_path)
     run = replace(toy_run(tmp_path, *ONLINE), dataset="corpus" * 12, model="a:b#c")
     given = facts(fake, run)
     wandb.Settings(run_tags=given["tags"], run_id=given["id"])  # raises what `wandb.init` would
-    other = facts(fake, replace(run, dataset="corpus" * 13))
+    other = facts(fake, replace(run, dataset="corpus" * 25))
     assert len(given["tags"][1]) == len(other["tags"][1]) == 64
+    assert len(other["name"]) == len(other["group"]) == 128
     assert given["tags"][1] != other["tags"][1]
 
 
@@ -162,6 +169,7 @@ def test_a_value_that_wandb_refuses_is_named_without_advice(fake, tmp_path, caps
     facts(fake, toy_run(tmp_path, *ONLINE))
     line = capsys.readouterr().err
     assert "run_tags: " in line
+    assert "65 characters" in line
     assert "upload" not in line
 
 

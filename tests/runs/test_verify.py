@@ -47,6 +47,7 @@ def test_an_invalid_record_is_a_problem(folder):
     ("key", "value"),
     [
         ("parameters.qkv", 1000),
+        ("time.median_step_ms", 0.1),
         ("seed", 5),
         ("precision", "bf16"),
         ("device_kind", "cuda"),
@@ -81,6 +82,7 @@ def scale_the_rates(rows):
     [
         (scale_the_rates, "train/lr at step 0"),
         (lambda rows: rows.pop(8), "val/loss_nats is not at the steps"),
+        (lambda rows: rows[1].update({"train_full/loss_nats": 5.0}), "train_full/loss_nats is not"),
         (lambda rows: rows.insert(5, dict(rows[5])), "repeated"),
         (
             lambda rows: rows[1].update({"val_full/loss_nats": 5.0}),
