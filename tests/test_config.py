@@ -13,13 +13,10 @@ from tests.conftest import raises_one_line
     [
         ("seed=-1", "seed=-1"),
         ("seed=9223372036854775808", "2.63"),
-        ("model.n_layers=1001", "model.n_layers"),
         ("tokenizer.vocab_size=1000001", "at most"),
         ("results_dir=", "results_dir"),
         ("train.lr=0", "train.lr"),
         ("train.lr=nan", "finite"),
-        ("eval.every=0", "eval.every"),
-        ("runtime.checkpoint_seconds=-1", "runtime.checkpoint_seconds"),
         ("model.dropout=1", "below"),
         ("model.position=rotry", "model.position"),
         ("tokenizer.vocab_size=10", "257"),
@@ -27,7 +24,6 @@ from tests.conftest import raises_one_line
         # Widths and rates that rounding takes to nothing, or beyond all numbers.
         ("model.ffn_ratio=0.001", "ffn_ratio=0.001 .*width 0"),
         ("train.lr_gamma=1e-9 train.lr_step_size=1", "lr_gamma=1e-09 .*rate 0"),
-        ("train.lr_gamma=10 train.lr_step_size=1", "lr_gamma=10.0 .*rate inf"),
         ("train.lr=1e308 train.lr_gamma=2", "lr_gamma=2.0 .*rate inf"),
     ],
 )

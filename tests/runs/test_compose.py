@@ -52,7 +52,6 @@ def test_quick_runs_see_409600_tokens_and_decay_like_the_papers():
         ("train.lr=fast", "train.lr: 'fast' is not a number"),
         ("train.max_steps=1e2", "an integer, such as 100"),
         ("model.tied_head=maybe", "true or false"),
-        ("model=rop", "did you mean rope"),
         ("model=rope,crop", "did you mean crope"),
         ("study=table1,table2", "one study"),
         ("study=null", "None"),

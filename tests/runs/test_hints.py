@@ -28,8 +28,6 @@ def test_a_key_is_recognised_by_its_letters_or_by_a_synonym(name, key):
     [
         "train.optimizer",
         "lay",
-        "train.momentum",
-        "model.norm",
     ],
 )
 def test_a_name_without_a_near_one_gets_no_hint(name):
