@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 # Left out by `make test-fast`: they compile, start processes, train every model, compose many runs,
 # or read all published records.
 SLOW = (
-    "data/test_tokens.py::test_token_ids_",
+    "data/test_tokens.py",
     "interop/",
     "report/test_page.py",
     "runs/test_compose.py::test_every_file_",
@@ -39,7 +39,7 @@ SLOW = (
     "runs/test_tracking.py::test_a_continued_run_is_whole",
     "runs/test_verify.py::test_every_published_record",
     "test_reproduce.py",
-    "test_scripts.py::test_a_multirun_",
+    "test_scripts.py::test_a_m",
     "test_scripts.py::test_an_answer_",
     "test_scripts.py::test_reproduce_",
     "theory/",
