@@ -2,7 +2,7 @@
 record is invalid.
 
 python scripts/report.py
-python scripts/report.py --scale quick --runs results/published/cpu-bf16 --out results/bf16-report
+python scripts/report.py --scale quick --runs results/published/quick-bf16 --out results/bf16-report
 
 If results/runs has no run of the scale, the published records of results/published are reported.
 """

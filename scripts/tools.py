@@ -201,7 +201,7 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
         arg(
             "cell",
             nargs="?",
-            help="table1/<dataset>/<model>, table2/<row>/<dataset>/<model>, P1 to P5 or"
+            help="table1/<dataset>/<model>, table2/<row>/<dataset>/<model>, P1, Q1, ... or"
             " <study>/<first>-<second>",
         ),
     ],
