@@ -1,4 +1,4 @@
-"""The typed schema of a run (the one home of defaults), its checks, and its identity.
+"""The typed schema of a run (the one home of defaults), and its checks.
 
 Imports no torch: the report and the study tools read configurations too.
 """
@@ -245,7 +245,7 @@ class TrackerConfig:
 
 @dataclass
 class Config:
-    """The whole configuration; a run's id hashes the sections of SCIENTIFIC."""
+    """The whole configuration; a run's id hashes some of its sections (`identity`)."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

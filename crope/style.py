@@ -1,5 +1,5 @@
-"""The look of all figures: one colour, marker and line style for each model everywhere, and bytes
-that depend on the figure only.
+"""The look of all figures: the main models have one colour, marker and line style everywhere; and
+bytes that depend on the figure only.
 """
 
 import io
@@ -20,7 +20,6 @@ COLOURS = {
     "relative_bias": "#a3195b",
     "alibi": "#6b7a1c",
     "nope": "#2f8fc4",
-    "complex_wide": "#8a6bb1",
 }
 MARKERS = {"xpos": "^", "rope": "o", "crope": "D", "relative_bias": "v", "alibi": "s", "nope": "P"}
 # Line style as well as colour: RoPE and CRoPE nearly coincide, and the dashes let the line below

@@ -101,7 +101,7 @@ def main() -> None:
     options = build_parser().parse_args(arguments())
     if bool(options.runs) == bool(options.model):
         raise UserError("name finished runs, or one model by --model")
-    sources = [of_run(run) for run in options.runs] or [of_pretrained(options)]
+    sources = [of_run(run, options.results_dir) for run in options.runs] or [of_pretrained(options)]
     lines = []
     for source in sources:
         file = options.results_dir / "init" / f"{source.name}.jsonl"
@@ -222,9 +222,9 @@ def tune(model: nn.Module, source: Source, trained: str, steps: int) -> Iterator
         yield step + 1
 
 
-def of_run(run: str) -> Source:
+def of_run(run: str, results_dir: Path) -> Source:
     """A finished RoPE run; tuned at its last rate on the batches after its last."""
-    record = find_record(run, results_dir=Path("results"))
+    record = find_record(run, results_dir=results_dir)
     config, tokens = load_config(record.config), load_run_tokens(record)
     if (config.model.position, config.model.projection) != ("rotary", "real"):
         raise UserError(f"{record.path}: no RoPE run; choose another")

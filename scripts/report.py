@@ -4,7 +4,7 @@ record is invalid.
 python scripts/report.py
 python scripts/report.py --scale quick --runs results/published/quick-bf16 --out results/bf16-report
 
-If results/runs has no run of the scale, the published records of results/published are reported.
+If results/runs has no run of Tables 1 and 2 at the scale, the published ones are reported.
 """
 
 import os

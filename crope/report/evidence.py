@@ -44,6 +44,7 @@ LINE = [
     "high",
     "by_seed",
 ]
+PLACE = ["study", "dataset", "row", "setting", "seed"]  # equal on both sides of a difference
 # What is subtracted: column of the frame, and how it is printed.
 OF = {
     "loss": ("loss", ""),
@@ -162,20 +163,18 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
 
     runs   the frame of `by_study`
     """
-    models = [model for model, _ in contrast.terms]
-    asked = runs[runs["study"].isin(contrast.studies) & runs["model"].isin(models)]
-    where = ["study", "dataset", "row", "setting", "seed"]
-    one_setting = not contrast.first[1]
-    if one_setting:  # on both sides
-        asked = asked[asked["setting"].isin(contrast.at)] if contrast.at else asked
-        asked = asked.assign(term=asked["model"].map(term_label))
-    else:
-        terms = zip(asked["model"], asked["setting"], strict=True)
-        asked = asked.assign(term=[term_label(*term) for term in terms], setting="")
-    labels = [term_label(*term) for term in contrast.terms]
-    losses = asked.pivot_table(OF[contrast.of][0], where, "term", sort=False)
-    losses = losses.reindex(columns=labels).dropna()
-    first, seconds = losses[labels[0]], losses[labels[1:]]
+    asked = runs[runs["study"].isin(contrast.studies)]
+    if contrast.at:
+        asked = asked[asked["setting"].isin(contrast.at)]
+    columns = []
+    for model, setting in contrast.terms:
+        of_term = asked[asked["model"] == model]
+        if setting:  # its own, where the others have theirs
+            of_term = of_term[of_term["setting"] == setting].assign(setting="")
+        losses = of_term.set_index(PLACE)[OF[contrast.of][0]]
+        columns.append(losses.rename(term_label(model, setting)))
+    losses = pd.concat(columns, axis="columns", join="inner").dropna()
+    first, seconds = losses.iloc[:, 0], losses.iloc[:, 1:]
     nats = first - seconds.mean(axis=1) if contrast.seconds else first
     nats = nats.fillna(np.inf)  # where both sides diverged
     return losses.assign(nats=nats).reset_index()
@@ -197,7 +196,7 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     """The columns LINE: a line per row and setting over all its corpora, and one per corpus where
     there are several; in Tables 1 and 2 only these.
 
-    No interval before every planned seed is there.
+    No interval before there are as many seeds as planned.
     """
     lines = []
     plan = runs[runs["study"].isin(contrast.studies)]

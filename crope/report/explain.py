@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from crope.config import PUBLISHED
 from crope.errors import UserError
 from crope.report.evidence import (
+    PLACE,
     Contrast,
     answer,
     check_names,
@@ -32,7 +32,6 @@ from crope.runs.study import TABLES, study_cells, table_cells
 
 MADE = ["precision", "provenance.commit", "provenance.device", "path"]  # how a run was made
 ALL_DATASETS = list(DATASET_LABELS)
-PLACE = ["study", "dataset", "row", "setting", "seed"]
 
 
 def explain(
@@ -41,14 +40,13 @@ def explain(
     results_dir: Path,
     scale: str | None = None,
     folders: Sequence[Path] = (),
-    published: Path = PUBLISHED,
 ) -> str:
     """A table of the runs behind `name`: seed, loss, how it was made; then mean, ± and interval.
     Without a name the list of all names.
 
     Raises UserError with similar names if there is no such number.
     """
-    runs = load_runs(results_dir=results_dir, scale=scale, folders=folders, published=published)
+    runs = load_runs(results_dir=results_dir, scale=scale, folders=folders)
     contrasts = load_contrasts()
     cells = list(_cell_names(cell_frame(table_cells(runs.scale, ALL_DATASETS))).unique())
     if name is None:
@@ -80,8 +78,9 @@ def _typed(name: str) -> str:
 
 
 def _cell_names(cells: pd.DataFrame) -> pd.Series:
-    """table1/<dataset>/<model> and table2/<row>/<model>."""
-    where = cells["dataset"].where(cells["study"] == TABLES[0], cells["row"])
+    """table1/<dataset>/<model> and table2/<row>/<dataset>/<model>."""
+    of_row = cells["row"] + "/" + cells["dataset"]
+    where = cells["dataset"].where(cells["study"] == TABLES[0], of_row)
     return cells["study"] + "/" + where + "/" + cells["model"]
 
 

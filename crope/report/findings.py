@@ -60,8 +60,8 @@ def reading(line: Mapping[Any, Any]) -> str:
 
 
 def _answer_line(differences: pd.DataFrame, basis: Mapping[str, str]) -> dict[Any, Any]:
-    """The line of a contrast over all its corpora, at the setting that is named; empty if there is
-    none.
+    """The first line of a contrast, which is over all its corpora but in Tables 1 and 2, at the
+    setting that is named; empty if there is none.
     """
     lines = differences[differences["name"] == basis["from"]]
     lines = lines[lines["setting"] == basis.get("at", "")]

@@ -13,7 +13,6 @@ import jinja2
 import pandas as pd
 from matplotlib.figure import Figure
 
-from crope.config import PUBLISHED
 from crope.errors import InvalidRecord, one_line
 from crope.files import write_bytes, write_text
 from crope.report import agreement, figures, tables
@@ -115,7 +114,6 @@ def build_report(
     scale: str | None = None,
     folders: Sequence[Path] = (),
     out_dir: Path | None = None,
-    published: Path = PUBLISHED,
     studies: Collection[str] = TABLES,
 ) -> list[InvalidRecord]:
     """Reads the runs of `load_runs`, writes the page and the CSV files, and prints the results of
@@ -125,7 +123,7 @@ def build_report(
     records, which enter no number and are named on the page and on stderr. Raises UserError if runs
     of one row are not comparable.
     """
-    runs = load_runs(results_dir=results_dir, scale=scale, folders=folders, published=published)
+    runs = load_runs(results_dir=results_dir, scale=scale, folders=folders)
     report = collect(runs)
     if out_dir is None:  # a smoke test leaves the report of other runs
         out_dir = results_dir / ("report-smoke" if runs.scale == "smoke" else "report")

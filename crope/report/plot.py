@@ -33,7 +33,9 @@ def plot(names: Sequence[str], *, key: str, out: Path | None, results_dir: Path)
         raise UserError(f"{out}: give a name that ends in .png or .svg")
     curves = {}
     for path in find_runs(names, results_dir):
-        curves[legend_label(path)] = read_curve(path, key)
+        label = legend_label(path)
+        # A run that was executed in two folders has one label.
+        curves[f"{label} ({path})" if label in curves else label] = read_curve(path, key)
     write_bytes(out, render(draw(curves, key), out.suffix[1:]))
     return f"{end_values(curves).to_string(index=False)}\n{out}"
 

@@ -134,17 +134,17 @@ def made_by(frame: pd.DataFrame, facts: Mapping[str, str]) -> pd.DataFrame:
     return table.rename(columns=str.capitalize)
 
 
-def update_readme(published: Path = PUBLISHED) -> None:
+def update_readme() -> None:
     """Writes README.md and docs/results.md from their templates, and their pictures, from the
     published sets alone.
 
     Raises UserError for a sentence of docs/findings.yaml whose answer has changed.
     """
-    runs = load_runs(results_dir=published / "none", published=published)
+    runs = load_runs(results_dir=PUBLISHED / "none")
     report = page.collect(runs)
     for name, figure in page.draw(report).items():
         if name in PICTURES:
-            write_bytes(published / f"{name}.png", render(figure, "png"))
+            write_bytes(PUBLISHED / f"{name}.png", render(figure, "png"))
     full = [for_readme(table) for table in report.losses]
     context = {
         "sentences": report.sentences,
@@ -154,7 +154,7 @@ def update_readme(published: Path = PUBLISHED) -> None:
         "notes": page.PROTOCOL_NOTES,
         "differences": page.difference_tables(report.differences, "Differences"),
         "old_rule": old_rule_table(report),
-        "ngrams": ngram_table(read_ngrams(published)),
+        "ngrams": ngram_table(read_ngrams()),
         "repeats": agreement.repeats_table(agreement.repeats(runs.published)),
         "sets": Table("sets", "Published sets", made_by(runs.published, SET_FACTS)),
         "expected": expected_loss(report),

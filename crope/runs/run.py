@@ -59,7 +59,7 @@ class Outcome:
     """How a run ended, with one line to print.
 
     status   complete; skipped (it was complete already); failed; busy (another process trains it);
-             stopped (a checkpoint was saved)
+             stopped (by a signal; after a checkpoint if it had begun to train)
     signal   that arrived meanwhile and asks for a stop; 0: none
     """
 

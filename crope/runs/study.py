@@ -245,7 +245,7 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
             elif axis not in ("model", "data"):
                 others.append(f"{axis}={value}")
         base = _compose_base((*overrides, *sorted(others)))
-        name, dataset = choice.get("model", base.model), choice.get("data", base.dataset)
+        name, dataset = choice["model"], choice["data"]
         # In the order of conf/config.yaml: the row's width, the model's file, the scale's.
         values = {"d_model": base.config.ablation.d_model, **group_values("model", name)}
         values |= group_values("scale", base.scale).get("model", {})

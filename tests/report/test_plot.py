@@ -51,6 +51,14 @@ def test_the_command_writes_a_picture_and_prints_what_differs(tmp_path):
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_that_was_executed_twice_has_two_lines(tmp_path):
+    first = write_run(tmp_path / "first", "model=rope")
+    second = write_run(tmp_path / "second", "model=rope", metrics=METRICS.replace("4.0", "3.9"))
+    printed = plot([str(first), str(second)], key=KEY, out=None, results_dir=tmp_path)
+    *_, line, _ = printed.splitlines()
+    assert line.split() == [first.name, f"({second})", "10", "3.9000", "-0.1000"]
+
+
 def test_a_line_is_labelled_and_early_losses_leave_the_frame():
     """Of 100 steps, the first ten."""
     figure = draw(curves(a={0: 9.0, 10: 5.0, 100: 4.0}, b={0: 9.0, 10: 6.0, 100: 4.5}), KEY)
