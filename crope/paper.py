@@ -17,27 +17,15 @@ class PrintedLoss:
     std_nats: float
 
 
-# Share of the parameters that CRoPE saves, in per cent, by what is counted (Secs. 5.1 and 6.1):
-# attention with its output projection, a block with its feed-forward layers too.
-SAVED_PERCENT = {"Q/K/V": 50.0, "attention": 37.5, "block": 12.5}
-
 MODEL_LABELS = {"xpos": "XPOS", "rope": "RoPE", "crope": "CRoPE"}
 DATASET_LABELS = {"pg19": "PG-19", "wikitext2": "Wikitext-2", "ptb": "Penn Treebank"}
 
-SETTINGS = ("batch_size", "seq_len", "d_model", "lr_gamma", "lr_step_size")
-
-
-def _row(*values: int | float) -> dict[str, int | float]:
-    return dict(zip(SETTINGS, values, strict=True))
-
-
-ROWS = {  # Table 2's, by the name of the ablation file
-    "base": _row(16, 1024, 128, 0.8, 1000),
-    "b2_l512_g09_s2000": _row(2, 512, 128, 0.9, 2000),
-    "b2_l512_g09_s1000": _row(2, 512, 128, 0.9, 1000),
-    "b2_l512_d64": _row(2, 512, 64, 0.9, 1000),
+ROW_LABELS = {  # Table 2's, by the name of the ablation file
+    "base": "B=16, L=1024, D=128, γ=0.8, step=1000",
+    "b2_l512_g09_s2000": "B=2, L=512, D=128, γ=0.9, step=2000",
+    "b2_l512_g09_s1000": "B=2, L=512, D=128, γ=0.9, step=1000",
+    "b2_l512_d64": "B=2, L=512, D=64, γ=0.9, step=1000",
 }
-
 TABLE_TITLES = {  # the paper's captions, the second without its last word, "Dataset"
     "table1": "Final validation loss",
     "table2": "Final validation loss for different model/training configurations on PG-19",
@@ -79,7 +67,4 @@ def printed_loss(table: str, row: str, dataset: str, model: str) -> PrintedLoss 
 
 def row_label(row: str) -> str:
     """Table 2's label of an ablation, or the ablation's own name where the paper has none."""
-    if row not in ROWS:
-        return row
-    label = "B={batch_size}, L={seq_len}, D={d_model}, γ={lr_gamma}, step={lr_step_size}"
-    return label.format(**ROWS[row])
+    return ROW_LABELS.get(row, row)

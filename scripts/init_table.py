@@ -8,7 +8,7 @@ python scripts/init_table.py --model NAME --write      # of transformers: folder
 soon as it is measured; the same command goes on with the row where it was interrupted, and the tables
 are made of all that is there.
 
-Losses are of validation, in nats per token: of a run on the whole split, of another model on
+Losses are of validation, in nats per token: of a run on the whole windows of the split, of another model on
 --windows windows of WikiText-2. Calibration and tuning use the training split, tuning with AdamW: a
 run's at its last rate, another model's at 5e-4, which falls to 0 as half a cosine. Low rank has as many
 weights as complex-linear: the truncated singular value decomposition of W, or with "activations" of
@@ -195,6 +195,7 @@ def make_low_rank(model: nn.Module, batches: list[Tensor]) -> None:
         directions = torch.linalg.svd(weighted).U[:, : new.up.shape[1]]
         new.up.copy_(directions)
         new.down.copy_(directions.T @ dense)
+        new.bias = copy.deepcopy(layer.bias)
         model.set_submodule(name, new)
 
 

@@ -122,3 +122,11 @@ def test_low_rank_is_the_truncated_svd(calibrated):
     discarded = torch.linalg.svdvals(inputs @ dense.T)[2:]
     lost = inputs @ (dense - model.q_proj.weight.detach()).T
     torch.testing.assert_close(lost.square().sum(), discarded.square().sum())
+
+
+def test_low_rank_keeps_the_bias():
+    model = nn.Sequential()
+    model.add_module("q_proj", nn.Linear(8, 8))
+    bias = model.q_proj.bias.detach().clone()
+    make_low_rank(model, [])
+    assert model.q_proj.bias.equal(bias)

@@ -224,7 +224,7 @@ def _verified(corpus: str, relative: str, data_dir: Path) -> Document:
     path = find_file(relative, data_dir)
     if path is None:
         raise DataUnavailable(missing_text(corpus, missing_files(corpus, data_dir)))
-    where = "data/raw" if path.is_relative_to(RAW_DIR) else "data_dir"
+    where = "data/raw" if path.absolute().is_relative_to(RAW_DIR) else "data_dir"
     if not is_pinned(corpus):
         check_source(corpus, read_source(path.parent), f"{relative} (from {where})")
     document = Document(corpus, path)

@@ -1,1 +1,1 @@
-"""CRoPE and other software: adapt.py, export.py, generate.py."""
+"""CRoPE and other software: layers in a model that exists, and this project's models elsewhere."""

@@ -61,7 +61,7 @@ def write_dense_checkpoints() -> None:
     """Makes `save_pretrained` write complexified models with dense weights.
 
     On the class: complexify may have seen a part of the model only, Trainer passes state dicts of
-    its own, and an attribute of the instance would be lost by pickling. Others models are saved as
+    its own, and an attribute of the instance would be lost by pickling. Other models are saved as
     before.
     """
     modeling = sys.modules.get("transformers.modeling_utils")

@@ -20,7 +20,7 @@ from crope.errors import UserError
 from crope.files import write_bytes, write_json, write_text
 from crope.interop.adapt import merge
 from crope.interop.fused import PARTS, separate_layers
-from crope.model.gpt import GPT, blocks_of
+from crope.model.gpt import GPT
 from crope.model.positions import BASE
 from crope.runs.compose import load_config
 from crope.runs.load import load_run_tokens, load_trained
@@ -211,8 +211,9 @@ def weights_for(model: GPT, kind: str) -> dict[str, Tensor]:
         # It adds a trained table: fixed sinusoids, or zeros for no positions, are one too.
         no_tokens_1TD = torch.zeros(1, model.max_len, config.d_model)
         state["positions.weight"] = model.positions.embed(no_tokens_1TD)[0]
-    for index, block in enumerate(blocks_of(model)):
-        for part, layer in zip(PARTS, block.attn.qkv, strict=True):
+    for index, block in enumerate(model.blocks):
+        attention: Any = block.attn  # nn.ModuleList loses the type
+        for part, layer in zip(PARTS, attention.qkv, strict=True):
             heads_HKD = dense_heads(layer, config)
             if kind == "gpt_neox" and part != "v_proj":
                 heads_HKD = reordered_pairs(heads_HKD)

@@ -1,9 +1,4 @@
-"""Parameter counts by part, the savings as a share of each part, and FLOPs per token.
-
-The paper counts the weights of a block (Sec. 6.1: 50 % of Q/K/V, 37.5 % with the output projection,
-12.5 % with the FFN); the share of the whole model, embeddings included, is much smaller. Both are
-reported side by side.
-"""
+"""Parameter counts by part, and FLOPs per token, in closed form."""
 
 from dataclasses import asdict, dataclass
 
@@ -11,8 +6,6 @@ from crope.config import CHUNK, ModelConfig, half_rank
 
 T5_BUCKETS = 32  # trained scalars per head of `relative_bias`
 FACTORED = ("lowrank", "blockdiag")  # projections that never form their dense weight
-# Weights of the paper's block over D^2: Q, K, V, output projection, FFN in and out (4 each).
-BLOCK_SQUARES = 12
 
 
 @dataclass(frozen=True)
@@ -75,30 +68,6 @@ def qkv_weights(model: ModelConfig) -> int:
             f"projection {model.projection}: enter its number of weights in qkv_weights of {__name__}"
         )
     return weights[model.projection]
-
-
-def savings(full: Parameters, lean: Parameters, *, n_layers: int, d_model: int) -> dict[str, float]:
-    """Parameters that `lean` saves compared with `full`, in per cent of Q/K/V, attention, a block
-    and the whole model.
-
-    The first three are the paper's shares, of the weight matrices only (its 12.5 % leaves out
-    biases and norms). Both have the same feed-forward layers.
-    """
-    qkv = full.qkv - lean.qkv
-    # `halved` narrows the output projection as well.
-    attention = qkv + full.output_projection - lean.output_projection
-    square = n_layers * d_model**2
-    return {
-        "Q/K/V": 100 * qkv / (3 * square),
-        "attention": 100 * attention / (4 * square),
-        "block": 100 * attention / (BLOCK_SQUARES * square),
-        "model": 100 * (full.total - lean.total) / full.total,
-    }
-
-
-def kv_cache_values(model: ModelConfig) -> int:
-    """Numbers that generation keeps per token: K and V of every layer."""
-    return 2 * model.n_layers * model.kv_width
 
 
 def train_flops_per_token(model: ModelConfig, *, vocab_size: int, seq_len: int) -> int:

@@ -5,9 +5,7 @@ Shapes: B batch, T tokens, D model width, V vocabulary, P = V padded to a multip
 """
 
 import math
-from collections.abc import Iterable
 from itertools import chain
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -118,8 +116,3 @@ class GPT(nn.Module):
                     drawn = parameter[: self.vocab_size]
                 values = stream(seed, f"init/{name}").standard_normal(tuple(drawn.shape))
                 drawn.copy_(torch.as_tensor(values * std))
-
-
-def blocks_of(model: GPT) -> Iterable[Block]:
-    """The blocks with their type, which nn.ModuleList loses."""
-    return cast(Iterable[Block], model.blocks)

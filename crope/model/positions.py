@@ -23,9 +23,8 @@ class Positions(nn.Module):
     it acts.
     """
 
-    extends = (
-        True  # False: undefined beyond max_len, so that a longer sequence needs a retrained model
-    )
+    # False: undefined beyond max_len, so that a longer sequence needs a retrained model.
+    extends = True
 
     def embed(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """The scaled token embedding as it enters the first block."""

@@ -171,9 +171,9 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
         of_term = asked[asked["model"] == model]
         if setting:  # its own, where the others have theirs
             of_term = of_term[of_term["setting"] == setting].assign(setting="")
-        losses = of_term.set_index(PLACE)[OF[contrast.of][0]]
-        columns.append(losses.rename(term_label(model, setting)))
-    losses = pd.concat(columns, axis="columns", join="inner").dropna()
+        column = of_term.set_index(PLACE)[OF[contrast.of][0]]
+        columns.append(column.rename(term_label(model, setting)))
+    losses = pd.concat(columns, axis=1, join="inner").dropna()
     first, seconds = losses.iloc[:, 0], losses.iloc[:, 1:]
     nats = first - seconds.mean(axis=1) if contrast.seconds else first
     nats = nats.fillna(np.inf)  # where both sides diverged

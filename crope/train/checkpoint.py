@@ -11,7 +11,6 @@ import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -75,33 +74,40 @@ def load_checkpoint(
     A corrupt checkpoint is reported on stderr and deleted. No code from a file runs. Raises
     UserError for a checkpoint of another run, device, corpus or model, and keeps it.
     """
+    metrics = folder / "metrics.jsonl"
     for path in checkpoints(folder):
+        data = read_bytes(path)
+        logged = read_bytes(metrics) if metrics.exists() else b""
         try:
-            content = _read(path, folder / "metrics.jsonl")
+            if _digest(data) not in path.name:
+                raise CorruptCheckpoint("corrupt (its bytes do not have the SHA-256 in its name)")
+            content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            size = content["metrics_size"]
+            if hashlib.sha256(logged[:size]).hexdigest() != content["metrics_sha256"]:
+                raise CorruptCheckpoint("metrics.jsonl is not the one it was saved with")
+            # Bits could not be equal, or the curve would be of two experiments.
+            for key, value in made_with.items():
+                found = content["made_with"].get(key)
+                if found != value:
+                    raise UserError(
+                        f"{path}: made with another {key} ({found}, now {value}); continue it with"
+                        f" that one, or remove {folder} to start again"
+                    )
+            state.model.load_state_dict(content["model"])
+            state.optimizer.load_state_dict(content["optimizer"])
         except CorruptCheckpoint as error:
             log_line(f"{path}: {error}; continuing from the previous checkpoint or from the start")
             path.unlink()
-            continue
-        # Bits could not be equal, or the curve would be of two experiments.
-        for key, value in made_with.items():
-            found = content["made_with"].get(key)
-            if found != value:
-                raise UserError(
-                    f"{path}: made with another {key} ({found}, now {value}); continue it with that"
-                    f" one, or remove {folder} to start again"
-                )
-        try:
-            state.model.load_state_dict(content["model"])
-            state.optimizer.load_state_dict(content["optimizer"])
-        except (RuntimeError, ValueError, KeyError) as error:
-            if out_of_memory(error):
+        except Exception as error:  # any content is possible
+            if isinstance(error, UserError) or out_of_memory(error):
                 raise
             reason = one_line(error)[:200]
             raise UserError(
                 f"{path}: does not fit the model that this code builds ({reason}); remove {folder}"
             ) from error
-        seconds = content.get("seconds", 0.0)  # not in those of earlier versions
-        return content["step"], seconds, content["metrics_size"]
+        else:
+            seconds = content.get("seconds", 0.0)  # not in those of earlier versions
+            return content["step"], seconds, size
     return 0, 0.0, 0
 
 
@@ -125,34 +131,6 @@ def save_weights(path: Path, model: nn.Module, *, run_id: str) -> None:
     """The state dict alone as safetensors, for use after training on any machine. Atomic."""
     # One key: more would be written in any order, and the same weights have the same bytes.
     write_bytes(path, safetensors.torch.save(model.state_dict(), {"run_id": run_id}))
-
-
-def _read(path: Path, metrics: Path) -> dict[str, Any]:
-    """The content of a checkpoint.
-
-    Raises CorruptCheckpoint if its bytes or those of metrics.jsonl do not have their SHA-256,
-    UserError if they have it and are no checkpoint of this version of the program.
-    """
-    data = read_bytes(path)
-    if _digest(data) not in path.name:
-        raise CorruptCheckpoint("corrupt (its bytes do not have the SHA-256 in its name)")
-    try:
-        content: dict[str, Any] = torch.load(
-            io.BytesIO(data), map_location="cpu", weights_only=True
-        )
-        size, metrics_sha256 = content["metrics_size"], content["metrics_sha256"]
-        content["made_with"].keys()
-    except Exception as error:  # any content is possible; weights_only=True runs no code from it
-        if out_of_memory(error):
-            raise
-        reason = one_line(error)[:120]
-        raise UserError(
-            f"{path}: not a checkpoint of this version of the program ({reason}); remove it"
-        ) from error
-    before = read_bytes(metrics)[:size] if metrics.exists() else b""
-    if hashlib.sha256(before).hexdigest() != metrics_sha256:
-        raise CorruptCheckpoint("metrics.jsonl is not the one it was saved with")
-    return content
 
 
 def _digest(data: bytes) -> str:

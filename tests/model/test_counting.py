@@ -1,22 +1,16 @@
-"""Parameters against closed forms of the architecture, the paper's shares, and FLOPs against
+"""Parameters against closed forms of the architecture, the paper's savings, and FLOPs against
 torch's counter.
 """
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from crope.model.counting import (
-    count_parameters,
-    kv_cache_values,
-    savings,
-    train_flops_per_token,
-)
-from crope.paper import SAVED_PERCENT
+from crope.model.counting import count_parameters, train_flops_per_token
 from tests.model.oracles import CHOICES, VOCAB, build, cross_entropy, model_config
 
 PARTS = {
@@ -63,52 +57,34 @@ def test_a_projection_without_an_entry_is_named_before_it_is_trained():
 
 
 def test_savings_that_the_paper_states():
-    """Sec. 6.1: half of Q/K/V, 1.5 of 4 squares with the output projection, 1.5 of 12 with an FFN
-    of ratio 4.
+    """Sec. 6.1: half of the 3 D^2 of Q/K/V per layer, so 1.5 of 4 with the output projection and 1.5
+    of 12 with an FFN of ratio 4; nothing else.
     """
-    size = {"d_model": 128, "n_layers": 4}
-    found = savings(counted("rope", **size), counted("crope", **size), **size)
-    assert {name: found[name] for name in SAVED_PERCENT} == SAVED_PERCENT
-
-
-@pytest.mark.parametrize(
-    ("model", "values"),
-    [
-        ("crope", 1024),
-        ("halved", 512),
-        ("mqa", 256),
-    ],
-)
-def test_kv_cache_by_hand(model, values):
-    """K and V of 4 layers: 2 x 4 x 128, of half the width, of one head of four."""
-    assert kv_cache_values(model_config(model, d_model=128, n_layers=4)) == values
+    rope, crope = (counted(name, d_model=128, n_layers=4) for name in ("rope", "crope"))
+    assert (rope.qkv, crope.qkv) == (196_608, 98_304)
+    assert replace(rope, qkv=crope.qkv) == crope
 
 
 def test_savings_of_the_literal_reading():
-    """Sec. 5.1's sentence halves the output projection's input as well: 50 % of attention, 2 of 12
-    squares.
-    """
-    size = {"d_model": 64, "n_layers": 3}
-    found = savings(counted("rope", **size), counted("halved", **size), **size)
-    assert (found["Q/K/V"], found["attention"]) == (50.0, 50.0)
-    assert found["block"] == pytest.approx(100 / 6, rel=1e-12)
+    """Sec. 5.1's sentence halves the output projection's input as well: 2 of 12 D^2."""
+    rope, halved = (counted(name, d_model=64, n_layers=3) for name in ("rope", "halved"))
+    assert rope.qkv - halved.qkv == 3 * 1.5 * 4096
+    assert rope.output_projection - halved.output_projection == 3 * 0.5 * 4096
 
 
 def test_the_wide_model_is_as_large_as_rope():
     """At D = 64, E is 104, next to 1.6 * 64: 2.5 * 64 * 104 = 16,640 weights of 4 * 64^2 = 16,384."""
-    size = {"d_model": 64, "n_layers": 3}
-    found = savings(counted("rope", **size), counted("complex_wide", **size), **size)
-    assert found["attention"] == pytest.approx(-100 * 256 / 16384, rel=1e-12)
+    rope, wide = (counted(name, d_model=64, n_layers=3) for name in ("rope", "complex_wide"))
+    assert wide.total - rope.total == 3 * 256
 
 
 def test_share_of_the_whole_model_with_gpt2s_vocabulary():
     """4 (12 D^2 + 10 D) + 2 D in blocks and norms, 50,257 D in the embedding; CRoPE saves 4 (3/2)
     D^2 = 98,304.
     """
-    size = {"d_model": 128, "n_layers": 4}
-    rope, crope = (counted(name, vocab=50257, **size) for name in ("rope", "crope"))
-    assert (rope.total, crope.total) == (7_224_704, 7_126_400)
-    assert savings(rope, crope, **size)["model"] == pytest.approx(1.36066, abs=1e-5)
+    size = {"vocab": 50257, "d_model": 128, "n_layers": 4}
+    assert counted("rope", **size).total == 7_224_704
+    assert counted("crope", **size).total == 7_126_400
 
 
 @pytest.mark.parametrize("length", [16, 128])

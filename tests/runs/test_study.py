@@ -4,7 +4,7 @@ import pytest
 
 from crope.errors import ConfigError
 from crope.files import json_sha256
-from crope.paper import ROWS
+from crope.paper import ROW_LABELS
 from crope.runs import study
 from crope.runs.compose import group_files, group_values, load_run
 from crope.runs.identity import cell_key
@@ -89,7 +89,7 @@ def test_cells_of_tables_are_the_papers_in_its_order():
     cells = table_cells("quick")
     assert [cell.dataset for cell in cells[:9:3]] == ["pg19", "wikitext2", "ptb"]
     assert [cell.model for cell in cells[:3]] == ["xpos", "rope", "crope"]
-    assert [cell.row for cell in cells[9::3]] == list(ROWS)
+    assert [cell.row for cell in cells[9::3]] == list(ROW_LABELS)
     assert cells[0].planned == (0, 1, 2, 3, 4)
     assert len(cells) == 21
 
