@@ -52,11 +52,9 @@ def test_the_command_writes_a_picture_and_prints_what_differs(tmp_path):
 
 
 def test_a_run_that_was_executed_twice_has_two_lines(tmp_path):
-    first = write_run(tmp_path / "first", "model=rope")
-    second = write_run(tmp_path / "second", "model=rope", metrics=METRICS.replace("4.0", "3.9"))
-    printed = plot([str(first), str(second)], key=KEY, out=None, results_dir=tmp_path)
-    *_, line, _ = printed.splitlines()
-    assert line.split() == [first.name, f"({second})", "10", "3.9000", "-0.1000"]
+    folders = [str(write_run(tmp_path / name, "model=rope")) for name in ("first", "second")]
+    printed = plot(folders, key=KEY, out=None, results_dir=tmp_path)
+    assert f"({folders[1]})" in printed.splitlines()[2]
 
 
 def test_a_line_is_labelled_and_early_losses_leave_the_frame():
