@@ -66,10 +66,10 @@ def test_savings_that_the_paper_states():
 
 
 def test_savings_of_the_literal_reading():
-    """Sec. 5.1's sentence halves the output projection's input as well: 2 of 12 D^2."""
+    """Sec. 5.1's sentence halves the output projection's input as well: 3 (1.5 + 0.5) D^2 in all."""
     rope, halved = (counted(name, d_model=64, n_layers=3) for name in ("rope", "halved"))
-    assert rope.qkv - halved.qkv == 3 * 1.5 * 4096
-    assert rope.output_projection - halved.output_projection == 3 * 0.5 * 4096
+    assert rope.qkv - halved.qkv == 18_432
+    assert rope.output_projection - halved.output_projection == 6_144
 
 
 def test_the_wide_model_is_as_large_as_rope():
