@@ -1,1 +1,1 @@
-"""CRoPE and other software: layers in a model that exists, and this project's models elsewhere."""
+"""CRoPE in models of other projects, and this project's models in other software."""

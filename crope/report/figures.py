@@ -1,7 +1,8 @@
 """Figures of the report: Fig. 4, the difference at each learning rate, all models beside RoPE.
 
 Each function takes frames (runs of `by_study`, lines of `answers`) and gives a matplotlib Figure.
-The main models have one colour, marker and line style everywhere. Intervals are drawn above the dots.
+The main models have one colour, marker and line style everywhere. Intervals are drawn above the
+dots.
 """
 
 from collections.abc import Iterable, Sequence

@@ -37,8 +37,8 @@ PROTOCOL_NOTES = (
     " standard deviation over seeds. n: seeds of both RoPE and CRoPE.",
     "sampled: the paper's protocol; ± is the spread of the validation losses that are sampled in the"
     " last 10 % of the steps. At the quick scale one of them reads 128 or 512 tokens, at the paper's"
-    " 12,288 and more: so its ± is larger there. All models read the same batches, so that it says"
-    " nothing of their difference.",
+    " 12,288 and more: so the ± of small runs is larger. All models read the same batches, so that it"
+    " says nothing of their difference.",
 )
 # Studies of whole rows of Tables 1 and 2 at the paper's own size.
 PAPER_SIZE = ("paper_row", "paper_row_xpos", "paper_rows", "paper_ptb")
