@@ -9,6 +9,8 @@ An entry says a sentence with placeholders, and what each of them rests on:
     is         what its interval said of 0: above 0, below 0 or open
     show       size: the mean without sign and interval
 
+A planned difference is marked by †.
+
 A sentence whose answer has changed is refused, so that nobody publishes it unread.
 """
 
@@ -22,6 +24,7 @@ import yaml
 
 from crope.config import ROOT
 from crope.errors import UserError
+from crope.report.evidence import load_contrasts
 from crope.report.tables import interval_text
 
 FINDINGS_FILE = ROOT / "docs" / "findings.yaml"
@@ -33,6 +36,7 @@ def findings(differences: pd.DataFrame, file: Path = FINDINGS_FILE) -> list[str]
     Raises UserError for a sentence that rests on a line that is not there, or whose answer is
     another now.
     """
+    planned = [name for name, contrast in load_contrasts().items() if contrast.date]
     sentences = []
     for entry in yaml.safe_load(file.read_text(encoding="utf-8")):
         numbers = {}
@@ -44,8 +48,10 @@ def findings(differences: pd.DataFrame, file: Path = FINDINGS_FILE) -> list[str]
                     f"{file.name}: {basis['from']} is now {now}, not {basis['is']};"
                     f" write again: {entry['says']}"
                 )
-            size_only = basis.get("show") == "size"
-            numbers[name] = f"{abs(line['mean']):.2f}" if size_only else interval_text(line, 3)
+            text = interval_text(line, 3)
+            if basis.get("show") == "size":
+                text = f"{abs(line['mean']):.2g}"
+            numbers[name] = text + "†" * (basis["from"] in planned)
         sentences.append(entry["says"].format_map(numbers))
     return sentences
 

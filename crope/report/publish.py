@@ -157,7 +157,6 @@ def update_readme() -> None:
         "ngrams": ngram_table(read_ngrams()),
         "repeats": agreement.repeats_table(agreement.repeats(runs.published)),
         "sets": Table("sets", "Published sets", made_by(runs.published, SET_FACTS)),
-        "expected": expected_loss(report),
     }
     for template, target in ((README_TEMPLATE, README), (RESULTS_TEMPLATE, RESULTS)):
         write_text(target, page.render_template(template, context, autoescape=False))
@@ -205,12 +204,3 @@ def ngram_table(ngrams: Sequence[Mapping[str, Any]]) -> Table:
     columns = ["Dataset", "Tokens", *ORDERS, "The paper's lowest loss"]
     caption = "Losses of models that count (interpolated Witten-Bell), nats per token"
     return Table("ngrams", caption, pd.DataFrame(sorted(printed), columns=columns))
-
-
-def expected_loss(report: page.Report) -> str:
-    """What a first run should end at: RoPE on Penn Treebank at seed 0, mean of its executions."""
-    of_model = report.shown[report.shown["model"] == "rope"]
-    keys = of_model.loc[of_model["dataset"] == "ptb", "cell_key"]
-    public = report.runs.published
-    same = public[public["cell_key"].isin(keys) & (public["seed"] == 0)]
-    return f"{same['loss'].mean():.2f}"

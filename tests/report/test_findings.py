@@ -34,7 +34,7 @@ def sentences(tmp_path):
 
 
 def test_numbers_are_filled_in(sentences):
-    assert sentences(P1) == ["It costs +0.200 (+0.100 to +0.300), at a large rate 0.12."]
+    assert sentences(P1) == ["It costs +0.200 (+0.100 to +0.300)†, at a large rate 0.12."]
 
 
 @pytest.mark.parametrize(
