@@ -61,7 +61,7 @@ bench: .venv/.stamp  ## step times next to transformers and a plain loop, into d
 gpu-check: $(STAMPS)/tests $(STAMPS)/bench  ## on a new GPU machine: tests, step times, both tables, publication [SCALE=smoke rehearses]
 	@$(PY) scripts/reproduce.py --scale paper --seeds 1 tracker=none --from-make
 	@$(PY) scripts/reproduce.py --scale paper tracker=none --from-make
-	@$(PY) scripts/tools.py publish --scale paper --from-make \
+	@STUDY= SEEDS= ARGS= $(PY) scripts/tools.py publish --scale paper --from-make \
 		"$$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr -cs 'A-Za-z0-9\n' -)"
 
 # A part that passed is not repeated until the next commit; runs that are complete never are.

@@ -135,7 +135,8 @@ def check_names(contrast: Contrast) -> None:
     """
     if contrast.of not in OF:
         raise ValueError(f"of: {contrast.of}: must be one of {', '.join(OF)}")
-    named = [f"model={model}" for model, _ in contrast.terms]
+    # Where a study varies the position, say, a model's name goes on: `alibi+complex`.
+    named = [f"model={model.partition('+')[0]}" for model, _ in contrast.terms]
     for setting in [*contrast.at, *(setting for _, setting in contrast.terms if setting)]:
         named += setting.split(", ")
     for study in contrast.studies:
@@ -224,7 +225,7 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
 
 def _average(lines: pd.DataFrame, over: str, size: int) -> pd.DataFrame:
     """The mean over one column within a seed, of the seeds that have all `size` values of it."""
-    keys = [name for name in ("study", "dataset", "row", "setting", "seed") if name != over]
+    keys = [name for name in PLACE if name != over]
     means = lines.groupby(keys, sort=False)["nats"].agg(["mean", "size"])
     whole = means.loc[means["size"] == size, "mean"]
     return whole.rename("nats").reset_index().assign(**{over: ""})

@@ -4,6 +4,7 @@ question (CELL=P1) or another difference (CELL=cost/mqa-rope). Published runs ar
 
 import difflib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from crope.report.evidence import (
     parse_difference,
 )
 from crope.report.frame import (
-    DATASET_LABELS,
     PUBLISHED_SCALE,
     by_study,
     cell_frame,
@@ -31,7 +31,6 @@ from crope.runs.compose import group_files
 from crope.runs.study import TABLES, study_cells, table_cells
 
 MADE = ["precision", "provenance.commit", "provenance.device", "path"]  # how a run was made
-ALL_DATASETS = list(DATASET_LABELS)
 
 
 def explain(
@@ -48,7 +47,7 @@ def explain(
     """
     runs = load_runs(results_dir=results_dir, scale=scale, folders=folders)
     contrasts = load_contrasts()
-    cells = list(_cell_names(cell_frame(table_cells(runs.scale, ALL_DATASETS))).unique())
+    cells = list(_cell_names(cell_frame(table_cells(runs.scale, tiny=True))).unique())
     if name is None:
         questions = [f"{key}  {contrast.question}".rstrip() for key, contrast in contrasts.items()]
         return "\n".join([*cells, *questions])
@@ -64,7 +63,7 @@ def explain(
     for title, (frame, its_scale) in sources.items():
         asked = []
         for study in studies:  # the cells of the others would cost seconds
-            asked += study_cells(study, its_scale, ALL_DATASETS if study in TABLES else None)
+            asked += study_cells(study, its_scale, tiny=study in TABLES)
         joined = by_study(frame, asked)
         text = _explain_difference(joined, contrast) if contrast else _explain_cell(joined, name)
         if text:
@@ -90,7 +89,7 @@ def _other_contrast(name: str) -> Contrast | None:
     if study not in group_files("study"):
         return None
     try:
-        first, *seconds = parse_difference(difference.replace("-", " - "))
+        first, *seconds = parse_difference(re.sub(r"\s*-\s*", " - ", difference))
         contrast = Contrast(name, (study,), first, tuple(seconds))
         check_names(contrast)
     except ValueError:

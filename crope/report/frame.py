@@ -73,6 +73,7 @@ COLUMNS = [
     "error.type",
     "error.message",
     "error.step",
+    "config.tokenizer.vocab_size",
     "config.train.lr",
     "config.train.seq_len",
     "config.train.batch_size",
@@ -83,12 +84,14 @@ COLUMNS = [
     "provenance.data.splits.train.sha256",
     "provenance.data.splits.validation.sha256",
 ]
-# Equal in the runs that are compared: on one corpus of a study, and at one seed of a study.
+# Equal in the runs that are compared: on one corpus of a study, in tokens of one kind, and at one
+# seed of a study.
+TOKENS = ["dataset", "config.tokenizer.vocab_size"]
 COMPARED = {
-    "provenance.data.splits.train.sha256": "dataset",
-    "provenance.data.splits.validation.sha256": "dataset",
-    "precision": "seed",
-    "device_kind": "seed",
+    "provenance.data.splits.train.sha256": TOKENS,
+    "provenance.data.splits.validation.sha256": TOKENS,
+    "precision": ["seed"],
+    "device_kind": ["seed"],
 }
 
 
@@ -115,10 +118,10 @@ class Runs:
     unavailable: Mapping[str, str]
 
     @property
-    def datasets(self) -> list[str] | None:
-        """For `table_cells`: tiny joins the paper's corpora (None) where it was trained."""
+    def tiny(self) -> bool:
+        """Whether the user trained on tiny, so that it joins the paper's corpora in the tables."""
         tiny = (self.own["scale"] == self.scale) & (self.own["dataset"] == "tiny")
-        return list(DATASET_LABELS) if tiny.any() else None
+        return bool(tiny.any())
 
 
 def load_runs(
@@ -188,6 +191,7 @@ def _row(run: Record, record_set: str) -> dict[str, Any]:
     }
     if status == "failed" and run.summary["error"]["type"] == DIVERGED:
         row |= {"loss": np.inf, "val_sampled": {"mean_nats": np.inf}}
+        row |= {"val_full": {"best_nats": np.inf}, "train": {"final_nats": np.inf}}
     if run.extrapolation:
         row["beyond_nats"] = _beyond(run.extrapolation, run.config["train"]["seq_len"])
     return row
@@ -288,11 +292,11 @@ def check_comparable(joined: pd.DataFrame) -> None:
     Commits may differ: the numerics version says whether a commit changed more than rounding.
     """
     for fact, of in COMPARED.items():
-        kinds = joined.groupby(["study", of])[fact].nunique(dropna=False)
-        for study, which in kinds.index[kinds > 1]:
-            group = joined[(joined["study"] == study) & (joined[of] == which)]
+        for (study, *which), group in joined.groupby(["study", *of], dropna=False):
+            if group[fact].nunique(dropna=False) == 1:
+                continue
             paths = ", ".join(group.drop_duplicates(fact)["path"].head(2))
             raise UserError(
-                f"{study}, {of} {which}: runs differ in {fact} ({paths});"
+                f"{study}, {of[0]} {which[0]}: runs differ in {fact} ({paths});"
                 " move one kind to a folder of its own and name it with --runs"
             )

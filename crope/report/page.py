@@ -13,7 +13,7 @@ import jinja2
 import pandas as pd
 from matplotlib.figure import Figure
 
-from crope.errors import InvalidRecord, one_line
+from crope.errors import InvalidRecord, UserError, log_line, one_line
 from crope.files import write_bytes, write_text
 from crope.report import agreement, figures, tables
 from crope.report.evidence import answers, load_contrasts
@@ -63,7 +63,6 @@ class Report:
     published: pd.DataFrame
     differences: pd.DataFrame
     own: pd.DataFrame
-    sentences: Sequence[str]
 
 
 def collect(runs: Runs) -> Report:
@@ -75,7 +74,7 @@ def collect(runs: Runs) -> Report:
     published = by_study(runs.published, [*table_cells(PUBLISHED_SCALE), *studies])
     if runs.scale != PUBLISHED_SCALE:
         studies = expected_cells(runs.scale)
-    of_tables = table_cells(runs.scale, runs.datasets)
+    of_tables = table_cells(runs.scale, tiny=runs.tiny)
     own = by_study(runs.own, [*of_tables, *studies])
     cells = cell_frame(of_tables)
     mine = runs.own["cell_key"].isin(cells["cell_key"]).any()
@@ -98,7 +97,6 @@ def collect(runs: Runs) -> Report:
         published,
         differences,
         own=answers(own, contrasts).query("n > 0"),
-        sentences=findings(differences) if len(published) else [],
     )
 
 
@@ -128,11 +126,16 @@ def build_report(
     if out_dir is None:  # a smoke test leaves the report of other runs
         out_dir = results_dir / ("report-smoke" if runs.scale == "smoke" else "report")
     pictures = draw(report)
+    sentences = []
+    try:
+        sentences = findings(report.differences)
+    except UserError as error:  # `make readme` refuses it; a user's report is made all the same
+        log_line(f"{error}; the page has no sentences")
     files = {f"{table.name}.csv": to_csv(table.numbers) for table in report.losses}
     files["differences.csv"] = difference_csv(report)
     exact = report.source.drop(columns="whole_config")
     files["runs.csv"] = exact.to_csv(index=False, lineterminator="\n")
-    files["index.html"] = render_page(report, pictures)
+    files["index.html"] = render_page(report, pictures, sentences)
     if "fig4" in pictures:
         write_bytes(out_dir / "fig4.png", render(pictures["fig4"], "png"))
     for name, content in files.items():  # the page is last: it links to the others
@@ -188,7 +191,7 @@ def difference_tables(lines: pd.DataFrame, title: str) -> list[Table]:
     return parts
 
 
-def render_page(report: Report, pictures: Mapping[str, Figure]) -> str:
+def render_page(report: Report, pictures: Mapping[str, Figure], sentences: Sequence[str]) -> str:
     """page.html filled in; text is escaped."""
     runs = report.runs
     whose = "your runs" if report.source is runs.own else "the published runs"
@@ -198,6 +201,7 @@ def render_page(report: Report, pictures: Mapping[str, Figure]) -> str:
         images[name] = f"data:image/svg+xml;base64,{data}"
     context = {
         "report": report,
+        "sentences": sentences,
         "origin": f"{report.shown['path'].nunique()} of {whose}",
         "notes": PROTOCOL_NOTES,
         "images": images,

@@ -111,7 +111,7 @@ def end_values(curves: dict[str, "pd.Series[Any]"]) -> pd.DataFrame:
         common = values.index.intersection(first.index)
         difference = ""
         if len(common) and values is not first:
-            difference = f"{values[common[-1]] - first[common[-1]]:+.4f}"
-        line = {"run": name, "step": str(values.index[-1]), "value": f"{values.iloc[-1]:.4f}"}
+            difference = f"{values[common[-1]] - first[common[-1]]:+#.4g}"
+        line = {"run": name, "step": str(values.index[-1]), "value": f"{values.iloc[-1]:#.5g}"}
         lines.append(line | {"minus first": difference})
     return pd.DataFrame(lines)

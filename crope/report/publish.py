@@ -18,6 +18,7 @@ from crope.errors import DataError, UserError
 from crope.files import json_sha256, read_json, write_bytes, write_json, write_text
 from crope.report import agreement, page
 from crope.report.evidence import differences, load_contrasts, welch_interval
+from crope.report.findings import findings
 from crope.report.frame import DIVERGED, dataset_label, load_frame, load_runs
 from crope.report.tables import Table, interval_text
 from crope.runs.published import add_runs
@@ -147,7 +148,7 @@ def update_readme() -> None:
             write_bytes(PUBLISHED / f"{name}.png", render(figure, "png"))
     full = [for_readme(table) for table in report.losses]
     context = {
-        "sentences": report.sentences,
+        "sentences": findings(report.differences),
         "table1": full[0],
         "table2": full[1],
         "losses": report.losses,

@@ -107,7 +107,10 @@ def add_runs(folder: Path, records: Iterable[Record]) -> None:
         curve = pd.DataFrame(record.metrics())
         curve.insert(0, "run_id", record.run_id)
         if metrics_bytes(curve) != read_bytes(record.path / "metrics.jsonl"):
-            remedy = "give a new key its place in KEY_ORDER of crope/runs/published.py"
+            remedy = (
+                "give a new key its place in KEY_ORDER of crope/runs/published.py, one of whole"
+                " numbers in WHOLE_NUMBERS too"
+            )
             reason = "metrics.jsonl cannot be rebuilt from its values"
             raise InvalidRecord(record.path, reason, remedy)
         runs[record.run_id] = record

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from crope import paper
 from crope.data.corpora import missing_files
 from crope.errors import InvalidRecord, one_line
 from crope.files import read_json
@@ -51,11 +50,11 @@ def study_states(
     seeds    of each study, as in `study.first_seeds`
     """
     overrides = [quoted_override("results_dir", results_dir)]
-    datasets = _available_datasets(results_dir)
+    missing = _missing_datasets(results_dir)
     found = {}
     for study in studies:
         at = scale or planned_scale([study]) or _first_scale(results_dir)
-        runs = study_runs([study], scale=at, seeds=seeds, datasets=datasets, overrides=overrides)
+        runs = study_runs([study], scale=at, seeds=seeds, missing=missing, overrides=overrides)
         found[f"{study}, {at}"] = states(runs)
     return found
 
@@ -162,15 +161,8 @@ def _first_scale(results_dir: Path) -> str:
     return next((scale for scale in SCALES if scale in present), "quick")
 
 
-def _available_datasets(results_dir: Path) -> list[str] | None:
-    """The paper's datasets that the last `make reproduce` had, and those whose text is there now;
-    `tiny` joins. None: all.
-    """
+def _missing_datasets(results_dir: Path) -> list[str]:
+    """Datasets that the last `make reproduce` could not have, and whose text is not there now."""
     data_dir = Path(load_run(["train.precision=fp32"]).config.data_dir)
-    missing = []
-    for name in unavailable_datasets(results_dir):
-        if missing_files(name, data_dir):
-            missing.append(name)
-    if not missing:
-        return None
-    return [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]
+    known = unavailable_datasets(results_dir)
+    return [name for name in known if missing_files(name, data_dir)]

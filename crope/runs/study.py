@@ -6,7 +6,7 @@ study=table1`, `make reproduce` and the report expand the same list. Imports no 
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -141,19 +141,22 @@ def study_runs(
     *,
     scale: str,
     seeds: int | None = None,
-    datasets: Sequence[str] | None = None,
+    missing: Collection[str] = (),
     overrides: Sequence[str] = (),
 ) -> list[Run]:
     """Runs of the studies, seeds outermost; a run of two studies is listed once. Precision may
     still be `auto`.
 
     seeds       of each study, as in `first_seeds`
-    datasets    restricts the paper's datasets on the data axis; `tiny`, if listed, joins them
+    missing     datasets that cannot be had; in Tables 1 and 2 `tiny` takes their place
     overrides   of runtime, tracker and paths
     """
     runs: dict[str, Run] = {}
     for study in studies:
-        for _, run in _expand(study, scale, datasets, overrides):
+        corpora = [name for name in study_axes(study)["data"] if name not in missing]
+        if study in TABLES and len(corpora) < len(study_axes(study)["data"]):
+            corpora.append("tiny")
+        for _, run in _expand(study, scale, corpora, overrides):
             for seed in first_seeds(study, seeds):
                 seeded = replace(run, config=replace(run.config, seed=seed))
                 runs[repr(seeded)] = seeded  # without an id while its precision is `auto`
@@ -176,17 +179,19 @@ def expected_cells(scale: str) -> list[Cell]:
     return cells
 
 
-def table_cells(scale: str, datasets: Sequence[str] | None = None) -> list[Cell]:
-    """Cells of Tables 1 and 2 in the paper's order; `datasets` as in `study_runs`."""
+def table_cells(scale: str, *, tiny: bool = False) -> list[Cell]:
+    """Cells of Tables 1 and 2 in the paper's order; `tiny` as in `study_cells`."""
     cells = []
     for table in TABLES:
-        cells += study_cells(table, scale, datasets)
+        cells += study_cells(table, scale, tiny=tiny)
     return cells
 
 
-def study_cells(study: str, scale: str, datasets: Sequence[str] | None = None) -> list[Cell]:
+def study_cells(study: str, scale: str, *, tiny: bool = False) -> list[Cell]:
     """Cells at the scale that the study's file fixes, else at `scale`; a smoke test shows no study
     of another scale.
+
+    tiny   this corpus joins those of the study
     """
     planned = planned_scale([study])
     if scale == "smoke" and planned not in (None, scale):
@@ -194,7 +199,7 @@ def study_cells(study: str, scale: str, datasets: Sequence[str] | None = None) -
     axes, seeds = study_axes(study), planned_seeds(study)
     varied = [axis for axis, values in axes.items() if len(values) > 1 and axis not in NAMED]
     cells = []
-    for choice, run in _expand(study, planned or scale, datasets):
+    for choice, run in _expand(study, planned or scale, axes["data"] + ["tiny"] * tiny):
         setting = ", ".join(f"{axis}={choice[axis]}" for axis in varied)
         names = (study, run.dataset, run.row, run.model, setting, run.scale)
         cells.append(Cell(*names, cell_key(run.container), seeds))
@@ -202,30 +207,19 @@ def study_cells(study: str, scale: str, datasets: Sequence[str] | None = None) -
 
 
 def _expand(
-    study: str, scale: str, datasets: Sequence[str] | None, overrides: Sequence[str] = ()
+    study: str, scale: str, corpora: list[str], overrides: Sequence[str] = ()
 ) -> list[tuple[dict[str, str], Run]]:
     """Every choice (axis -> value) of the study without its seeds, and the run of it."""
     axes = study_axes(study)
     axes.pop("seed", None)
-    choices = list(_grid(axes, datasets))
+    values = itertools.product(*(axes | {"data": corpora}).values())
+    choices = [dict(zip(axes, combination, strict=True)) for combination in values]
     common = (f"scale={scale}", *overrides)  # a tuple: the base is composed once for it
     _compose_base(common)  # raises for a wrong option, which is no fault of the study
     try:
         return list(zip(choices, compose_runs(choices, common), strict=True))
     except ConfigError as error:
         raise ConfigError(f"conf/study/{study}.yaml: {error}") from error
-
-
-def _grid(axes: dict[str, list[str]], datasets: Sequence[str] | None) -> Iterator[dict[str, str]]:
-    """Every combination of the axes: axis -> value; `datasets` as in `study_runs`."""
-    corpora = axes["data"]
-    if datasets is not None:
-        of_paper = paper.DATASET_LABELS.keys() & corpora
-        corpora = [name for name in corpora if name in datasets or name not in of_paper]
-        if of_paper and "tiny" in datasets and "tiny" not in corpora:
-            corpora.append("tiny")
-    for values in itertools.product(*(axes | {"data": corpora}).values()):
-        yield dict(zip(axes, values, strict=True))
 
 
 def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str]) -> list[Run]:

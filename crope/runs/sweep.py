@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import get_temp_dir
@@ -34,7 +35,13 @@ from crope.runs.record import is_complete
 from crope.runs.run import Outcome, execute, record_failure
 from crope.runs.signals import stop_on_signal
 from crope.runs.status import is_locked, step_shape
-from crope.runs.study import UNAVAILABLE, study_runs, unavailable_datasets
+from crope.runs.study import (
+    TABLES,
+    UNAVAILABLE,
+    study_axes,
+    study_runs,
+    unavailable_datasets,
+)
 from crope.train.device import resolve_device
 from crope.train.loop import compiles
 from crope.train.losses import full_batch_size
@@ -50,7 +57,7 @@ class Plan:
 
     seeds       of each study, as in `study.first_seeds`
     overrides   of tracker and runtime
-    datasets    as in `study.study_runs`
+    missing     as in `study.study_runs`
     failed      datasets of which no run can be trained
     """
 
@@ -59,7 +66,7 @@ class Plan:
     seeds: int | None
     results_dir: Path
     overrides: Sequence[str] = ()
-    datasets: Sequence[str] | None = None
+    missing: Collection[str] = ()
     failed: Collection[str] = ()
 
     def __post_init__(self) -> None:
@@ -73,26 +80,27 @@ class Plan:
         load_run([f"scale={self.scale}", *self.overrides])
 
     def runs(self) -> list[Run]:
-        """Complete ones too, seeds outermost."""
-        runs = []
+        """Complete ones too, seeds outermost. Of two that differ in execution alone, the last."""
+        runs: dict[str, Run] = {}
         for run in study_runs(
             self.studies,
             scale=self.scale,
             seeds=self.seeds,
-            datasets=self.datasets,
+            missing=self.missing,
             overrides=[*self.overrides, quoted_override("results_dir", self.results_dir)],
         ):
             if run.dataset not in self.failed:
-                runs.append(resolve_precision(run))
-        return runs
+                resolved = resolve_precision(run)
+                runs[resolved.run_id] = resolved
+        return list(runs.values())
 
 
 def prepare(plan: Plan) -> tuple[Plan, list[str]]:
     """The plan of those runs whose data is there, and a line for each dataset that failed.
 
     Token files are made once here; otherwise every process would wait for the first one. Where a
-    dataset of the paper's cannot be had, `tiny` takes its place, and results_dir/unavailable.json
-    says why.
+    dataset of the paper's cannot be had, `tiny` takes its place in Tables 1 and 2, and
+    results_dir/unavailable.json says why.
     """
     runs = plan.runs()
     tried = {run.dataset for run in runs}
@@ -104,8 +112,9 @@ def prepare(plan: Plan) -> tuple[Plan, list[str]]:
         else:
             problems.append(str(error))
     if missing:
-        datasets = [name for name in (*paper.DATASET_LABELS, "tiny") if name not in missing]
-        plan = replace(plan, datasets=datasets)
+        plan = replace(plan, missing=list(missing))
+        others = [study_axes(study)["data"] for study in plan.studies if study not in TABLES]
+        problems += [text for name, text in missing.items() if name in chain(*others)]
         of_tiny = _make_tokens([run for run in plan.runs() if run.dataset not in tried])
         errors |= of_tiny
         problems += map(str, of_tiny.values())

@@ -9,7 +9,7 @@ from crope.runs.study import Cell
 CONFIG = load_run(["data=ptb", "scale=quick", "train.precision=fp32"]).container
 
 
-def runs(*, dataset="ptb", setting="", row="base", first_seed=0, **by_model):
+def runs(*, dataset="ptb", setting="", row="base", first_seed=0, vocabulary=4096, **by_model):
     """Complete runs as `load_frame` gives them: runs(rope=[5.0, 5.2]) has seeds 0 and 1 of RoPE.
     None is a seed without a run.
     """
@@ -31,6 +31,7 @@ def runs(*, dataset="ptb", setting="", row="base", first_seed=0, **by_model):
                 "loss": loss,
                 "precision": "fp32",
                 "device_kind": "cpu",
+                "config.tokenizer.vocab_size": vocabulary,
                 "whole_config": [CONFIG],
             }
             lines.append(line)

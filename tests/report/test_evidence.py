@@ -151,6 +151,8 @@ Q2 qkv_rate: CRoPE at train.qkv_lr_factor=2 − RoPE at train.qkv_lr_factor=1.41
 Q3 qkv_rate: CRoPE − RoPE, train.qkv_lr_factor=1.41
 Q4 qkv_rate: CRoPE − RoPE, train.qkv_lr_factor=2
 M1 medium_rate: CRoPE − RoPE, train.lr=0.002
+S1 qkv_rate_high: CRoPE at train.qkv_lr_factor=1 − RoPE at train.qkv_lr_factor=0.71
+S2 qkv_rate_high: RoPE at train.qkv_lr_factor=0.71 − RoPE at train.qkv_lr_factor=1
 """
 
 
@@ -160,7 +162,7 @@ def test_the_contrasts_are_as_planned():
     for name, contrast in load_contrasts().items():
         parts = [contrast.label, *contrast.at, *["mean"] * contrast.averaged]
         lines.append(f"{name} {', '.join(contrast.studies)}: {', '.join(parts)}")
-    assert lines[:11] == PLANNED.split("\n")[1:-1]
+    assert lines[:13] == PLANNED.split("\n")[1:-1]
     assert "baselines/xpos - nope baselines: XPOS − NoPE" in lines
 
 
@@ -182,3 +184,9 @@ def test_a_wrong_contrast_is_named(entry, word, tmp_path):
     file.write_text(f"planned: {{}}\nexplored:\n  {entry}\n")
     with pytest.raises(ConfigError, match=f"contrasts.yaml.*{word}"):
         load_contrasts(file)
+
+
+def test_a_model_of_another_projection_than_its_files_is_in_the_study(tmp_path):
+    file = tmp_path / "contrasts.yaml"
+    file.write_text("planned: {}\nexplored:\n  cost: [rope+complex - rope]\n")
+    assert load_contrasts(file)["cost/rope+complex - rope"].first == ("rope+complex", "")

@@ -26,7 +26,7 @@ def told(monkeypatch):
     """
     known = {("table1", "quick"): TABLE1, ("cost", "quick"): COST}
 
-    def study_cells(study, scale, datasets):
+    def study_cells(study, scale, tiny):
         return known.get((study, scale), [])
 
     def call(name, scale="quick"):
@@ -34,7 +34,7 @@ def told(monkeypatch):
         text = module.explain(name, results_dir=None)
         return [" ".join(line.split()) for line in text.splitlines()]
 
-    monkeypatch.setattr(module, "table_cells", lambda scale, datasets: TABLE1)
+    monkeypatch.setattr(module, "table_cells", lambda scale, tiny: TABLE1)
     monkeypatch.setattr(module, "study_cells", study_cells)
     return call
 
@@ -70,6 +70,7 @@ def test_a_planned_question_whatever_scale_the_users_runs_have(told):
 def test_a_difference_that_no_file_asks(told):
     line = "multi-query − CRoPE; Penn Treebank; -long: +0.2500 (1 of 10 seeds), n = 1"
     assert line in told("cost/mqa-crope")
+    assert line in told("cost/mqa - crope")
 
 
 def test_what_has_no_run_names_the_command(told):
@@ -96,5 +97,5 @@ def test_an_unknown_name_has_near_ones(told, name, near):
 def test_a_cell_of_table_2_is_named_by_row_corpus_and_model(told, monkeypatch):
     """Whoever trained without PG-19 has two corpora in one row."""
     of_table2 = cells("rope", study="table2", dataset="tiny")
-    monkeypatch.setattr(module, "table_cells", lambda *_: of_table2)
+    monkeypatch.setattr(module, "table_cells", lambda *_, **__: of_table2)
     assert told(None)[0] == "table2/base/tiny/rope"

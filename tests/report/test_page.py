@@ -1,12 +1,13 @@
 """The report as a user gets it: the page, its files and what is printed."""
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from crope.errors import InvalidRecord
+from crope.errors import InvalidRecord, UserError
 from crope.report import page
 from crope.report.frame import Runs
 from tests.report.frames import cells, runs
@@ -24,9 +25,9 @@ def own(**options):
 def built(monkeypatch, tmp_path):
     """Builds the report of these runs of Table 1, whose curves are empty; returns the folder."""
 
-    def table_cells(scale, datasets=None):
+    def table_cells(scale, tiny=False):
         found = cells(study="table2", dataset="pg19")
-        for name in datasets or ["ptb"]:
+        for name in ["ptb", *["tiny"] * tiny]:
             found += cells(study="table1", dataset=name)
         return found
 
@@ -76,11 +77,17 @@ def test_without_own_runs_of_the_tables_the_published_ones_are(built, mine):
     assert "<td>5.0700</td><td>5.1325</td>" in text
 
 
+def test_a_sentence_whose_answer_has_changed_costs_no_report(built, monkeypatch, capsys):
+    monkeypatch.setattr(page, "findings", mock.Mock(side_effect=UserError("P1 is now open")))
+    assert "<li>Found</li>" not in (built(own(rope=[5.0])) / "index.html").read_text()
+    assert "P1 is now open; the page has no sentences" in capsys.readouterr().err
+
+
 def test_a_smoke_test_on_tiny_has_a_row_in_a_report_of_its_own(built):
     folder = built(own(rope=[5.0625], dataset="tiny"), NONE, scale="smoke")
     assert "scale: smoke" in (folder / "index.html").read_text()
     full = pd.read_csv(folder / "table1.csv").query("protocol == 'full'")
-    assert list(full["status"]) == ["missing"] * 6 + ["complete", "missing"]
+    assert list(full["status"]) == ["missing", "missing", "complete", "missing"]
 
 
 def test_rows_of_the_papers_own_size_have_the_seeds_of_both_models():

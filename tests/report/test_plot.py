@@ -32,11 +32,11 @@ def curves(**losses):
 
 
 def test_values_end_at_the_last_step_and_differ_at_the_last_common_one():
-    lines = end_values(curves(a={0: 5.0, 10: 4.0}, b={0: 5.5, 10: 4.25, 20: 3.0}, c={5: 1.0}))
+    lines = end_values(curves(a={0: 5.0, 10: 4.0}, b={0: 5.5, 10: 4.25, 20: 3.0}, c={5: 1.25e-4}))
     assert lines.to_numpy().tolist() == [
         ["a", "10", "4.0000", ""],
         ["b", "20", "3.0000", "+0.2500"],
-        ["c", "5", "1.0000", ""],
+        ["c", "5", "0.00012500", ""],
     ]
 
 

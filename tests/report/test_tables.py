@@ -69,7 +69,8 @@ def test_table_2_has_the_papers_configurations():
 
 def test_runs_of_the_papers_own_size_stand_below():
     large = of_table1(study="paper_ptb", rope=[4.0], crope=[4.5]).assign(scale="paper")
-    full, sampled = lines(table1(of_table1(rope=[5.0], crope=[5.1]), large))[3:5]
+    small = of_table1(rope=[5.0], crope=[5.1])
+    full, sampled = lines(table1(small, large, xpos="failed: in the small run"))[3:5]
     assert full == ["", "full, paper's size", "missing", "4.0000", "4.5000", f"+0.5000, {N}1"]
     assert sampled[1] == "sampled, paper's size"
     assert lines(table1(large))[1][0] == ""
@@ -78,6 +79,12 @@ def test_runs_of_the_papers_own_size_stand_below():
 def test_a_corpus_that_the_paper_does_not_have_has_no_line_of_the_paper():
     table = table1(of_table1(dataset="tiny", rope=[5.0]), dataset="tiny")
     assert lines(table)[0][:2] == ["tiny (Python's help texts)", "full"]
+
+
+def test_tiny_has_no_line_in_a_table_without_a_run_of_it():
+    both = cell_frame(cells(study="table1") + cells(study="table1", dataset="tiny"))
+    table = loss_table("table1", both, of_table1(rope=[5.0]), NO_RUNS, {})
+    assert [line[0] for line in lines(table)][::3] == ["Penn Treebank", "Parameters"]
 
 
 def test_a_diverged_run_is_not_averaged_away():

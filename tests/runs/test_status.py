@@ -153,14 +153,14 @@ def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_pat
     assert counts(tmp_path, "base") == {"base, medium": 4}
 
 
-def runs_of_base(results):
-    (found,) = study_states(["base"], scale="smoke", seeds=1, results_dir=results).values()
+def runs_of_table1(results):
+    (found,) = study_states(["table1"], scale="smoke", seeds=1, results_dir=results).values()
     return [state.run for state in found]
 
 
 def test_states_are_those_of_the_named_results_folder(tmp_path):
     results = tmp_path / "räs, a=b"
-    assert runs_of_base(results)[0].path.parent == results / "runs"
+    assert runs_of_table1(results)[0].path.parent == results / "runs"
 
 
 def test_tiny_is_expected_in_place_of_a_dataset_until_that_is_there(tmp_path, monkeypatch):
@@ -168,11 +168,11 @@ def test_tiny_is_expected_in_place_of_a_dataset_until_that_is_there(tmp_path, mo
     (tmp_path / "unavailable.json").write_text('{"ptb": "no network"}')
     monkeypatch.setattr("crope.data.corpora.RAW_DIR", tmp_path)
     monkeypatch.setenv("CROPE_DATA_DIR", str(tmp_path))
-    assert {run.dataset for run in runs_of_base(tmp_path)} == {"wikitext2", "tiny"}
+    assert {run.dataset for run in runs_of_table1(tmp_path)} == {"pg19", "wikitext2", "tiny"}
     (tmp_path / "ptb").mkdir()
     for name in ("train.txt", "valid.txt"):
         (tmp_path / "ptb" / name).touch()
-    assert {run.dataset for run in runs_of_base(tmp_path)} == {"wikitext2", "ptb"}
+    assert {run.dataset for run in runs_of_table1(tmp_path)} == {"pg19", "wikitext2", "ptb"}
 
 
 @pytest.mark.parametrize("content", ["{", "7"])

@@ -136,16 +136,21 @@ def test_studies_of_two_scales_are_not_run_together():
 
 
 @pytest.mark.parametrize(
-    ("axis", "datasets", "expected"),
+    ("name", "trained"),
     [
-        ("tiny", "ptb tiny", ["tiny"]),
-        ("letters ptb", "pg19 tiny", ["letters", "tiny"]),
-        ("letters", "pg19 tiny", ["letters"]),
+        ("table1", {"pg19", "wikitext2", "tiny"}),
+        ("table2", {"pg19"}),  # lacks nothing
+        ("base", {"wikitext2"}),
     ],
 )
-def test_only_the_papers_datasets_are_restricted(axis, datasets, expected):
-    choices = study._grid({"data": axis.split()}, datasets.split())
-    assert [choice["data"] for choice in choices] == expected
+def test_tiny_takes_the_place_of_a_missing_dataset_in_the_tables(name, trained):
+    runs = study_runs([name], scale="smoke", seeds=1, missing=["ptb"])
+    assert {run.dataset for run in runs} == trained
+
+
+def test_tiny_joins_the_cells_of_a_study():
+    datasets = {cell.dataset for cell in study_cells("base", "smoke", tiny=True)}
+    assert datasets == {"wikitext2", "ptb", "tiny"}
 
 
 @pytest.mark.parametrize("expand", [study_runs, expected_cells])

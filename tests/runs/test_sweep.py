@@ -318,6 +318,14 @@ def test_runs_of_a_plan(tmp_path):
     assert run.config.train.precision != "auto"
 
 
+def test_a_run_that_two_studies_spell_otherwise_is_trained_once(own_conf, tmp_path):
+    text = (own_conf / "study/pilot.yaml").read_text()
+    often = "    params:\n      runtime.log_every: 5"
+    (own_conf / "study/again.yaml").write_text(text.replace("    params:", often))
+    ids = [run.run_id for run in plan(tmp_path, "pilot", "again").runs()]
+    assert len(ids) == len(set(ids)) > 0
+
+
 def test_data_is_made_once_for_each_dataset(made, tmp_path):
     prepare(plan(tmp_path, "table1", "table2"))
     assert made == ["pg19 4096", "wikitext2 4096", "ptb 4096"]
@@ -332,13 +340,14 @@ def test_complete_runs_need_no_data(made, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("study", "name", "error", "trained", "problems", "missing"),
     [
-        ("base", "wikitext2", DataUnavailable, {"ptb", "tiny"}, [], {"wikitext2": "no"}),
+        ("table1", "pg19", DataUnavailable, {"wikitext2", "ptb", "tiny"}, [], {"pg19": "no"}),
+        ("base", "wikitext2", DataUnavailable, {"ptb"}, ["no"], {"wikitext2": "no"}),
         ("base", "ptb", DataError, {"wikitext2"}, ["no"], {}),
         # No dataset of the paper's.
         ("levels", "pg19_2books", DataUnavailable, {"pg19_5books", "pg19_14books"}, ["no"], {}),
     ],
 )
-def test_tiny_takes_the_place_of_a_dataset_of_the_papers_that_cannot_be_had(
+def test_tiny_takes_the_place_of_a_dataset_of_table_1_that_cannot_be_had(
     study, name, error, trained, problems, missing, made, errors, tmp_path
 ):
     """Any other fault of a dataset is a problem."""
