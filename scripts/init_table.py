@@ -154,7 +154,10 @@ def measure(source: Source, arm: str, file: Path, options: Namespace) -> None:
     if not wanted:
         return
     model = copy.deepcopy(source.model)
-    convert(model, arm, source)
+    try:
+        convert(model, arm, source)
+    except ValueError as error:  # of a model with other layers than those of Llama
+        raise UserError(f"{source.name}, {arm}: {error}") from error
     file.parent.mkdir(parents=True, exist_ok=True)
     for step in tune(model, source, options.trained, options.steps if max(wanted) else 0):
         if step in wanted:
@@ -278,7 +281,7 @@ def of_pretrained(options: Namespace) -> Source:
         return torch.stack([train[start : start + LENGTH] for start in starts])
 
     return Source(
-        name=Path(options.model).stem,
+        name=Path(options.model).name.removesuffix(".gguf"),
         model=model,
         pairs={},
         output="o_proj",

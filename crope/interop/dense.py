@@ -47,8 +47,9 @@ def dense_state(model: nn.Module, state: dict[str, Tensor] | None) -> dict[str, 
 
 def accept_dense(layer: Any, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
     """A pre-hook of load_state_dict: a dense weight is taken if it is complex-linear."""
-    weight = state.pop(f"{prefix}weight", None)
-    if weight is not None:
+    weight = state.get(f"{prefix}weight")
+    if weight is not None and weight.shape == layer.weight.shape:
+        del state[f"{prefix}weight"]
         new = nearest(weight, layer.pairing, layer.head_dim)
         # Equal to the last bit: (a + a) / 2 is a.
         if not torch.equal(new.weight, weight):
@@ -71,14 +72,19 @@ def write_dense_checkpoints() -> None:
 
     @functools.wraps(original)
     def save_pretrained(
-        self: Any, folder: Any, is_main_process: bool = True, state_dict: Any = None, **options: Any
+        self: Any,
+        save_directory: Any,  # all of its own names, by which it may be called
+        is_main_process: bool = True,
+        state_dict: Any = None,
+        *more: Any,
+        **options: Any,
     ) -> Any:
         only_adapters = getattr(self, "_hf_peft_config_loaded", False)
         # peft's own format holds adapters only; the variant is what `save` asks for.
         changed = any(type(layer) in (ComplexLinear, SplitLinear) for layer in self.modules())
         if changed and not only_adapters and options.get("variant") != VARIANT:
             state_dict = dense_state(self, state_dict)
-        return original(self, folder, is_main_process, state_dict, **options)
+        return original(self, save_directory, is_main_process, state_dict, *more, **options)
 
     save_pretrained.writes_dense = True  # type: ignore[attr-defined]
     modeling.PreTrainedModel.save_pretrained = save_pretrained

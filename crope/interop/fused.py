@@ -63,7 +63,9 @@ class SplitLinear(nn.Module):
         for name, numbers in zip(PARTS, self.rows, strict=True):
             self.add_module(name, nn.Linear(inputs, len(numbers), bias=bias, device="meta"))
         self.load_state_dict(fused.state_dict(), assign=True)
-        self.requires_grad_(fused.weight.requires_grad)
+        for name, parameter in self.named_parameters():
+            whole = fused.get_parameter(name.rpartition(".")[2])  # weight or bias
+            parameter.requires_grad_(whole.requires_grad)
 
     def check_parts(self, name: str) -> None:
         """Raises ValueError unless each part has weights of its own."""
@@ -95,8 +97,10 @@ class SplitLinear(nn.Module):
         layer, state = copy.deepcopy(self.fused[0]), dict(self.state_dict())
         self.fuse(state)
         layer.load_state_dict(state, assign=True)
-        trained = any(value.requires_grad for value in self.parameters())
-        return layer.requires_grad_(trained)
+        for kind, whole in layer.named_parameters():
+            parts = [part for name, part in self.named_parameters() if name.endswith(kind)]
+            whole.requires_grad_(any(part.requires_grad for part in parts))
+        return layer
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         """Checkpoints are those of the fused layer."""

@@ -38,15 +38,21 @@ def align_values(
     some models have a norm or a gate.
     """
     batches = as_batches(inputs)
+    if not batches:
+        raise ValueError("align_values needs calibration batches; give some (inputs=)")
     values = select(model, [names[0]])
     paths = {name: f"{name.removesuffix(names[0])}{names[1]}" for name in values}
-    outputs: dict[str, Any] = {path: model.get_submodule(path) for path in paths.values()}
+    found = select(model, [names[1]])
+    if missing := sorted(set(paths.values()) - set(found)):
+        raise ValueError(f"{missing[0]} is missing; name the output projection (names=...)")
+    outputs = {path: found[path] for path in paths.values()}
     layers = values | outputs
     check_replaceable(model, layers)
     pairs = pairs_of(model, values, pairing, head_dim)
     before = _outputs(model, outputs, batches[0])
     originals = copy.deepcopy(layers)
-    for name, moments in calibrate(model, values, batches):
+    # All of them first: an error in one must leave the model as it was.
+    for name, moments in dict(calibrate(model, values, batches)).items():
         value, output = values[name], outputs[paths[name]]
         heads = best_rotations(value.weight, moments[0], **pairs[name])
         rotation_EE = torch.block_diag(*heads)

@@ -8,8 +8,7 @@ between a token embedding and a head; trained on short sequences and evaluated o
 Shapes: B batch, T tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -168,17 +167,6 @@ def optimise(
     return sum(last) / len(last)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """torch on one thread, so that numbers do not depend on the number of cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def training_batch(task: Task, *, seed: int, step: int) -> torch.Tensor:
     """tokens_BT, the same for all models."""
     shape = (task.batch_size, task.seq_len)
@@ -196,13 +184,13 @@ def train_pointers(name: str, task: Task, *, seed: int) -> tuple[PointerModel, f
     return model, loss
 
 
-@one_thread()
 def pointer_results(task: Task, *, seeds: int) -> dict[str, Any]:
     """Every model and seed: final loss, accuracy and weight at each length; the attention of seed 0
     on EXAMPLE.
 
     Prints one line per run.
     """
+    torch.set_num_threads(1)  # numbers must not depend on the number of cores
     held_out = {}
     for length in task.lengths:
         shape, generator = (task.sequences, length), stream(0, "pointer/test", length)

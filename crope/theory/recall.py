@@ -40,7 +40,7 @@ from crope.files import json_sha256, write_text
 from crope.model.gpt import GPT
 from crope.model.positions import RotaryEmbedding
 from crope.seeding import stream
-from crope.theory.pointer_task import Training, one_thread, optimise
+from crope.theory.pointer_task import Training, optimise
 
 PROJECTIONS = {"rope": "real", "crope": "complex", "conjugate": "conjugate", "lowrank": "lowrank"}
 LABELS = {  # in the order of tables and pictures
@@ -173,12 +173,6 @@ def training_batch(plan: Plan, *, seed: int, step: int) -> tuple[torch.Tensor, t
     return sample_recall(plan, pairs=pairs, sequences=plan.batch_size, generator=generator)
 
 
-def held_out(plan: Plan, *, pairs: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and answers, the same for all runs."""
-    generator = stream(0, f"recall/test/{pairs}")
-    return sample_recall(plan, pairs=pairs, sequences=plan.sequences, generator=generator)
-
-
 def train_recall(model: str, plan: Plan, *, width: int, seed: int) -> dict[str, Any]:
     """One run, as a row of the table: `loss_nats` is the mean of the last 50 steps."""
     gpt = recall_model(PROJECTIONS[model], plan, width=width, seed=seed)
@@ -190,22 +184,24 @@ def train_recall(model: str, plan: Plan, *, width: int, seed: int) -> dict[str, 
     loss = optimise(gpt, batch_loss, plan)
     row = dict(zip(COLUMNS, (model, width, seed, loss, plan.settings), strict=True))
     for pairs in plan.pairs:
-        tokens_BT, answers_BP = held_out(plan, pairs=pairs)
+        sizes = {"pairs": pairs, "sequences": plan.sequences}
+        held_out = stream(0, f"recall/test/{pairs}")  # the same for all runs
+        tokens_BT, answers_BP = sample_recall(plan, **sizes, generator=held_out)
         with torch.no_grad():
             row[f"accuracy_{pairs}"] = recall_accuracy(query_logits(gpt, tokens_BT), answers_BP)
     return row
 
 
-@one_thread()
 def run_recall(plan: Plan, file: Path) -> None:
     """Trains the runs of the plan that `file` (CSV) lacks, each added to it as soon as it is done.
 
     Prints one line per run.
     """
+    torch.set_num_threads(1)  # numbers must not depend on the number of cores
     # Seeds are outermost, so that one full seed is finished first.
     for seed, width, model in product(plan.seeds, plan.widths, PROJECTIONS):
-        finished = read_runs(file, plan)[["model", "width", "seed"]]
-        if [model, width, seed] in finished.to_numpy().tolist():
+        of_run = "model == @model and width == @width and seed == @seed"
+        if len(read_runs(file, plan).query(of_run)):
             continue
         row = train_recall(model, plan, width=width, seed=seed)
         # Read again, as text that is written back as it is: another process may have added runs.
@@ -231,12 +227,6 @@ def read_runs(file: Path, plan: Plan) -> pd.DataFrame:
         ) from error
 
 
-def with_halved(runs: pd.DataFrame) -> pd.DataFrame:
-    """`runs` and those of `halved`, which are RoPE's under twice the width."""
-    rope = runs[runs["model"] == "rope"]
-    return pd.concat([runs, rope.assign(model="halved", width=2 * rope["width"])])
-
-
 def threshold(widths: Sequence[int], accuracies: Sequence[float], level: float) -> float:
     """Smallest width that reaches `level`: linear in log width between the first grid width that
     does and the one before it.
@@ -255,13 +245,8 @@ def threshold(widths: Sequence[int], accuracies: Sequence[float], level: float) 
 
 def thresholds(runs: pd.DataFrame, plan: Plan, *, pairs: int) -> pd.DataFrame:
     """Threshold of each seed (row) and model (column); NaN where a width is not finished."""
-    rows = []
-    for (seed, model), group in with_halved(runs).groupby(["seed", "model"]):
-        if len(group) < len(plan.widths):
-            continue
-        group = group.sort_values("width")
-        accuracies = group[f"accuracy_{pairs}"].tolist()
-        width = threshold(group["width"].tolist(), accuracies, plan.level)
-        rows.append({"seed": seed, "model": model, "width": width})
-    table = pd.DataFrame(rows, columns=["seed", "model", "width"])
-    return table.pivot(index="seed", columns="model", values="width").reindex(columns=list(LABELS))
+    runs = runs.pivot(index=["seed", "model"], columns="width", values=f"accuracy_{pairs}")
+    finished = runs.reindex(columns=plan.widths).dropna()
+    found = [threshold(plan.widths, row, plan.level) for row in finished.to_numpy().tolist()]
+    table = pd.Series(found, finished.index, dtype=float).unstack().reindex(columns=list(LABELS))
+    return table.assign(halved=2 * table["rope"])

@@ -28,7 +28,7 @@ from crope.theory.figures import (
     draw_recall,
 )
 from crope.theory.pointer_task import EXAMPLE, Task, pointer_results
-from crope.theory.recall import LABELS, Plan, read_runs, run_recall, thresholds, with_halved
+from crope.theory.recall import LABELS, Plan, read_runs, run_recall, thresholds
 from crope.theory.rotary import decay_curves
 
 TEMPLATE = """# The theory in numbers
@@ -147,7 +147,9 @@ def write_recall(folder: Path, runs: pd.DataFrame, plan: Plan) -> str:
     if runs.empty:
         return NO_RECALL
     by_pairs = {pairs: thresholds(runs, plan, pairs=pairs) for pairs in plan.pairs}
-    figure = draw_recall(with_halved(runs), plan)
+    rope = runs[runs["model"] == "rope"]
+    halved = rope.assign(model="halved", width=2 * rope["width"])
+    figure = draw_recall(pd.concat([runs, halved]), plan)
     write_bytes(folder / "recall.svg", render(figure))
     return RECALL_TEMPLATE.format(
         d_model=plan.d_model,

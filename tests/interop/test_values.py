@@ -45,3 +45,26 @@ def test_a_model_with_a_norm_before_the_output_projection_is_left_as_it_was():
     with pytest.raises(ValueError, match=r"1.self_attn.o_proj cannot undo a rotation"):
         align_values(model, INPUTS)
     assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize(
+    ("names", "inputs", "word"),
+    [
+        (("v_proj", "dense"), INPUTS, "no layer is named dense"),
+        (("v_proj", "down_proj"), INPUTS, "0.self_attn.down_proj is missing"),
+        (("v_proj", "o_proj"), [], "needs calibration batches"),
+    ],
+)
+def test_what_is_missing_is_named(names, inputs, word):
+    with pytest.raises(ValueError, match=word):
+        align_values(build(), inputs, names=names)
+
+
+def test_an_error_leaves_the_weights_as_they_were():
+    """The inputs of the second layer are zeros, to which nothing can be fitted."""
+    model = build()
+    torch.nn.init.zeros_(model.model.layers[1].input_layernorm.weight)
+    before = model.model.layers[0].self_attn.v_proj.weight.detach().clone()
+    with pytest.raises(ValueError, match="1.self_attn.v_proj"):
+        align_values(model, INPUTS)
+    assert torch.equal(model.model.layers[0].self_attn.v_proj.weight, before)
