@@ -179,18 +179,6 @@ def difference_csv(report: Report) -> str:
     return to_csv(pd.concat(parts).drop(columns="by_seed"))
 
 
-def difference_tables(lines: pd.DataFrame, title: str) -> list[Table]:
-    """Planned and exploratory differences."""
-    contrasts = load_contrasts()
-    planned = lines["name"].map(lambda name: bool(contrasts[name].date))
-    parts = []
-    for name, chosen in (("planned", planned), ("exploratory", ~planned)):
-        if chosen.any():
-            caption = f"{title}, {name}"
-            parts.append(tables.difference_table(name, caption, lines[chosen], contrasts))
-    return parts
-
-
 def render_page(report: Report, pictures: Mapping[str, Figure], sentences: Sequence[str]) -> str:
     """page.html filled in; text is escaped."""
     runs = report.runs
@@ -207,8 +195,10 @@ def render_page(report: Report, pictures: Mapping[str, Figure], sentences: Seque
         "images": images,
         "own": tables.own_table(runs),
         "failed": failures(runs.own),
-        "differences": difference_tables(report.differences, "Differences of the published runs"),
-        "own_differences": difference_tables(report.own, "Differences of your runs"),
+        "differences": tables.difference_tables(
+            report.differences, "Differences of the published runs"
+        ),
+        "own_differences": tables.difference_tables(report.own, "Differences of your runs"),
         "repeats": agreement.repeats_table(agreement.repeats(runs.published)),
     }
     return render_template(TEMPLATE, context, autoescape=True)

@@ -16,7 +16,7 @@ from crope.data.ngrams import NGRAMS_FILE, ORDERS, stored_ngrams
 from crope.data.tokens import TOKENS_DIR
 from crope.errors import DataError, UserError
 from crope.files import json_sha256, read_json, write_bytes, write_json, write_text
-from crope.report import agreement, page
+from crope.report import agreement, page, tables
 from crope.report.evidence import differences, load_contrasts, welch_interval
 from crope.report.findings import findings
 from crope.report.frame import DIVERGED, dataset_label, load_frame, load_runs
@@ -153,7 +153,7 @@ def update_readme() -> None:
         "table2": full[1],
         "losses": report.losses,
         "notes": page.PROTOCOL_NOTES,
-        "differences": page.difference_tables(report.differences, "Differences"),
+        "differences": tables.difference_tables(report.differences, "Differences"),
         "old_rule": old_rule_table(report),
         "ngrams": ngram_table(read_ngrams()),
         "repeats": agreement.repeats_table(agreement.repeats(runs.published)),

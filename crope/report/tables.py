@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from crope import paper
-from crope.report.evidence import Contrast, differences, estimate
+from crope.report.evidence import Contrast, differences, estimate, load_contrasts
 from crope.report.frame import PAIR, Runs, dataset_label, model_label
 from crope.runs.compose import Run, load_config, special
 
@@ -209,21 +209,24 @@ def missing_words(source: pd.DataFrame) -> dict[str, str]:
     return dict(zip(source["cell_key"], words, strict=True))
 
 
-def difference_table(
-    name: str, caption: str, lines: pd.DataFrame, contrasts: Mapping[str, Contrast]
-) -> Table:
-    """The lines of `answers`, planned ones with their question, exploratory ones by study."""
-    printed = []
+def difference_tables(lines: pd.DataFrame, caption: str) -> list[Table]:
+    """The lines of `answers`: planned ones with their question, exploratory ones by study."""
+    contrasts = load_contrasts()
+    printed: dict[str, list[Any]] = {"planned": [], "exploratory": []}
     for line in lines.to_dict("records"):
         contrast = contrasts[line["name"]]
-        first = ", ".join(contrast.studies)
+        kind, first = "exploratory", ", ".join(contrast.studies)
         if contrast.date:
-            first = f"{line['name']}. {contrast.question}"
+            kind, first = "planned", f"{line['name']}. {contrast.question}"
         difference = contrast.label + (", mean over settings" if contrast.averaged else "")
-        printed.append([first, difference, place(line), interval_text(line), line["n"]])
-    head = "Question" if name == "planned" else "Study"
-    columns = [head, "Difference", "Where", "Nats per token (95 %)", "n"]
-    return Table(name, caption, pd.DataFrame(printed, columns=columns))
+        printed[kind].append([first, difference, place(line), interval_text(line), line["n"]])
+    found = []
+    for (kind, rows), head in zip(printed.items(), ("Question", "Study"), strict=True):
+        columns = [head, "Difference", "Where", "Nats per token (95 %)", "n"]
+        if rows:
+            frame = pd.DataFrame(rows, columns=columns)
+            found.append(Table(kind, f"{caption}, {kind}", frame))
+    return found
 
 
 def place(line: Mapping[Any, Any]) -> str:

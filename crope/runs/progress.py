@@ -2,7 +2,6 @@
 a pipe) the same in one line per minute. The processes of a sweep show nothing.
 """
 
-import json
 import math
 import multiprocessing
 import shutil
@@ -19,14 +18,13 @@ from rich.live import Live
 from rich.text import Text
 
 from crope.errors import DataError, log_line
-from crope.files import check_regular
+from crope.files import read_metrics
 
 if TYPE_CHECKING:  # importing it would import Hydra
     from crope.runs.compose import Run
 
 LINE_SECONDS = 60.0
 READ_SECONDS = 1.0
-TAIL_BYTES = 4096  # of metrics.jsonl: several lines, with both losses
 LOSSES = {"train": "train/loss_nats", "val": "val/loss_nats"}
 
 
@@ -159,19 +157,11 @@ def tokens_left(run: "Run", step: int = 0) -> int:
 
 
 def last_values(run: "Run") -> dict[str, Any]:
-    """The newest step and values of metrics.jsonl, from its last lines; step 0 if it has none, or
-    cannot be read: the run may write it now.
-    """
+    """The newest step and values of metrics.jsonl; step 0 if it has none or cannot be read."""
     values: dict[str, Any] = {"step": 0}
-    path = run.path / "metrics.jsonl"
     with suppress(DataError, OSError, ValueError, TypeError, RecursionError):
-        check_regular(path)
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().splitlines()[size > TAIL_BYTES :]  # the first may be a part
-        for line in lines:
-            values |= json.loads(line)  # an error at the last, which may be a part too, ends it
+        for row in read_metrics(run.path / "metrics.jsonl"):  # some thousand short lines at most
+            values |= row
     return values
 
 

@@ -65,6 +65,6 @@ def test_an_error_leaves_the_weights_as_they_were():
     model = build()
     torch.nn.init.zeros_(model.model.layers[1].input_layernorm.weight)
     before = model.model.layers[0].self_attn.v_proj.weight.detach().clone()
-    with pytest.raises(ValueError, match="1.self_attn.v_proj"):
+    with pytest.raises(ValueError, match=r"1\.self_attn\.v_proj"):
         align_values(model, INPUTS)
     assert torch.equal(model.model.layers[0].self_attn.v_proj.weight, before)

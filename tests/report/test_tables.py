@@ -120,9 +120,10 @@ def test_a_rounded_zero_has_no_sign():
 
 
 def test_planned_differences_have_their_question():
-    contrasts = load_contrasts()
-    found = answer(losses(study="cost", rope=[5.0], crope=[5.1]), contrasts["P1"])
-    (line,) = lines(tables.difference_table("planned", "", found, contrasts))
+    found = answer(losses(study="cost", rope=[5.0], crope=[5.1]), load_contrasts()["P1"])
+    (table,) = tables.difference_tables(found, "Differences")
+    assert table.caption == "Differences, planned"
+    (line,) = lines(table)
     assert line[:2] == ["P1. What does Eq. 30 cost?", "CRoPE − RoPE"]
     assert line[2:] == ["Penn Treebank", "+0.1000 (1 of 10 seeds)", 1]
 
