@@ -47,9 +47,8 @@ def dense_state(model: nn.Module, state: dict[str, Tensor] | None) -> dict[str, 
 
 def accept_dense(layer: Any, state: dict[str, Tensor], prefix: str, *rest: Any) -> None:
     """A pre-hook of load_state_dict: a dense weight is taken if it is complex-linear."""
-    weight = state.get(f"{prefix}weight")
-    if weight is not None and weight.shape == layer.weight.shape:
-        del state[f"{prefix}weight"]
+    weight = state.pop(f"{prefix}weight", None)
+    if weight is not None:
         new = nearest(weight, layer.pairing, layer.head_dim)
         # Equal to the last bit: (a + a) / 2 is a.
         if not torch.equal(new.weight, weight):

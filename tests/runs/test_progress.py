@@ -1,7 +1,6 @@
 """Progress on a fake clock, without a terminal and in one."""
 
 import io
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -147,10 +146,3 @@ def test_the_last_value_of_each_key(tmp_path):
     run = toy_run(tmp_path)
     write(run, '{"step": 1, "val": 5.5}\n{"step": 2, "val": 5.25}\n{"step": 3}\n')
     assert last_values(run) == {"step": 3, "val": 5.25}
-
-
-def test_a_fifo_in_place_of_the_metrics_is_not_waited_for(tmp_path):
-    run = toy_run(tmp_path)
-    run.path.mkdir(parents=True)
-    os.mkfifo(run.path / "metrics.jsonl")
-    assert last_values(run) == {"step": 0}

@@ -148,11 +148,6 @@ def test_tiny_takes_the_place_of_a_missing_dataset_in_the_tables(name, trained):
     assert {run.dataset for run in runs} == trained
 
 
-def test_tiny_joins_the_cells_of_a_study():
-    datasets = {cell.dataset for cell in study_cells("base", "smoke", tiny=True)}
-    assert datasets == {"wikitext2", "ptb", "tiny"}
-
-
 @pytest.mark.parametrize("expand", [study_runs, expected_cells])
 def test_a_misspelt_scale_is_not_blamed_on_a_study(expand):
     with pytest.raises(ConfigError, match=r"^command line: no conf/scale/foo\.yaml"):
