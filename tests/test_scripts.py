@@ -25,8 +25,8 @@ def call(monkeypatch):
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # set by train.py
 
     def call_main(script, words, *more):
-        monkeypatch.setattr(train, "failures", [])
-        monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *words.split(), *more])
+        monkeypatch.setattr("train.failures", [])
+        monkeypatch.setattr("sys.argv", [f"{script.__name__}.py", *words.split(), *more])
         try:
             return script.main()
         except SystemExit as ended:
@@ -66,8 +66,7 @@ def test_a_command_that_would_do_something_else_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.usefixtures("toy_data")
-def test_a_multirun_skips_what_is_complete_and_lists_what_failed(call, tmp_path, capsys):
+def test_a_multirun_skips_what_is_complete_and_lists_what_failed(call, toy_data, tmp_path, capsys):
     """Overrides may stand on both sides of -m."""
     command = [*TOY_OVERRIDES, "-m", f"results_dir={tmp_path}/räs, a=b ~[1]#", "model=rope,crope"]
     assert not call(train, "", *command)
@@ -111,7 +110,7 @@ def test_a_run_that_was_stopped_ends_with_the_status_of_its_signal(call, monkeyp
 def test_a_study_runs_at_its_own_scale_else_that_of_the_machine(words, scale, call, monkeypatch):
     given = []
     monkeypatch.setattr("crope.train.device.default_scale", lambda: "medium")
-    monkeypatch.setattr(train, "train", lambda: given.extend(sys.argv))
+    monkeypatch.setattr("train.train", lambda: given.extend(sys.argv))
     call(train, f"-m {words}")
     assert [word for word in given if word.startswith("scale=")] == [f"scale={scale}"]
 
@@ -187,18 +186,17 @@ def test_results_outside_the_checkout_are_told(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().err == f"results are in {tmp_path}/results\n"
 
 
+@mock.patch.dict(
+    "os.environ",
+    STUDY="a b",
+    RUNS="'c d'",
+    SCALE="quick",
+    SEEDS="2; x",
+    CELL="e f",
+    ARGS="-f 'g h'",
+)
 def test_the_variables_of_make_stand_for_options(monkeypatch):
-    values = {
-        "STUDY": "a b",
-        "RUNS": "'c d'",
-        "SCALE": "quick",
-        "SEEDS": "2; x",
-        "CELL": "e f",
-        "ARGS": "-f 'g h'",
-    }
-    for name, value in values.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "argv", ["tools.py", "status", "--from-make", "tracker=none"])
+    monkeypatch.setattr("sys.argv", ["tools.py", "status", "--from-make", "tracker=none"])
     options = ["--study=a", "--study=b", "--runs=c d", "--scale=quick", "--seeds=2; x"]
     assert cli.arguments() == ["status", *options, "e f", "-f", "g h", "tracker=none"]
     sys.argv.remove("--from-make")
@@ -207,7 +205,7 @@ def test_the_variables_of_make_stand_for_options(monkeypatch):
 
 def test_a_variable_of_make_with_an_open_quote_is_an_error(monkeypatch):
     monkeypatch.setenv("ARGS", "'a")
-    monkeypatch.setattr(sys, "argv", ["report.py", "--from-make"])
+    monkeypatch.setattr("sys.argv", ["report.py", "--from-make"])
     with raises_one_line(ConfigError, "ARGS: No closing quotation"):
         cli.arguments()
 
@@ -217,85 +215,75 @@ RESULTS = Path("results")
 
 
 @pytest.mark.parametrize(
-    ("script", "words", "function", "expected"),
+    ("words", "function", "expected"),
     [
         (
-            tools,
             "theory --seeds=2 --results-dir=here",
             "theory.report.make_theory",
             mock.call(HERE / "theory", seeds=2),
         ),
         (
-            tools,
             "theory --part=recall --results-dir=here",
             "theory.report.make_recall",
             mock.call(HERE / "theory"),
         ),
         (
-            tools,
             "explain a/cell --scale=smoke --runs=. --results-dir=here",
             "report.explain.explain",
             mock.call("a/cell", results_dir=HERE, scale="smoke", folders=[Path()]),
         ),
         (
-            tools,
             "plot a b --key train/lr --out c.svg --results-dir=here",
             "report.plot.plot",
             mock.call(["a", "b"], key="train/lr", out=Path("c.svg"), results_dir=HERE),
         ),
         (
-            tools,
             "publish mine --scale=smoke --results-dir=here",
             "report.publish.publish",
             mock.call(HERE, "mine", scale="smoke"),
         ),
         (
-            tools,
             "generate a --prompt b --tokens 3 --temperature 0.5 --top-k 4 --seed 5",
             "interop.generate.generate",
             mock.call("a", "b", tokens=3, temperature=0.5, top_k=4, seed=5),
         ),
         (
-            tools,
             "status --study=base --scale=smoke --seeds=2 --results-dir=here",
             "runs.status.study_states",
             mock.call(["base"], scale="smoke", seeds=2, results_dir=HERE),
         ),
         (
-            tools,
             "status",
             "runs.status.study_states",
             mock.call(("table1", "table2"), scale=None, seeds=None, results_dir=RESULTS),
         ),
-        (
-            report,
-            "--results-dir=here --scale=smoke --runs=. --out=there",
-            "report.page.build_report",
-            mock.call(results_dir=HERE, scale="smoke", folders=[Path()], out_dir=Path("there")),
-        ),
     ],
 )
-def test_options_are_passed_on(script, words, function, expected, call, monkeypatch):
+def test_options_are_passed_on(words, function, expected, call, monkeypatch):
     """What they do is tested with their modules."""
     called = mock.Mock(return_value={})
     monkeypatch.setattr("crope.runs.record.find_record", lambda name, results_dir: name)
     monkeypatch.setattr(f"crope.{function}", called)
-    assert call(script, words) == 0
+    assert call(tools, words) == 0
     assert called.mock_calls == [expected]
 
 
-def test_report_fails_for_an_invalid_record(call, monkeypatch):
-    monkeypatch.setattr("crope.report.page.build_report", lambda **given: ["a record"])
+def test_report_takes_options_and_fails_for_an_invalid_record(call, monkeypatch):
+    build_report = mock.Mock(side_effect=[[], ["a record"]])
+    monkeypatch.setattr("crope.report.page.build_report", build_report)
+    assert call(report, "--results-dir=here --scale=smoke --runs=. --out=there") == 0
+    build_report.assert_called_once_with(
+        results_dir=HERE, scale="smoke", folders=[Path()], out_dir=Path("there")
+    )
     assert call(report, "") == 1
 
 
 def test_verify_checks_all_records_and_lists_what_is_wrong(call, monkeypatch, capsys):
-    verify = mock.Mock()
-    verify.verify_records.return_value = ["a: wrong"]
-    monkeypatch.setattr("crope.runs.verify", verify, raising=False)
+    verify_records = mock.Mock(return_value=["a: wrong"])
+    monkeypatch.setattr("crope.runs.verify.verify_records", verify_records)
     monkeypatch.setattr("crope.runs.published.set_folders", lambda: [Path("set")])
     assert call(tools, "verify --results-dir=here") == 1
-    verify.verify_records.assert_called_once_with([HERE / "runs", Path("set")])
+    verify_records.assert_called_once_with([HERE / "runs", Path("set")])
     assert capsys.readouterr().err == "error: a: wrong\n"
 
 

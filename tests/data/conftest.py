@@ -8,7 +8,7 @@ import pytest
 
 from crope.config import TokenizerConfig
 
-SMALL = TokenizerConfig(name="bpe", vocab_size=280)
+SMALL = TokenizerConfig("bpe", 280)
 NOWHERE = "http://127.0.0.1:9"  # the discard port: a connection is refused at once
 FILES = {
     "ptb/train.txt": " mr. <unk> is chairman of <unk> n.v. the dutch group \n the board of the group is new \n"

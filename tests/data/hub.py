@@ -25,9 +25,6 @@ class Hub(http.server.ThreadingHTTPServer):
         self.fault = ""
         self.requests = []
 
-    def handle_error(self, *_):
-        """A client that gave up is no error."""
-
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -59,8 +56,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         root, entries = self.server.folder / owner / name, []
         for path in root.rglob("*"):
             kind = "directory" if path.is_dir() else "file"
-            entry = {"type": kind, "oid": "0", "path": str(path.relative_to(root))}
-            entry["size"] = path.stat().st_size
+            entry = {
+                "type": kind,
+                "oid": "0",
+                "path": str(path.relative_to(root)),
+                "size": path.stat().st_size,
+            }
             entries.append(entry)
         self.send(entries)
 

@@ -81,7 +81,7 @@ def test_a_split_that_is_too_short_is_refused():
 
 def test_a_corpus_on_a_gpu_has_the_same_ids(monkeypatch):
     """Those of GPT-2, which 16 bits with a sign would not hold; the copy stays on the CPU here."""
-    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device: tensor)
+    monkeypatch.setattr("torch.Tensor.to", lambda tensor, device: tensor)
     ids = np.array([0, 32_768, 50_256], dtype=np.uint16)
     assert resident(ids, torch.device("cuda")).tolist() == [0, 32_768, 50_256]
     assert resident(ids, torch.device("cpu")) is ids

@@ -33,15 +33,14 @@ def hub(data_dir, tmp_path, monkeypatch):
     no_pause = SimpleNamespace(sleep=lambda _: None)  # before a request is repeated
     monkeypatch.setattr("huggingface_hub.utils._http.time", no_pause)
     # What the client has read from the environment when it was imported.
-    constants = huggingface_hub.constants
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf"))
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hf"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
     huggingface_hub.close_session()  # it keeps the proxy of another test
     server = Hub(tmp_path / "site")
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     monkeypatch.setenv("HF_ENDPOINT", server.url)
-    monkeypatch.setattr(fetch, "PTB_URL", f"{server.url}/plain/ptb")
-    monkeypatch.setattr(fetch, "PG19_URL", f"{server.url}/plain/pg19")
+    monkeypatch.setattr("crope.data.fetch.PTB_URL", f"{server.url}/plain/ptb")
+    monkeypatch.setattr("crope.data.fetch.PG19_URL", f"{server.url}/plain/pg19")
     yield server
     server.shutdown()
     server.server_close()
@@ -51,12 +50,15 @@ def hub(data_dir, tmp_path, monkeypatch):
 def describe(hub, tmp_path, monkeypatch):
     """Writes the file of conf/data that describes a dataset of the hub, with changes."""
     write_letters(hub, *TEXTS.values())
-    monkeypatch.setattr(corpora, "CONF_DIR", tmp_path)
+    monkeypatch.setattr("crope.data.corpora.CONF_DIR", tmp_path)
 
     def describe_letters(**changes):
-        described = {"path": "owner/letters", "revision": COMMIT}
-        described["train"] = "data/train-*.parquet"
-        described["validation"] = "data/validation-*.parquet"
+        described = {
+            "path": "owner/letters",
+            "revision": COMMIT,
+            "train": "data/train-*.parquet",
+            "validation": "data/validation-*.parquet",
+        }
         content = {"corpus": "letters", "hub": described | changes}
         (tmp_path / "letters.yaml").write_text(json.dumps(content))
 
@@ -222,14 +224,14 @@ def test_a_broken_book_is_asked_for_twice(hub):
 
 def test_proxies_are_asked(hub, monkeypatch):
     monkeypatch.setenv("http_proxy", NOWHERE)
-    monkeypatch.setattr(fetch, "PG19_URL", "http://site.invalid")
+    monkeypatch.setattr("crope.data.fetch.PG19_URL", "http://site.invalid")
     with raises_one_line(DataUnavailable, "(?i)refused"):
         fetch.fetch("pg19", [BOOK])
 
 
 def test_offline_no_site_is_asked(hub, monkeypatch):
     """Neither the hub nor a site of plain files."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with raises_one_line(DataUnavailable, "HF_HUB_OFFLINE"):
         fetch_pinned("ptb")
     assert not hub.requests
@@ -239,7 +241,7 @@ def test_what_arrived_serves_offline(describe, hub, monkeypatch):
     fetch_letters()
     shutil.rmtree(corpora.RAW_DIR)
     hub.requests = []
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     fetch_letters()
     assert fetched() == TEXTS
     assert not hub.requests

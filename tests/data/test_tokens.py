@@ -234,7 +234,7 @@ def test_memory_does_not_grow_with_the_corpus(data_dir, monkeypatch):
 def test_token_ids_are_those_of_the_published_runs(real_data, tmp_path, monkeypatch):
     """Frozen: the digests of Penn Treebank's ids, and the losses of n-gram models on them."""
     monkeypatch.setattr("crope.data.tokens.TOKENS_DIR", tmp_path)
-    tokens = load_tokens("ptb", TokenizerConfig(name="bpe", vocab_size=4096), data_dir=real_data)
+    tokens = load_tokens("ptb", TokenizerConfig("bpe", 4096), data_dir=real_data)
     assert tokens.folder.name == "ptb-bpe4096-d76580ffaded"
     train = "56530693afc00449d58b935f303b736a7de4da87eed0213c7519f39fa60673a7"
     validation = "64f9f2e4c3ef931bc3279e9e7e84875becfdc158c8e99d5c00a6625a8a9d02d6"

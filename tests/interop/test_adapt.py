@@ -39,9 +39,10 @@ def test_named_layers_are_replaced_and_the_rest_is_left():
 )
 def test_weight_and_bias_keep_each_its_dtype_and_requires_grad(weight, bias):
     model = Attention(bias=True)
-    model.k_proj.weight.data = model.k_proj.weight.data.bfloat16()
-    model.k_proj.weight.requires_grad_(weight)
-    model.k_proj.bias.requires_grad_(bias)
+    dense = model.k_proj
+    dense.weight.data = dense.weight.data.bfloat16()
+    dense.weight.requires_grad_(weight)
+    dense.bias.requires_grad_(bias)
     complexify(model, pairing="half")
     layer = model.k_proj
     assert (layer.a.dtype, layer.bias.dtype) == (torch.bfloat16, torch.float32)
@@ -110,18 +111,20 @@ def tie(model):
 
 ZERO3 = nn.Linear(8, 4)  # as it leaves a layer
 ZERO3.weight = nn.Parameter(torch.empty(0))
-REFUSED = [
-    (lambda m: m.v_proj.to(torch.float8_e4m3fn), "v_proj is a Linear"),
-    (put("q_proj", Quantised(8, 8)), "q_proj is a Quantised"),
-    (put("k_proj", nn.Linear(8, 6)), "k_proj: 8 inputs and 6 outputs"),
-    (put("k_proj", ZERO3), "k_proj: its weight is only a part"),
-    (tie, "held by another layer"),
-    (lambda m: m.v_proj.weight.data.fill_(torch.nan), "v_proj has weights that are NaN"),
-    (lambda m: m.q_proj.register_forward_hook(print), "q_proj has hooks"),
-]
 
 
-@pytest.mark.parametrize(("change", "word"), REFUSED)
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda m: m.v_proj.to(torch.float8_e4m3fn), "v_proj is a Linear"),
+        (put("q_proj", Quantised(8, 8)), "q_proj is a Quantised"),
+        (put("k_proj", nn.Linear(8, 6)), "k_proj: 8 inputs and 6 outputs"),
+        (put("k_proj", ZERO3), "k_proj: its weight is only a part"),
+        (tie, "held by another layer"),
+        (lambda m: m.v_proj.weight.data.fill_(torch.nan), "v_proj has weights that are NaN"),
+        (lambda m: m.q_proj.register_forward_hook(print), "q_proj has hooks"),
+    ],
+)
 def test_layers_that_cannot_be_replaced_are_named(change, word):
     model = Attention()
     change(model)
@@ -131,14 +134,14 @@ def test_layers_that_cannot_be_replaced_are_named(change, word):
     assert list(model.modules()) == before
 
 
-REFUSED_MERGES = [
-    (lambda m: setattr(m.k_proj, "forward", print), "k_proj has hooks"),
-    (lambda m: setattr(m, "k_proj", Adapted(m.k_proj)), "k_proj.base_layer is wrapped"),
-    (lambda m: setattr(m.k_proj, "a", ZERO3.weight), "k_proj: its a is only a part"),
-]
-
-
-@pytest.mark.parametrize(("change", "word"), REFUSED_MERGES)
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda m: setattr(m.k_proj, "forward", print), "k_proj has hooks"),
+        (lambda m: setattr(m, "k_proj", Adapted(m.k_proj)), "k_proj.base_layer is wrapped"),
+        (lambda m: setattr(m.k_proj, "a", ZERO3.weight), "k_proj: its a is only a part"),
+    ],
+)
 def test_merge_refuses_layers_that_something_else_needs(change, word):
     model = Attention()
     complexify(model, pairing="half")

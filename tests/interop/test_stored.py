@@ -12,10 +12,6 @@ from crope.adapt import complexify, layout, load, merge, restore, save
 from tests.conftest import contents
 from tests.interop.toys import EXPERTS, GROUPED, Adapted, Attention, build, logits, same_logits
 
-FAMILIES = [
-    ("Qwen2ForCausalLM", GROUPED | {"tie_word_embeddings": True}),  # biases
-    ("MixtralForCausalLM", EXPERTS),  # the names in its files are not those of its parameters
-]
 WEIGHTS = "model.complex.safetensors"
 
 
@@ -25,7 +21,13 @@ def complexified():
     return model
 
 
-@pytest.mark.parametrize(("family", "sizes"), FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("Qwen2ForCausalLM", GROUPED | {"tie_word_embeddings": True}),  # biases
+        ("MixtralForCausalLM", EXPERTS),  # the names in its files are not those of its parameters
+    ],
+)
 def test_a_family_is_saved_loaded_and_merged(family, sizes, tmp_path):
     model = build(family, **sizes)
     complexify(model)
@@ -75,7 +77,7 @@ def test_a_save_that_stops_midway_does_not_leave_a_mixture(tmp_path, monkeypatch
             raise OSError
         move(file, target)
 
-    monkeypatch.setattr(Path, "replace", stop_at_the_third)
+    monkeypatch.setattr("pathlib.Path.replace", stop_at_the_third)
     with pytest.raises(OSError):
         save(model, tmp_path, **SHARDS)
     with pytest.raises(ValueError, match="missing"):
@@ -101,15 +103,15 @@ def configuration(**values):
     return edit
 
 
-DAMAGES = [
-    (configuration(num_hidden_layers=3), "missing_keys.*layers.2"),
-    (lambda folder: (folder / WEIGHTS).write_bytes(b"x" * 99), "damaged"),
-    (configuration(architectures=["Own"]), "no attribute Own"),
-    (configuration(head_dim=16), "the width of a head is 16"),
-]
-
-
-@pytest.mark.parametrize(("damage", "word"), DAMAGES)
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        (configuration(num_hidden_layers=3), "missing_keys.*layers.2"),
+        (lambda folder: (folder / WEIGHTS).write_bytes(b"x" * 99), "damaged"),
+        (configuration(architectures=["Own"]), "no attribute Own"),
+        (configuration(head_dim=16), "the width of a head is 16"),
+    ],
+)
 def test_load_names_what_is_wrong_with_the_files(damage, word, tmp_path):
     save(complexified(), tmp_path)
     damage(tmp_path)
@@ -155,17 +157,17 @@ def test_a_model_of_another_class_is_restored_from_its_layout():
     assert torch.equal(again.v_proj.weight, model.v_proj.weight)
 
 
-LAYOUTS = [
-    ("w_proj", "half", "w_proj is missing"),
-    ("v_proj", "interleaved", "pairing='half'"),
-]
-
-
-@pytest.mark.parametrize(("name", "pairing", "word"), LAYOUTS)
+@pytest.mark.parametrize(
+    ("name", "pairing", "word"),
+    [
+        ("w_proj", "half", "w_proj is missing"),
+        ("v_proj", "interleaved", "pairing='half'"),
+    ],
+)
 def test_restore_refuses_another_layout_and_changes_nothing(name, pairing, word):
     model = Attention()
     model.config = SimpleNamespace(model_type="llama")
-    right, other = ({"pairing": kind, "head_dim": 4} for kind in ("half", pairing))
+    right = {"pairing": "half", "head_dim": 4}
     with pytest.raises(ValueError, match=word):
-        restore(model, {"q_proj": right, name: other})
+        restore(model, {"q_proj": right, name: right | {"pairing": pairing}})
     assert type(model.q_proj) is nn.Linear

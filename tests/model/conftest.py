@@ -2,8 +2,6 @@
 
 import pytest
 
-from crope.model import attention
-
 
 @pytest.fixture(params=["written_out", "sdpa"])
 def branch(request, monkeypatch):
@@ -11,5 +9,4 @@ def branch(request, monkeypatch):
     sequences.
     """
     if request.param == "sdpa":
-        monkeypatch.setattr(attention, "SHORT", 0)
-    return request.param
+        monkeypatch.setattr("crope.model.attention.SHORT", 0)

@@ -111,9 +111,7 @@ def turn_by_complex_multiplication(x, position):
 
 def rotated_product(q_K, k_K, m, n):
     """(R_m q) . (R_n k) (Eq. 7)."""
-    turned_q_K = turn_by_complex_multiplication(q_K, m)
-    turned_k_K = turn_by_complex_multiplication(k_K, n)
-    return turned_q_K @ turned_k_K
+    return turn_by_complex_multiplication(q_K, m) @ turn_by_complex_multiplication(k_K, n)
 
 
 def sinusoid(m, width):
@@ -157,7 +155,7 @@ def project(layer, x_TD):
     """Eqs. 13 and 30 in complex arithmetic, w = a - ib, for the complex layers (of conj(x) for the
     conjugate-linear one); x W^T for the real ones.
     """
-    if isinstance(layer, ComplexLinear | ConjugateLinear):
+    if isinstance(layer, ComplexLinear):
         y_TE = multiply_complex(layer, x_TD)
     elif isinstance(layer, LowRankLinear):
         y_TE = x_TD @ numbers(layer.down).T @ numbers(layer.up).T

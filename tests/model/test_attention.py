@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from crope.config import CHUNK
-from crope.model import attention as module
-from crope.model.attention import ATTENTIONS, causal_product, features, written_out_attention
+from crope.model.attention import (
+    ATTENTIONS,
+    SHORT,
+    causal_product,
+    features,
+    written_out_attention,
+)
 from crope.model.positions import build_positions
 from tests.model.oracles import assert_close, model_config, normal, randomise
 
@@ -44,11 +49,11 @@ def test_branch_is_chosen_by_length(monkeypatch):
         lengths.append(q_BHTK.shape[2])
         return v_BHTK
 
-    monkeypatch.setattr(module.F, "scaled_dot_product_attention", spy)
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", spy)
     layer, positions = build_layer("nope", 1)
-    for length in (module.SHORT, module.SHORT + 1):
+    for length in (SHORT, SHORT + 1):
         layer(normal(1, length, 24), positions)
-    assert lengths == [module.SHORT + 1]
+    assert lengths == [SHORT + 1]
 
 
 def test_attention_dropout_acts_in_training_only(branch):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from crope.model import gpt
 from crope.model.positions import Positions
 from crope.seeding import stream
 from tests.model.oracles import (
@@ -68,7 +67,7 @@ def test_dropout_acts_on_embedding_attention_weights_and_both_branches(monkeypat
         seen.append((x.shape[-1], p))
         return x
 
-    monkeypatch.setattr(torch.nn.functional, "dropout", note)
+    monkeypatch.setattr("torch.nn.functional.dropout", note)
     build(model_config("rope", dropout=0.3))(INPUTS)
     in_a_block = [(LENGTH, 0.3), (24, 0.3), (24, 0.3)]
     assert seen == [(24, 0.3), *2 * in_a_block]
@@ -86,7 +85,7 @@ def test_sequence_longer_than_max_len_is_rejected():
 def test_gradients_are_those_without_padding(tied, monkeypatch):
     config = model_config("crope", tied_head=tied)
     padded = build(config).double()
-    monkeypatch.setattr(gpt, "VOCAB_MULTIPLE", 1)
+    monkeypatch.setattr("crope.model.gpt.VOCAB_MULTIPLE", 1)
     plain = build(config).double()
     for model in (padded, plain):
         cross_entropy(model, INPUTS, TARGETS).backward()
@@ -140,7 +139,7 @@ def test_a_position_scheme_may_choose_its_initial_values(monkeypatch):
         def init_stds(self, std):
             return {"norm_bias": 100 * std}
 
-    monkeypatch.setattr(gpt, "build_positions", lambda *_, **__: Own())
+    monkeypatch.setattr("crope.model.gpt.build_positions", lambda *_, **__: Own())
     found = build(model_config("nope"), seed=3).positions.norm_bias.item()
     assert found == pytest.approx(2 * drawn("positions.norm_bias"))
 

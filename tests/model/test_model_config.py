@@ -18,16 +18,6 @@ from crope.model.positions import build_positions
 from tests.model.oracles import WIDTH, build, cross_entropy, random_tokens
 
 ROPE = ModelConfig("rotary", "real")
-ALL = list(itertools.product(POSITIONS, PROJECTIONS, ATTENTIONS))
-
-
-def wrong_keys(position, projection, attention):
-    """From the definitions: linear attention has no score matrix, and only rotary has pairs to
-    misalign with.
-    """
-    no_scores = attention == "linear" and position in SCORE_BIASES
-    no_pairs = projection == "complex_misaligned" and position != "rotary"
-    return ["model.position"] * no_scores + ["model.projection"] * no_pairs
 
 
 def test_score_biases_are_the_schemes_with_a_bias():
@@ -36,10 +26,18 @@ def test_score_biases_are_the_schemes_with_a_bias():
         assert (scheme.bias(4) is not None) == (name in SCORE_BIASES)
 
 
-@pytest.mark.parametrize("choice", ALL, ids="-".join)
-def test_combinations_are_rejected_or_can_be_trained(choice):
-    model = ModelConfig(*choice, d_model=WIDTH, n_layers=1)
-    wrong = wrong_keys(*choice)
+@pytest.mark.parametrize(
+    ("position", "projection", "attention"),
+    list(itertools.product(POSITIONS, PROJECTIONS, ATTENTIONS)),
+)
+def test_combinations_are_rejected_or_can_be_trained(position, projection, attention):
+    """From the definitions: linear attention has no score matrix, and only rotary has pairs to
+    misalign with.
+    """
+    model = ModelConfig(position, projection, attention, d_model=WIDTH, n_layers=1)
+    no_scores = attention == "linear" and position in SCORE_BIASES
+    no_pairs = projection == "complex_misaligned" and position != "rotary"
+    wrong = ["model.position"] * no_scores + ["model.projection"] * no_pairs
     assert [key for key, _ in model_problems(model)] == wrong
     if wrong:
         with pytest.raises(ValueError, match=wrong[0]):

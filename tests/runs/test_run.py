@@ -1,20 +1,19 @@
 """Runs as users start them, on a toy corpus: records, skipping, stopping, resuming, failing."""
 
 import errno
-import fcntl
 import math
 import os
 import shutil
 import signal
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from crope.errors import ConfigError, DataError, InvalidRecord, StorageError, UserError
 from crope.files import read_json, sha256_file
-from crope.runs import provenance
-from crope.runs import run as run_module
-from crope.runs.record import is_complete, read_record
+from crope.runs.provenance import collect
+from crope.runs.record import derive, is_complete, read_record
 from crope.runs.run import execute, record_failure, run_lock
 from crope.train import loop
 from tests.conftest import contents, during_step, raises_one_line, same_bits, stop, toy_run
@@ -40,11 +39,10 @@ def summary(run):
 FILES = "config.yaml metrics.jsonl provenance.json summary.json weights.safetensors"
 
 
-@pytest.mark.usefixtures("step_clock")
-def test_the_record_of_a_run(toy_data, run):
+def test_the_record_of_a_run(step_clock, toy_data, run):
     """12 steps of 2 sequences of 16 tokens, on 900."""
     execute(run)
-    assert sorted(path.name for path in run.path.iterdir()) == FILES.split()
+    assert sorted(contents(run.path)) == FILES.split()
     found = read_record(run.path)
     assert found.config == run.container
     assert found.summary.items() > run.names.items()
@@ -69,7 +67,7 @@ def test_a_finished_run_says_where_it_is_and_what_was_special(tmp_path):
 def test_provenance_has_the_threads_that_train(tmp_path):
     """Not those that the process has when the run starts."""
     run = toy_run(tmp_path, "runtime.threads=2")
-    assert provenance.collect(run.config.runtime, {})["threads"] == 2
+    assert collect(run.config.runtime, {})["threads"] == 2
 
 
 def test_a_complete_run_on_text_of_another_source_is_refused(complete, tmp_path, monkeypatch):
@@ -106,15 +104,14 @@ def test_a_stopped_run_says_at_which_step_and_is_not_complete(run):
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_signal_after_the_last_step_still_asks_for_a_stop(fails, run, monkeypatch):
     """Otherwise a sweep would go on with its next run."""
-    real = run_module.derive
 
-    def derive(*args):
+    def stop_and_derive(*args):
         stop()
         if fails:
             raise UserError("no more space")
-        return real(*args)
+        return derive(*args)
 
-    monkeypatch.setattr(run_module, "derive", derive)
+    monkeypatch.setattr("crope.runs.run.derive", stop_and_derive)
     outcome = execute(run)
     assert outcome.signal == signal.SIGTERM
     assert outcome.status == ("stopped" if fails else "complete")
@@ -123,10 +120,11 @@ def test_a_signal_after_the_last_step_still_asks_for_a_stop(fails, run, monkeypa
 
 def test_every_earlier_attempt_is_in_the_record(run, monkeypatch):
     """Two earlier ones, of other commits than the one that completes the run."""
-    real = provenance.collect
     for commit, stop_at in (("a", 3), ("b", 7), ("c", None)):
         made = {"commit": commit}
-        monkeypatch.setattr(provenance, "collect", lambda *args, made=made: real(*args) | made)
+        monkeypatch.setattr(
+            "crope.runs.provenance.collect", lambda *args, made=made: collect(*args) | made
+        )
         with during_step(stop_at, stop):
             execute(run)
     last = read_record(run.path).provenance
@@ -135,7 +133,6 @@ def test_every_earlier_attempt_is_in_the_record(run, monkeypatch):
     assert "data" not in last["resumed_from"][1]
 
 
-@pytest.mark.usefixtures("step_clock")
 @pytest.mark.parametrize(
     ("bad_step", "seconds", "continued"),
     [
@@ -144,7 +141,7 @@ def test_every_earlier_attempt_is_in_the_record(run, monkeypatch):
     ],
 )
 def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
-    bad_step, seconds, continued, tmp_path, monkeypatch
+    bad_step, seconds, continued, step_clock, tmp_path
 ):
     """Update 5 has no line of metrics; the checkpoint after it must not be saved."""
     run = toy_run(tmp_path, f"runtime.checkpoint_seconds={seconds}")
@@ -153,8 +150,7 @@ def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
     def step(*args, step, **more):
         return real(*args, step=step, **more) * (math.nan if step == bad_step else 1.0)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "train_step", step)
+    with mock.patch("crope.train.loop.train_step", step):
         execute(run)
     assert summary(run)["error"]["type"] == "NonFiniteLoss"
     assert summary(run)["error"]["step"] == bad_step
@@ -175,23 +171,14 @@ def test_a_failure_is_one_line_and_a_traceback_in_the_record(run):
     assert read_record(run.path).summary["status"] == "failed"
 
 
-def test_a_refused_attempt_leaves_the_record_of_the_failure(run, monkeypatch):
+def test_the_record_of_a_failure_outlives_a_refused_attempt_and_no_other(run):
     with during_step(7, fail):
         execute(run)
     before = contents(run.path, "*.json")
-
-    def refuse(*_, **__):
-        raise UserError("another device")
-
-    monkeypatch.setattr(run_module, "train", refuse)
-    with pytest.raises(UserError, match="another device"):
+    refused = pytest.raises(UserError, match="another device")
+    with mock.patch("crope.runs.run.train", side_effect=UserError("another device")), refused:
         execute(run)
     assert contents(run.path, "*.json") == before
-
-
-def test_a_failure_is_forgotten_when_the_run_is_tried_again(run):
-    with during_step(7, fail):
-        execute(run)
     with during_step(9, stop):
         execute(run)
     assert not (run.path / "summary.json").exists()
@@ -229,11 +216,11 @@ def test_a_run_that_memory_cannot_hold_is_refused_before_it_starts(
     """16 bytes for each of 8,064 parameters, and 2 x 16 x 300 logits."""
     run = toy_run(tmp_path, "model=rope", f"train.precision={precision}")
     needed = 16 * 8064 + bytes_per_logit * 9600
-    monkeypatch.setattr(run_module, "memory_bytes", lambda device: needed - 1)
+    monkeypatch.setattr("crope.runs.run.memory_bytes", lambda device: needed - 1)
     with raises_one_line(ConfigError, "model.d_model=16.*GiB"):
         execute(run)
     assert not run.path.exists()
-    monkeypatch.setattr(run_module, "memory_bytes", lambda device: needed)
+    monkeypatch.setattr("crope.runs.run.memory_bytes", lambda device: needed)
     assert execute(run).status == "complete"
 
 
@@ -261,13 +248,12 @@ def test_a_signal_while_text_is_waited_for_ends_at_once(run, monkeypatch):
     def interrupt(*_, **__):
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(run_module, "load_tokens", interrupt)
+    monkeypatch.setattr("crope.runs.run.load_tokens", interrupt)
     with pytest.raises(KeyboardInterrupt):
         execute(run)
     assert not run.path.exists()
 
 
-@pytest.mark.usefixtures("step_clock")
 @pytest.mark.parametrize(
     ("start", "number"),
     [
@@ -277,7 +263,7 @@ def test_a_signal_while_text_is_waited_for_ends_at_once(run, monkeypatch):
     ],
 )
 def test_a_file_that_cannot_be_written_is_a_storage_error_and_loses_nothing(
-    start, number, run, tmp_path, monkeypatch
+    start, number, step_clock, run, tmp_path
 ):
     """Trained runs are not called failed: a sweep would go on, and so would the fault."""
     real = os.replace
@@ -287,10 +273,9 @@ def test_a_file_that_cannot_be_written_is_a_storage_error_and_loses_nothing(
             raise OSError(number, os.strerror(number))
         real(source, target)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", replace)
-        with raises_one_line(StorageError, f"{start}.*{os.strerror(number)}.*another results_dir"):
-            execute(run)
+    words = f"{start}.*{os.strerror(number)}.*another results_dir"
+    with mock.patch("os.replace", replace), raises_one_line(StorageError, words):
+        execute(run)
     assert not (run.path / "summary.json").exists()
     assert execute(run).status == "complete"
     whole = toy_run(tmp_path / "whole")
@@ -298,12 +283,9 @@ def test_a_file_that_cannot_be_written_is_a_storage_error_and_loses_nothing(
     assert same_bits(run, whole)
 
 
-def test_a_disk_without_locks_is_a_storage_error(run, monkeypatch):
-    def refuse(*arguments):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with raises_one_line(StorageError, "No locks"):
+def test_a_disk_without_locks_is_a_storage_error(run):
+    refusal = OSError(errno.ENOLCK, "No locks available")
+    with mock.patch("fcntl.flock", side_effect=refusal), raises_one_line(StorageError, "No locks"):
         execute(run)
 
 

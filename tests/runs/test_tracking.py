@@ -16,7 +16,6 @@ import pytest
 import wandb
 
 from crope.errors import UserError
-from crope.runs import tracking
 from crope.runs.compose import load_run
 from crope.runs.record import read_record
 from crope.runs.run import execute
@@ -34,8 +33,8 @@ def fake(monkeypatch):
     module.run = module.init.return_value
     module.run.starting_step = 0
     monkeypatch.setitem(sys.modules, "wandb", module)
-    monkeypatch.setattr(tracking, "INIT_SECONDS", -4.5)  # 0.5 s in all
-    monkeypatch.setattr(tracking, "FINISH_SECONDS", 0.5)
+    monkeypatch.setattr("crope.runs.tracking.INIT_SECONDS", -4.5)  # 0.5 s in all
+    monkeypatch.setattr("crope.runs.tracking.FINISH_SECONDS", 0.5)
     return module
 
 
@@ -51,8 +50,7 @@ def facts(fake, run):
     return fake.init.call_args.kwargs
 
 
-@pytest.mark.usefixtures("toy_data")
-def test_a_continued_run_is_whole_and_once_in_the_offline_files(tmp_path, monkeypatch):
+def test_a_continued_run_is_whole_and_once_in_the_offline_files(toy_data, tmp_path, monkeypatch):
     """By the real wandb, stopped before its last validation; read by wandb's own reader."""
     for key in list(os.environ):
         if key.startswith("WANDB_"):
@@ -77,17 +75,21 @@ def test_a_continued_run_is_whole_and_once_in_the_offline_files(tmp_path, monkey
     assert "step" not in lines[-1]  # it would be charted
 
 
-@pytest.mark.usefixtures("toy_data")
-def test_a_live_run_is_logged_by_step_and_grouped(fake, tmp_path):
+def test_a_live_run_is_logged_by_step_and_grouped(fake, toy_data, tmp_path):
     run = toy_run(tmp_path, *ONLINE, "model=rope", "tracker.project=mine")
     assert execute(run).status == "complete"
     record = read_record(run.path)
     given = fake.init.call_args.kwargs
     assert steps(fake) == [row["step"] for row in record.metrics()]
-    assert (given["id"], given["job_type"]) == (run.run_id, "rope")
-    assert given["group"] == "quick tiny base"
-    assert given["tags"] == ["rope", "tiny", "base", "quick"]
-    assert (given["project"], given["mode"], given["resume"]) == ("mine", "online", "allow")
+    assert given == given | {
+        "id": run.run_id,
+        "job_type": "rope",
+        "group": "quick tiny base",
+        "tags": ["rope", "tiny", "base", "quick"],
+        "project": "mine",
+        "mode": "online",
+        "resume": "allow",
+    }
     fake.run.finish.assert_called_once_with(exit_code=0)
     fake.teardown.assert_called_once_with()
     (summary,) = fake.run.summary.update.call_args.args
@@ -144,7 +146,6 @@ def hang(*_, **__):
     time.sleep(60)
 
 
-@pytest.mark.usefixtures("toy_data")
 @pytest.mark.parametrize(
     ("call", "fault"),
     [
@@ -153,7 +154,7 @@ def hang(*_, **__):
         ("run.finish", hang),
     ],
 )
-def test_a_wandb_that_fails_or_hangs_costs_one_line(call, fault, fake, tmp_path, capsys):
+def test_a_wandb_that_fails_or_hangs_costs_one_line(call, fault, fake, toy_data, tmp_path, capsys):
     fake.configure_mock(**{f"{call}.side_effect": fault})
     run = toy_run(tmp_path, *ONLINE)
     assert execute(run).status == "complete"
@@ -173,15 +174,14 @@ def test_a_value_that_wandb_refuses_is_named_without_advice(fake, tmp_path, caps
     assert "upload" not in line
 
 
-@pytest.mark.usefixtures("toy_data")
-def test_upload_sends_any_finished_record(fake, tmp_path):
+def test_upload_sends_any_finished_record(fake, toy_data, tmp_path):
     run = toy_run(tmp_path)
     execute(run)
     upload(read_record(run.path), results_dir=tmp_path)
     given = fake.init.call_args.kwargs
     assert steps(fake) == [0, 3, 4, 6, 8, 9, 12]
-    assert (given["id"], given["group"]) == (run.run_id, "quick tiny base")
-    assert (given["mode"], given["resume"]) == ("online", None)
+    expected = {"id": run.run_id, "group": "quick tiny base", "mode": "online", "resume": None}
+    assert given == given | expected
     fake.init.side_effect = RuntimeError("no such key")
     with pytest.raises(UserError, match="no such key"):
         upload(read_record(run.path), results_dir=tmp_path)

@@ -1,6 +1,5 @@
 """The training loop against closed forms and slow references, on a toy corpus."""
 
-import os
 import shutil
 from functools import partial
 from types import SimpleNamespace
@@ -11,11 +10,10 @@ from safetensors.torch import load_file
 
 from crope.data.batches import sample_batch
 from crope.files import read_metrics
-from crope.model import attention
 from crope.runs.compose import load_run
 from crope.runs.load import build_model
 from crope.seeding import torch_seed
-from crope.train import loop, losses
+from crope.train import loop
 from crope.train.checkpoint import checkpoints
 from crope.train.loop import Stopped, build_losses, compiles, train
 from crope.train.losses import cross_entropy
@@ -89,7 +87,7 @@ def test_the_loop_is_a_plain_one(toy, toy_tokens, tmp_path):
         norm = torch.cat([parameter.grad.flatten() for parameter in parameters]).norm()
         assert rows[step]["train/loss_nats"] == pytest.approx(loss.item(), rel=1e-6)
         assert rows[step]["train/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
-    assert_close(dict(found_model.state_dict()), dict(model.state_dict()), atol=1e-5)
+    assert_close(found_model.state_dict(), model.state_dict(), atol=1e-5)
 
 
 def test_q_k_and_v_have_a_rate_of_their_own(toy, tmp_path):
@@ -130,34 +128,32 @@ def clock(monkeypatch):
 
         monkeypatch.setattr(loop, name, timed)
 
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr("crope.train.loop.time", SimpleNamespace(perf_counter=lambda: clock.now))
     slow("train_step", lambda step: step + 1)
     slow("validate", lambda step: 50)
     slow("save_checkpoint", lambda step: 20)
 
 
-@pytest.mark.usefixtures("clock")
-def test_speeds_are_those_of_the_steps_without_validation(toy, monkeypatch):
+def test_speeds_are_those_of_the_steps_without_validation(toy, clock, monkeypatch):
     """A line has the mean of the steps since the last one: 1; 2 to 4; 5 to 7; 8 to 10 seconds. A
     step has 2 x 16 tokens.
     """
-    monkeypatch.setattr(loop, "peak_flops", lambda device, precision: 1e6)
-    monkeypatch.setattr(loop, "train_flops_per_token", lambda model, **sizes: 1000)
+    monkeypatch.setattr("crope.train.loop.peak_flops", lambda device, precision: 1e6)
+    monkeypatch.setattr("crope.train.loop.train_flops_per_token", lambda model, **sizes: 1000)
     _, rows = toy("runtime.log_every=3")
     assert by_step(rows, "time/step_ms") == {0: 1000, 3: 3000, 6: 6000, 9: 9000}
     assert by_step(rows, "speed/tokens_per_s")[9] == pytest.approx(32 / 9)
     assert by_step(rows, "speed/mfu_pct")[9] == pytest.approx(100 * 32_000 / 9 / 1e6)
 
 
-@pytest.mark.usefixtures("clock")
-def test_the_time_of_a_run_is_all_of_it(toy_tokens, tmp_path):
+def test_the_time_of_a_run_is_all_of_it(clock, toy_tokens, tmp_path):
     """Steps 1 + ... + 12 = 78; validations at 0, 4, 6, 8 and 12 = 250; checkpoints at 1 to 12 = 240."""
     config = toy_run(tmp_path, "runtime.checkpoint_seconds=0").config
     assert train(build_model(config), toy_tokens, config, tmp_path, run_id="toy-0") == 568
 
 
 def test_a_clock_that_stands_still_gives_no_speed(toy, monkeypatch):
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: 7.0))
+    monkeypatch.setattr("crope.train.loop.time", SimpleNamespace(perf_counter=lambda: 7.0))
     _, rows = toy()
     assert len(by_step(rows, "train/loss_nats")) == 12
     assert by_step(rows, "time/step_ms") == {}
@@ -165,7 +161,7 @@ def test_a_clock_that_stands_still_gives_no_speed(toy, monkeypatch):
 
 def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_on_them(toy, monkeypatch):
     order = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: order.append("fsync"))
+    monkeypatch.setattr("os.fsync", lambda descriptor: order.append("fsync"))
     monkeypatch.setattr(loop, "save_checkpoint", lambda *_, **__: order.append("checkpoint"))
     toy("runtime.checkpoint_seconds=0", "train.max_steps=2")
     assert order[:4] == ["fsync", "checkpoint", "fsync", "checkpoint"]
@@ -175,7 +171,7 @@ def test_a_stop_within_a_full_pass_is_not_kept_waiting(toy, tmp_path, monkeypatc
     """Asked before the sampled validations of steps 0 and 4, the updates 0 to 5, and the third of
     ten batches at step 6: no loss of it is computed.
     """
-    monkeypatch.setattr(losses, "FULL_BATCH_TOKENS", 32)
+    monkeypatch.setattr("crope.train.losses.FULL_BATCH_TOKENS", 32)
     answers = iter([False] * 10 + [True])
     with pytest.raises(Stopped, match="step 6"):
         toy("eval.full_tokens=0", stop_requested=lambda: next(answers))
@@ -197,20 +193,17 @@ def test_losses_have_the_precision_of_the_configuration(precision, tmp_path):
         assert (error < 1e-6) == (precision == "fp32")
 
 
-def test_dropout_is_off_in_validation(toy_tokens, tmp_path):
-    lines = []
-    for dropout in ("0", "0.3"):
-        options = ("train.max_steps=1", f"model.dropout={dropout}")
-        _, rows = trained(toy_tokens, tmp_path / dropout, *options)
-        lines.append(rows[0])
-    plain, dropped = lines
+def test_dropout_is_off_in_validation(toy, toy_tokens, tmp_path):
+    _, (plain, _) = toy("train.max_steps=1")
+    options = ("train.max_steps=1", "model.dropout=0.3")
+    _, (dropped, _) = trained(toy_tokens, tmp_path / "dropped", *options)
     assert dropped["val/loss_nats"] == plain["val/loss_nats"]
     assert dropped["train/loss_nats"] != plain["train/loss_nats"]
 
 
 def test_dropout_masks_are_those_of_the_seed_and_the_step(toy, monkeypatch):
     seeds = []
-    monkeypatch.setattr(torch, "manual_seed", seeds.append)
+    monkeypatch.setattr("torch.manual_seed", seeds.append)
     toy("seed=3", "model.dropout=0.1", "train.max_steps=2")
     assert seeds == [torch_seed(3, "dropout", 0), torch_seed(3, "dropout", 1)]
 
@@ -223,7 +216,7 @@ def test_batches_are_drawn_for_the_split_the_seed_and_the_step(toy, monkeypatch)
         seen.append((len(tokens), options["seed"], options["step"], options["purpose"]))
         return sample_batch(tokens, **options)
 
-    monkeypatch.setattr(losses, "sample_batch", note)
+    monkeypatch.setattr("crope.train.losses.sample_batch", note)
     toy("seed=3", "eval.batches=2", "train.max_steps=1")
     assert seen == [
         (300, 3, 0, "validation/0"),
@@ -253,9 +246,9 @@ def test_each_model_is_one_graph_through_the_kernel_of_torch(model, tmp_path, mo
     """As on a GPU, but for the code generator: training and validation under autocast, without a
     graph break (fullgraph), with the losses of the eager step.
     """
-    monkeypatch.setattr(attention, "SHORT", 0)
-    monkeypatch.setattr(loop, "can_compile", lambda kind: True)
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr("crope.model.attention.SHORT", 0)
+    monkeypatch.setattr("crope.train.loop.can_compile", lambda kind: True)
+    monkeypatch.setattr("torch.compile", partial(torch.compile, backend="aot_eager"))
     torch._dynamo.reset()
     options = (f"model={model}", "train.precision=bf16", "train.batch_size=4")
     found = []
@@ -280,8 +273,8 @@ def test_only_a_shorter_last_batch_is_read_eagerly(tmp_path, monkeypatch):
 
         return noted
 
-    monkeypatch.setattr(loop, "can_compile", lambda kind: True)
-    monkeypatch.setattr(torch, "compile", compile_nothing)
+    monkeypatch.setattr("crope.train.loop.can_compile", lambda kind: True)
+    monkeypatch.setattr("torch.compile", compile_nothing)
     config = toy_run(tmp_path, "runtime.compile=true").config
     _, validation = build_losses(build_model(config), config, CPU)
     for rows in (2, 3, 256):
@@ -304,6 +297,6 @@ def test_only_a_shorter_last_batch_is_read_eagerly(tmp_path, monkeypatch):
 )
 def test_a_run_compiles_where_its_length_pays(device, overrides, expected, monkeypatch):
     """And where it can: not on a device of the kind `meta`."""
-    monkeypatch.setattr(loop, "can_compile", lambda kind: kind != "meta")
+    monkeypatch.setattr("crope.train.loop.can_compile", lambda kind: kind != "meta")
     config = load_run(overrides.split()).config
     assert compiles(config, torch.device(device)) == expected

@@ -6,7 +6,6 @@ import torch
 from scipy.special import log_softmax
 
 from crope.config import Config, EvalConfig, TrainConfig
-from crope.train import losses
 from crope.train.losses import cross_entropy, full_loss, sampled_loss
 
 CPU = torch.device("cpu")
@@ -25,7 +24,7 @@ def mean_target(inputs_BT, targets_BT):
 @pytest.mark.parametrize("at_once", [4, 12, 4096])
 def test_full_loss_does_not_depend_on_batching(at_once, monkeypatch):
     """Targets 1 to 398, mean 199.5, in 99 windows and a rest of 2; 2, 3 or 1,024 windows at once."""
-    monkeypatch.setattr(losses, "FULL_BATCH_TOKENS", at_once)
+    monkeypatch.setattr("crope.train.losses.FULL_BATCH_TOKENS", at_once)
     mean, count, window_nats = full_loss(mean_target, TOKENS[:399], config=CONFIG, device=CPU)
     assert mean == pytest.approx(199.5, rel=1e-6)
     assert count == 398
