@@ -84,7 +84,7 @@ def test_a_corpus_that_the_paper_does_not_have_has_no_line_of_the_paper():
 def test_tiny_has_no_line_in_a_table_without_a_run_of_it():
     both = cell_frame(cells(study="table1") + cells(study="table1", dataset="tiny"))
     table = loss_table("table1", both, of_table1(rope=[5.0]), NO_RUNS, {})
-    assert [line[0] for line in lines(table)][::3] == ["Penn Treebank", "Parameters"]
+    assert not [line for line in lines(table) if "tiny" in line[0]]
 
 
 def test_a_diverged_run_is_not_averaged_away():
