@@ -22,6 +22,7 @@ FULL = "val_full/loss_nats"
 EARLY = 0.15  # fraction of steps whose high losses may leave the frame, to tell the models apart
 DRAWN_LAST = "crope"  # over RoPE, whose line it nearly covers; its dashes let RoPE's show through
 NATS = "nats per token"
+BESIDE = 1.15  # a second study at one rate is drawn at this multiple of it
 
 
 def fig4(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
@@ -92,26 +93,32 @@ def over_seeds(curves: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def rates(runs: pd.DataFrame, lines: pd.DataFrame) -> Figure:
     """CRoPE - RoPE at each learning rate with its 95 % interval and its seeds, and below it the
-    loss of both models.
+    loss of both models: a column per dataset. Studies at one rate stand side by side.
 
     runs    of `by_study`, of studies with an axis train.lr
     lines   CRoPE - RoPE at each rate, of `answers`
     """
-    figure, axes = _panels(2, 1, (6.2, 1.9))
-    (top,), (bottom,) = axes
-    top.axhline(0, color=MUTED, linewidth=0.8)
-    for line in lines.to_dict("records"):
-        _draw_difference(top, line, float(line["setting"].removeprefix("train.lr=")))
-    for model, of_model in _by_model(runs):
-        by_rate = of_model.groupby("config.train.lr")["loss"].mean()
-        bottom.plot(by_rate.index, by_rate, label=model, **_marked(model))
+    datasets = runs["dataset"].unique()
+    figure, axes = _panels(2, len(datasets), (4.0, 2.3), sharex=True, sharey="row")
+    for (top, bottom), dataset in zip(axes.T, datasets, strict=True):
+        top.axhline(0, color=MUTED, linewidth=0.8)
+        drawn: list[float] = []
+        for line in lines[lines["dataset"] == dataset].to_dict("records"):
+            rate = float(line["setting"].removeprefix("train.lr="))
+            _draw_difference(top, line, rate * BESIDE ** drawn.count(rate))
+            drawn.append(rate)
+        of_dataset = runs[runs["dataset"] == dataset]
+        for model, of_model in _by_model(of_dataset):
+            by_rate = of_model.groupby("config.train.lr")["loss"].mean()
+            bottom.plot(by_rate.index, by_rate, label=model, **_marked(model))
+        top.set_title(dataset_label(dataset))
+        bottom.set_xlabel("learning rate")
     marks = sorted(runs["config.train.lr"].unique())
-    for axis in (top, bottom):
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(marks, [f"{rate:g}" for rate in marks])
-        axis.set_xticks([], minor=True)
-    top.set(ylabel="CRoPE − RoPE", title=f"Final validation loss ({NATS})")
-    bottom.set(xlabel="learning rate", ylabel="loss")
+    bottom.set_xscale("log", base=2)  # of all panels, which share their axes
+    bottom.set_xticks(marks, [f"{rate:g}" for rate in marks])
+    bottom.set_xticks([], minor=True)
+    axes[0, 0].set_ylabel(f"CRoPE − RoPE ({NATS})")
+    axes[1, 0].set_ylabel(f"loss ({NATS})")
     _legend(figure, runs["model"].unique())
     return figure
 
@@ -151,10 +158,12 @@ def _draw_difference(
     draw([line["mean"]], color=colour, marker=marker, markersize=5, gid="mean", zorder=4)
 
 
-def _panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, np.ndarray]:
+def _panels(
+    rows: int, columns: int, size: tuple[float, float], **options: Any
+) -> tuple[Figure, np.ndarray]:
     width, height = size
     figure = new_figure(columns * width, rows * height + 0.3)
-    return figure, figure.subplots(rows, columns, squeeze=False)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def _by_model(runs: pd.DataFrame) -> Iterable[tuple[Any, pd.DataFrame]]:

@@ -42,8 +42,8 @@ PROTOCOL_NOTES = (
 )
 # Studies of whole rows of Tables 1 and 2 at the paper's own size.
 PAPER_SIZE = ("paper_row", "paper_row_xpos", "paper_rows", "paper_ptb")
-# CRoPE - RoPE at each of their rates is one curve: the same corpus, steps, warm-up and seeds.
-RATE_STUDIES = ("tuned_lr", "rate_edge")
+# CRoPE - RoPE at each of their rates is one curve: the same steps and warm-up.
+RATE_STUDIES = ("tuned_lr", "rate_edge", "rate_mean")
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def draw(report: Report) -> dict[str, Figure]:
     if len(of_table):
         drawn["fig4"] = figures.fig4(curves_of(of_table), of_table)
     runs, lines = report.published, report.differences
-    rate_runs = runs[runs["study"].isin(RATE_STUDIES)]
+    rate_runs = runs[runs["study"].isin(RATE_STUDIES) & runs["model"].isin(("rope", "crope"))]
     if len(rate_runs):
         names = [f"{study}/crope - rope" for study in RATE_STUDIES]
         drawn["rates"] = figures.rates(rate_runs, lines[lines["name"].isin(names)])

@@ -16,6 +16,7 @@ SCHEDULE = {
 }
 TABLE1 = runs(crope=[5.1, 5.3], rope=[5.0, 5.2]).assign(**SCHEDULE)
 LINE = {
+    "dataset": "ptb",
     "by_seed": [0.0, 0.5],
     "mean": 0.25,
     "low": -0.5,
@@ -39,7 +40,7 @@ def fig4():
 
 
 def rates():
-    return figures.rates(TABLE1, pd.DataFrame([LINE]))
+    return figures.rates(TABLE1, pd.DataFrame([LINE, LINE]))
 
 
 def drawn(figure, panel, gid):
@@ -79,10 +80,12 @@ def test_the_caption_names_the_panels_of_the_axes():
     assert labels == ["validation", "training"]
 
 
-def test_an_interval_and_its_seeds_are_drawn_at_their_rate():
+def test_an_interval_and_its_seeds_are_drawn_at_their_rate_or_beside_it():
     figure = rates()
-    assert drawn(figure, 0, "seeds") == [[[0.002, 0.0], [0.002, 0.5]]]
-    assert drawn(figure, 0, "interval") == [[[0.002, -0.5], [0.002, 1.0]]]
+    assert drawn(figure, 0, "seeds")[0] == [[0.002, 0.0], [0.002, 0.5]]
+    first, second = drawn(figure, 0, "interval")
+    assert first == [[0.002, -0.5], [0.002, 1.0]]
+    assert second == [[pytest.approx(0.0023), -0.5], [pytest.approx(0.0023), 1.0]]
 
 
 def test_the_lowest_model_is_on_top():
