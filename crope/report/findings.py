@@ -6,6 +6,7 @@ An entry says a sentence with placeholders, and what each of them rests on:
       rests: {small: {from: P1, is: above 0}}
 
     from, at   the contrast of conf/contrasts.yaml and, where it has several, the setting
+    in         a corpus; without it all, but in Tables 1 and 2 the first
     is         what its interval said of 0: above 0, below 0 or open
     show       size: the mean without sign and interval
 
@@ -66,9 +67,9 @@ def reading(line: Mapping[Any, Any]) -> str:
 
 
 def _answer_line(differences: pd.DataFrame, basis: Mapping[str, str]) -> dict[Any, Any]:
-    """The first line of a contrast, which is over all its corpora but in Tables 1 and 2, at the
-    setting that is named; empty if there is none.
-    """
+    """The line of a contrast at the setting and of the corpus that are named; empty if there is none."""
     lines = differences[differences["name"] == basis["from"]]
     lines = lines[lines["setting"] == basis.get("at", "")]
+    if "in" in basis:
+        lines = lines[lines["dataset"] == basis["in"]]
     return lines.iloc[0].to_dict() if len(lines) else {}

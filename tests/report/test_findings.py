@@ -17,12 +17,12 @@ P1 = {
     "high": 0.3,
 }
 SLOW = P1 | {"name": "rates", "setting": "train.lr=1"}
-FAST = SLOW | {"setting": "train.lr=2", "mean": -0.1234, "low": -0.2}
+FAST = SLOW | {"setting": "train.lr=2", "dataset": "ptb", "mean": -0.1234, "low": -0.2}
 FILE = """
 - says: "It costs {cost}, at a large rate {fast}."
   rests:
     cost: {from: P1, is: above 0}
-    fast: {from: rates, at: train.lr=2, is: open, show: size}
+    fast: {from: rates, at: train.lr=2, in: ptb, is: open, show: size}
 """
 
 
@@ -30,7 +30,8 @@ FILE = """
 def sentences(tmp_path):
     file = tmp_path / "findings.yaml"
     file.write_text(FILE)
-    return lambda p1: findings(pd.DataFrame([p1, SLOW, FAST]), file)
+    lines = [SLOW, FAST | {"dataset": "", "mean": 9}, FAST]
+    return lambda p1: findings(pd.DataFrame([p1, *lines]), file)
 
 
 def test_numbers_are_filled_in(sentences):
