@@ -67,7 +67,7 @@ def reading(line: Mapping[Any, Any]) -> str:
 
 
 def _answer_line(differences: pd.DataFrame, basis: Mapping[str, str]) -> dict[Any, Any]:
-    """The line of a contrast at the setting and of the corpus that are named; empty if there is none."""
+    """The line of a contrast at this setting and of this corpus; empty if there is none."""
     lines = differences[differences["name"] == basis["from"]]
     lines = lines[lines["setting"] == basis.get("at", "")]
     if "in" in basis:
