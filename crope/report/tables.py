@@ -219,7 +219,10 @@ def difference_tables(lines: pd.DataFrame, caption: str) -> list[Table]:
         if contrast.date:
             kind, first = "planned", f"{line['name']}. {contrast.question}"
         difference = contrast.label + (", mean over settings" if contrast.averaged else "")
-        printed[kind].append([first, difference, place(line), interval_text(line), line["n"]])
+        nats = interval_text(line)
+        if MINUS not in difference:  # a loss, which needs no sign
+            nats = nats.replace("+", "")
+        printed[kind].append([first, difference, place(line), nats, line["n"]])
     found = []
     for (kind, rows), head in zip(printed.items(), ("Question", "Study"), strict=True):
         columns = [head, "Difference", "Where", "Nats per token (95 %)", "n"]

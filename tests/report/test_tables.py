@@ -60,10 +60,10 @@ def test_table_1_as_printed():
 
 def test_table_2_has_the_papers_configurations():
     place = {"study": "table2", "dataset": "pg19", "row": "b2_l512_d64"}
-    of_row = cell_frame(cells(**place))
-    table = loss_table("table2", of_row, losses(rope=[5.0], **place), NO_RUNS, {})
-    label = "B=2, L=512, D=64, γ=0.9, step=1000"
-    assert lines(table)[0] == [label, "paper", "6.699 ± 0.111", "6.700 ± 0.113", "+0.001"]
+    small = losses(rope=[5.0], **place)
+    table = loss_table("table2", cell_frame(cells(**place)), small, NO_RUNS, {})
+    stated = "paper 6.699 ± 0.111 6.700 ± 0.113 +0.001"
+    assert " ".join(lines(table)[0]) == f"B=2, L=512, D=64, γ=0.9, step=1000 {stated}"
     assert lines(table)[1][1:] == ["full", "5.000", "missing", ""]
 
 
@@ -121,11 +121,15 @@ def test_a_rounded_zero_has_no_sign():
 
 def test_planned_differences_have_their_question():
     found = answer(losses(study="cost", rope=[5.0], crope=[5.1]), load_contrasts()["P1"])
-    (table,) = tables.difference_tables(found, "Differences")
-    assert table.caption == "Differences, planned"
-    (line,) = lines(table)
-    assert line[:2] == ["P1. What does Eq. 30 cost?", "CRoPE − RoPE"]
-    assert line[2:] == ["Penn Treebank", "+0.1000 (1 of 10 seeds)", 1]
+    assert tables.difference_tables(found, "Differences")[0].markdown().splitlines()[::4] == [
+        "**Differences, planned**",
+        "|P1. What does Eq. 30 cost?|CRoPE − RoPE|Penn Treebank|+0.1000 (1 of 10 seeds)|1|",
+    ]
+
+
+def test_a_loss_among_differences_has_no_sign():
+    found = answer(losses(study="levels", rope=[5.0]), load_contrasts()["levels/rope"])
+    assert "|5.0000 (1 of 2 seeds)|" in tables.difference_tables(found, "")[0].markdown()
 
 
 def test_where_a_difference_was_measured():
