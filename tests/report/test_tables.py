@@ -121,6 +121,7 @@ def test_a_rounded_zero_has_no_sign():
 
 def test_planned_differences_have_their_question():
     found = answer(losses(study="cost", rope=[5.0], crope=[5.1]), load_contrasts()["P1"])
+    # Every fourth line: the caption, and the row below the header.
     assert tables.difference_tables(found, "Differences")[0].markdown().splitlines()[::4] == [
         "**Differences, planned**",
         "|P1. What does Eq. 30 cost?|CRoPE − RoPE|Penn Treebank|+0.1000 (1 of 10 seeds)|1|",
