@@ -66,6 +66,7 @@ class Contrast:
     name      P1, R1, ... of a planned one; else <study>/<difference>
     at        the settings that are asked; none: all of the study
     averaged  one difference per seed, the mean over these settings
+    best      an axis of which each model takes its best value on each corpus; empty for none
     of        a key of OF
     date      the date of the plan; empty for an exploratory contrast
     """
@@ -76,6 +77,7 @@ class Contrast:
     seconds: tuple[Term, ...] = ()
     at: Sequence[str] = ()
     averaged: bool = False
+    best: str = ""
     of: str = "loss"
     date: str | datetime.date = ""
     question: str = ""
@@ -121,7 +123,9 @@ def _contrast(studies: str, entry: Any, name: str) -> Contrast:
     options = {"difference": entry} if isinstance(entry, str) else dict(entry)
     options.pop("study", "")
     difference = options.pop("difference", "")
-    kind = [difference, "averaged" if options.get("averaged") else "", options.get("of", "")]
+    best = f"best {options['best']}" if "best" in options else ""
+    averaged = "averaged" if options.get("averaged") else ""
+    kind = [difference, averaged, best, options.get("of", "")]
     name = name or f"{studies}/{', '.join(part for part in kind if part)}"
     first, *seconds = parse_difference(difference)
     contrast = Contrast(name, tuple(studies.split(", ")), first, tuple(seconds), **options)
@@ -141,6 +145,8 @@ def check_names(contrast: Contrast) -> None:
         named += setting.split(", ")
     for study in contrast.studies:
         axes = study_axes(study)
+        if contrast.best and len(axes.get(contrast.best, ())) < 2:
+            raise ValueError(f"best: conf/study/{study}.yaml does not vary {contrast.best}")
         for choice in named:
             axis, _, value = choice.partition("=")
             if value not in axes.get(axis, ()):
@@ -167,6 +173,8 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     asked = runs[runs["study"].isin(contrast.studies)]
     if contrast.at:
         asked = asked[asked["setting"].isin(contrast.at)]
+    if contrast.best:
+        asked = at_best(asked, contrast)
     columns = []
     for model, setting in contrast.terms:
         of_term = asked[asked["model"] == model]
@@ -179,6 +187,27 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     nats = first - seconds.mean(axis=1) if contrast.seconds else first
     nats = nats.fillna(np.inf)  # where both sides diverged
     return losses.assign(nats=nats).reset_index()
+
+
+def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
+    """The runs of each model and corpus at the setting with the lowest mean loss over all seeds.
+
+    Their setting names these choices, and says where one lies at an end of the study's grid.
+    """
+    models = [model for model, _ in contrast.terms]
+    runs = runs[runs["model"].isin(models)]
+    means = runs.groupby(["model", "dataset", "setting"])["loss"].mean()
+    chosen = means.groupby(["model", "dataset"]).idxmin().to_list()
+    values = study_axes(contrast.studies[0])[contrast.best]
+    ends = [f"{contrast.best}={value}" for value in (values[0], values[-1])]
+    words = []
+    for model in models:
+        best = [setting for name, _, setting in chosen if name == model]
+        text = ", ".join(setting.partition("=")[2] for setting in dict.fromkeys(best))
+        end = " (an end of the grid)" if set(best) & set(ends) else ""
+        words.append(f"{model_label(model)} {text}{end}")
+    places = pd.MultiIndex.from_frame(runs[["model", "dataset", "setting"]])
+    return runs[places.isin(chosen)].assign(setting=f"best {contrast.best}: {'; '.join(words)}")
 
 
 def estimate(by_seed: pd.Series) -> dict[str, float]:

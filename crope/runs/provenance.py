@@ -19,8 +19,8 @@ from crope.runs.record import UNREADABLE, Attempt, Provenance
 from crope.train.device import device_name, resolve_device
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "tokenizers", "wandb", "pandas", "triton")
-# Not conf/: a corpus or a study of a user's own is a new file there, and the record has its values.
-SOURCE = ("crope/", "scripts/")
+# A run of a study whose file is not committed would name a commit without its plan.
+SOURCE = ("crope/", "scripts/", "conf/")
 
 
 def now_utc() -> str:

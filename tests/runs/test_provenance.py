@@ -40,7 +40,7 @@ def checkout(tmp_path, monkeypatch):
     ("file", "dirty"),
     [
         ("notes.txt", False),
-        ("conf/data/mine.yaml", False),  # a corpus of one's own, which is in the record
+        ("conf/study/mine.yaml", True),  # a plan that the named commit lacks
         ("crope/gpt.py", True),
         ("crope/größer one.py", True),
         ("scripts/mine.py", True),

@@ -21,18 +21,15 @@ from crope.runs.study import (
 )
 
 FP32 = ["train.precision=fp32"]
-# Fixed before their runs. Of scale and axes, seeds among them, in their order: another digest means
-# that another experiment bears the name of one that was planned.
-PLANS = "b4693cb3d0"
-STUDIES = """
-absolute base baselines controls cost early_lead early_lead_qkv fair_lr horizon length levels
-medium medium_halves medium_nope medium_rate paper_ptb paper_row paper_row_xpos paper_rows pilot
-qkv_rate rate_edge rate_mean scaling schemes table1 table2 tuned_lr
-"""
+# Fixed before their runs. Of the name, scale and axes of every study file, seeds among them: another
+# digest means that another experiment bears the name of one that was planned, or that a file is new.
+PLANS = "81f495cb38"
 
 
 def test_plans_are_those_that_were_committed():
-    plans = [[planned_scale([name]), *study_axes(name).items()] for name in STUDIES.split()]
+    plans = [
+        [name, planned_scale([name]), *study_axes(name).items()] for name in group_files("study")
+    ]
     assert json_sha256(plans)[:10] == PLANS
 
 
