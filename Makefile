@@ -12,17 +12,15 @@ ifneq ($(UNKNOWN),)
 $(error unknown variable $(UNKNOWN); use one of $(VARIABLES))
 endif
 
-# No value is executed: neither by make, which would expand $(shell ...) in it, nor by the shell, which sees
-# "$$NAME" only. The scripts read them from the environment (--from-make, scripts/cli.py); a script that has no
-# such option refuses it.
-$(foreach name,$(VARIABLES),$(eval override $(name) := $$(value $(name))))
-export $(VARIABLES)
-
+WHICH = $(foreach study,$(STUDY),--study $(study)) $(if $(SEEDS),--seeds $(SEEDS)) $(AT)
+AT = $(if $(SCALE),--scale $(SCALE))
+FROM = $(foreach folder,$(RUNS),--runs $(folder))
 PIP_INSTALL = install --disable-pip-version-check -c
+GPU_NAME = "$$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr -cs 'A-Za-z0-9\n' -)"
 STAMPS := results/gpu-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce smoke status report explain theory bench gpu-check upload golden lint test test-fast \
+.PHONY: help setup reproduce smoke status report explain theory bench gpu-check golden lint test test-fast \
 	test-engines faults tutorial readme constraints clean
 
 help:  ## list the targets
@@ -33,36 +31,35 @@ setup: .venv/.stamp  ## virtual environment with pinned packages (targets that n
 
 .venv/.stamp: pyproject.toml constraints.txt
 	@echo "setting up .venv (once, a few minutes)"
-	@"$$PYTHON" -m venv .venv
+	@$(PYTHON) -m venv .venv
 	@.venv/bin/pip $(PIP_INSTALL) constraints.txt -e '.[dev]'
 	@touch $@
 
 reproduce: .venv/.stamp  ## data, every run, report [SCALE=paper|medium|quick|smoke SEEDS=n STUDY="controls schemes" ARGS=runtime.jobs=3]
-	@$(PY) scripts/reproduce.py --from-make
+	@$(PY) scripts/reproduce.py $(WHICH) $(ARGS)
 
 smoke: .venv/.stamp  ## the same at the smoke scale, in about a minute
-	@$(PY) scripts/reproduce.py --scale smoke --seeds 1 --from-make
+	@$(PY) scripts/reproduce.py --scale smoke --seeds 1 tracker=none
 
-status: .venv/.stamp  ## done, running, failed and missing runs, time left [STUDY="..." SCALE=... SEEDS=n]
-	@$(PY) scripts/tools.py status --from-make
+status: .venv/.stamp  ## done, running, failed and missing runs [STUDY="..." SCALE=... SEEDS=n]
+	@$(PY) scripts/tools.py status $(WHICH)
 
 report: .venv/.stamp  ## results/report/index.html and tables from the records [SCALE=... RUNS=folder]
-	@$(PY) scripts/report.py --from-make
+	@$(PY) scripts/report.py $(AT) $(FROM)
 
 explain: .venv/.stamp  ## the runs behind a number [CELL=table1/ptb/crope or P1; none: lists them; SCALE=...]
-	@$(PY) scripts/tools.py explain --from-make
+	@$(PY) scripts/tools.py explain $(AT) $(FROM) $(CELL)
 
-theory: .venv/.stamp  ## the papers' constructions, limits and decay in numbers: results/theory (minutes) [ARGS="--part recall"]
-	@$(PY) scripts/tools.py theory --from-make
+theory: .venv/.stamp  ## the papers' constructions, limits and decay in numbers: results/theory (minutes)
+	@$(PY) scripts/tools.py theory
 
 bench: .venv/.stamp  ## step times next to transformers and a plain loop, into docs/performance.md [ARGS="scale=paper" prints others]
-	@$(PY) scripts/bench.py --from-make $$(test -n "$$ARGS" || echo --write)
+	@$(PY) scripts/bench.py $(or $(ARGS),--write)
 
 gpu-check: $(STAMPS)/tests $(STAMPS)/bench  ## on a new GPU machine: tests, step times, both tables, publication [SCALE=smoke rehearses]
-	@$(PY) scripts/reproduce.py --scale paper --seeds 1 tracker=none --from-make
-	@$(PY) scripts/reproduce.py --scale paper tracker=none --from-make
-	@STUDY= SEEDS= ARGS= $(PY) scripts/tools.py publish --scale paper --from-make \
-		"$$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr -cs 'A-Za-z0-9\n' -)"
+	@$(PY) scripts/reproduce.py --scale $(or $(SCALE),paper) --seeds 1 tracker=none $(ARGS)
+	@$(PY) scripts/reproduce.py --scale $(or $(SCALE),paper) tracker=none $(ARGS)
+	@$(PY) scripts/tools.py publish --scale $(or $(SCALE),paper) paper-$(GPU_NAME)-bf16
 
 # A part that passed is not repeated until the next commit; runs that are complete never are.
 $(STAMPS)/tests: .venv/.stamp $(wildcard .git/logs/HEAD)
@@ -73,11 +70,8 @@ $(STAMPS)/bench: $(STAMPS)/tests
 	@$(PY) scripts/bench.py
 	@touch $@
 
-upload: .venv/.stamp  ## send finished runs to wandb, after `wandb login` [RUNS="results/runs/*"]
-	@RUNS= $(PY) scripts/tools.py upload $${RUNS:-results/runs/*} --from-make # the shell reads RUNS first
-
-golden: .venv/.stamp  ## remake the golden losses; runs of models whose losses changed become stale
-	@$(PY) scripts/tools.py golden --from-make
+golden: .venv/.stamp  ## remake the golden losses and name the models whose losses changed
+	@$(PY) scripts/tools.py golden
 
 lint: .venv/.stamp  ## ruff and mypy
 	@.venv/bin/ruff check .
@@ -86,9 +80,7 @@ lint: .venv/.stamp  ## ruff and mypy
 
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-test: .venv/.stamp  ## lint, then the tests: 3 to 10 minutes on two cores
-	@echo "lint, then the tests: 3 to 10 minutes on two cores (make test-fast: under one)"
-	@$(MAKE) --no-print-directory lint
+test: .venv/.stamp lint  ## lint, then the tests: minutes on two cores
 	@$(PYTEST)
 
 test-fast: .venv/.stamp  ## the tests without the slow ones: under a minute on two cores
@@ -96,7 +88,7 @@ test-fast: .venv/.stamp  ## the tests without the slow ones: under a minute on t
 
 .venv-engines/.stamp: pyproject.toml constraints.txt constraints-engines.txt
 	@echo "setting up .venv-engines (once, a few minutes)"
-	@"$$PYTHON" -m venv .venv-engines
+	@$(PYTHON) -m venv .venv-engines
 	@.venv-engines/bin/pip $(PIP_INSTALL) constraints-engines.txt -e '.[dev,joblib,slurm,ray]'
 	@touch $@
 
@@ -104,18 +96,18 @@ test-engines: .venv-engines/.stamp  ## sweeps by joblib, submitit and Ray, in an
 	@OMP_NUM_THREADS=1 .venv-engines/bin/python -m pytest -q tests/engines
 
 faults: .venv/.stamp  ## kill runs at random moments and compare bits [KILLS=200]
-	@$(PY) -m pytest -q -m on_demand tests/runs/test_faults.py
+	@KILLS=$(KILLS) $(PY) -m pytest -q -m on_demand tests/runs/test_faults.py
 
 tutorial: .venv/.stamp  ## type docs/tutorial.md to the letter in a copy of the repository (minutes)
 	@$(PY) -m pytest -q -m on_demand tests/test_tutorial.py
 
 readme: .venv/.stamp  ## rebuild the README's tables and picture from results/published
-	@$(PY) scripts/tools.py readme --from-make
+	@$(PY) scripts/tools.py readme
 
 # Without CUDA packages: pip adds those that the installed build of torch needs.
 constraints:  ## pin constraints.txt to the newest packages that fit [ARGS="-c constraints.txt" keeps the pins]
-	@"$$PYTHON" -m venv --clear .venv-pins
-	@.venv-pins/bin/pip install --disable-pip-version-check $$ARGS -e '.[dev]'
+	@$(PYTHON) -m venv --clear .venv-pins
+	@.venv-pins/bin/pip install --disable-pip-version-check $(ARGS) -e '.[dev]'
 	@.venv-pins/bin/pip freeze --exclude-editable | grep -Eiv '^(cuda|nvidia|triton)' \
 		| sed 's/+[a-z0-9.]*$$//' > .venv-pins/constraints.txt
 	@mv .venv-pins/constraints.txt constraints.txt

@@ -193,8 +193,8 @@ class TrainConfig:
     beta2: float = option(0.999, least=0, below=1)  # AdamW
     eps: float = option(1e-8, above=0)  # AdamW
     weight_decay: float = option(0.01, least=0)  # AdamW, on every parameter as torch does
-    # `auto`: bf16 where the hardware gains from it.
-    precision: str = option("auto", one_of=("auto", "fp32", "bf16"))
+    # bf16 where the hardware gains from it (`machine.auto_precision`).
+    precision: str = option("${auto_precision:${runtime.device}}", one_of=("fp32", "bf16"))
 
     def learning_rate(self, step: int) -> float:
         """The rate of the update after `step` updates: StepLR with a linear warm-up.
@@ -224,7 +224,7 @@ class RuntimeConfig:
     device: str = option("auto", one_of=("auto", "cpu", "cuda"))  # auto: cuda where there is one
     # Whether to use torch.compile; `auto`: where it pays.
     compile: str = option("auto", one_of=("auto", "true", "false"))
-    # Parallel runs in `make reproduce`; 0: one per CPU core, or up to 4 per GPU by its memory.
+    # Parallel runs in `make reproduce`; 0: one per GPU, or one per usable CPU core.
     jobs: int = option(0, least=0)
     threads: int = option(0, least=0, most=4096)  # CPU threads; 0: torch's own choice
     deterministic: bool = False  # the same bits in every run of one GPU machine

@@ -1,4 +1,4 @@
-"""Files: regular ones read, atomic writes, JSON, lines of metrics, SHA-256."""
+"""Files: atomic writes, JSON, lines of metrics, SHA-256."""
 
 import hashlib
 import json
@@ -9,32 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from crope.errors import DataError
-
 TEMPORARY = ".tmp"
 
 
-def check_regular(path: Path) -> None:
-    """Raises DataError for what is there and no file: a fifo, opened, can wait for ever."""
-    if path.exists() and not path.is_file():
-        raise DataError(f"{path}: not a regular file; remove it")
-
-
-def read_bytes(path: Path) -> bytes:
-    """The content of a regular file. Raises DataError for a fifo, socket, device or folder."""
-    check_regular(path)
-    return path.read_bytes()
-
-
 def read_json(path: Path) -> Any:
-    return json.loads(read_bytes(path))
+    return json.loads(path.read_bytes())
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Rows of a metrics.jsonl; an incomplete last line (the writer was killed inside it) is left
     out.
     """
-    return parse_metrics(read_bytes(path))
+    return parse_metrics(path.read_bytes())
 
 
 def parse_metrics(data: bytes) -> list[dict[str, Any]]:
@@ -48,7 +34,6 @@ class MetricsWriter:
     """
 
     def __init__(self, path: Path, *, keep: int = 0) -> None:
-        check_regular(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self.file = path.open("ab")
         self.file.truncate(keep)
@@ -113,7 +98,6 @@ def remove_temporary_files(folder: Path) -> None:
 
 
 def sha256_file(path: Path) -> str:
-    check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

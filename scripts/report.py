@@ -7,11 +7,10 @@ python scripts/report.py --scale quick --runs results/published/quick-bf16 --out
 If results/runs has no run of Tables 1 and 2 at the scale, the published ones are reported.
 """
 
-import os
 import sys
+from pathlib import Path
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from cli import Parser, arguments, folder, main_errors
+from cli import Parser, main_errors
 
 
 def main() -> None:
@@ -21,9 +20,9 @@ def main() -> None:
     parser.add_shared("--results-dir", "--runs")
     parser.add_argument("--scale", choices=SCALES, help="default: the one with most runs")
     parser.add_argument(
-        "--out", type=folder, help="default: RESULTS_DIR/report (smoke: report-smoke)"
+        "--out", type=Path, help="default: RESULTS_DIR/report (smoke: report-smoke)"
     )
-    args = parser.parse_args(arguments())
+    args = parser.parse_args()
 
     from crope.report.page import build_report
 

@@ -5,14 +5,12 @@ python scripts/reproduce.py [--scale paper|medium|quick|smoke] [--seeds N] [--st
                             [tracker=none]
 """
 
-import os
 import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from cli import Parser, arguments, main_errors, refuse_repeats, say_where
+from cli import Parser, main_errors
 
 
 def main() -> int:
@@ -28,21 +26,18 @@ def main() -> int:
     parser.add_argument(
         "overrides", nargs="*", help="of tracker and runtime: tracker=none, runtime.jobs=4"
     )
-    options = parser.parse_intermixed_args(arguments())
-    refuse_repeats(options.overrides)
+    options = parser.parse_intermixed_args()
 
     # Not at the top: a misspelt option must not wait for torch.
     from crope.errors import log_line
+    from crope.machine import default_scale
     from crope.report.page import build_report
     from crope.runs.extrapolate import extrapolate_all
-    from crope.runs.progress import print_words
     from crope.runs.study import TABLES, planned_scale
     from crope.runs.sweep import Plan, prepare, train_all
-    from crope.train.device import default_scale
 
     studies = options.study or TABLES
     scale = options.scale or planned_scale(studies) or default_scale()
-    say_where(options.results_dir)
     plan = Plan(studies, scale, options.seeds, options.results_dir, options.overrides)
     for study in studies:
         planned = planned_scale([study])
@@ -62,7 +57,7 @@ def main() -> int:
     if problems:
         print(f"{len(problems)} failed:")
         for problem in problems:
-            print_words(f"  {problem}")
+            print(f"  {problem}")
     print(f"took {timedelta(seconds=round(time.monotonic() - started))} (h:min:s)")
     return 1 if problems or invalid else 0
 

@@ -2,19 +2,17 @@
 
 before    prepare, status
 results   explain, plot, publish, readme, theory, verify
-a run     extrapolate, export, generate, upload (RUN is a folder, a run id or a unique start of one)
+a run     extrapolate, export, generate (RUN is a folder, a run id or a unique start of one)
 code      golden
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from cli import Parser, arguments, existing_folder, folder, main_errors, positive
+from cli import Parser, existing_folder, main_errors, positive
 
 from crope.errors import StorageError, UserError
 
@@ -26,9 +24,9 @@ Options = argparse.Namespace
 def prepare(options: Options) -> int:
     """Download, check and tokenise datasets ahead of training; print their n-gram losses."""
     from crope import paper
+    from crope.machine import default_scale
     from crope.runs.compose import group_values, load_run, quoted_override
     from crope.runs.prepare import prepare
-    from crope.train.device import default_scale
 
     corpora = options.corpora or list(paper.DATASET_LABELS)
     for name in corpora:
@@ -140,20 +138,9 @@ def generate(options: Options) -> None:
     print(generate(record, options.prompt, tokens=options.tokens, **sampling))
 
 
-def upload(options: Options) -> int:
-    """Send finished runs to wandb (after `wandb login`), in place of what is there under their ids."""
-    from crope.runs.tracking import upload
-
-    def send(record: Any) -> None:
-        upload(record, results_dir=options.results_dir)
-        print(f"{record.path.name}: uploaded", flush=True)
-
-    return _each(options, send)
-
-
 def golden(options: Options) -> None:
-    """Remake the golden losses; a model whose losses changed gets a new numerics version, its runs
-    become stale.
+    """Remake the golden losses. Raise NUMERICS in crope/runs/identity.py for what changed on purpose:
+    older runs of it become stale.
     """
     from crope.train.golden import remake
 
@@ -193,7 +180,7 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
     prepare: [
         arg("corpora", nargs="*", metavar="CORPUS", help="default: the paper's datasets"),
         arg("--scale", help="whose tokenizer (default: paper with a CUDA device, else quick)"),
-        arg("--data-dir", type=folder, help="raw text (default: CROPE_DATA_DIR, else data/raw)"),
+        arg("--data-dir", type=Path, help="raw text (default: CROPE_DATA_DIR, else data/raw)"),
     ],
     status: ["--study", "--scale", "--seeds", "--results-dir"],
     explain: [
@@ -239,8 +226,6 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
     export: [
         *("run", "--results-dir"),
         arg("out", nargs="?", type=Path, metavar="OUT", help="default: RESULTS_DIR/export/<run>"),
-        # The only one; commands that name it go on to work.
-        arg("--format", choices=["transformers"], default="transformers", help="the only one"),
     ],
     generate: [
         *("run", "--results-dir"),
@@ -250,7 +235,6 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
         arg("--top-k", type=int, default=0, help="only from the k most likely; 0: all"),
         arg("--seed", type=int, default=0, help="of the sampling (default: 0)"),
     ],
-    upload: ["runs", "--results-dir"],
     golden: [],
 }
 
@@ -273,7 +257,7 @@ def build_parser() -> Parser:
 
 
 def main() -> int:
-    options = build_parser().parse_args(arguments())
+    options = build_parser().parse_args()
     return options.call(options) or 0
 
 

@@ -1,17 +1,13 @@
-"""Files: atomic writes, permissions, metrics that can be continued, files that are no files."""
+"""Files: atomic writes, permissions, metrics that can be continued."""
 
 import os
 from unittest.mock import Mock
 
 import pytest
 
-from crope.errors import DataError
 from crope.files import (
     MetricsWriter,
-    read_bytes,
-    read_json,
     read_metrics,
-    sha256_file,
     write_bytes,
 )
 
@@ -80,10 +76,3 @@ def test_lines_are_on_the_disk_when_their_size_is_told_and_at_the_end(tmp_path, 
 def test_no_line_holds_a_nan(tmp_path):
     with MetricsWriter(tmp_path / "m") as metrics, pytest.raises(ValueError, match="JSON"):
         metrics.write({"step": 0, "x": float("nan")})
-
-
-@pytest.mark.parametrize("use", [read_bytes, read_json, read_metrics, sha256_file, MetricsWriter])
-def test_a_fifo_is_not_waited_for(use, tmp_path):
-    os.mkfifo(tmp_path / "x")
-    with pytest.raises(DataError, match="x: not a regular file"):
-        use(tmp_path / "x")

@@ -32,7 +32,7 @@ def steps(monkeypatch):
     monkeypatch.setattr("crope.runs.sweep.train_all", lambda runs: note("training", runs))
     monkeypatch.setattr("crope.runs.extrapolate.extrapolate_all", extrapolate_all)
     monkeypatch.setattr("crope.report.page.build_report", build_report)
-    monkeypatch.setattr("crope.train.device.default_scale", lambda: "medium")
+    monkeypatch.setattr("crope.machine.default_scale", lambda: "medium")
     clock = SimpleNamespace(monotonic=iter([0, 2336]).__next__)
     monkeypatch.setattr(reproduce, "time", clock)
 

@@ -37,7 +37,7 @@ from crope.data.corpora import (
     source_of,
 )
 from crope.data.rows import format_of, read_texts
-from crope.errors import ConfigError, DataError, DataUnavailable, log_line, one_line, storage_error
+from crope.errors import ConfigError, DataError, DataUnavailable, log_line, one_line
 from crope.files import write_json
 
 GPT2_FILE = "tokenizers/gpt2/tokenizer.json"
@@ -79,7 +79,7 @@ def fetch(corpus: str, files: Sequence[str]) -> None:
                 for relative in files:
                     (corpora.RAW_DIR / relative).unlink(missing_ok=True)
         except Exception as error:  # the clients' error types are many; all mean: not fetched
-            if isinstance(error, OSError) and storage_error(error, corpora.RAW_DIR):
+            if isinstance(error, OSError) and error.filename:
                 raise
             causes.append(f"{site}: {type(error).__name__}: {one_line(error)[:200]}")
         wanted = [relative for relative in wanted if not (corpora.RAW_DIR / relative).is_file()]

@@ -9,7 +9,7 @@ import pandas as pd
 import yaml
 
 from crope.errors import UserError
-from crope.files import read_bytes, read_json, write_bytes
+from crope.files import read_json, write_bytes
 from crope.report.frame import load_curves
 from crope.runs.compose import Run, load_config, special
 from crope.runs.published import is_set, read_set, set_folders
@@ -67,7 +67,7 @@ def legend_label(path: Path) -> str:
         (line,) = [line for line in read_set(path.parent) if line.run_id == path.name]
         config, scale = line.config, line.summary["scale"]
     else:
-        config = yaml.safe_load(read_bytes(path / "config.yaml"))
+        config = yaml.safe_load((path / "config.yaml").read_bytes())
         scale = read_json(path / "provenance.json")["scale"]
     dataset = config["data"]["corpus"]
     model, _, rest = path.name.partition(f"-{dataset}-")

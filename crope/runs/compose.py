@@ -1,16 +1,11 @@
-"""From the command line and conf/ to a checked run. Most of what the project uses of Hydra is here.
+"""From the command line and conf/ to a checked run. Most of what the project uses of Hydra is here."""
 
-Hydra accepts some mistakes (`+foo=1` enters a typed config) and explains others over many lines.
-Here every mistake is a ConfigError of one line with the nearest valid name.
-"""
-
-import os
+import difflib
 import re
-import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -20,28 +15,21 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from crope.config import ROOT, Config, DataConfig, ModelConfig, keys, problems
 from crope.errors import ConfigError, one_line
-from crope.runs.hints import nearest
+from crope.machine import auto_precision, default_scale
 from crope.runs.identity import run_hash
 
 CONF_DIR = ROOT / "conf"
 Schema = TypeVar("Schema")
 GROUPS = ("model", "data", "ablation", "scale", "runtime", "tracker", "study")
-PATHS = ("results_dir", "data_dir")
 DATA_KEYS = ("data.corpus", "data.hub", "data.books")  # no keys of the command line
-CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError)
-# Of Hydra's own keys, what a user may set. The others move folders that Hydra keeps and we do not
-# (`hydra.run.dir`), the process (`hydra.job.chdir`), or read the command line in another way.
-HYDRA_KEYS = re.compile(r"hydra/launcher|hydra\.launcher\..+|hydra\.verbose")
-
-TYPES = {"Integer": "an integer, such as 100", "Float": "a number", "valid bool": "true or false"}
+CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 # What `special` tells of a run: not what its name says, nor the precision, which depends on the
 # machine.
 TOLD = ("ablation.", "model.", "tokenizer.", "train.", "eval.")
@@ -91,13 +79,14 @@ class Run:
 def load_run(overrides: Sequence[str] = ()) -> Run:
     """Composes conf/ with overrides as on the command line. Raises ConfigError."""
     cfg = compose_config(overrides)
-    return resolve_precision(build_run(cfg, cfg.hydra.runtime.choices))
+    return build_run(cfg, cfg.hydra.runtime.choices)
 
 
 def compose_config(overrides: Sequence[str]) -> DictConfig:
-    """The composed configuration, unresolved, with Hydra's own node `hydra`. Raises ConfigError."""
+    """Returns the composed configuration, unresolved, with Hydra's own node `hydra`. Raises
+    ConfigError.
+    """
     register()
-    check_overrides(overrides)
     try:
         # Within a job Hydra is there already, and is no second time.
         running = GlobalHydra.instance().is_initialized()
@@ -108,11 +97,13 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
 
 
 def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
-    """The typed, checked run of a composed configuration; train.precision may still be `auto`.
+    """Returns the typed, checked run of a composed configuration.
 
     `choices` names the chosen file of each group. Raises ConfigError.
     """
-    config = typed(Config, OmegaConf.masked_copy(cfg, sorted({*map(str, cfg)} - {"hydra"})))
+    values: Any = OmegaConf.to_container(cfg)  # a typed node would keep what `+key=value` added
+    values.pop("hydra", None)
+    config = typed(Config, values)
     # Hydra reads `true` as a bool, which becomes "True".
     config.runtime.compile = config.runtime.compile.lower()
     check(config)
@@ -122,8 +113,8 @@ def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
 
 
 def variant_name(name: str, model: ModelConfig) -> str:
-    """The name of a model's file; `name+value` where another position, projection or attention was
-    chosen than the file's.
+    """Returns the name of a model's file; `name+value` where another position, projection or
+    attention was chosen than the file's.
     """
     of_file = {"attention": "softmax"} | group_values("model", name)
     for key in ("position", "projection", "attention"):
@@ -134,9 +125,8 @@ def variant_name(name: str, model: ModelConfig) -> str:
 
 
 def typed(schema: type[Schema], values: Any) -> Schema:
-    """An object of the schema's dataclass.
-
-    Raises ConfigError for an unknown key or a value of the wrong type.
+    """Returns an object of the schema's dataclass. Raises ConfigError for an unknown key or a value
+    of the wrong type.
     """
     try:
         # The merge refuses keys that `+key=value` added.
@@ -162,9 +152,26 @@ def check_label(name: str, data: DataConfig) -> None:
         raise ConfigError(f"conf/data/{name}.yaml: corpus: {data.corpus} must be {name}")
 
 
+def check_words(words: Iterable[str]) -> None:
+    """Raises ConfigError for a value of the command line that is none of those its key allows.
+
+    Hydra composes every run of a multirun before the first one, but its types let such a value
+    through: without this it would be found after hours, at its own run.
+    """
+    options = keys()
+    for word in words:
+        key, _, values = word.partition("=")
+        allowed = options[key].metadata.get("one_of") if key in options else None
+        if allowed is None or "(" in values:  # a function of Hydra's grammar: choice(a,b)
+            continue
+        for value in values.split(","):
+            if value.lower() not in allowed:
+                raise ConfigError(f"{key}={value} must be one of {', '.join(allowed)}")
+
+
 def load_config(saved: Mapping[str, Any]) -> Config:
-    """The typed configuration of a run's config.yaml; keys of older versions of the schema are
-    ignored.
+    """Returns the typed configuration of a run's config.yaml; keys of older versions of the schema
+    are ignored.
     """
     recorded, current = OmegaConf.create(dict(saved)), OmegaConf.create({})
     for key in (*keys(), *DATA_KEYS):
@@ -174,24 +181,9 @@ def load_config(saved: Mapping[str, Any]) -> Config:
     return typed(Config, current)
 
 
-def resolve_precision(run: Run) -> Run:
-    """`precision: auto` becomes fp32 or bf16 before anything is hashed; only `auto` imports torch."""
-    if run.config.train.precision != "auto":
-        return run
-    from crope.train.device import auto_precision
-
-    return at_precision(run, auto_precision(run.config.runtime.device))
-
-
-def at_precision(run: Run, precision: str) -> Run:
-    train = replace(run.config.train, precision=precision)
-    return replace(run, config=replace(run.config, train=train))
-
-
 def special(run: Run) -> list[str]:
-    """What the group files of a run do not give: ['train.lr=0.003'], without what follows from it.
-
-    Empty if the files have gone.
+    """Lists what the group files of a run do not give: ['train.lr=0.003'], without what follows from
+    it. Empty if the files have gone.
     """
     model = run.model.partition("+")[0]
     groups = (f"model={model}", f"data={run.dataset}", f"ablation={run.row}", f"scale={run.scale}")
@@ -219,26 +211,33 @@ def _composed(overrides: tuple[str, ...]) -> DictConfig:
 def register() -> None:
     """Registers the schema and the resolvers of conf/ with Hydra; may be called again."""
     ConfigStore.instance().store("schema", node=Config)
-    for name, resolver in (("div", _div), ("share", _share), ("wandb", _wandb)):
+    resolvers: dict[str, Callable[..., Any]] = {
+        "div": _div,
+        "share": _share,
+        "default_scale": default_scale,
+        "auto_precision": auto_precision,
+    }
+    for name, resolver in resolvers.items():
         OmegaConf.register_new_resolver(name, resolver, replace=True)
 
 
 def group_files(group: str) -> dict[str, Path]:
-    """The files of conf/<group> by name."""
-    files = {}
-    for path in sorted((CONF_DIR / group).glob("[!.]*.yaml")):  # none of an editor: .#x.yaml
-        if path.is_file():
-            files[path.stem] = path
-    return files
+    """Returns the files of conf/<group> by name."""
+    paths = sorted((CONF_DIR / group).glob("[!.]*.yaml"))  # none of an editor: .#x.yaml
+    return {path.stem: path for path in paths}
 
 
 @cache
 def group_values(group: str, name: str) -> Any:
-    """Content of conf/<group>/<name>.yaml. Raises ConfigError if there is none or it is no YAML."""
-    _check_group_file(group, name)
+    """Returns the content of conf/<group>/<name>.yaml. Raises ConfigError if there is none or it is
+    no YAML.
+    """
+    files = group_files(group)
+    if name not in files:
+        raise ConfigError(f"no conf/{group}/{name}.yaml{nearest(name, files)}")
     try:
-        return yaml.safe_load(group_files(group)[name].read_text(encoding="utf-8")) or {}
-    except CONFIG_ERRORS as error:
+        return yaml.safe_load(files[name].read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
         raise config_error(error) from error
 
 
@@ -256,129 +255,41 @@ def _share(total: int, part: int, whole: int) -> int:
     return max(1, round(total * part / whole))
 
 
-def _wandb(name: str, default: str) -> str:
-    """`${wandb:MODE,offline}`: wandb's own variable WANDB_MODE, in today's words for old ones."""
-    value = os.environ.get(f"WANDB_{name}") or default
-    return {"dryrun": "offline", "run": "online"}.get(value, value)
-
-
-def check_overrides(overrides: Sequence[str], *, multirun: bool = False) -> dict[str, list[str]]:
-    """The values of each key, without those of Hydra. Raises ConfigError for unknown keys, groups
-    and group files, also after `+` and `++`, and for several values unless they are for a multirun
-    (of one study).
-    """
-    given = {}
-    for text in overrides:
-        override = _parse(text)
-        key, where = override.key_or_group, f"command line: '{text}'"
-        if override.is_delete():
-            raise ConfigError(f"{where}: no key can be removed; set it to another value")
-        if re.split("[./]", key)[0] == "hydra":
-            if not HYDRA_KEYS.fullmatch(key):
-                raise ConfigError(
-                    f"{where}: only hydra.launcher and hydra.verbose can be set; results_dir names"
-                    " the folder, -m starts a multirun"
-                )
-            continue
-        if key not in GROUPS and key not in keys():
-            near = nearest(key, [*keys(), *GROUPS])
-            raise ConfigError(f"command line: unknown key '{key}';{near}")
-        values = given[key] = _values(override)
-        if key in GROUPS:
-            for value in values:
-                _check_group_file(key, value.strip("'\""))
-        if override.is_sweep_override():
-            if key == "study":  # Hydra ignores it and would run the defaults once per study
-                raise ConfigError(f"{where}: give one study; `make reproduce` takes several")
-            if not multirun:
-                raise ConfigError(f"{where} is a list of runs; add -m to run all of them")
-    return given
-
-
-def _check_group_file(group: str, name: str) -> None:
-    names = list(group_files(group))
-    if name not in names:
-        near = nearest(name, names)
-        raise ConfigError(f"command line: no conf/{group}/{name}.yaml;{near}")
-
-
-def _parse(text: str) -> Override:
-    try:
-        return OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        key, equals, value = text.partition("=")
-        problem = "is not of the form key=value"
-        if equals:
-            quoted = shlex.quote(quoted_override(key, value))
-            problem = f"has a value that needs quotes: {quoted}"
-        raise ConfigError(f"command line: '{text}' {problem}") from error
-
-
-def _values(override: Override) -> list[str]:
-    """The values that an override gives its key: several in a sweep. Raises ConfigError if none."""
-    value = override.value()
-    if not override.is_sweep_override():
-        return [str(value)]
-    try:
-        if isinstance(value, Glob):
-            values = value.filter(list(group_files(override.key_or_group)))
-        else:
-            values = list(override.sweep_string_iterator())
-    except (HydraException, ValueError) as error:  # an interval; a range with step 0
-        raise ConfigError(f"command line: '{override.input_line}': {error}") from error
-    if not values:
-        raise ConfigError(f"command line: '{override.input_line}' matches or spans no value")
-    return values
-
-
 def quoted_override(key: str, value: Path | str) -> str:
-    """`key="value"` for Hydra, whatever characters the value has."""
+    """Returns `key="value"` for Hydra, whatever characters the value has."""
     quoted = QuotedString(str(value).replace("${", r"\${"), Quote.double)
     return f"{key}={quoted.with_quotes()}"
 
 
-def quote_path(text: str) -> str:
-    """The argument of the command line in Hydra's grammar; a path is one value, whatever characters
-    it has.
-    """
-    key, equals, path = text.partition("=")
-    if not equals or key not in PATHS:
-        return text
-    with suppress(ConfigError):
-        if isinstance(_parse(text).value(), str):  # also one that the user has quoted
-            return text
-    return quoted_override(key, os.path.expanduser(path))
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Returns `; did you mean x?`, else the valid names. `lr` is near `train.lr`."""
+    names = sorted(valid)
+    near = [key for key in names if key.endswith(f".{name}")]
+    near = near or difflib.get_close_matches(name.lower(), names, n=1)
+    if near:
+        return f"; did you mean {near[0]}?"
+    return (
+        f"; valid: {', '.join(names)}" if len(names) < 30 else "; the keys are in crope/config.py"
+    )
 
 
 def config_error(error: Exception) -> ConfigError:
-    """One of CONFIG_ERRORS in one line: the cause, the key and the file if they are named."""
-    if isinstance(error, UnicodeDecodeError):
-        return ConfigError(f"{_damaged_file()}: {error.reason}; save it as UTF-8")
-    if isinstance(error, yaml.YAMLError):
-        return ConfigError(one_line(error))  # names file, line and column
-    cause = error
-    for candidate in (error.__context__, error, error.__cause__):  # the last one knows most
-        if isinstance(candidate, OmegaConfBaseException):
-            cause = candidate
-    where, hint, key = "", "", getattr(cause, "full_key", None)
-    if file := re.match(r"In '([^']+)'", str(error)):
-        where = f"conf/{file[1]}.yaml: "
-    if key:
-        where += f"{key}: "
-    if key and isinstance(cause, KeyError | AttributeError):
-        hint = f";{nearest(key, [*keys(), *DATA_KEYS])}"
-    message = re.sub(r"^In '[^']+': ", "", str(cause)).splitlines()[0]
-    for type_name, wanted in TYPES.items():
-        if value := re.match(f"Value ('.*?') .*{type_name}", message):
-            return ConfigError(f"{where}{value[1]} is not {wanted}")
-    return ConfigError(f"{where}{message}{hint}")
-
-
-def _damaged_file() -> Path:
-    """The first file of conf/ that is not UTF-8: Hydra's error does not name it."""
-    for path in sorted(CONF_DIR.rglob("*.yaml")):
-        try:
-            path.read_text(encoding="utf-8")
-        except (UnicodeDecodeError, OSError):
-            return path
-    return CONF_DIR
+    """Returns an error of Hydra, OmegaConf or YAML in one line, with the nearest valid name."""
+    message = str(error)
+    if missing := re.search("Could not find '([a-z]+)/(.*)'", message):
+        group, name = missing.groups()
+        hint = nearest(name, group_files(group))
+        if group == "data" and "/" in name:
+            hint = "; a corpus of your own is a file in conf/data (docs/tutorial.md)"
+        return ConfigError(f"no conf/{group}/{name}.yaml{hint}")
+    # Hydra's own errors name the key in their cause, OmegaConf's in themselves.
+    text = message if "full_key:" in message else str(error.__cause__ or error)
+    key = re.search(r"full_key: (\S+)", text)
+    if not key:
+        return ConfigError(one_line(message.partition("See https")[0]))
+    hint = ""
+    if re.search("Key '.*' not in", text):
+        hint = nearest(key[1], [*keys(), *GROUPS])
+    elif key[1] == "seed":
+        hint = "; several seeds are -m 'seed=range(0,5)'"
+    return ConfigError(f"{key[1]}: {text.splitlines()[0]}{hint}")

@@ -18,12 +18,11 @@ import torch
 
 from crope.config import Config
 from crope.data.batches import full_pass
-from crope.errors import InvalidRecord, StorageError, UserError, one_line, out_of_memory
+from crope.errors import InvalidRecord, UserError, one_line
 from crope.files import write_json
 from crope.model.gpt import GPT
 from crope.runs.compose import Run, load_config
 from crope.runs.load import load_run_tokens, load_trained
-from crope.runs.progress import Display
 from crope.runs.record import (
     EXTRAPOLATION,
     Record,
@@ -39,21 +38,15 @@ FACTORS = (1, 2, 4)
 def extrapolate_all(runs: Sequence[Run]) -> list[str]:
     """Measures those of the runs that are complete; returns a line for each that failed."""
     problems = []
-    with Display() as display:
-        for number, run in enumerate(runs):
-            display.show([f"{number} of {len(runs)} runs read beyond their training length"])
-            try:
-                record = read_record(run.path)
-                if record.summary["status"] == "complete":
-                    extrapolate(record)
-            except InvalidRecord:
-                continue  # none, or one that was told when the run was to be trained
-            except StorageError:
-                raise  # no other run could be measured either
-            except Exception as error:
-                if not (isinstance(error, UserError) or out_of_memory(error)):
-                    raise
-                problems.append(f"{run.run_id}: {one_line(error)}")
+    for run in runs:
+        try:
+            record = read_record(run.path)
+            if record.summary["status"] == "complete":
+                extrapolate(record)
+        except InvalidRecord:
+            continue  # none, or one that was told when the run was to be trained
+        except UserError as error:
+            problems.append(f"{run.run_id}: {one_line(error)}")
     return problems
 
 

@@ -5,12 +5,9 @@ the schema have other keys than today's, and keep their identity.
 """
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-from crope.config import GOLDEN_FILE
-from crope.errors import DataError, one_line
-from crope.files import json_sha256, read_json
+from crope.files import json_sha256
 
 # What a run's identity is made of. Runtime, tracker and paths may never change a number, so they
 # cannot enter.
@@ -29,20 +26,9 @@ ADDED_LATER: dict[str, dict[str, Any]] = {
 REMOVED: dict[str, dict[str, Any]] = {}
 
 
-@cache
-def golden_entries() -> dict[str, dict[str, Any]]:
-    """Golden losses, choices and numerics version of each model of conf/model.
-
-    `make golden` raises the version of exactly those models whose losses changed: a refactoring
-    keeps old runs valid, a change to one scheme invalidates its own runs only.
-    """
-    try:
-        entries: dict[str, dict[str, Any]] = read_json(GOLDEN_FILE)
-    except ValueError as error:
-        raise DataError(
-            f"{GOLDEN_FILE}: not JSON ({one_line(error)}); restore it with git"
-        ) from error
-    return entries
+# Raised by hand when golden losses change: older runs of these positions, projections or
+# attentions then are stale. 1 for all others.
+NUMERICS = {"learned": 2}
 
 
 def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,29 +57,15 @@ def cell_key(config: Mapping[str, Any]) -> str:
 
 
 def numerics_version(model: Mapping[str, Any]) -> int:
-    """Numerics version of the model that a configuration's `model` section selects.
-
-    A combination without golden losses of its own takes the highest version among its position,
-    projection and attention; that of a component is the lowest of the models that use it.
-    """
+    """Returns the numerics version of the model that a configuration's `model` section selects."""
     selected = {**ADDED_LATER["model"], **model}
-    choices = [selected[name] for name in ("position", "projection", "attention", "ffn_ratio")]
-    entries = golden_entries().values()
-    own = [entry["numerics_version"] for entry in entries if entry["choices"] == choices]
-    if own:  # of several models that differ in sizes alone, the highest
-        return int(max(own))
-    lowest = []
-    for part in range(3):
-        users = [entry for entry in entries if entry["choices"][part] == choices[part]]
-        lowest.append(min((entry["numerics_version"] for entry in users), default=1))
-    return max(lowest)
+    choices = (selected[name] for name in ("position", "projection", "attention"))
+    return max(NUMERICS.get(choice, 1) for choice in choices)
 
 
 def run_hash(config: Mapping[str, Any], *, version: int | None = None) -> str:
     """Eight hex digits of what the run computes: the scientific part and the numerics version
     (None: today's).
     """
-    if config["train"]["precision"] == "auto":
-        raise ValueError("train.precision must be resolved before a run is named")
     version = numerics_version(config["model"]) if version is None else version
     return json_sha256({**scientific(config), "numerics_version": version})[:8]

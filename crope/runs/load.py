@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from crope.config import Config
@@ -17,7 +16,6 @@ from crope.runs.compose import load_config
 from crope.runs.record import Record, run_status
 
 WEIGHTS = "weights.safetensors"
-OLD_WEIGHTS = "weights.pt"  # of earlier versions
 
 
 def build_model(config: Config, *, max_len: int | None = None) -> GPT:
@@ -53,18 +51,12 @@ def load_trained(record: Record, *, max_len: int | None = None) -> GPT:
 def _load_weights(record: Record) -> dict[str, Tensor]:
     """The state dict of a run. Raises UserError if it is missing or not the recorded one."""
     file = record.path / WEIGHTS
-    if not file.exists():
-        file = record.path / OLD_WEIGHTS
     remedy = f"remove {record.path} and train again with scripts/train.py"
     if not file.exists():
         raise UserError(f"{record.path}: no {WEIGHTS}; {remedy}")
     # Before it is opened: half a file, or that of another run, may open as well.
     if sha256_file(file) != record.summary.get("weights_sha256"):
         raise UserError(f"{file}: corrupt (SHA-256 is not the recorded one); {remedy}")
-    if file.name == OLD_WEIGHTS:
-        # Without weights_only a pickle could run code.
-        weights: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
-        return weights
     return safetensors.torch.load_file(file)
 
 

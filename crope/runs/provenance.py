@@ -14,7 +14,6 @@ import torch
 
 from crope.config import ROOT, RuntimeConfig
 from crope.errors import log_line
-from crope.files import read_bytes
 from crope.runs.record import UNREADABLE, Attempt, Provenance
 from crope.train.device import device_name, resolve_device
 
@@ -69,7 +68,7 @@ def earlier_attempts(path: Path) -> list[dict[str, Any]]:
     If it is missing or corrupt, one attempt of which nothing is known: such a run is not published.
     """
     try:
-        last = Provenance.model_validate_json(read_bytes(path))
+        last = Provenance.model_validate_json(path.read_bytes())
     except UNREADABLE as error:
         log_line(f"{path}: corrupt or missing ({type(error).__name__}); earlier attempts unknown")
         return [dict.fromkeys(Attempt.model_fields)]

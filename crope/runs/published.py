@@ -19,7 +19,7 @@ import pandas as pd
 
 from crope.config import PUBLISHED, ROOT
 from crope.errors import DataError, InvalidRecord, one_line
-from crope.files import read_bytes, write_bytes, write_text
+from crope.files import write_bytes, write_text
 from crope.runs.record import Record
 
 RUNS_FILE, CURVES_FILE = "runs.jsonl", "curves.parquet"
@@ -106,7 +106,7 @@ def add_runs(folder: Path, records: Iterable[Record]) -> None:
     for record in records:
         curve = pd.DataFrame(record.metrics())
         curve.insert(0, "run_id", record.run_id)
-        if metrics_bytes(curve) != read_bytes(record.path / "metrics.jsonl"):
+        if metrics_bytes(curve) != (record.path / "metrics.jsonl").read_bytes():
             remedy = (
                 "give a new key its place in KEY_ORDER of crope/runs/published.py, one of whole"
                 " numbers in WHOLE_NUMBERS too"

@@ -5,7 +5,7 @@ results/runs/<run_id>/
     provenance.json      commit, command, versions, device, data hashes, start and end (UTC)
     metrics.jsonl        a JSON object per line, each with "step", the optimiser updates done
     summary.json         written last; `status: complete` in it is the only definition of done
-    weights.safetensors  state dict after the last step (weights.pt in runs of earlier versions)
+    weights.safetensors  state dict after the last step
     extrapolation.json   measured on the weights later, with their SHA-256
     checkpoint-*.pt      while the run is incomplete
 
@@ -19,7 +19,7 @@ import hashlib
 import json
 import statistics
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,10 +34,8 @@ from pydantic import (
     ValidationError,
 )
 
-from crope.config import ModelConfig, saved_section
 from crope.errors import DataError, InvalidRecord, UserError, one_line
-from crope.files import parse_metrics, read_bytes, read_metrics
-from crope.model.counting import count_parameters
+from crope.files import parse_metrics, read_metrics
 from crope.runs.identity import numerics_version, run_hash
 
 EXTRAPOLATION = "extrapolation.json"
@@ -117,7 +115,7 @@ class Finished(BaseModel):
 class Complete(Finished):
     status: Literal["complete"]
     metrics_sha256: str
-    weights_sha256: str | None = None  # not in runs of earlier versions
+    weights_sha256: str
 
 
 class Failed(Finished):
@@ -181,7 +179,7 @@ def load_record(path: Path) -> tuple[Record, bytes]:
     UNREADABLE.
     """
     metrics = path / "metrics.jsonl"  # a run that failed early has none
-    data = read_bytes(metrics) if metrics.exists() else b""
+    data = metrics.read_bytes() if metrics.exists() else b""
     names = ("config.yaml", "summary.json", "provenance.json")
     return Record(path, *(_read_object(path / name) for name in names)), data
 
@@ -316,7 +314,7 @@ def run_folders(results_dir: Path) -> dict[str, Path]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """The keys and values of a JSON or YAML file."""
-    data = read_bytes(path)
+    data = path.read_bytes()
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is ten times faster
     try:
         content: dict[str, Any] = (
@@ -342,11 +340,6 @@ def derive(
     train, validation = config["train"], splits["validation"]
     max_steps = train["max_steps"]
     seen = max_steps * train["batch_size"] * train["seq_len"]
-    parameters = count_parameters(
-        saved_section(ModelConfig, config["model"]),
-        vocab_size=config["tokenizer"]["vocab_size"],
-        max_len=train["seq_len"],
-    )
     sampled = _by_step(rows, "val/loss_nats")
     full = _by_step(rows, "val_full/loss_nats")
     tail = [step for step in sampled if step >= (1 - LAST_SHARE) * max_steps]
@@ -380,7 +373,6 @@ def derive(
             "tokens_per_s": _median_but_first(rows, "speed/tokens_per_s"),
         },
         "memory_peak_gib": max(_by_step(rows, "memory/peak_gib").values(), default=None),
-        "parameters": {**asdict(parameters), "total": parameters.total},
     }
 
 

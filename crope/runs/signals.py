@@ -23,27 +23,25 @@ class Stop:
 
 @contextmanager
 def stop_on_signal() -> Iterator[Stop]:
-    """SIGINT, SIGTERM and SIGHUP request a stop after a checkpoint; a second one exits immediately.
+    """Makes SIGINT and SIGTERM request a stop after a checkpoint; a second one exits immediately.
 
-    Except within a second, since one request may reach a process directly and through its group,
-    and except SIGHUP, which a closing terminal may send twice and which nohup lets a run ignore.
+    A second one within a second is the same request, which may reach a process directly and through
+    its group.
     """
     stop = Stop()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if stop.signal and time.monotonic() - stop.since < 1:
             return
-        if stop.signal and number != signal.SIGHUP:
+        if stop.signal:
             _say("\x1b[?25h\n")  # the cursor, which a progress bar has hidden
             os._exit(128 + number)  # every file on disk is complete at any moment
         stop.signal, stop.since = number, time.monotonic()
         _say("\nStopping after saving a checkpoint. Press Ctrl-C again to exit immediately.\n")
 
     before = {}
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Under nohup SIGHUP is ignored, and stays so.
-        if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN):
-            before[number] = signal.signal(number, on_signal)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, on_signal)
     try:
         yield stop
     finally:

@@ -1,8 +1,7 @@
 """Studies: conf/study/*.yaml expanded into runs and table cells.
 
 A study file holds the axes of a Hydra multirun (`hydra.sweeper.params`), so `train.py -m
-study=table1`, `make reproduce` and the report expand the same list. Imports no torch unless
-`train.precision=auto` has to be resolved.
+study=table1`, `make reproduce` and the report expand the same list.
 """
 
 import itertools
@@ -11,16 +10,18 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
 from crope import paper
 from crope.config import DataConfig, ModelConfig
-from crope.errors import ConfigError, log_line
+from crope.errors import ConfigError, log_line, one_line
 from crope.files import read_json
 from crope.runs.compose import (
     Run,
     build_run,
     check,
     check_label,
-    check_overrides,
     compose_config,
     group_files,
     group_values,
@@ -101,10 +102,9 @@ def _axes(study: str) -> dict[str, list[str]]:
         if not isinstance(values, str | int | float):
             raise ConfigError(f"{file}: {axis}: write its values with commas between them: a,b")
     try:
-        overrides = [f"{name}={values}" for name, values in params.items()]
-        axes = check_overrides(overrides, multirun=True)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("command line", file, 1)) from error
+        axes = {name: _axis_values(name, values) for name, values in params.items()}
+    except HydraException as error:
+        raise ConfigError(f"{file}: {one_line(error)}") from error
     for axis in ("scale", "train.precision"):
         if len(axes.get(axis, ())) > 1:
             raise ConfigError(
@@ -112,6 +112,14 @@ def _axes(study: str) -> dict[str, list[str]]:
                 " file for each"
             )
     return axes
+
+
+def _axis_values(name: str, values: object) -> list[str]:
+    """Expands the values of an axis as Hydra does: `0,1`, `range(0,5)`."""
+    override = OverridesParser.create().parse_override(f"{name}={values}")
+    if override.is_sweep_override():
+        return list(override.sweep_string_iterator())
+    return [str(override.value())]
 
 
 @cache
@@ -144,8 +152,7 @@ def study_runs(
     missing: Collection[str] = (),
     overrides: Sequence[str] = (),
 ) -> list[Run]:
-    """Runs of the studies, seeds outermost; a run of two studies is listed once. Precision may
-    still be `auto`.
+    """Lists the runs of the studies, seeds outermost; a run of two studies is listed once.
 
     seeds       of each study, as in `first_seeds`
     missing     datasets that cannot be had; in Tables 1 and 2 `tiny` takes their place
@@ -159,7 +166,7 @@ def study_runs(
         for _, run in _expand(study, scale, corpora, overrides):
             for seed in first_seeds(study, seeds):
                 seeded = replace(run, config=replace(run.config, seed=seed))
-                runs[repr(seeded)] = seeded  # without an id while its precision is `auto`
+                runs[seeded.run_id] = seeded
     # A table with one seed in every cell says more than one with all seeds in some.
     return sorted(runs.values(), key=lambda run: run.config.seed)
 

@@ -8,7 +8,6 @@ lock shows whether a process trains it, its record whether it is complete.
 
 import multiprocessing
 import os
-import shutil
 import signal
 import tempfile
 import threading
@@ -18,23 +17,23 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from crope import paper
-from crope.config import Config, TokenizerConfig
+from crope.config import TokenizerConfig
 from crope.errors import ConfigError, DataUnavailable, InvalidRecord, StorageError, UserError
 from crope.files import write_json
-from crope.runs.compose import Run, load_run, quoted_override, resolve_precision
+from crope.machine import usable_cores
+from crope.runs.compose import Run, load_run, quoted_override
+from crope.runs.locks import is_locked
 from crope.runs.prepare import prepare as make_tokens
-from crope.runs.progress import SweepProgress, last_values
+from crope.runs.progress import SweepProgress
 from crope.runs.record import is_complete
 from crope.runs.run import Outcome, execute, record_failure
 from crope.runs.signals import stop_on_signal
-from crope.runs.status import is_locked, step_shape
 from crope.runs.study import (
     TABLES,
     UNAVAILABLE,
@@ -44,10 +43,9 @@ from crope.runs.study import (
 )
 from crope.train.device import resolve_device
 from crope.train.loop import compiles
-from crope.train.losses import full_batch_size
 
-RUNS_PER_GPU = 4  # several fill the gaps that one leaves: start-up, compilation, short kernels
 POLL_SECONDS = 0.2
+LONGEST_FOLDER = 60  # of a temporary folder in which the path of a socket has space: 108 bytes
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,7 @@ class Plan:
             overrides=[*self.overrides, quoted_override("results_dir", self.results_dir)],
         ):
             if run.dataset not in self.failed:
-                resolved = resolve_precision(run)
-                runs[resolved.run_id] = resolved
+                runs[run.run_id] = run
         return list(runs.values())
 
 
@@ -160,7 +157,8 @@ def train_all(runs: Sequence[Run]) -> list[str]:
     problems = []
     with SweepProgress(todo) as progress:
         for outcome in run_all(todo, jobs=jobs, show=progress.update):
-            progress.end(outcome.run_id, outcome.text, status=outcome.status)
+            print(outcome.text, flush=True)
+            progress.end(outcome.run_id)
             if outcome.status not in ("complete", "skipped"):
                 problems.append(outcome.text)
     return problems
@@ -234,7 +232,7 @@ def run_all(
             if stop.requested():
                 pool.close()
             while len(pool.workers) < jobs and not pool.stopping:
-                run = _next_run(waiting, pool.active())
+                run = _next_run(waiting)
                 if run is None:
                     break
                 waiting.remove(run)
@@ -260,12 +258,14 @@ def start_server() -> None:
     """
     forkserver.set_forkserver_preload(["crope.runs.run", "torch._dynamo"])
     resource_tracker.ensure_running()  # unblocks SIGINT
-    signals = {signal.SIGINT, signal.SIGHUP}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # inherited; it is ended by a closed pipe
+    if len(tempfile.gettempdir()) > LONGEST_FOLDER:
+        tempfile.tempdir = "/tmp"
+    # Inherited; the server is ended by a closed pipe.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _run_in_process(
@@ -276,7 +276,6 @@ def _run_in_process(
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    _share_temporary_folder()
     try:
         sender.send(work(run))
     except StorageError as error:
@@ -285,27 +284,11 @@ def _run_in_process(
         sender.send(Outcome(run.run_id, "failed", f"{run.run_id}: {error}"))
 
 
-def _share_temporary_folder() -> None:
-    """Makes libraries put their temporary folders into that of multiprocessing, which the command
-    removes at its end. These processes end without the exit handlers that would remove them (wandb
-    has two folders), and a killed one removes nothing.
-    """
-    # All runs share torch's cache of compiled code, which lies in the temporary folder too. This
-    # sets TORCHINDUCTOR_CACHE_DIR; the cache's default place has no public name.
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    cache_dir()
-    os.environ["TMPDIR"] = tempfile.tempdir = get_temp_dir()
-
-
 def _exit_with_parent() -> None:
-    """A killed command must not leave processes that keep the machine busy, nor its temporary
-    folder.
-    """
+    """Ends this process with the command: a killed one must not keep the machine busy."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()  # returns when it has ended, in whatever way
-    shutil.rmtree(get_temp_dir(), ignore_errors=True)
     os._exit(1)
 
 
@@ -336,60 +319,22 @@ def _resolved(run: Run, jobs: int) -> Run:
     runtime = replace(
         run.config.runtime,
         device=device.type,
-        threads=run.config.runtime.threads or max(1, _cores() // jobs),
+        threads=run.config.runtime.threads or max(1, usable_cores() // jobs),
         compile=str(compiles(run.config, device)).lower(),
     )
     return replace(run, config=replace(run.config, runtime=runtime))
 
 
-def _next_run(waiting: Sequence[Run], active: Sequence[Run]) -> Run | None:
-    """The first run that no other command trains and whose compiled code nobody is making.
-
-    The first active run of a shape compiles it into torch's cache on disk, until it has written its
-    first line of metrics; another one that starts meanwhile would compile the same code again.
-    """
-    compiling = []
-    for run in active:
-        started = len(last_values(run)) > 1  # a line of metrics: its code is compiled
-        if run.config.runtime.compile == "true" and not started:
-            compiling.append(step_shape(run))
-    for run in waiting:
-        if step_shape(run) not in compiling and not is_locked(run):
-            return run
-    return None
+def _next_run(waiting: Sequence[Run]) -> Run | None:
+    """Returns the first run that no other command trains."""
+    return next((run for run in waiting if not is_locked(run)), None)
 
 
 def default_jobs(runs: Sequence[Run]) -> int:
-    """Runs at a time: one per CPU core; on each GPU as many as its memory holds, at most
-    RUNS_PER_GPU.
-    """
+    """Returns the runs at a time: one per GPU, or one per usable CPU core."""
     if resolve_device(runs[0].config.runtime.device).type == "cpu":
-        return _cores()
-    gpus = range(torch.cuda.device_count())
-    memory = min(torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus)
-    largest = max(_gpu_bytes(run.config) for run in runs)
-    per_gpu = min(RUNS_PER_GPU, memory // largest)
-    return len(gpus) * max(1, per_gpu)
-
-
-def _gpu_bytes(config: Config) -> int:
-    """Upper estimate of the GPU memory of a run.
-
-    Bytes: 12 per logit (three float32 copies in an eager backward pass of the loss; 8 in a full
-    validation, whose batches may be larger), about 100 per activation of a layer, 16 per weight
-    with its gradient and AdamW's two moments; and 1 GiB for CUDA's context and libraries.
-    """
-    model, vocab_size = config.model, config.tokenizer.vocab_size
-    tokens = config.train.batch_size * config.train.seq_len
-    validated = full_batch_size(config) * config.train.seq_len
-    logits = max(12 * tokens, 8 * validated) * vocab_size
-    activations = 100 * tokens * model.n_layers * model.d_model
-    weights = model.d_model * (vocab_size + 12 * model.n_layers * model.d_model)
-    return logits + activations + 16 * weights + 2**30
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return usable_cores()
+    return torch.cuda.device_count()
 
 
 def _visible_gpus() -> list[str]:

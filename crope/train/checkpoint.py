@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from crope.errors import UserError, log_line, one_line, out_of_memory
-from crope.files import read_bytes, write_bytes
+from crope.errors import UserError, log_line
+from crope.files import write_bytes
 
 KEPT = 2
 NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{16})\.pt")
@@ -48,7 +48,7 @@ def save_checkpoint(
     """Writes a checkpoint atomically. `step` is the number of updates done and `seconds` their time;
     `made_with` must be equal for the run to continue from here.
     """
-    metrics = read_bytes(folder / "metrics.jsonl")[:metrics_size]
+    metrics = (folder / "metrics.jsonl").read_bytes()[:metrics_size]
     content = {
         "step": step,
         "seconds": seconds,
@@ -72,12 +72,12 @@ def load_checkpoint(
     seconds, bytes of metrics.jsonl to keep), zeros if there is none.
 
     A corrupt checkpoint is reported on stderr and deleted. No code from a file runs. Raises
-    UserError for a checkpoint of another run, device, corpus or model, and keeps it.
+    UserError for a checkpoint of another run, device or corpus, and keeps it.
     """
     metrics = folder / "metrics.jsonl"
     for path in checkpoints(folder):
-        data = read_bytes(path)
-        logged = read_bytes(metrics) if metrics.exists() else b""
+        data = path.read_bytes()
+        logged = metrics.read_bytes() if metrics.exists() else b""
         try:
             if _digest(data) not in path.name:
                 raise CorruptCheckpoint("corrupt (its bytes do not have the SHA-256 in its name)")
@@ -98,16 +98,8 @@ def load_checkpoint(
         except CorruptCheckpoint as error:
             log_line(f"{path}: {error}; continuing from the previous checkpoint or from the start")
             path.unlink()
-        except Exception as error:  # any content is possible
-            if isinstance(error, UserError) or out_of_memory(error):
-                raise
-            reason = one_line(error)[:200]
-            raise UserError(
-                f"{path}: does not fit the model that this code builds ({reason}); remove {folder}"
-            ) from error
         else:
-            seconds = content.get("seconds", 0.0)  # not in those of earlier versions
-            return content["step"], seconds, size
+            return content["step"], content["seconds"], size
     return 0, 0.0, 0
 
 
@@ -115,8 +107,7 @@ def checkpoints(folder: Path) -> list[Path]:
     """The checkpoint files of a run, the newest first."""
     by_step = []
     for path in folder.glob("checkpoint-*.pt"):
-        match = NAME.fullmatch(path.name)
-        if match and path.is_file():  # a fifo of that name would be read for ever
+        if match := NAME.fullmatch(path.name):
             by_step.append((int(match[1]), path))
     return [path for _, path in sorted(by_step, reverse=True)]
 
@@ -127,10 +118,10 @@ def remove_checkpoints(folder: Path, *, keep: int = 0) -> None:
         path.unlink(missing_ok=True)
 
 
-def save_weights(path: Path, model: nn.Module, *, run_id: str) -> None:
-    """The state dict alone as safetensors, for use after training on any machine. Atomic."""
+def weights_bytes(model: nn.Module, *, run_id: str) -> bytes:
+    """Returns the state dict alone as safetensors, for use after training on any machine."""
     # One key: more would be written in any order, and the same weights have the same bytes.
-    write_bytes(path, safetensors.torch.save(model.state_dict(), {"run_id": run_id}))
+    return safetensors.torch.save(model.state_dict(), {"run_id": run_id})
 
 
 def _digest(data: bytes) -> str:

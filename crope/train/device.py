@@ -14,6 +14,7 @@ import torch
 
 from crope.config import RuntimeConfig
 from crope.errors import ConfigError, log_line
+from crope.machine import cpu_info
 
 # Dense rates of the vendor's data sheets for speed/mfu_pct; other devices get no MFU.
 PEAK_BF16_FLOPS = {
@@ -35,18 +36,6 @@ def resolve_device(name: str) -> torch.device:
             "runtime.device=cuda: torch finds no CUDA device here; take runtime.device=cpu or auto"
         )
     return torch.device("cuda" if name != "cpu" and available else "cpu")
-
-
-def auto_precision(device: str) -> str:
-    """bf16 where the hardware multiplies it faster than fp32, else fp32."""
-    if resolve_device(device).type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    return "bf16" if cpu_has_bf16() else "fp32"
-
-
-def cpu_has_bf16() -> bool:
-    """AVX512-BF16 or AMX; elsewhere bf16 on a CPU is emulated and slower than fp32."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def prepare_device(runtime: RuntimeConfig) -> torch.device:
@@ -115,22 +104,10 @@ def can_compile(kind: str) -> bool:
     return not missing
 
 
-def memory_bytes(device: torch.device) -> int:
-    """All the memory of the device: a GPU's own, or the machine's for a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    name, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
-    if info.exists():  # Linux, where platform.processor() says little
-        lines = info.read_text(encoding="utf-8").splitlines()
-        name = next(
-            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name
-        )
+    name = cpu_info("model name") or platform.processor() or platform.machine()
     return f"{name} ({os.cpu_count()} cores)"
 
 
@@ -166,8 +143,3 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     if device.type != "cuda" or precision != "bf16":
         return None
     return PEAK_BF16_FLOPS.get(torch.cuda.get_device_name(device))
-
-
-def default_scale() -> str:
-    """`paper` with a CUDA device, else `quick`."""
-    return "paper" if torch.cuda.is_available() else "quick"

@@ -1,4 +1,4 @@
-"""The training loop: save if due, evaluate if due, batch, forward, loss, backward, AdamW, log if due.
+"""The training loop: save once, then save if due, evaluate if due, batch, forward, loss, backward, AdamW, log if due.
 
 "step" is always the number of optimiser updates done: the line of step s holds the validation loss
 after s updates and the training loss of the batch that makes update s + 1.
@@ -21,11 +21,11 @@ from crope.config import Config, TrainConfig
 from crope.data.batches import TokenArray, resident
 from crope.data.corpora import SPLITS
 from crope.data.tokens import TokenSet
-from crope.files import MetricsWriter
-from crope.model.counting import train_flops_per_token
+from crope.files import MetricsWriter, write_bytes
+from crope.model.counting import count_parameters, train_flops_per_token
 from crope.model.gpt import GPT
 from crope.seeding import torch_seed
-from crope.train.checkpoint import TrainState, load_checkpoint, save_checkpoint, save_weights
+from crope.train.checkpoint import TrainState, load_checkpoint, save_checkpoint, weights_bytes
 from crope.train.device import can_compile, peak_flops, prepare_device
 from crope.train.losses import (
     LossFunction,
@@ -94,10 +94,13 @@ def train(
     for split in SPLITS:
         made_with[f"{split} corpus"] = tokens.meta["splits"][split]["sha256"]
     start, seconds_before, kept_bytes = load_checkpoint(folder, state, made_with=made_with)
-    meter = Meter(config, tokens.vocab_size, device)
+    meter = Meter(config, count_parameters(model)["total"], device)
     with MetricsWriter(folder / "metrics.jsonl", keep=kept_bytes) as metrics:
         every_seconds = config.runtime.checkpoint_seconds
         saver = Saver(folder, state, metrics, meter, made_with, every_seconds, seconds_before)
+        if start == 0:  # a run that cannot be saved fails now, not after its last step
+            weights_bytes(model, run_id=run_id)
+            saver.save(0)
         for step in range(start, config.train.max_steps + 1):
             line: Line = {}
             if step > start:
@@ -118,7 +121,7 @@ def train(
                 meter.check_finite(line, step)
                 metrics.write({"step": step, **line})
                 log({"step": step, **line})
-    save_weights(folder / "weights.safetensors", model, run_id=run_id)
+    write_bytes(folder / "weights.safetensors", weights_bytes(model, run_id=run_id))
     return saver.seconds()
 
 
@@ -272,11 +275,11 @@ class Meter:
     Only a training line, `check_finite` and `paused` wait for the device.
     """
 
-    def __init__(self, config: Config, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, config: Config, parameters: int, device: torch.device) -> None:
         self.device = device
         self.tokens_per_step = config.train.batch_size * config.train.seq_len
         self.flops_per_step = self.tokens_per_step * train_flops_per_token(
-            config.model, vocab_size=vocab_size, seq_len=config.train.seq_len
+            config.model, parameters=parameters, seq_len=config.train.seq_len
         )
         self.peak = peak_flops(device, config.train.precision)
         self.losses: list[Tensor] = []  # not yet checked, the last one that of step `last_step`

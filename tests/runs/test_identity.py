@@ -5,7 +5,6 @@ import copy
 import pytest
 
 from crope.config import keys
-from crope.errors import DataError
 from crope.runs import identity
 from crope.runs.compose import load_run
 from crope.runs.identity import (
@@ -16,7 +15,7 @@ from crope.runs.identity import (
     numerics_version,
     run_hash,
 )
-from tests.conftest import raises_one_line
+from crope.runs.published import read_set, set_folders
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +54,6 @@ def test_the_numerics_version_is_part_of_the_name(resolved):
     assert run_hash(resolved) != run_hash(resolved, version=today + 1)
 
 
-def test_a_run_is_named_after_its_precision_is_resolved(changed):
-    changed["train"]["precision"] = "auto"
-    with pytest.raises(ValueError, match="resolved"):
-        run_hash(changed)
-
-
 @pytest.mark.parametrize(
     ("overrides", "run_id"),
     [
@@ -95,43 +88,24 @@ def test_a_removed_key_leaves_every_name_as_it_was(changed, resolved, monkeypatc
     assert cell_key(changed) == cell_key(resolved)
 
 
-def test_damaged_golden_losses_are_one_line(tmp_path, monkeypatch):
-    file = tmp_path / "golden_losses.json"
-    file.write_bytes(b"\xff")
-    monkeypatch.setattr(identity, "GOLDEN_FILE", file)
-    with raises_one_line(DataError, r"golden_losses\.json: .*restore it with git"):
-        identity.golden_entries.__wrapped__()  # not what is cached
-
-
-def entry(choices, version, *, ffn_ratio=4.0):
-    return {"choices": [*choices.split(), ffn_ratio], "numerics_version": version}
-
-
-ENTRIES = [
-    entry("learned real softmax", 2),
-    entry("learned complex softmax", 3),
-    entry("rotary real softmax", 1),
-    entry("rotary complex softmax", 1),
-    entry("rotary real softmax", 7, ffn_ratio=3.25),
-    entry("learned real softmax", 4),  # as the first, of another size
-    entry("rotary complex linear", 5),
-]
-
-
 @pytest.mark.parametrize(
-    ("choices", "ffn_ratio", "version"),
+    ("choices", "version"),
     [
-        ("learned complex softmax", 4.0, 3),
-        ("rotary real softmax", 4.0, 1),
-        ("rotary real softmax", 3.25, 7),
-        ("learned real softmax", 4.0, 4),
-        # Combinations without an entry: the lowest of each part's users, the highest of the parts.
-        ("learned halved softmax", 4.0, 2),
-        ("sinusoidal real softmax", 4.0, 1),
-        ("rotary real linear", 4.0, 5),
+        ("learned real softmax", 2),
+        ("learned complex softmax", 2),
+        ("rotary real softmax", 1),
+        ("rotary halved linear", 3),
     ],
 )
-def test_numerics_version_of_a_model_and_of_a_combination(choices, ffn_ratio, version, monkeypatch):
-    monkeypatch.setattr(identity, "golden_entries", lambda: dict(enumerate(ENTRIES)))
+def test_the_numerics_version_of_a_model_is_the_highest_of_its_parts(choices, version, monkeypatch):
+    monkeypatch.setattr(identity, "NUMERICS", {"learned": 2, "linear": 3})
     parts = zip(("position", "projection", "attention"), choices.split(), strict=True)
-    assert numerics_version({**dict(parts), "ffn_ratio": ffn_ratio}) == version
+    assert numerics_version(dict(parts)) == version
+
+
+def test_ids_of_all_published_runs():
+    """The hash in each name is that of the recorded configuration and version."""
+    for folder in set_folders():
+        for run in read_set(folder):
+            digest = run_hash(run.config, version=run.summary["numerics_version"])
+            assert run.run_id.endswith(f"-{digest}")

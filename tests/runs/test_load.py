@@ -10,7 +10,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from crope.errors import UserError
-from crope.files import sha256_file
 from crope.runs import load
 from crope.runs.load import build_model, load_run_tokens, load_trained
 from tests.conftest import toy_run
@@ -40,17 +39,6 @@ def test_the_trained_model_is_read_back(trained, weights):
 def test_weights_name_their_run(trained, weights):
     with safe_open(weights, "pt") as file:
         assert file.metadata() == {"run_id": trained.run_id}
-
-
-def test_weights_of_an_earlier_version_are_read(trained, weights):
-    """weights.pt, a state dict by torch.save."""
-    saved, old = load_file(weights), trained.path / "weights.pt"
-    torch.save(saved, old)
-    weights.unlink()
-    before = changed(trained, weights_sha256=sha256_file(old))
-    assert_close(load_trained(before).state_dict(), saved, atol=0)
-    with pytest.raises(UserError, match=r"weights\.pt: corrupt"):
-        load_trained(trained)
 
 
 def test_a_run_starts_from_the_values_of_its_seed(tmp_path):

@@ -63,7 +63,6 @@ def test_every_number_of_a_summary_by_hand():
     and, in units of 1/16, the variance (8^2 + 3^2 + 5^2) / 2 = 7^2.
     """
     found = derived(ROWS)
-    assert found.pop("parameters")["total"] > 0
     assert found == {
         "steps": 40,
         "train_tokens": 1280,
@@ -178,7 +177,7 @@ def test_what_follows_from_the_metrics_is_computed(folder):
     """Whatever summary.json has of it: another number, or none as in an earlier version."""
     before = read_record(folder).summary
     edit(folder / "summary.json", "val_full.final_nats", 1.0)
-    edit(folder / "summary.json", "parameters", None)
+    edit(folder / "summary.json", "train_passes", None)
     assert read_record(folder).summary == before
 
 

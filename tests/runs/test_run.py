@@ -3,19 +3,21 @@
 import errno
 import math
 import os
-import shutil
 import signal
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from crope.errors import ConfigError, DataError, InvalidRecord, StorageError, UserError
+from crope.errors import ConfigError, DataError, InvalidRecord, StorageError
 from crope.files import read_json, sha256_file
+from crope.runs.load import build_model
+from crope.runs.locks import run_lock
 from crope.runs.provenance import collect
 from crope.runs.record import derive, is_complete, read_record
-from crope.runs.run import execute, record_failure, run_lock
+from crope.runs.run import execute, record_failure
 from crope.train import loop
+from crope.train.checkpoint import checkpoints
 from tests.conftest import contents, during_step, raises_one_line, same_bits, stop, toy_run
 
 pytestmark = pytest.mark.usefixtures("toy_data")
@@ -101,21 +103,16 @@ def test_a_stopped_run_says_at_which_step_and_is_not_complete(run):
     assert not is_complete(run.path)
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_signal_after_the_last_step_still_asks_for_a_stop(fails, run, monkeypatch):
+def test_a_signal_after_the_last_step_still_asks_for_a_stop(run, monkeypatch):
     """Otherwise a sweep would go on with its next run."""
 
     def stop_and_derive(*args):
         stop()
-        if fails:
-            raise UserError("no more space")
         return derive(*args)
 
     monkeypatch.setattr("crope.runs.run.derive", stop_and_derive)
     outcome = execute(run)
-    assert outcome.signal == signal.SIGTERM
-    assert outcome.status == ("stopped" if fails else "complete")
-    assert ("no more space" in outcome.text) == fails
+    assert (outcome.status, outcome.signal) == ("complete", signal.SIGTERM)
 
 
 def test_every_earlier_attempt_is_in_the_record(run, monkeypatch):
@@ -133,15 +130,9 @@ def test_every_earlier_attempt_is_in_the_record(run, monkeypatch):
     assert "data" not in last["resumed_from"][1]
 
 
-@pytest.mark.parametrize(
-    ("bad_step", "seconds", "continued"),
-    [
-        (11, 5, True),
-        (5, 6, False),
-    ],
-)
+@pytest.mark.parametrize(("bad_step", "seconds", "saved"), [(11, 5, 10), (5, 6, 0)])
 def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
-    bad_step, seconds, continued, step_clock, tmp_path
+    bad_step, seconds, saved, step_clock, tmp_path
 ):
     """Update 5 has no line of metrics; the checkpoint after it must not be saved."""
     run = toy_run(tmp_path, f"runtime.checkpoint_seconds={seconds}")
@@ -154,8 +145,8 @@ def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
         execute(run)
     assert summary(run)["error"]["type"] == "NonFiniteLoss"
     assert summary(run)["error"]["step"] == bad_step
+    assert checkpoints(run.path)[0].name.split("-")[1] == str(saved)
     assert execute(run).status == "complete"  # a failed run is tried again
-    assert ("resumed_from" in read_record(run.path).provenance) == continued
 
 
 def fail():
@@ -171,68 +162,29 @@ def test_a_failure_is_one_line_and_a_traceback_in_the_record(run):
     assert read_record(run.path).summary["status"] == "failed"
 
 
-def test_the_record_of_a_failure_outlives_a_refused_attempt_and_no_other(run):
+def test_the_record_of_a_failure_stays_until_the_next_attempt_ends(run):
     with during_step(7, fail):
         execute(run)
-    before = contents(run.path, "*.json")
-    refused = pytest.raises(UserError, match="another device")
-    with mock.patch("crope.runs.run.train", side_effect=UserError("another device")), refused:
-        execute(run)
-    assert contents(run.path, "*.json") == before
+    before = contents(run.path, "summary.json")
     with during_step(9, stop):
         execute(run)
-    assert not (run.path / "summary.json").exists()
-
-
-COMPILER_OUTPUT = """C++ compile error
-Command: g++ g++ g++
-/tmp/x/main.cpp:3:10: fatal error: omp.h: No such file or directory
-compilation terminated."""
-
-
-def test_a_compilers_error_is_its_own_words_and_names_the_way_out(run):
-    kind = type("CppCompileError", (RuntimeError,), {"__module__": "torch._inductor.exc"})
-
-    def fault():
-        raise kind(COMPILER_OUTPUT)
-
-    with during_step(3, fault):
-        text = execute(run).text
-    assert "fatal error: omp.h: No such file" in text
-    assert "runtime.compile=false" in text
-    assert "g++" not in text
-
-
-@pytest.mark.parametrize(
-    ("precision", "bytes_per_logit"),
-    [
-        ("fp32", 4),
-        ("bf16", 2),
-    ],
-)
-def test_a_run_that_memory_cannot_hold_is_refused_before_it_starts(
-    precision, bytes_per_logit, tmp_path, monkeypatch
-):
-    """16 bytes for each of 8,064 parameters, and 2 x 16 x 300 logits."""
-    run = toy_run(tmp_path, "model=rope", f"train.precision={precision}")
-    needed = 16 * 8064 + bytes_per_logit * 9600
-    monkeypatch.setattr("crope.runs.run.memory_bytes", lambda device: needed - 1)
-    with raises_one_line(ConfigError, "model.d_model=16.*GiB"):
-        execute(run)
-    assert not run.path.exists()
-    monkeypatch.setattr("crope.runs.run.memory_bytes", lambda device: needed)
+    assert contents(run.path, "summary.json") == before
     assert execute(run).status == "complete"
 
 
-def test_a_run_that_is_out_of_memory_names_the_sizes(run):
-    def exhaust():
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator:\ncan't allocate memory")
+def test_a_run_that_cannot_be_saved_fails_before_its_first_step(run, monkeypatch):
+    """Two names of one tensor are nothing that safetensors writes."""
+    steps = mock.Mock()
+    monkeypatch.setattr("crope.train.loop.train_step", steps)
 
-    with during_step(7, exhaust):
-        text = execute(run).text
-    assert "runtime.jobs" in text
-    assert "model.d_model=16" in text
-    assert "\n" not in text
+    def shared(config):
+        model = build_model(config)
+        model.blocks[0].attn.k_proj.a = model.blocks[0].attn.q_proj.a
+        return model
+
+    monkeypatch.setattr("crope.runs.run.build_model", shared)
+    assert "share memory" in execute(run).text
+    assert not steps.called
 
 
 def test_a_short_split_leaves_no_folder(tmp_path):
@@ -258,7 +210,7 @@ def test_a_signal_while_text_is_waited_for_ends_at_once(run, monkeypatch):
     ("start", "number"),
     [
         ("checkpoint", errno.ENOSPC),
-        ("weights", errno.ENXIO),  # of no list, but of a file of the results
+        ("weights", errno.EIO),
         ("summary", errno.ESTALE),
     ],
 )
@@ -273,7 +225,7 @@ def test_a_file_that_cannot_be_written_is_a_storage_error_and_loses_nothing(
             raise OSError(number, os.strerror(number))
         real(source, target)
 
-    words = f"{start}.*{os.strerror(number)}.*another results_dir"
+    words = f"{os.strerror(number)}.*{start}.*another results_dir"
     with mock.patch("os.replace", replace), raises_one_line(StorageError, words):
         execute(run)
     assert not (run.path / "summary.json").exists()
@@ -286,35 +238,6 @@ def test_a_file_that_cannot_be_written_is_a_storage_error_and_loses_nothing(
 def test_a_disk_without_locks_is_a_storage_error(run):
     refusal = OSError(errno.ENOLCK, "No locks available")
     with mock.patch("fcntl.flock", side_effect=refusal), raises_one_line(StorageError, "No locks"):
-        execute(run)
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "loop"])
-def test_a_results_folder_that_cannot_be_is_a_storage_error(name, tmp_path):
-    (tmp_path / "loop").symlink_to("loop")
-    with raises_one_line(StorageError, "another results_dir"):
-        execute(toy_run(tmp_path / name))
-
-
-def test_an_error_of_a_file_elsewhere_fails_the_run_alone(run):
-    def fault():
-        raise OSError(errno.ENOEXEC, "Exec format error", "/usr/bin/g++")
-
-    with during_step(3, fault):
-        assert execute(run).status == "failed"
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
-def test_a_fifo_in_the_folder_is_not_waited_for(name, complete):
-    (complete.path / name).unlink()
-    os.mkfifo(complete.path / name)
-    with raises_one_line(DataError, f"{name}: not a regular file"):
-        execute(complete)
-
-
-def test_a_folder_removed_during_training_is_reported(run):
-    removed = pytest.raises(UserError, match="removed while")
-    with during_step(3, lambda: shutil.rmtree(run.path)), removed:
         execute(run)
 
 

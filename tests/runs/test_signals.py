@@ -9,7 +9,7 @@ import pytest
 from crope.runs import signals
 from crope.runs.signals import stop_on_signal
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 @pytest.fixture(autouse=True)
@@ -26,22 +26,6 @@ def test_a_signal_requests_a_stop(number):
         signal.raise_signal(number)
         assert stop.requested()
         assert stop.signal == number
-
-
-@pytest.mark.parametrize(
-    ("handler", "number"),
-    [
-        (signal.SIG_DFL, signal.SIGHUP),
-        (signal.SIG_IGN, 0),
-    ],
-)
-def test_a_closing_terminal_stops_a_run_once_and_not_under_nohup(handler, number):
-    before = signal.signal(signal.SIGHUP, handler)
-    with stop_on_signal() as stop:
-        for _ in range(2):  # from the kernel and from the shell
-            signal.raise_signal(signal.SIGHUP)
-        assert stop.signal == number
-    assert signal.signal(signal.SIGHUP, before) == handler
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from crope.runs.compose import at_precision, load_run
-from crope.runs.record import read_record
-from crope.runs.run import run_lock
+from crope.runs.compose import load_run
+from crope.runs.locks import run_lock
 from crope.runs.status import (
     DONE,
     FAILED,
@@ -20,7 +19,6 @@ from crope.runs.status import (
     states,
     study_states,
 )
-from crope.runs.study import study_runs
 from tests.conftest import toy_run
 from tests.toy_runs import toy_corpus, train_toy
 
@@ -50,10 +48,9 @@ def named(model, status, **more):
     return RunState(replace(RUN, model=model), status, **more)
 
 
-def test_a_complete_run_is_done_and_has_a_step_time(trained):
+def test_a_complete_run_is_done(trained):
     run = toy_run(trained)
-    step_ms = read_record(run.path).summary["time"]["median_step_ms"]
-    assert states([run]) == [RunState(run, DONE, 12, step_ms=step_ms)]
+    assert states([run]) == [RunState(run, DONE, 12)]
 
 
 def test_a_failed_run_has_its_reason_until_it_is_tried_again(trained):
@@ -86,15 +83,6 @@ def test_a_free_lock_means_nothing(tmp_path):
     assert states([run]) == [RunState(run, MISSING)]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_precision_auto_is_that_of_the_folder(precision, tmp_path):
-    run, *_ = study_runs(["pilot"], scale="smoke", overrides=[f"results_dir={tmp_path}"])
-    start(at_precision(run, precision))
-    (state,) = states([run])
-    assert state.status == STARTED
-    assert state.run.config.train.precision == precision
-
-
 def test_text_of_two_studies_that_share_runs():
     """One line each: a run that both have is named once, in the order of STATUSES."""
     running = named("m1", RUNNING, step=20)
@@ -109,33 +97,7 @@ def test_text_of_two_studies_that_share_runs():
         "  running m1-ptb-base-s0  step 20 of 800",
         "  started m3-ptb-base-s0  step 200 of 800",
         "  failed  m2-ptb-base-s0: no such luck",
-        "no step time yet for 4 runs",
     ]
-
-
-DONE_RUN = RunState(RUN, DONE, step=800, step_ms=250.0)
-WIDER = load_run(["model=rope", "data=ptb", "scale=quick", "model.d_model=256"])
-
-
-@pytest.mark.parametrize(
-    ("others", "line"),
-    [
-        # 800 and 600 steps of 250 ms, as those of a complete run of the same shape.
-        (
-            [named("m1", MISSING), named("m2", STARTED, step=200)],
-            "about 0:05:50 (h:min:s) of steps left, 1 at a time",
-        ),
-        # 700 and 600 steps; runs that run now share the time.
-        (
-            [named("m1", RUNNING, step=100), named("m2", RUNNING, step=200)],
-            "about 0:02:42 (h:min:s) of steps left, 2 at a time",
-        ),
-        ([], "study: 1 runs: 1 done"),
-        ([RunState(WIDER, MISSING)], "no step time yet for 1 runs"),
-    ],
-)
-def test_time_left_is_that_of_the_steps_left(others, line):
-    assert render({"study": [DONE_RUN, *others]}).splitlines()[-1] == line
 
 
 def counts(results, *studies):

@@ -3,7 +3,6 @@ same bits.
 """
 
 import io
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -70,12 +69,6 @@ def test_a_corrupt_checkpoint_falls_back_to_the_previous_one(corrupt, broken, wh
     assert "corrupt" in capsys.readouterr().err
 
 
-def test_what_is_no_file_is_no_checkpoint(broken, whole):
-    """A fifo would be read for ever."""
-    os.mkfifo(broken.path / f"checkpoint-11-{'0' * 16}.pt")
-    continues_to_the_same_bits(broken, whole, at=8)
-
-
 def test_a_checkpoint_without_its_metrics_is_not_used(broken, whole):
     """metrics.jsonl edited between two attempts: the run starts again."""
     metrics = broken.path / "metrics.jsonl"
@@ -84,11 +77,11 @@ def test_a_checkpoint_without_its_metrics_is_not_used(broken, whole):
 
 
 def refused(run, word):
-    """And keeps the checkpoints and what is known of earlier attempts: all but config.yaml."""
-    before = contents(run.path, "*.[jp]*")
+    """And keeps the checkpoints and the metrics."""
+    before = contents(run.path, "checkpoint*") | contents(run.path, "metrics*")
     with pytest.raises(UserError, match=word):
         execute(run)
-    assert contents(run.path, "*.[jp]*") == before
+    assert contents(run.path, "checkpoint*") | contents(run.path, "metrics*") == before
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -115,17 +108,18 @@ def test_a_checkpoint_of_another_run_is_refused(broken):
     refused(other, "another run")
 
 
-def test_a_checkpoint_of_another_architecture_is_refused(broken, monkeypatch):
+def test_a_checkpoint_of_another_architecture_fails_the_run_and_is_kept(broken, monkeypatch):
     def wider(config):
         return build_model(replace(config, model=replace(config.model, d_model=32)))
 
     monkeypatch.setattr("crope.runs.run.build_model", wider)
-    refused(broken, "does not fit")
+    before = contents(broken.path, "checkpoint*")
+    assert "size mismatch" in execute(broken).text
+    assert contents(broken.path, "checkpoint*") == before
 
 
-@pytest.mark.parametrize("function", ["torch.optim.AdamW.load_state_dict", "torch.load"])
-def test_a_checkpoint_that_memory_does_not_hold_is_kept(function, broken, whole):
-    with mock.patch(function, side_effect=torch.OutOfMemoryError):
+def test_a_checkpoint_that_memory_does_not_hold_is_kept(broken, whole):
+    with mock.patch("torch.load", side_effect=torch.OutOfMemoryError("out of memory")):
         outcome = execute(broken)
     assert outcome.status == "failed"
     assert "out of memory" in outcome.text

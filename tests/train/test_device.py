@@ -2,17 +2,15 @@
 
 import re
 import sysconfig
-from pathlib import Path
 
 import pytest
 import torch
 
 from crope.errors import ConfigError
+from crope.machine import auto_precision
 from crope.train import device
 from crope.train.device import (
-    auto_precision,
     can_compile,
-    memory_bytes,
     peak_flops,
     resolve_device,
     set_numerics,
@@ -55,14 +53,9 @@ def test_auto_takes_bf16_on_a_gpu_that_has_it_in_hardware(native, precision, mon
     def is_bf16_supported(including_emulation=True):
         return native or including_emulation
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("crope.machine.has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_bf16_supported)
     assert auto_precision("auto") == precision
-
-
-def test_the_memory_of_a_cpu_is_the_machines():
-    kibibytes = int(Path("/proc/meminfo").read_text().split()[1])
-    assert memory_bytes(torch.device("cpu")) == 1024 * kibibytes
 
 
 def test_numerics_are_stated_whatever_was_set_before(monkeypatch):
