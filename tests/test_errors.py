@@ -94,7 +94,7 @@ def test_a_signal_while_modules_load_is_one_line(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("script", ["train", "reproduce", "report", "tools", "bench", "init_table"])
+@pytest.mark.parametrize("script", ["train", "reproduce", "report", "tools", "bench"])
 def test_outside_the_environment_a_script_says_what_to_do(script):
     """-S: without installed packages."""
     command = [sys.executable, "-I", "-S", f"scripts/{script}.py", "status"]
