@@ -239,8 +239,6 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
     export: [
         *("run", "--results-dir"),
         arg("out", nargs="?", type=Path, metavar="OUT", help="default: RESULTS_DIR/export/<run>"),
-        # The only one; commands that name it go on to work.
-        arg("--format", choices=["transformers"], default="transformers", help="the only one"),
     ],
     generate: [
         *("run", "--results-dir"),
