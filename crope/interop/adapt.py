@@ -1,204 +1,189 @@
-"""CRoPE in a model that you already have: its Q, K and V layers made complex-linear in place, and
-made dense again.
+"""CRoPE in a model that you already have: its Q, K and V made complex-linear in place, and dense again.
 
-Any `torch.nn.Module` whose projections are separate `nn.Linear` layers, such as Llama, Mistral,
-Qwen2, Gemma and GPT-J in `transformers` (docs/own-model.md). Needs no other package than torch.
-Errors are ValueErrors of one line, raised before anything is changed.
-
-Shapes: D in-features, E out-features, K width of a head.
+Works on any `torch.nn.Module` whose projections are separate `nn.Linear` layers, such as Llama,
+Mistral, Qwen, Gemma and GPT-J in `transformers` (docs/own-model.md). The state dict of a converted
+model has the names and dense weights of the original, so `save_pretrained`, `Trainer`, `torch.save`
+and `load_state_dict` work as before. Needs no other package than torch.
 """
 
-import logging
-import math
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from statistics import fmean
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from crope.interop.calibration import (
-    Batches,
-    as_batches,
-    calibrate,
-    fit_outputs,
-    mean_loss,
-)
-from crope.interop.dense import write_dense_checkpoints
-from crope.interop.fused import FUSED_NAMES, SplitLinear, separate_layers
-from crope.interop.layers import (
-    Pairing,
-    check_replaceable,
-    check_untouched,
-    pairs_of,
-    select,
-)
-from crope.interop.stored import replace
 from crope.model.complex_linear import ComplexLinear
-from crope.model.projections import StructuredLinear, dense_linear
+from crope.model.projections import dense_linear
 
-LOG = logging.getLogger("crope.adapt")
+Pairing = Literal["interleaved", "half"]
+
+# Channel pairs of the rotation by `config.model_type` of `transformers`; tests/interop measures each.
+HALF = """
+    arcee gemma gemma2 gemma3_text gpt_oss granite llama mistral mixtral olmo olmo2 olmo3 olmoe qwen2
+    qwen2_moe qwen3 qwen3_moe seed_oss smollm3 starcoder2
+"""
+INTERLEAVED = "cohere cohere2 ernie4_5 glm glm4 gptj helium"
+PAIRINGS: dict[str, Pairing] = dict.fromkeys(HALF.split(), "half")
+PAIRINGS |= dict.fromkeys(INTERLEAVED.split(), "interleaved")
 
 
 class Replaced(NamedTuple):
-    """One replaced layer: its name, its parameters before and after, and what is kept of it.
-
-    kept    1 - |W - M|^2 / |W|^2 of the dense weight W and the complex-linear M; the same of the
-            outputs on the calibration inputs, if there are any; 0 for "fresh"
+    """Tells what share of the squared norm of a layer's weight was kept: about 1/2 by "nearest" for
+    weights without structure, 0 by "fresh".
     """
 
     name: str
-    before: int
-    after: int
     kept: float
 
 
+@torch.no_grad()
 def complexify(
     model: nn.Module,
     *,
-    names: Iterable[str] | str = ("q_proj", "k_proj", "v_proj"),
+    names: Iterable[str] = ("q_proj", "k_proj", "v_proj"),
     pairing: Pairing | None = None,
     head_dim: int | None = None,
-    init: Literal["nearest", "activations", "sequential", "fresh"] = "nearest",
-    inputs: Batches = (),
-    dry_run: bool = False,
+    init: Literal["fresh", "nearest"],
 ) -> list[Replaced]:
-    """Replaces `nn.Linear` layers by a `ComplexLinear` of half the weights, in place.
+    """Replaces `nn.Linear` layers by `ComplexLinear` layers of half the weights, in place.
 
-    names      layers whose path ends with one of these, whole parts of it ("q_proj", a full path);
-               a single string is a regular expression for the full path
-    pairing    of the model's rotation: "half" (Llama), "interleaved" (GPT-J); None: from PAIRINGS
-    head_dim   K; None: `head_dim` of the attention layer or of its configuration
-    init       nearest: least squares (Eq. 30's part of each 2x2 block), for a trained model;
-               activations: least squares of the outputs on `inputs`; sequential: the same, but
-               each attention on what those already converted give it; fresh: normal, with the
-               standard deviation of the replaced weight (a zero weight stays zero), biases 0
-    inputs     for "activations" and "sequential": a batch or several, each a tensor or a mapping of
-               the arguments of the model's forward; more tokens than D, padding marked by an
-               `attention_mask`
-    dry_run    replaces nothing and returns what would be replaced; of `inputs` with `labels`, the
-               loss before and after is logged too
+    names      last parts of the layers' paths
+    pairing    channel pairs of the model's rotation: "half" for (i, i + K/2) of a head of width K
+               (Llama), "interleaved" for (2i, 2i + 1) (GPT-J); None: PAIRINGS[config.model_type]
+    head_dim   K, needed for "half"; None: `head_dim` of the attention layer
+    init       "fresh": normal with the standard deviation of the replaced weight, to train from the
+               start; "nearest": least squares, loses about half of a trained weight
 
-    What is kept of trained weights is logged as a warning: the model is worse until it is trained on.
-    Call it before optimisers and wrappers (DistributedDataParallel) are made: they would keep the
-    old weights. Keeps dtype, device and requires_grad of each parameter. Biases are kept, except
-    that fits to outputs add the mean output that the projection loses.
-    Raises for what docs/own-model.md lists under "What is refused", with the name of the layer.
+    Biases, dtype, device and requires_grad are kept. Call it before the optimiser and wrappers
+    (DistributedDataParallel, peft) are made: they would keep the old weights. Raises ValueError
+    before anything is changed.
     """
-    if init not in INITS:
-        raise ValueError(f"init={init!r}: must be one of {', '.join(INITS)}")
-    layers = select(model, names)
-    check_replaceable(model, layers)
-    pairs = pairs_of(model, layers, pairing, head_dim)
-    batches = as_batches(inputs)
-    fits: Iterable[tuple[str, Any]] = dict.fromkeys(layers).items()
-    if INITS[init] is fit_outputs:
-        if not batches:
-            raise ValueError(f"init={init!r} needs calibration batches; give some (inputs=)")
-        fits = calibrate(model, layers, batches, sequential=init == "sequential")
+    if init not in ("fresh", "nearest"):
+        raise ValueError(f"init={init!r}: must be 'fresh' or 'nearest'")
+    layers = _select(model, names)
+    pairs = {path: _pairs(model, path, pairing, head_dim) for path in layers}
+    new_layers = {}
+    for path, layer in layers.items():
+        new_layers[path] = ComplexLinear.from_linear(layer, **pairs[path])
     replaced = []
-    losses = [mean_loss(model, batches)] if dry_run else []
-    with ExitStack() as undo:
-        # One at a time: what a "sequential" layer gets depends on those that are replaced by then.
-        for name, moments in fits:
-            layer = layers[name]
-            new = ComplexLinear.from_linear(layer, **pairs[name])
-            kept = INITS[init](new, layer, moments)
-            undo.callback(model.set_submodule, name, layer)
-            replace(model, name, new.train(layer.training))
-            replaced.append(Replaced(name, _size(layer), _size(new), kept))
-        if losses:
-            losses.append(mean_loss(model, batches))
-        if not dry_run:
-            undo.pop_all()
-    _report(replaced, losses)
+    for path, new in new_layers.items():
+        weight, kept = layers[path].weight.float(), 0.0
+        if init == "fresh":
+            for part in (new.a, new.b):
+                part.normal_().mul_(weight.std())
+        else:
+            lost = (weight - new.weight.float()).square().sum() / weight.square().sum()
+            kept = 1 - lost.item()
+        new.register_state_dict_post_hook(_write_dense)
+        new.register_load_state_dict_pre_hook(_read_dense)
+        replaced.append(Replaced(path, kept))
+        model.set_submodule(path, new.train(layers[path].training))
     return replaced
 
 
-def _report(replaced: list[Replaced], losses: list[float]) -> None:
-    """Logs what is kept of trained weights, unless it is nearly everything, and the losses."""
-    mean = fmean(layer.kept for layer in replaced)
-    worst = min(replaced, key=lambda layer: layer.kept)
-    if 0 < mean < 0.99:  # 0: fresh values; 1: weights that were complex-linear
-        LOG.warning(
-            f"{len(replaced)} complex-linear layers keep {mean:.2f} of the dense ones in the mean,"
-            f" {worst.kept:.2f} at worst ({worst.name}); train the model on before it is used"
-        )
-    if losses and not math.isnan(losses[0]):
-        before, after = losses
-        LOG.warning(f"loss on labels: {before:.3f} nats per token before, {after:.3f} after")
-
-
-def split_qkv(model: nn.Module) -> list[str]:
-    """Separates the layers that hold Q, K and V together, in place; returns their names.
-
-    Of GPT-2, GPT-NeoX (Pythia), Phi-3 and Falcon in `transformers`; the outputs stay the same to the
-    last bit. The parts are named q_proj, k_proj and v_proj, below the fused layer's name.
-    `save_pretrained` writes the fused layer, and `merge` puts it back. Raises ValueError if the model
-    has no such layer, or a quantised or adapted one.
-    """
-    names = separate_layers(model)
-    if not names:
-        raise ValueError(
-            f"no layer of Q, K and V is known here; it splits {', '.join(FUSED_NAMES)}"
-        )
-    write_dense_checkpoints()
-    return names
-
-
 def merge(model: nn.Module) -> list[str]:
-    """Replaces every ComplexLinear and StructuredLinear by the `nn.Linear` with its dense weight, in
-    place; returns the names.
-
-    The model then has its original architecture, fused layers too, and equal outputs, and every
-    stack saves and serves it. For a merged copy, merge `copy.deepcopy(model)`. Raises if one of
-    these layers has hooks or adapters.
+    """Replaces every ComplexLinear by the `nn.Linear` of its dense weight, in place; returns their
+    paths. The outputs are equal.
     """
-    layers: dict[str, Any] = {}
-    for name, layer in model.named_modules():
-        if isinstance(layer, ComplexLinear | StructuredLinear):
-            check_untouched(name, layer)
-            layers[name] = layer
-        if isinstance(layer, SplitLinear):
-            layer.check_parts(name)
-    for name, layer in layers.items():
-        model.set_submodule(name, dense_linear(layer).train(layer.training))
-    # A layer that split_qkv has separated is one again when its parts are dense.
-    for name, split in list(model.named_modules()):
-        if isinstance(split, SplitLinear):
-            model.set_submodule(name, split.as_fused())
+    layers = {}
+    for path, layer in model.named_modules():
+        if isinstance(layer, ComplexLinear):
+            layers[path] = layer
+    for path, layer in layers.items():
+        model.set_submodule(path, dense_linear(layer).train(layer.training))
     return list(layers)
 
 
-def _size(layer: nn.Module) -> int:
-    return sum(value.numel() for value in layer.parameters())
+def _select(model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
+    """Returns path -> layer for the last parts of paths. Raises ValueError for a name without a
+    layer, and for a layer that is no plain `nn.Linear`.
+    """
+    modules = dict(model.named_modules())
+    layers: dict[str, Any] = {}
+    for name in names:
+        found = [path for path in modules if f".{path}".endswith(f".{name}")]
+        if not found:
+            linear = [path for path, layer in modules.items() if isinstance(layer, nn.Linear)]
+            choice = ", ".join(sorted({path.rpartition(".")[2] for path in linear}))
+            raise ValueError(
+                f"no layer is named {name!r}. Linear layers of this model: {choice}."
+                " Pass names=[...]"
+            )
+        layers |= {path: modules[path] for path in found}
+    # A weight that a second layer shares would stay dense there; a pruned one is no parameter.
+    uses = Counter(id(value) for _, value in model.named_parameters(remove_duplicate=False))
+    for path, layer in layers.items():
+        if type(layer) is not nn.Linear or uses[id(layer.weight)] != 1:
+            raise ValueError(
+                f"{path} is a {torch.typename(layer)}, not a plain nn.Linear with a weight of its"
+                " own. Call complexify before quantisation, adapters and pruning, and once"
+            )
+    return layers
 
 
-@torch.no_grad()
-def _share_kept(new: ComplexLinear, layer: Any, moments: None) -> float:
-    """1 - |W - M|^2 / |W|^2; `new` is the nearest layer already."""
-    dense = layer.weight.float()
-    if dense.is_meta:
-        return float("nan")
-    lost = (dense - new.weight.float()).square().sum() / dense.square().sum()
-    return 1 - lost.item()
+def _pairs(
+    model: nn.Module, path: str, pairing: Pairing | None, head_dim: int | None
+) -> dict[str, Any]:
+    """Returns the arguments `pairing` and `head_dim` of the ComplexLinear for this path. Raises
+    ValueError where they are unknown or not those of the model's rotation.
+    """
+    attention = model.get_submodule(path.rpartition(".")[0])
+    config = getattr(attention, "config", getattr(model, "config", None))
+    known = PAIRINGS.get(getattr(config, "model_type", ""))
+    pairing = _agreed(path, "pairing", pairing, known)
+    if pairing == "half":
+        head_dim = _agreed(path, "head_dim", head_dim, getattr(attention, "head_dim", None))
+        rope = getattr(config, "rope_parameters", None) or {}
+        # Versions of transformers before 5 have it in the configuration itself.
+        share = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))
+        if share != 1:
+            raise ValueError(
+                f"{path}: the model rotates only {share:.0%} of each head, which pairing='half' does"
+                " not support. Use a model that rotates whole heads"
+            )
+    return {"pairing": pairing, "head_dim": head_dim}
 
 
-@torch.no_grad()
-def _draw(new: ComplexLinear, layer: Any, moments: None) -> float:
-    """Normal values with the standard deviation of the dense weight."""
-    for part in (new.a, new.b):
-        part.normal_().mul_(layer.weight.float().std())
-    if new.bias is not None:
-        new.bias.zero_()
-    return 0.0
+def _agreed(path: str, option: str, given: Any, known: Any) -> Any:
+    """Returns the option that the caller gives or the model states. Raises ValueError if neither
+    does, or if they differ.
+    """
+    if given is None and known is None:
+        raise ValueError(
+            f"{path}: {option} is not known. Pass {option}=... and verify it with crope.adapt.check"
+        )
+    if None not in (given, known) and given != known:
+        raise ValueError(f"{path}: {option}={given!r}, but the model has {known!r}")
+    return known if given is None else given
 
 
-# By name: what sets the values of the layer nearest to a dense one and returns what is kept of that.
-INITS: dict[str, Callable[[ComplexLinear, Any, Any], float]] = {
-    "nearest": _share_kept,
-    "activations": fit_outputs,
-    "sequential": fit_outputs,
-    "fresh": _draw,
-}
+def _write_dense(layer: Any, state: dict[str, Tensor], prefix: str, metadata: Any) -> None:
+    """Puts the dense `weight` in the place of `a` and `b`: a hook of `state_dict`."""
+    del state[f"{prefix}a"], state[f"{prefix}b"]
+    state[f"{prefix}weight"] = layer.weight.detach()
+
+
+def _read_dense(
+    layer: Any,
+    state: dict[str, Tensor],
+    prefix: str,
+    metadata: Any,
+    strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    errors: list[str],
+) -> None:
+    """Puts `a` and `b` in the place of a dense `weight`: a hook of `load_state_dict`.
+
+    They are equal to the last bit if the weight is complex-linear; any other weight is an error.
+    """
+    weight = state.pop(f"{prefix}weight", None)
+    if weight is None:
+        return
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    nearest = ComplexLinear.from_linear(linear, pairing=layer.pairing, head_dim=layer.head_dim)
+    if not nearest.weight.equal(weight):
+        errors.append(f"{prefix}weight is not complex-linear; load it before complexify")
+    state[f"{prefix}a"], state[f"{prefix}b"] = nearest.a, nearest.b

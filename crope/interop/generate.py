@@ -3,8 +3,6 @@
 Shapes: T tokens of the context, V vocabulary, K kept tokens.
 """
 
-import math
-
 import torch
 from tokenizers import Tokenizer
 
@@ -12,26 +10,20 @@ from crope.errors import UserError
 from crope.model.gpt import GPT
 from crope.runs.load import load_run_tokens, load_trained
 from crope.runs.record import Record
-from crope.train.device import resolve_device
 
 
 def generate(
     record: Record, prompt: str, *, tokens: int, temperature: float, top_k: int, seed: int
 ) -> str:
-    """The prompt and `tokens` further tokens, drawn from the run's model.
+    """Returns the prompt and `tokens` further tokens, drawn from the run's model.
 
     temperature   of the logits; 0: the most likely token
     top_k         draw from the k most likely tokens only; 0: from all
-
-    Raises UserError for an empty prompt, a setting out of range, or missing weights.
     """
-    if top_k < 0 or not 0 <= temperature < math.inf or not 0 <= seed < 2**63:
-        raise UserError(
-            f"temperature={temperature}, top_k={top_k}, seed={seed}: all must be at least 0, and"
-            " the seed below 2^63"
-        )
+    if temperature < 0:
+        raise UserError(f"temperature={temperature}: must be at least 0")
     # In evaluation mode: text is drawn from the model that was validated, without dropout.
-    model = load_trained(record).to(resolve_device("auto")).eval()
+    model = load_trained(record).eval()
     tokenizer = Tokenizer.from_file(str(load_run_tokens(record).folder / "tokenizer.json"))
     context = tokenizer.encode(prompt).ids
     if not context:
@@ -45,22 +37,20 @@ def generate(
 
 @torch.no_grad()
 def next_logits(model: GPT, context: list[int]) -> torch.Tensor:
-    """Logits of the token after the last max_len tokens of the context, (V,) in float32 on the CPU.
+    """Computes the logits of the token after the last max_len tokens of the context, (V,) in float32.
 
     Keys and values are not kept between tokens, so every model can do it.
     """
-    tokens_1T = torch.tensor([context[-model.max_len :]], device=model.embedding.weight.device)
-    return model.logits(model(tokens_1T)[0, -1]).float().cpu()
+    tokens_1T = torch.tensor([context[-model.max_len :]])
+    return model.logits(model(tokens_1T)[0, -1]).float()
 
 
 def sample_token(
     logits_V: torch.Tensor, temperature: float, top_k: int, generator: torch.Generator
 ) -> int:
-    """A token drawn from softmax(logits / temperature) of the `top_k` most likely."""
+    """Draws a token from softmax(logits / temperature) of the `top_k` most likely."""
     if temperature == 0:
         return int(logits_V.argmax())
     kept_K, token_K = logits_V.topk(min(top_k or len(logits_V), len(logits_V)))
-    # From the likeliest: finite or -inf, however low the temperature.
-    below_most_K = (kept_K - kept_K[0]).double()
-    probability_K = torch.softmax(below_most_K / temperature, dim=-1)
+    probability_K = torch.softmax(kept_K / temperature, dim=-1)
     return int(token_K[torch.multinomial(probability_K, 1, generator=generator)])

@@ -1,89 +1,70 @@
-"""`check` against rotations of known pairs, of families of transformers."""
+"""`check` against the rotations of transformers."""
 
 import pytest
 import torch
 
-from crope.adapt import check, complexify, layout
-from crope.interop import layers
-from tests.interop.toys import GROUPED, IDS, SIZES, build
-
-ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
-FAMILIES = [
-    ("Qwen3ForCausalLM", "half", GROUPED),  # a norm of each head before the rotation
-    ("SmolLM3ForCausalLM", "half", GROUPED | {"num_hidden_layers": 4}),  # one layer is not rotated
-    ("GPTJForCausalLM", "interleaved", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}),
-    ("CohereForCausalLM", "interleaved", GROUPED),
-    ("GlmForCausalLM", "interleaved", GROUPED),  # a part of each head is rotated
-    # beside a vision tower, whose rotation in the same module is half-split
-    ("Glm4vTextModel", "interleaved", GROUPED | {"rope_parameters": ROPE}),
-]
+from crope.adapt import PAIRINGS, check, complexify
+from crope.interop import adapt
+from tests.interop.families import IDS, build
 
 
-def forget_families(patch):
-    """So that wrong pairs are accepted."""
-    patch.setattr(layers, "PAIRINGS", {})
-    patch.setattr(layers, "_rotated_share", lambda config: 1.0)
+@pytest.mark.parametrize("family", PAIRINGS)
+def test_the_rotation_of_each_family_commutes_with_its_pairs(family):
+    model = build(family)
+    complexify(model, init="fresh")
+    checked = check(model, IDS)
+    assert len(checked) == 2
+    assert all(attention.commutes for attention in checked)
 
 
-@pytest.mark.parametrize(("family", "pairing", "sizes"), FAMILIES)
-def test_the_pairing_of_a_family_commutes_with_its_rotation_and_the_other_does_not(
-    family, pairing, sizes, monkeypatch
-):
-    model, other = build(family, **sizes), build(family, **sizes)
-    complexify(model)
-    assert layout(model).popitem()[1]["pairing"] == pairing
-    assert all(attention.commutes for attention in check(model, {"input_ids": IDS}))
-    forget_families(monkeypatch)
-    complexify(other, pairing="interleaved" if pairing == "half" else "half")
-    rotated = [not attention.commutes for attention in check(other, {"input_ids": IDS})]
-    assert sum(rotated) == (3 if family == "SmolLM3ForCausalLM" else 2)
+SLOW = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("family", "wrong", "options"),
+    [
+        ("llama", "interleaved", {}),
+        ("llama", "interleaved", {"head_dim": 128, "rope_parameters": SLOW}),
+        ("gptj", "half", {}),
+        ("cohere", "half", {}),
+    ],
+)
+def test_with_other_pairs_it_does_not(family, wrong, options, monkeypatch):
+    monkeypatch.setattr(adapt, "PAIRINGS", {})  # so that they are accepted
+    model = build(family, **options)
+    complexify(model, pairing=wrong, init="fresh")
+    assert not any(attention.commutes for attention in check(model, {"input_ids": IDS[:, :8]}))
 
 
 def test_a_norm_with_unequal_gains_in_a_pair_does_not_commute():
-    model = build("Qwen3ForCausalLM")
-    complexify(model)
+    model = build("qwen3")
+    complexify(model, init="fresh")
     model.model.layers[1].self_attn.q_norm.weight.data[0] = 2.0
     first, second = check(model, IDS)
     assert first.name == "model.layers.0.self_attn" and first.commutes
     assert second.error > 0.01 and not second.commutes
 
 
-def test_check_acts_without_dropout_and_leaves_nothing_behind():
-    model = build("LlamaForCausalLM", **GROUPED, attention_dropout=0.5).train()
-    complexify(model)
-    layer = model.model.layers[0].self_attn.q_proj
+def test_dropout_does_not_act_and_nothing_is_left_behind():
+    model = build(attention_dropout=0.5).train()
+    complexify(model, init="fresh")
     assert all(attention.commutes for attention in check(model, IDS))
-    assert model.training and model.config.use_cache
+    layer = model.model.layers[0].self_attn.q_proj
+    assert model.training and layer.training
     assert layer(torch.zeros(1, 32)).eq(0).all()  # no noise
     model(IDS[:, :1])  # nor the check, which refuses a single token
 
 
-REFUSED = [
-    ([], 6, "complexify before"),
-    (["k_proj", "v_proj"], 6, "both"),
-    (["q_proj", "k_proj"], 1, "two"),
-]
-
-
-@pytest.mark.parametrize(("names", "tokens", "word"), REFUSED)
-def test_check_refuses_what_it_cannot_compare(names, tokens, word):
+@pytest.mark.parametrize(
+    ("names", "tokens", "word"),
+    [
+        ([], 6, "complexify before"),
+        (["q_proj"], 6, "both"),
+        (["q_proj", "k_proj"], 1, "two"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(names, tokens, word):
     model = build()
-    if names:
-        complexify(model, names=names)
+    complexify(model, names=names, init="fresh")
     with pytest.raises(ValueError, match=word):
         check(model, IDS[:, :tokens])
-
-
-def test_small_scores_are_told_from_values_with_two_tokens():
-    """As Granite's, which are divided by the width of a head instead of its root."""
-    model = build("GraniteForCausalLM", **SIZES, head_dim=128, attention_multiplier=1 / 128)
-    complexify(model)
-    assert all(attention.commutes for attention in check(model, IDS[:, :2]))
-
-
-def test_wrong_pairs_of_a_slow_rotation_are_noticed_with_few_tokens(monkeypatch):
-    rope = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4}
-    model = build("LlamaForCausalLM", **SIZES, head_dim=128, rope_parameters=rope)
-    forget_families(monkeypatch)
-    complexify(model, pairing="interleaved")
-    assert not any(attention.commutes for attention in check(model, IDS[:, :8]))
