@@ -7,7 +7,7 @@ import pytest
 
 from crope.config import ROOT
 
-BASE = {"config", "paper", "seeding", "errors", "files", "style"}
+BASE = {"config", "paper", "seeding", "errors", "files", "machine", "style"}
 ALLOWED = {
     **dict.fromkeys(BASE, BASE),  # each is a module
     "model": BASE,

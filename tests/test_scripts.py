@@ -102,14 +102,14 @@ def test_a_disk_that_fails_ends_a_multirun_at_once(call, monkeypatch, tmp_path):
         raise StorageError("a/file: No space left on device")
 
     runs = results(monkeypatch, fail)
-    error = call(train, f"results_dir={tmp_path} -m seed=3,4", *TOY_OVERRIDES)
+    error = call(train, f"-m results_dir={tmp_path} seed=3,4", *TOY_OVERRIDES)
     assert len(runs) == 1
     assert error == "error: a/file: No space left on device"
 
 
 def test_a_signal_ends_a_multirun_with_its_status(call, monkeypatch, tmp_path):
     runs = results(monkeypatch, lambda run: Outcome(run.run_id, "stopped", "stopped", 15))
-    assert call(train, f"results_dir={tmp_path} -m seed=3,4", *TOY_OVERRIDES) == 143
+    assert call(train, f"-m results_dir={tmp_path} seed=3,4", *TOY_OVERRIDES) == 143
     assert len(runs) == 1
 
 

@@ -6,23 +6,28 @@ study=table1`, `make reproduce` and the report expand the same list.
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from crope import paper
 from crope.config import DataConfig, ModelConfig
 from crope.errors import ConfigError, log_line, one_line
 from crope.files import read_json
 from crope.runs.compose import (
+    GROUPS,
     Run,
     build_run,
     check,
     check_label,
     compose_config,
+    config_error,
     group_files,
     group_values,
     typed,
@@ -222,7 +227,7 @@ def _expand(
     values = itertools.product(*(axes | {"data": corpora}).values())
     choices = [dict(zip(axes, combination, strict=True)) for combination in values]
     common = (f"scale={scale}", *overrides)  # a tuple: the base is composed once for it
-    _compose_base(common)  # raises for a wrong option, which is no fault of the study
+    _base(common)  # raises for a wrong option, which is no fault of the study
     try:
         return list(zip(choices, compose_runs(choices, common), strict=True))
     except ConfigError as error:
@@ -230,31 +235,39 @@ def _expand(
 
 
 def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str]) -> list[Run]:
-    """One run per choice (axis -> value), equal to Hydra's composition of `overrides` and the
+    """Returns one run per choice (axis -> value), equal to Hydra's composition of `overrides` and the
     choice.
 
-    Hydra needs 0.2 s per composition, so it composes once per combination of the axes that are not
-    of the model or the data; the sections `model` and `data`, on which no other key depends, are
-    replaced.
+    Hydra needs 0.2 s per composition, so it composes once per combination of groups other than model
+    and data. Keys are set afterwards; the sections `model` and `data`, on which no other key
+    depends, are replaced.
     """
     runs = []
     for choice in choices:
-        model_keys, others = {}, []
+        model_keys: dict[str, str] = {}
+        groups: list[tuple[str, str]] = []
+        keys: list[tuple[str, str]] = []
         for axis, value in choice.items():
             if axis.startswith("model."):
                 model_keys[axis.removeprefix("model.")] = value
             elif axis not in ("model", "data"):
-                others.append(f"{axis}={value}")
-        base = _compose_base((*overrides, *sorted(others)))
+                (groups if axis in GROUPS else keys).append((axis, value))
+        chosen = [f"{group}={value}" for group, value in sorted(groups)]
+        base = _base((*overrides, *chosen), tuple(sorted(keys)))
         name, dataset = choice["model"], choice["data"]
-        # In the order of conf/config.yaml: the row's width, the model's file, the scale's.
-        values = {"d_model": base.config.ablation.d_model, **group_values("model", name)}
-        values |= group_values("scale", base.scale).get("model", {})
-        model = typed(ModelConfig, values | model_keys)
+        width = base.config.ablation.d_model
+        model = _model(name, width, base.scale, tuple(model_keys.items()))
         config = replace(base.config, model=model, data=_data(dataset))
         check(config)
         runs.append(replace(base, config=config, model=variant_name(name, model), dataset=dataset))
     return runs
+
+
+@cache
+def _model(name: str, width: int, scale: str, keys: tuple[tuple[str, str], ...]) -> ModelConfig:
+    # In the order of conf/config.yaml: the row's width, the model's file, the scale's.
+    values = {"d_model": width} | group_values("model", name)
+    return typed(ModelConfig, values | group_values("scale", scale).get("model", {}) | dict(keys))
 
 
 @cache
@@ -265,9 +278,22 @@ def _data(name: str) -> DataConfig:
 
 
 @cache
-def _compose_base(overrides: tuple[str, ...]) -> Run:
+def _base(overrides: tuple[str, ...], keys: tuple[tuple[str, str], ...] = ()) -> Run:
+    cfg, choices = _composed(overrides)
+    cfg = deepcopy(cfg)
+    try:
+        for key, value in keys:
+            OmegaConf.update(cfg, key, value)
+    except OmegaConfBaseException as error:
+        raise config_error(error) from error
+    return build_run(cfg, choices)
+
+
+@cache
+def _composed(overrides: tuple[str, ...]) -> tuple[DictConfig, Mapping[str, str]]:
     cfg = compose_config(overrides)
-    return build_run(cfg, cfg.hydra.runtime.choices)
+    choices = dict(cfg.hydra.runtime.choices)
+    return OmegaConf.masked_copy(cfg, sorted({*map(str, cfg)} - {"hydra"})), choices
 
 
 def unavailable_datasets(results_dir: Path) -> dict[str, str]:
