@@ -1,6 +1,7 @@
 """What the scripts share: the code beside them, arguments, and errors of one line with a status."""
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+os.environ["MPLBACKEND"] = "Agg"  # they draw into files; a notebook's backend need not be here
 # The code beside the scripts, whatever checkout the environment was made for.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
