@@ -52,7 +52,7 @@ report: .venv/.stamp  ## results/report/index.html and tables from the records [
 explain: .venv/.stamp  ## the runs behind a number [CELL=table1/ptb/crope or P1; none: lists them; SCALE=...]
 	@$(PY) scripts/tools.py explain --from-make
 
-theory: .venv/.stamp  ## the papers' constructions, limits and decay in numbers: results/theory (minutes) [ARGS="--part recall"]
+theory: .venv/.stamp  ## the papers' constructions, limits and decay in numbers: results/theory
 	@$(PY) scripts/tools.py theory --from-make
 
 bench: .venv/.stamp  ## step times next to transformers and a plain loop, into docs/performance.md [ARGS="scale=paper" prints others]

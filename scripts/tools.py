@@ -85,12 +85,9 @@ def readme(options: Options) -> None:
 
 def theory(options: Options) -> None:
     """The papers' constructions, limits and decay in numbers: results/theory."""
-    from crope.theory.report import make_recall, make_theory
+    from crope.theory.report import make_theory
 
-    if options.part == "recall":
-        make_recall(options.results_dir / "theory")
-    else:
-        make_theory(options.results_dir / "theory", seeds=options.seeds)
+    make_theory(options.results_dir / "theory")
 
 
 def verify(options: Options) -> int:
@@ -216,11 +213,7 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
         arg("--scale", required=True),
     ],
     readme: [],
-    theory: [
-        "--results-dir",
-        arg("--seeds", type=positive, default=5, help="of the pointer task, a model (default: 5)"),
-        arg("--part", choices=["recall"], help="train the runs of associative recall (hours)"),
-    ],
+    theory: ["--results-dir"],
     verify: [
         "--results-dir",
         arg(

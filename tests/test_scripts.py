@@ -218,13 +218,8 @@ RESULTS = Path("results")
     ("words", "function", "expected"),
     [
         (
-            "theory --seeds=2 --results-dir=here",
+            "theory --results-dir=here",
             "theory.report.make_theory",
-            mock.call(HERE / "theory", seeds=2),
-        ),
-        (
-            "theory --part=recall --results-dir=here",
-            "theory.report.make_recall",
             mock.call(HERE / "theory"),
         ),
         (
