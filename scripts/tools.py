@@ -1,7 +1,7 @@
 """Smaller commands, one sub-command each: `python scripts/tools.py SUBCOMMAND --help`.
 
 before    prepare, status
-results   explain, plot, publish, readme, theory, verify
+results   explain, publish, readme, theory, verify
 a run     extrapolate, export, generate, upload (RUN is a folder, a run id or a unique start of one)
 code      golden
 """
@@ -56,16 +56,6 @@ def explain(options: Options) -> None:
 
     where = {"results_dir": options.results_dir, "scale": options.scale, "folders": options.runs}
     print(explain(options.cell, **where))
-
-
-def plot(options: Options) -> None:
-    """Draw a logged value of several runs in one picture; print the last values and differences.
-
-    RUN is a folder, a run id, the start of one, or a pattern of ids such as 'crope-ptb-*'.
-    """
-    from crope.report.plot import plot
-
-    print(plot(options.runs, key=options.key, out=options.out, results_dir=options.results_dir))
 
 
 def publish(options: Options) -> None:
@@ -201,11 +191,6 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
             help="table1/<dataset>/<model>, table2/<row>/<dataset>/<model>, P1, Q1, ... or"
             " <study>/<first>-<second>",
         ),
-    ],
-    plot: [
-        *("runs", "--results-dir"),
-        arg("--key", default="val/loss_nats", help="of metrics.jsonl (default: %(default)s)"),
-        arg("--out", type=Path, help="default: RESULTS_DIR/plot.png; or a name that ends in .svg"),
     ],
     publish: [
         "--results-dir",

@@ -228,11 +228,6 @@ RESULTS = Path("results")
             mock.call("a/cell", results_dir=HERE, scale="smoke", folders=[Path()]),
         ),
         (
-            "plot a b --key train/lr --out c.svg --results-dir=here",
-            "report.plot.plot",
-            mock.call(["a", "b"], key="train/lr", out=Path("c.svg"), results_dir=HERE),
-        ),
-        (
             "publish mine --scale=smoke --results-dir=here",
             "report.publish.publish",
             mock.call(HERE, "mine", scale="smoke"),
