@@ -34,7 +34,6 @@ from cli import Parser, arguments, folder, main_errors, positive
 # isort: split
 import pandas as pd
 import torch
-from bench import write_table
 from torch import Tensor, nn
 
 from crope.adapt import align_values, complexify
@@ -42,6 +41,7 @@ from crope.config import ROOT
 from crope.data.batches import sample_batch
 from crope.data.corpora import load_corpus
 from crope.errors import UserError, log_line
+from crope.files import write_text
 from crope.interop.calibration import calibrate, evaluation
 from crope.model.projections import LowRankLinear
 from crope.runs.compose import load_config
@@ -115,6 +115,19 @@ def main() -> None:
         print(table)
         if options.write and table:
             write_table(PAGE, f"{name} pretrained" if options.model else name, table)
+
+
+def write_table(page: Path, name: str, table: str) -> None:
+    """Replaces the table between the markers of `name`; appends it if the page has no such
+    markers.
+    """
+    begin, end = f"<!-- generated: bench {name} -->", "<!-- end of generated -->"
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(begin)
+    if end not in rest:
+        before, rest = f"{text.rstrip()}\n\n", f"{end}\n"
+    after = rest.partition(end)[2]
+    write_text(page, f"{before}{begin}\n\n{table}\n{end}{after}")
 
 
 def build_parser() -> Parser:
