@@ -1,7 +1,7 @@
 """Smaller commands, one sub-command each: `python scripts/tools.py SUBCOMMAND --help`.
 
 before    prepare, status
-results   explain, plot, publish, readme, theory, verify
+results   explain, publish, readme, theory, verify
 a run     extrapolate, export, generate (RUN is a folder, a run id or a unique start of one)
 code      golden
 """
@@ -56,16 +56,6 @@ def explain(options: Options) -> None:
     print(explain(options.cell, **where))
 
 
-def plot(options: Options) -> None:
-    """Draw a logged value of several runs in one picture; print the last values and differences.
-
-    RUN is a folder, a run id, the start of one, or a pattern of ids such as 'crope-ptb-*'.
-    """
-    from crope.report.plot import plot
-
-    print(plot(options.runs, key=options.key, out=options.out, results_dir=options.results_dir))
-
-
 def publish(options: Options) -> None:
     """Add complete and diverged runs of one scale, and n-gram losses, to results/published."""
     from crope.report.publish import publish
@@ -83,12 +73,9 @@ def readme(options: Options) -> None:
 
 def theory(options: Options) -> None:
     """The papers' constructions, limits and decay in numbers: results/theory."""
-    from crope.theory.report import make_recall, make_theory
+    from crope.theory.report import make_theory
 
-    if options.part == "recall":
-        make_recall(options.results_dir / "theory")
-    else:
-        make_theory(options.results_dir / "theory", seeds=options.seeds)
+    make_theory(options.results_dir / "theory")
 
 
 def verify(options: Options) -> int:
@@ -192,22 +179,13 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
             " <study>/<first>-<second>",
         ),
     ],
-    plot: [
-        *("runs", "--results-dir"),
-        arg("--key", default="val/loss_nats", help="of metrics.jsonl (default: %(default)s)"),
-        arg("--out", type=Path, help="default: RESULTS_DIR/plot.png; or a name that ends in .svg"),
-    ],
     publish: [
         "--results-dir",
         arg("set", metavar="SET", help="the set's name, such as quick-bf16"),
         arg("--scale", required=True),
     ],
     readme: [],
-    theory: [
-        "--results-dir",
-        arg("--seeds", type=positive, default=5, help="of the pointer task, a model (default: 5)"),
-        arg("--part", choices=["recall"], help="train the runs of associative recall (hours)"),
-    ],
+    theory: ["--results-dir"],
     verify: [
         "--results-dir",
         arg(

@@ -1,9 +1,9 @@
-"""The benchmark script: what it times and counts, and where its tables go."""
+"""The benchmark script: what its baseline is, and whose times stand under which name."""
 
 import math
-from unittest.mock import Mock
 
 import bench
+import pandas as pd
 import pytest
 import torch
 
@@ -12,59 +12,84 @@ from crope.runs.compose import load_run
 from .conftest import TOY_OVERRIDES, TOY_VOCAB
 
 CONFIG = load_run(TOY_OVERRIDES).config  # 2 sequences of 16 tokens, 1 layer, D 16
+CPU = torch.device("cpu")
 
 
-def test_the_plain_baseline_is_gpt_2():
-    """(V + L) D + N (12 D^2 + 13 D) + 2 D weights, and log V before training."""
-    model = bench.PlainGPT(CONFIG, TOY_VOCAB)
-    count = sum(parameter.numel() for parameter in model.parameters())
+@pytest.fixture
+def plain():
+    return bench.PlainGPT(CONFIG)
+
+
+def test_the_plain_baseline_has_the_weights_of_gpt_2(plain):
+    """(V + L) D + N (12 D^2 + 13 D) + 2 D."""
+    count = sum(parameter.numel() for parameter in plain.parameters())
     assert count == 316 * 16 + (12 * 256 + 13 * 16) + 32
+
+
+def test_the_plain_baseline_starts_at_the_loss_of_a_guess(plain):
+    """log V."""
     tokens_BT = torch.arange(32).view(2, 16)
-    loss = model(tokens_BT, tokens_BT)["loss"].item()
-    assert loss == pytest.approx(math.log(300), rel=0.02)
+    loss = plain(tokens_BT, tokens_BT)["loss"].item()
+    assert loss == pytest.approx(math.log(TOY_VOCAB), rel=0.02)
+
+
+def test_the_plain_baseline_sees_no_token_ahead(plain):
+    """The loss of the first target is the same whatever follows its input."""
+    labels_BT = torch.full((2, 16), -100)  # counts nowhere
+    labels_BT[:, 0] = 7
+    first_BT = torch.zeros(2, 16, dtype=torch.long)
+    other_BT = first_BT.clone()
+    other_BT[:, 1:] = 5
+    losses = [plain(tokens_BT, labels_BT)["loss"].item() for tokens_BT in (first_BT, other_BT)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
 def test_each_implementation_is_timed_in_turn(monkeypatch):
     """In milliseconds of one step, by a clock that `slow` moves by 0.01 s."""
     calls = []
+    loss = torch.zeros(())
     monkeypatch.setattr(bench.time, "perf_counter", lambda: 0.01 * calls.count("slow"))
-    builds = {
-        "slow": lambda: lambda: calls.append("slow"),
-        "fast": lambda: lambda: calls.append("fast"),
-    }
-    times = bench.time_steps(builds, torch.device("cpu"), rounds=2)
-    assert times == {"slow": pytest.approx(10), "fast": 0}
-    turns = 4 * ["slow"] + 4 * ["fast"]
-    assert calls == 5 * ["slow"] + 5 * ["fast"] + turns + turns
+
+    def make(name):
+        return lambda number: calls.append(name) or loss
+
+    times = bench.time_steps({"slow": make("slow"), "fast": make("fast")})
+    assert times.to_dict() == pytest.approx({"slow": 10, "fast": 0})
+    assert calls == (10 * ["slow"] + 10 * ["fast"]) * 6
 
 
-def test_an_implementation_that_fails_costs_no_other(capsys):
-    broken = Mock(side_effect=RuntimeError("out of\nmemory"))
-    chosen = {"broken": lambda: broken, "sound": lambda: lambda: None}
-    assert list(bench.time_steps(chosen, torch.device("cpu"), rounds=1)) == ["sound"]
-    assert capsys.readouterr().err == "broken: RuntimeError: out of memory\n"
+def test_the_first_turn_which_compiles_does_not_count(monkeypatch):
+    """Of six turns; each moves the clock by 1 s, the first by 1,000 s."""
+    ends = iter([0, 1000, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1])
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(ends))
+    monkeypatch.setattr(bench, "STEPS", 1)
+    assert bench.time_steps({"one": lambda number: torch.zeros(())})["one"] == 1000
 
 
-def test_a_table_has_rates_mfu_and_ratios_to_our_fastest_setting(monkeypatch):
-    """32 tokens a step, of 128,000 operations a token: half of the peak in 8 ms."""
-    monkeypatch.setattr(bench, "peak_flops", lambda device, precision: 1.024e9)
-    monkeypatch.setattr(bench, "train_flops_per_token", lambda *_, **__: 128_000)
-    ours = {f"{bench.OURS}: eager": 8.0, f"{bench.OURS}: compiled": 4.0}
-    table = bench.render_steps(CONFIG, ours | {"plain (eager, fp32)": 2.0})
-    assert table.splitlines()[4:] == [
-        "| this project: eager | 8 | 4,000 | 50.0 % | 2.00 |",
-        "| this project: compiled | 4 | 8,000 | 100.0 % | 1.00 |",
-        "| plain (eager, fp32) | 2 | 16,000 | – | 0.50 |",
+def test_a_row_says_what_is_timed():
+    """As shipped and at the strongest, which is eager bf16 here; 300 tokens, and 320 = 5 times 64."""
+    overrides = [text for text in TOY_OVERRIDES if "precision" not in text]
+    overrides += ["train.precision=bf16", "runtime.compile=false"]
+    assert list(bench.build_steps(overrides, CPU)) == [
+        "this project: eager, fp32, V 300",
+        "plain PyTorch loop: eager, fp32, V 300",
+        "transformers GPT-2: eager, fp32, V 300",
+        "this project: eager, bf16, V 320",
+        "plain PyTorch loop: eager, bf16, V 320",
+        "transformers GPT-2: eager, bf16, V 320",
     ]
 
 
-def test_the_script_at_tiny_sizes(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(bench, "PAGE", tmp_path / "page.md")
-    bench.PAGE.write_text("# Page\n")
-    monkeypatch.setattr("sys.argv", ["bench.py", "--smoke", "--write", "runtime.compile=false"])
+def test_a_table_has_times_and_their_ratios_to_the_shortest():
+    table = bench.render(CONFIG, CPU, pd.Series({"ours": 4.0, "plain": 6.0}))
+    first, _, *rows = table.splitlines()
+    assert first.startswith("B 2, L 16, D 16; ")
+    assert [row.split() for row in rows] == [["ours", "4.0", "1.0"], ["plain", "6.0", "1.5"]]
+
+
+@pytest.mark.parametrize("words", [[], ["--profile"]])
+def test_the_script_at_tiny_sizes(words, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["bench.py", *words, *TOY_OVERRIDES, "runtime.compile=false"])
     bench.main()
-    printed, page = capsys.readouterr().out, bench.PAGE.read_text()
-    assert "| this project: eager, " in printed
-    assert "| plain PyTorch loop: as shipped" in printed
-    assert "<!-- generated: bench steps" in page
-    assert printed.strip() in page
+    expected = "Self CPU" if words else "transformers GPT-2: eager, fp32, V 320"
+    assert expected in capsys.readouterr().out

@@ -28,6 +28,8 @@ from crope.theory.complex_maps import Array, dense
 from crope.theory.rotary import frequencies, missed_weight
 
 LEAN = 0.02  # of a query towards the tokens behind or ahead, see absolute_pointing
+# The sequence of Fig. 3: 0 is "next", 1 is "nexnext", others are words. Each pointer's target is in it.
+EXAMPLE = (2, 0, 3, 1, 4, 0, 1, 5, 6, 1, 0, 7)
 # Widths, gain of the queries, and tokens in a window, for which missed weights are printed.
 WIDTHS, GAIN, WINDOW = (16, 4096), 1000.0, 64
 
@@ -194,14 +196,15 @@ def set_map(layer: nn.Module, w: NDArray[np.generic]) -> None:
             layer.get_parameter("weight").copy_(torch.from_numpy(dense(value.numpy())))
 
 
-def construction_results(tokens: Sequence[int], *, width: int) -> dict[str, Any]:
-    """Sec. 4.3 in numbers: missed weights, and the attention on `tokens` (0 "next", 1 "nexnext")."""
+def construction_results(*, width: int) -> dict[str, Any]:
+    """Computes Sec. 4.3 in numbers: missed weights, and the attention on EXAMPLE."""
     missed = partial(missed_weight, length=WINDOW, offsets=(1, 2))
-    offsets = [token + 1 if token < 2 else 0 for token in tokens]
+    offsets = [token + 1 if token < 2 else 0 for token in EXAMPLE]
     # Gains at which the weights on the targets are near 1.
     rotary = pointing(offsets, width=width, projection="complex", gain=300.0)
     absolute = absolute_pointing(offsets, width=width, gain=30_000.0)
     return {
+        "width": width,
         "window": WINDOW,
         "widths": WIDTHS,
         "missed_by_width": [missed(frequencies(w), gain=1.0) for w in WIDTHS],

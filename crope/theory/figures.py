@@ -1,41 +1,28 @@
-"""Figs. 1 to 3, RoFormer's decay and the recall experiment as matplotlib Figures.
+"""Figs. 1 to 3 and RoFormer's decay as matplotlib Figures.
 
 Each function draws data of its module and computes nothing: crope.theory.complex_maps (Figs. 1 and
-2), constructions and pointer_task (Fig. 3), rotary (decay), recall.
+2), constructions (Fig. 3), rotary (decay).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import torch
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
-from matplotlib.ticker import ScalarFormatter
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from crope.paper import MODEL_LABELS
-from crope.style import COLOURS, LINES, MARKERS, MUTED, TEXT, new_figure
+from crope.style import COLOURS, MUTED, TEXT, new_figure
 from crope.theory.complex_maps import GLYPH, MARKED, SIGMA, complex_fraction, plane_maps
-from crope.theory.pointer_task import EXAMPLE, NEXNEXT, NEXT, targets
-from crope.theory.recall import LABELS, Plan
+from crope.theory.constructions import EXAMPLE
 
 Data = Mapping[str, Any]
 
 FRAME = COLOURS["learned"]  # what CRoPE cannot do, and targets of pointers
 # Of Fig. 1. A number and its negative look nearly alike, because they are one free number.
 SHADES = {"w": 0.15, "a": 0.15, "b": 0.4, "−b": 0.6}
-# The recall experiment borrows looks: a model keeps its own, and those that no other figure has
-# look like one that is not in this picture.
-LOOKS = {
-    "rope": "rope",
-    "crope": "crope",
-    "conjugate": "relative_bias",
-    "halved": "nope",
-    "lowrank": "alibi",
-}
 
 
 def draw_entries(entries: Mapping[str, NDArray[np.str_]]) -> Figure:
@@ -101,18 +88,14 @@ def draw_function_space() -> Figure:
     return figure
 
 
-def draw_attention(by_hand: Data, learned: Data) -> Figure:
-    """Fig. 3: attention of the pointers of EXAMPLE, ideal, set by hand and learned (six panels);
-    frames mark the targets.
-    """
-    target_BT, asked_BT = targets(torch.tensor([EXAMPLE]))
-    rows = asked_BT[0].nonzero().flatten()
-    panels: dict[str, ArrayLike] = {"ideal": np.eye(len(EXAMPLE))[target_BT[0]]}
+def draw_attention(by_hand: Data) -> Figure:
+    """Fig. 3: attention of the pointers of EXAMPLE, ideal and set by hand; frames mark the targets."""
+    pointers = {0: "next", 1: "nexnext"}
+    rows = [row for row, token in enumerate(EXAMPLE) if token in pointers]
+    targets = [row + EXAMPLE[row] + 1 for row in rows]
+    panels = {"ideal": np.eye(len(EXAMPLE))[targets]}
     for name, weights in by_hand.items():
-        panels[f"{name}, by hand"] = weights
-    for model, label in MODEL_LABELS.items():
-        panels[f"{label}, learned"] = learned[model]
-    pointers = {NEXT: "next", NEXNEXT: "nexnext"}
+        panels[f"{name}, by hand"] = np.array(weights)[rows]
     names = [pointers.get(token, f"word {token - 1}") for token in EXAMPLE]
     shades = LinearSegmentedColormap.from_list("shades", ["white", TEXT])
     # Open squares around the targets; at the edge they reach out of the panel.
@@ -122,11 +105,11 @@ def draw_attention(by_hand: Data, learned: Data) -> Figure:
         "markersize": 13,
         "clip_on": False,
     }
-    figure = new_figure(9.0, 4.3, **{"axes.grid": False})
-    axes = figure.subplots(2, 3, sharex=True, sharey=True)
+    figure = new_figure(9.0, 2.4, **{"axes.grid": False})
+    axes = figure.subplots(1, 3, sharex=True, sharey=True)
     for axis, (title, weights) in zip(axes.flat, panels.items(), strict=True):
-        image = axis.imshow(np.array(weights)[rows], cmap=shades, vmin=0, vmax=1)
-        axis.plot(target_BT[0, rows], range(len(rows)), "s", **frames)
+        image = axis.imshow(weights, cmap=shades, vmin=0, vmax=1)
+        axis.plot(targets, range(len(rows)), "s", **frames)
         axis.set_title(title)
         axis.set_xticks(range(len(names)), names, rotation=90)
         axis.set_yticks(range(len(rows)), [f"{names[row]} ({row})" for row in rows])
@@ -155,45 +138,4 @@ def draw_decay(data: Data) -> Figure:
     right.legend(loc="upper right")
     for axis in (left, right):
         axis.set_xlabel("relative distance (tokens)")
-    return figure
-
-
-def draw_recall(runs: pd.DataFrame, plan: Plan) -> Figure:
-    """Accuracy at the most pairs by head width: mean, and a band from lowest to highest seed."""
-    figure = new_figure(5.4, 3.4)
-    axis = figure.subplots()
-    most = max(plan.pairs)
-    for model, look in LOOKS.items():
-        colour = COLOURS[look]
-        # CRoPE's dashes and open markers show RoPE's wide line below them.
-        thickness: Data = {"linewidth": 4, "alpha": 0.4} if model == "rope" else {}
-        of_model = runs[runs["model"] == model]
-        by_width = of_model.groupby("width")[f"accuracy_{most}"]
-        seeds = by_width.agg(["mean", "min", "max"])
-        axis.plot(
-            seeds["mean"],
-            label=LABELS[model],
-            color=colour,
-            linestyle=LINES.get(look, "-"),
-            marker=MARKERS[look],
-            markersize=5,
-            markerfacecolor="none",
-            **thickness,
-        )
-        axis.fill_between(
-            seeds.index,
-            seeds["min"],
-            seeds["max"],
-            color=colour,
-            alpha=0.15,
-        )
-    axis.axhline(plan.level, color=MUTED, linewidth=0.8, linestyle="--")
-    axis.set(
-        title=f"accuracy at {most} pairs",
-        xlabel="head width",
-        ylim=(0, 1.02),
-    )
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_formatter(ScalarFormatter())  # 8, not 2^3
-    axis.legend(loc="lower right")
     return figure

@@ -237,7 +237,10 @@ def test_a_file_that_cannot_be_written_is_a_storage_error_and_loses_nothing(
 
 def test_a_disk_without_locks_is_a_storage_error(run):
     refusal = OSError(errno.ENOLCK, "No locks available")
-    with mock.patch("fcntl.flock", side_effect=refusal), raises_one_line(StorageError, "cannot lock"):
+    with (
+        mock.patch("fcntl.flock", side_effect=refusal),
+        raises_one_line(StorageError, "cannot lock"),
+    ):
         execute(run)
 
 

@@ -250,11 +250,12 @@ def test_printed_missed_weights_and_panels_are_those_of_the_constructions():
     for kind in (1, 2):
         made = crope_pointing([kind] * 64, width=16)
         weights.extend(np.diagonal(made.weights(), kind))
-    found = construction_results((0, 1, 2), width=16)
+    found = construction_results(width=16)
     missed = pytest.approx(1 - np.mean(weights), abs=1e-6)
     assert found["missed_by_width"][0] == missed
     assert found["missed_by_gain"][0] == missed
-    rotary = crope_pointing([1, 2, 0], width=16, gain=300)
-    absolute = absolute_pointing([1, 2, 0], width=16, gain=30_000)
+    offsets = [0, 1, 0, 2, 0, 1, 2, 0, 0, 2, 1, 0]
+    rotary = crope_pointing(offsets, width=16, gain=300)
+    absolute = absolute_pointing(offsets, width=16, gain=30_000)
     assert_allclose(found["attention"]["rotary"], rotary.weights(), atol=1e-12)
     assert_allclose(found["attention"]["absolute"], absolute.weights(), atol=1e-12)
