@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -13,10 +12,10 @@ import pytest
 import tools
 import yaml
 
-from crope.config import ROOT, DataConfig, ModelConfig
+from crope.config import ROOT, DataConfig, ModelConfig, keys
 from crope.model import positions
 from crope.runs import study
-from crope.runs.compose import check_overrides, typed
+from crope.runs.compose import GROUPS, check_words, group_files, typed
 from tests.test_tutorial import TUTORIAL, blocks
 
 PAGES = [
@@ -54,35 +53,6 @@ def test_make_commands_name_targets():
     targets = re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE)
     named = re.findall(r"(?:`|^    )make ([a-z-]+)", TEXT, re.MULTILINE)
     assert named and set(named) <= set(targets)
-    # None of its variables is ignored: a script refuses an option that it does not have.
-    scripts = re.findall(r"\$\(PY\) scripts/.*", makefile)
-    assert len(scripts) > 10
-    for script in scripts:
-        assert "--from-make" in script or "bench.py" in script or script.endswith("\\")
-
-
-VALUES = [
-    "1; touch {}",
-    "`touch {}`",
-    "$(touch {})",
-    "$(shell touch {})",
-    "$$(touch {})",
-    "\"; touch {}; '",
-    "1\ntouch {}",
-    "a # b {}",
-]
-
-
-@pytest.mark.parametrize("name", ["STUDY", "SEEDS", "SCALE", "CELL", "RUNS", "ARGS", "PYTHON"])
-def test_no_value_of_a_variable_of_make_is_executed(name, tmp_path):
-    """Nor is it changed on its way: the recipe prints what it gets."""
-    makefile = (ROOT / "Makefile").read_text()
-    makefile += f'\nshown:\n\t@"{sys.executable}" -c "import os; print(os.environ[\'{name}\'])"\n'
-    (tmp_path / "Makefile").write_text(makefile)
-    for value in VALUES:
-        given = value.format(tmp_path / "executed")
-        assert make("-s", "shown", f"{name}={given}", cwd=tmp_path).stdout == f"{given}\n"
-    assert not (tmp_path / "executed").exists()
 
 
 def test_a_variable_that_make_does_not_know_is_refused():
@@ -93,21 +63,23 @@ def test_a_variable_that_make_does_not_know_is_refused():
     assert "SEED;" in line
 
 
-@pytest.mark.parametrize("target", ["status", "explain", "report", "upload", "reproduce", "bench"])
-def test_a_recipe_sees_no_value(target):
-    values = [f"{name}=; exit" for name in ("STUDY", "SEEDS", "SCALE", "CELL", "RUNS", "ARGS")]
-    recipe = make("-n", target, "-o", ".venv/.stamp", *values).stdout
-    assert "scripts/" in recipe and "exit" not in recipe
+def test_variables_of_make_become_options():
+    words = ["STUDY=a b", "SEEDS=2", "SCALE=quick", "ARGS=tracker=none"]
+    recipe = make("-n", "reproduce", "-o", ".venv/.stamp", *words).stdout
+    options = "--study a --study b --seeds 2 --scale quick tracker=none"
+    assert recipe.split() == f".venv/bin/python scripts/reproduce.py {options}".split()
 
 
 @pytest.mark.parametrize("command", commands("train"))
 def test_training_commands_name_valid_keys(command):
-    known = []
-    for word in shlex.split(command, comments=True):
-        # But for what the reader of the tutorial makes.
-        if "=" in word and not re.search(r"\b(letters|fineweb|gaussian)", word):
-            known.append(word)
-    check_overrides(known, multirun=" -m " in command)
+    """Values too, but for what the reader of the tutorial makes."""
+    words = [word for word in shlex.split(command, comments=True) if "=" in word]
+    check_words(words)
+    for word in words:
+        key, _, values = word.lstrip("+").partition("=")
+        assert key in [*keys(), *GROUPS] or key.startswith("hydra")
+        if key in GROUPS and not re.search(r"letters|fineweb|gaussian|\(", values):
+            assert set(values.split(",")) <= group_files(key).keys()
 
 
 @pytest.mark.parametrize("command", commands("tools"))
