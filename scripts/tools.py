@@ -24,7 +24,7 @@ Options = argparse.Namespace
 
 
 def prepare(options: Options) -> int:
-    """Download, check and tokenise datasets ahead of training; print their n-gram losses."""
+    """Download, check and tokenise datasets ahead of training."""
     from crope import paper
     from crope.runs.compose import group_values, load_run, quoted_override
     from crope.runs.prepare import prepare
@@ -69,7 +69,7 @@ def plot(options: Options) -> None:
 
 
 def publish(options: Options) -> None:
-    """Add complete and diverged runs of one scale, and n-gram losses, to results/published."""
+    """Add complete and diverged runs of one scale, and their n-gram losses, to results/published."""
     from crope.report.publish import publish
 
     run_ids = publish(options.results_dir, options.set, scale=options.scale)

@@ -5,24 +5,18 @@
         tokenizer.json               format of the `tokenizers` library
         meta.json                    source, tokenizer, counts of tokens, words, bytes and lines,
                                      sha256
-        ngrams.json                  losses of n-gram models; added by `prepare`
 
 The folder's name hashes the source and the tokenizer's settings. The folder appears complete or not
-at all; nothing but ngrams.json is changed later. For a pinned corpus the name does not depend on
-the raw text, so prepared tokens can be used without it.
+at all, and is never changed. For a pinned corpus the name does not depend on the raw text, so
+prepared tokens can be used without it.
 """
 
-import atexit
 import json
-import os
 import platform
 import re
 import shutil
-import signal
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain, islice
@@ -45,7 +39,7 @@ from crope.data.corpora import (
     source_of,
 )
 from crope.data.fetch import GPT2_FILE, fetch
-from crope.errors import ConfigError, DataError, StorageError, log_line
+from crope.errors import ConfigError, DataError, log_line
 from crope.files import json_sha256, read_json, sha256_file, write_json, write_text
 
 TOKENS_DIR = CACHE_DIR / "tokens"
@@ -81,24 +75,31 @@ def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> T
     text if needed.
 
     Raises DataUnavailable if the text is nowhere to be had, DataError if it is corrupt, ConfigError
-    if it is too small for the vocabulary, StorageError if the files cannot be written.
+    if it is too small for the vocabulary, OSError if the files cannot be written.
     """
+    if not is_pinned(corpus):  # the text itself names the folder
+        _fetch_text(corpus, data_dir)
+    source = corpus_sha256(corpus, data_dir)
+    folder = _folder(corpus, source, tokenizer)
+    if (tokens := open_tokens(folder)) is not None:
+        return tokens
+    log_line(f"preparing {corpus}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
+    with corpus_lock(corpus):
+        # Another process may have made them while this one waited.
+        return open_tokens(folder) or _write_tokens(folder, corpus, source, tokenizer, data_dir)
+
+
+def open_tokens(folder: Path) -> TokenSet | None:
+    """Opens token files after verifying their sha256 (PG-19: 40 ms); None if they have to be made."""
     try:
-        if not is_pinned(corpus):  # the text itself names the folder
-            _fetch_text(corpus, data_dir)
-        source = corpus_sha256(corpus, data_dir)
-        folder = _folder(corpus, source, tokenizer)
-        if (tokens := _open_valid(folder, log=False)) is not None:
-            return tokens
-        log_line(f"preparing {corpus}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
-        with corpus_lock(corpus):
-            # Another process may have made them while this one waited.
-            return _open_valid(folder) or _write_tokens(folder, corpus, source, tokenizer, data_dir)
-    except OSError as error:
-        raise StorageError(
-            f"{error.filename or TOKENS_DIR}: {error.strerror or error}; free space or fix "
-            f"permissions to prepare {corpus}"
-        ) from error
+        meta = read_json(folder / "meta.json")
+        digests = {f"{split}.npy": meta["splits"][split]["sha256"] for split in SPLITS}
+        for name, digest in {**digests, "tokenizer.json": meta["tokenizer"]["file_sha256"]}.items():
+            if sha256_file(folder / name) != digest:
+                return None
+        return _map(folder, meta)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def corpus_lock(corpus: str) -> FileLock:
@@ -138,7 +139,7 @@ def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     text = chain.from_iterable(map(pieces, texts))
-    _in_thread(lambda: tokenizer.train_from_iterator(text, trainer=trainer))
+    tokenizer.train_from_iterator(text, trainer=trainer)
     reached = tokenizer.get_vocab_size()
     if reached != vocab_size:
         raise ConfigError(
@@ -211,23 +212,6 @@ def _gpt2_file(data_dir: Path) -> Path:
     file = find_file(GPT2_FILE, data_dir)
     assert file is not None
     return file
-
-
-def _open_valid(folder: Path, *, log: bool = True) -> TokenSet | None:
-    """The token files after verifying their sha256 (PG-19: 40 ms), or None if they have to be made."""
-    if not folder.exists():
-        return None
-    try:
-        meta = read_json(folder / "meta.json")
-        digests = {f"{split}.npy": meta["splits"][split]["sha256"] for split in SPLITS}
-        for name, digest in {**digests, "tokenizer.json": meta["tokenizer"]["file_sha256"]}.items():
-            if sha256_file(folder / name) != digest:
-                raise ValueError(f"{name}: sha256 differs from meta.json")
-        return _map(folder, meta)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if log:
-            log_line(f"data/tokens/{folder.name}: corrupt ({error}); making it again")
-        return None
 
 
 def _map(folder: Path, meta: dict[str, Any]) -> TokenSet:
@@ -311,30 +295,6 @@ def _write_split(
     np.save(path, array)
     raw.unlink()
     return {"tokens": array.size, **counts, "sha256": sha256_file(path), "dtype": dtype.name}
-
-
-def _in_thread(work: Callable[[], None]) -> None:
-    """Does the work while this thread waits, which a signal ends at once; a call into a library
-    would first return, after a minute.
-    """
-    result: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-            result.set_result(None)
-        except BaseException as error:
-            result.set_exception(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    try:
-        thread.start()
-        result.result()
-    except KeyboardInterrupt as error:
-        status = 128 + (error.args[0] if error.args else signal.SIGINT)
-        # If the call returned into an interpreter that is being taken down, the process would abort.
-        atexit.register(lambda: thread.is_alive() and os._exit(status))
-        raise
 
 
 def _byte_level(model: models.BPE) -> Tokenizer:

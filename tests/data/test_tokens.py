@@ -1,9 +1,7 @@
 """Tokenizers and token files, against whole-text encoding, known counts and digests; damaged files."""
 
-import os
 import random
 import shutil
-import signal
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from crope.config import TokenizerConfig
 from crope.data.corpora import load_corpus, tiny_corpus
-from crope.data.ngrams import load_ngrams
+from crope.data.ngrams import ngram_entry
 from crope.data.tokens import (
     GPT2_FILE,
     _write_split,
@@ -28,7 +26,7 @@ from crope.data.tokens import (
     train_bpe,
     vocabulary_of,
 )
-from crope.errors import ConfigError, DataError, StorageError
+from crope.errors import ConfigError, DataError
 from crope.files import sha256_file
 from tests.conftest import contents, raises_one_line
 from tests.data.conftest import FILES, SMALL, write
@@ -66,26 +64,6 @@ def test_pairs_that_occur_twice_are_merged():
     assert merges == [("c", "d"), ("cd", "e")]
     with raises_one_line(ConfigError, "tokenizer.vocab_size=258: .* 257"):
         train_bpe([["ab\ncd\ncd"]], 258)
-
-
-def test_a_signal_acts_while_the_library_trains(monkeypatch):
-    """Which would return after a minute; here it does so when the test has ended."""
-    released, at_exit, exit_now = threading.Event(), mock.Mock(), mock.Mock()
-
-    def train_from_iterator(texts, trainer):
-        os.kill(os.getpid(), signal.SIGINT)
-        released.wait()
-
-    slow = mock.Mock(train_from_iterator=train_from_iterator)
-    monkeypatch.setattr("crope.data.tokens._byte_level", lambda _: slow)
-    monkeypatch.setattr("atexit.register", at_exit)
-    monkeypatch.setattr("os._exit", exit_now)
-    with pytest.raises(KeyboardInterrupt):
-        train_bpe([["text"]], 300)
-    # The process ends without waiting for the library.
-    at_exit.call_args.args[0]()
-    released.set()
-    exit_now.assert_called_once_with(130)
 
 
 def test_an_error_in_a_text_is_that_of_the_training():
@@ -179,7 +157,7 @@ def test_an_own_corpus_gets_other_files_when_its_text_changes(data_dir, capsys):
 
 
 @pytest.mark.parametrize("name", ["meta.json", "train.npy", "validation.npy", "tokenizer.json"])
-def test_a_token_file_that_is_changed_or_removed_is_made_again(data_dir, name, capsys):
+def test_a_token_file_that_is_changed_or_removed_is_made_again(data_dir, name):
     """By one bit, that of an id in the last token."""
     folder = load("ptb", data_dir).folder
     expected = contents(folder)
@@ -188,16 +166,15 @@ def test_a_token_file_that_is_changed_or_removed_is_made_again(data_dir, name, c
     (folder / name).write_bytes(changed)
     load("ptb", data_dir)
     assert contents(folder) == expected
-    assert "making it again" in capsys.readouterr().err
     (folder / name).unlink()
     load("ptb", data_dir)
     assert contents(folder) == expected
 
 
-def test_a_full_disk_is_one_line_and_leaves_no_folder(data_dir, monkeypatch):
+def test_a_full_disk_leaves_no_folder(data_dir, monkeypatch):
     full = mock.Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("crope.data.tokens.write_json", full)
-    with raises_one_line(StorageError, "No space"):
+    with pytest.raises(OSError, match="No space"):
         load("ptb", data_dir)
     assert not list((data_dir.parent / "tokens").glob("*ptb-*"))
 
@@ -241,4 +218,4 @@ def test_token_ids_are_those_of_the_published_runs(real_data, tmp_path, monkeypa
     assert sha256_file(tokens.folder / "train.npy") == train
     assert sha256_file(tokens.folder / "validation.npy") == validation
     losses = {"unigram": 6.360068, "bigram": 4.372086, "trigram": 4.066469}
-    assert load_ngrams(tokens)["loss_nats"] == losses
+    assert ngram_entry(tokens)["loss_nats"] == losses
