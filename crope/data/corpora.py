@@ -136,7 +136,10 @@ def data_config(corpus: str) -> DataConfig:
         return DataConfig(corpus)
     try:
         merged = OmegaConf.merge(OmegaConf.structured(DataConfig), OmegaConf.load(file))
-        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+        data: DataConfig = OmegaConf.to_object(merged)  # type: ignore[assignment]
+        if data.hub and not data.hub.revision:
+            raise ValueError("data.hub.revision: missing; give a commit, a tag or a named ref")
+        return data
     # OSError: what OmegaConf raises for a file that is no mapping.
     except (ValueError, OSError, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"conf/data/{file.name}: {one_line(error)}") from error

@@ -1,5 +1,5 @@
 """Downloads of corpus files that are in no local folder: from the Hugging Face hub and the official
-sites, or from a local folder in another format.
+sites.
 
 fetch() writes canonical, verified files to RAW_DIR. The section `hub` of conf/data/<corpus>.yaml
 names the files of each split of a dataset, so that no test split is downloaded. The hub's
@@ -11,14 +11,13 @@ otherwise the hub's client repeats requests and words errors.
 import logging
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
-from glob import escape
 from itertools import chain
 from math import inf
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -26,6 +25,7 @@ from crope.config import HubConfig
 from crope.data import corpora
 from crope.data.corpora import (
     SOURCE_FILE,
+    SPLITS,
     Document,
     canonical,
     check_content,
@@ -37,7 +37,7 @@ from crope.data.corpora import (
     source_of,
 )
 from crope.data.rows import format_of, read_texts
-from crope.errors import ConfigError, DataError, DataUnavailable, log_line, one_line, storage_error
+from crope.errors import ConfigError, DataError, DataUnavailable, UserError, log_line, one_line
 from crope.files import write_json
 
 GPT2_FILE = "tokenizers/gpt2/tokenizer.json"
@@ -70,25 +70,33 @@ def fetch(corpus: str, files: Sequence[str]) -> None:
         site = urlsplit(url).netloc or url
         log_line(f"fetching {corpus}: {len(wanted)} files from {site}")
         try:
-            _connect(url)
-            _write_all(corpus, read, site, wanted)
+            with _reaching(site):
+                _connect(url)
+            for relative in wanted:
+                _write(corpus, read, site, relative)
             return
+        except DataUnavailable as error:
+            causes.append(str(error))
         except (ConfigError, DataError) as error:
             wrong = error
             if source_of(corpus):  # corrected, it is another source
                 for relative in files:
                     (corpora.RAW_DIR / relative).unlink(missing_ok=True)
-        except Exception as error:  # the clients' error types are many; all mean: not fetched
-            if isinstance(error, OSError) and storage_error(error, corpora.RAW_DIR):
-                raise
-            causes.append(f"{site}: {type(error).__name__}: {one_line(error)[:200]}")
         wanted = [relative for relative in wanted if not (corpora.RAW_DIR / relative).is_file()]
     remedy = f"fetching failed ({'; '.join(causes)}); {WAYS_OUT}" if causes else ""
     raise wrong or DataUnavailable(missing_text(corpus, wanted, remedy))
 
 
-def _endpoint() -> str:
-    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+@contextmanager
+def _reaching(site: str) -> Iterator[None]:
+    """Raises DataUnavailable for any error of a client but a UserError: their types are many."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        cause = f"{site}: {type(error).__name__}: {one_line(error)[:300]}"
+        raise DataUnavailable(cause) from error
 
 
 def _record_source(corpus: str) -> None:
@@ -104,34 +112,15 @@ def _record_source(corpus: str) -> None:
 
 
 def _connect(url: str) -> None:
-    """Raises OSError if a site accepts no connection: the hub's client would try for minutes.
+    """Raises OSError if a site accepts no connection: the hub's client would try for minutes."""
+    from huggingface_hub.constants import is_offline_mode
 
-    Silences that client too.
-    """
-    import huggingface_hub
-    from huggingface_hub import constants
-
-    huggingface_hub.logging.set_verbosity_error()
-    for client in ("httpx", "httpx2"):
-        logging.getLogger(client).setLevel(logging.WARNING)  # Hydra prints a line per request
-    if not sys.stderr.isatty():
-        huggingface_hub.utils.disable_progress_bars()
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # Hydra prints a line per request
     parts = urlsplit(url)
-    # A local folder or the cache has no host; behind a proxy only the client knows the way.
-    if parts.hostname and not constants.is_offline_mode() and not getproxies():
+    # The cache has no host; behind a proxy only the client knows the way.
+    if parts.hostname and not is_offline_mode() and not getproxies():
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((parts.hostname, port), CONNECT_S).close()
-
-
-def _write_all(corpus: str, read: Read, site: str, files: Sequence[str]) -> None:
-    """Writes each file; the first error ends it. Books are read eight at a time."""
-    write = partial(_write, corpus, read, site)
-    if not files[0].startswith("pg19/"):  # in this thread, which Ctrl-C interrupts
-        for relative in files:
-            write(relative)
-        return
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(write, files))
 
 
 def _write(corpus: str, read: Read, site: str, relative: str) -> None:
@@ -141,7 +130,7 @@ def _write(corpus: str, read: Read, site: str, relative: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with incomplete.open("w", encoding="utf-8", newline="") as file:
-            for block in read(relative):
+            for block in _read(read, site, relative):
                 file.write(canonical(corpus, block))
             file.flush()
             os.fsync(file.fileno())
@@ -151,17 +140,22 @@ def _write(corpus: str, read: Read, site: str, relative: str) -> None:
         incomplete.unlink(missing_ok=True)
 
 
+def _read(read: Read, site: str, relative: str) -> Iterator[str]:
+    with _reaching(site):
+        yield from read(relative)
+
+
 def _sites(corpus: str) -> Iterator[tuple[str, Read]]:
     """URL (or name, where nothing is downloaded) and read function of each site that has the
     corpus, in the order of trial.
     """
-    from huggingface_hub.constants import is_offline_mode
+    from huggingface_hub.constants import ENDPOINT, is_offline_mode
 
-    the_hub = "the hub's cache" if is_offline_mode() else _endpoint()
+    the_hub = "the hub's cache" if is_offline_mode() else ENDPOINT
     if corpus == "gpt2":
         yield the_hub, _read_gpt2
     if hub := data_config(corpus).hub:
-        yield the_hub if hub.revision else "the local folder", partial(_read_rows, hub)
+        yield the_hub, partial(_read_rows, hub)
     if corpus == "ptb":
         yield PTB_URL, lambda relative: _read_url(f"{PTB_URL}/ptb.{relative[4:]}")
     if corpus == "pg19" or data_config(corpus).books:
@@ -182,7 +176,7 @@ def _read_gpt2(_: str) -> list[str]:
     from huggingface_hub import hf_hub_download
 
     repository, revision = GPT2
-    file = hf_hub_download(repository, "tokenizer.json", revision=revision, endpoint=_endpoint())
+    file = hf_hub_download(repository, "tokenizer.json", revision=revision)
     return [Path(file).read_text(encoding="utf-8")]
 
 
@@ -199,8 +193,8 @@ def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
             return
         if size > limit:
             raise ConfigError(
-                f"data.hub.max_bytes={hub.max_bytes}: less than the first row of the {split} split"
-                " needs (validation gets a tenth); give more"
+                f"data.hub.max_bytes={hub.max_bytes}: the first row of the {split} split is longer"
+                " than that (validation gets a tenth); give more"
             )
         yield line
 
@@ -224,48 +218,33 @@ def _lines(hub: HubConfig, split: str) -> Iterator[str]:
             yield line
 
 
-def _locate(hub: HubConfig) -> dict[str, list[str]]:
-    """The files of each split, in order: of a local folder, of the hub's cache after a download,
-    or, with max_bytes, of the hub itself.
+def _locate(hub: HubConfig) -> dict[str, Sequence[Any]]:
+    """The files of each split, in order: of the hub's cache after a download, with max_bytes of the
+    hub itself, without a revision of a local folder.
     """
-    import datasets
+    from fsspec import open_files
     from huggingface_hub import HfApi, constants, snapshot_download
 
-    root, revision, endpoint = os.path.expanduser(hub.path), hub.revision, _endpoint()
+    root, revision = hub.path, hub.revision
     online = not constants.is_offline_mode()
-    if not revision and not os.path.isdir(root):
-        raise ConfigError(
-            f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
-        )
     if revision and online:
         # The one request with a time limit: what follows would wait for a silent hub for ever.
         limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        revision = HfApi(endpoint).dataset_info(hub.path, revision=revision, timeout=limit).sha
+        revision = HfApi().dataset_info(root, revision=revision, timeout=limit).sha
     if revision and online and hub.max_bytes:
-        datasets.config.HF_ENDPOINT = endpoint  # no function of it takes another
-        root = f"hf://datasets/{hub.path}@{revision}"
+        root = f"hf://datasets/{root}@{revision}"
     elif revision:
+        patterns = [hub.train, hub.validation]
         root = snapshot_download(
-            hub.path,
-            repo_type="dataset",
-            revision=revision,
-            allow_patterns=[hub.train, hub.validation],
-            endpoint=endpoint,
+            root, repo_type="dataset", revision=revision, allow_patterns=patterns
         )
-    train, validation = _matches(hub.train, root), _matches(hub.validation, root)
-    # By what a name or link leads to; equal content is found when both texts are there.
-    if set(map(os.path.realpath, train)) & set(map(os.path.realpath, validation)):
+    files = {
+        split: open_files(f"{root}/{getattr(hub, split)}", compression="infer") for split in SPLITS
+    }
+    train, validation = ({file.path for file in files[split]} for split in SPLITS)
+    if train & validation:
         raise ConfigError(
             f"data.hub: {hub.train} and {hub.validation} overlap: they have a file in common;"
             " give disjoint files"
         )
-    return {"train": train, "validation": validation}
-
-
-def _matches(pattern: str, root: str) -> list[str]:
-    from datasets.data_files import resolve_pattern
-
-    try:
-        return sorted(resolve_pattern(pattern, escape(root)))
-    except FileNotFoundError:
-        return []
+    return files

@@ -33,6 +33,13 @@ def write(data_dir, relative, text):
     path.write_bytes(text.encode())
 
 
+def set_hub(monkeypatch, url):
+    """What HF_ENDPOINT says when the hub's client is imported."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
 @pytest.fixture
 def data_dir(tmp_path, monkeypatch):
     """A folder with all FILES, which are pinned; data/raw and data/tokens are empty folders beside
@@ -54,7 +61,7 @@ def no_network(monkeypatch):
     for name in list(os.environ):
         if name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
+    set_hub(monkeypatch, NOWHERE)
     monkeypatch.setattr("crope.data.fetch.PTB_URL", f"{NOWHERE}/ptb")
     monkeypatch.setattr("crope.data.fetch.PG19_URL", f"{NOWHERE}/pg19")
 

@@ -15,7 +15,7 @@ from crope.data import corpora, fetch
 from crope.data.tokens import load_tokens
 from crope.errors import ConfigError, DataError, DataUnavailable, UserError
 from tests.conftest import raises_one_line
-from tests.data.conftest import FILES, NOWHERE, SMALL, write
+from tests.data.conftest import FILES, NOWHERE, SMALL, set_hub, write
 from tests.data.hub import COMMIT, Hub
 
 WIKITEXT = "Salesforce/wikitext/wikitext-2-v1/{}-00000-of-00001.parquet"
@@ -38,7 +38,7 @@ def hub(data_dir, tmp_path, monkeypatch):
     huggingface_hub.close_session()  # it keeps the proxy of another test
     server = Hub(tmp_path / "site")
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    set_hub(monkeypatch, server.url)
     monkeypatch.setattr("crope.data.fetch.PTB_URL", f"{server.url}/plain/ptb")
     monkeypatch.setattr("crope.data.fetch.PG19_URL", f"{server.url}/plain/pg19")
     yield server
@@ -67,16 +67,15 @@ def describe(hub, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def describe_files(describe, tmp_path):
-    """The same for files of a local folder: the content of each by its name."""
+def describe_files(describe, hub):
+    """The same for these files of the dataset: the content of each by its name."""
 
-    def describe_folder(files, train, validation, **changes):
+    def describe_them(files, train, validation, **changes):
         for name, content in files.items():
-            (tmp_path / name).write_bytes(content)
-        changes |= {"path": str(tmp_path), "revision": None}
+            (hub.folder / "owner/letters" / name).write_bytes(content)
         describe(train=train, validation=validation, **changes)
 
-    return describe_folder
+    return describe_them
 
 
 def write_letters(hub, train, validation):
@@ -285,17 +284,10 @@ def test_text_files_are_joined_by_whole_lines(describe_files):
     assert fetched()["letters/train.txt"] == "first\nsecond\n"
 
 
-def test_splits_that_share_a_file_are_refused(describe_files, tmp_path):
-    """One of several, by any name."""
-    (tmp_path / "link.txt").symlink_to("a.txt")
-    describe_files({"a.txt": b"one line\n", "aa.txt": b"another\n"}, "a*.txt", "link.txt")
-    with raises_one_line(ConfigError, "overlap"):
-        fetch_letters()
-
-
-def test_splits_that_share_a_file_of_the_hub_are_refused(describe):
-    """Whose files have URLs where a slice is streamed."""
-    describe(validation="data/train-0.parquet", max_bytes=4000)
+@pytest.mark.parametrize("max_bytes", [None, 4000])
+def test_splits_that_share_a_file_are_refused(describe, max_bytes):
+    """One of several; also where a slice is streamed."""
+    describe(train="data/*.parquet", max_bytes=max_bytes)
     with raises_one_line(ConfigError, "overlap"):
         fetch_letters()
 
@@ -341,7 +333,9 @@ def test_a_slice_that_is_too_short_can_be_corrected(describe):
         ({"revision": "main"}, "main"),
         ({"revision": "missing"}, "missing"),
         ({"column": "body"}, "data.hub.column=body"),
-        ({"train": "data/none.csv"}, "no file data/none.csv"),
+        ({"train": "data/none.jsonl"}, "FileNotFoundError"),
+        ({"train": "data/none*.jsonl"}, "no file data/none"),
+        ({"train": "data/train.csv"}, "train.csv"),
         ({"max_bytes": 0}, "max_bytes"),
     ],
 )
