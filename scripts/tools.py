@@ -26,13 +26,15 @@ Options = argparse.Namespace
 def prepare(options: Options) -> int:
     """Download, check and tokenise datasets ahead of training."""
     from crope import paper
-    from crope.runs.compose import group_values, load_run, quoted_override
+    from crope.config import DataConfig
+    from crope.runs.compose import group_values, load_run, quoted_override, typed
     from crope.runs.prepare import prepare
     from crope.train.device import default_scale
 
     corpora = options.corpora or list(paper.DATASET_LABELS)
     for name in corpora:
-        group_values("data", name)  # raises for a misspelt one, before another is fetched
+        # Raises for a misspelt or damaged one, before another is fetched.
+        typed(DataConfig, group_values("data", name))
     overrides = [f"scale={options.scale or default_scale()}"]
     if options.data_dir:
         overrides.append(quoted_override("data_dir", options.data_dir))

@@ -17,9 +17,8 @@ ROWS_AT_ONCE = 1000  # of a parquet file, whose row groups may be gigabytes
 
 
 def format_of(pattern: str) -> str:
-    """Finds the one of FORMATS that a file name or pattern has, also before a compression's suffix.
-
-    Raises ConfigError if there is none.
+    """Returns the one of FORMATS that a file name or pattern has, also before a compression's
+    suffix. Raises ConfigError if there is none.
     """
     for suffix in PurePath(pattern).suffixes:
         if suffix in FORMATS:
@@ -29,13 +28,14 @@ def format_of(pattern: str) -> str:
     )
 
 
-def read_texts(file: Any, suffix: str, column: str) -> Iterator[str]:
-    """Yields the text of each row of an `fsspec.core.OpenFile`; the rows of a text file are its
-    lines, with their line feeds.
+def read_texts(file: Any, column: str) -> Iterator[str]:
+    """Yields the text of each row of an `fsspec.core.OpenFile` as whole lines: some files store the
+    line feed of a row, some do not. A text file is left as it is.
 
     Raises DataError that names file, column and row for one without text.
     """
     count = 0
+    suffix = format_of(file.path)
     try:
         with file as opened:
             for row in _rows(opened, suffix, column):
@@ -43,7 +43,7 @@ def read_texts(file: Any, suffix: str, column: str) -> Iterator[str]:
                 if not isinstance(text, str):
                     raise ValueError(f"the row is {row!r:.100}")
                 text.encode()  # JSON can write half a character, "\\ud800"
-                yield text
+                yield text if suffix == ".txt" or text.endswith("\n") else f"{text}\n"
                 count += 1
     except (ValueError, EOFError) as error:  # what pyarrow, json, UTF-8 and gzip raise
         raise DataError(

@@ -1,4 +1,4 @@
-"""N-gram losses against dictionaries of counts and against arithmetic by hand."""
+"""N-gram losses against dictionaries of counts."""
 
 import math
 
@@ -46,18 +46,7 @@ def test_losses_are_those_of_the_formula(sizes, step):
         assert loss == pytest.approx(total / len(validation), rel=1e-12)
 
 
-def test_losses_by_hand():
-    """P(0) = (2 + 2/2) / (3 + 2) = 0.6 and P(1) = (1 + 2/2) / (3 + 2) = 0.4;
-    P(1 | 0) = (1 + 2 * 0.4) / (2 + 2) = 0.45.
-    """
-    losses = ngram_losses(np.array([0, 0, 1]), np.array([0, 1]), 2)
-    assert losses["unigram"] == pytest.approx(-math.log(0.6 * 0.4) / 2, rel=1e-12)
-    assert losses["bigram"] == pytest.approx(-math.log(0.6 * 0.45) / 2, rel=1e-12)
-
-
 def test_an_entry_names_the_tokens_of_its_losses(toy_tokens):
     entry = ngram_entry(toy_tokens)
     assert entry["corpus"] == toy_tokens.meta["corpus"]
     assert entry["sha256"]["train"] == toy_tokens.meta["splits"]["train"]["sha256"]
-    losses = ngram_losses(toy_tokens.train, toy_tokens.validation, toy_tokens.vocab_size)
-    assert entry["loss_nats"] == pytest.approx(losses, abs=1e-6)

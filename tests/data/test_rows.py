@@ -25,7 +25,7 @@ def read(tmp_path):
         if isinstance(content, str):
             content = content.encode()
         file.write_bytes(content)
-        return list(read_texts(open_files(file)[0], suffix, "text"))
+        return list(read_texts(open_files(file)[0], "text"))
 
     return read
 
@@ -45,34 +45,34 @@ OF_A_NEWER_LIBRARY = {"huggingface": '{"info": {"features": {"n": {"_type": "Unk
     [
         (".jsonl", JSON_LINES),
         (".jsonl", f"\n{JSON_LINES}\n"),
-        (".json", JSON_LINES),
         (".parquet", parquet("text", WORDS)),
         (".parquet", parquet("text", WORDS, OF_A_NEWER_LIBRARY)),
     ],
 )
 def test_words_are_text_as_it_is_written(read, suffix, content):
-    assert read(suffix, content) == WORDS
+    assert read(suffix, content) == [f"{word}\n" for word in WORDS]
 
 
-@pytest.mark.parametrize(("suffix", "content"), [(".txt", "one"), (".jsonl", '{"text": "one"}')])
-def test_a_byte_order_mark_is_no_text(read, suffix, content):
-    assert read(suffix, "\ufeff" + content) == ["one"]
+def test_a_line_feed_that_a_row_has_is_that_of_its_line(read):
+    assert read(".parquet", parquet("text", ["one\n", "two"])) == ["one\n", "two\n"]
+    assert read(".txt", "one\ntwo") == ["one\n", "two"]
+
+
+def test_a_byte_order_mark_is_no_text(read):
+    assert read(".jsonl", '\ufeff{"text": "one"}') == ["one\n"]
 
 
 @pytest.mark.parametrize(
     ("suffix", "content", "word"),
     [
         (".jsonl", '{"text": "a"}\n\n{"body": "b"}\n', "row 2 .*body"),
-        (".jsonl", '{"text": "a"}\n{"text":\n', "row 2 .*JSON"),
         (".jsonl", '{"text": "\\ud800"}\n', "row 1 .*surrogate"),
         (".jsonl", b'{"text": "caf\xe9"}\n', "row 1 .*utf-8"),
-        (".jsonl", '{"text": 7}\n', "row 1 .*7"),
         (".json", '[{"text": "a"}]\n', "row 1 .*a"),
         (".json", '[\n{"text": "a"}\n]\n', "row 1 .*JSON"),
         (".parquet", parquet("text", ["a", None]), "row 2 .*None"),
         (".parquet", parquet("text", [7]), "row 1 .*7"),
         (".parquet", parquet("body", ["a"]), "row 1 "),
-        (".parquet", b"PAR1", "row 1 .*footer"),
     ],
 )
 def test_a_row_without_text_is_named(read, suffix, content, word):
