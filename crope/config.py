@@ -122,11 +122,11 @@ class ModelConfig:
 
 @dataclass
 class HubConfig:
-    """Where a corpus is fetched from: a dataset of the Hugging Face hub at a fixed revision, or the
-    files of a local folder. `train` and `validation` are file patterns within it.
+    """Where a corpus is fetched from: a dataset of the Hugging Face hub at a fixed revision. `train`
+    and `validation` are file patterns within it.
     """
 
-    path: str = MISSING  # repository (owner/name); without `revision` a local folder
+    path: str = MISSING  # repository (owner/name)
     revision: str | None = None  # commit, tag or named ref; not a branch, which moves
     column: str = "text"
     train: str = MISSING

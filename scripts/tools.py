@@ -22,15 +22,17 @@ Options = argparse.Namespace
 
 
 def prepare(options: Options) -> int:
-    """Download, check and tokenise datasets ahead of training; print their n-gram losses."""
+    """Download, check and tokenise datasets ahead of training."""
     from crope import paper
+    from crope.config import DataConfig
     from crope.machine import default_scale
-    from crope.runs.compose import group_values, load_run, quoted_override
+    from crope.runs.compose import group_values, load_run, quoted_override, typed
     from crope.runs.prepare import prepare
 
     corpora = options.corpora or list(paper.DATASET_LABELS)
     for name in corpora:
-        group_values("data", name)  # raises for a misspelt one, before another is fetched
+        # Raises for a misspelt or damaged one, before another is fetched.
+        typed(DataConfig, group_values("data", name))
     overrides = [f"scale={options.scale or default_scale()}"]
     if options.data_dir:
         overrides.append(quoted_override("data_dir", options.data_dir))
@@ -57,7 +59,7 @@ def explain(options: Options) -> None:
 
 
 def publish(options: Options) -> None:
-    """Add complete and diverged runs of one scale, and n-gram losses, to results/published."""
+    """Add complete and diverged runs of one scale, and their n-gram losses, to results/published."""
     from crope.report.publish import publish
 
     run_ids = publish(options.results_dir, options.set, scale=options.scale)

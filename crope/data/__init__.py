@@ -1,3 +1,3 @@
-"""Data: corpora.py (files, canonical form, checksums), fetch.py (downloads), rows.py (file formats),
-tokens.py (token arrays), ngrams.py (losses of n-gram models), batches.py.
+"""Data: corpora.py (files, canonical form, checksums), fetch.py (downloads), rows.py (formats of
+files), tokens.py (token arrays), ngrams.py (losses of n-gram models), batches.py.
 """

@@ -23,9 +23,9 @@ def check_length(tokens: np.ndarray, seq_len: int, split: str) -> None:
     last one.
     """
     if len(tokens) < seq_len + 1:
-        fits = f"at most {len(tokens) - 1} or " if len(tokens) > 1 else ""
         raise ConfigError(
-            f"train.seq_len={seq_len}: the {split} split has only {len(tokens):,} tokens; choose {fits}a larger dataset"
+            f"train.seq_len={seq_len}: the {split} split has only {len(tokens):,} tokens; choose at"
+            f" most {len(tokens) - 1} or a larger dataset"
         )
 
 

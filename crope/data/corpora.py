@@ -2,48 +2,41 @@
 
 A corpus has two splits, train and validation; test splits are never read. A file `<corpus>/...` is
 looked for in `data_dir`, then in RAW_DIR, where fetch.py writes. Files with a line in
-data/checksums.txt are pinned: other content is refused. The other corpora, `<name>/train.txt` and
-`<name>/valid.txt`, are the user's own, or fetched as the section `hub` of conf/data/<name>.yaml
-says; source.json beside a fetched text has this section, and text from another source is refused.
+data/checksums.txt are pinned: other content is refused. The other corpora are the user's own,
+`<name>/train.txt` and `<name>/valid.txt`, or fetched as the section `hub` of conf/data/<name>.yaml
+says; their folder's name then has a hash of that section, so that texts of two sources are never
+mixed.
 """
 
 import hashlib
-import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from crope.config import CACHE_DIR, ROOT, DataConfig
-from crope.errors import ConfigError, DataError, DataUnavailable, one_line
-from crope.files import read_json
+from crope.config import CACHE_DIR, ROOT, DataConfig, HubConfig
+from crope.errors import ConfigError, DataError
+from crope.files import json_sha256
 
 SPLITS = ("train", "validation")
 CHECKSUMS = ROOT / "data" / "checksums.txt"
 CONF_DIR = ROOT / "conf" / "data"
 RAW_DIR = CACHE_DIR / "raw"
-SOURCE_FILE = "source.json"
 WORD_LEVEL = ("ptb", "wikitext2")
-BLOCK_CHARS = 1 << 20
-# A line of sha256sum; the star marks a file that was read as binary.
-CHECKSUM_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 
 Documents = dict[str, list[Iterable[str]]]  # by split; each an iterable of blocks of whole lines
 
 
 @dataclass(frozen=True)
 class Document:
-    """A file. Iterating yields its canonical form in blocks of whole lines.
+    """A file. Iterating reads it, and yields its canonical form as one block.
 
-    Every iteration reads the file again: a corpus may be larger than memory. Raises OSError and
-    UnicodeDecodeError.
+    Only one file of a corpus is in memory. Raises OSError and UnicodeDecodeError.
     """
 
     corpus: str
@@ -51,9 +44,163 @@ class Document:
 
     def __iter__(self) -> Iterator[str]:
         # Python's text mode ends a line at LF, CRLF or CR, and at no other character.
-        with self.path.open(encoding="utf-8") as file:
-            while lines := file.readlines(BLOCK_CHARS):
-                yield canonical(self.corpus, "".join(lines))
+        yield canonical(self.corpus, self.path.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A corpus, as `find_corpus` finds it.
+
+    files     relative paths of each split in reading order; none of tiny
+    pinned    sha256 of those files that have a checksum, by path
+    hub       where the text is fetched from
+    """
+
+    name: str
+    files: Mapping[str, Sequence[str]]
+    pinned: Mapping[str, str]
+    hub: HubConfig | None
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether every file has a checksum."""
+        return 0 < len(self.pinned) == sum(map(len, self.files.values()))
+
+    @property
+    def source(self) -> dict[str, Any] | None:
+        """The source that a corpus without checksums is fetched from; None if it is pinned or the
+        user's own.
+        """
+        return asdict(self.hub) if self.hub and not self.is_pinned else None
+
+    def check_source(self, recorded: dict[str, Any] | None, what: str) -> None:
+        """Raises DataError if `what` was made from another source than conf/data says: two corpora
+        of one name would be mixed. A pinned one is known by its checksums, wherever it came from.
+        """
+        if not self.is_pinned and recorded != self.source:
+            raise DataError(
+                f"{what} has another source ({recorded or 'text files'}) than"
+                f" conf/data/{self.name}.yaml; give the changed corpus another name"
+            )
+
+    def missing(self, data_dir: Path) -> list[str]:
+        """Finds the files that are in neither folder."""
+        paths = chain(*self.files.values())
+        return [path for path in paths if not find_file(path, data_dir).is_file()]
+
+    def load(self, data_dir: Path) -> Documents:
+        """Opens the documents of each split (PG-19: one per book, otherwise one), after checking
+        them.
+
+        Raises DataError if a file is missing, blank, not UTF-8 or not the pinned one.
+        """
+        if self.name == "tiny":
+            return tiny_corpus()
+        texts: Documents = {split: [] for split in SPLITS}
+        for split, paths in self.files.items():
+            for relative in paths:
+                document = Document(self.name, find_file(relative, data_dir))
+                self.check(relative, document)
+                texts[split].append(document)
+        return texts
+
+    def check(self, relative: str, blocks: Iterable[str]) -> None:
+        """Raises DataError if the text of a file is unreadable or blank, or if the file is pinned
+        and its sha256 differs.
+
+        Messages name the relative path only, because the report prints them.
+        """
+        problem = ""
+        try:
+            if not any(map(str.strip, blocks)):
+                problem = "the file is empty"
+            elif self.pinned.get(relative) not in (None, text_sha256(blocks)):
+                problem = "sha256 differs from data/checksums.txt"
+        except (OSError, UnicodeDecodeError) as error:
+            problem = f"not readable as UTF-8 ({type(error).__name__})"
+        if problem:
+            raise DataError(f"{relative}: {problem}; replace or remove it")
+
+    def sha256(self, data_dir: Path) -> dict[str, str]:
+        """Computes the sha256 that identifies each split's text; of a pinned corpus it follows from
+        the checksums alone.
+
+        For a pinned split of several files it is that of its lines in data/checksums.txt. Raises as
+        load does, and DataError if both splits have one text.
+        """
+        digests = {}
+        if self.is_pinned:
+            for split, paths in self.files.items():
+                lines = [f"{self.pinned[path]}  {path}\n" for path in paths]
+                digests[split] = self.pinned[paths[0]] if len(paths) == 1 else text_sha256(lines)
+            same = digests["train"] == digests["validation"]
+        else:
+            texts = self.load(data_dir)
+            for split, documents in texts.items():
+                digests[split] = text_sha256(chain(*documents))
+            # Slices of the same rows differ in length (max_bytes), but start alike.
+            train, validation = (next(iter(documents[0])) for documents in texts.values())
+            same = train.startswith(validation)
+        if same:
+            raise DataError(
+                f"{self.name}: both splits are the same text; give validation another text"
+            )
+        return digests
+
+
+def find_corpus(name: str) -> Corpus:
+    """Reads what conf/data/<name>.yaml and data/checksums.txt say of a corpus.
+
+    PG-19 has the pinned books, sorted by id as text, or the first `books` of the training split.
+    Raises ConfigError if there are not so many books, or `hub` has no revision.
+    """
+    checksums, file = _checksums(), CONF_DIR / f"{name}.yaml"
+    known = OmegaConf.structured(DataConfig(name))
+    if file.is_file():
+        known.merge_with(OmegaConf.load(file))
+    data: DataConfig = OmegaConf.to_object(known)  # type: ignore[assignment]
+    if data.hub and not data.hub.revision:
+        raise ConfigError(
+            f"conf/data/{name}.yaml: hub.revision: give a commit, a tag or a named ref"
+        )
+    files: dict[str, list[str]] = {split: [] for split in SPLITS}
+    if name == "pg19" or data.books is not None:
+        for path in sorted(checksums):
+            if path.startswith("pg19/"):
+                files[path.split("/")[1]].append(path)
+        count = len(files["train"])
+        if data.books is not None and not 1 <= data.books <= count:
+            raise ConfigError(f"conf/data/{name}.yaml: books: {data.books} must be 1 to {count}")
+        files["train"] = files["train"][: data.books]
+    elif name != "tiny":
+        folder = name
+        if data.hub and f"{name}/train.txt" not in checksums:
+            folder = f"{name}-{json_sha256(asdict(data.hub))[:8]}"
+        files = {"train": [f"{folder}/train.txt"], "validation": [f"{folder}/valid.txt"]}
+    pinned = {path: checksums[path] for path in chain(*files.values()) if path in checksums}
+    return Corpus(name, files, pinned, data.hub)
+
+
+def load_corpus(name: str, data_dir: Path) -> Documents:
+    """Opens the documents of each split of a corpus, as `Corpus.load` does."""
+    return find_corpus(name).load(data_dir)
+
+
+def find_file(relative: str, data_dir: Path) -> Path:
+    """The file in `data_dir`, else its place in RAW_DIR."""
+    own = data_dir / relative
+    return own if own.is_file() else RAW_DIR / relative
+
+
+def _checksums() -> dict[str, str]:
+    """sha256 by relative path, from data/checksums.txt: a line of sha256sum has a star before the
+    path of a file that was read as binary.
+    """
+    checksums = {}
+    for line in CHECKSUMS.read_text(encoding="utf-8").splitlines():
+        digest, path = line.split(maxsplit=1)
+        checksums[path.removeprefix("*")] = digest
+    return checksums
 
 
 def canonical(corpus: str, text: str) -> str:
@@ -80,198 +227,6 @@ def text_sha256(blocks: Iterable[str]) -> str:
     for block in blocks:
         digest.update(block.encode())
     return digest.hexdigest()
-
-
-def checksums() -> dict[str, str]:
-    """Pinned sha256 by relative path, from data/checksums.txt (the format of sha256sum).
-
-    Raises DataError if the file is missing or damaged.
-    """
-    try:
-        lines = CHECKSUMS.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"data/checksums.txt: not readable as UTF-8 ({type(error).__name__}); restore it with git"
-        ) from error
-    pinned = {}
-    for line in filter(None, map(str.strip, lines)):
-        match = CHECKSUM_LINE.fullmatch(line)
-        if not match:
-            raise DataError(
-                f"data/checksums.txt: {line:.80} is no sha256 with a path; restore it with git"
-            )
-        pinned[match[2]] = match[1]
-    return pinned
-
-
-def corpus_files(corpus: str) -> dict[str, list[str]]:
-    """Relative paths of each split in reading order.
-
-    PG-19: the pinned books, sorted by id as text, or the first `books` of the training split; tiny
-    has none. Raises ConfigError if there are not so many books.
-    """
-    if corpus == "tiny":
-        return {split: [] for split in SPLITS}
-    books = data_config(corpus).books
-    if corpus != "pg19" and books is None:
-        return {"train": [f"{corpus}/train.txt"], "validation": [f"{corpus}/valid.txt"]}
-    pinned = sorted(checksums())
-    train = [path for path in pinned if path.startswith("pg19/train/")]
-    validation = [path for path in pinned if path.startswith("pg19/validation/")]
-    if books is not None and not 1 <= books <= len(train):
-        raise ConfigError(f"conf/data/{corpus}.yaml: books: {books} must be 1 to {len(train)}")
-    return {"train": train[:books], "validation": validation}
-
-
-def is_pinned(corpus: str) -> bool:
-    """Whether every file of the corpus has a checksum."""
-    pinned = checksums()
-    return all(paths and pinned.keys() >= set(paths) for paths in corpus_files(corpus).values())
-
-
-def data_config(corpus: str) -> DataConfig:
-    """The content of conf/data/<corpus>.yaml. Raises ConfigError if it is invalid."""
-    file = CONF_DIR / f"{corpus}.yaml"
-    if not file.is_file():
-        return DataConfig(corpus)
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(DataConfig), OmegaConf.load(file))
-        return OmegaConf.to_object(merged)  # type: ignore[return-value]
-    # OSError: what OmegaConf raises for a file that is no mapping.
-    except (ValueError, OSError, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"conf/data/{file.name}: {one_line(error)}") from error
-
-
-def source_of(corpus: str) -> dict[str, Any] | None:
-    """The source that a corpus without checksums is fetched from; None if it is pinned or the
-    user's own.
-    """
-    hub = None if is_pinned(corpus) else data_config(corpus).hub
-    return asdict(hub) if hub else None
-
-
-def check_source(corpus: str, recorded: dict[str, Any] | None, what: str) -> None:
-    """Raises DataError if `what` was made from another source than conf/data says: two corpora of
-    one name would be mixed. A pinned one is known by its checksums, wherever it came from.
-    """
-    if not is_pinned(corpus) and recorded != source_of(corpus):
-        raise DataError(
-            f"{what} has another source ({recorded or 'text files'}) than conf/data/{corpus}.yaml; "
-            "give the changed corpus another name"
-        )
-
-
-def find_file(relative: str, data_dir: Path) -> Path | None:
-    """The file in `data_dir`, else in RAW_DIR, or None."""
-    for folder in (data_dir, RAW_DIR):
-        if (folder / relative).is_file():
-            return folder / relative
-    return None
-
-
-def missing_files(corpus: str, data_dir: Path) -> list[str]:
-    """Relative paths of the corpus that are in neither folder."""
-    missing = []
-    for relative in chain(*corpus_files(corpus).values()):
-        if find_file(relative, data_dir) is None:
-            missing.append(relative)
-    return missing
-
-
-def load_corpus(corpus: str, data_dir: Path) -> Documents:
-    """The documents of each split (PG-19: one per book, otherwise one), after checking them.
-
-    Raises DataUnavailable if a file is missing, DataError if one is empty, not UTF-8, not the
-    pinned one, or of another source.
-    """
-    if corpus == "tiny":
-        return tiny_corpus()
-    texts: Documents = {}
-    for split, files in corpus_files(corpus).items():
-        texts[split] = [_verified(corpus, relative, data_dir) for relative in files]
-    return texts
-
-
-def corpus_sha256(corpus: str, data_dir: Path) -> dict[str, str]:
-    """The sha256 that identifies each split's text: from data/checksums.txt if pinned, else of the
-    text itself.
-
-    For a pinned split of several files it is that of its lines in data/checksums.txt. Raises as
-    load_corpus does, and DataError if both splits have one text.
-    """
-    digests = {}
-    same = False
-    if is_pinned(corpus):
-        pinned = checksums()
-        for split, paths in corpus_files(corpus).items():
-            lines = [f"{pinned[path]}  {path}\n" for path in paths]
-            digests[split] = pinned[paths[0]] if len(paths) == 1 else text_sha256(lines)
-    else:
-        texts = load_corpus(corpus, data_dir)
-        for split, documents in texts.items():
-            digests[split] = text_sha256(chain(*documents))
-        if source_of(corpus):
-            # Slices of the same rows differ in length (max_bytes), but start alike.
-            train, validation = (next(iter(documents[0])) for documents in texts.values())
-            same = train.startswith(validation)
-    if same or digests["train"] == digests["validation"]:
-        raise DataError(f"{corpus}: both splits are the same text; give validation another text")
-    return digests
-
-
-def _verified(corpus: str, relative: str, data_dir: Path) -> Document:
-    """A file of the corpus. Raises as load_corpus does."""
-    path = find_file(relative, data_dir)
-    if path is None:
-        raise DataUnavailable(missing_text(corpus, missing_files(corpus, data_dir)))
-    where = "data/raw" if path.absolute().is_relative_to(RAW_DIR) else "data_dir"
-    if not is_pinned(corpus):
-        check_source(corpus, read_source(path.parent), f"{relative} (from {where})")
-    document = Document(corpus, path)
-    check_content(relative, document, where=where)
-    return document
-
-
-def read_source(folder: Path) -> dict[str, Any] | None:
-    """The source.json beside a fetched text; None without one."""
-    try:
-        return read_json(folder / SOURCE_FILE)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise DataError(f"{folder.name}/{SOURCE_FILE}: damaged; replace or remove it") from error
-
-
-def check_content(relative: str, blocks: Iterable[str], *, where: str) -> None:
-    """Raises DataError if the text is unreadable or blank, or if the file is pinned and its sha256
-    differs.
-
-    Messages name the relative path and the kind of folder only, because the report prints them.
-    """
-    try:
-        blank = not any(map(str.strip, blocks))
-        digest = text_sha256(blocks)
-    except (OSError, UnicodeDecodeError) as error:
-        kind = type(error).__name__
-        raise DataError(
-            f"{relative} (from {where}): not readable as UTF-8 ({kind}); convert or replace it"
-        ) from error
-    if blank:
-        raise DataError(f"{relative} (from {where}): the file is empty; replace or remove it")
-    if checksums().get(relative) not in (None, digest):
-        raise DataError(
-            f"{relative} (from {where}): sha256 differs from data/checksums.txt; replace or remove it"
-        )
-
-
-def missing_text(corpus: str, missing: Sequence[str], remedy: str = "") -> str:
-    """The one line for files that are in no folder."""
-    files = missing[0] if len(missing) == 1 else f"{len(missing)} files ({missing[0]}, ...)"
-    remedy = remedy or "copy them there, layout in data/README.md"
-    where, named = "data_dir", os.environ.get("CROPE_DATA_DIR", "")
-    if named and not Path(named).is_dir():  # data_dir=DIR may name another
-        where = f"CROPE_DATA_DIR={named}, which does not exist,"
-    return f"{corpus}: {files} missing in {where} and data/raw; {remedy}"
 
 
 def tiny_corpus() -> Documents:

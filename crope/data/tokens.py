@@ -5,24 +5,18 @@
         tokenizer.json               format of the `tokenizers` library
         meta.json                    source, tokenizer, counts of tokens, words, bytes and lines,
                                      sha256
-        ngrams.json                  losses of n-gram models; added by `prepare`
 
 The folder's name hashes the source and the tokenizer's settings. The folder appears complete or not
-at all; nothing but ngrams.json is changed later. For a pinned corpus the name does not depend on
-the raw text, so prepared tokens can be used without it.
+at all, and is never changed. For a pinned corpus the name does not depend on the raw text, so
+prepared tokens can be used without it.
 """
 
-import atexit
 import json
-import os
 import platform
 import re
 import shutil
-import signal
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain, islice
@@ -35,17 +29,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from crope.config import CACHE_DIR, TokenizerConfig
-from crope.data.corpora import (
-    SPLITS,
-    corpus_sha256,
-    find_file,
-    is_pinned,
-    load_corpus,
-    missing_files,
-    source_of,
-)
-from crope.data.fetch import GPT2_FILE, fetch
-from crope.errors import ConfigError, DataError, StorageError, log_line
+from crope.data.corpora import SPLITS, Corpus, find_corpus, find_file
+from crope.data.fetch import GPT2, fetch
+from crope.errors import ConfigError, DataError, log_line
 from crope.files import json_sha256, read_json, sha256_file, write_json, write_text
 
 TOKENS_DIR = CACHE_DIR / "tokens"
@@ -81,24 +67,32 @@ def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> T
     text if needed.
 
     Raises DataUnavailable if the text is nowhere to be had, DataError if it is corrupt, ConfigError
-    if it is too small for the vocabulary, StorageError if the files cannot be written.
+    if it is too small for the vocabulary, OSError if the files cannot be written.
     """
+    found = find_corpus(corpus)
+    if not found.is_pinned:  # the text itself names the folder
+        fetch(found, data_dir)
+    source = found.sha256(data_dir)
+    folder = _folder(corpus, source, tokenizer)
+    if tokens := open_tokens(folder):
+        return tokens
+    log_line(f"preparing {corpus}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
+    with corpus_lock(corpus):
+        # Another process may have made them while this one waited.
+        return open_tokens(folder) or _write_tokens(folder, found, source, tokenizer, data_dir)
+
+
+def open_tokens(folder: Path) -> TokenSet | None:
+    """Opens token files after verifying their sha256 (PG-19: 40 ms). None: they have to be made."""
     try:
-        if not is_pinned(corpus):  # the text itself names the folder
-            _fetch_text(corpus, data_dir)
-        source = corpus_sha256(corpus, data_dir)
-        folder = _folder(corpus, source, tokenizer)
-        if (tokens := _open_valid(folder, log=False)) is not None:
-            return tokens
-        log_line(f"preparing {corpus}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
-        with corpus_lock(corpus):
-            # Another process may have made them while this one waited.
-            return _open_valid(folder) or _write_tokens(folder, corpus, source, tokenizer, data_dir)
-    except OSError as error:
-        raise StorageError(
-            f"{error.filename or TOKENS_DIR}: {error.strerror or error}; free space or fix "
-            f"permissions to prepare {corpus}"
-        ) from error
+        meta = read_json(folder / "meta.json")
+        digests = {f"{split}.npy": meta["splits"][split]["sha256"] for split in SPLITS}
+        for name, digest in {**digests, "tokenizer.json": meta["tokenizer"]["file_sha256"]}.items():
+            if sha256_file(folder / name) != digest:
+                return None
+        return _map(folder, meta)
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def corpus_lock(corpus: str) -> FileLock:
@@ -112,13 +106,10 @@ def load_gpt2(path: Path) -> Tokenizer:
 
     Raises DataError if they are others.
     """
-    try:
-        vocabulary, merges = vocabulary_of(Tokenizer.from_file(str(path)))
-    except Exception as error:  # tokenizers raises no narrower type
-        raise DataError(f"{GPT2_FILE}: not a tokenizer ({error}); replace or remove it") from error
+    vocabulary, merges = vocabulary_of(Tokenizer.from_file(str(path)))
     tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=merges))
     if vocabulary_sha256(tokenizer) != GPT2_SHA256:
-        raise DataError(f"{GPT2_FILE}: not GPT-2's vocabulary and merges; replace or remove it")
+        raise DataError(f"{path}: not GPT-2's vocabulary and merges; replace or remove it")
     return tokenizer
 
 
@@ -138,7 +129,7 @@ def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     text = chain.from_iterable(map(pieces, texts))
-    _in_thread(lambda: tokenizer.train_from_iterator(text, trainer=trainer))
+    tokenizer.train_from_iterator(text, trainer=trainer)
     reached = tokenizer.get_vocab_size()
     if reached != vocab_size:
         raise ConfigError(
@@ -183,14 +174,6 @@ def vocabulary_sha256(tokenizer: Tokenizer) -> str:
     return json_sha256(vocabulary_of(tokenizer))
 
 
-def _fetch_text(corpus: str, data_dir: Path) -> None:
-    """Fetches the files of a corpus that are in no folder; the caller does not hold its lock."""
-    if missing_files(corpus, data_dir):
-        with corpus_lock(corpus):
-            if missing := missing_files(corpus, data_dir):
-                fetch(corpus, missing)
-
-
 def _folder(corpus: str, source: dict[str, str], tokenizer: TokenizerConfig) -> Path:
     vocabulary = GPT2_SHA256 if tokenizer.name == "gpt2" else None
     made_from = {
@@ -202,34 +185,6 @@ def _folder(corpus: str, source: dict[str, str], tokenizer: TokenizerConfig) -> 
     return TOKENS_DIR / f"{corpus}-{tokenizer.name}{tokenizer.vocab_size}-{digest}"
 
 
-def _gpt2_file(data_dir: Path) -> Path:
-    """GPT-2's tokenizer.json, fetched if it is in no folder."""
-    if find_file(GPT2_FILE, data_dir) is None:
-        with corpus_lock("gpt2"):  # the callers hold the locks of different corpora
-            if find_file(GPT2_FILE, data_dir) is None:
-                fetch("gpt2", [GPT2_FILE])
-    file = find_file(GPT2_FILE, data_dir)
-    assert file is not None
-    return file
-
-
-def _open_valid(folder: Path, *, log: bool = True) -> TokenSet | None:
-    """The token files after verifying their sha256 (PG-19: 40 ms), or None if they have to be made."""
-    if not folder.exists():
-        return None
-    try:
-        meta = read_json(folder / "meta.json")
-        digests = {f"{split}.npy": meta["splits"][split]["sha256"] for split in SPLITS}
-        for name, digest in {**digests, "tokenizer.json": meta["tokenizer"]["file_sha256"]}.items():
-            if sha256_file(folder / name) != digest:
-                raise ValueError(f"{name}: sha256 differs from meta.json")
-        return _map(folder, meta)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if log:
-            log_line(f"data/tokens/{folder.name}: corrupt ({error}); making it again")
-        return None
-
-
 def _map(folder: Path, meta: dict[str, Any]) -> TokenSet:
     return TokenSet(
         folder, meta, *(np.load(folder / f"{split}.npy", mmap_mode="r") for split in SPLITS)
@@ -237,21 +192,17 @@ def _map(folder: Path, meta: dict[str, Any]) -> TokenSet:
 
 
 def _write_tokens(
-    folder: Path, corpus: str, source: dict[str, str], config: TokenizerConfig, data_dir: Path
+    folder: Path, corpus: Corpus, source: dict[str, str], config: TokenizerConfig, data_dir: Path
 ) -> TokenSet:
     """Encodes both splits into a partial folder, then renames it.
 
-    `source` is corpus_sha256. The caller holds the lock of the corpus.
+    `source` is Corpus.sha256. The caller holds the lock of the corpus.
     """
-    if missing := missing_files(corpus, data_dir):
-        fetch(corpus, missing)
-    texts = load_corpus(corpus, data_dir)
-    if corpus != "tiny" and not is_pinned(corpus):
-        log_line(
-            f"warning: {corpus} has no checksum in data/checksums.txt; its text is used as it is"
-        )
+    fetch(corpus, data_dir)
+    texts = corpus.load(data_dir)
     if config.name == "gpt2":
-        tokenizer = load_gpt2(_gpt2_file(data_dir))
+        fetch(GPT2, data_dir)
+        tokenizer = load_gpt2(find_file(GPT2.files["train"][0], data_dir))
     else:
         tokenizer = train_bpe(texts["train"], config.vocab_size)
 
@@ -262,7 +213,7 @@ def _write_tokens(
         write_text(building / "tokenizer.json", tokenizer.to_str())
         meta: dict[str, Any] = {  # no absolute path: meta.json is copied into published records
             "format": TOKENS_FORMAT,
-            "corpus": corpus,
+            "corpus": corpus.name,
             "tokenizer": {
                 "name": config.name,
                 "vocab_size": config.vocab_size,
@@ -276,8 +227,8 @@ def _write_tokens(
             },
             "made_by": {"tokenizers": version("tokenizers"), "python": platform.python_version()},
         }
-        if hub := source_of(corpus):
-            meta["source"]["hub"] = hub
+        if corpus.source:
+            meta["source"]["hub"] = corpus.source
         write_json(building / "meta.json", meta)
         shutil.rmtree(folder, ignore_errors=True)  # corrupt, else it would have been opened
         building.rename(folder)
@@ -291,9 +242,9 @@ def _write_split(
 ) -> dict[str, Any]:
     """Writes the ids as .npy and returns their entry in meta.json.
 
-    Streams via a raw file, so memory stays flat.
+    The text is streamed; the ids of a split are in memory.
     """
-    counts = Counter(words=0, bytes=0, lines=0)
+    counts: Counter[str] = Counter()
 
     def counted(blocks: Iterable[str]) -> Iterator[str]:
         for block in blocks:  # of whole lines
@@ -302,39 +253,11 @@ def _write_split(
             )
             yield block
 
-    raw = path.with_suffix(".raw")
     dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
-    with raw.open("wb") as file:
-        for ids in encode(tokenizer, map(counted, texts)):
-            np.array(ids, dtype).tofile(file)
-    array = np.memmap(raw, dtype, mode="r")
+    ids = encode(tokenizer, map(counted, texts))
+    array = np.concatenate([np.array(part, dtype) for part in ids])
     np.save(path, array)
-    raw.unlink()
     return {"tokens": array.size, **counts, "sha256": sha256_file(path), "dtype": dtype.name}
-
-
-def _in_thread(work: Callable[[], None]) -> None:
-    """Does the work while this thread waits, which a signal ends at once; a call into a library
-    would first return, after a minute.
-    """
-    result: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-            result.set_result(None)
-        except BaseException as error:
-            result.set_exception(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    try:
-        thread.start()
-        result.result()
-    except KeyboardInterrupt as error:
-        status = 128 + (error.args[0] if error.args else signal.SIGINT)
-        # If the call returned into an interpreter that is being taken down, the process would abort.
-        atexit.register(lambda: thread.is_alive() and os._exit(status))
-        raise
 
 
 def _byte_level(model: models.BPE) -> Tokenizer:

@@ -12,8 +12,8 @@ import pandas as pd
 
 from crope import paper
 from crope.config import PUBLISHED, ROOT
-from crope.data.ngrams import NGRAMS_FILE, ORDERS, stored_ngrams
-from crope.data.tokens import TOKENS_DIR
+from crope.data.ngrams import ORDERS, ngram_entry
+from crope.data.tokens import TOKENS_DIR, open_tokens
 from crope.errors import DataError, UserError
 from crope.files import json_sha256, read_json, write_bytes, write_json, write_text
 from crope.report import agreement, page, tables
@@ -27,6 +27,7 @@ from crope.style import render
 
 README, README_TEMPLATE = ROOT / "README.md", ROOT / "docs" / "README.md.j2"
 RESULTS, RESULTS_TEMPLATE = ROOT / "docs" / "results.md", ROOT / "docs" / "results.md.j2"
+NGRAMS_FILE = "ngrams.json"
 PLANNED_BY_OLD_RULE = ("P1", "P2", "P3", "P4", "P5")
 PICTURES = ("rates", "models")  # of the page, which the README and docs/results.md show
 SET_FACTS = {
@@ -89,18 +90,21 @@ def _is_result(record: Record, scale: str) -> bool:
 
 
 def _publish_ngrams(published: Path, tokens_dir: Path, records: Iterable[Record]) -> None:
-    """Adds the stored n-gram losses of the tokens of these runs, and of no others."""
-    used = []
-    for record in records:
-        splits = record.provenance["data"]["splits"]
-        used.append({name: split["sha256"] for name, split in splits.items()})
+    """Adds the n-gram losses of the tokens of these runs, of those that are on this machine;
+    computes them once.
+    """
     merged = {json_sha256(entry["sha256"]): entry for entry in read_ngrams(published)}
+    used = {json_sha256(_digests(record.provenance["data"])) for record in records}
     for folder in tokens_dir.glob("*/"):
-        entry = stored_ngrams(folder)
-        if entry and entry["sha256"] in used:
-            merged[json_sha256(entry["sha256"])] = entry
+        tokens = open_tokens(folder)
+        if tokens and (key := json_sha256(_digests(tokens.meta))) in used - merged.keys():
+            merged[key] = ngram_entry(tokens)
     entries = sorted(merged.values(), key=lambda entry: (entry["corpus"], str(entry["tokenizer"])))
     write_json(published / NGRAMS_FILE, entries)
+
+
+def _digests(meta: Mapping[str, Any]) -> dict[str, str]:
+    return {name: split["sha256"] for name, split in meta["splits"].items()}
 
 
 def read_ngrams(published: Path = PUBLISHED) -> list[dict[str, Any]]:

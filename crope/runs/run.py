@@ -11,7 +11,7 @@ from filelock import Timeout
 
 from crope.config import Config
 from crope.data.batches import check_length
-from crope.data.corpora import SPLITS, check_source
+from crope.data.corpora import SPLITS, find_corpus
 from crope.data.tokens import TokenSet, load_tokens
 from crope.errors import UserError, one_line, storage_error
 from crope.files import read_metrics, remove_temporary_files, sha256_file, write_json, write_text
@@ -70,7 +70,8 @@ def execute(run: Run) -> Outcome:
 def _skipped(run: Run, why: str) -> Outcome:
     """Raises DataError if the complete run was made on text from another source."""
     source = read_record(run.path).provenance["data"].get("source", {})
-    check_source(run.config.data.corpus, source.get("hub"), f"the text of {run.path}")
+    corpus = find_corpus(run.config.data.corpus)
+    corpus.check_source(source.get("hub"), f"the text of {run.path}")
     return Outcome(run.run_id, "skipped", f"{run.run_id}: {why}")
 
 

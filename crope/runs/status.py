@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from crope.data.corpora import missing_files
+from crope.data.corpora import find_corpus
 from crope.errors import InvalidRecord, one_line
 from crope.files import read_json
 from crope.runs.compose import Run, load_run, quoted_override
@@ -108,4 +108,4 @@ def _missing_datasets(results_dir: Path) -> list[str]:
     """Datasets that the last `make reproduce` could not have, and whose text is not there now."""
     data_dir = Path(load_run().config.data_dir)
     known = unavailable_datasets(results_dir)
-    return [name for name in known if missing_files(name, data_dir)]
+    return [name for name in known if find_corpus(name).missing(data_dir)]

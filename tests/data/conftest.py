@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from crope.config import TokenizerConfig
+from crope.data.fetch import SITES, _connect
 
 SMALL = TokenizerConfig("bpe", 280)
 NOWHERE = "http://127.0.0.1:9"  # the discard port: a connection is refused at once
@@ -27,10 +28,17 @@ def sha256(text):
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write(data_dir, relative, text):
-    path = data_dir / relative
+def write(folder, relative, content):
+    path = folder / relative
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text.encode())
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def set_hub(monkeypatch, url):
+    """What HF_ENDPOINT says when the hub's client is imported."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 @pytest.fixture
@@ -54,9 +62,10 @@ def no_network(monkeypatch):
     for name in list(os.environ):
         if name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
-    monkeypatch.setattr("crope.data.fetch.PTB_URL", f"{NOWHERE}/ptb")
-    monkeypatch.setattr("crope.data.fetch.PG19_URL", f"{NOWHERE}/pg19")
+    set_hub(monkeypatch, NOWHERE)
+    for start in ("ptb/", "pg19/"):
+        monkeypatch.setitem(SITES, start, NOWHERE)
+    _connect.cache_clear()
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
-"""N-gram losses against dictionaries of counts and against arithmetic by hand; ngrams.json."""
+"""N-gram losses against dictionaries of counts."""
 
 import math
 
 import numpy as np
 import pytest
 
-from crope.data.ngrams import load_ngrams, ngram_losses, stored_ngrams
-from crope.data.tokens import load_tokens
-from tests.data.conftest import SMALL
+from crope.data.ngrams import ngram_entry, ngram_losses
 
 
 def probability(token, history, train, vocab_size):
@@ -48,19 +46,7 @@ def test_losses_are_those_of_the_formula(sizes, step):
         assert loss == pytest.approx(total / len(validation), rel=1e-12)
 
 
-def test_losses_by_hand():
-    """P(0) = (2 + 2/2) / (3 + 2) = 0.6 and P(1) = (1 + 2/2) / (3 + 2) = 0.4;
-    P(1 | 0) = (1 + 2 * 0.4) / (2 + 2) = 0.45.
-    """
-    losses = ngram_losses(np.array([0, 0, 1]), np.array([0, 1]), 2)
-    assert losses["unigram"] == pytest.approx(-math.log(0.6 * 0.4) / 2, rel=1e-12)
-    assert losses["bigram"] == pytest.approx(-math.log(0.6 * 0.45) / 2, rel=1e-12)
-
-
-def test_ngrams_are_computed_once(data_dir, monkeypatch):
-    tokens = load_tokens("ptb", SMALL, data_dir=data_dir)
-    ngrams = load_ngrams(tokens)
-    expected = ngram_losses(tokens.train, tokens.validation, 280)
-    assert ngrams["loss_nats"] == pytest.approx(expected, abs=1e-6)
-    monkeypatch.delattr("crope.data.ngrams.ngram_losses")
-    assert load_ngrams(tokens) == stored_ngrams(tokens.folder) == ngrams
+def test_an_entry_names_the_tokens_of_its_losses(toy_tokens):
+    entry = ngram_entry(toy_tokens)
+    assert entry["corpus"] == toy_tokens.meta["corpus"]
+    assert entry["sha256"]["train"] == toy_tokens.meta["splits"]["train"]["sha256"]

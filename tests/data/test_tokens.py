@@ -1,24 +1,20 @@
 """Tokenizers and token files, against whole-text encoding, known counts and digests; damaged files."""
 
-import os
 import random
 import shutil
-import signal
 import threading
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from unittest import mock
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from crope.config import TokenizerConfig
 from crope.data.corpora import load_corpus, tiny_corpus
-from crope.data.ngrams import load_ngrams
+from crope.data.ngrams import ngram_entry
 from crope.data.tokens import (
-    GPT2_FILE,
     _write_split,
     _write_tokens,
     encode,
@@ -28,7 +24,7 @@ from crope.data.tokens import (
     train_bpe,
     vocabulary_of,
 )
-from crope.errors import ConfigError, DataError, StorageError
+from crope.errors import ConfigError, DataError
 from crope.files import sha256_file
 from tests.conftest import contents, raises_one_line
 from tests.data.conftest import FILES, SMALL, write
@@ -48,8 +44,7 @@ def load(corpus, data_dir):
 
 def test_pieces_change_no_token(bpe):
     """Texts of the characters that the pre-tokenizer treats differently, cut every few characters."""
-    parts = ["a", "word", "'s", "'", " ", "  ", "\n", "\n\n", "\t", " \n", "42", ".", "!?"]
-    parts += ["é", "東", "\u00a0", "\x1c", "🙂"]
+    parts = [*"a'.é東🙂\t\n \u00a0\x1c", "word", "'s", "  ", "\n\n", " \n", "42", "!?"]
     draw = random.Random(0)
     for _ in range(300):
         text = "".join(draw.choices(parts, k=60))
@@ -68,26 +63,6 @@ def test_pairs_that_occur_twice_are_merged():
         train_bpe([["ab\ncd\ncd"]], 258)
 
 
-def test_a_signal_acts_while_the_library_trains(monkeypatch):
-    """Which would return after a minute; here it does so when the test has ended."""
-    released, at_exit, exit_now = threading.Event(), mock.Mock(), mock.Mock()
-
-    def train_from_iterator(texts, trainer):
-        os.kill(os.getpid(), signal.SIGINT)
-        released.wait()
-
-    slow = mock.Mock(train_from_iterator=train_from_iterator)
-    monkeypatch.setattr("crope.data.tokens._byte_level", lambda _: slow)
-    monkeypatch.setattr("atexit.register", at_exit)
-    monkeypatch.setattr("os._exit", exit_now)
-    with pytest.raises(KeyboardInterrupt):
-        train_bpe([["text"]], 300)
-    # The process ends without waiting for the library.
-    at_exit.call_args.args[0]()
-    released.set()
-    exit_now.assert_called_once_with(130)
-
-
 def test_an_error_in_a_text_is_that_of_the_training():
     def texts():
         yield "a line\n"
@@ -99,19 +74,17 @@ def test_an_error_in_a_text_is_that_of_the_training():
 
 def test_a_file_that_is_not_gpt2s_is_refused(bpe, tmp_path):
     file = tmp_path / "tokenizer.json"
-    for content in ("{}", bpe.to_str()):
-        file.write_text(content)
-        with pytest.raises(DataError, match=r"tokenizer\.json: not"):
-            load_gpt2(file)
+    file.write_text(bpe.to_str())
+    with pytest.raises(DataError, match=r"tokenizer\.json: not"):
+        load_gpt2(file)
 
 
 def test_gpt2_has_the_ids_and_counts_of_another_encoder(real_data):
     """tiktoken's."""
-    tokenizer = load_gpt2(real_data / GPT2_FILE)
+    tokenizer = load_gpt2(real_data / "tokenizers/gpt2/tokenizer.json")
     assert tokenizer.encode("Hello world").ids == [15496, 995]
-    for corpus, count in (("ptb", 92_830), ("wikitext2", 258_659)):
-        texts = load_corpus(corpus, real_data)["validation"]
-        assert sum(map(len, encode(tokenizer, texts))) == count
+    texts = load_corpus("wikitext2", real_data)["validation"]
+    assert sum(map(len, encode(tokenizer, texts))) == 258_659
 
 
 # Token files
@@ -128,29 +101,19 @@ def test_token_files_decode_to_the_text_of_their_split(data_dir, corpus, split):
     ids = getattr(tokens, split)
     text = "".join(chain(*load_corpus(corpus, data_dir)[split]))
     assert tokenizer_of(tokens).decode(ids.tolist()) == text
+    size = {"tokens": ids.size, "bytes": len(text.encode()), "words": len(text.split())}
     counts = tokens.meta["splits"][split]
-    assert counts["tokens"] == ids.size
-    assert counts["bytes"] == len(text.encode())
-    assert counts["words"] == len(text.split())
-    assert counts["lines"] == text.count("\n")
+    assert counts == counts | size | {"lines": text.count("\n")}
 
 
-@pytest.mark.parametrize(
-    ("vocab_size", "dtype"),
-    [
-        (65_536, "uint16"),
-        (65_537, "uint32"),
-    ],
-)
-def test_no_id_wraps(tmp_path, vocab_size, dtype):
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65_536, "uint16"), (65_537, "uint32")])
+def test_no_id_wraps(tmp_path, monkeypatch, vocab_size, dtype):
     """The largest id of a vocabulary that 16 bits hold, and of one that they do not."""
-    last = vocab_size - 1
-    vocabulary = {f"w{i}": i for i in range(vocab_size)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    entry = _write_split(tmp_path / "train.npy", tokenizer, [[f"w1 w{last}\n"]])
-    assert np.load(tmp_path / "train.npy").tolist() == [1, last]
-    assert entry["dtype"] == dtype
+    ids = [1, vocab_size - 1]
+    monkeypatch.setattr("crope.data.tokens.encode", lambda *_: [ids])
+    tokenizer = mock.Mock(get_vocab_size=lambda: vocab_size)
+    assert _write_split(tmp_path / "train.npy", tokenizer, [])["dtype"] == dtype
+    assert np.load(tmp_path / "train.npy").tolist() == ids
 
 
 def test_the_tokenizer_is_trained_on_the_train_split_only(data_dir):
@@ -159,27 +122,23 @@ def test_the_tokenizer_is_trained_on_the_train_split_only(data_dir):
     assert vocabulary_of(tokenizer_of(load("ptb", data_dir))) == vocabulary_of(expected)
 
 
-def test_prepared_tokens_need_no_text_and_carry_no_private_path(data_dir, capsys):
+def test_prepared_tokens_need_no_text_and_carry_no_private_path(data_dir):
     first = load("ptb", data_dir)
     assert str(data_dir.parent) not in (first.folder / "meta.json").read_text()
     shutil.rmtree(data_dir)
-    capsys.readouterr()
-    second = load("ptb", data_dir)
-    assert np.array_equal(second.train, first.train)
-    assert capsys.readouterr().err == ""
+    assert np.array_equal(load("ptb", data_dir).train, first.train)
 
 
-def test_an_own_corpus_gets_other_files_when_its_text_changes(data_dir, capsys):
+def test_an_own_corpus_gets_other_files_when_its_text_changes(data_dir):
     write(data_dir, "letters/train.txt", FILES["ptb/train.txt"])
     write(data_dir, "letters/valid.txt", "Another line\n")
     tokens = load("letters", data_dir)
-    assert "warning: letters has no checksum" in capsys.readouterr().err
     write(data_dir, "letters/valid.txt", "A changed line\n")
     assert load("letters", data_dir).folder != tokens.folder
 
 
 @pytest.mark.parametrize("name", ["meta.json", "train.npy", "validation.npy", "tokenizer.json"])
-def test_a_token_file_that_is_changed_or_removed_is_made_again(data_dir, name, capsys):
+def test_a_token_file_that_is_changed_is_made_again(data_dir, name):
     """By one bit, that of an id in the last token."""
     folder = load("ptb", data_dir).folder
     expected = contents(folder)
@@ -188,16 +147,12 @@ def test_a_token_file_that_is_changed_or_removed_is_made_again(data_dir, name, c
     (folder / name).write_bytes(changed)
     load("ptb", data_dir)
     assert contents(folder) == expected
-    assert "making it again" in capsys.readouterr().err
-    (folder / name).unlink()
-    load("ptb", data_dir)
-    assert contents(folder) == expected
 
 
-def test_a_full_disk_is_one_line_and_leaves_no_folder(data_dir, monkeypatch):
+def test_a_full_disk_leaves_no_folder(data_dir, monkeypatch):
     full = mock.Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("crope.data.tokens.write_json", full)
-    with raises_one_line(StorageError, "No space"):
+    with pytest.raises(OSError, match="No space"):
         load("ptb", data_dir)
     assert not list((data_dir.parent / "tokens").glob("*ptb-*"))
 
@@ -216,21 +171,6 @@ def test_of_two_that_need_a_corpus_at_once_one_writes(data_dir, monkeypatch):
     assert first == second
 
 
-def test_memory_does_not_grow_with_the_corpus(data_dir, monkeypatch):
-    line = " ".join(f"word{number}" for number in range(200)) + "\n"
-    monkeypatch.setattr("crope.data.tokens._PIECES_AT_ONCE", 1)
-    monkeypatch.setattr("crope.data.corpora.BLOCK_CHARS", 1 << 14)
-    write(data_dir, "letters/valid.txt", line * 10)
-    peaks = []
-    for lines in (220, 660):
-        write(data_dir, "letters/train.txt", line * lines)
-        tracemalloc.start()
-        load("letters", data_dir)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < 1.2 * peaks[0]
-
-
 def test_token_ids_are_those_of_the_published_runs(real_data, tmp_path, monkeypatch):
     """Frozen: the digests of Penn Treebank's ids, and the losses of n-gram models on them."""
     monkeypatch.setattr("crope.data.tokens.TOKENS_DIR", tmp_path)
@@ -241,4 +181,4 @@ def test_token_ids_are_those_of_the_published_runs(real_data, tmp_path, monkeypa
     assert sha256_file(tokens.folder / "train.npy") == train
     assert sha256_file(tokens.folder / "validation.npy") == validation
     losses = {"unigram": 6.360068, "bigram": 4.372086, "trigram": 4.066469}
-    assert load_ngrams(tokens)["loss_nats"] == losses
+    assert ngram_entry(tokens)["loss_nats"] == losses

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -21,18 +22,27 @@ CLEAN = {
     "device": "a CPU",
     "data": {"splits": {name: {"sha256": digest} for name, digest in SHA256.items()}},
 }
-NGRAMS = {
-    "used": {"corpus": "used", "tokenizer": {}, "sha256": SHA256},
-    "other": {"corpus": "other", "tokenizer": {}, "sha256": SHA256 | {"train": "x"}},
-}
+TOKENS = {"used": SHA256, "other": SHA256 | {"train": "x"}, "damaged": None}
+
+
+def open_tokens(folder):
+    if digests := TOKENS[folder.name]:
+        splits = {name: {"sha256": digest} for name, digest in digests.items()}
+        return SimpleNamespace(meta={"corpus": folder.name, "splits": splits})
+    return None
+
+
+def ngram_entry(tokens):
+    return {"corpus": tokens.meta["corpus"], "tokenizer": {}, "sha256": SHA256}
 
 
 @pytest.fixture
 def published(monkeypatch, tmp_path):
-    """Publishes these records as the set `mine`, with stored n-gram losses; returns the sets."""
-    for name in NGRAMS:
+    """Publishes these records as the set `mine`, on a machine with TOKENS; returns the sets."""
+    for name in TOKENS:
         (tmp_path / "tokens" / name).mkdir(parents=True)
-    monkeypatch.setattr(module, "stored_ngrams", lambda folder: NGRAMS[folder.name])
+    monkeypatch.setattr(module, "open_tokens", open_tokens)
+    monkeypatch.setattr(module, "ngram_entry", ngram_entry)
 
     def call(*records, scale="quick", invalid=(), name="mine"):
         monkeypatch.setattr(module, "read_records", lambda folder: (records, invalid))
@@ -72,10 +82,13 @@ def test_what_else_is_refused(published, clean):
 
 
 def test_ngram_losses_of_the_runs_tokens_join_the_published_ones(published, clean, tmp_path):
-    """Those of other tokens stay where they are."""
+    """Once: those that are published are not computed again."""
     known = {"corpus": "known", "tokenizer": {}, "sha256": {}}
     write_json(tmp_path / "sets" / "ngrams.json", [known])
-    assert read_json(published(clean) / "ngrams.json") == [known, NGRAMS["used"]]
+    used = {"corpus": "used", "tokenizer": {}, "sha256": SHA256}
+    assert read_json(published(clean) / "ngrams.json") == [known, used]
+    write_json(tmp_path / "sets" / "ngrams.json", [used | {"loss_nats": {}}])
+    assert read_json(published(clean) / "ngrams.json") == [used | {"loss_nats": {}}]
 
 
 def test_a_smoke_run_changes_no_ngram_losses(published, clean):
