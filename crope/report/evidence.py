@@ -264,16 +264,3 @@ def answers(runs: pd.DataFrame, contrasts: Mapping[str, Contrast]) -> pd.DataFra
     """The lines of all contrasts, in their order. Exploratory ones without a run have none."""
     parts = [answer(runs, contrast) for contrast in contrasts.values()]
     return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
-
-
-def welch_interval(corpora: Sequence[pd.Series], level: float) -> tuple[float, float]:
-    """Of the mean of one or two corpora: the rule by which P1 to P5 were planned, with corpora as
-    independent groups (Welch) and a level of 99 %. Printed once, beside the rule used here.
-    """
-    if len(corpora) == 1:
-        low, high = stats.ttest_1samp(corpora[0], 0).confidence_interval(level)
-        return low, high
-    first, second = corpora
-    # Their mean is half the difference between the one and minus the other.
-    low, high = stats.ttest_ind(first, -second, equal_var=False).confidence_interval(level)
-    return low / 2, high / 2

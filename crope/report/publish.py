@@ -17,17 +17,15 @@ from crope.data.tokens import TOKENS_DIR
 from crope.errors import DataError, UserError
 from crope.files import json_sha256, read_json, write_bytes, write_json, write_text
 from crope.report import agreement, page, tables
-from crope.report.evidence import differences, load_contrasts, welch_interval
 from crope.report.findings import findings
 from crope.report.frame import DIVERGED, dataset_label, load_frame, load_runs
-from crope.report.tables import Table, interval_text
+from crope.report.tables import Table
 from crope.runs.published import add_runs
 from crope.runs.record import Record, read_records
 from crope.style import render
 
 README, README_TEMPLATE = ROOT / "README.md", ROOT / "docs" / "README.md.j2"
 RESULTS, RESULTS_TEMPLATE = ROOT / "docs" / "results.md", ROOT / "docs" / "results.md.j2"
-PLANNED_BY_OLD_RULE = ("P1", "P2", "P3", "P4", "P5")
 PICTURES = ("rates", "models")  # of the page, which the README and docs/results.md show
 SET_FACTS = {
     "record_set": "set",
@@ -154,7 +152,6 @@ def update_readme() -> None:
         "losses": report.losses,
         "notes": page.PROTOCOL_NOTES,
         "differences": tables.difference_tables(report.differences, "Differences"),
-        "old_rule": old_rule_table(report),
         "ngrams": ngram_table(read_ngrams()),
         "repeats": agreement.repeats_table(agreement.repeats(runs.published)),
         "sets": Table("sets", "Published sets", made_by(runs.published, SET_FACTS)),
@@ -170,24 +167,6 @@ def for_readme(table: Table) -> Table:
     label = frame.columns[0]
     frame[label] = frame[label].mask(frame[label].str.startswith("here "), "")
     return replace(table, frame=frame)
-
-
-def old_rule_table(report: page.Report) -> Table:
-    """P1 to P5 by the rule of their plan, Welch's interval over corpora at 99 %, beside that which
-    is used here.
-    """
-    printed = []
-    lines = report.differences.drop_duplicates("name").set_index("name")
-    for name in PLANNED_BY_OLD_RULE:
-        line = lines.loc[name].to_dict()
-        by_seed = differences(report.published, load_contrasts()[name])
-        corpora = [group for _, group in by_seed.groupby("dataset")["nats"]]
-        low, high = welch_interval(corpora, 0.99)
-        planned = interval_text(line | {"low": low, "high": high})
-        printed.append([name, interval_text(line), planned, line["n"]])
-    columns = ["", "Rule used here, 95 %", "Rule of the plan, 99 %", "n"]
-    caption = "The planned questions of 2026-11-23 by both rules, nats per token"
-    return Table("old_rule", caption, pd.DataFrame(printed, columns=columns))
 
 
 def ngram_table(ngrams: Sequence[Mapping[str, Any]]) -> Table:

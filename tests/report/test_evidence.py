@@ -3,19 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from crope.errors import ConfigError
 from crope.report import evidence
-from crope.report.evidence import (
-    Contrast,
-    answer,
-    differences,
-    estimate,
-    load_contrasts,
-    welch_interval,
-)
+from crope.report.evidence import Contrast, answer, differences, estimate, load_contrasts
 from crope.report.tables import interval_text
 from tests.report.frames import losses, together
 
@@ -195,15 +187,6 @@ def test_a_plan_without_a_run_is_shown():
 def test_runs_that_diverged_on_both_sides_are_not_averaged_away():
     runs = losses(rope=[5.0, 5.0, np.inf], crope=[5.1, 5.2, np.inf])
     assert only_line(runs)[1] == "diverged"
-
-
-def test_welchs_interval_over_corpora():
-    """Of means 0.015 and 0.2083 with variances 0.000175 and 0.001403: 0.1117, variance 0.0003944,
-    6.165 degrees of freedom, t = 3.667.
-    """
-    first = pd.Series([0.01, 0.03, -0.02, 0.04])
-    second = pd.Series([0.3, 0.1, 0.25, 0.2, 0.3, 0.1])
-    assert welch_interval([first, second], 0.99) == pytest.approx((0.038839, 0.184494), abs=1e-6)
 
 
 # By hand from the plans: what is subtracted from what, in which study, at which settings.
