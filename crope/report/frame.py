@@ -198,17 +198,12 @@ def _row(run: Record, record_set: str) -> dict[str, Any]:
 
 
 def _beyond(measured: Mapping[str, Any], trained: int) -> float | None:
-    """Loss at LENGTHS times the training length less that at it, of the tokens beyond it; None
-    where it was not measured. Below 0, more context helps.
-
-    Tokens before it have the same context at both lengths and contribute 0, so the difference of
-    the means over all tokens is divided by the share of those beyond, 1 - 1 / LENGTHS.
+    """Subtracts the loss at the training length from that at LENGTHS times it; None where one was
+    not measured. Below 0, more context helps.
     """
     loss_at = {part["seq_len"]: part["loss_nats"] for part in measured["lengths"]}
     before, after = loss_at.get(trained), loss_at.get(LENGTHS * trained)
-    if before is None or after is None:
-        return None
-    return (after - before) / (1 - 1 / LENGTHS)
+    return None if before is None or after is None else after - before
 
 
 def load_curves(*paths: Path | str) -> pd.DataFrame:
