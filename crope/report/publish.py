@@ -24,8 +24,10 @@ from crope.runs.published import add_runs
 from crope.runs.record import Record, read_records
 from crope.style import render
 
-README, README_TEMPLATE = ROOT / "README.md", ROOT / "docs" / "README.md.j2"
-RESULTS, RESULTS_TEMPLATE = ROOT / "docs" / "results.md", ROOT / "docs" / "results.md.j2"
+DOCS = {
+    ROOT / "README.md": ROOT / "docs" / "README.md.j2",
+    ROOT / "docs" / "results.md": ROOT / "docs" / "results.md.j2",
+}
 PICTURES = ("rates", "models")  # of the page, which the README and docs/results.md show
 SET_FACTS = {
     "record_set": "set",
@@ -134,30 +136,38 @@ def made_by(frame: pd.DataFrame, facts: Mapping[str, str]) -> pd.DataFrame:
 
 
 def update_readme() -> None:
-    """Writes README.md and docs/results.md from their templates, and their pictures, from the
-    published sets alone.
-
-    Raises UserError for a sentence of docs/findings.yaml whose answer has changed.
-    """
-    runs = load_runs(results_dir=PUBLISHED / "none")
-    report = page.collect(runs)
+    """Writes README.md and docs/results.md and their pictures, from the published sets alone."""
+    report = page.collect(load_runs(results_dir=PUBLISHED / "none"))
+    texts = render_docs(report)
     for name, figure in page.draw(report).items():
         if name in PICTURES:
             write_bytes(PUBLISHED / f"{name}.png", render(figure, "png"))
-    full = [for_readme(table) for table in report.losses]
+    for target, text in texts.items():
+        write_text(target, text)
+
+
+def render_docs(report: page.Report) -> dict[Path, str]:
+    """Fills the templates of README.md and docs/results.md: file -> text.
+
+    Raises UserError for a sentence of docs/findings.yaml whose answer has changed.
+    """
+    table1, table2 = map(for_readme, report.losses)
+    published = report.runs.published
     context = {
         "sentences": findings(report.differences),
-        "table1": full[0],
-        "table2": full[1],
+        "table1": table1,
+        "table2": table2,
         "losses": report.losses,
         "notes": page.PROTOCOL_NOTES,
         "differences": tables.difference_tables(report.differences, "Differences"),
         "ngrams": ngram_table(read_ngrams()),
-        "repeats": agreement.repeats_table(agreement.repeats(runs.published)),
-        "sets": Table("sets", "Published sets", made_by(runs.published, SET_FACTS)),
+        "repeats": agreement.repeats_table(agreement.repeats(published)),
+        "sets": Table("sets", "Published sets", made_by(published, SET_FACTS)),
     }
-    for template, target in ((README_TEMPLATE, README), (RESULTS_TEMPLATE, RESULTS)):
-        write_text(target, page.render_template(template, context, autoescape=False))
+    texts = {}
+    for target, template in DOCS.items():
+        texts[target] = page.render_template(template, context, autoescape=False)
+    return texts
 
 
 def for_readme(table: Table) -> Table:
