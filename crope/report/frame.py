@@ -171,8 +171,6 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
         invalid += damaged
     frame = pd.json_normalize(rows)
     frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame.columns])))
-    # One block of memory per type, from which rows are selected ten times as fast.
-    frame = frame.astype(dict.fromkeys(frame.select_dtypes("str"), object)).copy()
     return frame.drop_duplicates(["record_set", "run_id"], ignore_index=True), invalid
 
 
@@ -236,7 +234,7 @@ def by_study(runs: pd.DataFrame, cells: Iterable[Cell]) -> pd.DataFrame:
 
     Raises UserError as check_comparable does.
     """
-    counted = runs[runs["loss"].notna() & (runs["status"] != "stale")]
+    counted = runs.loc[runs["loss"].notna() & (runs["status"] != "stale"), COLUMNS]
     planned_cells = cell_frame(cells).drop(columns="scale")
     joined = planned_cells.merge(counted, on=["cell_key", "model", "dataset", "row"])
     pairs = zip(joined["seed"], joined["planned"], strict=True)

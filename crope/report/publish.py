@@ -2,7 +2,6 @@
 which are made from the published sets alone.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -56,8 +55,6 @@ def publish(
     Raises UserError if a run was made from uncommitted code or there is none, DataError for invalid
     records.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise UserError(f"set '{name}': use letters, digits, '.', '_' and '-'")
     records, invalid = read_records(results_dir / "runs")
     if invalid:
         raise DataError("; ".join(map(str, invalid[:3])))
@@ -123,8 +120,7 @@ def set_page(name: str, frame: pd.DataFrame) -> str:
 
 def made_by(frame: pd.DataFrame, facts: Mapping[str, str]) -> pd.DataFrame:
     """Runs, seeds and hours of each combination of `facts` (column -> heading)."""
-    known = frame.reindex(columns=[*facts, "run_id", "seed", "time.total_s"])
-    groups = known.groupby(list(facts), dropna=False)
+    groups = frame.groupby(list(facts), dropna=False)
     counts = {
         "runs": ("run_id", "size"),
         "seeds": ("seed", "nunique"),
