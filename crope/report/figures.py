@@ -124,7 +124,7 @@ def models(lines: pd.DataFrame, title: str) -> Figure:
     axis.axvline(0, color=MUTED, linewidth=0.8)
     for at, line in enumerate(order.to_dict("records")):
         _draw_difference(axis, line, at, sideways=True, model=line["model"])
-    axis.set(yticks=range(len(order)), yticklabels=list(map(model_label, order["model"])))
+    axis.set_yticks(range(len(order)), order["model"].map(model_label))
     axis.set(ylim=(len(order) - 0.5, -0.5), title=title, xlabel=f"model − RoPE ({NATS})")
     axis.grid(False, axis="y")
     return figure

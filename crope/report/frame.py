@@ -105,7 +105,7 @@ def dataset_label(dataset: str) -> str:
 
 @dataclass(frozen=True)
 class Runs:
-    """Everything that a report is made from: the user's own runs and the published ones.
+    """Holds what a report is made from: the user's own runs and the published ones.
 
     scale         of Tables 1 and 2
     unavailable   dataset -> why it could not be had
@@ -131,7 +131,7 @@ def load_runs(
     folders: Sequence[Path] = (),
     published: Path = PUBLISHED,
 ) -> Runs:
-    """The runs of `folders` (default: results_dir/runs) and all published ones.
+    """Reads the runs of `folders` (default: results_dir/runs) and all published ones.
 
     `scale` defaults to that of most of the user's runs, else of most published ones; `smoke` only
     if there is no other, of equal ones the first of SCALES.
@@ -151,7 +151,8 @@ def load_runs(
 
 
 def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecord]]:
-    """Every finished run of run folders and published sets, one row each, and the invalid records.
+    """Reads every finished run of run folders and published sets, one row each, and the invalid
+    records.
 
     Columns: `record_set` (the set's name, or OWN), `path` (of a published run <set>/<run_id>),
     `status` (complete, failed or stale), `cell_key`, `loss` (final full validation loss; infinite
@@ -205,8 +206,8 @@ def _beyond(measured: Mapping[str, Any], trained: int) -> float | None:
 
 
 def load_curves(*paths: Path | str) -> pd.DataFrame:
-    """The logged values of runs, by the frame's column `path`: `path`, `step`, `val/loss_nats`, ...;
-    NaN where not logged.
+    """Reads the logged values of runs, by the frame's column `path`: `path`, `step`, `val/loss_nats`,
+    ...; NaN where not logged.
     """
     parts = [pd.DataFrame(columns=["path", "step"])]
     read_once = cache(read_curves)
@@ -221,13 +222,12 @@ def load_curves(*paths: Path | str) -> pd.DataFrame:
 
 
 def curves_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """The curves of `runs`, each line with the dataset, row, model and seed of its run."""
+    """Reads the curves of `runs`, each line with the dataset, row, model and seed of its run."""
     return runs[["path", "dataset", "row", "model", "seed"]].merge(load_curves(*runs["path"]))
 
 
 def by_study(runs: pd.DataFrame, cells: Iterable[Cell]) -> pd.DataFrame:
-    """One line per cell of a study and run: the columns of `cell_frame`, seed, and the others of
-    the run.
+    """Joins cells of studies with their runs, one line each: the columns of `cell_frame` and COLUMNS.
 
     A run counts if it is complete or diverged and its seed planned. Tables 1 and 2 take every seed
     that RoPE and CRoPE share, so that a row and its difference are of the same runs.
@@ -247,7 +247,7 @@ def by_study(runs: pd.DataFrame, cells: Iterable[Cell]) -> pd.DataFrame:
 
 
 def cell_frame(cells: Iterable[Cell]) -> pd.DataFrame:
-    """One line per cell, with the numbers of `corpora` and `settings` of its row in the plan."""
+    """Makes one line per cell, with the numbers of `corpora` and `settings` of its row in the plan."""
     frame = pd.DataFrame(map(vars, cells), columns=[field.name for field in fields(Cell)])
     of_row = frame.groupby(["study", "row"])
     frame["corpora"] = of_row["dataset"].transform("nunique")
@@ -256,8 +256,8 @@ def cell_frame(cells: Iterable[Cell]) -> pd.DataFrame:
 
 
 def _one_set_for_each_seed(joined: pd.DataFrame) -> pd.DataFrame:
-    """The runs of each seed of a study from one record set: the one that has most of them, of equal
-    ones that with most runs of the study. A difference within a seed is then of one machine.
+    """Takes the runs of each seed of a study from one record set: the one that has most of them, of
+    equal ones that with most runs of the study. A difference within a seed is then of one machine.
     """
     of_seed = joined.groupby(["study", "seed", "record_set"])["run_id"].transform("size")
     of_study = joined.groupby(["study", "record_set"])["run_id"].transform("size")
@@ -268,8 +268,8 @@ def _one_set_for_each_seed(joined: pd.DataFrame) -> pd.DataFrame:
 
 
 def common_seeds(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs of the seeds that RoPE and CRoPE share in a row; all runs of a row that has one of
-    them only.
+    """Keeps the seeds for which both RoPE and CRoPE have a run. A row with only one of the two keeps
+    all its seeds.
     """
     keys = ["study", "dataset", "row"]
     paired = runs.assign(pair=runs["model"].where(runs["model"].isin(PAIR)))

@@ -78,7 +78,7 @@ def publish(
 
 
 def _is_result(record: Record, scale: str) -> bool:
-    """A run that diverged is a result of its learning rate."""
+    """Chooses complete and diverged runs: a run that diverged is a result of its learning rate."""
     summary = record.summary
     if summary["scale"] != scale:
         return False
@@ -110,7 +110,7 @@ def read_ngrams(published: Path = PUBLISHED) -> list[dict[str, Any]]:
 
 
 def set_page(name: str, frame: pd.DataFrame) -> str:
-    """README.md of a set: how its runs were made, and how to read the files."""
+    """Writes README.md of a set: how its runs were made, and how to read the files."""
     table = Table(name, f"Published runs: {name}", made_by(frame, FACTS)).markdown()
     return (
         f"{table}\n\n`pandas.read_json('runs.jsonl', lines=True)` has a line per run: configuration,"
@@ -119,7 +119,7 @@ def set_page(name: str, frame: pd.DataFrame) -> str:
 
 
 def made_by(frame: pd.DataFrame, facts: Mapping[str, str]) -> pd.DataFrame:
-    """Runs, seeds and hours of each combination of `facts` (column -> heading)."""
+    """Counts runs, seeds and hours of each combination of `facts` (column -> heading)."""
     groups = frame.groupby(list(facts), dropna=False)
     counts = {
         "runs": ("run_id", "size"),
@@ -157,7 +157,7 @@ def render_docs(report: page.Report) -> dict[Path, str]:
         "notes": page.PROTOCOL_NOTES,
         "differences": tables.difference_tables(report.differences, "Differences"),
         "ngrams": ngram_table(read_ngrams()),
-        "repeats": agreement.repeats_table(agreement.repeats(published)),
+        "repeats": agreement.repeats_table(published),
         "sets": Table("sets", "Published sets", made_by(published, SET_FACTS)),
     }
     texts = {}
@@ -167,7 +167,7 @@ def render_docs(report: page.Report) -> dict[Path, str]:
 
 
 def for_readme(table: Table) -> Table:
-    """Table 1 or 2 with the full losses alone, without sizes: its first column names the rows."""
+    """Reduces Table 1 or 2 to the full losses, without sizes: its first column names the rows."""
     kind = table.frame.iloc[:, 1]
     frame = table.frame[(kind != "") & ~kind.str.startswith("sampled")].copy()
     label = frame.columns[0]
@@ -176,7 +176,7 @@ def for_readme(table: Table) -> Table:
 
 
 def ngram_table(ngrams: Sequence[Mapping[str, Any]]) -> Table:
-    """Losses of counting models on the same tokens, beside the paper's lowest loss."""
+    """Tabulates the losses of counting models on the same tokens, beside the paper's lowest loss."""
     printed = []
     for entry in ngrams:
         of_paper = paper.TABLE1.get(entry["corpus"])
