@@ -31,6 +31,7 @@ SLOW = (
     "data/test_tokens.py",
     "interop/",
     "report/test_page.py",
+    "report/test_published_docs.py",
     "runs/test_compose.py::test_every_file_",
     "runs/test_extrapolate.py",
     "runs/test_faults.py",

@@ -13,8 +13,9 @@ EXECUTION = ["cell_key", "model", "seed"]  # two runs with these in common diffe
 
 
 def repeats(published: pd.DataFrame) -> pd.DataFrame:
-    """How far executions of one run lie apart: one line per scale, corpus and row with `runs` and
-    `largest` (of the range of their final losses, nats per token), at equal and at any precision.
+    """Measures how far executions of one run lie apart: one line per scale, corpus and row with
+    `runs` and `largest` (of the range of their final losses, nats per token), at equal and at any
+    precision.
     """
     complete = published[published["status"] == "complete"]
     lines = []
@@ -27,7 +28,8 @@ def repeats(published: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(lines, ignore_index=True).rename(columns=columns)
 
 
-def repeats_table(lines: pd.DataFrame) -> Table:
+def repeats_table(published: pd.DataFrame) -> Table:
+    lines = repeats(published)
     printed = lines[["scale", "dataset", "row", "precision", "runs", "largest"]].assign(
         dataset=lines["dataset"].map(dataset_label),
         row=lines["row"].map(paper.row_label),
@@ -39,7 +41,7 @@ def repeats_table(lines: pd.DataFrame) -> Table:
 
 
 def own_and_published(runs: Runs) -> pd.DataFrame:
-    """The user's complete runs that are published too, with `published` (the loss that lies
+    """Finds the user's complete runs that are published too, with `published` (the loss that lies
     nearest) and `distance`, in nats per token.
     """
     own = runs.own[runs.own["status"] == "complete"]
@@ -52,9 +54,8 @@ def own_and_published(runs: Runs) -> pd.DataFrame:
 
 
 def verdict(runs: Runs, lines: pd.DataFrame) -> list[str]:
-    """What a user who has trained Table 1 wants to know: per corpus RoPE's loss beside the
-    published and the paper's, and whether the runs agree; then what the published seeds say of
-    CRoPE - RoPE.
+    """Tells a user who has trained Table 1 per corpus RoPE's loss beside the published and the
+    paper's, and whether the runs agree; then what the published seeds say of CRoPE - RoPE.
 
     lines   CRoPE - RoPE of the published runs of Table 1, of `answers`
     """

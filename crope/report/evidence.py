@@ -61,7 +61,7 @@ Term = tuple[str, str]  # model and setting; "" stands for each setting of the s
 
 @dataclass(frozen=True)
 class Contrast:
-    """first - mean of seconds at equal seed, asked of one or more studies of one row.
+    """Asks for first - mean of seconds at equal seed, in one or more studies of one row.
 
     name      P1, R1, ... of a planned one; else <study>/<difference>
     at        the settings that are asked; none: all of the study
@@ -88,7 +88,7 @@ class Contrast:
 
     @property
     def label(self) -> str:
-        """What is subtracted from what, as printed."""
+        """Says what is subtracted from what, as printed."""
         first, *seconds = [term_label(*term) for term in self.terms]
         if len(seconds) > 1:
             seconds = [f"mean of {', '.join(seconds)}"]
@@ -101,12 +101,12 @@ def term_label(model: str, setting: str = "") -> str:
 
 @cache
 def load_contrasts(file: Path = CONTRASTS_FILE) -> dict[str, Contrast]:
-    """The contrasts of conf/contrasts.yaml by name. Raises ConfigError for a wrong entry."""
+    """Reads the contrasts of conf/contrasts.yaml, by name. Raises ConfigError for a wrong entry."""
     contrasts = {}
     where = ""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        entries = [(entry["study"], entry, name) for name, entry in content["planned"].items()]
+        entries = [(entry.pop("study"), entry, name) for name, entry in content["planned"].items()]
         for studies, of_studies in content["explored"].items():
             entries += [(studies, entry, "") for entry in of_studies]
         for studies, entry, name in entries:
@@ -119,9 +119,8 @@ def load_contrasts(file: Path = CONTRASTS_FILE) -> dict[str, Contrast]:
 
 
 def _contrast(studies: str, entry: Any, name: str) -> Contrast:
-    """Raises ValueError or TypeError for a wrong entry."""
+    """Makes one contrast. Raises ValueError or TypeError for a wrong entry."""
     options = {"difference": entry} if isinstance(entry, str) else dict(entry)
-    options.pop("study", "")
     difference = options.pop("difference", "")
     best = f"best {options['best']}" if "best" in options else ""
     averaged = "averaged" if options.get("averaged") else ""
@@ -154,8 +153,8 @@ def check_names(contrast: Contrast) -> None:
 
 
 def parse_difference(text: str) -> list[Term]:
-    """The terms of `crope - rope`, `crope - lowrank halved`, `crope at A - rope at B` or of one
-    model. Raises ValueError.
+    """Splits `crope - rope`, `crope - lowrank halved`, `crope at A - rope at B` or one model into its
+    terms. Raises ValueError.
     """
     left, _, right = text.partition(" - ")
     first = TERM.fullmatch(left)
@@ -165,8 +164,8 @@ def parse_difference(text: str) -> list[Term]:
 
 
 def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
-    """One line per study, corpus, row, setting and seed that every term of the contrast has: the
-    loss of each term by its label, and `nats`, which a diverged run makes infinite.
+    """Subtracts at equal study, corpus, row, setting and seed, where every term has a run: one line
+    each, with the loss of each term by its label, and `nats`, which a diverged run makes infinite.
 
     runs   the frame of `by_study`
     """
@@ -190,7 +189,7 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
 
 
 def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
-    """The runs of each model and corpus at the setting with the lowest mean loss over all seeds.
+    """Selects for each model and corpus the setting with the lowest mean loss over all seeds.
 
     Their setting names these choices, and says where one lies at an end of the study's grid.
     """
@@ -211,8 +210,8 @@ def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
 
 
 def estimate(by_seed: pd.Series) -> dict[str, float]:
-    """n, mean, sample standard deviation and Student's interval; NaN for what these seeds do not
-    give.
+    """Computes n, mean, sample standard deviation and Student's interval; NaN for what these seeds do
+    not give.
     """
     std = low = high = np.nan
     if len(by_seed) > 1 and np.isfinite(by_seed).all():
@@ -223,8 +222,8 @@ def estimate(by_seed: pd.Series) -> dict[str, float]:
 
 
 def answer(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
-    """The columns LINE: a line per row and setting over all its corpora, and one per corpus where
-    there are several; in Tables 1 and 2 only these.
+    """Gives a line (LINE) per row and setting over all its corpora, and one per corpus where there
+    are several; in Tables 1 and 2 only these.
 
     No interval before there are as many seeds as planned.
     """
@@ -245,15 +244,13 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
             line |= {"planned": planned, "complete": complete, "by_seed": nats} | estimate(nats)
             lines.append(line if complete else line | {"low": np.nan, "high": np.nan})
     if contrast.date and not lines:  # a plan without a run is shown all the same
-        nothing = dict.fromkeys(("dataset", "row", "setting"), "")
-        lines.append(
-            {"name": contrast.name, **nothing, "planned": planned, "complete": False, "n": 0}
-        )
+        line = {"name": contrast.name, "dataset": "", "row": "", "setting": ""}
+        lines.append(line | {"planned": planned, "complete": False, "n": 0})
     return pd.DataFrame(lines, columns=LINE)
 
 
 def _average(lines: pd.DataFrame, over: str, size: int) -> pd.DataFrame:
-    """The mean over one column within a seed, of the seeds that have all `size` values of it."""
+    """Averages over one column within a seed, for the seeds that have all `size` values of it."""
     keys = [name for name in PLACE if name != over]
     means = lines.groupby(keys, sort=False)["nats"].agg(["mean", "size"])
     whole = means.loc[means["size"] == size, "mean"]
@@ -261,19 +258,6 @@ def _average(lines: pd.DataFrame, over: str, size: int) -> pd.DataFrame:
 
 
 def answers(runs: pd.DataFrame, contrasts: Mapping[str, Contrast]) -> pd.DataFrame:
-    """The lines of all contrasts, in their order. Exploratory ones without a run have none."""
+    """Answers all contrasts, in their order. Exploratory ones without a run have no line."""
     parts = [answer(runs, contrast) for contrast in contrasts.values()]
     return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
-
-
-def welch_interval(corpora: Sequence[pd.Series], level: float) -> tuple[float, float]:
-    """Of the mean of one or two corpora: the rule by which P1 to P5 were planned, with corpora as
-    independent groups (Welch) and a level of 99 %. Printed once, beside the rule used here.
-    """
-    if len(corpora) == 1:
-        low, high = stats.ttest_1samp(corpora[0], 0).confidence_interval(level)
-        return low, high
-    first, second = corpora
-    # Their mean is half the difference between the one and minus the other.
-    low, high = stats.ttest_ind(first, -second, equal_var=False).confidence_interval(level)
-    return low / 2, high / 2

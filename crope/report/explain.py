@@ -20,12 +20,7 @@ from crope.report.evidence import (
     load_contrasts,
     parse_difference,
 )
-from crope.report.frame import (
-    PUBLISHED_SCALE,
-    by_study,
-    cell_frame,
-    load_runs,
-)
+from crope.report.frame import PUBLISHED_SCALE, by_study, cell_frame, load_runs
 from crope.report.tables import PROTOCOLS, interval_text, losses_by_model, place, plus_minus
 from crope.runs.compose import group_files
 from crope.runs.study import TABLES, study_cells, table_cells
@@ -40,8 +35,8 @@ def explain(
     scale: str | None = None,
     folders: Sequence[Path] = (),
 ) -> str:
-    """A table of the runs behind `name`: seed, loss, how it was made; then mean, ± and interval.
-    Without a name the list of all names.
+    """Lists the runs behind `name`: seed, loss, how it was made; then mean, ± and interval. Without
+    a name it lists all names.
 
     Raises UserError with similar names if there is no such number.
     """
@@ -51,8 +46,7 @@ def explain(
     if name is None:
         questions = [f"{key}  {contrast.question}".rstrip() for key, contrast in contrasts.items()]
         return "\n".join([*cells, *questions])
-    short = {_typed(key): contrast for key, contrast in contrasts.items()}
-    contrast = short.get(_typed(name)) or _other_contrast(name)
+    contrast = contrasts.get(name) or _other_contrast(name)
     if contrast is None and name not in cells:
         near = difflib.get_close_matches(name, [*cells, *contrasts])
         hint = f"did you mean {', '.join(near)}? " if near else ""
@@ -71,20 +65,15 @@ def explain(
     return "\n\n".join(parts) or f"{name}: no run yet; `make reproduce STUDY={studies[0]}`"
 
 
-def _typed(name: str) -> str:
-    """A name as it may be typed: `p1` or `cost/crope-rope`."""
-    return name.replace(" ", "").lower()
-
-
 def _cell_names(cells: pd.DataFrame) -> pd.Series:
-    """table1/<dataset>/<model> and table2/<row>/<dataset>/<model>."""
+    """Names cells: table1/<dataset>/<model> and table2/<row>/<dataset>/<model>."""
     of_row = cells["row"] + "/" + cells["dataset"]
     where = cells["dataset"].where(cells["study"] == TABLES[0], of_row)
     return cells["study"] + "/" + where + "/" + cells["model"]
 
 
 def _other_contrast(name: str) -> Contrast | None:
-    """<study>/<model>-<model> of any study, which conf/contrasts.yaml need not ask."""
+    """Makes a contrast of <study>/<model>-<model>, which conf/contrasts.yaml need not ask."""
     study, _, difference = name.partition("/")
     if study not in group_files("study"):
         return None
@@ -110,7 +99,7 @@ def _explain_cell(joined: pd.DataFrame, name: str) -> str:
 
 
 def _explain_difference(runs: pd.DataFrame, contrast: Contrast) -> str:
-    """The losses behind each difference, with how the first model's run was made; then what is
+    """Lists the losses behind each difference, with how the first model's run was made; then what is
     printed of them.
     """
     by_seed = differences(runs, contrast)
@@ -130,8 +119,8 @@ def _explain_difference(runs: pd.DataFrame, contrast: Contrast) -> str:
 
 
 def _printed(runs: pd.DataFrame, columns: list[str]) -> str:
-    """These columns and MADE, with short names; what all runs have in common is a line of its own,
-    so that a row is short.
+    """Prints these columns and MADE; what all runs have in common is a line of its own, so that a row
+    is short.
     """
     shown = runs[[*columns, *MADE]].rename(columns=lambda name: name.removeprefix("provenance."))
     shown["path"] = shown["path"].map(os.path.relpath)

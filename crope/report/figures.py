@@ -26,23 +26,24 @@ BESIDE = 1.15  # a second study at one rate is drawn at this multiple of it
 
 
 def fig4(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
-    """Validation (top) and training loss of the base row: a column per dataset, mean over seeds,
-    band from lowest to highest seed; markers are the full validation loss, dotted lines the steps
-    at which the learning rate drops. The paper's text puts training on top, its caption validation.
+    """Draws validation (top) and training loss of Table 1's runs: a column per dataset, mean over
+    seeds, band from lowest to highest seed; markers are the full validation loss, dotted lines the
+    steps at which the learning rate drops. The paper's text puts training on top, its caption
+    validation.
 
     curves   of `curves_of(runs)`
     """
     datasets = runs["dataset"].unique()
     figure, axes = _panels(2, len(datasets), (3.5, 2.6))
-    base = curves[curves["row"] == "base"]
-    for (top, bottom), dataset in zip(axes.T, datasets, strict=True):
-        of_dataset = base[base["dataset"] == dataset]
-        top.set_title(dataset_label(dataset))
-        _draw_losses(top, of_dataset, "validation")
-        _draw_losses(bottom, of_dataset, "training")
-        bottom.set_xlabel("step")
-        for axis in (top, bottom):
-            _mark_drops(axis, runs[(runs["dataset"] == dataset) & (runs["row"] == "base")])
+    for column, dataset in zip(axes.T, datasets, strict=True):
+        column[0].set_title(dataset_label(dataset))
+        column[1].set_xlabel("step")
+        run = runs[runs["dataset"] == dataset].iloc[0]
+        period, end = int(run["config.train.lr_step_size"]), int(run["config.train.max_steps"])
+        for axis, panel in zip(column, CURVES, strict=True):
+            _draw_losses(axis, curves[curves["dataset"] == dataset], panel)
+            for step in range(period, end, period):
+                axis.axvline(step, color=MUTED, linewidth=0.5, linestyle=":", gid="drop", zorder=0)
     for axis, panel in zip(axes[:, 0], CURVES, strict=True):
         axis.set_ylabel(f"{panel} loss ({NATS})")
     _legend(figure, curves["model"].unique())
@@ -50,7 +51,7 @@ def fig4(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
 
 
 def _draw_losses(axis: Axes, curves: pd.DataFrame, panel: str) -> None:
-    """One panel of Fig. 4; training losses are smoothed over a fiftieth of the run."""
+    """Draws one panel of Fig. 4; training losses are smoothed over a fiftieth of the run."""
     late = []
     for model, of_model in _by_model(curves):
         losses = over_seeds(of_model, CURVES[panel])
@@ -66,7 +67,6 @@ def _draw_losses(axis: Axes, curves: pd.DataFrame, panel: str) -> None:
             full = over_seeds(of_model, FULL)["mean"]
             axis.plot(full.index, full, **_marked(model) | {"linestyle": "none"}, gid="full")
     if not late:
-        axis.text(0.5, 0.5, "no complete run", transform=axis.transAxes, ha="center", color=MUTED)
         return
     lowest = min(losses["min"].min() for losses in late)
     highest = max(losses["mean"].max() for losses in late)
@@ -74,26 +74,16 @@ def _draw_losses(axis: Axes, curves: pd.DataFrame, panel: str) -> None:
     axis.set_ylim(lowest - room, highest + room)
 
 
-def _mark_drops(axis: Axes, runs: pd.DataFrame) -> None:
-    """Dotted lines at the steps at which StepLR drops the rate."""
-    if runs.empty:
-        return
-    run = runs.iloc[0]
-    steps = range(0, int(run["config.train.max_steps"]), int(run["config.train.lr_step_size"]))
-    for step in steps[1:]:
-        axis.axvline(step, color=MUTED, linewidth=0.5, linestyle=":", gid="drop", zorder=0)
-
-
 def over_seeds(curves: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Mean, min and max over seeds by step, at the steps that every seed has."""
+    """Gives mean, min and max over seeds by step, at the steps that every seed has."""
     logged = curves.dropna(subset=name)
     losses = logged.groupby("step")[name].agg(["mean", "min", "max", "count"])
     return losses[losses["count"] == logged["seed"].nunique()]
 
 
 def rates(runs: pd.DataFrame, lines: pd.DataFrame) -> Figure:
-    """CRoPE - RoPE at each learning rate with its 95 % interval and its seeds, and below it the
-    loss of both models: a column per dataset. Studies at one rate stand side by side.
+    """Draws CRoPE - RoPE at each learning rate with its 95 % interval and its seeds, and below it
+    the loss of both models: a column per dataset. Studies at one rate stand side by side.
 
     runs    of `by_study`, of studies with an axis train.lr
     lines   CRoPE - RoPE at each rate, of `answers`
@@ -124,7 +114,7 @@ def rates(runs: pd.DataFrame, lines: pd.DataFrame) -> Figure:
 
 
 def models(lines: pd.DataFrame, title: str) -> Figure:
-    """Every model minus RoPE, one line per model, the lowest on top.
+    """Draws every model minus RoPE, one line per model, the lowest on top.
 
     lines   of `answers`, with a column `model`
     """
@@ -134,7 +124,7 @@ def models(lines: pd.DataFrame, title: str) -> Figure:
     axis.axvline(0, color=MUTED, linewidth=0.8)
     for at, line in enumerate(order.to_dict("records")):
         _draw_difference(axis, line, at, sideways=True, model=line["model"])
-    axis.set(yticks=range(len(order)), yticklabels=list(map(model_label, order["model"])))
+    axis.set_yticks(range(len(order)), order["model"].map(model_label))
     axis.set(ylim=(len(order) - 0.5, -0.5), title=title, xlabel=f"model − RoPE ({NATS})")
     axis.grid(False, axis="y")
     return figure
@@ -143,7 +133,7 @@ def models(lines: pd.DataFrame, title: str) -> Figure:
 def _draw_difference(
     axis: Axes, line: dict[Any, Any], at: float, *, sideways: bool = False, model: str = "crope"
 ) -> None:
-    """The seeds (dots), above them the interval (bar) and the mean of one line of evidence."""
+    """Draws the seeds (dots), above them the interval (bar) and the mean of one line of evidence."""
 
     def draw(values: Sequence[float], **style: Any) -> None:
         places = [at] * len(values)

@@ -32,7 +32,7 @@ FINDINGS_FILE = ROOT / "docs" / "findings.yaml"
 
 
 def findings(differences: pd.DataFrame, file: Path = FINDINGS_FILE) -> list[str]:
-    """The sentences with their numbers, from the lines of `answers`.
+    """Fills the numbers into the sentences, from the lines of `answers`.
 
     Raises UserError for a sentence that rests on a line that is not there, or whose answer is
     another now.
@@ -58,7 +58,7 @@ def findings(differences: pd.DataFrame, file: Path = FINDINGS_FILE) -> list[str]
 
 
 def reading(line: Mapping[Any, Any]) -> str:
-    """What an interval says of 0: above 0, below 0 or open; incomplete without an interval."""
+    """Says where an interval lies: above 0, below 0 or open; incomplete without an interval."""
     if not line.get("complete") or np.isnan(line["low"]):
         return "incomplete"
     if line["low"] > 0:
@@ -67,7 +67,7 @@ def reading(line: Mapping[Any, Any]) -> str:
 
 
 def _answer_line(differences: pd.DataFrame, basis: Mapping[str, str]) -> dict[Any, Any]:
-    """The line of a contrast at this setting and of this corpus; empty if there is none."""
+    """Finds the line of a contrast at this setting and of this corpus; empty if there is none."""
     lines = differences[differences["name"] == basis["from"]]
     lines = lines[lines["setting"] == basis.get("at", "")]
     if "in" in basis:

@@ -105,7 +105,7 @@ def dataset_label(dataset: str) -> str:
 
 @dataclass(frozen=True)
 class Runs:
-    """Everything that a report is made from: the user's own runs and the published ones.
+    """Holds what a report is made from: the user's own runs and the published ones.
 
     scale         of Tables 1 and 2
     unavailable   dataset -> why it could not be had
@@ -131,7 +131,7 @@ def load_runs(
     folders: Sequence[Path] = (),
     published: Path = PUBLISHED,
 ) -> Runs:
-    """The runs of `folders` (default: results_dir/runs) and all published ones.
+    """Reads the runs of `folders` (default: results_dir/runs) and all published ones.
 
     `scale` defaults to that of most of the user's runs, else of most published ones; `smoke` only
     if there is no other, of equal ones the first of SCALES.
@@ -151,7 +151,8 @@ def load_runs(
 
 
 def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecord]]:
-    """Every finished run of run folders and published sets, one row each, and the invalid records.
+    """Reads every finished run of run folders and published sets, one row each, and the invalid
+    records.
 
     Columns: `record_set` (the set's name, or OWN), `path` (of a published run <set>/<run_id>),
     `status` (complete, failed or stale), `cell_key`, `loss` (final full validation loss; infinite
@@ -171,8 +172,6 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
         invalid += damaged
     frame = pd.json_normalize(rows)
     frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame.columns])))
-    # One block of memory per type, from which rows are selected ten times as fast.
-    frame = frame.astype(dict.fromkeys(frame.select_dtypes("str"), object)).copy()
     return frame.drop_duplicates(["record_set", "run_id"], ignore_index=True), invalid
 
 
@@ -198,22 +197,17 @@ def _row(run: Record, record_set: str) -> dict[str, Any]:
 
 
 def _beyond(measured: Mapping[str, Any], trained: int) -> float | None:
-    """Loss at LENGTHS times the training length less that at it, of the tokens beyond it; None
-    where it was not measured. Below 0, more context helps.
-
-    Tokens before it have the same context at both lengths and contribute 0, so the difference of
-    the means over all tokens is divided by the share of those beyond, 1 - 1 / LENGTHS.
+    """Subtracts the loss at the training length from that at LENGTHS times it; None where one was
+    not measured. Below 0, more context helps.
     """
     loss_at = {part["seq_len"]: part["loss_nats"] for part in measured["lengths"]}
     before, after = loss_at.get(trained), loss_at.get(LENGTHS * trained)
-    if before is None or after is None:
-        return None
-    return (after - before) / (1 - 1 / LENGTHS)
+    return None if before is None or after is None else after - before
 
 
 def load_curves(*paths: Path | str) -> pd.DataFrame:
-    """The logged values of runs, by the frame's column `path`: `path`, `step`, `val/loss_nats`, ...;
-    NaN where not logged.
+    """Reads the logged values of runs, by the frame's column `path`: `path`, `step`, `val/loss_nats`,
+    ...; NaN where not logged.
     """
     parts = [pd.DataFrame(columns=["path", "step"])]
     read_once = cache(read_curves)
@@ -228,20 +222,19 @@ def load_curves(*paths: Path | str) -> pd.DataFrame:
 
 
 def curves_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """The curves of `runs`, each line with the dataset, row, model and seed of its run."""
+    """Reads the curves of `runs`, each line with the dataset, row, model and seed of its run."""
     return runs[["path", "dataset", "row", "model", "seed"]].merge(load_curves(*runs["path"]))
 
 
 def by_study(runs: pd.DataFrame, cells: Iterable[Cell]) -> pd.DataFrame:
-    """One line per cell of a study and run: the columns of `cell_frame`, seed, and the others of
-    the run.
+    """Joins cells of studies with their runs, one line each: the columns of `cell_frame` and COLUMNS.
 
     A run counts if it is complete or diverged and its seed planned. Tables 1 and 2 take every seed
     that RoPE and CRoPE share, so that a row and its difference are of the same runs.
 
     Raises UserError as check_comparable does.
     """
-    counted = runs[runs["loss"].notna() & (runs["status"] != "stale")]
+    counted = runs.loc[runs["loss"].notna() & (runs["status"] != "stale"), COLUMNS]
     planned_cells = cell_frame(cells).drop(columns="scale")
     joined = planned_cells.merge(counted, on=["cell_key", "model", "dataset", "row"])
     pairs = zip(joined["seed"], joined["planned"], strict=True)
@@ -254,7 +247,7 @@ def by_study(runs: pd.DataFrame, cells: Iterable[Cell]) -> pd.DataFrame:
 
 
 def cell_frame(cells: Iterable[Cell]) -> pd.DataFrame:
-    """One line per cell, with the numbers of `corpora` and `settings` of its row in the plan."""
+    """Makes one line per cell, with the numbers of `corpora` and `settings` of its row in the plan."""
     frame = pd.DataFrame(map(vars, cells), columns=[field.name for field in fields(Cell)])
     of_row = frame.groupby(["study", "row"])
     frame["corpora"] = of_row["dataset"].transform("nunique")
@@ -263,8 +256,8 @@ def cell_frame(cells: Iterable[Cell]) -> pd.DataFrame:
 
 
 def _one_set_for_each_seed(joined: pd.DataFrame) -> pd.DataFrame:
-    """The runs of each seed of a study from one record set: the one that has most of them, of equal
-    ones that with most runs of the study. A difference within a seed is then of one machine.
+    """Takes the runs of each seed of a study from one record set: the one that has most of them, of
+    equal ones that with most runs of the study. A difference within a seed is then of one machine.
     """
     of_seed = joined.groupby(["study", "seed", "record_set"])["run_id"].transform("size")
     of_study = joined.groupby(["study", "record_set"])["run_id"].transform("size")
@@ -275,8 +268,8 @@ def _one_set_for_each_seed(joined: pd.DataFrame) -> pd.DataFrame:
 
 
 def common_seeds(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs of the seeds that RoPE and CRoPE share in a row; all runs of a row that has one of
-    them only.
+    """Keeps the seeds for which both RoPE and CRoPE have a run. A row with only one of the two keeps
+    all its seeds.
     """
     keys = ["study", "dataset", "row"]
     paired = runs.assign(pair=runs["model"].where(runs["model"].isin(PAIR)))

@@ -41,18 +41,19 @@ PROTOCOL_NOTES = (
     " says nothing of their difference.",
 )
 # Studies of whole rows of Tables 1 and 2 at the paper's own size.
-PAPER_SIZE = ("paper_row", "paper_row_xpos", "paper_rows", "paper_ptb")
+PAPER_SIZE = ("paper_row", "paper_row_xpos")
 # CRoPE - RoPE at each of their rates is one curve: the same steps and warm-up.
 RATE_STUDIES = ("tuned_lr", "rate_edge", "rate_mean")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What is printed.
+    """Holds what is printed.
 
-    source        whose runs they show: the user's own if there is one of any cell, else the
-                  published ones; and `shown`, these runs, of `by_study`
-    published     the published runs, of `by_study`, and `differences`, their lines of `answers`
+    source        all runs of the user if one is of a cell of the tables, else the published ones
+    shown         those of `source` that the tables show, of `by_study`
+    published     the published runs, of `by_study`
+    differences   the lines of the published runs, of `answers`
     own           the lines of the user's runs
     """
 
@@ -66,42 +67,29 @@ class Report:
 
 
 def collect(runs: Runs) -> Report:
-    """Everything of the report but its pictures. Raises UserError if the runs of one row are not
-    comparable.
+    """Makes everything of the report but its pictures. Raises UserError if the runs of one row are
+    not comparable.
     """
-    contrasts = load_contrasts()
     studies = expected_cells(PUBLISHED_SCALE)
     published = by_study(runs.published, [*table_cells(PUBLISHED_SCALE), *studies])
     if runs.scale != PUBLISHED_SCALE:
         studies = expected_cells(runs.scale)
-    of_tables = table_cells(runs.scale, tiny=runs.tiny)
-    own = by_study(runs.own, [*of_tables, *studies])
-    cells = cell_frame(of_tables)
-    mine = runs.own["cell_key"].isin(cells["cell_key"]).any()
+    cells = table_cells(runs.scale, tiny=runs.tiny)
+    own = by_study(runs.own, [*cells, *studies])
+    mine = runs.own["cell_key"].isin([cell.cell_key for cell in cells]).any()
     source = runs.own if mine else runs.published
-    shown = own if mine else by_study(runs.published, of_tables)
-    shown = shown[shown["study"].isin(TABLES)]
+    shown = by_study(source, cells)
     large = paper_size(published) if runs.scale != "paper" else published[:0]
-    missing = tables.missing_words(source)
-    losses = []
+    losses, missing = [], tables.missing_words(source)
     for name in TABLES:
-        of_table = shown[shown["study"] == name]
-        its_cells = cells[cells["study"] == name]
-        losses.append(tables.loss_table(name, its_cells, of_table, large, missing))
-    differences = answers(published, contrasts)
-    return Report(
-        runs,
-        source,
-        shown,
-        losses,
-        published,
-        differences,
-        own=answers(own, contrasts).query("n > 0"),
-    )
+        planned, found = [frame[frame["study"] == name] for frame in (cell_frame(cells), shown)]
+        losses.append(tables.loss_table(name, planned, found, large, missing))
+    differences, of_own = [answers(frame, load_contrasts()) for frame in (published, own)]
+    return Report(runs, source, shown, losses, published, differences, of_own.query("n > 0"))
 
 
 def paper_size(published: pd.DataFrame) -> pd.DataFrame:
-    """The runs of whole rows at the paper's own size, each once."""
+    """Selects the runs of whole rows at the paper's own size, each once."""
     large = published[published["study"].isin(PAPER_SIZE)].drop_duplicates("run_id")
     return common_seeds(large)
 
@@ -129,7 +117,7 @@ def build_report(
     sentences = []
     try:
         sentences = findings(report.differences)
-    except UserError as error:  # `make readme` refuses it; a user's report is made all the same
+    except UserError as error:  # after a change of the numerics, say, when published runs are stale
         log_line(f"{error}; the page has no sentences")
     files = {f"{table.name}.csv": to_csv(table.numbers) for table in report.losses}
     files["differences.csv"] = difference_csv(report)
@@ -145,7 +133,7 @@ def build_report(
 
 
 def draw(report: Report) -> dict[str, Figure]:
-    """The figures by name; those without runs are left out."""
+    """Draws the figures, by name; those without runs are left out."""
     drawn = {}
     of_table = report.shown[report.shown["study"] == TABLES[0]]
     if len(of_table):
@@ -164,7 +152,7 @@ def draw(report: Report) -> dict[str, Figure]:
 
 
 def beside_rope() -> dict[str, str]:
-    """Contrast -> model, of the contrasts of the study `cost` that subtract RoPE, P1 among them."""
+    """Finds the contrasts of the study `cost` that subtract RoPE, P1 among them: contrast -> model."""
     models = {}
     for name, contrast in load_contrasts().items():
         model = contrast.first[0]
@@ -180,7 +168,7 @@ def difference_csv(report: Report) -> str:
 
 
 def render_page(report: Report, pictures: Mapping[str, Figure], sentences: Sequence[str]) -> str:
-    """page.html filled in; text is escaped."""
+    """Fills in page.html; text is escaped."""
     runs = report.runs
     whose = "your runs" if report.source is runs.own else "the published runs"
     images = {}
@@ -199,13 +187,13 @@ def render_page(report: Report, pictures: Mapping[str, Figure], sentences: Seque
             report.differences, "Differences of the published runs"
         ),
         "own_differences": tables.difference_tables(report.own, "Differences of your runs"),
-        "repeats": agreement.repeats_table(agreement.repeats(runs.published)),
+        "repeats": agreement.repeats_table(runs.published),
     }
     return render_template(TEMPLATE, context, autoescape=True)
 
 
 def failures(own: pd.DataFrame) -> list[str]:
-    """The user's failed runs, each with its error: `<run id>: ValueError: loss is nan (step 20)`."""
+    """Lists the user's failed runs: `<run id>: ValueError: loss is nan (step 20)`."""
     lines = []
     for run in own[own["status"] == "failed"].to_dict("records"):
         at = "" if pd.isna(run["error.step"]) else f" (step {run['error.step']:.0f})"
@@ -225,8 +213,8 @@ def render_template(template: Path, context: Mapping[str, Any], *, autoescape: b
 
 
 def print_report(report: Report, page: Path, studies: Collection[str]) -> None:
-    """Of Tables 1 and 2 those that are asked for, without what the page has besides, and how runs
-    agree with the published ones; the user's differences of other studies; where the page is.
+    """Prints those of Tables 1 and 2 that are asked for, how runs agree with the published ones, the
+    user's differences of other studies, and where the page is.
     """
     for table in report.losses:
         if table.name in studies:

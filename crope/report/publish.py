@@ -2,7 +2,6 @@
 which are made from the published sets alone.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,18 +16,18 @@ from crope.data.tokens import TOKENS_DIR, open_tokens
 from crope.errors import DataError, UserError
 from crope.files import json_sha256, read_json, write_bytes, write_json, write_text
 from crope.report import agreement, page, tables
-from crope.report.evidence import differences, load_contrasts, welch_interval
 from crope.report.findings import findings
 from crope.report.frame import DIVERGED, dataset_label, load_frame, load_runs
-from crope.report.tables import Table, interval_text
+from crope.report.tables import Table
 from crope.runs.published import add_runs
 from crope.runs.record import Record, read_records
 from crope.style import render
 
-README, README_TEMPLATE = ROOT / "README.md", ROOT / "docs" / "README.md.j2"
-RESULTS, RESULTS_TEMPLATE = ROOT / "docs" / "results.md", ROOT / "docs" / "results.md.j2"
+DOCS = {
+    ROOT / "README.md": ROOT / "docs" / "README.md.j2",
+    ROOT / "docs" / "results.md": ROOT / "docs" / "results.md.j2",
+}
 NGRAMS_FILE = "ngrams.json"
-PLANNED_BY_OLD_RULE = ("P1", "P2", "P3", "P4", "P5")
 PICTURES = ("rates", "models")  # of the page, which the README and docs/results.md show
 SET_FACTS = {
     "record_set": "set",
@@ -57,8 +56,6 @@ def publish(
     Raises UserError if a run was made from uncommitted code or there is none, DataError for invalid
     records.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise UserError(f"set '{name}': use letters, digits, '.', '_' and '-'")
     records, invalid = read_records(results_dir / "runs")
     if invalid:
         raise DataError("; ".join(map(str, invalid[:3])))
@@ -82,7 +79,7 @@ def publish(
 
 
 def _is_result(record: Record, scale: str) -> bool:
-    """A run that diverged is a result of its learning rate."""
+    """Chooses complete and diverged runs: a run that diverged is a result of its learning rate."""
     summary = record.summary
     if summary["scale"] != scale:
         return False
@@ -117,7 +114,7 @@ def read_ngrams(published: Path = PUBLISHED) -> list[dict[str, Any]]:
 
 
 def set_page(name: str, frame: pd.DataFrame) -> str:
-    """README.md of a set: how its runs were made, and how to read the files."""
+    """Writes README.md of a set: how its runs were made, and how to read the files."""
     table = Table(name, f"Published runs: {name}", made_by(frame, FACTS)).markdown()
     return (
         f"{table}\n\n`pandas.read_json('runs.jsonl', lines=True)` has a line per run: configuration,"
@@ -126,9 +123,8 @@ def set_page(name: str, frame: pd.DataFrame) -> str:
 
 
 def made_by(frame: pd.DataFrame, facts: Mapping[str, str]) -> pd.DataFrame:
-    """Runs, seeds and hours of each combination of `facts` (column -> heading)."""
-    known = frame.reindex(columns=[*facts, "run_id", "seed", "time.total_s"])
-    groups = known.groupby(list(facts), dropna=False)
+    """Counts runs, seeds and hours of each combination of `facts` (column -> heading)."""
+    groups = frame.groupby(list(facts), dropna=False)
     counts = {
         "runs": ("run_id", "size"),
         "seeds": ("seed", "nunique"),
@@ -140,35 +136,42 @@ def made_by(frame: pd.DataFrame, facts: Mapping[str, str]) -> pd.DataFrame:
 
 
 def update_readme() -> None:
-    """Writes README.md and docs/results.md from their templates, and their pictures, from the
-    published sets alone.
-
-    Raises UserError for a sentence of docs/findings.yaml whose answer has changed.
-    """
-    runs = load_runs(results_dir=PUBLISHED / "none")
-    report = page.collect(runs)
+    """Writes README.md and docs/results.md and their pictures, from the published sets alone."""
+    report = page.collect(load_runs(results_dir=PUBLISHED / "none"))
+    texts = render_docs(report)
     for name, figure in page.draw(report).items():
         if name in PICTURES:
             write_bytes(PUBLISHED / f"{name}.png", render(figure, "png"))
-    full = [for_readme(table) for table in report.losses]
+    for target, text in texts.items():
+        write_text(target, text)
+
+
+def render_docs(report: page.Report) -> dict[Path, str]:
+    """Fills the templates of README.md and docs/results.md: file -> text.
+
+    Raises UserError for a sentence of docs/findings.yaml whose answer has changed.
+    """
+    table1, table2 = map(for_readme, report.losses)
+    published = report.runs.published
     context = {
         "sentences": findings(report.differences),
-        "table1": full[0],
-        "table2": full[1],
+        "table1": table1,
+        "table2": table2,
         "losses": report.losses,
         "notes": page.PROTOCOL_NOTES,
         "differences": tables.difference_tables(report.differences, "Differences"),
-        "old_rule": old_rule_table(report),
         "ngrams": ngram_table(read_ngrams()),
-        "repeats": agreement.repeats_table(agreement.repeats(runs.published)),
-        "sets": Table("sets", "Published sets", made_by(runs.published, SET_FACTS)),
+        "repeats": agreement.repeats_table(published),
+        "sets": Table("sets", "Published sets", made_by(published, SET_FACTS)),
     }
-    for template, target in ((README_TEMPLATE, README), (RESULTS_TEMPLATE, RESULTS)):
-        write_text(target, page.render_template(template, context, autoescape=False))
+    texts = {}
+    for target, template in DOCS.items():
+        texts[target] = page.render_template(template, context, autoescape=False)
+    return texts
 
 
 def for_readme(table: Table) -> Table:
-    """Table 1 or 2 with the full losses alone, without sizes: its first column names the rows."""
+    """Reduces Table 1 or 2 to the full losses, without sizes: its first column names the rows."""
     kind = table.frame.iloc[:, 1]
     frame = table.frame[(kind != "") & ~kind.str.startswith("sampled")].copy()
     label = frame.columns[0]
@@ -176,26 +179,8 @@ def for_readme(table: Table) -> Table:
     return replace(table, frame=frame)
 
 
-def old_rule_table(report: page.Report) -> Table:
-    """P1 to P5 by the rule of their plan, Welch's interval over corpora at 99 %, beside that which
-    is used here.
-    """
-    printed = []
-    lines = report.differences.drop_duplicates("name").set_index("name")
-    for name in PLANNED_BY_OLD_RULE:
-        line = lines.loc[name].to_dict()
-        by_seed = differences(report.published, load_contrasts()[name])
-        corpora = [group for _, group in by_seed.groupby("dataset")["nats"]]
-        low, high = welch_interval(corpora, 0.99)
-        planned = interval_text(line | {"low": low, "high": high})
-        printed.append([name, interval_text(line), planned, line["n"]])
-    columns = ["", "Rule used here, 95 %", "Rule of the plan, 99 %", "n"]
-    caption = "The planned questions of 2026-11-23 by both rules, nats per token"
-    return Table("old_rule", caption, pd.DataFrame(printed, columns=columns))
-
-
 def ngram_table(ngrams: Sequence[Mapping[str, Any]]) -> Table:
-    """Losses of counting models on the same tokens, beside the paper's lowest loss."""
+    """Tabulates the losses of counting models on the same tokens, beside the paper's lowest loss."""
     printed = []
     for entry in ngrams:
         of_paper = paper.TABLE1.get(entry["corpus"])

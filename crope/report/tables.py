@@ -132,8 +132,8 @@ def loss_table(
             protocol = kind.split(",")[0]
             known = losses_by_model(its_runs, protocol).reindex(models)
             words = missing if source is runs else {}
-            known["status"] = [words.get(key, "missing") for key in of_row["cell_key"]]
-            known.loc[known["n"] > 0, "status"] = "complete"
+            empty = [words.get(key, "missing") for key in of_row["cell_key"]]
+            known["status"] = np.where(known["n"] > 0, "complete", empty)
             known = known.reset_index()
             numbers.append(known.assign(table=name, dataset=dataset, row=row, protocol=kind))
             difference = "" if protocol == "sampled" else pair_difference(its_runs, decimals)

@@ -184,8 +184,10 @@ def load_record(path: Path) -> tuple[Record, bytes]:
     return Record(path, *(_read_object(path / name) for name in names)), data
 
 
-def check_record(record: Record, metrics: bytes) -> None:
-    """Raises ValueError if a record is not valid; `metrics` are the bytes of its metrics.jsonl."""
+def check_record(record: Record, metrics: bytes | None = None) -> None:
+    """Raises ValueError if a record is not valid; `metrics` are the bytes of its metrics.jsonl, None
+    for a published run, which has none.
+    """
     check_schema(Provenance, record.provenance, "provenance.json")
     summary: Complete | Failed = check_schema(Summary, record.summary, "summary.json")
     try:  # the hash in the name says more than a schema would
@@ -197,8 +199,8 @@ def check_record(record: Record, metrics: bytes) -> None:
     # The name says which run a folder holds: reports, resuming and wandb go by it.
     if not record.run_id == summary.run_id == run_id:
         raise ValueError(f"config.yaml and summary.json are those of {run_id}, by its name another")
-    if isinstance(summary, Failed):
-        return  # its metrics enter no number
+    if isinstance(summary, Failed) or metrics is None:
+        return  # metrics of a failed run enter no number
     if hashlib.sha256(metrics).hexdigest() != summary.metrics_sha256:
         raise ValueError("metrics.jsonl does not have the SHA-256 that summary.json states")
 

@@ -39,12 +39,14 @@ def verify_records(folders: Iterable[Path]) -> list[str]:
             curves = dict(list(published.read_curves(folder).groupby("run_id")))
             for record in published.read_set(folder):
                 with _noted(problems, record.path):
-                    verify_record(record, published.metrics_bytes(curves[record.run_id]))
+                    check_record(record)
+                    verify_record(record, published.curve_rows(curves[record.run_id]))
             continue
         for path in finished_runs(folder):
             with _noted(problems, path):
                 record, metrics = load_record(path)
-                verify_record(with_extrapolation(record), metrics)
+                check_record(record, metrics)
+                verify_record(with_extrapolation(record), parse_metrics(metrics))
     return problems
 
 
@@ -57,16 +59,14 @@ def _noted(problems: list[str], path: Path) -> Iterator[None]:
         problems.append(f"{path}: {one_line(error)[:300]}")
 
 
-def verify_record(record: Record, metrics: bytes) -> None:
-    """Raises ValueError for a number that does not follow from the others; `metrics` are the bytes
-    of metrics.jsonl.
+def verify_record(record: Record, rows: list[dict[str, Any]]) -> None:
+    """Raises ValueError for a number of a valid record that does not follow from the others; `rows`
+    are those of metrics.jsonl.
     """
-    check_record(record, metrics)
     if record.summary["status"] == "failed":
         return  # its metrics enter no number
     if record.extrapolation:
         check_extrapolation(record)
-    rows = parse_metrics(metrics)
     check_rows(rows, record.config)
     derived = derive(record.config, rows, record.provenance["data"]["splits"])
     derived |= {
@@ -83,8 +83,7 @@ def verify_record(record: Record, metrics: bytes) -> None:
 
 def check_rows(rows: list[dict[str, Any]], config: Mapping[str, Any]) -> None:
     """Raises ValueError if metrics.jsonl is not that of a whole run of this configuration: if the
-    validations are not at their steps, a loss is not positive or a learning rate not that of its
-    step.
+    validations are not at their steps or a learning rate is not that of its step.
     """
     train = saved_section(TrainConfig, config["train"])
     evaluation = saved_section(EvalConfig, config["eval"])
@@ -104,8 +103,5 @@ def check_rows(rows: list[dict[str, Any]], config: Mapping[str, Any]) -> None:
     # The rate shows with which schedule a run was trained, whatever its configuration says.
     for row in rows:
         step, rate = row["step"], train.learning_rate(row["step"])
-        for key, value in row.items():
-            if key.endswith("_nats") and not 0 < value < math.inf:
-                raise ValueError(f"metrics.jsonl: {key} at step {step} is not positive")
         if not math.isclose(row.get("train/lr", rate), rate, rel_tol=1e-9):
             raise ValueError(f"metrics.jsonl: train/lr at step {step} is not the configuration's")

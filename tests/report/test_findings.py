@@ -9,6 +9,7 @@ from crope.report.findings import findings
 
 P1 = {
     "name": "P1",
+    "dataset": "",
     "setting": "",
     "complete": True,
     "n": 3,
@@ -31,7 +32,7 @@ def sentences(tmp_path):
     file = tmp_path / "findings.yaml"
     file.write_text(FILE)
     lines = [SLOW, FAST | {"dataset": "", "mean": 9}, FAST]
-    return lambda p1: findings(pd.DataFrame([p1, *lines]), file)
+    return lambda p1: findings(pd.DataFrame([p1, p1 | {"dataset": "ptb", "mean": 9}, *lines]), file)
 
 
 def test_numbers_are_filled_in(sentences):

@@ -43,9 +43,10 @@ def test_a_run_directory_counts_once_however_often_it_is_named(tmp_path):
 
 
 def test_the_loss_beyond_the_training_length():
-    """5.3 at 64 tokens, 5.0 at 16: the three quarters beyond lose 0.3 / 0.75 = 0.4."""
+    """At 64 tokens less that at 16, where the run was trained."""
     lengths = [{"seq_len": 16, "loss_nats": 5.0}, {"seq_len": 64, "loss_nats": 5.3}]
-    assert frame._beyond({"lengths": lengths}, 16) == pytest.approx(0.4)
+    lengths.append({"seq_len": 32, "loss_nats": 9.0})
+    assert frame._beyond({"lengths": lengths}, 16) == pytest.approx(0.3)
     lengths[1]["loss_nats"] = None
     assert frame._beyond({"lengths": lengths}, 16) is None
 
@@ -56,12 +57,14 @@ def test_a_frame_without_runs_is_empty_and_can_be_selected_from(tmp_path):
 
 
 def test_curves_of_own_and_published_runs(tmp_path):
-    add_runs(tmp_path / "set", [record(tmp_path, "a"), record(tmp_path, "b")])
+    """Of `a` from its folder, of `b` from the set that has both."""
+    a, b = record(tmp_path, "a"), record(tmp_path, "b")
+    (b.path / "metrics.jsonl").write_text('{"step": 30, "val/loss_nats": 7.5}\n')
+    add_runs(tmp_path / "set", [a, b])
     two = runs(rope=[5.0, 5.0]).assign(path=[f"{tmp_path}/a", f"{tmp_path}/set/b"])
     curves = curves_of(two)
-    assert list(curves["step"]) == [0, 10, 20] * 2
-    assert list(curves["val/loss_nats"].dropna()) == [9.25, 5.5] * 2
-    assert list(curves["seed"]) == [0] * 3 + [1] * 3
+    lines = curves[["seed", "step", "val/loss_nats"]].dropna()
+    assert lines.to_numpy().tolist() == [[0, 0, 9.25], [0, 20, 5.5], [1, 30, 7.5]]
 
 
 def chosen(every, study="mine", **options):

@@ -9,11 +9,13 @@ import pytest
 
 from crope.errors import InvalidRecord, UserError
 from crope.report import page
+from crope.report.evidence import load_contrasts
 from crope.report.frame import Runs
-from tests.report.frames import cells, runs
+from tests.report.frames import cells, losses, runs, together
 
 SCHEDULE = {"config.train.max_steps": 20, "config.train.lr_step_size": 10}
 NONE = runs(rope=[])
+RATES = ("rate_edge", "rate_mean", "tuned_lr", "fair_lr")  # the last without warm-up
 PUBLIC = runs(rope=[5.07], crope=[5.1325]).assign(record_set="public", **SCHEDULE)
 
 
@@ -63,9 +65,12 @@ def test_the_users_runs_are_in_the_tables_and_every_file(built, capsys):
 def test_what_counts_for_nothing_is_listed_and_escaped(built, capsys):
     error = {"error.type": "ValueError", "error.message": "<b>\nvalue", "error.step": 20}
     failed = own(rope=[5.0]).assign(status="failed", loss=np.nan, **error)
-    folder = built(failed, invalid=[InvalidRecord(Path("runs/x"), "<b>&")])
+    folder = built(
+        together(own(crope=[5.0]), failed), invalid=[InvalidRecord(Path("runs/x"), "<b>&")]
+    )
     text = (folder / "index.html").read_text()
     assert "<li>rope-ptb-base-s0: ValueError: &lt;b&gt; value (step 20)</li>" in text
+    assert "<li>crope-ptb" not in text
     assert "<li>runs/x: &lt;b&gt;&amp;;" in text
     assert "invalid: runs/x: <b>&" in capsys.readouterr().err
 
@@ -96,17 +101,65 @@ def test_rows_of_the_papers_own_size_have_the_seeds_of_both_models():
     assert list(page.paper_size(twice)["loss"]) == [4.0, 4.5]
 
 
-def test_the_pictured_models_are_beside_rope():
-    models = page.beside_rope()
-    assert (models["P1"], models["cost/thin_ffn - rope"]) == ("crope", "thin_ffn")
-    assert not {"nope", "rope"} & set(models.values())
+BESIDE_ROPE = {
+    "P1": "crope",
+    "cost/complex_qk - rope": "complex_qk",
+    "cost/complex_v - rope": "complex_v",
+    "cost/complex_misaligned - rope": "complex_misaligned",
+    "cost/conjugate - rope": "conjugate",
+    "cost/halved - rope": "halved",
+    "cost/lowrank - rope": "lowrank",
+    "cost/thin_ffn - rope": "thin_ffn",
+    "cost/mqa - rope": "mqa",
+}
 
 
-def test_the_terminal_has_the_differences_of_the_users_own_study(built, monkeypatch, capsys):
+def given(monkeypatch, picture, published, differences):
+    """What a picture is drawn from."""
+    drawn = mock.Mock()
+    monkeypatch.setattr(page.figures, picture, drawn)
+    empty = losses(rope=[])
+    page.draw(page.Report(None, empty, empty, [], published, differences, None))
+    return drawn.call_args.args
+
+
+def test_the_picture_of_all_models_has_those_beside_rope_over_all_corpora(monkeypatch):
+    every = pd.DataFrame({"name": list(load_contrasts())}).assign(dataset="", n=1)
+    others = [every.assign(dataset="ptb"), every.assign(n=0)]
+    lines, _ = given(monkeypatch, "models", losses(rope=[]), pd.concat([every, *others]))
+    shown = lines[["name", "model"]].to_numpy().tolist()
+    assert sorted(shown) == sorted(map(list, BESIDE_ROPE.items()))
+
+
+def test_the_picture_of_rates_has_the_studies_with_the_same_warm_up(monkeypatch):
+    every = [losses(study=study, rope=[5.0], crope=[5.0], lowrank=[5.0]) for study in RATES]
+    lines = pd.DataFrame({"name": list(load_contrasts())}).assign(dataset="ptb", n=1)
+    shown, lines = given(monkeypatch, "rates", together(*every), lines)
+    assert sorted(shown["study"] + " " + shown["model"]) == [
+        "rate_edge crope",
+        "rate_edge rope",
+        "rate_mean crope",
+        "rate_mean rope",
+        "tuned_lr crope",
+        "tuned_lr rope",
+    ]
+    assert sorted(lines["name"]) == [
+        "rate_edge/crope - rope",
+        "rate_mean/crope - rope",
+        "tuned_lr/crope - rope",
+    ]
+
+
+@pytest.mark.parametrize("scale", ["quick", "smoke"])
+def test_the_users_own_study_has_differences_at_its_scale(scale, built, monkeypatch, capsys):
     """Its runs alone were asked for, not Tables 1 and 2, which have a run too."""
-    asked = cells("xpos", "nope", study="baselines")
-    monkeypatch.setattr(page, "expected_cells", lambda scale: asked)
-    built(own(xpos=[5.1, 5.3], nope=[5.0, 5.0], rope=[5.0]), studies=["baselines"])
+    of_scale = {scale: cells("xpos", "nope", study="baselines")}
+    monkeypatch.setattr(page, "expected_cells", lambda name: of_scale.get(name, []))
+    mine = own(xpos=[5.1, 5.3], nope=[5.0, 5.0], rope=[5.0])
+    folder = built(mine, scale=scale, studies=["baselines"])
     printed = capsys.readouterr().out
     assert "baselines/xpos - nope; Penn Treebank: +0.2000 (2 of 8 seeds), n = 2" in printed
     assert "Final validation loss" not in printed
+    text = (folder / "index.html").read_text()
+    assert "Tables 1 and 2: 1 of your runs" in text
+    assert "<td>XPOS − NoPE</td><td>Penn Treebank</td><td>+0.2000 (2 of 8 seeds)</td>" in text

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from crope.config import PUBLISHED
-from crope.files import write_bytes, write_json, write_text
-from crope.runs.published import metrics_bytes, read_curves, read_set
+from crope.files import sha256_file, write_json, write_text
+from crope.runs.published import curve_rows, read_curves, read_set
 
 SET = PUBLISHED / "quick-fp32-two-threads"  # the smallest one
 
@@ -33,7 +33,8 @@ def folder(tmp_path):
     path = tmp_path / run.run_id
     write_text(path / "config.yaml", yaml.safe_dump(run.config))
     write_json(path / "provenance.json", run.provenance)
-    write_json(path / "summary.json", run.summary)
-    rows = curves[curves["run_id"] == run.run_id]
-    write_bytes(path / "metrics.jsonl", metrics_bytes(rows))
+    rows = curve_rows(curves[curves["run_id"] == run.run_id])
+    write_text(path / "metrics.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
+    digest = sha256_file(path / "metrics.jsonl")
+    write_json(path / "summary.json", run.summary | {"metrics_sha256": digest})
     return path

@@ -89,10 +89,6 @@ def scale_the_rates(rows):
             "val_full/loss_nats is not at",
         ),
         (
-            lambda rows: rows[0].update({"train/loss_nats": 0.0}),
-            "train/loss_nats at step 0",
-        ),
-        (
             lambda rows: rows[-1].update({"val_full/loss_nats": 1.0}),
             "from the other files",
         ),
@@ -120,11 +116,20 @@ def test_a_published_set_that_was_edited_is_found(tmp_path):
     assert weights.startswith(f"{copy / second['run_id']}: extrapolation.json: measured on other")
 
 
-def test_published_curves_of_another_run_are_found(tmp_path):
-    """The SHA-256 of the rebuilt metrics.jsonl is not that of the summary."""
+@pytest.mark.parametrize(
+    ("loss", "key"),
+    [
+        ("val/loss_nats", "val_sampled.mean_nats"),
+        ("val_full/loss_nats", "train_val_gap_nats"),
+        ("train_full/loss_nats", "train_val_gap_nats"),
+    ],
+)
+def test_a_changed_loss_of_a_published_curve_is_found(loss, key, tmp_path):
+    """Each enters the summary at the last step."""
     copy = Path(shutil.copytree(SET, tmp_path / "set"))
     curves = read_curves(copy)
-    curves.loc[0, "val/loss_nats"] += 1e-9
+    last = curves[loss].last_valid_index()
+    curves.loc[last, loss] += 1e-9
     curves.to_parquet(copy / "curves.parquet", index=False)
     (line,) = verify_records([copy])
-    assert line.startswith(f"{copy / curves['run_id'][0]}: metrics.jsonl does not have the SHA-256")
+    assert line.startswith(f"{copy / curves['run_id'][last]}: summary.json: {key} is")
