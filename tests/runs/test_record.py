@@ -242,3 +242,10 @@ def test_an_extrapolation_that_is_not_the_runs_is_refused(change, word, folder):
     write_json(folder / "extrapolation.json", EXTRAPOLATION | change)
     with raises_one_line(InvalidRecord, f"{word}.*tools.py extrapolate"):
         with_extrapolation(read_record(folder))
+
+
+def test_code_in_a_configuration_is_not_executed(folder, tmp_path):
+    call = f"!!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path [{tmp_path}/executed]]"
+    (folder / "config.yaml").write_text(call)
+    refused(folder, "config.yaml")
+    assert not (tmp_path / "executed").exists()

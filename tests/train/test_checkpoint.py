@@ -2,6 +2,7 @@
 same bits.
 """
 
+import hashlib
 import io
 import shutil
 from dataclasses import replace
@@ -124,3 +125,22 @@ def test_a_checkpoint_that_memory_does_not_hold_is_kept(broken, whole):
     assert outcome.status == "failed"
     assert "out of memory" in outcome.text
     continues_to_the_same_bits(broken, whole, at=8)
+
+
+class Touch:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_code_in_a_checkpoint_is_not_executed(broken, tmp_path):
+    content = io.BytesIO()
+    torch.save({"step": Touch(tmp_path / "executed")}, content)
+    digest = hashlib.sha256(content.getvalue()).hexdigest()[:16]
+    (broken.path / f"checkpoint-11-{digest}.pt").write_bytes(content.getvalue())
+    assert "weights_only" in execute(broken).text
+    assert not (tmp_path / "executed").exists()
