@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from crope.config import Config
-from crope.runs.compose import load_run
+from crope.plan.compose import load_run
 from crope.runs.load import build_model
 from crope.train.checkpoint import TrainState
 from crope.train.device import device_name, prepare_device

@@ -14,7 +14,7 @@ from cli import Parser, main_errors
 
 
 def main() -> None:
-    from crope.runs.study import SCALES
+    from crope.plan.study import SCALES
 
     parser = Parser(description=__doc__)
     parser.add_shared("--results-dir", "--runs")

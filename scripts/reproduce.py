@@ -31,9 +31,9 @@ def main() -> int:
     # Not at the top: a misspelt option must not wait for torch.
     from crope.errors import log_line
     from crope.machine import default_scale
+    from crope.plan.study import TABLES, planned_scale
     from crope.report.page import build_report
     from crope.runs.extrapolate import extrapolate_all
-    from crope.runs.study import TABLES, planned_scale
     from crope.runs.sweep import Plan, prepare, train_all
 
     studies = options.study or TABLES

@@ -26,7 +26,7 @@ def prepare(options: Options) -> int:
     from crope import paper
     from crope.config import DataConfig
     from crope.machine import default_scale
-    from crope.runs.compose import group_values, load_run, quoted_override, typed
+    from crope.plan.compose import group_values, load_run, quoted_override, typed
     from crope.runs.prepare import prepare
 
     corpora = options.corpora or list(paper.DATASET_LABELS)
@@ -43,8 +43,8 @@ def prepare(options: Options) -> int:
 
 def status(options: Options) -> None:
     """Done, running, failed and missing runs of studies, and the time left."""
-    from crope.runs.status import render, study_states
-    from crope.runs.study import TABLES
+    from crope.plan.study import TABLES
+    from crope.records.status import render, study_states
 
     where = {"scale": options.scale, "seeds": options.seeds, "results_dir": options.results_dir}
     print(render(study_states(options.study or TABLES, **where)))
@@ -82,10 +82,11 @@ def theory(options: Options) -> None:
 
 def verify(options: Options) -> int:
     """Check records to the last number: what follows from their metrics, and their digests."""
-    from crope.runs import published, verify
+    from crope.records.store import set_folders
+    from crope.records.verify import verify_records
 
-    folders = options.folders or [options.results_dir / "runs", *published.set_folders()]
-    problems = verify.verify_records(folders)
+    folders = options.folders or [options.results_dir / "runs", *set_folders()]
+    problems = verify_records(folders)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     print(f"{len(problems)} problems in {', '.join(map(str, folders))}")
@@ -103,7 +104,7 @@ def extrapolate(options: Options) -> int:
             losses.append(
                 f"L={row['seq_len']} {row.get('note') or format(row['loss_nats'], '.4f')}"
             )
-        print(f"{record.path.name}: {'; '.join(losses)} (nats per token)", flush=True)
+        print(f"{record.run_id}: {'; '.join(losses)} (nats per token)", flush=True)
 
     return _each(options, measure)
 
@@ -113,7 +114,7 @@ def export(options: Options) -> None:
     from crope.interop.export import export_transformers
 
     record = _record(options.run, options)
-    out = options.out or options.results_dir / "export" / record.path.name
+    out = options.out or options.results_dir / "export" / record.run_id
     export_transformers(record, out)
     print(out)
 
@@ -128,7 +129,7 @@ def generate(options: Options) -> None:
 
 
 def golden(options: Options) -> None:
-    """Remake the golden losses. Raise NUMERICS in crope/runs/identity.py for what changed on purpose:
+    """Remake the golden losses. Raise NUMERICS in crope/plan/identity.py for what changed on purpose:
     older runs of it become stale.
     """
     from crope.train.golden import remake
@@ -138,7 +139,7 @@ def golden(options: Options) -> None:
 
 def _record(name: str, options: Options) -> Any:
     """The record of a run by its folder, its id or the start of its id."""
-    from crope.runs.record import find_record
+    from crope.records.store import find_record
 
     return find_record(name, results_dir=options.results_dir)
 

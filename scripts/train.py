@@ -19,7 +19,7 @@ with main_errors():  # Ctrl-C while modules load
     from omegaconf import DictConfig
 
     from crope.errors import StorageError, UserError
-    from crope.runs.compose import (
+    from crope.plan.compose import (
         CONF_DIR,
         CONFIG_ERRORS,
         build_run,

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from crope.config import ROOT
 from crope.data.tokens import TokenSet
 from crope.files import read_metrics
-from crope.runs.compose import load_run
+from crope.plan.compose import load_run
 from crope.train import loop as trainer
 
 # A shell starts background commands with SIGINT ignored, nohup with SIGHUP; every process that a test
@@ -107,7 +107,7 @@ def toy_data(toy_tokens, monkeypatch):
 def own_conf(tmp_path, monkeypatch):
     """A copy of conf/ to be changed, from which everything is composed."""
     copy = shutil.copytree(ROOT / "conf", tmp_path / "conf")
-    monkeypatch.setattr("crope.runs.compose.CONF_DIR", copy)
+    monkeypatch.setattr("crope.plan.compose.CONF_DIR", copy)
     return copy
 
 

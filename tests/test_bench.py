@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from crope.runs.compose import load_run
+from crope.plan.compose import load_run
 
 from .conftest import TOY_OVERRIDES, TOY_VOCAB
 

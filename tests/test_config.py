@@ -4,7 +4,7 @@ import pytest
 
 from crope.config import ModelConfig, saved_section
 from crope.errors import ConfigError
-from crope.runs.compose import load_run
+from crope.plan.compose import load_run
 from tests.conftest import raises_one_line
 
 

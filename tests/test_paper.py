@@ -7,7 +7,7 @@ from operator import attrgetter
 import pytest
 
 from crope import paper
-from crope.runs.compose import load_run
+from crope.plan.compose import load_run
 
 # Typed from the paper's Tables 1 and 2 line by line: XPOS, RoPE, CRoPE.
 TABLE1 = """

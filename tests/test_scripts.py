@@ -124,7 +124,7 @@ def test_a_signal_ends_a_multirun_with_its_status(call, monkeypatch, tmp_path):
 def test_a_study_runs_at_its_own_scale_else_that_of_the_machine(
     words, scale, call, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr("crope.runs.compose.default_scale", lambda: "medium")
+    monkeypatch.setattr("crope.plan.compose.default_scale", lambda: "medium")
     runs = results(monkeypatch, lambda run: Outcome(run.run_id, "complete", "done"))
     call(train, f"-m {words} seed=1 model=rope results_dir={tmp_path}")
     assert [run.scale for run in runs] == [scale]

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from crope.data.tokens import train_bpe
-from crope.runs.record import read_record
+from crope.records.store import read_record
 from crope.runs.run import execute
 from tests.conftest import TOY_VOCAB, make_toy_tokens, toy_run
 

@@ -20,9 +20,9 @@ from crope.errors import UserError
 from crope.files import write_bytes, write_json, write_text
 from crope.model.gpt import GPT
 from crope.model.positions import BASE
-from crope.runs.compose import load_config
+from crope.plan.compose import load_config
+from crope.records.store import Record
 from crope.runs.load import load_run_tokens, load_trained
-from crope.runs.record import Record
 
 # Values of `model.position` -> model_type of the architecture that computes them.
 ARCHITECTURES = {
@@ -69,21 +69,21 @@ library_name: transformers
 pipeline_tag: text-generation
 license: mit
 ---
-# {run.path.name}
+# {run.run_id}
 
 A small decoder of the reproduction of "CRoPE: Efficient Parametrization of Rotary Positional Embedding".
 It is one run of an experiment that compares position schemes, not a model for use.
 
 | | |
 |---|---|
-| model | {run.summary[model]}: position {run.config[model][position]}, projection {run.config[model][projection]} |
+| model | {run.run[model]}: position {run.config[model][position]}, projection {run.config[model][projection]} |
 | size | {run.config[model][n_layers]} layers, {run.config[model][n_heads]} heads, width {run.config[model][d_model]} |
 | parameters | {run.summary[parameters][total]:,} trained; here Q, K and V are dense |
-| data | {run.summary[dataset]}, {run.provenance[data][splits][train][tokens]:,} tokens |
+| data | {run.run[dataset]}, {run.provenance[data][splits][train][tokens]:,} tokens |
 | tokenizer | byte-level BPE, {run.config[tokenizer][vocab_size]:,} entries ({run.config[tokenizer][name]}) |
 | training | {run.config[train][max_steps]:,} steps, AdamW, {run.config[train][precision]} |
 | batch | {run.config[train][batch_size]} x {run.config[train][seq_len]:,} tokens |
-| learning rate, seed, scale | {run.config[train][lr]:g}, seed {run.config[seed]}, {run.summary[scale]} |
+| learning rate, seed, scale | {run.config[train][lr]:g}, seed {run.config[seed]}, {run.run[scale]} |
 | validation loss | {run.summary[val_full][final_nats]:.4f} nats per token |
 | of the whole split | {run.summary[val_full][whole_split]} |
 | commit | {run.provenance[commit]} (uncommitted changes: {run.provenance[dirty]}) |
@@ -107,7 +107,7 @@ def export_transformers(record: Record, out: Path) -> None:
         raise UserError(f"{out} is not empty and no earlier export; choose another folder")
     model, tokens = load_trained(record), load_run_tokens(record)
     exported = as_transformers(model)
-    exported.config.crope_run = record.path.name  # by which the next export knows this one
+    exported.config.crope_run = record.run_id  # by which the next export knows this one
     # Half of the context, so that a prompt may be as long: past the end GPT-2 has no positions.
     length = max(1, model.max_len // 2)
     exported.generation_config = GenerationConfig(do_sample=True, max_new_tokens=length)

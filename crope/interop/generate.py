@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 
 from crope.errors import UserError
 from crope.model.gpt import GPT
+from crope.records.store import Record
 from crope.runs.load import load_run_tokens, load_trained
-from crope.runs.record import Record
 
 
 def generate(

@@ -24,9 +24,9 @@ from scipy import stats
 
 from crope.config import ROOT
 from crope.errors import ConfigError, one_line
+from crope.plan.study import TABLES, planned_seeds, study_axes
+from crope.records.store import UNREADABLE
 from crope.report.frame import model_label
-from crope.runs.record import UNREADABLE
-from crope.runs.study import TABLES, planned_seeds, study_axes
 
 CONTRASTS_FILE = ROOT / "conf" / "contrasts.yaml"
 LEVEL = 0.95

@@ -11,6 +11,8 @@ from pathlib import Path
 import pandas as pd
 
 from crope.errors import UserError
+from crope.plan.compose import group_files
+from crope.plan.study import TABLES, study_cells, table_cells
 from crope.report.evidence import (
     PLACE,
     Contrast,
@@ -22,10 +24,14 @@ from crope.report.evidence import (
 )
 from crope.report.frame import PUBLISHED_SCALE, by_study, cell_frame, load_runs
 from crope.report.tables import PROTOCOLS, interval_text, losses_by_model, place, plus_minus
-from crope.runs.compose import group_files
-from crope.runs.study import TABLES, study_cells, table_cells
 
-MADE = ["precision", "provenance.commit", "provenance.device", "path"]  # how a run was made
+MADE = [
+    "precision",
+    "provenance.commit",
+    "provenance.device",
+    "folder",
+    "run_id",
+]  # how a run was made
 
 
 def explain(
@@ -123,7 +129,7 @@ def _printed(runs: pd.DataFrame, columns: list[str]) -> str:
     is short.
     """
     shown = runs[[*columns, *MADE]].rename(columns=lambda name: name.removeprefix("provenance."))
-    shown["path"] = shown["path"].map(os.path.relpath)
+    shown["path"] = shown.pop("folder").map(os.path.relpath) + "/" + shown.pop("run_id")
     shown["commit"] = shown["commit"].str[:12]
     common = [name for name in ("precision", "commit", "device") if shown[name].nunique() == 1]
     rows = shown.drop(columns=common).to_string(index=False, float_format="{:.6f}".format)

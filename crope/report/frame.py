@@ -6,7 +6,6 @@ them with the cells of the studies: every table and every difference is a groupb
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,8 @@ import pandas as pd
 from crope import paper
 from crope.config import PUBLISHED
 from crope.errors import InvalidRecord, UserError
-from crope.files import read_metrics
-from crope.runs.identity import cell_key
-from crope.runs.published import is_set, read_curves, read_set, set_folders
-from crope.runs.record import Record, read_records, run_status
-from crope.runs.study import SCALES, TABLES, Cell, unavailable_datasets
+from crope.plan.study import SCALES, TABLES, Cell, unavailable_datasets
+from crope.records.store import Record, is_set, read_curves, read_runs, set_folders
 
 PAIR = ("rope", "crope")  # whose difference a row of the tables is about
 OWN = "yours"  # the record set of the user's own runs
@@ -50,7 +46,7 @@ MODEL_LABELS = {
 COLUMNS = [
     "run_id",
     "record_set",
-    "path",
+    "folder",
     "status",
     "model",
     "dataset",
@@ -59,7 +55,7 @@ COLUMNS = [
     "seed",
     "cell_key",
     "loss",
-    "whole_config",
+    "settings",
     "precision",
     "device_kind",
     "val_sampled.mean_nats",
@@ -154,45 +150,40 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
     """Reads every finished run of run folders and published sets, one row each, and the invalid
     records.
 
-    Columns: `record_set` (the set's name, or OWN), `path` (of a published run <set>/<run_id>),
-    `status` (complete, failed or stale), `cell_key`, `loss` (final full validation loss; infinite
-    if the run diverged), the fields of summary.json by their dotted names, `config.<dotted>` and
-    `provenance.<dotted>`; `beyond_nats`; `whole_config`, a list of the configuration. Losses are in
-    nats per token. Of a run that lies in several run folders the first counts. Raises DataError for
-    a damaged set.
+    Columns: `record_set` (the set's name, or OWN), `folder` and `run_id` (where `read_curves` finds
+    its curve), `status` (complete, failed or stale), `loss` (final full validation loss; infinite if
+    the run diverged), the fields of run.json, those of summary.json by their dotted names,
+    `config.<dotted>` and `provenance.<dotted>`; `beyond_nats`. Losses are in nats per token. Of a run
+    that lies in several run folders the first counts. Raises DataError for a damaged set.
     """
     rows: list[dict[str, Any]] = []
     invalid: list[InvalidRecord] = []
     for folder in folders:
-        if is_set(folder):
-            rows += [_row(run, folder.name) for run in read_set(folder)]
-            continue
-        records, damaged = read_records(folder)
-        rows += [_row(record, OWN) for record in records]
+        records, damaged = read_runs(folder)
+        record_set = folder.name if is_set(folder) else OWN
+        rows += [_row(record, record_set) for record in records]
         invalid += damaged
     frame = pd.json_normalize(rows)
     frame = frame.reindex(columns=list(dict.fromkeys([*COLUMNS, *frame.columns])))
     return frame.drop_duplicates(["record_set", "run_id"], ignore_index=True), invalid
 
 
-def _row(run: Record, record_set: str) -> dict[str, Any]:
-    status = run_status(run)
+def _row(record: Record, record_set: str) -> dict[str, Any]:
     row = {
-        **run.summary,
+        **record.summary,
+        **record.run,
         "record_set": record_set,
-        "path": str(run.path),
-        "status": status,
-        "cell_key": cell_key(run.config),
-        "loss": run.summary.get("val_full", {}).get("final_nats"),
-        "config": run.config,
-        "whole_config": [run.config],  # in a list, which stays one value
-        "provenance": run.provenance,
+        "folder": str(record.folder),
+        "status": record.status,
+        "loss": record.summary.get("val_full", {}).get("final_nats"),
+        "config": record.config,
+        "provenance": record.provenance,
     }
-    if status == "failed" and run.summary["error"]["type"] == DIVERGED:
+    if record.status == "failed" and record.summary["error"]["type"] == DIVERGED:
         row |= {"loss": np.inf, "val_sampled": {"mean_nats": np.inf}}
         row |= {"val_full": {"best_nats": np.inf}, "train": {"final_nats": np.inf}}
-    if run.extrapolation:
-        row["beyond_nats"] = _beyond(run.extrapolation, run.config["train"]["seq_len"])
+    if record.extrapolation:
+        row["beyond_nats"] = _beyond(record.extrapolation, record.config["train"]["seq_len"])
     return row
 
 
@@ -205,25 +196,16 @@ def _beyond(measured: Mapping[str, Any], trained: int) -> float | None:
     return None if before is None or after is None else after - before
 
 
-def load_curves(*paths: Path | str) -> pd.DataFrame:
-    """Reads the logged values of runs, by the frame's column `path`: `path`, `step`, `val/loss_nats`,
-    ...; NaN where not logged.
+def load_curves(runs: pd.DataFrame) -> pd.DataFrame:
+    """Reads the curves of rows of the frame: run_id, step, val/loss_nats, ..., with the dataset, row,
+    model and seed of its run.
     """
-    parts = [pd.DataFrame(columns=["path", "step"])]
-    read_once = cache(read_curves)
-    for path in map(Path, paths):
-        if is_set(path.parent):
-            of_set = read_once(path.parent)
-            curve = of_set[of_set["run_id"] == path.name].drop(columns="run_id")
-        else:
-            curve = pd.DataFrame(read_metrics(path / "metrics.jsonl"))
-        parts.append(curve.assign(path=str(path)))
-    return pd.concat(parts)
-
-
-def curves_of(runs: pd.DataFrame) -> pd.DataFrame:
-    """Reads the curves of `runs`, each line with the dataset, row, model and seed of its run."""
-    return runs[["path", "dataset", "row", "model", "seed"]].merge(load_curves(*runs["path"]))
+    parts = []
+    for folder, of_folder in runs.groupby("folder"):
+        curves = read_curves(Path(str(folder)), list(of_folder["run_id"]))
+        names = of_folder[["run_id", "dataset", "row", "model", "seed"]].drop_duplicates()
+        parts.append(names.merge(curves, on="run_id"))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
 def by_study(runs: pd.DataFrame, cells: Iterable[Cell]) -> pd.DataFrame:
@@ -288,7 +270,8 @@ def check_comparable(joined: pd.DataFrame) -> None:
         for (study, *which), group in joined.groupby(["study", *of], dropna=False):
             if group[fact].nunique(dropna=False) == 1:
                 continue
-            paths = ", ".join(group.drop_duplicates(fact)["path"].head(2))
+            two = group.drop_duplicates(fact).head(2)
+            paths = ", ".join(two["folder"] + "/" + two["run_id"])
             raise UserError(
                 f"{study}, {of[0]} {which[0]}: runs differ in {fact} ({paths});"
                 " move one kind to a folder of its own and name it with --runs"

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from crope.errors import InvalidRecord, UserError, log_line, one_line
 from crope.files import write_bytes, write_text
+from crope.plan.study import TABLES, expected_cells, table_cells
 from crope.report import agreement, figures, tables
 from crope.report.evidence import answers, load_contrasts
 from crope.report.findings import findings
@@ -24,11 +25,10 @@ from crope.report.frame import (
     by_study,
     cell_frame,
     common_seeds,
-    curves_of,
+    load_curves,
     load_runs,
 )
 from crope.report.tables import Table, to_csv
-from crope.runs.study import TABLES, expected_cells, table_cells
 from crope.style import render
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -121,8 +121,7 @@ def build_report(
         log_line(f"{error}; the page has no sentences")
     files = {f"{table.name}.csv": to_csv(table.numbers) for table in report.losses}
     files["differences.csv"] = difference_csv(report)
-    exact = report.source.drop(columns="whole_config")
-    files["runs.csv"] = exact.to_csv(index=False, lineterminator="\n")
+    files["runs.csv"] = report.source.to_csv(index=False, lineterminator="\n")
     files["index.html"] = render_page(report, pictures, sentences)
     if "fig4" in pictures:
         write_bytes(out_dir / "fig4.png", render(pictures["fig4"], "png"))
@@ -137,7 +136,7 @@ def draw(report: Report) -> dict[str, Figure]:
     drawn = {}
     of_table = report.shown[report.shown["study"] == TABLES[0]]
     if len(of_table):
-        drawn["fig4"] = figures.fig4(curves_of(of_table), of_table)
+        drawn["fig4"] = figures.fig4(load_curves(of_table), of_table)
     runs, lines = report.published, report.differences
     rate_runs = runs[runs["study"].isin(RATE_STUDIES) & runs["model"].isin(("rope", "crope"))]
     if len(rate_runs):
@@ -178,7 +177,7 @@ def render_page(report: Report, pictures: Mapping[str, Figure], sentences: Seque
     context = {
         "report": report,
         "sentences": sentences,
-        "origin": f"{report.shown['path'].nunique()} of {whose}",
+        "origin": f"{report.shown['run_id'].nunique()} of {whose}",
         "notes": PROTOCOL_NOTES,
         "images": images,
         "own": tables.own_table(runs),

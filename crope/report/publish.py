@@ -15,12 +15,11 @@ from crope.data.ngrams import ORDERS, ngram_entry
 from crope.data.tokens import TOKENS_DIR, open_tokens
 from crope.errors import DataError, UserError
 from crope.files import json_sha256, read_json, write_bytes, write_json, write_text
+from crope.records.store import Record, add_runs, read_runs
 from crope.report import agreement, page, tables
 from crope.report.findings import findings
 from crope.report.frame import DIVERGED, dataset_label, load_frame, load_runs
 from crope.report.tables import Table
-from crope.runs.published import add_runs
-from crope.runs.record import Record, read_records
 from crope.style import render
 
 DOCS = {
@@ -56,7 +55,7 @@ def publish(
     Raises UserError if a run was made from uncommitted code or there is none, DataError for invalid
     records.
     """
-    records, invalid = read_records(results_dir / "runs")
+    records, invalid = read_runs(results_dir / "runs")
     if invalid:
         raise DataError("; ".join(map(str, invalid[:3])))
     chosen = [record for record in records if _is_result(record, scale)]
@@ -75,14 +74,14 @@ def publish(
     write_text(published / name / "README.md", set_page(name, frame))
     if scale != "smoke":  # whose tokens no table has
         _publish_ngrams(published, tokens_dir, chosen)
-    return [record.path.name for record in chosen]
+    return [record.run_id for record in chosen]
 
 
 def _is_result(record: Record, scale: str) -> bool:
     """Chooses complete and diverged runs: a run that diverged is a result of its learning rate."""
-    summary = record.summary
-    if summary["scale"] != scale:
+    if record.run["scale"] != scale:
         return False
+    summary = record.summary
     return summary["status"] == "complete" or summary["error"]["type"] == DIVERGED
 
 

@@ -20,7 +20,6 @@ import pandas as pd
 from crope import paper
 from crope.report.evidence import Contrast, differences, estimate, load_contrasts
 from crope.report.frame import PAIR, Runs, dataset_label, model_label
-from crope.runs.compose import Run, load_config, special
 
 MINUS = "\N{MINUS SIGN}"
 # The columns of mean and ±; full has the standard deviation over seeds.
@@ -247,9 +246,7 @@ def own_table(runs: Runs) -> Table:
     ranges = public.agg(["min", "max", "size"])
     printed = []
     for run in runs.own.sort_values(["dataset", "run_id"]).to_dict("records"):
-        (config,) = run["whole_config"]
-        names = [run[name] for name in ("model", "dataset", "row", "scale")]
-        settings = ", ".join(special(Run(load_config(config), *names)))
+        settings = ", ".join(run["settings"])
         loss = f"{run['loss']:.4f}" if run["status"] == "complete" else run["status"]
         beside = ""
         if run["cell_key"] in ranges.index:

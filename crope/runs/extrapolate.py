@@ -9,7 +9,6 @@ Shapes: B spans, T tokens of the longest length.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +20,10 @@ from crope.data.batches import full_pass
 from crope.errors import InvalidRecord, UserError, one_line
 from crope.files import write_json
 from crope.model.gpt import GPT
-from crope.runs.compose import Run, load_config
+from crope.plan.compose import Run, load_config
+from crope.records.run_json import EXTRAPOLATION
+from crope.records.store import Record, read_record
 from crope.runs.load import load_run_tokens, load_trained
-from crope.runs.record import (
-    EXTRAPOLATION,
-    Record,
-    read_record,
-    with_extrapolation,
-)
 from crope.train.device import prepare_device
 from crope.train.losses import FULL_BATCH_TOKENS, token_losses
 
@@ -57,8 +52,7 @@ def extrapolate(
     folder.
 
     max_tokens is as eval.full_tokens, by default the run's own; 0 is the whole split. An existing
-    file with the same factors and max_tokens is returned as it is; one that cannot be read or is of
-    other weights is replaced. Losses in nats per token:
+    file with the same factors and max_tokens is returned as it is. Losses in nats per token:
 
     lengths       seq_len, loss_nats (None and a note where the positions or the split end before),
                   tokens
@@ -75,10 +69,9 @@ def extrapolate(
         "factors": sorted(set(factors)),
         "max_tokens": config.eval.full_tokens if max_tokens is None else max_tokens,
     }
-    with suppress(InvalidRecord):
-        before = with_extrapolation(record).extrapolation
-        if before and result.items() <= before.items():
-            return before
+    before = record.extrapolation
+    if before and result.items() <= before.items():
+        return before
     split = load_run_tokens(record).validation
     extends = load_trained(record).positions.extends
     lines = []

@@ -12,8 +12,8 @@ from crope.data.tokens import TokenSet, load_tokens
 from crope.errors import UserError, one_line
 from crope.files import sha256_file
 from crope.model.gpt import GPT
-from crope.runs.compose import load_config
-from crope.runs.record import Record, run_status
+from crope.plan.compose import load_config
+from crope.records.store import Record
 
 WEIGHTS = "weights.safetensors"
 
@@ -34,7 +34,7 @@ def load_trained(record: Record, *, max_len: int | None = None) -> GPT:
     Raises UserError if the run is stale, or its weights are missing, not those that were recorded
     or of another model.
     """
-    if run_status(record) == "stale":
+    if record.status == "stale":
         raise UserError(f"{record.path}: the code of its model has changed since; train it again")
     weights = _load_weights(record)
     try:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from crope.files import read_metrics
 
 if TYPE_CHECKING:  # importing it would import Hydra
-    from crope.runs.compose import Run
+    from crope.plan.compose import Run
 
 LOSSES = {"train": "train/loss_nats", "val": "val/loss_nats"}
 

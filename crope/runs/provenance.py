@@ -14,7 +14,8 @@ import torch
 
 from crope.config import ROOT, RuntimeConfig
 from crope.errors import log_line
-from crope.runs.record import UNREADABLE, Attempt, Provenance
+from crope.records.run_json import Attempt, Provenance
+from crope.records.store import UNREADABLE
 from crope.train.device import device_name, resolve_device
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "tokenizers", "wandb", "pandas", "triton")
@@ -37,7 +38,6 @@ def collect(runtime: RuntimeConfig, data_meta: dict[str, Any]) -> dict[str, Any]
         "platform": platform.platform(),
         "packages": _versions(),
         "device": device_name(device),
-        "device_kind": device.type,
         "driver": _driver() if device.type == "cuda" else None,
         "cuda": torch.version.cuda,
         # The run sets the configured number only when it trains.

@@ -2,7 +2,7 @@
 
 import gc
 import traceback
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from crope.data.tokens import TokenSet, load_tokens
 from crope.errors import UserError, one_line, storage_error
 from crope.files import read_metrics, remove_temporary_files, sha256_file, write_json, write_text
 from crope.model.counting import count_parameters
+from crope.plan.compose import Run
+from crope.records.derive import derive
+from crope.records.locks import run_lock
+from crope.records.run_json import describe
+from crope.records.store import is_complete, read_record
 from crope.runs import provenance
-from crope.runs.compose import Run, special
-from crope.runs.identity import numerics_version
 from crope.runs.load import WEIGHTS, build_model
-from crope.runs.locks import run_lock
 from crope.runs.progress import RunProgress
-from crope.runs.record import derive, is_complete, read_record
 from crope.runs.signals import Stop, stop_on_signal
 from crope.runs.tracking import Tracker
 from crope.train.checkpoint import checkpoints, remove_checkpoints
@@ -87,13 +88,13 @@ def _attempt(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
 
     The summary of an earlier failure stays until this attempt's replaces it.
     """
-    facts = _describe_attempt(run, tokens)
-    tracker = Tracker(run)
-    summary = _identity(run)
+    described, facts = _describe_attempt(run, tokens)
+    tracker = Tracker(run, described)
+    summary: dict[str, Any] = {"error": None}
     status, text = "stopped", ""
     try:
         summary |= _train(run, tokens, tracker, stop)
-        status, text = "complete", _result_line(run, summary)
+        status, text = "complete", _result_line(run.path, described, summary)
     except Stopped as stopped:
         text = f"{run.run_id}: {stopped}; run the same command to continue"
     except (UserError, OSError):
@@ -113,16 +114,20 @@ def _attempt(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
     return Outcome(run.run_id, status, text)
 
 
-def _describe_attempt(run: Run, tokens: TokenSet) -> dict[str, Any]:
-    """Writes config.yaml and provenance.json; returns the latter's content."""
+def _describe_attempt(run: Run, tokens: TokenSet) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Writes run.json, config.yaml and provenance.json; returns the content of the first and the
+    last.
+    """
     remove_temporary_files(run.path)
-    facts = provenance.collect(run.config.runtime, tokens.meta) | {"scale": run.scale}
+    described = describe(run, resolve_device(run.config.runtime.device).type)
+    facts = provenance.collect(run.config.runtime, tokens.meta)
+    write_json(run.path / "run.json", described)
     write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
     file = run.path / "provenance.json"
     if checkpoints(run.path):
         facts["resumed_from"] = provenance.earlier_attempts(file)
     write_json(file, facts)
-    return facts
+    return described, facts
 
 
 def _train(run: Run, tokens: TokenSet, tracker: Tracker, stop: Stop) -> dict[str, Any]:
@@ -160,19 +165,7 @@ def record_failure(run: Run, message: str) -> None:
     if (run.path / "provenance.json").exists() and not (run.path / "summary.json").exists():
         error = {"type": "Killed", "message": message, "step": None, "traceback": ""}
         summary = {"status": "failed", "error": error, "finished_utc": provenance.now_utc()}
-        write_json(run.path / "summary.json", _identity(run) | summary)
-
-
-def _identity(run: Run) -> dict[str, Any]:
-    return {
-        "run_id": run.run_id,
-        **run.names,
-        "seed": run.config.seed,
-        "numerics_version": numerics_version(asdict(run.config.model)),
-        "precision": run.config.train.precision,
-        "device_kind": resolve_device(run.config.runtime.device).type,
-        "error": None,
-    }
+        write_json(run.path / "summary.json", summary)
 
 
 def describe_error(error: Exception) -> dict[str, Any]:
@@ -185,10 +178,10 @@ def describe_error(error: Exception) -> dict[str, Any]:
     }
 
 
-def _result_line(run: Run, summary: dict[str, Any]) -> str:
+def _result_line(path: Path, described: dict[str, Any], summary: dict[str, Any]) -> str:
     """Says where the run is, what was special about it, and its result."""
-    settings = ", ".join([run.scale, *special(run)])
+    settings = ", ".join([described["scale"], *described["settings"]])
     loss, time = summary["val_full"]["final_nats"], summary["time"]
     step = f"{time['median_step_ms']:.1f} ms per step, " if time["median_step_ms"] else ""
     result = f"full validation {loss:.4f} nats per token, {step}{time['total_s']:.0f} s"
-    return f"{run.path} ({settings}): {result}"
+    return f"{path} ({settings}): {result}"

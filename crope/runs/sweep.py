@@ -27,20 +27,20 @@ from crope.config import TokenizerConfig
 from crope.errors import ConfigError, DataUnavailable, InvalidRecord, StorageError, UserError
 from crope.files import write_json
 from crope.machine import usable_cores
-from crope.runs.compose import Run, load_run, quoted_override
-from crope.runs.locks import is_locked
-from crope.runs.prepare import prepare as make_tokens
-from crope.runs.progress import SweepProgress
-from crope.runs.record import is_complete
-from crope.runs.run import Outcome, execute, record_failure
-from crope.runs.signals import stop_on_signal
-from crope.runs.study import (
+from crope.plan.compose import Run, load_run, quoted_override
+from crope.plan.study import (
     TABLES,
     UNAVAILABLE,
     study_axes,
     study_runs,
     unavailable_datasets,
 )
+from crope.records.locks import is_locked
+from crope.records.store import is_complete
+from crope.runs.prepare import prepare as make_tokens
+from crope.runs.progress import SweepProgress
+from crope.runs.run import Outcome, execute, record_failure
+from crope.runs.signals import stop_on_signal
 from crope.train.device import resolve_device
 from crope.train.loop import compiles
 

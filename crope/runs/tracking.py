@@ -23,7 +23,7 @@ from typing import Any
 
 from crope.errors import log_line, one_line
 from crope.files import read_metrics, write_text
-from crope.runs.compose import Run, special
+from crope.plan.compose import Run
 
 INIT_SECONDS = 20  # wandb's own default is 90
 FINISH_SECONDS = 30
@@ -35,8 +35,8 @@ OFFLINE_NAME = "wandb.txt"
 class Tracker:
     """Logs one run to wandb as its configuration says. No method raises."""
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, run: Run, described: Mapping[str, Any]) -> None:
+        self.run, self.described = run, described  # the latter is its run.json
         tracker = run.config.tracker
         self.enabled = tracker.name == "wandb" and tracker.mode != "disabled"
         self.wandb_run: Any = None
@@ -92,7 +92,7 @@ class Tracker:
         started = wandb.init(
             project=tracker.project,
             id=re.sub(r"[/\\#?%:]", "-", run.run_id)[:NAME_LENGTH],  # characters wandb reserves
-            name=" ".join([run.title, *special(run)])[:NAME_LENGTH],
+            name=" ".join([run.title, *self.described["settings"]])[:NAME_LENGTH],
             group=f"{run.scale} {run.dataset} {run.row}"[:NAME_LENGTH],
             job_type=run.model[:TAG_LENGTH],
             tags=[name[:TAG_LENGTH] for name in run.names.values()],

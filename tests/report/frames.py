@@ -3,8 +3,8 @@
 import pandas as pd
 
 from crope.report.frame import COLUMNS
-from crope.runs.compose import load_run
-from crope.runs.study import Cell
+from crope.plan.compose import load_run
+from crope.plan.study import Cell
 
 CONFIG = load_run(["data=ptb", "scale=quick", "train.precision=fp32"]).container
 

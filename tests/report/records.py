@@ -1,6 +1,6 @@
 """Finished runs on disk, as small as the report allows; their losses stand where they are used."""
 
-from crope.runs.record import Record
+from crope.records.store import Record
 
 CONFIG = {
     "model": {"position": "rotary", "projection": "real", "attention": "softmax"},

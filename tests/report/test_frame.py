@@ -7,7 +7,7 @@ import pytest
 from crope.errors import UserError
 from crope.report import frame
 from crope.report.frame import Runs, by_study, cell_frame, curves_of, load_frame, load_runs
-from crope.runs.published import add_runs
+from crope.records.published import add_runs
 from tests.report.frames import cells, runs, together
 from tests.report.records import failed, record
 from tests.toy_runs import toy_corpus, train_toy

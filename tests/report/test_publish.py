@@ -12,7 +12,7 @@ from crope.errors import DataError, InvalidRecord, UserError
 from crope.files import read_json, write_json
 from crope.report import publish as module
 from crope.report.tables import Table
-from crope.runs.published import read_set
+from crope.records.published import read_set
 from tests.report.records import failed, record
 
 SHA256 = {"train": "t", "validation": "v"}

@@ -12,9 +12,9 @@ import pytest
 from crope.errors import ConfigError, DataError, InvalidRecord, StorageError
 from crope.files import read_json, sha256_file
 from crope.runs.load import build_model
-from crope.runs.locks import run_lock
+from crope.records.locks import run_lock
 from crope.runs.provenance import collect
-from crope.runs.record import derive, is_complete, read_record
+from crope.records.store import derive, is_complete, read_record
 from crope.runs.run import execute, record_failure
 from crope.train import loop
 from crope.train.checkpoint import checkpoints

@@ -15,10 +15,10 @@ import torch
 
 from crope.errors import ConfigError, DataError, DataUnavailable, StorageError, UserError
 from crope.runs import sweep
-from crope.runs.compose import load_run
-from crope.runs.locks import run_lock
+from crope.plan.compose import load_run
+from crope.records.locks import run_lock
 from crope.runs.run import Outcome, stop_on_signal
-from crope.runs.study import unavailable_datasets
+from crope.plan.study import unavailable_datasets
 from crope.runs.sweep import Plan, default_jobs, prepare, run_all, train_all
 from tests.conftest import toy_run
 

@@ -14,8 +14,8 @@ from unittest.mock import MagicMock
 import pytest
 import wandb
 
-from crope.runs.compose import load_run
-from crope.runs.record import read_record
+from crope.plan.compose import load_run
+from crope.records.store import read_record
 from crope.runs.run import execute
 from crope.runs.tracking import Tracker
 from tests.conftest import during_step, stop, toy_run

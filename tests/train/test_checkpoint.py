@@ -14,7 +14,7 @@ import torch
 
 from crope.errors import UserError
 from crope.runs.load import build_model
-from crope.runs.record import read_record
+from crope.records.store import read_record
 from crope.runs.run import execute
 from crope.train.checkpoint import checkpoints, load_checkpoint
 from tests.conftest import contents, during_step, same_bits, stop, toy_run

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from crope.data.batches import sample_batch
 from crope.files import read_metrics
-from crope.runs.compose import load_run
+from crope.plan.compose import load_run
 from crope.runs.load import build_model
 from crope.seeding import torch_seed
 from crope.train import loop

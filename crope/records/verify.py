@@ -1,6 +1,6 @@
 """The deep check of records: whether all their numbers follow from configuration and metrics.
 
-Reading a record (`record.read_record`) leaves it out. It finds what a changed program would read
+Reading a record (`store.read_record`) leaves it out. It finds what a changed program would read
 otherwise than it was written, and published sets that were edited.
 """
 
@@ -15,16 +15,18 @@ import pandas as pd
 from crope.config import EvalConfig, TrainConfig, saved_section
 from crope.errors import one_line
 from crope.files import parse_metrics
-from crope.runs import published
-from crope.runs.record import (
+from crope.plan.identity import cell_key
+from crope.records.derive import derive
+from crope.records.store import (
     UNREADABLE,
     Record,
-    check_extrapolation,
     check_record,
-    derive,
+    curve_rows,
     finished_runs,
+    is_set,
     load_record,
-    with_extrapolation,
+    read_curves,
+    read_set,
 )
 
 
@@ -34,19 +36,21 @@ def verify_records(folders: Iterable[Path]) -> list[str]:
     """
     problems: list[str] = []
     for folder in folders:
-        if published.is_set(folder):
+        if is_set(folder):
+            records = read_set(folder)
+            all_curves = read_curves(folder, [record.run_id for record in records])
             # One pass over the file: selecting each run's lines would read all of them 300 times.
-            curves = dict(list(published.read_curves(folder).groupby("run_id")))
-            for record in published.read_set(folder):
+            curves = dict(list(all_curves.groupby("run_id")))
+            for record in records:
                 with _noted(problems, record.path):
                     check_record(record)
-                    verify_record(record, published.curve_rows(curves[record.run_id]))
+                    verify_record(record, curve_rows(curves[record.run_id]))
             continue
         for path in finished_runs(folder):
             with _noted(problems, path):
                 record, metrics = load_record(path)
                 check_record(record, metrics)
-                verify_record(with_extrapolation(record), parse_metrics(metrics))
+                verify_record(record, parse_metrics(metrics))
     return problems
 
 
@@ -65,20 +69,19 @@ def verify_record(record: Record, rows: list[dict[str, Any]]) -> None:
     """
     if record.summary["status"] == "failed":
         return  # its metrics enter no number
-    if record.extrapolation:
-        check_extrapolation(record)
     check_rows(rows, record.config)
     derived = derive(record.config, rows, record.provenance["data"]["splits"])
-    derived |= {
+    described = {
         "seed": record.config["seed"],
         "precision": record.config["train"]["precision"],
-        "device_kind": record.provenance["device_kind"],
+        "cell_key": cell_key(record.config),
     }
-    both = pd.json_normalize([record.summary, derived])
+    stored = record.summary | {key: record.run[key] for key in described}
+    both = pd.json_normalize([stored, derived | described])
     both = both.dropna(axis="columns")  # an earlier version derived less, and a run states more
-    for key, (stored, computed) in both.items():
-        if stored != computed:
-            raise ValueError(f"summary.json: {key} is {stored}, from the other files {computed}")
+    for key, (found, computed) in both.items():
+        if found != computed:
+            raise ValueError(f"{key} is {found}, from the other files {computed}")
 
 
 def check_rows(rows: list[dict[str, Any]], config: Mapping[str, Any]) -> None:

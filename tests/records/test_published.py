@@ -7,7 +7,7 @@ import pytest
 
 from crope.config import ROOT
 from crope.errors import DataError
-from crope.runs.published import add_runs, curve_rows, read_curves, read_set
+from crope.records.published import add_runs, curve_rows, read_curves, read_set
 from tests.report.records import CONFIG, record
 
 RUN = "rope-ptb-base-s0-1"

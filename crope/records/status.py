@@ -9,11 +9,11 @@ from pathlib import Path
 from crope.data.corpora import find_corpus
 from crope.errors import InvalidRecord, one_line
 from crope.files import read_json
-from crope.runs.compose import Run, load_run, quoted_override
-from crope.runs.locks import is_locked
+from crope.plan.compose import Run, load_run, quoted_override
+from crope.plan.study import SCALES, planned_scale, study_runs, unavailable_datasets
+from crope.records.locks import is_locked
+from crope.records.store import UNREADABLE, read_record
 from crope.runs.progress import last_values
-from crope.runs.record import UNREADABLE, read_record
-from crope.runs.study import SCALES, planned_scale, study_runs, unavailable_datasets
 
 DONE, RUNNING, STARTED, FAILED, MISSING = STATUSES = (
     "done",
@@ -74,7 +74,7 @@ def _state(run: Run) -> RunState:
         return RunState(run, RUNNING, step)
     if reason:
         return RunState(run, FAILED, step, one_line(reason))
-    return RunState(run, STARTED if (run.path / "config.yaml").exists() else MISSING, step)
+    return RunState(run, STARTED if (run.path / "run.json").exists() else MISSING, step)
 
 
 def render(studies: Mapping[str, Sequence[RunState]]) -> str:
@@ -98,7 +98,7 @@ def render(studies: Mapping[str, Sequence[RunState]]) -> str:
 def _first_scale(results_dir: Path) -> str:
     """The first of SCALES that has a run, finished or not; quick if none has."""
     present = set()
-    for path in (results_dir / "runs").glob("*/provenance.json"):
+    for path in (results_dir / "runs").glob("*/run.json"):
         with suppress(*UNREADABLE):
             present.add(read_json(path)["scale"])
     return next((scale for scale in SCALES if scale in present), "quick")

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from filelock import FileLock, Timeout
 
-from crope.runs.compose import Run
+from crope.plan.compose import Run
 
 
 @contextmanager

@@ -6,8 +6,8 @@ import pytest
 
 from crope.config import keys
 from crope.runs import identity
-from crope.runs.compose import load_run
-from crope.runs.identity import (
+from crope.plan.compose import load_run
+from crope.plan.identity import (
     ADDED_LATER,
     REMOVED,
     SCIENTIFIC,
@@ -15,7 +15,7 @@ from crope.runs.identity import (
     numerics_version,
     run_hash,
 )
-from crope.runs.published import read_set, set_folders
+from crope.records.published import read_set, set_folders
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import pytest
 from crope.config import PUBLISHED
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.files import write_json
-from crope.runs.record import derive, find_record, read_record, read_records, with_extrapolation
+from crope.records.store import derive, find_record, read_record, read_records, with_extrapolation
 from tests.conftest import raises_one_line, toy_run
-from tests.runs.conftest import edit
+from tests.records.conftest import edit
 
 ROWS = [
     {

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from crope.files import read_metrics, write_json
-from crope.runs.identity import ADDED_LATER
-from crope.runs.published import read_curves, read_set, set_folders
-from crope.runs.verify import verify_records
-from tests.runs.conftest import SET, edit
+from crope.plan.identity import ADDED_LATER
+from crope.records.published import read_curves, read_set, set_folders
+from crope.records.verify import verify_records
+from tests.records.conftest import SET, edit
 from tests.runs.test_record import EXTRAPOLATION
 
 

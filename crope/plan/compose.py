@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from crope.config import ROOT, Config, DataConfig, ModelConfig, keys, problems
 from crope.errors import ConfigError, one_line
 from crope.machine import auto_precision, default_scale
-from crope.runs.identity import run_hash
+from crope.plan.identity import run_hash
 
 CONF_DIR = ROOT / "conf"
 Schema = TypeVar("Schema")

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from crope.runs.compose import load_run
-from crope.runs.locks import run_lock
-from crope.runs.status import (
+from crope.plan.compose import load_run
+from crope.records.locks import run_lock
+from crope.records.status import (
     DONE,
     FAILED,
     MISSING,

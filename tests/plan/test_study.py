@@ -6,9 +6,9 @@ from crope.errors import ConfigError
 from crope.files import json_sha256
 from crope.paper import ROW_LABELS
 from crope.runs import study
-from crope.runs.compose import group_files, group_values, load_run
-from crope.runs.identity import cell_key
-from crope.runs.study import (
+from crope.plan.compose import group_files, group_values, load_run
+from crope.plan.identity import cell_key
+from crope.plan.study import (
     TABLES,
     compose_runs,
     expected_cells,

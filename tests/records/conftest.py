@@ -7,7 +7,7 @@ import yaml
 
 from crope.config import PUBLISHED
 from crope.files import sha256_file, write_json, write_text
-from crope.runs.published import curve_rows, read_curves, read_set
+from crope.records.published import curve_rows, read_curves, read_set
 
 SET = PUBLISHED / "quick-fp32-two-threads"  # the smallest one
 

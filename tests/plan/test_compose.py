@@ -7,7 +7,7 @@ import pytest
 from crope import machine
 from crope.config import ModelConfig
 from crope.errors import ConfigError
-from crope.runs.compose import (
+from crope.plan.compose import (
     GROUPS,
     check_words,
     group_files,
@@ -122,7 +122,7 @@ def test_a_composed_variant_has_a_name_of_its_own(overrides, name):
 
 def test_a_choice_that_the_models_file_leaves_open_is_in_the_name(monkeypatch):
     values = {"projection": "complex"}
-    monkeypatch.setattr("crope.runs.compose.group_values", lambda group, name: values)
+    monkeypatch.setattr("crope.plan.compose.group_values", lambda group, name: values)
     model = ModelConfig("rotary", "complex")
     assert variant_name("mine", model) == "mine+rotary"
 

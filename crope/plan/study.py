@@ -20,7 +20,7 @@ from crope import paper
 from crope.config import DataConfig, ModelConfig
 from crope.errors import ConfigError, log_line, one_line
 from crope.files import read_json
-from crope.runs.compose import (
+from crope.plan.compose import (
     GROUPS,
     Run,
     build_run,
@@ -33,8 +33,8 @@ from crope.runs.compose import (
     typed,
     variant_name,
 )
-from crope.runs.identity import cell_key
-from crope.runs.record import UNREADABLE
+from crope.plan.identity import cell_key
+from crope.records.store import UNREADABLE
 
 # Of scales with equally many runs the first one is reported.
 SCALES = ("paper", "medium", "quick", "smoke")

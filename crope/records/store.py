@@ -1,0 +1,269 @@
+"""Finished runs on disk, read in one way: folders of run directories, and published sets.
+
+results/published/<set>/
+    runs.jsonl        one line per run: run_id, run, config, provenance, summary, extrapolation
+    curves.parquet    the lines of every metrics.jsonl: run_id, step, val/loss_nats, ...
+    README.md         what the set is, and where its runs were made
+
+A record is valid if its files have the fields that are read, if its name is that of the
+configuration, and if metrics.jsonl has the SHA-256 in summary.json. Losses and times follow from
+metrics.jsonl and are computed when a record is read; `verify` compares them with what is stored.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from crope.config import PUBLISHED, ROOT
+from crope.errors import DataError, InvalidRecord, UserError, one_line
+from crope.files import parse_metrics, read_metrics, write_bytes, write_text
+from crope.plan.identity import numerics_version
+from crope.records.derive import derive
+from crope.records.run_json import EXTRAPOLATION, Extrapolation, check_files, check_schema
+
+RUNS_FILE, CURVES_FILE = "runs.jsonl", "curves.parquet"
+FILES = {"run": "run.json", "config": "config.yaml"}
+FILES |= {"provenance": "provenance.json", "summary": "summary.json"}
+# Raised by a missing or wrong file; other OSErrors are faults of a disk, not of a record.
+UNREADABLE = (
+    DataError,
+    FileNotFoundError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    yaml.YAMLError,
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished run, of a folder of runs or of a published set. Losses are in nats per token."""
+
+    folder: Path
+    run_id: str
+    run: dict[str, Any]
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    provenance: dict[str, Any]
+    extrapolation: dict[str, Any] | None = None
+
+    @property
+    def path(self) -> Path:
+        """The run directory, which a published run does not have."""
+        return self.folder / self.run_id
+
+    @property
+    def status(self) -> str:
+        """complete, failed, or stale: of another numerics version of its model."""
+        status: str = self.summary["status"]
+        current = self.run["numerics_version"] == numerics_version(self.config["model"])
+        return status if current else "stale"
+
+
+def read_record(path: Path) -> Record:
+    """Reads one run directory, with what was measured on it later.
+
+    What `derive` gives is computed from metrics.jsonl, whatever summary.json says. Raises
+    InvalidRecord if a file is not valid, OSError if the disk fails.
+    """
+    try:
+        record, metrics = load_record(path)
+        check_record(record, metrics)
+        if record.summary["status"] == "failed":
+            return record
+        derived = derive(record.config, parse_metrics(metrics), record.provenance["data"]["splits"])
+        # `total_s` is measured by the run itself.
+        derived["time"] = record.summary.get("time", {}) | derived["time"]
+        return replace(record, summary=record.summary | derived)
+    except UNREADABLE as error:
+        reason = f"is not valid: {one_line(error)[:200]}"
+        if EXTRAPOLATION in reason:  # the run itself need not be trained again
+            remedy = "remove that file and run scripts/tools.py extrapolate again"
+            raise InvalidRecord(path, reason, remedy) from error
+        raise InvalidRecord(path, reason) from error
+
+
+def load_record(path: Path) -> tuple[Record, bytes]:
+    """Loads the files of a run directory as they are, and the bytes of its metrics.jsonl. Raises one
+    of UNREADABLE.
+    """
+    metrics = path / "metrics.jsonl"  # a run that failed early has none
+    data = metrics.read_bytes() if metrics.exists() else b""
+    files = {name: _read_object(path / file) for name, file in FILES.items()}
+    later = path / EXTRAPOLATION
+    measured = _read_object(later) if later.exists() else None
+    return Record(path.parent, path.name, **files, extrapolation=measured), data
+
+
+def check_record(record: Record, metrics: bytes | None = None) -> None:
+    """Raises ValueError if a record is not valid. `metrics` are the bytes of its metrics.jsonl; None
+    for a published run.
+    """
+    check_files(record.run_id, {name: getattr(record, name) for name in FILES}, metrics)
+    if record.extrapolation is None:
+        return
+    measured = check_schema(Extrapolation, record.extrapolation, EXTRAPOLATION)
+    if measured.weights_sha256 != record.summary.get("weights_sha256"):
+        raise ValueError(f"{EXTRAPOLATION}: measured on other weights than this run's")
+
+
+def read_runs(folder: Path) -> tuple[list[Record], list[InvalidRecord]]:
+    """Reads every finished (complete or failed) run of a folder of runs or of a published set: valid
+    ones and invalid ones. Raises DataError for a damaged set.
+    """
+    if is_set(folder):
+        return read_set(folder), []
+    records, invalid = [], []
+    for path in finished_runs(folder):
+        try:
+            records.append(read_record(path))
+        except InvalidRecord as error:
+            invalid.append(error)
+        except OSError as error:
+            remedy = "mend the disk or its permissions"
+            invalid.append(InvalidRecord(path, f"cannot be read ({error.strerror})", remedy))
+    return records, invalid
+
+
+def read_curves(folder: Path, run_ids: Sequence[str]) -> pd.DataFrame:
+    """Reads the logged values of runs of a folder or a set: run_id, step, val/loss_nats, ...; NaN
+    where not logged. Raises DataError for a damaged set.
+    """
+    if not is_set(folder):
+        parts = [pd.DataFrame(columns=["run_id", "step"])]
+        for run_id in run_ids:
+            curve = pd.DataFrame(read_metrics(folder / run_id / "metrics.jsonl"))
+            parts.append(curve.assign(run_id=run_id))
+        return pd.concat(parts, ignore_index=True)
+    file = folder / CURVES_FILE
+    try:
+        curves = pd.read_parquet(file)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: {one_line(error)}; restore the committed file") from error
+    return curves[curves["run_id"].isin(run_ids)]
+
+
+def curve_rows(curve: pd.DataFrame) -> list[dict[str, Any]]:
+    """Returns the lines of metrics.jsonl of one run, from its rows of the curves."""
+    rows = []
+    for row in curve.drop(columns="run_id").to_dict("records"):
+        rows.append({str(key): value for key, value in row.items() if pd.notna(value)})
+    return rows
+
+
+def is_set(folder: Path) -> bool:
+    """Tells whether a folder holds a published set, not run directories."""
+    return (folder / RUNS_FILE).is_file()
+
+
+def set_folders(published: Path = PUBLISHED) -> list[Path]:
+    return [path for path in sorted(published.glob("*/")) if is_set(path)]
+
+
+def read_set(folder: Path) -> list[Record]:
+    """Reads the runs of a published set. Raises DataError for a damaged line."""
+    file = folder / RUNS_FILE
+    runs = []
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        try:
+            runs.append(Record(folder, **json.loads(line)))
+        except (ValueError, TypeError) as error:
+            where = f"{file}, line {number}: {one_line(error)}"
+            raise DataError(f"{where}; restore the committed file") from error
+    return runs
+
+
+def add_runs(folder: Path, records: Iterable[Record]) -> None:
+    """Adds finished runs to a set, which is made if it is not there; a run of the same id is
+    replaced.
+    """
+    runs: dict[str, Record] = {}
+    curves: dict[Any, pd.DataFrame] = {}
+    if is_set(folder):
+        runs = {run.run_id: run for run in read_set(folder)}
+        curves = dict(list(read_curves(folder, list(runs)).groupby("run_id")))
+    for record in records:
+        runs[record.run_id] = record
+        curves[record.run_id] = read_curves(record.folder, [record.run_id])
+    order = sorted(runs)  # so that a diff shows the runs that were added
+    table = pd.concat([curves[run_id] for run_id in order], ignore_index=True)
+    buffer = BytesIO()
+    table.to_parquet(buffer, compression="zstd", index=False)
+    # The curves first: a run that runs.jsonl names has its curve.
+    write_bytes(folder / CURVES_FILE, buffer.getvalue())
+    write_text(folder / RUNS_FILE, "".join(_run_line(runs[run_id]) for run_id in order))
+
+
+def _run_line(record: Record) -> str:
+    """Returns a line of runs.jsonl, without absolute paths, which say nothing to others."""
+    fields = {key: value for key, value in vars(record).items() if key != "folder"}
+    if record.extrapolation is None:  # most have none
+        del fields["extrapolation"]
+    text = json.dumps(fields, sort_keys=True)
+    names = {record.config["results_dir"]: "results", record.config["data_dir"]: "data"}
+    names[str(ROOT)] = "."
+    if hub := record.config["data"].get("hub"):
+        names[hub["path"]] = "local"  # an absolute path, or the name of a repository
+    for path in sorted(names, key=len, reverse=True):  # one may lie in another
+        if Path(path).is_absolute():
+            text = text.replace(json.dumps(path.rstrip("/"))[1:-1], names[path])
+    return text + "\n"
+
+
+def finished_runs(folder: Path) -> Iterator[Path]:
+    """Yields the run directories directly below a folder that have a summary.json, by name."""
+    for path in sorted(folder.glob("*/")):
+        try:
+            finished = (path / "summary.json").exists()
+        except OSError:  # no permission: reading it will say so
+            finished = True
+        if finished:
+            yield path
+
+
+def is_complete(path: Path) -> bool:
+    """Tells whether the run is done. Raises InvalidRecord for a corrupt record."""
+    return (path / "summary.json").exists() and read_record(path).summary["status"] == "complete"
+
+
+def find_record(name: str, *, results_dir: Path) -> Record:
+    """Finds a finished run by its folder, its id or the start of its id.
+
+    Raises UserError for none or several matches, DataError for a run that is not finished.
+    """
+    path = Path(name)
+    if not (path / "run.json").exists():
+        paths = sorted((results_dir / "runs").glob("*/"))
+        matches = [path for path in paths if path.name.startswith(name)]
+        matches = [path for path in matches if path.name == name] or matches
+        if len(matches) != 1:
+            found = "".join(f"\n  {path.name}" for path in matches)
+            raise UserError(
+                f"run '{name}': {len(matches)} runs match; give one folder or id{found}"
+            )
+        (path,) = matches
+    if not (path / "summary.json").exists():
+        raise DataError(
+            f"{path}: the run is not finished (no summary.json); run the command that started it again"
+        )
+    return read_record(path)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Reads the keys and values of a JSON or YAML file."""
+    data = path.read_bytes()
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is ten times faster
+    try:
+        content: dict[str, Any] = (
+            json.loads(data) if path.suffix == ".json" else yaml.load(data, loader)
+        )
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path.name}: {one_line(error)}") from error
+    return content  # of another type: no schema takes it
