@@ -239,5 +239,4 @@ def tiny_corpus() -> Documents:
 
     texts = [topics[name].strip("\n") + "\n" for name in sorted(topics)]
     cut = bisect_left(list(accumulate(map(len, texts))), 0.9 * sum(map(len, texts))) + 1
-    parts = {"train": texts[:cut], "validation": texts[cut:]}
-    return {split: [["\n".join(part)]] for split, part in parts.items()}
+    return {"train": [["\n".join(texts[:cut])]], "validation": [["\n".join(texts[cut:])]]}

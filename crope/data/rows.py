@@ -13,7 +13,6 @@ from typing import IO, Any
 from crope.errors import ConfigError, DataError, one_line
 
 FORMATS = (".parquet", ".jsonl", ".json", ".txt")  # .json: lines too
-ROWS_AT_ONCE = 1000  # of a parquet file, whose row groups may be gigabytes
 
 
 def format_of(pattern: str) -> str:
@@ -56,7 +55,8 @@ def _rows(file: IO[bytes], suffix: str, column: str) -> Iterator[Any]:
     from pyarrow.parquet import ParquetFile  # a run on prepared tokens needs no pyarrow
 
     if suffix == ".parquet":
-        for batch in ParquetFile(file).iter_batches(ROWS_AT_ONCE, columns=[column]):
+        # So many rows at a time, because row groups may be gigabytes.
+        for batch in ParquetFile(file).iter_batches(1000, columns=[column]):
             yield from batch.to_pylist()
         return
     for line in io.TextIOWrapper(file, encoding="utf-8-sig"):

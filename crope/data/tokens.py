@@ -11,6 +11,7 @@ at all, and is never changed. For a pinned corpus the name does not depend on th
 prepared tokens can be used without it.
 """
 
+import io
 import json
 import platform
 import re
@@ -32,7 +33,7 @@ from crope.config import CACHE_DIR, TokenizerConfig
 from crope.data.corpora import SPLITS, Corpus, find_corpus, find_file
 from crope.data.fetch import GPT2, fetch
 from crope.errors import ConfigError, DataError, log_line
-from crope.files import json_sha256, read_json, sha256_file, write_json, write_text
+from crope.files import json_sha256, read_json, sha256_file, write_bytes, write_json, write_text
 
 TOKENS_DIR = CACHE_DIR / "tokens"
 TOKENS_FORMAT = 2  # to be raised when the same corpus and tokenizer give other files
@@ -43,7 +44,6 @@ GPT2_SHA256 = "7af2255eedd60b16dd34cbba614d328a4b0726f23b66fb09c942a867f3ccac38"
 # GPT-2's pre-tokenizer always splits between a visible character and a space or line feed, and no
 # alternative of its pattern looks behind: pieces cut here have the token ids of the whole text.
 _CUT = re.compile(r"(?<=\S)(?=[ \n])")
-_PIECES_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def encode(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[lis
     Encodes some megabytes at a time, in pieces on all cores.
     """
     stream = chain.from_iterable(map(pieces, texts))
-    while batch := list(islice(stream, _PIECES_AT_ONCE)):
+    while batch := list(islice(stream, 64)):
         for encoding in tokenizer.encode_batch_fast(batch):
             yield encoding.ids
 
@@ -256,7 +256,9 @@ def _write_split(
     dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
     ids = encode(tokenizer, map(counted, texts))
     array = np.concatenate([np.array(part, dtype) for part in ids])
-    np.save(path, array)
+    content = io.BytesIO()
+    np.save(content, array)
+    write_bytes(path, content.getvalue())  # whose error names the file, which np.save's does not
     return {"tokens": array.size, **counts, "sha256": sha256_file(path), "dtype": dtype.name}
 
 
