@@ -14,7 +14,7 @@ import yaml
 
 from crope.config import ROOT, DataConfig, ModelConfig, keys
 from crope.model import positions
-from crope.runs import study
+from crope.plan import study
 from crope.plan.compose import GROUPS, check_words, group_files, typed
 from tests.test_tutorial import TUTORIAL, blocks
 

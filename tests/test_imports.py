@@ -13,9 +13,11 @@ ALLOWED = {
     "model": BASE,
     "data": BASE,
     "train": BASE | {"model", "data"},
-    "runs": BASE | {"model", "data", "train"},
-    "report": BASE | {"model", "data", "runs"},
-    "interop": BASE | {"model", "data", "train", "runs"},
+    "plan": BASE,
+    "records": BASE | {"data", "plan"},
+    "runs": BASE | {"model", "data", "train", "plan", "records"},
+    "report": BASE | {"data", "plan", "records"},
+    "interop": BASE | {"model", "data", "train", "plan", "records", "runs"},
     "theory": BASE | {"model"},
 }
 

@@ -34,7 +34,6 @@ from crope.plan.compose import (
     variant_name,
 )
 from crope.plan.identity import cell_key
-from crope.records.store import UNREADABLE
 
 # Of scales with equally many runs the first one is reported.
 SCALES = ("paper", "medium", "quick", "smoke")
@@ -304,7 +303,7 @@ def unavailable_datasets(results_dir: Path) -> dict[str, str]:
     path = results_dir / UNAVAILABLE
     try:
         reasons = dict(read_json(path)) if path.exists() else {}
-    except UNREADABLE as error:
+    except (ValueError, TypeError) as error:
         log_line(f"{path}: corrupt ({type(error).__name__}); `make reproduce` makes it again")
         return {}
     return {name: reasons[name] for name in paper.DATASET_LABELS if name in reasons}

@@ -12,8 +12,7 @@ from crope.files import read_json
 from crope.plan.compose import Run, load_run, quoted_override
 from crope.plan.study import SCALES, planned_scale, study_runs, unavailable_datasets
 from crope.records.locks import is_locked
-from crope.records.store import UNREADABLE, read_record
-from crope.runs.progress import last_values
+from crope.records.store import UNREADABLE, last_values, read_record
 
 DONE, RUNNING, STARTED, FAILED, MISSING = STATUSES = (
     "done",
@@ -61,7 +60,7 @@ def states(runs: Iterable[Run]) -> list[RunState]:
 
 
 def _state(run: Run) -> RunState:
-    step, reason = last_values(run)["step"], ""
+    step, reason = last_values(run.path)["step"], ""
     try:
         if (run.path / "summary.json").exists():
             summary = read_record(run.path).summary

@@ -12,12 +12,12 @@ metrics.jsonl and are computed when a record is read; `verify` compares them wit
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import yaml
 
 from crope.config import PUBLISHED, ROOT
@@ -26,6 +26,9 @@ from crope.files import parse_metrics, read_metrics, write_bytes, write_text
 from crope.plan.identity import numerics_version
 from crope.records.derive import derive
 from crope.records.run_json import EXTRAPOLATION, Extrapolation, check_files, check_schema
+
+if TYPE_CHECKING:  # a run needs no pandas, which takes a second to import
+    import pandas as pd
 
 RUNS_FILE, CURVES_FILE = "runs.jsonl", "curves.parquet"
 FILES = {"run": "run.json", "config": "config.yaml"}
@@ -132,10 +135,12 @@ def read_runs(folder: Path) -> tuple[list[Record], list[InvalidRecord]]:
     return records, invalid
 
 
-def read_curves(folder: Path, run_ids: Sequence[str]) -> pd.DataFrame:
+def read_curves(folder: Path, run_ids: Sequence[str]) -> "pd.DataFrame":
     """Reads the logged values of runs of a folder or a set: run_id, step, val/loss_nats, ...; NaN
     where not logged. Raises DataError for a damaged set.
     """
+    import pandas as pd
+
     if not is_set(folder):
         parts = [pd.DataFrame(columns=["run_id", "step"])]
         for run_id in run_ids:
@@ -150,8 +155,10 @@ def read_curves(folder: Path, run_ids: Sequence[str]) -> pd.DataFrame:
     return curves[curves["run_id"].isin(run_ids)]
 
 
-def curve_rows(curve: pd.DataFrame) -> list[dict[str, Any]]:
+def curve_rows(curve: "pd.DataFrame") -> list[dict[str, Any]]:
     """Returns the lines of metrics.jsonl of one run, from its rows of the curves."""
+    import pandas as pd
+
     rows = []
     for row in curve.drop(columns="run_id").to_dict("records"):
         rows.append({str(key): value for key, value in row.items() if pd.notna(value)})
@@ -184,6 +191,8 @@ def add_runs(folder: Path, records: Iterable[Record]) -> None:
     """Adds finished runs to a set, which is made if it is not there; a run of the same id is
     replaced.
     """
+    import pandas as pd
+
     runs: dict[str, Record] = {}
     curves: dict[Any, pd.DataFrame] = {}
     if is_set(folder):
@@ -226,6 +235,15 @@ def finished_runs(folder: Path) -> Iterator[Path]:
             finished = True
         if finished:
             yield path
+
+
+def last_values(path: Path) -> dict[str, Any]:
+    """Returns the newest step and values of a run's metrics.jsonl; step 0 if there is none."""
+    values: dict[str, Any] = {"step": 0}
+    with suppress(OSError, ValueError):
+        for row in read_metrics(path / "metrics.jsonl"):  # some thousand short lines at most
+            values |= row
+    return values
 
 
 def is_complete(path: Path) -> bool:

@@ -225,28 +225,43 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     """Gives a line (LINE) per row and setting over all its corpora, and one per corpus where there
     are several; in Tables 1 and 2 only these.
 
-    No interval before there are as many seeds as planned.
+    A plan that is not complete has one line, which says how many of its seeds are there.
     """
-    lines = []
     plan = runs[runs["study"].isin(contrast.studies)]
-    by_seed = differences(runs, contrast)
-    if contrast.averaged:
-        by_seed = _average(by_seed, "setting", len(contrast.at) or plan["settings"].max())
     planned = sum(len(planned_seeds(study)) for study in contrast.studies)
-    corpora = plan.groupby("row")["corpora"].max().to_dict()
+    by_seed = differences(plan, contrast)
+    if contrast.averaged:
+        by_seed = _average(by_seed, "setting", len(contrast.at) or plan["plan_settings"].max())
+    lines = []
     for (row, setting), part in by_seed.groupby(["row", "setting"], sort=False):
-        groups = dict(list(part.groupby("dataset", sort=False)["nats"]))
-        if corpora[row] > 1 and contrast.studies[0] not in TABLES:
-            groups = {"": _average(part, "dataset", corpora[row])["nats"]} | groups
+        corpora = plan.loc[plan["row"] == row, "corpora"].max()
+        alone = corpora == 1 or contrast.studies[0] in TABLES
+        groups = each_corpus(part) if alone else over_corpora(part, corpora) | each_corpus(part)
         for dataset, nats in groups.items():
-            complete = len(nats) >= planned
             line = {"name": contrast.name, "dataset": dataset, "row": row, "setting": setting}
-            line |= {"planned": planned, "complete": complete, "by_seed": nats} | estimate(nats)
-            lines.append(line if complete else line | {"low": np.nan, "high": np.nan})
-    if contrast.date and not lines:  # a plan without a run is shown all the same
+            lines.append(line | with_interval(nats, planned))
+    if contrast.date and not (lines and lines[0]["complete"]):
+        seeds = lines[0]["n"] if lines else 0
         line = {"name": contrast.name, "dataset": "", "row": "", "setting": ""}
-        lines.append(line | {"planned": planned, "complete": False, "n": 0})
+        lines = [line | {"planned": planned, "complete": False, "n": seeds}]
     return pd.DataFrame(lines, columns=LINE)
+
+
+def over_corpora(by_seed: pd.DataFrame, corpora: int) -> dict[str, pd.Series]:
+    """Averages over the corpora within each seed that has all of them."""
+    return {"": _average(by_seed, "dataset", corpora)["nats"]}
+
+
+def each_corpus(by_seed: pd.DataFrame) -> dict[str, pd.Series]:
+    """Splits the differences by corpus."""
+    return {str(name): nats for name, nats in by_seed.groupby("dataset", sort=False)["nats"]}
+
+
+def with_interval(by_seed: pd.Series, planned: int) -> dict[str, Any]:
+    """Estimates the mean; its interval only if all planned seeds are there."""
+    complete = len(by_seed) >= planned
+    line = {"planned": planned, "complete": complete, "by_seed": by_seed} | estimate(by_seed)
+    return line if complete else line | {"low": np.nan, "high": np.nan}
 
 
 def _average(lines: pd.DataFrame, over: str, size: int) -> pd.DataFrame:
@@ -259,5 +274,9 @@ def _average(lines: pd.DataFrame, over: str, size: int) -> pd.DataFrame:
 
 def answers(runs: pd.DataFrame, contrasts: Mapping[str, Contrast]) -> pd.DataFrame:
     """Answers all contrasts, in their order. Exploratory ones without a run have no line."""
-    parts = [answer(runs, contrast) for contrast in contrasts.values()]
+    of_study = dict(list(runs.groupby("study")))  # each contrast selects from few lines
+    parts = []
+    for contrast in contrasts.values():
+        found = [of_study[study] for study in contrast.studies if study in of_study]
+        parts.append(answer(pd.concat(found) if found else runs[:0], contrast))
     return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)

@@ -229,11 +229,11 @@ def by_study(runs: pd.DataFrame, cells: Iterable[Cell]) -> pd.DataFrame:
 
 
 def cell_frame(cells: Iterable[Cell]) -> pd.DataFrame:
-    """Makes one line per cell, with the numbers of `corpora` and `settings` of its row in the plan."""
+    """Makes one line per cell, with the numbers of `corpora` and `plan_settings` of its row in the plan."""
     frame = pd.DataFrame(map(vars, cells), columns=[field.name for field in fields(Cell)])
     of_row = frame.groupby(["study", "row"])
     frame["corpora"] = of_row["dataset"].transform("nunique")
-    frame["settings"] = of_row["setting"].transform("nunique")
+    frame["plan_settings"] = of_row["setting"].transform("nunique")
     return frame
 
 

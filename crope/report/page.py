@@ -142,7 +142,7 @@ def draw(report: Report) -> dict[str, Figure]:
     if len(rate_runs):
         names = [f"{study}/crope - rope" for study in RATE_STUDIES]
         drawn["rates"] = figures.rates(rate_runs, lines[lines["name"].isin(names)])
-    lines = lines[(lines["dataset"] == "") & (lines["n"] > 0)]
+    lines = lines[(lines["dataset"] == "") & lines["mean"].notna()]
     lines = lines.assign(model=lines["name"].map(beside_rope())).dropna(subset="model")
     if len(lines):
         title = "After 3,200 steps at the paper's learning rate, 95 % over seeds"

@@ -68,8 +68,8 @@ def signed(value: float, decimals: int = 4) -> str:
 
 def interval_text(line: Mapping[Any, Any], decimals: int = 4) -> str:
     """`+0.0085 (+0.0026 to +0.0145)`, or how many of the planned seeds are there."""
-    if line["n"] == 0:
-        return f"0 of {line['planned']} seeds"
+    if pd.isna(line["mean"]):
+        return f"{line['n']} of {line['planned']} seeds"
     mean = signed(line["mean"], decimals)
     if not line["complete"]:
         return f"{mean} ({line['n']} of {line['planned']} seeds)"

@@ -5,13 +5,12 @@ a sweep.
 import multiprocessing
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from crope.files import read_metrics
+from crope.records.store import last_values
 
 if TYPE_CHECKING:  # importing it would import Hydra
     from crope.plan.compose import Run
@@ -81,7 +80,7 @@ class SweepProgress:
             steps = run.config.train.max_steps
             if run.run_id not in self.tasks:
                 self.tasks[run.run_id] = self.bars.add_task(short_name(run), total=steps)
-            values = last_values(run)
+            values = last_values(run.path)
             text = short_name(run) + render_losses(values)
             self.bars.update(self.tasks[run.run_id], completed=values["step"], description=text)
             self.tokens[run.run_id] = training_tokens(run) * values["step"] / steps
@@ -104,15 +103,6 @@ def short_name(run: "Run") -> str:
 def training_tokens(run: "Run") -> int:
     train = run.config.train
     return train.max_steps * train.batch_size * train.seq_len
-
-
-def last_values(run: "Run") -> dict[str, Any]:
-    """Returns the newest step and values of metrics.jsonl; step 0 if there is none."""
-    values: dict[str, Any] = {"step": 0}
-    with suppress(OSError, ValueError):
-        for row in read_metrics(run.path / "metrics.jsonl"):  # some thousand short lines at most
-            values |= row
-    return values
 
 
 def render_losses(values: Mapping[str, Any]) -> str:

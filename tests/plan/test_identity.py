@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from crope.config import keys
-from crope.runs import identity
+from crope.plan import identity
 from crope.plan.compose import load_run
 from crope.plan.identity import (
     ADDED_LATER,
@@ -15,7 +15,7 @@ from crope.plan.identity import (
     numerics_version,
     run_hash,
 )
-from crope.records.published import read_set, set_folders
+from crope.records.store import read_set, set_folders
 
 
 @pytest.fixture(scope="module")
@@ -107,5 +107,5 @@ def test_ids_of_all_published_runs():
     """The hash in each name is that of the recorded configuration and version."""
     for folder in set_folders():
         for run in read_set(folder):
-            digest = run_hash(run.config, version=run.summary["numerics_version"])
+            digest = run_hash(run.config, version=run.run["numerics_version"])
             assert run.run_id.endswith(f"-{digest}")

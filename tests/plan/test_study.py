@@ -5,7 +5,7 @@ import pytest
 from crope.errors import ConfigError
 from crope.files import json_sha256
 from crope.paper import ROW_LABELS
-from crope.runs import study
+from crope.plan import study
 from crope.plan.compose import group_files, group_values, load_run
 from crope.plan.identity import cell_key
 from crope.plan.study import (

@@ -7,7 +7,7 @@ import yaml
 
 from crope.config import PUBLISHED
 from crope.files import sha256_file, write_json, write_text
-from crope.records.published import curve_rows, read_curves, read_set
+from crope.records.store import curve_rows, read_curves, read_set
 
 SET = PUBLISHED / "quick-fp32-two-threads"  # the smallest one
 
@@ -29,11 +29,12 @@ def edit(path, key, value):
 @pytest.fixture
 def folder(tmp_path):
     """The first run of SET as a run directory that may be edited: seed 0, 800 steps."""
-    run, curves = read_set(SET)[0], read_curves(SET)
+    run = read_set(SET)[0]
     path = tmp_path / run.run_id
+    write_json(path / "run.json", run.run)
     write_text(path / "config.yaml", yaml.safe_dump(run.config))
     write_json(path / "provenance.json", run.provenance)
-    rows = curve_rows(curves[curves["run_id"] == run.run_id])
+    rows = curve_rows(read_curves(SET, [run.run_id]))
     write_text(path / "metrics.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
     digest = sha256_file(path / "metrics.jsonl")
     write_json(path / "summary.json", run.summary | {"metrics_sha256": digest})

@@ -7,8 +7,8 @@ import pytest
 
 from crope.config import ROOT
 from crope.errors import DataError
-from crope.records.published import add_runs, curve_rows, read_curves, read_set
-from tests.report.records import CONFIG, record
+from crope.records.store import add_runs, curve_rows, read_curves, read_set
+from tests.report.records import CONFIG, METRICS, record
 
 RUN = "rope-ptb-base-s0-1"
 
@@ -23,8 +23,8 @@ def one(tmp_path):
 def test_a_run_is_read_with_its_metrics(one, tmp_path):
     (run,) = read_set(one)
     original = record(tmp_path / "again")
-    assert run == replace(original, path=one / RUN)
-    assert curve_rows(read_curves(one)) == original.metrics()
+    assert run == replace(original, folder=one)
+    assert curve_rows(read_curves(one, [RUN])) == METRICS
 
 
 def test_runs_join_a_set_or_replace_the_one_of_their_id(one, tmp_path):
@@ -32,15 +32,14 @@ def test_runs_join_a_set_or_replace_the_one_of_their_id(one, tmp_path):
     first, second = read_set(one)
     assert (first.run_id, second.run_id) == ("another", RUN)
     assert second.summary["val_full"] == {"final_nats": 4.5}
-    assert list(read_curves(one)["run_id"]) == ["another"] * 3 + [RUN] * 3
+    assert list(read_curves(one, ["another", RUN])["run_id"]) == ["another"] * 3 + [RUN] * 3
 
 
 def test_a_metric_that_earlier_runs_lack_is_published(one, tmp_path):
     run = record(tmp_path / "more", "another")
     (run.path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 7, "train/new": 1.0}\n')
     add_runs(one, [run])
-    curves = read_curves(one)
-    rows = curve_rows(curves[curves["run_id"] == "another"])
+    rows = curve_rows(read_curves(one, ["another"]))
     assert rows == [{"step": 0}, {"step": 7, "train/new": 1.0}]
 
 
@@ -67,7 +66,7 @@ def test_a_damaged_line_is_named(one, line):
 def test_damaged_curves_are_named(one):
     (one / "curves.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"curves\.parquet.*restore"):
-        read_curves(one)
+        read_curves(one, [RUN])
 
 
 def test_what_was_measured_later_is_published_too(tmp_path):
@@ -90,5 +89,5 @@ def test_an_interrupted_publication_names_no_run_without_its_curve(one, tmp_path
     monkeypatch.setattr(os, "replace", replace_once)
     with pytest.raises(KeyboardInterrupt):
         add_runs(one, [record(tmp_path / "more", "another")])
-    with_curve = set(read_curves(one)["run_id"])
+    with_curve = set(read_curves(one, [RUN, "another"])["run_id"])
     assert {run.run_id for run in read_set(one)} <= with_curve

@@ -38,7 +38,7 @@ def trained(tmp_path_factory):
 
 def start(run, metrics=""):
     run.path.mkdir(parents=True)
-    (run.path / "config.yaml").touch()
+    (run.path / "run.json").touch()
     (run.path / "metrics.jsonl").write_text(metrics)
     return run
 
@@ -111,7 +111,7 @@ def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_pat
     for scale in ("smoke", "medium"):
         options = [f"scale={scale}", "train.precision=bf16", f"results_dir={tmp_path}"]
         run = start(load_run(["model=rope", "data=ptb", *options]))
-        (run.path / "provenance.json").write_text(json.dumps({"scale": scale}))
+        (run.path / "run.json").write_text(json.dumps({"scale": scale}))
     assert counts(tmp_path, "base") == {"base, medium": 4}
 
 

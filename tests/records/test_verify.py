@@ -5,14 +5,15 @@ import json
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from crope.files import read_metrics, write_json
 from crope.plan.identity import ADDED_LATER
-from crope.records.published import read_curves, read_set, set_folders
+from crope.records.store import read_set, set_folders
 from crope.records.verify import verify_records
 from tests.records.conftest import SET, edit
-from tests.runs.test_record import EXTRAPOLATION
+from tests.records.test_store import EXTRAPOLATION
 
 
 def test_every_published_record_is_valid_to_the_last_number():
@@ -44,22 +45,20 @@ def test_an_invalid_record_is_a_problem(folder):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("file", "key", "value"),
     [
-        ("parameters.qkv", 1000),
-        ("time.median_step_ms", 0.1),
-        ("seed", 5),
-        ("precision", "bf16"),
-        ("device_kind", "cuda"),
+        ("summary.json", "time.median_step_ms", 0.1),
+        ("run.json", "seed", 5),
+        ("run.json", "precision", "bf16"),
+        ("run.json", "cell_key", "of another cell"),
     ],
 )
-def test_a_number_that_does_not_follow_is_named(key, value, folder):
-    edit(folder / "summary.json", key, value)
+def test_a_number_that_does_not_follow_is_named(file, key, value, folder):
+    edit(folder / file, key, value)
     assert found(folder, f"{key} is {value}")
 
 
 def test_what_an_earlier_version_did_not_derive_is_no_problem(folder):
-    edit(folder / "summary.json", "parameters", None)
     edit(folder / "summary.json", "val_full.best_step", None)
     assert verify_records([folder.parent]) == []
 
@@ -112,7 +111,7 @@ def test_a_published_set_that_was_edited_is_found(tmp_path):
     edited = "".join(f"{json.dumps(run)}\n" for run in (first, second))
     (copy / "runs.jsonl").write_text(edited)
     loss, weights = verify_records([copy])
-    assert loss.startswith(f"{copy / first['run_id']}: summary.json: val_full.final_nats is 1.0")
+    assert loss.startswith(f"{copy / first['run_id']}: val_full.final_nats is 1.0")
     assert weights.startswith(f"{copy / second['run_id']}: extrapolation.json: measured on other")
 
 
@@ -127,9 +126,9 @@ def test_a_published_set_that_was_edited_is_found(tmp_path):
 def test_a_changed_loss_of_a_published_curve_is_found(loss, key, tmp_path):
     """Each enters the summary at the last step."""
     copy = Path(shutil.copytree(SET, tmp_path / "set"))
-    curves = read_curves(copy)
+    curves = pd.read_parquet(copy / "curves.parquet")
     last = curves[loss].last_valid_index()
     curves.loc[last, loss] += 1e-9
     curves.to_parquet(copy / "curves.parquet", index=False)
     (line,) = verify_records([copy])
-    assert line.startswith(f"{copy / curves['run_id'][last]}: summary.json: {key} is")
+    assert line.startswith(f"{copy / curves['run_id'][last]}: {key} is")

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from crope.report.frame import COLUMNS
 from crope.plan.compose import load_run
 from crope.plan.study import Cell
+from crope.report.frame import COLUMNS
 
 CONFIG = load_run(["data=ptb", "scale=quick", "train.precision=fp32"]).container
 
@@ -20,7 +20,7 @@ def runs(*, dataset="ptb", setting="", row="base", first_seed=0, vocabulary=4096
             line = {
                 "record_set": "yours",
                 "run_id": f"{cell_key}-s{seed}",
-                "path": f"runs/{cell_key}-s{seed}",
+                "folder": "runs",
                 "status": "complete",
                 "cell_key": cell_key,
                 "scale": "quick",
@@ -32,7 +32,7 @@ def runs(*, dataset="ptb", setting="", row="base", first_seed=0, vocabulary=4096
                 "precision": "fp32",
                 "device_kind": "cpu",
                 "config.tokenizer.vocab_size": vocabulary,
-                "whole_config": [CONFIG],
+                "settings": [],
             }
             lines.append(line)
     return pd.DataFrame(lines, columns=COLUMNS).dropna(subset="loss")
@@ -45,7 +45,7 @@ def together(*parts):
 def losses(*, study="mine", setting="", corpora=1, settings=1, **options):
     """The same runs as `by_study` gives them."""
     found = runs(setting=setting, **options)
-    return found.assign(study=study, setting=setting, corpora=corpora, settings=settings)
+    return found.assign(study=study, setting=setting, corpora=corpora, plan_settings=settings)
 
 
 def cells(*models, study="mine", dataset="ptb", setting="", row="base", seeds=(0, 1, 2)):

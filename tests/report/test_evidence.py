@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from crope.errors import ConfigError
+from crope.plan.compose import group_files
 from crope.report import evidence
 from crope.report.evidence import Contrast, answer, differences, estimate, load_contrasts
 from crope.report.tables import interval_text
-from crope.plan.compose import group_files
 from tests.report.frames import losses, together
 
 COST = Contrast("cost", ("mine",), ("crope", ""), (("rope", ""),))

@@ -13,7 +13,7 @@ PUBLIC = together(
     runs(rope=[4.0], crope=[4.25], mqa=[4.5], **LONG),
     runs(rope=[4.0], crope=[4.5], dataset="wikitext2", **LONG),
 ).assign(**{"provenance.commit": "c" * 40, "provenance.device": "a CPU"})
-OWN = PUBLIC.head(1).assign(loss=4.75, path="mine/rope")
+OWN = PUBLIC.head(1).assign(loss=4.75, folder="mine", run_id="rope")
 TABLE1 = cells(study="table1") + cells(study="table1", dataset="tiny")
 OF_COST = {"study": "cost", "setting": "-long", "seeds": (10,)}
 COST = cells("rope", "crope", "mqa", **OF_COST) + cells(dataset="wikitext2", **OF_COST)
@@ -63,7 +63,7 @@ def test_a_planned_question_whatever_scale_the_users_runs_have(told):
         "ptb 10 4.250000 4.000000 0.250000 runs/crope-ptb-base-long-s10",
         "wikitext2 10 4.500000 4.000000 0.500000 runs/crope-wikitext2-base-long-s10",
     ]
-    assert lines[7] == "CRoPE − RoPE; all corpora; -long: +0.3750 (1 of 10 seeds), n = 1"
+    assert lines[7] == "CRoPE − RoPE; all corpora: 1 of 10 seeds, n = 1"
 
 
 def test_a_difference_that_no_file_asks(told):

@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 from crope.errors import UserError
+from crope.records.store import add_runs
 from crope.report import frame
-from crope.report.frame import Runs, by_study, cell_frame, curves_of, load_frame, load_runs
-from crope.records.published import add_runs
+from crope.report.frame import Runs, by_study, cell_frame, load_curves, load_frame, load_runs
 from tests.report.frames import cells, runs, together
 from tests.report.records import failed, record
 from tests.toy_runs import toy_corpus, train_toy
@@ -35,7 +35,7 @@ def test_a_run_directory_counts_once_however_often_it_is_named(tmp_path):
     with toy_corpus(tmp_path / "tokens"):
         run = train_toy(tmp_path, "seed=3")
     (row,) = load_frame([tmp_path / "runs"] * 2)[0].to_dict("records")
-    assert (row["path"], row["seed"], row["record_set"]) == (str(run.path), 3, "yours")
+    assert (row["folder"], row["run_id"], row["seed"]) == (str(run.folder), run.run_id, 3)
     assert row["loss"] == run.summary["val_full"]["final_nats"]
     (run.path / "extrapolation.json").write_text("{")
     _, (error,) = load_frame([tmp_path / "runs"])
@@ -61,8 +61,9 @@ def test_curves_of_own_and_published_runs(tmp_path):
     a, b = record(tmp_path, "a"), record(tmp_path, "b")
     (b.path / "metrics.jsonl").write_text('{"step": 30, "val/loss_nats": 7.5}\n')
     add_runs(tmp_path / "set", [a, b])
-    two = runs(rope=[5.0, 5.0]).assign(path=[f"{tmp_path}/a", f"{tmp_path}/set/b"])
-    curves = curves_of(two)
+    folders = [str(tmp_path), f"{tmp_path}/set"]
+    two = runs(rope=[5.0, 5.0]).assign(folder=folders, run_id=["a", "b"])
+    curves = load_curves(two)
     lines = curves[["seed", "step", "val/loss_nats"]].dropna()
     assert lines.to_numpy().tolist() == [[0, 0, 9.25], [0, 20, 5.5], [1, 30, 7.5]]
 
@@ -98,7 +99,7 @@ def test_the_corpora_and_settings_of_a_row_are_counted():
     base += cells("rope", setting="train.lr=1")
     found = cell_frame(base + cells("rope", row="b2_l512_d64") + cells("rope", study="other"))
     assert list(found["corpora"]) == [3, 3, 3, 3, 1, 1]
-    assert list(found["settings"]) == [2, 2, 2, 2, 1, 1]
+    assert list(found["plan_settings"]) == [2, 2, 2, 2, 1, 1]
 
 
 def test_the_tables_take_every_seed_that_rope_and_crope_share():

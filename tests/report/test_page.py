@@ -43,7 +43,7 @@ def built(monkeypatch, tmp_path):
     monkeypatch.setattr(page, "expected_cells", lambda scale: [])
     monkeypatch.setattr(page, "findings", lambda differences: ["**Found**"])
     curves = pd.DataFrame(columns=["step", "dataset", "row", "model"])
-    monkeypatch.setattr(page, "curves_of", lambda shown: curves)
+    monkeypatch.setattr(page, "load_curves", lambda shown: curves)
     return call
 
 
@@ -124,8 +124,8 @@ def given(monkeypatch, picture, published, differences):
 
 
 def test_the_picture_of_all_models_has_those_beside_rope_over_all_corpora(monkeypatch):
-    every = pd.DataFrame({"name": list(load_contrasts())}).assign(dataset="", n=1)
-    others = [every.assign(dataset="ptb"), every.assign(n=0)]
+    every = pd.DataFrame({"name": list(load_contrasts())}).assign(dataset="", mean=0.5)
+    others = [every.assign(dataset="ptb"), every.assign(mean=None)]
     lines, _ = given(monkeypatch, "models", losses(rope=[]), pd.concat([every, *others]))
     shown = lines[["name", "model"]].to_numpy().tolist()
     assert sorted(shown) == sorted(map(list, BESIDE_ROPE.items()))
@@ -133,7 +133,7 @@ def test_the_picture_of_all_models_has_those_beside_rope_over_all_corpora(monkey
 
 def test_the_picture_of_rates_has_the_studies_with_the_same_warm_up(monkeypatch):
     every = [losses(study=study, rope=[5.0], crope=[5.0], lowrank=[5.0]) for study in RATES]
-    lines = pd.DataFrame({"name": list(load_contrasts())}).assign(dataset="ptb", n=1)
+    lines = pd.DataFrame({"name": list(load_contrasts())}).assign(dataset="ptb", mean=0.5)
     shown, lines = given(monkeypatch, "rates", together(*every), lines)
     assert sorted(shown["study"] + " " + shown["model"]) == [
         "rate_edge crope",

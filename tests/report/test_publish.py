@@ -10,9 +10,9 @@ import pytest
 from crope.config import ROOT
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.files import read_json, write_json
+from crope.records.store import read_set
 from crope.report import publish as module
 from crope.report.tables import Table
-from crope.records.published import read_set
 from tests.report.records import failed, record
 
 SHA256 = {"train": "t", "validation": "v"}
@@ -47,7 +47,7 @@ def published(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "ngram_entry", ngram_entry)
 
     def call(*records, scale="quick", invalid=()):
-        monkeypatch.setattr(module, "read_records", lambda folder: (records, invalid))
+        monkeypatch.setattr(module, "read_runs", lambda folder: (records, invalid))
         folders = {"published": tmp_path / "sets", "tokens_dir": tmp_path / "tokens"}
         module.publish(tmp_path, "mine", scale=scale, **folders)
         return tmp_path / "sets"
@@ -92,7 +92,7 @@ def test_ngram_losses_of_the_runs_tokens_join_the_published_ones(published, clea
 
 
 def test_a_smoke_run_changes_no_ngram_losses(published, clean):
-    clean.summary["scale"] = "smoke"
+    clean.run["scale"] = "smoke"
     assert not (published(clean, scale="smoke") / "ngrams.json").exists()
 
 

@@ -6,7 +6,7 @@ from crope.report import tables
 from crope.report.evidence import answer, load_contrasts
 from crope.report.frame import Runs, cell_frame
 from crope.report.tables import loss_table
-from tests.report.frames import CONFIG, cells, losses, runs, together
+from tests.report.frames import cells, losses, runs, together
 
 SIZE = {
     "config.train.batch_size": 2,
@@ -124,7 +124,7 @@ def test_planned_differences_have_their_question():
     # Every fourth line: the caption, and the row below the header.
     assert tables.difference_tables(found, "Differences")[0].markdown().splitlines()[::4] == [
         "**Differences, planned**",
-        "|P1. What does Eq. 30 cost?|CRoPE − RoPE|Penn Treebank|+0.1000 (1 of 10 seeds)|1|",
+        "|P1. What does Eq. 30 cost?|CRoPE − RoPE|all corpora|1 of 10 seeds|1|",
     ]
 
 
@@ -139,8 +139,7 @@ def test_where_a_difference_was_measured():
 
 
 def own_lines(public=NO_RUNS, **differs):
-    config = CONFIG | {"train": CONFIG["train"] | {"lr": 0.5}}
-    own = runs(rope=[5.0]).assign(whole_config=[[config]], **differs)
+    own = runs(rope=[5.0]).assign(settings=[["train.lr=0.5"]], **differs)
     return lines(tables.own_table(Runs("quick", own, public, [], {})))
 
 

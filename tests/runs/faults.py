@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from crope import files
-from crope.runs import record
+from crope.records import store
 from crope.runs import run as run_module
 from crope.train import checkpoint
 from crope.train import loop as trainer
@@ -71,12 +71,12 @@ def torment(kills, folder, *, seed):
         broken = toy_run(folder / f"broken-{number}", *options)
         end(start(whole)[0])
         for _ in range(random.integers(4, 12)):
-            if tally.kills.total() < kills and not record.is_complete(broken.path):
+            if tally.kills.total() < kills and not store.is_complete(broken.path):
                 kill_once(broken, tally, random)
                 tally.problems += torn_files(broken.path)
         status = end(start(broken)[0])
         tally.runs += 1
-        if status != 0 or not record.is_complete(broken.path):
+        if status != 0 or not store.is_complete(broken.path):
             tally.problems.append(f"{broken.run_id}: lost, exit code {status}")
         elif not same_bits(whole, broken):
             tally.problems.append(f"{broken.run_id}: other bits")

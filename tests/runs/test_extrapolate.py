@@ -9,8 +9,8 @@ import torch
 from crope.errors import UserError
 from crope.files import read_json
 from crope.model.gpt import GPT
-from crope.runs import extrapolate as module
 from crope.plan.compose import load_run
+from crope.runs import extrapolate as module
 from crope.runs.extrapolate import (
     extrapolate,
     extrapolate_all,

@@ -5,8 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
+from crope.records.store import last_values
 from crope.runs import progress
-from crope.runs.progress import RunProgress, SweepProgress, last_values
+from crope.runs.progress import RunProgress, SweepProgress
 from tests.conftest import toy_run
 
 
@@ -60,5 +61,5 @@ def test_a_pipe_gets_no_bar(runs, capsys):
 def test_the_newest_values_of_a_run_that_writes_them_now(runs):
     """The last line is torn; the other run has not begun."""
     write_metrics(runs[0], '{"step": 0, "val/loss_nats": 8.0}\n{"step": 20}\n{"st')
-    assert last_values(runs[0]) == {"step": 20, "val/loss_nats": 8.0}
-    assert last_values(runs[1]) == {"step": 0}
+    assert last_values(runs[0].path) == {"step": 20, "val/loss_nats": 8.0}
+    assert last_values(runs[1].path) == {"step": 0}

@@ -11,10 +11,12 @@ import pytest
 
 from crope.errors import ConfigError, DataError, InvalidRecord, StorageError
 from crope.files import read_json, sha256_file
-from crope.runs.load import build_model
+from crope.plan.identity import cell_key
+from crope.records.derive import derive
 from crope.records.locks import run_lock
+from crope.records.store import is_complete, read_record
+from crope.runs.load import build_model
 from crope.runs.provenance import collect
-from crope.records.store import derive, is_complete, read_record
 from crope.runs.run import execute, record_failure
 from crope.train import loop
 from crope.train.checkpoint import checkpoints
@@ -38,7 +40,7 @@ def summary(run):
     return read_json(run.path / "summary.json")
 
 
-FILES = "config.yaml metrics.jsonl provenance.json summary.json weights.safetensors"
+FILES = "config.yaml metrics.jsonl provenance.json run.json summary.json weights.safetensors"
 
 
 def test_the_record_of_a_run(step_clock, toy_data, run):
@@ -47,13 +49,13 @@ def test_the_record_of_a_run(step_clock, toy_data, run):
     assert sorted(contents(run.path)) == FILES.split()
     found = read_record(run.path)
     assert found.config == run.container
-    assert found.summary.items() > run.names.items()
+    assert found.run.items() > run.names.items()
+    assert found.run["cell_key"] == cell_key(run.container)
     assert found.summary["status"] == "complete"
     assert found.summary["train_passes"] == pytest.approx(384 / 900)
     assert found.summary["time"]["total_s"] == 12
     assert found.summary["weights_sha256"] == sha256_file(run.path / "weights.safetensors")
     assert found.provenance["data"] == toy_data.meta
-    assert found.provenance["scale"] == "quick"
     assert found.provenance["started_utc"] <= found.provenance["finished_utc"]
 
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from crope.errors import ConfigError, DataError, DataUnavailable, StorageError, UserError
-from crope.runs import sweep
 from crope.plan.compose import load_run
-from crope.records.locks import run_lock
-from crope.runs.run import Outcome, stop_on_signal
 from crope.plan.study import unavailable_datasets
+from crope.records.locks import run_lock
+from crope.runs import sweep
+from crope.runs.run import Outcome, stop_on_signal
 from crope.runs.sweep import Plan, default_jobs, prepare, run_all, train_all
 from tests.conftest import toy_run
 

@@ -14,7 +14,9 @@ from unittest.mock import MagicMock
 import pytest
 import wandb
 
+from crope.files import read_metrics
 from crope.plan.compose import load_run
+from crope.records.run_json import describe
 from crope.records.store import read_record
 from crope.runs.run import execute
 from crope.runs.tracking import Tracker
@@ -43,7 +45,7 @@ def facts(fake, run):
     """What wandb.init gets for a run."""
     run.path.mkdir(parents=True)
     (run.path / "metrics.jsonl").write_text('{"step": 0, "train/loss_nats": 1e3}\n')
-    Tracker(run).log({"step": 0})
+    Tracker(run, describe(run, "cpu")).log({"step": 0})
     return fake.init.call_args.kwargs
 
 
@@ -64,7 +66,7 @@ def test_a_continued_run_is_whole_and_once_in_the_offline_files(toy_data, tmp_pa
         record = json.loads(line)
         if record["type"] == "history":
             lines.append(record["history"]["item"])
-    metrics = read_record(run.path).metrics()
+    metrics = read_metrics(run.path / "metrics.jsonl")
     assert [line["_step"] for line in lines] == [row["step"] for row in metrics]
     loss = metrics[-1]["val_full/loss_nats"]
     assert lines[-1]["val_full/loss_nats"] == loss
@@ -77,7 +79,7 @@ def test_a_live_run_is_logged_by_step_and_grouped(fake, toy_data, tmp_path):
     assert execute(run).status == "complete"
     record = read_record(run.path)
     given = fake.init.call_args.kwargs
-    assert steps(fake) == [row["step"] for row in record.metrics()]
+    assert steps(fake) == [row["step"] for row in read_metrics(run.path / "metrics.jsonl")]
     assert given == given | {
         "id": run.run_id,
         "job_type": "rope",
@@ -108,7 +110,7 @@ def test_a_continued_run_logs_no_line_twice(fake, tmp_path):
     run = toy_run(tmp_path, *ONLINE)
     run.path.mkdir(parents=True)
     (run.path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 4}\n')
-    tracker = Tracker(run)
+    tracker = Tracker(run, describe(run, "cpu"))
     for step in (4, 5, 6):
         tracker.log({"step": step})
     assert steps(fake) == [5, 6]
@@ -125,7 +127,7 @@ def test_a_continued_run_replaces_its_own_offline_files_alone(fake, tmp_path):
     facts(fake, run)
     earlier.mkdir()
     other.mkdir()
-    Tracker(run).log({"step": 0})
+    Tracker(run, describe(run, "cpu")).log({"step": 0})
     assert not earlier.exists()
     assert other.exists()
 
@@ -163,7 +165,7 @@ def test_the_waits_for_wandb_are_bounded(fake, tmp_path):
 )
 def test_without_a_tracker_wandb_is_not_imported(tracker, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
-    run = Tracker(toy_run(tmp_path, *tracker))
+    run = Tracker(toy_run(tmp_path, *tracker), {})
     run.log({"step": 0})
     run.finish({"status": "complete"})
     assert not (tmp_path / "wandb").exists()

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from crope.errors import UserError
-from crope.runs.load import build_model
 from crope.records.store import read_record
+from crope.runs.load import build_model
 from crope.runs.run import execute
 from crope.train.checkpoint import checkpoints, load_checkpoint
 from tests.conftest import contents, during_step, same_bits, stop, toy_run

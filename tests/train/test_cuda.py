@@ -15,11 +15,11 @@ import torch
 
 from crope.config import RuntimeConfig
 from crope.model import attention
+from crope.plan.compose import load_run
+from crope.records.store import read_record
 from crope.runs import run as run_module
 from crope.runs import sweep
-from crope.plan.compose import load_run
 from crope.runs.load import build_model
-from crope.records.store import read_record
 from crope.runs.run import execute
 from crope.runs.sweep import run_all
 from crope.train.device import prepare_device, set_numerics
