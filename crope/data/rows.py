@@ -4,11 +4,10 @@ No type is inferred: "007", "NA" and "2020-01-01" are text. A row without text i
 an empty line in its place would be one of the corpus.
 """
 
-import io
 import json
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import IO, Any
+from typing import Any
 
 from crope.errors import ConfigError, DataError, one_line
 
@@ -36,14 +35,13 @@ def read_texts(file: Any, column: str) -> Iterator[str]:
     count = 0
     suffix = format_of(file.path)
     try:
-        with file as opened:
-            for row in _rows(opened, suffix, column):
-                text = row.get(column) if isinstance(row, dict) else None
-                if not isinstance(text, str):
-                    raise ValueError(f"the row is {row!r:.100}")
-                text.encode()  # JSON can write half a character, "\\ud800"
-                yield text if suffix == ".txt" or text.endswith("\n") else f"{text}\n"
-                count += 1
+        for row in _rows(file, suffix, column):
+            text = row.get(column) if isinstance(row, dict) else None
+            if not isinstance(text, str):
+                raise ValueError(f"the row is {row!r:.100}")
+            text.encode()  # JSON can write half a character, "\\ud800"
+            yield text if suffix == ".txt" or text.endswith("\n") else f"{text}\n"
+            count += 1
     except (ValueError, EOFError) as error:  # what pyarrow, json, UTF-8 and gzip raise
         raise DataError(
             f"{PurePath(file.path).name}: no text in data.hub.column={column} at row {count + 1}"
@@ -51,16 +49,26 @@ def read_texts(file: Any, column: str) -> Iterator[str]:
         ) from error
 
 
-def _rows(file: IO[bytes], suffix: str, column: str) -> Iterator[Any]:
-    from pyarrow.parquet import ParquetFile  # a run on prepared tokens needs no pyarrow
+def _rows(file: Any, suffix: str, column: str) -> Iterator[Any]:
+    """Yields the rows of a parquet file by pyarrow, since `datasets` casts them to the types that the
+    file's writer noted, and those of the other formats from the lines that `datasets` opens.
+    """
+    # Neither is needed by a run on prepared tokens.
+    from datasets import load_dataset
+    from pyarrow.parquet import ParquetFile
 
     if suffix == ".parquet":
-        # So many rows at a time, because row groups may be gigabytes.
-        for batch in ParquetFile(file).iter_batches(1000, columns=[column]):
-            yield from batch.to_pylist()
+        with file as opened:
+            # So many rows at a time, because row groups may be gigabytes.
+            for batch in ParquetFile(opened).iter_batches(1000, columns=[column]):
+                yield from batch.to_pylist()
         return
-    for line in io.TextIOWrapper(file, encoding="utf-8-sig"):
+    options = {"keep_linebreaks": True, "encoding": "utf-8-sig"}
+    files = [file.full_name]
+    lines = load_dataset("text", data_files=files, split="train", streaming=True, **options)
+    for line in lines:
+        text = line["text"]
         if suffix == ".txt":
-            yield {column: line}
-        elif not line.isspace():
-            yield json.loads(line)
+            yield {column: text}
+        elif not text.isspace():
+            yield json.loads(text)

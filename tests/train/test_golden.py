@@ -21,7 +21,7 @@ def measured(request):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_are_the_committed_ones(name, measured):
-    """If they are meant to move: `make golden`, and NUMERICS in crope/runs/identity.py, by which this
+    """If they are meant to move: `make golden`, and NUMERICS in crope/plan/identity.py, by which this
     model's old runs become stale.
     """
     assert golden.agree(read_json(GOLDEN_FILE)[name], measured[name])
