@@ -22,7 +22,7 @@ import yaml
 
 from crope.config import PUBLISHED, ROOT
 from crope.errors import DataError, InvalidRecord, UserError, one_line
-from crope.files import parse_metrics, read_metrics, write_bytes, write_text
+from crope.files import parse_metrics, read_json, read_metrics, write_bytes, write_text
 from crope.plan.identity import numerics_version
 from crope.records.derive import derive
 from crope.records.run_json import EXTRAPOLATION, Extrapolation, check_files, check_schema
@@ -247,8 +247,14 @@ def last_values(path: Path) -> dict[str, Any]:
 
 
 def is_complete(path: Path) -> bool:
-    """Tells whether the run is done. Raises InvalidRecord for a corrupt record."""
-    return (path / "summary.json").exists() and read_record(path).summary["status"] == "complete"
+    """Tells whether the run is done, by the file that is written last. Raises InvalidRecord if that
+    is corrupt; a reader finds what is wrong with the others.
+    """
+    file = path / "summary.json"
+    try:
+        return file.exists() and bool(read_json(file)["status"] == "complete")
+    except (ValueError, LookupError, TypeError) as error:
+        raise InvalidRecord(path, f"summary.json: {one_line(error)}") from error
 
 
 def find_record(name: str, *, results_dir: Path) -> Record:

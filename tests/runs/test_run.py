@@ -82,12 +82,12 @@ def test_a_complete_run_on_text_of_another_source_is_refused(complete, tmp_path,
         execute(complete)
 
 
-def test_a_corrupt_record_is_neither_used_nor_overwritten(complete):
-    metrics = complete.path / "metrics.jsonl"
-    metrics.write_text('{"step": 0}\n')
+def test_a_corrupt_summary_is_neither_used_nor_overwritten(complete):
+    file = complete.path / "summary.json"
+    file.write_text('{"status": "comp')
     with pytest.raises(InvalidRecord, match="remove"):
         execute(complete)
-    assert metrics.read_text() == '{"step": 0}\n'
+    assert file.read_text() == '{"status": "comp'
 
 
 def test_a_run_that_another_process_trains_is_busy(run):
