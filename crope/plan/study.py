@@ -10,10 +10,11 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from crope import paper
@@ -23,7 +24,6 @@ from crope.files import read_json
 from crope.plan.compose import (
     GROUPS,
     Run,
-    build_run,
     check,
     check_label,
     compose_config,
@@ -65,8 +65,7 @@ def study_axes(study: str) -> dict[str, list[str]]:
 
     Raises ConfigError for no such study or one without axes.
     """
-    axes = _axes(study)
-    axes.pop("scale", None)
+    axes = {axis: values for axis, values in _axes(study).items() if axis != "scale"}
     if not {"data", "model"} <= axes.keys():
         raise ConfigError(
             f"conf/study/{study}.yaml: give the axes data and model in hydra.sweeper.params"
@@ -87,7 +86,8 @@ def planned_scale(studies: Iterable[str]) -> str | None:
     return next(iter(scales.values()), None)
 
 
-def _axes(study: str) -> dict[str, list[str]]:
+@cache
+def _axes(study: str) -> Mapping[str, list[str]]:
     """Every axis of the file, the scale too; none if it has no sweep."""
     file, content = f"conf/study/{study}.yaml", group_values("study", study)
     try:
@@ -278,21 +278,26 @@ def _data(name: str) -> DataConfig:
 
 @cache
 def _base(overrides: tuple[str, ...], keys: tuple[tuple[str, str], ...] = ()) -> Run:
+    """Returns a run of which the model and the data are still to be replaced."""
     cfg, choices = _composed(overrides)
     cfg = deepcopy(cfg)
     try:
         for key, value in keys:
             OmegaConf.update(cfg, key, value)
+        config: Any = OmegaConf.to_object(cfg)  # a third of the time of `build_run`
     except OmegaConfBaseException as error:
         raise config_error(error) from error
-    return build_run(cfg, choices)
+    config.runtime.compile = config.runtime.compile.lower()
+    return Run(config, choices["model"], choices["data"], choices["ablation"], choices["scale"])
 
 
 @cache
 def _composed(overrides: tuple[str, ...]) -> tuple[DictConfig, Mapping[str, str]]:
     cfg = compose_config(overrides)
     choices = dict(cfg.hydra.runtime.choices)
-    return OmegaConf.masked_copy(cfg, sorted({*map(str, cfg)} - {"hydra"})), choices
+    with open_dict(cfg):
+        cfg.pop("hydra")
+    return cfg, choices
 
 
 def unavailable_datasets(results_dir: Path) -> dict[str, str]:

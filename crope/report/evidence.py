@@ -13,7 +13,7 @@ import datetime
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -174,18 +174,18 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
         asked = asked[asked["setting"].isin(contrast.at)]
     if contrast.best:
         asked = at_best(asked, contrast)
-    columns = []
+    frames, labels = [], []
     for model, setting in contrast.terms:
         of_term = asked[asked["model"] == model]
         if setting:  # its own, where the others have theirs
             of_term = of_term[of_term["setting"] == setting].assign(setting="")
-        column = of_term.set_index(PLACE)[OF[contrast.of][0]]
-        columns.append(column.rename(term_label(model, setting)))
-    losses = pd.concat(columns, axis=1, join="inner").dropna()
-    first, seconds = losses.iloc[:, 0], losses.iloc[:, 1:]
+        labels.append(term_label(model, setting))
+        columns = [*PLACE, OF[contrast.of][0]]
+        frames.append(of_term[columns].set_axis([*PLACE, labels[-1]], axis=1))
+    losses = reduce(partial(pd.merge, on=PLACE), frames).dropna()
+    first, seconds = losses[labels[0]], losses[labels[1:]]
     nats = first - seconds.mean(axis=1) if contrast.seconds else first
-    nats = nats.fillna(np.inf)  # where both sides diverged
-    return losses.assign(nats=nats).reset_index()
+    return losses.assign(nats=nats.fillna(np.inf))  # where both sides diverged
 
 
 def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:

@@ -147,7 +147,7 @@ def test_tiny_takes_the_place_of_a_missing_dataset_in_the_tables(name, trained):
 
 @pytest.mark.parametrize("expand", [study_runs, expected_cells])
 def test_a_misspelt_scale_is_not_blamed_on_a_study(expand):
-    with pytest.raises(ConfigError, match=r"^command line: no conf/scale/foo\.yaml"):
+    with pytest.raises(ConfigError, match=r"^no conf/scale/foo\.yaml"):
         expand(scale="foo")
 
 
@@ -157,6 +157,7 @@ def write_study(own_conf, monkeypatch):
     monkeypatch.setattr(study, "group_values", group_values.__wrapped__)  # not from its cache
     files = {name: own_conf / f"study/{name}.yaml" for name in ("broken", "pilot")}
     monkeypatch.setattr(study, "group_files", lambda group: files)
+    monkeypatch.setattr(study, "_axes", study._axes.__wrapped__)
     return files["broken"].write_text
 
 
@@ -166,7 +167,7 @@ def write_study(own_conf, monkeypatch):
         ("data: ptb, model: rope, seed: '-1,1'", "-1,1"),
         ("data: ptb, model: rope, seed: '0,0,1'", "once"),
         ("data: ptb, model: rope, model.n_heads: [2, 4]", "commas"),
-        ("data: ptb, model: rope, model.n_heads: two", "an integer"),
+        ("data: ptb, model: rope, model.n_heads: two", "Integer"),
         ("data: ptb, model: 'rope,roep'", "did you mean rope"),
         ("data: ptb, model: rope, scale: 'smoke,quick'", "scale: give one value"),
         ("model: rope", "axes"),

@@ -1,6 +1,5 @@
 """What is known when a run starts: the commit, whether the code is that of it, the command."""
 
-import os
 import subprocess
 
 import pytest
@@ -93,8 +92,3 @@ def test_of_a_corrupt_file_no_attempt_is_known(content, tmp_path, capsys):
     path.write_text(content)
     assert earlier_attempts(path) == [UNKNOWN]
     assert capsys.readouterr().err.count("provenance.json: corrupt") == 1
-
-
-def test_a_fifo_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "provenance.json")
-    assert earlier_attempts(tmp_path / "provenance.json") == [UNKNOWN]
