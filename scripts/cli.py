@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -15,10 +16,10 @@ os.environ["MPLBACKEND"] = "Agg"  # they draw into files; a notebook's backend n
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 ENVIRONMENT = "activate the environment (. .venv/bin/activate) or make it (make setup)"
-try:
-    from crope.errors import ConfigError, UserError, log_line, one_line
-except ModuleNotFoundError as missing:  # by the system's Python
-    sys.exit(f"error: no module {missing.name}; {ENVIRONMENT}")
+if find_spec("torch") is None:  # by the system's Python
+    sys.exit(f"error: no module torch; {ENVIRONMENT}")
+
+from crope.errors import ConfigError, UserError, log_line, one_line  # noqa: E402
 
 
 class Parser(argparse.ArgumentParser):
@@ -91,8 +92,6 @@ def main_errors() -> Iterator[None]:
         yield
     except UserError as error:
         sys.exit(f"error: {one_line(error)}")
-    except ModuleNotFoundError as error:
-        sys.exit(f"error: no module {error.name}; {ENVIRONMENT}")
     except KeyboardInterrupt as error:
         log_line("interrupted; run the same command again")
         sys.exit(128 + (error.args[0] if error.args else signal.SIGINT))
