@@ -24,33 +24,6 @@ GPT2_VOCAB_SIZE = 50257
 INIT_STD = 0.02  # of the initial weights, as in GPT-2
 CHUNK = 64  # tokens per chunk of linear attention
 
-# Values of model.position, model.projection and model.attention; each selects one class in
-# crope/model.
-POSITIONS = (
-    "none",
-    "sinusoidal",
-    "sinusoidal_balanced",
-    "learned",
-    "rotary",
-    "relative_bias",
-    "alibi",
-)
-SCORE_BIASES = ("relative_bias", "alibi")  # positions that add a bias to the score matrix
-PROJECTIONS = (
-    "real",
-    "complex",
-    "halved",
-    "lowrank",
-    "blockdiag",
-    "complex_misaligned",
-    "complex_qk",
-    "complex_v",
-    "complex_wide",
-    "conjugate",
-    "multi_query",
-)
-ATTENTIONS = ("softmax", "linear")
-
 
 def option(default: Any, **rule: Any) -> Any:
     """A schema field: its default and the values it allows: least, most, above, below (numbers),
@@ -67,9 +40,11 @@ class ModelConfig:
     sizes are those of Sec. 5.1.
     """
 
-    position: str = option(MISSING, one_of=POSITIONS)  # position scheme
-    projection: str = option(MISSING, one_of=PROJECTIONS)  # class of the Q, K and V projections
-    attention: str = option("softmax", one_of=ATTENTIONS)  # softmax, or RoFormer's linear attention
+    # Each is a name in a registry of crope/model, which needs torch: the command line is checked
+    # against the names that conf/model uses (`compose.check_value`).
+    position: str = MISSING  # position scheme
+    projection: str = MISSING  # layers of Q, K and V
+    attention: str = "softmax"  # softmax, or RoFormer's linear attention
     n_layers: int = option(4, least=1, most=1000)  # L of Sec. 5.1
     n_heads: int = option(4, least=1)  # H of Sec. 5.1
     d_model: int = option(128, least=2, most=2**16)  # D; d_model / n_heads must be even
@@ -81,6 +56,7 @@ class ModelConfig:
     qkv_bias: bool = False  # bias in Q, K and V of all models alike; Eqs. 4-30 have none
     # Factor on the token embedding: 1 (GPT-2) or sqrt(d_model).
     embed_scale: str = option("sqrt_d", one_of=("one", "sqrt_d"))
+    label: str = ""  # in tables and figures; no part of a run's identity
 
     @property
     def attention_width(self) -> int:
@@ -342,12 +318,6 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
         )
     if model.ffn_width < 1:
         yield "model.ffn_ratio", f"gives a layer of width 0 at model.d_model={model.d_model}"
-    if model.attention == "linear" and model.position in SCORE_BIASES:
-        yield (
-            "model.position",
-            "is added to the score matrix, which model.attention=linear never forms; use model.attention=softmax or "
-            "another position",
-        )
     if model.projection == "complex_misaligned" and model.position != "rotary":
         yield (
             "model.projection",

@@ -9,7 +9,7 @@ pairs that are rotated.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -117,33 +117,36 @@ class ConjugateLinear(ComplexLinear):
         return torch.stack((first, -second), dim=-1).flatten(-2)
 
 
-# Classes of Q, K and V. `halved` and `complex_wide` differ from `real` and `complex` in
-# ModelConfig.attention_width, `multi_query` from `real` in ModelConfig.kv_width.
-# `complex_misaligned` pairs channels (j, j + K/2) of a head, while the rotation pairs (2i, 2i+1).
-# Without positions it would be equivalent to `complex` (q.k does not depend on the order of
-# channels, and the output projection undoes it for V), so a difference in loss measures the
-# alignment of Eqs. 10 and 13.
-PROJECTIONS: dict[str, Sequence[type[nn.Module]]] = {
-    "real": [nn.Linear] * 3,
-    "complex": [ComplexLinear] * 3,
-    "halved": [nn.Linear] * 3,
-    "lowrank": [LowRankLinear] * 3,
-    "blockdiag": [BlockDiagonalLinear] * 3,
-    "complex_misaligned": [ComplexLinear] * 3,
-    "complex_qk": [ComplexLinear, ComplexLinear, nn.Linear],
-    "complex_v": [nn.Linear, nn.Linear, ComplexLinear],
-    "complex_wide": [ComplexLinear] * 3,
-    "conjugate": [ConjugateLinear, ComplexLinear, ComplexLinear],
-    "multi_query": [nn.Linear] * 3,
-}
+def build_layers(config: ModelConfig, *kinds: type[nn.Module], **options: Any) -> list[nn.Module]:
+    """Builds Q: D -> E, and K and V: D -> E or one head's width, of one class or of three.
 
-
-def build_projections(config: ModelConfig) -> list[nn.Module]:
-    """Q: D -> E; K and V: D -> E, or one head's width; with a bias if `model.qkv_bias` is set."""
-    misaligned = config.projection == "complex_misaligned"
-    own: dict[str, Any] = {"pairing": "half", "head_dim": config.head_width} if misaligned else {}
+    They have a bias if `model.qkv_bias` is set.
+    """
     widths = (config.attention_width, config.kv_width, config.kv_width)
     return [
-        layer(config.d_model, width, bias=config.qkv_bias, **own)
-        for layer, width in zip(PROJECTIONS[config.projection], widths, strict=True)
+        kind(config.d_model, width, bias=config.qkv_bias, **options)
+        for kind, width in zip(kinds * (3 // len(kinds)), widths, strict=True)
     ]
+
+
+# Functions that build Q, K and V of a block; two may be one layer, or have one weight. `halved` and
+# `complex_wide` differ from `real` and `complex` in ModelConfig.attention_width, `multi_query` from
+# `real` in ModelConfig.kv_width. `complex_misaligned` pairs channels (j, j + K/2) of a head, while
+# the rotation pairs (2i, 2i+1). Without positions it would be equivalent to `complex` (q.k does not
+# depend on the order of channels, and the output projection undoes it for V), so a difference in
+# loss measures the alignment of Eqs. 10 and 13.
+PROJECTIONS: dict[str, Callable[[ModelConfig], Sequence[nn.Module]]] = {
+    "real": lambda model: build_layers(model, nn.Linear),
+    "complex": lambda model: build_layers(model, ComplexLinear),
+    "halved": lambda model: build_layers(model, nn.Linear),
+    "lowrank": lambda model: build_layers(model, LowRankLinear),
+    "blockdiag": lambda model: build_layers(model, BlockDiagonalLinear),
+    "complex_misaligned": lambda model: build_layers(
+        model, ComplexLinear, pairing="half", head_dim=model.head_width
+    ),
+    "complex_qk": lambda model: build_layers(model, ComplexLinear, ComplexLinear, nn.Linear),
+    "complex_v": lambda model: build_layers(model, nn.Linear, nn.Linear, ComplexLinear),
+    "complex_wide": lambda model: build_layers(model, ComplexLinear),
+    "conjugate": lambda model: build_layers(model, ConjugateLinear, ComplexLinear, ComplexLinear),
+    "multi_query": lambda model: build_layers(model, nn.Linear),
+}

@@ -41,6 +41,7 @@ def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
     for section, added in ADDED_LATER.items():
         items = part[section].items()
         part[section] = {key: v for key, v in items if key not in added or v != added[key]}
+    part["model"].pop("label", None)  # of the copy made above
     return part
 
 

@@ -8,10 +8,15 @@ import pytest
 import torch
 from torch.nn import Linear
 
-from crope.config import INIT_STD, PROJECTIONS
+from crope.config import INIT_STD
 from crope.model.complex_linear import ComplexLinear
 from crope.model.positions import RotaryEmbedding
-from crope.model.projections import BlockDiagonalLinear, ConjugateLinear, LowRankLinear
+from crope.model.projections import (
+    PROJECTIONS,
+    BlockDiagonalLinear,
+    ConjugateLinear,
+    LowRankLinear,
+)
 from tests.model.oracles import assert_close, build, model_config, normal, randomise
 
 

@@ -194,6 +194,15 @@ def test_a_short_split_leaves_no_folder(tmp_path):
     assert not run.path.exists()
 
 
+def test_a_part_that_no_registry_has_leaves_no_folder(tmp_path, own_conf):
+    """Misspelt in the model's own file, which the command line is checked against."""
+    (own_conf / "model/mine.yaml").write_text("position: rotary\nprojection: rael\n")
+    run = toy_run(tmp_path, "model=mine")
+    with raises_one_line(ConfigError, r"model\.projection=rael must be one of real"):
+        execute(run)
+    assert not run.path.exists()
+
+
 def test_a_signal_while_text_is_waited_for_ends_at_once(run, monkeypatch):
     """There is nothing to save yet."""
 
