@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 
 from crope.errors import ConfigError, DataError, InvalidRecord, StorageError
 from crope.files import read_json, sha256_file
@@ -173,13 +174,14 @@ def test_the_record_of_a_failure_stays_until_the_next_attempt_ends(run):
 
 
 def test_a_run_that_cannot_be_saved_fails_before_its_first_step(run, monkeypatch):
-    """Two names of one tensor are nothing that safetensors writes."""
+    """Two parameters in one memory, which are two to the optimiser."""
     steps = mock.Mock()
     monkeypatch.setattr("crope.train.loop.train_step", steps)
 
     def shared(config):
         model = build_model(config)
-        model.blocks[0].attn.k_proj.a = model.blocks[0].attn.q_proj.a
+        attention = model.blocks[0].attn
+        attention.k_proj.a = torch.nn.Parameter(attention.q_proj.a.detach())
         return model
 
     monkeypatch.setattr("crope.runs.run.build_model", shared)
