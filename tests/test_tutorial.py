@@ -76,8 +76,8 @@ def test_the_tutorial_to_the_letter(tmp_path):
     insert("crope/model/positions.py", '    "alibi": lambda', f"    {entry},\n")
     (copy / "conf/model/gaussian.yaml").write_text(model)
     insert("tests/model/oracles.py", '    "alibi": Oracle', f"    {oracle.strip()}\n")
-    insert("crope/model/projections.py", "# Functions that build", f"{shared}\n\n")
-    insert("crope/model/projections.py", '    "real": lambda', '    "shared_qk": shared_qk,\n')
+    insert("crope/model/projections.py", "# Each builds Q, K and V", f"{shared}\n\n")
+    insert("crope/model/projections.py", '    "real": layers', '    "shared_qk": shared_qk,\n')
     (copy / "conf/model/shared.yaml").write_text(model.replace("real", "shared_qk"))
     tests = copy / "tests/model/test_positions.py"
     tests.write_text(f"from crope.model.positions import GaussianBias\n{tests.read_text()}\n{test}")

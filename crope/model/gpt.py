@@ -56,11 +56,7 @@ class GPT(nn.Module):
 
     def __init__(self, config: ModelConfig, *, vocab_size: int, max_len: int, seed: int) -> None:
         super().__init__()
-        parts: dict[str, dict[str, Any]] = {
-            "position": POSITIONS,
-            "projection": PROJECTIONS,
-            "attention": ATTENTIONS,
-        }
+        parts: Any = {"position": POSITIONS, "projection": PROJECTIONS, "attention": ATTENTIONS}
         for key, registry in parts.items():
             if (name := getattr(config, key)) not in registry:
                 raise ConfigError(f"model.{key}={name} must be one of {', '.join(registry)}")
@@ -74,10 +70,7 @@ class GPT(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.positions = build_positions(config, max_len=max_len)
         if self.positions.bias(1) is not None and not ATTENTIONS[config.attention].forms_scores:
-            raise ConfigError(
-                f"model.position={config.position} is added to the score matrix, which "
-                f"model.attention={config.attention} never forms"
-            )
+            raise ConfigError("model.position adds to scores, which model.attention never forms")
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = nn.LayerNorm(config.d_model, eps=1e-5)
         # Where tied, no second reference to the embedding: a state dict would hold it twice.

@@ -124,10 +124,8 @@ def weights_bytes(model: nn.Module, *, run_id: str) -> bytes:
     A parameter of two layers is written once, under its first name. Raises RuntimeError for two
     parameters that share memory.
     """
-    first_names: dict[int, str] = {}
     state = model.state_dict(keep_vars=True)  # the parameters themselves, not views of them
-    for name, tensor in state.items():
-        first_names.setdefault(id(tensor), name)
+    first_names = {id(tensor): name for name, tensor in reversed(state.items())}
     tensors = {name: state[name].detach() for name in first_names.values()}
     # One key: more would be written in any order, and the same weights have the same bytes.
     return safetensors.torch.save(tensors, {"run_id": run_id})

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from crope.config import ModelConfig, half_rank, model_problems
+from crope.config import ModelConfig, model_problems
 from crope.model.attention import ATTENTIONS
 from crope.model.positions import POSITIONS
 from crope.model.projections import PROJECTIONS
@@ -54,7 +54,6 @@ def test_combinations_are_rejected_or_can_be_trained(position, projection, atten
         ({"d_model": 30}, "divisible"),
         ({"d_model": 12}, "odd"),
         ({"d_model": 24, "projection": "halved"}, "odd"),
-        ({"d_model": 2, "n_heads": 1, "projection": "lowrank"}, "rank"),
         ({"d_model": 8, "projection": "complex_misaligned"}, "pairs"),
     ],
 )
@@ -67,15 +66,3 @@ def test_impossible_sizes_are_rejected(changes, word):
 def test_a_decoder_has_no_value_that_a_run_could_not_have():
     with pytest.raises(ValueError, match="embed_scale"):
         build(replace(ROPE, embed_scale="sqrt"))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "rank"),
-    [
-        ((48, 80), 15),
-        ((6, 6), 1),
-    ],
-)
-def test_half_rank_is_the_largest_within_half_the_weights(sizes, rank):
-    """r (D + E) <= D E / 2: 15 * 128 = 1920; 1 * 12 <= 18."""
-    assert half_rank(*sizes) == rank

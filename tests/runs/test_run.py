@@ -140,7 +140,8 @@ def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
     real = loop.train_step
 
     def step(*args, step, **more):
-        return real(*args, step=step, **more) * (math.nan if step == bad_step else 1.0)
+        loss, norm = real(*args, step=step, **more)
+        return loss * (math.nan if step == bad_step else 1.0), norm
 
     with mock.patch("crope.train.loop.train_step", step):
         execute(run)

@@ -9,7 +9,7 @@ from torch import nn
 
 from crope.interop.export import as_transformers
 from crope.model.counting import count_parameters
-from crope.model.projections import PROJECTIONS, build_layers
+from crope.model.projections import PROJECTIONS, layers
 from crope.runs.load import build_model, load_trained
 from crope.runs.record import read_record
 from crope.runs.run import execute
@@ -26,12 +26,12 @@ from tests.model.oracles import (
 
 
 def one_layer(model):
-    query, _, value = build_layers(model, nn.Linear)
+    query, _, value = layers(nn.Linear)(model)
     return [query, query, value]
 
 
 def one_weight(model):
-    query, key, value = build_layers(model, nn.Linear)
+    query, key, value = layers(nn.Linear)(model)
     key.weight = query.weight
     return [query, key, value]
 
