@@ -130,7 +130,12 @@ class DataConfig:
 
 @dataclass
 class AblationConfig:
-    """A row of Table 2 in the paper's own numbers; `scale` maps them to what is run."""
+    """A row of Table 2 in the paper's own numbers, to be set in conf/ablation.
+
+    `model`, `train` and `eval` hold what is run. Each of their keys follows from the row and the
+    scale unless it is set itself; then it wins, and the row's number means nothing. On the command
+    line set `model.d_model`, `train.batch_size` and so on.
+    """
 
     batch_size: int = option(16, least=1)  # B
     seq_len: int = option(1024, least=1)  # L of Table 2
