@@ -9,7 +9,15 @@ from crope.config import ModelConfig, model_problems
 from crope.model.attention import ATTENTIONS
 from crope.model.positions import POSITIONS
 from crope.model.projections import PROJECTIONS
-from tests.model.oracles import CHOICES, WIDTH, build, cross_entropy, random_tokens
+from tests.model.oracles import (
+    CHOICES,
+    ORACLES,
+    WIDTH,
+    Oracle,
+    build,
+    cross_entropy,
+    random_tokens,
+)
 
 ROPE = ModelConfig("rotary", "real")
 
@@ -36,7 +44,7 @@ def test_combinations_are_rejected_or_can_be_trained(position, projection, atten
     misalign with.
     """
     model = ModelConfig(position, projection, attention, d_model=WIDTH, n_layers=1)
-    no_scores = attention == "linear" and position in ("alibi", "relative_bias")
+    no_scores = attention == "linear" and ORACLES[position].bias is not Oracle.bias
     no_pairs = projection == "complex_misaligned" and position != "rotary"
     if no_scores or no_pairs:
         with pytest.raises(ValueError, match=r"model\.projection" if no_pairs else "never forms"):
