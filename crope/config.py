@@ -24,33 +24,6 @@ GPT2_VOCAB_SIZE = 50257
 INIT_STD = 0.02  # of the initial weights, as in GPT-2
 CHUNK = 64  # tokens per chunk of linear attention
 
-# Values of model.position, model.projection and model.attention; each selects one class in
-# crope/model.
-POSITIONS = (
-    "none",
-    "sinusoidal",
-    "sinusoidal_balanced",
-    "learned",
-    "rotary",
-    "relative_bias",
-    "alibi",
-)
-SCORE_BIASES = ("relative_bias", "alibi")  # positions that add a bias to the score matrix
-PROJECTIONS = (
-    "real",
-    "complex",
-    "halved",
-    "lowrank",
-    "blockdiag",
-    "complex_misaligned",
-    "complex_qk",
-    "complex_v",
-    "complex_wide",
-    "conjugate",
-    "multi_query",
-)
-ATTENTIONS = ("softmax", "linear")
-
 
 def option(default: Any, **rule: Any) -> Any:
     """A schema field: its default and the values it allows: least, most, above, below (numbers),
@@ -67,9 +40,12 @@ class ModelConfig:
     sizes are those of Sec. 5.1.
     """
 
-    position: str = option(MISSING, one_of=POSITIONS)  # position scheme
-    projection: str = option(MISSING, one_of=PROJECTIONS)  # class of the Q, K and V projections
-    attention: str = option("softmax", one_of=ATTENTIONS)  # softmax, or RoFormer's linear attention
+    # Each is a name in a registry of crope/model, which needs torch: the command line is checked
+    # against the names that conf/model uses (`compose.check_value`).
+    position: str = MISSING  # position scheme
+    projection: str = MISSING  # layers of Q, K and V
+    attention: str = "softmax"  # softmax, or RoFormer's linear attention
+    rope_base: float = option(10000.0, above=0)  # theta_i = base^(-2i/K); of position=rotary alone
     n_layers: int = option(4, least=1, most=1000)  # L of Sec. 5.1
     n_heads: int = option(4, least=1)  # H of Sec. 5.1
     d_model: int = option(128, least=2, most=2**16)  # D; d_model / n_heads must be even
@@ -81,6 +57,7 @@ class ModelConfig:
     qkv_bias: bool = False  # bias in Q, K and V of all models alike; Eqs. 4-30 have none
     # Factor on the token embedding: 1 (GPT-2) or sqrt(d_model).
     embed_scale: str = option("sqrt_d", one_of=("one", "sqrt_d"))
+    label: str = ""  # in tables and figures; no part of a run's identity
 
     @property
     def attention_width(self) -> int:
@@ -153,7 +130,12 @@ class DataConfig:
 
 @dataclass
 class AblationConfig:
-    """A row of Table 2 in the paper's own numbers; `scale` maps them to what is run."""
+    """A row of Table 2 in the paper's own numbers, to be set in conf/ablation.
+
+    `model`, `train` and `eval` hold what is run. Each of their keys follows from the row and the
+    scale unless it is set itself; then it wins, and the row's number means nothing. On the command
+    line set `model.d_model`, `train.batch_size` and so on.
+    """
 
     batch_size: int = option(16, least=1)  # B
     seq_len: int = option(1024, least=1)  # L of Table 2
@@ -177,13 +159,15 @@ class TokenizerConfig:
 class TrainConfig:
     """AdamW and StepLR (Sec. 5.3); betas, eps, weight decay: torch's defaults, written out.
 
-    No warm-up by default, no clipping.
+    By default no warm-up and no clipping.
     """
 
     batch_size: int = option(MISSING, least=1)  # B, sequences a step
     seq_len: int = option(MISSING, least=1)  # L, tokens a sequence
     max_steps: int = option(MISSING, least=1)  # optimiser updates
     lr: float = option(0.001, above=0)  # initial learning rate
+    schedule: str = option("step", one_of=("step", "cosine"))  # formulas: `learning_rate`
+    # These two mean nothing under cosine, but are part of a run's id all the same.
     lr_gamma: float = option(0.8, above=0)  # factor on lr every lr_step_size steps
     lr_step_size: int = option(MISSING, least=1)  # steps between decays
     # First updates, over which lr rises linearly to its value.
@@ -193,15 +177,23 @@ class TrainConfig:
     beta2: float = option(0.999, least=0, below=1)  # AdamW
     eps: float = option(1e-8, above=0)  # AdamW
     weight_decay: float = option(0.01, least=0)  # AdamW, on every parameter as torch does
+    grad_clip: float = option(0.0, least=0)  # largest norm of the whole gradient; 0: any
     # bf16 where the hardware gains from it (`machine.auto_precision`).
     precision: str = option("${auto_precision:${runtime.device}}", one_of=("fp32", "bf16"))
 
     def learning_rate(self, step: int) -> float:
-        """The rate of the update after `step` updates: StepLR with a linear warm-up.
+        """Returns the rate of the update after `step` updates.
 
-        The loop sets it and `verify` checks every record by it; a new schedule is written here.
+        step      StepLR: lr gamma^floor(step / lr_step_size)
+        cosine    lr (1 + cos(pi step / max_steps)) / 2, from lr to 0 after the last update; that is
+                  lr cos(pi step / (2 max_steps))^2
+
+        Both are multiplied by the linear warm-up, min(1, (step + 1) / warmup_steps). The loop sets
+        the rate and `verify` checks every record by it; a new schedule is written here.
         """
         rise = min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+        if self.schedule == "cosine":
+            return rise * self.lr * math.cos(math.pi / 2 * step / self.max_steps) ** 2
         return rise * self.lr * self.lr_gamma ** (step // self.lr_step_size)
 
 
@@ -335,19 +327,8 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
             f"gives heads of odd width {width} (model.n_heads={model.n_heads}, model.projection={model.projection}); "
             "channels are rotated in pairs, so the width must be even",
         )
-    elif model.projection == "lowrank" and half_rank(model.d_model, model.attention_width) < 1:
-        yield (
-            "model.d_model",
-            "allows model.projection=lowrank no rank at half the weights; use 4 or more",
-        )
     if model.ffn_width < 1:
         yield "model.ffn_ratio", f"gives a layer of width 0 at model.d_model={model.d_model}"
-    if model.attention == "linear" and model.position in SCORE_BIASES:
-        yield (
-            "model.position",
-            "is added to the score matrix, which model.attention=linear never forms; use model.attention=softmax or "
-            "another position",
-        )
     if model.projection == "complex_misaligned" and model.position != "rotary":
         yield (
             "model.projection",
@@ -375,10 +356,3 @@ def schedule_problems(train: TrainConfig) -> Iterator[tuple[str, str]]:
             "train.lr_gamma",
             f"gives the learning rate {rate} at step {last}; take one nearer to 1",
         )
-
-
-def half_rank(in_features: int, out_features: int) -> int:
-    """The largest rank r whose two factors, r (D + E) weights, are at most half of the dense D E:
-    D/4 where D = E.
-    """
-    return in_features * out_features // (2 * (in_features + out_features))

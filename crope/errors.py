@@ -11,7 +11,7 @@ class UserError(Exception):
     """Scripts print it as `error: <message>` on stderr and exit with status 1."""
 
 
-class ConfigError(UserError):
+class ConfigError(UserError, ValueError):
     """A key, value, group or combination that the configuration does not allow."""
 
 

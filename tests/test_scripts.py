@@ -38,7 +38,7 @@ def call(monkeypatch):
         (train, "crope", "EQUAL"),
         (train, "train.lrr=1", "did you mean train.lr"),
         (train, "-m model=rope,crop", "did you mean crope"),
-        (train, "-m model=rope model.position=none,rotry", "must be one of"),
+        (train, "-m model=rope model.position=none,rotry", "did you mean rotary"),
         (tools, "status --seeds -1", "seeds"),
         (tools, "explain --runs nosuch", "nosuch"),
         (tools, "prepare pbt", "did you mean ptb"),

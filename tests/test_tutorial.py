@@ -70,14 +70,15 @@ def test_the_tutorial_to_the_letter(tmp_path):
     (copy / "text/letters/valid.txt").write_text(validation)
     run(commands(dataset)[1])
 
-    code, model, oracle, test = blocks(scheme)
-    entry, name = re.findall(r'`("gaussian".*?)`', scheme)[:2]
+    code, model, oracle, test, shared = blocks(scheme)
+    (entry,) = re.findall(r'`("gaussian".*?)`', scheme)
     insert("crope/model/positions.py", "POSITIONS: ", f"{code}\n\n")
     insert("crope/model/positions.py", '    "alibi": lambda', f"    {entry},\n")
-    insert("crope/config.py", '    "relative_bias",\n', f"    {name},\n")
-    insert("crope/config.py", '"relative_bias", "alibi")', f"{name}, ")
     (copy / "conf/model/gaussian.yaml").write_text(model)
     insert("tests/model/oracles.py", '    "alibi": Oracle', f"    {oracle.strip()}\n")
+    insert("crope/model/projections.py", "# Each builds Q, K and V", f"{shared}\n\n")
+    insert("crope/model/projections.py", '    "real": layers', '    "shared_qk": shared_qk,\n')
+    (copy / "conf/model/shared.yaml").write_text(model.replace("real", "shared_qk"))
     tests = copy / "tests/model/test_positions.py"
     tests.write_text(f"from crope.model.positions import GaussianBias\n{tests.read_text()}\n{test}")
     for command in ("make golden", *commands(scheme), "python -m pytest -q tests/model"):

@@ -19,7 +19,6 @@ from crope.config import ModelConfig
 from crope.errors import UserError
 from crope.files import write_bytes, write_json, write_text
 from crope.model.gpt import GPT
-from crope.model.positions import BASE
 from crope.plan.compose import load_config
 from crope.records.store import Record
 from crope.runs.load import load_run_tokens, load_trained
@@ -140,7 +139,8 @@ def as_transformers(model: GPT) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config, kind = model.config, architecture_of(model.config)
-    rotation = {"rope_type": "default", "rope_theta": BASE, "partial_rotary_factor": 1.0}
+    base = config.rope_base
+    rotation = {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": 1.0}
     own = {
         "gpt_neox": {
             "intermediate_size": config.ffn_width,
@@ -176,7 +176,7 @@ def as_transformers(model: GPT) -> Any:
     )
     if kind == "gpt_neox":
         # Versions before 5 read these two, and would rotate a quarter of each head without them.
-        exported_config.rotary_pct, exported_config.rotary_emb_base = 1.0, BASE
+        exported_config.rotary_pct, exported_config.rotary_emb_base = 1.0, base
     exported = AutoModelForCausalLM.from_config(exported_config)
     exported.load_state_dict(weights_for(model, kind))
     return exported.eval()

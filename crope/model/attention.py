@@ -11,7 +11,7 @@ from torch import nn
 
 from crope.config import CHUNK, ModelConfig
 from crope.model.positions import Positions
-from crope.model.projections import build_projections
+from crope.model.projections import PROJECTIONS
 
 SHORT = 512  # tokens up to which attention is written out on a CPU
 
@@ -27,11 +27,13 @@ class CausalAttention(nn.Module):
     Shapes    x_BTD -> y_BTD.
     """
 
+    forms_scores = True  # False: a position scheme cannot add a bias to them
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.n_heads, self.head_width = config.n_heads, config.head_width
         self.dropout = config.dropout
-        self.q_proj, self.k_proj, self.v_proj = build_projections(config)
+        self.q_proj, self.k_proj, self.v_proj = PROJECTIONS[config.projection](config)
         self.out_proj = nn.Linear(config.attention_width, config.d_model)
 
     @property
@@ -101,6 +103,8 @@ class LinearAttention(CausalAttention):
     position scheme cannot add a bias to it (such configurations are rejected), and dropout does not
     act on it. Runs in float32 under autocast.
     """
+
+    forms_scores = False
 
     def mix(
         self, q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, positions: Positions

@@ -6,14 +6,17 @@ Shapes: B batch, T tokens, D model width, V vocabulary, P = V padded to a multip
 
 import math
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from crope.config import INIT_STD, ModelConfig, model_problems, value_problems
+from crope.errors import ConfigError
 from crope.model.attention import ATTENTIONS
-from crope.model.positions import Positions, build_positions
+from crope.model.positions import POSITIONS, Positions, build_positions
+from crope.model.projections import PROJECTIONS
 from crope.seeding import stream
 
 VOCAB_MULTIPLE = 64  # matmuls over an odd 50,257 columns take about twice as long
@@ -47,13 +50,18 @@ class GPT(nn.Module):
 
     Shapes    tokens_BT (int64) -> hidden_BTD; `logits` maps hidden_BTD to logits_BTV without the
               padding.
-    Raises    ValueError if a value or combination in the config is invalid, or if T exceeds max_len.
+    Raises    ConfigError (a ValueError) if a value or combination in the config is invalid; ValueError
+              if T exceeds max_len.
     """
 
     def __init__(self, config: ModelConfig, *, vocab_size: int, max_len: int, seed: int) -> None:
         super().__init__()
+        parts: Any = {"position": POSITIONS, "projection": PROJECTIONS, "attention": ATTENTIONS}
+        for key, registry in parts.items():
+            if (name := getattr(config, key)) not in registry:
+                raise ConfigError(f"model.{key}={name} must be one of {', '.join(registry)}")
         for key, text in chain(value_problems(config, "model."), model_problems(config)):
-            raise ValueError(f"{key} {text}")
+            raise ConfigError(f"{key} {text}")
         self.vocab_size, self.max_len = vocab_size, max_len
         self.embed_factor = config.embed_factor
         self.config = config
@@ -61,6 +69,8 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(padded, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         self.positions = build_positions(config, max_len=max_len)
+        if self.positions.bias(1) is not None and not ATTENTIONS[config.attention].forms_scores:
+            raise ConfigError("model.position adds to scores, which model.attention never forms")
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = nn.LayerNorm(config.d_model, eps=1e-5)
         # Where tied, no second reference to the embedding: a state dict would hold it twice.

@@ -41,9 +41,9 @@ class Positions(nn.Module):
         return None
 
 
-def angles(width: int, max_len: int) -> torch.Tensor:
-    """m * 10000^(-2i/width) in float64, shape (max_len, width/2)."""
-    theta_J = BASE ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+def angles(width: int, max_len: int, base: float = BASE) -> torch.Tensor:
+    """m * base^(-2i/width) in float64, shape (max_len, width/2)."""
+    theta_J = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     return torch.arange(max_len, dtype=torch.float64)[:, None] * theta_J
 
 
@@ -92,7 +92,7 @@ class RotaryEmbedding(Positions):
     """Rotates channel pair (2i, 2i+1) of queries and keys at position m by +m theta_i (Eq. 6,
     RoFormer Eq. 15).
 
-    theta_i = 10000^(-2i/K), i = 0 .. K/2 - 1, so that scores depend on m - n only (Eq. 7). Tables
+    theta_i = base^(-2i/K), i = 0 .. K/2 - 1, so that scores depend on m - n only (Eq. 7). Tables
     are computed in float64 and stored in float32; under autocast the rotation itself runs in
     float32.
 
@@ -103,11 +103,11 @@ class RotaryEmbedding(Positions):
     cos_TJ: torch.Tensor
     sin_TJ: torch.Tensor
 
-    def __init__(self, d_head: int, max_len: int) -> None:
+    def __init__(self, d_head: int, max_len: int, *, base: float = BASE) -> None:
         super().__init__()
         if d_head % 2:
             raise ValueError(f"RotaryEmbedding pairs channels: head width {d_head} must be even")
-        angle_TJ = angles(d_head, max_len)
+        angle_TJ = angles(d_head, max_len, base)
         # Not in the state dict: weights of one length fit a model of another.
         self.register_buffer("cos_TJ", angle_TJ.cos().float(), persistent=False)
         self.register_buffer("sin_TJ", angle_TJ.sin().float(), persistent=False)
@@ -210,7 +210,9 @@ POSITIONS: dict[str, Callable[[ModelConfig, int], Positions]] = {
     "learned": lambda model, max_len: LearnedPositions(
         model.d_model, max_len, embed_factor=model.embed_factor
     ),
-    "rotary": lambda model, max_len: RotaryEmbedding(model.head_width, max_len),
+    "rotary": lambda model, max_len: RotaryEmbedding(
+        model.head_width, max_len, base=model.rope_base
+    ),
     "relative_bias": lambda model, max_len: RelativeBias(model.n_heads),
     "alibi": lambda model, max_len: Alibi(model.n_heads),
 }

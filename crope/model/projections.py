@@ -9,14 +9,15 @@ pairs that are rotated.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from crope.config import ModelConfig, half_rank
+from crope.config import ModelConfig
+from crope.errors import ConfigError
 from crope.model.complex_linear import ComplexLinear
 
 
@@ -55,7 +56,9 @@ class LowRankLinear(StructuredLinear):
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
-        rank = half_rank(in_features, out_features)
+        rank = in_features * out_features // (2 * (in_features + out_features))
+        if rank < 1:
+            raise ConfigError(f"no rank has half the weights of {in_features} x {out_features}")
         self.down = nn.Parameter(torch.zeros(rank, in_features))
         self.up = nn.Parameter(torch.zeros(out_features, rank))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
@@ -117,33 +120,44 @@ class ConjugateLinear(ComplexLinear):
         return torch.stack((first, -second), dim=-1).flatten(-2)
 
 
-# Classes of Q, K and V. `halved` and `complex_wide` differ from `real` and `complex` in
-# ModelConfig.attention_width, `multi_query` from `real` in ModelConfig.kv_width.
-# `complex_misaligned` pairs channels (j, j + K/2) of a head, while the rotation pairs (2i, 2i+1).
-# Without positions it would be equivalent to `complex` (q.k does not depend on the order of
-# channels, and the output projection undoes it for V), so a difference in loss measures the
-# alignment of Eqs. 10 and 13.
-PROJECTIONS: dict[str, Sequence[type[nn.Module]]] = {
-    "real": [nn.Linear] * 3,
-    "complex": [ComplexLinear] * 3,
-    "halved": [nn.Linear] * 3,
-    "lowrank": [LowRankLinear] * 3,
-    "blockdiag": [BlockDiagonalLinear] * 3,
-    "complex_misaligned": [ComplexLinear] * 3,
-    "complex_qk": [ComplexLinear, ComplexLinear, nn.Linear],
-    "complex_v": [nn.Linear, nn.Linear, ComplexLinear],
-    "complex_wide": [ComplexLinear] * 3,
-    "conjugate": [ConjugateLinear, ComplexLinear, ComplexLinear],
-    "multi_query": [nn.Linear] * 3,
+Builder = Callable[[ModelConfig], Sequence[nn.Module]]
+
+
+def layers(*kinds: type[nn.Module], **options: Any) -> Builder:
+    """Returns a function that builds Q: D -> E, and K and V: D -> E or one head's width.
+
+    kinds     one class, or those of Q, K and V
+    options   of their constructors; they have a bias if `model.qkv_bias` is set
+    """
+
+    def build(model: ModelConfig) -> Sequence[nn.Module]:
+        widths = (model.attention_width, model.kv_width, model.kv_width)
+        return [
+            kind(model.d_model, width, bias=model.qkv_bias, **options)
+            for kind, width in zip(kinds * (3 // len(kinds)), widths, strict=True)
+        ]
+
+    return build
+
+
+# Each builds Q, K and V of a block; two of them may be one layer, or have one weight. `halved` and
+# `complex_wide` differ from `real` and `complex` in ModelConfig.attention_width, `multi_query` from
+# `real` in ModelConfig.kv_width. `complex_misaligned` pairs channels (j, j + K/2) of a head, while
+# the rotation pairs (2i, 2i+1). Without positions it would be equivalent to `complex` (q.k does not
+# depend on the order of channels, and the output projection undoes it for V), so a difference in
+# loss measures the alignment of Eqs. 10 and 13.
+PROJECTIONS: dict[str, Builder] = {
+    "real": layers(nn.Linear),
+    "complex": layers(ComplexLinear),
+    "halved": layers(nn.Linear),
+    "lowrank": layers(LowRankLinear),
+    "blockdiag": layers(BlockDiagonalLinear),
+    "complex_misaligned": lambda model: layers(
+        ComplexLinear, pairing="half", head_dim=model.head_width
+    )(model),
+    "complex_qk": layers(ComplexLinear, ComplexLinear, nn.Linear),
+    "complex_v": layers(nn.Linear, nn.Linear, ComplexLinear),
+    "complex_wide": layers(ComplexLinear),
+    "conjugate": layers(ConjugateLinear, ComplexLinear, ComplexLinear),
+    "multi_query": layers(nn.Linear),
 }
-
-
-def build_projections(config: ModelConfig) -> list[nn.Module]:
-    """Q: D -> E; K and V: D -> E, or one head's width; with a bias if `model.qkv_bias` is set."""
-    misaligned = config.projection == "complex_misaligned"
-    own: dict[str, Any] = {"pairing": "half", "head_dim": config.head_width} if misaligned else {}
-    widths = (config.attention_width, config.kv_width, config.kv_width)
-    return [
-        layer(config.d_model, width, bias=config.qkv_bias, **own)
-        for layer, width in zip(PROJECTIONS[config.projection], widths, strict=True)
-    ]

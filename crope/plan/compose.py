@@ -33,7 +33,8 @@ CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 # What `special` tells of a run: not what its name says, nor the precision, which depends on the
 # machine.
 TOLD = ("ablation.", "model.", "tokenizer.", "train.", "eval.")
-UNTOLD = ("model.position", "model.projection", "model.attention", "train.precision")
+PARTS = ("model.position", "model.projection", "model.attention")
+UNTOLD = (*PARTS, "model.label", "train.precision")
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,14 @@ def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
 
 def variant_name(name: str, model: ModelConfig) -> str:
     """Returns the name of a model's file; `name+value` where another position, projection or
-    attention was chosen than the file's.
+    attention was chosen than the file's. Raises ConfigError if no file of conf/model has the value.
     """
     of_file = {"attention": "softmax"} | group_values("model", name)
-    for key in ("position", "projection", "attention"):
-        value = getattr(model, key)
-        if value != of_file.get(key):
+    for key in PARTS:
+        part = key.removeprefix("model.")
+        value = getattr(model, part)
+        if value != of_file.get(part):
+            check_value(key, value)
             name += f"+{value}"
     return name
 
@@ -158,15 +161,25 @@ def check_words(words: Iterable[str]) -> None:
     Hydra composes every run of a multirun before the first one, but its types let such a value
     through: without this it would be found after hours, at its own run.
     """
-    options = keys()
     for word in words:
         key, _, values = word.partition("=")
-        allowed = options[key].metadata.get("one_of") if key in options else None
-        if allowed is None or "(" in values:  # a function of Hydra's grammar: choice(a,b)
-            continue
-        for value in values.split(","):
-            if value.lower() not in allowed:
-                raise ConfigError(f"{key}={value} must be one of {', '.join(allowed)}")
+        if "(" not in values:  # a function of Hydra's grammar: choice(a,b)
+            for value in values.split(","):
+                check_value(key, value)
+
+
+def check_value(key: str, value: str) -> None:
+    """Raises ConfigError if the key has a list of values without this one.
+
+    The parts of a model have those of the files in conf/model: their registries need torch.
+    """
+    option = keys().get(key)
+    allowed = option.metadata.get("one_of") if option else None
+    if key in PARTS:
+        part = key.removeprefix("model.")
+        allowed = {group_values("model", name).get(part) for name in group_files("model")} - {None}
+    if allowed is not None and value.lower() not in allowed:
+        raise ConfigError(f"{key}={value} is unknown{nearest(value, allowed)}")
 
 
 def load_config(saved: Mapping[str, Any]) -> Config:

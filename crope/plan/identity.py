@@ -17,8 +17,8 @@ SCIENTIFIC = ("model", "data", "tokenizer", "train", "eval", "seed")
 # Scientific keys that were added after runs had been published, with the value that every earlier
 # run had. A key with that value stays out of the identity, so that no earlier run is renamed.
 ADDED_LATER: dict[str, dict[str, Any]] = {
-    "model": {"ffn_ratio": 4.0},
-    "train": {"warmup_steps": 0, "qkv_lr_factor": 1.0},
+    "model": {"ffn_ratio": 4.0, "rope_base": 10000.0},
+    "train": {"warmup_steps": 0, "qkv_lr_factor": 1.0, "schedule": "step", "grad_clip": 0.0},
 }
 
 # Scientific keys that have left the schema, with the value that every run had. The identity keeps
@@ -41,6 +41,7 @@ def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
     for section, added in ADDED_LATER.items():
         items = part[section].items()
         part[section] = {key: v for key, v in items if key not in added or v != added[key]}
+    part["model"].pop("label", None)  # of the copy made above
     return part
 
 

@@ -15,6 +15,7 @@ import pandas as pd
 from crope import paper
 from crope.config import PUBLISHED
 from crope.errors import InvalidRecord, UserError
+from crope.plan.compose import group_files, group_values
 from crope.plan.study import SCALES, TABLES, Cell, unavailable_datasets
 from crope.records.store import Record, is_set, read_curves, read_runs, set_folders
 
@@ -24,24 +25,6 @@ DIVERGED = "NonFiniteLoss"  # the error of a run whose loss became infinite: a r
 PUBLISHED_SCALE = "quick"  # of published runs, where the file of their study names none
 LENGTHS = 4  # the length at which `beyond_nats` measures, over the training length
 DATASET_LABELS = paper.DATASET_LABELS | {"tiny": "tiny (Python's help texts)"}
-MODEL_LABELS = {
-    **paper.MODEL_LABELS,
-    "nope": "NoPE",
-    "relative_bias": "T5 bias",
-    "alibi": "ALiBi",
-    "xpos_balanced": "balanced XPOS",
-    "complex_nope": "complex NoPE",
-    "rope_linear": "linear RoPE",
-    "crope_linear": "linear CRoPE",
-    "lowrank": "low rank",
-    "blockdiag": "block-diagonal",
-    "complex_misaligned": "misaligned",
-    "complex_qk": "Q/K only",
-    "complex_v": "V only",
-    "complex_wide": "wide CRoPE",
-    "mqa": "multi-query",
-    "thin_ffn": "thin FFN",
-}
 # Present also where no run has them, so that a selection from an empty frame is empty.
 COLUMNS = [
     "run_id",
@@ -92,7 +75,10 @@ COMPARED = {
 
 
 def model_label(model: str) -> str:
-    return MODEL_LABELS.get(model, model)
+    """Returns the label in conf/model/<model>.yaml; the name if there is none."""
+    if model not in group_files("model"):
+        return model
+    return group_values("model", model).get("label", model)
 
 
 def dataset_label(dataset: str) -> str:

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import safetensors.torch
-from torch import Tensor
 
 from crope.config import Config
 from crope.data.corpora import SPLITS
@@ -36,10 +35,10 @@ def load_trained(record: Record, *, max_len: int | None = None) -> GPT:
     """
     if record.status == "stale":
         raise UserError(f"{record.path}: the code of its model has changed since; train it again")
-    weights = _load_weights(record)
+    weights = _checked_weights(record)
     try:
         model = build_model(load_config(record.config), max_len=max_len)
-        model.load_state_dict(weights)
+        safetensors.torch.load_model(model, weights)  # a shared tensor under all its names
     except (ValueError, RuntimeError) as error:  # of a version with other models or modules
         reason = one_line(error)[:200]
         raise UserError(
@@ -48,8 +47,8 @@ def load_trained(record: Record, *, max_len: int | None = None) -> GPT:
     return model
 
 
-def _load_weights(record: Record) -> dict[str, Tensor]:
-    """The state dict of a run. Raises UserError if it is missing or not the recorded one."""
+def _checked_weights(record: Record) -> Path:
+    """The file of a run's weights. Raises UserError if it is missing or not the recorded one."""
     file = record.path / WEIGHTS
     remedy = f"remove {record.path} and train again with scripts/train.py"
     if not file.exists():
@@ -57,7 +56,7 @@ def _load_weights(record: Record) -> dict[str, Tensor]:
     # Before it is opened: half a file, or that of another run, may open as well.
     if sha256_file(file) != record.summary.get("weights_sha256"):
         raise UserError(f"{file}: corrupt (SHA-256 is not the recorded one); {remedy}")
-    return safetensors.torch.load_file(file)
+    return file
 
 
 def load_run_tokens(record: Record) -> TokenSet:

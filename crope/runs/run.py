@@ -16,6 +16,7 @@ from crope.data.tokens import TokenSet, load_tokens
 from crope.errors import UserError, one_line, storage_error
 from crope.files import read_metrics, remove_temporary_files, sha256_file, write_json, write_text
 from crope.model.counting import count_parameters
+from crope.model.gpt import GPT
 from crope.plan.compose import Run
 from crope.records.derive import derive
 from crope.records.locks import run_lock
@@ -59,9 +60,10 @@ def execute(run: Run) -> Outcome:
         with run_lock(run):
             if is_complete(run.path):  # by the process that held the lock until now
                 return _skipped(run, "completed by another process")
+            model = build_model(run.config)  # a part that no registry has leaves no folder
             tokens = _load(run.config)  # may take minutes, which a signal ends: nothing to save
             with stop_on_signal() as stop:
-                return replace(_attempt(run, tokens, stop), signal=stop.signal)
+                return replace(_attempt(run, model, tokens, stop), signal=stop.signal)
     except Timeout:
         return Outcome(run.run_id, "busy", f"{run.run_id}: another process is training it")
     except OSError as error:
@@ -83,7 +85,7 @@ def _load(config: Config) -> TokenSet:
     return tokens
 
 
-def _attempt(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
+def _attempt(run: Run, model: GPT, tokens: TokenSet, stop: Stop) -> Outcome:
     """Trains a run that is not complete, from its checkpoint if it has one, and writes its record.
 
     The summary of an earlier failure stays until this attempt's replaces it.
@@ -93,7 +95,7 @@ def _attempt(run: Run, tokens: TokenSet, stop: Stop) -> Outcome:
     summary: dict[str, Any] = {"error": None}
     status, text = "stopped", ""
     try:
-        summary |= _train(run, tokens, tracker, stop)
+        summary |= _train(run, model, tokens, tracker, stop)
         status, text = "complete", _result_line(run.path, described, summary)
     except Stopped as stopped:
         text = f"{run.run_id}: {stopped}; run the same command to continue"
@@ -130,9 +132,8 @@ def _describe_attempt(run: Run, tokens: TokenSet) -> tuple[dict[str, Any], dict[
     return described, facts
 
 
-def _train(run: Run, tokens: TokenSet, tracker: Tracker, stop: Stop) -> dict[str, Any]:
+def _train(run: Run, model: GPT, tokens: TokenSet, tracker: Tracker, stop: Stop) -> dict[str, Any]:
     """Trains the model; returns what summary.json says of a complete run."""
-    model = build_model(run.config)
     parameters = count_parameters(model)
     with RunProgress(run) as progress:
 

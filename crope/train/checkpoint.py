@@ -119,9 +119,16 @@ def remove_checkpoints(folder: Path, *, keep: int = 0) -> None:
 
 
 def weights_bytes(model: nn.Module, *, run_id: str) -> bytes:
-    """Returns the state dict alone as safetensors, for use after training on any machine."""
+    """Returns the state dict alone as safetensors, for use after training on any machine.
+
+    A parameter of two layers is written once, under its first name. Raises RuntimeError for two
+    parameters that share memory.
+    """
+    state = model.state_dict(keep_vars=True)  # the parameters themselves, not views of them
+    first_names = {id(tensor): name for name, tensor in reversed(state.items())}
+    tensors = {name: state[name].detach() for name in first_names.values()}
     # One key: more would be written in any order, and the same weights have the same bytes.
-    return safetensors.torch.save(model.state_dict(), {"run_id": run_id})
+    return safetensors.torch.save(tensors, {"run_id": run_id})
 
 
 def _digest(data: bytes) -> str:

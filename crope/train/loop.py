@@ -110,10 +110,10 @@ def train(
                     with meter.paused():
                         line = validate(state, validation, corpus, config, step=step, device=device)
                 if step < config.train.max_steps:
-                    loss = train_step(
+                    loss, norm = train_step(
                         state, training, corpus.train, config, step=step, device=device
                     )
-                    line |= meter.add(loss, step, state)
+                    line |= meter.add(loss, norm, step, state)
             except Stopped:  # by a loss: before this update, or within this step's validation
                 saver.save(step)
                 raise Stopped(f"stopped after a checkpoint at step {step}") from None
@@ -133,8 +133,10 @@ def train_step(
     *,
     step: int,
     device: torch.device,
-) -> Tensor:
-    """One update of the parameters; returns the loss of its batch, still on the device."""
+) -> tuple[Tensor, Tensor | None]:
+    """Updates the parameters once; returns the loss of the batch and, if train.grad_clip is set,
+    the norm of its gradient before clipping, both still on the device.
+    """
     batch = random_batch(tokens, config=config, step=step, purpose="train", device=device)
     if config.model.dropout:
         torch.manual_seed(torch_seed(config.seed, "dropout", step))
@@ -144,12 +146,15 @@ def train_step(
     state.optimizer.zero_grad(set_to_none=True)
     loss = loss_function(*batch)
     loss.backward()
+    norm = None
+    if config.train.grad_clip:
+        norm = nn.utils.clip_grad_norm_(state.model.parameters(), config.train.grad_clip)
     lr = config.train.learning_rate(step)
     factors = (1.0, config.train.qkv_lr_factor)  # as build_optimizer makes the groups
     for group, factor in zip(state.optimizer.param_groups, factors, strict=False):
         group["lr"] = factor * lr
     state.optimizer.step()
-    return loss.detach()
+    return loss.detach(), norm
 
 
 @torch.no_grad()
@@ -290,20 +295,23 @@ class Meter:
     def _restart(self) -> None:
         self.steps, self.started, self.pause = 0, time.perf_counter(), 0.0
 
-    def add(self, loss: Tensor, step: int, state: TrainState) -> Line:
-        """Takes the loss of update `step`; returns a training line at every log_every-th step, else
-        nothing: this batch's loss, the norm of its gradient, its rate, and the mean speed since the
-        last line without validation, unless the clock stood still.
+    def add(self, loss: Tensor, norm: Tensor | None, step: int, state: TrainState) -> Line:
+        """Takes what `train_step` returned for update `step`; returns a training line at every
+        log_every-th step, else nothing: this batch's loss, the norm of its gradient before clipping,
+        its rate, and the mean speed since the last line without validation, unless the clock stood
+        still.
         """
         self.steps += 1
         self.last_step = step
         self.losses.append(loss)
         if step % self.log_every:
             return {}
-        gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
+        if norm is None:
+            gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
+            norm = nn.utils.get_total_norm(gradients)
         line: Line = {
             "train/loss_nats": loss.item(),
-            "train/grad_norm": nn.utils.get_total_norm(gradients).item(),
+            "train/grad_norm": norm.item(),
             "train/lr": state.optimizer.param_groups[0]["lr"],
         }
         seconds = (time.perf_counter() - self.started - self.pause) / self.steps

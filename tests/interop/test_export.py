@@ -50,7 +50,7 @@ def opened(crope, tmp_path_factory):
     "changes",
     [
         {},
-        {"qkv_bias": True, "tied_head": False, "embed_scale": "one"},
+        {"qkv_bias": True, "tied_head": False, "embed_scale": "one", "rope_base": 500.0},
     ],
 )
 def test_transformers_computes_the_logits_of_every_model(name, changes):

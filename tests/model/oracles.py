@@ -98,12 +98,12 @@ class Oracle:
     bias: Callable = lambda positions, head, distance: 0.0
 
 
-def turn_by_complex_multiplication(x, position):
+def turn_by_complex_multiplication(x, position, base=10000.0):
     """Channel pairs (2i, 2i+1) at `position` times e^{i position theta_i} (Eqs. 6 and 10). An array
     has the position of each vector along the last dimension but one.
     """
     width = x.shape[-1]
-    theta_J = 10000.0 ** (-np.arange(0, width, 2) / width)
+    theta_J = base ** (-np.arange(0, width, 2) / width)
     angle = np.multiply.outer(position, theta_J)
     turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)
     return np.stack((turned.real, turned.imag), axis=-1).reshape(x.shape)

@@ -1,29 +1,38 @@
-"""ModelConfig: its names are the classes of crope/model, its checks follow from their definitions."""
+"""The registries of crope/model, and the combinations and sizes that no model has."""
 
 import itertools
 from dataclasses import replace
 
 import pytest
 
-from crope.config import (
-    ATTENTIONS,
-    POSITIONS,
-    PROJECTIONS,
-    SCORE_BIASES,
-    ModelConfig,
-    half_rank,
-    model_problems,
+from crope.config import ModelConfig, model_problems
+from crope.model.attention import ATTENTIONS
+from crope.model.positions import POSITIONS
+from crope.model.projections import PROJECTIONS
+from tests.model.oracles import (
+    CHOICES,
+    ORACLES,
+    WIDTH,
+    Oracle,
+    build,
+    cross_entropy,
+    random_tokens,
 )
-from crope.model.positions import build_positions
-from tests.model.oracles import WIDTH, build, cross_entropy, random_tokens
 
 ROPE = ModelConfig("rotary", "real")
 
 
-def test_score_biases_are_the_schemes_with_a_bias():
-    for name in POSITIONS:
-        scheme = build_positions(replace(ROPE, position=name), max_len=4)
-        assert (scheme.bias(4) is not None) == (name in SCORE_BIASES)
+@pytest.mark.parametrize(
+    ("part", "registry"),
+    [("position", POSITIONS), ("projection", PROJECTIONS), ("attention", ATTENTIONS)],
+)
+def test_each_part_is_in_a_model_and_a_name_without_one_is_refused(part, registry):
+    """The command line knows the names of conf/model only."""
+    assert {choices[part] for choices in CHOICES.values()} == set(registry)
+    with pytest.raises(
+        ValueError, match=f"model.{part}=rael must be one of {next(iter(registry))}"
+    ):
+        build(replace(ROPE, **{part: "rael"}))
 
 
 @pytest.mark.parametrize(
@@ -35,12 +44,10 @@ def test_combinations_are_rejected_or_can_be_trained(position, projection, atten
     misalign with.
     """
     model = ModelConfig(position, projection, attention, d_model=WIDTH, n_layers=1)
-    no_scores = attention == "linear" and position in SCORE_BIASES
+    no_scores = attention == "linear" and ORACLES[position].bias is not Oracle.bias
     no_pairs = projection == "complex_misaligned" and position != "rotary"
-    wrong = ["model.position"] * no_scores + ["model.projection"] * no_pairs
-    assert [key for key, _ in model_problems(model)] == wrong
-    if wrong:
-        with pytest.raises(ValueError, match=wrong[0]):
+    if no_scores or no_pairs:
+        with pytest.raises(ValueError, match=r"model\.projection" if no_pairs else "never forms"):
             build(model)
         return
     decoder = build(model)
@@ -55,7 +62,6 @@ def test_combinations_are_rejected_or_can_be_trained(position, projection, atten
         ({"d_model": 30}, "divisible"),
         ({"d_model": 12}, "odd"),
         ({"d_model": 24, "projection": "halved"}, "odd"),
-        ({"d_model": 2, "n_heads": 1, "projection": "lowrank"}, "rank"),
         ({"d_model": 8, "projection": "complex_misaligned"}, "pairs"),
     ],
 )
@@ -68,15 +74,3 @@ def test_impossible_sizes_are_rejected(changes, word):
 def test_a_decoder_has_no_value_that_a_run_could_not_have():
     with pytest.raises(ValueError, match="embed_scale"):
         build(replace(ROPE, embed_scale="sqrt"))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "rank"),
-    [
-        ((48, 80), 15),
-        ((6, 6), 1),
-    ],
-)
-def test_half_rank_is_the_largest_within_half_the_weights(sizes, rank):
-    """r (D + E) <= D E / 2: 15 * 128 = 1920; 1 * 12 <= 18."""
-    assert half_rank(*sizes) == rank

@@ -31,6 +31,14 @@ def test_bf16_keeps_its_dtype_and_is_rotated_in_float32():
     np.testing.assert_allclose(found.double(), expected, rtol=2.0**-8, atol=1e-6)
 
 
+def test_the_base_of_the_rotation_is_the_configured_one():
+    """Heads of 6 channels turn by 1, 500^(-1/3) and 500^(-2/3) per token."""
+    x_BHTK = normal(2, 4, 200, 6)
+    scheme = build_positions(model_config("rope", rope_base=500.0), max_len=200)
+    expected = turn_by_complex_multiplication(x_BHTK.numpy(), np.arange(200), base=500.0)
+    np.testing.assert_allclose(scheme.rotate(x_BHTK), expected, rtol=0, atol=1e-5)
+
+
 def test_odd_head_width_is_rejected():
     with pytest.raises(ValueError, match="7"):
         RotaryEmbedding(7, max_len=4)

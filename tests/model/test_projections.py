@@ -8,10 +8,15 @@ import pytest
 import torch
 from torch.nn import Linear
 
-from crope.config import INIT_STD, PROJECTIONS
+from crope.config import INIT_STD
 from crope.model.complex_linear import ComplexLinear
 from crope.model.positions import RotaryEmbedding
-from crope.model.projections import BlockDiagonalLinear, ConjugateLinear, LowRankLinear
+from crope.model.projections import (
+    PROJECTIONS,
+    BlockDiagonalLinear,
+    ConjugateLinear,
+    LowRankLinear,
+)
 from tests.model.oracles import assert_close, build, model_config, normal, randomise
 
 
@@ -61,6 +66,17 @@ def test_the_dense_weight_is_what_the_layer_multiplies_by(kind):
     layer = randomise(kind(8, 12, bias=True))
     x_BD = normal(5, 8)
     assert_close(layer(x_BD), x_BD @ layer.weight.T + layer.bias, atol=1e-12)
+
+
+@pytest.mark.parametrize(("sizes", "rank"), [((48, 80), 15), ((6, 6), 1)])
+def test_the_rank_is_the_largest_within_half_the_weights(sizes, rank):
+    """r (D + E) <= D E / 2: 15 * 128 = 1920; 1 * 12 <= 18."""
+    assert LowRankLinear(*sizes).down.shape[0] == rank
+
+
+def test_half_the_weights_of_two_channels_are_no_rank():
+    with pytest.raises(ValueError, match="rank"):
+        LowRankLinear(2, 2)
 
 
 @pytest.mark.parametrize("name", PROJECTIONS)

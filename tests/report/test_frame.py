@@ -7,7 +7,15 @@ import pytest
 from crope.errors import UserError
 from crope.records.store import add_runs
 from crope.report import frame
-from crope.report.frame import Runs, by_study, cell_frame, load_curves, load_frame, load_runs
+from crope.report.frame import (
+    Runs,
+    by_study,
+    cell_frame,
+    load_curves,
+    load_frame,
+    load_runs,
+    model_label,
+)
 from tests.report.frames import cells, runs, together
 from tests.report.records import failed, record
 from tests.toy_runs import toy_corpus, train_toy
@@ -165,3 +173,12 @@ def test_tiny_joins_the_tables_where_it_was_trained():
     own = together(paper, runs(rope=[5.0], dataset="tiny"))
     assert not Runs("paper", own, own, [], {}).tiny
     assert Runs("quick", own, own, [], {}).tiny
+
+
+@pytest.mark.parametrize(
+    ("model", "label"),
+    [("thin_ffn", "thin FFN"), ("learned", "learned"), ("alibi+complex", "alibi+complex")],
+)
+def test_a_model_is_called_by_the_label_of_its_file(model, label):
+    """By its name where the file has no label, or where there is no file."""
+    assert model_label(model) == label

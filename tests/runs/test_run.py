@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 
 from crope.errors import ConfigError, DataError, InvalidRecord, StorageError
 from crope.files import read_json, sha256_file
@@ -141,7 +142,8 @@ def test_a_loss_that_is_not_finite_fails_the_run_at_its_step(
     real = loop.train_step
 
     def step(*args, step, **more):
-        return real(*args, step=step, **more) * (math.nan if step == bad_step else 1.0)
+        loss, norm = real(*args, step=step, **more)
+        return loss * (math.nan if step == bad_step else 1.0), norm
 
     with mock.patch("crope.train.loop.train_step", step):
         execute(run)
@@ -175,13 +177,14 @@ def test_the_record_of_a_failure_stays_until_the_next_attempt_ends(run):
 
 
 def test_a_run_that_cannot_be_saved_fails_before_its_first_step(run, monkeypatch):
-    """Two names of one tensor are nothing that safetensors writes."""
+    """Two parameters in one memory, which are two to the optimiser."""
     steps = mock.Mock()
     monkeypatch.setattr("crope.train.loop.train_step", steps)
 
     def shared(config):
         model = build_model(config)
-        model.blocks[0].attn.k_proj.a = model.blocks[0].attn.q_proj.a
+        attention = model.blocks[0].attn
+        attention.k_proj.a = torch.nn.Parameter(attention.q_proj.a.detach())
         return model
 
     monkeypatch.setattr("crope.runs.run.build_model", shared)
@@ -192,6 +195,15 @@ def test_a_run_that_cannot_be_saved_fails_before_its_first_step(run, monkeypatch
 def test_a_short_split_leaves_no_folder(tmp_path):
     run = toy_run(tmp_path, "train.seq_len=300")
     with pytest.raises(ConfigError, match=r"train\.seq_len"):
+        execute(run)
+    assert not run.path.exists()
+
+
+def test_a_part_that_no_registry_has_leaves_no_folder(tmp_path, own_conf):
+    """Misspelt in the model's own file, which the command line is checked against."""
+    (own_conf / "model/mine.yaml").write_text("position: rotary\nprojection: rael\n")
+    run = toy_run(tmp_path, "model=mine")
+    with raises_one_line(ConfigError, r"model\.projection=rael must be one of real"):
         execute(run)
     assert not run.path.exists()
 

@@ -64,6 +64,36 @@ def test_each_update_has_the_rate_of_its_step(toy):
     assert list(by_step(rows, "train/lr").values()) == pytest.approx(rates, rel=1e-12)
 
 
+def test_the_cosine_falls_from_the_rate_to_nothing(toy):
+    """0.001 (1 + cos(pi s / 6)) / 2, and (s + 1) / 3 of that in the warm-up."""
+    _, rows = toy("train.schedule=cosine", "train.warmup_steps=3", "train.max_steps=6")
+    halves = 3**0.5 / 2  # cos(pi / 6)
+    fractions = [1 / 3, (1 + halves) / 3, 0.75, 0.5, 0.25, (1 - halves) / 2]
+    rates = [0.001 * fraction for fraction in fractions]
+    assert list(by_step(rows, "train/lr").values()) == pytest.approx(rates, rel=1e-12)
+
+
+@pytest.mark.parametrize("clip", [0.1, 100.0])
+def test_a_gradient_is_clipped_by_the_norm_of_all_parameters(clip, toy, toy_tokens, tmp_path):
+    """AdamW's first update at eps = 1 is lr g / (|g| + 1), here of a gradient of norm 0.1, or of its
+    own below 100. The norm before clipping is logged.
+    """
+    options = ("train.max_steps=1", "train.eps=1", "train.weight_decay=0", "train.lr=1")
+    model = build_model(toy_run(tmp_path, *options).config)
+    sizes = {"batch_size": 2, "seq_len": 16}
+    batch = sample_batch(toy_tokens.train, seed=0, step=0, purpose="train", **sizes)
+    cross_entropy(model, *batch).backward()
+    norm = sum(p.grad.double().square().sum().item() for p in model.parameters()) ** 0.5
+    assert 0.2 < norm < 100
+    expected = {}
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad.double() * min(1, clip / norm)
+        expected[name] = (parameter - gradient / (gradient.abs() + 1)).float()
+    found, rows = toy(*options, f"train.grad_clip={clip}")
+    assert rows[0]["train/grad_norm"] == pytest.approx(norm, rel=1e-5)
+    assert_close(dict(found.named_parameters()), expected, atol=1e-6)
+
+
 def test_the_loop_is_a_plain_one(toy, toy_tokens, tmp_path):
     """torch's AdamW for every parameter at the configured values, none of them a default, on the
     batches of seed 3.
