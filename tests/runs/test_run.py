@@ -203,7 +203,7 @@ def test_a_part_that_no_registry_has_leaves_no_folder(tmp_path, own_conf):
     """Misspelt in the model's own file, which the command line is checked against."""
     (own_conf / "model/mine.yaml").write_text("position: rotary\nprojection: rael\n")
     run = toy_run(tmp_path, "model=mine")
-    with raises_one_line(ConfigError, r"model\.projection=rael must be one of real"):
+    with raises_one_line(ConfigError, r"model\.projection=rael.*real"):
         execute(run)
     assert not run.path.exists()
 
