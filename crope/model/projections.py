@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from crope.config import ModelConfig
-from crope.errors import ConfigError
 from crope.model.complex_linear import ComplexLinear
 
 
@@ -57,8 +56,6 @@ class LowRankLinear(StructuredLinear):
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
         rank = in_features * out_features // (2 * (in_features + out_features))
-        if rank < 1:
-            raise ConfigError(f"no rank has half the weights of {in_features} x {out_features}")
         self.down = nn.Parameter(torch.zeros(rank, in_features))
         self.up = nn.Parameter(torch.zeros(out_features, rank))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
