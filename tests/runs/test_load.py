@@ -28,8 +28,8 @@ def weights(trained):
     return trained.path / "weights.safetensors"
 
 
-def changed(record, **summary):
-    return replace(record, summary=record.summary | summary)
+def changed(record, **run):
+    return replace(record, run=record.run | run)
 
 
 def test_the_trained_model_is_read_back(trained, weights):
