@@ -152,13 +152,16 @@ def render_docs(report: page.Report) -> dict[Path, str]:
     """
     table1, table2 = map(for_readme, report.losses)
     published = report.runs.published
+    lines = report.differences
+    # No study is looked at before its plan is complete.
+    lines = lines[lines["complete"] | lines["mean"].isna()]
     context = {
         "sentences": findings(report.differences),
         "table1": table1,
         "table2": table2,
         "losses": report.losses,
         "notes": page.PROTOCOL_NOTES,
-        "differences": tables.difference_tables(report.differences, "Differences"),
+        "differences": tables.difference_tables(lines, "Differences"),
         "ngrams": ngram_table(read_ngrams()),
         "repeats": agreement.repeats_table(published),
         "sets": Table("sets", "Published sets", made_by(published, SET_FACTS)),
