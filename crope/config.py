@@ -332,8 +332,8 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
     if model.projection == "complex_misaligned" and model.position != "rotary":
         yield (
             "model.projection",
-            f"is misaligned with the channel pairs of model.position=rotary, but model.position={model.position} has "
-            "no rotation; use the equivalent model.projection=complex",
+            f"is misaligned with the channel pairs of model.position=rotary, not of {model.position}; use "
+            "model.projection=complex",
         )
     elif model.projection == "complex_misaligned" and model.head_width == 2:
         yield (

@@ -45,9 +45,9 @@ def main() -> int:
             log_line(
                 f"{study} is planned at scale {planned}: runs at {scale} enter none of its numbers"
             )
+    beyond = asked_beyond()  # minutes a run, which no other number needs
     plan, problems = prepare(plan)
     problems += train_all(plan.runs())
-    beyond = asked_beyond()  # minutes a run, which no other number needs
     plan = replace(plan, studies=[study for study in studies if study in beyond])
     problems += extrapolate_all(plan.runs())
     # Studies at the scale that their files fix join the report of the scale with most runs.

@@ -42,7 +42,7 @@ def prepare(options: Options) -> int:
 
 
 def status(options: Options) -> None:
-    """Done, running, failed and missing runs of studies, and the time left."""
+    """Done, running, failed and missing runs of studies."""
     from crope.plan.study import TABLES
     from crope.records.status import render, study_states
 
@@ -224,7 +224,7 @@ def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     commands = parser.add_subparsers(metavar="SUBCOMMAND", required=True)
     for call, parameters in COMMANDS.items():
-        text = call.__doc__ or ""  # none with python -OO
+        text = call.__doc__ or ""
         summary = text.partition("\n\n")[0].rstrip(".")
         sub = commands.add_parser(call.__name__, help=summary, description=text)
         sub.set_defaults(call=call)

@@ -18,7 +18,7 @@ with main_errors():  # Ctrl-C while modules load
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import DictConfig
 
-    from crope.errors import StorageError, UserError
+    from crope.errors import StorageError, UserError, log_line
     from crope.plan.compose import (
         CONF_DIR,
         CONFIG_ERRORS,
@@ -40,6 +40,9 @@ def train(cfg: DictConfig) -> None:
         outcome = execute(build_run(cfg, HydraConfig.get().runtime.choices))
     except StorageError as error:  # the next run of a multirun would fail as well
         sys.exit(f"error: {error}")
+    except UserError as error:
+        log_line(f"error: {error}")  # now, not after the last run of a multirun
+        raise UserError(str(error)) from None  # not every subclass can be pickled
     print(outcome.text, flush=True)
     if outcome.signal:
         sys.exit(128 + outcome.signal)

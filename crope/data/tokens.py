@@ -98,7 +98,8 @@ def open_tokens(folder: Path) -> TokenSet | None:
 def corpus_lock(corpus: str) -> FileLock:
     """The lock that a process holds while it writes into the folders of a corpus."""
     TOKENS_DIR.mkdir(parents=True, exist_ok=True)
-    return FileLock(TOKENS_DIR / f".{corpus}.lock")
+    # A soft lock, in its place, would outlast a killed process.
+    return FileLock(TOKENS_DIR / f".{corpus}.lock", fallback_to_soft=False)
 
 
 def load_gpt2(path: Path) -> Tokenizer:

@@ -163,7 +163,7 @@ def check_words(words: Iterable[str]) -> None:
     """
     for word in words:
         key, _, values = word.partition("=")
-        if "(" not in values:  # a function of Hydra's grammar: choice(a,b)
+        if not re.search(r"""[($'"]""", values):  # none of Hydra's grammar: choice(a,b)
             for value in values.split(","):
                 check_value(key, value)
 

@@ -202,7 +202,9 @@ def add_runs(folder: Path, records: Iterable[Record]) -> None:
         runs[record.run_id] = record
         curves[record.run_id] = read_curves(record.folder, [record.run_id])
     order = sorted(runs)  # so that a diff shows the runs that were added
-    table = pd.concat([curves[run_id] for run_id in order], ignore_index=True)
+    # A run that diverged at its first step has no line.
+    found = [curves[run_id] for run_id in order if run_id in curves]
+    table = pd.concat(found, ignore_index=True)
     buffer = BytesIO()
     table.to_parquet(buffer, compression="zstd", index=False)
     # The curves first: a run that runs.jsonl names has its curve.

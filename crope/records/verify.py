@@ -44,7 +44,7 @@ def verify_records(folders: Iterable[Path]) -> list[str]:
             for record in records:
                 with _noted(problems, record.path):
                     check_record(record)
-                    verify_record(record, curve_rows(curves[record.run_id]))
+                    verify_record(record, curve_rows(curves.get(record.run_id, all_curves[:0])))
             continue
         for path in finished_runs(folder):
             with _noted(problems, path):

@@ -144,8 +144,10 @@ def check_names(contrast: Contrast) -> None:
         named += setting.split(", ")
     for study in contrast.studies:
         axes = study_axes(study)
-        if contrast.best and len(axes.get(contrast.best, ())) < 2:
-            raise ValueError(f"best: conf/study/{study}.yaml does not vary {contrast.best}")
+        varied = [axis for axis, values in axes.items() if len(values) > 1]
+        others = {*varied} - {"data", "model", "seed", contrast.best}
+        if contrast.best and (contrast.best not in varied or others):
+            raise ValueError(f"best: conf/study/{study}.yaml must vary {contrast.best} alone")
         for choice in named:
             axis, _, value = choice.partition("=")
             if value not in axes.get(axis, ()):
@@ -189,15 +191,22 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
 
 
 def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
-    """Selects for each model and corpus the setting with the lowest mean loss over all seeds.
+    """Selects for each model and corpus the setting with the lowest mean loss over all seeds; nothing
+    before the plan is complete.
 
     Their setting names these choices, and says where one lies at an end of the study's grid.
     """
     models = [model for model, _ in contrast.terms]
     runs = runs[runs["model"].isin(models)]
+    (study,) = contrast.studies
+    axes = study_axes(study)
+    values = axes[contrast.best]
+    whole = len(planned_seeds(study)) * len(axes["data"]) * len(values)
+    present = runs.groupby("model")["seed"].size().reindex(models, fill_value=0)
+    if (present < whole).any():  # a rate without all its seeds cannot be compared
+        return runs[:0]
     means = runs.groupby(["model", "dataset", "setting"])["loss"].mean()
     chosen = means.groupby(["model", "dataset"]).idxmin().to_list()
-    values = study_axes(contrast.studies[0])[contrast.best]
     ends = [f"{contrast.best}={value}" for value in (values[0], values[-1])]
     words = []
     for model in models:
@@ -240,8 +249,9 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
         for dataset, nats in groups.items():
             line = {"name": contrast.name, "dataset": dataset, "row": row, "setting": setting}
             lines.append(line | with_interval(nats, planned))
-    if contrast.date and not (lines and lines[0]["complete"]):
-        seeds = lines[0]["n"] if lines else 0
+    overall = [line for line in lines if not line["dataset"]] or lines
+    if contrast.date and not (overall and all(line["complete"] for line in overall)):
+        seeds = min((line["n"] for line in overall), default=0)
         line = {"name": contrast.name, "dataset": "", "row": "", "setting": ""}
         lines = [line | {"planned": planned, "complete": False, "n": seeds}]
     return pd.DataFrame(lines, columns=LINE)

@@ -17,6 +17,7 @@ from crope.report.evidence import (
     PLACE,
     Contrast,
     answer,
+    at_best,
     check_names,
     differences,
     load_contrasts,
@@ -112,7 +113,8 @@ def _explain_difference(runs: pd.DataFrame, contrast: Contrast) -> str:
     if by_seed.empty:
         return ""
     model, setting = contrast.first
-    first = runs[runs["model"] == model]
+    first = at_best(runs, contrast) if contrast.best else runs
+    first = first[first["model"] == model]
     if setting:
         first = first[first["setting"] == setting].assign(setting="")
     named = [name for name in PLACE if by_seed[name].nunique() > 1 or name == "seed"]

@@ -5,15 +5,13 @@ a sweep.
 import multiprocessing
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from crope.plan.compose import Run
 from crope.records.store import last_values
-
-if TYPE_CHECKING:  # importing it would import Hydra
-    from crope.plan.compose import Run
 
 LOSSES = {"train": "train/loss_nats", "val": "val/loss_nats"}
 
@@ -38,7 +36,7 @@ def bars() -> Progress:
 class RunProgress:
     """The bar of one run: step, losses and time left."""
 
-    def __init__(self, run: "Run") -> None:
+    def __init__(self, run: Run) -> None:
         self.run, self.values, self.bars = run, dict[str, Any](), bars()
         self.task = self.bars.add_task(short_name(run), total=run.config.train.max_steps)
 
@@ -59,7 +57,7 @@ class RunProgress:
 class SweepProgress:
     """A bar for all training tokens, and one for each run that trains now."""
 
-    def __init__(self, runs: Sequence["Run"]) -> None:
+    def __init__(self, runs: Sequence[Run]) -> None:
         self.runs, self.bars = {run.run_id: run for run in runs}, bars()
         self.all = self.bars.add_task("all runs", total=sum(map(training_tokens, runs)))
         self.tasks: dict[str, Any] = {}
@@ -72,7 +70,7 @@ class SweepProgress:
     def __exit__(self, *exception: object) -> None:
         self.bars.stop()
 
-    def update(self, active: Sequence["Run"]) -> None:
+    def update(self, active: Sequence[Run]) -> None:
         """Called often, with the runs that train now."""
         if self.bars.disable:
             return
@@ -93,14 +91,14 @@ class SweepProgress:
             self.bars.remove_task(self.tasks.pop(run_id))
 
 
-def short_name(run: "Run") -> str:
+def short_name(run: Run) -> str:
     """Returns what a run is called on the terminal: without the scale, which all runs of a command
     share.
     """
     return f"{run.model} {run.dataset} {run.row} s{run.config.seed}"
 
 
-def training_tokens(run: "Run") -> int:
+def training_tokens(run: Run) -> int:
     train = run.config.train
     return train.max_steps * train.batch_size * train.seq_len
 

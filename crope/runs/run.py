@@ -2,6 +2,7 @@
 
 import gc
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,14 @@ from crope.data.batches import check_length
 from crope.data.corpora import SPLITS, find_corpus
 from crope.data.tokens import TokenSet, load_tokens
 from crope.errors import UserError, one_line, storage_error
-from crope.files import read_metrics, remove_temporary_files, sha256_file, write_json, write_text
+from crope.files import (
+    read_metrics,
+    remove_temporary_files,
+    sha256_file,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from crope.model.counting import count_parameters
 from crope.model.gpt import GPT
 from crope.plan.compose import Run
@@ -90,6 +98,8 @@ def _attempt(run: Run, model: GPT, tokens: TokenSet, stop: Stop) -> Outcome:
 
     The summary of an earlier failure stays until this attempt's replaces it.
     """
+    told = [run.path / "run.json", run.path / "provenance.json"]
+    before = {path: path.read_bytes() for path in told if path.exists()}
     described, facts = _describe_attempt(run, tokens)
     tracker = Tracker(run, described)
     summary: dict[str, Any] = {"error": None}
@@ -99,7 +109,11 @@ def _attempt(run: Run, model: GPT, tokens: TokenSet, stop: Stop) -> Outcome:
         status, text = "complete", _result_line(run.path, described, summary)
     except Stopped as stopped:
         text = f"{run.run_id}: {stopped}; run the same command to continue"
-    except (UserError, OSError):
+    except UserError:
+        for path, content in before.items():  # a refused attempt has trained nothing
+            write_bytes(path, content)
+        raise
+    except OSError:
         raise
     except Exception as error:  # contained: one failing run must not stop a sweep
         summary["error"] = describe_error(error)
@@ -163,10 +177,11 @@ def _train(run: Run, model: GPT, tokens: TokenSet, tracker: Tracker, stop: Stop)
 
 def record_failure(run: Run, message: str) -> None:
     """Writes the failed summary of a run whose process was killed and could not do so itself."""
-    if (run.path / "provenance.json").exists() and not (run.path / "summary.json").exists():
-        error = {"type": "Killed", "message": message, "step": None, "traceback": ""}
-        summary = {"status": "failed", "error": error, "finished_utc": provenance.now_utc()}
-        write_json(run.path / "summary.json", summary)
+    error = {"type": "Killed", "message": message, "step": None, "traceback": ""}
+    summary = {"status": "failed", "error": error, "finished_utc": provenance.now_utc()}
+    with suppress(Timeout), run_lock(run):  # another command may train it by now
+        if (run.path / "provenance.json").exists() and not (run.path / "summary.json").exists():
+            write_json(run.path / "summary.json", summary)
 
 
 def describe_error(error: Exception) -> dict[str, Any]:

@@ -87,6 +87,8 @@ class Tracker:
         if offline and noted.exists():
             # `wandb sync` would send the earlier part of this run, too.
             shutil.rmtree(folder / "wandb" / noted.read_text(encoding="utf-8"), ignore_errors=True)
+        if tracker.mode == "online" and not wandb.login(timeout=INIT_SECONDS):
+            raise RuntimeError("no login; run `wandb login`")
         config = run.container | {"names": run.names}
         del config["ablation"]  # the paper's numbers; `train` has those that were used
         started = wandb.init(

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from crope.errors import UserError, log_line
 from crope.files import write_bytes
+from crope.model.gpt import GPT
 
 KEPT = 2
 NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{16})\.pt")
@@ -32,7 +33,7 @@ class CorruptCheckpoint(ValueError):
 class TrainState:
     """The live objects whose state a checkpoint holds."""
 
-    model: nn.Module
+    model: GPT
     optimizer: Optimizer
 
 

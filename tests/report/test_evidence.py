@@ -104,7 +104,9 @@ ONE_CORPUS = {
 
 @pytest.fixture
 def three_rates(monkeypatch):
-    monkeypatch.setattr(evidence, "study_axes", lambda study: {"train.lr": ["1", "2", "3"]})
+    axes = {"data": ["ptb"], "train.lr": ["1", "2", "3"]}
+    monkeypatch.setattr(evidence, "study_axes", lambda study: axes)
+    monkeypatch.setattr(evidence, "planned_seeds", lambda study: (0, 1))
 
 
 def test_each_model_is_taken_at_the_rate_of_its_lowest_mean(three_rates):
@@ -115,7 +117,11 @@ def test_each_model_is_taken_at_the_rate_of_its_lowest_mean(three_rates):
 
 
 def test_a_best_rate_is_of_one_corpus_and_named_where_it_ends_the_grid(three_rates):
-    other = {1: {"rope": [7.0], "crope": [7.2]}, 2: {"rope": [8.0], "crope": [7.1]}}
+    other = {
+        1: {"rope": [7.0], "crope": [7.2]},
+        2: {"rope": [8.0], "crope": [7.1]},
+        3: {"rope": [9.0], "crope": [9.0]},
+    }
     runs = together(at_rates(ONE_CORPUS), at_rates(other, dataset="wikitext2"))
     found = differences(runs, BEST)
     assert found["nats"].round(9).tolist() == [0.1, 0.1, 0.1]
@@ -123,6 +129,11 @@ def test_a_best_rate_is_of_one_corpus_and_named_where_it_ends_the_grid(three_rat
     assert (
         setting == "best train.lr: CRoPE 1, 2 (an end of the grid); RoPE 2, 1 (an end of the grid)"
     )
+
+
+def test_without_a_run_of_the_grid_no_best_rate_is_chosen(three_rates):
+    two_rates = {rate: ONE_CORPUS[rate] for rate in (1, 2)}
+    assert nats(at_rates(two_rates), BEST) == []
 
 
 @pytest.mark.slow
@@ -269,7 +280,7 @@ def test_the_contrasts_are_as_planned():
         ("cost: [{difference: crope - rope, at: [x=1]}]", "no x=1"),
         ("cost: [rope at x=1 - crope at x=1]", "no x=1"),
         ("cost: [{difference: crope - rope, of: test}]", "of: test"),
-        ("cost: [{difference: crope - rope, best: train.lr}]", "does not vary train.lr"),
+        ("cost: [{difference: crope - rope, best: train.lr}]", "must vary train.lr alone"),
     ],
 )
 def test_a_wrong_contrast_is_named(entry, word, tmp_path):
