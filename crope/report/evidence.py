@@ -284,7 +284,8 @@ def _average(lines: pd.DataFrame, over: str, size: int) -> pd.DataFrame:
 
 def answers(runs: pd.DataFrame, contrasts: Mapping[str, Contrast]) -> pd.DataFrame:
     """Answers all contrasts, in their order. Exploratory ones without a run have no line."""
-    of_study = dict(list(runs.groupby("study")))  # each contrast selects from few lines
+    needed = [*PLACE, "model", "corpora", "plan_settings", *(column for column, _ in OF.values())]
+    of_study = dict(list(runs[needed].groupby("study")))  # each contrast selects from few values
     parts = []
     for contrast in contrasts.values():
         found = [of_study[study] for study in contrast.studies if study in of_study]
