@@ -138,8 +138,8 @@ def test_without_a_run_of_the_grid_no_best_rate_is_chosen(three_rates):
 
 @pytest.mark.slow
 def test_an_interval_at_best_rates_covers_95_percent(three_rates):
-    """Two models with two rates nearly level, 8 seeds; losses of a seed go together. 1,000 draws
-    have a standard error of 0.7 %.
+    """Two models with two rates nearly level, 8 seeds; losses of a seed go together. 300 draws
+    have a standard error of 1.3 %.
     """
     random = np.random.default_rng(1)
     curves = {"rope": np.array([4.25, 4.12, 4.122]), "crope": np.array([4.26, 4.121, 4.115])}
@@ -147,7 +147,7 @@ def test_an_interval_at_best_rates_covers_95_percent(three_rates):
     rate = frame["setting"].str[-1].astype(int) - 1
     true = sum(np.where(frame["model"] == model, curves[model][rate], 0) for model in curves)
     held, means = 0, []
-    for _ in range(1000):
+    for _ in range(300):
         shared = 0.01 * random.standard_normal(8)
         own = 0.006 * random.standard_normal(len(frame))
         line = estimate(
@@ -155,7 +155,7 @@ def test_an_interval_at_best_rates_covers_95_percent(three_rates):
         )
         held += line["low"] <= 4.115 - 4.12 <= line["high"]
         means.append(line["mean"])
-    assert 0.93 <= held / 1000 <= 0.97
+    assert 0.92 <= held / 300 <= 0.98
     assert np.mean(means) == pytest.approx(-0.005, abs=0.001)
 
 
