@@ -34,7 +34,7 @@ def main() -> int:
     from crope.plan.study import TABLES, planned_scale
     from crope.report.page import build_report
     from crope.runs.extrapolate import extrapolate_all
-    from crope.runs.sweep import Plan, prepare, train_all
+    from crope.runs.sweep import Plan, train_all, with_data
 
     studies = options.study or TABLES
     scale = options.scale or planned_scale(studies) or default_scale()
@@ -46,7 +46,7 @@ def main() -> int:
                 f"{study} is planned at scale {planned}: runs at {scale} enter none of its numbers"
             )
     beyond = asked_beyond()  # minutes a run, which no other number needs
-    plan, problems = prepare(plan)
+    plan, problems = with_data(plan)
     problems += train_all(plan.runs())
     plan = replace(plan, studies=[study for study in studies if study in beyond])
     problems += extrapolate_all(plan.runs())

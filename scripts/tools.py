@@ -1,6 +1,6 @@
 """Smaller commands, one sub-command each: `python scripts/tools.py SUBCOMMAND --help`.
 
-before    prepare, status
+before    prepare, list, status
 results   explain, publish, readme, theory, verify
 a run     extrapolate, export, generate (RUN is a folder, a run id or a unique start of one)
 code      golden
@@ -27,7 +27,7 @@ def prepare(options: Options) -> int:
     from crope.config import DataConfig
     from crope.machine import default_scale
     from crope.plan.compose import group_values, load_run, quoted_override, typed
-    from crope.runs.prepare import prepare
+    from crope.runs.prepare import make_tokens
 
     corpora = options.corpora or list(paper.DATASET_LABELS)
     for name in corpora:
@@ -38,16 +38,23 @@ def prepare(options: Options) -> int:
         overrides.append(quoted_override("data_dir", options.data_dir))
     config = load_run(overrides).config
     # It has printed what failed.
-    return int(bool(prepare(corpora, config.tokenizer, data_dir=Path(config.data_dir))))
+    return int(bool(make_tokens(corpora, config.tokenizer, data_dir=Path(config.data_dir))))
+
+
+def list_(options: Options) -> None:
+    """List your runs, newest first: status, step, last full validation loss, minutes."""
+    from crope.records.status import list_runs
+
+    print(list_runs(options.results_dir, options.pattern))
 
 
 def status(options: Options) -> None:
-    """Done, running, failed and missing runs of studies."""
+    """Count done, running, failed and missing runs of studies."""
     from crope.plan.study import TABLES
-    from crope.records.status import render, study_states
+    from crope.records.status import render_status
 
     where = {"scale": options.scale, "seeds": options.seeds, "results_dir": options.results_dir}
-    print(render(study_states(options.study or TABLES, **where)))
+    print(render_status(options.study or TABLES, **where))
 
 
 def explain(options: Options) -> None:
@@ -172,6 +179,10 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
         arg("--scale", help="whose tokenizer (default: paper with a CUDA device, else quick)"),
         arg("--data-dir", type=Path, help="raw text (default: CROPE_DATA_DIR, else data/raw)"),
     ],
+    list_: [
+        "--results-dir",
+        arg("pattern", nargs="?", default="", metavar="PATTERN", help="part of a name or setting"),
+    ],
     status: ["--study", "--scale", "--seeds", "--results-dir"],
     explain: [
         *("--scale", "--results-dir", "--runs"),
@@ -226,7 +237,7 @@ def build_parser() -> Parser:
     for call, parameters in COMMANDS.items():
         text = call.__doc__ or ""
         summary = text.partition("\n\n")[0].rstrip(".")
-        sub = commands.add_parser(call.__name__, help=summary, description=text)
+        sub = commands.add_parser(call.__name__.rstrip("_"), help=summary, description=text)
         sub.set_defaults(call=call)
         for parameter in parameters:
             if isinstance(parameter, str):

@@ -9,6 +9,7 @@ python scripts/train.py model=rope --cfg job           # the resolved configurat
 
 import os
 import sys
+from pathlib import Path
 
 from cli import main_errors
 
@@ -28,6 +29,10 @@ with main_errors():  # Ctrl-C while modules load
         load_run,
         register,
     )
+    from crope.records.status import render_runs
+
+
+ENDED: list[Path] = []  # folders of the runs of this process
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")
@@ -37,13 +42,15 @@ def train(cfg: DictConfig) -> None:
 
     register()
     try:
-        outcome = execute(build_run(cfg, HydraConfig.get().runtime.choices))
+        run = build_run(cfg, HydraConfig.get().runtime.choices)
+        outcome = execute(run)
     except StorageError as error:  # the next run of a multirun would fail as well
         sys.exit(f"error: {error}")
     except UserError as error:
         log_line(f"error: {error}")  # now, not after the last run of a multirun
         raise UserError(str(error)) from None  # not every subclass can be pickled
     print(outcome.text, flush=True)
+    ENDED.append(run.path)
     if outcome.signal:
         sys.exit(128 + outcome.signal)
     if outcome.status == "failed":
@@ -64,6 +71,9 @@ def main() -> None:
         train()
     except CONFIG_ERRORS as error:
         raise config_error(error) from error
+    finally:
+        if len(ENDED) > 1:  # by another launcher than Hydra's own, runs end in other processes
+            print(render_runs(ENDED))
 
 
 if __name__ == "__main__":

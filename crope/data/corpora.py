@@ -10,16 +10,16 @@ mixed.
 
 import hashlib
 import re
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from crope.config import CACHE_DIR, ROOT, DataConfig, HubConfig
+from crope.data.grammar import write_split
 from crope.errors import ConfigError, DataError
 from crope.files import json_sha256
 
@@ -95,7 +95,7 @@ class Corpus:
         Raises DataError if a file is missing, blank, not UTF-8 or not the pinned one.
         """
         if self.name == "tiny":
-            return tiny_corpus()
+            return {split: [[write_split(split)[0]]] for split in SPLITS}
         texts: Documents = {split: [] for split in SPLITS}
         for split, paths in self.files.items():
             for relative in paths:
@@ -227,16 +227,3 @@ def text_sha256(blocks: Iterable[str]) -> str:
     for block in blocks:
         digest.update(block.encode())
     return digest.hexdigest()
-
-
-def tiny_corpus() -> Documents:
-    """English prose that ships with Python: pydoc's help topics, about 0.5 MB.
-
-    Topics are sorted and separated by a blank line; validation is the last tenth of the characters,
-    rounded to whole topics. The text varies with the Python version, so it is not pinned.
-    """
-    from pydoc_data.topics import topics
-
-    texts = [topics[name].strip("\n") + "\n" for name in sorted(topics)]
-    cut = bisect_left(list(accumulate(map(len, texts))), 0.9 * sum(map(len, texts))) + 1
-    return {"train": [["\n".join(texts[:cut])]], "validation": [["\n".join(texts[cut:])]]}

@@ -66,10 +66,9 @@ def fetch(corpus: Corpus, data_dir: Path) -> None:
             causes.append(f"{site}: {error}")
             missing = corpus.missing(data_dir)
     raise DataUnavailable(
-        f"{corpus.name}: {len(missing)} files ({missing[0]}, ...) missing in data_dir and data/raw;"
-        f" fetching failed ({'; '.join(causes) or 'no site has them'}); set CROPE_DATA_DIR to a folder"
-        " with these files (layout in data/README.md), or HF_ENDPOINT to a mirror, or use data=tiny at"
-        " scale=quick, which needs no download"
+        f"{corpus.name}: {len(missing)} files missing ({missing[0]}, ...);"
+        f" {'; '.join(causes) or 'no site has them'}; set CROPE_DATA_DIR to a folder that has them"
+        " (data/README.md), HF_ENDPOINT to a mirror, or use data=tiny"
     )
 
 
@@ -88,7 +87,7 @@ def _read(url: str, read: Read, relative: str) -> str:
 
 @cache
 def _connect(url: str) -> None:
-    """Raises OSError if a site accepts no connection: the hub's client would try for minutes."""
+    """Raises DataUnavailable if a site accepts no connection: the hub's client would try for minutes."""
     from huggingface_hub.constants import is_offline_mode
 
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # Hydra prints a line per request
@@ -96,7 +95,10 @@ def _connect(url: str) -> None:
     # The cache has no host; behind a proxy only the client knows the way.
     if parts.hostname and not is_offline_mode() and not getproxies():
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        socket.create_connection((parts.hostname, port), 3.0).close()
+        try:
+            socket.create_connection((parts.hostname, port), 3.0).close()
+        except OSError as error:
+            raise DataUnavailable("no connection") from error
 
 
 def _sites(corpus: Corpus) -> Iterator[tuple[str, Read]]:

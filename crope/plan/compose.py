@@ -69,13 +69,6 @@ class Run:
     def path(self) -> Path:
         return Path(self.config.results_dir) / "runs" / self.run_id
 
-    @property
-    def lock(self) -> Path:
-        """File that is locked while the run is trained; outside `path`, so that a run that cannot
-        start leaves none.
-        """
-        return Path(self.config.results_dir) / "locks" / f"{self.run_id}.lock"
-
 
 def load_run(overrides: Sequence[str] = ()) -> Run:
     """Composes conf/ with overrides as on the command line. Raises ConfigError."""

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -17,10 +16,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from crope import paper
 from crope.config import DataConfig, ModelConfig
 from crope.errors import ConfigError, log_line, one_line
-from crope.files import read_json
 from crope.plan.compose import (
     GROUPS,
     Run,
@@ -39,7 +36,7 @@ from crope.plan.identity import cell_key
 SCALES = ("paper", "medium", "quick", "smoke")
 TABLES = ("table1", "table2")
 NAMED = ("data", "ablation", "model", "seed")  # axes of which a cell has a field
-UNAVAILABLE = "unavailable.json"  # in results_dir, written by `make reproduce`
+STAND_IN = "tiny"  # the corpus of Tables 1 and 2 where none of the paper's can be had
 
 
 @dataclass(frozen=True)
@@ -153,20 +150,20 @@ def study_runs(
     *,
     scale: str,
     seeds: int | None = None,
-    missing: Collection[str] = (),
+    without: Collection[str] = (),
     overrides: Sequence[str] = (),
 ) -> list[Run]:
     """Lists the runs of the studies, seeds outermost; a run of two studies is listed once.
 
     seeds       of each study, as in `first_seeds`
-    missing     datasets that cannot be had; in Tables 1 and 2 `tiny` takes their place
+    without     datasets that cannot be had; Tables 1 and 2 that have none left are of STAND_IN
     overrides   of runtime, tracker and paths
     """
     runs: dict[str, Run] = {}
     for study in studies:
-        corpora = [name for name in study_axes(study)["data"] if name not in missing]
-        if study in TABLES and len(corpora) < len(study_axes(study)["data"]):
-            corpora.append("tiny")
+        corpora = [name for name in study_axes(study)["data"] if name not in without]
+        if study in TABLES and not corpora and STAND_IN not in without:
+            corpora = [STAND_IN]
         for _, run in _expand(study, scale, corpora, overrides):
             for seed in first_seeds(study, seeds):
                 seeded = replace(run, config=replace(run.config, seed=seed))
@@ -190,19 +187,17 @@ def expected_cells(scale: str) -> list[Cell]:
     return cells
 
 
-def table_cells(scale: str, *, tiny: bool = False) -> list[Cell]:
-    """Cells of Tables 1 and 2 in the paper's order; `tiny` as in `study_cells`."""
+def table_cells(scale: str) -> list[Cell]:
+    """Cells of Tables 1 and 2 in the paper's order."""
     cells = []
     for table in TABLES:
-        cells += study_cells(table, scale, tiny=tiny)
+        cells += study_cells(table, scale)
     return cells
 
 
-def study_cells(study: str, scale: str, *, tiny: bool = False) -> list[Cell]:
+def study_cells(study: str, scale: str) -> list[Cell]:
     """Cells at the scale that the study's file fixes, else at `scale`; a smoke test shows no study
-    of another scale.
-
-    tiny   this corpus joins those of the study
+    of another scale. STAND_IN joins the corpora of Tables 1 and 2.
     """
     planned = planned_scale([study])
     if scale == "smoke" and planned not in (None, scale):
@@ -210,7 +205,8 @@ def study_cells(study: str, scale: str, *, tiny: bool = False) -> list[Cell]:
     axes, seeds = study_axes(study), planned_seeds(study)
     varied = [axis for axis, values in axes.items() if len(values) > 1 and axis not in NAMED]
     cells = []
-    for choice, run in _expand(study, planned or scale, axes["data"] + ["tiny"] * tiny):
+    corpora = [*axes["data"], STAND_IN] if study in TABLES else axes["data"]
+    for choice, run in _expand(study, planned or scale, corpora):
         setting = ", ".join(f"{axis}={choice[axis]}" for axis in varied)
         names = (study, run.dataset, run.row, run.model, setting, run.scale)
         cells.append(Cell(*names, cell_key(run.container), seeds))
@@ -298,17 +294,3 @@ def _composed(overrides: tuple[str, ...]) -> tuple[DictConfig, Mapping[str, str]
     with open_dict(cfg):
         cfg.pop("hydra")
     return cfg, choices
-
-
-def unavailable_datasets(results_dir: Path) -> dict[str, str]:
-    """Those of the paper's datasets that the last `make reproduce` could not have, and why.
-
-    Reports a corrupt file on stderr and counts it as none.
-    """
-    path = results_dir / UNAVAILABLE
-    try:
-        reasons = dict(read_json(path)) if path.exists() else {}
-    except (ValueError, TypeError) as error:
-        log_line(f"{path}: corrupt ({type(error).__name__}); `make reproduce` makes it again")
-        return {}
-    return {name: reasons[name] for name in paper.DATASET_LABELS if name in reasons}

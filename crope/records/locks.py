@@ -2,39 +2,46 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from crope.plan.compose import Run
+
+def lock_file(path: Path) -> Path:
+    """Returns the file that is locked while the run of this folder is trained; it lies outside, so
+    that a run that cannot start leaves no folder.
+    """
+    return path.parents[1] / "locks" / f"{path.name}.lock"
 
 
 @contextmanager
-def run_lock(run: Run) -> Iterator[None]:
-    """Holds the lock of a run. Raises Timeout if it is taken, for longer than a look takes it, and
-    OSError where the file system has no locks.
+def run_lock(path: Path) -> Iterator[None]:
+    """Holds the lock of a run's folder. Raises Timeout if it is taken, for longer than a look takes
+    it, and OSError where the file system has no locks.
     """
-    run.lock.parent.mkdir(parents=True, exist_ok=True)
+    file = lock_file(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
     # A soft lock, in its place, would outlast a killed run.
-    lock = FileLock(run.lock, timeout=0.1, fallback_to_soft=False)
+    lock = FileLock(file, timeout=0.1, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
         raise
     except OSError as error:
         text = f"cannot lock the file ({error.strerror})"
-        raise OSError(error.errno, text, str(run.lock)) from error
+        raise OSError(error.errno, text, str(file)) from error
     try:
         yield
     finally:
         lock.release()
 
 
-def is_locked(run: Run) -> bool:
+def is_locked(path: Path) -> bool:
     """Tells whether a process trains the run now; it may end or start a moment later."""
-    if not run.lock.exists():
+    if not lock_file(path).exists():
         return False
     try:
-        with run_lock(run):
+        with run_lock(path):
             return False
     except Timeout:
         return True

@@ -1,16 +1,17 @@
-"""How far the runs of studies are, from their locks, metrics and records. Imports no torch."""
+"""Which runs there are and how far they are, from their locks, metrics and records."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from crope.data.corpora import find_corpus
+from crope import paper
 from crope.errors import InvalidRecord, one_line
 from crope.files import read_json
-from crope.plan.compose import Run, load_run, quoted_override
-from crope.plan.study import SCALES, planned_scale, study_runs, unavailable_datasets
+from crope.plan.compose import Run, quoted_override
+from crope.plan.study import SCALES, STAND_IN, planned_scale, study_runs
 from crope.records.locks import is_locked
 from crope.records.store import UNREADABLE, last_values, read_record
 
@@ -28,83 +29,106 @@ class RunState:
     """The state of one run.
 
     step      optimiser updates in metrics.jsonl
-    reason    of a failed or corrupt run, in one line
+    loss      the last full validation loss, nats per token
+    minutes   of training, of a complete run
+    reason    why it failed or is corrupt
     """
 
-    run: Run
     status: str
     step: int = 0
+    loss: float | None = None
+    minutes: float | None = None
     reason: str = ""
 
 
-def study_states(
-    studies: Sequence[str], *, scale: str | None, seeds: int | None, results_dir: Path
-) -> dict[str, list[RunState]]:
-    """The states of each study's runs, by the study's name and scale.
-
-    scale    None: that of the study's file, else the first of SCALES that has a run, else quick
-    seeds    of each study, as in `study.first_seeds`
-    """
-    overrides = [quoted_override("results_dir", results_dir)]
-    missing = _missing_datasets(results_dir)
-    found = {}
-    for study in studies:
-        at = scale or planned_scale([study]) or _first_scale(results_dir)
-        runs = study_runs([study], scale=at, seeds=seeds, missing=missing, overrides=overrides)
-        found[f"{study}, {at}"] = states(runs)
-    return found
-
-
-def states(runs: Iterable[Run]) -> list[RunState]:
-    return [_state(run) for run in runs]
-
-
-def _state(run: Run) -> RunState:
-    step, reason = last_values(run.path)["step"], ""
+def state_of(path: Path) -> RunState:
+    """Reads the state of the run of this folder, which need not exist."""
+    values = last_values(path)
+    known: dict[str, Any] = {"step": values["step"], "loss": values.get("val_full/loss_nats")}
+    reason = ""
     try:
-        if (run.path / "summary.json").exists():
-            summary = read_record(run.path).summary
+        if (path / "summary.json").exists():
+            summary = read_record(path).summary
             if summary["status"] == "complete":
-                return RunState(run, DONE, step)
+                return RunState(DONE, **known, minutes=summary["time"]["total_s"] / 60)
             reason = summary["error"]["message"]
     except InvalidRecord as error:
         reason = error.reason
-    if is_locked(run):  # also a failed run, if it is tried again now
-        return RunState(run, RUNNING, step)
+    if is_locked(path):  # also a failed run, if it is tried again now
+        return RunState(RUNNING, **known)
     if reason:
-        return RunState(run, FAILED, step, one_line(reason))
-    return RunState(run, STARTED if (run.path / "run.json").exists() else MISSING, step)
+        return RunState(FAILED, **known, reason=one_line(reason))
+    return RunState(STARTED if (path / "run.json").exists() else MISSING, **known)
 
 
-def render(studies: Mapping[str, Sequence[RunState]]) -> str:
-    """Counts each study's runs; a line for each run that is running, started or failed."""
-    lines, by_id = [], {}
-    for name, of_study in studies.items():
-        counts = Counter(state.status for state in of_study)
-        parts = [f"{counts[status]} {status}" for status in STATUSES if counts[status]]
-        lines.append(f"{name}: {len(of_study)} runs: {', '.join(parts)}")
-        for state in of_study:
-            by_id[state.run.run_id] = state
-    for state in sorted(by_id.values(), key=lambda state: STATUSES.index(state.status)):
-        if state.status in (RUNNING, STARTED):
-            steps = f"step {state.step:,} of {state.run.config.train.max_steps:,}"
-            lines.append(f"  {state.status:<8}{state.run.run_id}  {steps}")
-        elif state.status == FAILED:
-            lines.append(f"  {state.status:<8}{state.run.run_id}: {state.reason}")
+def list_runs(results_dir: Path, pattern: str = "") -> str:
+    """Lists the runs whose folder or settings contain `pattern`, newest first."""
+    paths = [file.parent for file in (results_dir / "runs").glob("*/run.json")]
+    chosen = [path for path in paths if pattern in f"{path.name} {' '.join(_settings(path))}"]
+    chosen.sort(key=lambda path: (path / "run.json").stat().st_mtime, reverse=True)
+    return render_runs(chosen) if chosen else f"{results_dir / 'runs'}: no run matches"
+
+
+def render_runs(paths: Iterable[Path]) -> str:
+    """Prints one line per run, below it what differs from its group files and why it failed."""
+    lines = [f"{'run':<44} {'status':<8} {'step':>6} {'loss':>8} {'minutes':>8}"]
+    for path in paths:
+        state = state_of(path)
+        loss = "" if state.loss is None else f"{state.loss:.4f}"
+        minutes = "" if state.minutes is None else f"{state.minutes:.1f}"
+        lines.append(f"{path.name:<44} {state.status:<8} {state.step:>6} {loss:>8} {minutes:>8}")
+        notes = (", ".join(_settings(path)), state.reason)
+        lines += [f"  {note}" for note in notes if note]
     return "\n".join(lines)
 
 
-def _first_scale(results_dir: Path) -> str:
-    """The first of SCALES that has a run, finished or not; quick if none has."""
-    present = set()
-    for path in (results_dir / "runs").glob("*/run.json"):
+def _settings(path: Path) -> list[str]:
+    with suppress(*UNREADABLE):
+        return list(read_json(path / "run.json")["settings"])
+    return []
+
+
+def render_status(
+    studies: Sequence[str], *, scale: str | None, seeds: int | None, results_dir: Path
+) -> str:
+    """Counts the runs of each study's plan; a line for each that is running, started or failed.
+
+    scale    None: that of the study's file, else the first of SCALES that has a run, else quick
+    seeds    of each study, as in `study.first_seeds`; None: those of which a run has begun
+    """
+    present = []
+    for file in (results_dir / "runs").glob("*/run.json"):
         with suppress(*UNREADABLE):
-            present.add(read_json(path)["scale"])
-    return next((scale for scale in SCALES if scale in present), "quick")
-
-
-def _missing_datasets(results_dir: Path) -> list[str]:
-    """Datasets that the last `make reproduce` could not have, and whose text is not there now."""
-    data_dir = Path(load_run().config.data_dir)
-    known = unavailable_datasets(results_dir)
-    return [name for name in known if find_corpus(name).missing(data_dir)]
+            present.append(read_json(file))
+    at = next((name for name in SCALES if name in {run["scale"] for run in present}), "quick")
+    datasets = {run["dataset"] for run in present}
+    without = [] if datasets.isdisjoint({STAND_IN}) else set(paper.DATASET_LABELS) - datasets
+    lines: list[str] = []
+    planned: dict[str, Run] = {}
+    for study in studies:
+        its_scale = scale or planned_scale([study]) or at
+        runs = study_runs(
+            [study],
+            scale=its_scale,
+            seeds=seeds,
+            without=without,
+            overrides=[quoted_override("results_dir", results_dir)],
+        )
+        begun = {run.config.seed for run in runs if state_of(run.path).status != MISSING}
+        shown = [run for run in runs if seeds or not begun or run.config.seed in begun]
+        counts = Counter(state_of(run.path).status for run in shown)
+        parts = [f"{counts[status]} {status}" for status in STATUSES if counts[status]]
+        later = len({run.config.seed for run in runs} - {run.config.seed for run in shown})
+        rest = f"; {later} more seeds planned" if later else ""
+        lines.append(f"{study}, {its_scale}: {len(shown)} runs: {', '.join(parts)}{rest}")
+        planned |= {run.run_id: run for run in shown}
+    for run in planned.values():
+        state = state_of(run.path)
+        if state.status in (RUNNING, STARTED):
+            steps = f"step {state.step:,} of {run.config.train.max_steps:,}"
+            lines.append(f"  {state.status:<8}{run.run_id}  {steps}")
+        elif state.status == FAILED:
+            lines.append(f"  {state.status:<8}{run.run_id}: {state.reason}")
+    others = {run["run_id"] for run in present} - planned.keys()
+    lines.append(f"together {len(planned)} runs; {len(others)} others in {results_dir / 'runs'}")
+    return "\n".join(lines)

@@ -6,8 +6,10 @@ import numpy as np
 import pandas as pd
 
 from crope import paper
-from crope.report.frame import Runs, dataset_label, model_label
-from crope.report.tables import MINUS, Table, interval_text, place
+from crope.data.grammar import VALIDATION_NATS
+from crope.plan.study import STAND_IN
+from crope.report.frame import Runs, dataset_label
+from crope.report.tables import Table
 
 EXECUTION = ["cell_key", "model", "seed"]  # two runs with these in common differ in rounding alone
 
@@ -53,33 +55,30 @@ def own_and_published(runs: Runs) -> pd.DataFrame:
     return pairs.sort_values("distance").drop_duplicates(EXECUTION)
 
 
-def verdict(runs: Runs, lines: pd.DataFrame) -> list[str]:
-    """Tells a user who has trained Table 1 per corpus RoPE's loss beside the published and the
-    paper's, and whether the runs agree; then what the published seeds say of CRoPE - RoPE.
-
-    lines   CRoPE - RoPE of the published runs of Table 1, of `answers`
+def verdict(runs: Runs) -> list[str]:
+    """Says per corpus how the user's runs of Tables 1 and 2 agree with the published ones, and what
+    RoPE's loss in the first row is beside other numbers.
     """
-    pairs = own_and_published(runs).query("row == 'base' and scale == @runs.scale")
-    bounds = repeats(runs.published).query("row == 'base' and scale == @runs.scale")
-    largest = bounds.groupby("dataset")["largest"].max()
+    pairs = own_and_published(runs)
+    pairs = pairs[(pairs["scale"] == runs.scale) & pairs["row"].isin(paper.ROW_LABELS)]
+    again = repeats(runs.published)
+    bounds = again[again["scale"] == runs.scale].groupby("dataset")["largest"].max()
     text = []
-    for dataset, of_dataset in pairs.sort_values("seed").groupby("dataset"):
-        rope = of_dataset[of_dataset["model"] == "rope"]
-        run = (rope if len(rope) else of_dataset).iloc[0]
-        of_paper = paper.printed_loss("table1", "base", str(dataset), run["model"])
-        printed = f", paper {of_paper.mean_nats:.3f}" if of_paper else ""
-        text.append(
-            f"{dataset_label(str(dataset))}: {model_label(run['model'])} {run['loss']:.3f},"
-            f" published {run['published']:.3f}{printed}"
-        )
-        apart, bound = of_dataset["distance"].max(), largest.get(dataset, np.inf)
-        agree = "agree" if apart <= bound else "do NOT agree"
+    for dataset, of_dataset in pairs.groupby("dataset"):
+        bound = bounds.get(dataset, np.inf)
+        agree = (of_dataset["distance"] <= bound).sum()
         known = f" (repeated runs: {bound:.3f})" if np.isfinite(bound) else ""
-        count = len(of_dataset)
-        text.append(f"  {count} runs {agree} with published ones: at most {apart:.3f} apart{known}")
-    if text and len(lines):
-        seeds = pairs["seed"].nunique()  # of one of them nothing follows
-        text.append(f"CRoPE {MINUS} RoPE by the published seeds (nats, 95 %); your seeds: {seeds}")
-        for line in lines.to_dict("records"):
-            text.append(f"  {place(line)} {interval_text(line, 3)}, {line['n']} seeds")
+        text.append(
+            f"{dataset_label(str(dataset))}: {agree} of {len(of_dataset)} runs agree with the"
+            f" published ones: at most {of_dataset['distance'].max():.3f} apart{known}"
+        )
+        rope = of_dataset[(of_dataset["model"] == "rope") & (of_dataset["row"] == "base")]
+        for run in rope.sort_values("seed").head(1).to_dict("records"):
+            beside = f"RoPE {run['loss']:.3f}, published {run['published']:.3f}"
+            if of_paper := paper.printed_loss("table1", "base", run["dataset"], "rope"):
+                beside += f", the paper's at its size {of_paper.mean_nats:.3f}"
+            if dataset == STAND_IN:
+                lowest = VALIDATION_NATS / run["provenance.data.splits.validation.tokens"]
+                beside += f", the lowest possible {lowest:.3f}"
+            text.append(f"  {beside}")
     return text

@@ -289,5 +289,6 @@ def answers(runs: pd.DataFrame, contrasts: Mapping[str, Contrast]) -> pd.DataFra
     parts = []
     for contrast in contrasts.values():
         found = [of_study[study] for study in contrast.studies if study in of_study]
-        parts.append(answer(pd.concat(found) if found else runs[:0], contrast))
+        if found or contrast.date:
+            parts.append(answer(pd.concat(found) if found else runs[:0], contrast))
     return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)

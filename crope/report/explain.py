@@ -49,7 +49,7 @@ def explain(
     """
     runs = load_runs(results_dir=results_dir, scale=scale, folders=folders)
     contrasts = load_contrasts()
-    cells = list(_cell_names(cell_frame(table_cells(runs.scale, tiny=True))).unique())
+    cells = list(_cell_names(cell_frame(table_cells(runs.scale))).unique())
     if name is None:
         questions = [f"{key}  {contrast.question}".rstrip() for key, contrast in contrasts.items()]
         return "\n".join([*cells, *questions])
@@ -64,11 +64,12 @@ def explain(
     for title, (frame, its_scale) in sources.items():
         asked = []
         for study in studies:  # the cells of the others would cost seconds
-            asked += study_cells(study, its_scale, tiny=study in TABLES)
+            asked += study_cells(study, its_scale)
         joined = by_study(frame, asked)
         text = _explain_difference(joined, contrast) if contrast else _explain_cell(joined, name)
         if text:
-            parts.append(f"{name} ({title})\n{text}")
+            scales = ", ".join(joined["scale"].unique())
+            parts.append(f"{name} ({title}, scale {scales})\n{text}")
     return "\n\n".join(parts) or f"{name}: no run yet; `make reproduce STUDY={studies[0]}`"
 
 

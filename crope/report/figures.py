@@ -5,11 +5,12 @@ The main models have one colour, marker and line style everywhere. Intervals are
 dots.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -22,7 +23,10 @@ FULL = "val_full/loss_nats"
 EARLY = 0.15  # fraction of steps whose high losses may leave the frame, to tell the models apart
 DRAWN_LAST = "crope"  # over RoPE, whose line it nearly covers; its dashes let RoPE's show through
 NATS = "nats per token"
-BESIDE = 1.15  # a second study at one rate is drawn at this multiple of it
+BESIDE = 1.08  # a second corpus at one rate is drawn at this multiple of it
+CORPUS_STYLES = (("#123f7c", "o"), ("#c44c10", "D"))
+NUMBER: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": "x-small"}
+SIDES = ("right", "left")  # of a corpus' numbers
 
 
 def fig4(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
@@ -81,35 +85,50 @@ def over_seeds(curves: pd.DataFrame, name: str) -> pd.DataFrame:
     return losses[losses["count"] == logged["seed"].nunique()]
 
 
-def rates(runs: pd.DataFrame, lines: pd.DataFrame) -> Figure:
-    """Draws CRoPE - RoPE at each learning rate with its 95 % interval and its seeds, and below it
-    the loss of both models: a column per dataset. Studies at one rate stand side by side.
+def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
+    """Draws the validation loss of single runs: markers are losses of the whole split or its fixed
+    part, lines the sampled ones.
 
-    runs    of `by_study`, of studies with an axis train.lr
-    lines   CRoPE - RoPE at each rate, of `answers`
+    curves   of `load_curves(runs)`
     """
-    datasets = runs["dataset"].unique()
-    figure, axes = _panels(2, len(datasets), (4.0, 2.3), sharex=True, sharey="row")
-    for (top, bottom), dataset in zip(axes.T, datasets, strict=True):
-        top.axhline(0, color=MUTED, linewidth=0.8)
-        drawn: list[float] = []
-        for line in lines[lines["dataset"] == dataset].to_dict("records"):
-            rate = float(line["setting"].removeprefix("train.lr="))
-            _draw_difference(top, line, rate * BESIDE ** drawn.count(rate))
-            drawn.append(rate)
-        of_dataset = runs[runs["dataset"] == dataset]
-        for model, of_model in _by_model(of_dataset):
-            by_rate = of_model.groupby("config.train.lr")["loss"].mean()
-            bottom.plot(by_rate.index, by_rate, label=model, **_marked(model))
-        top.set_title(dataset_label(dataset))
-        bottom.set_xlabel("learning rate")
-    marks = sorted(runs["config.train.lr"].unique())
-    bottom.set_xscale("log", base=2)  # of all panels, which share their axes
-    bottom.set_xticks(marks, [f"{rate:g}" for rate in marks])
-    bottom.set_xticks([], minor=True)
-    axes[0, 0].set_ylabel(f"CRoPE − RoPE ({NATS})")
-    axes[1, 0].set_ylabel(f"loss ({NATS})")
-    _legend(figure, runs["model"].unique())
+    figure, axes = _panels(1, 1, (8.0, 3.4))
+    axis = axes[0][0]
+    for place, run in enumerate(runs.sort_values("run_id").to_dict("records")):
+        of_run = curves[curves["run_id"] == run["run_id"]].set_index("step")
+        colour = colormaps["turbo"](place / len(runs))
+        label = " ".join([run["run_id"].rpartition("-")[0], run["scale"], *run["settings"]])
+        axis.plot(of_run[CURVES["validation"]].dropna(), color=colour, linewidth=0.7)
+        axis.plot(of_run[FULL].dropna(), color=colour, marker="o", linestyle="", label=label)
+    axis.set(xlabel="step", ylabel=f"validation loss ({NATS})")
+    figure.legend(loc="outside right upper", fontsize="x-small")
+    return figure
+
+
+def rates(lines: pd.DataFrame) -> Figure:
+    """Draws CRoPE - RoPE at each learning rate with its 95 % interval and number of seeds; corpora
+    stand side by side.
+
+    lines   dataset, rate, by_seed, n, mean, low, high
+    """
+    figure, axes = _panels(1, 1, (6.6, 3.4))
+    axis = axes[0][0]
+    axis.axhline(0, color=MUTED, linewidth=0.8)
+    for place, (dataset, of_dataset) in enumerate(lines.groupby("dataset", sort=False)):
+        colour, marker = CORPUS_STYLES[place]
+        for line in of_dataset.to_dict("records"):
+            at = line["rate"] * BESIDE**place
+            axis.plot([at, at], [line["low"], line["high"]], color=colour, gid="interval")
+            number = f"n\u00a0=\u00a0{line['n']}"
+            axis.annotate(number, (at, line["high"]), ha=SIDES[place], **NUMBER)
+        at = of_dataset["rate"] * BESIDE**place
+        label = dataset_label(str(dataset))
+        axis.plot(at, of_dataset["mean"], color=colour, marker=marker, linestyle="", label=label)
+    marks = sorted(lines["rate"].unique())
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(marks, [f"{rate:g}" for rate in marks])
+    axis.set_xticks([], minor=True)
+    axis.set(xlabel="learning rate (the paper's: 0.001)", ylabel=f"CRoPE − RoPE ({NATS})")
+    axis.legend()
     return figure
 
 
@@ -123,29 +142,14 @@ def models(lines: pd.DataFrame, title: str) -> Figure:
     axis = axes[0][0]
     axis.axvline(0, color=MUTED, linewidth=0.8)
     for at, line in enumerate(order.to_dict("records")):
-        _draw_difference(axis, line, at, sideways=True, model=line["model"])
+        seeds, model = list(line["by_seed"]), line["model"]
+        axis.plot(seeds, [at] * len(seeds), color=MUTED, linestyle="", marker=".", gid="seeds")
+        axis.plot([line["low"], line["high"]], [at, at], color=_colour(model), gid="interval")
+        axis.plot(line["mean"], at, **_marked(model), gid="mean")
     axis.set_yticks(range(len(order)), order["model"].map(model_label))
     axis.set(ylim=(len(order) - 0.5, -0.5), title=title, xlabel=f"model − RoPE ({NATS})")
     axis.grid(False, axis="y")
     return figure
-
-
-def _draw_difference(
-    axis: Axes, line: dict[Any, Any], at: float, *, sideways: bool = False, model: str = "crope"
-) -> None:
-    """Draws the seeds (dots), above them the interval (bar) and the mean of one line of evidence."""
-
-    def draw(values: Sequence[float], **style: Any) -> None:
-        places = [at] * len(values)
-        points = (values, places) if sideways else (places, values)
-        axis.plot(*points, **style)
-
-    colour = _colour(model)
-    dots = {"color": MUTED, "linestyle": "", "marker": ".", "markersize": 3}
-    draw(list(line["by_seed"]), **dots, gid="seeds", zorder=2)
-    draw([line["low"], line["high"]], color=colour, linewidth=1.8, gid="interval", zorder=3)
-    marker = MARKERS.get(model, "o")
-    draw([line["mean"]], color=colour, marker=marker, markersize=5, gid="mean", zorder=4)
 
 
 def _panels(

@@ -1,6 +1,11 @@
-"""Sentences about results, written by a person in docs/findings.yaml.
+"""What was found, in sentences that a person wrote: docs/findings.yaml.
 
-An entry says a sentence with placeholders, and what each of them rests on:
+    differences   lines of the table of the README: what they are, and the contrast of each
+    readme        paragraphs of the README
+    results       sentences of docs/results.md
+    meanings      what the answer of each planned question means, by its name
+
+A sentence has placeholders, and what each of them rests on:
 
     - says: At the paper's learning rate CRoPE ends higher than RoPE, by {small}.
       rests: {small: {from: P1, is: above 0}}
@@ -8,14 +13,14 @@ An entry says a sentence with placeholders, and what each of them rests on:
     from, at   the contrast of conf/contrasts.yaml and, where it has several, the setting
     in         a corpus; without it all, but in Tables 1 and 2 the first
     is         what its interval said of 0: above 0, below 0 or open
-    show       size: the mean without sign and interval
+    show       size: the mean without sign and interval; spread: the standard deviation over seeds
 
-A planned difference is marked by †.
-
-A sentence whose answer has changed is refused, so that nobody publishes it unread.
+A planned difference is marked by †. A sentence whose answer has changed is refused, so that nobody
+publishes it unread.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,35 +31,66 @@ import yaml
 from crope.config import ROOT
 from crope.errors import UserError
 from crope.report.evidence import load_contrasts
-from crope.report.tables import interval_text
+from crope.report.tables import Table, interval_text
 
 FINDINGS_FILE = ROOT / "docs" / "findings.yaml"
+SHOWN = {"size": "mean", "spread": "std"}  # without sign and interval
+CAPTION = "CRoPE − RoPE and others, final validation loss, nats per token"
 
 
-def findings(differences: pd.DataFrame, file: Path = FINDINGS_FILE) -> list[str]:
+@dataclass(frozen=True)
+class Findings:
+    """What docs/findings.yaml says, with its numbers."""
+
+    differences: Table
+    readme: list[str]
+    results: list[str]
+    meanings: dict[str, str]
+
+
+def findings(lines: pd.DataFrame, file: Path = FINDINGS_FILE) -> Findings:
     """Fills the numbers into the sentences, from the lines of `answers`.
 
     Raises UserError for a sentence that rests on a line that is not there, or whose answer is
     another now.
     """
-    planned = [name for name, contrast in load_contrasts().items() if contrast.date]
-    sentences = []
-    for entry in yaml.safe_load(file.read_text(encoding="utf-8")):
-        numbers = {}
-        for name, basis in entry["rests"].items():
-            line = _answer_line(differences, basis)
-            now = reading(line)
-            if now != basis["is"]:
-                raise UserError(
-                    f"{file.name}: {basis['from']} is now {now}, not {basis['is']};"
-                    f" write again: {entry['says']}"
-                )
-            text = interval_text(line, 3)
-            if basis.get("show") == "size":
-                text = f"{abs(line['mean']):.2g}"
-            numbers[name] = text + "†" * (basis["from"] in planned)
-        sentences.append(entry["says"].format_map(numbers))
-    return sentences
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    printed = []
+    for entry in content["differences"]:
+        line = _answer_line(lines, entry)
+        label = entry["says"] + " †" * _is_planned(entry)
+        printed.append([label, interval_text(line, 3), line["n"]])
+    table = Table(
+        "headline", CAPTION, pd.DataFrame(printed, columns=["", "Difference (95 %)", "n"])
+    )
+    readme, found = [
+        [_sentence(lines, entry) for entry in content[key]] for key in ("readme", "results")
+    ]
+    meanings = {}
+    for name, entry in content["meanings"].items():
+        meanings[name] = _sentence(lines, {**entry, "rests": {"answer": {"from": name, **entry}}})
+    return Findings(table, readme, found, meanings)
+
+
+def _sentence(lines: pd.DataFrame, entry: Mapping[str, Any]) -> str:
+    numbers = {}
+    for name, basis in entry["rests"].items():
+        line = _answer_line(lines, basis)
+        now = reading(line)
+        if now != basis["is"]:
+            raise UserError(
+                f"docs/findings.yaml: {basis['from']} is now {now}, not {basis['is']};"
+                f" write again: {entry['says']}"
+            )
+        text = interval_text(line, 3)
+        if show := SHOWN.get(basis.get("show", "")):
+            text = f"{abs(line[show]):.2g}"
+        numbers[name] = text + "†" * _is_planned(basis)
+    return str(entry["says"].format_map(numbers))
+
+
+def _is_planned(basis: Mapping[str, str]) -> bool:
+    return bool(load_contrasts()[basis["from"]].date)
 
 
 def reading(line: Mapping[Any, Any]) -> str:
@@ -66,10 +102,12 @@ def reading(line: Mapping[Any, Any]) -> str:
     return "below 0" if line["high"] < 0 else "open"
 
 
-def _answer_line(differences: pd.DataFrame, basis: Mapping[str, str]) -> dict[Any, Any]:
-    """Finds the line of a contrast at this setting and of this corpus; empty if there is none."""
-    lines = differences[differences["name"] == basis["from"]]
-    lines = lines[lines["setting"] == basis.get("at", "")]
-    if "in" in basis:
-        lines = lines[lines["dataset"] == basis["in"]]
-    return lines.iloc[0].to_dict() if len(lines) else {}
+def _answer_line(lines: pd.DataFrame, basis: Mapping[str, str]) -> dict[Any, Any]:
+    """Finds the line of a contrast at this setting and of this corpus. Raises UserError."""
+    lines = lines[lines["name"] == basis["from"]]
+    for key, column in (("at", "setting"), ("in", "dataset")):
+        if key in basis:
+            lines = lines[lines[column] == basis[key]]
+    if lines["setting"].nunique() != 1:  # or several, of which none is named
+        raise UserError(f"docs/findings.yaml: {basis['from']} has no such line")
+    return lines.iloc[0].to_dict()

@@ -16,7 +16,7 @@ from crope import paper
 from crope.config import PUBLISHED
 from crope.errors import InvalidRecord, UserError
 from crope.plan.compose import group_files, group_values
-from crope.plan.study import SCALES, TABLES, Cell, unavailable_datasets
+from crope.plan.study import SCALES, STAND_IN, TABLES, Cell
 from crope.records.store import Record, is_set, read_curves, read_runs, set_folders
 
 PAIR = ("rope", "crope")  # whose difference a row of the tables is about
@@ -24,7 +24,7 @@ OWN = "yours"  # the record set of the user's own runs
 DIVERGED = "NonFiniteLoss"  # the error of a run whose loss became infinite: a result of its rate
 PUBLISHED_SCALE = "quick"  # of published runs, where the file of their study names none
 LENGTHS = 4  # the length at which `beyond_nats` measures, over the training length
-DATASET_LABELS = paper.DATASET_LABELS | {"tiny": "tiny (Python's help texts)"}
+DATASET_LABELS = paper.DATASET_LABELS | {STAND_IN: "tiny (a grammar's sentences)"}
 # Present also where no run has them, so that a selection from an empty frame is empty.
 COLUMNS = [
     "run_id",
@@ -89,21 +89,13 @@ def dataset_label(dataset: str) -> str:
 class Runs:
     """Holds what a report is made from: the user's own runs and the published ones.
 
-    scale         of Tables 1 and 2
-    unavailable   dataset -> why it could not be had
+    scale   of Tables 1 and 2
     """
 
     scale: str
     own: pd.DataFrame
     published: pd.DataFrame
     invalid: Sequence[InvalidRecord]
-    unavailable: Mapping[str, str]
-
-    @property
-    def tiny(self) -> bool:
-        """Whether the user trained on tiny, so that it joins the paper's corpora in the tables."""
-        tiny = (self.own["scale"] == self.scale) & (self.own["dataset"] == "tiny")
-        return bool(tiny.any())
 
 
 def load_runs(
@@ -123,13 +115,7 @@ def load_runs(
     counts = (own if len(own) else public)["scale"].value_counts()
     present = [name for name in SCALES if name in counts]
     usual = min(present, key=lambda name: (name == "smoke", -counts[name]), default="quick")
-    return Runs(
-        scale or usual,
-        own,
-        public,
-        [*invalid, *damaged],
-        unavailable_datasets(results_dir),
-    )
+    return Runs(scale or usual, own, public, [*invalid, *damaged])
 
 
 def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecord]]:

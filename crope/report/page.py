@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 
 from crope.errors import InvalidRecord, UserError, log_line, one_line
 from crope.files import write_bytes, write_text
-from crope.plan.study import TABLES, expected_cells, table_cells
+from crope.plan.study import TABLES, Cell, expected_cells, table_cells
 from crope.report import agreement, figures, tables
-from crope.report.evidence import answers, load_contrasts
-from crope.report.findings import findings
+from crope.report.evidence import Contrast, answers, differences, estimate, load_contrasts
+from crope.report.findings import Findings, findings
 from crope.report.frame import (
     PUBLISHED_SCALE,
     Runs,
@@ -42,50 +42,72 @@ PROTOCOL_NOTES = (
 )
 # Studies of whole rows of Tables 1 and 2 at the paper's own size.
 PAPER_SIZE = ("paper_row", "paper_row_xpos")
-# CRoPE - RoPE at each of their rates is one curve: the same steps and warm-up.
+# CRoPE - RoPE at each of their rates is one line: the same steps and warm-up.
 RATE_STUDIES = ("tuned_lr", "rate_edge", "rate_mean")
+HIGHEST_RATE = 0.008  # above it RoPE's losses scatter over tenths of a nat
+MOST_CURVES = 20
+
+
+@dataclass(frozen=True)
+class Results:
+    """The runs of one origin, and what follows from them.
+
+    runs     every finished run
+    joined   those that count for a study, of `by_study`
+    lines    the differences, of `answers`
+    """
+
+    runs: pd.DataFrame
+    joined: pd.DataFrame
+    lines: pd.DataFrame
 
 
 @dataclass(frozen=True)
 class Report:
     """Holds what is printed.
 
-    source        all runs of the user if one is of a cell of the tables, else the published ones
-    shown         those of `source` that the tables show, of `by_study`
-    published     the published runs, of `by_study`
-    differences   the lines of the published runs, of `answers`
-    own           the lines of the user's runs
+    shown    the runs in Tables 1 and 2: the user's if one is of their cells, else published ones
+    whose    says which
+    asked    the user's studies that come first, without Tables 1 and 2
     """
 
     runs: Runs
-    source: pd.DataFrame
+    own: Results
+    published: Results
     shown: pd.DataFrame
+    whose: str
     losses: Sequence[Table]
-    published: pd.DataFrame
-    differences: pd.DataFrame
-    own: pd.DataFrame
+    asked: Sequence[str]
 
 
-def collect(runs: Runs) -> Report:
-    """Makes everything of the report but its pictures. Raises UserError if the runs of one row are
-    not comparable.
+def results(runs: pd.DataFrame, cells: Sequence[Cell]) -> Results:
+    """Raises UserError if runs of one row are not comparable."""
+    joined = by_study(runs, cells)
+    return Results(runs, joined, answers(joined, load_contrasts()))
+
+
+def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
+    """Makes everything of the report but its pictures; `studies` as in `build_report`. Raises
+    UserError if runs of one row are not comparable.
     """
-    studies = expected_cells(PUBLISHED_SCALE)
-    published = by_study(runs.published, [*table_cells(PUBLISHED_SCALE), *studies])
+    of_studies = expected_cells(PUBLISHED_SCALE)
+    published = results(runs.published, [*table_cells(PUBLISHED_SCALE), *of_studies])
     if runs.scale != PUBLISHED_SCALE:
-        studies = expected_cells(runs.scale)
-    cells = table_cells(runs.scale, tiny=runs.tiny)
-    own = by_study(runs.own, [*cells, *studies])
-    mine = runs.own["cell_key"].isin([cell.cell_key for cell in cells]).any()
-    source = runs.own if mine else runs.published
+        of_studies = expected_cells(runs.scale)
+    cells = table_cells(runs.scale)
+    own = results(runs.own, [*cells, *of_studies])
+    source, whose = runs.published, "published runs"
+    if runs.own["cell_key"].isin([cell.cell_key for cell in cells]).any():
+        source, whose = runs.own, "your runs"
     shown = by_study(source, cells)
-    large = paper_size(published) if runs.scale != "paper" else published[:0]
+    large = paper_size(published.joined) if runs.scale != "paper" else shown[:0]
     losses, missing = [], tables.missing_words(source)
     for name in TABLES:
         planned, found = [frame[frame["study"] == name] for frame in (cell_frame(cells), shown)]
         losses.append(tables.loss_table(name, planned, found, large, missing))
-    differences, of_own = [answers(frame, load_contrasts()) for frame in (published, own)]
-    return Report(runs, source, shown, losses, published, differences, of_own.query("n > 0"))
+    known = own.joined["study"].unique()
+    asked = [name for name in known if name not in TABLES and name in (studies or known)]
+    return Report(runs, own, published, shown, whose, losses, asked)
 
 
 def paper_size(published: pd.DataFrame) -> pd.DataFrame:
@@ -100,29 +122,30 @@ def build_report(
     scale: str | None = None,
     folders: Sequence[Path] = (),
     out_dir: Path | None = None,
-    studies: Collection[str] = TABLES,
+    studies: Collection[str] | None = None,
 ) -> list[InvalidRecord]:
     """Reads the runs of `load_runs`, writes the page and the CSV files, and prints the results of
-    `studies` and the page's path.
+    `studies` (None: of all that have runs) and the page's path.
 
     `out_dir` defaults to results_dir/report, of the smoke scale report-smoke. Returns the invalid
     records, which enter no number and are named on the page and on stderr. Raises UserError if runs
     of one row are not comparable.
     """
     runs = load_runs(results_dir=results_dir, scale=scale, folders=folders)
-    report = collect(runs)
+    report = collect(runs, studies)
     if out_dir is None:  # a smoke test leaves the report of other runs
         out_dir = results_dir / ("report-smoke" if runs.scale == "smoke" else "report")
     pictures = draw(report)
-    sentences = []
+    found = None
     try:
-        sentences = findings(report.differences)
+        found = findings(report.published.lines)
     except UserError as error:  # after a change of the numerics, say, when published runs are stale
-        log_line(f"{error}; the page has no sentences")
+        log_line(f"{error}; the page does not say what was found")
+    source = report.own.runs if len(report.own.runs) else report.published.runs
     files = {f"{table.name}.csv": to_csv(table.numbers) for table in report.losses}
     files["differences.csv"] = difference_csv(report)
-    files["runs.csv"] = report.source.to_csv(index=False, lineterminator="\n")
-    files["index.html"] = render_page(report, pictures, sentences)
+    files["runs.csv"] = source.to_csv(index=False, lineterminator="\n")
+    files["index.html"] = render_page(report, pictures, found)
     if "fig4" in pictures:
         write_bytes(out_dir / "fig4.png", render(pictures["fig4"], "png"))
     for name, content in files.items():  # the page is last: it links to the others
@@ -134,20 +157,38 @@ def build_report(
 def draw(report: Report) -> dict[str, Figure]:
     """Draws the figures, by name; those without runs are left out."""
     drawn = {}
+    complete = report.own.runs[report.own.runs["status"] == "complete"]
+    if len(complete):
+        newest = complete.sort_values("finished_utc").tail(MOST_CURVES)
+        drawn["own"] = figures.own_curves(load_curves(newest), newest)
     of_table = report.shown[report.shown["study"] == TABLES[0]]
     if len(of_table):
         drawn["fig4"] = figures.fig4(load_curves(of_table), of_table)
-    runs, lines = report.published, report.differences
-    rate_runs = runs[runs["study"].isin(RATE_STUDIES) & runs["model"].isin(("rope", "crope"))]
-    if len(rate_runs):
-        names = [f"{study}/crope - rope" for study in RATE_STUDIES]
-        drawn["rates"] = figures.rates(rate_runs, lines[lines["name"].isin(names)])
+    rates = rate_lines(report.published.joined)
+    if len(rates):
+        drawn["rates"] = figures.rates(rates)
+    lines = report.published.lines
     lines = lines[(lines["dataset"] == "") & lines["mean"].notna()]
     lines = lines.assign(model=lines["name"].map(beside_rope())).dropna(subset="model")
     if len(lines):
         title = "After 3,200 steps at the paper's learning rate, 95 % over seeds"
         drawn["models"] = figures.models(lines, title)
     return drawn
+
+
+def rate_lines(published: pd.DataFrame) -> pd.DataFrame:
+    """Estimates CRoPE - RoPE at each learning rate and corpus over the seeds of RATE_STUDIES: the
+    columns dataset, rate, by_seed and those of `estimate`.
+    """
+    pair = Contrast("", RATE_STUDIES, ("crope", ""), (("rope", ""),))
+    by_seed = differences(published, pair)
+    by_seed["rate"] = by_seed["setting"].str.removeprefix("train.lr=").astype(float)
+    by_seed = by_seed[by_seed["rate"] <= HIGHEST_RATE]
+    lines = []
+    for (dataset, rate), part in by_seed.groupby(["dataset", "rate"]):
+        line = {"dataset": dataset, "rate": rate, "by_seed": part["nats"]}
+        lines.append(line | estimate(part["nats"]))
+    return pd.DataFrame(lines)
 
 
 def beside_rope() -> dict[str, str]:
@@ -162,31 +203,32 @@ def beside_rope() -> dict[str, str]:
 
 
 def difference_csv(report: Report) -> str:
-    parts = [report.differences.assign(runs="published"), report.own.assign(runs="yours")]
-    return to_csv(pd.concat(parts).drop(columns="by_seed"))
+    parts = [report.published.lines.assign(runs="published"), report.own.lines.assign(runs="yours")]
+    return to_csv(pd.concat(parts).query("n > 0").drop(columns="by_seed"))
 
 
-def render_page(report: Report, pictures: Mapping[str, Figure], sentences: Sequence[str]) -> str:
+def render_page(report: Report, pictures: Mapping[str, Figure], found: Findings | None) -> str:
     """Fills in page.html; text is escaped."""
-    runs = report.runs
-    whose = "your runs" if report.source is runs.own else "the published runs"
     images = {}
     for name, figure in pictures.items():
         data = base64.b64encode(render(figure)).decode()
         images[name] = f"data:image/svg+xml;base64,{data}"
+    own = report.own.lines[report.own.lines["n"] > 0]
+    caption = "Differences of your runs after the last step"
+    public = tables.planned_lines(report.published.lines)
     context = {
         "report": report,
-        "sentences": sentences,
-        "origin": f"{report.shown['run_id'].nunique()} of {whose}",
+        "found": found,
+        "verdict": agreement.verdict(report.runs),
+        "studies": [tables.study_table(study, report.own.joined) for study in report.asked],
+        "count": report.shown["run_id"].nunique(),
         "notes": PROTOCOL_NOTES,
         "images": images,
-        "own": tables.own_table(runs),
-        "failed": failures(runs.own),
-        "differences": tables.difference_tables(
-            report.differences, "Differences of the published runs"
-        ),
-        "own_differences": tables.difference_tables(report.own, "Differences of your runs"),
-        "repeats": agreement.repeats_table(runs.published),
+        "own": tables.own_table(report.runs),
+        "failed": failures(report.own.runs),
+        "own_differences": tables.difference_table(own, caption),
+        "differences": tables.difference_table(public, "Planned differences of the published runs"),
+        "repeats": agreement.repeats_table(report.runs.published),
     }
     return render_template(TEMPLATE, context, autoescape=True)
 
@@ -211,23 +253,22 @@ def render_template(template: Path, context: Mapping[str, Any], *, autoescape: b
     return environment.from_string(template.read_text(encoding="utf-8")).render(**context)
 
 
-def print_report(report: Report, page: Path, studies: Collection[str]) -> None:
-    """Prints those of Tables 1 and 2 that are asked for, how runs agree with the published ones, the
-    user's differences of other studies, and where the page is.
+def print_report(report: Report, page: Path, studies: Collection[str] | None) -> None:
+    """Prints the losses and differences of the user's studies, those of Tables 1 and 2 that are
+    asked for with how they agree with the published runs, and where the page is.
     """
-    for table in report.losses:
-        if table.name in studies:
-            print(f"\n{table.caption}\n{table.text(['paper', 'full', ''])}")
-    public = report.differences
-    lines = public[public["name"] == "table1/crope - rope"]
-    if set(TABLES) & set(studies):
-        print("", *agreement.verdict(report.runs, lines), sep="\n")
     contrasts = load_contrasts()
-    for line in report.own.to_dict("records"):
-        asked = set(contrasts[line["name"]].studies) & set(studies) - set(TABLES)
-        if asked:
-            place = tables.place(line)
-            print(f"{line['name']}; {place}: {tables.interval_text(line)}, n = {line['n']}")
-    print(f"open {page}")
+    for study in report.asked:
+        table = tables.study_table(study, report.own.joined)
+        print(f"\n{table.caption}\n{table.frame.to_string(index=False)}")
+        for line in report.own.lines.query("n > 0").to_dict("records"):
+            contrast = contrasts[line["name"]]
+            if study in contrast.studies:
+                where, text = tables.place(line), tables.interval_text(line)
+                print(f"{contrast.label}; {where}: {text}, n = {line['n']}")
+    for table in report.losses:
+        if table.name in (studies or TABLES):
+            print(f"\n{table.caption}\n{table.text(['paper', 'full', ''])}")
+    print("", *agreement.verdict(report.runs), f"open {page}", sep="\n")
     for error in report.runs.invalid:
         print(f"invalid: {error}", file=sys.stderr)

@@ -150,19 +150,21 @@ def render_docs(report: page.Report) -> dict[Path, str]:
 
     Raises UserError for a sentence of docs/findings.yaml whose answer has changed.
     """
-    table1, table2 = map(for_readme, report.losses)
-    published = report.runs.published
-    lines = report.differences
-    # No study is looked at before its plan is complete.
-    lines = lines[lines["complete"] | lines["mean"].isna()]
+    published, ngrams = report.runs.published, read_ngrams()
+    found = findings(report.published.lines)
+    planned = tables.planned_lines(report.published.lines)
+    answered = tables.difference_table(planned, "Planned questions")
+    answered.frame["What it means"] = planned["name"].map(found.meanings).fillna("").to_list()
+    quick = report.losses[0].numbers.query("dataset == 'ptb' and protocol == 'full'")
     context = {
-        "sentences": findings(report.differences),
-        "table1": table1,
-        "table2": table2,
+        "found": found,
+        "expected": f"{quick.set_index('model')['mean']['crope']:.2f}",
+        "runs": f"{published['run_id'].nunique():,}",
+        "table1": for_readme(report.losses[0], report.shown, ngrams),
         "losses": report.losses,
         "notes": page.PROTOCOL_NOTES,
-        "differences": tables.difference_tables(lines, "Differences"),
-        "ngrams": ngram_table(read_ngrams()),
+        "planned": answered,
+        "ngrams": ngram_table(ngrams),
         "repeats": agreement.repeats_table(published),
         "sets": Table("sets", "Published sets", made_by(published, SET_FACTS)),
     }
@@ -172,12 +174,26 @@ def render_docs(report: page.Report) -> dict[Path, str]:
     return texts
 
 
-def for_readme(table: Table) -> Table:
-    """Reduces Table 1 or 2 to the full losses, without sizes: its first column names the rows."""
-    kind = table.frame.iloc[:, 1]
-    frame = table.frame[(kind != "") & ~kind.str.startswith("sampled")].copy()
-    label = frame.columns[0]
-    frame[label] = frame[label].mask(frame[label].str.startswith("here "), "")
+def for_readme(table: Table, shown: pd.DataFrame, ngrams: Sequence[Mapping[str, Any]]) -> Table:
+    """Reduces Table 1 to the paper's and the full losses, and adds what counting pairs of tokens
+    reaches on the same tokens.
+    """
+    vocabularies = shown.groupby("dataset")["config.tokenizer.vocab_size"].max()
+    pairs = {}
+    for entry in ngrams:
+        if entry["tokenizer"]["vocab_size"] == vocabularies.get(entry["corpus"]):
+            pairs[entry["corpus"]] = f"{entry['loss_nats']['bigram']:.4f}"
+    label, kind, xpos, *others = table.frame.columns
+    names = {text: corpus for corpus, text in paper.DATASET_LABELS.items()}
+    lines, corpus = [], ""
+    for line in table.frame.to_dict("records"):
+        corpus = names.get(line[label], corpus)
+        if line[kind] == "paper":
+            lines.append(line)
+        if line[kind] == "full":
+            lines.append(line | {label: "", kind: "here"})
+            lines.append({kind: "pairs", xpos: pairs.get(corpus, "")})
+    frame = pd.DataFrame(lines, columns=[label, kind, xpos, *others]).fillna("")
     return replace(table, frame=frame)
 
 

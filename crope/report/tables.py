@@ -11,13 +11,14 @@ sampled   the paper's: mean and standard deviation of the sampled validation los
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from crope import paper
+from crope.plan.study import STAND_IN
 from crope.report.evidence import Contrast, differences, estimate, load_contrasts
 from crope.report.frame import PAIR, Runs, dataset_label, model_label
 
@@ -104,40 +105,38 @@ def loss_table(
     """Table 1 or 2: below each of the paper's lines this project's.
 
     cells        of the study `name`, at the scale that is reported
-    runs         of `by_study`
+    runs         of `by_study`; where all are of STAND_IN, its lines are the only ones
     paper_size   those that were made at the paper's own size; empty where `runs` are
     missing      of `missing_words`
     """
     decimals = paper.PRINTED_DECIMALS[name]
-    kinds = {"full": runs, "sampled": runs}
-    kinds |= {f"{protocol}, paper's size": paper_size for protocol in PROTOCOLS}
+    stands_in = set(runs["dataset"]) == {STAND_IN}
+    cells = cells[(cells["dataset"] == STAND_IN) == stands_in]
+    sources = {"full": runs, "sampled": runs}
+    sources |= {f"{protocol}, paper's size": paper_size for protocol in PROTOCOLS}
     printed, numbers = [], []
     for names, of_row in cells.groupby(["dataset", "row"], sort=False):
         dataset, row = map(str, names)
-        own = _of_row(runs, dataset, row)
-        if dataset == "tiny" and own.empty:  # it stands in for a corpus of the other table
-            continue
         models = list(of_row["model"])
-        first = dataset_label(dataset) if name == "table1" else paper.row_label(row)
-        if name == "table2" and dataset == "tiny":
-            first += ", tiny"
-        labels = [first, _size(own)]
-        of_paper = {model: paper.printed_loss(name, row, dataset, model) for model in models}
-        lines = [_paper_line(of_paper, decimals)] if any(of_paper.values()) else []
-        for kind, source in kinds.items():
-            its_runs = _of_row(source, dataset, row)
-            if its_runs.empty and kind != "full":
-                continue
+        known = _paper_losses(name, row, dataset, models)
+        lines = {"paper": (known, _paper_difference(known, decimals))}
+        for kind, source in sources.items():
+            its_runs = source[(source["dataset"] == dataset) & (source["row"] == row)]
             protocol = kind.split(",")[0]
             known = losses_by_model(its_runs, protocol).reindex(models)
             words = missing if source is runs else {}
             empty = [words.get(key, "missing") for key in of_row["cell_key"]]
             known["status"] = np.where(known["n"] > 0, "complete", empty)
-            known = known.reset_index()
-            numbers.append(known.assign(table=name, dataset=dataset, row=row, protocol=kind))
             difference = "" if protocol == "sampled" else pair_difference(its_runs, decimals)
-            lines.append([kind, *_own_cells(known, decimals), difference])
-        printed += [[label, *line] for label, line in zip_longest(labels, lines, fillvalue="")]
+            if kind == "full" or len(its_runs):
+                lines[kind] = (known.reset_index(), difference)
+        of_row = runs[(runs["dataset"] == dataset) & (runs["row"] == row)]
+        label = dataset_label(dataset) if name == "table1" else paper.row_label(row)
+        labels = chain([label, _size(of_row)], repeat(""))
+        for kind, (known, difference) in lines.items():
+            if known["status"].any():  # the paper has no line of STAND_IN
+                numbers.append(known.assign(table=name, dataset=dataset, row=row, protocol=kind))
+                printed.append([next(labels), kind, *_loss_cells(known, decimals), difference])
     if name == "table1":
         printed.append(["Parameters", "", *_parameters(runs, models), ""])
     header = ["Dataset" if name == "table1" else "Configuration", ""]
@@ -147,32 +146,48 @@ def loss_table(
     return Table(name, caption, frame, pd.concat(numbers)[NUMBERS])
 
 
-def _of_row(runs: pd.DataFrame, dataset: str, row: str) -> pd.DataFrame:
-    return runs[(runs["dataset"] == dataset) & (runs["row"] == row)]
+def _paper_losses(name: str, row: str, dataset: str, models: Sequence[str]) -> pd.DataFrame:
+    """Gives what the paper prints of one row, in the columns of `losses_by_model`."""
+    lines = []
+    for model in models:
+        line = {"model": model, "n": np.nan, "mean": np.nan, "std": np.nan, "status": ""}
+        if loss := paper.printed_loss(name, row, dataset, model):
+            line |= {"mean": loss.mean_nats, "std": loss.std_nats, "status": "complete"}
+        lines.append(line)
+    return pd.DataFrame(lines)
 
 
-def _paper_line(of_paper: Mapping[str, paper.PrintedLoss | None], decimals: int) -> list[str]:
-    cells = []
-    for loss in of_paper.values():
-        cells.append(plus_minus(loss.mean_nats, loss.std_nats, decimals) if loss else "")
-    first, second = of_paper.get("crope"), of_paper.get("rope")
-    difference = ""
-    if first and second:
-        difference = signed(first.mean_nats - second.mean_nats, decimals)
-    return ["paper", *cells, difference]
+def _paper_difference(known: pd.DataFrame, decimals: int) -> str:
+    means = known.set_index("model")["mean"].dropna()
+    return signed(means["crope"] - means["rope"], decimals) if {*PAIR} <= {*means.index} else ""
 
 
-def _own_cells(known: pd.DataFrame, decimals: int) -> list[str]:
-    """One cell per model; n is that of RoPE and CRoPE unless stated."""
+def _loss_cells(known: pd.DataFrame, decimals: int) -> list[str]:
+    """Prints one cell per model; n is that of RoPE and CRoPE unless stated."""
     usual = known.loc[known["model"].isin(PAIR), "n"].max()
     cells = []
     for line in known.to_dict("records"):
         text = line["status"]
         if text == "complete":
             text = plus_minus(line["mean"], line["std"], decimals)
-            text += "" if line["n"] == usual else f" (n\u00a0=\u00a0{line['n']:.0f})"
+            if pd.notna(line["n"]) and line["n"] != usual:
+                text += f" (n\u00a0=\u00a0{line['n']:.0f})"
         cells.append(text)
     return cells
+
+
+def study_table(study: str, joined: pd.DataFrame) -> Table:
+    """The final losses of one study: a line per corpus, row and setting, a column per model."""
+    runs = joined[joined["study"] == study]
+    printed = []
+    for _, of_place in runs.groupby(["dataset", "row", "setting"], sort=False):
+        known = losses_by_model(of_place, "full").reset_index().assign(status="complete")
+        cells = dict(zip(known["model"].map(model_label), _loss_cells(known, 4), strict=True))
+        seeds = f"n\u00a0=\u00a0{known['n'].max():.0f}"
+        printed.append({"": place(of_place.iloc[0].to_dict()), **cells, "seeds": seeds})
+    frame = pd.DataFrame(printed).fillna("")
+    frame["seeds"] = frame.pop("seeds")  # behind models that the first line lacks
+    return Table(study, f"{study}: loss after the last step, nats per token", frame)
 
 
 def pair_difference(runs: pd.DataFrame, decimals: int) -> str:
@@ -208,27 +223,29 @@ def missing_words(source: pd.DataFrame) -> dict[str, str]:
     return dict(zip(source["cell_key"], words, strict=True))
 
 
-def difference_tables(lines: pd.DataFrame, caption: str) -> list[Table]:
-    """The lines of `answers`: planned ones with their question, exploratory ones by study."""
+def difference_table(lines: pd.DataFrame, caption: str) -> Table:
+    """Prints lines of `answers`: planned ones with their question, exploratory ones by study."""
     contrasts = load_contrasts()
-    printed: dict[str, list[Any]] = {"planned": [], "exploratory": []}
+    printed = []
     for line in lines.to_dict("records"):
         contrast = contrasts[line["name"]]
-        kind, first = "exploratory", ", ".join(contrast.studies)
-        if contrast.date:
-            kind, first = "planned", f"{line['name']}. {contrast.question}"
+        asked = f"{line['name']}. {contrast.question}"
+        first = asked if contrast.date else ", ".join(contrast.studies)
         difference = contrast.label + (", mean over settings" if contrast.averaged else "")
         nats = interval_text(line)
         if MINUS not in difference:  # a loss, which needs no sign
             nats = nats.replace("+", "")
-        printed[kind].append([first, difference, place(line), nats, line["n"]])
-    found = []
-    for (kind, rows), head in zip(printed.items(), ("Question", "Study"), strict=True):
-        columns = [head, "Difference", "Where", "Nats per token (95 %)", "n"]
-        if rows:
-            frame = pd.DataFrame(rows, columns=columns)
-            found.append(Table(kind, f"{caption}, {kind}", frame))
-    return found
+        printed.append([first, difference, place(line), nats, line["n"]])
+    columns = ["Question or study", "Difference", "Where", "Nats per token (95 %)", "n"]
+    return Table("differences", caption, pd.DataFrame(printed, columns=columns))
+
+
+def planned_lines(lines: pd.DataFrame) -> pd.DataFrame:
+    """Selects of `answers` what planned questions ask: over all corpora."""
+    planned = [name for name, contrast in load_contrasts().items() if contrast.date]
+    whole = lines[lines["name"].isin(planned)]
+    several = whole.loc[whole["dataset"] == "", "name"]
+    return whole[(whole["dataset"] == "") | ~whole["name"].isin(several)]
 
 
 def place(line: Mapping[Any, Any]) -> str:

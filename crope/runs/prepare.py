@@ -9,7 +9,7 @@ from crope.data.tokens import load_tokens
 from crope.errors import UserError, log_line
 
 
-def prepare(
+def make_tokens(
     corpora: Sequence[str], tokenizer: TokenizerConfig, *, data_dir: Path
 ) -> dict[str, UserError]:
     """Makes the token files of each corpus and prints a line per corpus; returns the errors of

@@ -16,52 +16,27 @@ from crope.records.store import last_values
 LOSSES = {"train": "train/loss_nats", "val": "val/loss_nats"}
 
 
-def bars() -> Progress:
-    """Returns bars with a description, the share done and the time left."""
-    console = Console(stderr=True)
-    in_worker = multiprocessing.parent_process() is not None
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=in_worker or not console.is_terminal,
-        # Otherwise what is printed into a pipe would land on the terminal.
-        redirect_stdout=sys.stdout.isatty(),
-    )
-
-
 class RunProgress:
-    """The bar of one run: step, losses and time left."""
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.values, self.bars = run, dict[str, Any](), bars()
-        self.task = self.bars.add_task(short_name(run), total=run.config.train.max_steps)
-
-    def __enter__(self) -> Self:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.bars.stop()
-
-    def log(self, line: Mapping[str, Any]) -> None:
-        """Takes one line of metrics.jsonl."""
-        self.values |= line
-        text = short_name(self.run) + render_losses(self.values)
-        self.bars.update(self.task, completed=line["step"], description=text)
-
-
-class SweepProgress:
-    """A bar for all training tokens, and one for each run that trains now."""
+    """A bar for each run that trains now, and one for all training tokens of several runs."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        self.runs, self.bars = {run.run_id: run for run in runs}, bars()
-        self.all = self.bars.add_task("all runs", total=sum(map(training_tokens, runs)))
+        console = Console(stderr=True)
+        in_worker = multiprocessing.parent_process() is not None
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=in_worker or not console.is_terminal,
+            # Otherwise what is printed into a pipe would land on the terminal.
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        self.runs = {run.run_id: run for run in runs}
+        self.values: dict[str, Mapping[str, Any]] = {}  # the newest, by run
         self.tasks: dict[str, Any] = {}
-        self.tokens: dict[str, float] = {}  # done, by run
+        self.all = self.bars.add_task("all runs", total=1, visible=len(runs) > 1)
 
     def __enter__(self) -> Self:
         self.bars.start()
@@ -70,25 +45,35 @@ class SweepProgress:
     def __exit__(self, *exception: object) -> None:
         self.bars.stop()
 
-    def update(self, active: Sequence[Run]) -> None:
-        """Called often, with the runs that train now."""
-        if self.bars.disable:
-            return
+    def poll(self, active: Sequence[Run]) -> None:
+        """Reads how far the runs are that other processes train now."""
         for run in active:
-            steps = run.config.train.max_steps
-            if run.run_id not in self.tasks:
-                self.tasks[run.run_id] = self.bars.add_task(short_name(run), total=steps)
-            values = last_values(run.path)
-            text = short_name(run) + render_losses(values)
-            self.bars.update(self.tasks[run.run_id], completed=values["step"], description=text)
-            self.tokens[run.run_id] = training_tokens(run) * values["step"] / steps
-        self.bars.update(self.all, completed=sum(self.tokens.values()))
+            self.show(run, last_values(run.path))
+
+    def show(self, run: Run, values: Mapping[str, Any]) -> None:
+        """Moves the bar of a run to a line of its metrics.jsonl."""
+        name, step = run.run_id, values["step"]
+        if name not in self.tasks:
+            self.tasks[name] = self.bars.add_task("", total=run.config.train.max_steps)
+        self.values[name] = {**self.values.get(name, {}), **values}
+        text = short_name(run) + render_losses(self.values[name])
+        self.bars.update(self.tasks[name], completed=step, description=text)
+        self.bars.update(self.all, completed=self.share_done())
 
     def end(self, run_id: str) -> None:
         """Removes the bar of a run that has ended."""
-        self.tokens[run_id] = training_tokens(self.runs[run_id])
+        self.values[run_id] = {"step": self.runs[run_id].config.train.max_steps}
         if run_id in self.tasks:
             self.bars.remove_task(self.tasks.pop(run_id))
+        self.bars.update(self.all, completed=self.share_done())
+
+    def share_done(self) -> float:
+        """Computes the share of all training tokens that is done."""
+        done = 0.0
+        for name, values in self.values.items():
+            run = self.runs[name]
+            done += training_tokens(run) * values["step"] / run.config.train.max_steps
+        return done / sum(map(training_tokens, self.runs.values()))
 
 
 def short_name(run: Run) -> str:

@@ -2,8 +2,9 @@
 
 import gc
 import traceback
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +66,16 @@ def execute(run: Run) -> Outcome:
     try:
         if is_complete(run.path):
             return _skipped(run, "already complete")
-        with run_lock(run):
+        with run_lock(run.path):
             if is_complete(run.path):  # by the process that held the lock until now
                 return _skipped(run, "completed by another process")
             model = build_model(run.config)  # a part that no registry has leaves no folder
             tokens = _load(run.config)  # may take minutes, which a signal ends: nothing to save
             with stop_on_signal() as stop:
-                return replace(_attempt(run, model, tokens, stop), signal=stop.signal)
+                with attempt(run, tokens) as record:
+                    record.summary |= _train(run, model, tokens, record.tracker, stop)
+                gc.collect()  # a failure's traceback keeps tensors alive, which the next run needs
+                return Outcome(run.run_id, record.summary["status"], record.text, stop.signal)
     except Timeout:
         return Outcome(run.run_id, "busy", f"{run.run_id}: another process is training it")
     except OSError as error:
@@ -93,41 +97,57 @@ def _load(config: Config) -> TokenSet:
     return tokens
 
 
-def _attempt(run: Run, model: GPT, tokens: TokenSet, stop: Stop) -> Outcome:
-    """Trains a run that is not complete, from its checkpoint if it has one, and writes its record.
+@dataclass
+class Attempt:
+    """An attempt at a run: what it says of itself, and what its summary will hold."""
 
-    The summary of an earlier failure stays until this attempt's replaces it.
+    run: Run
+    described: dict[str, Any]  # run.json
+    facts: dict[str, Any]  # provenance.json
+    tracker: Tracker
+    summary: dict[str, Any]
+    text: str = ""
+
+    def end(self, status: str, text: str) -> None:
+        """Writes the record unless the run was stopped; `text` is printed."""
+        self.summary["status"], self.text = status, text
+        folder = self.run.path
+        if status != "stopped":
+            self.summary["finished_utc"] = self.facts["finished_utc"] = provenance.now_utc()
+            write_json(folder / "provenance.json", self.facts)
+            write_json(folder / "summary.json", self.summary)
+        self.tracker.finish(self.summary)  # may take half a minute, when all that counts is on disk
+        if status == "complete":  # only now: until summary.json was written they were needed
+            remove_checkpoints(folder)
+
+
+@contextmanager
+def attempt(run: Run, tokens: TokenSet) -> Iterator[Attempt]:
+    """Owns the files of a run that is not complete: they say at once what it is, and at the end how
+    it ended. The summary of an earlier failure stays until this attempt's replaces it.
+
+    A run that is refused (UserError) keeps the files that it had. Any other failure than that of a
+    file is contained: one failing run must not stop a sweep.
     """
-    told = [run.path / "run.json", run.path / "provenance.json"]
-    before = {path: path.read_bytes() for path in told if path.exists()}
+    files = [run.path / "run.json", run.path / "provenance.json"]
+    before = {file: file.read_bytes() for file in files if file.exists()}
     described, facts = _describe_attempt(run, tokens)
-    tracker = Tracker(run, described)
-    summary: dict[str, Any] = {"error": None}
-    status, text = "stopped", ""
+    record = Attempt(run, described, facts, Tracker(run, described), {"error": None})
     try:
-        summary |= _train(run, model, tokens, tracker, stop)
-        status, text = "complete", _result_line(run.path, described, summary)
+        yield record
     except Stopped as stopped:
-        text = f"{run.run_id}: {stopped}; run the same command to continue"
+        record.end("stopped", f"{run.run_id}: {stopped}; run the same command to continue")
     except UserError:
-        for path, content in before.items():  # a refused attempt has trained nothing
-            write_bytes(path, content)
+        for file, content in before.items():
+            write_bytes(file, content)
         raise
     except OSError:
         raise
-    except Exception as error:  # contained: one failing run must not stop a sweep
-        summary["error"] = describe_error(error)
-        status, text = "failed", f"{run.run_id}: failed: {summary['error']['message']}"
-    summary["status"] = status
-    if status != "stopped":
-        summary["finished_utc"] = facts["finished_utc"] = provenance.now_utc()
-        write_json(run.path / "provenance.json", facts)
-        write_json(run.path / "summary.json", summary)
-    tracker.finish(summary)  # may take half a minute, when all that counts is on disk
-    if status == "complete":
-        remove_checkpoints(run.path)  # only now: until summary.json was written they were needed
-    gc.collect()  # a failure's traceback keeps tensors alive, which the next run needs
-    return Outcome(run.run_id, status, text)
+    except Exception as error:
+        record.summary["error"] = describe_error(error)
+        record.end("failed", f"{run.run_id}: failed: {record.summary['error']['message']}")
+    else:
+        record.end("complete", _result_line(run.path, described, record.summary))
 
 
 def _describe_attempt(run: Run, tokens: TokenSet) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -149,11 +169,11 @@ def _describe_attempt(run: Run, tokens: TokenSet) -> tuple[dict[str, Any], dict[
 def _train(run: Run, model: GPT, tokens: TokenSet, tracker: Tracker, stop: Stop) -> dict[str, Any]:
     """Trains the model; returns what summary.json says of a complete run."""
     parameters = count_parameters(model)
-    with RunProgress(run) as progress:
+    with RunProgress([run]) as progress:
 
         def log(line: dict[str, float]) -> None:
             tracker.log(line)
-            progress.log(line)
+            progress.show(run, line)
 
         seconds = train(
             model,
@@ -179,7 +199,7 @@ def record_failure(run: Run, message: str) -> None:
     """Writes the failed summary of a run whose process was killed and could not do so itself."""
     error = {"type": "Killed", "message": message, "step": None, "traceback": ""}
     summary = {"status": "failed", "error": error, "finished_utc": provenance.now_utc()}
-    with suppress(Timeout), run_lock(run):  # another command may train it by now
+    with suppress(Timeout), run_lock(run.path):  # another command may train it by now
         if (run.path / "provenance.json").exists() and not (run.path / "summary.json").exists():
             write_json(run.path / "summary.json", summary)
 

@@ -11,9 +11,11 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from itertools import chain
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -22,23 +24,22 @@ from typing import Any, NamedTuple
 
 import torch
 
-from crope import paper
 from crope.config import TokenizerConfig
-from crope.errors import ConfigError, DataUnavailable, InvalidRecord, StorageError, UserError
-from crope.files import write_json
+from crope.errors import (
+    ConfigError,
+    DataUnavailable,
+    InvalidRecord,
+    StorageError,
+    UserError,
+    log_line,
+)
 from crope.machine import usable_cores
 from crope.plan.compose import Run, load_run, quoted_override
-from crope.plan.study import (
-    TABLES,
-    UNAVAILABLE,
-    study_axes,
-    study_runs,
-    unavailable_datasets,
-)
+from crope.plan.study import STAND_IN, TABLES, study_axes, study_runs
 from crope.records.locks import is_locked
 from crope.records.store import is_complete
-from crope.runs.prepare import prepare as make_tokens
-from crope.runs.progress import SweepProgress
+from crope.runs.prepare import make_tokens
+from crope.runs.progress import RunProgress
 from crope.runs.run import Outcome, execute, record_failure
 from crope.runs.signals import stop_on_signal
 from crope.train.device import resolve_device
@@ -55,8 +56,7 @@ class Plan:
 
     seeds       of each study, as in `study.first_seeds`
     overrides   of tracker and runtime
-    missing     as in `study.study_runs`
-    failed      datasets of which no run can be trained
+    without     datasets that cannot be had, as in `study.study_runs`
     """
 
     studies: Sequence[str]
@@ -64,8 +64,7 @@ class Plan:
     seeds: int | None
     results_dir: Path
     overrides: Sequence[str] = ()
-    missing: Collection[str] = ()
-    failed: Collection[str] = ()
+    without: Collection[str] = ()
 
     def __post_init__(self) -> None:
         for text in self.overrides:
@@ -78,47 +77,35 @@ class Plan:
         load_run([f"scale={self.scale}", *self.overrides])
 
     def runs(self) -> list[Run]:
-        """Complete ones too, seeds outermost. Of two that differ in execution alone, the last."""
-        runs: dict[str, Run] = {}
-        for run in study_runs(
+        """Lists the runs, complete ones too, seeds outermost."""
+        return study_runs(
             self.studies,
             scale=self.scale,
             seeds=self.seeds,
-            missing=self.missing,
+            without=self.without,
             overrides=[*self.overrides, quoted_override("results_dir", self.results_dir)],
-        ):
-            if run.dataset not in self.failed:
-                runs[run.run_id] = run
-        return list(runs.values())
+        )
 
 
-def prepare(plan: Plan) -> tuple[Plan, list[str]]:
-    """The plan of those runs whose data is there, and a line for each dataset that failed.
+def with_data(plan: Plan) -> tuple[Plan, list[str]]:
+    """Returns the plan of those runs whose data is there, and a line for each dataset that failed.
 
-    Token files are made once here; otherwise every process would wait for the first one. Where a
-    dataset of the paper's cannot be had, `tiny` takes its place in Tables 1 and 2, and
-    results_dir/unavailable.json says why.
+    Token files are made once here; otherwise every process would wait for the first one. Where none
+    of the paper's datasets can be had, STAND_IN takes their place in Tables 1 and 2.
     """
-    runs = plan.runs()
-    tried = {run.dataset for run in runs}
-    errors = _make_tokens(runs)
-    problems, missing = [], {}
+    errors: dict[str, UserError] = {}
+    while failed := _make_tokens(plan.runs()):
+        errors |= failed
+        plan = replace(plan, without=list(errors))
+    if any(run.dataset == STAND_IN for run in plan.runs()):
+        log_line(f"no text of the paper's datasets: Tables 1 and 2 are trained on {STAND_IN}")
+    # That the tables lack a dataset which nobody can have here is no failure.
+    needed = [study_axes(study)["data"] for study in plan.studies if study not in TABLES]
+    problems = []
     for name, error in errors.items():
-        if name in paper.DATASET_LABELS and isinstance(error, DataUnavailable):
-            missing[name] = str(error)
-        else:
+        if not isinstance(error, DataUnavailable) or name in chain(*needed):
             problems.append(str(error))
-    if missing:
-        plan = replace(plan, missing=list(missing))
-        others = [study_axes(study)["data"] for study in plan.studies if study not in TABLES]
-        problems += [text for name, text in missing.items() if name in chain(*others)]
-        of_tiny = _make_tokens([run for run in plan.runs() if run.dataset not in tried])
-        errors |= of_tiny
-        problems += map(str, of_tiny.values())
-    known = unavailable_datasets(plan.results_dir)  # an earlier command may have tried others
-    untried = {name: known[name] for name in known.keys() - tried}
-    write_json(plan.results_dir / UNAVAILABLE, untried | missing)
-    return replace(plan, failed=list(errors)), problems
+    return plan, problems
 
 
 def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
@@ -155,10 +142,15 @@ def train_all(runs: Sequence[Run]) -> list[str]:
     jobs = todo[0].config.runtime.jobs or default_jobs(todo)
     print(f"scale {todo[0].scale}: {counts}, {jobs} at a time", flush=True)
     problems = []
-    with SweepProgress(todo) as progress:
-        for outcome in run_all(todo, jobs=jobs, show=progress.update):
+    began = time.monotonic()
+    with RunProgress(todo) as progress:
+        for number, outcome in enumerate(run_all(todo, jobs=jobs, show=progress.poll), start=1):
             print(outcome.text, flush=True)
             progress.end(outcome.run_id)
+            if number == 1 and len(todo) > 1:
+                done, seconds = progress.share_done(), time.monotonic() - began
+                left = timedelta(seconds=round(seconds / done - seconds))
+                print(f"the other {len(todo) - 1} runs take about {left} (h:min:s)", flush=True)
             if outcome.status not in ("complete", "skipped"):
                 problems.append(outcome.text)
     return problems
@@ -327,7 +319,7 @@ def _resolved(run: Run, jobs: int) -> Run:
 
 def _next_run(waiting: Sequence[Run]) -> Run | None:
     """Returns the first run that no other command trains."""
-    return next((run for run in waiting if not is_locked(run)), None)
+    return next((run for run in waiting if not is_locked(run.path)), None)
 
 
 def default_jobs(runs: Sequence[Run]) -> int:

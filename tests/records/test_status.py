@@ -1,12 +1,9 @@
 """Status: what run folders say, and the same as text."""
 
 import json
-import re
-from dataclasses import replace
 
 import pytest
 
-from crope.plan.compose import load_run
 from crope.records.locks import run_lock
 from crope.records.status import (
     DONE,
@@ -15,14 +12,12 @@ from crope.records.status import (
     RUNNING,
     STARTED,
     RunState,
-    render,
-    states,
-    study_states,
+    list_runs,
+    render_status,
+    state_of,
 )
 from tests.conftest import toy_run
 from tests.toy_runs import toy_corpus, train_toy
-
-RUN = load_run(["model=rope", "data=ptb", "scale=quick", "train.precision=fp32"])  # of 800 steps
 
 
 @pytest.fixture(scope="module")
@@ -40,105 +35,99 @@ def start(run, metrics=""):
     run.path.mkdir(parents=True)
     (run.path / "run.json").touch()
     (run.path / "metrics.jsonl").write_text(metrics)
-    return run
+    return run.path
 
 
-def named(model, status, **more):
-    """The state of a run of 800 steps."""
-    return RunState(replace(RUN, model=model), status, **more)
-
-
-def test_a_complete_run_is_done(trained):
-    run = toy_run(trained)
-    assert states([run]) == [RunState(run, DONE, 12)]
+def test_a_complete_run_is_done_with_its_loss_and_minutes(trained):
+    state = state_of(toy_run(trained).path)
+    assert (state.status, state.step) == (DONE, 12)
+    assert 4 < state.loss < 7
+    assert state.minutes > 0
 
 
 def test_a_failed_run_has_its_reason_until_it_is_tried_again(trained):
-    run = toy_run(trained, "train.lr=1e30")
-    (state,) = states([run])
-    assert state.status == FAILED
-    assert "not finite" in state.reason
-    with run_lock(run):
-        assert states([run])[0].status == RUNNING
+    path = toy_run(trained, "train.lr=1e30").path
+    assert state_of(path).status == FAILED
+    assert "not finite" in state_of(path).reason
+    with run_lock(path):
+        assert state_of(path).status == RUNNING
 
 
 def test_a_corrupt_record_is_failed(tmp_path):
-    run = start(toy_run(tmp_path))
-    (run.path / "summary.json").write_text("{\n")
-    assert states([run])[0].status == FAILED
+    path = start(toy_run(tmp_path))
+    (path / "summary.json").write_text("{\n")
+    assert state_of(path).status == FAILED
 
 
 def test_a_run_without_a_record_is_started_or_running(tmp_path):
     """The last line of its metrics is torn."""
-    run = start(toy_run(tmp_path), '{"step": 0}\n{"step": 20}\n{"st')
-    assert states([run]) == [RunState(run, STARTED, 20)]
-    with run_lock(run):
-        assert states([run]) == [RunState(run, RUNNING, 20)]
+    path = start(toy_run(tmp_path), '{"step": 0}\n{"step": 20}\n{"st')
+    assert state_of(path) == RunState(STARTED, 20)
+    with run_lock(path):
+        assert state_of(path) == RunState(RUNNING, 20)
 
 
 def test_a_free_lock_means_nothing(tmp_path):
-    run = toy_run(tmp_path)
-    with run_lock(run):
+    path = toy_run(tmp_path).path
+    with run_lock(path):
         pass
-    assert states([run]) == [RunState(run, MISSING)]
+    assert state_of(path) == RunState(MISSING)
 
 
-def test_text_of_two_studies_that_share_runs():
-    """One line each: a run that both have is named once, in the order of STATUSES."""
-    running = named("m1", RUNNING, step=20)
-    failed = named("m2", FAILED, reason="no such luck")
-    started = named("m3", STARTED, step=200)
-    done = named("m4", DONE, step=800)
-    text = render({"one, quick": [failed, started, running], "two, quick": [running, done]})
-    lines = [re.sub("-[0-9a-f]{8}", "", line) for line in text.splitlines()]
-    assert lines == [
-        "one, quick: 3 runs: 1 running, 1 started, 1 failed",
-        "two, quick: 2 runs: 1 done, 1 running",
-        "  running m1-ptb-base-s0  step 20 of 800",
-        "  started m3-ptb-base-s0  step 200 of 800",
-        "  failed  m2-ptb-base-s0: no such luck",
-    ]
+def test_the_list_has_the_newest_run_first_with_what_differs_and_why_it_failed(trained):
+    header, failed, settings, reason, done = list_runs(trained).splitlines()[:5]
+    assert header.split() == ["run", "status", "step", "loss", "minutes"]
+    assert failed.split()[:2] == [toy_run(trained, "train.lr=1e30").run_id, "failed"]
+    assert "train.lr=1e+30" in settings
+    assert "not finite" in reason
+    assert done.split()[:3] == [toy_run(trained).run_id, "done", "12"]
 
 
-def counts(results, *studies):
-    """The number of runs by study and scale, of one seed."""
-    found = study_states(studies, scale=None, seeds=1, results_dir=results)
-    return {name: len(runs) for name, runs in found.items()}
+def test_the_list_is_of_names_and_settings_that_have_the_pattern(trained):
+    assert "failed" in list_runs(trained, "lr=1e+30")
+    assert "done" not in list_runs(trained, "lr=1e+30")
+    assert list_runs(trained, "halved").endswith("no run matches")
+
+
+def counts(results, *studies, **options):
+    return render_status(studies, results_dir=results, **options).splitlines()
+
+
+def of_plan(results, scale, dataset, seed):
+    """The beginning of a run of RoPE in Table 1."""
+    from crope.plan.compose import load_run, quoted_override
+
+    where = quoted_override("results_dir", results)
+    run = load_run([where, "model=rope", f"data={dataset}", f"scale={scale}", f"seed={seed}"])
+    path = start(run, '{"step": 20}\n')
+    (path / "run.json").write_text(json.dumps({"run_id": run.run_id, **run.names}))
+    return run
 
 
 def test_without_a_scale_it_is_the_studys_own_or_that_of_the_largest_run(tmp_path):
-    assert counts(tmp_path, "base", "paper_row") == {"base, quick": 4, "paper_row, paper": 2}
-    for scale in ("smoke", "medium"):
-        options = [f"scale={scale}", "train.precision=bf16", f"results_dir={tmp_path}"]
-        run = start(load_run(["model=rope", "data=ptb", *options]))
-        (run.path / "run.json").write_text(json.dumps({"scale": scale}))
-    assert counts(tmp_path, "base") == {"base, medium": 4}
+    lines = counts(tmp_path, "base", "paper_row", scale=None, seeds=1)
+    assert [line.split(" runs")[0] for line in lines] == [
+        "base, quick: 4",
+        "paper_row, paper: 2",
+        "together 6",
+    ]
+    of_plan(tmp_path, "medium", "ptb", 0)
+    assert counts(tmp_path, "base", scale=None, seeds=1)[0].startswith("base, medium: 4 runs")
 
 
-def runs_of_table1(results):
-    (found,) = study_states(["table1"], scale="smoke", seeds=1, results_dir=results).values()
-    return [state.run for state in found]
+def test_only_seeds_of_which_a_run_has_begun_are_counted(tmp_path):
+    """And the runs beside the plan; one that two studies have is counted once."""
+    run = of_plan(tmp_path, "quick", "pg19", 1)
+    of_plan(tmp_path, "smoke", "ptb", 0)
+    assert counts(tmp_path, "table1", "table2", scale="quick", seeds=None) == [
+        "table1, quick: 9 runs: 1 started, 8 missing; 4 more seeds planned",
+        "table2, quick: 12 runs: 1 started, 11 missing; 4 more seeds planned",
+        f"  started {run.run_id}  step 20 of 800",
+        f"together 18 runs; 1 others in {tmp_path / 'runs'}",
+    ]
 
 
-def test_states_are_those_of_the_named_results_folder(tmp_path):
-    results = tmp_path / "räs, a=b"
-    assert runs_of_table1(results)[0].path.parent == results / "runs"
-
-
-def test_tiny_is_expected_in_place_of_a_dataset_until_that_is_there(tmp_path, monkeypatch):
-    """In a folder of both results and data."""
-    (tmp_path / "unavailable.json").write_text('{"ptb": "no network"}')
-    monkeypatch.setattr("crope.data.corpora.RAW_DIR", tmp_path)
-    monkeypatch.setenv("CROPE_DATA_DIR", str(tmp_path))
-    assert {run.dataset for run in runs_of_table1(tmp_path)} == {"pg19", "wikitext2", "tiny"}
-    (tmp_path / "ptb").mkdir()
-    for name in ("train.txt", "valid.txt"):
-        (tmp_path / "ptb" / name).touch()
-    assert {run.dataset for run in runs_of_table1(tmp_path)} == {"pg19", "wikitext2", "ptb"}
-
-
-@pytest.mark.parametrize("content", ["{", "7"])
-def test_a_corrupt_list_of_missing_datasets_is_read_over(content, tmp_path, capsys):
-    (tmp_path / "unavailable.json").write_text(content)
-    assert counts(tmp_path, "table1") == {"table1, quick": 9}
-    assert "unavailable.json: corrupt" in capsys.readouterr().err
+def test_where_tiny_stood_in_its_runs_are_the_plan(tmp_path):
+    of_plan(tmp_path, "quick", "tiny", 0)
+    (line, *_) = counts(tmp_path, "table1", scale=None, seeds=None)
+    assert line.startswith("table1, quick: 3 runs: 1 started, 2 missing")

@@ -1,7 +1,5 @@
 """How far executions of one run lie apart, and the user's runs from published ones."""
 
-import pandas as pd
-
 from crope.report import agreement
 from crope.report.frame import Runs
 from tests.report.frames import runs, together
@@ -21,33 +19,34 @@ def test_repeats_are_executions_of_one_run():
     assert lines["largest"].round(9).to_dict() == {"same": 0.01, "any": 0.25}
 
 
-def told(own, *lines):
-    own = own.assign(finished_utc="2026")
-    return agreement.verdict(Runs("quick", own, PUBLIC, [], {}), pd.DataFrame(lines))
+def told(own, **options):
+    own = own.assign(finished_utc="2026", **options)
+    return agreement.verdict(Runs("quick", own, PUBLIC, []))
 
 
 def test_own_runs_beside_the_nearest_published_ones():
     """CRoPE is 0.05 from 5.1; a run of another scale is no part of it."""
     other = runs(rope=[7.0], first_seed=1).assign(scale="smoke")
     assert told(together(runs(rope=[5.02], crope=[5.15]), other)) == [
-        "Penn Treebank: RoPE 5.020, published 5.010, paper 4.021",
-        "  2 runs agree with published ones: at most 0.050 apart (repeated runs: 0.250)",
+        "Penn Treebank: 2 of 2 runs agree with the published ones: at most 0.050 apart"
+        " (repeated runs: 0.250)",
+        "  RoPE 5.020, published 5.010, the paper's at its size 4.021",
     ]
 
 
 def test_runs_that_lie_further_apart_than_repeats_do_not_agree():
-    assert "1 runs do NOT agree" in told(runs(crope=[5.6]))[1]
+    assert told(runs(crope=[5.6]))[0].startswith("Penn Treebank: 0 of 1 runs agree")
+
+
+def test_on_tiny_the_lowest_possible_loss_stands_beside():
+    """69,249.76 nats over 22,415 tokens."""
+    public = runs(rope=[5.0], dataset="tiny")
+    tokens = {"provenance.data.splits.validation.tokens": 22_415}
+    own = runs(rope=[5.0], dataset="tiny").assign(finished_utc="2026", **tokens)
+    beside = agreement.verdict(Runs("quick", own, public, []))[1]
+    assert beside == "  RoPE 5.000, published 5.000, the lowest possible 3.089"
 
 
 def test_copies_of_published_runs_prove_nothing():
     public = PUBLIC.assign(finished_utc="2026")
-    assert agreement.own_and_published(Runs("quick", public, public, [], {})).empty
-
-
-def test_then_the_difference_of_the_published_seeds():
-    line = {"dataset": "ptb", "row": "base", "n": 3, "planned": 10}
-    line |= {"mean": 0.0081, "complete": False}
-    assert told(runs(rope=[5.0]), line)[2:] == [
-        "CRoPE − RoPE by the published seeds (nats, 95 %); your seeds: 1",
-        "  Penn Treebank +0.008 (3 of 10 seeds), 3 seeds",
-    ]
+    assert agreement.own_and_published(Runs("quick", public, public, [])).empty

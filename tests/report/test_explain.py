@@ -26,15 +26,15 @@ def told(monkeypatch):
     """
     known = {("table1", "quick"): TABLE1, ("cost", "quick"): COST}
 
-    def study_cells(study, scale, tiny):
+    def study_cells(study, scale):
         return known.get((study, scale), [])
 
     def call(name, scale="quick"):
-        monkeypatch.setattr(module, "load_runs", lambda **_: Runs(scale, OWN, PUBLIC, [], {}))
+        monkeypatch.setattr(module, "load_runs", lambda **_: Runs(scale, OWN, PUBLIC, []))
         text = module.explain(name, results_dir=None)
         return [" ".join(line.split()) for line in text.splitlines()]
 
-    monkeypatch.setattr(module, "table_cells", lambda scale, tiny: TABLE1)
+    monkeypatch.setattr(module, "table_cells", lambda scale: TABLE1)
     monkeypatch.setattr(module, "study_cells", study_cells)
     return call
 
@@ -42,7 +42,7 @@ def told(monkeypatch):
 def test_a_cell_of_a_table_with_own_runs_beside_published_ones(told):
     lines = told("table1/ptb/rope")
     assert lines[:7] == [
-        "table1/ptb/rope (yours)",
+        "table1/ptb/rope (yours, scale quick)",
         "seed full sampled path",
         "0 4.750000 NaN mine/rope",
         "precision: fp32",
@@ -50,7 +50,7 @@ def test_a_cell_of_a_table_with_own_runs_beside_published_ones(told):
         "device: a CPU",
         "full: 4.750000, n = 1",
     ]
-    assert lines[9] == "table1/ptb/rope (published)"
+    assert lines[9] == "table1/ptb/rope (published, scale quick)"
     assert lines[12] == "1 5.500000 NaN runs/rope-ptb-base-s1"
     assert lines[16] == "full: 5.250000 ± 0.353553, n = 2"
 
@@ -58,7 +58,7 @@ def test_a_cell_of_a_table_with_own_runs_beside_published_ones(told):
 def test_a_planned_question_whatever_scale_the_users_runs_have(told):
     lines = told("P1", "smoke")
     assert lines[:4] == [
-        "P1 (published)",
+        "P1 (published, scale quick)",
         "dataset seed CRoPE RoPE difference path",
         "ptb 10 4.250000 4.000000 0.250000 runs/crope-ptb-base-long-s10",
         "wikitext2 10 4.500000 4.000000 0.500000 runs/crope-wikitext2-base-long-s10",

@@ -1,7 +1,6 @@
 """What is drawn: frames, labels, colours and order; not each coordinate."""
 
 import pandas as pd
-import pytest
 from matplotlib.colors import to_hex
 
 from crope.report import figures
@@ -12,7 +11,6 @@ from tests.report.frames import runs
 SCHEDULE = {
     "config.train.max_steps": 10,
     "config.train.lr_step_size": 4,
-    "config.train.lr": 0.002,
 }
 TABLE1 = runs(crope=[5.1, 5.3, 5.8], rope=[5.0, 5.2, 5.7]).assign(**SCHEDULE)
 LINE = {
@@ -21,7 +19,8 @@ LINE = {
     "mean": 0.25,
     "low": -0.5,
     "high": 1.0,
-    "setting": "train.lr=0.002",
+    "rate": 0.002,
+    "n": 2,
 }
 
 
@@ -43,10 +42,9 @@ def fig4():
 
 
 def rates():
-    """Both models at two rates, at the higher one with half a nat more."""
-    higher = TABLE1.assign(loss=TABLE1["loss"] + 0.5, **{"config.train.lr": 0.004})
-    other = LINE | {"dataset": "wikitext2"}
-    return figures.rates(pd.concat([TABLE1, higher]), pd.DataFrame([LINE, other, LINE]))
+    """Two corpora at one rate."""
+    other = LINE | {"dataset": "wikitext2", "mean": 0.5}
+    return figures.rates(pd.DataFrame([LINE, other]))
 
 
 def drawn(figure, panel, name):
@@ -74,9 +72,8 @@ def test_each_panel_of_fig_4_has_the_means_of_its_own_losses():
         assert [line[0][0] for line in drawn(figure, panel, "drop")] == [4, 8]
 
 
-@pytest.mark.parametrize("figure", [fig4, rates])
-def test_the_legend_has_each_models_own_colour(figure):
-    (legend,) = figure().legends
+def test_the_legend_has_each_models_own_colour():
+    (legend,) = fig4().legends
     handles = zip(legend.get_texts(), legend.get_lines(), strict=True)
     colours = {text.get_text(): to_hex(line.get_color()) for text, line in handles}
     assert colours == {"RoPE": COLOURS["rope"], "CRoPE": COLOURS["crope"]}
@@ -88,17 +85,21 @@ def test_the_caption_names_the_panels_of_the_axes():
     assert labels == ["validation", "training"]
 
 
-def test_an_interval_and_its_seeds_are_drawn_at_their_rate_or_beside_it():
+def test_each_interval_has_its_number_of_seeds_and_corpora_stand_side_by_side():
     figure = rates()
-    assert drawn(figure, 0, "seeds")[0] == [[0.002, 0.0], [0.002, 0.5]]
     first, second = drawn(figure, 0, "interval")
     assert first == [[0.002, -0.5], [0.002, 1.0]]
-    assert second == [[0.0023, -0.5], [0.0023, 1.0]]
+    assert second == [[0.00216, -0.5], [0.00216, 1.0]]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["n\u00a0=\u00a02"] * 2
+    assert drawn(figure, 0, "Penn Treebank") == [[[0.002, 0.25]]]
 
 
-def test_below_them_the_mean_loss_of_each_model_at_each_rate():
-    assert drawn(rates(), 1, "rope") == [[[0.002, 5.3], [0.004, 5.8]]]
-    assert drawn(rates(), 1, "crope") == [[[0.002, 5.4], [0.004, 5.9]]]
+def test_own_curves_have_a_line_of_sampled_and_markers_of_full_losses_for_each_run():
+    figure = figures.own_curves(curves(), TABLE1)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [f"{model}-ptb-base quick" for model in ("crope", "rope") for _ in range(3)]
+    assert drawn(figure, 0, labels[0])[0] == [[0, 9.6], [5, 6.6], [10, 5.6]]
+    assert figure.axes[0].lines[0].get_xydata().round(9).tolist() == [[0, 9.1], [5, 6.1], [10, 5.1]]
 
 
 def test_the_lowest_model_is_on_top():

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 from crope.errors import UserError
+from crope.report import findings as findings_module
 from crope.report.findings import findings
 
 P1 = {
@@ -13,30 +14,59 @@ P1 = {
     "setting": "",
     "complete": True,
     "n": 3,
+    "planned": 3,
     "mean": 0.2,
+    "std": 0.05,
     "low": 0.1,
     "high": 0.3,
 }
-SLOW = P1 | {"name": "rates", "setting": "train.lr=1"}
+SLOW = P1 | {"name": "base/crope - rope", "setting": "train.lr=1"}
 FAST = SLOW | {"setting": "train.lr=2", "dataset": "ptb", "mean": -0.1234, "low": -0.2}
 FILE = """
-- says: "It costs {cost}, at a large rate {fast}."
-  rests:
-    cost: {from: P1, is: above 0}
-    fast: {from: rates, at: train.lr=2, in: ptb, is: open, show: size}
+differences:
+  - {says: the paper's rate, from: P1}
+  - {says: another, from: base/crope - rope, at: train.lr=1}
+readme:
+  - says: "It costs {cost}, at a large rate {fast}, spread {spread}."
+    rests:
+      cost: {from: P1, is: above 0}
+      fast: {from: base/crope - rope, at: train.lr=2, in: ptb, is: open, show: size}
+      spread: {from: P1, is: above 0, show: spread}
+results: []
+meanings:
+  P1: {is: above 0, says: It costs.}
 """
 
 
 @pytest.fixture
-def sentences(tmp_path):
+def found(tmp_path):
     file = tmp_path / "findings.yaml"
     file.write_text(FILE)
     lines = [SLOW, FAST | {"dataset": "", "mean": 9}, FAST]
     return lambda p1: findings(pd.DataFrame([p1, p1 | {"dataset": "ptb", "mean": 9}, *lines]), file)
 
 
-def test_numbers_are_filled_in(sentences):
-    assert sentences(P1) == ["It costs +0.200 (+0.100 to +0.300)†, at a large rate 0.12."]
+def test_numbers_are_filled_in(found):
+    (text,) = found(P1).readme
+    assert text == "It costs +0.200 (+0.100 to +0.300)†, at a large rate 0.12, spread 0.05†."
+
+
+def test_the_table_of_differences_marks_planned_ones(found):
+    assert found(P1).differences.frame.to_numpy().tolist() == [
+        ["the paper's rate †", "+0.200 (+0.100 to +0.300)", 3],
+        ["another", "+0.200 (+0.100 to +0.300)", 3],
+    ]
+
+
+def test_planned_questions_have_their_meaning(found):
+    assert found(P1).meanings == {"P1": "It costs."}
+
+
+def test_no_line_and_several_of_which_none_is_named_are_refused(found):
+    lines = [P1, P1 | {"setting": "train.lr=2"}]
+    for name in ("P1", "P2"):
+        with pytest.raises(UserError, match=f"{name} has no such line"):
+            findings_module._answer_line(pd.DataFrame(lines), {"from": name})
 
 
 @pytest.mark.parametrize(
@@ -46,9 +76,8 @@ def test_numbers_are_filled_in(sentences):
         ({"low": -0.3, "high": -0.1}, "below 0"),
         ({"complete": False}, "incomplete"),
         ({"low": np.nan}, "incomplete"),
-        ({"name": "other"}, "incomplete"),
     ],
 )
-def test_a_changed_answer_is_refused_with_both(changed, now, sentences):
+def test_a_changed_answer_is_refused_with_both(changed, now, found):
     with pytest.raises(UserError, match=f"P1 is now {now}, not above 0.*It costs"):
-        sentences(P1 | changed)
+        found(P1 | changed)

@@ -8,7 +8,6 @@ from crope.errors import UserError
 from crope.records.store import add_runs
 from crope.report import frame
 from crope.report.frame import (
-    Runs,
     by_study,
     cell_frame,
     load_curves,
@@ -166,13 +165,6 @@ def test_the_scale_of_most_runs_is_reported(scales, reported, monkeypatch, tmp_p
     public = pd.DataFrame({"scale": ["medium"]})
     monkeypatch.setattr(frame, "load_frame", lambda folders: (own if folders else public, []))
     assert load_runs(results_dir=tmp_path, published=tmp_path).scale == reported
-
-
-def test_tiny_joins_the_tables_where_it_was_trained():
-    paper = runs(rope=[5.0]).assign(scale="paper")
-    own = together(paper, runs(rope=[5.0], dataset="tiny"))
-    assert not Runs("paper", own, own, [], {}).tiny
-    assert Runs("quick", own, own, [], {}).tiny
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,18 @@ import pytest
 from crope.errors import InvalidRecord, UserError
 from crope.report import page
 from crope.report.evidence import load_contrasts
+from crope.report.findings import Findings
 from crope.report.frame import Runs
+from crope.report.tables import Table
 from tests.report.frames import cells, losses, runs, together
 
 SCHEDULE = {"config.train.max_steps": 20, "config.train.lr_step_size": 10}
+CURVES = ["val/loss_nats", "val_full/loss_nats", "train/loss_nats"]
 NONE = runs(rope=[])
-RATES = ("rate_edge", "rate_mean", "tuned_lr", "fair_lr")  # the last without warm-up
+HEADLINE = Table(
+    "headline", "Differences", pd.DataFrame([["P1", "+0.1", 3]], columns=["", "Nats", "n"])
+)
+FOUND = Findings(HEADLINE, ["**Nearly.** It costs."], [], {})
 PUBLIC = runs(rope=[5.07], crope=[5.1325]).assign(record_set="public", **SCHEDULE)
 
 
@@ -27,22 +33,22 @@ def own(**options):
 def built(monkeypatch, tmp_path):
     """Builds the report of these runs of Table 1, whose curves are empty; returns the folder."""
 
-    def table_cells(scale, tiny=False):
+    def table_cells(scale):
         found = cells(study="table2", dataset="pg19")
-        for name in ["ptb", *["tiny"] * tiny]:
-            found += cells(study="table1", dataset=name)
+        for name in ("ptb", "tiny"):
+            found += cells(study="table1", dataset=name) + cells(study="table2", dataset=name)
         return found
 
     def call(mine, public=PUBLIC, scale="quick", invalid=(), **options):
-        found = Runs(scale, mine.assign(scale=scale), public, invalid, {})
+        found = Runs(scale, mine.assign(scale=scale), public, invalid)
         monkeypatch.setattr(page, "load_runs", lambda **_: found)
         assert page.build_report(results_dir=tmp_path, **options) == list(invalid)
         return tmp_path / ("report-smoke" if scale == "smoke" else "report")
 
     monkeypatch.setattr(page, "table_cells", table_cells)
     monkeypatch.setattr(page, "expected_cells", lambda scale: [])
-    monkeypatch.setattr(page, "findings", lambda differences: ["**Found**"])
-    curves = pd.DataFrame(columns=["step", "dataset", "row", "model"])
+    monkeypatch.setattr(page, "findings", lambda lines: FOUND)
+    curves = pd.DataFrame(columns=["run_id", "step", "dataset", "row", "model", *CURVES])
     monkeypatch.setattr(page, "load_curves", lambda shown: curves)
     return call
 
@@ -50,15 +56,16 @@ def built(monkeypatch, tmp_path):
 def test_the_users_runs_are_in_the_tables_and_every_file(built, capsys):
     folder = built(own(rope=[5.0625], crope=[5.1875]))
     text = (folder / "index.html").read_text()
-    assert "Tables 1 and 2: 2 of your runs" in text
+    assert "Tables 1 and 2 show 2 of your runs" in text
     assert "<td>5.0625</td><td>5.1875</td><td>+0.1250, n\u00a0=\u00a01</td>" in text
     assert "<td>5.0625</td><td>5.0700 to 5.0700 (1 runs)</td>" in text
-    assert "<li>Found</li>" in text
+    assert "<p><b>Nearly.</b> It costs.</p>" in text
     assert list(pd.read_csv(folder / "runs.csv")["loss"]) == [5.0625, 5.1875]
     lines = pd.read_csv(folder / "differences.csv").query("name == 'table1/crope - rope'")
     assert lines.set_index("runs")["mean"].to_dict() == {"published": 0.0625, "yours": 0.125}
     printed = capsys.readouterr().out
-    assert "Penn Treebank: RoPE 5.062, published 5.070, paper 4.021" in printed
+    assert "Penn Treebank: 2 of 2 runs agree with the published ones: at most 0.055" in printed
+    assert "RoPE 5.062, published 5.070, the paper's at its size 4.021" in printed
     assert f"open {folder}/index.html" in printed
 
 
@@ -78,21 +85,24 @@ def test_what_counts_for_nothing_is_listed_and_escaped(built, capsys):
 @pytest.mark.parametrize("mine", [NONE, runs(rope=[9.0]).assign(cell_key="another")])
 def test_without_own_runs_of_the_tables_the_published_ones_are(built, mine):
     text = (built(mine) / "index.html").read_text()
-    assert "Tables 1 and 2: 2 of the published runs" in text
+    assert "Tables 1 and 2 show 2 of published runs" in text
     assert "<td>5.0700</td><td>5.1325</td>" in text
 
 
 def test_a_sentence_whose_answer_has_changed_costs_no_report(built, monkeypatch, capsys):
     monkeypatch.setattr(page, "findings", mock.Mock(side_effect=UserError("P1 is now open")))
-    assert "<li>Found</li>" not in (built(own(rope=[5.0])) / "index.html").read_text()
-    assert "P1 is now open; the page has no sentences" in capsys.readouterr().err
+    assert "Nearly" not in (built(own(rope=[5.0])) / "index.html").read_text()
+    assert "P1 is now open; the page does not say what was found" in capsys.readouterr().err
 
 
-def test_a_smoke_test_on_tiny_has_a_row_in_a_report_of_its_own(built):
+def test_a_smoke_test_on_tiny_has_rows_of_its_own_in_a_report_of_its_own(built):
     folder = built(own(rope=[5.0625], dataset="tiny"), NONE, scale="smoke")
     assert "scale: smoke" in (folder / "index.html").read_text()
     full = pd.read_csv(folder / "table1.csv").query("protocol == 'full'")
-    assert list(full["status"]) == ["missing", "missing", "complete", "missing"]
+    assert full[["dataset", "status"]].to_numpy().tolist() == [
+        ["tiny", "complete"],
+        ["tiny", "missing"],
+    ]
 
 
 def test_rows_of_the_papers_own_size_have_the_seeds_of_both_models():
@@ -114,52 +124,41 @@ BESIDE_ROPE = {
 }
 
 
-def given(monkeypatch, picture, published, differences):
-    """What a picture is drawn from."""
-    drawn = mock.Mock()
-    monkeypatch.setattr(page.figures, picture, drawn)
-    empty = losses(rope=[])
-    page.draw(page.Report(None, empty, empty, [], published, differences, None))
-    return drawn.call_args.args
-
-
 def test_the_picture_of_all_models_has_those_beside_rope_over_all_corpora(monkeypatch):
+    drawn = mock.Mock()
+    monkeypatch.setattr(page.figures, "models", drawn)
     every = pd.DataFrame({"name": list(load_contrasts())}).assign(dataset="", mean=0.5)
-    others = [every.assign(dataset="ptb"), every.assign(mean=None)]
-    lines, _ = given(monkeypatch, "models", losses(rope=[]), pd.concat([every, *others]))
-    shown = lines[["name", "model"]].to_numpy().tolist()
+    lines = pd.concat([every, every.assign(dataset="ptb"), every.assign(mean=None)])
+    empty = losses(rope=[])
+    nothing = page.Results(empty, empty, lines)
+    page.draw(page.Report(None, nothing, nothing, empty, "", [], []))
+    shown = drawn.call_args.args[0][["name", "model"]].to_numpy().tolist()
     assert sorted(shown) == sorted(map(list, BESIDE_ROPE.items()))
 
 
-def test_the_picture_of_rates_has_the_studies_with_the_same_warm_up(monkeypatch):
-    every = [losses(study=study, rope=[5.0], crope=[5.0], lowrank=[5.0]) for study in RATES]
-    lines = pd.DataFrame({"name": list(load_contrasts())}).assign(dataset="ptb", mean=0.5)
-    shown, lines = given(monkeypatch, "rates", together(*every), lines)
-    assert sorted(shown["study"] + " " + shown["model"]) == [
-        "rate_edge crope",
-        "rate_edge rope",
-        "rate_mean crope",
-        "rate_mean rope",
-        "tuned_lr crope",
-        "tuned_lr rope",
-    ]
-    assert sorted(lines["name"]) == [
-        "rate_edge/crope - rope",
-        "rate_mean/crope - rope",
-        "tuned_lr/crope - rope",
-    ]
+def test_the_picture_of_rates_pools_the_studies_with_the_same_warm_up():
+    """0.1 and 0.2 at one rate, each of a study; `fair_lr` has no warm-up, 0.016 is not drawn."""
+    at = {"setting": "train.lr=0.004", "rope": [5.0]}
+    edge = losses(study="rate_edge", crope=[5.1], **at)
+    mean = losses(study="rate_mean", crope=[5.2], first_seed=1, **at)
+    other = losses(study="fair_lr", crope=[9.0], **at)
+    high = losses(study="rate_edge", crope=[9.0], rope=[5.0], setting="train.lr=0.016")
+    (line,) = page.rate_lines(together(edge, mean, other, high)).to_dict("records")
+    assert (line["dataset"], line["rate"], line["n"]) == ("ptb", 0.004, 2)
+    assert line["mean"] == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize("scale", ["quick", "smoke"])
 def test_the_users_own_study_has_differences_at_its_scale(scale, built, monkeypatch, capsys):
-    """Its runs alone were asked for, not Tables 1 and 2, which have a run too."""
+    """It comes first, with its losses. Tables 1 and 2, which have a run too, were not asked for."""
     of_scale = {scale: cells("xpos", "nope", study="baselines")}
     monkeypatch.setattr(page, "expected_cells", lambda name: of_scale.get(name, []))
     mine = own(xpos=[5.1, 5.3], nope=[5.0, 5.0], rope=[5.0])
     folder = built(mine, scale=scale, studies=["baselines"])
     printed = capsys.readouterr().out
-    assert "baselines/xpos - nope; Penn Treebank: +0.2000 (2 of 8 seeds), n = 2" in printed
+    assert "XPOS − NoPE; Penn Treebank: +0.2000 (2 of 8 seeds), n = 2" in printed
+    assert "5.2000 ± 0.1414" in printed
     assert "Final validation loss" not in printed
     text = (folder / "index.html").read_text()
-    assert "Tables 1 and 2: 1 of your runs" in text
+    assert text.index("5.2000 ± 0.1414") < text.index("Table 1</h2>")
     assert "<td>XPOS − NoPE</td><td>Penn Treebank</td><td>+0.2000 (2 of 8 seeds)</td>" in text

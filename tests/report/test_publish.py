@@ -1,18 +1,17 @@
-"""Publication, and what README.md may hold."""
+"""Publication of finished runs, and the tables of README.md."""
 
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
-from crope.config import ROOT
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.files import read_json, write_json
 from crope.records.store import read_set
 from crope.report import publish as module
 from crope.report.tables import Table
+from tests.report.frames import runs
 from tests.report.records import failed, record
 
 SHA256 = {"train": "t", "validation": "v"}
@@ -123,14 +122,20 @@ def test_runs_and_hours_by_how_they_were_made():
     assert table.to_numpy().tolist() == [[2, 1, "1.5"], [1, 1, "0.0"]]
 
 
-def test_the_readme_is_short():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    prose = [line for line in text.splitlines() if not line.startswith("|")]
-    assert len(text.split()) <= 900
-    assert len(re.findall(r"\d[\d.,]*", "\n".join(prose))) <= 60
-
-
-def test_the_readmes_tables_have_the_full_losses_alone():
-    lines = [["PTB", "paper"], ["here B=2", "full"], ["", "sampled"], ["Parameters", ""]]
-    table = Table("t", "", pd.DataFrame(lines, columns=["Dataset", ""]))
-    assert module.for_readme(table).frame.to_numpy().tolist() == [["PTB", "paper"], ["", "full"]]
+def test_the_readmes_table_has_full_losses_and_what_counting_pairs_gives():
+    """The paper's line, this project's, and the bigram of the tokens that these runs had."""
+    lines = [
+        ["Penn Treebank", "paper", "4.4"],
+        ["here B=2", "full", "5.2"],
+        ["", "sampled", "5.3"],
+        ["Parameters", "", "9"],
+    ]
+    table = Table("t", "", pd.DataFrame(lines, columns=["Dataset", "", "XPOS"]))
+    shown = runs(rope=[5.0], vocabulary=300)
+    bpe = {"corpus": "ptb", "tokenizer": {"vocab_size": 300}, "loss_nats": {"bigram": 4.25}}
+    other = bpe | {"tokenizer": {"vocab_size": 4096}, "loss_nats": {"bigram": 9.0}}
+    assert module.for_readme(table, shown, [other, bpe]).frame.to_numpy().tolist() == [
+        ["Penn Treebank", "paper", "4.4"],
+        ["", "here", "5.2"],
+        ["", "pairs", "4.2500"],
+    ]

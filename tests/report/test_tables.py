@@ -1,6 +1,7 @@
 """Tables as they are printed: the paper's numbers, this project's below them, differences."""
 
 import numpy as np
+import pandas as pd
 
 from crope.report import tables
 from crope.report.evidence import answer, load_contrasts
@@ -78,13 +79,17 @@ def test_runs_of_the_papers_own_size_stand_below():
 
 def test_a_corpus_that_the_paper_does_not_have_has_no_line_of_the_paper():
     table = table1(of_table1(dataset="tiny", rope=[5.0]), dataset="tiny")
-    assert lines(table)[0][:2] == ["tiny (Python's help texts)", "full"]
+    assert lines(table)[0][:2] == ["tiny (a grammar's sentences)", "full"]
 
 
-def test_tiny_has_no_line_in_a_table_without_a_run_of_it():
+def test_where_all_runs_are_of_tiny_its_lines_are_the_only_ones():
     both = cell_frame(cells(study="table1") + cells(study="table1", dataset="tiny"))
-    table = loss_table("table1", both, of_table1(rope=[5.0]), NO_RUNS, {})
-    assert not [line for line in lines(table) if "tiny" in line[0]]
+    other, tiny = of_table1(rope=[5.0]), of_table1(rope=[5.0], dataset="tiny")
+    for shown, first in ((other, "Penn Treebank"), (tiny, "tiny (a grammar's sentences)")):
+        table = loss_table("table1", both, shown, NO_RUNS, {})
+        assert lines(table)[0][0] == first
+    mixed = loss_table("table1", both, together(other, tiny), NO_RUNS, {})
+    assert not [line for line in lines(mixed) if "tiny" in line[0]]
 
 
 def test_a_diverged_run_is_not_averaged_away():
@@ -94,7 +99,8 @@ def test_a_diverged_run_is_not_averaged_away():
 
 def test_the_csv_file_has_numbers_and_why_one_is_missing():
     table = table1(of_table1(rope=[5.0, 5.1]), crope="failed: x")
-    assert tables.to_csv(table.numbers).splitlines()[1:4] == [
+    assert tables.to_csv(table.numbers).splitlines()[3:7] == [
+        "table1,ptb,base,paper,crope,,4.015800,0.023300,complete",
         "table1,ptb,base,full,xpos,,,,missing",
         "table1,ptb,base,full,rope,2.000000,5.050000,0.070711,complete",
         "table1,ptb,base,full,crope,,,,failed: x",
@@ -121,16 +127,31 @@ def test_a_rounded_zero_has_no_sign():
 
 def test_planned_differences_have_their_question():
     found = answer(losses(study="cost", rope=[5.0], crope=[5.1]), load_contrasts()["P1"])
-    # Every fourth line: the caption, and the row below the header.
-    assert tables.difference_tables(found, "Differences")[0].markdown().splitlines()[::4] == [
-        "**Differences, planned**",
-        "|P1. What does Eq. 30 cost?|CRoPE − RoPE|all corpora|1 of 10 seeds|1|",
+    assert lines(tables.difference_table(found, "")) == [
+        ["P1. What does Eq. 30 cost?", "CRoPE − RoPE", "all corpora", "1 of 10 seeds", 1]
+    ]
+
+
+def test_planned_lines_are_those_over_all_corpora_where_there_are_several():
+    names = [("P1", ""), ("P1", "ptb"), ("P5", "pg19"), ("levels/rope", "")]
+    every = pd.DataFrame(names, columns=["name", "dataset"])
+    assert tables.planned_lines(every).to_numpy().tolist() == [["P1", ""], ["P5", "pg19"]]
+
+
+def test_a_study_has_a_line_per_setting_and_a_column_per_model():
+    slow = losses(setting="train.lr=1", rope=[5.0, 5.2], crope=[5.5, 5.5])
+    fast = losses(setting="train.lr=2", rope=[4.0])
+    table = tables.study_table("mine", together(slow, fast))
+    assert list(table.frame) == ["", "CRoPE", "RoPE", "seeds"]
+    assert lines(table) == [
+        ["Penn Treebank; train.lr=1", "5.5000 ± 0.0000", "5.1000 ± 0.1414", f"{N}2"],
+        ["Penn Treebank; train.lr=2", "", "4.0000", f"{N}1"],
     ]
 
 
 def test_a_loss_among_differences_has_no_sign():
     found = answer(losses(study="levels", rope=[5.0]), load_contrasts()["levels/rope"])
-    assert "|5.0000 (1 of 2 seeds)|" in tables.difference_tables(found, "")[0].markdown()
+    assert "|5.0000 (1 of 2 seeds)|" in tables.difference_table(found, "").markdown()
 
 
 def test_where_a_difference_was_measured():
@@ -140,7 +161,7 @@ def test_where_a_difference_was_measured():
 
 def own_lines(public=NO_RUNS, **differs):
     own = runs(rope=[5.0]).assign(settings=[["train.lr=0.5"]], **differs)
-    return lines(tables.own_table(Runs("quick", own, public, [], {})))
+    return lines(tables.own_table(Runs("quick", own, public, [])))
 
 
 def test_own_runs_stand_beside_published_ones_of_their_cell():

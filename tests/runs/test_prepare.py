@@ -6,7 +6,7 @@ import pytest
 
 from crope.config import TokenizerConfig
 from crope.errors import DataError
-from crope.runs.prepare import prepare
+from crope.runs.prepare import make_tokens
 
 BPE = TokenizerConfig(name="bpe", vocab_size=300)
 
@@ -26,7 +26,7 @@ def corpora(toy_tokens, monkeypatch):
 
 
 def prepared(*corpora):
-    return prepare(corpora, BPE, data_dir=Path("raw"))
+    return make_tokens(corpora, BPE, data_dir=Path("raw"))
 
 
 def test_the_tokens_of_each_corpus_are_printed(capsys):

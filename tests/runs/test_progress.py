@@ -7,7 +7,7 @@ from rich.console import Console
 
 from crope.records.store import last_values
 from crope.runs import progress
-from crope.runs.progress import RunProgress, SweepProgress
+from crope.runs.progress import RunProgress
 from tests.conftest import toy_run
 
 
@@ -32,29 +32,29 @@ def write_metrics(run, text):
 
 
 def test_a_run_shows_its_step_and_its_newest_losses(terminal, runs):
-    with RunProgress(runs[0]) as shown:
-        shown.log({"step": 20, "val/loss_nats": 5.0, "train/loss_nats": 5.123})
-        shown.log({"step": 40, "train/loss_nats": 4.5})
-    assert shown.bars.tasks[0].description == "rope tiny base s0, train 4.500, val 5.000"
-    assert shown.bars.tasks[0].percentage == 40
+    with RunProgress(runs[:1]) as shown:
+        shown.show(runs[0], {"step": 20, "val/loss_nats": 5.0, "train/loss_nats": 5.123})
+        shown.show(runs[0], {"step": 40, "train/loss_nats": 4.5})
+    assert shown.bars.tasks[1].description == "rope tiny base s0, train 4.500, val 5.000"
+    assert shown.bars.tasks[1].percentage == 40
     assert "rope tiny base s0" in terminal.getvalue()
 
 
 def test_a_sweep_shows_all_tokens_and_the_runs_that_train(terminal, runs):
     """60 of 300 steps are 15 % of all tokens; a run that has ended counts whole."""
     write_metrics(runs[1], '{"step": 60, "train/loss_nats": 4.0}\n')
-    with SweepProgress(runs) as shown:
-        shown.update([runs[1]])
-        assert [task.percentage for task in shown.bars.tasks] == [15, 20]
+    with RunProgress(runs) as shown:
+        shown.poll([runs[1]])
+        assert [round(task.percentage) for task in shown.bars.tasks] == [15, 20]
         shown.end(runs[0].run_id)
+        assert shown.share_done() == pytest.approx(0.4)
         shown.end(runs[1].run_id)
-        shown.update([])
     assert [task.percentage for task in shown.bars.tasks] == [100]
 
 
 def test_a_pipe_gets_no_bar(runs, capsys):
-    with RunProgress(runs[0]) as shown:
-        shown.log({"step": 20})
+    with RunProgress(runs[:1]) as shown:
+        shown.show(runs[0], {"step": 20})
     assert capsys.readouterr() == ("", "")
 
 

@@ -15,11 +15,10 @@ import torch
 
 from crope.errors import ConfigError, DataError, DataUnavailable, StorageError, UserError
 from crope.plan.compose import load_run
-from crope.plan.study import unavailable_datasets
 from crope.records.locks import run_lock
 from crope.runs import sweep
 from crope.runs.run import Outcome, stop_on_signal
-from crope.runs.sweep import Plan, default_jobs, prepare, run_all, train_all
+from crope.runs.sweep import Plan, default_jobs, run_all, train_all, with_data
 from tests.conftest import toy_run
 
 
@@ -92,7 +91,7 @@ def test_a_disk_that_fails_ends_all_runs_after_saving(tmp_path):
 
 def test_a_run_of_another_command_waits(tmp_path):
     first, second = toy_runs(tmp_path, 2)
-    with run_lock(first):
+    with run_lock(first.path):
         assert sweep._next_run([first, second]) == second
         assert sweep._next_run([first]) is None
 
@@ -291,43 +290,34 @@ def test_a_run_that_two_studies_spell_otherwise_is_trained_once(own_conf, tmp_pa
 
 
 def test_data_is_made_once_for_each_dataset(made, tmp_path):
-    prepare(plan(tmp_path, "table1", "table2"))
+    with_data(plan(tmp_path, "table1", "table2"))
     assert made == ["pg19 4096", "wikitext2 4096", "ptb 4096"]
 
 
 def test_complete_runs_need_no_data(made, monkeypatch, tmp_path):
     monkeypatch.setattr(sweep, "is_complete", lambda path: "-ptb-" in path.name)
-    prepare(plan(tmp_path, "base"))
+    with_data(plan(tmp_path, "base"))
     assert made == ["wikitext2 4096"]
 
 
 @pytest.mark.parametrize(
-    ("study", "name", "error", "trained", "problems", "missing"),
+    ("study", "failing", "error", "trained", "problems"),
     [
-        ("table1", "pg19", DataUnavailable, {"wikitext2", "ptb", "tiny"}, [], {"pg19": "no"}),
-        ("base", "wikitext2", DataUnavailable, {"ptb"}, ["no"], {"wikitext2": "no"}),
-        ("base", "ptb", DataError, {"wikitext2"}, ["no"], {}),
-        # No dataset of the paper's.
-        ("levels", "pg19_2books", DataUnavailable, {"pg19_5books", "pg19_14books"}, ["no"], {}),
+        ("table1", ["pg19"], DataUnavailable, {"wikitext2", "ptb"}, []),
+        ("table1", ["pg19", "wikitext2", "ptb"], DataUnavailable, {"tiny"}, []),
+        ("table2", ["pg19", "tiny"], DataError, set(), ["no", "no"]),
+        ("base", ["wikitext2"], DataUnavailable, {"ptb"}, ["no"]),
     ],
 )
-def test_tiny_takes_the_place_of_a_dataset_of_table_1_that_cannot_be_had(
-    study, name, error, trained, problems, missing, made, errors, tmp_path
+def test_tiny_stands_in_where_no_dataset_of_the_tables_can_be_had(
+    study, failing, error, trained, problems, made, errors, tmp_path
 ):
     """Any other fault of a dataset is a problem."""
-    errors[name] = error("no")
-    prepared, found = prepare(plan(tmp_path, study))
+    errors |= dict.fromkeys(failing, error("no"))
+    prepared, found = with_data(plan(tmp_path, study))
     assert {run.dataset for run in prepared.runs()} == trained
     assert ("tiny 4096" in made) == ("tiny" in trained)
     assert found == problems
-    assert unavailable_datasets(tmp_path) == missing
-
-
-def test_a_command_on_other_datasets_keeps_what_was_missing(made, tmp_path):
-    """WikiText-2 can be had now, PG-19 was not tried."""
-    (tmp_path / "unavailable.json").write_text('{"wikitext2": "no", "pg19": "no"}')
-    prepare(plan(tmp_path, "length"))
-    assert unavailable_datasets(tmp_path) == {"pg19": "no"}
 
 
 def outcomes(runs, *, jobs, show):
