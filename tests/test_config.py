@@ -35,13 +35,3 @@ def test_values_that_the_types_allow_and_the_checks_refuse(override, word):
 def test_a_saved_section_may_have_keys_that_have_left_the_schema():
     saved = {"position": "rotary", "projection": "real", "n_layers": 2, "gone": 1}
     assert saved_section(ModelConfig, saved) == ModelConfig("rotary", "real", n_layers=2)
-
-
-def differences(one, other):
-    first, second = [vars(load_run([f"model={name}"]).config.model) for name in (one, other)]
-    return {key for key in first.keys() - {"label"} if first[key] != second[key]}
-
-
-def test_models_differ_in_one_choice_each():
-    assert differences("rope", "xpos") == {"position"}
-    assert differences("rope", "crope") == {"projection"}

@@ -1,7 +1,5 @@
 """The scripts as commands: what they refuse, what a multirun trains, output and exit status."""
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +8,6 @@ import reproduce
 import tools
 import train
 
-from crope.config import ROOT
 from crope.errors import ConfigError, StorageError, UserError
 from crope.runs.run import Outcome
 from tests.conftest import TOY_OVERRIDES, raises_one_line, run_script
@@ -160,22 +157,6 @@ def test_reproduce_without_data_and_network(tmp_path):
     done = run_script("reproduce.py", *options.split(), **hidden)
     assert "3 runs, 0 to train" in done.stdout
     assert {path: path.read_bytes() for path in before} == before
-
-
-@pytest.mark.parametrize(
-    ("script", "arguments"),
-    [
-        ("train", "train.steps=3"),
-        ("tools", "status --study=base --scale=smoke"),
-        ("tools", "explain table1/ptb/rope"),
-    ],
-)
-def test_an_answer_does_not_wait_for_torch(script, arguments):
-    run = f"sys.argv = ['{script}.py', *'{arguments}'.split()]; import {script}"
-    code = f"import sys; sys.path.insert(0, 'scripts'); {run}\ntry: {script}.main()\nexcept"
-    code += " Exception as error: print(error)\nfinally: print('torch' in sys.modules)"
-    printed = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT)
-    assert printed.endswith(b"False\n")
 
 
 def test_tools_measure_and_export_a_run(call, capsys, tmp_path):

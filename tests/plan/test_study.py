@@ -122,10 +122,6 @@ def test_a_smoke_test_shows_no_study_of_another_scale():
     assert {cell.scale for cell in expected_cells("smoke")} == {"smoke"}
 
 
-def test_studies_may_fix_the_same_scale():
-    assert planned_scale(["paper_row_xpos", "paper_row"]) == "paper"
-
-
 def test_studies_of_two_scales_are_not_run_together():
     """The second one is planned at any scale."""
     with pytest.raises(ConfigError, match="different scales"):

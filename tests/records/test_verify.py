@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from crope.files import read_metrics, write_json
+from crope.files import read_metrics
 from crope.plan.identity import ADDED_LATER
 from crope.records.store import read_set, set_folders
 from crope.records.verify import verify_records
@@ -96,11 +96,6 @@ def scale_the_rates(rows):
 def test_rows_that_the_run_cannot_have_written(change, word, folder):
     edit_rows(folder, change)
     assert found(folder, word)
-
-
-def test_an_extrapolation_of_other_weights_is_a_problem(folder):
-    write_json(folder / "extrapolation.json", EXTRAPOLATION)
-    assert found(folder, "other weights")
 
 
 def test_a_published_set_that_was_edited_is_found(tmp_path):

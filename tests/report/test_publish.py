@@ -1,13 +1,11 @@
 """Publication, and what README.md may hold."""
 
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
-from crope.config import ROOT
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.files import read_json, write_json
 from crope.records.store import read_set
@@ -121,13 +119,6 @@ def test_runs_and_hours_by_how_they_were_made():
     )
     table = module.made_by(frame, {"device": "device"}).drop(columns="Device")
     assert table.to_numpy().tolist() == [[2, 1, "1.5"], [1, 1, "0.0"]]
-
-
-def test_the_readme_is_short():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    prose = [line for line in text.splitlines() if not line.startswith("|")]
-    assert len(text.split()) <= 900
-    assert len(re.findall(r"\d[\d.,]*", "\n".join(prose))) <= 60
 
 
 def test_the_readmes_tables_have_the_full_losses_alone():

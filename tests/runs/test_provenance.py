@@ -51,12 +51,6 @@ def test_changed_and_untracked_source_files_make_a_checkout_dirty(file, dirty, c
     assert is_dirty(checkout) is dirty
 
 
-def test_a_change_that_is_staged_makes_it_dirty(checkout):
-    (checkout / "setup.py").write_text("y = 2\n")
-    git(checkout, "add", "setup.py")
-    assert is_dirty(checkout) is True
-
-
 def test_without_git_it_is_unknown(checkout):
     """Also inside another repository, whose commit says nothing about the code."""
     assert is_dirty(checkout / "crope") is None

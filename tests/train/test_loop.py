@@ -182,13 +182,6 @@ def test_the_time_of_a_run_is_all_of_it(clock, toy_tokens, tmp_path):
     assert train(build_model(config), toy_tokens, config, tmp_path, run_id="toy-0") == 588
 
 
-def test_a_clock_that_stands_still_gives_no_speed(toy, monkeypatch):
-    monkeypatch.setattr("crope.train.loop.time", SimpleNamespace(perf_counter=lambda: 7.0))
-    _, rows = toy()
-    assert len(by_step(rows, "train/loss_nats")) == 12
-    assert by_step(rows, "time/step_ms") == {}
-
-
 def test_lines_are_on_the_disk_before_the_checkpoint_that_counts_on_them(toy, monkeypatch):
     order = []
     monkeypatch.setattr("os.fsync", lambda descriptor: order.append("fsync"))
@@ -278,7 +271,7 @@ def test_each_model_is_one_graph_through_the_kernel_of_torch(model, tmp_path, mo
     """
     monkeypatch.setattr("crope.model.attention.SHORT", 0)
     monkeypatch.setattr("crope.train.loop.can_compile", lambda kind: True)
-    monkeypatch.setattr("torch.compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr("torch.compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     options = (f"model={model}", "train.precision=bf16", "train.batch_size=4")
     found = []
