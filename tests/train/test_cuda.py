@@ -105,8 +105,9 @@ def test_each_model_repeats_its_bits_in_deterministic_mode(name):
 
 @pytest.mark.parametrize("model", ["rope", "crope", "relative_bias", "rope_linear"])
 def test_compiled_steps_are_those_of_eager(model, toy_tokens, tmp_path):
-    """20 updates in float32; logits far from zero."""
+    """20 updates in float32; logits far from zero. Dropout draws the same masks."""
     options = [f"model={model}", f"runtime.device={KIND}", "train.max_steps=20", "train.seq_len=64"]
+    options.append("model.dropout=0.1")
     rows = []
     for compiled in ("false", "true"):
         more = f"runtime.compile={compiled}"
