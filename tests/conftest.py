@@ -42,7 +42,6 @@ SLOW = (
     "records/test_verify.py::test_every_published_record",
     "test_reproduce.py",
     "test_scripts.py::test_a_m",
-    "test_scripts.py::test_an_answer_",
     "test_scripts.py::test_reproduce_",
     "theory/",
     "train/test_checkpoint.py",

@@ -128,14 +128,6 @@ def test_a_study_runs_at_its_own_scale_else_that_of_the_machine(
     assert [run.scale for run in runs] == [scale]
 
 
-def test_cfg_job_prints_the_resolved_configuration_and_the_run_id(call, capsys):
-    assert not call(train, "model=crope scale=smoke train.precision=fp32 --cfg job")
-    shown = capsys.readouterr().out
-    assert shown.startswith("# crope-ptb-base-s0-")
-    assert "d_model: 128" in shown
-    assert "${" not in shown
-
-
 def test_a_mistake_of_a_command_is_one_line_and_exit_status_1(tmp_path):
     done = run_script("train.py", "train.lrr=1", "scale=smoke", f"results_dir={tmp_path}")
     assert done.returncode == 1

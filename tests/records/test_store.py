@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from crope.config import PUBLISHED
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.files import write_json
 from crope.records.derive import derive
@@ -160,12 +159,6 @@ def test_a_record_that_names_another_run_is_refused(name, key, value, folder):
 def test_a_renamed_record_is_refused(folder):
     renamed = folder.with_name(folder.name.replace("-s0-", "-s1-"))
     refused(folder.rename(renamed), "by its name another")
-
-
-def test_a_published_record_is_never_removed():
-    error = str(InvalidRecord(PUBLISHED / "quick-bf16" / "crope", "is not valid"))
-    assert "restore it with git" in error
-    assert "remove" not in error
 
 
 def test_what_follows_from_the_metrics_is_computed(folder):

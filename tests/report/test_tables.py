@@ -3,7 +3,6 @@
 import numpy as np
 
 from crope.report import tables
-from crope.report.evidence import answer, load_contrasts
 from crope.report.frame import Runs, cell_frame
 from crope.report.tables import loss_table
 from tests.report.frames import cells, losses, runs, together
@@ -117,25 +116,6 @@ def test_why_a_cell_is_empty():
 
 def test_a_rounded_zero_has_no_sign():
     assert tables.signed(-1e-5) == "0.0000"
-
-
-def test_planned_differences_have_their_question():
-    found = answer(losses(study="cost", rope=[5.0], crope=[5.1]), load_contrasts()["P1"])
-    # Every fourth line: the caption, and the row below the header.
-    assert tables.difference_tables(found, "Differences")[0].markdown().splitlines()[::4] == [
-        "**Differences, planned**",
-        "|P1. What does Eq. 30 cost?|CRoPE − RoPE|all corpora|1 of 10 seeds|1|",
-    ]
-
-
-def test_a_loss_among_differences_has_no_sign():
-    found = answer(losses(study="levels", rope=[5.0]), load_contrasts()["levels/rope"])
-    assert "|5.0000 (1 of 2 seeds)|" in tables.difference_tables(found, "")[0].markdown()
-
-
-def test_where_a_difference_was_measured():
-    line = {"dataset": "pg19", "row": "b2_l512_d64"}
-    assert tables.place(line) == "PG-19; B=2, L=512, D=64, γ=0.9, step=1000"
 
 
 def own_lines(public=NO_RUNS, **differs):

@@ -1,8 +1,6 @@
 """Finished runs opened again: weights in both formats, weights and tokens that are not the run's."""
 
 from dataclasses import replace
-from pathlib import Path
-from unittest.mock import MagicMock
 
 import pytest
 from safetensors.torch import load_file
@@ -64,12 +62,3 @@ def test_tokens_of_another_text_are_refused(split, trained, monkeypatch):
     monkeypatch.setitem(tokens.meta["splits"][split], "sha256", "other")
     with pytest.raises(UserError, match="not those of the run"):
         load_run_tokens(trained)
-
-
-def test_the_corpus_is_searched_where_it_is_now(trained, monkeypatch):
-    """The folder of the run's configuration may be another machine's."""
-    find = MagicMock(return_value=load.load_tokens())
-    monkeypatch.setattr(load, "load_tokens", find)
-    monkeypatch.setenv("CROPE_DATA_DIR", "/now")
-    load_run_tokens(trained)
-    assert find.call_args.kwargs == {"data_dir": Path("/now")}

@@ -258,15 +258,6 @@ def test_a_file_that_cannot_be_written_is_a_storage_error_and_loses_nothing(
     assert same_bits(run, whole)
 
 
-def test_a_disk_without_locks_is_a_storage_error(run):
-    refusal = OSError(errno.ENOLCK, "No locks available")
-    with (
-        mock.patch("fcntl.flock", side_effect=refusal),
-        raises_one_line(StorageError, "cannot lock"),
-    ):
-        execute(run)
-
-
 def test_the_failure_of_a_killed_process_is_recorded(complete):
     """But a complete run is not called failed."""
     record_failure(complete, "killed by signal 9")

@@ -64,6 +64,7 @@ def test_numerics_are_stated_whatever_was_set_before(monkeypatch):
         assert torch._inductor.config.deterministic == deterministic
         assert torch.are_deterministic_algorithms_enabled() == deterministic
     assert torch.get_float32_matmul_precision() == "highest"
+    assert torch._inductor.config.fallback_random
     assert not matmul.allow_tf32
     assert not matmul.allow_bf16_reduced_precision_reduction
     assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -322,7 +322,6 @@ def test_only_a_shorter_last_batch_is_read_eagerly(tmp_path, monkeypatch):
     [
         ("cuda", "scale=paper", True),
         ("cuda", "scale=quick", False),
-        ("cuda", "scale=quick runtime.compile=true", True),
         ("cuda", "scale=paper runtime.compile=false", False),
         ("cpu", "scale=paper", True),
         ("cpu", "scale=quick", False),
