@@ -133,12 +133,12 @@ def raises_one_line(error, match):
     assert "\n" not in str(caught.value)
 
 
-def run_script(name, *arguments, **environment):
-    """The ended process of one of the scripts of this repository."""
+def run_script(name, *arguments, root=ROOT, **environment):
+    """The ended process of one of the scripts of this repository or of a copy."""
     command = [sys.executable, f"scripts/{name}", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    environment = os.environ | {"PYTHONPATH": str(root)} | environment
     options = {"capture_output": True, "text": True, "timeout": 1000, "check": False}
-    return subprocess.run(command, cwd=ROOT, env=environment, **options)
+    return subprocess.run(command, cwd=root, env=environment, **options)
 
 
 def count_steps_as_seconds(set_attribute=setattr):

@@ -1,5 +1,6 @@
 """The scripts as commands: what they refuse, what a multirun trains, output and exit status."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import reproduce
 import tools
 import train
 
+from crope.config import ROOT
 from crope.errors import ConfigError, StorageError, UserError
 from crope.runs.run import Outcome
 from tests.conftest import TOY_OVERRIDES, raises_one_line, run_script
@@ -136,11 +138,15 @@ def test_a_mistake_of_a_command_is_one_line_and_exit_status_1(tmp_path):
 
 
 def test_reproduce_without_data_and_network(tmp_path):
-    """Table 1 on `tiny`, whose rows are complete."""
+    """Table 1 on `tiny`, whose rows are complete; in a copy, whose smoke runs are smaller."""
+    ignored = shutil.ignore_patterns(".*", "raw", "tokens", "results", "tests")
+    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored)
+    smoke = copy / "conf/scale/smoke.yaml"
+    smoke.write_text(smoke.read_text().replace("4096", "300").replace("40", "4"))
     hidden = {"CROPE_DATA_DIR": f"{tmp_path}/none", "HF_HUB_OFFLINE": "1"}
     hidden["CROPE_CACHE_DIR"] = f"{tmp_path}/cache"
     options = f"--scale=smoke --study=table1 --seeds=1 --results-dir={tmp_path} tracker=none"
-    done = run_script("reproduce.py", *options.split(), **hidden)
+    done = run_script("reproduce.py", *options.split(), root=copy, **hidden)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 runs, 3 to train" in done.stdout
     assert "error: ptb" in done.stderr

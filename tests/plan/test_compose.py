@@ -157,14 +157,6 @@ def test_a_saved_config_loads_with_keys_of_older_schemas():
     assert load_config(saved) == run.config
 
 
-def test_wandbs_own_variables_count_where_no_mode_is_given(monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    monkeypatch.setenv("WANDB_PROJECT", "mine")
-    tracker = load_run().config.tracker
-    assert (tracker.mode, tracker.project) == ("disabled", "mine")
-    assert load_run(["tracker.mode=online"]).config.tracker.mode == "online"
-
-
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
