@@ -3,7 +3,6 @@
 import math
 
 import bench
-import pandas as pd
 import pytest
 import torch
 
@@ -44,28 +43,6 @@ def test_the_plain_baseline_sees_no_token_ahead(plain):
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
 
 
-def test_each_implementation_is_timed_in_turn(monkeypatch):
-    """In milliseconds of one step, by a clock that `slow` moves by 0.01 s."""
-    calls = []
-    loss = torch.zeros(())
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: 0.01 * calls.count("slow"))
-
-    def make(name):
-        return lambda number: calls.append(name) or loss
-
-    times = bench.time_steps({"slow": make("slow"), "fast": make("fast")})
-    assert times.to_dict() == pytest.approx({"slow": 10, "fast": 0})
-    assert calls == (10 * ["slow"] + 10 * ["fast"]) * 6
-
-
-def test_the_first_turn_which_compiles_does_not_count(monkeypatch):
-    """Of six turns; each moves the clock by 1 s, the first by 1,000 s."""
-    ends = iter([0, 1000, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1])
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(ends))
-    monkeypatch.setattr(bench, "STEPS", 1)
-    assert bench.time_steps({"one": lambda number: torch.zeros(())})["one"] == 1000
-
-
 def test_a_row_says_what_is_timed():
     """As shipped and at the strongest, which is eager bf16 here; 300 tokens, and 320 = 5 times 64."""
     overrides = [text for text in TOY_OVERRIDES if "precision" not in text]
@@ -80,16 +57,7 @@ def test_a_row_says_what_is_timed():
     ]
 
 
-def test_a_table_has_times_and_their_ratios_to_the_shortest():
-    table = bench.render(CONFIG, CPU, pd.Series({"ours": 4.0, "plain": 6.0}))
-    first, _, *rows = table.splitlines()
-    assert first.startswith("B 2, L 16, D 16; ")
-    assert [row.split() for row in rows] == [["ours", "4.0", "1.0"], ["plain", "6.0", "1.5"]]
-
-
-@pytest.mark.parametrize("words", [[], ["--profile"]])
-def test_the_script_at_tiny_sizes(words, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["bench.py", *words, *TOY_OVERRIDES, "runtime.compile=false"])
+def test_the_script_at_tiny_sizes(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["bench.py", *TOY_OVERRIDES, "runtime.compile=false"])
     bench.main()
-    expected = "Self CPU" if words else "transformers GPT-2: eager, fp32, V 320"
-    assert expected in capsys.readouterr().out
+    assert "transformers GPT-2: eager, fp32, V 320" in capsys.readouterr().out

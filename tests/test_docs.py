@@ -14,7 +14,6 @@ import yaml
 
 from crope.config import ROOT, DataConfig, ModelConfig, keys
 from crope.model import positions
-from crope.plan import study
 from crope.plan.compose import GROUPS, check_words, group_files, typed
 from tests.test_tutorial import TUTORIAL, blocks
 
@@ -97,13 +96,6 @@ def test_the_library_example_of_the_readme_ends_in_a_loss():
     space = {}
     exec(textwrap.dedent("  " + start + code), space)
     assert space["loss"].item() == pytest.approx(math.log(256), abs=0.3)
-
-
-def test_the_study_of_the_tutorial_expands(own_conf):
-    (own_conf / "study/heads.yaml").write_text(example("# @package _global_"))
-    runs = study.study_runs(["heads"], scale="smoke")
-    assert len(runs) == 20
-    assert {run.config.model.n_heads for run in runs} == {2, 4}
 
 
 def test_the_frame_of_the_tutorial_gives_the_number_it_prints(monkeypatch, capsys):

@@ -23,17 +23,6 @@ def test_an_error_of_a_file_is_one_line(tmp_path):
         (tmp_path / "gone").read_text()
 
 
-@pytest.mark.parametrize("script", ["train", "reproduce", "report", "tools", "bench"])
-def test_outside_the_environment_a_script_says_what_to_do(script):
-    """-S: without installed packages."""
-    command = [sys.executable, "-S", f"scripts/{script}.py", "status"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert ".venv/bin/activate" in line
-
-
 def test_a_script_runs_the_code_beside_it(tmp_path):
     """Whatever checkout the environment was made for."""
     (tmp_path / "crope").mkdir()

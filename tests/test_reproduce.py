@@ -70,11 +70,6 @@ def test_the_scale_of_runs_and_report(options, scale, shown, steps):
     assert steps.called["report"] == shown
 
 
-def test_both_tables_are_the_default(steps):
-    steps.call("--seeds=1")
-    assert steps.called["data"].studies == ("table1", "table2")
-
-
 def test_runs_are_read_beyond_their_length_where_a_contrast_asks_for_it(steps):
     steps.call("--study=length", "--study=pilot", "--seeds=1", "--scale=smoke")
     models = "xpos learned relative_bias alibi nope rope crope"
@@ -91,10 +86,3 @@ def test_runs_at_another_scale_than_the_planned_one_enter_no_number(steps, capsy
 def test_the_status_is_1_after_a_problem_of_any_step(step, steps):
     steps.problems[step].append("no such luck")
     assert steps.call("--study=pilot", "--scale=smoke") == 1
-
-
-def test_problems_are_listed_at_the_end(steps, capsys):
-    steps.problems |= {"data": ["ptb: corrupt"], "training": ["a run: failed"]}
-    steps.call("--study=pilot", "--scale=smoke")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:-1] == ["2 failed:", "  ptb: corrupt", "  a run: failed"]

@@ -1,10 +1,10 @@
 """The scripts as commands: what they refuse, what a multirun trains, output and exit status."""
 
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import reproduce
 import tools
@@ -130,14 +130,6 @@ def test_a_study_runs_at_its_own_scale_else_that_of_the_machine(
     assert [run.scale for run in runs] == [scale]
 
 
-def test_cfg_job_prints_the_resolved_configuration_and_the_run_id(call, capsys):
-    assert not call(train, "model=crope scale=smoke train.precision=fp32 --cfg job")
-    shown = capsys.readouterr().out
-    assert shown.startswith("# crope-ptb-base-s0-")
-    assert "d_model: 128" in shown
-    assert "${" not in shown
-
-
 def test_a_mistake_of_a_command_is_one_line_and_exit_status_1(tmp_path):
     done = run_script("train.py", "train.lrr=1", "scale=smoke", f"results_dir={tmp_path}")
     assert done.returncode == 1
@@ -146,36 +138,21 @@ def test_a_mistake_of_a_command_is_one_line_and_exit_status_1(tmp_path):
 
 
 def test_reproduce_without_data_and_network(tmp_path):
-    """Table 1 on `tiny`, whose rows are complete; run again, nothing is trained or changed."""
+    """Table 1 on `tiny`, whose rows are complete; in a copy, whose smoke runs are smaller."""
+    ignored = shutil.ignore_patterns(".*", "raw", "tokens", "results", "tests")
+    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored)
+    smoke = copy / "conf/scale/smoke.yaml"
+    smoke.write_text(smoke.read_text().replace("4096", "300").replace("40", "4"))
     hidden = {"CROPE_DATA_DIR": f"{tmp_path}/none", "HF_HUB_OFFLINE": "1"}
     hidden["CROPE_CACHE_DIR"] = f"{tmp_path}/cache"
     options = f"--scale=smoke --study=table1 --seeds=1 --results-dir={tmp_path} tracker=none"
-    done = run_script("reproduce.py", *options.split(), **hidden)
+    done = run_script("reproduce.py", *options.split(), root=copy, **hidden)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 runs, 3 to train" in done.stdout
     assert "error: ptb" in done.stderr
     assert "HF_HUB_OFFLINE" in (tmp_path / "unavailable.json").read_text()
-    before = {path: path.read_bytes() for path in tmp_path.glob("r*/*/*.*")}
-    assert len(before) > 3
-    done = run_script("reproduce.py", *options.split(), **hidden)
-    assert "3 runs, 0 to train" in done.stdout
-    assert {path: path.read_bytes() for path in before} == before
-
-
-@pytest.mark.parametrize(
-    ("script", "arguments"),
-    [
-        ("train", "train.steps=3"),
-        ("tools", "status --study=base --scale=smoke"),
-        ("tools", "explain table1/ptb/rope"),
-    ],
-)
-def test_an_answer_does_not_wait_for_torch(script, arguments):
-    run = f"sys.argv = ['{script}.py', *'{arguments}'.split()]; import {script}"
-    code = f"import sys; sys.path.insert(0, 'scripts'); {run}\ntry: {script}.main()\nexcept"
-    code += " Exception as error: print(error)\nfinally: print('torch' in sys.modules)"
-    printed = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT)
-    assert printed.endswith(b"False\n")
+    table = pd.read_csv(tmp_path / "report-smoke/table1.csv").query("dataset == 'tiny'")
+    assert set(table["status"]) == {"complete"}
 
 
 def test_tools_measure_and_export_a_run(call, capsys, tmp_path):

@@ -55,10 +55,9 @@ def test_absolute_paths_are_left_out(tmp_path):
     assert published.config["data"]["hub"]["path"] == "local"
 
 
-@pytest.mark.parametrize("line", [b"[]", b"{}", b"\xff"])
-def test_a_damaged_line_is_named(one, line):
+def test_a_damaged_line_is_named(one):
     with (one / "runs.jsonl").open("ab") as file:
-        file.write(line + b"\n")
+        file.write(b"{}\n")
     with pytest.raises(DataError, match=r"runs\.jsonl, line 2.*restore"):
         read_set(one)
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from crope.config import PUBLISHED
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.files import write_json
 from crope.records.derive import derive
@@ -115,7 +114,6 @@ def refused(folder, word):
     ("name", "content"),
     [
         ("summary.json", '{"status": "comp'),
-        ("summary.json", "[]"),
         ("config.yaml", "model: {"),
         ("metrics.jsonl", '{"step": 0}\n'),
     ],
@@ -135,12 +133,8 @@ def test_a_missing_file_is_named(name, folder):
     ("name", "key", "value"),
     [
         ("summary.json", "status", "failed"),  # without an error
-        ("summary.json", "metrics_sha256", None),
         ("run.json", "seed", -1),
-        ("run.json", "settings", "train.lr=1"),
         ("provenance.json", "dirty", "no"),
-        ("provenance.json", "data.splits.validation.tokens", 0),
-        ("config.yaml", "data", "ptb"),
         ("config.yaml", "train", None),
     ],
 )
@@ -155,7 +149,6 @@ def test_a_field_of_another_kind_is_named(name, key, value, folder):
         ("config.yaml", "train.lr", 0.5),
         ("run.json", "numerics_version", 99),
         ("run.json", "model", "rope"),
-        ("run.json", "run_id", "crope-ptb-base-s0-00000000"),
     ],
 )
 def test_a_record_that_names_another_run_is_refused(name, key, value, folder):
@@ -168,12 +161,6 @@ def test_a_renamed_record_is_refused(folder):
     refused(folder.rename(renamed), "by its name another")
 
 
-def test_a_published_record_is_never_removed():
-    error = str(InvalidRecord(PUBLISHED / "quick-bf16" / "crope", "is not valid"))
-    assert "restore it with git" in error
-    assert "remove" not in error
-
-
 def test_what_follows_from_the_metrics_is_computed(folder):
     """Whatever summary.json has of it: another number, or none as in an earlier version."""
     before = read_record(folder).summary
@@ -182,12 +169,11 @@ def test_what_follows_from_the_metrics_is_computed(folder):
     assert read_record(folder).summary == before
 
 
-@pytest.mark.parametrize("method", ["exists", "read_bytes"])
-def test_nobody_should_remove_a_record_because_a_disk_fails(method, folder, monkeypatch):
+def test_nobody_should_remove_a_record_because_a_disk_fails(folder, monkeypatch):
     def fail(path):
         raise OSError(5, "Input/output error", str(path))
 
-    monkeypatch.setattr(Path, method, fail)
+    monkeypatch.setattr(Path, "read_bytes", fail)
     valid, (error,) = read_runs(folder.parent)
     assert not valid
     assert error.path == folder

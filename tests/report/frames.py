@@ -2,11 +2,8 @@
 
 import pandas as pd
 
-from crope.plan.compose import load_run
 from crope.plan.study import Cell
 from crope.report.frame import COLUMNS
-
-CONFIG = load_run(["data=ptb", "scale=quick", "train.precision=fp32"]).container
 
 
 def runs(*, dataset="ptb", setting="", row="base", first_seed=0, vocabulary=4096, **by_model):

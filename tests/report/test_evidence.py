@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from crope.errors import ConfigError
@@ -143,20 +144,20 @@ def test_an_interval_at_best_rates_covers_95_percent(three_rates):
     """
     random = np.random.default_rng(1)
     curves = {"rope": np.array([4.25, 4.12, 4.122]), "crope": np.array([4.26, 4.121, 4.115])}
-    frame = at_rates({rate: dict.fromkeys(curves, [0.0] * 8) for rate in (1, 2, 3)})
-    rate = frame["setting"].str[-1].astype(int) - 1
-    true = sum(np.where(frame["model"] == model, curves[model][rate], 0) for model in curves)
-    held, means = 0, []
-    for _ in range(300):
+    grid = at_rates({rate: dict.fromkeys(curves, [0.0] * 8) for rate in (1, 2, 3)})
+    rate = grid["setting"].str[-1].astype(int) - 1
+    true = sum(np.where(grid["model"] == model, curves[model][rate], 0) for model in curves)
+    draws = []
+    for draw in range(300):  # a corpus each, as whose rates are chosen
         shared = 0.01 * random.standard_normal(8)
-        own = 0.006 * random.standard_normal(len(frame))
-        line = estimate(
-            differences(frame.assign(loss=true + shared[frame["seed"]] + own), BEST)["nats"]
-        )
-        held += line["low"] <= 4.115 - 4.12 <= line["high"]
-        means.append(line["mean"])
-    assert 0.92 <= held / 300 <= 0.98
-    assert np.mean(means) == pytest.approx(-0.005, abs=0.001)
+        own = 0.006 * random.standard_normal(len(grid))
+        draws.append(grid.assign(dataset=draw, loss=true + shared[grid["seed"]] + own))
+    found = differences(pd.concat(draws), BEST)
+    lines = pd.DataFrame([estimate(nats) for _, nats in found.groupby("dataset")["nats"]])
+    assert len(lines) == 300
+    held = (lines["low"] <= 4.115 - 4.12) & (lines["high"] >= 4.115 - 4.12)
+    assert 0.92 <= held.mean() <= 0.98
+    assert lines["mean"].mean() == pytest.approx(-0.005, abs=0.001)
 
 
 PTB = losses(corpora=2, rope=[5.0, 5.0, 5.0], crope=[5.1, 5.2, 5.3])
@@ -272,12 +273,10 @@ def test_the_contrasts_are_as_planned():
 @pytest.mark.parametrize(
     ("entry", "word"),
     [
-        ("cost: [crope]]", "expected"),
         ("cost: [crope + rope]", "crope \\+ rope"),
         ("cost: [crope - rop]", "no model=rop"),
         ("nosuch: [crope - rope]", "nosuch"),
         ("cost: [{difference: crope - rope, att: [x]}]", "att"),
-        ("cost: [{difference: crope - rope, at: [x=1]}]", "no x=1"),
         ("cost: [rope at x=1 - crope at x=1]", "no x=1"),
         ("cost: [{difference: crope - rope, of: test}]", "of: test"),
         ("cost: [{difference: crope - rope, best: train.lr}]", "must vary train.lr alone"),

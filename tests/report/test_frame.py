@@ -58,11 +58,6 @@ def test_the_loss_beyond_the_training_length():
     assert frame._beyond({"lengths": lengths}, 16) is None
 
 
-def test_a_frame_without_runs_is_empty_and_can_be_selected_from(tmp_path):
-    rows, _ = load_frame([tmp_path / "absent"])
-    assert by_study(rows, cells()).empty
-
-
 def test_curves_of_own_and_published_runs(tmp_path):
     """Of `a` from its folder, of `b` from the set that has both."""
     a, b = record(tmp_path, "a"), record(tmp_path, "b")

@@ -45,6 +45,9 @@ def built(monkeypatch, tmp_path):
         assert page.build_report(results_dir=tmp_path, **options) == list(invalid)
         return tmp_path / ("report-smoke" if scale == "smoke" else "report")
 
+    every = load_contrasts()
+    asked = {name: every[name] for name in ("table1/crope - rope", "baselines/xpos - nope")}
+    monkeypatch.setattr(page, "load_contrasts", lambda: asked)
     monkeypatch.setattr(page, "table_cells", table_cells)
     monkeypatch.setattr(page, "expected_cells", lambda scale: [])
     monkeypatch.setattr(page, "findings", lambda lines: FOUND)

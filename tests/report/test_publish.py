@@ -3,7 +3,6 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 
 from crope.errors import DataError, InvalidRecord, UserError
@@ -93,33 +92,6 @@ def test_ngram_losses_of_the_runs_tokens_join_the_published_ones(published, clea
 def test_a_smoke_run_changes_no_ngram_losses(published, clean):
     clean.run["scale"] = "smoke"
     assert not (published(clean, scale="smoke") / "ngrams.json").exists()
-
-
-def test_the_ngram_table_has_the_papers_loss_beside_gpt2s_tokens_only():
-    gpt2 = {
-        "corpus": "ptb",
-        "tokenizer": {"name": "gpt2", "vocab_size": 50257},
-        "loss_nats": {"unigram": 6.0, "bigram": 5.0, "trigram": 4.5},
-    }
-    bpe = gpt2 | {"tokenizer": {"name": "bpe", "vocab_size": 4096}}
-    ours = ["6.000", "5.000", "4.500"]
-    assert module.ngram_table([gpt2, bpe, gpt2 | {"corpus": "tiny"}]).frame.to_numpy().tolist() == [
-        ["Penn Treebank", "bpe 4,096", *ours, ""],
-        ["Penn Treebank", "gpt2 50,257", *ours, "4.016"],
-    ]
-
-
-def test_runs_and_hours_by_how_they_were_made():
-    frame = pd.DataFrame(
-        {
-            "run_id": ["x", "y", "z"],
-            "seed": [0, 0, 1],
-            "device": ["a", "a", None],
-            "time.total_s": [1800.0, 3600.0, None],
-        }
-    )
-    table = module.made_by(frame, {"device": "device"}).drop(columns="Device")
-    assert table.to_numpy().tolist() == [[2, 1, "1.5"], [1, 1, "0.0"]]
 
 
 def test_the_readmes_table_has_full_losses_and_what_counting_pairs_gives():

@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 
 from crope.report import tables
-from crope.report.evidence import answer, load_contrasts
 from crope.report.frame import Runs, cell_frame
 from crope.report.tables import loss_table
 from tests.report.frames import cells, losses, runs, together
@@ -125,13 +124,6 @@ def test_a_rounded_zero_has_no_sign():
     assert tables.signed(-1e-5) == "0.0000"
 
 
-def test_planned_differences_have_their_question():
-    found = answer(losses(study="cost", rope=[5.0], crope=[5.1]), load_contrasts()["P1"])
-    assert lines(tables.difference_table(found, "")) == [
-        ["P1. What does Eq. 30 cost?", "CRoPE − RoPE", "all corpora", "1 of 10 seeds", 1]
-    ]
-
-
 def test_planned_lines_are_those_over_all_corpora_where_there_are_several():
     names = [("P1", ""), ("P1", "ptb"), ("P5", "pg19"), ("levels/rope", "")]
     every = pd.DataFrame(names, columns=["name", "dataset"])
@@ -147,16 +139,6 @@ def test_a_study_has_a_line_per_setting_and_a_column_per_model():
         ["Penn Treebank; train.lr=1", "5.5000 ± 0.0000", "5.1000 ± 0.1414", f"{N}2"],
         ["Penn Treebank; train.lr=2", "", "4.0000", f"{N}1"],
     ]
-
-
-def test_a_loss_among_differences_has_no_sign():
-    found = answer(losses(study="levels", rope=[5.0]), load_contrasts()["levels/rope"])
-    assert "|5.0000 (1 of 2 seeds)|" in tables.difference_table(found, "").markdown()
-
-
-def test_where_a_difference_was_measured():
-    line = {"dataset": "pg19", "row": "b2_l512_d64"}
-    assert tables.place(line) == "PG-19; B=2, L=512, D=64, γ=0.9, step=1000"
 
 
 def own_lines(public=NO_RUNS, **differs):

@@ -6,6 +6,7 @@ the kind of moment that was hit least so far, a random while longer, and sends S
 SIGINT, whichever that kind of moment had least of; the board then says where the run was.
 """
 
+import gc
 import io
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from crope import files
-from crope.records import store
+from crope.records import run_json, store
 from crope.runs import run as run_module
 from crope.train import checkpoint
 from crope.train import loop as trainer
@@ -132,6 +133,8 @@ def end(process):
 def train(run, board):
     """Main function of the process."""
     torch.set_num_threads(1)
+    gc.freeze()  # a collection would copy the pages of every module
+    run_json.special = lambda run: []  # composing takes longer than training
     count_steps_as_seconds()
     note_phases(board)
     run_module.load_tokens = lambda *_, **__: make_toy_tokens(run.path)

@@ -129,18 +129,6 @@ def test_learned_positions_are_not_defined_past_their_table(folder):
     assert four_times["loss_nats"] is None
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"factors": (0, 1)},
-        {"max_tokens": -1},
-    ],
-)
-def test_factors_and_tokens_are_checked(options, trained):
-    with pytest.raises(UserError, match="factors are at least 1, max_tokens 0"):
-        extrapolate(trained, **options)
-
-
 def test_a_run_that_cannot_be_measured_is_a_problem_and_stops_no_other(folder):
     """The runs have no weights, have diverged, have weights, and are not there."""
     options = ("seed=3", "train.lr=1e30", "seed=4")

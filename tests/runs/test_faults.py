@@ -8,7 +8,7 @@ from tests.runs.faults import LAST_OCCURRENCE, SIGNALS, torment
 
 
 def test_killed_runs_end_in_the_same_bits(tmp_path):
-    tally = torment(20, tmp_path, seed=1)
+    tally = torment(10, tmp_path, seed=1)
     assert not tally.problems, tally.table()
     assert all(map(tally.in_phase, LAST_OCCURRENCE)), tally.table()
 

@@ -13,13 +13,11 @@ BPE = TokenizerConfig(name="bpe", vocab_size=300)
 
 @pytest.fixture(autouse=True)
 def corpora(toy_tokens, monkeypatch):
-    """Of any name but "damaged", and "full" for a disk that is."""
+    """Of any name but "damaged"."""
 
     def load(corpus, tokenizer, *, data_dir):
         if corpus == "damaged":
             raise DataError("damaged/train.txt: the file is empty")
-        if corpus == "full":
-            raise OSError(28, "No space left on device")
         return toy_tokens
 
     monkeypatch.setattr("crope.runs.prepare.load_tokens", load)
@@ -40,8 +38,3 @@ def test_a_corpus_that_fails_costs_no_other(capsys):
     printed = capsys.readouterr()
     assert printed.out.startswith("toy: train")
     assert printed.err == "error: damaged/train.txt: the file is empty\n"
-
-
-def test_a_disk_that_fails_ends_the_preparation():
-    with pytest.raises(OSError, match="No space"):
-        prepared("full", "damaged")

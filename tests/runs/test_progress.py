@@ -52,12 +52,6 @@ def test_a_sweep_shows_all_tokens_and_the_runs_that_train(terminal, runs):
     assert [task.percentage for task in shown.bars.tasks] == [100]
 
 
-def test_a_pipe_gets_no_bar(runs, capsys):
-    with RunProgress(runs[:1]) as shown:
-        shown.show(runs[0], {"step": 20})
-    assert capsys.readouterr() == ("", "")
-
-
 def test_the_newest_values_of_a_run_that_writes_them_now(runs):
     """The last line is torn; the other run has not begun."""
     write_metrics(runs[0], '{"step": 0, "val/loss_nats": 8.0}\n{"step": 20}\n{"st')

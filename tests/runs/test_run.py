@@ -75,6 +75,15 @@ def test_provenance_has_the_threads_that_train(tmp_path):
     assert collect(run.config.runtime, {})["threads"] == 2
 
 
+@pytest.mark.parametrize("known", [[True], [False, True]])
+def test_a_complete_run_is_not_trained_again(known, complete):
+    """Nor one that another process completes while its lock is awaited."""
+    before = contents(complete.path)
+    with mock.patch("crope.runs.run.is_complete", side_effect=known):
+        assert execute(complete).status == "skipped"
+    assert contents(complete.path) == before
+
+
 def test_a_complete_run_on_text_of_another_source_is_refused(complete, tmp_path, monkeypatch):
     hub = "{path: owner/tiny, revision: v1, train: a.txt, validation: b.txt}"
     (tmp_path / "tiny.yaml").write_text(f"corpus: tiny\nhub: {hub}\n")
@@ -247,15 +256,6 @@ def test_a_file_that_cannot_be_written_is_a_storage_error_and_loses_nothing(
     whole = toy_run(tmp_path / "whole")
     execute(whole)
     assert same_bits(run, whole)
-
-
-def test_a_disk_without_locks_is_a_storage_error(run):
-    refusal = OSError(errno.ENOLCK, "No locks available")
-    with (
-        mock.patch("fcntl.flock", side_effect=refusal),
-        raises_one_line(StorageError, "cannot lock"),
-    ):
-        execute(run)
 
 
 def test_the_failure_of_a_killed_process_is_recorded(complete):

@@ -216,34 +216,6 @@ def test_processes_that_are_stopping_get_no_second_signal(tmp_path):
     wait_for((tmp_path / "SIGTERM").exists)
 
 
-def test_a_long_temporary_folder_has_space_for_sockets(tmp_path):
-    """Of 90 characters, as schedulers give it; a socket's path has 108."""
-    folder = tmp_path / ("t" * 90)
-    folder.mkdir()
-    code = "from crope.runs.sweep import start_server; start_server(); print('started')"
-    environment = os.environ | {"TMPDIR": str(folder)}
-    command = [sys.executable, "-c", code]
-    assert subprocess.check_output(command, env=environment, text=True) == "started\n"
-
-
-def test_ctrl_c_does_not_end_a_server_that_still_starts():
-    """The signal reaches the whole group, as from a terminal; then a process is forked."""
-    code = """if True:
-        import multiprocessing, os, signal
-        from crope.runs.sweep import start_server
-        signal.signal(signal.SIGINT, lambda *_: None)
-        start_server()
-        os.killpg(0, signal.SIGINT)
-        process = multiprocessing.get_context("forkserver").Process(target=print, args=("forked",))
-        process.start()
-        process.join()
-    """
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
-    assert done.stdout == "forked\n"
-    assert done.stderr == ""
-
-
 def plan(folder, *studies):
     return Plan(studies, "smoke", 1, folder, ["tracker=none", "runtime.jobs=3"])
 

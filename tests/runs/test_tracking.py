@@ -119,19 +119,6 @@ def test_a_continued_run_logs_no_line_twice(fake, tmp_path):
     fake.run.finish.assert_called_once_with(exit_code=1)
 
 
-def test_a_continued_run_replaces_its_own_offline_files_alone(fake, tmp_path):
-    """Under the id that wandb gave them, which for a run of a sweep is not the run's."""
-    run = toy_run(tmp_path, "tracker=wandb", "model=rope")
-    earlier = tmp_path / "wandb/offline-run-20250102_030405-abc"
-    other = tmp_path / f"wandb/offline-run-20250102_030405-{run.run_id}"
-    facts(fake, run)
-    earlier.mkdir()
-    other.mkdir()
-    Tracker(run, describe(run, "cpu")).log({"step": 0})
-    assert not earlier.exists()
-    assert other.exists()
-
-
 def test_long_names_and_reserved_characters_are_what_wandb_takes(fake, tmp_path):
     run = replace(toy_run(tmp_path, *ONLINE), dataset="corpus" * 25, model="a:b#c")
     given = facts(fake, run)

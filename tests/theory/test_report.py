@@ -1,13 +1,8 @@
 """`make theory`: its files, equal bytes twice, and what theory.md states."""
 
-import json
-
 import matplotlib
 import pytest
 
-from crope.style import render
-from crope.theory.complex_maps import tied_entries
-from crope.theory.figures import draw_entries, draw_function_space
 from crope.theory.report import make_theory
 from tests.conftest import contents
 
@@ -32,12 +27,3 @@ def test_theory_md_shows_every_figure_and_states_its_numbers(folder):
         assert f"({picture.name})" in text
     assert text.count(".svg)") == 4
     assert "0.974 of the peak at distance 1" in text
-
-
-def test_pictures_and_data_stand_under_their_names(folder):
-    """RoFormer's Fig. 2 has width 128 and 256 distances."""
-    assert (folder / "fig1.svg").read_bytes() == render(draw_entries(tied_entries(6)))
-    assert (folder / "fig2.svg").read_bytes() == render(draw_function_space())
-    decay = json.loads((folder / "decay.json").read_text())
-    assert decay["width"] == 128
-    assert len(decay["distance"]) == 256

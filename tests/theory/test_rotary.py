@@ -158,11 +158,6 @@ def test_the_kernel_is_no_delta_at_any_width(width):
     assert_allclose(kernel_limit([1, 100]), [0.97396, 0.43677], atol=1e-5)
 
 
-def test_evenly_spaced_frequencies_would_give_the_delta():
-    theta = np.pi * (np.arange(32) + 0.5) / 32
-    assert_allclose(kernel([0, 1, 2, 63], theta), [1, 0, 0, 0], atol=1e-12)
-
-
 def test_softmax_makes_a_delta_of_the_kernel():
     """What holds of Eqs. 21, 23 and 28: the missed weight goes to zero with the width."""
     assert missed_weight(frequencies(16), length=64, gain=10) > 0.4
@@ -194,13 +189,6 @@ def test_decay_is_that_of_roformers_figure_2():
     assert bound[0] == pytest.approx(32.5, abs=1e-12)
     assert bound[5] == pytest.approx(20.85, abs=0.01)
     assert 6 < bound[200:].mean() < 8
-
-
-def test_the_kernel_of_the_decay_figure_is_that_of_its_width():
-    """At width 2 there is one frequency, 1; the limit is that of no width."""
-    data = decay_curves(width=2, longest=3)
-    assert data["kernel"] == pytest.approx([1, np.cos(1), np.cos(2)])
-    assert data["limit"][:2] == pytest.approx([1, 0.97396], abs=1e-5)
 
 
 def test_the_bound_decays_but_not_at_every_step_nor_does_the_score():

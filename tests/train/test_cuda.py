@@ -6,24 +6,18 @@ Without one these tests are skipped; CROPE_TEST_DEVICE=cpu runs them on the CPU 
 import copy
 import os
 import signal
-from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
 from crope.config import RuntimeConfig
 from crope.model import attention
-from crope.plan.compose import load_run
 from crope.records.store import read_record
 from crope.runs import run as run_module
-from crope.runs import sweep
-from crope.runs.load import build_model
 from crope.runs.run import execute
 from crope.runs.sweep import run_all
 from crope.train.device import prepare_device, set_numerics
-from crope.train.loop import train
 from tests.conftest import during_step, make_toy_tokens, run_script, same_bits, stop, toy_run
 from tests.model.oracles import (
     CHOICES,
@@ -39,8 +33,6 @@ KIND = os.environ.get("CROPE_TEST_DEVICE", "cuda")
 pytestmark = pytest.mark.skipif(
     KIND == "cuda" and not torch.cuda.is_available(), reason="needs a GPU"
 )
-only_cuda = pytest.mark.skipif(KIND != "cuda", reason="has no meaning on a CPU")
-
 WIDTH = 128  # of runs: an attention kernel is chosen by the width of a head
 LENGTH = 200  # tokens: more than one tile of an attention kernel, and no multiple of one
 TOKENS = random_tokens(length=LENGTH)
@@ -113,8 +105,9 @@ def test_each_model_repeats_its_bits_in_deterministic_mode(name):
 
 @pytest.mark.parametrize("model", ["rope", "crope", "relative_bias", "rope_linear"])
 def test_compiled_steps_are_those_of_eager(model, toy_tokens, tmp_path):
-    """20 updates in float32; logits far from zero."""
+    """20 updates in float32; logits far from zero. Dropout draws the same masks."""
     options = [f"model={model}", f"runtime.device={KIND}", "train.max_steps=20", "train.seq_len=64"]
+    options.append("model.dropout=0.1")
     rows = []
     for compiled in ("false", "true"):
         more = f"runtime.compile={compiled}"
@@ -184,32 +177,11 @@ def test_two_runs_at_a_time_have_the_bits_of_one(whole, tmp_path):
     assert same_bits(runs[0], whole)
 
 
-@only_cuda
-@pytest.mark.parametrize("ablation", ["base", "b2_l512_d64"])
-def test_a_run_stays_below_its_estimated_memory(ablation, toy_tokens, tmp_path):
-    """Two eager steps and a full validation at the paper's sizes: compiled ones need less."""
-    options = f"scale=paper model=crope ablation={ablation} train.max_steps=2 runtime.compile=false"
-    config = load_run(options.split()).config
-    estimate = sweep._gpu_bytes(config)
-    if torch.cuda.mem_get_info()[0] < estimate:
-        pytest.skip("the GPU is too small or in use")
-    ids = np.tile(toy_tokens.train, 50)  # 43 windows of 1,024
-    tokens = replace(toy_tokens, train=ids, validation=ids)
-    train(build_model(config), tokens, config, tmp_path, run_id="toy-0")
-    assert estimate / 4 < torch.cuda.max_memory_allocated() < estimate
-
-
 def output_of(command):
     """The standard output of a script that ends with status 0."""
     done = run_script(*command.split(), f"runtime.device={KIND}")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def test_the_benchmark_and_the_profile():
-    shape = "scale=smoke data=tiny model=crope"
-    assert "this project: compiled" in output_of(f"bench.py {shape}")
-    assert "Self CPU" in output_of(f"bench.py --profile {shape}")
 
 
 def test_both_tables_at_the_smoke_scale(tmp_path):
