@@ -111,12 +111,6 @@ class HubConfig:
     # Streams the first rows, up to so many bytes of training text and a tenth as many of validation.
     max_bytes: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.revision == "main":
-            raise ValueError("data.hub.revision: the branch main moves; give a commit")
-        if self.max_bytes is not None and self.max_bytes < 10:
-            raise ValueError(f"data.hub.max_bytes={self.max_bytes} must be at least 10")
-
 
 @dataclass
 class DataConfig:

@@ -65,7 +65,7 @@ def test_the_tutorial_to_the_letter(tmp_path):
     _, letters = blocks(dataset)  # the hub needs a network
     (copy / "conf/data/letters.yaml").write_text(letters)
     (copy / "text/letters").mkdir(parents=True)
-    ((train,),), ((validation,),) = tiny_corpus().values()
+    (train,), (validation,) = tiny_corpus().values()
     (copy / "text/letters/train.txt").write_text(train)
     (copy / "text/letters/valid.txt").write_text(validation)
     run(commands(dataset)[1])

@@ -20,7 +20,7 @@ from urllib.request import getproxies
 
 from crope.config import HubConfig
 from crope.data import corpora
-from crope.data.corpora import Corpus, canonical
+from crope.data.corpora import Corpus
 from crope.data.rows import format_of, read_texts
 from crope.errors import ConfigError, DataError, DataUnavailable, UserError, log_line, one_line
 from crope.files import write_text
@@ -43,23 +43,17 @@ def fetch(corpus: Corpus, data_dir: Path) -> None:
     first site that has the pinned content.
 
     Raises DataUnavailable if no site can be reached or delivers that, ConfigError if `hub` does not
-    fit the files or has changed, OSError if a file cannot be written. Those that arrived are kept.
+    fit the files, OSError if a file cannot be written. Those that arrived are kept.
     """
     if not (missing := corpus.missing(data_dir)):
         return
-    for other in corpora.RAW_DIR.glob(f"{corpus.name}-????????/valid.txt"):
-        raise ConfigError(
-            f"data/raw/{other.parent.name} has a text of this name from another section `hub`;"
-            " give the changed corpus another name"
-        )
     causes = []
     for url, read in _sites(corpus):
         site = urlsplit(url).netloc or url
         log_line(f"fetching {corpus.name}: {len(missing)} files from {site}")
         try:
             for relative in missing:
-                text = canonical(corpus.name, _read(url, read, relative))
-                corpus.check(relative, [text])
+                text = corpus.checked(relative, _read(url, read, relative))
                 write_text(corpora.RAW_DIR / relative, text)
             return
         except DataError as error:
@@ -105,9 +99,9 @@ def _sites(corpus: Corpus) -> Iterator[tuple[str, Read]]:
     """
     from huggingface_hub.constants import ENDPOINT, is_offline_mode
 
-    the_hub = "the hub's cache" if is_offline_mode() else ENDPOINT
     if corpus.hub:
-        yield the_hub, partial(_read_rows, corpus.hub)
+        name = "the hub's cache" if is_offline_mode() else ENDPOINT
+        yield name, partial(_read_rows, corpus.hub)
     for start, site in SITES.items():
         if corpus.files["train"][0].startswith(start):
             url = site.format(hub=ENDPOINT)
@@ -145,25 +139,25 @@ def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
 
 
 def _locate(hub: HubConfig) -> list[Sequence[Any]]:
-    """Finds the files of both splits: in the hub's cache after a download, with max_bytes on the
-    hub itself, without a revision in a local folder.
+    """Finds the files of both splits: with max_bytes on the hub itself, otherwise in its cache after
+    a download.
     """
     from fsspec import open_files
     from huggingface_hub import HfApi, constants, snapshot_download
 
-    root, revision, patterns = hub.path, hub.revision, [hub.train, hub.validation]
+    revision, patterns = hub.revision, [hub.train, hub.validation]
     for pattern in patterns:
         format_of(pattern)  # refused before it is downloaded
     online = not constants.is_offline_mode()
-    if revision and online:
+    if online:
         # The one request with a time limit: what follows would wait for a silent hub for ever.
         limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        revision = HfApi().dataset_info(root, revision=revision, timeout=limit).sha
-    if revision and online and hub.max_bytes:
-        root = f"hf://datasets/{root}@{revision}"
-    elif revision:
+        revision = HfApi().dataset_info(hub.path, revision=revision, timeout=limit).sha
+    if online and hub.max_bytes:
+        root = f"hf://datasets/{hub.path}@{revision}"
+    else:
         root = snapshot_download(
-            root, repo_type="dataset", revision=revision, allow_patterns=patterns
+            hub.path, repo_type="dataset", revision=revision, allow_patterns=patterns
         )
     found = [open_files(f"{root}/{pattern}", compression="infer") for pattern in patterns]
     if not all(found):

@@ -4,6 +4,7 @@ No type is inferred: "007", "NA" and "2020-01-01" are text. A row without text i
 an empty line in its place would be one of the corpus.
 """
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -50,25 +51,17 @@ def read_texts(file: Any, column: str) -> Iterator[str]:
 
 
 def _rows(file: Any, suffix: str, column: str) -> Iterator[Any]:
-    """Yields the rows of a parquet file by pyarrow, since `datasets` casts them to the types that the
-    file's writer noted, and those of the other formats from the lines that `datasets` opens.
-    """
-    # Neither is needed by a run on prepared tokens.
-    from datasets import load_dataset
-    from pyarrow.parquet import ParquetFile
+    """Yields the rows of a parquet file, or those that the lines of another file hold."""
+    from pyarrow.parquet import ParquetFile  # which a run on prepared tokens does not need
 
-    if suffix == ".parquet":
-        with file as opened:
+    with file as opened:
+        if suffix == ".parquet":
             # So many rows at a time, because row groups may be gigabytes.
             for batch in ParquetFile(opened).iter_batches(1000, columns=[column]):
                 yield from batch.to_pylist()
-        return
-    options = {"keep_linebreaks": True, "encoding": "utf-8-sig"}
-    files = [file.full_name]
-    lines = load_dataset("text", data_files=files, split="train", streaming=True, **options)
-    for line in lines:
-        text = line["text"]
-        if suffix == ".txt":
-            yield {column: text}
-        elif not text.isspace():
-            yield json.loads(text)
+            return
+        for line in io.TextIOWrapper(opened, encoding="utf-8-sig"):
+            if suffix == ".txt":
+                yield {column: line}
+            elif not line.isspace():
+                yield json.loads(line)

@@ -37,7 +37,6 @@ def write(folder, relative, content):
 def set_hub(monkeypatch, url):
     """What HF_ENDPOINT says when the hub's client is imported."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
-    monkeypatch.setattr("datasets.config.HF_ENDPOINT", url)
     template = url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
 
