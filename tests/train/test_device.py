@@ -1,4 +1,4 @@
-"""Peak rates that MFU is relative to; numerics; what torch.compile needs; memory kept on a CPU."""
+"""Devices; numerics; what torch.compile needs."""
 
 import re
 import sysconfig
@@ -11,26 +11,9 @@ from crope.machine import auto_precision
 from crope.train import device
 from crope.train.device import (
     can_compile,
-    peak_flops,
     resolve_device,
     set_numerics,
 )
-
-
-@pytest.mark.parametrize(
-    ("name", "precision", "rate"),
-    [
-        ("NVIDIA H200", "bf16", 989e12),
-        ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
-        ("NVIDIA H200", "fp32", None),
-        ("another", "bf16", None),
-    ],
-)
-def test_peak_is_the_dense_bf16_rate_of_known_gpus(name, precision, rate, monkeypatch):
-    """Vendors print twice as much for sparse matrices."""
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert peak_flops(torch.device("cuda"), precision) == rate
-    assert peak_flops(torch.device("cpu"), precision) is None
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
@@ -90,8 +73,8 @@ def machine(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("cpu", r"g\+\+; CXX .*Python\.h"),
-        ("cuda", r"gcc or clang; CC .*Python\.h.* triton"),
+        ("cpu", r"g\+\+ \(CXX .*Python\.h"),
+        ("cuda", r"gcc \(CC .*triton.*Python\.h"),
     ],
 )
 def test_each_thing_that_compilation_needs_is_named_once(kind, words, machine, capsys):
@@ -105,7 +88,7 @@ def test_each_thing_that_compilation_needs_is_named_once(kind, words, machine, c
     ("kind", "program", "variable"),
     [
         ("cpu", "g++", "OTHER"),
-        ("cuda", "clang", "OTHER"),
+        ("cuda", "gcc", "OTHER"),
         ("cuda", "mine", "CC"),
     ],
 )
@@ -115,5 +98,5 @@ def test_a_machine_with_compiler_and_headers_compiles(
     (machine / program).touch(mode=0o755)
     (machine / "Python.h").touch()
     monkeypatch.setattr(device, "find_spec", lambda name: object())
-    monkeypatch.setenv(variable, f"{program} -O2")
+    monkeypatch.setenv(variable, program)
     assert can_compile(kind)
