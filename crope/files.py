@@ -72,7 +72,6 @@ def write_bytes(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())  # or the name could reach the disk before the bytes
         os.replace(temporary, path)
-        _sync_folder(path.parent)  # the new name outlasts a power cut too
     except OSError as error:
         error.filename = str(path)  # that of a failing write does not say of what
         raise
@@ -108,11 +107,3 @@ def sha256_file(path: Path) -> str:
 
 def json_sha256(value: Any) -> str:
     return sha256(json.dumps(value, sort_keys=True).encode())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -62,6 +62,7 @@ class NonFiniteLoss(ArithmeticError):
         super().__init__(
             f"{metric} is not finite at step {step}; try a lower train.lr or train.precision=fp32"
         )
+        self.step = step
 
 
 def train(
