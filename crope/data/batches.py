@@ -73,11 +73,7 @@ def resident(tokens: np.ndarray, device: torch.device) -> Any:
 def _windows(
     tokens: TokenArray, starts_N: np.ndarray, seq_len: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if isinstance(tokens, torch.Tensor):  # only the starts are copied to the device
-        starts = torch.from_numpy(starts_N).to(tokens.device, non_blocking=True)
-        window_NT = tokens[starts[:, None] + torch.arange(seq_len + 1, device=tokens.device)].long()
-    else:
-        window_NT = torch.from_numpy(
-            tokens[starts_N[:, None] + np.arange(seq_len + 1)].astype(np.int64)
-        )
+    flat = torch.as_tensor(tokens)  # no copy; only the starts are copied to a device
+    starts_N1 = torch.from_numpy(starts_N).to(flat.device, non_blocking=True)[:, None]
+    window_NT = flat[starts_N1 + torch.arange(seq_len + 1, device=flat.device)].long()
     return window_NT[:, :-1].contiguous(), window_NT[:, 1:].contiguous()

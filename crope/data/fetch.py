@@ -4,19 +4,15 @@ sites.
 fetch() writes canonical, verified files to RAW_DIR. The section `hub` of conf/data/<corpus>.yaml
 names the files of each split of a dataset, so that no test split is downloaded. The hub's
 environment variables hold (HF_HOME, HF_TOKEN, HF_ENDPOINT for a mirror, HF_HUB_OFFLINE for its
-cache alone, HF_HUB_DOWNLOAD_TIMEOUT). A site that accepts no connection within 3 s is given up;
-otherwise the hub's client repeats requests and words errors.
+cache alone, HF_HUB_DOWNLOAD_TIMEOUT), and its client repeats requests and words errors.
 """
 
 import logging
-import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from crope.config import HubConfig
 from crope.data import corpora
@@ -47,13 +43,13 @@ def fetch(corpus: Corpus, data_dir: Path) -> None:
     """
     if not (missing := corpus.missing(data_dir)):
         return
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # Hydra prints a line per request
     causes = []
-    for url, read in _sites(corpus):
-        site = urlsplit(url).netloc or url
+    for site, read in _sites(corpus):
         log_line(f"fetching {corpus.name}: {len(missing)} files from {site}")
         try:
             for relative in missing:
-                text = corpus.checked(relative, _read(url, read, relative))
+                text = corpus.checked(relative, _read(read, relative))
                 write_text(corpora.RAW_DIR / relative, text)
             return
         except DataError as error:
@@ -67,30 +63,16 @@ def fetch(corpus: Corpus, data_dir: Path) -> None:
     )
 
 
-def _read(url: str, read: Read, relative: str) -> str:
+def _read(read: Read, relative: str) -> str:
     """Reads a file from a site. Raises DataUnavailable for any error but a UserError: those of the
     clients have many types.
     """
     try:
-        _connect(url)
         return "".join(read(relative))
     except UserError:
         raise
     except Exception as error:
         raise DataUnavailable(f"{type(error).__name__}: {one_line(error)[:300]}") from error
-
-
-@cache
-def _connect(url: str) -> None:
-    """Raises OSError if a site accepts no connection: the hub's client would try for minutes."""
-    from huggingface_hub.constants import is_offline_mode
-
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # Hydra prints a line per request
-    parts = urlsplit(url)
-    # The cache has no host; behind a proxy only the client knows the way.
-    if parts.hostname and not is_offline_mode() and not getproxies():
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        socket.create_connection((parts.hostname, port), 3.0).close()
 
 
 def _sites(corpus: Corpus) -> Iterator[tuple[str, Read]]:

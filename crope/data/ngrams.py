@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from crope.data.corpora import SPLITS
@@ -26,20 +27,16 @@ def ngram_losses(
     probability = np.full(len(validation), 1 / vocab_size)
     losses = {}
     for order, name in enumerate(ORDERS, 1):
-        keys, counts = np.unique(_pack(train, order, vocab_size), return_counts=True)
-        count_before = np.concatenate([[0], np.cumsum(counts)])
-        queries, inverse = np.unique(_pack(validation, order, vocab_size), return_inverse=True)
-        # The n-grams with one history are neighbours among the sorted keys: keys[first:end].
-        history = queries - queries % vocab_size
-        first, end = np.searchsorted(keys, history), np.searchsorted(keys, history + vocab_size)
-        followed = count_before[end] - count_before[first]
+        counts = pd.Series(_pack(train, order, vocab_size)).value_counts()
+        by_history = counts.groupby(counts.index // vocab_size)
+        grams = _pack(validation, order, vocab_size)
+        histories = grams // vocab_size
+        count = counts.reindex(grams, fill_value=0).to_numpy()
+        followed = by_history.sum().reindex(histories, fill_value=0).to_numpy()
         # At least 1, so that after an unseen history the probability stays as it is.
-        distinct = np.maximum(end - first, 1)
-        place, after = np.searchsorted(keys, queries), np.searchsorted(keys, queries, side="right")
-        count = count_before[after] - count_before[place]
+        distinct = by_history.size().reindex(histories, fill_value=1).to_numpy()
         shorter = probability[order - 1 :]
-        mixed = count[inverse] + distinct[inverse] * shorter
-        probability[order - 1 :] = mixed / (followed + distinct)[inverse]
+        probability[order - 1 :] = (count + distinct * shorter) / (followed + distinct)
         losses[name] = float(-np.log(probability).mean())
     return losses
 

@@ -46,9 +46,7 @@ _CUT = re.compile(r"(?<=\S)(?=[ \n])")
 
 @dataclass(frozen=True)
 class TokenSet:
-    """A prepared corpus; `train` and `validation` are 1-D arrays of token ids, mapped from disk,
-    read-only.
-    """
+    """A prepared corpus; `train` and `validation` are 1-D arrays of token ids, mapped from disk."""
 
     folder: Path
     meta: dict[str, Any]
@@ -171,7 +169,8 @@ def _folder(corpus: str, source: dict[str, str], tokenizer: TokenizerConfig) -> 
 
 
 def _map(folder: Path, meta: dict[str, Any]) -> TokenSet:
-    arrays = [np.load(folder / f"{split}.npy", mmap_mode="r") for split in SPLITS]
+    # "c": torch warns of arrays that cannot be written; the file stays as it is.
+    arrays = [np.load(folder / f"{split}.npy", mmap_mode="c") for split in SPLITS]
     return TokenSet(folder, meta, *arrays)
 
 

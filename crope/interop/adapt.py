@@ -62,10 +62,10 @@ def complexify(
     if init not in ("fresh", "nearest"):
         raise ValueError(f"init={init!r}: must be 'fresh' or 'nearest'")
     layers = _select(model, names)
-    pairs = {path: _pairs(model, path, pairing, head_dim) for path in layers}
     new_layers = {}
     for path, layer in layers.items():
-        new_layers[path] = ComplexLinear.from_linear(layer, **pairs[path])
+        options = _pairs(model, path, pairing, head_dim)
+        new_layers[path] = ComplexLinear.from_linear(layer, **options)
     replaced = []
     for path, new in new_layers.items():
         weight, kept = layers[path].weight.float(), 0.0
@@ -86,13 +86,12 @@ def merge(model: nn.Module) -> list[str]:
     """Replaces every ComplexLinear by the `nn.Linear` of its dense weight, in place; returns their
     paths. The outputs are equal.
     """
-    layers = {}
-    for path, layer in model.named_modules():
+    merged = []
+    for path, layer in list(model.named_modules()):
         if isinstance(layer, ComplexLinear):
-            layers[path] = layer
-    for path, layer in layers.items():
-        model.set_submodule(path, dense_linear(layer).train(layer.training))
-    return list(layers)
+            model.set_submodule(path, dense_linear(layer).train(layer.training))
+            merged.append(path)
+    return merged
 
 
 def _select(model: nn.Module, names: Iterable[str]) -> dict[str, Any]:

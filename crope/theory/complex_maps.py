@@ -86,23 +86,17 @@ def tied_entries(width: int) -> dict[str, NDArray[np.str_]]:
     RoPE has width^2 of them, CRoPE (Eq. 30) half as many.
     """
     layer = ComplexLinear(width, width)
-    names = _entries("a", width // 2) + _entries("b", width // 2)
+    names = np.array(_entries("a", width // 2) + _entries("b", width // 2))
     # Counted from 1, because 0 has no negative.
-    numbers = torch.arange(1.0, len(names) + 1)
-    vector_to_parameters(numbers, layer.parameters())
-    crope = []
-    for number in layer.weight.flatten().int().tolist():
-        sign = "−" if number < 0 else ""
-        crope.append(sign + names[abs(number) - 1])
-    square = (width, width)
-    return {
-        "rope": np.array(_entries("w", width)).reshape(square),
-        "crope": np.array(crope).reshape(square),
-    }
+    vector_to_parameters(torch.arange(1.0, len(names) + 1), layer.parameters())
+    numbers = layer.weight.detach().int().numpy()
+    crope = np.char.add(np.where(numbers < 0, "−", ""), names[abs(numbers) - 1])
+    rope = np.array(_entries("w", width)).reshape(width, width)
+    return {"rope": rope, "crope": crope}
 
 
 def _entries(letter: str, side: int) -> list[str]:
-    """Names of the entries of a square matrix, row by row."""
+    """Names the entries of a square matrix, row by row."""
     numbers = range(1, side + 1)
     return [f"{letter}{row}{column}" for row, column in product(numbers, numbers)]
 

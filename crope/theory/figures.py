@@ -32,23 +32,9 @@ def draw_entries(entries: Mapping[str, NDArray[np.str_]]) -> Figure:
         shades = np.zeros(names.shape)
         for (y, x), name in np.ndenumerate(names):
             shades[y, x] = SHADES[name[:-2]]  # without row and column
-            axis.text(
-                x + 0.5,
-                y + 0.5,
-                name,
-                ha="center",
-                va="center",
-                fontsize=8,
-            )
+            axis.text(x + 0.5, y + 0.5, name, ha="center", va="center", fontsize=8)
         colours = LinearSegmentedColormap.from_list(model, ["white", COLOURS[model]])
-        axis.pcolormesh(
-            shades,
-            cmap=colours,
-            vmin=0,
-            vmax=1,
-            edgecolors="white",
-            linewidth=1.5,
-        )
+        axis.pcolormesh(shades, cmap=colours, vmin=0, vmax=1, edgecolors="white", linewidth=1.5)
         width = len(names)
         edges = range(0, width + 1, 2)  # of the 2x2 blocks of Eq. 30
         axis.hlines(edges, 0, width, color=MUTED, linewidth=0.8)
@@ -99,12 +85,7 @@ def draw_attention(by_hand: Data) -> Figure:
     names = [pointers.get(token, f"word {token - 1}") for token in EXAMPLE]
     shades = LinearSegmentedColormap.from_list("shades", ["white", TEXT])
     # Open squares around the targets; at the edge they reach out of the panel.
-    frames = {
-        "color": FRAME,
-        "fillstyle": "none",
-        "markersize": 13,
-        "clip_on": False,
-    }
+    frames = {"color": FRAME, "fillstyle": "none", "markersize": 13, "clip_on": False}
     figure = new_figure(9.0, 2.4, **{"axes.grid": False})
     axes = figure.subplots(1, 3, sharex=True, sharey=True)
     for axis, (title, weights) in zip(axes.flat, panels.items(), strict=True):
@@ -130,11 +111,8 @@ def draw_decay(data: Data) -> Figure:
     left.set_ylim(0)  # a bound that falls to a third should look so
     right.plot(distance, data["kernel"], color=TEXT, label=width)
     right.plot(distance, data["limit"], color=MUTED, linestyle="--", label="D → ∞")
-    right.set(
-        title="score of equal queries and keys",
-        ylabel="fraction of its peak",
-        ylim=(0, 1.05),
-    )
+    right.set(title="score of equal queries and keys", ylabel="fraction of its peak")
+    right.set_ylim(0, 1.05)
     right.legend(loc="upper right")
     for axis in (left, right):
         axis.set_xlabel("relative distance (tokens)")

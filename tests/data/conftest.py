@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crope.config import TokenizerConfig
-from crope.data.fetch import SITES, _connect
+from crope.data.fetch import SITES
 
 SMALL = TokenizerConfig("bpe", 280)
 NOWHERE = "http://127.0.0.1:9"  # the discard port: a connection is refused at once
@@ -65,7 +65,6 @@ def no_network(monkeypatch):
     set_hub(monkeypatch, NOWHERE)
     for start in ("ptb/", "pg19/"):
         monkeypatch.setitem(SITES, start, NOWHERE)
-    _connect.cache_clear()
 
 
 @pytest.fixture
