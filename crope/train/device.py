@@ -7,7 +7,6 @@ import platform
 import shutil
 import sysconfig
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -79,15 +78,14 @@ def can_compile(kind: str) -> bool:
     variable, default = ("CXX", "g++") if kind == "cpu" else ("CC", "gcc")
     compiler = os.environ.get(variable, default)
     headers = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
-    if shutil.which(compiler) and headers.exists() and (kind == "cpu" or find_spec("triton")):
-        return True
-    triton = "" if kind == "cpu" else ", the package triton"
-    log_line(
-        f"torch.compile needs the compiler {compiler} ({variable} may name another){triton} and"
-        f" Python's headers ({headers}; Debian: python3-dev); until they are installed, runs train"
-        " without compilation, more slowly"
-    )
-    return False
+    found = shutil.which(compiler) is not None and headers.exists()
+    if not found:
+        log_line(
+            f"torch.compile needs the compiler {compiler} ({variable} may name another) and Python's"
+            f" headers ({headers}; Debian: python3-dev); until they are installed, runs train without"
+            " compilation, more slowly"
+        )
+    return found
 
 
 def device_name(device: torch.device) -> str:
