@@ -34,14 +34,14 @@ class TrainState:
 def save_checkpoint(
     folder: Path,
     state: TrainState,
+    made_with: dict[str, str],
     *,
     step: int,
     seconds: float,
     metrics_size: int,
-    made_with: dict[str, str],
 ) -> None:
-    """Writes a checkpoint atomically. `step` is the number of updates done and `seconds` their time;
-    `made_with` must be equal for the run to continue from here.
+    """Writes a checkpoint atomically. `step` is the number of updates done and `seconds` the time of
+    the run so far; `made_with` must be equal for the run to continue from here.
     """
     metrics = (folder / "metrics.jsonl").read_bytes()[:metrics_size]
     content = {

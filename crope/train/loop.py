@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,35 +75,40 @@ def train(
     log: Callable[[Line], None] = lambda line: None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> float:
-    """Trains to the last step, from the newest checkpoint if there is one; writes checkpoints,
-    metrics.jsonl and weights.safetensors. Returns the seconds it took, those before the checkpoint
-    included.
+    """Trains to the last step, from the newest checkpoint if any; returns all seconds it took.
 
-    Raises NonFiniteLoss; Stopped after saving, if `stop_requested()`.
+    Writes checkpoints, metrics.jsonl and weights.safetensors. Raises NonFiniteLoss; Stopped after
+    saving, if `stop_requested()`.
     """
     device = prepare_device(config.runtime)
-    model.to(device)
-    state = TrainState(model, build_optimizer(model, config.train))
+    state = TrainState(model.to(device), build_optimizer(model, config.train))
     training, validation = build_losses(model, config, device, stop_requested)
     corpus = replace(
         tokens, train=resident(tokens.train, device), validation=resident(tokens.validation, device)
     )
-    # The run by its hash alone, as checkpoints of earlier versions name it.
-    made_with = {"run": run_id.rpartition("-")[2], "kind of device": device.type}
-    for split in SPLITS:
-        made_with[f"{split} corpus"] = tokens.meta["splits"][split]["sha256"]
+    made_with = _made_with(run_id, tokens, device)
     start, seconds_before, kept_bytes = load_checkpoint(folder, state, made_with=made_with)
     meter = Meter(config, device)
+    saved_at = time.perf_counter()
+    began = saved_at - seconds_before
     with MetricsWriter(folder / "metrics.jsonl", keep=kept_bytes) as metrics:
-        every_seconds = config.runtime.checkpoint_seconds
-        saver = Saver(folder, state, metrics, meter, made_with, every_seconds, seconds_before)
+
+        def save(step: int) -> None:
+            with meter.paused():
+                meter.check_finite({}, step)  # weights that are not finite are not saved
+                seconds, size = time.perf_counter() - began, metrics.sync()
+                save_checkpoint(
+                    folder, state, made_with, step=step, seconds=seconds, metrics_size=size
+                )
+
         if start == 0:  # a run that cannot be saved fails now, not after its last step
             weights_bytes(model, run_id=run_id)
-            saver.save(0)
+            save(0)
         for step in range(start, config.train.max_steps + 1):
             line: Line = {}
-            if step > start:
-                saver.save_if_due(step)
+            if step > start and time.perf_counter() - saved_at >= config.runtime.checkpoint_seconds:
+                save(step)
+                saved_at = time.perf_counter()
             try:
                 if config.validates_at(step):
                     with meter.paused():
@@ -112,14 +117,23 @@ def train(
                     loss, norm = train_step(state, training, corpus.train, config, step=step)
                     line |= meter.add(loss, norm, step, state)
             except Stopped:  # by a loss: before this update, or within this step's validation
-                saver.save(step)
+                save(step)
                 raise Stopped(f"stopped after a checkpoint at step {step}") from None
             if line:
                 meter.check_finite(line, step)
                 metrics.write({"step": step, **line})
                 log({"step": step, **line})
     write_bytes(folder / "weights.safetensors", weights_bytes(model, run_id=run_id))
-    return saver.seconds()
+    return time.perf_counter() - began
+
+
+def _made_with(run_id: str, tokens: TokenSet, device: torch.device) -> dict[str, str]:
+    """Returns what must be equal for a run to continue from a checkpoint."""
+    # The run by its hash alone, as checkpoints of earlier versions name it.
+    made_with = {"run": run_id.rpartition("-")[2], "kind of device": device.type}
+    for split in SPLITS:
+        made_with[f"{split} corpus"] = tokens.meta["splits"][split]["sha256"]
+    return made_with
 
 
 def train_step(
@@ -332,46 +346,3 @@ class Meter:
         started = time.perf_counter()
         yield
         self.pause += time.perf_counter() - started
-
-
-@dataclass
-class Saver:
-    """Writes the checkpoints of one run.
-
-    made_with        what must be equal for the run to continue from here
-    every_seconds    between two checkpoints
-    seconds_before   of the attempts that ended at the checkpoint which this one started from
-    """
-
-    folder: Path
-    state: TrainState
-    metrics: MetricsWriter
-    meter: Meter
-    made_with: dict[str, str]
-    every_seconds: float
-    seconds_before: float
-
-    def __post_init__(self) -> None:
-        self.began = self.saved_at = time.perf_counter()
-
-    def seconds(self) -> float:
-        """All the time spent on the run: steps, validation and checkpoints of every attempt."""
-        return self.seconds_before + time.perf_counter() - self.began
-
-    def save_if_due(self, step: int) -> None:
-        if time.perf_counter() - self.saved_at >= self.every_seconds:
-            self.save(step)
-
-    def save(self, step: int) -> None:
-        """A checkpoint after `step` updates. Raises NonFiniteLoss instead of saving such weights."""
-        with self.meter.paused():
-            self.meter.check_finite({}, step)
-            save_checkpoint(
-                self.folder,
-                self.state,
-                step=step,
-                seconds=self.seconds(),
-                metrics_size=self.metrics.sync(),  # on the disk before a checkpoint counts on them
-                made_with=self.made_with,
-            )
-        self.saved_at = time.perf_counter()
