@@ -249,13 +249,13 @@ class Config:
 
 
 def saved_section(schema: type[Any], saved: Mapping[str, Any]) -> Any:
-    """One section of a config.yaml; keys that have left the schema since are ignored."""
+    """Returns one section of a config.yaml; keys that have left the schema since are ignored."""
     names = {item.name for item in dataclasses.fields(schema)} & saved.keys()
     return schema(**{name: saved[name] for name in names})
 
 
 def keys(node: Any = Config, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
-    """Every leaf key of the command line, dotted, with its field."""
+    """Returns every leaf key of the command line, dotted, with its field."""
     leaves: dict[str, dataclasses.Field[Any]] = {}
     for item in dataclasses.fields(node):
         section = item.default_factory

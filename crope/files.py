@@ -17,8 +17,8 @@ def read_json(path: Path) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows of a metrics.jsonl; an incomplete last line (the writer was killed inside it) is left
-    out.
+    """Reads the rows of a metrics.jsonl; an incomplete last line (the writer was killed inside it)
+    is left out.
     """
     return parse_metrics(path.read_bytes())
 
@@ -46,7 +46,7 @@ class MetricsWriter:
         self.file.flush()  # `status` and a sweep's progress read it meanwhile
 
     def sync(self) -> int:
-        """The file's size in bytes, all of it on the disk."""
+        """Brings the file to the disk; returns its size in bytes."""
         os.fsync(self.file.fileno())
         return self.file.tell()
 

@@ -52,8 +52,8 @@ class Corpus:
 
     @property
     def source(self) -> dict[str, Any] | None:
-        """The source that a corpus without checksums is fetched from; None if it is pinned or the
-        user's own.
+        """Returns the source that a corpus without checksums is fetched from; None if it is pinned
+        or the user's own.
         """
         return asdict(self.hub) if self.hub and not self.is_pinned else None
 
@@ -184,8 +184,8 @@ def find_file(relative: str, data_dir: Path) -> Path:
 
 
 def canonical(corpus: str, text: str) -> str:
-    """The text with LF line endings and without byte order marks; each line of a word-level corpus
-    is a space, words, a space (if empty, one space).
+    """Returns the text with LF line endings and without byte order marks; each line of a word-level
+    corpus is a space, words, a space (if empty, one space).
 
     Sources differ in just these points: the official PG-19 files have CRLF, the hub strips the
     spaces of PTB and of WikiText's empty lines, files that are joined keep their marks. The

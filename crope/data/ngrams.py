@@ -15,8 +15,8 @@ ORDERS = ("unigram", "bigram", "trigram")
 def ngram_losses(
     train: NDArray[Any], validation: NDArray[Any], vocab_size: int
 ) -> dict[str, float]:
-    """Mean loss (nats per token) of the validation split under n-gram models of the train split,
-    by name.
+    """Computes the mean loss (nats per token) of the validation split under n-gram models of the
+    train split, by name.
 
     Both splits are 1-D token ids; n-grams are packed into 64 bits, so `vocab_size` is below 2^21.
     The models are interpolated (Witten and Bell), with h' = h without its oldest token:
@@ -54,7 +54,7 @@ def ngram_entry(tokens: TokenSet) -> dict[str, Any]:
 
 
 def _pack(tokens: NDArray[Any], order: int, vocab_size: int) -> NDArray[np.int64]:
-    """Every n-gram of a split as one integer, the oldest token in the highest digit of base
+    """Packs every n-gram of a split into one integer, the oldest token in the highest digit of base
     `vocab_size`.
     """
     keys = np.zeros(max(0, len(tokens) - order + 1), np.int64)

@@ -94,7 +94,8 @@ class Construction:
 
 
 def comparison(x_TD: Array, *, position: str, projection: str = "real") -> Construction:
-    """W_q = W_k = 1, the identity: Eqs. 14 and 19 (`sinusoidal`), 17 and 22 (`rotary`).
+    """Builds attention with W_q = W_k = 1, the identity: Eqs. 14 and 19 (`sinusoidal`), 17 and 22
+    (`rotary`).
 
     The embeddings alone decide what is compared: large ones or ones on slow pairs (Eq. 16) compare
     tokens, small or constant ones positions. The identity is complex-linear, so CRoPE has the same
@@ -121,7 +122,7 @@ def on_slow_pairs(tokens: Array, width: int) -> Array:
 def pointing(
     offsets: Sequence[int], *, width: int, projection: str, sign: int = 1, gain: float = 1.0
 ) -> Construction:
-    """Eqs. 27 to 29: token m attends to m + sign * offsets[m]; offsets are 1 ("next"), 2
+    """Builds Eqs. 27 to 29: token m attends to m + sign * offsets[m]; offsets are 1 ("next"), 2
     ("nexnext"), 0 (any other).
 
     Under rotation by +m theta the score is Re[conj(q) e^{i(n-m) theta} k], so the query of "next"
@@ -146,8 +147,8 @@ def pointing(
 
 
 def absolute_pointing(offsets: Sequence[int], *, width: int, gain: float = 1.0) -> Construction:
-    """`pointing` with absolute sinusoids in one layer over a finite window; Sec. 4.3 calls it
-    impossible.
+    """Builds `pointing` with absolute sinusoids in one layer over a finite window; Sec. 4.3 calls
+    it impossible.
 
     The position part of the query is shifted by 1.5 steps, so that m + 1 and m + 2 tie for the
     highest score; the token breaks the tie with a key that grows slowly with position: sin(n

@@ -26,7 +26,9 @@ SHADES = {"w": 0.15, "a": 0.15, "b": 0.4, "−b": 0.6}
 
 
 def draw_entries(entries: Mapping[str, NDArray[np.str_]]) -> Figure:
-    """Fig. 1: the free numbers of a weight. Cells with the same letter and index are one number."""
+    """Draws Fig. 1: the free numbers of a weight. Cells with the same letter and index are one
+    number.
+    """
     figure = new_figure(6.6, 3.3, **{"axes.grid": False})
     for axis, (model, names) in zip(figure.subplots(1, 2), entries.items(), strict=True):
         shades = np.zeros(names.shape)
@@ -47,8 +49,8 @@ def draw_entries(entries: Mapping[str, NDArray[np.str_]]) -> Figure:
 
 
 def draw_function_space() -> Figure:
-    """Fig. 2: (a) a letter under the four bases; (b) what complex maps can do to it, and what they
-    cannot. The dot is one corner of it.
+    """Draws Fig. 2: (a) a letter under the four bases; (b) what complex maps can do to it, and what
+    they cannot. The dot is one corner of it.
     """
     figure = new_figure(7.6, 4.2, **{"hatch.linewidth": 0.6, "axes.titlesize": 8.5})
     axes = figure.subplots(2, 4, height_ratios=[2.3, 1.35])
@@ -75,7 +77,9 @@ def draw_function_space() -> Figure:
 
 
 def draw_attention(by_hand: Data) -> Figure:
-    """Fig. 3: attention of the pointers of EXAMPLE, ideal and set by hand; frames mark the targets."""
+    """Draws Fig. 3: attention of the pointers of EXAMPLE, ideal and set by hand; frames mark the
+    targets.
+    """
     pointers = {0: "next", 1: "nexnext"}
     rows = [row for row, token in enumerate(EXAMPLE) if token in pointers]
     targets = [row + EXAMPLE[row] + 1 for row in rows]
@@ -99,8 +103,8 @@ def draw_attention(by_hand: Data) -> Figure:
 
 
 def draw_decay(data: Data) -> Figure:
-    """RoFormer's Fig. 2 (left) and the score of equal queries and keys, which the bound is about
-    (right).
+    """Draws RoFormer's Fig. 2 (left) and the score of equal queries and keys, which the bound is
+    about (right).
     """
     figure = new_figure(7.6, 2.9)
     left, right = figure.subplots(1, 2)

@@ -17,7 +17,9 @@ from crope.machine import cpu_info
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto`: the GPU where there is one. Raises ConfigError for `cuda` where there is none."""
+    """Returns the device; for `auto` the GPU where there is one. Raises ConfigError for `cuda`
+    where there is none.
+    """
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise ConfigError(

@@ -41,7 +41,7 @@ Losses = dict[str, list[float]]
 
 
 def golden_models() -> dict[str, ModelConfig]:
-    """The models of conf/model by name, at two layers of width 32."""
+    """Returns the models of conf/model by name, at two layers of width 32."""
     models = {}
     for path in sorted((ROOT / "conf" / "model").glob("[!.]*.yaml")):  # none of an editor
         choices = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -96,7 +96,7 @@ def agree(expected: Losses, losses: Losses) -> bool:
 
 
 def _tokens() -> TokenSet:
-    """Two splits of a random corpus in which each token depends on the one before: there is
+    """Makes two splits of a random corpus in which each token depends on the one before: there is
     something to learn.
     """
     generator = np.random.Generator(np.random.Philox(key=7))

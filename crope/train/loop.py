@@ -175,8 +175,8 @@ def validate(
     *,
     step: int,
 ) -> Line:
-    """The validation losses that are due after `step` updates; after the last one also the training
-    split's.
+    """Computes the validation losses that are due after `step` updates; after the last one also the
+    training split's.
     """
     line: Line = {}
     last = step == config.train.max_steps
@@ -195,7 +195,7 @@ def validate(
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
-    """AdamW of Sec. 5.3; on request Q, K and V as a second group, with another rate.
+    """Builds AdamW of Sec. 5.3; on request Q, K and V as a second group, with another rate.
 
     Weight decay applies to every parameter, as with torch's model.parameters().
     """

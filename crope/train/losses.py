@@ -22,8 +22,8 @@ LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def cross_entropy(
     model: GPT, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, *, reduction: str = "mean"
 ) -> torch.Tensor:
-    """The reference loss, from which every reported number comes: mean next-token cross entropy in
-    nats.
+    """Computes the reference loss, from which every reported number comes: mean next-token cross
+    entropy in nats.
 
     The log-sum-exp is in float32 under autocast as well. Padding columns of the head are cut off
     before the softmax.
@@ -37,7 +37,9 @@ def cross_entropy(
 def token_losses(
     model: GPT, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, *, bf16: bool
 ) -> torch.Tensor:
-    """The reference loss of each token, (B, T), not averaged; under bf16 autocast if asked to."""
+    """Computes the reference loss of each token, (B, T), not averaged; under bf16 autocast if asked
+    to.
+    """
     with torch.autocast(inputs_BT.device.type, torch.bfloat16, enabled=bf16):
         losses = cross_entropy(model, inputs_BT, targets_BT, reduction="none")
     return losses.view_as(targets_BT)
@@ -92,5 +94,5 @@ def full_loss(
 
 
 def full_batch_size(config: Config) -> int:
-    """Windows per batch of a full pass; the last batch may be smaller."""
+    """Returns the number of windows per batch of a full pass; the last batch may be smaller."""
     return max(config.train.batch_size, FULL_BATCH_TOKENS // config.train.seq_len)
