@@ -17,8 +17,8 @@ def read_json(path: Path) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows of a metrics.jsonl; an incomplete last line (the writer was killed inside it) is left
-    out.
+    """Reads the rows of a metrics.jsonl; an incomplete last line (the writer was killed inside it)
+    is left out.
     """
     return parse_metrics(path.read_bytes())
 
@@ -46,7 +46,7 @@ class MetricsWriter:
         self.file.flush()  # `status` and a sweep's progress read it meanwhile
 
     def sync(self) -> int:
-        """The file's size in bytes, all of it on the disk."""
+        """Brings the file to the disk; returns its size in bytes."""
         os.fsync(self.file.fileno())
         return self.file.tell()
 
@@ -72,7 +72,6 @@ def write_bytes(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())  # or the name could reach the disk before the bytes
         os.replace(temporary, path)
-        _sync_folder(path.parent)  # the new name outlasts a power cut too
     except OSError as error:
         error.filename = str(path)  # that of a failing write does not say of what
         raise
@@ -97,18 +96,14 @@ def remove_temporary_files(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 def sha256_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def json_sha256(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    return sha256(json.dumps(value, sort_keys=True).encode())

@@ -34,7 +34,7 @@ PRINTED_DECIMALS = {"table1": 4, "table2": 3}
 
 
 def _losses(*columns: tuple[float, float]) -> dict[str, PrintedLoss]:
-    """One row of a table: mean and std in the order of MODEL_LABELS."""
+    """Makes one row of a table: mean and std in the order of MODEL_LABELS."""
     return {
         model: PrintedLoss(*column) for model, column in zip(MODEL_LABELS, columns, strict=True)
     }
@@ -55,8 +55,8 @@ TABLE2 = {  # Sec. 6.2, all on PG-19
 
 
 def printed_loss(table: str, row: str, dataset: str, model: str) -> PrintedLoss | None:
-    """What the paper prints for one cell; None where it has no such cell (other corpora, other
-    models).
+    """Returns what the paper prints for one cell; None where it has no such cell (other corpora,
+    other models).
     """
     if table == "table1" and row == "base":
         return TABLE1.get(dataset, {}).get(model)
@@ -66,5 +66,5 @@ def printed_loss(table: str, row: str, dataset: str, model: str) -> PrintedLoss 
 
 
 def row_label(row: str) -> str:
-    """Table 2's label of an ablation, or the ablation's own name where the paper has none."""
+    """Returns Table 2's label of an ablation, or the ablation's own name where the paper has none."""
     return ROW_LABELS.get(row, row)

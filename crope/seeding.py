@@ -12,17 +12,15 @@ import numpy as np
 
 
 def stream(seed: int, purpose: str, index: int = 0) -> np.random.Generator:
-    """The generator for one purpose ("init/blocks.0.ffn.weight", "batches/train") at one index (a
-    step).
+    """Makes the generator for one purpose ("init/blocks.0.ffn.weight", "batches/train") at one index
+    (a step).
     """
-    return np.random.Generator(np.random.Philox(key=_key(seed, purpose), counter=[0, 0, 0, index]))
+    # 128 bits: the same for everyone, whatever Python's hash seed.
+    key = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:16]
+    philox = np.random.Philox(key=int.from_bytes(key, "little"), counter=[0, 0, 0, index])
+    return np.random.Generator(philox)
 
 
 def torch_seed(seed: int, purpose: str, index: int = 0) -> int:
-    """A 63-bit seed for torch's own generators (dropout), from the same kind of stream."""
+    """Draws a 63-bit seed for torch's own generators (dropout) from the same kind of stream."""
     return int(stream(seed, purpose, index).integers(2**63))
-
-
-def _key(seed: int, purpose: str) -> int:
-    """128 bits: the same for everyone, whatever Python's hash seed."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:16], "little")

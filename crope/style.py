@@ -33,8 +33,8 @@ STYLE = Path(__file__).with_name("style.mplstyle")
 
 
 def new_figure(width: float, height: float, **style: Any) -> Figure:
-    """An empty figure, in inches, in this style (and `style`), whatever the user's own matplotlibrc
-    says.
+    """Makes an empty figure, in inches, in this style (and `style`), whatever the user's own
+    matplotlibrc says.
     """
     # "default" first: STYLE does not set everything that a matplotlibrc can.
     matplotlib.style.use(["default", STYLE, style])
@@ -42,7 +42,7 @@ def new_figure(width: float, height: float, **style: Any) -> Figure:
 
 
 def render(figure: Figure, kind: str = "svg") -> bytes:
-    """SVG or PNG without a date: the same figure gives the same bytes."""
+    """Returns SVG or PNG without a date: the same figure gives the same bytes."""
     out = io.BytesIO()
     # The canvas itself, because `savefig` would draw every figure twice.
     if kind == "svg":

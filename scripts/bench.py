@@ -104,7 +104,7 @@ def our_step(config: Config, device: torch.device) -> Step:
     model = build_model(config).to(device)
     state = TrainState(model, build_optimizer(model, config.train))
     loss, _ = build_losses(model, config, device)
-    return lambda number: train_step(state, loss, tokens, config, step=number, device=device)[0]
+    return lambda number: train_step(state, loss, tokens, config, step=number)[0]
 
 
 def baseline_step(model: nn.Module, config: Config, device: torch.device) -> Step:

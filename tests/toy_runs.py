@@ -19,7 +19,7 @@ def toy_corpus(folder):
     folder.mkdir(exist_ok=True)
     tokens = make_toy_tokens(folder)
     words = [f"{first}{last}" for first in "abcdefgh" for last in "stuvwxyz"]
-    train_bpe([[" ".join(words * 2)]], TOY_VOCAB).save(str(folder / "tokenizer.json"))
+    train_bpe([" ".join(words * 2)], TOY_VOCAB).save(str(folder / "tokenizer.json"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("crope.runs.run.load_tokens", lambda *_, **__: tokens)
         patch.setattr("crope.runs.load.load_tokens", lambda *_, **__: tokens)

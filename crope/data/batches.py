@@ -32,7 +32,8 @@ def check_length(tokens: np.ndarray, seq_len: int, split: str) -> None:
 def sample_batch(
     tokens: TokenArray, *, seed: int, step: int, batch_size: int, seq_len: int, purpose: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Windows at uniform random offsets: inputs_BT and targets_BT (shifted by one token), int64.
+    """Cuts windows at uniform random offsets: inputs_BT and targets_BT (shifted by one token),
+    int64.
 
     `purpose` ("train", "validation/0", ...) names an independent stream of offsets.
     """
@@ -45,8 +46,8 @@ def sample_batch(
 def full_pass(
     tokens: TokenArray, *, seq_len: int, batch_size: int, max_tokens: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Each target of the split once, in order, in windows without overlap; a shorter last window
-    takes the rest.
+    """Yields each target of the split once, in order, in windows without overlap; a shorter last
+    window takes the rest.
 
     max_tokens > 0 keeps an evenly spaced subset of whole windows with at most max_tokens targets
     (at least one window).
@@ -64,8 +65,8 @@ def full_pass(
 
 
 def resident(tokens: np.ndarray, device: torch.device) -> Any:
-    """The corpus as batches are cut from it: in GPU memory (4 bytes per token), otherwise mapped
-    from disk.
+    """Returns the split as batches are cut from it: in GPU memory (4 bytes per token), otherwise
+    mapped from disk.
     """
     return torch.from_numpy(tokens.astype(np.int32)).to(device) if device.type == "cuda" else tokens
 
@@ -73,11 +74,7 @@ def resident(tokens: np.ndarray, device: torch.device) -> Any:
 def _windows(
     tokens: TokenArray, starts_N: np.ndarray, seq_len: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if isinstance(tokens, torch.Tensor):  # only the starts are copied to the device
-        starts = torch.from_numpy(starts_N).to(tokens.device, non_blocking=True)
-        window_NT = tokens[starts[:, None] + torch.arange(seq_len + 1, device=tokens.device)].long()
-    else:
-        window_NT = torch.from_numpy(
-            tokens[starts_N[:, None] + np.arange(seq_len + 1)].astype(np.int64)
-        )
+    flat = torch.as_tensor(tokens)  # no copy; only the starts are copied to a device
+    starts_N1 = torch.from_numpy(starts_N).to(flat.device, non_blocking=True)[:, None]
+    window_NT = flat[starts_N1 + torch.arange(seq_len + 1, device=flat.device)].long()
     return window_NT[:, :-1].contiguous(), window_NT[:, 1:].contiguous()

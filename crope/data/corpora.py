@@ -8,9 +8,8 @@ says; their folder's name then has a hash of that section, so that texts of two 
 mixed.
 """
 
-import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -21,7 +20,7 @@ from omegaconf import OmegaConf
 from crope.config import CACHE_DIR, ROOT, DataConfig, HubConfig
 from crope.data.grammar import write_split
 from crope.errors import ConfigError, DataError
-from crope.files import json_sha256
+from crope.files import json_sha256, sha256
 
 SPLITS = ("train", "validation")
 CHECKSUMS = ROOT / "data" / "checksums.txt"
@@ -29,22 +28,7 @@ CONF_DIR = ROOT / "conf" / "data"
 RAW_DIR = CACHE_DIR / "raw"
 WORD_LEVEL = ("ptb", "wikitext2")
 
-Documents = dict[str, list[Iterable[str]]]  # by split; each an iterable of blocks of whole lines
-
-
-@dataclass(frozen=True)
-class Document:
-    """A file. Iterating reads it, and yields its canonical form as one block.
-
-    Only one file of a corpus is in memory. Raises OSError and UnicodeDecodeError.
-    """
-
-    corpus: str
-    path: Path
-
-    def __iter__(self) -> Iterator[str]:
-        # Python's text mode ends a line at LF, CRLF or CR, and at no other character.
-        yield canonical(self.corpus, self.path.read_text(encoding="utf-8"))
+Texts = dict[str, list[str]]  # by split: the canonical text of each file
 
 
 @dataclass(frozen=True)
@@ -68,8 +52,8 @@ class Corpus:
 
     @property
     def source(self) -> dict[str, Any] | None:
-        """The source that a corpus without checksums is fetched from; None if it is pinned or the
-        user's own.
+        """Returns the source that a corpus without checksums is fetched from; None if it is pinned
+        or the user's own.
         """
         return asdict(self.hub) if self.hub and not self.is_pinned else None
 
@@ -88,59 +72,62 @@ class Corpus:
         paths = chain(*self.files.values())
         return [path for path in paths if not find_file(path, data_dir).is_file()]
 
-    def load(self, data_dir: Path) -> Documents:
-        """Opens the documents of each split (PG-19: one per book, otherwise one), after checking
-        them.
+    def load(self, data_dir: Path) -> Texts:
+        """Reads and checks the texts of each split (PG-19: one per book, otherwise one).
 
-        Raises DataError if a file is missing, blank, not UTF-8 or not the pinned one.
+        Raises DataError if a text is blank, not UTF-8 or not the pinned one. Messages name the
+        relative path only, because the report prints them.
         """
         if self.name == "tiny":
-            return {split: [[write_split(split)[0]]] for split in SPLITS}
-        texts: Documents = {split: [] for split in SPLITS}
+            return {split: [write_split(split)[0]] for split in SPLITS}
+        texts: Texts = {split: [] for split in SPLITS}
         for split, paths in self.files.items():
             for relative in paths:
-                document = Document(self.name, find_file(relative, data_dir))
-                self.check(relative, document)
-                texts[split].append(document)
+                try:
+                    text = find_file(relative, data_dir).read_text(encoding="utf-8")
+                except UnicodeDecodeError as error:
+                    raise DataError(
+                        f"{relative}: not UTF-8 ({error.reason}); convert it"
+                    ) from error
+                texts[split].append(self.checked(relative, text))
         return texts
 
-    def check(self, relative: str, blocks: Iterable[str]) -> None:
-        """Raises DataError if the text of a file is unreadable or blank, or if the file is pinned
-        and its sha256 differs.
+    def checked(self, relative: str, text: str) -> str:
+        """Returns the canonical form of a file's text.
 
-        Messages name the relative path only, because the report prints them.
+        Raises DataError if it is blank, or if the file is pinned and its sha256 differs.
         """
-        problem = ""
-        try:
-            if not any(map(str.strip, blocks)):
-                problem = "the file is empty"
-            elif self.pinned.get(relative) not in (None, text_sha256(blocks)):
-                problem = "sha256 differs from data/checksums.txt"
-        except (OSError, UnicodeDecodeError) as error:
-            problem = f"not readable as UTF-8 ({type(error).__name__})"
-        if problem:
-            raise DataError(f"{relative}: {problem}; replace or remove it")
+        text = canonical(self.name, text)
+        digest = sha256(text.encode())
+        if not text.strip():
+            raise DataError(f"{relative}: the file is empty; replace or remove it")
+        if self.pinned.get(relative, digest) != digest:
+            raise DataError(
+                f"{relative}: sha256 differs from data/checksums.txt; replace or remove it"
+            )
+        return text
 
     def sha256(self, data_dir: Path) -> dict[str, str]:
         """Computes the sha256 that identifies each split's text; of a pinned corpus it follows from
         the checksums alone.
 
         For a pinned split of several files it is that of its lines in data/checksums.txt. Raises as
-        load does, and DataError if both splits have one text.
+        `load` does, and DataError if both splits have one text.
         """
         digests = {}
         if self.is_pinned:
             for split, paths in self.files.items():
-                lines = [f"{self.pinned[path]}  {path}\n" for path in paths]
-                digests[split] = self.pinned[paths[0]] if len(paths) == 1 else text_sha256(lines)
+                lines = "".join(f"{self.pinned[path]}  {path}\n" for path in paths)
+                digests[split] = (
+                    self.pinned[paths[0]] if len(paths) == 1 else sha256(lines.encode())
+                )
             same = digests["train"] == digests["validation"]
         else:
             texts = self.load(data_dir)
-            for split, documents in texts.items():
-                digests[split] = text_sha256(chain(*documents))
+            for split, parts in texts.items():
+                digests[split] = sha256("".join(parts).encode())
             # Slices of the same rows differ in length (max_bytes), but start alike.
-            train, validation = (next(iter(documents[0])) for documents in texts.values())
-            same = train.startswith(validation)
+            same = texts["train"][0].startswith(texts["validation"][0])
         if same:
             raise DataError(
                 f"{self.name}: both splits are the same text; give validation another text"
@@ -152,16 +139,20 @@ def find_corpus(name: str) -> Corpus:
     """Reads what conf/data/<name>.yaml and data/checksums.txt say of a corpus.
 
     PG-19 has the pinned books, sorted by id as text, or the first `books` of the training split.
-    Raises ConfigError if there are not so many books, or `hub` has no revision.
+    Raises ConfigError if there are not so many books, or `hub` has no revision that stays.
     """
-    checksums, file = _checksums(), CONF_DIR / f"{name}.yaml"
+    checksums = {}
+    for line in CHECKSUMS.read_text(encoding="utf-8").splitlines():
+        digest, path = line.split()
+        checksums[path] = digest
+    file = CONF_DIR / f"{name}.yaml"
     known = OmegaConf.structured(DataConfig(name))
     if file.is_file():
         known.merge_with(OmegaConf.load(file))
     data: DataConfig = OmegaConf.to_object(known)  # type: ignore[assignment]
-    if data.hub and not data.hub.revision:
+    if data.hub and data.hub.revision in (None, "main"):
         raise ConfigError(
-            f"conf/data/{name}.yaml: hub.revision: give a commit, a tag or a named ref"
+            f"conf/data/{name}.yaml: hub.revision: give a commit, a tag or a named ref, no branch"
         )
     files: dict[str, list[str]] = {split: [] for split in SPLITS}
     if name == "pg19" or data.books is not None:
@@ -181,31 +172,20 @@ def find_corpus(name: str) -> Corpus:
     return Corpus(name, files, pinned, data.hub)
 
 
-def load_corpus(name: str, data_dir: Path) -> Documents:
-    """Opens the documents of each split of a corpus, as `Corpus.load` does."""
+def load_corpus(name: str, data_dir: Path) -> Texts:
+    """Reads the texts of each split of a corpus, as `Corpus.load` does."""
     return find_corpus(name).load(data_dir)
 
 
 def find_file(relative: str, data_dir: Path) -> Path:
-    """The file in `data_dir`, else its place in RAW_DIR."""
+    """Returns the file in `data_dir`, else its place in RAW_DIR."""
     own = data_dir / relative
     return own if own.is_file() else RAW_DIR / relative
 
 
-def _checksums() -> dict[str, str]:
-    """sha256 by relative path, from data/checksums.txt: a line of sha256sum has a star before the
-    path of a file that was read as binary.
-    """
-    checksums = {}
-    for line in CHECKSUMS.read_text(encoding="utf-8").splitlines():
-        digest, path = line.split(maxsplit=1)
-        checksums[path.removeprefix("*")] = digest
-    return checksums
-
-
 def canonical(corpus: str, text: str) -> str:
-    """The text with LF line endings and without byte order marks; each line of a word-level corpus
-    is a space, words, a space (if empty, one space).
+    """Returns the text with LF line endings and without byte order marks; each line of a word-level
+    corpus is a space, words, a space (if empty, one space).
 
     Sources differ in just these points: the official PG-19 files have CRLF, the hub strips the
     spaces of PTB and of WikiText's empty lines, files that are joined keep their marks. The
@@ -219,11 +199,3 @@ def canonical(corpus: str, text: str) -> str:
     # strip(" "), because str.strip() would remove the no-break spaces that are words in WikiText-2.
     stripped = (line.strip(" ") for line in text.removesuffix("\n").split("\n"))
     return "".join(f" {words} \n" if words else " \n" for words in stripped)
-
-
-def text_sha256(blocks: Iterable[str]) -> str:
-    """The sha256 of the concatenated blocks in UTF-8."""
-    digest = hashlib.sha256()
-    for block in blocks:
-        digest.update(block.encode())
-    return digest.hexdigest()

@@ -4,8 +4,7 @@ sites.
 fetch() writes canonical, verified files to RAW_DIR. The section `hub` of conf/data/<corpus>.yaml
 names the files of each split of a dataset, so that no test split is downloaded. The hub's
 environment variables hold (HF_HOME, HF_TOKEN, HF_ENDPOINT for a mirror, HF_HUB_OFFLINE for its
-cache alone, HF_HUB_DOWNLOAD_TIMEOUT). A site that accepts no connection within 3 s is given up;
-otherwise the hub's client repeats requests and words errors.
+cache alone, HF_HUB_DOWNLOAD_TIMEOUT), and its client repeats requests and words errors.
 """
 
 import logging
@@ -20,7 +19,7 @@ from urllib.request import getproxies
 
 from crope.config import HubConfig
 from crope.data import corpora
-from crope.data.corpora import Corpus, canonical
+from crope.data.corpora import Corpus
 from crope.data.rows import format_of, read_texts
 from crope.errors import ConfigError, DataError, DataUnavailable, UserError, log_line, one_line
 from crope.files import write_text
@@ -43,23 +42,18 @@ def fetch(corpus: Corpus, data_dir: Path) -> None:
     first site that has the pinned content.
 
     Raises DataUnavailable if no site can be reached or delivers that, ConfigError if `hub` does not
-    fit the files or has changed, OSError if a file cannot be written. Those that arrived are kept.
+    fit the files, OSError if a file cannot be written. Those that arrived are kept.
     """
     if not (missing := corpus.missing(data_dir)):
         return
-    for other in corpora.RAW_DIR.glob(f"{corpus.name}-????????/valid.txt"):
-        raise ConfigError(
-            f"data/raw/{other.parent.name} has a text of this name from another section `hub`;"
-            " give the changed corpus another name"
-        )
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # Hydra prints a line per request
     causes = []
-    for url, read in _sites(corpus):
-        site = urlsplit(url).netloc or url
+    for site, read in _sites(corpus):
         log_line(f"fetching {corpus.name}: {len(missing)} files from {site}")
         try:
+            _connect(site)
             for relative in missing:
-                text = canonical(corpus.name, _read(url, read, relative))
-                corpus.check(relative, [text])
+                text = corpus.checked(relative, _read(read, relative))
                 write_text(corpora.RAW_DIR / relative, text)
             return
         except DataError as error:
@@ -72,12 +66,11 @@ def fetch(corpus: Corpus, data_dir: Path) -> None:
     )
 
 
-def _read(url: str, read: Read, relative: str) -> str:
+def _read(read: Read, relative: str) -> str:
     """Reads a file from a site. Raises DataUnavailable for any error but a UserError: those of the
     clients have many types.
     """
     try:
-        _connect(url)
         return "".join(read(relative))
     except UserError:
         raise
@@ -87,10 +80,9 @@ def _read(url: str, read: Read, relative: str) -> str:
 
 @cache
 def _connect(url: str) -> None:
-    """Raises DataUnavailable if a site accepts no connection: the hub's client would try for minutes."""
+    """Raises DataUnavailable if a site accepts no connection: the hub's client would try longer."""
     from huggingface_hub.constants import is_offline_mode
 
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # Hydra prints a line per request
     parts = urlsplit(url)
     # The cache has no host; behind a proxy only the client knows the way.
     if parts.hostname and not is_offline_mode() and not getproxies():
@@ -107,9 +99,9 @@ def _sites(corpus: Corpus) -> Iterator[tuple[str, Read]]:
     """
     from huggingface_hub.constants import ENDPOINT, is_offline_mode
 
-    the_hub = "the hub's cache" if is_offline_mode() else ENDPOINT
     if corpus.hub:
-        yield the_hub, partial(_read_rows, corpus.hub)
+        name = "the hub's cache" if is_offline_mode() else ENDPOINT
+        yield name, partial(_read_rows, corpus.hub)
     for start, site in SITES.items():
         if corpus.files["train"][0].startswith(start):
             url = site.format(hub=ENDPOINT)
@@ -147,25 +139,25 @@ def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
 
 
 def _locate(hub: HubConfig) -> list[Sequence[Any]]:
-    """Finds the files of both splits: in the hub's cache after a download, with max_bytes on the
-    hub itself, without a revision in a local folder.
+    """Finds the files of both splits: with max_bytes on the hub itself, otherwise in its cache after
+    a download.
     """
     from fsspec import open_files
     from huggingface_hub import HfApi, constants, snapshot_download
 
-    root, revision, patterns = hub.path, hub.revision, [hub.train, hub.validation]
+    revision, patterns = hub.revision, [hub.train, hub.validation]
     for pattern in patterns:
         format_of(pattern)  # refused before it is downloaded
     online = not constants.is_offline_mode()
-    if revision and online:
+    if online:
         # The one request with a time limit: what follows would wait for a silent hub for ever.
         limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        revision = HfApi().dataset_info(root, revision=revision, timeout=limit).sha
-    if revision and online and hub.max_bytes:
-        root = f"hf://datasets/{root}@{revision}"
-    elif revision:
+        revision = HfApi().dataset_info(hub.path, revision=revision, timeout=limit).sha
+    if online and hub.max_bytes:
+        root = f"hf://datasets/{hub.path}@{revision}"
+    else:
         root = snapshot_download(
-            root, repo_type="dataset", revision=revision, allow_patterns=patterns
+            hub.path, repo_type="dataset", revision=revision, allow_patterns=patterns
         )
     found = [open_files(f"{root}/{pattern}", compression="infer") for pattern in patterns]
     if not all(found):

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from crope.data.corpora import SPLITS
@@ -14,8 +15,8 @@ ORDERS = ("unigram", "bigram", "trigram")
 def ngram_losses(
     train: NDArray[Any], validation: NDArray[Any], vocab_size: int
 ) -> dict[str, float]:
-    """Mean loss (nats per token) of the validation split under n-gram models of the train split,
-    by name.
+    """Computes the mean loss (nats per token) of the validation split under n-gram models of the
+    train split, by name.
 
     Both splits are 1-D token ids; n-grams are packed into 64 bits, so `vocab_size` is below 2^21.
     The models are interpolated (Witten and Bell), with h' = h without its oldest token:
@@ -26,20 +27,16 @@ def ngram_losses(
     probability = np.full(len(validation), 1 / vocab_size)
     losses = {}
     for order, name in enumerate(ORDERS, 1):
-        keys, counts = np.unique(_pack(train, order, vocab_size), return_counts=True)
-        count_before = np.concatenate([[0], np.cumsum(counts)])
-        queries, inverse = np.unique(_pack(validation, order, vocab_size), return_inverse=True)
-        # The n-grams with one history are neighbours among the sorted keys: keys[first:end].
-        history = queries - queries % vocab_size
-        first, end = np.searchsorted(keys, history), np.searchsorted(keys, history + vocab_size)
-        followed = count_before[end] - count_before[first]
+        counts = pd.Series(_pack(train, order, vocab_size)).value_counts()
+        by_history = counts.groupby(counts.index // vocab_size)
+        grams = _pack(validation, order, vocab_size)
+        histories = grams // vocab_size
+        count = counts.reindex(grams, fill_value=0).to_numpy()
+        followed = by_history.sum().reindex(histories, fill_value=0).to_numpy()
         # At least 1, so that after an unseen history the probability stays as it is.
-        distinct = np.maximum(end - first, 1)
-        place, after = np.searchsorted(keys, queries), np.searchsorted(keys, queries, side="right")
-        count = count_before[after] - count_before[place]
+        distinct = by_history.size().reindex(histories, fill_value=1).to_numpy()
         shorter = probability[order - 1 :]
-        mixed = count[inverse] + distinct[inverse] * shorter
-        probability[order - 1 :] = mixed / (followed + distinct)[inverse]
+        probability[order - 1 :] = (count + distinct * shorter) / (followed + distinct)
         losses[name] = float(-np.log(probability).mean())
     return losses
 
@@ -57,7 +54,7 @@ def ngram_entry(tokens: TokenSet) -> dict[str, Any]:
 
 
 def _pack(tokens: NDArray[Any], order: int, vocab_size: int) -> NDArray[np.int64]:
-    """Every n-gram of a split as one integer, the oldest token in the highest digit of base
+    """Packs every n-gram of a split into one integer, the oldest token in the highest digit of base
     `vocab_size`.
     """
     keys = np.zeros(max(0, len(tokens) - order + 1), np.int64)

@@ -11,12 +11,10 @@ at all, and is never changed. For a pinned corpus the name does not depend on th
 prepared tokens can be used without it.
 """
 
-import io
 import json
 import platform
 import re
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -33,7 +31,7 @@ from crope.config import CACHE_DIR, TokenizerConfig
 from crope.data.corpora import SPLITS, Corpus, find_corpus, find_file
 from crope.data.fetch import GPT2, fetch
 from crope.errors import ConfigError, DataError, log_line
-from crope.files import json_sha256, read_json, sha256_file, write_bytes, write_json, write_text
+from crope.files import json_sha256, read_json, sha256_file, write_json, write_text
 
 TOKENS_DIR = CACHE_DIR / "tokens"
 TOKENS_FORMAT = 2  # to be raised when the same corpus and tokenizer give other files
@@ -48,9 +46,7 @@ _CUT = re.compile(r"(?<=\S)(?=[ \n])")
 
 @dataclass(frozen=True)
 class TokenSet:
-    """A prepared corpus; `train` and `validation` are 1-D arrays of token ids, mapped from disk,
-    read-only.
-    """
+    """A prepared corpus; `train` and `validation` are 1-D arrays of token ids, mapped from disk."""
 
     folder: Path
     meta: dict[str, Any]
@@ -77,7 +73,9 @@ def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> T
     if tokens := open_tokens(folder):
         return tokens
     log_line(f"preparing {corpus}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
-    with corpus_lock(corpus):
+    TOKENS_DIR.mkdir(parents=True, exist_ok=True)
+    # A soft lock, in its place, would outlast a killed process.
+    with FileLock(TOKENS_DIR / f".{corpus}.lock", fallback_to_soft=False):
         # Another process may have made them while this one waited.
         return open_tokens(folder) or _write_tokens(folder, found, source, tokenizer, data_dir)
 
@@ -87,7 +85,8 @@ def open_tokens(folder: Path) -> TokenSet | None:
     try:
         meta = read_json(folder / "meta.json")
         digests = {f"{split}.npy": meta["splits"][split]["sha256"] for split in SPLITS}
-        for name, digest in {**digests, "tokenizer.json": meta["tokenizer"]["file_sha256"]}.items():
+        digests["tokenizer.json"] = meta["tokenizer"]["file_sha256"]
+        for name, digest in digests.items():
             if sha256_file(folder / name) != digest:
                 return None
         return _map(folder, meta)
@@ -95,28 +94,20 @@ def open_tokens(folder: Path) -> TokenSet | None:
         return None
 
 
-def corpus_lock(corpus: str) -> FileLock:
-    """The lock that a process holds while it writes into the folders of a corpus."""
-    TOKENS_DIR.mkdir(parents=True, exist_ok=True)
-    # A soft lock, in its place, would outlast a killed process.
-    return FileLock(TOKENS_DIR / f".{corpus}.lock", fallback_to_soft=False)
-
-
 def load_gpt2(path: Path) -> Tokenizer:
-    """GPT-2's tokenizer from its tokenizer.json, vocabulary and merges only.
+    """Builds GPT-2's tokenizer from its tokenizer.json, vocabulary and merges only.
 
     Raises DataError if they are others.
     """
     vocabulary, merges = vocabulary_of(Tokenizer.from_file(str(path)))
     tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=merges))
-    if vocabulary_sha256(tokenizer) != GPT2_SHA256:
+    if json_sha256(vocabulary_of(tokenizer)) != GPT2_SHA256:
         raise DataError(f"{path}: not GPT-2's vocabulary and merges; replace or remove it")
     return tokenizer
 
 
-def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE with exactly `vocab_size` entries, deterministic. Texts are iterables of
-    blocks, as Documents are.
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Trains byte-level BPE with exactly `vocab_size` entries; deterministic.
 
     The alphabet is all 256 bytes, so every text can be encoded. There are no special tokens. Raises
     ConfigError if no pair of tokens occurs twice before `vocab_size` is reached.
@@ -129,8 +120,7 @@ def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
         special_tokens=[],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    text = chain.from_iterable(map(pieces, texts))
-    tokenizer.train_from_iterator(text, trainer=trainer)
+    tokenizer.train_from_iterator(chain.from_iterable(map(pieces, texts)), trainer=trainer)
     reached = tokenizer.get_vocab_size()
     if reached != vocab_size:
         raise ConfigError(
@@ -140,8 +130,9 @@ def train_bpe(texts: Iterable[Iterable[str]], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[list[int]]:
-    """Token ids of the texts in order, nothing between them: those of each text encoded whole.
+def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[list[int]]:
+    """Yields the token ids of the texts in order, nothing between them: those of each text encoded
+    whole.
 
     Encodes some megabytes at a time, in pieces on all cores.
     """
@@ -151,28 +142,19 @@ def encode(tokenizer: Tokenizer, texts: Iterable[Iterable[str]]) -> Iterator[lis
             yield encoding.ids
 
 
-def pieces(blocks: Iterable[str], chars: int = 1 << 16) -> Iterator[str]:
-    """The text of the blocks in pieces of about `chars` characters, cut only at places that change
-    no token.
-    """
-    left = ""
-    for block in blocks:
-        left += block
-        while (cut := _CUT.search(left, chars)) is not None:
-            yield left[: cut.start()]
-            left = left[cut.start() :]
-    yield left
+def pieces(text: str, chars: int = 1 << 16) -> Iterator[str]:
+    """Cuts a text into pieces of about `chars` characters, at places that change no token."""
+    start = 0
+    while cut := _CUT.search(text, start + chars):
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary, special tokens included, and merges."""
-    return tokenizer.get_vocab(), [
-        (a, b) for a, b in json.loads(tokenizer.to_str())["model"]["merges"]
-    ]
-
-
-def vocabulary_sha256(tokenizer: Tokenizer) -> str:
-    return json_sha256(vocabulary_of(tokenizer))
+    """Returns vocabulary, special tokens included, and merges."""
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    return tokenizer.get_vocab(), [(a, b) for a, b in merges]
 
 
 def _folder(corpus: str, source: dict[str, str], tokenizer: TokenizerConfig) -> Path:
@@ -187,9 +169,9 @@ def _folder(corpus: str, source: dict[str, str], tokenizer: TokenizerConfig) -> 
 
 
 def _map(folder: Path, meta: dict[str, Any]) -> TokenSet:
-    return TokenSet(
-        folder, meta, *(np.load(folder / f"{split}.npy", mmap_mode="r") for split in SPLITS)
-    )
+    # "c": torch warns of arrays that cannot be written; the file stays as it is.
+    arrays = [np.load(folder / f"{split}.npy", mmap_mode="c") for split in SPLITS]
+    return TokenSet(folder, meta, *arrays)
 
 
 def _write_tokens(
@@ -218,7 +200,7 @@ def _write_tokens(
             "tokenizer": {
                 "name": config.name,
                 "vocab_size": config.vocab_size,
-                "sha256": vocabulary_sha256(tokenizer),
+                "sha256": json_sha256(vocabulary_of(tokenizer)),
                 "file_sha256": sha256_file(building / "tokenizer.json"),
             },
             "source": {"sha256": source},
@@ -238,29 +220,19 @@ def _write_tokens(
     return _map(folder, meta)
 
 
-def _write_split(
-    path: Path, tokenizer: Tokenizer, texts: Sequence[Iterable[str]]
-) -> dict[str, Any]:
-    """Writes the ids as .npy and returns their entry in meta.json.
-
-    The text is streamed; the ids of a split are in memory.
-    """
-    counts: Counter[str] = Counter()
-
-    def counted(blocks: Iterable[str]) -> Iterator[str]:
-        for block in blocks:  # of whole lines
-            counts.update(
-                words=len(block.split()), bytes=len(block.encode()), lines=block.count("\n")
-            )
-            yield block
-
+def _write_split(path: Path, tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, Any]:
+    """Writes the ids of a split as .npy and returns their entry in meta.json."""
     dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
-    ids = encode(tokenizer, map(counted, texts))
-    array = np.concatenate([np.array(part, dtype) for part in ids])
-    content = io.BytesIO()
-    np.save(content, array)
-    write_bytes(path, content.getvalue())  # whose error names the file, which np.save's does not
-    return {"tokens": array.size, **counts, "sha256": sha256_file(path), "dtype": dtype.name}
+    parts = [np.array(ids, dtype) for ids in encode(tokenizer, texts)]
+    np.save(path, np.concatenate(parts))
+    return {
+        "tokens": sum(map(len, parts)),
+        "words": sum(len(text.split()) for text in texts),
+        "bytes": sum(len(text.encode()) for text in texts),
+        "lines": sum(text.count("\n") for text in texts),
+        "sha256": sha256_file(path),
+        "dtype": dtype.name,
+    }
 
 
 def _byte_level(model: models.BPE) -> Tokenizer:

@@ -51,7 +51,7 @@ def complexify(
     names      last parts of the layers' paths
     pairing    channel pairs of the model's rotation: "half" for (i, i + K/2) of a head of width K
                (Llama), "interleaved" for (2i, 2i + 1) (GPT-J); None: PAIRINGS[config.model_type]
-    head_dim   K, needed for "half"; None: `head_dim` of the attention layer
+    head_dim   K, needed for "half" where the attention layer has no `head_dim`
     init       "fresh": normal with the standard deviation of the replaced weight, to train from the
                start; "nearest": least squares, loses about half of a trained weight
 
@@ -62,10 +62,10 @@ def complexify(
     if init not in ("fresh", "nearest"):
         raise ValueError(f"init={init!r}: must be 'fresh' or 'nearest'")
     layers = _select(model, names)
-    pairs = {path: _pairs(model, path, pairing, head_dim) for path in layers}
     new_layers = {}
     for path, layer in layers.items():
-        new_layers[path] = ComplexLinear.from_linear(layer, **pairs[path])
+        options = _pairs(model, path, pairing, head_dim)
+        new_layers[path] = ComplexLinear.from_linear(layer, **options)
     replaced = []
     for path, new in new_layers.items():
         weight, kept = layers[path].weight.float(), 0.0
@@ -86,13 +86,12 @@ def merge(model: nn.Module) -> list[str]:
     """Replaces every ComplexLinear by the `nn.Linear` of its dense weight, in place; returns their
     paths. The outputs are equal.
     """
-    layers = {}
-    for path, layer in model.named_modules():
+    merged = []
+    for path, layer in list(model.named_modules()):
         if isinstance(layer, ComplexLinear):
-            layers[path] = layer
-    for path, layer in layers.items():
-        model.set_submodule(path, dense_linear(layer).train(layer.training))
-    return list(layers)
+            model.set_submodule(path, dense_linear(layer).train(layer.training))
+            merged.append(path)
+    return merged
 
 
 def _select(model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
@@ -126,14 +125,20 @@ def _pairs(
     model: nn.Module, path: str, pairing: Pairing | None, head_dim: int | None
 ) -> dict[str, Any]:
     """Returns the arguments `pairing` and `head_dim` of the ComplexLinear for this path. Raises
-    ValueError where they are unknown or not those of the model's rotation.
+    ValueError if the pairing is unknown or not that of the model's rotation.
     """
     attention = model.get_submodule(path.rpartition(".")[0])
     config = getattr(attention, "config", getattr(model, "config", None))
     known = PAIRINGS.get(getattr(config, "model_type", ""))
-    pairing = _agreed(path, "pairing", pairing, known)
+    pairing = pairing or known
+    if pairing is None:
+        raise ValueError(
+            f"{path}: pairing is not known. Pass pairing=... and verify it with crope.adapt.check"
+        )
+    if known not in (None, pairing):
+        raise ValueError(f"{path}: pairing={pairing!r}, but the model has {known!r}")
     if pairing == "half":
-        head_dim = _agreed(path, "head_dim", head_dim, getattr(attention, "head_dim", None))
+        head_dim = getattr(attention, "head_dim", head_dim)
         rope = getattr(config, "rope_parameters", None) or {}
         # Versions of transformers before 5 have it in the configuration itself.
         share = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))
@@ -143,19 +148,6 @@ def _pairs(
                 " not support. Use a model that rotates whole heads"
             )
     return {"pairing": pairing, "head_dim": head_dim}
-
-
-def _agreed(path: str, option: str, given: Any, known: Any) -> Any:
-    """Returns the option that the caller gives or the model states. Raises ValueError if neither
-    does, or if they differ.
-    """
-    if given is None and known is None:
-        raise ValueError(
-            f"{path}: {option} is not known. Pass {option}=... and verify it with crope.adapt.check"
-        )
-    if None not in (given, known) and given != known:
-        raise ValueError(f"{path}: {option}={given!r}, but the model has {known!r}")
-    return known if given is None else given
 
 
 def _write_dense(layer: Any, state: dict[str, Tensor], prefix: str, metadata: Any) -> None:

@@ -19,7 +19,6 @@ from crope.config import ModelConfig
 from crope.errors import UserError
 from crope.files import write_bytes, write_json, write_text
 from crope.model.gpt import GPT
-from crope.plan.compose import load_config
 from crope.records.store import Record
 from crope.runs.load import load_run_tokens, load_trained
 
@@ -100,7 +99,6 @@ def export_transformers(record: Record, out: Path) -> None:
     """
     from transformers import GenerationConfig
 
-    architecture_of(load_config(record.config).model)  # before anything is read
     found = out / "config.json"
     if any(out.glob("*")) and not (found.is_file() and "crope_run" in found.read_text()):
         raise UserError(f"{out} is not empty and no earlier export; choose another folder")

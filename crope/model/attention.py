@@ -38,7 +38,7 @@ class CausalAttention(nn.Module):
 
     @property
     def qkv(self) -> tuple[Any, Any, Any]:
-        """The projections, of classes that `model.projection` selects."""
+        """Returns the projections, of classes that `model.projection` selects."""
         return self.q_proj, self.k_proj, self.v_proj
 
     def forward(self, x_BTD: torch.Tensor, positions: Positions) -> torch.Tensor:
@@ -50,7 +50,7 @@ class CausalAttention(nn.Module):
     def mix(
         self, q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTK: torch.Tensor, positions: Positions
     ) -> torch.Tensor:
-        """The weighted sum of values per head, y_BHTK."""
+        """Computes the weighted sum of values per head, y_BHTK."""
         q_BHTK, k_BHTK = positions.rotate(q_BHTK), positions.rotate(k_BHTK)
         bias = positions.bias(q_BHTK.shape[2])
         dropout = self.dropout if self.training else 0.0
@@ -63,7 +63,9 @@ class CausalAttention(nn.Module):
         )
 
     def heads(self, x_BTE: torch.Tensor) -> torch.Tensor:
-        """The heads of a projection's output, (B, H, T, K); a single one is repeated for all."""
+        """Returns the heads of a projection's output, (B, H, T, K); a single one is repeated for
+        all.
+        """
         heads_BHTK = x_BTE.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
         return heads_BHTK.expand(-1, self.n_heads, -1, -1)
 
@@ -76,8 +78,8 @@ def written_out_attention(
     bias: torch.Tensor | None,
     dropout: float,
 ) -> torch.Tensor:
-    """Causal F.scaled_dot_product_attention as matrix products and a softmax, the latter in float32
-    or float64.
+    """Computes causal F.scaled_dot_product_attention as matrix products and a softmax, the latter
+    in float32 or float64.
 
     On a CPU it takes about half the time of torch's kernel while the scores fit in the cache. Under
     bf16 the products q.k are rounded to bf16, in torch's kernel they are not: it moves trained
@@ -121,8 +123,8 @@ class LinearAttention(CausalAttention):
 
 
 def features(x: torch.Tensor) -> torch.Tensor:
-    """elu(x) + 1 (Katharopoulos et al. 2020), written so that it stays above 0: float32's elu(-20)
-    is exactly -1.
+    """Computes elu(x) + 1 (Katharopoulos et al. 2020), written so that it stays above 0: float32's
+    elu(-20) is exactly -1.
     """
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
@@ -130,8 +132,8 @@ def features(x: torch.Tensor) -> torch.Tensor:
 def causal_product(
     q_BHTK: torch.Tensor, k_BHTK: torch.Tensor, v_BHTV: torch.Tensor
 ) -> torch.Tensor:
-    """sum_{n<=m} (q_m . k_n) v_n, any value width V: (C, C) scores within chunks, a (K, V) state
-    between them.
+    """Computes sum_{n<=m} (q_m . k_n) v_n, any value width V: (C, C) scores within chunks, a (K, V)
+    state between them.
     """
     length = q_BHTK.shape[2]
     chunk = min(CHUNK, length)

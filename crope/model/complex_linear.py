@@ -61,12 +61,12 @@ class ComplexLinear(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight of the equivalent nn.Linear."""
+        """Returns the weight of the equivalent nn.Linear."""
         return self.dense_weight()
 
     def dense_weight(self) -> torch.Tensor:
-        """The dense real weight of Eq. 30, (E, D). A method, because torch.compile follows no
-        property of a superclass.
+        """Builds the dense real weight of Eq. 30, (E, D). A method, because torch.compile follows
+        no property of a superclass.
         """
         # Rows of the first channels of all pairs, a x0 + b x1, and of the second, -b x0 + a x1.
         first = torch.stack((self.a, self.b), dim=-1).flatten(-2)
@@ -81,8 +81,8 @@ class ComplexLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **pairing: Any) -> "ComplexLinear":
-        """The complex-linear layer nearest to `linear` (least squares): each 2x2 block loses its
-        reflections.
+        """Returns the complex-linear layer nearest to `linear` (least squares): each 2x2 block
+        loses its reflections.
 
         pairing: the arguments `pairing` and `head_dim` of the layer. Weight and bias keep dtype,
         device and requires_grad, each its own.

@@ -1,6 +1,5 @@
-"""Parameter counts by part, counted on the module, and FLOPs per token."""
+"""Parameter counts by part, counted on the module."""
 
-from crope.config import ModelConfig
 from crope.model.gpt import GPT
 
 
@@ -29,12 +28,3 @@ def part_of(name: str) -> str:
     if ".ffn_up." in name or ".ffn_down." in name:
         return "ffn"
     return "norms" if "norm." in name else "embeddings"
-
-
-def train_flops_per_token(model: ModelConfig, *, parameters: int, seq_len: int) -> int:
-    """Estimates the FLOPs of training per token: 6 N for the weights, 6 L T E for the causal half of
-    the scores and the weighted values.
-
-    A multiply-add is two, and forward and backward are three forwards.
-    """
-    return 6 * parameters + 6 * model.n_layers * seq_len * model.attention_width

@@ -93,13 +93,13 @@ class GPT(nn.Module):
 
     @property
     def head_weight(self) -> torch.Tensor:
-        """The output head, (P, D): the token embedding where tied."""
+        """Returns the output head, (P, D): the token embedding where tied."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     @torch.no_grad()
     def _initialise(self, seed: int, *, branch_std: float) -> None:
-        """N(0, 0.02), the projections into the residual stream N(0, branch_std) as in GPT-2; norms
-        1, biases 0.
+        """Draws N(0, 0.02), the projections into the residual stream N(0, branch_std) as in GPT-2;
+        norms 1, biases 0.
 
         Modules with `init_stds` choose their own: structured projections, whose outputs then vary
         as those of a dense N(0, 0.02) weight do, and learned positions.

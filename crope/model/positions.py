@@ -27,22 +27,22 @@ class Positions(nn.Module):
     extends = True
 
     def embed(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        """The scaled token embedding as it enters the first block."""
+        """Returns the scaled token embedding as it enters the first block."""
         return x_BTD
 
     def rotate(self, x_BHTK: torch.Tensor) -> torch.Tensor:
-        """Queries or keys as they enter the scores."""
+        """Returns queries or keys as they enter the scores."""
         return x_BHTK
 
     def bias(self, length: int) -> torch.Tensor | None:
-        """The matrix added to the scores, causal mask included, (1, H, T, T); None: no bias, only
-        the causal mask.
+        """Returns the matrix added to the scores, causal mask included, (1, H, T, T); None: no
+        bias, only the causal mask.
         """
         return None
 
 
 def angles(width: int, max_len: int, base: float = BASE) -> torch.Tensor:
-    """m * base^(-2i/width) in float64, shape (max_len, width/2)."""
+    """Computes m * base^(-2i/width) in float64, shape (max_len, width/2)."""
     theta_J = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     return torch.arange(max_len, dtype=torch.float64)[:, None] * theta_J
 
@@ -125,7 +125,7 @@ class DistanceBias(Positions):
     """
 
     def by_distance(self, length: int) -> torch.Tensor:
-        """(H, T): the bias at distances 0 .. T - 1."""
+        """Computes the bias, (H, T), at distances 0 .. T - 1."""
         raise NotImplementedError
 
     def bias(self, length: int) -> torch.Tensor:
@@ -219,5 +219,5 @@ POSITIONS: dict[str, Callable[[ModelConfig, int], Positions]] = {
 
 
 def build_positions(config: ModelConfig, *, max_len: int) -> Positions:
-    """The scheme that `model.position` names."""
+    """Builds the scheme that `model.position` names."""
     return POSITIONS[config.position](config, max_len)

@@ -6,6 +6,10 @@ Shapes: B batch, T tokens, D in-features, E out-features, K head width, R rank.
 The controls isolate what Eq. 30 contributes. `lowrank` and `blockdiag` have as many weights as
 ComplexLinear without its structure; `complex_misaligned` has the structure, but not in the channel
 pairs that are rotated.
+
+The dense weight of a structured layer is its property `weight`, (E, D). `init_stds` maps the names of
+its parameters to the std for which each output has the variance that a dense N(0, dense_std) weight
+gives it.
 """
 
 import copy
@@ -20,20 +24,8 @@ from crope.config import ModelConfig
 from crope.model.complex_linear import ComplexLinear
 
 
-class StructuredLinear(nn.Module):
-    """Base class of linear layers whose dense weight is built from fewer numbers, initialised by a
-    std of their own.
-
-    A subclass has `bias` (None without one) and two members more:
-
-    weight        property: the dense weight, (E, D)
-    init_stds     parameter name -> std for which each output has the variance that a dense
-                  N(0, dense_std) weight gives it
-    """
-
-
 def dense_linear(layer: Any) -> nn.Linear:
-    """The equivalent nn.Linear of a ComplexLinear or StructuredLinear, with its dense weight.
+    """Returns the nn.Linear equivalent to a layer that has a dense `weight` and a `bias` or None.
 
     Its weight is trained if a part of it was; dtype and device stay, and the bias keeps its own.
     """
@@ -46,7 +38,7 @@ def dense_linear(layer: Any) -> nn.Linear:
     return linear
 
 
-class LowRankLinear(StructuredLinear):
+class LowRankLinear(nn.Module):
     """W = up down, of rank R = D E / (2 (D + E)): half the weights of nn.Linear, slightly fewer
     where that is no integer.
 
@@ -73,7 +65,7 @@ class LowRankLinear(StructuredLinear):
         return F.linear(F.linear(x_BTD, self.down), self.up, self.bias)
 
 
-class BlockDiagonalLinear(StructuredLinear):
+class BlockDiagonalLinear(nn.Module):
     """Two blocks on the diagonal: the first half of the outputs (heads) reads only the first half
     of the inputs.
 

@@ -286,9 +286,9 @@ def answers(runs: pd.DataFrame, contrasts: Mapping[str, Contrast]) -> pd.DataFra
     """Answers all contrasts, in their order. Exploratory ones without a run have no line."""
     needed = [*PLACE, "model", "corpora", "plan_settings", *(column for column, _ in OF.values())]
     of_study = dict(list(runs[needed].groupby("study")))  # each contrast selects from few values
-    parts = []
+    parts = [pd.DataFrame(columns=LINE)]
     for contrast in contrasts.values():
         found = [of_study[study] for study in contrast.studies if study in of_study]
         if found or contrast.date:
             parts.append(answer(pd.concat(found) if found else runs[:0], contrast))
-    return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
+    return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)

@@ -50,22 +50,24 @@ MARKED = 8  # the corner that the first two maps of Fig. 2(b) take to the same p
 
 
 def as_complex(x: Array) -> Complex:
-    """Channels (2j, 2j+1) as one complex number (Eqs. 8 and 9): (..., D) -> (..., C)."""
+    """Returns channels (2j, 2j+1) as one complex number (Eqs. 8 and 9): (..., D) -> (..., C)."""
     return x[..., 0::2] + 1j * x[..., 1::2]
 
 
 def as_real(z: Complex) -> Array:
-    """Inverse of `as_complex`: (..., C) -> (..., D)."""
+    """Inverts `as_complex`: (..., C) -> (..., D)."""
     return np.stack((z.real, z.imag), axis=-1).reshape(*z.shape[:-1], -1)
 
 
 def dense(w: Complex) -> Array:
-    """The real matrix of a complex one: w = u + iv becomes blocks [[u, -v], [v, u]] (Eq. 30)."""
+    """Returns the real matrix of a complex one: w = u + iv becomes blocks [[u, -v], [v, u]] (Eq.
+    30).
+    """
     return np.kron(w.real, IDENTITY) + np.kron(w.imag, TIMES_I)
 
 
 def complex_part(w_ED: Array) -> Array:
-    """The nearest complex-linear matrix, (W - i W i) / 2: an orthogonal projection.
+    """Returns the nearest complex-linear matrix, (W - i W i) / 2: an orthogonal projection.
 
     It keeps the components of sigma_0 and sigma_2. What it removes turns the other way: for it,
     W i = -i W.
@@ -75,41 +77,37 @@ def complex_part(w_ED: Array) -> Array:
 
 
 def complex_fraction(w_ED: Array) -> float:
-    """Complex-linear fraction of the energy ||W||^2: 1/2 on average over random matrices."""
+    """Computes the complex-linear fraction of the energy ||W||^2: 1/2 on average over random
+    matrices.
+    """
     return float(np.sum(complex_part(w_ED) ** 2) / np.sum(w_ED**2))
 
 
 def tied_entries(width: int) -> dict[str, NDArray[np.str_]]:
-    """Fig. 1: the free number at each entry of a width x width weight, named by letter, row and
-    column; "−" marks its negative.
+    """Names, for Fig. 1, the free number at each entry of a width x width weight, named by letter,
+    row and column; "−" marks its negative.
 
     RoPE has width^2 of them, CRoPE (Eq. 30) half as many.
     """
     layer = ComplexLinear(width, width)
-    names = _entries("a", width // 2) + _entries("b", width // 2)
+    names = np.array(_entries("a", width // 2) + _entries("b", width // 2))
     # Counted from 1, because 0 has no negative.
-    numbers = torch.arange(1.0, len(names) + 1)
-    vector_to_parameters(numbers, layer.parameters())
-    crope = []
-    for number in layer.weight.flatten().int().tolist():
-        sign = "−" if number < 0 else ""
-        crope.append(sign + names[abs(number) - 1])
-    square = (width, width)
-    return {
-        "rope": np.array(_entries("w", width)).reshape(square),
-        "crope": np.array(crope).reshape(square),
-    }
+    vector_to_parameters(torch.arange(1.0, len(names) + 1), layer.parameters())
+    numbers = layer.weight.detach().int().numpy()
+    crope = np.char.add(np.where(numbers < 0, "−", ""), names[abs(numbers) - 1])
+    rope = np.array(_entries("w", width)).reshape(width, width)
+    return {"rope": rope, "crope": crope}
 
 
 def _entries(letter: str, side: int) -> list[str]:
-    """Names of the entries of a square matrix, row by row."""
+    """Names the entries of a square matrix, row by row."""
     numbers = range(1, side + 1)
     return [f"{letter}{row}{column}" for row, column in product(numbers, numbers)]
 
 
 def plane_maps() -> dict[str, Array]:
-    """Fig. 2(b): a rotation with scaling, the reflection that moves the marked corner to the same
-    place, a map with both, and the complex part of that; (2, 2) each.
+    """Returns the maps of Fig. 2(b): a rotation with scaling, the reflection that moves the marked
+    corner to the same place, a map with both, and the complex part of that; (2, 2) each.
     """
     w = 0.9 * np.exp(1j * np.pi / 3)
     rotation = dense(np.array([[w]]))

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,39 +34,35 @@ EXAMPLE = (2, 0, 3, 1, 4, 0, 1, 5, 6, 1, 0, 7)
 WIDTHS, GAIN, WINDOW = (16, 4096), 1000.0, 64
 
 
-def attention_scores(
-    attention: CausalAttention, positions: Positions, x_BTD: torch.Tensor
-) -> torch.Tensor:
-    """q_m . k_n of every head, before the division by sqrt(K): f of Eqs. 4 and 7. x_BTD -> BHMN."""
-    q_BHTK = positions.rotate(attention.heads(attention.q_proj(x_BTD)))
-    k_BHTK = positions.rotate(attention.heads(attention.k_proj(x_BTD)))
-    return q_BHTK @ k_BHTK.mT
-
-
-def attention_weights(
-    attention: CausalAttention, positions: Positions, x_BTD: torch.Tensor, *, causal: bool
-) -> torch.Tensor:
-    """a_{m,n} of Eq. 2, from scores over sqrt(K): rows sum to 1. x_BTD -> BHMN.
-
-    `causal=False` attends to tokens ahead, as Sec. 4.3 does and a causal layer cannot.
+class Attended(NamedTuple):
+    """Holds what attention computes on the way: f of Eqs. 4 and 7 before the division by sqrt(K),
+    a_{m,n} of Eq. 2, and the output of the layer.
     """
-    score_BHMN = attention_scores(attention, positions, x_BTD)
-    score_BHMN = score_BHMN / math.sqrt(attention.head_width)  # GPT-2's; Eq. 2 has no scale
-    if causal:
-        ahead = torch.ones_like(score_BHMN, dtype=torch.bool).triu(1)
-        score_BHMN = score_BHMN.masked_fill(ahead, -math.inf)
-    return score_BHMN.softmax(-1)
+
+    score_BHMN: torch.Tensor
+    weight_BHMN: torch.Tensor
+    y_BTD: torch.Tensor
 
 
 def attend(
     attention: CausalAttention, positions: Positions, x_BTD: torch.Tensor, *, causal: bool
-) -> torch.Tensor:
-    """Eq. 3 and the output projection: with `causal` the same as the layer's forward pass without
+) -> Attended:
+    """Computes Eqs. 1 to 3 step by step: with `causal` as in the layer's forward pass without
     dropout.
+
+    `causal=False` attends to tokens ahead, as Sec. 4.3 does and a causal layer cannot.
     """
-    weight_BHMN = attention_weights(attention, positions, x_BTD, causal=causal)
+    q_BHTK = positions.rotate(attention.heads(attention.q_proj(x_BTD)))
+    k_BHTK = positions.rotate(attention.heads(attention.k_proj(x_BTD)))
+    score_BHMN = q_BHTK @ k_BHTK.mT
+    scaled_BHMN = score_BHMN / math.sqrt(attention.head_width)  # GPT-2's; Eq. 2 has no scale
+    if causal:
+        ahead = torch.ones_like(scaled_BHMN, dtype=torch.bool).triu(1)
+        scaled_BHMN = scaled_BHMN.masked_fill(ahead, -math.inf)
+    weight_BHMN = scaled_BHMN.softmax(-1)
     y_BHTK = weight_BHMN @ attention.heads(attention.v_proj(x_BTD))
-    return attention.out_proj(y_BHTK.transpose(1, 2).flatten(-2))
+    y_BTD = attention.out_proj(y_BHTK.transpose(1, 2).flatten(-2))
+    return Attended(score_BHMN, weight_BHMN, y_BTD)
 
 
 @dataclass(frozen=True)
@@ -81,26 +77,25 @@ class Construction:
     positions: Positions
     x_TD: Array
 
+    @torch.no_grad()
+    def _attend(self, *, causal: bool) -> Attended:
+        x_BTD = self.positions.embed(torch.from_numpy(self.x_TD)[None])
+        return attend(self.attention, self.positions, x_BTD, causal=causal)
+
     def scores(self) -> Array:
-        """f(x_m, x_n, m, n) of Eqs. 4 and 7, (T, T): query m in rows, key n in columns, not divided
-        by sqrt(D).
+        """Returns f(x_m, x_n, m, n) of Eqs. 4 and 7, (T, T): query m in rows, key n in columns, not
+        divided by sqrt(D).
         """
-        score_BHMN = attention_scores(self.attention, self.positions, self._embed())
-        return score_BHMN[0, 0].detach().numpy()
+        return self._attend(causal=False).score_BHMN[0, 0].numpy()
 
     def weights(self, *, causal: bool = False) -> Array:
-        """a_{m,n} of Eq. 2, (T, T), from scores over sqrt(D)."""
-        weight_BHMN = attention_weights(
-            self.attention, self.positions, self._embed(), causal=causal
-        )
-        return weight_BHMN[0, 0].detach().numpy()
-
-    def _embed(self) -> torch.Tensor:
-        return self.positions.embed(torch.from_numpy(self.x_TD)[None])
+        """Returns a_{m,n} of Eq. 2, (T, T), from scores over sqrt(D)."""
+        return self._attend(causal=causal).weight_BHMN[0, 0].numpy()
 
 
 def comparison(x_TD: Array, *, position: str, projection: str = "real") -> Construction:
-    """W_q = W_k = 1, the identity: Eqs. 14 and 19 (`sinusoidal`), 17 and 22 (`rotary`).
+    """Builds attention with W_q = W_k = 1, the identity: Eqs. 14 and 19 (`sinusoidal`), 17 and 22
+    (`rotary`).
 
     The embeddings alone decide what is compared: large ones or ones on slow pairs (Eq. 16) compare
     tokens, small or constant ones positions. The identity is complex-linear, so CRoPE has the same
@@ -118,18 +113,16 @@ def comparison(x_TD: Array, *, position: str, projection: str = "real") -> Const
 
 
 def on_slow_pairs(tokens: Array, width: int) -> Array:
-    """Eq. 16: embeddings (T, channels) on the slowest pairs of `width` channels, zero elsewhere:
-    (T, width).
+    """Puts embeddings (T, channels) on the slowest pairs of `width` channels, zero elsewhere:
+    (T, width), Eq. 16.
     """
-    x_TD = np.zeros((len(tokens), width))
-    x_TD[:, width - tokens.shape[1] :] = tokens
-    return x_TD
+    return np.pad(tokens, ((0, 0), (width - tokens.shape[1], 0)))
 
 
 def pointing(
     offsets: Sequence[int], *, width: int, projection: str, sign: int = 1, gain: float = 1.0
 ) -> Construction:
-    """Eqs. 27 to 29: token m attends to m + sign * offsets[m]; offsets are 1 ("next"), 2
+    """Builds Eqs. 27 to 29: token m attends to m + sign * offsets[m]; offsets are 1 ("next"), 2
     ("nexnext"), 0 (any other).
 
     Under rotation by +m theta the score is Re[conj(q) e^{i(n-m) theta} k], so the query of "next"
@@ -154,8 +147,8 @@ def pointing(
 
 
 def absolute_pointing(offsets: Sequence[int], *, width: int, gain: float = 1.0) -> Construction:
-    """`pointing` with absolute sinusoids in one layer over a finite window; Sec. 4.3 calls it
-    impossible.
+    """Builds `pointing` with absolute sinusoids in one layer over a finite window; Sec. 4.3 calls
+    it impossible.
 
     The position part of the query is shifted by 1.5 steps, so that m + 1 and m + 2 tie for the
     highest score; the token breaks the tie with a key that grows slowly with position: sin(n

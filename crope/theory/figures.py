@@ -26,29 +26,17 @@ SHADES = {"w": 0.15, "a": 0.15, "b": 0.4, "−b": 0.6}
 
 
 def draw_entries(entries: Mapping[str, NDArray[np.str_]]) -> Figure:
-    """Fig. 1: the free numbers of a weight. Cells with the same letter and index are one number."""
+    """Draws Fig. 1: the free numbers of a weight. Cells with the same letter and index are one
+    number.
+    """
     figure = new_figure(6.6, 3.3, **{"axes.grid": False})
     for axis, (model, names) in zip(figure.subplots(1, 2), entries.items(), strict=True):
         shades = np.zeros(names.shape)
         for (y, x), name in np.ndenumerate(names):
             shades[y, x] = SHADES[name[:-2]]  # without row and column
-            axis.text(
-                x + 0.5,
-                y + 0.5,
-                name,
-                ha="center",
-                va="center",
-                fontsize=8,
-            )
+            axis.text(x + 0.5, y + 0.5, name, ha="center", va="center", fontsize=8)
         colours = LinearSegmentedColormap.from_list(model, ["white", COLOURS[model]])
-        axis.pcolormesh(
-            shades,
-            cmap=colours,
-            vmin=0,
-            vmax=1,
-            edgecolors="white",
-            linewidth=1.5,
-        )
+        axis.pcolormesh(shades, cmap=colours, vmin=0, vmax=1, edgecolors="white", linewidth=1.5)
         width = len(names)
         edges = range(0, width + 1, 2)  # of the 2x2 blocks of Eq. 30
         axis.hlines(edges, 0, width, color=MUTED, linewidth=0.8)
@@ -61,8 +49,8 @@ def draw_entries(entries: Mapping[str, NDArray[np.str_]]) -> Figure:
 
 
 def draw_function_space() -> Figure:
-    """Fig. 2: (a) a letter under the four bases; (b) what complex maps can do to it, and what they
-    cannot. The dot is one corner of it.
+    """Draws Fig. 2: (a) a letter under the four bases; (b) what complex maps can do to it, and what
+    they cannot. The dot is one corner of it.
     """
     figure = new_figure(7.6, 4.2, **{"hatch.linewidth": 0.6, "axes.titlesize": 8.5})
     axes = figure.subplots(2, 4, height_ratios=[2.3, 1.35])
@@ -89,7 +77,9 @@ def draw_function_space() -> Figure:
 
 
 def draw_attention(by_hand: Data) -> Figure:
-    """Fig. 3: attention of the pointers of EXAMPLE, ideal and set by hand; frames mark the targets."""
+    """Draws Fig. 3: attention of the pointers of EXAMPLE, ideal and set by hand; frames mark the
+    targets.
+    """
     pointers = {0: "next", 1: "nexnext"}
     rows = [row for row, token in enumerate(EXAMPLE) if token in pointers]
     targets = [row + EXAMPLE[row] + 1 for row in rows]
@@ -99,12 +89,7 @@ def draw_attention(by_hand: Data) -> Figure:
     names = [pointers.get(token, f"word {token - 1}") for token in EXAMPLE]
     shades = LinearSegmentedColormap.from_list("shades", ["white", TEXT])
     # Open squares around the targets; at the edge they reach out of the panel.
-    frames = {
-        "color": FRAME,
-        "fillstyle": "none",
-        "markersize": 13,
-        "clip_on": False,
-    }
+    frames = {"color": FRAME, "fillstyle": "none", "markersize": 13, "clip_on": False}
     figure = new_figure(9.0, 2.4, **{"axes.grid": False})
     axes = figure.subplots(1, 3, sharex=True, sharey=True)
     for axis, (title, weights) in zip(axes.flat, panels.items(), strict=True):
@@ -118,8 +103,8 @@ def draw_attention(by_hand: Data) -> Figure:
 
 
 def draw_decay(data: Data) -> Figure:
-    """RoFormer's Fig. 2 (left) and the score of equal queries and keys, which the bound is about
-    (right).
+    """Draws RoFormer's Fig. 2 (left) and the score of equal queries and keys, which the bound is
+    about (right).
     """
     figure = new_figure(7.6, 2.9)
     left, right = figure.subplots(1, 2)
@@ -130,11 +115,8 @@ def draw_decay(data: Data) -> Figure:
     left.set_ylim(0)  # a bound that falls to a third should look so
     right.plot(distance, data["kernel"], color=TEXT, label=width)
     right.plot(distance, data["limit"], color=MUTED, linestyle="--", label="D → ∞")
-    right.set(
-        title="score of equal queries and keys",
-        ylabel="fraction of its peak",
-        ylim=(0, 1.05),
-    )
+    right.set(title="score of equal queries and keys", ylabel="fraction of its peak")
+    right.set_ylim(0, 1.05)
     right.legend(loc="upper right")
     for axis in (left, right):
         axis.set_xlabel("relative distance (tokens)")

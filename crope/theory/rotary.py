@@ -21,28 +21,30 @@ from crope.theory.complex_maps import Array, Complex, as_complex, as_real, dense
 
 
 def frequencies(width: int, base: float = BASE) -> Array:
-    """theta_i = base^(-2i/width), i = 0 .. width/2 - 1 (RoFormer Eq. 15)."""
+    """Computes theta_i = base^(-2i/width), i = 0 .. width/2 - 1 (RoFormer Eq. 15)."""
     return base ** (-np.arange(0, width, 2) / width)
 
 
 def phases(position: float, width: int) -> Complex:
-    """Diagonal of R~_m, e^{i m theta} (Eq. 10): (C,)."""
+    """Computes the diagonal of R~_m, e^{i m theta} (Eq. 10): (C,)."""
     return np.exp(1j * position * frequencies(width))
 
 
 def rotary_matrix(position: float, width: int) -> Array:
-    """R_{Theta,m} of RoFormer's Eq. 15 (Eq. 6 of the CRoPE paper), block-diagonal, (K, K)."""
+    """Builds R_{Theta,m} of RoFormer's Eq. 15 (Eq. 6 of the CRoPE paper), block-diagonal, (K, K)."""
     return dense(np.diag(phases(position, width)))
 
 
 def rotate_elementwise(x: Array, position: float) -> Array:
-    """RoFormer's Eq. 34: two element-wise products instead of the matrix. (..., K) -> (..., K)."""
+    """Rotates by RoFormer's Eq. 34: two element-wise products instead of the matrix. (..., K) ->
+    (..., K).
+    """
     angle_K = np.repeat(position * frequencies(x.shape[-1]), 2)  # both channels of a pair
     return x * np.cos(angle_K) + as_real(1j * as_complex(x)) * np.sin(angle_K)
 
 
 def inner_product(q_C: Complex, k_C: Complex) -> float:
-    """q . k of the real vectors: Re[conj(q)^T k].
+    """Computes q . k of the real vectors: Re[conj(q)^T k].
 
     Eq. 11 prints a plain transpose, which is another number.
     """
@@ -50,7 +52,7 @@ def inner_product(q_C: Complex, k_C: Complex) -> float:
 
 
 def rotary_score(q_C: Complex, k_C: Complex, m: int, n: int) -> float:
-    """f(x_m, x_n, m - n) = Re[conj(q)^T conj(R~_{m-n}) k], equal to Eq. 7 (Eq. 12 with the
+    """Computes f(x_m, x_n, m - n) = Re[conj(q)^T conj(R~_{m-n}) k], equal to Eq. 7 (Eq. 12 with the
     conjugate).
     """
     # conj(R~_{m-n}) = R~_{n-m}: the key is turned on by n and the query back by m.
@@ -58,13 +60,15 @@ def rotary_score(q_C: Complex, k_C: Complex, m: int, n: int) -> float:
 
 
 def kernel(distance: ArrayLike, theta: Array) -> Array:
-    """Mean over i of cos(distance theta_i), the sum of Eq. 23 over its peak; shape of `distance`."""
+    """Computes the mean over i of cos(distance theta_i), the sum of Eq. 23 over its peak; shape of
+    `distance`.
+    """
     return np.cos(np.multiply.outer(np.asarray(distance, dtype=float), theta)).mean(-1)
 
 
 def kernel_limit(distance: ArrayLike) -> Array:
-    """Limit of the kernel for D to infinity at distances > 0: the mean of cos(distance BASE^-u)
-    over u in 0 .. 1.
+    """Computes the limit of the kernel for D to infinity at distances > 0: the mean of cos(distance
+    BASE^-u) over u in 0 .. 1.
     """
     distance = np.asarray(distance, dtype=float)
     # The integral of cos(x) / x is Ci(x), with x = distance BASE^-u.
@@ -74,7 +78,7 @@ def kernel_limit(distance: ArrayLike) -> Array:
 def missed_weight(
     theta: Array, *, length: int, gain: float, offsets: Sequence[int] = (0,)
 ) -> float:
-    """Mean over positions of 1 - (softmax weight at position + offset), from scores
+    """Computes the mean over positions of 1 - (softmax weight at position + offset), from scores
     gain * sum_i cos(... theta_i) / sqrt(width).
 
     This is the closed form of the constructions, for widths at which their weight matrices would be
@@ -90,12 +94,12 @@ def missed_weight(
 
 
 def partial_sums(distance: float, theta: Array) -> Complex:
-    """S_j = sum over i < j of e^{i distance theta_i}, j = 1 .. C (RoFormer Eq. 36)."""
+    """Computes S_j = sum over i < j of e^{i distance theta_i}, j = 1 .. C (RoFormer Eq. 36)."""
     return np.cumsum(np.exp(1j * distance * theta))
 
 
 def relative_bound(distance: float, theta: Array) -> float:
-    """Mean of |S_j| over j from 1 to C: the curve of RoFormer's Fig. 2.
+    """Computes the mean of |S_j| over j from 1 to C: the curve of RoFormer's Fig. 2.
 
     Times C and max_i |h_{i+1} - h_i| it is the bound of Eq. 37.
     """
@@ -103,8 +107,8 @@ def relative_bound(distance: float, theta: Array) -> float:
 
 
 def decay_curves(*, width: int, longest: int) -> dict[str, Any]:
-    """Data of the decay figure: the bound, and the kernel over its peak, at distances 0 .. longest
-    - 1.
+    """Computes the data of the decay figure: the bound, and the kernel over its peak, at distances
+    0 .. longest - 1.
     """
     theta = frequencies(width)
     distance = np.arange(longest)

@@ -6,11 +6,10 @@ SHA-256 of its bytes, `checkpoint-500-3f0c9a7be21d4a55.pt`; the newest two are k
 corrupt one costs one interval.
 """
 
-import hashlib
 import io
-import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -18,15 +17,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from crope.errors import UserError, log_line
-from crope.files import write_bytes
+from crope.files import sha256, write_bytes
 from crope.model.gpt import GPT
 
 KEPT = 2
-NAME = re.compile(r"checkpoint-(\d+)-([0-9a-f]{16})\.pt")
-
-
-class CorruptCheckpoint(ValueError):
-    """A checkpoint, or the metrics.jsonl it was saved with, without the SHA-256 recorded for it."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +34,14 @@ class TrainState:
 def save_checkpoint(
     folder: Path,
     state: TrainState,
+    made_with: dict[str, str],
     *,
     step: int,
     seconds: float,
     metrics_size: int,
-    made_with: dict[str, str],
 ) -> None:
-    """Writes a checkpoint atomically. `step` is the number of updates done and `seconds` their time;
-    `made_with` must be equal for the run to continue from here.
+    """Writes a checkpoint atomically. `step` is the number of updates done and `seconds` the time of
+    the run so far; `made_with` must be equal for the run to continue from here.
     """
     metrics = (folder / "metrics.jsonl").read_bytes()[:metrics_size]
     content = {
@@ -56,13 +50,13 @@ def save_checkpoint(
         "model": state.model.state_dict(),
         "optimizer": state.optimizer.state_dict(),
         "metrics_size": metrics_size,
-        "metrics_sha256": hashlib.sha256(metrics).hexdigest(),
+        "metrics_sha256": sha256(metrics),
         "made_with": made_with,
     }
     buffer = io.BytesIO()
     torch.save(content, buffer)
     data = buffer.getvalue()
-    write_bytes(folder / f"checkpoint-{step}-{_digest(data)}.pt", data)
+    write_bytes(folder / f"checkpoint-{step}-{sha256(data)[:16]}.pt", data)
     remove_checkpoints(folder, keep=KEPT)
 
 
@@ -76,41 +70,45 @@ def load_checkpoint(
     UserError for a checkpoint of another run, device or corpus, and keeps it.
     """
     metrics = folder / "metrics.jsonl"
+    logged = metrics.read_bytes() if metrics.exists() else b""
     for path in checkpoints(folder):
-        data = path.read_bytes()
-        logged = metrics.read_bytes() if metrics.exists() else b""
-        try:
-            if _digest(data) not in path.name:
-                raise CorruptCheckpoint("corrupt (its bytes do not have the SHA-256 in its name)")
-            content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-            size = content["metrics_size"]
-            if hashlib.sha256(logged[:size]).hexdigest() != content["metrics_sha256"]:
-                raise CorruptCheckpoint("metrics.jsonl is not the one it was saved with")
-            # Bits could not be equal, or the curve would be of two experiments.
-            for key, value in made_with.items():
-                found = content["made_with"].get(key)
-                if found != value:
-                    raise UserError(
-                        f"{path}: made with another {key} ({found}, now {value}); continue it with"
-                        f" that one, or remove {folder} to start again"
-                    )
-            state.model.load_state_dict(content["model"])
-            state.optimizer.load_state_dict(content["optimizer"])
-        except CorruptCheckpoint as error:
-            log_line(f"{path}: {error}; continuing from the previous checkpoint or from the start")
+        content = _read(path, logged)
+        if content is None:
             path.unlink()
-        else:
-            return content["step"], content["seconds"], size
+            continue
+        # Bits could not be equal, or the curve would be of two experiments.
+        for key, value in made_with.items():
+            found = content["made_with"].get(key)
+            if found != value:
+                raise UserError(
+                    f"{path}: made with another {key} ({found}, now {value}); continue it with that"
+                    f" one, or remove {folder} to start again"
+                )
+        state.model.load_state_dict(content["model"])
+        state.optimizer.load_state_dict(content["optimizer"])
+        return content["step"], content["seconds"], content["metrics_size"]
     return 0, 0.0, 0
 
 
+def _read(path: Path, logged: bytes) -> dict[str, Any] | None:
+    """Reads a checkpoint. Returns None, and says so, if it does not have the SHA-256 in its name or
+    `logged` does not begin with the metrics that it was saved with.
+    """
+    data = path.read_bytes()
+    problem = "corrupt"
+    if sha256(data)[:16] in path.name:
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        if sha256(logged[: content["metrics_size"]]) == content["metrics_sha256"]:
+            return content
+        problem = "metrics.jsonl is not the one it was saved with"
+    log_line(f"{path}: {problem}; continuing from the previous checkpoint or from the start")
+    return None
+
+
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoint files of a run, the newest first."""
-    by_step = []
-    for path in folder.glob("checkpoint-*.pt"):
-        if match := NAME.fullmatch(path.name):
-            by_step.append((int(match[1]), path))
-    return [path for _, path in sorted(by_step, reverse=True)]
+    """Lists the checkpoint files of a run, the newest first."""
+    files = folder.glob("checkpoint-[0-9]*-*.pt")
+    return sorted(files, key=lambda path: int(path.name.split("-")[1]), reverse=True)
 
 
 def remove_checkpoints(folder: Path, *, keep: int = 0) -> None:
@@ -130,7 +128,3 @@ def weights_bytes(model: nn.Module, *, run_id: str) -> bytes:
     tensors = {name: state[name].detach() for name in first_names.values()}
     # One key: more would be written in any order, and the same weights have the same bytes.
     return safetensors.torch.save(tensors, {"run_id": run_id})
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Device, precision, numerics, compiler, peak rate, and CPU allocator settings."""
+"""Device, numerics, compiler, and CPU allocator settings."""
 
 import ctypes
 import gc
@@ -7,7 +7,6 @@ import platform
 import shutil
 import sysconfig
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -16,20 +15,11 @@ from crope.config import RuntimeConfig
 from crope.errors import ConfigError, log_line
 from crope.machine import cpu_info
 
-# Dense rates of the vendor's data sheets for speed/mfu_pct; other devices get no MFU.
-PEAK_BF16_FLOPS = {
-    "NVIDIA H200": 989e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-}
-
-# What torch.compile builds with: an environment variable, else the first of the names. Inductor
-# compiles C++ for a CPU; Triton compiles its launcher in C for a GPU.
-COMPILERS = {"cpu": ("CXX", ("g++",)), "cuda": ("CC", ("gcc", "clang"))}
-
 
 def resolve_device(name: str) -> torch.device:
-    """`auto`: the GPU where there is one. Raises ConfigError for `cuda` where there is none."""
+    """Returns the device; for `auto` the GPU where there is one. Raises ConfigError for `cuda`
+    where there is none.
+    """
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise ConfigError(
@@ -82,32 +72,28 @@ def set_numerics(*, deterministic: bool) -> None:
 
 @cache
 def can_compile(kind: str) -> bool:
-    """Whether torch.compile has what it needs on a device of this kind; prints once what to install
-    if it has not.
+    """Checks that torch.compile has what it needs on a device of this kind; prints once what to
+    install if it has not.
+
+    Inductor compiles C++ for a CPU; Triton compiles its launcher in C for a GPU.
     """
-    variable, names = COMPILERS[kind]
-    if variable in os.environ:
-        names = (os.environ[variable].split(" ")[0],)
-    missing = []
-    if not any(shutil.which(name) for name in names):
-        missing.append(f"a compiler ({' or '.join(names)}; {variable} may name another)")
-    headers = [sysconfig.get_path("include"), sysconfig.get_path("include", "posix_prefix")]
-    if not any(Path(folder, "Python.h").exists() for folder in headers):
-        missing.append("Python's headers (Python.h; Debian: python3-dev)")
-    if kind == "cuda" and not find_spec("triton"):
-        missing.append("the Python package triton")
-    if missing:
+    variable, default = ("CXX", "g++") if kind == "cpu" else ("CC", "gcc")
+    compiler = os.environ.get(variable, default)
+    headers = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+    found = shutil.which(compiler) is not None and headers.exists()
+    if not found:
         log_line(
-            f"torch.compile needs {' and '.join(missing)}; until it is installed, runs train "
-            "without compilation, more slowly"
+            f"torch.compile needs the compiler {compiler} ({variable} may name another) and Python's"
+            f" headers ({headers}; Debian: python3-dev); until they are installed, runs train without"
+            " compilation, more slowly"
         )
-    return not missing
+    return found
 
 
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    name = cpu_info("model name") or platform.processor() or platform.machine()
+    name = cpu_info("model name") or platform.machine()
     return f"{name} ({os.cpu_count()} cores)"
 
 
@@ -136,10 +122,3 @@ def return_freed_memory() -> None:
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
-
-
-def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Peak bf16 rate in FLOP/s; None for fp32 runs and for devices that are not in the table."""
-    if device.type != "cuda" or precision != "bf16":
-        return None
-    return PEAK_BF16_FLOPS.get(torch.cuda.get_device_name(device))

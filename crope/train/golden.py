@@ -21,6 +21,7 @@ from crope.config import (
     TokenizerConfig,
     TrainConfig,
 )
+from crope.data.corpora import SPLITS
 from crope.data.tokens import TokenSet
 from crope.files import read_json, read_metrics, write_json
 from crope.model.gpt import GPT
@@ -40,7 +41,7 @@ Losses = dict[str, list[float]]
 
 
 def golden_models() -> dict[str, ModelConfig]:
-    """The models of conf/model by name, at two layers of width 32."""
+    """Returns the models of conf/model by name, at two layers of width 32."""
     models = {}
     for path in sorted((ROOT / "conf" / "model").glob("[!.]*.yaml")):  # none of an editor
         choices = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -67,12 +68,13 @@ def remake(file: Path = GOLDEN_FILE) -> list[str]:
     too. A model without a file in conf/model is dropped.
     """
     before: dict[str, Losses] = read_json(file)
-    after, changed = {}, []
-    for name, model in golden_models().items():
-        losses = golden_losses(model)
+    after = {name: golden_losses(model) for name, model in golden_models().items()}
+    changed = []
+    for name, losses in after.items():
         known = before.get(name, {})
-        after[name] = known if agree(known, losses) else losses
-        if after[name] != known:
+        if agree(known, losses):
+            after[name] = known
+        else:
             changed.append(name)
     write_json(file, after)
     return changed
@@ -82,8 +84,10 @@ def agree(expected: Losses, losses: Losses) -> bool:
     """Whether two sets of losses have the same kinds and lengths and are equal within
     RELATIVE_TOLERANCE.
     """
-    for kind in expected.keys() | losses.keys():
-        before, after = expected.get(kind, []), losses.get(kind, [])
+    if expected.keys() != losses.keys():
+        return False
+    for kind, before in expected.items():
+        after = losses[kind]
         if len(before) != len(after):
             return False
         if not np.allclose(after, before, rtol=RELATIVE_TOLERANCE, atol=0):
@@ -92,14 +96,10 @@ def agree(expected: Losses, losses: Losses) -> bool:
 
 
 def _tokens() -> TokenSet:
-    """Two splits of a random corpus in which each token depends on the one before: there is
+    """Makes two splits of a random corpus in which each token depends on the one before: there is
     something to learn.
     """
     generator = np.random.Generator(np.random.Philox(key=7))
     chain = np.cumsum(generator.zipf(1.5, size=4000) % 37) % VOCAB_SIZE
-    generated = {"sha256": "generated"}
-    meta = {
-        "tokenizer": {"vocab_size": VOCAB_SIZE},
-        "splits": {"train": generated, "validation": generated},
-    }
+    meta = {"splits": {split: {"sha256": "generated"} for split in SPLITS}}
     return TokenSet(folder=Path(), meta=meta, train=chain[:3000], validation=chain[3000:])

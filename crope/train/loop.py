@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,10 @@ from crope.data.batches import TokenArray, resident
 from crope.data.corpora import SPLITS
 from crope.data.tokens import TokenSet
 from crope.files import MetricsWriter, write_bytes
-from crope.model.counting import count_parameters, train_flops_per_token
 from crope.model.gpt import GPT
 from crope.seeding import torch_seed
 from crope.train.checkpoint import TrainState, load_checkpoint, save_checkpoint, weights_bytes
-from crope.train.device import can_compile, peak_flops, prepare_device
+from crope.train.device import can_compile, prepare_device
 from crope.train.losses import (
     LossFunction,
     cross_entropy,
@@ -76,53 +75,65 @@ def train(
     log: Callable[[Line], None] = lambda line: None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> float:
-    """Trains to the last step, from the newest checkpoint if there is one; writes checkpoints,
-    metrics.jsonl and weights.safetensors. Returns the seconds it took, those before the checkpoint
-    included.
+    """Trains to the last step, from the newest checkpoint if any; returns all seconds it took.
 
-    Raises NonFiniteLoss; Stopped after saving, if `stop_requested()`.
+    Writes checkpoints, metrics.jsonl and weights.safetensors. Raises NonFiniteLoss; Stopped after
+    saving, if `stop_requested()`.
     """
     device = prepare_device(config.runtime)
-    model.to(device)
-    state = TrainState(model, build_optimizer(model, config.train))
+    state = TrainState(model.to(device), build_optimizer(model, config.train))
     training, validation = build_losses(model, config, device, stop_requested)
     corpus = replace(
         tokens, train=resident(tokens.train, device), validation=resident(tokens.validation, device)
     )
-    # The run by its hash alone, as checkpoints of earlier versions name it.
-    made_with = {"run": run_id.rpartition("-")[2], "kind of device": device.type}
-    for split in SPLITS:
-        made_with[f"{split} corpus"] = tokens.meta["splits"][split]["sha256"]
+    made_with = _made_with(run_id, tokens, device)
     start, seconds_before, kept_bytes = load_checkpoint(folder, state, made_with=made_with)
-    meter = Meter(config, count_parameters(model)["total"], device)
+    meter = Meter(config, device)
+    saved_at = time.perf_counter()
+    began = saved_at - seconds_before
     with MetricsWriter(folder / "metrics.jsonl", keep=kept_bytes) as metrics:
-        every_seconds = config.runtime.checkpoint_seconds
-        saver = Saver(folder, state, metrics, meter, made_with, every_seconds, seconds_before)
+
+        def save(step: int) -> None:
+            with meter.paused():
+                meter.check_finite({}, step)  # weights that are not finite are not saved
+                seconds, size = time.perf_counter() - began, metrics.sync()
+                save_checkpoint(
+                    folder, state, made_with, step=step, seconds=seconds, metrics_size=size
+                )
+
         if start == 0:  # a run that cannot be saved fails now, not after its last step
             weights_bytes(model, run_id=run_id)
-            saver.save(0)
+            save(0)
         for step in range(start, config.train.max_steps + 1):
             line: Line = {}
-            if step > start:
-                saver.save_if_due(step)
+            if step > start and time.perf_counter() - saved_at >= config.runtime.checkpoint_seconds:
+                save(step)
+                saved_at = time.perf_counter()
             try:
                 if config.validates_at(step):
                     with meter.paused():
-                        line = validate(state, validation, corpus, config, step=step, device=device)
+                        line = validate(state, validation, corpus, config, step=step)
                 if step < config.train.max_steps:
-                    loss, norm = train_step(
-                        state, training, corpus.train, config, step=step, device=device
-                    )
+                    loss, norm = train_step(state, training, corpus.train, config, step=step)
                     line |= meter.add(loss, norm, step, state)
             except Stopped:  # by a loss: before this update, or within this step's validation
-                saver.save(step)
+                save(step)
                 raise Stopped(f"stopped after a checkpoint at step {step}") from None
             if line:
                 meter.check_finite(line, step)
                 metrics.write({"step": step, **line})
                 log({"step": step, **line})
     write_bytes(folder / "weights.safetensors", weights_bytes(model, run_id=run_id))
-    return saver.seconds()
+    return time.perf_counter() - began
+
+
+def _made_with(run_id: str, tokens: TokenSet, device: torch.device) -> dict[str, str]:
+    """Returns what must be equal for a run to continue from a checkpoint."""
+    # The run by its hash alone, as checkpoints of earlier versions name it.
+    made_with = {"run": run_id.rpartition("-")[2], "kind of device": device.type}
+    for split in SPLITS:
+        made_with[f"{split} corpus"] = tokens.meta["splits"][split]["sha256"]
+    return made_with
 
 
 def train_step(
@@ -132,16 +143,14 @@ def train_step(
     config: Config,
     *,
     step: int,
-    device: torch.device,
 ) -> tuple[Tensor, Tensor | None]:
     """Updates the parameters once; returns the loss of the batch and, if train.grad_clip is set,
     the norm of its gradient before clipping, both still on the device.
     """
-    batch = random_batch(tokens, config=config, step=step, purpose="train", device=device)
+    batch = random_batch(tokens, config=config, step=step, purpose="train")
     if config.model.dropout:
         torch.manual_seed(torch_seed(config.seed, "dropout", step))
-    if not state.model.training:  # setting it walks through all modules
-        state.model.train()
+    state.model.train()
     # Not after the update: `Meter.add` takes the norm of the gradients.
     state.optimizer.zero_grad(set_to_none=True)
     loss = loss_function(*batch)
@@ -165,33 +174,28 @@ def validate(
     config: Config,
     *,
     step: int,
-    device: torch.device,
 ) -> Line:
-    """The validation losses that are due after `step` updates; after the last one also the training
-    split's.
+    """Computes the validation losses that are due after `step` updates; after the last one also the
+    training split's.
     """
     line: Line = {}
     last = step == config.train.max_steps
     state.model.eval()
     if last or step % config.eval.every == 0:
         line["val/loss_nats"] = sampled_loss(
-            loss_function, tokens.validation, config=config, step=step, device=device
+            loss_function, tokens.validation, config=config, step=step
         )
     if last or (step and step % config.eval.full_every == 0):
-        mean_nats, count, _ = full_loss(
-            loss_function, tokens.validation, config=config, device=device
-        )
+        mean_nats, count = full_loss(loss_function, tokens.validation, config=config)
         line |= {"val_full/loss_nats": mean_nats, "val_full/tokens": count}
     if last:  # as many training tokens, so that both means are as exact
-        mean_nats, count, _ = full_loss(
-            loss_function, tokens.train, config=config, device=device, max_tokens=count
-        )
+        mean_nats, count = full_loss(loss_function, tokens.train, config=config, max_tokens=count)
         line |= {"train_full/loss_nats": mean_nats, "train_full/tokens": count}
     return line
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
-    """AdamW of Sec. 5.3; on request Q, K and V as a second group, with another rate.
+    """Builds AdamW of Sec. 5.3; on request Q, K and V as a second group, with another rate.
 
     Weight decay applies to every parameter, as with torch's model.parameters().
     """
@@ -266,11 +270,11 @@ def compiles(config: Config, device: torch.device) -> bool:
     """Whether a run uses torch.compile: if asked to, or by `auto` if it pays within the run's
     length; never where the machine cannot compile.
     """
-    wanted = config.runtime.compile == "true"
-    if config.runtime.compile == "auto":
-        steps, tokens = config.train.max_steps, config.train.batch_size * config.train.seq_len
-        pays_on_cpu = steps * tokens >= COMPILE_PAYS_TOKENS
-        wanted = pays_on_cpu if device.type == "cpu" else steps >= COMPILE_PAYS_STEPS
+    steps = config.train.max_steps
+    pays = steps >= COMPILE_PAYS_STEPS
+    if device.type == "cpu":
+        pays = steps * config.train.batch_size * config.train.seq_len >= COMPILE_PAYS_TOKENS
+    wanted = {"auto": pays, "true": True, "false": False}[config.runtime.compile]
     return wanted and can_compile(device.type)
 
 
@@ -280,13 +284,9 @@ class Meter:
     Only a training line, `check_finite` and `paused` wait for the device.
     """
 
-    def __init__(self, config: Config, parameters: int, device: torch.device) -> None:
+    def __init__(self, config: Config, device: torch.device) -> None:
         self.device = device
         self.tokens_per_step = config.train.batch_size * config.train.seq_len
-        self.flops_per_step = self.tokens_per_step * train_flops_per_token(
-            config.model, parameters=parameters, seq_len=config.train.seq_len
-        )
-        self.peak = peak_flops(device, config.train.precision)
         self.losses: list[Tensor] = []  # not yet checked, the last one that of step `last_step`
         self.last_step = 0
         self.log_every = config.runtime.log_every
@@ -298,8 +298,7 @@ class Meter:
     def add(self, loss: Tensor, norm: Tensor | None, step: int, state: TrainState) -> Line:
         """Takes what `train_step` returned for update `step`; returns a training line at every
         log_every-th step, else nothing: this batch's loss, the norm of its gradient before clipping,
-        its rate, and the mean speed since the last line without validation, unless the clock stood
-        still.
+        its rate, and the mean speed since the last line without validation.
         """
         self.steps += 1
         self.last_step = step
@@ -309,17 +308,15 @@ class Meter:
         if norm is None:
             gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
             norm = nn.utils.get_total_norm(gradients)
+        loss_nats = loss.item()  # waits for the device: before the clock is read
+        seconds = (time.perf_counter() - self.started - self.pause) / self.steps
         line: Line = {
-            "train/loss_nats": loss.item(),
+            "train/loss_nats": loss_nats,
             "train/grad_norm": norm.item(),
             "train/lr": state.optimizer.param_groups[0]["lr"],
+            "time/step_ms": 1000 * seconds,
+            "speed/tokens_per_s": self.tokens_per_step / seconds,
         }
-        seconds = (time.perf_counter() - self.started - self.pause) / self.steps
-        if seconds > 0:
-            line["time/step_ms"] = 1000 * seconds
-            line["speed/tokens_per_s"] = self.tokens_per_step / seconds
-            if self.peak:
-                line["speed/mfu_pct"] = 100 * self.flops_per_step / seconds / self.peak
         if self.device.type == "cuda":
             line["memory/peak_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         self._restart()
@@ -349,46 +346,3 @@ class Meter:
         started = time.perf_counter()
         yield
         self.pause += time.perf_counter() - started
-
-
-@dataclass
-class Saver:
-    """Writes the checkpoints of one run.
-
-    made_with        what must be equal for the run to continue from here
-    every_seconds    between two checkpoints
-    seconds_before   of the attempts that ended at the checkpoint which this one started from
-    """
-
-    folder: Path
-    state: TrainState
-    metrics: MetricsWriter
-    meter: Meter
-    made_with: dict[str, str]
-    every_seconds: float
-    seconds_before: float
-
-    def __post_init__(self) -> None:
-        self.began = self.saved_at = time.perf_counter()
-
-    def seconds(self) -> float:
-        """All the time spent on the run: steps, validation and checkpoints of every attempt."""
-        return self.seconds_before + time.perf_counter() - self.began
-
-    def save_if_due(self, step: int) -> None:
-        if time.perf_counter() - self.saved_at >= self.every_seconds:
-            self.save(step)
-
-    def save(self, step: int) -> None:
-        """A checkpoint after `step` updates. Raises NonFiniteLoss instead of saving such weights."""
-        with self.meter.paused():
-            self.meter.check_finite({}, step)
-            save_checkpoint(
-                self.folder,
-                self.state,
-                step=step,
-                seconds=self.seconds(),
-                metrics_size=self.metrics.sync(),  # on the disk before a checkpoint counts on them
-                made_with=self.made_with,
-            )
-        self.saved_at = time.perf_counter()

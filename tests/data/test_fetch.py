@@ -6,7 +6,6 @@ import shutil
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import huggingface_hub
 import pandas as pd
@@ -151,13 +150,9 @@ def test_gpt2_is_read_from_the_hub(hub):
 # Faults
 
 
-def test_an_unreachable_site_is_tried_once(data_dir, monkeypatch):
-    """Each of two: the hub and the own site of Penn Treebank."""
-    refuse = mock.Mock(side_effect=ConnectionRefusedError(111, "Connection refused"))
-    monkeypatch.setattr("socket.create_connection", refuse)
+def test_an_unreachable_hub_is_one_line(data_dir):
     with raises_one_line(DataUnavailable, "refused.*CROPE_DATA_DIR"):
         fetch_all("ptb")
-    assert refuse.mock_calls == 2 * [mock.call(("127.0.0.1", 9), 3.0)]
 
 
 @pytest.mark.parametrize(("fault", "word"), [("silent", "Timeout"), ("401", "401"), ("500", "500")])
@@ -249,6 +244,7 @@ def test_a_slice_has_whole_rows_of_so_many_bytes_and_validation_a_tenth(describe
     ("changes", "word"),
     [
         ({"revision": None}, "revision"),
+        ({"revision": "main"}, "revision"),
         ({"revision": "missing"}, "missing"),
         ({"column": "body"}, "data.hub.column=body"),
         ({"train": "none*.jsonl"}, "no file none"),
@@ -267,8 +263,6 @@ def test_a_changed_hub_section_needs_another_name(describe):
     describe()
     before = load("letters").meta["source"]["hub"]
     describe(max_bytes=4000)
-    with raises_one_line(ConfigError, "another section"):
-        load("letters")
     with raises_one_line(DataError, "another source"):
         find_corpus("letters").check_source(before, "a run")
     find_corpus("ptb").check_source(before, "a run from before it was pinned")

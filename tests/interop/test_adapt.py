@@ -153,7 +153,6 @@ def test_a_layer_that_cannot_be_replaced_is_named_and_nothing_changed(change, wo
         ("stablelm", {}, "pairing is not known"),
         ("stablelm", {"pairing": "half"}, "rotates only 25% of each head"),
         ("llama", {"pairing": "interleaved"}, "pairing='interleaved', but the model has 'half'"),
-        ("llama", {"head_dim": 16}, "head_dim=16, but the model has 8"),
         ("llama", {"init": "activations"}, "must be 'fresh' or 'nearest'"),
     ],
 )

@@ -101,7 +101,7 @@ def test_a_corrupt_summary_is_neither_used_nor_overwritten(complete):
 
 
 def test_a_run_that_another_process_trains_is_busy(run):
-    with run_lock(run):
+    with run_lock(run.path):
         assert execute(run).status == "busy"
 
 

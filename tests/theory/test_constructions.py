@@ -57,7 +57,7 @@ def test_opened_attention_is_the_models():
     attention = randomise(CausalAttention(config))
     positions = build_positions(config, max_len=9)
     found = attend(attention, positions, x_BTD, causal=True)
-    assert_close(found, attention(x_BTD, positions), atol=1e-12)
+    assert_close(found.y_BTD, attention(x_BTD, positions), atol=1e-12)
 
 
 def test_eq_2_needs_the_exponential_below_the_fraction_too():

@@ -1,4 +1,4 @@
-"""Peak rates that MFU is relative to; numerics; what torch.compile needs; memory kept on a CPU."""
+"""Devices; numerics; what torch.compile needs."""
 
 import pytest
 import torch
@@ -6,26 +6,9 @@ import torch
 from crope.errors import ConfigError
 from crope.machine import auto_precision
 from crope.train.device import (
-    peak_flops,
     resolve_device,
     set_numerics,
 )
-
-
-@pytest.mark.parametrize(
-    ("name", "precision", "rate"),
-    [
-        ("NVIDIA H200", "bf16", 989e12),
-        ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
-        ("NVIDIA H200", "fp32", None),
-        ("another", "bf16", None),
-    ],
-)
-def test_peak_is_the_dense_bf16_rate_of_known_gpus(name, precision, rate, monkeypatch):
-    """Vendors print twice as much for sparse matrices."""
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert peak_flops(torch.device("cuda"), precision) == rate
-    assert peak_flops(torch.device("cpu"), precision) is None
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
