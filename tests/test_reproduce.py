@@ -19,7 +19,7 @@ def steps(monkeypatch):
         called[name] = value
         return problems[name]
 
-    def prepare(plan):
+    def with_data(plan):
         return plan, note("data", plan)
 
     def extrapolate_all(runs):
@@ -28,7 +28,7 @@ def steps(monkeypatch):
     def build_report(*, results_dir, scale, studies):
         return note("report", scale)
 
-    monkeypatch.setattr("crope.runs.sweep.prepare", prepare)
+    monkeypatch.setattr("crope.runs.sweep.with_data", with_data)
     monkeypatch.setattr("crope.runs.sweep.train_all", lambda runs: note("training", runs))
     monkeypatch.setattr("crope.runs.extrapolate.extrapolate_all", extrapolate_all)
     monkeypatch.setattr("crope.report.page.build_report", build_report)

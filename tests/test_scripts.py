@@ -150,7 +150,6 @@ def test_reproduce_without_data_and_network(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 runs, 3 to train" in done.stdout
     assert "error: ptb" in done.stderr
-    assert "HF_HUB_OFFLINE" in (tmp_path / "unavailable.json").read_text()
     table = pd.read_csv(tmp_path / "report-smoke/table1.csv").query("dataset == 'tiny'")
     assert set(table["status"]) == {"complete"}
 

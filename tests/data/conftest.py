@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crope.config import TokenizerConfig
-from crope.data.fetch import SITES
+from crope.data.fetch import SITES, _connect
 
 SMALL = TokenizerConfig("bpe", 280)
 NOWHERE = "http://127.0.0.1:9"  # the discard port: a connection is refused at once
@@ -37,6 +37,7 @@ def write(folder, relative, content):
 def set_hub(monkeypatch, url):
     """What HF_ENDPOINT says when the hub's client is imported."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+    monkeypatch.setattr("datasets.config.HF_ENDPOINT", url)
     template = url + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
 
@@ -65,6 +66,7 @@ def no_network(monkeypatch):
     set_hub(monkeypatch, NOWHERE)
     for start in ("ptb/", "pg19/"):
         monkeypatch.setitem(SITES, start, NOWHERE)
+    _connect.cache_clear()
 
 
 @pytest.fixture

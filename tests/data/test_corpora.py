@@ -1,11 +1,10 @@
 """Corpora: canonical form against hand-written samples, checksums, missing and damaged files."""
 
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import pytest
 
-from crope.data.corpora import canonical, find_corpus, find_file, load_corpus, tiny_corpus
+from crope.data.corpora import canonical, find_corpus, find_file, load_corpus
 from crope.errors import ConfigError, DataError
 from tests.conftest import raises_one_line
 from tests.data.conftest import FILES, sha256, write
@@ -126,10 +125,3 @@ def test_checksums_pin_the_papers_corpora_and_no_test_split():
     books = find_corpus("pg19")
     assert [*map(len, books.files.values())] == [133, 49]
     assert not [path for path in books.pinned if "test" in path]
-
-
-def test_tiny_is_all_topics_once_and_validation_about_a_tenth():
-    (train,), (validation,) = tiny_corpus().values()
-    everything = [topics[name].strip("\n") + "\n" for name in sorted(topics)]
-    assert f"{train}\n{validation}" == "\n".join(everything)
-    assert 0.05 < len(validation) / len(train) < 0.12

@@ -12,7 +12,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from crope.config import TokenizerConfig
-from crope.data.corpora import load_corpus, tiny_corpus
+from crope.data.corpora import load_corpus
+from crope.data.grammar import write_split
 from crope.data.ngrams import ngram_entry
 from crope.data.tokens import (
     _write_split,
@@ -32,7 +33,7 @@ from tests.data.conftest import FILES, SMALL, write
 
 @pytest.fixture(scope="module")
 def bpe():
-    return train_bpe(tiny_corpus()["train"], 1000)
+    return train_bpe([write_split("validation")[0]], 1000)
 
 
 def load(corpus, data_dir):
