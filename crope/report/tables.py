@@ -142,7 +142,7 @@ def loss_table(
     header = ["Dataset" if name == "table1" else "Configuration", ""]
     header += [model_label(model) for model in models]
     frame = pd.DataFrame(printed, columns=[*header, f"CRoPE {MINUS} RoPE"])
-    caption = f"{paper.TABLE_TITLES[name]}, nats per token"
+    caption = f"{paper.TABLE_TITLES[name]}{f' (here on {STAND_IN})' * stands_in}, nats per token"
     return Table(name, caption, frame, pd.concat(numbers)[NUMBERS])
 
 
