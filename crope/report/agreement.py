@@ -22,9 +22,10 @@ def repeats(published: pd.DataFrame) -> pd.DataFrame:
     complete = published[published["status"] == "complete"]
     lines = []
     for kind, keys in (("same", [*EXECUTION, "precision"]), ("any", EXECUTION)):
-        ranges = complete.groupby(["scale", "dataset", "row", *keys])["loss"].agg(["size", np.ptp])
-        again = ranges[ranges["size"] > 1]["ptp"]
-        of_row = again.groupby(["scale", "dataset", "row"]).agg(["size", "max"]).reset_index()
+        of_run = complete.groupby(["scale", "dataset", "row", *keys])["loss"]
+        ranges = of_run.agg(["size", "min", "max"]).query("size > 1")
+        again = (ranges["max"] - ranges["min"]).groupby(["scale", "dataset", "row"])
+        of_row = again.agg(["size", "max"]).reset_index()
         lines.append(of_row.assign(precision=kind))
     columns = {"size": "runs", "max": "largest"}
     return pd.concat(lines, ignore_index=True).rename(columns=columns)

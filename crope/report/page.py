@@ -203,8 +203,9 @@ def beside_rope() -> dict[str, str]:
 
 
 def difference_csv(report: Report) -> str:
-    parts = [report.published.lines.assign(runs="published"), report.own.lines.assign(runs="yours")]
-    return to_csv(pd.concat(parts).query("n > 0").drop(columns="by_seed"))
+    public = report.published.lines.query("complete")  # no plan is looked at before its end
+    parts = [public.assign(runs="published"), report.own.lines.query("n > 0").assign(runs="yours")]
+    return to_csv(pd.concat(parts).drop(columns="by_seed"))
 
 
 def render_page(report: Report, pictures: Mapping[str, Figure], found: Findings | None) -> str:

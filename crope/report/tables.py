@@ -143,7 +143,7 @@ def loss_table(
     header += [model_label(model) for model in models]
     frame = pd.DataFrame(printed, columns=[*header, f"CRoPE {MINUS} RoPE"])
     caption = f"{paper.TABLE_TITLES[name]}{f' (here on {STAND_IN})' * stands_in}, nats per token"
-    return Table(name, caption, frame, pd.concat(numbers)[NUMBERS])
+    return Table(name, caption, frame, pd.concat(numbers)[NUMBERS].astype({"n": "Int64"}))
 
 
 def _paper_losses(name: str, row: str, dataset: str, models: Sequence[str]) -> pd.DataFrame:

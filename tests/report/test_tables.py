@@ -101,7 +101,7 @@ def test_the_csv_file_has_numbers_and_why_one_is_missing():
     assert tables.to_csv(table.numbers).splitlines()[3:7] == [
         "table1,ptb,base,paper,crope,,4.015800,0.023300,complete",
         "table1,ptb,base,full,xpos,,,,missing",
-        "table1,ptb,base,full,rope,2.000000,5.050000,0.070711,complete",
+        "table1,ptb,base,full,rope,2,5.050000,0.070711,complete",
         "table1,ptb,base,full,crope,,,,failed: x",
     ]
 
