@@ -140,24 +140,24 @@ def _read_rows(hub: HubConfig, relative: str) -> Iterator[str]:
 
 def _locate(hub: HubConfig) -> list[Sequence[Any]]:
     """Finds the files of both splits: with max_bytes on the hub itself, otherwise in its cache after
-    a download.
+    a download, without a revision in a local folder.
     """
     from fsspec import open_files
     from huggingface_hub import HfApi, constants, snapshot_download
 
-    revision, patterns = hub.revision, [hub.train, hub.validation]
+    root, revision, patterns = hub.path, hub.revision, [hub.train, hub.validation]
     for pattern in patterns:
         format_of(pattern)  # refused before it is downloaded
     online = not constants.is_offline_mode()
-    if online:
+    if revision and online:
         # The one request with a time limit: what follows would wait for a silent hub for ever.
         limit = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        revision = HfApi().dataset_info(hub.path, revision=revision, timeout=limit).sha
-    if online and hub.max_bytes:
-        root = f"hf://datasets/{hub.path}@{revision}"
-    else:
+        revision = HfApi().dataset_info(root, revision=revision, timeout=limit).sha
+    if revision and online and hub.max_bytes:
+        root = f"hf://datasets/{root}@{revision}"
+    elif revision:
         root = snapshot_download(
-            hub.path, repo_type="dataset", revision=revision, allow_patterns=patterns
+            root, repo_type="dataset", revision=revision, allow_patterns=patterns
         )
     found = [open_files(f"{root}/{pattern}", compression="infer") for pattern in patterns]
     if not all(found):
