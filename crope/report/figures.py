@@ -24,6 +24,7 @@ EARLY = 0.15  # fraction of steps whose high losses may leave the frame, to tell
 DRAWN_LAST = "crope"  # over RoPE, whose line it nearly covers; its dashes let RoPE's show through
 NATS = "nats per token"
 BESIDE = 1.08  # a second corpus at one rate is drawn at this multiple of it
+PAPER_RATE = 1e-3  # Sec. 5.3
 CORPUS_STYLES = (("#123f7c", "o"), ("#c44c10", "D"))
 NUMBER: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": "x-small"}
 SIDES = ("right", "left")  # of a corpus' numbers
@@ -113,6 +114,7 @@ def rates(lines: pd.DataFrame) -> Figure:
     figure, axes = _panels(1, 1, (6.6, 3.4))
     axis = axes[0][0]
     axis.axhline(0, color=MUTED, linewidth=0.8)
+    axis.axvline(PAPER_RATE, color=MUTED, linewidth=0.8, linestyle=":")
     for place, (dataset, of_dataset) in enumerate(lines.groupby("dataset", sort=False)):
         colour, marker = CORPUS_STYLES[place]
         for line in of_dataset.to_dict("records"):
@@ -127,7 +129,7 @@ def rates(lines: pd.DataFrame) -> Figure:
     axis.set_xscale("log", base=2)
     axis.set_xticks(marks, [f"{rate:g}" for rate in marks])
     axis.set_xticks([], minor=True)
-    axis.set(xlabel="learning rate (the paper's: 0.001)", ylabel=f"CRoPE − RoPE ({NATS})")
+    axis.set(xlabel="learning rate (dotted: the paper's)", ylabel=f"CRoPE − RoPE ({NATS})")
     axis.legend()
     return figure
 

@@ -59,7 +59,8 @@ def findings(lines: pd.DataFrame, file: Path = FINDINGS_FILE) -> Findings:
     for entry in content["differences"]:
         line = _answer_line(lines, entry)
         label = entry["says"] + " †" * _is_planned(entry)
-        printed.append([label, interval_text(line, 3), line["n"]])
+        so_far = " so far" * (line["n"] < line["planned"])
+        printed.append([label, interval_text(line, 3) + so_far, line["n"]])
     table = Table(
         "headline", CAPTION, pd.DataFrame(printed, columns=["", "Difference (95 %)", "n"])
     )
