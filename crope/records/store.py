@@ -11,7 +11,7 @@ metrics.jsonl and are computed when a record is read; `verify` compares them wit
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -280,6 +280,11 @@ def find_record(name: str, *, results_dir: Path) -> Record:
             f"{path}: the run is not finished (no summary.json); run the command that started it again"
         )
     return read_record(path)
+
+
+def data_digests(meta: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the SHA-256 of each split of a data's meta.json."""
+    return {name: split["sha256"] for name, split in meta["splits"].items()}
 
 
 def _read_object(path: Path) -> dict[str, Any]:

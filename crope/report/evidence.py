@@ -139,14 +139,14 @@ def check_names(contrast: Contrast) -> None:
     if contrast.of not in OF:
         raise ValueError(f"of: {contrast.of}: must be one of {', '.join(OF)}")
     # Where a study varies the position, say, a model's name goes on: `alibi+complex`.
+    # Where a study varies the position, say, a model's name goes on: `alibi+complex`.
     named = [f"model={model.partition('+')[0]}" for model, _ in contrast.terms]
     for setting in [*contrast.at, *(setting for _, setting in contrast.terms if setting)]:
         named += setting.split(", ")
     for study in contrast.studies:
         axes = study_axes(study)
-        varied = [axis for axis, values in axes.items() if len(values) > 1]
-        others = {*varied} - {"data", "model", "seed", contrast.best}
-        if contrast.best and (contrast.best not in varied or others):
+        varied = {axis for axis, values in axes.items() if len(values) > 1}
+        if contrast.best and varied - {"data", "model", "seed"} != {contrast.best}:
             raise ValueError(f"best: conf/study/{study}.yaml must vary {contrast.best} alone")
         for choice in named:
             axis, _, value = choice.partition("=")
@@ -201,9 +201,8 @@ def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     (study,) = contrast.studies
     axes = study_axes(study)
     values = axes[contrast.best]
-    whole = len(planned_seeds(study)) * len(axes["data"]) * len(values)
-    present = runs.groupby("model")["seed"].size().reindex(models, fill_value=0)
-    if (present < whole).any():  # a rate without all its seeds cannot be compared
+    planned = len(models) * len(planned_seeds(study)) * len(axes["data"]) * len(values)
+    if len(runs) < planned:  # a rate without all its seeds cannot be compared
         return runs[:0]
     means = runs.groupby(["model", "dataset", "setting"])["loss"].mean()
     chosen = means.groupby(["model", "dataset"]).idxmin().to_list()
@@ -230,9 +229,9 @@ def estimate(by_seed: pd.Series) -> dict[str, float]:
     return {"n": len(by_seed), "mean": mean, "std": std, "low": low, "high": high}
 
 
-def answer(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
+def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     """Gives a line (LINE) per row and setting over all its corpora, and one per corpus where there
-    are several; in Tables 1 and 2 only these.
+    are several; in Tables 1 and 2 only these. A line has an interval once all planned seeds are there.
 
     A plan that is not complete has one line, which says how many of its seeds are there.
     """
@@ -243,35 +242,23 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
         by_seed = _average(by_seed, "setting", len(contrast.at) or plan["plan_settings"].max())
     lines = []
     for (row, setting), part in by_seed.groupby(["row", "setting"], sort=False):
+        groups = dict(list(part.groupby("dataset", sort=False)["nats"]))
         corpora = plan.loc[plan["row"] == row, "corpora"].max()
-        alone = corpora == 1 or contrast.studies[0] in TABLES
-        groups = each_corpus(part) if alone else over_corpora(part, corpora) | each_corpus(part)
+        if corpora > 1 and contrast.studies[0] not in TABLES:
+            groups = {"": _average(part, "dataset", corpora)["nats"]} | groups
         for dataset, nats in groups.items():
-            line = {"name": contrast.name, "dataset": dataset, "row": row, "setting": setting}
-            lines.append(line | with_interval(nats, planned))
+            place = {"name": contrast.name, "dataset": dataset, "row": row, "setting": setting}
+            line = place | {"planned": planned, "by_seed": nats} | estimate(nats)
+            line["complete"] = line["n"] >= planned
+            if not line["complete"]:
+                line |= {"low": np.nan, "high": np.nan}
+            lines.append(line)
     overall = [line for line in lines if not line["dataset"]] or lines
-    if contrast.date and not (overall and all(line["complete"] for line in overall)):
-        seeds = min((line["n"] for line in overall), default=0)
-        line = {"name": contrast.name, "dataset": "", "row": "", "setting": ""}
+    seeds = min((line["n"] for line in overall), default=0)
+    if contrast.date and seeds < planned:
+        line = {"name": contrast.name, "dataset": "", "row": "", "setting": "", "mean": np.nan}
         lines = [line | {"planned": planned, "complete": False, "n": seeds}]
-    return pd.DataFrame(lines, columns=LINE)
-
-
-def over_corpora(by_seed: pd.DataFrame, corpora: int) -> dict[str, pd.Series]:
-    """Averages over the corpora within each seed that has all of them."""
-    return {"": _average(by_seed, "dataset", corpora)["nats"]}
-
-
-def each_corpus(by_seed: pd.DataFrame) -> dict[str, pd.Series]:
-    """Splits the differences by corpus."""
-    return {str(name): nats for name, nats in by_seed.groupby("dataset", sort=False)["nats"]}
-
-
-def with_interval(by_seed: pd.Series, planned: int) -> dict[str, Any]:
-    """Estimates the mean; its interval only if all planned seeds are there."""
-    complete = len(by_seed) >= planned
-    line = {"planned": planned, "complete": complete, "by_seed": by_seed} | estimate(by_seed)
-    return line if complete else line | {"low": np.nan, "high": np.nan}
+    return lines
 
 
 def _average(lines: pd.DataFrame, over: str, size: int) -> pd.DataFrame:
@@ -286,9 +273,9 @@ def answers(runs: pd.DataFrame, contrasts: Mapping[str, Contrast]) -> pd.DataFra
     """Answers all contrasts, in their order. Exploratory ones without a run have no line."""
     needed = [*PLACE, "model", "corpora", "plan_settings", *(column for column, _ in OF.values())]
     of_study = dict(list(runs[needed].groupby("study")))  # each contrast selects from few values
-    parts = [pd.DataFrame(columns=LINE)]
+    lines = []
     for contrast in contrasts.values():
         found = [of_study[study] for study in contrast.studies if study in of_study]
         if found or contrast.date:
-            parts.append(answer(pd.concat(found) if found else runs[:0], contrast))
-    return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
+            lines += answer(pd.concat([runs[:0], *found]), contrast)
+    return pd.DataFrame(lines, columns=LINE)

@@ -154,8 +154,7 @@ def _row(record: Record, record_set: str) -> dict[str, Any]:
     if record.status == "failed" and record.summary["error"]["type"] == DIVERGED:
         row |= {"loss": np.inf, "val_sampled": {"mean_nats": np.inf}}
         row |= {"val_full": {"best_nats": np.inf}, "train": {"final_nats": np.inf}}
-    asked = record.config["eval"].get("full_tokens")
-    if record.extrapolation and record.extrapolation["max_tokens"] == asked:
+    if record.extrapolation:
         row["beyond_nats"] = _beyond(record.extrapolation, record.config["train"]["seq_len"])
     return row
 

@@ -15,7 +15,7 @@ from crope.data.ngrams import ORDERS, ngram_entry
 from crope.data.tokens import TOKENS_DIR, open_tokens
 from crope.errors import DataError, UserError
 from crope.files import json_sha256, read_json, write_bytes, write_json, write_text
-from crope.records.store import Record, add_runs, read_runs
+from crope.records.store import Record, add_runs, data_digests, read_runs
 from crope.report import agreement, page, tables
 from crope.report.findings import findings
 from crope.report.frame import DIVERGED, dataset_label, load_frame, load_runs
@@ -90,17 +90,13 @@ def _publish_ngrams(published: Path, tokens_dir: Path, records: Iterable[Record]
     computes them once.
     """
     merged = {json_sha256(entry["sha256"]): entry for entry in read_ngrams(published)}
-    used = {json_sha256(_digests(record.provenance["data"])) for record in records}
+    used = {json_sha256(data_digests(record.provenance["data"])) for record in records}
     for folder in tokens_dir.glob("*/"):
         tokens = open_tokens(folder)
-        if tokens and (key := json_sha256(_digests(tokens.meta))) in used - merged.keys():
+        if tokens and (key := json_sha256(data_digests(tokens.meta))) in used - merged.keys():
             merged[key] = ngram_entry(tokens)
     entries = sorted(merged.values(), key=lambda entry: (entry["corpus"], str(entry["tokenizer"])))
     write_json(published / NGRAMS_FILE, entries)
-
-
-def _digests(meta: Mapping[str, Any]) -> dict[str, str]:
-    return {name: split["sha256"] for name, split in meta["splits"].items()}
 
 
 def read_ngrams(published: Path = PUBLISHED) -> list[dict[str, Any]]:
