@@ -240,7 +240,7 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     by_seed = differences(plan, contrast)
     if contrast.averaged:
         by_seed = _average(by_seed, "setting", len(contrast.at) or plan["plan_settings"].max())
-    lines = []
+    lines: list[dict[str, Any]] = []
     for (row, setting), part in by_seed.groupby(["row", "setting"], sort=False):
         groups = dict(list(part.groupby("dataset", sort=False)["nats"]))
         corpora = plan.loc[plan["row"] == row, "corpora"].max()
@@ -248,11 +248,10 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
             groups = {"": _average(part, "dataset", corpora)["nats"]} | groups
         for dataset, nats in groups.items():
             place = {"name": contrast.name, "dataset": dataset, "row": row, "setting": setting}
-            line = place | {"planned": planned, "by_seed": nats} | estimate(nats)
-            line["complete"] = line["n"] >= planned
-            if not line["complete"]:
-                line |= {"low": np.nan, "high": np.nan}
-            lines.append(line)
+            complete = len(nats) >= planned
+            line = place | {"planned": planned, "complete": complete, "by_seed": nats}
+            line |= estimate(nats)
+            lines.append(line if complete else line | {"low": np.nan, "high": np.nan})
     overall = [line for line in lines if not line["dataset"]] or lines
     seeds = min((line["n"] for line in overall), default=0)
     if contrast.date and seeds < planned:
