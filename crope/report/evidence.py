@@ -190,6 +190,12 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     return losses.assign(nats=nats.fillna(np.inf))  # where both sides diverged
 
 
+def crope_minus_rope(runs: pd.DataFrame) -> pd.DataFrame:
+    """Subtracts RoPE from CRoPE as `differences` does, in all studies of these runs."""
+    studies = tuple(runs["study"].unique())
+    return differences(runs, Contrast("", studies, ("crope", ""), (("rope", ""),)))
+
+
 def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     """Selects for each model and corpus the setting with the lowest mean loss over all seeds; nothing
     before the plan is complete.

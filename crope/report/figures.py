@@ -24,7 +24,6 @@ NATS = "nats per token"
 BESIDE = 1.08  # a second corpus at one rate is drawn at this multiple of it
 # Colour and marker of each corpus, and the side of its interval at which its numbers are written.
 CORPUS_STYLES = (("#123f7c", "o", "right"), ("#c44c10", "D", "left"))
-
 NUMBER: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": "x-small"}
 
 
@@ -34,7 +33,7 @@ def fig4(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     steps at which the learning rate drops. The paper's text puts training on top, its caption
     validation.
 
-    curves   of `curves_of(runs)`
+    curves   of `load_curves(runs)`
     """
     datasets = runs["dataset"].unique()
     figure = new_figure(3.5 * len(datasets), 5.5)
