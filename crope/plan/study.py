@@ -13,7 +13,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from crope.config import DataConfig, ModelConfig
@@ -23,7 +23,7 @@ from crope.plan.compose import (
     Run,
     check,
     check_label,
-    compose_config,
+    composed,
     config_error,
     group_files,
     group_values,
@@ -275,8 +275,7 @@ def _data(name: str) -> DataConfig:
 @cache
 def _base(overrides: tuple[str, ...], keys: tuple[tuple[str, str], ...] = ()) -> Run:
     """Returns a run of which the model and the data are still to be replaced."""
-    cfg, choices = _composed(overrides)
-    cfg = deepcopy(cfg)
+    cfg, choices = deepcopy(composed(overrides))
     try:
         for key, value in keys:
             OmegaConf.update(cfg, key, value)
@@ -285,12 +284,3 @@ def _base(overrides: tuple[str, ...], keys: tuple[tuple[str, str], ...] = ()) ->
         raise config_error(error) from error
     config.runtime.compile = config.runtime.compile.lower()
     return Run(config, choices["model"], choices["data"], choices["ablation"], choices["scale"])
-
-
-@cache
-def _composed(overrides: tuple[str, ...]) -> tuple[DictConfig, Mapping[str, str]]:
-    cfg = compose_config(overrides)
-    choices = dict(cfg.hydra.runtime.choices)
-    with open_dict(cfg):
-        cfg.pop("hydra")
-    return cfg, choices

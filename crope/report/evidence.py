@@ -13,7 +13,7 @@ import datetime
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial, reduce
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -176,18 +176,17 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
         asked = asked[asked["setting"].isin(contrast.at)]
     if contrast.best:
         asked = at_best(asked, contrast)
-    frames, labels = [], []
+    columns = []
     for model, setting in contrast.terms:
         of_term = asked[asked["model"] == model]
         if setting:  # its own, where the others have theirs
             of_term = of_term[of_term["setting"] == setting].assign(setting="")
-        labels.append(term_label(model, setting))
-        columns = [*PLACE, OF[contrast.of][0]]
-        frames.append(of_term[columns].set_axis([*PLACE, labels[-1]], axis=1))
-    losses = reduce(partial(pd.merge, on=PLACE), frames).dropna()
-    first, seconds = losses[labels[0]], losses[labels[1:]]
+        losses = of_term.set_index(PLACE)[OF[contrast.of][0]]
+        columns.append(losses.rename(term_label(model, setting)))
+    found = pd.concat(columns, axis=1, join="inner").dropna()
+    first, seconds = found.iloc[:, 0], found.iloc[:, 1:]
     nats = first - seconds.mean(axis=1) if contrast.seconds else first
-    return losses.assign(nats=nats.fillna(np.inf))  # where both sides diverged
+    return found.assign(nats=nats.fillna(np.inf)).reset_index()  # where both sides diverged
 
 
 def crope_minus_rope(runs: pd.DataFrame) -> pd.DataFrame:
@@ -276,11 +275,7 @@ def _average(lines: pd.DataFrame, over: str, size: int) -> pd.DataFrame:
 
 def answers(runs: pd.DataFrame, contrasts: Mapping[str, Contrast]) -> pd.DataFrame:
     """Answers all contrasts, in their order. Exploratory ones without a run have no line."""
-    needed = [*PLACE, "model", "corpora", "plan_settings", *(column for column, _ in OF.values())]
-    of_study = dict(list(runs[needed].groupby("study")))  # each contrast selects from few values
     lines = []
     for contrast in contrasts.values():
-        found = [of_study[study] for study in contrast.studies if study in of_study]
-        if found or contrast.date:
-            lines += answer(pd.concat([runs[:0], *found]), contrast)
+        lines += answer(runs, contrast)
     return pd.DataFrame(lines, columns=LINE)

@@ -240,11 +240,10 @@ def check_comparable(joined: pd.DataFrame) -> None:
     """
     for fact, of in COMPARED.items():
         for (study, *which), group in joined.groupby(["study", *of], dropna=False):
-            if group[fact].nunique(dropna=False) == 1:
-                continue
-            two = group.drop_duplicates(fact).head(2)
-            paths = ", ".join(two["folder"] + "/" + two["run_id"])
-            raise UserError(
-                f"{study}, {of[0]} {which[0]}: runs differ in {fact} ({paths});"
-                " move one kind to a folder of its own and name it with --runs"
-            )
+            kinds = group.drop_duplicates(fact)
+            if len(kinds) > 1:
+                paths = ", ".join((kinds["folder"] + "/" + kinds["run_id"]).head(2))
+                raise UserError(
+                    f"{study}, {of[0]} {which[0]}: runs differ in {fact} ({paths});"
+                    " move one kind to a folder of its own and name it with --runs"
+                )
