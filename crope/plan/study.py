@@ -189,10 +189,7 @@ def expected_cells(scale: str) -> list[Cell]:
 
 def table_cells(scale: str) -> list[Cell]:
     """Cells of Tables 1 and 2 in the paper's order."""
-    cells = []
-    for table in TABLES:
-        cells += study_cells(table, scale)
-    return cells
+    return [cell for table in TABLES for cell in study_cells(table, scale)]
 
 
 def study_cells(study: str, scale: str) -> list[Cell]:
@@ -239,19 +236,18 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
     """
     runs = []
     for choice in choices:
-        model_keys: dict[str, str] = {}
-        groups: list[tuple[str, str]] = []
-        keys: list[tuple[str, str]] = []
-        for axis, value in choice.items():
+        axes = {axis: value for axis, value in choice.items() if axis not in ("model", "data")}
+        groups = [f"{axis}={value}" for axis, value in sorted(axes.items()) if axis in GROUPS]
+        of_model, keys = [], []
+        for axis, value in sorted(axes.items()):
             if axis.startswith("model."):
-                model_keys[axis.removeprefix("model.")] = value
-            elif axis not in ("model", "data"):
-                (groups if axis in GROUPS else keys).append((axis, value))
-        chosen = [f"{group}={value}" for group, value in sorted(groups)]
-        base = _base((*overrides, *chosen), tuple(sorted(keys)))
+                of_model.append((axis.removeprefix("model."), value))
+            elif axis not in GROUPS:
+                keys.append((axis, value))
+        base = _base((*overrides, *groups), tuple(keys))
         name, dataset = choice["model"], choice["data"]
         width = base.config.ablation.d_model
-        model = _model(name, width, base.scale, tuple(model_keys.items()))
+        model = _model(name, width, base.scale, tuple(of_model))
         config = replace(base.config, model=model, data=_data(dataset))
         check(config)
         runs.append(replace(base, config=config, model=variant_name(name, model), dataset=dataset))

@@ -214,12 +214,11 @@ def add_runs(folder: Path, records: Iterable[Record]) -> None:
 
 def _run_line(record: Record) -> str:
     """Returns a line of runs.jsonl, without absolute paths, which say nothing to others."""
-    fields = {key: value for key, value in vars(record).items() if key != "folder"}
-    if record.extrapolation is None:  # most have none
-        del fields["extrapolation"]
+    fields = {key: value for key, value in vars(record).items() if value is not None}
+    del fields["folder"]
     text = json.dumps(fields, sort_keys=True)
-    names = {record.config["results_dir"]: "results", record.config["data_dir"]: "data"}
-    names[str(ROOT)] = "."
+    results_dir, data_dir = record.config["results_dir"], record.config["data_dir"]
+    names = {results_dir: "results", data_dir: "data", str(ROOT): "."}
     if hub := record.config["data"].get("hub"):
         names[hub["path"]] = "local"  # an absolute path, or the name of a repository
     for path in sorted(names, key=len, reverse=True):  # one may lie in another

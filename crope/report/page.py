@@ -173,8 +173,7 @@ def draw(report: Report) -> dict[str, Figure]:
     rates = rate_lines(report.published.joined)
     if len(rates):
         drawn["rates"] = figures.rates(rates)
-    lines = report.published.lines
-    lines = lines[(lines["dataset"] == "") & lines["mean"].notna()]
+    lines = report.published.lines.query("dataset == ''").dropna(subset="mean")
     lines = lines.assign(model=lines["name"].map(beside_rope())).dropna(subset="model")
     if len(lines):
         title = "After 3,200 steps at the paper's learning rate, 95 % over seeds"
