@@ -110,7 +110,7 @@ def rates(lines: pd.DataFrame) -> Figure:
     """Draws CRoPE - RoPE at each learning rate with its 95 % interval and number of seeds; corpora
     stand side by side.
 
-    lines   dataset, rate, by_seed, n, mean, low, high
+    lines   dataset, rate, n, mean, low, high
     """
     figure, axis = _one_panel(6.6, 3.4)
     axis.axhline(0, color=MUTED, linewidth=0.8)

@@ -183,15 +183,14 @@ def draw(report: Report) -> dict[str, Figure]:
 
 def rate_lines(published: pd.DataFrame) -> pd.DataFrame:
     """Estimates CRoPE - RoPE at each learning rate and corpus over the seeds of RATE_STUDIES: the
-    columns dataset, rate, by_seed and those of `estimate`.
+    columns dataset, rate and those of `estimate`.
     """
     by_seed = crope_minus_rope(published[published["study"].isin(RATE_STUDIES)])
     by_seed["rate"] = by_seed["setting"].str.removeprefix("train.lr=").astype(float)
     by_seed = by_seed[by_seed["rate"] <= HIGHEST_RATE]
     lines = []
     for (dataset, rate), part in by_seed.groupby(["dataset", "rate"]):
-        line = {"dataset": dataset, "rate": rate, "by_seed": part["nats"]}
-        lines.append(line | estimate(part["nats"]))
+        lines.append({"dataset": dataset, "rate": rate} | estimate(part["nats"]))
     return pd.DataFrame(lines)
 
 
