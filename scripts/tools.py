@@ -105,7 +105,7 @@ def extrapolate(options: Options) -> int:
     from crope.runs.extrapolate import extrapolate
 
     def measure(record: Any) -> None:
-        rows = extrapolate(record, factors=options.factors, max_tokens=options.tokens)["lengths"]
+        rows = extrapolate(record)["lengths"]
         losses = []
         for row in rows:
             losses.append(
@@ -210,11 +210,7 @@ COMMANDS: dict[Callable[[Options], int | None], list[Any]] = {
             help="folders of runs, and published sets (default: all)",
         ),
     ],
-    extrapolate: [
-        *("runs", "--results-dir"),
-        arg("--factors", nargs="+", type=int, default=[1, 2, 4], help="times the training length"),
-        arg("--tokens", type=int, help="of the split; 0: all (default: as the run validated)"),
-    ],
+    extrapolate: ["runs", "--results-dir"],
     export: [
         *("run", "--results-dir"),
         arg("out", nargs="?", type=Path, metavar="OUT", help="default: RESULTS_DIR/export/<run>"),

@@ -17,7 +17,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from crope.config import ROOT, Config, DataConfig, ModelConfig, keys, problems
@@ -72,12 +72,11 @@ class Run:
 
 def load_run(overrides: Sequence[str] = ()) -> Run:
     """Composes conf/ with overrides as on the command line. Raises ConfigError."""
-    cfg = compose_config(overrides)
-    return build_run(cfg, cfg.hydra.runtime.choices)
+    return build_run(*compose_config(overrides))
 
 
-def compose_config(overrides: Sequence[str]) -> DictConfig:
-    """Returns the composed configuration, unresolved, with Hydra's own node `hydra`. Raises
+def compose_config(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
+    """Returns the composed configuration, unresolved, and the chosen file of each group. Raises
     ConfigError.
     """
     register()
@@ -85,9 +84,19 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
         # Within a job Hydra is there already, and is no second time.
         running = GlobalHydra.instance().is_initialized()
         with nullcontext() if running else initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            return compose("config", overrides=list(overrides), return_hydra_config=True)
+            cfg = compose("config", overrides=list(overrides), return_hydra_config=True)
     except CONFIG_ERRORS as error:
         raise config_error(error) from error
+    choices = dict(cfg.hydra.runtime.choices)
+    with open_dict(cfg):
+        del cfg.hydra
+    return cfg, choices
+
+
+@cache
+def composed(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
+    """Composes as `compose_config` does, once; the caller changes a copy."""
+    return compose_config(overrides)
 
 
 def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
@@ -96,7 +105,6 @@ def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
     `choices` names the chosen file of each group. Raises ConfigError.
     """
     values: Any = OmegaConf.to_container(cfg)  # a typed node would keep what `+key=value` added
-    values.pop("hydra", None)
     config = typed(Config, values)
     # Hydra reads `true` as a bool, which becomes "True".
     config.runtime.compile = config.runtime.compile.lower()
@@ -194,7 +202,7 @@ def special(run: Run) -> list[str]:
     model = run.model.partition("+")[0]
     groups = (f"model={model}", f"data={run.dataset}", f"ablation={run.row}", f"scale={run.scale}")
     try:
-        cfg = deepcopy(_composed(groups))
+        cfg = deepcopy(composed(groups)[0])
     except ConfigError:
         return []
     found = []
@@ -207,11 +215,6 @@ def special(run: Run) -> list[str]:
             found.append(f"{key}={value}")
             OmegaConf.update(cfg, key, value)  # what refers to it follows
     return found
-
-
-@cache
-def _composed(overrides: tuple[str, ...]) -> DictConfig:
-    return compose_config(overrides)
 
 
 def register() -> None:
@@ -271,12 +274,12 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """Returns `; did you mean x?`, else the valid names. `lr` is near `train.lr`."""
     names = sorted(valid)
     near = [key for key in names if key.endswith(f".{name}")]
-    near = near or difflib.get_close_matches(name.lower(), names, n=1)
+    near += difflib.get_close_matches(name.lower(), names, n=1)
     if near:
         return f"; did you mean {near[0]}?"
-    return (
-        f"; valid: {', '.join(names)}" if len(names) < 30 else "; the keys are in crope/config.py"
-    )
+    if len(names) < 30:
+        return f"; valid: {', '.join(names)}"
+    return "; the keys are in crope/config.py"
 
 
 def config_error(error: Exception) -> ConfigError:

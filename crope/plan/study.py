@@ -13,7 +13,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from crope.config import DataConfig, ModelConfig
@@ -23,7 +23,7 @@ from crope.plan.compose import (
     Run,
     check,
     check_label,
-    compose_config,
+    composed,
     config_error,
     group_files,
     group_values,
@@ -189,10 +189,7 @@ def expected_cells(scale: str) -> list[Cell]:
 
 def table_cells(scale: str) -> list[Cell]:
     """Cells of Tables 1 and 2 in the paper's order."""
-    cells = []
-    for table in TABLES:
-        cells += study_cells(table, scale)
-    return cells
+    return [cell for table in TABLES for cell in study_cells(table, scale)]
 
 
 def study_cells(study: str, scale: str) -> list[Cell]:
@@ -239,19 +236,18 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
     """
     runs = []
     for choice in choices:
-        model_keys: dict[str, str] = {}
-        groups: list[tuple[str, str]] = []
-        keys: list[tuple[str, str]] = []
-        for axis, value in choice.items():
+        axes = {axis: value for axis, value in choice.items() if axis not in ("model", "data")}
+        groups = [f"{axis}={value}" for axis, value in sorted(axes.items()) if axis in GROUPS]
+        of_model, keys = [], []
+        for axis, value in sorted(axes.items()):
             if axis.startswith("model."):
-                model_keys[axis.removeprefix("model.")] = value
-            elif axis not in ("model", "data"):
-                (groups if axis in GROUPS else keys).append((axis, value))
-        chosen = [f"{group}={value}" for group, value in sorted(groups)]
-        base = _base((*overrides, *chosen), tuple(sorted(keys)))
+                of_model.append((axis.removeprefix("model."), value))
+            elif axis not in GROUPS:
+                keys.append((axis, value))
+        base = _base((*overrides, *groups), tuple(keys))
         name, dataset = choice["model"], choice["data"]
         width = base.config.ablation.d_model
-        model = _model(name, width, base.scale, tuple(model_keys.items()))
+        model = _model(name, width, base.scale, tuple(of_model))
         config = replace(base.config, model=model, data=_data(dataset))
         check(config)
         runs.append(replace(base, config=config, model=variant_name(name, model), dataset=dataset))
@@ -275,8 +271,7 @@ def _data(name: str) -> DataConfig:
 @cache
 def _base(overrides: tuple[str, ...], keys: tuple[tuple[str, str], ...] = ()) -> Run:
     """Returns a run of which the model and the data are still to be replaced."""
-    cfg, choices = _composed(overrides)
-    cfg = deepcopy(cfg)
+    cfg, choices = deepcopy(composed(overrides))
     try:
         for key, value in keys:
             OmegaConf.update(cfg, key, value)
@@ -285,12 +280,3 @@ def _base(overrides: tuple[str, ...], keys: tuple[tuple[str, str], ...] = ()) ->
         raise config_error(error) from error
     config.runtime.compile = config.runtime.compile.lower()
     return Run(config, choices["model"], choices["data"], choices["ablation"], choices["scale"])
-
-
-@cache
-def _composed(overrides: tuple[str, ...]) -> tuple[DictConfig, Mapping[str, str]]:
-    cfg = compose_config(overrides)
-    choices = dict(cfg.hydra.runtime.choices)
-    with open_dict(cfg):
-        cfg.pop("hydra")
-    return cfg, choices

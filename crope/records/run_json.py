@@ -13,7 +13,7 @@ results/runs/<run_id>/
 Every reader takes run.json as it is: none composes conf/, which may have changed since.
 """
 
-import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -27,6 +27,7 @@ from pydantic import (
     ValidationError,
 )
 
+from crope.files import sha256
 from crope.plan.compose import Run, special
 from crope.plan.identity import cell_key, numerics_version, run_hash
 
@@ -134,27 +135,30 @@ def describe(run: Run, device_kind: str) -> dict[str, Any]:
     }
 
 
-def check_files(run_id: str, files: dict[str, Any], metrics: bytes | None = None) -> None:
+def check_record(record: Mapping[str, Any], metrics: bytes | None = None) -> None:
     """Raises ValueError if the files of a finished run are not valid or not those of one run.
 
-    files     run, config, provenance and summary as they were read
+    record    the fields of a `store.Record`: its id, and its files as they were read
     metrics   the bytes of its metrics.jsonl; None of a published run
     """
-    run: RunJson = check_schema(RunJson, files["run"], "run.json")
-    check_schema(Provenance, files["provenance"], "provenance.json")
-    summary: Complete | Failed = check_schema(Summary, files["summary"], "summary.json")
+    run: RunJson = check_schema(RunJson, record["run"], "run.json")
+    check_schema(Provenance, record["provenance"], "provenance.json")
+    summary = check_schema(Summary, record["summary"], "summary.json")
     try:  # the hash in the name says more than a schema would
-        digest = run_hash(files["config"], version=run.numerics_version)
+        digest = run_hash(record["config"], version=run.numerics_version)
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"config.yaml: not that of a run ({error})") from error
-    named = f"{run.model}-{run.dataset}-{run.row}-s{files['config']['seed']}-{digest}"
+    named = f"{run.model}-{run.dataset}-{run.row}-s{record['config']['seed']}-{digest}"
     # The name says which run a folder holds: reports, resuming and wandb go by it.
-    if not run_id == run.run_id == named:
+    if not record["run_id"] == run.run_id == named:
         raise ValueError(f"config.yaml and run.json are those of {named}, by its name another")
-    if metrics is None or isinstance(summary, Failed):
-        return
-    if hashlib.sha256(metrics).hexdigest() != summary.metrics_sha256:
+    complete = summary.status == "complete"
+    if complete and metrics is not None and sha256(metrics) != summary.metrics_sha256:
         raise ValueError("metrics.jsonl does not have the SHA-256 that summary.json states")
+    if record["extrapolation"] is not None:
+        measured = check_schema(Extrapolation, record["extrapolation"], EXTRAPOLATION)
+        if measured.weights_sha256 != record["summary"].get("weights_sha256"):
+            raise ValueError(f"{EXTRAPOLATION}: measured on other weights than this run's")
 
 
 def check_schema(schema: Any, value: Any, name: str) -> Any:

@@ -11,7 +11,7 @@ metrics.jsonl and are computed when a record is read; `verify` compares them wit
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -25,14 +25,12 @@ from crope.errors import DataError, InvalidRecord, UserError, one_line
 from crope.files import parse_metrics, read_json, read_metrics, write_bytes, write_text
 from crope.plan.identity import numerics_version
 from crope.records.derive import derive
-from crope.records.run_json import EXTRAPOLATION, Extrapolation, check_files, check_schema
+from crope.records.run_json import EXTRAPOLATION, check_record
 
 if TYPE_CHECKING:  # a run needs no pandas, which takes a second to import
     import pandas as pd
 
 RUNS_FILE, CURVES_FILE = "runs.jsonl", "curves.parquet"
-FILES = {"run": "run.json", "config": "config.yaml"}
-FILES |= {"provenance": "provenance.json", "summary": "summary.json"}
 # Raised by a missing or wrong file; other OSErrors are faults of a disk, not of a record.
 UNREADABLE = (
     DataError,
@@ -78,7 +76,6 @@ def read_record(path: Path) -> Record:
     """
     try:
         record, metrics = load_record(path)
-        check_record(record, metrics)
         if record.summary["status"] == "failed":
             return record
         derived = derive(record.config, parse_metrics(metrics), record.provenance["data"]["splits"])
@@ -94,27 +91,23 @@ def read_record(path: Path) -> Record:
 
 
 def load_record(path: Path) -> tuple[Record, bytes]:
-    """Loads the files of a run directory as they are, and the bytes of its metrics.jsonl. Raises one
-    of UNREADABLE.
+    """Loads and checks the files of a run directory as they are; returns the bytes of its
+    metrics.jsonl too. Raises one of UNREADABLE.
     """
     metrics = path / "metrics.jsonl"  # a run that failed early has none
     data = metrics.read_bytes() if metrics.exists() else b""
-    files = {name: _read_object(path / file) for name, file in FILES.items()}
     later = path / EXTRAPOLATION
-    measured = _read_object(later) if later.exists() else None
-    return Record(path.parent, path.name, **files, extrapolation=measured), data
-
-
-def check_record(record: Record, metrics: bytes | None = None) -> None:
-    """Raises ValueError if a record is not valid. `metrics` are the bytes of its metrics.jsonl; None
-    for a published run.
-    """
-    check_files(record.run_id, {name: getattr(record, name) for name in FILES}, metrics)
-    if record.extrapolation is None:
-        return
-    measured = check_schema(Extrapolation, record.extrapolation, EXTRAPOLATION)
-    if measured.weights_sha256 != record.summary.get("weights_sha256"):
-        raise ValueError(f"{EXTRAPOLATION}: measured on other weights than this run's")
+    record = Record(
+        path.parent,
+        path.name,
+        run=_read_object(path / "run.json"),
+        config=_read_object(path / "config.yaml"),
+        provenance=_read_object(path / "provenance.json"),
+        summary=_read_object(path / "summary.json"),
+        extrapolation=_read_object(later) if later.exists() else None,
+    )
+    check_record(vars(record), data)
+    return record, data
 
 
 def read_runs(folder: Path) -> tuple[list[Record], list[InvalidRecord]]:
@@ -214,12 +207,11 @@ def add_runs(folder: Path, records: Iterable[Record]) -> None:
 
 def _run_line(record: Record) -> str:
     """Returns a line of runs.jsonl, without absolute paths, which say nothing to others."""
-    fields = {key: value for key, value in vars(record).items() if key != "folder"}
-    if record.extrapolation is None:  # most have none
-        del fields["extrapolation"]
+    fields = {key: value for key, value in vars(record).items() if value is not None}
+    del fields["folder"]
     text = json.dumps(fields, sort_keys=True)
-    names = {record.config["results_dir"]: "results", record.config["data_dir"]: "data"}
-    names[str(ROOT)] = "."
+    results_dir, data_dir = record.config["results_dir"], record.config["data_dir"]
+    names = {results_dir: "results", data_dir: "data", str(ROOT): "."}
     if hub := record.config["data"].get("hub"):
         names[hub["path"]] = "local"  # an absolute path, or the name of a repository
     for path in sorted(names, key=len, reverse=True):  # one may lie in another
@@ -280,6 +272,11 @@ def find_record(name: str, *, results_dir: Path) -> Record:
             f"{path}: the run is not finished (no summary.json); run the command that started it again"
         )
     return read_record(path)
+
+
+def data_digests(meta: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the SHA-256 of each split of a data's meta.json."""
+    return {name: split["sha256"] for name, split in meta["splits"].items()}
 
 
 def _read_object(path: Path) -> dict[str, Any]:

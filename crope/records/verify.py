@@ -17,10 +17,10 @@ from crope.errors import one_line
 from crope.files import parse_metrics
 from crope.plan.identity import cell_key
 from crope.records.derive import derive
+from crope.records.run_json import check_record
 from crope.records.store import (
     UNREADABLE,
     Record,
-    check_record,
     curve_rows,
     finished_runs,
     is_set,
@@ -43,13 +43,12 @@ def verify_records(folders: Iterable[Path]) -> list[str]:
             curves = dict(list(all_curves.groupby("run_id")))
             for record in records:
                 with _noted(problems, record.path):
-                    check_record(record)
+                    check_record(vars(record))
                     verify_record(record, curve_rows(curves.get(record.run_id, all_curves[:0])))
             continue
         for path in finished_runs(folder):
             with _noted(problems, path):
                 record, metrics = load_record(path)
-                check_record(record, metrics)
                 verify_record(record, parse_metrics(metrics))
     return problems
 

@@ -25,22 +25,23 @@ def repeats(published: pd.DataFrame) -> pd.DataFrame:
         of_run = complete.groupby(["scale", "dataset", "row", *keys])["loss"]
         ranges = of_run.agg(["size", "min", "max"]).query("size > 1")
         again = (ranges["max"] - ranges["min"]).groupby(["scale", "dataset", "row"])
-        of_row = again.agg(["size", "max"]).reset_index()
+        of_row = again.agg(runs="size", largest="max").reset_index()
         lines.append(of_row.assign(precision=kind))
-    columns = {"size": "runs", "max": "largest"}
-    return pd.concat(lines, ignore_index=True).rename(columns=columns)
+    return pd.concat(lines, ignore_index=True)
 
 
 def repeats_table(published: pd.DataFrame) -> Table:
     lines = repeats(published)
-    printed = lines[["scale", "dataset", "row", "precision", "runs", "largest"]].assign(
-        dataset=lines["dataset"].map(dataset_label),
-        row=lines["row"].map(paper.row_label),
-        largest=lines["largest"].map("{:.4f}".format),
-    )
+    printed = {
+        "Scale": lines["scale"],
+        "Dataset": lines["dataset"].map(dataset_label),
+        "Row": lines["row"].map(paper.row_label),
+        "Precision": lines["precision"],
+        "Runs": lines["runs"],
+        "Largest difference": lines["largest"].map("{:.4f}".format),
+    }
     caption = "Runs executed more than once: how far their final losses lie apart, nats per token"
-    printed = printed.rename(columns={"largest": "largest difference"})
-    return Table("repeats", caption, printed.rename(columns=str.capitalize))
+    return Table("repeats", caption, pd.DataFrame(printed))
 
 
 def own_and_published(runs: Runs) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import datetime
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial, reduce
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +139,14 @@ def check_names(contrast: Contrast) -> None:
     if contrast.of not in OF:
         raise ValueError(f"of: {contrast.of}: must be one of {', '.join(OF)}")
     # Where a study varies the position, say, a model's name goes on: `alibi+complex`.
+    # Where a study varies the position, say, a model's name goes on: `alibi+complex`.
     named = [f"model={model.partition('+')[0]}" for model, _ in contrast.terms]
     for setting in [*contrast.at, *(setting for _, setting in contrast.terms if setting)]:
         named += setting.split(", ")
     for study in contrast.studies:
         axes = study_axes(study)
-        varied = [axis for axis, values in axes.items() if len(values) > 1]
-        others = {*varied} - {"data", "model", "seed", contrast.best}
-        if contrast.best and (contrast.best not in varied or others):
+        varied = {axis for axis, values in axes.items() if len(values) > 1}
+        if contrast.best and varied - {"data", "model", "seed"} != {contrast.best}:
             raise ValueError(f"best: conf/study/{study}.yaml must vary {contrast.best} alone")
         for choice in named:
             axis, _, value = choice.partition("=")
@@ -176,18 +176,23 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
         asked = asked[asked["setting"].isin(contrast.at)]
     if contrast.best:
         asked = at_best(asked, contrast)
-    frames, labels = [], []
+    columns = []
     for model, setting in contrast.terms:
         of_term = asked[asked["model"] == model]
         if setting:  # its own, where the others have theirs
             of_term = of_term[of_term["setting"] == setting].assign(setting="")
-        labels.append(term_label(model, setting))
-        columns = [*PLACE, OF[contrast.of][0]]
-        frames.append(of_term[columns].set_axis([*PLACE, labels[-1]], axis=1))
-    losses = reduce(partial(pd.merge, on=PLACE), frames).dropna()
-    first, seconds = losses[labels[0]], losses[labels[1:]]
+        losses = of_term.set_index(PLACE)[OF[contrast.of][0]]
+        columns.append(losses.rename(term_label(model, setting)))
+    found = pd.concat(columns, axis=1, join="inner").dropna()
+    first, seconds = found.iloc[:, 0], found.iloc[:, 1:]
     nats = first - seconds.mean(axis=1) if contrast.seconds else first
-    return losses.assign(nats=nats.fillna(np.inf))  # where both sides diverged
+    return found.assign(nats=nats.fillna(np.inf)).reset_index()  # where both sides diverged
+
+
+def crope_minus_rope(runs: pd.DataFrame) -> pd.DataFrame:
+    """Subtracts RoPE from CRoPE as `differences` does, in all studies of these runs."""
+    studies = tuple(runs["study"].unique())
+    return differences(runs, Contrast("", studies, ("crope", ""), (("rope", ""),)))
 
 
 def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
@@ -201,9 +206,8 @@ def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     (study,) = contrast.studies
     axes = study_axes(study)
     values = axes[contrast.best]
-    whole = len(planned_seeds(study)) * len(axes["data"]) * len(values)
-    present = runs.groupby("model")["seed"].size().reindex(models, fill_value=0)
-    if (present < whole).any():  # a rate without all its seeds cannot be compared
+    planned = len(models) * len(planned_seeds(study)) * len(axes["data"]) * len(values)
+    if len(runs) < planned:  # a rate without all its seeds cannot be compared
         return runs[:0]
     means = runs.groupby(["model", "dataset", "setting"])["loss"].mean()
     chosen = means.groupby(["model", "dataset"]).idxmin().to_list()
@@ -230,9 +234,9 @@ def estimate(by_seed: pd.Series) -> dict[str, float]:
     return {"n": len(by_seed), "mean": mean, "std": std, "low": low, "high": high}
 
 
-def answer(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
+def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     """Gives a line (LINE) per row and setting over all its corpora, and one per corpus where there
-    are several; in Tables 1 and 2 only these.
+    are several; in Tables 1 and 2 only these. A line has an interval once all planned seeds are there.
 
     A plan that is not complete has one line, which says how many of its seeds are there.
     """
@@ -241,20 +245,21 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     by_seed = differences(plan, contrast)
     if contrast.averaged:
         by_seed = _average(by_seed, "setting", len(contrast.at) or plan["plan_settings"].max())
-    lines = []
+    lines: list[dict[str, Any]] = []
     for (row, setting), part in by_seed.groupby(["row", "setting"], sort=False):
         corpora = plan.loc[plan["row"] == row, "corpora"].max()
-        alone = corpora == 1 or contrast.studies[0] in TABLES
-        groups = each_corpus(part) if alone else over_corpora(part, corpora) | each_corpus(part)
+        groups = each_corpus(part)
+        if corpora > 1 and contrast.studies[0] not in TABLES:
+            groups = over_corpora(part, corpora) | groups
         for dataset, nats in groups.items():
-            line = {"name": contrast.name, "dataset": dataset, "row": row, "setting": setting}
-            lines.append(line | with_interval(nats, planned))
+            place = {"name": contrast.name, "dataset": dataset, "row": row, "setting": setting}
+            lines.append(place | with_interval(nats, planned))
     overall = [line for line in lines if not line["dataset"]] or lines
-    if contrast.date and not (overall and all(line["complete"] for line in overall)):
-        seeds = min((line["n"] for line in overall), default=0)
-        line = {"name": contrast.name, "dataset": "", "row": "", "setting": ""}
+    seeds = min((line["n"] for line in overall), default=0)
+    if contrast.date and seeds < planned:
+        line = {"name": contrast.name, "dataset": "", "row": "", "setting": "", "mean": np.nan}
         lines = [line | {"planned": planned, "complete": False, "n": seeds}]
-    return pd.DataFrame(lines, columns=LINE)
+    return lines
 
 
 def over_corpora(by_seed: pd.DataFrame, corpora: int) -> dict[str, pd.Series]:
@@ -284,11 +289,8 @@ def _average(lines: pd.DataFrame, over: str, size: int) -> pd.DataFrame:
 
 def answers(runs: pd.DataFrame, contrasts: Mapping[str, Contrast]) -> pd.DataFrame:
     """Answers all contrasts, in their order. Exploratory ones without a run have no line."""
-    needed = [*PLACE, "model", "corpora", "plan_settings", *(column for column, _ in OF.values())]
-    of_study = dict(list(runs[needed].groupby("study")))  # each contrast selects from few values
-    parts = [pd.DataFrame(columns=LINE)]
+    lines, known = [], set(runs["study"])
     for contrast in contrasts.values():
-        found = [of_study[study] for study in contrast.studies if study in of_study]
-        if found or contrast.date:
-            parts.append(answer(pd.concat(found) if found else runs[:0], contrast))
-    return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
+        if contrast.date or known & set(contrast.studies):
+            lines += answer(runs, contrast)
+    return pd.DataFrame(lines, columns=LINE)

@@ -6,12 +6,12 @@ import difflib
 import os
 import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
 
 from crope.errors import UserError
-from crope.plan.compose import group_files
 from crope.plan.study import TABLES, study_cells, table_cells
 from crope.report.evidence import (
     PLACE,
@@ -25,14 +25,6 @@ from crope.report.evidence import (
 )
 from crope.report.frame import PUBLISHED_SCALE, by_study, cell_frame, load_runs
 from crope.report.tables import PROTOCOLS, interval_text, losses_by_model, place, plus_minus
-
-MADE = [
-    "precision",
-    "provenance.commit",
-    "provenance.device",
-    "folder",
-    "run_id",
-]  # how a run was made
 
 
 def explain(
@@ -62,9 +54,8 @@ def explain(
     sources = {"yours": (runs.own, runs.scale), "published": (runs.published, PUBLISHED_SCALE)}
     parts = []
     for title, (frame, its_scale) in sources.items():
-        asked = []
-        for study in studies:  # the cells of the others would cost seconds
-            asked += study_cells(study, its_scale)
+        # The cells of other studies would cost seconds.
+        asked = chain.from_iterable(study_cells(study, its_scale) for study in studies)
         joined = by_study(frame, asked)
         text = _explain_difference(joined, contrast) if contrast else _explain_cell(joined, name)
         if text:
@@ -83,13 +74,11 @@ def _cell_names(cells: pd.DataFrame) -> pd.Series:
 def _other_contrast(name: str) -> Contrast | None:
     """Makes a contrast of <study>/<model>-<model>, which conf/contrasts.yaml need not ask."""
     study, _, difference = name.partition("/")
-    if study not in group_files("study"):
-        return None
     try:
         first, *seconds = parse_difference(re.sub(r"\s*-\s*", " - ", difference))
         contrast = Contrast(name, (study,), first, tuple(seconds))
         check_names(contrast)
-    except ValueError:
+    except ValueError:  # no such study, model or form
         return None
     return contrast
 
@@ -98,8 +87,8 @@ def _explain_cell(joined: pd.DataFrame, name: str) -> str:
     runs = joined[_cell_names(joined) == name]
     if runs.empty:
         return ""
-    columns = {"seed": "seed", "loss": "full", "val_sampled.mean_nats": "sampled"}
-    lines = [_printed(runs.sort_values("seed").rename(columns=columns), list(columns.values()))]
+    shown = runs.rename(columns={"loss": "full", "val_sampled.mean_nats": "sampled"})
+    lines = [_printed(shown.sort_values("seed"), ["seed", "full", "sampled"])]
     for protocol in PROTOCOLS:
         ((n, mean, std),) = losses_by_model(runs, protocol).to_numpy()
         lines.append(f"{protocol}: {plus_minus(mean, std, 6)}, n = {n:.0f}")
@@ -121,19 +110,22 @@ def _explain_difference(runs: pd.DataFrame, contrast: Contrast) -> str:
     named = [name for name in PLACE if by_seed[name].nunique() > 1 or name == "seed"]
     by_seed = by_seed.rename(columns={"nats": "difference"})
     columns = [*named, *by_seed.columns.difference(PLACE, sort=False)]
-    lines = [_printed(by_seed.merge(first[[*PLACE, *MADE]], on=PLACE), columns)]
-    for line in answer(runs, contrast).to_dict("records"):
+    lines = [_printed(by_seed.merge(first, on=PLACE), columns)]
+    for line in answer(runs, contrast):
         lines.append(f"{contrast.label}; {place(line)}: {interval_text(line)}, n = {line['n']}")
     return "\n".join(lines)
 
 
 def _printed(runs: pd.DataFrame, columns: list[str]) -> str:
-    """Prints these columns and MADE; what all runs have in common is a line of its own, so that a row
-    is short.
+    """Prints these columns and how the runs were made; what all have in common is a line of its own, so
+    that a row is short.
     """
-    shown = runs[[*columns, *MADE]].rename(columns=lambda name: name.removeprefix("provenance."))
-    shown["path"] = shown.pop("folder").map(os.path.relpath) + "/" + shown.pop("run_id")
-    shown["commit"] = shown["commit"].str[:12]
-    common = [name for name in ("precision", "commit", "device") if shown[name].nunique() == 1]
-    rows = shown.drop(columns=common).to_string(index=False, float_format="{:.6f}".format)
+    shown = runs.rename(columns={"provenance.device": "device"}).assign(
+        commit=runs["provenance.commit"].str[:12],
+        path=runs["folder"].map(os.path.relpath) + "/" + runs["run_id"],
+    )
+    made = ["precision", "commit", "device"]
+    common = [name for name in made if shown[name].nunique() == 1]
+    columns = [*columns, *(name for name in made if name not in common), "path"]
+    rows = shown[columns].to_string(index=False, float_format="{:.6f}".format)
     return "\n".join([rows, *(f"{name}: {shown[name].iloc[0]}" for name in common)])

@@ -5,10 +5,8 @@ The main models have one colour, marker and line style everywhere. Intervals are
 dots.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -25,9 +23,9 @@ DRAWN_LAST = "crope"  # over RoPE, whose line it nearly covers; its dashes let R
 NATS = "nats per token"
 BESIDE = 1.08  # a second corpus at one rate is drawn at this multiple of it
 PAPER_RATE = 1e-3  # Sec. 5.3
-CORPUS_STYLES = (("#123f7c", "o"), ("#c44c10", "D"))
+# Colour and marker of each corpus, and the side of its interval at which its numbers are written.
+CORPUS_STYLES = (("#123f7c", "o", "right"), ("#c44c10", "D", "left"))
 NUMBER: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": "x-small"}
-SIDES = ("right", "left")  # of a corpus' numbers
 
 
 def fig4(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
@@ -36,29 +34,34 @@ def fig4(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     steps at which the learning rate drops. The paper's text puts training on top, its caption
     validation.
 
-    curves   of `curves_of(runs)`
+    curves   of `load_curves(runs)`
     """
     datasets = runs["dataset"].unique()
-    figure, axes = _panels(2, len(datasets), (3.5, 2.6))
-    for column, dataset in zip(axes.T, datasets, strict=True):
-        column[0].set_title(dataset_label(dataset))
-        column[1].set_xlabel("step")
-        run = runs[runs["dataset"] == dataset].iloc[0]
-        period, end = int(run["config.train.lr_step_size"]), int(run["config.train.max_steps"])
-        for axis, panel in zip(column, CURVES, strict=True):
+    figure = new_figure(3.5 * len(datasets), 5.5)
+    axes = figure.subplots(len(CURVES), len(datasets), squeeze=False)
+    for row, panel in enumerate(CURVES):
+        axes[row][0].set_ylabel(f"{panel} loss ({NATS})")
+        for axis, dataset in zip(axes[row], datasets, strict=True):
             _draw_losses(axis, curves[curves["dataset"] == dataset], panel)
+            run = runs[runs["dataset"] == dataset].iloc[0]
+            period, end = int(run["config.train.lr_step_size"]), int(run["config.train.max_steps"])
             for step in range(period, end, period):
                 axis.axvline(step, color=MUTED, linewidth=0.5, linestyle=":", gid="drop", zorder=0)
-    for axis, panel in zip(axes[:, 0], CURVES, strict=True):
-        axis.set_ylabel(f"{panel} loss ({NATS})")
-    _legend(figure, curves["model"].unique())
+    for top, bottom, dataset in zip(*axes, datasets, strict=True):
+        top.set_title(dataset_label(dataset))
+        bottom.set_xlabel("step")
+    handles = []
+    for model in curves["model"].unique():
+        handles.append(Line2D([], [], label=model_label(model), **_marked(model)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) or 1)
     return figure
 
 
 def _draw_losses(axis: Axes, curves: pd.DataFrame, panel: str) -> None:
     """Draws one panel of Fig. 4; training losses are smoothed over a fiftieth of the run."""
     late = []
-    for model, of_model in _by_model(curves):
+    for model in sorted(curves["model"].unique(), key=lambda name: name == DRAWN_LAST):
+        of_model = curves[curves["model"] == model]
         losses = over_seeds(of_model, CURVES[panel])
         if losses.empty:  # a long runtime.log_every
             continue
@@ -92,8 +95,7 @@ def own_curves(curves: pd.DataFrame, runs: pd.DataFrame) -> Figure:
 
     curves   of `load_curves(runs)`
     """
-    figure, axes = _panels(1, 1, (8.0, 3.4))
-    axis = axes[0][0]
+    figure, axis = _one_panel(8.0, 3.4)
     for place, run in enumerate(runs.sort_values("run_id").to_dict("records")):
         of_run = curves[curves["run_id"] == run["run_id"]].set_index("step")
         colour = colormaps["turbo"](place / len(runs))
@@ -109,20 +111,17 @@ def rates(lines: pd.DataFrame) -> Figure:
     """Draws CRoPE - RoPE at each learning rate with its 95 % interval and number of seeds; corpora
     stand side by side.
 
-    lines   dataset, rate, by_seed, n, mean, low, high
+    lines   dataset, rate, n, mean, low, high
     """
-    figure, axes = _panels(1, 1, (6.6, 3.4))
-    axis = axes[0][0]
+    figure, axis = _one_panel(6.6, 3.4)
     axis.axhline(0, color=MUTED, linewidth=0.8)
     axis.axvline(PAPER_RATE, color=MUTED, linewidth=0.8, linestyle=":")
     for place, (dataset, of_dataset) in enumerate(lines.groupby("dataset", sort=False)):
-        colour, marker = CORPUS_STYLES[place]
-        for line in of_dataset.to_dict("records"):
-            at = line["rate"] * BESIDE**place
-            axis.plot([at, at], [line["low"], line["high"]], color=colour, gid="interval")
-            number = f"n\u00a0=\u00a0{line['n']}"
-            axis.annotate(number, (at, line["high"]), ha=SIDES[place], **NUMBER)
-        at = of_dataset["rate"] * BESIDE**place
+        colour, marker, side = CORPUS_STYLES[place]
+        at, high = of_dataset["rate"] * BESIDE**place, of_dataset["high"]
+        axis.plot([at, at], [of_dataset["low"], high], color=colour, gid="interval")
+        for rate, top, seeds in zip(at, high, of_dataset["n"], strict=True):
+            axis.annotate(f"n\u00a0=\u00a0{seeds}", (rate, top), ha=side, **NUMBER)
         label = dataset_label(str(dataset))
         axis.plot(at, of_dataset["mean"], color=colour, marker=marker, linestyle="", label=label)
     marks = sorted(lines["rate"].unique())
@@ -140,8 +139,7 @@ def models(lines: pd.DataFrame, title: str) -> Figure:
     lines   of `answers`, with a column `model`
     """
     order = lines.sort_values("mean", ignore_index=True)
-    figure, axes = _panels(1, 1, (6.2, 0.5 + 0.25 * len(order)))
-    axis = axes[0][0]
+    figure, axis = _one_panel(6.2, 0.5 + 0.25 * len(order))
     axis.axvline(0, color=MUTED, linewidth=0.8)
     for at, line in enumerate(order.to_dict("records")):
         seeds, model = list(line["by_seed"]), line["model"]
@@ -154,22 +152,9 @@ def models(lines: pd.DataFrame, title: str) -> Figure:
     return figure
 
 
-def _panels(
-    rows: int, columns: int, size: tuple[float, float], **options: Any
-) -> tuple[Figure, np.ndarray]:
-    width, height = size
-    figure = new_figure(columns * width, rows * height + 0.3)
-    return figure, figure.subplots(rows, columns, squeeze=False, **options)
-
-
-def _by_model(runs: pd.DataFrame) -> Iterable[tuple[Any, pd.DataFrame]]:
-    groups = list(runs.groupby("model", sort=False))
-    return sorted(groups, key=lambda group: group[0] == DRAWN_LAST)
-
-
-def _legend(figure: Figure, models: Iterable[str]) -> None:
-    handles = [Line2D([], [], label=model_label(model), **_marked(model)) for model in models]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles) or 1)
+def _one_panel(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = new_figure(width, height + 0.3)  # with the labels of the x axis
+    return figure, figure.subplots()
 
 
 def _colour(model: str) -> str:

@@ -154,8 +154,7 @@ def _row(record: Record, record_set: str) -> dict[str, Any]:
     if record.status == "failed" and record.summary["error"]["type"] == DIVERGED:
         row |= {"loss": np.inf, "val_sampled": {"mean_nats": np.inf}}
         row |= {"val_full": {"best_nats": np.inf}, "train": {"final_nats": np.inf}}
-    asked = record.config["eval"].get("full_tokens")
-    if record.extrapolation and record.extrapolation["max_tokens"] == asked:
+    if record.extrapolation:
         row["beyond_nats"] = _beyond(record.extrapolation, record.config["train"]["seq_len"])
     return row
 
@@ -241,11 +240,10 @@ def check_comparable(joined: pd.DataFrame) -> None:
     """
     for fact, of in COMPARED.items():
         for (study, *which), group in joined.groupby(["study", *of], dropna=False):
-            if group[fact].nunique(dropna=False) == 1:
-                continue
-            two = group.drop_duplicates(fact).head(2)
-            paths = ", ".join(two["folder"] + "/" + two["run_id"])
-            raise UserError(
-                f"{study}, {of[0]} {which[0]}: runs differ in {fact} ({paths});"
-                " move one kind to a folder of its own and name it with --runs"
-            )
+            kinds = group.drop_duplicates(fact)
+            if len(kinds) > 1:
+                paths = ", ".join((kinds["folder"] + "/" + kinds["run_id"]).head(2))
+                raise UserError(
+                    f"{study}, {of[0]} {which[0]}: runs differ in {fact} ({paths});"
+                    " move one kind to a folder of its own and name it with --runs"
+                )

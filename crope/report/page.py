@@ -17,7 +17,7 @@ from crope.errors import InvalidRecord, UserError, log_line, one_line
 from crope.files import write_bytes, write_text
 from crope.plan.study import TABLES, Cell, expected_cells, table_cells
 from crope.report import agreement, figures, tables
-from crope.report.evidence import Contrast, answers, differences, estimate, load_contrasts
+from crope.report.evidence import answers, crope_minus_rope, estimate, load_contrasts
 from crope.report.findings import Findings, findings
 from crope.report.frame import (
     PUBLISHED_SCALE,
@@ -61,6 +61,11 @@ class Results:
     joined: pd.DataFrame
     lines: pd.DataFrame
 
+    @property
+    def answered(self) -> pd.DataFrame:
+        """The differences that have a seed at least."""
+        return self.lines[self.lines["n"] > 0]
+
 
 @dataclass(frozen=True)
 class Report:
@@ -101,10 +106,11 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
         source, whose = runs.own, "your runs"
     shown = by_study(source, cells)
     large = paper_size(published.joined) if runs.scale != "paper" else shown[:0]
-    losses, missing = [], tables.missing_words(source)
+    planned, missing = cell_frame(cells), tables.missing_words(source)
+    losses = []
     for name in TABLES:
-        planned, found = [frame[frame["study"] == name] for frame in (cell_frame(cells), shown)]
-        losses.append(tables.loss_table(name, planned, found, large, missing))
+        of_table, found = planned[planned["study"] == name], shown[shown["study"] == name]
+        losses.append(tables.loss_table(name, of_table, found, large, missing))
     known = own.joined["study"].unique()
     asked = [name for name in known if name not in TABLES and name in (studies or known)]
     return Report(runs, own, published, shown, whose, losses, asked)
@@ -167,8 +173,7 @@ def draw(report: Report) -> dict[str, Figure]:
     rates = rate_lines(report.published.joined)
     if len(rates):
         drawn["rates"] = figures.rates(rates)
-    lines = report.published.lines
-    lines = lines[(lines["dataset"] == "") & lines["mean"].notna()]
+    lines = report.published.lines.query("dataset == ''").dropna(subset="mean")
     lines = lines.assign(model=lines["name"].map(beside_rope())).dropna(subset="model")
     if len(lines):
         title = "After 3,200 steps at the paper's learning rate, 95 % over seeds"
@@ -178,16 +183,14 @@ def draw(report: Report) -> dict[str, Figure]:
 
 def rate_lines(published: pd.DataFrame) -> pd.DataFrame:
     """Estimates CRoPE - RoPE at each learning rate and corpus over the seeds of RATE_STUDIES: the
-    columns dataset, rate, by_seed and those of `estimate`.
+    columns dataset, rate and those of `estimate`.
     """
-    pair = Contrast("", RATE_STUDIES, ("crope", ""), (("rope", ""),))
-    by_seed = differences(published, pair)
+    by_seed = crope_minus_rope(published[published["study"].isin(RATE_STUDIES)])
     by_seed["rate"] = by_seed["setting"].str.removeprefix("train.lr=").astype(float)
     by_seed = by_seed[by_seed["rate"] <= HIGHEST_RATE]
     lines = []
     for (dataset, rate), part in by_seed.groupby(["dataset", "rate"]):
-        line = {"dataset": dataset, "rate": rate, "by_seed": part["nats"]}
-        lines.append(line | estimate(part["nats"]))
+        lines.append({"dataset": dataset, "rate": rate} | estimate(part["nats"]))
     return pd.DataFrame(lines)
 
 
@@ -204,7 +207,7 @@ def beside_rope() -> dict[str, str]:
 
 def difference_csv(report: Report) -> str:
     public = report.published.lines.query("complete")  # no plan is looked at before its end
-    parts = [public.assign(runs="published"), report.own.lines.query("n > 0").assign(runs="yours")]
+    parts = [public.assign(runs="published"), report.own.answered.assign(runs="yours")]
     return to_csv(pd.concat(parts).drop(columns="by_seed"))
 
 
@@ -214,7 +217,6 @@ def render_page(report: Report, pictures: Mapping[str, Figure], found: Findings 
     for name, figure in pictures.items():
         data = base64.b64encode(render(figure)).decode()
         images[name] = f"data:image/svg+xml;base64,{data}"
-    own = report.own.lines[report.own.lines["n"] > 0]
     caption = "Differences of your runs after the last step"
     public = tables.planned_lines(report.published.lines)
     context = {
@@ -227,7 +229,7 @@ def render_page(report: Report, pictures: Mapping[str, Figure], found: Findings 
         "images": images,
         "own": tables.own_table(report.runs),
         "failed": failures(report.own.runs),
-        "own_differences": tables.difference_table(own, caption),
+        "own_differences": tables.difference_table(report.own.answered, caption),
         "differences": tables.difference_table(public, "Planned differences of the published runs"),
         "repeats": agreement.repeats_table(report.runs.published),
     }
@@ -262,14 +264,14 @@ def print_report(report: Report, page: Path, studies: Collection[str] | None) ->
     for study in report.asked:
         table = tables.study_table(study, report.own.joined)
         print(f"\n{table.caption}\n{table.frame.to_string(index=False)}")
-        for line in report.own.lines.query("n > 0").to_dict("records"):
+        for line in report.own.answered.to_dict("records"):
             contrast = contrasts[line["name"]]
             if study in contrast.studies:
                 where, text = tables.place(line), tables.interval_text(line)
                 print(f"{contrast.label}; {where}: {text}, n = {line['n']}")
     for table in report.losses:
         if table.name in (studies or TABLES):
-            print(f"\n{table.caption}\n{table.text(['paper', 'full', ''])}")
+            print(f"\n{table.caption}\n{table.text()}")
     print("", *agreement.verdict(report.runs), f"open {page}", sep="\n")
     for error in report.runs.invalid:
         print(f"invalid: {error}", file=sys.stderr)

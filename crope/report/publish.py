@@ -15,7 +15,7 @@ from crope.data.ngrams import ORDERS, ngram_entry
 from crope.data.tokens import TOKENS_DIR, open_tokens
 from crope.errors import DataError, UserError
 from crope.files import json_sha256, read_json, write_bytes, write_json, write_text
-from crope.records.store import Record, add_runs, read_runs
+from crope.records.store import Record, add_runs, data_digests, read_runs
 from crope.report import agreement, page, tables
 from crope.report.findings import findings
 from crope.report.frame import DIVERGED, dataset_label, load_frame, load_runs
@@ -55,13 +55,13 @@ def publish(
     Raises UserError if a run was made from uncommitted code or there is none, DataError for invalid
     records.
     """
-    records, invalid = read_runs(results_dir / "runs")
+    folder = results_dir / "runs"
+    records, invalid = read_runs(folder)
     if invalid:
         raise DataError("; ".join(map(str, invalid[:3])))
     chosen = [record for record in records if _is_result(record, scale)]
     if not chosen:
-        where = results_dir / "runs"
-        raise UserError(f"{where}: no complete run; `make reproduce SCALE={scale}` makes them")
+        raise UserError(f"{folder}: no complete run; `make reproduce SCALE={scale}` makes them")
     for record in chosen:
         attempts = [record.provenance, *record.provenance.get("resumed_from", [])]
         if any(attempt["commit"] is None or attempt["dirty"] for attempt in attempts):
@@ -90,17 +90,13 @@ def _publish_ngrams(published: Path, tokens_dir: Path, records: Iterable[Record]
     computes them once.
     """
     merged = {json_sha256(entry["sha256"]): entry for entry in read_ngrams(published)}
-    used = {json_sha256(_digests(record.provenance["data"])) for record in records}
+    used = {json_sha256(data_digests(record.provenance["data"])) for record in records}
     for folder in tokens_dir.glob("*/"):
         tokens = open_tokens(folder)
-        if tokens and (key := json_sha256(_digests(tokens.meta))) in used - merged.keys():
+        if tokens and (key := json_sha256(data_digests(tokens.meta))) in used - merged.keys():
             merged[key] = ngram_entry(tokens)
     entries = sorted(merged.values(), key=lambda entry: (entry["corpus"], str(entry["tokenizer"])))
     write_json(published / NGRAMS_FILE, entries)
-
-
-def _digests(meta: Mapping[str, Any]) -> dict[str, str]:
-    return {name: split["sha256"] for name, split in meta["splits"].items()}
 
 
 def read_ngrams(published: Path = PUBLISHED) -> list[dict[str, Any]]:
@@ -123,13 +119,10 @@ def set_page(name: str, frame: pd.DataFrame) -> str:
 
 def made_by(frame: pd.DataFrame, facts: Mapping[str, str]) -> pd.DataFrame:
     """Counts runs, seeds and hours of each combination of `facts` (column -> heading)."""
-    groups = frame.groupby(list(facts), dropna=False)
-    counts = {
-        "runs": ("run_id", "size"),
-        "seeds": ("seed", "nunique"),
-        "hours": ("time.total_s", "sum"),
-    }
-    table = groups.agg(**counts).reset_index().rename(columns=facts)
+    table = frame.groupby(list(facts), dropna=False).agg(
+        runs=("run_id", "size"), seeds=("seed", "nunique"), hours=("time.total_s", "sum")
+    )
+    table = table.reset_index().rename(columns=facts)
     table["hours"] = (table["hours"].astype(float) / 3600).map("{:.1f}".format)
     return table.rename(columns=str.capitalize)
 
@@ -182,18 +175,17 @@ def for_readme(table: Table, shown: pd.DataFrame, ngrams: Sequence[Mapping[str, 
     pairs = {}
     for entry in ngrams:
         if entry["tokenizer"]["vocab_size"] == vocabularies.get(entry["corpus"]):
-            pairs[entry["corpus"]] = f"{entry['loss_nats']['bigram']:.4f}"
-    label, kind, xpos, *others = table.frame.columns
-    names = {text: corpus for corpus, text in paper.DATASET_LABELS.items()}
+            pairs[dataset_label(entry["corpus"])] = f"{entry['loss_nats']['bigram']:.4f}"
+    label, kind, xpos, *_ = table.frame.columns
     lines, corpus = [], ""
     for line in table.frame.to_dict("records"):
-        corpus = names.get(line[label], corpus)
         if line[kind] == "paper":
+            corpus = line[label]
             lines.append(line)
         if line[kind] == "full":
             lines.append(line | {label: "", kind: "here"})
             lines.append({kind: "pairs", xpos: pairs.get(corpus, "")})
-    frame = pd.DataFrame(lines, columns=[label, kind, xpos, *others]).fillna("")
+    frame = pd.DataFrame(lines, columns=table.frame.columns).fillna("")
     return replace(table, frame=frame)
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 
 from crope import paper
 from crope.plan.study import STAND_IN
-from crope.report.evidence import Contrast, differences, estimate, load_contrasts
+from crope.report.evidence import crope_minus_rope, estimate, load_contrasts
 from crope.report.frame import PAIR, Runs, dataset_label, model_label
 
 MINUS = "\N{MINUS SIGN}"
@@ -44,9 +44,11 @@ class Table:
         lines = [f"|{'|'.join(map(str, row))}|" for row in rows]
         return "\n".join([f"**{self.caption}**", "", *lines])
 
-    def text(self, kinds: Sequence[str]) -> str:
-        """For a terminal, the rows of these kinds (second column), each label on its own line."""
-        frame = self.frame[self.frame.iloc[:, 1].isin(kinds)]
+    def text(self) -> str:
+        """Table 1 or 2 for a terminal, each label on a line of its own, without the sampled losses and
+        the runs at the paper's size.
+        """
+        frame = self.frame[self.frame.iloc[:, 1].isin(["paper", "full", ""])]
         header, *rows = frame.iloc[:, 1:].to_string(index=False).splitlines()
         lines = [f"  {header}"]
         for label, row in zip(frame.iloc[:, 0], rows, strict=True):
@@ -112,27 +114,22 @@ def loss_table(
     decimals = paper.PRINTED_DECIMALS[name]
     stands_in = set(runs["dataset"]) == {STAND_IN}
     cells = cells[(cells["dataset"] == STAND_IN) == stands_in]
-    sources = {"full": runs, "sampled": runs}
-    sources |= {f"{protocol}, paper's size": paper_size for protocol in PROTOCOLS}
     printed, numbers = [], []
     for names, of_row in cells.groupby(["dataset", "row"], sort=False):
         dataset, row = map(str, names)
         models = list(of_row["model"])
-        known = _paper_losses(name, row, dataset, models)
-        lines = {"paper": (known, _paper_difference(known, decimals))}
-        for kind, source in sources.items():
-            its_runs = source[(source["dataset"] == dataset) & (source["row"] == row)]
-            protocol = kind.split(",")[0]
-            known = losses_by_model(its_runs, protocol).reindex(models)
-            words = missing if source is runs else {}
+        lines = {"paper": _paper_line(name, row, dataset, models)}
+        for size, source, words in (("", runs, missing), (", paper's size", paper_size, {})):
+            its_runs = _of_row(source, dataset, row)
             empty = [words.get(key, "missing") for key in of_row["cell_key"]]
-            known["status"] = np.where(known["n"] > 0, "complete", empty)
-            difference = "" if protocol == "sampled" else pair_difference(its_runs, decimals)
-            if kind == "full" or len(its_runs):
-                lines[kind] = (known.reset_index(), difference)
-        of_row = runs[(runs["dataset"] == dataset) & (runs["row"] == row)]
+            for protocol in PROTOCOLS:
+                known = losses_by_model(its_runs, protocol).reindex(models)
+                known["status"] = np.where(known["n"] > 0, "complete", empty)
+                difference = pair_difference(its_runs, decimals) if protocol == "full" else ""
+                if len(its_runs) or protocol + size == "full":
+                    lines[protocol + size] = (known.reset_index(), difference)
         label = dataset_label(dataset) if name == "table1" else paper.row_label(row)
-        labels = chain([label, _size(of_row)], repeat(""))
+        labels = chain([label, _size(_of_row(runs, dataset, row))], repeat(""))
         for kind, (known, difference) in lines.items():
             if known["status"].any():  # the paper has no line of STAND_IN
                 numbers.append(known.assign(table=name, dataset=dataset, row=row, protocol=kind))
@@ -146,20 +143,25 @@ def loss_table(
     return Table(name, caption, frame, pd.concat(numbers)[NUMBERS].astype({"n": "Int64"}))
 
 
-def _paper_losses(name: str, row: str, dataset: str, models: Sequence[str]) -> pd.DataFrame:
-    """Gives what the paper prints of one row, in the columns of `losses_by_model`."""
+def _of_row(runs: pd.DataFrame, dataset: str, row: str) -> pd.DataFrame:
+    return runs[(runs["dataset"] == dataset) & (runs["row"] == row)]
+
+
+def _paper_line(
+    name: str, row: str, dataset: str, models: Sequence[str]
+) -> tuple[pd.DataFrame, str]:
+    """Gives what the paper prints of one row, in the columns of `losses_by_model`, and CRoPE - RoPE."""
     lines = []
     for model in models:
         line = {"model": model, "n": np.nan, "mean": np.nan, "std": np.nan, "status": ""}
         if loss := paper.printed_loss(name, row, dataset, model):
             line |= {"mean": loss.mean_nats, "std": loss.std_nats, "status": "complete"}
         lines.append(line)
-    return pd.DataFrame(lines)
-
-
-def _paper_difference(known: pd.DataFrame, decimals: int) -> str:
-    means = known.set_index("model")["mean"].dropna()
-    return signed(means["crope"] - means["rope"], decimals) if {*PAIR} <= {*means.index} else ""
+    known = pd.DataFrame(lines)
+    means = known.set_index("model")["mean"]
+    difference = means.get("crope", np.nan) - means.get("rope", np.nan)
+    decimals = paper.PRINTED_DECIMALS[name]
+    return known, "" if np.isnan(difference) else signed(difference, decimals)
 
 
 def _loss_cells(known: pd.DataFrame, decimals: int) -> list[str]:
@@ -192,8 +194,7 @@ def study_table(study: str, joined: pd.DataFrame) -> Table:
 
 def pair_difference(runs: pd.DataFrame, decimals: int) -> str:
     """CRoPE - RoPE of the runs of one line, with its interval and n; empty without both models."""
-    studies = tuple(runs["study"].unique())
-    by_seed = differences(runs, Contrast("", studies, ("crope", ""), (("rope", ""),)))["nats"]
+    by_seed = crope_minus_rope(runs)["nats"]
     if by_seed.empty:
         return ""
     line = estimate(by_seed) | {"complete": True}

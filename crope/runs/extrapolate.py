@@ -45,72 +45,63 @@ def extrapolate_all(runs: Sequence[Run]) -> list[str]:
     return problems
 
 
-def extrapolate(
-    record: Record, *, factors: Sequence[int] = FACTORS, max_tokens: int | None = None
-) -> dict[str, Any]:
-    """Measures a run at each factor times its training length and writes extrapolation.json to its
-    folder.
+def extrapolate(record: Record) -> dict[str, Any]:
+    """Measures a run at each of FACTORS times its training length, on the tokens that validated it,
+    and writes extrapolation.json to its folder. What was measured before is returned as it is.
 
-    max_tokens is as eval.full_tokens, by default the run's own; 0 is the whole split. An existing
-    file with the same factors and max_tokens is returned as it is. Losses in nats per token:
-
-    lengths       seq_len, loss_nats (None and a note where the positions or the split end before),
-                  tokens
+    lengths       seq_len, loss_nats (nats per token; None and a note where the positions or the
+                  split end before), tokens
     """
+    if record.extrapolation:  # on the same weights: otherwise the record would not be valid
+        return record.extrapolation
     config = load_config(record.config)
-    if min(factors) < 1 or (max_tokens or 0) < 0:
-        raise UserError(
-            f"factors={list(factors)}, max_tokens={max_tokens}: factors are at least 1, max_tokens 0"
-        )
     trained = config.train.seq_len
-    result: dict[str, Any] = {
-        "weights_sha256": record.summary.get("weights_sha256"),
-        "trained_seq_len": trained,
-        "factors": sorted(set(factors)),
-        "max_tokens": config.eval.full_tokens if max_tokens is None else max_tokens,
-    }
-    before = record.extrapolation
-    if before and result.items() <= before.items():
-        return before
     split = load_run_tokens(record).validation
     extends = load_trained(record).positions.extends
     lines = []
-    for factor in result["factors"]:
+    for factor in FACTORS:
         line: dict[str, Any] = {"seq_len": factor * trained, "loss_nats": None}
         if factor > 1 and not extends:
             line["note"] = f"not defined: {config.model.position} positions end at {trained}"
         elif line["seq_len"] >= len(split):  # the last position would have no target
             line["note"] = f"not measured: the validation split has only {len(split):,} tokens"
         lines.append(line)
-    result["lengths"] = lines
     measured = [line for line in lines if "note" not in line]
-    if measured:
-        lengths = [line["seq_len"] for line in measured]
-        model = load_trained(record, max_len=lengths[-1])
-        runtime = replace(config.runtime, device="auto")  # the run's device may not be here
-        model.to(prepare_device(runtime))
-        limit = result["max_tokens"]
-        means, count = losses_by_length(model, split, lengths, config=config, max_tokens=limit)
-        for line, mean in zip(measured, means, strict=True):
-            line |= {"loss_nats": mean, "tokens": count}
+    lengths = [line["seq_len"] for line in measured]
+    model = load_trained(record, max_len=lengths[-1])
+    runtime = replace(config.runtime, device="auto")  # the run's device may not be here
+    model.to(prepare_device(runtime))
+    means, count = losses_by_length(model, split, lengths, config=config)
+    for line, mean in zip(measured, means, strict=True):
+        line |= {"loss_nats": mean, "tokens": count}
+    result = {
+        "weights_sha256": record.summary["weights_sha256"],
+        "trained_seq_len": trained,
+        "factors": list(FACTORS),
+        "max_tokens": config.eval.full_tokens,
+        "lengths": lines,
+    }
     write_json(record.path / EXTRAPOLATION, result)
     return result
 
 
 @torch.no_grad()
 def losses_by_length(
-    model: GPT, split: np.ndarray, lengths: Sequence[int], *, config: Config, max_tokens: int
+    model: GPT, split: np.ndarray, lengths: Sequence[int], *, config: Config
 ) -> tuple[list[float], int]:
-    """Mean loss at each of the ascending lengths, and the number of targets."""
+    """Computes the mean loss at each of the ascending lengths; returns the number of targets too."""
     model.eval()  # a dropped channel would be part of the loss
     device, longest = model.embedding.weight.device, lengths[-1]
     bf16 = config.train.precision == "bf16"  # so that the loss at factor 1 is the recorded one
     totals = torch.zeros(len(lengths), dtype=torch.float64, device=device)
     count = 0
-    batch_size = max(1, FULL_BATCH_TOKENS // longest)
-    for inputs_BT, targets_BT in full_pass(
-        split, seq_len=longest, batch_size=batch_size, max_tokens=max_tokens
-    ):
+    batches = full_pass(
+        split,
+        seq_len=longest,
+        batch_size=max(1, FULL_BATCH_TOKENS // longest),
+        max_tokens=config.eval.full_tokens,
+    )
+    for inputs_BT, targets_BT in batches:
         inputs_BT, targets_BT = inputs_BT.to(device), targets_BT.to(device)
         count += targets_BT.numel()
         for index, length in enumerate(lengths):

@@ -6,13 +6,12 @@ from pathlib import Path
 import safetensors.torch
 
 from crope.config import Config
-from crope.data.corpora import SPLITS
 from crope.data.tokens import TokenSet, load_tokens
 from crope.errors import UserError, one_line
 from crope.files import sha256_file
 from crope.model.gpt import GPT
 from crope.plan.compose import load_config
-from crope.records.store import Record
+from crope.records.store import Record, data_digests
 
 WEIGHTS = "weights.safetensors"
 
@@ -35,7 +34,13 @@ def load_trained(record: Record, *, max_len: int | None = None) -> GPT:
     """
     if record.status == "stale":
         raise UserError(f"{record.path}: the code of its model has changed since; train it again")
-    weights = _checked_weights(record)
+    weights = record.path / WEIGHTS
+    remedy = f"remove {record.path} and train again with scripts/train.py"
+    if not weights.exists():
+        raise UserError(f"{record.path}: no {WEIGHTS}; {remedy}")
+    # Before it is opened: half a file, or that of another run, may open as well.
+    if sha256_file(weights) != record.summary.get("weights_sha256"):
+        raise UserError(f"{weights}: corrupt (SHA-256 is not the recorded one); {remedy}")
     try:
         model = build_model(load_config(record.config), max_len=max_len)
         safetensors.torch.load_model(model, weights)  # a shared tensor under all its names
@@ -47,18 +52,6 @@ def load_trained(record: Record, *, max_len: int | None = None) -> GPT:
     return model
 
 
-def _checked_weights(record: Record) -> Path:
-    """The file of a run's weights. Raises UserError if it is missing or not the recorded one."""
-    file = record.path / WEIGHTS
-    remedy = f"remove {record.path} and train again with scripts/train.py"
-    if not file.exists():
-        raise UserError(f"{record.path}: no {WEIGHTS}; {remedy}")
-    # Before it is opened: half a file, or that of another run, may open as well.
-    if sha256_file(file) != record.summary.get("weights_sha256"):
-        raise UserError(f"{file}: corrupt (SHA-256 is not the recorded one); {remedy}")
-    return file
-
-
 def load_run_tokens(record: Record) -> TokenSet:
     """The tokens of a run.
 
@@ -68,11 +61,9 @@ def load_run_tokens(record: Record) -> TokenSet:
     config = load_config(record.config)
     data_dir = os.environ.get("CROPE_DATA_DIR") or config.data_dir  # the run's may be elsewhere
     tokens = load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(data_dir))
-    recorded = record.provenance["data"]["splits"]
-    for name in SPLITS:
-        if tokens.meta["splits"][name]["sha256"] != recorded[name]["sha256"]:
-            raise UserError(
-                f"{record.path}: the tokens of {tokens.folder.name} are not those of the run;"
-                " restore the corpus that it was trained on"
-            )
+    if data_digests(tokens.meta) != data_digests(record.provenance["data"]):
+        raise UserError(
+            f"{record.path}: the tokens of {tokens.folder.name} are not those of the run;"
+            " restore the corpus that it was trained on"
+        )
     return tokens

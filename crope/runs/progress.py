@@ -55,8 +55,11 @@ class RunProgress:
         name, step = run.run_id, values["step"]
         if name not in self.tasks:
             self.tasks[name] = self.bars.add_task("", total=run.config.train.max_steps)
-        self.values[name] = {**self.values.get(name, {}), **values}
-        text = short_name(run) + render_losses(self.values[name])
+        self.values[name] = known = {**self.values.get(name, {}), **values}
+        text = f"{run.model} {run.dataset} {run.row} s{run.config.seed}"  # the scale is that of all
+        for label, key in LOSSES.items():
+            if key in known:
+                text += f", {label} {known[key]:.3f}"
         self.bars.update(self.tasks[name], completed=step, description=text)
         self.bars.update(self.all, completed=self.share_done())
 
@@ -76,19 +79,6 @@ class RunProgress:
         return done / sum(map(training_tokens, self.runs.values()))
 
 
-def short_name(run: Run) -> str:
-    """Returns what a run is called on the terminal: without the scale, which all runs of a command
-    share.
-    """
-    return f"{run.model} {run.dataset} {run.row} s{run.config.seed}"
-
-
 def training_tokens(run: Run) -> int:
     train = run.config.train
     return train.max_steps * train.batch_size * train.seq_len
-
-
-def render_losses(values: Mapping[str, Any]) -> str:
-    """Returns `, train 5.123, val 4.987`: always in this order."""
-    known = [name for name, key in LOSSES.items() if key in values]
-    return "".join(f", {name} {values[LOSSES[name]]:.3f}" for name in known)

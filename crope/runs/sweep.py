@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import chain
+from itertools import chain, cycle, islice
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from crope.config import TokenizerConfig
 from crope.errors import (
     ConfigError,
     DataUnavailable,
@@ -110,14 +109,10 @@ def with_data(plan: Plan) -> tuple[Plan, list[str]]:
 
 def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
     """Makes the token files that incomplete runs need; the error of each dataset that failed."""
-    asked: list[tuple[str, TokenizerConfig]] = []
+    asked = {(run.dataset, str(run.config.tokenizer)): run.config for run in incomplete(runs)}
     errors: dict[str, UserError] = {}
-    for run in incomplete(runs):
-        wanted = (run.dataset, run.config.tokenizer)
-        if wanted not in asked:
-            asked.append(wanted)
-            data_dir = Path(run.config.data_dir)
-            errors |= make_tokens([run.dataset], run.config.tokenizer, data_dir=data_dir)
+    for (dataset, _), config in asked.items():
+        errors |= make_tokens([dataset], config.tokenizer, data_dir=Path(config.data_dir))
     return errors
 
 
@@ -157,41 +152,37 @@ def train_all(runs: Sequence[Run]) -> list[str]:
 
 
 class Worker(NamedTuple):
-    """A process that trains a run; its slot, from 0 to jobs - 1, selects the GPU."""
+    """A process that trains a run, on this GPU if there are any."""
 
     process: Any
     run: Run
-    slot: int
+    gpu: str | None
 
 
 class Pool:
-    """The processes that train runs now, at most `jobs`."""
+    """Holds the processes that train runs now, at most `jobs`, spread over the GPUs."""
 
     def __init__(self, jobs: int, work: Callable[[Run], Outcome]) -> None:
-        self.jobs, self.work, self.gpus = jobs, work, _visible_gpus()
-        self.context = multiprocessing.get_context("forkserver")
+        self.work, self.stopping = work, False
         self.workers: dict[Any, Worker] = {}  # by the connection that receives the outcome
-        self.stopping = False
+        gpus: Sequence[str | None] = _visible_gpus() or [None]
+        self.free = list(islice(cycle(gpus), jobs))  # the GPU of each process that may start
         start_server()
 
-    def active(self) -> list[Run]:
-        return [worker.run for worker in self.workers.values()]
-
     def start(self, run: Run) -> None:
-        used = {worker.slot for worker in self.workers.values()}
-        slot = min(set(range(self.jobs)) - used)
-        gpu = self.gpus[slot % len(self.gpus)] if self.gpus else None
-        receiver, sender = self.context.Pipe(duplex=False)
-        arguments = (run, sender, gpu, self.work)
-        process = self.context.Process(target=_run_in_process, args=arguments)
+        context = multiprocessing.get_context("forkserver")
+        receiver, sender = context.Pipe(duplex=False)
+        gpu = self.free.pop(0)
+        process = context.Process(target=_run_in_process, args=(run, sender, gpu, self.work))
         process.start()
         sender.close()  # so that the end of the process is the end of the pipe
-        self.workers[receiver] = Worker(process, run, slot)
+        self.workers[receiver] = Worker(process, run, gpu)
 
     def ended(self) -> Iterator[tuple[Run, Outcome | StorageError]]:
-        """Those that end within POLL_SECONDS."""
+        """Yields those that end within POLL_SECONDS."""
         for ready in wait(list(self.workers), timeout=POLL_SECONDS):
             worker = self.workers.pop(ready)
+            self.free.append(worker.gpu)
             yield worker.run, _receive(ready, worker, self.stopping)
 
     def close(self) -> None:
@@ -223,13 +214,10 @@ def run_all(
         while pool.workers or (waiting and not pool.stopping):
             if stop.requested():
                 pool.close()
-            while len(pool.workers) < jobs and not pool.stopping:
-                run = _next_run(waiting)
-                if run is None:
-                    break
+            while pool.free and not pool.stopping and (run := _next_run(waiting)):
                 waiting.remove(run)
                 pool.start(run)
-            show(pool.active())
+            show([worker.run for worker in pool.workers.values()])
             for run, outcome in pool.ended():
                 if isinstance(outcome, StorageError):  # the files of other runs lie there too
                     fault = outcome
@@ -287,11 +275,12 @@ def _exit_with_parent() -> None:
 def _receive(receiver: Any, worker: Worker, stopping: bool) -> Outcome | StorageError:
     """What a process sent before it ended, or how it ended."""
     run, process = worker.run, worker.process
+    outcome: Outcome | StorageError | None = None
     with suppress(EOFError):
-        outcome: Outcome | StorageError = receiver.recv()
-        process.join()
-        return outcome
+        outcome = receiver.recv()
     process.join()
+    if outcome is not None:
+        return outcome
     if stopping:  # before it started to train
         return Outcome(run.run_id, "stopped", f"{run.run_id}: stopped")
     how = f"ended with exit status {process.exitcode}"

@@ -118,12 +118,10 @@ class Tracker:
         step = row["step"]
         if step < self.wandb_run.starting_step:
             return
-        values = {}
-        for key, value in row.items():
-            if key != "step":  # would be charted as a metric of its own
-                values[key] = value
+        values = {key: value for key, value in row.items() if key != "step"}  # no metric of its own
+        for key, loss in row.items():
             if key.endswith("loss_nats"):
-                perplexity = math.exp(value) if value < 700 else math.inf
+                perplexity = math.exp(loss) if loss < 700 else math.inf
                 values[key.replace("loss_nats", "perplexity")] = perplexity
         self.wandb_run.log(values, step=step)
 

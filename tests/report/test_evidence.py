@@ -30,7 +30,7 @@ def nats(runs, contrast=COST):
 def answered(runs, contrast=COST):
     """Corpus and setting -> the difference of each seed."""
     found = {}
-    for line in answer(runs, contrast).to_dict("records"):
+    for line in answer(runs, contrast):
         where = f"{line['dataset']} {line['setting']}".strip()
         found[where] = line["by_seed"].round(9).tolist()
     return found
@@ -38,7 +38,7 @@ def answered(runs, contrast=COST):
 
 def only_line(runs, contrast=COST):
     """The only line of an answer, and how it is printed."""
-    (line,) = answer(runs, contrast).to_dict("records")
+    (line,) = answer(runs, contrast)
     return line, interval_text(line)
 
 

@@ -59,13 +59,15 @@ def test_losses_at_each_length(name):
     """299 targets, not a multiple of any length: every length has all of them. The weights are
     large, so that positions matter; the dropout is off.
     """
-    config = load_run([*TOY_OVERRIDES, f"model={name}", "model.dropout=0.5"]).config
+    config = load_run(
+        [*TOY_OVERRIDES, f"model={name}", "model.dropout=0.5", "eval.full_tokens=0"]
+    ).config
     model = GPT(config.model, vocab_size=TOY_VOCAB, max_len=64, seed=3)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter *= 20 if "q_proj" in key or "k_proj" in key else 5
     lengths = (16, 32, 64)
-    means, count = losses_by_length(model, SPLIT, lengths, config=config, max_tokens=0)
+    means, count = losses_by_length(model, SPLIT, lengths, config=config)
     assert count == 299
     model.eval()
     expected = [slow_losses(model, SPLIT, length).mean() for length in lengths]
@@ -74,50 +76,51 @@ def test_losses_at_each_length(name):
 
 
 def test_the_file_holds_what_is_returned(trained):
-    result = extrapolate(trained, factors=(4, 1, 4))
+    result = extrapolate(trained)
     assert read_json(trained.path / "extrapolation.json") == result
-    assert (result["trained_seq_len"], result["factors"]) == (16, [1, 4])
+    assert (result["trained_seq_len"], result["factors"]) == (16, [1, 2, 4])
     lengths = [(line["seq_len"], line["tokens"]) for line in result["lengths"]]
-    assert lengths == [(16, 299), (64, 299)]
+    assert lengths == [(16, 299), (32, 299), (64, 299)]
 
 
 def test_a_part_of_the_split_is_the_same_spans_at_each_length(trained, folder):
     """Of 70 tokens two spans of 32: the first one of the split and its last whole one."""
     split = make_toy_tokens(folder).validation
     model = load_trained(trained, max_len=32)
-    for line in extrapolate(trained, factors=(1, 2, 2), max_tokens=70)["lengths"]:
-        first = slow_losses(model, split[:33], line["seq_len"])
-        last = slow_losses(model, split[256:289], line["seq_len"])
-        assert line["tokens"] == 64
-        assert line["loss_nats"] == pytest.approx(np.mean([first, last]), rel=1e-5)
+    config = load_run([*TOY_OVERRIDES, "eval.full_tokens=70"]).config
+    means, count = losses_by_length(model, split, (16, 32), config=config)
+    assert count == 64
+    for length, mean in zip((16, 32), means, strict=True):
+        first = slow_losses(model, split[:33], length)
+        last = slow_losses(model, split[256:289], length)
+        assert mean == pytest.approx(np.mean([first, last]), rel=1e-5)
 
 
-@pytest.mark.parametrize(("tokens", "notes"), [(33, 0), (32, 1)])
+@pytest.mark.parametrize(("tokens", "notes"), [(65, 0), (64, 1)])
 def test_a_length_needs_a_target_at_each_position(tokens, notes, trained, monkeypatch):
     short = SimpleNamespace(validation=SPLIT[:tokens])
     monkeypatch.setattr(module, "load_run_tokens", lambda record: short)
-    result = extrapolate(trained, factors=(1, 2), max_tokens=tokens)
+    result = extrapolate(trained)
     assert [line["loss_nats"] for line in result["lengths"]].count(None) == notes
-    assert str(result).count("the validation split has only 32 tokens") == notes
+    assert str(result).count("the validation split has only 64 tokens") == notes
 
 
 def test_what_is_measured_is_not_measured_again(folder):
     record = train_toy(folder, "model=rope", "seed=2")
-    result = extrapolate(record, factors=(1,))
+    result = extrapolate(record)
     (record.path / "weights.safetensors").unlink()
-    assert extrapolate(read_record(record.path), factors=(1,)) == result
+    assert extrapolate(read_record(record.path)) == result
     with pytest.raises(UserError, match=r"no weights\.safetensors; remove"):
-        extrapolate(record, factors=(2,))
+        extrapolate(record)
 
 
-def test_subset_and_precision_are_those_of_the_run(folder):
-    """64 tokens under bf16 autocast: otherwise the loss would not be the recorded one."""
-    record = train_toy(folder, "model=crope", "train.precision=bf16")
+def test_the_precision_is_that_of_the_run(folder):
+    """Under bf16 autocast: otherwise the loss would not be the recorded one."""
+    record = train_toy(folder, "model=crope", "train.precision=bf16", "eval.full_tokens=0")
     record.config["runtime"]["device"] = "cuda"  # which is not here
-    (line,) = extrapolate(record, factors=(1,))["lengths"]
-    assert line["tokens"] == 64
+    line = extrapolate(record)["lengths"][0]
+    assert line["tokens"] == 299
     assert line["loss_nats"] == pytest.approx(record.summary["val_full"]["final_nats"], rel=1e-6)
-    assert extrapolate(record, factors=(1,), max_tokens=0)["lengths"][0]["tokens"] == 299
 
 
 def test_learned_positions_are_not_defined_past_their_table(folder):
