@@ -138,11 +138,13 @@ def test_a_mistake_of_a_command_is_one_line_and_exit_status_1(tmp_path):
 
 
 def test_reproduce_without_data_and_network(tmp_path):
-    """Table 1 on `tiny`, whose rows are complete; in a copy, whose smoke runs are smaller."""
+    """Table 1 on `tiny`, whose rows are complete; in a copy with smaller smoke runs and texts."""
     ignored = shutil.ignore_patterns(".*", "raw", "tokens", "results", "tests")
     copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=ignored)
     smoke = copy / "conf/scale/smoke.yaml"
     smoke.write_text(smoke.read_text().replace("4096", "300").replace("40", "4"))
+    grammar = copy / "crope/data/grammar.py"
+    grammar.write_text(grammar.read_text().replace("20_000", "900").replace("2_000", "90"))
     hidden = {"CROPE_DATA_DIR": f"{tmp_path}/none", "HF_HUB_OFFLINE": "1"}
     hidden["CROPE_CACHE_DIR"] = f"{tmp_path}/cache"
     options = f"--scale=smoke --study=table1 --seeds=1 --results-dir={tmp_path} tracker=none"

@@ -150,11 +150,10 @@ def read_curves(folder: Path, run_ids: Sequence[str]) -> "pd.DataFrame":
 
 def curve_rows(curve: "pd.DataFrame") -> list[dict[str, Any]]:
     """Returns the lines of metrics.jsonl of one run, from its rows of the curves."""
-    import pandas as pd
-
     rows = []
     for row in curve.drop(columns="run_id").to_dict("records"):
-        rows.append({str(key): value for key, value in row.items() if pd.notna(value)})
+        # NaN, which alone differs from itself, stands for a value that was not logged.
+        rows.append({str(key): value for key, value in row.items() if value == value})
     return rows
 
 
