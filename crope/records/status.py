@@ -105,6 +105,7 @@ def render_status(
     without = [] if datasets.isdisjoint({STAND_IN}) else set(paper.DATASET_LABELS) - datasets
     lines: list[str] = []
     planned: dict[str, Run] = {}
+    states: dict[str, RunState] = {}  # of a run that two studies share once
     for study in studies:
         its_scale = scale or planned_scale([study]) or at
         runs = study_runs(
@@ -114,16 +115,17 @@ def render_status(
             without=without,
             overrides=[quoted_override("results_dir", results_dir)],
         )
-        begun = {run.config.seed for run in runs if state_of(run.path).status != MISSING}
+        states |= {run.run_id: state_of(run.path) for run in runs if run.run_id not in states}
+        begun = {run.config.seed for run in runs if states[run.run_id].status != MISSING}
         shown = [run for run in runs if seeds or not begun or run.config.seed in begun]
-        counts = Counter(state_of(run.path).status for run in shown)
+        counts = Counter(states[run.run_id].status for run in shown)
         parts = [f"{counts[status]} {status}" for status in STATUSES if counts[status]]
         later = len({run.config.seed for run in runs} - {run.config.seed for run in shown})
         rest = f"; {later} more seeds planned" if later else ""
         lines.append(f"{study}, {its_scale}: {len(shown)} runs: {', '.join(parts)}{rest}")
         planned |= {run.run_id: run for run in shown}
     for run in planned.values():
-        state = state_of(run.path)
+        state = states[run.run_id]
         if state.status in (RUNNING, STARTED):
             steps = f"step {state.step:,} of {run.config.train.max_steps:,}"
             lines.append(f"  {state.status:<8}{run.run_id}  {steps}")

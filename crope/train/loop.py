@@ -37,8 +37,7 @@ from crope.train.losses import (
 )
 
 # Compiling takes about 30 s. On two CPU cores it saves about a quarter of each step; on a GPU it
-# saves the launches of several hundred kernels, an estimated 5 to 10 ms per step
-# (docs/performance.md).
+# saves the launches of several hundred kernels, an estimated 5 to 10 ms per step.
 COMPILE_PAYS_TOKENS = 5_000_000  # of a run on a CPU
 COMPILE_PAYS_STEPS = 2_000  # of a run on a GPU
 

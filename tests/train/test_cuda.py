@@ -187,7 +187,7 @@ def output_of(command):
 def test_both_tables_at_the_smoke_scale(tmp_path):
     output_of(f"reproduce.py --scale smoke --seeds 1 --results-dir {tmp_path} tracker=none")
     records = [read_record(path) for path in (tmp_path / "runs").iterdir()]
-    assert len(records) >= 18  # more where a dataset is missing and `tiny` joins
+    assert len(records) >= 12  # of `tiny` alone, where no dataset can be had
     for record in records:
         assert record.summary["status"] == "complete"
-        assert record.summary["device_kind"] == KIND
+        assert record.run["device_kind"] == KIND
