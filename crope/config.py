@@ -58,7 +58,7 @@ class ModelConfig:
 
     @property
     def attention_width(self) -> int:
-        """E, the width of Q, of K and of V over all heads: d_model except for `halved` and
+        """Gives E, the width of Q, of K and of V over all heads: d_model except for `halved` and
         `complex_wide`.
 
         In `complex_wide` E is 1.6 d_model, rounded to a multiple of 2 n_heads. Complex Q, K and V
@@ -75,22 +75,22 @@ class ModelConfig:
 
     @property
     def head_width(self) -> int:
-        """K = E / n_heads."""
+        """Gives K = E / n_heads."""
         return self.attention_width // self.n_heads
 
     @property
     def kv_width(self) -> int:
-        """Width of K and of V over all heads: that of one head in `multi_query`, else E."""
+        """Gives the width of K and of V over all heads: K in `multi_query`, else E."""
         return self.head_width if self.projection == "multi_query" else self.attention_width
 
     @property
     def ffn_width(self) -> int:
-        """F, the width of the feed-forward layer."""
+        """Gives F, the width of the feed-forward layer."""
         return round(self.ffn_ratio * self.d_model)
 
     @property
     def embed_factor(self) -> float:
-        """Factor on the token embedding; sqrt(d_model) is that of Vaswani et al., Sec. 3.4."""
+        """Gives the factor on the token embedding; sqrt(d_model) is Vaswani et al., Sec. 3.4."""
         return math.sqrt(self.d_model) if self.embed_scale == "sqrt_d" else 1.0
 
 
@@ -215,6 +215,9 @@ class RuntimeConfig:
     # Seconds between checkpoints; one at a stop always.
     checkpoint_seconds: float = option(60.0, least=0)
 
+    def __post_init__(self) -> None:
+        self.compile = self.compile.lower()  # Hydra reads `true` as a bool, which becomes "True"
+
 
 @dataclass
 class TrackerConfig:
@@ -243,15 +246,20 @@ class Config:
     data_dir: str = "${oc.env:CROPE_DATA_DIR,data/raw}"  # raw text, layout in data/README.md
 
     def validates_at(self, step: int) -> bool:
-        """Whether a validation loss of either kind is due after `step` updates."""
+        """Tells whether a validation loss is due after `step` updates."""
         due = step % self.eval.every == 0 or (step > 0 and step % self.eval.full_every == 0)
         return due or step == self.train.max_steps
 
 
-def saved_section(schema: type[Any], saved: Mapping[str, Any]) -> Any:
-    """Returns one section of a config.yaml; keys that have left the schema since are ignored."""
-    names = {item.name for item in dataclasses.fields(schema)} & saved.keys()
-    return schema(**{name: saved[name] for name in names})
+def known_values(schema: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Selects the values of a config.yaml, or of a section, whose keys the schema still has."""
+    values = {}
+    for item in dataclasses.fields(schema):
+        if item.name in saved:
+            value, section = saved[item.name], item.default_factory
+            nested = dataclasses.is_dataclass(section)
+            values[item.name] = known_values(section, value) if nested else value
+    return values
 
 
 def keys(node: Any = Config, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
@@ -267,8 +275,9 @@ def keys(node: Any = Config, prefix: str = "") -> dict[str, dataclasses.Field[An
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields (key, what is wrong and what is allowed) for every value that the schema's types alone
-    let through. A generator: its caller stops at the first, which others may follow from.
+    """Yields (key, what is wrong and what is allowed) for every value that the types let through.
+
+    A later problem may follow from an earlier one, so callers stop at the first.
     """
     yield from value_problems(config)
     yield from model_problems(config.model)

@@ -1,4 +1,4 @@
-"""What this machine has, asked without torch where that is possible: torch takes seconds to import."""
+"""What this machine has; torch, which takes seconds to import, is asked only where a GPU is."""
 
 import os
 from functools import cache
@@ -13,7 +13,7 @@ CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 @cache
 def has_gpu() -> bool:
-    """Whether torch finds a CUDA device. Imports torch only where a GPU's driver is."""
+    """Tells whether torch finds a CUDA device."""
     if CPU_INFO.exists() and not any(Path(name).exists() for name in GPU_FILES):
         return False
     import torch

@@ -151,7 +151,7 @@ class PlainGPT(nn.Module):
 
 
 def render(config: Config, device: torch.device, ms: "pd.Series[float]") -> str:
-    """A table of text: each time, and how many times the shortest it is."""
+    """Prints each time, and how many times the shortest it is."""
     sizes = f"B {config.train.batch_size}, L {config.train.seq_len}, D {config.model.d_model}"
     machine = f"{device_name(device)}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     columns = {"ms/step": ms, "over the shortest": ms / ms.min()}

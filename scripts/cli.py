@@ -84,8 +84,8 @@ SHARED_ARGUMENTS: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def main_errors() -> Iterator[None]:
-    """For scripts: `error: <one line>` on stderr and exit status 1 for a UserError or a file; Ctrl-C
-    and SIGTERM end with one line and status 128 + signal.
+    """Ends a script on a UserError or an error of a file with `error: <one line>` on stderr and
+    status 1, on Ctrl-C and SIGTERM with one line and status 128 + signal.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     try:

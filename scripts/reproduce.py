@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def asked_beyond() -> set[str]:
-    """The studies of which a contrast asks for losses beyond the training length."""
+    """Names the studies of which a contrast asks for losses beyond the training length."""
     from crope.report.evidence import load_contrasts
 
     studies: set[str] = set()

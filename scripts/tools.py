@@ -58,7 +58,7 @@ def status(options: Options) -> None:
 
 
 def explain(options: Options) -> None:
-    """The runs behind a number and how it is computed; without CELL, every cell and difference."""
+    """Show the runs behind a number and how it is computed; without CELL, list every one."""
     from crope.report.explain import explain
 
     where = {"results_dir": options.results_dir, "scale": options.scale, "folders": options.runs}
@@ -81,7 +81,7 @@ def readme(options: Options) -> None:
 
 
 def theory(options: Options) -> None:
-    """The papers' constructions, limits and decay in numbers: results/theory."""
+    """Compute the papers' constructions, limits and decay: results/theory."""
     from crope.theory.report import make_theory
 
     make_theory(options.results_dir / "theory")
@@ -145,16 +145,14 @@ def golden(options: Options) -> None:
 
 
 def _record(name: str, options: Options) -> Any:
-    """The record of a run by its folder, its id or the start of its id."""
+    """Finds a run by its folder, its id or the start of its id."""
     from crope.records.store import find_record
 
     return find_record(name, results_dir=options.results_dir)
 
 
 def _each(options: Options, call: Callable[[Any], None]) -> int:
-    """Exit status 1 if `call` failed for the record of one of the runs; the others are done
-    anyway.
-    """
+    """Calls it for the record of each run, whichever fails; returns exit status 1 if one did."""
     failed = False
     for name in options.runs:
         try:
@@ -168,7 +166,7 @@ def _each(options: Options, call: Callable[[Any], None]) -> int:
 
 
 def arg(*names: str, **options: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """An argument of one sub-command."""
+    """Makes an argument of one sub-command."""
     return names, options
 
 

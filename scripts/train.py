@@ -37,7 +37,7 @@ ENDED: list[Path] = []  # folders of the runs of this process
 
 @hydra.main(version_base="1.3", config_path=str(CONF_DIR), config_name="config")
 def train(cfg: DictConfig) -> None:
-    """One run, in this process or in one that a Hydra launcher started."""
+    """Trains one run, in this process or in one that a Hydra launcher started."""
     from crope.runs.run import execute  # torch: a misspelt key must not wait for it
 
     register()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crope.config import ModelConfig, saved_section
+from crope.config import Config, known_values
 from crope.errors import ConfigError
 from tests.conftest import raises_one_line, toy_run
 
@@ -24,6 +24,6 @@ def test_values_that_the_types_allow_and_the_checks_refuse(override, word):
         toy_run("results", *override.split())
 
 
-def test_a_saved_section_may_have_keys_that_have_left_the_schema():
-    saved = {"position": "rotary", "projection": "real", "n_layers": 2, "gone": 1}
-    assert saved_section(ModelConfig, saved) == ModelConfig("rotary", "real", n_layers=2)
+def test_a_saved_configuration_may_have_keys_that_have_left_the_schema():
+    saved = {"model": {"n_layers": 2, "gone": 1}, "seed": 3, "old": {"key": 0}}
+    assert known_values(Config, saved) == {"model": {"n_layers": 2}, "seed": 3}

@@ -1,4 +1,4 @@
-"""From the command line and conf/ to a checked run. Most of what the project uses of Hydra is here."""
+"""From the command line and conf/ to a checked run, by Hydra."""
 
 import difflib
 import re
@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from crope.config import ROOT, Config, DataConfig, ModelConfig, keys, problems
+from crope.config import ROOT, Config, DataConfig, ModelConfig, keys, known_values, problems
 from crope.errors import ConfigError, one_line
 from crope.machine import auto_precision, default_scale
 from crope.plan.identity import run_hash
@@ -28,7 +28,6 @@ from crope.plan.identity import run_hash
 CONF_DIR = ROOT / "conf"
 Schema = TypeVar("Schema")
 GROUPS = ("model", "data", "ablation", "scale", "runtime", "tracker", "study")
-DATA_KEYS = ("data.corpus", "data.hub", "data.books")  # no keys of the command line
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 # What `special` tells of a run: not what its name says, nor the precision, which depends on the
 # machine.
@@ -53,12 +52,12 @@ class Run:
 
     @property
     def names(self) -> dict[str, str]:
-        """As in summary.json."""
+        """Names what run.json names."""
         return {"model": self.model, "dataset": self.dataset, "row": self.row, "scale": self.scale}
 
     @property
     def title(self) -> str:
-        """The run's id without its hash."""
+        """Gives the run's id without its hash."""
         return f"{self.model}-{self.dataset}-{self.row}-s{self.config.seed}"
 
     @property
@@ -95,7 +94,7 @@ def compose_config(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]
 
 @cache
 def composed(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
-    """Composes as `compose_config` does, once; the caller changes a copy."""
+    """Calls `compose_config` once per list of overrides; the caller changes a copy."""
     return compose_config(overrides)
 
 
@@ -106,8 +105,6 @@ def build_run(cfg: DictConfig, choices: Mapping[str, str]) -> Run:
     """
     values: Any = OmegaConf.to_container(cfg)  # a typed node would keep what `+key=value` added
     config = typed(Config, values)
-    # Hydra reads `true` as a bool, which becomes "True".
-    config.runtime.compile = config.runtime.compile.lower()
     check(config)
     check_label(choices["data"], config.data)
     model = variant_name(choices["model"], config.model)
@@ -141,9 +138,7 @@ def typed(schema: type[Schema], values: Any) -> Schema:
 
 
 def check(config: Config) -> None:
-    """Raises ConfigError for the first value or combination that the types allow and the project
-    does not.
-    """
+    """Raises ConfigError for the first of `config.problems`."""
     for key, text in problems(config):
         raise ConfigError(f"{key}={attrgetter(key)(config)} {text}")
 
@@ -159,8 +154,7 @@ def check_label(name: str, data: DataConfig) -> None:
 def check_words(words: Iterable[str]) -> None:
     """Raises ConfigError for a value of the command line that is none of those its key allows.
 
-    Hydra composes every run of a multirun before the first one, but its types let such a value
-    through: without this it would be found after hours, at its own run.
+    Hydra's types let it through, so that a multirun would find it after hours, at its own run.
     """
     for word in words:
         key, _, values = word.partition("=")
@@ -187,12 +181,7 @@ def load_config(saved: Mapping[str, Any]) -> Config:
     """Returns the typed configuration of a run's config.yaml; keys of older versions of the schema
     are ignored.
     """
-    recorded, current = OmegaConf.create(dict(saved)), OmegaConf.create({})
-    for key in (*keys(), *DATA_KEYS):
-        value = OmegaConf.select(recorded, key)
-        if value is not None:
-            OmegaConf.update(current, key, value)
-    return typed(Config, current)
+    return typed(Config, known_values(Config, saved))
 
 
 def special(run: Run) -> list[str]:
@@ -251,15 +240,15 @@ def group_values(group: str, name: str) -> Any:
 
 
 def _div(value: int, *divisors: int) -> int:
-    """`${div:16,2}`: the integer quotient, at least 1."""
+    """Resolves `${div:16,2}` to the integer quotient, at least 1."""
     for divisor in divisors:
         value //= divisor
     return max(1, value)
 
 
 def _share(total: int, part: int, whole: int) -> int:
-    """`${share:200,1000,10000}`: the same fraction of `total` as `part` is of `whole`, rounded, at
-    least 1.
+    """Resolves `${share:200,1000,10000}` to the fraction of `total` that `part` is of `whole`,
+    rounded, at least 1.
     """
     return max(1, round(total * part / whole))
 

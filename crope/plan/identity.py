@@ -32,7 +32,7 @@ NUMERICS = {"learned": 2}
 
 
 def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a resolved configuration that a number can depend on."""
+    """Selects the part of a resolved configuration that a number can depend on."""
     part = {name: config[name] for name in SCIENTIFIC}
     # The name identifies the corpus, wherever it is fetched from: crope/data refuses two of one name.
     part["data"] = {"corpus": config["data"]["corpus"]}
@@ -46,7 +46,7 @@ def scientific(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cell_key(config: Mapping[str, Any]) -> str:
-    """Equal for all runs of one table cell: the scientific part without seed and precision.
+    """Hashes what all runs of one table cell share: the scientific part without seed and precision.
 
     Precision is left out because `auto` depends on the machine; the report refuses to mix two
     within a seed of one row.
@@ -65,8 +65,8 @@ def numerics_version(model: Mapping[str, Any]) -> int:
 
 
 def run_hash(config: Mapping[str, Any], *, version: int | None = None) -> str:
-    """Eight hex digits of what the run computes: the scientific part and the numerics version
-    (None: today's).
+    """Hashes what the run computes, the scientific part and the numerics version (None: today's), to
+    eight hex digits.
     """
     version = numerics_version(config["model"]) if version is None else version
     return json_sha256({**scientific(config), "numerics_version": version})[:8]

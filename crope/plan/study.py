@@ -58,7 +58,7 @@ class Cell:
 
 
 def study_axes(study: str) -> dict[str, list[str]]:
-    """Axis -> values, the first axis varying slowest, without the scale.
+    """Lists the values of each axis but the scale; the first axis varies slowest.
 
     Raises ConfigError for no such study or one without axes.
     """
@@ -71,8 +71,8 @@ def study_axes(study: str) -> dict[str, list[str]]:
 
 
 def planned_scale(studies: Iterable[str]) -> str | None:
-    """The scale that the files of these studies fix; None if none does. Raises ConfigError if they
-    differ.
+    """Gives the scale that the files of these studies fix; None if none does. Raises ConfigError if
+    they differ.
     """
     scales = {study: _axes(study).get("scale", [None])[0] for study in studies}
     if len(set(scales.values())) > 1:
@@ -85,7 +85,7 @@ def planned_scale(studies: Iterable[str]) -> str | None:
 
 @cache
 def _axes(study: str) -> Mapping[str, list[str]]:
-    """Every axis of the file, the scale too; none if it has no sweep."""
+    """Reads every axis of the file, the scale too; none if it has no sweep."""
     file, content = f"conf/study/{study}.yaml", group_values("study", study)
     try:
         params = dict(content["hydra"]["sweeper"]["params"])
@@ -125,7 +125,7 @@ def _axis_values(name: str, values: object) -> list[str]:
 
 @cache
 def planned_seeds(study: str) -> tuple[int, ...]:
-    """The seeds of the study's file, which is fixed before its runs. Raises ConfigError."""
+    """Lists the seeds of the study's file, which is fixed before its runs. Raises ConfigError."""
     values = study_axes(study).get("seed", ["0"])
     if not all(value.isdecimal() for value in values) or len({*map(int, values)}) < len(values):
         raise ConfigError(
@@ -136,7 +136,7 @@ def planned_seeds(study: str) -> tuple[int, ...]:
 
 
 def first_seeds(study: str, count: int | None) -> tuple[int, ...]:
-    """The first `count` planned seeds (None: all); beyond these, the integers after the largest."""
+    """Lists the first `count` planned seeds (None: all), then the integers after the largest."""
     planned = planned_seeds(study)
     if count is None:
         return planned
@@ -173,10 +173,7 @@ def study_runs(
 
 
 def expected_cells(scale: str) -> list[Cell]:
-    """Cells of every study of conf/study except the two tables.
-
-    A file that is no study is reported on stderr and left out.
-    """
+    """Lists the cells of every study except the two tables; says on stderr which file is no study."""
     group_values("scale", scale)  # a misspelt scale is no fault of a study
     cells = []
     for study in group_files("study"):
@@ -188,13 +185,13 @@ def expected_cells(scale: str) -> list[Cell]:
 
 
 def table_cells(scale: str) -> list[Cell]:
-    """Cells of Tables 1 and 2 in the paper's order."""
+    """Lists the cells of Tables 1 and 2 in the paper's order."""
     return [cell for table in TABLES for cell in study_cells(table, scale)]
 
 
 def study_cells(study: str, scale: str) -> list[Cell]:
-    """Cells at the scale that the study's file fixes, else at `scale`; a smoke test shows no study
-    of another scale. STAND_IN joins the corpora of Tables 1 and 2.
+    """Lists the cells at the scale that the study's file fixes, else at `scale`; a smoke test shows
+    no study of another scale. STAND_IN joins the corpora of Tables 1 and 2.
     """
     planned = planned_scale([study])
     if scale == "smoke" and planned not in (None, scale):
@@ -213,7 +210,7 @@ def study_cells(study: str, scale: str) -> list[Cell]:
 def _expand(
     study: str, scale: str, corpora: list[str], overrides: Sequence[str] = ()
 ) -> list[tuple[dict[str, str], Run]]:
-    """Every choice (axis -> value) of the study without its seeds, and the run of it."""
+    """Lists every choice (axis -> value) of the study without its seeds, and its run."""
     axes = study_axes(study)
     axes.pop("seed", None)
     values = itertools.product(*(axes | {"data": corpora}).values())
@@ -278,5 +275,4 @@ def _base(overrides: tuple[str, ...], keys: tuple[tuple[str, str], ...] = ()) ->
         config: Any = OmegaConf.to_object(cfg)  # a third of the time of `build_run`
     except OmegaConfBaseException as error:
         raise config_error(error) from error
-    config.runtime.compile = config.runtime.compile.lower()
     return Run(config, choices["model"], choices["data"], choices["ablation"], choices["scale"])

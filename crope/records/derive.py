@@ -10,8 +10,8 @@ LAST_SHARE = 0.1  # the paper's final loss: the sampled validation losses of the
 def derive(
     config: Mapping[str, Any], rows: list[dict[str, Any]], splits: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The part of summary.json that follows from the configuration, the rows of metrics.jsonl and
-    the splits of the data's meta.json. Losses are in nats per token.
+    """Computes what summary.json says of a complete run from its configuration, the rows of
+    metrics.jsonl and the splits of the data's meta.json. Losses are in nats per token.
 
     val_sampled   mean and sample standard deviation of the sampled losses at step >= 0.9 max_steps
     val_full      final and best loss of the fixed pass

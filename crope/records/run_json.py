@@ -69,7 +69,7 @@ class Data(BaseModel):
     splits: Splits
 
 
-class Attempt(BaseModel):
+class Execution(BaseModel):
     """An execution of a run; None where it is unknown."""
 
     commit: str | None
@@ -79,10 +79,10 @@ class Attempt(BaseModel):
     started_utc: str | None
 
 
-class Provenance(Attempt):
+class Provenance(Execution):
     """provenance.json: the last attempt at a run, with the earlier ones, oldest first."""
 
-    resumed_from: list[Attempt] = []
+    resumed_from: list[Execution] = []
     threads: NonNegativeInt
     data: Data
 

@@ -11,7 +11,7 @@ metrics.jsonl and are computed when a record is read; `verify` compares them wit
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -57,12 +57,12 @@ class Record:
 
     @property
     def path(self) -> Path:
-        """The run directory, which a published run does not have."""
+        """Gives the run directory, which a published run does not have."""
         return self.folder / self.run_id
 
     @property
     def status(self) -> str:
-        """complete, failed, or stale: of another numerics version of its model."""
+        """Tells whether the run is complete, failed, or stale (of another numerics version)."""
         status: str = self.summary["status"]
         current = self.run["numerics_version"] == numerics_version(self.config["model"])
         return status if current else "stale"
@@ -112,7 +112,7 @@ def load_record(path: Path) -> tuple[Record, bytes]:
 
 def read_runs(folder: Path) -> tuple[list[Record], list[InvalidRecord]]:
     """Reads every finished (complete or failed) run of a folder of runs or of a published set: valid
-    ones and invalid ones. Raises DataError for a damaged set.
+    ones and invalid ones. Raises DataError for a damaged set, OSError if the disk fails.
     """
     if is_set(folder):
         return read_set(folder), []
@@ -122,9 +122,6 @@ def read_runs(folder: Path) -> tuple[list[Record], list[InvalidRecord]]:
             records.append(read_record(path))
         except InvalidRecord as error:
             invalid.append(error)
-        except OSError as error:
-            remedy = "mend the disk or its permissions"
-            invalid.append(InvalidRecord(path, f"cannot be read ({error.strerror})", remedy))
     return records, invalid
 
 
@@ -219,15 +216,9 @@ def _run_line(record: Record) -> str:
     return text + "\n"
 
 
-def finished_runs(folder: Path) -> Iterator[Path]:
-    """Yields the run directories directly below a folder that have a summary.json, by name."""
-    for path in sorted(folder.glob("*/")):
-        try:
-            finished = (path / "summary.json").exists()
-        except OSError:  # no permission: reading it will say so
-            finished = True
-        if finished:
-            yield path
+def finished_runs(folder: Path) -> list[Path]:
+    """Finds the run directories directly below a folder that have a summary.json, by name."""
+    return sorted(file.parent for file in folder.glob("*/summary.json"))
 
 
 def last_values(path: Path) -> dict[str, Any]:
@@ -259,7 +250,6 @@ def find_record(name: str, *, results_dir: Path) -> Record:
     if not (path / "run.json").exists():
         paths = sorted((results_dir / "runs").glob("*/"))
         matches = [path for path in paths if path.name.startswith(name)]
-        matches = [path for path in matches if path.name == name] or matches
         if len(matches) != 1:
             found = "".join(f"\n  {path.name}" for path in matches)
             raise UserError(

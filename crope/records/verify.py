@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from crope.config import EvalConfig, TrainConfig, saved_section
+from crope.config import EvalConfig, TrainConfig, known_values
 from crope.errors import one_line
 from crope.files import parse_metrics
 from crope.plan.identity import cell_key
@@ -31,8 +31,8 @@ from crope.records.store import (
 
 
 def verify_records(folders: Iterable[Path]) -> list[str]:
-    """One line for each wrong record, `<folder>/<run id>: reason`, of folders of runs and published
-    sets. Raises DataError for a set whose lines cannot be read.
+    """Returns a line for each wrong record, `<folder>/<run id>: reason`, of folders of runs and
+    published sets. Raises DataError for a set whose lines cannot be read.
     """
     problems: list[str] = []
     for folder in folders:
@@ -87,8 +87,8 @@ def check_rows(rows: list[dict[str, Any]], config: Mapping[str, Any]) -> None:
     """Raises ValueError if metrics.jsonl is not that of a whole run of this configuration: if the
     validations are not at their steps or a learning rate is not that of its step.
     """
-    train = saved_section(TrainConfig, config["train"])
-    evaluation = saved_section(EvalConfig, config["eval"])
+    train = TrainConfig(**known_values(TrainConfig, config["train"]))
+    evaluation = EvalConfig(**known_values(EvalConfig, config["eval"]))
     last, every, full_every = train.max_steps, evaluation.every, evaluation.full_every
     due = {
         "val/loss_nats": {*range(0, last, every), last},

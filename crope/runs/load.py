@@ -17,7 +17,7 @@ WEIGHTS = "weights.safetensors"
 
 
 def build_model(config: Config, *, max_len: int | None = None) -> GPT:
-    """The model of a run at its initial values, on the CPU. max_len: default train.seq_len."""
+    """Builds the model of a run at its initial values, on the CPU. max_len: default train.seq_len."""
     length = max_len or config.train.seq_len
     return GPT(
         config.model, vocab_size=config.tokenizer.vocab_size, max_len=length, seed=config.seed
@@ -25,9 +25,9 @@ def build_model(config: Config, *, max_len: int | None = None) -> GPT:
 
 
 def load_trained(record: Record, *, max_len: int | None = None) -> GPT:
-    """The trained model of a finished run, on the CPU.
+    """Loads the trained model of a finished run, on the CPU.
 
-    max_len     length that its position tables must reach, if they extend past the trained one
+    max_len   length that its position tables must reach; default: that of its training
 
     Raises UserError if the run is stale, or its weights are missing, not those that were recorded
     or of another model.
@@ -53,10 +53,8 @@ def load_trained(record: Record, *, max_len: int | None = None) -> GPT:
 
 
 def load_run_tokens(record: Record) -> TokenSet:
-    """The tokens of a run.
-
-    A raw corpus that must be tokenised again is searched where CROPE_DATA_DIR points now. Raises
-    UserError if the corpus or its tokenizer has changed since.
+    """Loads the tokens of a run; text that must be tokenised again is searched where CROPE_DATA_DIR
+    points now. Raises UserError if the corpus or its tokenizer has changed since.
     """
     config = load_config(record.config)
     data_dir = os.environ.get("CROPE_DATA_DIR") or config.data_dir  # the run's may be elsewhere

@@ -14,7 +14,7 @@ import torch
 
 from crope.config import ROOT, RuntimeConfig
 from crope.errors import log_line
-from crope.records.run_json import Attempt, Provenance
+from crope.records.run_json import Execution, Provenance
 from crope.records.store import UNREADABLE
 from crope.train.device import device_name, resolve_device
 
@@ -28,7 +28,7 @@ def now_utc() -> str:
 
 
 def collect(runtime: RuntimeConfig, data_meta: dict[str, Any]) -> dict[str, Any]:
-    """Everything that is known when a run starts."""
+    """Collects what provenance.json says when a run starts."""
     device = resolve_device(runtime.device)
     return {
         "commit": _git_output(ROOT, "rev-parse", "HEAD"),
@@ -48,10 +48,8 @@ def collect(runtime: RuntimeConfig, data_meta: dict[str, Any]) -> dict[str, Any]
 
 
 def is_dirty(root: Path) -> bool | None:
-    """Whether the code differs from the commit: a changed tracked file, or an untracked one in
-    SOURCE folders.
-
-    None without a git checkout.
+    """Tells whether the code differs from the commit, by a changed tracked file or an untracked one
+    in SOURCE; None without a git checkout.
     """
     changed = _git_output(root, "diff", "--name-only", "HEAD")
     # Elsewhere lie notes and results of a user, which change no number.
@@ -62,27 +60,26 @@ def is_dirty(root: Path) -> bool | None:
 
 
 def earlier_attempts(path: Path) -> list[dict[str, Any]]:
-    """The earlier attempts at a run, oldest first, from the provenance.json that a resumed run
-    finds.
+    """Reads the earlier attempts at a run, oldest first, from the provenance.json that it finds.
 
-    If it is missing or corrupt, one attempt of which nothing is known: such a run is not published.
+    If that is missing or corrupt, nothing is known of one attempt: such a run is not published.
     """
     try:
         last = Provenance.model_validate_json(path.read_bytes())
     except UNREADABLE as error:
         log_line(f"{path}: corrupt or missing ({type(error).__name__}); earlier attempts unknown")
-        return [dict.fromkeys(Attempt.model_fields)]
-    known = set(Attempt.model_fields)
+        return [dict.fromkeys(Execution.model_fields)]
+    known = set(Execution.model_fields)
     return [attempt.model_dump(include=known) for attempt in (*last.resumed_from, last)]
 
 
 def _git_output(root: Path, *command: str) -> str | None:
-    """Of git for the checkout of this code, never for one around it, whose commit says nothing."""
+    """Asks git about the checkout of this code, never about one around it."""
     return _output("git", f"--git-dir={root / '.git'}", f"--work-tree={root}", "-C", root, *command)
 
 
 def _program(path: Path) -> str:
-    """Relative to the repository, or its name: records are published, folders of a user are not."""
+    """Names the program without folders of the user, because records are published."""
     path = path.resolve()
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
@@ -93,7 +90,7 @@ def _driver() -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    """Of those of PACKAGES that are installed."""
+    """Lists the versions of PACKAGES that are installed."""
     versions = {}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):  # triton comes with CUDA only
@@ -102,7 +99,7 @@ def _versions() -> dict[str, str]:
 
 
 def _output(*command: str | Path) -> str | None:
-    """Standard output of a command; None if it is absent or fails (no git checkout, no driver)."""
+    """Returns the output of a command; None if it is absent or fails (no git checkout, no driver)."""
     try:
         # git can wait for a network file system, nvidia-smi for a broken driver.
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)

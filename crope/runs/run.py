@@ -64,11 +64,10 @@ def execute(run: Run) -> Outcome:
     read or written (so would those of other runs), InvalidRecord if the record on disk is corrupt.
     """
     try:
-        if is_complete(run.path):
-            return _skipped(run, "already complete")
         with run_lock(run.path):
-            if is_complete(run.path):  # by the process that held the lock until now
-                return _skipped(run, "completed by another process")
+            if is_complete(run.path):
+                _check_source(run)
+                return Outcome(run.run_id, "skipped", f"{run.run_id}: already complete")
             model = build_model(run.config)  # a part that no registry has leaves no folder
             tokens = _load(run.config)  # may take minutes, which a signal ends: nothing to save
             with stop_on_signal() as stop:
@@ -82,12 +81,11 @@ def execute(run: Run) -> Outcome:
         raise storage_error(error) from error
 
 
-def _skipped(run: Run, why: str) -> Outcome:
+def _check_source(run: Run) -> None:
     """Raises DataError if the complete run was made on text from another source."""
     source = read_record(run.path).provenance["data"].get("source", {})
     corpus = find_corpus(run.config.data.corpus)
     corpus.check_source(source.get("hub"), f"the text of {run.path}")
-    return Outcome(run.run_id, "skipped", f"{run.run_id}: {why}")
 
 
 def _load(config: Config) -> TokenSet:

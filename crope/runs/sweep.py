@@ -9,7 +9,6 @@ lock shows whether a process trains it, its record whether it is complete.
 import multiprocessing
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -45,7 +44,6 @@ from crope.train.device import resolve_device
 from crope.train.loop import compiles
 
 POLL_SECONDS = 0.2
-LONGEST_FOLDER = 60  # of a temporary folder in which the path of a socket has space: 108 bytes
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def _make_tokens(runs: Sequence[Run]) -> dict[str, UserError]:
 
 
 def incomplete(runs: Sequence[Run]) -> list[Run]:
-    """Those that are not complete, or whose record is corrupt: `execute` says so once more."""
+    """Selects the runs that are not complete; a corrupt record among them is told by `execute`."""
     found = []
     for run in runs:
         with suppress(InvalidRecord):
@@ -200,8 +198,8 @@ def run_all(
     work: Callable[[Run], Outcome] = execute,
     show: Callable[[Sequence[Run]], None] = lambda active: None,
 ) -> Iterator[Outcome]:
-    """The outcome of each run as it ends, `jobs` at a time, started in the order given. `show` is
-    called often with those that run now.
+    """Trains the runs, `jobs` at a time, in the order given; yields the outcome of each as it ends.
+    `show` is called often with those that run now.
 
     Runs that another command trains are left for last. After a signal or the StorageError of a run
     no other starts and every process saves its run; then KeyboardInterrupt or that error is raised.
@@ -238,8 +236,6 @@ def start_server() -> None:
     """
     forkserver.set_forkserver_preload(["crope.runs.run", "torch._dynamo"])
     resource_tracker.ensure_running()  # unblocks SIGINT
-    if len(tempfile.gettempdir()) > LONGEST_FOLDER:
-        tempfile.tempdir = "/tmp"
     # Inherited; the server is ended by a closed pipe.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -251,7 +247,7 @@ def start_server() -> None:
 def _run_in_process(
     run: Run, sender: Connection, gpu: str | None, work: Callable[[Run], Outcome]
 ) -> None:
-    """Main function of a run's process."""
+    """Does the work of a run's process, and sends its outcome."""
     os.setpgrp()  # Ctrl-C in a terminal reaches the command alone, which passes it on once
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
@@ -273,7 +269,7 @@ def _exit_with_parent() -> None:
 
 
 def _receive(receiver: Any, worker: Worker, stopping: bool) -> Outcome | StorageError:
-    """What a process sent before it ended, or how it ended."""
+    """Returns what a process sent before it ended, or how it ended."""
     run, process = worker.run, worker.process
     outcome: Outcome | StorageError | None = None
     with suppress(EOFError):
@@ -292,9 +288,8 @@ def _receive(receiver: Any, worker: Worker, stopping: bool) -> Outcome | Storage
 
 
 def _resolved(run: Run, jobs: int) -> Run:
-    """The run with its share of the cores (on small models, one run per core is faster than one
-    step on all cores), and with its device and `compile=auto` resolved: a process that lost the GPU
-    must not go on without it. One line says what a compiler lacks.
+    """Gives a run its share of the cores (one run per core is faster than one step on all cores),
+    and resolves its device and `compile=auto`: a process that lost the GPU must not go on without it.
     """
     device = resolve_device(run.config.runtime.device)
     runtime = replace(
@@ -319,6 +314,6 @@ def default_jobs(runs: Sequence[Run]) -> int:
 
 
 def _visible_gpus() -> list[str]:
-    """Those of CUDA_VISIBLE_DEVICES that exist, or the numbers of the GPUs."""
+    """Lists those of CUDA_VISIBLE_DEVICES that exist, or the numbers of the GPUs."""
     count, named = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return named.split(",")[:count] if named else [str(number) for number in range(count)]

@@ -57,9 +57,7 @@ class Tracker:
             self.enabled = True
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Called when the run ends; `summary` is its summary.json, of a stopped run its first
-        fields.
-        """
+        """Ends the run of wandb; `summary` is that of the run, of a stopped one its first fields."""
         if self.wandb_run is None:
             return
         with self._contained():

@@ -8,7 +8,7 @@ import pytest
 from crope.errors import DataError, InvalidRecord, UserError
 from crope.files import write_json
 from crope.records.derive import derive
-from crope.records.store import find_record, read_record, read_runs
+from crope.records.store import find_record, read_record
 from tests.conftest import raises_one_line, toy_run
 from tests.records.conftest import edit
 
@@ -169,17 +169,6 @@ def test_what_follows_from_the_metrics_is_computed(folder):
     assert read_record(folder).summary == before
 
 
-def test_nobody_should_remove_a_record_because_a_disk_fails(folder, monkeypatch):
-    def fail(path):
-        raise OSError(5, "Input/output error", str(path))
-
-    monkeypatch.setattr(Path, "read_bytes", fail)
-    valid, (error,) = read_runs(folder.parent)
-    assert not valid
-    assert error.path == folder
-    assert "mend the disk" in str(error)
-
-
 @pytest.fixture
 def own(folder, tmp_path):
     """The only run of the results folder tmp_path."""
@@ -191,7 +180,11 @@ def test_a_record_is_found_by_folder_id_and_unique_start(own, tmp_path):
         assert find_record(name, results_dir=tmp_path).path == own
 
 
-def test_a_name_of_no_run_or_of_several_is_refused_an_id_is_not(own, tmp_path):
+def test_a_run_is_found_by_its_id(own, tmp_path):
+    assert find_record(own.name, results_dir=tmp_path).path == own
+
+
+def test_a_name_of_no_run_or_of_several_is_refused(own, tmp_path):
     shutil.copytree(own, own.with_name(f"{own.name}-copy"))
     for name, error in (
         ("rope", "0 runs match"),
@@ -199,7 +192,6 @@ def test_a_name_of_no_run_or_of_several_is_refused_an_id_is_not(own, tmp_path):
     ):
         with pytest.raises(UserError, match=error):
             find_record(name, results_dir=tmp_path)
-    assert find_record(own.name, results_dir=tmp_path).path == own
 
 
 def test_a_run_that_is_not_finished_is_refused(own, tmp_path):
