@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from crope.config import Config
 from crope.plan.compose import load_run
 from crope.runs.load import build_model
+from crope.runs.provenance import device_name
 from crope.train.checkpoint import TrainState
-from crope.train.device import device_name, prepare_device
+from crope.train.device import prepare_device
 from crope.train.loop import build_losses, build_optimizer, compiles, train_step
 
 TURNS, STEPS = 5, 10  # STEPS of each implementation in each turn

@@ -1,5 +1,6 @@
 """Provenance of a run: code, command, versions, device, data, times."""
 
+import os
 import platform
 import shlex
 import subprocess
@@ -14,9 +15,9 @@ import torch
 
 from crope.config import ROOT, RuntimeConfig
 from crope.errors import log_line
+from crope.machine import cpu_info
 from crope.records.run_json import Execution, Provenance
 from crope.records.store import UNREADABLE
-from crope.train.device import device_name, resolve_device
 
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "tokenizers", "wandb", "pandas", "triton")
 # A run of a study whose file is not committed would name a commit without its plan.
@@ -27,9 +28,10 @@ def now_utc() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def collect(runtime: RuntimeConfig, data_meta: dict[str, Any]) -> dict[str, Any]:
+def collect(
+    runtime: RuntimeConfig, device: torch.device, data_meta: dict[str, Any]
+) -> dict[str, Any]:
     """Collects what provenance.json says when a run starts."""
-    device = resolve_device(runtime.device)
     return {
         "commit": _git_output(ROOT, "rev-parse", "HEAD"),
         "dirty": is_dirty(ROOT),
@@ -57,6 +59,13 @@ def is_dirty(root: Path) -> bool | None:
     if changed is None or added is None:
         return None
     return bool(changed or added)
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    name = cpu_info("model name") or platform.machine()
+    return f"{name} ({os.cpu_count()} cores)"
 
 
 def earlier_attempts(path: Path) -> list[dict[str, Any]]:

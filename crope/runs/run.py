@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 from filelock import Timeout
 
-from crope.config import Config
 from crope.data.batches import check_length
 from crope.data.corpora import SPLITS, find_corpus
 from crope.data.tokens import TokenSet, load_tokens
@@ -60,16 +59,25 @@ def execute(run: Run) -> Outcome:
     """Trains `run` and writes its record, unless it is complete or another process trains it.
 
     A failure during training is recorded and returned, not raised. Raises UserError if the
-    configuration, the data or the folder does not allow the run, StorageError if a file cannot be
-    read or written (so would those of other runs), InvalidRecord if the record on disk is corrupt.
+    configuration, the data or the folder does not allow the run (a complete one: if it was made on
+    text from another source), StorageError if a file cannot be read or written (so would those of
+    other runs), InvalidRecord if the record on disk is corrupt.
     """
+    config = run.config
     try:
         with run_lock(run.path):
             if is_complete(run.path):
-                _check_source(run)
+                source = read_record(run.path).provenance["data"].get("source", {})
+                corpus = find_corpus(config.data.corpus)
+                corpus.check_source(source.get("hub"), f"the text of {run.path}")
                 return Outcome(run.run_id, "skipped", f"{run.run_id}: already complete")
-            model = build_model(run.config)  # a part that no registry has leaves no folder
-            tokens = _load(run.config)  # may take minutes, which a signal ends: nothing to save
+            model = build_model(config)  # a part that no registry has leaves no folder
+            # May take minutes, which a signal ends: nothing to save.
+            tokens = load_tokens(
+                config.data.corpus, config.tokenizer, data_dir=Path(config.data_dir)
+            )
+            for split in SPLITS:
+                check_length(getattr(tokens, split), config.train.seq_len, split)
             with stop_on_signal() as stop:
                 with attempt(run, tokens) as record:
                     record.summary |= _train(run, model, tokens, record.tracker, stop)
@@ -79,20 +87,6 @@ def execute(run: Run) -> Outcome:
         return Outcome(run.run_id, "busy", f"{run.run_id}: another process is training it")
     except OSError as error:
         raise storage_error(error) from error
-
-
-def _check_source(run: Run) -> None:
-    """Raises DataError if the complete run was made on text from another source."""
-    source = read_record(run.path).provenance["data"].get("source", {})
-    corpus = find_corpus(run.config.data.corpus)
-    corpus.check_source(source.get("hub"), f"the text of {run.path}")
-
-
-def _load(config: Config) -> TokenSet:
-    tokens = load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(config.data_dir))
-    for split in SPLITS:
-        check_length(getattr(tokens, split), config.train.seq_len, split)
-    return tokens
 
 
 @dataclass
@@ -152,14 +146,16 @@ def _describe_attempt(run: Run, tokens: TokenSet) -> tuple[dict[str, Any], dict[
     """Writes run.json, config.yaml and provenance.json; returns the content of the first and the
     last.
     """
+    device = resolve_device(run.config.runtime.device)
+    described = describe(run, device.type)
+    resumed = bool(checkpoints(run.path))
+    facts = provenance.collect(run.config.runtime, device, tokens.meta)
+    file = run.path / "provenance.json"
+    if resumed:
+        facts["resumed_from"] = provenance.earlier_attempts(file)
     remove_temporary_files(run.path)
-    described = describe(run, resolve_device(run.config.runtime.device).type)
-    facts = provenance.collect(run.config.runtime, tokens.meta)
     write_json(run.path / "run.json", described)
     write_text(run.path / "config.yaml", yaml.safe_dump(run.container, sort_keys=False))
-    file = run.path / "provenance.json"
-    if checkpoints(run.path):
-        facts["resumed_from"] = provenance.earlier_attempts(file)
     write_json(file, facts)
     return described, facts
 
@@ -170,8 +166,8 @@ def _train(run: Run, model: GPT, tokens: TokenSet, tracker: Tracker, stop: Stop)
     with RunProgress([run]) as progress:
 
         def log(line: dict[str, float]) -> None:
-            tracker.log(line)
             progress.show(run, line)
+            tracker.log(line)
 
         seconds = train(
             model,

@@ -3,7 +3,6 @@
 import ctypes
 import gc
 import os
-import platform
 import shutil
 import sysconfig
 from functools import cache
@@ -13,7 +12,6 @@ import torch
 
 from crope.config import RuntimeConfig
 from crope.errors import ConfigError, log_line
-from crope.machine import cpu_info
 
 
 def resolve_device(name: str) -> torch.device:
@@ -88,13 +86,6 @@ def can_compile(kind: str) -> bool:
             " compilation, more slowly"
         )
     return found
-
-
-def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    name = cpu_info("model name") or platform.machine()
-    return f"{name} ({os.cpu_count()} cores)"
 
 
 def keep_freed_memory() -> None:

@@ -3,6 +3,7 @@
 import subprocess
 
 import pytest
+import torch
 
 from crope.config import RuntimeConfig
 from crope.runs import provenance
@@ -50,7 +51,7 @@ def test_without_git_it_is_unknown(checkout):
 def test_facts_name_the_newest_commit(checkout):
     git(checkout, "commit", "-q", "--allow-empty", "-m", "second")
     (checkout / "crope/.gitignore").write_text("*\n")  # as a __pycache__ that git ignores
-    facts = collect(RuntimeConfig(device="cpu"), {})
+    facts = collect(RuntimeConfig(), torch.device("cpu"), {})
     assert facts["commit"] == git(checkout, "rev-parse", "HEAD")
     assert facts["dirty"] is False
 
@@ -64,7 +65,10 @@ def test_facts_name_the_newest_commit(checkout):
 )
 def test_the_command_names_no_folder_of_the_user(program, named, checkout, monkeypatch):
     monkeypatch.setattr("sys.argv", [str(checkout / program), "seed=range(1, 3)"])
-    assert collect(RuntimeConfig(device="cpu"), {})["command"] == f"{named} 'seed=range(1, 3)'"
+    assert (
+        collect(RuntimeConfig(), torch.device("cpu"), {})["command"]
+        == f"{named} 'seed=range(1, 3)'"
+    )
 
 
 UNKNOWN = dict.fromkeys(["commit", "dirty", "command", "device", "started_utc"])

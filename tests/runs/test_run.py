@@ -72,7 +72,7 @@ def test_a_finished_run_says_where_it_is_and_what_was_special(tmp_path):
 def test_provenance_has_the_threads_that_train(tmp_path):
     """Not those that the process has when the run starts."""
     run = toy_run(tmp_path, "runtime.threads=2")
-    assert collect(run.config.runtime, {})["threads"] == 2
+    assert collect(run.config.runtime, torch.device("cpu"), {})["threads"] == 2
 
 
 def test_a_complete_run_is_not_trained_again(complete):
