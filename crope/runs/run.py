@@ -23,8 +23,7 @@ from crope.files import (
     write_json,
     write_text,
 )
-from crope.model.counting import count_parameters
-from crope.model.gpt import GPT
+from crope.model.gpt import GPT, count_parameters
 from crope.plan.compose import Run
 from crope.records.derive import derive
 from crope.records.locks import run_lock

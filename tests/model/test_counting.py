@@ -2,7 +2,7 @@
 
 import pytest
 
-from crope.model.counting import count_parameters
+from crope.model.gpt import count_parameters
 from tests.model.oracles import VOCAB, build, model_config
 
 

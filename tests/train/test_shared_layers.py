@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from crope.interop.export import as_transformers
-from crope.model.counting import count_parameters
+from crope.model.gpt import count_parameters
 from crope.model.projections import PROJECTIONS, layers
 from crope.records.store import read_record
 from crope.runs.load import build_model, load_trained
