@@ -12,21 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from crope.errors import ConfigError
 from crope.seeding import stream
 
 TokenArray = np.ndarray | torch.Tensor  # flat token ids: mapped from disk, or on the device
-
-
-def check_length(tokens: np.ndarray, seq_len: int, split: str) -> None:
-    """Raises ConfigError if the split holds no window of seq_len tokens plus the target after the
-    last one.
-    """
-    if len(tokens) < seq_len + 1:
-        raise ConfigError(
-            f"train.seq_len={seq_len}: the {split} split has only {len(tokens):,} tokens; choose at"
-            f" most {len(tokens) - 1} or a larger dataset"
-        )
 
 
 def sample_batch(

@@ -12,8 +12,7 @@ import yaml
 from filelock import Timeout
 
 from crope.config import Config
-from crope.data.batches import check_length
-from crope.data.corpora import SPLITS, find_corpus
+from crope.data.corpora import find_corpus
 from crope.data.tokens import TokenSet, load_tokens
 from crope.errors import UserError, one_line, storage_error
 from crope.files import (
@@ -85,15 +84,14 @@ def execute(run: Run) -> Outcome:
 def _skipped(run: Run, why: str) -> Outcome:
     """Raises DataError if the complete run was made on text from another source."""
     source = read_record(run.path).provenance["data"].get("source", {})
-    corpus = find_corpus(run.config.data.corpus)
+    corpus = find_corpus(run.config.data.corpus, Path(run.config.data_dir))
     corpus.check_source(source.get("hub"), f"the text of {run.path}")
     return Outcome(run.run_id, "skipped", f"{run.run_id}: {why}")
 
 
 def _load(config: Config) -> TokenSet:
     tokens = load_tokens(config.data.corpus, config.tokenizer, data_dir=Path(config.data_dir))
-    for split in SPLITS:
-        check_length(getattr(tokens, split), config.train.seq_len, split)
+    tokens.check_length(config.train.seq_len)
     return tokens
 
 

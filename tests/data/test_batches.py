@@ -1,10 +1,13 @@
 """Batches and the fixed pass, against positions: the token at position i has the id 1000 + i."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from crope.data.batches import check_length, full_pass, resident, sample_batch
+from crope.data.batches import full_pass, resident, sample_batch
+from crope.data.tokens import TokenSet
 from crope.errors import ConfigError
 
 TOKENS = np.arange(1000, 1500, dtype=np.uint16)
@@ -74,9 +77,9 @@ def test_a_subset_is_of_evenly_spaced_windows_from_the_first_to_the_last(max_tok
 
 
 def test_a_split_that_is_too_short_is_refused():
-    check_length(TOKENS[:9], 8, "validation")
+    TokenSet(Path(), {}, TOKENS[:9], TOKENS[:9]).check_length(8)
     with pytest.raises(ConfigError, match=r"seq_len=8: the train split .* at most 7"):
-        check_length(TOKENS[:8], 8, "train")
+        TokenSet(Path(), {}, TOKENS[:8], TOKENS[:9]).check_length(8)
 
 
 def test_a_corpus_on_a_gpu_gives_the_same_batches(monkeypatch):
