@@ -27,8 +27,9 @@ from crope.config import Config
 from crope.plan.compose import load_run
 from crope.runs.load import build_model
 from crope.train.checkpoint import TrainState
-from crope.train.device import device_name, prepare_device
-from crope.train.loop import build_losses, build_optimizer, compiles, train_step
+from crope.train.device import compiles, device_name, prepare_device
+from crope.train.loop import build_optimizer, train_step
+from crope.train.losses import build_losses
 
 TURNS, STEPS = 5, 10  # STEPS of each implementation in each turn
 

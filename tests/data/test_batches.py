@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from crope.config import Config, TrainConfig
 from crope.data.batches import full_pass, resident, sample_batch
 from crope.data.tokens import TokenSet
 from crope.errors import ConfigError
@@ -13,9 +14,9 @@ from crope.errors import ConfigError
 TOKENS = np.arange(1000, 1500, dtype=np.uint16)
 
 
-def draw(tokens=TOKENS, **changes):
-    options = {"seed": 0, "step": 0, "batch_size": 8, "seq_len": 16, "purpose": "train"}
-    return sample_batch(tokens, **options | changes)
+def draw(tokens=TOKENS, *, seed=0, step=0, seq_len=16, purpose="train"):
+    config = Config(train=TrainConfig(batch_size=8, seq_len=seq_len), seed=seed)
+    return sample_batch(tokens, config, step=step, purpose=purpose)
 
 
 def test_windows_are_contiguous_and_targets_one_further():
