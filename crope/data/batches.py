@@ -19,7 +19,7 @@ TokenArray = np.ndarray | torch.Tensor  # flat token ids: mapped from disk, or o
 
 
 def sample_batch(
-    tokens: TokenArray, config: Config, *, step: int, purpose: str
+    tokens: TokenArray, *, config: Config, step: int, purpose: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cuts windows at uniform random offsets: inputs_BT and targets_BT (shifted by one token),
     int64; the same for all models at the same seed and step.

@@ -84,15 +84,11 @@ def agree(expected: Losses, losses: Losses) -> bool:
     """Whether two sets of losses have the same kinds and lengths and are equal within
     RELATIVE_TOLERANCE.
     """
-    if expected.keys() != losses.keys():
-        return False
-    for kind, before in expected.items():
-        after = losses[kind]
-        if len(before) != len(after):
-            return False
-        if not np.allclose(after, before, rtol=RELATIVE_TOLERANCE, atol=0):
-            return False
-    return True
+    return expected.keys() == losses.keys() and all(
+        len(before) == len(losses[kind])
+        and np.allclose(losses[kind], before, rtol=RELATIVE_TOLERANCE, atol=0)
+        for kind, before in expected.items()
+    )
 
 
 def _tokens() -> TokenSet:

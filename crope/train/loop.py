@@ -68,18 +68,18 @@ def train(
     """
     device = prepare_device(config.runtime)
     state = TrainState(model.to(device), build_optimizer(model, config.train))
+    made_with = _made_with(run_id, tokens, device)
     training, validation = (
         stoppable(loss, stop_requested) for loss in build_losses(model, config, device)
     )
     corpus = replace(
         tokens, train=resident(tokens.train, device), validation=resident(tokens.validation, device)
     )
-    made_with = _made_with(run_id, tokens, device)
     start, seconds_before, kept_bytes = load_checkpoint(folder, state, made_with=made_with)
-    meter = Meter(config, device)
     saved_at = time.perf_counter()
     began = saved_at - seconds_before
     with MetricsWriter(folder / "metrics.jsonl", keep=kept_bytes) as metrics:
+        meter = Meter(config, device)
 
         def save(step: int) -> None:
             with meter.paused():
@@ -148,7 +148,7 @@ def train_step(
     """Updates the parameters once; returns the loss of the batch and, if train.grad_clip is set,
     the norm of its gradient before clipping, both still on the device.
     """
-    batch = sample_batch(tokens, config, step=step, purpose="train")
+    batch = sample_batch(tokens, config=config, step=step, purpose="train")
     if config.model.dropout:
         torch.manual_seed(torch_seed(config.seed, "dropout", step))
     state.model.train()

@@ -84,7 +84,7 @@ def sampled_loss(loss: LossFunction, tokens: TokenArray, *, config: Config, step
     """Computes the mean loss in nats over eval.batches random B x L batches."""
     total: Any = 0.0  # a tensor on the device, for which nothing waits
     for index in range(config.eval.batches):
-        batch = sample_batch(tokens, config, step=step, purpose=f"validation/{index}")
+        batch = sample_batch(tokens, config=config, step=step, purpose=f"validation/{index}")
         total += loss(*batch).double().mean()
     return float(total) / config.eval.batches
 

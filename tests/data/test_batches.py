@@ -16,7 +16,7 @@ TOKENS = np.arange(1000, 1500, dtype=np.uint16)
 
 def draw(tokens=TOKENS, *, seed=0, step=0, seq_len=16, purpose="train"):
     config = Config(train=TrainConfig(batch_size=8, seq_len=seq_len), seed=seed)
-    return sample_batch(tokens, config, step=step, purpose=purpose)
+    return sample_batch(tokens, config=config, step=step, purpose=purpose)
 
 
 def test_windows_are_contiguous_and_targets_one_further():

@@ -82,7 +82,7 @@ def test_a_gradient_is_clipped_by_the_norm_of_all_parameters(clip, toy, toy_toke
     options = ("train.max_steps=1", "train.eps=1", "train.weight_decay=0", "train.lr=1")
     config = toy_run(tmp_path, *options).config
     model = build_model(config)
-    batch = sample_batch(toy_tokens.train, config, step=0, purpose="train")
+    batch = sample_batch(toy_tokens.train, config=config, step=0, purpose="train")
     cross_entropy(model, *batch).backward()
     norm = sum(p.grad.double().square().sum().item() for p in model.parameters()) ** 0.5
     assert 0.2 < norm < 100
@@ -110,7 +110,7 @@ def test_the_loop_is_a_plain_one(toy, toy_tokens, tmp_path):
     optimizer = torch.optim.AdamW(parameters, betas=(0.7, 0.9), eps=0.001, weight_decay=0.3)
     for step in range(12):
         optimizer.param_groups[0]["lr"] = 0.02 * 0.5 ** (step // 4)
-        batch = sample_batch(toy_tokens.train, config, step=step, purpose="train")
+        batch = sample_batch(toy_tokens.train, config=config, step=step, purpose="train")
         loss = cross_entropy(model, *batch)
         optimizer.zero_grad()
         loss.backward()
@@ -233,9 +233,9 @@ def test_batches_are_drawn_for_the_split_the_seed_and_the_step(toy, monkeypatch)
     """And for nothing else. The training split has 900 tokens, the validation split 300."""
     seen = []
 
-    def note(tokens, config, *, step, purpose):
+    def note(tokens, *, config, step, purpose):
         seen.append((len(tokens), config.seed, step, purpose))
-        return sample_batch(tokens, config, step=step, purpose=purpose)
+        return sample_batch(tokens, config=config, step=step, purpose=purpose)
 
     monkeypatch.setattr("crope.train.losses.sample_batch", note)
     monkeypatch.setattr("crope.train.loop.sample_batch", note)
