@@ -53,10 +53,6 @@ class TokenSet:
     train: NDArray[Any]
     validation: NDArray[Any]
 
-    @property
-    def vocab_size(self) -> int:
-        return int(self.meta["tokenizer"]["vocab_size"])
-
     def check_length(self, seq_len: int) -> None:
         """Raises ConfigError if a split holds no window of seq_len tokens plus the target after the
         last one.

@@ -69,14 +69,8 @@ def remake(file: Path = GOLDEN_FILE) -> list[str]:
     """
     before: dict[str, Losses] = read_json(file)
     after = {name: golden_losses(model) for name, model in golden_models().items()}
-    changed = []
-    for name, losses in after.items():
-        known = before.get(name, {})
-        if agree(known, losses):
-            after[name] = known
-        else:
-            changed.append(name)
-    write_json(file, after)
+    changed = [name for name, losses in after.items() if not agree(before.get(name, {}), losses)]
+    write_json(file, {name: (after if name in changed else before)[name] for name in after})
     return changed
 
 
