@@ -103,7 +103,7 @@ class Corpus:
         relative path only, because the report prints them.
         """
         if self.name == "tiny":
-            return {split: [write_split(split)[0]] for split in SPLITS}
+            return {split: [write_split(split)] for split in SPLITS}
         return {split: list(map(self._read, files)) for split, files in self.files.items()}
 
     @cached_property

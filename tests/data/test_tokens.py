@@ -33,7 +33,7 @@ from tests.data.conftest import FILES, SMALL, write
 
 @pytest.fixture(scope="module")
 def bpe():
-    return train_bpe([write_split("validation")[0]], 1000)
+    return train_bpe([write_split("validation")], 1000)
 
 
 def load(corpus, data_dir):
