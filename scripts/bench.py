@@ -103,7 +103,7 @@ def our_step(config: Config, device: torch.device) -> Step:
     """Builds the trainer's own step, on random tokens."""
     tokens = torch.randint(config.tokenizer.vocab_size, (1_000_000,), device=device)
     model = build_model(config).to(device)
-    state = TrainState(model, build_optimizer(model, config.train))
+    state = TrainState(model, build_optimizer(model, config.train), made_with={})
     loss, _ = build_losses(model, config, device)
     return lambda number: train_step(state, loss, tokens, config, step=number)[0]
 

@@ -67,15 +67,14 @@ def train(
     saving, if `stop_requested()`.
     """
     device = prepare_device(config.runtime)
-    state = TrainState(model.to(device), build_optimizer(model, config.train))
-    made_with = _made_with(run_id, tokens, device)
-    training, validation = (
-        stoppable(loss, stop_requested) for loss in build_losses(model, config, device)
-    )
+    optimizer = build_optimizer(model.to(device), config.train)
+    state = TrainState(model, optimizer, _made_with(run_id, tokens, device))
+    losses = build_losses(model, config, device)
+    training, validation = (stoppable(loss, stop_requested) for loss in losses)
     corpus = replace(
         tokens, train=resident(tokens.train, device), validation=resident(tokens.validation, device)
     )
-    start, seconds_before, kept_bytes = load_checkpoint(folder, state, made_with=made_with)
+    start, seconds_before, kept_bytes = load_checkpoint(folder, state)
     saved_at = time.perf_counter()
     began = saved_at - seconds_before
     with MetricsWriter(folder / "metrics.jsonl", keep=kept_bytes) as metrics:
@@ -85,9 +84,7 @@ def train(
             with meter.paused():
                 meter.check_finite({}, step)  # weights that are not finite are not saved
                 seconds, size = time.perf_counter() - began, metrics.sync()
-                save_checkpoint(
-                    folder, state, made_with, step=step, seconds=seconds, metrics_size=size
-                )
+                save_checkpoint(folder, state, step=step, seconds=seconds, metrics_size=size)
 
         if start == 0:  # a run that cannot be saved fails now, not after its last step
             weights_bytes(model, run_id=run_id)
