@@ -69,8 +69,7 @@ def draw_function_space() -> Figure:
         bottom = -1.15 if name in SIGMA else -0.15
         axis.set(xlim=(-1.15, 1.15), ylim=(bottom, 1.2), aspect="equal")
         # One line of the grid each way: it marks the origin.
-        axis.set_xticks([0], labels=[""])
-        axis.set_yticks([0], labels=[""])
+        axis.set(xticks=[0], yticks=[0], xticklabels=[""], yticklabels=[""])
         axis.tick_params(length=0)
         axis.spines[:].set_visible(False)
     return figure
