@@ -135,8 +135,7 @@ class Corpus:
         for site, read in sites(self.hub, missing[0]):
             log_line(f"fetching {self.name}: {len(missing)} files from {site}")
             try:
-                while missing:
-                    relative = missing[0]
+                for relative in [*missing]:
                     text = self._checked(relative, download(site, read, relative))
                     write_text(RAW_DIR / relative, text)
                     missing.remove(relative)
