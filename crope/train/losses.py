@@ -21,26 +21,29 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(
-    model: GPT, tokens_BT: Tensor, targets_BT: Tensor, *, reduction: str = "mean"
+    model: GPT,
+    inputs_BT: Tensor,
+    targets_BT: Tensor,
+    *,
+    bf16: bool = False,
+    reduction: str = "mean",
 ) -> Tensor:
     """Computes the reference loss, from which every reported number comes: mean next-token cross
-    entropy in nats.
+    entropy in nats; under bf16 autocast if asked to.
 
     The log-sum-exp is in float32 under autocast as well. Padding columns of the head are cut off
     before the softmax.
     """
-    logits_BTV = model.logits(model(tokens_BT))
-    # float64 models (tests) stay float64.
-    logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
-    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction)
+    with torch.autocast(inputs_BT.device.type, torch.bfloat16, enabled=bf16):
+        logits_BTV = model.logits(model(inputs_BT))
+        # float64 models (tests) stay float64.
+        logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
+        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction)
 
 
 def token_losses(model: GPT, inputs_BT: Tensor, targets_BT: Tensor, *, bf16: bool) -> Tensor:
-    """Computes the reference loss of each token, (B, T), not averaged; under bf16 autocast if asked
-    to.
-    """
-    with torch.autocast(inputs_BT.device.type, torch.bfloat16, enabled=bf16):
-        losses = cross_entropy(model, inputs_BT, targets_BT, reduction="none")
+    """Computes the reference loss of each token, (B, T), not averaged."""
+    losses = cross_entropy(model, inputs_BT, targets_BT, bf16=bf16, reduction="none")
     return losses.view_as(targets_BT)
 
 
@@ -58,8 +61,7 @@ def build_losses(
     bf16 = config.train.precision == "bf16"
 
     def mean_loss(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            return cross_entropy(model, inputs_BT, targets_BT)
+        return cross_entropy(model, inputs_BT, targets_BT, bf16=bf16)
 
     def window_losses(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         return token_losses(model, inputs_BT, targets_BT, bf16=bf16).mean(dim=-1)
