@@ -81,7 +81,7 @@ def readme(options: Options) -> None:
 
 
 def theory(options: Options) -> None:
-    """The papers' constructions, limits and decay in numbers: results/theory."""
+    """The papers' constructions and limits in numbers: results/theory."""
     from crope.theory.report import make_theory
 
     make_theory(options.results_dir / "theory")
