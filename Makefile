@@ -50,7 +50,7 @@ report: .venv/.stamp  ## results/report/index.html and tables from the records [
 explain: .venv/.stamp  ## the runs behind a number [CELL=table1/ptb/crope or P1; none: lists them; SCALE=...]
 	@$(PY) scripts/tools.py explain $(AT) $(FROM) $(CELL)
 
-theory: .venv/.stamp  ## the papers' constructions, limits and decay in numbers: results/theory
+theory: .venv/.stamp  ## the papers' constructions and limits in numbers: results/theory
 	@$(PY) scripts/tools.py theory
 
 bench: .venv/.stamp  ## step times next to transformers and a plain loop [ARGS="scale=paper" or --profile]

@@ -28,8 +28,9 @@ from crope.plan.compose import load_run
 from crope.runs.load import build_model
 from crope.runs.provenance import device_name
 from crope.train.checkpoint import TrainState
-from crope.train.device import prepare_device
-from crope.train.loop import build_losses, build_optimizer, compiles, train_step
+from crope.train.device import compiles, prepare_device
+from crope.train.loop import build_optimizer, train_step
+from crope.train.losses import build_losses
 
 TURNS, STEPS = 5, 10  # STEPS of each implementation in each turn
 
@@ -103,7 +104,7 @@ def our_step(config: Config, device: torch.device) -> Step:
     """Builds the trainer's own step, on random tokens."""
     tokens = torch.randint(config.tokenizer.vocab_size, (1_000_000,), device=device)
     model = build_model(config).to(device)
-    state = TrainState(model, build_optimizer(model, config.train))
+    state = TrainState(model, build_optimizer(model, config.train), made_with={})
     loss, _ = build_losses(model, config, device)
     return lambda number: train_step(state, loss, tokens, config, step=number)[0]
 

@@ -81,7 +81,7 @@ def readme(options: Options) -> None:
 
 
 def theory(options: Options) -> None:
-    """Compute the papers' constructions, limits and decay: results/theory."""
+    """Compute the papers' constructions and limits: results/theory."""
     from crope.theory.report import make_theory
 
     make_theory(options.results_dir / "theory")

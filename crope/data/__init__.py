@@ -1,3 +1,3 @@
-"""Data: corpora.py (files, canonical form, checksums), fetch.py (downloads), rows.py (formats of
-files), tokens.py (token arrays), ngrams.py (losses of n-gram models), batches.py.
+"""Data: tokens.py makes token arrays of the texts that corpora.py reads and checks; missing ones are
+downloaded by fetch.py, whose files rows.py reads. Of token arrays: batches.py, ngrams.py.
 """

@@ -12,35 +12,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from crope.errors import ConfigError
+from crope.config import Config
 from crope.seeding import stream
 
 TokenArray = np.ndarray | torch.Tensor  # flat token ids: mapped from disk, or on the device
 
 
-def check_length(tokens: np.ndarray, seq_len: int, split: str) -> None:
-    """Raises ConfigError if the split holds no window of seq_len tokens plus the target after the
-    last one.
-    """
-    if len(tokens) < seq_len + 1:
-        raise ConfigError(
-            f"train.seq_len={seq_len}: the {split} split has only {len(tokens):,} tokens; choose at"
-            f" most {len(tokens) - 1} or a larger dataset"
-        )
-
-
 def sample_batch(
-    tokens: TokenArray, *, seed: int, step: int, batch_size: int, seq_len: int, purpose: str
+    tokens: TokenArray, *, config: Config, step: int, purpose: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cuts windows at uniform random offsets: inputs_BT and targets_BT (shifted by one token),
-    int64.
+    int64; the same for all models at the same seed and step.
 
     `purpose` ("train", "validation/0", ...) names an independent stream of offsets.
     """
-    offsets_B = stream(seed, f"batches/{purpose}", step).integers(
-        len(tokens) - seq_len, size=batch_size
+    train = config.train
+    offsets_B = stream(config.seed, f"batches/{purpose}", step).integers(
+        len(tokens) - train.seq_len, size=train.batch_size
     )
-    return _windows(tokens, offsets_B, seq_len)
+    return _windows(tokens, offsets_B, train.seq_len)
 
 
 def full_pass(

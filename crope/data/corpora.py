@@ -1,7 +1,7 @@
 """Corpora: the files of each split, their canonical form and their checksums.
 
 A corpus has two splits, train and validation; test splits are never read. A file `<corpus>/...` is
-looked for in `data_dir`, then in RAW_DIR, where fetch.py writes. Files with a line in
+looked for in `data_dir`, then in RAW_DIR, where fetched files are kept. Files with a line in
 data/checksums.txt are pinned: other content is refused. The other corpora are the user's own,
 `<name>/train.txt` and `<name>/valid.txt`, or fetched as the section `hub` of conf/data/<name>.yaml
 says; their folder's name then has a hash of that section, so that texts of two sources are never
@@ -11,6 +11,7 @@ mixed.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from crope.config import CACHE_DIR, ROOT, DataConfig, HubConfig
+from crope.data.fetch import download, sites
 from crope.data.grammar import write_split
-from crope.errors import ConfigError, DataError
-from crope.files import json_sha256, sha256
+from crope.errors import ConfigError, DataError, DataUnavailable, log_line
+from crope.files import json_sha256, sha256, write_text
 
 SPLITS = ("train", "validation")
 CHECKSUMS = ROOT / "data" / "checksums.txt"
@@ -28,22 +30,22 @@ CONF_DIR = ROOT / "conf" / "data"
 RAW_DIR = CACHE_DIR / "raw"
 WORD_LEVEL = ("ptb", "wikitext2")
 
-Texts = dict[str, list[str]]  # by split: the canonical text of each file
-
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus, as `find_corpus` finds it.
+    """A corpus, as `find_corpus` finds it. Its texts are read once, and fetched if missing.
 
-    files     relative paths of each split in reading order; none of tiny
-    pinned    sha256 of those files that have a checksum, by path
-    hub       where the text is fetched from
+    files      relative paths of each split in reading order; none of tiny
+    pinned     sha256 of those files that have a checksum, by path
+    hub        where the text is fetched from
+    data_dir   the user's folder of texts
     """
 
     name: str
     files: Mapping[str, Sequence[str]]
     pinned: Mapping[str, str]
     hub: HubConfig | None
+    data_dir: Path
 
     @property
     def is_pinned(self) -> bool:
@@ -67,32 +69,86 @@ class Corpus:
                 f" conf/data/{self.name}.yaml; give the changed corpus another name"
             )
 
-    def missing(self, data_dir: Path) -> list[str]:
-        """Finds the files that are in neither folder."""
-        paths = chain(*self.files.values())
-        return [path for path in paths if not find_file(path, data_dir).is_file()]
+    def sha256(self) -> dict[str, str]:
+        """Computes the sha256 that identifies each split's text; of a pinned corpus it follows from
+        the checksums alone.
 
-    def load(self, data_dir: Path) -> Texts:
-        """Reads and checks the texts of each split (PG-19: one per book, otherwise one).
+        For a pinned split of several files it is that of its lines in data/checksums.txt. Raises as
+        `texts` does, and DataError if both splits have one text.
+        """
+        digests = {}
+        if self.is_pinned:
+            for split, paths in self.files.items():
+                lines = "".join(f"{self.pinned[path]}  {path}\n" for path in paths)
+                digests[split] = (
+                    self.pinned[paths[0]] if len(paths) == 1 else sha256(lines.encode())
+                )
+            same = digests["train"] == digests["validation"]
+        else:
+            for split, texts in self.texts.items():
+                digests[split] = sha256("".join(texts).encode())
+            # Slices of the same rows differ in length (max_bytes), but start alike.
+            same = self.texts["train"][0].startswith(self.texts["validation"][0])
+        if same:
+            raise DataError(
+                f"{self.name}: both splits are the same text; give validation another text"
+            )
+        return digests
+
+    @cached_property
+    def texts(self) -> dict[str, list[str]]:
+        """Reads and checks the canonical texts of each split (PG-19: one per book, otherwise one).
 
         Raises DataError if a text is blank, not UTF-8 or not the pinned one. Messages name the
         relative path only, because the report prints them.
         """
         if self.name == "tiny":
-            return {split: [write_split(split)[0]] for split in SPLITS}
-        texts: Texts = {split: [] for split in SPLITS}
-        for split, paths in self.files.items():
-            for relative in paths:
-                try:
-                    text = find_file(relative, data_dir).read_text(encoding="utf-8")
-                except UnicodeDecodeError as error:
-                    raise DataError(
-                        f"{relative}: not UTF-8 ({error.reason}); convert it"
-                    ) from error
-                texts[split].append(self.checked(relative, text))
-        return texts
+            return {split: [write_split(split)] for split in SPLITS}
+        return {split: list(map(self._read, files)) for split, files in self.files.items()}
 
-    def checked(self, relative: str, text: str) -> str:
+    @cached_property
+    def paths(self) -> dict[str, Path]:
+        """Finds each file in data_dir or RAW_DIR, by its relative path; fetches missing ones."""
+        paths = {}
+        for relative in chain(*self.files.values()):
+            own = self.data_dir / relative
+            paths[relative] = own if own.is_file() else RAW_DIR / relative
+        if missing := [relative for relative, path in paths.items() if not path.is_file()]:
+            self._fetch(missing)
+        return paths
+
+    def _read(self, relative: str) -> str:
+        try:
+            text = self.paths[relative].read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{relative}: not UTF-8 ({error.reason}); convert it") from error
+        return self._checked(relative, text)
+
+    def _fetch(self, missing: list[str]) -> None:
+        """Writes missing files to RAW_DIR in canonical form, from the first site that has the
+        pinned content.
+
+        Raises DataUnavailable if no site can be reached or delivers that, ConfigError if `hub` does
+        not fit the files, OSError if a file cannot be written. Those that arrived are kept.
+        """
+        causes = []
+        for site, read in sites(self.hub, missing[0]):
+            log_line(f"fetching {self.name}: {len(missing)} files from {site}")
+            try:
+                for relative in [*missing]:
+                    text = self._checked(relative, download(site, read, relative))
+                    write_text(RAW_DIR / relative, text)
+                    missing.remove(relative)
+                return
+            except DataError as error:
+                causes.append(f"{site}: {error}")
+        raise DataUnavailable(
+            f"{self.name}: {len(missing)} files missing ({missing[0]}, ...);"
+            f" {'; '.join(causes) or 'no site has them'}; set CROPE_DATA_DIR to a folder that has"
+            " them (data/README.md), HF_ENDPOINT to a mirror, or use data=tiny"
+        )
+
+    def _checked(self, relative: str, text: str) -> str:
         """Returns the canonical form of a file's text.
 
         Raises DataError if it is blank, or if the file is pinned and its sha256 differs.
@@ -107,44 +163,15 @@ class Corpus:
             )
         return text
 
-    def sha256(self, data_dir: Path) -> dict[str, str]:
-        """Computes the sha256 that identifies each split's text; of a pinned corpus it follows from
-        the checksums alone.
 
-        For a pinned split of several files it is that of its lines in data/checksums.txt. Raises as
-        `load` does, and DataError if both splits have one text.
-        """
-        digests = {}
-        if self.is_pinned:
-            for split, paths in self.files.items():
-                lines = "".join(f"{self.pinned[path]}  {path}\n" for path in paths)
-                digests[split] = (
-                    self.pinned[paths[0]] if len(paths) == 1 else sha256(lines.encode())
-                )
-            same = digests["train"] == digests["validation"]
-        else:
-            texts = self.load(data_dir)
-            for split, parts in texts.items():
-                digests[split] = sha256("".join(parts).encode())
-            # Slices of the same rows differ in length (max_bytes), but start alike.
-            same = texts["train"][0].startswith(texts["validation"][0])
-        if same:
-            raise DataError(
-                f"{self.name}: both splits are the same text; give validation another text"
-            )
-        return digests
-
-
-def find_corpus(name: str) -> Corpus:
+def find_corpus(name: str, data_dir: Path) -> Corpus:
     """Reads what conf/data/<name>.yaml and data/checksums.txt say of a corpus.
 
     PG-19 has the pinned books, sorted by id as text, or the first `books` of the training split.
     Raises ConfigError if there are not so many books, or `hub` has no revision that stays.
     """
-    checksums = {}
-    for line in CHECKSUMS.read_text(encoding="utf-8").splitlines():
-        digest, path = line.split()
-        checksums[path] = digest
+    lines = CHECKSUMS.read_text(encoding="utf-8").splitlines()
+    checksums = {path: digest for digest, path in map(str.split, lines)}
     file = CONF_DIR / f"{name}.yaml"
     known = OmegaConf.structured(DataConfig(name))
     if file.is_file():
@@ -156,9 +183,8 @@ def find_corpus(name: str) -> Corpus:
         )
     files: dict[str, list[str]] = {split: [] for split in SPLITS}
     if name == "pg19" or data.books is not None:
-        for path in sorted(checksums):
-            if path.startswith("pg19/"):
-                files[path.split("/")[1]].append(path)
+        for split in SPLITS:
+            files[split] = sorted(path for path in checksums if path.startswith(f"pg19/{split}/"))
         count = len(files["train"])
         if data.books is not None and not 1 <= data.books <= count:
             raise ConfigError(f"conf/data/{name}.yaml: books: {data.books} must be 1 to {count}")
@@ -169,18 +195,7 @@ def find_corpus(name: str) -> Corpus:
             folder = f"{name}-{json_sha256(asdict(data.hub))[:8]}"
         files = {"train": [f"{folder}/train.txt"], "validation": [f"{folder}/valid.txt"]}
     pinned = {path: checksums[path] for path in chain(*files.values()) if path in checksums}
-    return Corpus(name, files, pinned, data.hub)
-
-
-def load_corpus(name: str, data_dir: Path) -> Texts:
-    """Reads the texts of each split of a corpus, as `Corpus.load` does."""
-    return find_corpus(name).load(data_dir)
-
-
-def find_file(relative: str, data_dir: Path) -> Path:
-    """Returns the file in `data_dir`, else its place in RAW_DIR."""
-    own = data_dir / relative
-    return own if own.is_file() else RAW_DIR / relative
+    return Corpus(name, files, pinned, data.hub, data_dir)
 
 
 def canonical(corpus: str, text: str) -> str:

@@ -1,10 +1,9 @@
-"""Downloads of corpus files that are in no local folder: from the Hugging Face hub and the official
-sites.
+"""Downloads of text files from the Hugging Face hub and from sites of plain files.
 
-fetch() writes canonical, verified files to RAW_DIR. The section `hub` of conf/data/<corpus>.yaml
-names the files of each split of a dataset, so that no test split is downloaded. The hub's
-environment variables hold (HF_HOME, HF_TOKEN, HF_ENDPOINT for a mirror, HF_HUB_OFFLINE for its
-cache alone, HF_HUB_DOWNLOAD_TIMEOUT), and its client repeats requests and words errors.
+The section `hub` of conf/data/<corpus>.yaml names the files of each split of a dataset, so that no
+test split is downloaded. The hub's environment variables hold (HF_HOME, HF_TOKEN, HF_ENDPOINT for a
+mirror, HF_HUB_OFFLINE for its cache alone, HF_HUB_DOWNLOAD_TIMEOUT), and its client repeats requests
+and words errors.
 """
 
 import logging
@@ -12,20 +11,14 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from math import inf
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from crope.config import HubConfig
-from crope.data import corpora
-from crope.data.corpora import Corpus
 from crope.data.rows import format_of, read_texts
-from crope.errors import ConfigError, DataError, DataUnavailable, UserError, log_line, one_line
-from crope.files import write_text
+from crope.errors import ConfigError, DataUnavailable, UserError, one_line
 
-# GPT-2's tokenizer, fetched as the texts are.
-GPT2 = Corpus("gpt2", {"train": ["tokenizers/gpt2/tokenizer.json"]}, pinned={}, hub=None)
 # Sites of plain files, by what their URL takes the place of in a path: the hub, the files that the
 # loading script of ptb-text-only/ptb_text_only points to, the official release of PG-19 by books.
 SITES = {
@@ -37,40 +30,28 @@ SITES = {
 Read = Callable[[str], Iterable[str]]  # relative path -> parts of the text
 
 
-def fetch(corpus: Corpus, data_dir: Path) -> None:
-    """Writes the files of a corpus that are in no folder to RAW_DIR in canonical form, from the
-    first site that has the pinned content.
-
-    Raises DataUnavailable if no site can be reached or delivers that, ConfigError if `hub` does not
-    fit the files, OSError if a file cannot be written. Those that arrived are kept.
+def sites(hub: HubConfig | None, relative: str) -> Iterator[tuple[str, Read]]:
+    """Yields the URL (or name, where nothing is downloaded) and the read function of each site that
+    has the corpus of this file.
     """
-    if not (missing := corpus.missing(data_dir)):
-        return
+    from huggingface_hub.constants import ENDPOINT, is_offline_mode
+
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # Hydra prints a line per request
-    causes = []
-    for site, read in _sites(corpus):
-        log_line(f"fetching {corpus.name}: {len(missing)} files from {site}")
-        try:
-            _connect(site)
-            for relative in missing:
-                text = corpus.checked(relative, _read(read, relative))
-                write_text(corpora.RAW_DIR / relative, text)
-            return
-        except DataError as error:
-            causes.append(f"{site}: {error}")
-            missing = corpus.missing(data_dir)
-    raise DataUnavailable(
-        f"{corpus.name}: {len(missing)} files missing ({missing[0]}, ...);"
-        f" {'; '.join(causes) or 'no site has them'}; set CROPE_DATA_DIR to a folder that has them"
-        " (data/README.md), HF_ENDPOINT to a mirror, or use data=tiny"
-    )
+    if hub:
+        name = "the hub's cache" if is_offline_mode() else ENDPOINT
+        yield name, partial(_read_rows, hub)
+    for start, site in SITES.items():
+        if relative.startswith(start):
+            url = site.format(hub=ENDPOINT)
+            yield url, partial(_read_url, url, start)
 
 
-def _read(read: Read, relative: str) -> str:
+def download(site: str, read: Read, relative: str) -> str:
     """Reads a file from a site. Raises DataUnavailable for any error but a UserError: those of the
     clients have many types.
     """
     try:
+        _connect(site)
         return "".join(read(relative))
     except UserError:
         raise
@@ -91,21 +72,6 @@ def _connect(url: str) -> None:
             socket.create_connection((parts.hostname, port), 3.0).close()
         except OSError as error:
             raise DataUnavailable("no connection") from error
-
-
-def _sites(corpus: Corpus) -> Iterator[tuple[str, Read]]:
-    """Yields the URL (or name, where nothing is downloaded) and the read function of each site that
-    has files of the corpus.
-    """
-    from huggingface_hub.constants import ENDPOINT, is_offline_mode
-
-    if corpus.hub:
-        name = "the hub's cache" if is_offline_mode() else ENDPOINT
-        yield name, partial(_read_rows, corpus.hub)
-    for start, site in SITES.items():
-        if corpus.files["train"][0].startswith(start):
-            url = site.format(hub=ENDPOINT)
-            yield url, partial(_read_url, url, start)
 
 
 def _read_url(url: str, start: str, relative: str) -> list[str]:

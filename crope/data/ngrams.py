@@ -44,10 +44,11 @@ def ngram_losses(
 def ngram_entry(tokens: TokenSet) -> dict[str, Any]:
     """Computes the n-gram losses of a prepared corpus (nats per token); says of which tokens."""
     meta = tokens.meta
-    losses = ngram_losses(tokens.train, tokens.validation, tokens.vocab_size)
+    tokenizer = {key: meta["tokenizer"][key] for key in ("name", "vocab_size")}
+    losses = ngram_losses(tokens.train, tokens.validation, tokenizer["vocab_size"])
     return {
         "corpus": meta["corpus"],
-        "tokenizer": {key: meta["tokenizer"][key] for key in ("name", "vocab_size")},
+        "tokenizer": tokenizer,
         "sha256": {split: meta["splits"][split]["sha256"] for split in SPLITS},
         "loss_nats": {name: round(loss, 6) for name, loss in losses.items()},
     }

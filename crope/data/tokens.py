@@ -28,14 +28,14 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from crope.config import CACHE_DIR, TokenizerConfig
-from crope.data.corpora import SPLITS, Corpus, find_corpus, find_file
-from crope.data.fetch import GPT2, fetch
+from crope.data.corpora import SPLITS, Corpus, find_corpus
 from crope.errors import ConfigError, DataError, log_line
 from crope.files import json_sha256, read_json, sha256_file, write_json, write_text
 
 TOKENS_DIR = CACHE_DIR / "tokens"
 TOKENS_FORMAT = 2  # to be raised when the same corpus and tokenizer give other files
-# Of vocabulary and merges (vocabulary_sha256): the hub's file and one built from OpenAI's files
+GPT2_FILE = "tokenizers/gpt2/tokenizer.json"
+# Of vocabulary and merges (vocabulary_of): the hub's file and one built from OpenAI's files
 # differ in their JSON.
 GPT2_SHA256 = "7af2255eedd60b16dd34cbba614d328a4b0726f23b66fb09c942a867f3ccac38"
 
@@ -53,31 +53,37 @@ class TokenSet:
     train: NDArray[Any]
     validation: NDArray[Any]
 
-    @property
-    def vocab_size(self) -> int:
-        return int(self.meta["tokenizer"]["vocab_size"])
+    def check_length(self, seq_len: int) -> None:
+        """Raises ConfigError if a split holds no window of seq_len tokens plus the target after the
+        last one.
+        """
+        for split in SPLITS:
+            count = len(getattr(self, split))
+            if count < seq_len + 1:
+                raise ConfigError(
+                    f"train.seq_len={seq_len}: the {split} split has only {count:,} tokens; choose"
+                    f" at most {count - 1} or a larger dataset"
+                )
 
 
-def load_tokens(corpus: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> TokenSet:
+def load_tokens(name: str, tokenizer: TokenizerConfig, *, data_dir: Path) -> TokenSet:
     """Opens the token files of a corpus; makes them first if they are missing or corrupt, fetching
     text if needed.
 
     Raises DataUnavailable if the text is nowhere to be had, DataError if it is corrupt, ConfigError
     if it is too small for the vocabulary, OSError if the files cannot be written.
     """
-    found = find_corpus(corpus)
-    if not found.is_pinned:  # the text itself names the folder
-        fetch(found, data_dir)
-    source = found.sha256(data_dir)
-    folder = _folder(corpus, source, tokenizer)
+    corpus = find_corpus(name, data_dir)
+    source = corpus.sha256()
+    folder = _folder(name, source, tokenizer)
     if tokens := open_tokens(folder):
         return tokens
-    log_line(f"preparing {corpus}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
+    log_line(f"preparing {name}: tokenizer {tokenizer.name} ({tokenizer.vocab_size:,})")
     TOKENS_DIR.mkdir(parents=True, exist_ok=True)
     # A soft lock, in its place, would outlast a killed process.
-    with FileLock(TOKENS_DIR / f".{corpus}.lock", fallback_to_soft=False):
+    with FileLock(TOKENS_DIR / f".{name}.lock", fallback_to_soft=False):
         # Another process may have made them while this one waited.
-        return open_tokens(folder) or _write_tokens(folder, found, source, tokenizer, data_dir)
+        return open_tokens(folder) or _write_tokens(folder, corpus, source, tokenizer)
 
 
 def open_tokens(folder: Path) -> TokenSet | None:
@@ -100,10 +106,9 @@ def load_gpt2(path: Path) -> Tokenizer:
     Raises DataError if they are others.
     """
     vocabulary, merges = vocabulary_of(Tokenizer.from_file(str(path)))
-    tokenizer = _byte_level(models.BPE(vocab=vocabulary, merges=merges))
-    if json_sha256(vocabulary_of(tokenizer)) != GPT2_SHA256:
+    if json_sha256([vocabulary, merges]) != GPT2_SHA256:
         raise DataError(f"{path}: not GPT-2's vocabulary and merges; replace or remove it")
-    return tokenizer
+    return _byte_level(models.BPE(vocabulary, merges))
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -175,17 +180,16 @@ def _map(folder: Path, meta: dict[str, Any]) -> TokenSet:
 
 
 def _write_tokens(
-    folder: Path, corpus: Corpus, source: dict[str, str], config: TokenizerConfig, data_dir: Path
+    folder: Path, corpus: Corpus, source: dict[str, str], config: TokenizerConfig
 ) -> TokenSet:
     """Encodes both splits into a partial folder, then renames it.
 
     `source` is Corpus.sha256. The caller holds the lock of the corpus.
     """
-    fetch(corpus, data_dir)
-    texts = corpus.load(data_dir)
-    if config.name == "gpt2":
-        fetch(GPT2, data_dir)
-        tokenizer = load_gpt2(find_file(GPT2.files["train"][0], data_dir))
+    texts = corpus.texts
+    if config.name == "gpt2":  # its file is found or fetched as a text is
+        gpt2 = Corpus("gpt2", {"train": [GPT2_FILE]}, {}, None, corpus.data_dir)
+        tokenizer = load_gpt2(gpt2.paths[GPT2_FILE])
     else:
         tokenizer = train_bpe(texts["train"], config.vocab_size)
 

@@ -62,10 +62,10 @@ def complexify(
     if init not in ("fresh", "nearest"):
         raise ValueError(f"init={init!r}: must be 'fresh' or 'nearest'")
     layers = _select(model, names)
-    new_layers = {}
-    for path, layer in layers.items():
-        options = _pairs(model, path, pairing, head_dim)
-        new_layers[path] = ComplexLinear.from_linear(layer, **options)
+    new_layers = {
+        path: ComplexLinear.from_linear(layer, **_pairs(model, path, pairing, head_dim))
+        for path, layer in layers.items()
+    }
     replaced = []
     for path, new in new_layers.items():
         weight, kept = layers[path].weight.float(), 0.0

@@ -88,11 +88,11 @@ def _rotation_error(name: str, attention: nn.Module, args: Any, kwargs: Any) -> 
             f"{name}: nothing to compare. Make Q and K both complex-linear, and give inputs of two"
             " tokens or more"
         )
-    errors = []
     # Of Q, K and V, the pair Q and K changes the output least.
-    for first, second in combinations(layers, 2):
-        errors.append((output({first: 1j, second: 1j}) - before).norm() / alone[first])
-    return min(errors).item()
+    return min(
+        (output({first: 1j, second: 1j}) - before).norm().item() / alone[first].item()
+        for first, second in combinations(layers, 2)
+    )
 
 
 def _noise(layer: Any, args: Any, y: Tensor, *, seed: int, factor: complex) -> Tensor:

@@ -20,8 +20,6 @@ def generate(
     temperature   of the logits; 0: the most likely token
     top_k         draw from the k most likely tokens only; 0: from all
     """
-    if temperature < 0:
-        raise UserError(f"temperature={temperature}: must be at least 0")
     # In evaluation mode: text is drawn from the model that was validated, without dropout.
     model = load_trained(record).eval()
     tokenizer = Tokenizer.from_file(str(load_run_tokens(record).folder / "tokenizer.json"))

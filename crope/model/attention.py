@@ -88,9 +88,7 @@ def written_out_attention(
     dtype = torch.promote_types(q_BHTK.dtype, torch.float32)
     score_BHTT = (q_BHTK @ k_BHTK.mT).to(dtype) * q_BHTK.shape[-1] ** -0.5
     if bias is None:
-        bias = torch.full(
-            score_BHTT.shape[-2:], -torch.inf, dtype=dtype, device=score_BHTT.device
-        ).triu(1)
+        bias = score_BHTT.new_full(score_BHTT.shape[-2:], -torch.inf).triu(1)
     weight_BHTT = F.dropout(torch.softmax(score_BHTT + bias, dim=-1), dropout)
     return weight_BHTT.to(v_BHTK.dtype) @ v_BHTK
 

@@ -105,5 +105,4 @@ class ComplexLinear(nn.Module):
         return layer
 
     def extra_repr(self) -> str:
-        widths = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        return f"{widths}, pairing={self.pairing!r}"
+        return f"{self.in_features}, {self.out_features}, pairing={self.pairing!r}"

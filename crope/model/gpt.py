@@ -15,7 +15,7 @@ from torch import nn
 from crope.config import INIT_STD, ModelConfig, model_problems, value_problems
 from crope.errors import ConfigError
 from crope.model.attention import ATTENTIONS
-from crope.model.positions import POSITIONS, Positions, build_positions
+from crope.model.positions import POSITIONS, Positions
 from crope.model.projections import PROJECTIONS
 from crope.seeding import stream
 
@@ -68,7 +68,7 @@ class GPT(nn.Module):
         padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.embedding = nn.Embedding(padded, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        self.positions = build_positions(config, max_len=max_len)
+        self.positions = POSITIONS[config.position](config, max_len)
         if self.positions.bias(1) is not None and not ATTENTIONS[config.attention].forms_scores:
             raise ConfigError("model.position adds to scores, which model.attention never forms")
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))

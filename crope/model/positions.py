@@ -96,8 +96,7 @@ class RotaryEmbedding(Positions):
     are computed in float64 and stored in float32; under autocast the rotation itself runs in
     float32.
 
-    Shapes    x_BHTK -> x_BHTK, dtype kept.
-    Raises    ValueError if K is odd.
+    Shapes    x_BHTK -> x_BHTK, dtype kept; K is even.
     """
 
     cos_TJ: torch.Tensor
@@ -105,8 +104,6 @@ class RotaryEmbedding(Positions):
 
     def __init__(self, d_head: int, max_len: int, *, base: float = BASE) -> None:
         super().__init__()
-        if d_head % 2:
-            raise ValueError(f"RotaryEmbedding pairs channels: head width {d_head} must be even")
         angle_TJ = angles(d_head, max_len, base)
         # Not in the state dict: weights of one length fit a model of another.
         self.register_buffer("cos_TJ", angle_TJ.cos().float(), persistent=False)
@@ -216,8 +213,3 @@ POSITIONS: dict[str, Callable[[ModelConfig, int], Positions]] = {
     "relative_bias": lambda model, max_len: RelativeBias(model.n_heads),
     "alibi": lambda model, max_len: Alibi(model.n_heads),
 }
-
-
-def build_positions(config: ModelConfig, *, max_len: int) -> Positions:
-    """Builds the scheme that `model.position` names."""
-    return POSITIONS[config.position](config, max_len)

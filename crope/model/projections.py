@@ -31,8 +31,7 @@ def dense_linear(layer: Any) -> nn.Linear:
     """
     outputs, inputs = layer.weight.shape
     linear = nn.Linear(inputs, outputs, bias=False, device="meta")
-    parts = [value for name, value in layer.named_parameters() if name != "bias"]
-    trained = any(value.requires_grad for value in parts)
+    trained = any(part.requires_grad for name, part in layer.named_parameters() if name != "bias")
     linear.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=trained)
     linear.bias = copy.deepcopy(layer.bias)
     return linear

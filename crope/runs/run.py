@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 from filelock import Timeout
 
-from crope.data.batches import check_length
-from crope.data.corpora import SPLITS, find_corpus
+from crope.data.corpora import find_corpus
 from crope.data.tokens import TokenSet, load_tokens
 from crope.errors import UserError, one_line, storage_error
 from crope.files import (
@@ -67,7 +66,7 @@ def execute(run: Run) -> Outcome:
         with run_lock(run.path):
             if is_complete(run.path):
                 source = read_record(run.path).provenance["data"].get("source", {})
-                corpus = find_corpus(config.data.corpus)
+                corpus = find_corpus(config.data.corpus, Path(config.data_dir))
                 corpus.check_source(source.get("hub"), f"the text of {run.path}")
                 return Outcome(run.run_id, "skipped", f"{run.run_id}: already complete")
             model = build_model(config)  # a part that no registry has leaves no folder
@@ -75,8 +74,7 @@ def execute(run: Run) -> Outcome:
             tokens = load_tokens(
                 config.data.corpus, config.tokenizer, data_dir=Path(config.data_dir)
             )
-            for split in SPLITS:
-                check_length(getattr(tokens, split), config.train.seq_len, split)
+            tokens.check_length(config.train.seq_len)
             with stop_on_signal() as stop:
                 with attempt(run, tokens) as record:
                     record.summary |= _train(run, model, tokens, record.tracker, stop)

@@ -40,8 +40,7 @@ from crope.runs.prepare import make_tokens
 from crope.runs.progress import RunProgress
 from crope.runs.run import Outcome, execute, record_failure
 from crope.runs.signals import stop_on_signal
-from crope.train.device import resolve_device
-from crope.train.loop import compiles
+from crope.train.device import compiles, resolve_device
 
 POLL_SECONDS = 0.2
 

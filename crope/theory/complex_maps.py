@@ -7,14 +7,8 @@ numpy, float64.
 Shapes: D in-features, E out-features (both even), C = D/2 complex coordinates.
 """
 
-from itertools import product
-
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn.utils import vector_to_parameters
-
-from crope.model.complex_linear import ComplexLinear
 
 Array = NDArray[np.float64]
 Complex = NDArray[np.complex128]
@@ -89,20 +83,17 @@ def tied_entries(width: int) -> dict[str, NDArray[np.str_]]:
 
     RoPE has width^2 of them, CRoPE (Eq. 30) half as many.
     """
-    layer = ComplexLinear(width, width)
-    names = np.array(_entries("a", width // 2) + _entries("b", width // 2))
-    # Counted from 1, because 0 has no negative.
-    vector_to_parameters(torch.arange(1.0, len(names) + 1), layer.parameters())
-    numbers = layer.weight.detach().int().numpy()
-    crope = np.char.add(np.where(numbers < 0, "−", ""), names[abs(numbers) - 1])
-    rope = np.array(_entries("w", width)).reshape(width, width)
-    return {"rope": rope, "crope": crope}
+    a, b = _entries("a", width // 2), _entries("b", width // 2)
+    crope = np.empty((width, width), dtype="<U9")
+    crope[0::2, 0::2], crope[0::2, 1::2] = a, b
+    crope[1::2, 0::2], crope[1::2, 1::2] = np.char.add("−", b), a
+    return {"rope": _entries("w", width), "crope": crope}
 
 
-def _entries(letter: str, side: int) -> list[str]:
-    """Names the entries of a square matrix, row by row."""
+def _entries(letter: str, side: int) -> NDArray[np.str_]:
+    """Names the entries of a square matrix."""
     numbers = range(1, side + 1)
-    return [f"{letter}{row}{column}" for row, column in product(numbers, numbers)]
+    return np.array([[f"{letter}{row}{column}" for column in numbers] for row in numbers])
 
 
 def plane_maps() -> dict[str, Array]:

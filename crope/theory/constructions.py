@@ -22,7 +22,7 @@ from torch import nn
 from crope.config import ModelConfig
 from crope.model.attention import CausalAttention
 from crope.model.complex_linear import ComplexLinear
-from crope.model.positions import Positions, build_positions
+from crope.model.positions import POSITIONS, Positions
 from crope.seeding import stream
 from crope.theory.complex_maps import Array, dense
 from crope.theory.rotary import frequencies, missed_weight
@@ -109,7 +109,7 @@ def comparison(x_TD: Array, *, position: str, projection: str = "real") -> Const
     for layer in attention.qkv:
         set_map(layer, np.eye(width // 2))
     attention.set_submodule("out_proj", nn.Identity())  # outputs are mixtures of the inputs
-    return Construction(attention, build_positions(config, max_len=length).double(), x_TD)
+    return Construction(attention, POSITIONS[position](config, length).double(), x_TD)
 
 
 def on_slow_pairs(tokens: Array, width: int) -> Array:

@@ -1,7 +1,7 @@
-"""Figs. 1 to 3 and RoFormer's decay as matplotlib Figures.
+"""Figs. 1 to 3 as matplotlib Figures.
 
 Each function draws data of its module and computes nothing: crope.theory.complex_maps (Figs. 1 and
-2), constructions (Fig. 3), rotary (decay).
+2), constructions (Fig. 3).
 """
 
 from collections.abc import Mapping
@@ -69,8 +69,7 @@ def draw_function_space() -> Figure:
         bottom = -1.15 if name in SIGMA else -0.15
         axis.set(xlim=(-1.15, 1.15), ylim=(bottom, 1.2), aspect="equal")
         # One line of the grid each way: it marks the origin.
-        axis.set_xticks([0], labels=[""])
-        axis.set_yticks([0], labels=[""])
+        axis.set(xticks=[0], yticks=[0], xticklabels=[""], yticklabels=[""])
         axis.tick_params(length=0)
         axis.spines[:].set_visible(False)
     return figure
@@ -99,25 +98,4 @@ def draw_attention(by_hand: Data) -> Figure:
         axis.set_xticks(range(len(names)), names, rotation=90)
         axis.set_yticks(range(len(rows)), [f"{names[row]} ({row})" for row in rows])
     figure.colorbar(image, ax=axes, shrink=0.7, label="attention weight")
-    return figure
-
-
-def draw_decay(data: Data) -> Figure:
-    """Draws RoFormer's Fig. 2 (left) and the score of equal queries and keys, which the bound is
-    about (right).
-    """
-    figure = new_figure(7.6, 2.9)
-    left, right = figure.subplots(1, 2)
-    distance = data["distance"]
-    width = f"D = {data['width']}"
-    left.plot(distance, data["bound"], color=TEXT, label=width)
-    left.set(title=f"relative upper bound, {width}")
-    left.set_ylim(0)  # a bound that falls to a third should look so
-    right.plot(distance, data["kernel"], color=TEXT, label=width)
-    right.plot(distance, data["limit"], color=MUTED, linestyle="--", label="D → ∞")
-    right.set(title="score of equal queries and keys", ylabel="fraction of its peak")
-    right.set_ylim(0, 1.05)
-    right.legend(loc="upper right")
-    for axis in (left, right):
-        axis.set_xlabel("relative distance (tokens)")
     return figure

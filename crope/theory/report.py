@@ -10,8 +10,8 @@ from crope.files import write_bytes, write_json, write_text
 from crope.style import render
 from crope.theory.complex_maps import tied_entries
 from crope.theory.constructions import construction_results
-from crope.theory.figures import draw_attention, draw_decay, draw_entries, draw_function_space
-from crope.theory.rotary import decay_curves
+from crope.theory.figures import draw_attention, draw_entries, draw_function_space
+from crope.theory.rotary import kernel_limit
 
 TEMPLATE = """# The theory in numbers
 
@@ -35,31 +35,21 @@ By hand: Eqs. 27 to 29 with the conjugate phase (CRoPE's weights), and absolute 
 calls impossible and a finite window allows.
 
 ![Fig. 3: attention of the pointers of one sequence; frames mark the targets](fig3.svg)
-
-## Long-term decay (RoFormer, Eqs. 35 to 37)
-
-![Left: mean of |S_j| of Eq. 37. Right: score of equal queries and keys](decay.svg)
-
-The bound decays as a trend and not at every step.
 """
 
 
 def make_theory(out_dir: Path) -> None:
     """Writes all files of `out_dir`."""
-    # RoFormer's Fig. 2 has this width and these distances.
-    decay = decay_curves(width=128, longest=256)
     by_hand = construction_results(width=64)
     # What Figs. 1 and 2 show is exact and needs no numbers.
-    write_json(out_dir / "decay.json", decay)
     write_json(out_dir / "constructions.json", by_hand)
     figures = {
         "fig1": draw_entries(tied_entries(width=6)),
         "fig2": draw_function_space(),
         "fig3": draw_attention(by_hand["attention"]),
-        "decay": draw_decay(decay),
     }
     for name, figure in figures.items():
         write_bytes(out_dir / f"{name}.svg", render(figure))
-    text = TEMPLATE.format(limit=decay["limit"][1], **by_hand)
+    text = TEMPLATE.format(limit=kernel_limit(1), **by_hand)
     write_text(out_dir / "theory.md", text)
     print(f"{out_dir / 'theory.md'}: written, with its data and figures", flush=True)

@@ -9,7 +9,6 @@ Shapes: K head width, C = K/2 pairs (interleaved).
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -104,18 +103,3 @@ def relative_bound(distance: float, theta: Array) -> float:
     Times C and max_i |h_{i+1} - h_i| it is the bound of Eq. 37.
     """
     return float(np.abs(partial_sums(distance, theta)).mean())
-
-
-def decay_curves(*, width: int, longest: int) -> dict[str, Any]:
-    """Computes the data of the decay figure: the bound, and the kernel over its peak, at distances
-    0 .. longest - 1.
-    """
-    theta = frequencies(width)
-    distance = np.arange(longest)
-    return {
-        "width": width,
-        "distance": distance.tolist(),
-        "bound": [relative_bound(steps, theta) for steps in range(longest)],
-        "kernel": kernel(distance, theta).tolist(),
-        "limit": [1.0, *kernel_limit(distance[1:]).tolist()],  # Ci has a pole at 0
-    }

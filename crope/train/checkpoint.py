@@ -25,23 +25,21 @@ KEPT = 2
 
 @dataclass(frozen=True)
 class TrainState:
-    """The live objects whose state a checkpoint holds."""
+    """The live objects whose state a checkpoint holds.
+
+    made_with   what must be equal for a run to continue from a checkpoint
+    """
 
     model: GPT
     optimizer: Optimizer
+    made_with: dict[str, str]
 
 
 def save_checkpoint(
-    folder: Path,
-    state: TrainState,
-    made_with: dict[str, str],
-    *,
-    step: int,
-    seconds: float,
-    metrics_size: int,
+    folder: Path, state: TrainState, *, step: int, seconds: float, metrics_size: int
 ) -> None:
     """Writes a checkpoint atomically. `step` is the number of updates done and `seconds` the time of
-    the run so far; `made_with` must be equal for the run to continue from here.
+    the run so far.
     """
     metrics = (folder / "metrics.jsonl").read_bytes()[:metrics_size]
     content = {
@@ -51,7 +49,7 @@ def save_checkpoint(
         "optimizer": state.optimizer.state_dict(),
         "metrics_size": metrics_size,
         "metrics_sha256": sha256(metrics),
-        "made_with": made_with,
+        "made_with": state.made_with,
     }
     buffer = io.BytesIO()
     torch.save(content, buffer)
@@ -60,9 +58,7 @@ def save_checkpoint(
     remove_checkpoints(folder, keep=KEPT)
 
 
-def load_checkpoint(
-    folder: Path, state: TrainState, *, made_with: dict[str, str]
-) -> tuple[int, float, int]:
+def load_checkpoint(folder: Path, state: TrainState) -> tuple[int, float, int]:
     """Restores `state` from the newest checkpoint that is not corrupt; returns (updates done, their
     seconds, bytes of metrics.jsonl to keep), zeros if there is none.
 
@@ -77,7 +73,7 @@ def load_checkpoint(
             path.unlink()
             continue
         # Bits could not be equal, or the curve would be of two experiments.
-        for key, value in made_with.items():
+        for key, value in state.made_with.items():
             found = content["made_with"].get(key)
             if found != value:
                 raise UserError(

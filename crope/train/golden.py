@@ -69,14 +69,8 @@ def remake(file: Path = GOLDEN_FILE) -> list[str]:
     """
     before: dict[str, Losses] = read_json(file)
     after = {name: golden_losses(model) for name, model in golden_models().items()}
-    changed = []
-    for name, losses in after.items():
-        known = before.get(name, {})
-        if agree(known, losses):
-            after[name] = known
-        else:
-            changed.append(name)
-    write_json(file, after)
+    changed = [name for name, losses in after.items() if not agree(before.get(name, {}), losses)]
+    write_json(file, {name: (after if name in changed else before)[name] for name in after})
     return changed
 
 
@@ -84,15 +78,11 @@ def agree(expected: Losses, losses: Losses) -> bool:
     """Whether two sets of losses have the same kinds and lengths and are equal within
     RELATIVE_TOLERANCE.
     """
-    if expected.keys() != losses.keys():
-        return False
-    for kind, before in expected.items():
-        after = losses[kind]
-        if len(before) != len(after):
-            return False
-        if not np.allclose(after, before, rtol=RELATIVE_TOLERANCE, atol=0):
-            return False
-    return True
+    return expected.keys() == losses.keys() and all(
+        len(before) == len(losses[kind])
+        and np.allclose(losses[kind], before, rtol=RELATIVE_TOLERANCE, atol=0)
+        for kind, before in expected.items()
+    )
 
 
 def _tokens() -> TokenSet:

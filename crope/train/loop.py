@@ -18,28 +18,15 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from crope.config import Config, TrainConfig
-from crope.data.batches import TokenArray, resident
+from crope.data.batches import TokenArray, resident, sample_batch
 from crope.data.corpora import SPLITS
 from crope.data.tokens import TokenSet
 from crope.files import MetricsWriter, write_bytes
 from crope.model.gpt import GPT
 from crope.seeding import torch_seed
 from crope.train.checkpoint import TrainState, load_checkpoint, save_checkpoint, weights_bytes
-from crope.train.device import can_compile, prepare_device
-from crope.train.losses import (
-    LossFunction,
-    cross_entropy,
-    full_batch_size,
-    full_loss,
-    random_batch,
-    sampled_loss,
-    token_losses,
-)
-
-# Compiling takes about 30 s. On two CPU cores it saves about a quarter of each step; on a GPU it
-# saves the launches of several hundred kernels, an estimated 5 to 10 ms per step.
-COMPILE_PAYS_TOKENS = 5_000_000  # of a run on a CPU
-COMPILE_PAYS_STEPS = 2_000  # of a run on a GPU
+from crope.train.device import prepare_device
+from crope.train.losses import LossFunction, build_losses, full_loss, sampled_loss
 
 QKV = re.compile(r"\.[qkv]_proj\.")
 
@@ -80,25 +67,24 @@ def train(
     saving, if `stop_requested()`.
     """
     device = prepare_device(config.runtime)
-    state = TrainState(model.to(device), build_optimizer(model, config.train))
-    training, validation = build_losses(model, config, device, stop_requested)
+    optimizer = build_optimizer(model.to(device), config.train)
+    state = TrainState(model, optimizer, _made_with(run_id, tokens, device))
+    losses = build_losses(model, config, device)
+    training, validation = (stoppable(loss, stop_requested) for loss in losses)
     corpus = replace(
         tokens, train=resident(tokens.train, device), validation=resident(tokens.validation, device)
     )
-    made_with = _made_with(run_id, tokens, device)
-    start, seconds_before, kept_bytes = load_checkpoint(folder, state, made_with=made_with)
-    meter = Meter(config, device)
+    start, seconds_before, kept_bytes = load_checkpoint(folder, state)
     saved_at = time.perf_counter()
     began = saved_at - seconds_before
     with MetricsWriter(folder / "metrics.jsonl", keep=kept_bytes) as metrics:
+        meter = Meter(config, device)
 
         def save(step: int) -> None:
             with meter.paused():
                 meter.check_finite({}, step)  # weights that are not finite are not saved
                 seconds, size = time.perf_counter() - began, metrics.sync()
-                save_checkpoint(
-                    folder, state, made_with, step=step, seconds=seconds, metrics_size=size
-                )
+                save_checkpoint(folder, state, step=step, seconds=seconds, metrics_size=size)
 
         if start == 0:  # a run that cannot be saved fails now, not after its last step
             weights_bytes(model, run_id=run_id)
@@ -126,6 +112,19 @@ def train(
     return time.perf_counter() - began
 
 
+def stoppable(loss: LossFunction, stop_requested: Callable[[], bool]) -> LossFunction:
+    """Returns the loss function; it raises Stopped if a stop was requested. Nothing else asks: every
+    update and every validation batch begins with a loss, and a full pass can take minutes.
+    """
+
+    def loss_or_stop(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        if stop_requested():
+            raise Stopped
+        return loss(inputs_BT, targets_BT)
+
+    return loss_or_stop
+
+
 def _made_with(run_id: str, tokens: TokenSet, device: torch.device) -> dict[str, str]:
     """Returns what must be equal for a run to continue from a checkpoint."""
     # The run by its hash alone, as checkpoints of earlier versions name it.
@@ -146,7 +145,7 @@ def train_step(
     """Updates the parameters once; returns the loss of the batch and, if train.grad_clip is set,
     the norm of its gradient before clipping, both still on the device.
     """
-    batch = random_batch(tokens, config=config, step=step, purpose="train")
+    batch = sample_batch(tokens, config=config, step=step, purpose="train")
     if config.model.dropout:
         torch.manual_seed(torch_seed(config.seed, "dropout", step))
     state.model.train()
@@ -213,68 +212,6 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
         weight_decay=config.weight_decay,
         fused=True,
     )
-
-
-def build_losses(
-    model: GPT,
-    config: Config,
-    device: torch.device,
-    stop_requested: Callable[[], bool] = lambda: False,
-) -> tuple[LossFunction, LossFunction]:
-    """Loss functions of (inputs_BT, targets_BT) in nats: for training the mean over all tokens, for
-    validation the mean of each window, (B,).
-
-    Both raise Stopped if a stop was requested. Nothing else asks: every update and every validation
-    batch begins with a loss, and a full pass can take minutes.
-
-    Under bf16 autocast if train.precision says so; compiled where that pays, as one graph without
-    fallback to eager. The shorter last batches of a full pass run eagerly and row by row: each
-    shape would need a compilation of its own, and eager logits of many rows would exceed the memory
-    of a training step.
-    """
-    bf16 = config.train.precision == "bf16"
-
-    def mean_loss(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            return cross_entropy(model, inputs_BT, targets_BT)
-
-    def window_losses(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        return token_losses(model, inputs_BT, targets_BT, bf16=bf16).mean(dim=-1)
-
-    def stoppable(loss: LossFunction) -> LossFunction:
-        def loss_or_stop(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-            if stop_requested():
-                raise Stopped
-            return loss(inputs_BT, targets_BT)
-
-        return loss_or_stop
-
-    if not compiles(config, device):
-        return stoppable(mean_loss), stoppable(window_losses)
-    training = torch.compile(mean_loss, dynamic=False, fullgraph=True)
-    compiled = torch.compile(window_losses, dynamic=False, fullgraph=True)
-    batch_sizes = (config.train.batch_size, full_batch_size(config))
-    shapes = [(batch_size, config.train.seq_len) for batch_size in batch_sizes]
-
-    def validation(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        if tuple(inputs_BT.shape) in shapes:
-            return compiled(inputs_BT, targets_BT)
-        rows = zip(inputs_BT.split(1), targets_BT.split(1), strict=True)
-        return torch.cat([window_losses(*row) for row in rows])
-
-    return stoppable(training), stoppable(validation)
-
-
-def compiles(config: Config, device: torch.device) -> bool:
-    """Whether a run uses torch.compile: if asked to, or by `auto` if it pays within the run's
-    length; never where the machine cannot compile.
-    """
-    steps = config.train.max_steps
-    pays = steps >= COMPILE_PAYS_STEPS
-    if device.type == "cpu":
-        pays = steps * config.train.batch_size * config.train.seq_len >= COMPILE_PAYS_TOKENS
-    wanted = {"auto": pays, "true": True, "false": False}[config.runtime.compile]
-    return wanted and can_compile(device.type)
 
 
 class Meter:

@@ -1,69 +1,92 @@
-"""Reference loss, sampled and full validation."""
+"""Reference loss, the loss functions of a run, sampled and full validation."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from crope.config import Config
 from crope.data.batches import TokenArray, full_pass, sample_batch
 from crope.model.gpt import GPT
-from crope.train.device import return_freed_memory
+from crope.train.device import compiles, return_freed_memory
 
 # The mean does not depend on how windows are batched; one window at a time would leave most of a
 # device idle.
 FULL_BATCH_TOKENS = 4096
 
 # (inputs_BT, targets_BT) -> nats: the mean over all tokens in training, (B,) in validation.
-LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+LossFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(
-    model: GPT, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, *, reduction: str = "mean"
-) -> torch.Tensor:
+    model: GPT,
+    inputs_BT: Tensor,
+    targets_BT: Tensor,
+    *,
+    bf16: bool = False,
+    reduction: str = "mean",
+) -> Tensor:
     """Computes the reference loss, from which every reported number comes: mean next-token cross
-    entropy in nats.
+    entropy in nats; under bf16 autocast if asked to.
 
     The log-sum-exp is in float32 under autocast as well. Padding columns of the head are cut off
     before the softmax.
     """
-    logits_BTV = model.logits(model(tokens_BT))
-    # float64 models (tests) stay float64.
-    logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
-    return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction)
-
-
-def token_losses(
-    model: GPT, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, *, bf16: bool
-) -> torch.Tensor:
-    """Computes the reference loss of each token, (B, T), not averaged; under bf16 autocast if asked
-    to.
-    """
     with torch.autocast(inputs_BT.device.type, torch.bfloat16, enabled=bf16):
-        losses = cross_entropy(model, inputs_BT, targets_BT, reduction="none")
+        logits_BTV = model.logits(model(inputs_BT))
+        # float64 models (tests) stay float64.
+        logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
+        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction=reduction)
+
+
+def token_losses(model: GPT, inputs_BT: Tensor, targets_BT: Tensor, *, bf16: bool) -> Tensor:
+    """Computes the reference loss of each token, (B, T), not averaged."""
+    losses = cross_entropy(model, inputs_BT, targets_BT, bf16=bf16, reduction="none")
     return losses.view_as(targets_BT)
 
 
-def random_batch(
-    tokens: TokenArray, *, config: Config, step: int, purpose: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draws inputs and targets, (B, L): the same for all models at the same seed and step."""
-    return sample_batch(
-        tokens,
-        seed=config.seed,
-        step=step,
-        batch_size=config.train.batch_size,
-        seq_len=config.train.seq_len,
-        purpose=purpose,
-    )
+def build_losses(
+    model: GPT, config: Config, device: torch.device
+) -> tuple[LossFunction, LossFunction]:
+    """Builds loss functions of (inputs_BT, targets_BT) in nats: for training the mean over all
+    tokens, for validation the mean of each window, (B,).
+
+    Under bf16 autocast if train.precision says so; compiled where that pays, as one graph without
+    fallback to eager. The shorter last batches of a full pass run eagerly and row by row: each
+    shape would need a compilation of its own, and eager logits of many rows would exceed the memory
+    of a training step.
+    """
+    bf16 = config.train.precision == "bf16"
+
+    def mean_loss(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        return cross_entropy(model, inputs_BT, targets_BT, bf16=bf16)
+
+    def window_losses(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        return token_losses(model, inputs_BT, targets_BT, bf16=bf16).mean(dim=-1)
+
+    if not compiles(config, device):
+        return mean_loss, window_losses
+    training = torch.compile(mean_loss, dynamic=False, fullgraph=True)
+    compiled = torch.compile(window_losses, dynamic=False, fullgraph=True)
+    batch_sizes = (config.train.batch_size, full_batch_size(config))
+    shapes = [(batch_size, config.train.seq_len) for batch_size in batch_sizes]
+
+    def validation(inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        if tuple(inputs_BT.shape) in shapes:
+            return compiled(inputs_BT, targets_BT)
+        rows = zip(inputs_BT.split(1), targets_BT.split(1), strict=True)
+        return torch.cat([window_losses(*row) for row in rows])
+
+    return training, validation
 
 
 def sampled_loss(loss: LossFunction, tokens: TokenArray, *, config: Config, step: int) -> float:
     """Computes the mean loss in nats over eval.batches random B x L batches."""
     total: Any = 0.0  # a tensor on the device, for which nothing waits
     for index in range(config.eval.batches):
-        batch = random_batch(tokens, config=config, step=step, purpose=f"validation/{index}")
+        batch = sample_batch(tokens, config=config, step=step, purpose=f"validation/{index}")
         total += loss(*batch).double().mean()
     return float(total) / config.eval.batches
 

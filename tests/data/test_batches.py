@@ -1,18 +1,22 @@
 """Batches and the fixed pass, against positions: the token at position i has the id 1000 + i."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from crope.data.batches import check_length, full_pass, resident, sample_batch
+from crope.config import Config, TrainConfig
+from crope.data.batches import full_pass, resident, sample_batch
+from crope.data.tokens import TokenSet
 from crope.errors import ConfigError
 
 TOKENS = np.arange(1000, 1500, dtype=np.uint16)
 
 
-def draw(tokens=TOKENS, **changes):
-    options = {"seed": 0, "step": 0, "batch_size": 8, "seq_len": 16, "purpose": "train"}
-    return sample_batch(tokens, **options | changes)
+def draw(tokens=TOKENS, *, seed=0, step=0, seq_len=16, purpose="train"):
+    config = Config(train=TrainConfig(batch_size=8, seq_len=seq_len), seed=seed)
+    return sample_batch(tokens, config=config, step=step, purpose=purpose)
 
 
 def test_windows_are_contiguous_and_targets_one_further():
@@ -74,9 +78,9 @@ def test_a_subset_is_of_evenly_spaced_windows_from_the_first_to_the_last(max_tok
 
 
 def test_a_split_that_is_too_short_is_refused():
-    check_length(TOKENS[:9], 8, "validation")
+    TokenSet(Path(), {}, TOKENS[:9], TOKENS[:9]).check_length(8)
     with pytest.raises(ConfigError, match=r"seq_len=8: the train split .* at most 7"):
-        check_length(TOKENS[:8], 8, "train")
+        TokenSet(Path(), {}, TOKENS[:8], TOKENS[:9]).check_length(8)
 
 
 def test_a_corpus_on_a_gpu_gives_the_same_batches(monkeypatch):

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 from crope.data import corpora
-from crope.data.corpora import find_corpus
-from crope.data.fetch import GPT2, SITES, fetch
-from crope.data.tokens import load_tokens
+from crope.data.corpora import Corpus, find_corpus
+from crope.data.fetch import SITES
+from crope.data.tokens import GPT2_FILE, load_tokens
 from crope.errors import ConfigError, DataError, DataUnavailable, UserError
 from tests.conftest import raises_one_line
 from tests.data.conftest import FILES, SMALL, set_hub
@@ -92,7 +92,7 @@ def files_of(corpus):
 
 
 def fetch_all(corpus):
-    fetch(find_corpus(corpus), NO_DATA_DIR)
+    _ = find_corpus(corpus, NO_DATA_DIR).paths
 
 
 def load(corpus):
@@ -143,8 +143,8 @@ def test_books_that_arrived_are_kept(hub):
 def test_gpt2_is_read_from_the_hub(hub):
     revision = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
     hub.write(f"openai-community/gpt2/resolve/{revision}/tokenizer.json", "{}\n")
-    fetch(GPT2, NO_DATA_DIR)
-    assert (corpora.RAW_DIR / "tokenizers/gpt2/tokenizer.json").read_text() == "{}\n"
+    gpt2 = Corpus("gpt2", {"train": [GPT2_FILE]}, {}, None, NO_DATA_DIR)
+    assert gpt2.paths[GPT2_FILE].read_text() == "{}\n"
 
 
 # Faults
@@ -264,5 +264,5 @@ def test_a_changed_hub_section_needs_another_name(describe):
     before = load("letters").meta["source"]["hub"]
     describe(max_bytes=4000)
     with raises_one_line(DataError, "another source"):
-        find_corpus("letters").check_source(before, "a run")
-    find_corpus("ptb").check_source(before, "a run from before it was pinned")
+        find_corpus("letters", NO_DATA_DIR).check_source(before, "a run")
+    find_corpus("ptb", NO_DATA_DIR).check_source(before, "a run from before it was pinned")

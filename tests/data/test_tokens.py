@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from crope.config import TokenizerConfig
-from crope.data.corpora import load_corpus
+from crope.data.corpora import find_corpus
 from crope.data.grammar import write_split
 from crope.data.ngrams import ngram_entry
 from crope.data.tokens import (
@@ -33,7 +33,7 @@ from tests.data.conftest import FILES, SMALL, write
 
 @pytest.fixture(scope="module")
 def bpe():
-    return train_bpe([write_split("validation")[0]], 1000)
+    return train_bpe([write_split("validation")], 1000)
 
 
 def load(corpus, data_dir):
@@ -75,7 +75,7 @@ def test_gpt2_has_the_ids_and_counts_of_another_encoder(real_data):
     """tiktoken's."""
     tokenizer = load_gpt2(real_data / "tokenizers/gpt2/tokenizer.json")
     assert tokenizer.encode("Hello world").ids == [15496, 995]
-    texts = load_corpus("wikitext2", real_data)["validation"]
+    texts = find_corpus("wikitext2", real_data).texts["validation"]
     assert sum(map(len, encode(tokenizer, texts))) == 258_659
 
 
@@ -91,7 +91,7 @@ def tokenizer_of(tokens):
 def test_token_files_decode_to_the_text_of_their_split(data_dir, corpus, split):
     tokens = load(corpus, data_dir)
     ids = getattr(tokens, split)
-    text = "".join(load_corpus(corpus, data_dir)[split])
+    text = "".join(find_corpus(corpus, data_dir).texts[split])
     assert tokenizer_of(tokens).decode(ids.tolist()) == text
     size = {"tokens": ids.size, "bytes": len(text.encode()), "words": len(text.split())}
     counts = tokens.meta["splits"][split]

@@ -71,8 +71,6 @@ def test_draws_follow_the_softmax_of_the_kept_logits():
     assert shares.tolist() == pytest.approx([0.1863, 0.5065, 0.0, 0.3072], abs=0.03)
 
 
-def test_an_empty_prompt_and_a_negative_temperature_are_refused(trained):
+def test_an_empty_prompt_is_refused(trained):
     with pytest.raises(UserError, match="empty"):
         text(trained, prompt="")
-    with pytest.raises(UserError, match="temperature"):
-        text(trained, temperature=-1.0)

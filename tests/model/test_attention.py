@@ -15,14 +15,14 @@ from crope.model.attention import (
     features,
     written_out_attention,
 )
-from crope.model.positions import build_positions
+from crope.model.positions import POSITIONS
 from tests.model.oracles import assert_close, model_config, normal, randomise
 
 
 def build_layer(model, length, **changes):
     config = model_config(model, **changes)
     layer = randomise(ATTENTIONS[config.attention](config))
-    return layer, build_positions(config, max_len=length)
+    return layer, POSITIONS[config.position](config, length)
 
 
 def test_scaled_scores_and_weights_of_bf16_inputs_are_in_float32():

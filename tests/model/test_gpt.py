@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from crope.model.positions import Positions
+from crope.model.positions import POSITIONS, Positions
 from crope.seeding import stream
 from tests.model.oracles import (
     CHOICES,
@@ -139,7 +139,7 @@ def test_a_position_scheme_may_choose_its_initial_values(monkeypatch):
         def init_stds(self, std):
             return {"norm_bias": 100 * std}
 
-    monkeypatch.setattr("crope.model.gpt.build_positions", lambda *_, **__: Own())
+    monkeypatch.setitem(POSITIONS, "none", lambda *_: Own())
     found = build(model_config("nope"), seed=3).positions.norm_bias.item()
     assert found == pytest.approx(2 * drawn("positions.norm_bias"))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from crope.model.positions import Alibi, RelativeBias, RotaryEmbedding, build_positions
+from crope.model.positions import POSITIONS, Alibi, RelativeBias, RotaryEmbedding
 from tests.model.oracles import (
     CHOICES,
     WIDTH,
@@ -34,14 +34,9 @@ def test_bf16_keeps_its_dtype_and_is_rotated_in_float32():
 def test_the_base_of_the_rotation_is_the_configured_one():
     """Heads of 6 channels turn by 1, 500^(-1/3) and 500^(-2/3) per token."""
     x_BHTK = normal(2, 4, 200, 6)
-    scheme = build_positions(model_config("rope", rope_base=500.0), max_len=200)
+    scheme = POSITIONS["rotary"](model_config("rope", rope_base=500.0), 200)
     expected = turn_by_complex_multiplication(x_BHTK.numpy(), np.arange(200), base=500.0)
     np.testing.assert_allclose(scheme.rotate(x_BHTK), expected, rtol=0, atol=1e-5)
-
-
-def test_odd_head_width_is_rejected():
-    with pytest.raises(ValueError, match="7"):
-        RotaryEmbedding(7, max_len=4)
 
 
 @pytest.mark.parametrize(
@@ -54,14 +49,14 @@ def test_odd_head_width_is_rejected():
 def test_balanced_sinusoids_have_the_rms_of_the_scaled_embedding(embed_scale, rms):
     """At D = 64 the embedding starts at rms 0.02, or 8 times that."""
     config = model_config("xpos_balanced", d_model=64, embed_scale=embed_scale)
-    added = build_positions(config, max_len=12).embed(torch.zeros(1, 12, 64))
+    added = POSITIONS[config.position](config, 12).embed(torch.zeros(1, 12, 64))
     assert added.square().mean().sqrt().item() == pytest.approx(rms, rel=1e-6)
 
 
 def test_only_the_learned_table_ends():
     for name in CHOICES:
         config = model_config(name, d_model=WIDTH)
-        extends = build_positions(config, max_len=8).extends
+        extends = POSITIONS[config.position](config, 8).extends
         assert extends == (name != "learned")
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from crope.model.attention import CausalAttention
-from crope.model.positions import build_positions
+from crope.model.positions import POSITIONS
 from crope.theory.constructions import (
     absolute_pointing,
     attend,
@@ -55,7 +55,7 @@ def test_opened_attention_is_the_models():
     """With the mask; weights are a softmax of the scores over sqrt(K) (Eqs. 1 to 3)."""
     config, x_BTD = model_config("crope"), normal(2, 9, 24)
     attention = randomise(CausalAttention(config))
-    positions = build_positions(config, max_len=9)
+    positions = POSITIONS[config.position](config, 9)
     found = attend(attention, positions, x_BTD, causal=True)
     assert_close(found.y_BTD, attention(x_BTD, positions), atol=1e-12)
 

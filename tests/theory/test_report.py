@@ -25,5 +25,5 @@ def test_theory_md_shows_every_figure_and_states_its_numbers(folder):
     text = (folder / "theory.md").read_text(encoding="utf-8")
     for picture in folder.glob("*.svg"):
         assert f"({picture.name})" in text
-    assert text.count(".svg)") == 4
+    assert text.count(".svg)") == 3
     assert "0.974 of the peak at distance 1" in text

@@ -12,7 +12,6 @@ from crope.model.positions import RotaryEmbedding
 from crope.theory.complex_maps import as_complex
 from crope.theory.constructions import set_map
 from crope.theory.rotary import (
-    decay_curves,
     frequencies,
     inner_product,
     kernel,
@@ -185,7 +184,7 @@ def test_decay_is_that_of_roformers_figure_2():
     """d = 128: 32.5, the mean of 1 .. 64, at distance 0; about 20 at small distances; 6 to 8
     towards 250.
     """
-    bound = np.array(decay_curves(width=128, longest=256)["bound"])
+    bound = np.array([relative_bound(distance, frequencies(128)) for distance in range(256)])
     assert bound[0] == pytest.approx(32.5, abs=1e-12)
     assert bound[5] == pytest.approx(20.85, abs=0.01)
     assert 6 < bound[200:].mean() < 8

@@ -5,6 +5,7 @@ same bits.
 import hashlib
 import io
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -94,8 +95,9 @@ def test_a_checkpoint_of_another_corpus_is_refused(split, broken, whole, toy_dat
 def test_a_checkpoint_of_another_kind_of_device_is_refused(broken, monkeypatch):
     """A login node has no GPU."""
 
-    def load(folder, state, made_with):
-        return load_checkpoint(folder, state, made_with=made_with | {"kind of device": "cuda"})
+    def load(folder, state):
+        made_with = state.made_with | {"kind of device": "cuda"}
+        return load_checkpoint(folder, replace(state, made_with=made_with))
 
     monkeypatch.setattr("crope.train.loop.load_checkpoint", load)
     refused(broken, "another kind of device")

@@ -15,8 +15,9 @@ from crope.runs.load import build_model
 from crope.seeding import torch_seed
 from crope.train import loop
 from crope.train.checkpoint import checkpoints
-from crope.train.loop import Stopped, build_losses, compiles, train
-from crope.train.losses import cross_entropy
+from crope.train.device import compiles
+from crope.train.loop import Stopped, train
+from crope.train.losses import build_losses, cross_entropy
 from tests.conftest import toy_run
 from tests.model.oracles import CHOICES, assert_close, slow_losses
 
@@ -79,9 +80,9 @@ def test_a_gradient_is_clipped_by_the_norm_of_all_parameters(clip, toy, toy_toke
     own below 100. The norm before clipping is logged.
     """
     options = ("train.max_steps=1", "train.eps=1", "train.weight_decay=0", "train.lr=1")
-    model = build_model(toy_run(tmp_path, *options).config)
-    sizes = {"batch_size": 2, "seq_len": 16}
-    batch = sample_batch(toy_tokens.train, seed=0, step=0, purpose="train", **sizes)
+    config = toy_run(tmp_path, *options).config
+    model = build_model(config)
+    batch = sample_batch(toy_tokens.train, config=config, step=0, purpose="train")
     cross_entropy(model, *batch).backward()
     norm = sum(p.grad.double().square().sum().item() for p in model.parameters()) ** 0.5
     assert 0.2 < norm < 100
@@ -103,13 +104,13 @@ def test_the_loop_is_a_plain_one(toy, toy_tokens, tmp_path):
         train.beta1=0.7 train.beta2=0.9 train.eps=0.001 train.weight_decay=0.3
     """
     found_model, rows = toy(*options.split())
-    model = build_model(toy_run(tmp_path, *options.split()).config)
+    config = toy_run(tmp_path, *options.split()).config
+    model = build_model(config)
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, betas=(0.7, 0.9), eps=0.001, weight_decay=0.3)
-    sizes = {"batch_size": 2, "seq_len": 16}
     for step in range(12):
         optimizer.param_groups[0]["lr"] = 0.02 * 0.5 ** (step // 4)
-        batch = sample_batch(toy_tokens.train, seed=3, step=step, purpose="train", **sizes)
+        batch = sample_batch(toy_tokens.train, config=config, step=step, purpose="train")
         loss = cross_entropy(model, *batch)
         optimizer.zero_grad()
         loss.backward()
@@ -232,11 +233,12 @@ def test_batches_are_drawn_for_the_split_the_seed_and_the_step(toy, monkeypatch)
     """And for nothing else. The training split has 900 tokens, the validation split 300."""
     seen = []
 
-    def note(tokens, **options):
-        seen.append((len(tokens), options["seed"], options["step"], options["purpose"]))
-        return sample_batch(tokens, **options)
+    def note(tokens, *, config, step, purpose):
+        seen.append((len(tokens), config.seed, step, purpose))
+        return sample_batch(tokens, config=config, step=step, purpose=purpose)
 
     monkeypatch.setattr("crope.train.losses.sample_batch", note)
+    monkeypatch.setattr("crope.train.loop.sample_batch", note)
     toy("seed=3", "eval.batches=2", "train.max_steps=1")
     assert seen == [
         (300, 3, 0, "validation/0"),
@@ -267,7 +269,7 @@ def test_each_model_is_one_graph_through_the_kernel_of_torch(model, tmp_path, mo
     the eager step.
     """
     monkeypatch.setattr("crope.model.attention.SHORT", 0)
-    monkeypatch.setattr("crope.train.loop.can_compile", lambda kind: True)
+    monkeypatch.setattr("crope.train.device.can_compile", lambda kind: True)
     monkeypatch.setattr("torch.compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     options = (f"model={model}", "train.precision=bf16", "train.batch_size=4")
@@ -293,7 +295,7 @@ def test_only_a_shorter_last_batch_is_read_eagerly(tmp_path, monkeypatch):
 
         return noted
 
-    monkeypatch.setattr("crope.train.loop.can_compile", lambda kind: True)
+    monkeypatch.setattr("crope.train.device.can_compile", lambda kind: True)
     monkeypatch.setattr("torch.compile", compile_nothing)
     config = toy_run(tmp_path, "runtime.compile=true").config
     _, validation = build_losses(build_model(config), config, CPU)
@@ -316,6 +318,6 @@ def test_only_a_shorter_last_batch_is_read_eagerly(tmp_path, monkeypatch):
 )
 def test_a_run_compiles_where_its_length_pays(device, overrides, expected, monkeypatch):
     """And where it can: not on a device of the kind `meta`."""
-    monkeypatch.setattr("crope.train.loop.can_compile", lambda kind: kind != "meta")
+    monkeypatch.setattr("crope.train.device.can_compile", lambda kind: kind != "meta")
     config = load_run(overrides.split()).config
     assert compiles(config, torch.device(device)) == expected
