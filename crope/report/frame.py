@@ -239,11 +239,12 @@ def check_comparable(joined: pd.DataFrame) -> None:
     Commits may differ: the numerics version says whether a commit changed more than rounding.
     """
     for fact, of in COMPARED.items():
-        for (study, *which), group in joined.groupby(["study", *of], dropna=False):
-            kinds = group.drop_duplicates(fact)
-            if len(kinds) > 1:
-                paths = ", ".join((kinds["folder"] + "/" + kinds["run_id"]).head(2))
-                raise UserError(
-                    f"{study}, {of[0]} {which[0]}: runs differ in {fact} ({paths});"
-                    " move one kind to a folder of its own and name it with --runs"
-                )
+        keys = ["study", *of]
+        kinds = joined.drop_duplicates([*keys, fact])
+        several = kinds[kinds.duplicated(keys, keep=False)]
+        for (study, which, *_), group in several.groupby(keys, dropna=False):
+            paths = ", ".join((group["folder"] + "/" + group["run_id"]).head(2))
+            raise UserError(
+                f"{study}, {of[0]} {which}: runs differ in {fact} ({paths});"
+                " move one kind to a folder of its own and name it with --runs"
+            )
