@@ -269,9 +269,7 @@ def _data(name: str) -> DataConfig:
 
 
 @cache
-def _base(
-    overrides: tuple[str, ...], row: str = "", keys: tuple[tuple[str, str], ...] = ()
-) -> Run:
+def _base(overrides: tuple[str, ...], row: str = "", keys: tuple[tuple[str, str], ...] = ()) -> Run:
     """Returns a run of this row (default: that of conf/config.yaml), of which the model and the data
     are still to be replaced.
     """

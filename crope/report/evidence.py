@@ -171,23 +171,32 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     runs   the frame of `by_study`
     """
     column, _ = OF[contrast.of]
-    asked = runs[runs["study"].isin(contrast.studies)]
+    label, *labels = [term_label(*term) for term in contrast.terms]
+    first = of_term(runs, contrast, contrast.first)
+    found = first[PLACE].assign(**{label: first[column]})
+    places = list(first[PLACE].itertuples(index=False, name=None))
+    for second, term in zip(labels, contrast.seconds, strict=True):
+        others = of_term(runs, contrast, term)
+        its_places = others[PLACE].itertuples(index=False, name=None)
+        losses = dict(zip(its_places, others[column], strict=True))
+        found[second] = [losses.get(place, np.nan) for place in places]
+    found = found.dropna().reset_index(drop=True)
+    nats = found[label] - found[labels].mean(axis=1) if labels else found[label]
+    return found.assign(nats=nats.fillna(np.inf))  # where both sides diverged
+
+
+def of_term(runs: pd.DataFrame, contrast: Contrast, term: Term) -> pd.DataFrame:
+    """Selects the runs of one term; the setting of a term's own is left out, because the other terms
+    have theirs.
+    """
+    model, setting = term
+    chosen = runs[runs["study"].isin(contrast.studies)]
     if contrast.at:
-        asked = asked[asked["setting"].isin(contrast.at)]
+        chosen = chosen[chosen["setting"].isin(contrast.at)]
     if contrast.best:
-        asked = at_best(asked, contrast)
-    asked = asked[["model", *PLACE, column]]  # the others would cost seconds
-    columns = []
-    for model, setting in contrast.terms:
-        of_term = asked[asked["model"] == model]
-        if setting:  # its own, where the others have theirs
-            of_term = of_term[of_term["setting"] == setting].assign(setting="")
-        losses = of_term.set_index(PLACE)[column]
-        columns.append(losses.rename(term_label(model, setting)))
-    found = pd.concat(columns, axis=1, join="inner").dropna()
-    first, seconds = found.iloc[:, 0], found.iloc[:, 1:]
-    nats = first - seconds.mean(axis=1) if contrast.seconds else first
-    return found.assign(nats=nats.fillna(np.inf)).reset_index()  # where both sides diverged
+        chosen = at_best(chosen, contrast)
+    chosen = chosen[chosen["model"] == model]
+    return chosen[chosen["setting"] == setting].assign(setting="") if setting else chosen
 
 
 def crope_minus_rope(runs: pd.DataFrame) -> pd.DataFrame:
@@ -250,12 +259,16 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for (row, setting), part in by_seed.groupby(["row", "setting"], sort=False):
         corpora = plan.loc[plan["row"] == row, "corpora"].max()
-        groups = each_corpus(part)
+        groups = dict(list(part.groupby("dataset", sort=False)["nats"]))
         if corpora > 1 and contrast.studies[0] not in TABLES:
-            groups = over_corpora(part, corpora) | groups
+            groups = {"": _average(part, "dataset", corpora)["nats"]} | groups
         for dataset, nats in groups.items():
-            place = {"name": contrast.name, "dataset": dataset, "row": row, "setting": setting}
-            lines.append(place | with_interval(nats, planned))
+            place = {"dataset": dataset, "row": row, "setting": setting}
+            line |= {"planned": planned, "complete": len(nats) >= planned, "by_seed": nats}
+            line |= estimate(nats)
+            if not line["complete"]:
+                line |= {"low": np.nan, "high": np.nan}
+            lines.append(line)
     overall = [line for line in lines if not line["dataset"]] or lines
     seeds = min((line["n"] for line in overall), default=0)
     if contrast.date and seeds < planned:
@@ -264,37 +277,19 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     return lines
 
 
-def over_corpora(by_seed: pd.DataFrame, corpora: int) -> dict[str, pd.Series]:
-    """Averages over the corpora within each seed that has all of them."""
-    return {"": _average(by_seed, "dataset", corpora)["nats"]}
-
-
-def each_corpus(by_seed: pd.DataFrame) -> dict[str, pd.Series]:
-    """Splits the differences by corpus."""
-    return {str(name): nats for name, nats in by_seed.groupby("dataset", sort=False)["nats"]}
-
-
-def with_interval(by_seed: pd.Series, planned: int) -> dict[str, Any]:
-    """Estimates the mean; its interval only if all planned seeds are there."""
-    complete = len(by_seed) >= planned
-    line = {"planned": planned, "complete": complete, "by_seed": by_seed} | estimate(by_seed)
-    return line if complete else line | {"low": np.nan, "high": np.nan}
-
-
 def _average(lines: pd.DataFrame, over: str, size: int) -> pd.DataFrame:
     """Averages over one column within a seed, for the seeds that have all `size` values of it."""
     keys = [name for name in PLACE if name != over]
-    means = lines.groupby(keys, sort=False)["nats"].agg(["mean", "size"])
-    whole = means.loc[means["size"] == size, "mean"]
-    return whole.rename("nats").reset_index().assign(**{over: ""})
+    of_seed = lines.groupby(keys, sort=False)["nats"]
+    whole = of_seed.mean()[of_seed.size() == size]
+    return whole.reset_index().assign(**{over: ""})
 
 
 def answers(runs: pd.DataFrame, contrasts: Mapping[str, Contrast]) -> pd.DataFrame:
     """Answers all contrasts, in their order. Exploratory ones without a run have no line."""
     lines, known = [], set(runs["study"])
     needed = ["model", *PLACE, "corpora", "plan_settings", *(column for column, _ in OF.values())]
-    # Seconds less than with all columns, and with strings of Arrow.
-    runs = runs[needed].astype(dict.fromkeys(["model", "study", "dataset", "row", "setting"], object))
+    runs = runs[needed]  # the others would cost a second
     for contrast in contrasts.values():
         if contrast.date or known & set(contrast.studies):
             lines += answer(runs, contrast)

@@ -17,10 +17,10 @@ from crope.report.evidence import (
     PLACE,
     Contrast,
     answer,
-    at_best,
     check_names,
     differences,
     load_contrasts,
+    of_term,
     parse_difference,
 )
 from crope.report.frame import PUBLISHED_SCALE, by_study, cell_frame, load_runs
@@ -102,11 +102,7 @@ def _explain_difference(runs: pd.DataFrame, contrast: Contrast) -> str:
     by_seed = differences(runs, contrast)
     if by_seed.empty:
         return ""
-    model, setting = contrast.first
-    first = at_best(runs, contrast) if contrast.best else runs
-    first = first[first["model"] == model]
-    if setting:
-        first = first[first["setting"] == setting].assign(setting="")
+    first = of_term(runs, contrast, contrast.first)
     named = [name for name in PLACE if by_seed[name].nunique() > 1 or name == "seed"]
     by_seed = by_seed.rename(columns={"nats": "difference"})
     columns = [*named, *by_seed.columns.difference(PLACE, sort=False)]
