@@ -111,15 +111,17 @@ def load_contrasts(file: Path = CONTRASTS_FILE) -> dict[str, Contrast]:
             entries += [(studies, entry, "") for entry in of_studies]
         for studies, entry, name in entries:
             where = f"{name or studies}: "
-            contrast = _contrast(studies, entry, name)
+            contrast = make_contrast(studies, entry, name)
             contrasts[contrast.name] = contrast
     except (*UNREADABLE, ConfigError) as error:
         raise ConfigError(f"conf/{file.name}: {where}{one_line(error)}") from error
     return contrasts
 
 
-def _contrast(studies: str, entry: Any, name: str) -> Contrast:
-    """Makes one contrast. Raises ValueError or TypeError for a wrong entry."""
+def make_contrast(studies: str, entry: Any, name: str = "") -> Contrast:
+    """Makes a contrast of a difference or of an entry of conf/contrasts.yaml. Raises ValueError or
+    TypeError for a wrong one.
+    """
     options = {"difference": entry} if isinstance(entry, str) else dict(entry)
     difference = options.pop("difference", "")
     best = f"best {options['best']}" if "best" in options else ""
@@ -232,22 +234,23 @@ def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     return runs[places.isin(chosen)].assign(setting=f"best {contrast.best}: {'; '.join(words)}")
 
 
-def estimate(by_seed: pd.Series) -> dict[str, float]:
+def estimate(by_seed: pd.Series, planned: int = 0) -> dict[str, Any]:
     """Computes n, mean, sample standard deviation and Student's interval; NaN for what these seeds do
-    not give.
+    not give. There is no interval before all planned seeds are there.
     """
     n, mean = len(by_seed), by_seed.mean()
-    std = low = high = np.nan
+    complete = n >= planned
+    std = half = np.nan
     if n > 1 and np.isfinite(by_seed).all():
         std = by_seed.std()
-        half = stdtrit(n - 1, (1 + LEVEL) / 2) * std / np.sqrt(n)
-        low, high = mean - half, mean + half
-    return {"n": n, "mean": mean, "std": std, "low": low, "high": high}
+        half = stdtrit(n - 1, (1 + LEVEL) / 2) * std / np.sqrt(n) if complete else np.nan
+    found = {"planned": planned, "complete": complete, "n": n, "mean": mean, "std": std}
+    return {**found, "low": mean - half, "high": mean + half}
 
 
 def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     """Gives a line (LINE) per row and setting over all its corpora, and one per corpus where there
-    are several; in Tables 1 and 2 only these. A line has an interval once all planned seeds are there.
+    are several; in Tables 1 and 2 only these.
 
     A plan that is not complete has one line, which says how many of its seeds are there.
     """
@@ -263,17 +266,13 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
         if corpora > 1 and contrast.studies[0] not in TABLES:
             groups = {"": _average(part, "dataset", corpora)["nats"]} | groups
         for dataset, nats in groups.items():
-            place = {"dataset": dataset, "row": row, "setting": setting}
-            line |= {"planned": planned, "complete": len(nats) >= planned, "by_seed": nats}
-            line |= estimate(nats)
-            if not line["complete"]:
-                line |= {"low": np.nan, "high": np.nan}
-            lines.append(line)
+            where = {"name": contrast.name, "dataset": dataset, "row": row, "setting": setting}
+            lines.append({**where, **estimate(nats, planned), "by_seed": nats})
     overall = [line for line in lines if not line["dataset"]] or lines
     seeds = min((line["n"] for line in overall), default=0)
     if contrast.date and seeds < planned:
-        line = {"name": contrast.name, "dataset": "", "row": "", "setting": "", "mean": np.nan}
-        lines = [line | {"planned": planned, "complete": False, "n": seeds}]
+        nowhere = {"name": contrast.name, "dataset": "", "row": "", "setting": ""}
+        lines = [{**nowhere, **estimate(by_seed["nats"][:0], planned), "n": seeds}]
     return lines
 
 
