@@ -11,7 +11,7 @@ exploratory   everything else: of their 95 % intervals one in twenty will miss
 
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -95,7 +95,7 @@ class Contrast:
         return " − ".join([first, *seconds]) + OF[self.of][1]
 
 
-def term_label(model: str, setting: str = "") -> str:
+def term_label(model: str, setting: str) -> str:
     return f"{model_label(model)} at {setting}" if setting else model_label(model)
 
 
@@ -284,12 +284,12 @@ def _average(lines: pd.DataFrame, over: str, size: int) -> pd.DataFrame:
     return whole.reset_index().assign(**{over: ""})
 
 
-def answers(runs: pd.DataFrame, contrasts: Mapping[str, Contrast]) -> pd.DataFrame:
+def answers(runs: pd.DataFrame) -> pd.DataFrame:
     """Answers all contrasts, in their order. Exploratory ones without a run have no line."""
     lines, known = [], set(runs["study"])
     needed = ["model", *PLACE, "corpora", "plan_settings", *(column for column, _ in OF.values())]
     runs = runs[needed]  # the others would cost a second
-    for contrast in contrasts.values():
+    for contrast in load_contrasts().values():
         if contrast.date or known & set(contrast.studies):
             lines += answer(runs, contrast)
     return pd.DataFrame(lines, columns=LINE)

@@ -23,7 +23,7 @@ from crope.report.evidence import (
     of_term,
 )
 from crope.report.frame import PUBLISHED_SCALE, by_study, load_runs
-from crope.report.tables import PROTOCOLS, interval_text, losses_by_model, place, plus_minus
+from crope.report.tables import PROTOCOLS, line_text, losses_by_model, plus_minus
 
 
 def explain(
@@ -107,8 +107,7 @@ def _explain_difference(runs: pd.DataFrame, contrast: Contrast) -> str:
     by_seed = by_seed.rename(columns={"nats": "difference"})
     columns = [*named, *by_seed.columns.difference(PLACE, sort=False)]
     lines = [_printed(by_seed.merge(first, on=PLACE), columns)]
-    for line in answer(runs, contrast):
-        lines.append(f"{contrast.label}; {place(line)}: {interval_text(line)}, n = {line['n']}")
+    lines += [line_text(contrast, line) for line in answer(runs, contrast)]
     return "\n".join(lines)
 
 

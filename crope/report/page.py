@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from crope.errors import InvalidRecord, UserError, log_line, one_line
 from crope.files import write_bytes, write_text
-from crope.plan.study import TABLES, Cell, expected_cells, table_cells
+from crope.plan.study import TABLES, expected_cells, table_cells
 from crope.report import agreement, figures, tables
 from crope.report.evidence import answers, crope_minus_rope, estimate, load_contrasts
 from crope.report.findings import Findings, findings
@@ -85,28 +85,27 @@ class Report:
     asked: Sequence[str]
 
 
-def results(runs: pd.DataFrame, cells: Sequence[Cell]) -> Results:
-    """Raises UserError if runs of one row are not comparable."""
-    joined = by_study(runs, cells)
-    return Results(runs, joined, answers(joined, load_contrasts()))
+def results(runs: pd.DataFrame, scale: str) -> Results:
+    """Joins the runs with the cells of all studies. Raises UserError if runs of one row are not
+    comparable.
+    """
+    joined = by_study(runs, [*table_cells(scale), *expected_cells(scale)])
+    return Results(runs, joined, answers(joined))
 
 
 def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     """Makes everything of the report but its pictures; `studies` as in `build_report`. Raises
     UserError if runs of one row are not comparable.
     """
-    of_studies = expected_cells(PUBLISHED_SCALE)
-    published = results(runs.published, [*table_cells(PUBLISHED_SCALE), *of_studies])
-    if runs.scale != PUBLISHED_SCALE:
-        of_studies = expected_cells(runs.scale)
-    cells = table_cells(runs.scale)
-    own = results(runs.own, [*cells, *of_studies])
+    published = results(runs.published, PUBLISHED_SCALE)
+    own = results(runs.own, runs.scale)
+    planned = cell_frame(table_cells(runs.scale))
     source, whose = runs.published, "published runs"
-    if runs.own["cell_key"].isin([cell.cell_key for cell in cells]).any():
+    if runs.own["cell_key"].isin(planned["cell_key"]).any():
         source, whose = runs.own, "your runs"
-    shown = by_study(source, cells)
+    shown = by_study(source, table_cells(runs.scale))
     large = paper_size(published.joined) if runs.scale != "paper" else shown[:0]
-    planned, missing = cell_frame(cells), tables.missing_words(source)
+    missing = tables.missing_words(source)
     losses = []
     for name in TABLES:
         of_table, found = planned[planned["study"] == name], shown[shown["study"] == name]
@@ -267,8 +266,7 @@ def print_report(report: Report, page: Path, studies: Collection[str] | None) ->
         for line in report.own.answered.to_dict("records"):
             contrast = contrasts[line["name"]]
             if study in contrast.studies:
-                where, text = tables.place(line), tables.interval_text(line)
-                print(f"{contrast.label}; {where}: {text}, n = {line['n']}")
+                print(tables.line_text(contrast, line))
     for table in report.losses:
         if table.name in (studies or TABLES):
             print(f"\n{table.caption}\n{table.text()}")

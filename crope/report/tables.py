@@ -19,7 +19,7 @@ import pandas as pd
 
 from crope import paper
 from crope.plan.study import STAND_IN
-from crope.report.evidence import crope_minus_rope, estimate, load_contrasts
+from crope.report.evidence import Contrast, crope_minus_rope, estimate, load_contrasts
 from crope.report.frame import PAIR, Runs, dataset_label, model_label
 
 MINUS = "\N{MINUS SIGN}"
@@ -197,7 +197,7 @@ def pair_difference(runs: pd.DataFrame, decimals: int) -> str:
     by_seed = crope_minus_rope(runs)["nats"]
     if by_seed.empty:
         return ""
-    line = estimate(by_seed) | {"complete": True}
+    line = estimate(by_seed)
     return f"{interval_text(line, decimals)}, n\u00a0=\u00a0{line['n']}"
 
 
@@ -244,9 +244,13 @@ def difference_table(lines: pd.DataFrame, caption: str) -> Table:
 def planned_lines(lines: pd.DataFrame) -> pd.DataFrame:
     """Selects of `answers` what planned questions ask: over all corpora."""
     planned = [name for name, contrast in load_contrasts().items() if contrast.date]
-    whole = lines[lines["name"].isin(planned)]
-    several = whole.loc[whole["dataset"] == "", "name"]
-    return whole[(whole["dataset"] == "") | ~whole["name"].isin(several)]
+    # The line over all corpora, where there is one, is the first.
+    return lines[lines["name"].isin(planned)].drop_duplicates(["name", "row", "setting"])
+
+
+def line_text(contrast: Contrast, line: Mapping[Any, Any]) -> str:
+    """Prints a line of `answers`: what is subtracted, where, the difference and n."""
+    return f"{contrast.label}; {place(line)}: {interval_text(line)}, n = {line['n']}"
 
 
 def place(line: Mapping[Any, Any]) -> str:

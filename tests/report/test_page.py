@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from crope.errors import InvalidRecord, UserError
-from crope.report import page
+from crope.report import evidence, page
 from crope.report.evidence import load_contrasts
 from crope.report.findings import Findings
 from crope.report.frame import Runs
@@ -47,7 +47,8 @@ def built(monkeypatch, tmp_path):
 
     every = load_contrasts()
     asked = {name: every[name] for name in ("table1/crope - rope", "baselines/xpos - nope")}
-    monkeypatch.setattr(page, "load_contrasts", lambda: asked)
+    for module in (page, evidence):
+        monkeypatch.setattr(module, "load_contrasts", lambda: asked)
     monkeypatch.setattr(page, "table_cells", table_cells)
     monkeypatch.setattr(page, "expected_cells", lambda scale: [])
     monkeypatch.setattr(page, "findings", lambda lines: FOUND)
