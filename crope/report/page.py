@@ -106,10 +106,7 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     shown = by_study(source, table_cells(runs.scale))
     large = paper_size(published.joined) if runs.scale != "paper" else shown[:0]
     missing = tables.missing_words(source)
-    losses = []
-    for name in TABLES:
-        of_table, found = planned[planned["study"] == name], shown[shown["study"] == name]
-        losses.append(tables.loss_table(name, of_table, found, large, missing))
+    losses = [tables.loss_table(name, planned, shown, large, missing) for name in TABLES]
     known = own.joined["study"].unique()
     asked = [name for name in known if name not in TABLES and name in (studies or known)]
     return Report(runs, own, published, shown, whose, losses, asked)

@@ -100,12 +100,9 @@ def _publish_ngrams(published: Path, tokens_dir: Path, records: Iterable[Record]
 
 
 def read_ngrams(published: Path = PUBLISHED) -> list[dict[str, Any]]:
-    """The n-gram losses of <published>/ngrams.json; none without a file. Raises DataError."""
+    """Reads the n-gram losses of <published>/ngrams.json; none without a file."""
     path = published / NGRAMS_FILE
-    try:
-        return read_json(path) if path.exists() else []
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error}); restore the committed file") from error
+    return read_json(path) if path.exists() else []
 
 
 def set_page(name: str, frame: pd.DataFrame) -> str:

@@ -106,14 +106,15 @@ def loss_table(
 ) -> Table:
     """Table 1 or 2: below each of the paper's lines this project's.
 
-    cells        of the study `name`, at the scale that is reported
-    runs         of `by_study`; where all are of STAND_IN, its lines are the only ones
+    cells        of both tables, at the scale that is reported
+    runs         of `by_study`; where all of a table are of STAND_IN, its lines are the only ones
     paper_size   those that were made at the paper's own size; empty where `runs` are
     missing      of `missing_words`
     """
     decimals = paper.PRINTED_DECIMALS[name]
+    runs = runs[runs["study"] == name]
     stands_in = set(runs["dataset"]) == {STAND_IN}
-    cells = cells[(cells["dataset"] == STAND_IN) == stands_in]
+    cells = cells[(cells["study"] == name) & ((cells["dataset"] == STAND_IN) == stands_in)]
     printed, numbers = [], []
     for names, of_row in cells.groupby(["dataset", "row"], sort=False):
         dataset, row = map(str, names)
