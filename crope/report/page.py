@@ -50,14 +50,12 @@ MOST_CURVES = 20
 
 @dataclass(frozen=True)
 class Results:
-    """The runs of one origin, and what follows from them.
+    """What follows from the runs of one origin.
 
-    runs     every finished run
     joined   those that count for a study, of `by_study`
     lines    the differences, of `answers`
     """
 
-    runs: pd.DataFrame
     joined: pd.DataFrame
     lines: pd.DataFrame
 
@@ -73,7 +71,8 @@ class Report:
 
     shown    the runs in Tables 1 and 2: the user's if one is of their cells, else published ones
     whose    says which
-    asked    the user's studies that come first, without Tables 1 and 2
+    losses   Tables 1 and 2
+    studies  the tables of the user's other studies, which come first
     """
 
     runs: Runs
@@ -82,7 +81,7 @@ class Report:
     shown: pd.DataFrame
     whose: str
     losses: Sequence[Table]
-    asked: Sequence[str]
+    studies: Sequence[Table]
 
 
 def results(runs: pd.DataFrame, scale: str) -> Results:
@@ -90,7 +89,7 @@ def results(runs: pd.DataFrame, scale: str) -> Results:
     comparable.
     """
     joined = by_study(runs, [*table_cells(scale), *expected_cells(scale)])
-    return Results(runs, joined, answers(joined))
+    return Results(joined, answers(joined))
 
 
 def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
@@ -109,7 +108,8 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     losses = [tables.loss_table(name, planned, shown, large, missing) for name in TABLES]
     known = own.joined["study"].unique()
     asked = [name for name in known if name not in TABLES and name in (studies or known)]
-    return Report(runs, own, published, shown, whose, losses, asked)
+    of_studies = [tables.study_table(study, own.joined) for study in asked]
+    return Report(runs, own, published, shown, whose, losses, of_studies)
 
 
 def paper_size(published: pd.DataFrame) -> pd.DataFrame:
@@ -143,7 +143,7 @@ def build_report(
         found = findings(report.published.lines)
     except UserError as error:  # after a change of the numerics, say, when published runs are stale
         log_line(f"{error}; the page does not say what was found")
-    source = report.own.runs if len(report.own.runs) else report.published.runs
+    source = runs.own if len(runs.own) else runs.published
     files = {f"{table.name}.csv": to_csv(table.numbers) for table in report.losses}
     files["differences.csv"] = difference_csv(report)
     files["runs.csv"] = source.to_csv(index=False, lineterminator="\n")
@@ -159,7 +159,7 @@ def build_report(
 def draw(report: Report) -> dict[str, Figure]:
     """Draws the figures, by name; those without runs are left out."""
     drawn = {}
-    complete = report.own.runs[report.own.runs["status"] == "complete"]
+    complete = report.runs.own[report.runs.own["status"] == "complete"]
     if len(complete):
         newest = complete.sort_values("finished_utc").tail(MOST_CURVES)
         drawn["own"] = figures.own_curves(load_curves(newest), newest)
@@ -219,12 +219,11 @@ def render_page(report: Report, pictures: Mapping[str, Figure], found: Findings 
         "report": report,
         "found": found,
         "verdict": agreement.verdict(report.runs),
-        "studies": [tables.study_table(study, report.own.joined) for study in report.asked],
         "count": report.shown["run_id"].nunique(),
         "notes": PROTOCOL_NOTES,
         "images": images,
         "own": tables.own_table(report.runs),
-        "failed": failures(report.own.runs),
+        "failed": failures(report.runs.own),
         "own_differences": tables.difference_table(report.own.answered, caption),
         "differences": tables.difference_table(public, "Planned differences of the published runs"),
         "repeats": agreement.repeats_table(report.runs.published),
@@ -257,12 +256,11 @@ def print_report(report: Report, page: Path, studies: Collection[str] | None) ->
     asked for with how they agree with the published runs, and where the page is.
     """
     contrasts = load_contrasts()
-    for study in report.asked:
-        table = tables.study_table(study, report.own.joined)
+    for table in report.studies:
         print(f"\n{table.caption}\n{table.frame.to_string(index=False)}")
         for line in report.own.answered.to_dict("records"):
             contrast = contrasts[line["name"]]
-            if study in contrast.studies:
+            if table.name in contrast.studies:
                 print(tables.line_text(contrast, line))
     for table in report.losses:
         if table.name in (studies or TABLES):

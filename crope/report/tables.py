@@ -258,7 +258,7 @@ def place(line: Mapping[Any, Any]) -> str:
     """The corpus, row and setting of a line or a run, without those that say nothing."""
     dataset = dataset_label(line["dataset"]) if line["dataset"] else "all corpora"
     row = "" if line["row"] in ("", "base") else paper.row_label(line["row"])
-    return "; ".join(part for part in (dataset, row, line.get("setting", "")) if part)
+    return "; ".join(part for part in (dataset, row, line["setting"]) if part)
 
 
 def own_table(runs: Runs) -> Table:
