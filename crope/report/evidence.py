@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 from scipy.special import stdtrit
 
 from crope.config import ROOT
 from crope.errors import ConfigError, one_line
+from crope.files import read_yaml
 from crope.plan.study import TABLES, planned_seeds, study_axes
 from crope.records.store import UNREADABLE
 from crope.report.frame import model_label
@@ -105,7 +105,7 @@ def load_contrasts(file: Path = CONTRASTS_FILE) -> dict[str, Contrast]:
     contrasts = {}
     where = ""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = read_yaml(file)
         entries = [(entry.pop("study"), entry, name) for name, entry in content["planned"].items()]
         for studies, of_studies in content["explored"].items():
             entries += [(studies, entry, "") for entry in of_studies]

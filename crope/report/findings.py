@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from crope.config import ROOT
 from crope.errors import UserError
+from crope.files import read_yaml
 from crope.report.evidence import load_contrasts
 from crope.report.tables import Table, interval_text
 
@@ -54,7 +54,7 @@ def findings(lines: pd.DataFrame, file: Path = FINDINGS_FILE) -> Findings:
     Raises UserError for a sentence that rests on a line that is not there, or whose answer is
     another now.
     """
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    content = read_yaml(file)
     printed = []
     for entry in content["differences"]:
         line = _answer_line(lines, entry)
