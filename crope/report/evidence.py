@@ -258,13 +258,15 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     planned = sum(len(planned_seeds(study)) for study in contrast.studies)
     by_seed = differences(plan, contrast)
     if contrast.averaged:
-        by_seed = _average(by_seed, "setting", len(contrast.at) or plan["plan_settings"].max())
+        settings = len(contrast.at) or plan["plan_settings"].max()
+        means = _average(by_seed, ["study", "dataset", "row", "seed"], settings)
+        by_seed = means.reset_index().assign(setting="")
     lines: list[dict[str, Any]] = []
     for (row, setting), part in by_seed.groupby(["row", "setting"], sort=False):
         corpora = plan.loc[plan["row"] == row, "corpora"].max()
         groups = dict(list(part.groupby("dataset", sort=False)["nats"]))
         if corpora > 1 and contrast.studies[0] not in TABLES:
-            groups = {"": _average(part, "dataset", corpora)["nats"]} | groups
+            groups = {"": _average(part, ["study", "seed"], corpora)} | groups
         for dataset, nats in groups.items():
             where = {"name": contrast.name, "dataset": dataset, "row": row, "setting": setting}
             lines.append({**where, **estimate(nats, planned), "by_seed": nats})
@@ -276,12 +278,12 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     return lines
 
 
-def _average(lines: pd.DataFrame, over: str, size: int) -> pd.DataFrame:
-    """Averages over one column within a seed, for the seeds that have all `size` values of it."""
-    keys = [name for name in PLACE if name != over]
+def _average(lines: pd.DataFrame, keys: list[str], size: int) -> pd.Series:
+    """Averages over the lines with these keys in common, a seed among them, where all `size` are
+    there.
+    """
     of_seed = lines.groupby(keys, sort=False)["nats"]
-    whole = of_seed.mean()[of_seed.size() == size]
-    return whole.reset_index().assign(**{over: ""})
+    return of_seed.mean()[of_seed.size() == size]
 
 
 def answers(runs: pd.DataFrame) -> pd.DataFrame:

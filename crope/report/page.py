@@ -73,6 +73,7 @@ class Report:
     whose    says which
     losses   Tables 1 and 2
     studies  the tables of the user's other studies, which come first
+    verdict  how the user's runs agree with the published ones
     """
 
     runs: Runs
@@ -82,6 +83,7 @@ class Report:
     whose: str
     losses: Sequence[Table]
     studies: Sequence[Table]
+    verdict: Sequence[str]
 
 
 def results(runs: pd.DataFrame, scale: str) -> Results:
@@ -109,7 +111,8 @@ def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     known = own.joined["study"].unique()
     asked = [name for name in known if name not in TABLES and name in (studies or known)]
     of_studies = [tables.study_table(study, own.joined) for study in asked]
-    return Report(runs, own, published, shown, whose, losses, of_studies)
+    verdict = agreement.verdict(runs)
+    return Report(runs, own, published, shown, whose, losses, of_studies, verdict)
 
 
 def paper_size(published: pd.DataFrame) -> pd.DataFrame:
@@ -218,7 +221,6 @@ def render_page(report: Report, pictures: Mapping[str, Figure], found: Findings 
     context = {
         "report": report,
         "found": found,
-        "verdict": agreement.verdict(report.runs),
         "count": report.shown["run_id"].nunique(),
         "notes": PROTOCOL_NOTES,
         "images": images,
@@ -265,6 +267,6 @@ def print_report(report: Report, page: Path, studies: Collection[str] | None) ->
     for table in report.losses:
         if table.name in (studies or TABLES):
             print(f"\n{table.caption}\n{table.text()}")
-    print("", *agreement.verdict(report.runs), f"open {page}", sep="\n")
+    print("", *report.verdict, f"open {page}", sep="\n")
     for error in report.runs.invalid:
         print(f"invalid: {error}", file=sys.stderr)

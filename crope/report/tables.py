@@ -93,8 +93,9 @@ def losses_by_model(runs: pd.DataFrame, protocol: str) -> pd.DataFrame:
     """n, mean and std (nats per token) of each model of one row of a table."""
     mean, spread = PROTOCOLS[protocol]
     by_model = runs.groupby("model")
-    std = by_model[spread].mean() if spread else by_model[mean].std()
-    return by_model.agg(n=("seed", "size"), mean=(mean, "mean")).assign(std=std)
+    losses = by_model[mean]
+    std = by_model[spread].mean() if spread else losses.std()
+    return pd.DataFrame({"n": losses.size(), "mean": losses.mean(), "std": std})
 
 
 def loss_table(

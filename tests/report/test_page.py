@@ -136,7 +136,7 @@ def test_the_picture_of_all_models_has_those_beside_rope_over_all_corpora(monkey
     empty = losses(rope=[])
     nothing = page.Results(empty, lines)
     none = Runs("quick", empty, empty, [])
-    page.draw(page.Report(none, nothing, nothing, empty, "", [], []))
+    page.draw(page.Report(none, nothing, nothing, empty, "", [], [], []))
     shown = drawn.call_args.args[0][["name", "model"]].to_numpy().tolist()
     assert sorted(shown) == sorted(map(list, BESIDE_ROPE.items()))
 
