@@ -11,7 +11,7 @@ exploratory   everything else: of their 95 % intervals one in twenty will miss
 
 import datetime
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -176,15 +176,17 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     label, *labels = [term_label(*term) for term in contrast.terms]
     first = of_term(runs, contrast, contrast.first)
     found = first[PLACE].assign(**{label: first[column]})
-    places = list(first[PLACE].itertuples(index=False, name=None))
     for second, term in zip(labels, contrast.seconds, strict=True):
         others = of_term(runs, contrast, term)
-        its_places = others[PLACE].itertuples(index=False, name=None)
-        losses = dict(zip(its_places, others[column], strict=True))
-        found[second] = [losses.get(place, np.nan) for place in places]
+        losses = dict(zip(_places(others), others[column], strict=True))
+        found[second] = [losses.get(place, np.nan) for place in _places(first)]
     found = found.dropna().reset_index(drop=True)
     nats = found[label] - found[labels].mean(axis=1) if labels else found[label]
     return found.assign(nats=nats.fillna(np.inf))  # where both sides diverged
+
+
+def _places(runs: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
+    return zip(*(runs[name] for name in PLACE), strict=True)
 
 
 def of_term(runs: pd.DataFrame, contrast: Contrast, term: Term) -> pd.DataFrame:
