@@ -246,8 +246,9 @@ def difference_table(lines: pd.DataFrame, caption: str) -> Table:
 def planned_lines(lines: pd.DataFrame) -> pd.DataFrame:
     """Selects of `answers` what planned questions ask: over all corpora."""
     planned = [name for name, contrast in load_contrasts().items() if contrast.date]
-    # The line over all corpora, where there is one, is the first.
-    return lines[lines["name"].isin(planned)].drop_duplicates(["name", "row", "setting"])
+    whole = lines[lines["name"].isin(planned)]
+    several = whole.loc[whole["dataset"] == "", "name"]
+    return whole[(whole["dataset"] == "") | ~whole["name"].isin(several)]
 
 
 def line_text(contrast: Contrast, line: Mapping[Any, Any]) -> str:
