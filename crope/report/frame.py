@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from crope import paper
-from crope.config import PUBLISHED
 from crope.errors import InvalidRecord, UserError
 from crope.plan.compose import group_files, group_values
 from crope.plan.study import SCALES, STAND_IN, TABLES, Cell
@@ -100,20 +99,14 @@ class Runs:
     invalid: Sequence[InvalidRecord]
 
 
-def load_runs(
-    *,
-    results_dir: Path,
-    scale: str | None = None,
-    folders: Sequence[Path] = (),
-    published: Path = PUBLISHED,
-) -> Runs:
+def load_runs(*, results_dir: Path, scale: str | None = None, folders: Sequence[Path] = ()) -> Runs:
     """Reads the runs of `folders` (default: results_dir/runs) and all published ones.
 
     `scale` defaults to that of most of the user's runs, else of most published ones; `smoke` only
     if there is no other, of equal ones the first of SCALES.
     """
     own, invalid = load_frame(tuple(folders) or [results_dir / "runs"])
-    public, damaged = load_frame(set_folders(published))
+    public, damaged = load_frame(set_folders())
     counts = (own if len(own) else public)["scale"].value_counts()
     present = [name for name in SCALES if name in counts]
     usual = min(present, key=lambda name: (name == "smoke", -counts[name]), default="quick")
