@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from crope.config import ROOT, Config, DataConfig, ModelConfig, keys, known_values, problems
 from crope.errors import ConfigError, one_line
+from crope.files import read_yaml
 from crope.machine import auto_precision, default_scale
 from crope.plan.identity import run_hash
 
@@ -234,7 +235,7 @@ def group_values(group: str, name: str) -> Any:
     if name not in files:
         raise ConfigError(f"no conf/{group}/{name}.yaml{nearest(name, files)}")
     try:
-        return yaml.safe_load(files[name].read_text(encoding="utf-8")) or {}
+        return read_yaml(files[name]) or {}
     except yaml.YAMLError as error:
         raise config_error(error) from error
 

@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from crope.config import DataConfig, ModelConfig
+from crope.config import AblationConfig, DataConfig, ModelConfig
 from crope.errors import ConfigError, log_line, one_line
 from crope.plan.compose import (
     GROUPS,
@@ -35,6 +35,7 @@ from crope.plan.identity import cell_key
 # Of scales with equally many runs the first one is reported.
 SCALES = ("paper", "medium", "quick", "smoke")
 TABLES = ("table1", "table2")
+REPLACED = ("model", "data", "ablation")  # sections that `compose_runs` sets without Hydra
 NAMED = ("data", "ablation", "model", "seed")  # axes of which a cell has a field
 STAND_IN = "tiny"  # the corpus of Tables 1 and 2 where none of the paper's can be had
 
@@ -172,6 +173,7 @@ def study_runs(
     return sorted(runs.values(), key=lambda run: run.config.seed)
 
 
+@cache
 def expected_cells(scale: str) -> list[Cell]:
     """Lists the cells of every study except the two tables; says on stderr which file is no study."""
     group_values("scale", scale)  # a misspelt scale is no fault of a study
@@ -227,13 +229,12 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
     """Returns one run per choice (axis -> value), equal to Hydra's composition of `overrides` and the
     choice.
 
-    Hydra needs 0.2 s per composition, so it composes once per combination of groups other than model
-    and data. Keys are set afterwards; the sections `model` and `data`, on which no other key
-    depends, are replaced.
+    Hydra needs 0.2 s per composition, so it composes once per combination of groups other than model,
+    data and ablation. These sections are replaced and keys are set afterwards.
     """
     runs = []
     for choice in choices:
-        axes = {axis: value for axis, value in choice.items() if axis not in ("model", "data")}
+        axes = {axis: value for axis, value in choice.items() if axis not in REPLACED}
         groups = [f"{axis}={value}" for axis, value in sorted(axes.items()) if axis in GROUPS]
         of_model, keys = [], []
         for axis, value in sorted(axes.items()):
@@ -241,7 +242,7 @@ def compose_runs(choices: Iterable[Mapping[str, str]], overrides: Sequence[str])
                 of_model.append((axis.removeprefix("model."), value))
             elif axis not in GROUPS:
                 keys.append((axis, value))
-        base = _base((*overrides, *groups), tuple(keys))
+        base = _base((*overrides, *groups), choice.get("ablation", ""), tuple(keys))
         name, dataset = choice["model"], choice["data"]
         width = base.config.ablation.d_model
         model = _model(name, width, base.scale, tuple(of_model))
@@ -266,13 +267,18 @@ def _data(name: str) -> DataConfig:
 
 
 @cache
-def _base(overrides: tuple[str, ...], keys: tuple[tuple[str, str], ...] = ()) -> Run:
-    """Returns a run of which the model and the data are still to be replaced."""
+def _base(overrides: tuple[str, ...], row: str = "", keys: tuple[tuple[str, str], ...] = ()) -> Run:
+    """Returns a run of this row (default: that of conf/config.yaml), of which the model and the data
+    are still to be replaced.
+    """
     cfg, choices = deepcopy(composed(overrides))
+    row = row or choices["ablation"]
     try:
+        if row != choices["ablation"]:
+            cfg.ablation = typed(AblationConfig, group_values("ablation", row))
         for key, value in keys:
             OmegaConf.update(cfg, key, value)
         config: Any = OmegaConf.to_object(cfg)  # a third of the time of `build_run`
     except OmegaConfBaseException as error:
         raise config_error(error) from error
-    return Run(config, choices["model"], choices["data"], choices["ablation"], choices["scale"])
+    return Run(config, choices["model"], choices["data"], row, choices["scale"])

@@ -10,7 +10,7 @@ from typing import Any
 from crope import paper
 from crope.errors import InvalidRecord, one_line
 from crope.files import read_json
-from crope.plan.compose import Run, quoted_override
+from crope.plan.compose import Run
 from crope.plan.study import SCALES, STAND_IN, planned_scale, study_runs
 from crope.records.locks import is_locked
 from crope.records.store import UNREADABLE, last_values, read_record
@@ -108,29 +108,30 @@ def render_status(
     states: dict[str, RunState] = {}  # of a run that two studies share once
     for study in studies:
         its_scale = scale or planned_scale([study]) or at
-        runs = study_runs(
-            [study],
-            scale=its_scale,
-            seeds=seeds,
-            without=without,
-            overrides=[quoted_override("results_dir", results_dir)],
-        )
-        states |= {run.run_id: state_of(run.path) for run in runs if run.run_id not in states}
-        begun = {run.config.seed for run in runs if states[run.run_id].status != MISSING}
-        shown = [run for run in runs if seeds or not begun or run.config.seed in begun]
-        counts = Counter(states[run.run_id].status for run in shown)
+        of_study = study_runs([study], scale=its_scale, seeds=seeds, without=without)
+        runs = {run.run_id: run for run in of_study}
+        for run_id in runs.keys() - states.keys():
+            states[run_id] = state_of(results_dir / "runs" / run_id)
+        begun = {run.config.seed for key, run in runs.items() if states[key].status != MISSING}
+        shown = {
+            run_id: run
+            for run_id, run in runs.items()
+            if seeds or not begun or run.config.seed in begun
+        }
+        counts = Counter(states[run_id].status for run_id in shown)
         parts = [f"{counts[status]} {status}" for status in STATUSES if counts[status]]
-        later = len({run.config.seed for run in runs} - {run.config.seed for run in shown})
+        seeds_shown = {run.config.seed for run in shown.values()}
+        later = len({run.config.seed for run in runs.values()} - seeds_shown)
         rest = f"; {later} more seeds planned" if later else ""
         lines.append(f"{study}, {its_scale}: {len(shown)} runs: {', '.join(parts)}{rest}")
-        planned |= {run.run_id: run for run in shown}
-    for run in planned.values():
-        state = states[run.run_id]
+        planned |= shown
+    for run_id, run in planned.items():
+        state = states[run_id]
         if state.status in (RUNNING, STARTED):
             steps = f"step {state.step:,} of {run.config.train.max_steps:,}"
-            lines.append(f"  {state.status:<8}{run.run_id}  {steps}")
+            lines.append(f"  {state.status:<8}{run_id}  {steps}")
         elif state.status == FAILED:
-            lines.append(f"  {state.status:<8}{run.run_id}: {state.reason}")
+            lines.append(f"  {state.status:<8}{run_id}: {state.reason}")
     others = {run["run_id"] for run in present} - planned.keys()
     lines.append(f"together {len(planned)} runs; {len(others)} others in {results_dir / 'runs'}")
     return "\n".join(lines)

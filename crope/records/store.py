@@ -22,7 +22,7 @@ import yaml
 
 from crope.config import PUBLISHED, ROOT
 from crope.errors import DataError, InvalidRecord, UserError, one_line
-from crope.files import parse_metrics, read_json, read_metrics, write_bytes, write_text
+from crope.files import parse_metrics, read_json, read_metrics, read_yaml, write_bytes, write_text
 from crope.plan.identity import numerics_version
 from crope.records.derive import derive
 from crope.records.run_json import EXTRAPOLATION, check_record
@@ -270,12 +270,8 @@ def data_digests(meta: Mapping[str, Any]) -> dict[str, str]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """Reads the keys and values of a JSON or YAML file."""
-    data = path.read_bytes()
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is ten times faster
     try:
-        content: dict[str, Any] = (
-            json.loads(data) if path.suffix == ".json" else yaml.load(data, loader)
-        )
+        content: dict[str, Any] = read_json(path) if path.suffix == ".json" else read_yaml(path)
     except (ValueError, yaml.YAMLError) as error:
         raise ValueError(f"{path.name}: {one_line(error)}") from error
     return content  # of another type: no schema takes it

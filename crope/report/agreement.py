@@ -11,6 +11,7 @@ from crope.plan.study import STAND_IN
 from crope.report.frame import Runs, dataset_label
 from crope.report.tables import Table
 
+ROW = ["scale", "dataset", "row"]
 EXECUTION = ["cell_key", "model", "seed"]  # two runs with these in common differ in rounding alone
 
 
@@ -19,12 +20,14 @@ def repeats(published: pd.DataFrame) -> pd.DataFrame:
     `runs` and `largest` (of the range of their final losses, nats per token), at equal and at any
     precision.
     """
-    complete = published[published["status"] == "complete"]
+    complete = published.loc[
+        published["status"] == "complete", [*ROW, *EXECUTION, "precision", "loss"]
+    ]
     lines = []
     for kind, keys in (("same", [*EXECUTION, "precision"]), ("any", EXECUTION)):
-        of_run = complete.groupby(["scale", "dataset", "row", *keys])["loss"]
+        of_run = complete.groupby([*ROW, *keys])["loss"]
         ranges = of_run.agg(["size", "min", "max"]).query("size > 1")
-        again = (ranges["max"] - ranges["min"]).groupby(["scale", "dataset", "row"])
+        again = (ranges["max"] - ranges["min"]).groupby(ROW)
         of_row = again.agg(runs="size", largest="max").reset_index()
         lines.append(of_row.assign(precision=kind))
     return pd.concat(lines, ignore_index=True)

@@ -11,7 +11,7 @@ exploratory   everything else: of their 95 % intervals one in twenty will miss
 
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
-from scipy import stats
+from scipy.special import stdtrit
 
 from crope.config import ROOT
 from crope.errors import ConfigError, one_line
+from crope.files import read_yaml
 from crope.plan.study import TABLES, planned_seeds, study_axes
 from crope.records.store import UNREADABLE
 from crope.report.frame import model_label
@@ -95,7 +95,7 @@ class Contrast:
         return " − ".join([first, *seconds]) + OF[self.of][1]
 
 
-def term_label(model: str, setting: str = "") -> str:
+def term_label(model: str, setting: str) -> str:
     return f"{model_label(model)} at {setting}" if setting else model_label(model)
 
 
@@ -105,21 +105,23 @@ def load_contrasts(file: Path = CONTRASTS_FILE) -> dict[str, Contrast]:
     contrasts = {}
     where = ""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = read_yaml(file)
         entries = [(entry.pop("study"), entry, name) for name, entry in content["planned"].items()]
         for studies, of_studies in content["explored"].items():
             entries += [(studies, entry, "") for entry in of_studies]
         for studies, entry, name in entries:
             where = f"{name or studies}: "
-            contrast = _contrast(studies, entry, name)
+            contrast = make_contrast(studies, entry, name)
             contrasts[contrast.name] = contrast
     except (*UNREADABLE, ConfigError) as error:
         raise ConfigError(f"conf/{file.name}: {where}{one_line(error)}") from error
     return contrasts
 
 
-def _contrast(studies: str, entry: Any, name: str) -> Contrast:
-    """Makes one contrast. Raises ValueError or TypeError for a wrong entry."""
+def make_contrast(studies: str, entry: Any, name: str = "") -> Contrast:
+    """Makes a contrast of a difference or of an entry of conf/contrasts.yaml. Raises ValueError or
+    TypeError for a wrong one.
+    """
     options = {"difference": entry} if isinstance(entry, str) else dict(entry)
     difference = options.pop("difference", "")
     best = f"best {options['best']}" if "best" in options else ""
@@ -138,7 +140,6 @@ def check_names(contrast: Contrast) -> None:
     """
     if contrast.of not in OF:
         raise ValueError(f"of: {contrast.of}: must be one of {', '.join(OF)}")
-    # Where a study varies the position, say, a model's name goes on: `alibi+complex`.
     # Where a study varies the position, say, a model's name goes on: `alibi+complex`.
     named = [f"model={model.partition('+')[0]}" for model, _ in contrast.terms]
     for setting in [*contrast.at, *(setting for _, setting in contrast.terms if setting)]:
@@ -171,22 +172,35 @@ def differences(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
 
     runs   the frame of `by_study`
     """
-    asked = runs[runs["study"].isin(contrast.studies)]
+    column, _ = OF[contrast.of]
+    label, *labels = [term_label(*term) for term in contrast.terms]
+    first = of_term(runs, contrast, contrast.first)
+    found = first[PLACE].assign(**{label: first[column]})
+    for second, term in zip(labels, contrast.seconds, strict=True):
+        others = of_term(runs, contrast, term)
+        losses = dict(zip(_places(others), others[column], strict=True))
+        found[second] = [losses.get(place, np.nan) for place in _places(first)]
+    found = found.dropna().reset_index(drop=True)
+    nats = found[label] - found[labels].mean(axis=1) if labels else found[label]
+    return found.assign(nats=nats.fillna(np.inf))  # where both sides diverged
+
+
+def _places(runs: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
+    return zip(*(runs[name] for name in PLACE), strict=True)
+
+
+def of_term(runs: pd.DataFrame, contrast: Contrast, term: Term) -> pd.DataFrame:
+    """Selects the runs of one term; the setting of a term's own is left out, because the other terms
+    have theirs.
+    """
+    model, setting = term
+    chosen = runs[runs["study"].isin(contrast.studies)]
     if contrast.at:
-        asked = asked[asked["setting"].isin(contrast.at)]
+        chosen = chosen[chosen["setting"].isin(contrast.at)]
     if contrast.best:
-        asked = at_best(asked, contrast)
-    columns = []
-    for model, setting in contrast.terms:
-        of_term = asked[asked["model"] == model]
-        if setting:  # its own, where the others have theirs
-            of_term = of_term[of_term["setting"] == setting].assign(setting="")
-        losses = of_term.set_index(PLACE)[OF[contrast.of][0]]
-        columns.append(losses.rename(term_label(model, setting)))
-    found = pd.concat(columns, axis=1, join="inner").dropna()
-    first, seconds = found.iloc[:, 0], found.iloc[:, 1:]
-    nats = first - seconds.mean(axis=1) if contrast.seconds else first
-    return found.assign(nats=nats.fillna(np.inf)).reset_index()  # where both sides diverged
+        chosen = at_best(chosen, contrast)
+    chosen = chosen[chosen["model"] == model]
+    return chosen[chosen["setting"] == setting].assign(setting="") if setting else chosen
 
 
 def crope_minus_rope(runs: pd.DataFrame) -> pd.DataFrame:
@@ -222,21 +236,23 @@ def at_best(runs: pd.DataFrame, contrast: Contrast) -> pd.DataFrame:
     return runs[places.isin(chosen)].assign(setting=f"best {contrast.best}: {'; '.join(words)}")
 
 
-def estimate(by_seed: pd.Series) -> dict[str, float]:
+def estimate(by_seed: pd.Series, planned: int = 0) -> dict[str, Any]:
     """Computes n, mean, sample standard deviation and Student's interval; NaN for what these seeds do
-    not give.
+    not give. There is no interval before all planned seeds are there.
     """
-    std = low = high = np.nan
-    if len(by_seed) > 1 and np.isfinite(by_seed).all():
+    n, mean = len(by_seed), by_seed.mean()
+    complete = n >= planned
+    std = half = np.nan
+    if n > 1 and np.isfinite(by_seed).all():
         std = by_seed.std()
-        low, high = stats.ttest_1samp(by_seed, 0).confidence_interval(LEVEL)
-    mean = by_seed.mean()
-    return {"n": len(by_seed), "mean": mean, "std": std, "low": low, "high": high}
+        half = stdtrit(n - 1, (1 + LEVEL) / 2) * std / np.sqrt(n) if complete else np.nan
+    found = {"planned": planned, "complete": complete, "n": n, "mean": mean, "std": std}
+    return {**found, "low": mean - half, "high": mean + half}
 
 
 def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     """Gives a line (LINE) per row and setting over all its corpora, and one per corpus where there
-    are several; in Tables 1 and 2 only these. A line has an interval once all planned seeds are there.
+    are several; in Tables 1 and 2 only these.
 
     A plan that is not complete has one line, which says how many of its seeds are there.
     """
@@ -244,53 +260,40 @@ def answer(runs: pd.DataFrame, contrast: Contrast) -> list[dict[str, Any]]:
     planned = sum(len(planned_seeds(study)) for study in contrast.studies)
     by_seed = differences(plan, contrast)
     if contrast.averaged:
-        by_seed = _average(by_seed, "setting", len(contrast.at) or plan["plan_settings"].max())
+        settings = len(contrast.at) or plan["plan_settings"].max()
+        means = _average(by_seed, ["study", "dataset", "row", "seed"], settings)
+        by_seed = means.reset_index().assign(setting="")
     lines: list[dict[str, Any]] = []
     for (row, setting), part in by_seed.groupby(["row", "setting"], sort=False):
         corpora = plan.loc[plan["row"] == row, "corpora"].max()
-        groups = each_corpus(part)
+        groups = dict(list(part.groupby("dataset", sort=False)["nats"]))
         if corpora > 1 and contrast.studies[0] not in TABLES:
-            groups = over_corpora(part, corpora) | groups
+            groups = {"": _average(part, ["study", "seed"], corpora)} | groups
         for dataset, nats in groups.items():
-            place = {"name": contrast.name, "dataset": dataset, "row": row, "setting": setting}
-            lines.append(place | with_interval(nats, planned))
+            where = {"name": contrast.name, "dataset": dataset, "row": row, "setting": setting}
+            lines.append({**where, **estimate(nats, planned), "by_seed": nats})
     overall = [line for line in lines if not line["dataset"]] or lines
     seeds = min((line["n"] for line in overall), default=0)
     if contrast.date and seeds < planned:
-        line = {"name": contrast.name, "dataset": "", "row": "", "setting": "", "mean": np.nan}
-        lines = [line | {"planned": planned, "complete": False, "n": seeds}]
+        nowhere = {"name": contrast.name, "dataset": "", "row": "", "setting": ""}
+        lines = [{**nowhere, **estimate(by_seed["nats"][:0], planned), "n": seeds}]
     return lines
 
 
-def over_corpora(by_seed: pd.DataFrame, corpora: int) -> dict[str, pd.Series]:
-    """Averages over the corpora within each seed that has all of them."""
-    return {"": _average(by_seed, "dataset", corpora)["nats"]}
+def _average(lines: pd.DataFrame, keys: list[str], size: int) -> pd.Series:
+    """Averages over the lines with these keys in common, a seed among them, where all `size` are
+    there.
+    """
+    of_seed = lines.groupby(keys, sort=False)["nats"]
+    return of_seed.mean()[of_seed.size() == size]
 
 
-def each_corpus(by_seed: pd.DataFrame) -> dict[str, pd.Series]:
-    """Splits the differences by corpus."""
-    return {str(name): nats for name, nats in by_seed.groupby("dataset", sort=False)["nats"]}
-
-
-def with_interval(by_seed: pd.Series, planned: int) -> dict[str, Any]:
-    """Estimates the mean; its interval only if all planned seeds are there."""
-    complete = len(by_seed) >= planned
-    line = {"planned": planned, "complete": complete, "by_seed": by_seed} | estimate(by_seed)
-    return line if complete else line | {"low": np.nan, "high": np.nan}
-
-
-def _average(lines: pd.DataFrame, over: str, size: int) -> pd.DataFrame:
-    """Averages over one column within a seed, for the seeds that have all `size` values of it."""
-    keys = [name for name in PLACE if name != over]
-    means = lines.groupby(keys, sort=False)["nats"].agg(["mean", "size"])
-    whole = means.loc[means["size"] == size, "mean"]
-    return whole.rename("nats").reset_index().assign(**{over: ""})
-
-
-def answers(runs: pd.DataFrame, contrasts: Mapping[str, Contrast]) -> pd.DataFrame:
+def answers(runs: pd.DataFrame) -> pd.DataFrame:
     """Answers all contrasts, in their order. Exploratory ones without a run have no line."""
     lines, known = [], set(runs["study"])
-    for contrast in contrasts.values():
+    needed = ["model", *PLACE, "corpora", "plan_settings", *(column for column, _ in OF.values())]
+    runs = runs[needed]  # the others would cost a second
+    for contrast in load_contrasts().values():
         if contrast.date or known & set(contrast.studies):
             lines += answer(runs, contrast)
     return pd.DataFrame(lines, columns=LINE)

@@ -6,25 +6,24 @@ import difflib
 import os
 import re
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
 import pandas as pd
 
 from crope.errors import UserError
-from crope.plan.study import TABLES, study_cells, table_cells
+from crope.plan.study import STAND_IN, TABLES, study_axes, study_cells
 from crope.report.evidence import (
     PLACE,
     Contrast,
     answer,
-    at_best,
-    check_names,
     differences,
     load_contrasts,
-    parse_difference,
+    make_contrast,
+    of_term,
 )
-from crope.report.frame import PUBLISHED_SCALE, by_study, cell_frame, load_runs
-from crope.report.tables import PROTOCOLS, interval_text, losses_by_model, place, plus_minus
+from crope.report.frame import PUBLISHED_SCALE, by_study, load_runs
+from crope.report.tables import PROTOCOLS, line_text, losses_by_model, plus_minus
 
 
 def explain(
@@ -39,9 +38,7 @@ def explain(
 
     Raises UserError with similar names if there is no such number.
     """
-    runs = load_runs(results_dir=results_dir, scale=scale, folders=folders)
-    contrasts = load_contrasts()
-    cells = list(_cell_names(cell_frame(table_cells(runs.scale))).unique())
+    cells, contrasts = _cell_names(), load_contrasts()
     if name is None:
         questions = [f"{key}  {contrast.question}".rstrip() for key, contrast in contrasts.items()]
         return "\n".join([*cells, *questions])
@@ -51,10 +48,10 @@ def explain(
         hint = f"did you mean {', '.join(near)}? " if near else ""
         raise UserError(f"'{name}': no such cell or difference; {hint}without CELL: a list")
     studies = contrast.studies if contrast else (name.split("/")[0],)
+    runs = load_runs(results_dir=results_dir, scale=scale, folders=folders)
     sources = {"yours": (runs.own, runs.scale), "published": (runs.published, PUBLISHED_SCALE)}
     parts = []
     for title, (frame, its_scale) in sources.items():
-        # The cells of other studies would cost seconds.
         asked = chain.from_iterable(study_cells(study, its_scale) for study in studies)
         joined = by_study(frame, asked)
         text = _explain_difference(joined, contrast) if contrast else _explain_cell(joined, name)
@@ -64,27 +61,30 @@ def explain(
     return "\n\n".join(parts) or f"{name}: no run yet; `make reproduce STUDY={studies[0]}`"
 
 
-def _cell_names(cells: pd.DataFrame) -> pd.Series:
-    """Names cells: table1/<dataset>/<model> and table2/<row>/<dataset>/<model>."""
-    of_row = cells["row"] + "/" + cells["dataset"]
-    where = cells["dataset"].where(cells["study"] == TABLES[0], of_row)
-    return cells["study"] + "/" + where + "/" + cells["model"]
+def _cell_names() -> list[str]:
+    """Names the cells: table1/<dataset>/<model> and table2/<row>/<dataset>/<model>."""
+    names = []
+    for study in TABLES:
+        axes = study_axes(study)
+        rows = [f"{row}/" for row in axes.get("ablation", ())] or [""]
+        for dataset, row, model in product([*axes["data"], STAND_IN], rows, axes["model"]):
+            names.append(f"{study}/{row}{dataset}/{model}")
+    return names
 
 
 def _other_contrast(name: str) -> Contrast | None:
     """Makes a contrast of <study>/<model>-<model>, which conf/contrasts.yaml need not ask."""
     study, _, difference = name.partition("/")
     try:
-        first, *seconds = parse_difference(re.sub(r"\s*-\s*", " - ", difference))
-        contrast = Contrast(name, (study,), first, tuple(seconds))
-        check_names(contrast)
+        return make_contrast(study, re.sub(r"\s*-\s*", " - ", difference), name)
     except ValueError:  # no such study, model or form
         return None
-    return contrast
 
 
 def _explain_cell(joined: pd.DataFrame, name: str) -> str:
-    runs = joined[_cell_names(joined) == name]
+    study, _, cell = name.partition("/")
+    of_row = "" if study == TABLES[0] else joined["row"] + "/"
+    runs = joined[of_row + joined["dataset"] + "/" + joined["model"] == cell]
     if runs.empty:
         return ""
     shown = runs.rename(columns={"loss": "full", "val_sampled.mean_nats": "sampled"})
@@ -102,17 +102,12 @@ def _explain_difference(runs: pd.DataFrame, contrast: Contrast) -> str:
     by_seed = differences(runs, contrast)
     if by_seed.empty:
         return ""
-    model, setting = contrast.first
-    first = at_best(runs, contrast) if contrast.best else runs
-    first = first[first["model"] == model]
-    if setting:
-        first = first[first["setting"] == setting].assign(setting="")
+    first = of_term(runs, contrast, contrast.first)
     named = [name for name in PLACE if by_seed[name].nunique() > 1 or name == "seed"]
     by_seed = by_seed.rename(columns={"nats": "difference"})
     columns = [*named, *by_seed.columns.difference(PLACE, sort=False)]
     lines = [_printed(by_seed.merge(first, on=PLACE), columns)]
-    for line in answer(runs, contrast):
-        lines.append(f"{contrast.label}; {place(line)}: {interval_text(line)}, n = {line['n']}")
+    lines += [line_text(contrast, line) for line in answer(runs, contrast)]
     return "\n".join(lines)
 
 

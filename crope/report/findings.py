@@ -21,15 +21,14 @@ publishes it unread.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from crope.config import ROOT
 from crope.errors import UserError
+from crope.files import read_yaml
 from crope.report.evidence import load_contrasts
 from crope.report.tables import Table, interval_text
 
@@ -48,13 +47,13 @@ class Findings:
     meanings: dict[str, str]
 
 
-def findings(lines: pd.DataFrame, file: Path = FINDINGS_FILE) -> Findings:
+def findings(lines: pd.DataFrame) -> Findings:
     """Fills the numbers into the sentences, from the lines of `answers`.
 
     Raises UserError for a sentence that rests on a line that is not there, or whose answer is
     another now.
     """
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    content = read_yaml(FINDINGS_FILE)
     printed = []
     for entry in content["differences"]:
         line = _answer_line(lines, entry)

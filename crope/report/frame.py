@@ -6,6 +6,7 @@ them with the cells of the studies: every table and every difference is a groupb
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from crope import paper
-from crope.config import PUBLISHED
 from crope.errors import InvalidRecord, UserError
 from crope.plan.compose import group_files, group_values
 from crope.plan.study import SCALES, STAND_IN, TABLES, Cell
@@ -74,6 +74,7 @@ COMPARED = {
 }
 
 
+@cache
 def model_label(model: str) -> str:
     """Returns the label in conf/model/<model>.yaml; the name if there is none."""
     if model not in group_files("model"):
@@ -98,20 +99,14 @@ class Runs:
     invalid: Sequence[InvalidRecord]
 
 
-def load_runs(
-    *,
-    results_dir: Path,
-    scale: str | None = None,
-    folders: Sequence[Path] = (),
-    published: Path = PUBLISHED,
-) -> Runs:
+def load_runs(*, results_dir: Path, scale: str | None = None, folders: Sequence[Path] = ()) -> Runs:
     """Reads the runs of `folders` (default: results_dir/runs) and all published ones.
 
     `scale` defaults to that of most of the user's runs, else of most published ones; `smoke` only
     if there is no other, of equal ones the first of SCALES.
     """
     own, invalid = load_frame(tuple(folders) or [results_dir / "runs"])
-    public, damaged = load_frame(set_folders(published))
+    public, damaged = load_frame(set_folders())
     counts = (own if len(own) else public)["scale"].value_counts()
     present = [name for name in SCALES if name in counts]
     usual = min(present, key=lambda name: (name == "smoke", -counts[name]), default="quick")
@@ -196,6 +191,8 @@ def by_study(runs: pd.DataFrame, cells: Iterable[Cell]) -> pd.DataFrame:
     joined = _one_set_for_each_seed(joined[planned | joined["study"].isin(TABLES)])
     of_table = joined["study"].isin(TABLES)
     joined = pd.concat([common_seeds(joined[of_table]), joined[~of_table]], ignore_index=True)
+    # In selections as small as those of one difference, strings of Arrow cost twice the time.
+    joined = joined.astype(dict.fromkeys(joined.select_dtypes("str"), object))
     check_comparable(joined)
     return joined
 
@@ -239,11 +236,12 @@ def check_comparable(joined: pd.DataFrame) -> None:
     Commits may differ: the numerics version says whether a commit changed more than rounding.
     """
     for fact, of in COMPARED.items():
-        for (study, *which), group in joined.groupby(["study", *of], dropna=False):
-            kinds = group.drop_duplicates(fact)
-            if len(kinds) > 1:
-                paths = ", ".join((kinds["folder"] + "/" + kinds["run_id"]).head(2))
-                raise UserError(
-                    f"{study}, {of[0]} {which[0]}: runs differ in {fact} ({paths});"
-                    " move one kind to a folder of its own and name it with --runs"
-                )
+        keys = ["study", *of]
+        kinds = joined.drop_duplicates([*keys, fact])
+        several = kinds[kinds.duplicated(keys, keep=False)]
+        for (study, which, *_), group in several.groupby(keys, dropna=False):
+            paths = ", ".join((group["folder"] + "/" + group["run_id"]).head(2))
+            raise UserError(
+                f"{study}, {of[0]} {which}: runs differ in {fact} ({paths});"
+                " move one kind to a folder of its own and name it with --runs"
+            )

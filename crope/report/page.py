@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from crope.errors import InvalidRecord, UserError, log_line, one_line
 from crope.files import write_bytes, write_text
-from crope.plan.study import TABLES, Cell, expected_cells, table_cells
+from crope.plan.study import TABLES, expected_cells, table_cells
 from crope.report import agreement, figures, tables
 from crope.report.evidence import answers, crope_minus_rope, estimate, load_contrasts
 from crope.report.findings import Findings, findings
@@ -50,14 +50,12 @@ MOST_CURVES = 20
 
 @dataclass(frozen=True)
 class Results:
-    """The runs of one origin, and what follows from them.
+    """What follows from the runs of one origin.
 
-    runs     every finished run
     joined   those that count for a study, of `by_study`
     lines    the differences, of `answers`
     """
 
-    runs: pd.DataFrame
     joined: pd.DataFrame
     lines: pd.DataFrame
 
@@ -73,7 +71,9 @@ class Report:
 
     shown    the runs in Tables 1 and 2: the user's if one is of their cells, else published ones
     whose    says which
-    asked    the user's studies that come first, without Tables 1 and 2
+    losses   Tables 1 and 2
+    studies  the tables of the user's other studies, which come first
+    verdict  how the user's runs agree with the published ones
     """
 
     runs: Runs
@@ -82,38 +82,37 @@ class Report:
     shown: pd.DataFrame
     whose: str
     losses: Sequence[Table]
-    asked: Sequence[str]
+    studies: Sequence[Table]
+    verdict: Sequence[str]
 
 
-def results(runs: pd.DataFrame, cells: Sequence[Cell]) -> Results:
-    """Raises UserError if runs of one row are not comparable."""
-    joined = by_study(runs, cells)
-    return Results(runs, joined, answers(joined, load_contrasts()))
+def results(runs: pd.DataFrame, scale: str) -> Results:
+    """Joins the runs with the cells of all studies. Raises UserError if runs of one row are not
+    comparable.
+    """
+    joined = by_study(runs, [*table_cells(scale), *expected_cells(scale)])
+    return Results(joined, answers(joined))
 
 
 def collect(runs: Runs, studies: Collection[str] | None = None) -> Report:
     """Makes everything of the report but its pictures; `studies` as in `build_report`. Raises
     UserError if runs of one row are not comparable.
     """
-    of_studies = expected_cells(PUBLISHED_SCALE)
-    published = results(runs.published, [*table_cells(PUBLISHED_SCALE), *of_studies])
-    if runs.scale != PUBLISHED_SCALE:
-        of_studies = expected_cells(runs.scale)
-    cells = table_cells(runs.scale)
-    own = results(runs.own, [*cells, *of_studies])
+    published = results(runs.published, PUBLISHED_SCALE)
+    own = results(runs.own, runs.scale)
+    planned = cell_frame(table_cells(runs.scale))
     source, whose = runs.published, "published runs"
-    if runs.own["cell_key"].isin([cell.cell_key for cell in cells]).any():
+    if runs.own["cell_key"].isin(planned["cell_key"]).any():
         source, whose = runs.own, "your runs"
-    shown = by_study(source, cells)
+    shown = by_study(source, table_cells(runs.scale))
     large = paper_size(published.joined) if runs.scale != "paper" else shown[:0]
-    planned, missing = cell_frame(cells), tables.missing_words(source)
-    losses = []
-    for name in TABLES:
-        of_table, found = planned[planned["study"] == name], shown[shown["study"] == name]
-        losses.append(tables.loss_table(name, of_table, found, large, missing))
+    missing = tables.missing_words(source)
+    losses = [tables.loss_table(name, planned, shown, large, missing) for name in TABLES]
     known = own.joined["study"].unique()
     asked = [name for name in known if name not in TABLES and name in (studies or known)]
-    return Report(runs, own, published, shown, whose, losses, asked)
+    of_studies = [tables.study_table(study, own.joined) for study in asked]
+    verdict = agreement.verdict(runs)
+    return Report(runs, own, published, shown, whose, losses, of_studies, verdict)
 
 
 def paper_size(published: pd.DataFrame) -> pd.DataFrame:
@@ -147,7 +146,7 @@ def build_report(
         found = findings(report.published.lines)
     except UserError as error:  # after a change of the numerics, say, when published runs are stale
         log_line(f"{error}; the page does not say what was found")
-    source = report.own.runs if len(report.own.runs) else report.published.runs
+    source = runs.own if len(runs.own) else runs.published
     files = {f"{table.name}.csv": to_csv(table.numbers) for table in report.losses}
     files["differences.csv"] = difference_csv(report)
     files["runs.csv"] = source.to_csv(index=False, lineterminator="\n")
@@ -163,7 +162,7 @@ def build_report(
 def draw(report: Report) -> dict[str, Figure]:
     """Draws the figures, by name; those without runs are left out."""
     drawn = {}
-    complete = report.own.runs[report.own.runs["status"] == "complete"]
+    complete = report.runs.own[report.runs.own["status"] == "complete"]
     if len(complete):
         newest = complete.sort_values("finished_utc").tail(MOST_CURVES)
         drawn["own"] = figures.own_curves(load_curves(newest), newest)
@@ -222,13 +221,11 @@ def render_page(report: Report, pictures: Mapping[str, Figure], found: Findings 
     context = {
         "report": report,
         "found": found,
-        "verdict": agreement.verdict(report.runs),
-        "studies": [tables.study_table(study, report.own.joined) for study in report.asked],
         "count": report.shown["run_id"].nunique(),
         "notes": PROTOCOL_NOTES,
         "images": images,
         "own": tables.own_table(report.runs),
-        "failed": failures(report.own.runs),
+        "failed": failures(report.runs.own),
         "own_differences": tables.difference_table(report.own.answered, caption),
         "differences": tables.difference_table(public, "Planned differences of the published runs"),
         "repeats": agreement.repeats_table(report.runs.published),
@@ -261,17 +258,15 @@ def print_report(report: Report, page: Path, studies: Collection[str] | None) ->
     asked for with how they agree with the published runs, and where the page is.
     """
     contrasts = load_contrasts()
-    for study in report.asked:
-        table = tables.study_table(study, report.own.joined)
+    for table in report.studies:
         print(f"\n{table.caption}\n{table.frame.to_string(index=False)}")
         for line in report.own.answered.to_dict("records"):
             contrast = contrasts[line["name"]]
-            if study in contrast.studies:
-                where, text = tables.place(line), tables.interval_text(line)
-                print(f"{contrast.label}; {where}: {text}, n = {line['n']}")
+            if table.name in contrast.studies:
+                print(tables.line_text(contrast, line))
     for table in report.losses:
         if table.name in (studies or TABLES):
             print(f"\n{table.caption}\n{table.text()}")
-    print("", *agreement.verdict(report.runs), f"open {page}", sep="\n")
+    print("", *report.verdict, f"open {page}", sep="\n")
     for error in report.runs.invalid:
         print(f"invalid: {error}", file=sys.stderr)

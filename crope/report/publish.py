@@ -41,14 +41,7 @@ FACTS = SET_FACTS | {  # that tell the runs of a set apart
 }
 
 
-def publish(
-    results_dir: Path,
-    name: str,
-    *,
-    scale: str,
-    published: Path = PUBLISHED,
-    tokens_dir: Path = TOKENS_DIR,
-) -> list[str]:
+def publish(results_dir: Path, name: str, *, scale: str) -> list[str]:
     """Adds the complete and the diverged runs of one scale to the set `name`, without weights, and
     the n-gram losses of the tokens that they were trained on; returns the run ids.
 
@@ -69,11 +62,11 @@ def publish(
                 f"{record.path}: made from uncommitted or unknown code; commit and run it again in"
                 " another results folder"
             )
-    add_runs(published / name, chosen)
-    frame, _ = load_frame([published / name])
-    write_text(published / name / "README.md", set_page(name, frame))
+    add_runs(PUBLISHED / name, chosen)
+    frame, _ = load_frame([PUBLISHED / name])
+    write_text(PUBLISHED / name / "README.md", set_page(name, frame))
     if scale != "smoke":  # whose tokens no table has
-        _publish_ngrams(published, tokens_dir, chosen)
+        _publish_ngrams(chosen)
     return [record.run_id for record in chosen]
 
 
@@ -85,27 +78,24 @@ def _is_result(record: Record, scale: str) -> bool:
     return summary["status"] == "complete" or summary["error"]["type"] == DIVERGED
 
 
-def _publish_ngrams(published: Path, tokens_dir: Path, records: Iterable[Record]) -> None:
+def _publish_ngrams(records: Iterable[Record]) -> None:
     """Adds the n-gram losses of the tokens of these runs, of those that are on this machine;
     computes them once.
     """
-    merged = {json_sha256(entry["sha256"]): entry for entry in read_ngrams(published)}
+    merged = {json_sha256(entry["sha256"]): entry for entry in read_ngrams()}
     used = {json_sha256(data_digests(record.provenance["data"])) for record in records}
-    for folder in tokens_dir.glob("*/"):
+    for folder in TOKENS_DIR.glob("*/"):
         tokens = open_tokens(folder)
         if tokens and (key := json_sha256(data_digests(tokens.meta))) in used - merged.keys():
             merged[key] = ngram_entry(tokens)
     entries = sorted(merged.values(), key=lambda entry: (entry["corpus"], str(entry["tokenizer"])))
-    write_json(published / NGRAMS_FILE, entries)
+    write_json(PUBLISHED / NGRAMS_FILE, entries)
 
 
-def read_ngrams(published: Path = PUBLISHED) -> list[dict[str, Any]]:
-    """The n-gram losses of <published>/ngrams.json; none without a file. Raises DataError."""
-    path = published / NGRAMS_FILE
-    try:
-        return read_json(path) if path.exists() else []
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error}); restore the committed file") from error
+def read_ngrams() -> list[dict[str, Any]]:
+    """Reads the published n-gram losses; none without a file."""
+    path = PUBLISHED / NGRAMS_FILE
+    return read_json(path) if path.exists() else []
 
 
 def set_page(name: str, frame: pd.DataFrame) -> str:

@@ -19,7 +19,7 @@ import pandas as pd
 
 from crope import paper
 from crope.plan.study import STAND_IN
-from crope.report.evidence import crope_minus_rope, estimate, load_contrasts
+from crope.report.evidence import Contrast, crope_minus_rope, estimate, load_contrasts
 from crope.report.frame import PAIR, Runs, dataset_label, model_label
 
 MINUS = "\N{MINUS SIGN}"
@@ -93,8 +93,9 @@ def losses_by_model(runs: pd.DataFrame, protocol: str) -> pd.DataFrame:
     """n, mean and std (nats per token) of each model of one row of a table."""
     mean, spread = PROTOCOLS[protocol]
     by_model = runs.groupby("model")
-    std = by_model[spread].mean() if spread else by_model[mean].std()
-    return by_model.agg(n=("seed", "size"), mean=(mean, "mean")).assign(std=std)
+    losses = by_model[mean]
+    std = by_model[spread].mean() if spread else losses.std()
+    return pd.DataFrame({"n": losses.size(), "mean": losses.mean(), "std": std})
 
 
 def loss_table(
@@ -106,14 +107,15 @@ def loss_table(
 ) -> Table:
     """Table 1 or 2: below each of the paper's lines this project's.
 
-    cells        of the study `name`, at the scale that is reported
-    runs         of `by_study`; where all are of STAND_IN, its lines are the only ones
+    cells        of both tables, at the scale that is reported
+    runs         of `by_study`; where all of a table are of STAND_IN, its lines are the only ones
     paper_size   those that were made at the paper's own size; empty where `runs` are
     missing      of `missing_words`
     """
     decimals = paper.PRINTED_DECIMALS[name]
+    runs = runs[runs["study"] == name]
     stands_in = set(runs["dataset"]) == {STAND_IN}
-    cells = cells[(cells["dataset"] == STAND_IN) == stands_in]
+    cells = cells[(cells["study"] == name) & ((cells["dataset"] == STAND_IN) == stands_in)]
     printed, numbers = [], []
     for names, of_row in cells.groupby(["dataset", "row"], sort=False):
         dataset, row = map(str, names)
@@ -197,7 +199,7 @@ def pair_difference(runs: pd.DataFrame, decimals: int) -> str:
     by_seed = crope_minus_rope(runs)["nats"]
     if by_seed.empty:
         return ""
-    line = estimate(by_seed) | {"complete": True}
+    line = estimate(by_seed)
     return f"{interval_text(line, decimals)}, n\u00a0=\u00a0{line['n']}"
 
 
@@ -249,11 +251,16 @@ def planned_lines(lines: pd.DataFrame) -> pd.DataFrame:
     return whole[(whole["dataset"] == "") | ~whole["name"].isin(several)]
 
 
+def line_text(contrast: Contrast, line: Mapping[Any, Any]) -> str:
+    """Prints a line of `answers`: what is subtracted, where, the difference and n."""
+    return f"{contrast.label}; {place(line)}: {interval_text(line)}, n = {line['n']}"
+
+
 def place(line: Mapping[Any, Any]) -> str:
     """The corpus, row and setting of a line or a run, without those that say nothing."""
     dataset = dataset_label(line["dataset"]) if line["dataset"] else "all corpora"
     row = "" if line["row"] in ("", "base") else paper.row_label(line["row"])
-    return "; ".join(part for part in (dataset, row, line.get("setting", "")) if part)
+    return "; ".join(part for part in (dataset, row, line["setting"]) if part)
 
 
 def own_table(runs: Runs) -> Table:

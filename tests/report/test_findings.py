@@ -39,11 +39,12 @@ meanings:
 
 
 @pytest.fixture
-def found(tmp_path):
+def found(tmp_path, monkeypatch):
     file = tmp_path / "findings.yaml"
     file.write_text(FILE)
+    monkeypatch.setattr(findings_module, "FINDINGS_FILE", file)
     lines = [SLOW, FAST | {"dataset": "", "mean": 9}, FAST]
-    return lambda p1: findings(pd.DataFrame([p1, p1 | {"dataset": "ptb", "mean": 9}, *lines]), file)
+    return lambda p1: findings(pd.DataFrame([p1, p1 | {"dataset": "ptb", "mean": 9}, *lines]))
 
 
 def test_numbers_are_filled_in(found):

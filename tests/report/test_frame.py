@@ -158,8 +158,9 @@ def test_the_scale_of_most_runs_is_reported(scales, reported, monkeypatch, tmp_p
     """Smoke alone only; that of the published runs where there is no other."""
     own = pd.DataFrame({"scale": scales.split()})
     public = pd.DataFrame({"scale": ["medium"]})
+    monkeypatch.setattr(frame, "set_folders", lambda: [])
     monkeypatch.setattr(frame, "load_frame", lambda folders: (own if folders else public, []))
-    assert load_runs(results_dir=tmp_path, published=tmp_path).scale == reported
+    assert load_runs(results_dir=tmp_path).scale == reported
 
 
 @pytest.mark.parametrize(

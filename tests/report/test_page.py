@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from crope.errors import InvalidRecord, UserError
-from crope.report import page
+from crope.report import evidence, page
 from crope.report.evidence import load_contrasts
 from crope.report.findings import Findings
 from crope.report.frame import Runs
@@ -47,7 +47,8 @@ def built(monkeypatch, tmp_path):
 
     every = load_contrasts()
     asked = {name: every[name] for name in ("table1/crope - rope", "baselines/xpos - nope")}
-    monkeypatch.setattr(page, "load_contrasts", lambda: asked)
+    for module in (page, evidence):
+        monkeypatch.setattr(module, "load_contrasts", lambda: asked)
     monkeypatch.setattr(page, "table_cells", table_cells)
     monkeypatch.setattr(page, "expected_cells", lambda scale: [])
     monkeypatch.setattr(page, "findings", lambda lines: FOUND)
@@ -133,8 +134,9 @@ def test_the_picture_of_all_models_has_those_beside_rope_over_all_corpora(monkey
     every = pd.DataFrame({"name": list(load_contrasts())}).assign(dataset="", mean=0.5)
     lines = pd.concat([every, every.assign(dataset="ptb"), every.assign(mean=None)])
     empty = losses(rope=[])
-    nothing = page.Results(empty, empty, lines)
-    page.draw(page.Report(None, nothing, nothing, empty, "", [], []))
+    nothing = page.Results(empty, lines)
+    none = Runs("quick", empty, empty, [])
+    page.draw(page.Report(none, nothing, nothing, empty, "", [], [], []))
     shown = drawn.call_args.args[0][["name", "model"]].to_numpy().tolist()
     assert sorted(shown) == sorted(map(list, BESIDE_ROPE.items()))
 

@@ -42,13 +42,14 @@ def published(monkeypatch, tmp_path):
     """Publishes these records as the set `mine`, on a machine with TOKENS; returns the sets."""
     for name in TOKENS:
         (tmp_path / "tokens" / name).mkdir(parents=True)
+    monkeypatch.setattr(module, "PUBLISHED", tmp_path / "sets")
+    monkeypatch.setattr(module, "TOKENS_DIR", tmp_path / "tokens")
     monkeypatch.setattr(module, "open_tokens", open_tokens)
     monkeypatch.setattr(module, "ngram_entry", ngram_entry)
 
     def call(*records, scale="quick", invalid=()):
         monkeypatch.setattr(module, "read_runs", lambda folder: (records, invalid))
-        folders = {"published": tmp_path / "sets", "tokens_dir": tmp_path / "tokens"}
-        module.publish(tmp_path, "mine", scale=scale, **folders)
+        module.publish(tmp_path, "mine", scale=scale)
         return tmp_path / "sets"
 
     return call
