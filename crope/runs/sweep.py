@@ -9,6 +9,7 @@ lock shows whether a process trains it, its record whether it is complete.
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -43,6 +44,7 @@ from crope.runs.signals import stop_on_signal
 from crope.train.device import compiles, resolve_device
 
 POLL_SECONDS = 0.2
+LONGEST_FOLDER = 60  # of a temporary folder in which the path of a socket has space: 108 bytes
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,8 @@ def start_server() -> None:
     """
     forkserver.set_forkserver_preload(["crope.runs.run", "torch._dynamo"])
     resource_tracker.ensure_running()  # unblocks SIGINT
+    if len(tempfile.gettempdir()) > LONGEST_FOLDER:
+        tempfile.tempdir = "/tmp"
     # Inherited; the server is ended by a closed pipe.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
