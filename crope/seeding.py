@@ -1,9 +1,8 @@
 """Independent random streams, each a pure function of (seed, purpose, index).
 
-numpy's Philox is counter based and its values do not depend on the machine, which torch's CPU
-normals do (vectorised kernels round differently). A stream per purpose keeps them apart: a model
-with fewer parameters may not shift the data of the next, and a run resumed at step t draws what the
-uninterrupted run drew.
+The values of numpy's Philox do not depend on the machine, as torch's CPU normals do. With a stream
+per purpose and step a model with fewer parameters reads the same data, and a resumed run draws what
+the uninterrupted one drew.
 """
 
 import hashlib

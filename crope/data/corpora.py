@@ -4,8 +4,7 @@ A corpus has two splits, train and validation; test splits are never read. A fil
 looked for in `data_dir`, then in RAW_DIR, where fetched files are kept. Files with a line in
 data/checksums.txt are pinned: other content is refused. The other corpora are the user's own,
 `<name>/train.txt` and `<name>/valid.txt`, or fetched as the section `hub` of conf/data/<name>.yaml
-says; their folder's name then has a hash of that section, so that texts of two sources are never
-mixed.
+says, into a folder whose name has a hash of that section.
 """
 
 import re
@@ -49,7 +48,7 @@ class Corpus:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether every file has a checksum."""
+        """Tells whether every file has a checksum."""
         return 0 < len(self.pinned) == sum(map(len, self.files.values()))
 
     @property

@@ -1,9 +1,8 @@
 """Downloads of text files from the Hugging Face hub and from sites of plain files.
 
-The section `hub` of conf/data/<corpus>.yaml names the files of each split of a dataset, so that no
-test split is downloaded. The hub's environment variables hold (HF_HOME, HF_TOKEN, HF_ENDPOINT for a
-mirror, HF_HUB_OFFLINE for its cache alone, HF_HUB_DOWNLOAD_TIMEOUT), and its client repeats requests
-and words errors.
+The section `hub` of conf/data/<corpus>.yaml names the files of each split. The hub's environment
+variables hold (HF_HOME, HF_TOKEN, HF_ENDPOINT for a mirror, HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT),
+and its client repeats requests and words errors.
 """
 
 import logging

@@ -7,8 +7,7 @@
                                      sha256
 
 The folder's name hashes the source and the tokenizer's settings. The folder appears complete or not
-at all, and is never changed. For a pinned corpus the name does not depend on the raw text, so
-prepared tokens can be used without it.
+at all. Prepared tokens of a pinned corpus can be used without its text.
 """
 
 import json

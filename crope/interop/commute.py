@@ -33,8 +33,8 @@ def check(model: nn.Module, inputs: Mapping[str, Any] | Tensor) -> list[Checked]
     """Measures for each attention layer of a converted model whether its rotation commutes with the
     complex structure of Q and K.
 
-    inputs    one batch, a tensor or the arguments of the model's forward; give 64 tokens or more,
-              because wrong pairs of slow rotations show better
+    inputs    one batch, a tensor or the arguments of the model's forward; 64 tokens or more show
+              wrong pairs of slow rotations better
 
     In each attention layer, whose Q and K must both be complex-linear, the outputs of Q, K and V are
     replaced by normal noise. If Q and K are both multiplied by i, then the attention is unchanged

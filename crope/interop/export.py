@@ -1,9 +1,8 @@
 """Export of a finished run to a folder that `transformers` opens without code of this project.
 
 Rotary models become GPT-NeoX, models with absolute positions or none GPT-2. Logits are equal to
-1e-5 in float32 (tests/interop/test_export.py); at 1,024 tokens GPT-NeoX's angles, computed in
-float32, add as much. Structured Q, K and V are written as their dense matrices (Eq. 30 and all
-others), a single head of K and V (`multi_query`) once for every head of Q.
+1e-5 in float32; at 1,024 tokens GPT-NeoX's angles, computed in float32, add as much. Structured Q, K
+and V are written as their dense matrices, a single head of K and V once for every head of Q.
 
 Shapes: D model width, H heads, K head width, T tokens.
 """

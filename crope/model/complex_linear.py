@@ -16,13 +16,12 @@ class ComplexLinear(nn.Module):
 
     Channels (2j, 2j+1) are one complex number (Eq. 8). Each 2x2 block of the dense weight is [[a,
     b], [-b, a]] (Eq. 30): multiplication by w = a - ib. Rotation and scaling remain, reflections
-    are lost (Sec. 3.2). The layer is complex-linear in its own input, and never in the residual
-    stream before a LayerNorm: subtracting the mean does not commute with i, whatever the gains.
+    are lost (Sec. 3.2). The layer is complex-linear in its own input, never in the residual stream
+    before a LayerNorm: subtracting the mean does not commute with i.
 
-    pairing   of the outputs, which has to be that of the rotation behind the layer: "interleaved"
-              as above (GPT-J), or "half", channels (i, i + K/2) of each head of width K = head_dim
-              (Llama, GPT-NeoX). Input pairs are interleaved in both: no rotation acts on the input,
-              and a residual stream without pairs of its own learns whichever it is given.
+    pairing   of the outputs, as in the rotation behind the layer: "interleaved" as above (GPT-J), or
+              "half", channels (i, i + K/2) of each head of width K = head_dim (Llama, GPT-NeoX).
+              Input pairs are interleaved in both: no rotation acts on the input.
 
     Shapes    x_BTD -> y_BTE; a and b: (E/2, D/2) each, E*D/2 weights in total; the optional bias is
               real: (E,).

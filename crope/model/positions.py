@@ -81,7 +81,7 @@ class LearnedPositions(Positions):
         self.weight = nn.Parameter(torch.zeros(max_len, d_model))
 
     def init_stds(self, dense_std: float) -> dict[str, float]:
-        """Parameter name -> initial std where the token embedding starts at N(0, dense_std)."""
+        """Gives the initial std by parameter name; the token embedding starts at N(0, dense_std)."""
         return {"weight": dense_std * self.embed_factor}
 
     def embed(self, x_BTD: torch.Tensor) -> torch.Tensor:
@@ -140,9 +140,8 @@ class RelativeBias(DistanceBias):
 
     Raffel et al. (2020), Sec. 2.1: 32 buckets; distances below 16 have one each, then they grow
     logarithmically up to 128, and all distances beyond share the last. Unlike T5, scores are
-    divided by sqrt(K) as in every model here. Adam moves a scalar by about the learning rate
-    per step, 0.36 in sum over the 800 steps of the base row at the quick scale, so the biases stay
-    small at that scale.
+    divided by sqrt(K) as in every model here. Adam moves a scalar by about the learning rate per
+    step, so that the biases of short runs stay small.
     """
 
     BUCKETS, FURTHEST = 32, 128

@@ -52,7 +52,7 @@ class LowRankLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
 
     def init_stds(self, dense_std: float) -> dict[str, float]:
-        """An entry of W sums R products of two independent factors: its variance is R std^4."""
+        """Gives the stds for which an entry of W, R products of two factors, has variance R std^4."""
         std = (dense_std / self.up.shape[1] ** 0.5) ** 0.5
         return {"down": std, "up": std}
 
@@ -78,7 +78,7 @@ class BlockDiagonalLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
 
     def init_stds(self, dense_std: float) -> dict[str, float]:
-        """An output sums over half of the inputs."""
+        """Gives the stds of outputs that sum over half of the inputs."""
         return {"first": dense_std * 2**0.5, "second": dense_std * 2**0.5}
 
     @property

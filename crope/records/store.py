@@ -5,9 +5,8 @@ results/published/<set>/
     curves.parquet    the lines of every metrics.jsonl: run_id, step, val/loss_nats, ...
     README.md         what the set is, and where its runs were made
 
-A record is valid if its files have the fields that are read, if its name is that of the
-configuration, and if metrics.jsonl has the SHA-256 in summary.json. Losses and times follow from
-metrics.jsonl and are computed when a record is read; `verify` compares them with what is stored.
+A record is valid if its files have the fields that are read, its name is that of the configuration,
+and metrics.jsonl has the SHA-256 in summary.json. Losses and times are computed from metrics.jsonl.
 """
 
 import json

@@ -1,9 +1,8 @@
 """Differences between models and their intervals, from the frame of runs.
 
 A difference is first - second at equal seed, in nats per token, averaged over the study's corpora
-within the seed: one number per seed, whatever the correlation between corpora. Pairing removes what
-two runs of a seed share, data order and initial values. Its interval is Student's over seeds, which
-assumes that the differences of the seeds are independent and normal.
+within the seed. Pairing removes what two runs of a seed share, data order and initial values. Its
+interval is Student's over seeds, which takes their differences as independent and normal.
 
 planned       study and contrast were committed before the study's first run
 exploratory   everything else: of their 95 % intervals one in twenty will miss

@@ -117,10 +117,9 @@ def load_frame(folders: Iterable[Path]) -> tuple[pd.DataFrame, list[InvalidRecor
     """Reads every finished run of run folders and published sets, one row each, and the invalid
     records.
 
-    Columns: `record_set` (the set's name, or OWN), `folder` and `run_id` (where `read_curves` finds
-    its curve), `status` (complete, failed or stale), `loss` (final full validation loss; infinite if
-    the run diverged), the fields of run.json, those of summary.json by their dotted names,
-    `config.<dotted>` and `provenance.<dotted>`; `beyond_nats`. Losses are in nats per token. Of a run
+    Columns: `record_set` (the set's name, or OWN), `folder`, `run_id`, `status` (complete, failed or
+    stale), `loss` (final full validation loss, nats per token; infinite if the run diverged), those
+    of run.json and summary.json, `config.<dotted>` and `provenance.<dotted>`, `beyond_nats`. Of a run
     that lies in several run folders the first counts. Raises DataError for a damaged set.
     """
     rows: list[dict[str, Any]] = []

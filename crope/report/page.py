@@ -61,7 +61,7 @@ class Results:
 
     @property
     def answered(self) -> pd.DataFrame:
-        """The differences that have a seed at least."""
+        """Selects the differences that have a seed at least."""
         return self.lines[self.lines["n"] > 0]
 
 
@@ -133,8 +133,7 @@ def build_report(
     `studies` (None: of all that have runs) and the page's path.
 
     `out_dir` defaults to results_dir/report, of the smoke scale report-smoke. Returns the invalid
-    records, which enter no number and are named on the page and on stderr. Raises UserError if runs
-    of one row are not comparable.
+    records, which enter no number. Raises UserError if runs of one row are not comparable.
     """
     runs = load_runs(results_dir=results_dir, scale=scale, folders=folders)
     report = collect(runs, studies)

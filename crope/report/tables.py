@@ -3,10 +3,9 @@ the paper's numbers, planned and exploratory differences, the user's own runs.
 
 Two protocols, everywhere of the same name:
 
-full      loss after the last step on the whole validation split or a fixed part of it; ± is the
-          standard deviation over seeds
-sampled   the paper's: mean and standard deviation of the sampled validation losses of the last 10 %
-          of steps, averaged over seeds
+full      loss after the last step on the whole validation split or a fixed part of it, ± over seeds
+sampled   the paper's: mean and ± of the sampled validation losses of the last 10 % of steps, averaged
+          over seeds
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,15 +37,15 @@ class Table:
     numbers: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     def markdown(self) -> str:
-        """A caption and a pipe table."""
+        """Prints the caption and a pipe table."""
         header = list(self.frame.columns)
         rows = [header, ["---"] * len(header), *self.frame.to_numpy().tolist()]
         lines = [f"|{'|'.join(map(str, row))}|" for row in rows]
         return "\n".join([f"**{self.caption}**", "", *lines])
 
     def text(self) -> str:
-        """Table 1 or 2 for a terminal, each label on a line of its own, without the sampled losses and
-        the runs at the paper's size.
+        """Prints Table 1 or 2 for a terminal, each label on a line of its own: the full losses here and
+        the paper's.
         """
         frame = self.frame[self.frame.iloc[:, 1].isin(["paper", "full", ""])]
         header, *rows = frame.iloc[:, 1:].to_string(index=False).splitlines()
@@ -62,7 +61,7 @@ def to_csv(numbers: pd.DataFrame) -> str:
 
 
 def signed(value: float, decimals: int = 4) -> str:
-    """`+0.0085` or `−0.0012`; no sign for a rounded 0, `diverged` where a run diverged."""
+    """Prints `+0.0085` or `−0.0012`; no sign for a rounded 0, `diverged` where a run diverged."""
     if not np.isfinite(value):
         return "diverged"
     text = f"{value:+.{decimals}f}"
@@ -70,7 +69,7 @@ def signed(value: float, decimals: int = 4) -> str:
 
 
 def interval_text(line: Mapping[Any, Any], decimals: int = 4) -> str:
-    """`+0.0085 (+0.0026 to +0.0145)`, or how many of the planned seeds are there."""
+    """Prints `+0.0085 (+0.0026 to +0.0145)`, or how many of the planned seeds are there."""
     if pd.isna(line["mean"]):
         return f"{line['n']} of {line['planned']} seeds"
     mean = signed(line["mean"], decimals)
@@ -82,7 +81,7 @@ def interval_text(line: Mapping[Any, Any], decimals: int = 4) -> str:
 
 
 def plus_minus(mean: float, std: float, decimals: int) -> str:
-    """`4.9882 ± 0.0135`; without ± where there is none, `diverged` where a run diverged."""
+    """Prints `4.9882 ± 0.0135`; no ± where there is none, `diverged` where a run diverged."""
     if np.isinf(mean):
         return "diverged"
     spread = "" if pd.isna(std) else f" ± {std:.{decimals}f}"
@@ -90,7 +89,7 @@ def plus_minus(mean: float, std: float, decimals: int) -> str:
 
 
 def losses_by_model(runs: pd.DataFrame, protocol: str) -> pd.DataFrame:
-    """n, mean and std (nats per token) of each model of one row of a table."""
+    """Computes n, mean and std (nats per token) of each model of one row of a table."""
     mean, spread = PROTOCOLS[protocol]
     by_model = runs.groupby("model")
     losses = by_model[mean]
@@ -105,7 +104,7 @@ def loss_table(
     paper_size: pd.DataFrame,
     missing: Mapping[str, str],
 ) -> Table:
-    """Table 1 or 2: below each of the paper's lines this project's.
+    """Makes Table 1 or 2: below each of the paper's lines this project's.
 
     cells        of both tables, at the scale that is reported
     runs         of `by_study`; where all of a table are of STAND_IN, its lines are the only ones
@@ -181,7 +180,7 @@ def _loss_cells(known: pd.DataFrame, decimals: int) -> list[str]:
 
 
 def study_table(study: str, joined: pd.DataFrame) -> Table:
-    """The final losses of one study: a line per corpus, row and setting, a column per model."""
+    """Tabulates the final losses of a study: a line per corpus, row and setting."""
     runs = joined[joined["study"] == study]
     printed = []
     for _, of_place in runs.groupby(["dataset", "row", "setting"], sort=False):
@@ -195,7 +194,7 @@ def study_table(study: str, joined: pd.DataFrame) -> Table:
 
 
 def pair_difference(runs: pd.DataFrame, decimals: int) -> str:
-    """CRoPE - RoPE of the runs of one line, with its interval and n; empty without both models."""
+    """Prints CRoPE - RoPE of the runs of one line, its interval and n; empty without both models."""
     by_seed = crope_minus_rope(runs)["nats"]
     if by_seed.empty:
         return ""
@@ -204,7 +203,7 @@ def pair_difference(runs: pd.DataFrame, decimals: int) -> str:
 
 
 def _size(runs: pd.DataFrame) -> str:
-    """The settings of runs of another size than the paper's row; empty for the paper's own."""
+    """Prints the sizes of runs that are smaller than the paper's row; empty for its own."""
     if runs.empty or runs["scale"].iloc[0] == "paper":
         return ""
     train = runs.iloc[0]
@@ -213,15 +212,13 @@ def _size(runs: pd.DataFrame) -> str:
 
 
 def _parameters(runs: pd.DataFrame, models: list[str]) -> list[str]:
-    """The number of parameters of each model, with the embedding."""
+    """Prints the number of parameters of each model, with the embedding."""
     sizes = runs.groupby("model")["parameters.total"].max().reindex(models)
     return ["" if pd.isna(size) else f"{size:,.0f}" for size in sizes]
 
 
 def missing_words(source: pd.DataFrame) -> dict[str, str]:
-    """cell_key -> what stands in a cell whose runs count for nothing: failed, stale, or why complete
-    ones do not.
-    """
+    """Says by cell_key why the runs of a cell count for nothing: failed, stale or no common seed."""
     words = source["status"].replace("complete", "no seed that RoPE and CRoPE share")
     return dict(zip(source["cell_key"], words, strict=True))
 
@@ -257,16 +254,14 @@ def line_text(contrast: Contrast, line: Mapping[Any, Any]) -> str:
 
 
 def place(line: Mapping[Any, Any]) -> str:
-    """The corpus, row and setting of a line or a run, without those that say nothing."""
+    """Names the corpus, row and setting of a line or a run, without those that say nothing."""
     dataset = dataset_label(line["dataset"]) if line["dataset"] else "all corpora"
     row = "" if line["row"] in ("", "base") else paper.row_label(line["row"])
     return "; ".join(part for part in (dataset, row, line["setting"]) if part)
 
 
 def own_table(runs: Runs) -> Table:
-    """The user's own runs: what their group files do not give, the final loss, and the losses of
-    the published runs of the same cell.
-    """
+    """Tabulates the user's own runs beside the published runs of the same cell."""
     public = runs.published[runs.published["status"] == "complete"].groupby("cell_key")["loss"]
     ranges = public.agg(["min", "max", "size"])
     printed = []

@@ -1,9 +1,8 @@
 """Length extrapolation: validation losses of finished runs on sequences longer than those they were
 trained on.
 
-The validation split is cut into spans of the longest length, and every span is read at each length:
-whole, in halves, in quarters. So all lengths predict the same targets and differ only in how much
-context a target has.
+The validation split is cut into spans of the longest length, and every span is read whole, in halves
+and in quarters: all lengths predict the same targets, with more or less context.
 
 Shapes: B spans, T tokens of the longest length.
 """

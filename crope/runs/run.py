@@ -112,8 +112,7 @@ class Attempt:
 
 @contextmanager
 def attempt(run: Run, tokens: TokenSet) -> Iterator[Attempt]:
-    """Owns the files of a run that is not complete: they say at once what it is, and at the end how
-    it ended. The summary of an earlier failure stays until this attempt's replaces it.
+    """Writes what an incomplete run is, and at the end how it ended.
 
     A run that is refused (UserError) keeps the files that it had. Any other failure than that of a
     file is contained: one failing run must not stop a sweep.

@@ -1,9 +1,8 @@
 """The runs of studies, several at a time: what `make reproduce` does before it reports.
 
 Each run has a process of its own, started from a server that has imported torch: a process that is
-killed costs its own run only (a ProcessPoolExecutor would lose every active run), and no memory is
-left for the next run. Any number of these commands may share a results folder: a run's
-lock shows whether a process trains it, its record whether it is complete.
+killed costs its own run only, where a ProcessPoolExecutor would lose every active run. Any number of
+these commands may share a results folder.
 """
 
 import multiprocessing
@@ -202,9 +201,8 @@ def run_all(
     """Trains the runs, `jobs` at a time, in the order given; yields the outcome of each as it ends.
     `show` is called often with those that run now.
 
-    Runs that another command trains are left for last. After a signal or the StorageError of a run
-    no other starts and every process saves its run; then KeyboardInterrupt or that error is raised.
-    A second signal ends all of them at once.
+    Runs that another command trains are left for last. After a signal or a StorageError no other run
+    starts and every process saves its own; then KeyboardInterrupt or that error is raised.
     """
     waiting = [_resolved(run, jobs) for run in runs]
     fault = None

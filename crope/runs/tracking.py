@@ -5,11 +5,10 @@ online    to the server; a failure costs one line on stderr and a bounded wait, 
 disabled  nothing, as with tracker=none.
 
 A run that continues from its checkpoint is logged whole again (offline, in place of its earlier
-files) or from where wandb has it (online), so that it neither lacks lines nor has any twice.
+files) or from where wandb has it (online).
 
-Group = scale, dataset and row: in both tables its runs differ in model and seed alone, so that
-wandb's mean over a group and job type (the model) is the mean over seeds. The x axis of every curve
-is wandb's own step, which is ours.
+Group = scale, dataset and row, job type = the model, so that wandb's mean over both is that over
+seeds. The x axis is wandb's own step, which is ours.
 """
 
 import math

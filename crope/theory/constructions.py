@@ -152,11 +152,9 @@ def absolute_pointing(offsets: Sequence[int], *, width: int, gain: float = 1.0) 
 
     The position part of the query is shifted by 1.5 steps, so that m + 1 and m + 2 tie for the
     highest score; the token breaks the tie with a key that grows slowly with position: sin(n
-    theta_min), for n < pi / (2 theta_min). The margin is LEAN at every m (times `gain`); over N
-    positions it adds up to N times that, which must stay below the kernel's fall at that distance.
-    For *all* positions the paper is right: the two tokens' scores differ by a bounded g(n), which
-    would have to fall at every step, so over N positions the margin is at most the range of g over
-    N.
+    theta_min), for n < pi / (2 theta_min). The margin is LEAN at every m (times `gain`). For *all*
+    positions the paper is right: the two tokens' scores differ by a bounded g(n), which would have to
+    fall at every step, so over N positions the margin is at most the range of g over N.
     """
     theta_C = frequencies(width)
     token = 100.0  # a large embedding, because W_q reads a sinusoid with the token

@@ -1,9 +1,8 @@
 """Checkpoints: everything a run needs to continue as if it had never stopped; and trained weights.
 
-Data order, dropout and learning rate are functions of (seed, step), so model, optimiser and step
-are all of it, with the size of metrics.jsonl at that step. A file's name carries its step and the
-SHA-256 of its bytes, `checkpoint-500-3f0c9a7be21d4a55.pt`; the newest two are kept, so that a
-corrupt one costs one interval.
+Data order, dropout and learning rate are functions of (seed, step), so model, optimiser, step and
+the size of metrics.jsonl are all of it. A file's name carries its step and the SHA-256 of its bytes,
+`checkpoint-500-3f0c9a7be21d4a55.pt`; the newest two are kept.
 """
 
 import io

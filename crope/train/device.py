@@ -74,7 +74,7 @@ def set_numerics(*, deterministic: bool) -> None:
 
 
 def compiles(config: Config, device: torch.device) -> bool:
-    """Whether a run uses torch.compile: if asked to, or by `auto` if it pays within the run's
+    """Tells whether a run uses torch.compile: if asked to, or by `auto` if it pays within the run's
     length; never where the machine cannot compile.
     """
     steps = config.train.max_steps

@@ -75,9 +75,7 @@ def remake(file: Path = GOLDEN_FILE) -> list[str]:
 
 
 def agree(expected: Losses, losses: Losses) -> bool:
-    """Whether two sets of losses have the same kinds and lengths and are equal within
-    RELATIVE_TOLERANCE.
-    """
+    """Tells whether two sets of losses are equal within RELATIVE_TOLERANCE."""
     return expected.keys() == losses.keys() and all(
         len(before) == len(losses[kind])
         and np.allclose(losses[kind], before, rtol=RELATIVE_TOLERANCE, atol=0)
