@@ -98,7 +98,7 @@ def _select(model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
     """Returns path -> layer for the last parts of paths. Raises ValueError for a name without a
     layer, and for a layer that is no plain `nn.Linear`.
     """
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     layers: dict[str, Any] = {}
     for name in names:
         found = [path for path in modules if f".{path}".endswith(f".{name}")]
@@ -115,8 +115,8 @@ def _select(model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
     for path, layer in layers.items():
         if type(layer) is not nn.Linear or uses[id(layer.weight)] != 1:
             raise ValueError(
-                f"{path} is a {torch.typename(layer)}, not a plain nn.Linear with a weight of its"
-                " own. Call complexify before quantisation, adapters and pruning, and once"
+                f"{path} is a {torch.typename(layer)}. It must be a plain nn.Linear whose weight no"
+                " other layer shares; call complexify once, before quantisation, adapters and pruning"
             )
     return layers
 

@@ -267,9 +267,9 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     near += difflib.get_close_matches(name.lower(), names, n=1)
     if near:
         return f"; did you mean {near[0]}?"
-    if len(names) < 30:
-        return f"; valid: {', '.join(names)}"
-    return "; the keys are in crope/config.py"
+    if "train.lr" in names:
+        return "; the keys are in crope/config.py"
+    return f"; valid: {', '.join(names)}"
 
 
 def config_error(error: Exception) -> ConfigError:

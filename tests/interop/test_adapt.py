@@ -125,10 +125,10 @@ class Subclass(nn.Linear):
     [
         (
             lambda model: setattr(model, "k_proj", Subclass(8, 4)),
-            "k_proj is a tests.interop.test_adapt.Subclass, not",
+            "k_proj is a tests.interop.test_adapt.Subclass. It must",
         ),
         (lambda model: complexify(model, pairing="half", init="fresh"), "q_proj is a .*Complex"),
-        (lambda model: setattr(model, "other", model.q_proj), "q_proj is a .* own"),
+        (lambda model: setattr(model, "other", model.q_proj), "q_proj is a .* shares"),
         (lambda model: setattr(model, "k_proj", nn.Linear(8, 6)), "divides 6 outputs"),
     ],
 )
