@@ -128,7 +128,7 @@ def architecture_of(config: ModelConfig) -> str:
         reason = f"projection={config.projection}"  # both have heads of D/H channels
     elif config.position in ARCHITECTURES:
         return ARCHITECTURES[config.position]
-    raise UserError(f"{reason}: neither GPT-NeoX nor GPT-2 has it; export another run")
+    raise UserError(f"{reason}: export to GPT-NeoX or GPT-2 does not have it; export another run")
 
 
 def as_transformers(model: GPT) -> Any:
