@@ -165,16 +165,15 @@ def for_readme(table: Table, shown: pd.DataFrame, ngrams: Sequence[Mapping[str, 
     pairs = {}
     for entry in ngrams:
         if entry["tokenizer"]["vocab_size"] == vocabularies.get(entry["corpus"]):
-            pairs[dataset_label(entry["corpus"])] = f"{entry['loss_nats']['bigram']:.4f}"
-    label, kind, xpos, *_ = table.frame.columns
+            pairs[dataset_label(entry["corpus"])] = f"bigram: {entry['loss_nats']['bigram']:.4f}"
+    label, kind, *_ = table.frame.columns
     lines, corpus = [], ""
     for line in table.frame.to_dict("records"):
         if line[kind] == "paper":
             corpus = line[label]
             lines.append(line)
         if line[kind] == "full":
-            lines.append(line | {label: "", kind: "here"})
-            lines.append({kind: "pairs", xpos: pairs.get(corpus, "")})
+            lines.append(line | {label: pairs.get(corpus, ""), kind: "here"})
     frame = pd.DataFrame(lines, columns=table.frame.columns).fillna("")
     return replace(table, frame=frame)
 

@@ -96,7 +96,7 @@ def test_a_smoke_run_changes_no_ngram_losses(published, clean):
     assert not (published(clean, scale="smoke") / "ngrams.json").exists()
 
 
-def test_the_readmes_table_has_full_losses_and_what_counting_pairs_gives():
+def test_the_readmes_table_has_full_losses_and_a_bigrams():
     """The paper's line, this project's, and the bigram of the tokens that these runs had."""
     lines = [
         ["Penn Treebank", "paper", "4.4"],
@@ -110,6 +110,5 @@ def test_the_readmes_table_has_full_losses_and_what_counting_pairs_gives():
     other = bpe | {"tokenizer": {"vocab_size": 4096}, "loss_nats": {"bigram": 9.0}}
     assert module.for_readme(table, shown, [other, bpe]).frame.to_numpy().tolist() == [
         ["Penn Treebank", "paper", "4.4"],
-        ["", "here", "5.2"],
-        ["", "pairs", "4.2500"],
+        ["bigram: 4.2500", "here", "5.2"],
     ]
